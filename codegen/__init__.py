@@ -1,0 +1,7 @@
+"""Code generation: loop IR, mark-directed passes, printers. Knows nothing of graphs.
+
+Imported as ``polydyn.codegen`` only: under a second name every class would exist twice.
+"""
+
+if __name__ != "polydyn.codegen":
+    raise ImportError("import polydyn.codegen, not codegen: under a second name every class would exist twice")

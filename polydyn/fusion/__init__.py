@@ -1,0 +1,1 @@
+"""Fusion: from a graph of primitives to groups, each decision with its reason."""

@@ -1,0 +1,1 @@
+"""The graph: import from ONNX, operators, symbolic shape propagation, primitives, passes."""

@@ -1,0 +1,155 @@
+"""The graph: typed, immutable, one computing primitive.
+
+``Compute`` is a loop nest over the output's elements, with an optional reduction: what other systems call map,
+reduce, contract (matmul, convolution, pooling), view, gather, pad and iota are classifications of it, found by
+looking at its body, never by an operator's name (``docs/adr/0002-one-primitive.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from polydyn.schedules.expr import Array, Load, Value, indices, loads, walk
+from polydyn.schedules.index import Index
+
+Dim = Index
+"""A symbolic size. Symbols are named by the model (``B``, ``L``) or by the importer."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A typed value with a symbolic shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+
+def dim_name(axis: int) -> str:
+    """The iterator of output axis ``axis`` in a Compute's body."""
+    return f"d{axis}"
+
+
+def reduction_name(axis: int) -> str:
+    """The iterator of reduction dim ``axis`` in a Compute's body."""
+    return f"r{axis}"
+
+
+@dataclass(frozen=True)
+class Compute:
+    """``output[d0, d1, ...] = reduce over r0, r1, ... of body``.
+
+    Iterator ``d<i>`` runs over output axis i, ``r<j>`` over ``reduction[j]``. ``body`` loads tensors at logical
+    subscripts, which are Index expressions over iterators, symbols and fetched integers. Without ``reduce``, a plain
+    assignment. An empty reduction gives the neutral element. ``origin`` is the ONNX node's name, for messages.
+    """
+
+    output: str
+    body: Value
+    reduction: tuple[Dim, ...] = ()
+    reduce: str | None = None
+    origin: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensors read, each once, in order of first use (fetched ones included)."""
+        names = [x.buffer for x in loads(self.body)]
+        names += [a.name for i in indices(self.body) for a in sorted(i.fetches(), key=str)]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def is_view(self) -> bool:
+        """True when it only renames elements: one load, no fetched subscripts, no reduction, no change of dtype."""
+        return (
+            self.reduce is None and isinstance(self.body, Load) and not any(i.fetches() for i in self.body.index)
+        )
+
+    @property
+    def is_map(self) -> bool:
+        """True when nothing is reduced."""
+        return self.reduce is None
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Joins tensors along ``axis``; kept apart so that producers may write straight into their part."""
+
+    output: str
+    parts: tuple[str, ...]
+    axis: int
+    origin: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensors read, each once."""
+        return tuple(dict.fromkeys(self.parts))
+
+
+Node = Compute | Concat
+
+
+@dataclass(frozen=True)
+class SymbolSource:
+    """Where a symbol's value comes from at run time: the size of an input along an axis."""
+
+    symbol: str
+    input: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition on symbols that every call must meet: ``left relation right`` with relation ``==``, ``<=``, ``%==``.
+
+    ``a %== b``: a is a multiple of b. ``message`` says which node, tensor and dim needs it and why.
+    """
+
+    left: Dim
+    relation: str
+    right: Dim
+    message: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in topological order over named tensors.
+
+    ``inputs``/``outputs``: tensor names in the model's order. ``constants``: arrays by tensor name.
+    ``sources``: where each symbol comes from (exactly one each). ``guards``: facts assumed, to be checked per call.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+    constants: Mapping[str, Array]
+    nodes: tuple[Node, ...]
+    sources: tuple[SymbolSource, ...] = ()
+    guards: tuple[Guard, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def producer(self) -> dict[str, Node]:
+        """Tensor name -> the node that computes it."""
+        return {n.output: n for n in self.nodes}
+
+    def consumers(self) -> dict[str, list[Node]]:
+        """Tensor name -> the nodes that read it, in order."""
+        out: dict[str, list[Node]] = {t: [] for t in self.tensors}
+        for n in self.nodes:
+            for t in n.inputs:
+                out[t].append(n)
+        return out
+
+
+def value_size(v: Value) -> int:
+    """Number of operations in an expression (what recomputing it costs, roughly)."""
+    return sum(1 for x in walk(v) if not isinstance(x, Load))
+
+
+def iterators(graph: Graph, node: Compute) -> Iterator[tuple[str, Dim]]:
+    """(iterator, extent) of a Compute: output axes, then reduction dims."""
+    for a, e in enumerate(graph.tensors[node.output].shape):
+        yield dim_name(a), e
+    for j, e in enumerate(node.reduction):
+        yield reduction_name(j), e

@@ -1,0 +1,128 @@
+"""The operator registry: each ONNX operator has one entry with its shape rule and its expansion side by side.
+
+``infer`` runs in the worklist (TSCompiler 4.1, Algorithm 1), possibly several times while facts arrive; ``expand``
+runs once, with all shapes known, and writes primitives. Nothing after expansion asks for an operator's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from polydyn.graph.ir import Dim, Tensor
+from polydyn.schedules.expr import Array, Value
+
+
+@dataclass(frozen=True)
+class OnnxNode:
+    """A node as imported. Absent optional inputs are ``""``; attributes are plain Python values and numpy arrays."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    opset: int
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """The attribute's value, or the default."""
+        return self.attributes.get(name, default)
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """What a rule knows of one output.
+
+    ``value``: for small integer (or boolean) tensors that hold shape arithmetic, a numpy object array of ``Dim`` of
+    the output's shape (rank 0 or 1); None when it does not hold sizes.
+    """
+
+    dtype: str
+    shape: tuple[Dim, ...]
+    value: Array | None = None
+
+
+class InferContext(Protocol):
+    """What an ``infer`` rule may ask. Every method that meets an undecidable question raises ShapeError by name."""
+
+    def tensor(self, name: str) -> Tensor:
+        """Type and shape of an input of the node."""
+
+    def value(self, name: str) -> Array | None:
+        """Object array of Dims when the tensor's elements are known as shape arithmetic, else None."""
+
+    def constant(self, name: str) -> Array | None:
+        """The numpy value when the tensor is a constant, else None."""
+
+    def equal(self, a: Dim, b: Dim) -> bool | None:
+        """True or False when proven from the facts, None when undecided."""
+
+    def unify(self, a: Dim, b: Dim, why: str) -> Dim:
+        """Records ``a == b`` (a guard when it is not provable); returns the canonical dim. ShapeError if impossible."""
+
+    def broadcast(self, a: Dim, b: Dim, why: str) -> Dim:
+        """The broadcast of two dims by numpy's rule."""
+
+    def fresh(self, hint: str) -> Dim:
+        """A new symbol for a size that only the data decides (counted as invented)."""
+
+
+class ExpandContext(Protocol):
+    """What an ``expand`` function may use to write primitives."""
+
+    def tensor(self, name: str) -> Tensor:
+        """Type and shape of any tensor, shapes fully known."""
+
+    def value(self, name: str) -> Array | None:
+        """Shape arithmetic held by the tensor, as in InferContext."""
+
+    def constant(self, name: str) -> Array | None:
+        """The numpy value when the tensor is a constant, else None."""
+
+    def compute(
+        self,
+        shape: tuple[Dim, ...],
+        body: Value,
+        *,
+        output: str | None = None,
+        reduction: tuple[Dim, ...] = (),
+        reduce: str | None = None,
+    ) -> str:
+        """Adds a Compute (dtype of the body) and returns its tensor's name; ``output`` names a node output."""
+
+    def concat(self, parts: tuple[str, ...], axis: int, *, output: str | None = None) -> str:
+        """Adds a Concat."""
+
+    def alias(self, output: str, source: str) -> None:
+        """The node's output is an existing tensor under another name."""
+
+    def new_constant(self, array: Array, hint: str) -> str:
+        """Adds a constant and returns its name."""
+
+
+InferRule = Callable[[OnnxNode, InferContext], tuple[Inferred, ...]]
+ExpandRule = Callable[[OnnxNode, ExpandContext], None]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator: name, shape rule, expansion."""
+
+    name: str
+    infer: InferRule
+    expand: ExpandRule
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+def operator(*names: str, infer: InferRule) -> Callable[[ExpandRule], ExpandRule]:
+    """Registers an expansion for one or more ONNX operator names together with its shape rule."""
+
+    def register(expand: ExpandRule) -> ExpandRule:
+        for name in names:
+            OPERATORS[name] = Operator(name, infer, expand)
+        return expand
+
+    return register

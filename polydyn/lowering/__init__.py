@@ -1,0 +1,1 @@
+"""Lowering: from a fused group to polyhedral statements, then to kernels."""

@@ -1,0 +1,1 @@
+"""Programs: host program, artifact, running."""

@@ -1,0 +1,82 @@
+"""The host plan: what the generated host program does on every call, as data.
+
+Everything above hands this to ``polydyn/program``; nothing there looks back at graphs or schedules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polydyn.graph.ir import Guard, SymbolSource
+from polydyn.schedules.expr import Array
+from polydyn.schedules.index import Index
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor in memory.
+
+    ``role``: ``input``, ``output``, ``constant`` or ``intermediate``. ``shape`` over the model's symbols. Memory is dense
+    row-major over ``shape`` unless ``elements`` (over the symbols) says that a constant was packed to another size.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Index, ...]
+    role: str
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """One compiled kernel: C text of ``void NAME(void *const *buf, const int64_t *sym, int64_t begin, int64_t end,
+    void *scratch)``, which processes tasks [begin, end) of its flattened coincident band.
+
+    ``digest``: content hash of everything that determines the text. ``preamble``: names of headers it includes.
+    """
+
+    name: str
+    text: str
+    digest: str
+    buffers: int
+    symbols: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch.
+
+    ``buffers``: buffer names in the kernel's order. ``symbols``: the kernel's integers, each over the model's symbols
+    and the special symbol ``nth`` (number of threads), launch-time tiles last. ``tasks``: number of tasks, over the
+    same. ``scratch``: bytes of scratch per thread. ``serial_below``: run on the caller alone when ``work`` (a rough
+    count of operations) is less. A launch with ``tasks`` <= 0 is skipped.
+    """
+
+    kernel: str
+    buffers: tuple[str, ...]
+    symbols: tuple[Index, ...]
+    tasks: Index
+    scratch: Index
+    work: Index
+    label: str = ""
+    flops: Index = field(default_factory=lambda: Index.of(0))
+    bytes: Index = field(default_factory=lambda: Index.of(0))
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """The whole program.
+
+    ``constants``: name -> array in its final, packed form. ``outputs``/``inputs`` in the model's order. ``launches`` in
+    execution order; every intermediate is written before it is read.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    buffers: dict[str, Buffer]
+    constants: dict[str, Array]
+    sources: tuple[SymbolSource, ...]
+    guards: tuple[Guard, ...]
+    kernels: tuple[KernelSource, ...]
+    launches: tuple[Launch, ...]
+    notes: tuple[str, ...] = ()

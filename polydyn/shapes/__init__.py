@@ -1,0 +1,1 @@
+"""Symbolic shapes: facts about dims, ShapeContext, guards."""

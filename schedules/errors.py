@@ -1,0 +1,37 @@
+"""The root of all errors, and the errors of schedules."""
+
+from __future__ import annotations
+
+
+class PolydynError(Exception):
+    """Root of all errors that polydyn raises on purpose.
+
+    ``message`` says what is wrong; the keyword arguments name the place and the remedy and are printed on
+    lines of their own, so that a log shows them even when the message is long.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: str | None = None,
+        tensor: str | None = None,
+        dim: str | None = None,
+        rule: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.node, self.tensor, self.dim, self.rule, self.remedy = node, tensor, dim, rule, remedy
+        places = {"node": node, "tensor": tensor, "dim": dim, "rule": rule, "remedy": remedy}
+        super().__init__("\n".join([message, *(f"  {k}: {v}" for k, v in places.items() if v is not None)]))
+
+
+class LegalityError(PolydynError):
+    """A schedule or promotion violates a dependence; carries a witness. Always a bug in polydyn."""
+
+
+class ScheduleError(PolydynError):
+    """A schedule matrix has no solution, or a pattern was applied where it does not fit."""
+
+
+class CodegenError(PolydynError):
+    """A pass was applied where its conditions do not hold, or the loop IR broke an invariant. A bug in polydyn."""

@@ -1,0 +1,252 @@
+"""Value: the one typed scalar expression.
+
+What a statement computes for one instance: constants, loads at logical subscripts, integers from an ``Index``,
+and operations from one table (``OPS``) that says for each operation its arity, result and numpy meaning.
+The same expressions are the bodies of graph primitives, of polyhedral statements and of the loop IR.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.schedules.errors import PolydynError
+from polydyn.schedules.index import Index, IndexLike
+
+Array = npt.NDArray[Any]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES = (*FLOATS, *INTEGERS, "bool")
+ITEMSIZE = {
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1,
+    "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+}  # fmt: skip
+"""Bytes per element."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """Base of all scalar expressions; every one has a ``dtype`` (a numpy name, or ``bfloat16``)."""
+
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Const(Value):
+    """A literal. Compared by ``repr`` of the value, so that NaN equals itself and -0.0 differs from 0.0."""
+
+    value: float | int | bool
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Const) and self.dtype == other.dtype and repr(self.value) == repr(other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, repr(self.value)))
+
+
+@dataclass(frozen=True)
+class Load(Value):
+    """The element of tensor ``buffer`` at logical subscripts ``index``."""
+
+    buffer: str
+    index: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class FromIndex(Value):
+    """An integer expression used as a scalar (an iterator, a size); ``dtype`` is any integer or float."""
+
+    index: Index
+
+
+@dataclass(frozen=True)
+class Op(Value):
+    """``name(args)`` with ``name`` from ``OPS``."""
+
+    name: str
+    args: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """One scalar operation: argument count, numpy meaning, and what the result's dtype is.
+
+    ``result``: ``same`` as the last argument, ``bool``, or ``given`` by the expression (cast).
+    """
+
+    arity: int
+    numpy: Callable[..., Any]
+    result: str = "same"
+
+
+def _erf(x: Array) -> Array:
+    return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x)
+
+
+def _trunc_divide(a: Array, b: Array) -> Array:
+    """ONNX Div: true division for floats; integers truncate toward zero, division by zero gives 0."""
+    if np.issubdtype(np.asarray(a).dtype, np.floating):
+        return np.divide(a, b)  # type: ignore[no-any-return]
+    safe = np.where(b == 0, 1, b)
+    q = np.where(b == 0, 0, np.sign(a) * np.sign(safe) * (np.abs(a) // np.abs(safe)))
+    return q.astype(np.asarray(a).dtype)
+
+
+def _fmod(a: Array, b: Array) -> Array:
+    return np.fmod(a, np.where(b == 0, 1, b)) if not np.issubdtype(np.asarray(a).dtype, np.floating) else np.fmod(a, b)
+
+
+def _pmod(a: Array, b: Array) -> Array:
+    return np.mod(a, np.where(b == 0, 1, b)) if not np.issubdtype(np.asarray(a).dtype, np.floating) else np.mod(a, b)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x)))).astype(x.dtype)
+
+
+OPS: Mapping[str, OpInfo] = {
+    "add": OpInfo(2, np.add), "sub": OpInfo(2, np.subtract), "mul": OpInfo(2, np.multiply),
+    "div": OpInfo(2, _trunc_divide), "fmod": OpInfo(2, _fmod), "mod": OpInfo(2, _pmod),
+    "max": OpInfo(2, np.maximum), "min": OpInfo(2, np.minimum), "pow": OpInfo(2, np.power),
+    "neg": OpInfo(1, np.negative), "abs": OpInfo(1, np.abs), "sign": OpInfo(1, np.sign),
+    "exp": OpInfo(1, np.exp), "log": OpInfo(1, np.log), "sqrt": OpInfo(1, np.sqrt), "tanh": OpInfo(1, np.tanh),
+    "erf": OpInfo(1, _erf), "sin": OpInfo(1, np.sin), "cos": OpInfo(1, np.cos), "sigmoid": OpInfo(1, _sigmoid),
+    "floor": OpInfo(1, np.floor), "ceil": OpInfo(1, np.ceil), "rint": OpInfo(1, np.rint),
+    "reciprocal": OpInfo(1, np.reciprocal),
+    "lt": OpInfo(2, np.less, "bool"), "le": OpInfo(2, np.less_equal, "bool"), "eq": OpInfo(2, np.equal, "bool"),
+    "ne": OpInfo(2, np.not_equal, "bool"), "gt": OpInfo(2, np.greater, "bool"), "ge": OpInfo(2, np.greater_equal, "bool"),
+    "and": OpInfo(2, np.logical_and, "bool"), "or": OpInfo(2, np.logical_or, "bool"),
+    "xor": OpInfo(2, np.logical_xor, "bool"), "not": OpInfo(1, np.logical_not, "bool"),
+    "isnan": OpInfo(1, np.isnan, "bool"), "isinf": OpInfo(1, np.isinf, "bool"),
+    "where": OpInfo(3, np.where), "cast": OpInfo(1, lambda x: x, "given"),
+}  # fmt: skip
+"""Scalar operations. ``where(c, a, b)`` evaluates only the chosen branch, so it also guards a load."""
+
+REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+"""Reduction name -> the operation that combines."""
+
+
+def neutral(reduction: str, dtype: str) -> Const:
+    """The neutral element: combining with it changes nothing."""
+    if reduction in ("sum", "prod"):
+        return Const(dtype, (0.0 if dtype in FLOATS else 0) if reduction == "sum" else (1.0 if dtype in FLOATS else 1))
+    low = reduction == "max"
+    if dtype in FLOATS:
+        return Const(dtype, float("-inf") if low else float("inf"))
+    if dtype == "bool":
+        return Const(dtype, not low)
+    info = np.iinfo(np.dtype(dtype))
+    return Const(dtype, int(info.min if low else info.max))
+
+
+# -- construction ----------------------------------------------------------------------------------------------------
+
+
+def op(name: str, *args: Value) -> Value:
+    """An operation with its dtype derived; the arguments must agree as ``OPS`` says."""
+    info = OPS[name]
+    if info.arity != len(args):
+        raise PolydynError(f"{name} takes {info.arity} arguments, not {len(args)}")
+    if info.result == "given":
+        raise PolydynError("a cast needs its dtype: use cast()")
+    return Op("bool" if info.result == "bool" else args[-1].dtype, name, args)
+
+
+def cast(x: Value, dtype: str) -> Value:
+    """Conversion as ONNX Cast does it (float to integer truncates); nothing when the dtype is the same."""
+    if x.dtype == dtype:
+        return x
+    if isinstance(x, FromIndex):
+        return FromIndex(dtype, x.index)
+    if isinstance(x, Const) and dtype in FLOATS:
+        return Const(dtype, float(x.value))
+    return Op(dtype, "cast", (x,))
+
+
+def const(value: float | int | bool, dtype: str) -> Const:
+    """A literal of the given dtype."""
+    return Const(dtype, float(value) if dtype in FLOATS else bool(value) if dtype == "bool" else int(value))
+
+
+def load(buffer: str, index: tuple[IndexLike, ...], dtype: str) -> Load:
+    """A load at logical subscripts."""
+    return Load(dtype, buffer, tuple(map(Index.of, index)))
+
+
+# -- traversal -------------------------------------------------------------------------------------------------------
+
+
+def children(v: Value) -> tuple[Value, ...]:
+    """Direct sub-expressions."""
+    return v.args if isinstance(v, Op) else ()
+
+
+def walk(v: Value) -> Iterator[Value]:
+    """The expression and all its sub-expressions, outermost first."""
+    yield v
+    for c in children(v):
+        yield from walk(c)
+
+
+def transform(v: Value, f: Callable[[Value], Value]) -> Value:
+    """Rebuilds bottom-up, replacing every sub-expression ``x`` by ``f(x)``."""
+    if isinstance(v, Op):
+        args = tuple(transform(a, f) for a in v.args)
+        if any(a is not b for a, b in zip(args, v.args, strict=True)):
+            v = replace(v, args=args)
+    return f(v)
+
+
+def loads(v: Value) -> tuple[Load, ...]:
+    """All loads, in order of occurrence, repeated ones included."""
+    return tuple(x for x in walk(v) if isinstance(x, Load))
+
+
+def substitute(v: Value, env: Mapping[str, IndexLike]) -> Value:
+    """Substitutes symbols in every Index of the expression."""
+
+    def f(x: Value) -> Value:
+        if isinstance(x, Load):
+            return replace(x, index=tuple(i.subs(env) for i in x.index))
+        return replace(x, index=x.index.subs(env)) if isinstance(x, FromIndex) else x
+
+    return transform(v, f)
+
+
+def map_index(v: Value, f: Callable[[Index], Index]) -> Value:
+    """Applies ``f`` to every Index of the expression."""
+
+    def g(x: Value) -> Value:
+        if isinstance(x, Load):
+            return replace(x, index=tuple(map(f, x.index)))
+        return replace(x, index=f(x.index)) if isinstance(x, FromIndex) else x
+
+    return transform(v, g)
+
+
+def indices(v: Value) -> Iterator[Index]:
+    """Every Index in the expression."""
+    for x in walk(v):
+        if isinstance(x, Load):
+            yield from x.index
+        elif isinstance(x, FromIndex):
+            yield x.index
+
+
+def show(v: Value) -> str:
+    """One-line text for people."""
+    if isinstance(v, Const):
+        return repr(v.value)
+    if isinstance(v, Load):
+        return f"{v.buffer}[{', '.join(map(str, v.index))}]"
+    if isinstance(v, FromIndex):
+        return str(v.index)
+    if isinstance(v, Op):
+        return f"{v.dtype if v.name == 'cast' else v.name}({', '.join(map(show, v.args))})"
+    return repr(v)

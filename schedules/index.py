@@ -1,0 +1,490 @@
+"""Index: the one symbolic integer expression.
+
+Dims of tensors, subscripts, addresses, loop bounds and launch arithmetic are all ``Index`` values: polynomials with
+integer coefficients over atoms, in a normal form, so that equality is structural. Atoms are symbols (plain strings)
+and ``Atom`` (floor division, min, max, an integer fetched from a tensor). There is no modulo atom:
+``x % n`` is ``x - n * (x // n)``, so that ``n * (x // n) + x % n`` becomes ``x`` by cancellation.
+
+All symbols stand for sizes or iterators and are >= 0. ``x // 0`` is 0 by definition (an empty tensor has no
+elements to address, so the value is never used).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TypeAlias, Union
+
+IndexLike: TypeAlias = Union["Index", int, str]
+Monomial: TypeAlias = "tuple[str | Atom, ...]"
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A non-polynomial factor.
+
+    ``kind`` is ``floordiv`` (args: x, n), ``min``, ``max`` (two or more args) or ``fetch`` (an integer read from
+    tensor ``name`` at the logical subscripts ``args``).
+    """
+
+    kind: str
+    args: tuple[Index, ...]
+    name: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "floordiv":
+            return f"({self.args[0]} // {self.args[1]})"
+        inner = ", ".join(map(str, self.args))
+        return f"{self.name}[{inner}]" if self.kind == "fetch" else f"{self.kind}({inner})"
+
+    __repr__ = __str__
+
+
+def _key(atom: str | Atom) -> tuple[int, str]:
+    return (0, atom) if isinstance(atom, str) else (1, str(atom))
+
+
+class Index:
+    """A polynomial in normal form; immutable, hashable, with the arithmetic operators of ``int``."""
+
+    __slots__ = ("_hash", "_str", "terms")
+
+    terms: dict[Monomial, int]
+
+    def __init__(self, terms: Mapping[Monomial, int]) -> None:
+        self.terms = {m: c for m, c in terms.items() if c}
+        self._hash: int | None = None
+        self._str: str | None = None
+
+    @staticmethod
+    def of(x: IndexLike) -> Index:
+        """An Index from an int, a symbol's name or an Index."""
+        if isinstance(x, Index):
+            return x
+        if isinstance(x, str):
+            return Index({(x,): 1})
+        return Index({(): int(x)})
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def constant(self) -> int | None:
+        """The value when it is a constant, else None."""
+        if not self.terms:
+            return 0
+        if len(self.terms) == 1:
+            return self.terms.get(())
+        return None
+
+    def __int__(self) -> int:
+        c = self.constant
+        if c is None:
+            raise TypeError(f"{self} is not a constant")
+        return c
+
+    @property
+    def is_symbol(self) -> bool:
+        """True when it is exactly one symbol."""
+        if len(self.terms) != 1:
+            return False
+        (m, c), *_ = self.terms.items()
+        return c == 1 and len(m) == 1 and isinstance(m[0], str)
+
+    def atoms(self) -> frozenset[str | Atom]:
+        """The factors of all monomials (not those inside an Atom)."""
+        return frozenset(a for m in self.terms for a in m)
+
+    def symbols(self) -> frozenset[str]:
+        """All symbols, those inside atoms included."""
+        out: set[str] = set()
+        for a in self.atoms():
+            if isinstance(a, str):
+                out.add(a)
+            else:
+                for x in a.args:
+                    out |= x.symbols()
+        return frozenset(out)
+
+    def fetches(self) -> frozenset[Atom]:
+        """All ``fetch`` atoms, nested ones included."""
+        out: set[Atom] = set()
+        for a in self.atoms():
+            if isinstance(a, Atom):
+                if a.kind == "fetch":
+                    out.add(a)
+                for x in a.args:
+                    out |= x.fetches()
+        return frozenset(out)
+
+    def split(self, symbol: str) -> tuple[Index, Index]:
+        """``(c, r)`` with ``self == c * symbol + r``; ``symbol`` may remain in ``r`` only inside an atom.
+
+        A term of higher degree in ``symbol`` keeps the rest of the degree in ``c``.
+        """
+        co: dict[Monomial, int] = {}
+        rest: dict[Monomial, int] = {}
+        for m, v in self.terms.items():
+            if symbol in m:
+                i = m.index(symbol)
+                co[m[:i] + m[i + 1 :]] = v
+            else:
+                rest[m] = v
+        return Index(co), Index(rest)
+
+    def is_affine_in(self, symbols: Iterable[str]) -> bool:
+        """True when the symbols occur with constant coefficients, at degree 1, and in no atom."""
+        wanted = frozenset(symbols)
+        for m in self.terms:
+            hits = [a for a in m if (a in wanted if isinstance(a, str) else any(x.symbols() & wanted for x in a.args))]
+            if hits and (len(m) > 1 or not isinstance(hits[0], str)):
+                return False
+        return True
+
+    # -- arithmetic ----------------------------------------------------------------------------------------------
+
+    def __add__(self, other: IndexLike) -> Index:
+        o = Index.of(other)
+        r = dict(self.terms)
+        for m, v in o.terms.items():
+            r[m] = r.get(m, 0) + v
+        return Index(r)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Index:
+        return Index({m: -v for m, v in self.terms.items()})
+
+    def __sub__(self, other: IndexLike) -> Index:
+        return self + (-Index.of(other))
+
+    def __rsub__(self, other: IndexLike) -> Index:
+        return Index.of(other) - self
+
+    def __mul__(self, other: IndexLike) -> Index:
+        o = Index.of(other)
+        r: dict[Monomial, int] = {}
+        for m, v in self.terms.items():
+            for n, w in o.terms.items():
+                k = tuple(sorted(m + n, key=_key)) if m and n else m + n
+                r[k] = r.get(k, 0) + v * w
+        return Index(r)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: IndexLike) -> Index:
+        return floordiv(self, Index.of(other))
+
+    def __rfloordiv__(self, other: IndexLike) -> Index:
+        return floordiv(Index.of(other), self)
+
+    def __mod__(self, other: IndexLike) -> Index:
+        o = Index.of(other)
+        return self - o * floordiv(self, o)
+
+    def ceildiv(self, other: IndexLike) -> Index:
+        """Ceiling division by a positive size."""
+        o = Index.of(other)
+        return floordiv(self + o - 1, o)
+
+    # -- rewriting and evaluation --------------------------------------------------------------------------------
+
+    def subs(self, env: Mapping[str, IndexLike]) -> Index:
+        """Substitutes symbols, simultaneously."""
+        if not self.symbols() & env.keys():
+            return self
+        return self._rebuild(lambda s: Index.of(env[s]) if s in env else Index({(s,): 1}), lambda name: name)
+
+    def rename_fetches(self, names: Mapping[str, str]) -> Index:
+        """Renames the tensors that ``fetch`` atoms read."""
+        if not self.fetches():
+            return self
+        return self._rebuild(lambda s: Index({(s,): 1}), lambda n: names.get(n, n))
+
+    def _rebuild(self, sym: Callable[[str], Index], fetch: Callable[[str], str]) -> Index:
+        total: dict[Monomial, int] = {}
+        for m, v in self.terms.items():
+            p = Index({(): v})
+            for a in m:
+                if isinstance(a, str):
+                    p = p * sym(a)
+                else:
+                    args = tuple(x._rebuild(sym, fetch) for x in a.args)
+                    p = p * (Index({(Atom("fetch", args, fetch(a.name)),): 1}) if a.kind == "fetch" else _MAKE[a.kind](args))
+            for k, w in p.terms.items():
+                total[k] = total.get(k, 0) + w
+        return Index(total)
+
+    def map_atoms(self, f: Callable[[Atom], Index]) -> Index:
+        """Replaces every outermost Atom by ``f(atom)``."""
+        out = Index({})
+        for m, v in self.terms.items():
+            p = Index({(): v})
+            for a in m:
+                p = p * (Index({(a,): 1}) if isinstance(a, str) else f(a))
+            out = out + p
+        return out
+
+    def evaluate(self, env: Mapping[str, int], fetch: Callable[[str, tuple[int, ...]], int] | None = None) -> int:
+        """The value for given symbols; ``fetch(name, subscripts)`` serves fetch atoms. KeyError: unknown symbol."""
+        total = 0
+        for m, v in self.terms.items():
+            for a in m:
+                v *= env[a] if isinstance(a, str) else _evaluate_atom(a, env, fetch)
+            total += v
+        return total
+
+    # -- identity ------------------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return self.constant == other
+        return isinstance(other, Index) and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            c = self.constant
+            self._hash = hash(c) if c is not None else hash(frozenset(self.terms.items()))
+        return self._hash
+
+    def __str__(self) -> str:
+        if self._str is None:
+            self._str = _print(self)
+        return self._str
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"the truth of {self} is not decided; compare with a constant or ask the ShapeContext")
+
+
+def _print(p: Index) -> str:
+    if not p.terms:
+        return "0"
+    out = ""
+    for m, c in sorted(p.terms.items(), key=lambda t: ([_key(a) for a in t[0]] or [(2, "")], t[1])):
+        factors = [str(a) for a in m]
+        if abs(c) != 1 or not m:
+            factors.insert(0, str(abs(c)))
+        sign = ("-" if c < 0 else "") if not out else (" - " if c < 0 else " + ")
+        out += sign + "*".join(factors)
+    return f"({out})" if len(p.terms) > 1 else out
+
+
+def _evaluate_atom(a: Atom, env: Mapping[str, int], fetch: Callable[[str, tuple[int, ...]], int] | None) -> int:
+    args = tuple(x.evaluate(env, fetch) for x in a.args)
+    if a.kind == "floordiv":
+        return args[0] // args[1] if args[1] else 0
+    if a.kind == "fetch":
+        if fetch is None:
+            raise KeyError(str(a))
+        return fetch(a.name, args)
+    return min(args) if a.kind == "min" else max(args)
+
+
+ZERO = Index({})
+ONE = Index({(): 1})
+
+
+def floordiv(x: Index, n: Index) -> Index:
+    """``x // n`` with the parts that divide exactly taken out; ``n`` is a size, 0 gives 0."""
+    c = n.constant
+    if c is not None:
+        if c == 0:
+            return ZERO
+        if c < 0:
+            x, c = -x, -c
+        q = Index({m: v // c for m, v in x.terms.items() if v % c == 0 or m == ()})
+        r = x - q * c
+        rc = r.constant
+        if rc is not None:
+            return q + rc // c
+        return q + _nested_floordiv(r, Index.of(c))
+    q, r = _divide(x, n)
+    if not r.terms:
+        return q
+    return q + Index({(Atom("floordiv", (r, n)),): 1})
+
+
+def _nested_floordiv(r: Index, n: Index) -> Index:
+    """``(y // a) // b`` is ``y // (a*b)`` when nothing else is added."""
+    if len(r.terms) == 1:
+        ((m, v),) = r.terms.items()
+        if v == 1 and len(m) == 1 and isinstance(m[0], Atom) and m[0].kind == "floordiv" and m[0].args[1].constant:
+            return floordiv(m[0].args[0], m[0].args[1] * n)
+    return Index({(Atom("floordiv", (r, n)),): 1})
+
+
+def _divide(x: Index, n: Index) -> tuple[Index, Index]:
+    """Polynomial division: ``x == q * n + r``, taking out of ``x`` what the leading term of ``n`` divides."""
+    lead = max(n.terms, key=lambda m: (len(m), [_key(a) for a in m]))
+    lc = n.terms[lead]
+    q, r = ZERO, x
+    for m in sorted(x.terms, key=lambda m: (-len(m), [_key(a) for a in m])):
+        v = r.terms.get(m, 0)
+        rest = _remove(m, lead)
+        if v and rest is not None and v % lc == 0:
+            t = Index({rest: v // lc})
+            q, r = q + t, r - t * n
+    if len(n.terms) > 1 and r.terms:  # a remainder with taken-out parts is no simpler unless it is exact
+        return ZERO, x
+    return q, r
+
+
+def _remove(m: Monomial, part: Monomial) -> Monomial | None:
+    rest = list(m)
+    for a in part:
+        if a not in rest:
+            return None
+        rest.remove(a)
+    return tuple(rest)
+
+
+def _extreme(kind: str, args: tuple[Index, ...]) -> Index:
+    """min or max of several, flattened, ordered, with constant differences decided."""
+    flat: list[Index] = []
+    for a in args:
+        inner = next(iter(a.terms))[0] if len(a.terms) == 1 and list(a.terms.values()) == [1] and next(iter(a.terms)) else None
+        flat.extend(inner.args if isinstance(inner, Atom) and inner.kind == kind and len(next(iter(a.terms))) == 1 else (a,))
+    keep: list[Index] = []
+    for a in flat:
+        for i, b in enumerate(keep):
+            d = (a - b).constant
+            if d is not None:
+                if (d < 0) == (kind == "min") and d != 0:
+                    keep[i] = a
+                break
+        else:
+            keep.append(a)
+    if len(keep) == 1:
+        return keep[0]
+    return Index({(Atom(kind, tuple(sorted(keep, key=str))),): 1})
+
+
+def minimum(*args: IndexLike) -> Index:
+    """The least of the arguments."""
+    return _extreme("min", tuple(map(Index.of, args)))
+
+
+def maximum(*args: IndexLike) -> Index:
+    """The greatest of the arguments."""
+    return _extreme("max", tuple(map(Index.of, args)))
+
+
+def fetch(name: str, subscripts: Iterable[IndexLike]) -> Index:
+    """The integer that tensor ``name`` holds at ``subscripts``."""
+    return Index({(Atom("fetch", tuple(map(Index.of, subscripts)), name),): 1})
+
+
+def product(xs: Iterable[IndexLike]) -> Index:
+    """The product of sizes (1 for none)."""
+    return reduce(lambda a, b: a * b, map(Index.of, xs), ONE)
+
+
+_MAKE: dict[str, Callable[[tuple[Index, ...]], Index]] = {
+    "floordiv": lambda a: floordiv(*a),
+    "min": lambda a: _extreme("min", a),
+    "max": lambda a: _extreme("max", a),
+}
+
+# -- facts from ranges -----------------------------------------------------------------------------------------------
+
+Ranges: TypeAlias = Mapping[str, Index]
+"""Iterators and their extents: ``0 <= v < extent``."""
+
+
+def upper_bound(p: Index, ranges: Ranges) -> Index | None:
+    """The largest value over the ranges, as an Index without the ranged symbols; None when not found."""
+    return _bound(p, ranges, upper=True)
+
+
+def _bound(p: Index, ranges: Ranges, upper: bool) -> Index | None:
+    p, extra = _expand_divisions(p, ranges)
+    total = ZERO
+    for m, v in p.terms.items():
+        ranged = [a for a in m if isinstance(a, str) and a in extra]
+        if any(isinstance(a, Atom) and any(x.symbols() & extra.keys() for x in a.args) for a in m):
+            return None
+        if not ranged:
+            total = total + Index({m: v})
+        elif (v > 0) == upper:
+            t = Index({tuple(a for a in m if a not in ranged): v})
+            for a in ranged:
+                t = t * (extra[str(a)] - 1)
+            total = total + t
+    if total.symbols() & extra.keys():  # extents that depend on other ranged symbols
+        return _bound(total, ranges, upper)
+    return total
+
+
+def _expand_divisions(p: Index, ranges: Ranges) -> tuple[Index, dict[str, Index]]:
+    """Writes ``c*n*(x // n)`` as ``c*(x - m)`` with a fresh ``0 <= m < n``, exactly, where that is possible."""
+    extra = dict(ranges)
+    for _ in range(8):
+        for a in sorted((a for a in p.atoms() if isinstance(a, Atom) and a.kind == "floordiv"), key=str):
+            x, n = a.args
+            co = Index({tuple(b for b in m if b != a): v for m, v in p.terms.items() if m.count(a) == 1})
+            rest = Index({m: v for m, v in p.terms.items() if a not in m})
+            c = n.constant
+            q, r = (Index({m: v // c for m, v in co.terms.items() if v % c == 0}), None) if c else _divide(co, n)
+            if (q * n) != co or (r is not None and r.terms):
+                continue
+            fresh = f"%m{len(extra)}"
+            extra[fresh] = n
+            p = rest + q * (x - fresh)
+            break
+        else:
+            return p, extra
+    return p, extra
+
+
+def is_nonnegative(p: Index, ranges: Ranges | None = None, positive: bool = True) -> bool:
+    """True when ``p >= 0`` is proven over the ranges (symbols are >= 1 when ``positive``, else >= 0)."""
+    low = _bound(p, ranges or {}, upper=False)
+    if low is None:
+        return False
+    if positive:
+        low = low.subs({s: Index.of(s) + 1 for s in low.symbols()})
+    return all(v >= 0 for v in low.terms.values()) and not any(_may_be_negative(a) for a in low.atoms())
+
+
+def _may_be_negative(a: str | Atom) -> bool:
+    if isinstance(a, str):
+        return False
+    return a.kind == "fetch" or not all(is_nonnegative(x, positive=False) for x in a.args)
+
+
+def simplify(p: Index, ranges: Ranges) -> Index:
+    """Resolves floor divisions (and min, max) whose outcome follows from the ranges of iterators."""
+
+    def atom(a: Atom) -> Index:
+        args = tuple(simplify(x, ranges) for x in a.args)
+        if a.kind == "fetch":
+            return fetch(a.name, args)
+        if a.kind == "floordiv":
+            return divide(args[0], args[1], ranges)
+        return _simplify_extreme(a.kind, args, ranges)
+
+    return p.map_atoms(atom)
+
+
+def _simplify_extreme(kind: str, args: tuple[Index, ...], ranges: Ranges) -> Index:
+    keep = list(args)
+    for a in args:
+        others = [b for b in keep if b != a]
+        dominated = any(is_nonnegative(a - b if kind == "min" else b - a, ranges) for b in others)
+        if dominated and len(keep) > 1:
+            keep = others
+    return _extreme(kind, tuple(keep))
+
+
+def divide(x: Index, n: Index, ranges: Ranges) -> Index:
+    """``x // n`` where a remainder that the ranges prove to lie in [0, n) vanishes."""
+    q = floordiv(x, n)
+    loose = [a for a in q.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1] == n]
+    for a in loose:
+        r = a.args[0]
+        if is_nonnegative(r, ranges) and is_nonnegative(n - 1 - r, ranges):
+            q = q - Index({(a,): 1})
+    return q

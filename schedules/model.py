@@ -1,0 +1,138 @@
+"""The polyhedral model of a fused group: arrays, statements, the group.
+
+A statement has iterators with extents (a constant or one parameter: isl wants affine domains, so a product such as
+``B*L`` is given a parameter of its own), one write access and a value whose loads are its reads. Subscripts are
+logical coordinates; where an element lies in memory is the layout's business (``Array.address``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.expr import Value, loads
+from polydyn.schedules.index import ZERO, Index
+
+
+@dataclass(frozen=True)
+class Array:
+    """A tensor as a group sees it.
+
+    ``role``: ``input``, ``output`` (global memory), ``constant`` (global, may be packed) or ``local`` (lives only
+    inside the kernel). ``address`` of subscripts ``i`` is ``offset + sum(i[d] * strides[d])`` in elements.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Index, ...]
+    role: str
+    strides: tuple[Index, ...]
+
+    def address(self, subscripts: tuple[Index, ...]) -> Index:
+        """The element offset of logical subscripts."""
+        return sum((i * s for i, s in zip(subscripts, self.strides, strict=True)), ZERO)
+
+
+def row_major(shape: tuple[Index, ...]) -> tuple[Index, ...]:
+    """Strides in elements of a dense row-major array."""
+    out: list[Index] = []
+    step = Index.of(1)
+    for extent in reversed(shape):
+        out.append(step)
+        step = step * extent
+    return tuple(reversed(out))
+
+
+@dataclass(frozen=True)
+class Access:
+    """A relation from statement instances to elements: logical subscripts, affine unless ``opaque``.
+
+    An opaque access (data dependent, or not affine) may touch any element of its array.
+    """
+
+    array: str
+    index: tuple[Index, ...]
+    opaque: bool = False
+
+
+@dataclass(frozen=True)
+class Statement:
+    """``write = value`` (or ``write = combine(write, value)`` for a reduction) for every instance.
+
+    ``iters``: (name, extent) pairs, outermost first; an extent is a constant or exactly one parameter.
+    ``reduce``: a key of ``expr.REDUCTIONS`` or None. ``role``: ``init``, ``backbone``, ``epilogue`` or ``map``.
+    """
+
+    name: str
+    iters: tuple[tuple[str, Index], ...]
+    array: str
+    index: tuple[Index, ...]
+    value: Value
+    reduce: str | None = None
+    role: str = "map"
+
+    @property
+    def iterators(self) -> tuple[str, ...]:
+        """Names of the iterators, outermost first."""
+        return tuple(n for n, _ in self.iters)
+
+    @property
+    def write(self) -> Access:
+        """The written element."""
+        return Access(self.array, self.index, not _affine(self.index, self.iterators))
+
+    @property
+    def reads(self) -> tuple[Access, ...]:
+        """The loads of the value, and for a reduction the accumulator."""
+        own = (self.write,) if self.reduce else ()
+        return own + tuple(Access(x.buffer, x.index, not _affine(x.index, self.iterators)) for x in loads(self.value))
+
+
+def _affine(index: tuple[Index, ...], iterators: tuple[str, ...]) -> bool:
+    return all(len(m) <= 1 and all(isinstance(a, str) for a in m) for i in index for m in i.terms)
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one kernel computes: parameters (all >= 1 inside the kernel), arrays, statements in an order that is right.
+
+    The original order runs the statements one after another, each over its whole domain, iterators in the order given.
+    """
+
+    name: str
+    params: tuple[str, ...]
+    arrays: dict[str, Array]
+    statements: tuple[Statement, ...]
+
+    def statement(self, name: str) -> Statement:
+        """The statement of that name. ScheduleError when there is none."""
+        for s in self.statements:
+            if s.name == name:
+                return s
+        raise ScheduleError(f"no statement {name} in group {self.name}")
+
+
+def verify_group(group: Group) -> None:
+    """Invariants: names are unique; extents are constants or single parameters; accesses name known arrays with the
+    right rank; symbols are iterators or parameters; locals are written before they are read.
+    """
+    written = {n for n, a in group.arrays.items() if a.role in ("input", "constant")}
+    if len({s.name for s in group.statements}) != len(group.statements):
+        raise ScheduleError(f"statement names repeat in group {group.name}")
+    for s in group.statements:
+        known = set(group.params) | set(s.iterators)
+        for n, e in s.iters:
+            if e.constant is None and not (e.is_symbol and str(e) in group.params):
+                raise ScheduleError(f"{s.name}: extent {e} of {n} is neither a constant nor a parameter")
+        if s.reduce is None or s.array in written:
+            written.add(s.array)
+        for a in (s.write, *s.reads):
+            if a.array not in group.arrays:
+                raise ScheduleError(f"{s.name}: unknown array {a.array}")
+            if len(a.index) != len(group.arrays[a.array].shape):
+                raise ScheduleError(f"{s.name}: {a.array} has rank {len(group.arrays[a.array].shape)}, not {len(a.index)}")
+            if a.array not in written:
+                raise ScheduleError(f"{s.name}: {a.array} is read before it is written")
+            for i in a.index:
+                if i.symbols() - known:
+                    raise ScheduleError(f"{s.name}: unknown symbols {sorted(i.symbols() - known)} in {a.array}[{i}]")
