@@ -1,0 +1,1 @@
+"""Building: C compiler, cache by content, parallel translation units."""
