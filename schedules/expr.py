@@ -124,9 +124,10 @@ OPS: Mapping[str, OpInfo] = {
     "and": OpInfo(2, np.logical_and, "bool"), "or": OpInfo(2, np.logical_or, "bool"),
     "xor": OpInfo(2, np.logical_xor, "bool"), "not": OpInfo(1, np.logical_not, "bool"),
     "isnan": OpInfo(1, np.isnan, "bool"), "isinf": OpInfo(1, np.isinf, "bool"),
-    "where": OpInfo(3, np.where), "cast": OpInfo(1, lambda x: x, "given"),
+    "where": OpInfo(3, np.where), "select": OpInfo(3, np.where), "cast": OpInfo(1, lambda x: x, "given"),
 }  # fmt: skip
-"""Scalar operations. ``where(c, a, b)`` evaluates only the chosen branch, so it also guards a load."""
+"""Scalar operations. ``where(c, a, b)`` evaluates only the chosen branch, so it also guards a load;
+``select`` is the same where both branches may be evaluated."""
 
 REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 """Reduction name -> the operation that combines."""

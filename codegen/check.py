@@ -1,0 +1,81 @@
+"""The loop IR checker: invariants that hold after every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Def,
+    FlatLoad,
+    For,
+    Inst,
+    Let,
+    Mark,
+    Node,
+    Outline,
+    Reg,
+    Set,
+    Store,
+    bodies,
+    lanes_of,
+    node_indices,
+    walk_value,
+)  # fmt: skip
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Load
+
+
+def verify_body(body: Body, symbols: Iterable[str], buffers: Iterable[str], *, lowered: bool = True) -> None:
+    """Invariants: every symbol is bound where it is used and never bound twice; buffers are parameters or allocated;
+    registers are defined before use in an enclosing scope, with the same number of lanes; when ``lowered``, no
+    instances, marks or logical loads are left.
+    """
+    _check(body, frozenset(symbols), dict[str, int](), frozenset(buffers), lowered)
+
+
+def _check(body: Body, bound: frozenset[str], regs: dict[str, int], buffers: frozenset[str], lowered: bool) -> None:
+    for n in body:
+        for i in node_indices(n):
+            if i.symbols() - bound:
+                raise CodegenError(f"unbound {sorted(i.symbols() - bound)} in {i} of {type(n).__name__}")
+            if {a.name for a in i.fetches()} - buffers:
+                raise CodegenError(f"fetch from unknown buffer in {i}")
+        if isinstance(n, (Store, Def, Set)):
+            _check_values(n, regs, buffers, lowered)
+        if lowered and isinstance(n, (Inst, Mark)):
+            raise CodegenError(f"{n.statement if isinstance(n, Inst) else n.name} was not consumed by any pass")
+        inner, known = bound, buffers
+        if isinstance(n, (For, Let)):
+            if n.var in bound:
+                raise CodegenError(f"{n.var} is bound twice")
+            inner = bound | {n.var}
+        if isinstance(n, Alloc):
+            if n.buffer in buffers:
+                raise CodegenError(f"buffer {n.buffer} is allocated twice")
+            known = buffers | {n.buffer}
+        for b in bodies(n):
+            scope = dict[str, int]() if isinstance(n, Outline) else dict(regs)
+            _check(b, inner, scope, known, lowered)
+
+
+def _check_values(n: Node, regs: dict[str, int], buffers: frozenset[str], lowered: bool) -> None:
+    assert isinstance(n, (Store, Def, Set))
+    for v in walk_value(n.value):
+        if isinstance(v, Reg) and regs.get(v.name) != v.lanes:
+            raise CodegenError(f"register {v.name} is used with {v.lanes} lanes, defined with {regs.get(v.name)}")
+        if isinstance(v, FlatLoad) and v.buffer not in buffers:
+            raise CodegenError(f"load from unknown buffer {v.buffer}")
+        if lowered and isinstance(v, Load):
+            raise CodegenError(f"logical load of {v.buffer} was not lowered")
+    if lanes_of(n.value) > n.lanes:
+        raise CodegenError(f"{lanes_of(n.value)} lanes assigned to {n.lanes} in {type(n).__name__}")
+    if isinstance(n, Store) and n.buffer not in buffers:
+        raise CodegenError(f"store to unknown buffer {n.buffer}")
+    if isinstance(n, Set) and regs.get(n.reg) != n.lanes:
+        raise CodegenError(f"register {n.reg} is set with {n.lanes} lanes, defined with {regs.get(n.reg)}")
+    if isinstance(n, Def):
+        regs[n.reg] = n.lanes
+
+

@@ -1,0 +1,361 @@
+"""The loop IR: what lies between isl's AST and C text.
+
+Nodes are frozen; passes are functions from a body (a tuple of nodes) to a body, directed by marks that they consume.
+Index expressions are ``Index``, scalar code is ``Value`` plus three forms that exist only here: ``FlatLoad`` (memory at
+a flat address, one lane or a vector), ``Reg`` (a named register value) and ``Broadcast``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from polydyn.schedules.expr import FromIndex, Load, Op, Value, children
+from polydyn.schedules.index import ONE, Index, IndexLike
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FlatLoad(Value):
+    """``lanes`` elements of ``buffer`` from ``address``, ``stride`` elements apart; only ``mask`` lanes when given."""
+
+    buffer: str
+    address: Index
+    lanes: int = 1
+    stride: Index = ONE
+    mask: Index | None = None
+
+
+@dataclass(frozen=True)
+class Reg(Value):
+    """A named register value of ``lanes`` elements."""
+
+    name: str
+    lanes: int = 1
+
+
+@dataclass(frozen=True)
+class Broadcast(Value):
+    """A scalar in every lane."""
+
+    value: Value
+    lanes: int
+
+
+@dataclass(frozen=True)
+class Horizontal(Value):
+    """All lanes of a vector combined by a reduction (``sum``, ``max``, ``min``, ``prod``) into a scalar."""
+
+    reduction: str
+    value: Value
+
+
+@dataclass(frozen=True)
+class Blend(Value):
+    """The first ``count`` lanes of ``new``, the others of ``old``: a predicated accumulate."""
+
+    new: Value
+    old: Value
+    count: Index
+
+
+@dataclass(frozen=True)
+class Ramp(Value):
+    """``start + step * lane`` in every lane."""
+
+    start: Index
+    step: Index
+    lanes: int
+
+
+# -- nodes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compare:
+    """``left relation right`` on Index expressions; relation is one of ``== != < <= > >=``."""
+
+    relation: str
+    left: Index
+    right: Index
+
+    def decided(self) -> bool | None:
+        """True or False when the difference is a constant."""
+        d = (self.left - self.right).constant
+        if d is None:
+            return None
+        return {"==": d == 0, "!=": d != 0, "<": d < 0, "<=": d <= 0, ">": d > 0, ">=": d >= 0}[self.relation]
+
+
+@dataclass(frozen=True)
+class For:
+    """``for var in [lo, hi)``. ``kind``: ``serial``, ``vector`` (var counts vectors) or ``unroll<n>``."""
+
+    var: str
+    lo: Index
+    hi: Index
+    body: Body
+    kind: str = "serial"
+
+
+@dataclass(frozen=True)
+class If:
+    """All comparisons of ``cond`` hold, else ``orelse``."""
+
+    cond: tuple[Compare, ...]
+    then: Body
+    orelse: Body = ()
+
+
+@dataclass(frozen=True)
+class Let:
+    """An integer name for ``value`` within ``body``."""
+
+    var: str
+    value: Index
+    body: Body
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A contract from the schedule tree; exactly one pass consumes it."""
+
+    name: str
+    body: Body
+
+
+@dataclass(frozen=True)
+class Inst:
+    """A statement instance that is not yet lowered."""
+
+    statement: str
+    args: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Chooses the body whose key equals ``on``."""
+
+    on: Index
+    cases: tuple[tuple[int, Body], ...]
+
+
+@dataclass(frozen=True)
+class Alloc:
+    """``size`` elements of ``dtype`` for ``body``; scope ``stack`` (constant size) or ``scratch`` (per thread)."""
+
+    buffer: str
+    dtype: str
+    size: Index
+    scope: str
+    body: Body
+
+
+@dataclass(frozen=True)
+class Store:
+    """``buffer[address ...] = value``, or combined with what is there when ``reduce`` names a reduction."""
+
+    buffer: str
+    address: Index
+    value: Value
+    reduce: str | None = None
+    lanes: int = 1
+    stride: Index = ONE
+    mask: Index | None = None
+
+
+@dataclass(frozen=True)
+class Def:
+    """Declares a register with its first value."""
+
+    reg: str
+    value: Value
+    lanes: int = 1
+
+
+@dataclass(frozen=True)
+class Set:
+    """Assigns a register, or combines when ``reduce`` names a reduction."""
+
+    reg: str
+    value: Value
+    lanes: int = 1
+    reduce: str | None = None
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The body becomes a function of its own over its free variables."""
+
+    name: str
+    body: Body
+
+
+Node: TypeAlias = "For | If | Let | Mark | Inst | Switch | Alloc | Store | Def | Set | Outline"
+Body: TypeAlias = "tuple[Node, ...]"
+
+# -- traversal -------------------------------------------------------------------------------------------------------
+
+
+def bodies(n: Node) -> tuple[Body, ...]:
+    """The child bodies of a node."""
+    if isinstance(n, If):
+        return (n.then, n.orelse)
+    if isinstance(n, Switch):
+        return tuple(b for _, b in n.cases)
+    return (n.body,) if isinstance(n, (For, Let, Mark, Alloc, Outline)) else ()
+
+
+def with_bodies(n: Node, new: tuple[Body, ...]) -> Node:
+    """The node with its child bodies replaced, in the order of ``bodies``."""
+    if isinstance(n, If):
+        return replace(n, then=new[0], orelse=new[1])
+    if isinstance(n, Switch):
+        return replace(n, cases=tuple((k, b) for (k, _), b in zip(n.cases, new, strict=True)))
+    return replace(n, body=new[0]) if isinstance(n, (For, Let, Mark, Alloc, Outline)) else n
+
+
+def walk(body: Body) -> Iterator[Node]:
+    """All nodes, outermost first."""
+    for n in body:
+        yield n
+        for b in bodies(n):
+            yield from walk(b)
+
+
+def rewrite(body: Body, f: Callable[[Node], Node | Body]) -> Body:
+    """Bottom-up: every node is replaced by ``f(node)``, a node or a body that is spliced in."""
+    out: list[Node] = []
+    for n in body:
+        inner = bodies(n)
+        if inner:
+            n = with_bodies(n, tuple(rewrite(b, f) for b in inner))
+        r = f(n)
+        out.extend(r) if isinstance(r, tuple) else out.append(r)
+    return tuple(out)
+
+
+def consume(body: Body, mark: str, f: Callable[[Body], Body]) -> Body:
+    """Applies ``f`` to what every mark of that name holds, and removes the mark."""
+    return rewrite(body, lambda n: f(n.body) if isinstance(n, Mark) and n.name == mark else n)
+
+
+def subvalues(v: Value) -> tuple[Value, ...]:
+    """Direct sub-expressions, the codegen forms included."""
+    if isinstance(v, (Broadcast, Horizontal)):
+        return (v.value,)
+    return (v.new, v.old) if isinstance(v, Blend) else children(v)
+
+
+def walk_value(v: Value) -> Iterator[Value]:
+    """The expression and all its parts."""
+    yield v
+    for x in subvalues(v):
+        yield from walk_value(x)
+
+
+def map_value(v: Value, f: Callable[[Value], Value]) -> Value:
+    """Rebuilds bottom-up with ``f`` applied to every part."""
+    if isinstance(v, Op):
+        v = replace(v, args=tuple(map_value(a, f) for a in v.args))
+    elif isinstance(v, (Broadcast, Horizontal)):
+        v = replace(v, value=map_value(v.value, f))
+    elif isinstance(v, Blend):
+        v = replace(v, new=map_value(v.new, f), old=map_value(v.old, f))
+    return f(v)
+
+
+def map_values(body: Body, f: Callable[[Value], Value]) -> Body:
+    """Applies ``f`` bottom-up inside every value of the body."""
+
+    def g(n: Node) -> Node:
+        return replace(n, value=map_value(n.value, f)) if isinstance(n, (Store, Def, Set)) else n
+
+    return rewrite(body, g)
+
+
+def lanes_of(v: Value) -> int:
+    """Lanes of the result."""
+    if isinstance(v, (FlatLoad, Reg, Broadcast, Ramp)):
+        return v.lanes
+    if isinstance(v, Horizontal):
+        return 1
+    return max((lanes_of(x) for x in subvalues(v)), default=1)
+
+
+# -- substitution ----------------------------------------------------------------------------------------------------
+
+
+def substitute_value(v: Value, env: Mapping[str, IndexLike]) -> Value:
+    """Substitutes symbols in all Index parts of a value."""
+    return map_value_indices(v, lambda i: i.subs(env))
+
+
+def map_value_indices(v: Value, g: Callable[[Index], Index]) -> Value:
+    """Applies ``g`` to every Index inside a value."""
+
+    def f(x: Value) -> Value:
+        if isinstance(x, FlatLoad):
+            return replace(x, address=g(x.address), stride=g(x.stride), mask=None if x.mask is None else g(x.mask))
+        if isinstance(x, Load):
+            return replace(x, index=tuple(map(g, x.index)))
+        if isinstance(x, FromIndex):
+            return replace(x, index=g(x.index))
+        if isinstance(x, Ramp):
+            return replace(x, start=g(x.start), step=g(x.step))
+        return replace(x, count=g(x.count)) if isinstance(x, Blend) else x
+
+    return map_value(v, f)
+
+
+def map_node_indices(n: Node, g: Callable[[Index], Index]) -> Node:
+    """Applies ``g`` to every Index of one node (not of its child bodies)."""
+    if isinstance(n, For):
+        return replace(n, lo=g(n.lo), hi=g(n.hi))
+    if isinstance(n, If):
+        return replace(n, cond=tuple(Compare(c.relation, g(c.left), g(c.right)) for c in n.cond))
+    if isinstance(n, Let):
+        return replace(n, value=g(n.value))
+    if isinstance(n, Inst):
+        return replace(n, args=tuple(map(g, n.args)))
+    if isinstance(n, Switch):
+        return replace(n, on=g(n.on))
+    if isinstance(n, Alloc):
+        return replace(n, size=g(n.size))
+    if isinstance(n, Store):
+        mask = None if n.mask is None else g(n.mask)
+        return replace(n, address=g(n.address), stride=g(n.stride), mask=mask, value=map_value_indices(n.value, g))
+    if isinstance(n, (Def, Set)):
+        return replace(n, value=map_value_indices(n.value, g))
+    return n
+
+
+def substitute(body: Body, env: Mapping[str, IndexLike]) -> Body:
+    """Substitutes symbols everywhere in the body (names bound inside must not be among them)."""
+    return rewrite(body, lambda n: map_node_indices(n, lambda i: i.subs(env)))
+
+
+def node_indices(n: Node) -> Iterator[Index]:
+    """Every Index of one node, those inside its values included."""
+    found: list[Index] = []
+
+    def g(i: Index) -> Index:
+        found.append(i)
+        return i
+
+    map_node_indices(n, g)
+    yield from found
+
+
+def used_buffers(body: Body) -> set[str]:
+    """Buffers that are stored to, loaded from or fetched from."""
+    out: set[str] = set()
+    for n in walk(body):
+        if isinstance(n, Store):
+            out.add(n.buffer)
+        if isinstance(n, (Store, Def, Set)):
+            out |= {x.buffer for x in walk_value(n.value) if isinstance(x, FlatLoad)}
+        out |= {a.name for i in node_indices(n) for a in i.fetches()}
+    return out

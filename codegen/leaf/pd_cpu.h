@@ -1,0 +1,197 @@
+/* What generated C kernels may call: vector types of PD_W lanes in GCC/Clang vector extensions (one text for AVX2,
+   AVX-512 and NEON), loads and stores (plain, masked, strided), and math functions. */
+#ifndef PD_CPU_H
+#define PD_CPU_H
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifndef PD_W
+#define PD_W 16
+#endif
+#define PD_INLINE static inline __attribute__((always_inline, unused))
+#define PD_LEAF static __attribute__((noinline, unused))
+#define PD_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define PD_MAX(a, b) ((a) > (b) ? (a) : (b))
+
+PD_INLINE int64_t pd_fdiv(int64_t a, int64_t n) { return n ? a / n - ((a % n != 0) & ((a < 0) != (n < 0))) : 0; }
+
+typedef float f32; typedef double f64; typedef int8_t i8; typedef int16_t i16; typedef int32_t i32; typedef int64_t i64;
+typedef uint8_t u8; typedef uint16_t u16; typedef uint32_t u32; typedef uint64_t u64;
+typedef f32 vf32 __attribute__((vector_size(4 * PD_W)));
+typedef i32 vi32 __attribute__((vector_size(4 * PD_W)));
+typedef i64 vi64 __attribute__((vector_size(8 * PD_W)));
+typedef u8 vu8 __attribute__((vector_size(PD_W)));
+typedef vi32 vb;                                     /* a boolean in vector form: 0 or -1 in every lane */
+
+#if defined(__AVX512F__) && PD_W == 16
+typedef float pd_m512 __attribute__((vector_size(64), may_alias));
+PD_INLINE unsigned short pd_lanes(i64 n) { return (unsigned short)(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u); }
+PD_INLINE vf32 vloadm_f32(const f32 *p, i64 n) {
+  return (vf32)__builtin_ia32_loadups512_mask(p, (vf32){0}, pd_lanes(n));
+}
+PD_INLINE void vstorem_f32(f32 *p, vf32 v, i64 n) { __builtin_ia32_storeups512_mask(p, v, pd_lanes(n)); }
+#else
+PD_INLINE vf32 vloadm_f32(const f32 *p, i64 n) {
+  vf32 v = {0};
+  for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = p[l];
+  return v;
+}
+PD_INLINE void vstorem_f32(f32 *p, vf32 v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) p[l] = v[l]; }
+#endif
+
+#define PD_MEMORY(T, V)                                                                                               \
+  PD_INLINE V vload_##T(const T *p) { V v; memcpy(&v, p, sizeof v); return v; }                                        \
+  PD_INLINE void vstore_##T(T *p, V v) { memcpy(p, &v, sizeof v); }                                                    \
+  PD_INLINE V vbcast_##T(T x) { return x - (V){0}; }                                                                   \
+  PD_INLINE V vloads_##T(const T *p, i64 s, i64 n) {                                                                   \
+    V v = {0};                                                                                                        \
+    for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = p[l * s];                                                         \
+    return v;                                                                                                         \
+  }                                                                                                                   \
+  PD_INLINE void vstores_##T(T *p, i64 s, V v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) p[l * s] = v[l]; }   \
+  PD_INLINE V vramp_##T(i64 a, i64 s) { V v; for (i64 l = 0; l < PD_W; ++l) v[l] = (T)(a + l * s); return v; }
+PD_MEMORY(f32, vf32)
+PD_MEMORY(i32, vi32)
+PD_MEMORY(i64, vi64)
+PD_MEMORY(u8, vu8)
+#define PD_MASKED(T, V)                                                                                               \
+  PD_INLINE V vloadm_##T(const T *p, i64 n) { return vloads_##T(p, 1, n); }                                            \
+  PD_INLINE void vstorem_##T(T *p, V v, i64 n) { vstores_##T(p, 1, v, n); }
+PD_MASKED(i32, vi32)
+PD_MASKED(i64, vi64)
+PD_MASKED(u8, vu8)
+
+PD_INLINE vb vbool(vu8 x) { return __builtin_convertvector(x, vi32) != 0; }
+PD_INLINE vu8 vbyte(vb x) { return __builtin_convertvector(-x, vu8); }
+PD_INLINE vb vlive(i64 n) { return vramp_i32(0, 1) < (i32)(n > PD_W ? PD_W : n < 0 ? 0 : n); }
+PD_INLINE vf32 vsel_f32(vb c, vf32 a, vf32 b) { return (vf32)((c & (vi32)a) | (~c & (vi32)b)); }
+PD_INLINE vi32 vsel_i32(vb c, vi32 a, vi32 b) { return (c & a) | (~c & b); }
+PD_INLINE vi64 vsel_i64(vb c, vi64 a, vi64 b) { vi64 m = __builtin_convertvector(c, vi64); return (m & a) | (~m & b); }
+
+/* min and max hand NaN on, as numpy does */
+#define PD_EXTREMES(T)                                                                                                \
+  PD_INLINE T pd_max_##T(T a, T b) { return a > b || a != a ? a : b; }                                                 \
+  PD_INLINE T pd_min_##T(T a, T b) { return a < b || a != a ? a : b; }
+PD_EXTREMES(f32) PD_EXTREMES(f64) PD_EXTREMES(i8) PD_EXTREMES(i16) PD_EXTREMES(i32) PD_EXTREMES(i64)
+PD_EXTREMES(u8) PD_EXTREMES(u16) PD_EXTREMES(u32) PD_EXTREMES(u64)
+PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) { return vsel_f32((a > b) | (a != a), a, b); }
+PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) { return vsel_f32((a < b) | (a != a), a, b); }
+PD_INLINE vi32 pd_max_vi32(vi32 a, vi32 b) { return vsel_i32(a > b, a, b); }
+PD_INLINE vi32 pd_min_vi32(vi32 a, vi32 b) { return vsel_i32(a < b, a, b); }
+PD_INLINE vi64 pd_max_vi64(vi64 a, vi64 b) { vi64 m = a > b; return (m & a) | (~m & b); }
+PD_INLINE vi64 pd_min_vi64(vi64 a, vi64 b) { vi64 m = a < b; return (m & a) | (~m & b); }
+
+/* integer division truncates (C, ONNX Div), fmod takes the dividend's sign, mod the divisor's; by zero gives 0 */
+#define PD_INTEGERS(T)                                                                                                \
+  PD_INLINE T pd_div_##T(T a, T b) { return b == 0 ? 0 : b == (T)-1 ? (T)(0 - a) : (T)(a / b); }                       \
+  PD_INLINE T pd_fmod_##T(T a, T b) { return b == 0 || b == (T)-1 ? 0 : (T)(a % b); }                                  \
+  PD_INLINE T pd_mod_##T(T a, T b) { T r = pd_fmod_##T(a, b); return r != 0 && ((r < 0) != (b < 0)) ? (T)(r + b) : r; } \
+  PD_INLINE T pd_pow_##T(T a, T b) { return (T)pow((double)a, (double)b); }                                            \
+  PD_INLINE T pd_abs_##T(T a) { return a < 0 ? (T)(0 - a) : a; }                                                       \
+  PD_INLINE T pd_sign_##T(T a) { return (T)((a > 0) - (a < 0)); }
+PD_INTEGERS(i8) PD_INTEGERS(i16) PD_INTEGERS(i32) PD_INTEGERS(i64)
+#define PD_UNSIGNED(T)                                                                                                \
+  PD_INLINE T pd_div_##T(T a, T b) { return b == 0 ? 0 : (T)(a / b); }                                                 \
+  PD_INLINE T pd_fmod_##T(T a, T b) { return b == 0 ? 0 : (T)(a % b); }                                                \
+  PD_INLINE T pd_mod_##T(T a, T b) { return pd_fmod_##T(a, b); }                                                       \
+  PD_INLINE T pd_pow_##T(T a, T b) { return (T)pow((double)a, (double)b); }                                            \
+  PD_INLINE T pd_abs_##T(T a) { return a; }                                                                            \
+  PD_INLINE T pd_sign_##T(T a) { return a > 0; }
+PD_UNSIGNED(u8) PD_UNSIGNED(u16) PD_UNSIGNED(u32) PD_UNSIGNED(u64)
+
+#define PD_FLOATS(T, S)                                                                                               \
+  PD_INLINE T pd_exp_##T(T x) { return exp##S(x); }      PD_INLINE T pd_log_##T(T x) { return log##S(x); }             \
+  PD_INLINE T pd_sqrt_##T(T x) { return sqrt##S(x); }    PD_INLINE T pd_tanh_##T(T x) { return tanh##S(x); }           \
+  PD_INLINE T pd_erf_##T(T x) { return erf##S(x); }      PD_INLINE T pd_sin_##T(T x) { return sin##S(x); }             \
+  PD_INLINE T pd_cos_##T(T x) { return cos##S(x); }      PD_INLINE T pd_abs_##T(T x) { return fabs##S(x); }            \
+  PD_INLINE T pd_floor_##T(T x) { return floor##S(x); }  PD_INLINE T pd_ceil_##T(T x) { return ceil##S(x); }           \
+  PD_INLINE T pd_rint_##T(T x) { return nearbyint##S(x); } PD_INLINE T pd_pow_##T(T a, T b) { return pow##S(a, b); }   \
+  PD_INLINE T pd_fmod_##T(T a, T b) { return fmod##S(a, b); }                                                         \
+  PD_INLINE T pd_mod_##T(T a, T b) { T r = fmod##S(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }         \
+  PD_INLINE T pd_sign_##T(T x) { return x != x ? x : (T)((x > 0) - (x < 0)); }                                         \
+  PD_INLINE T pd_sigmoid_##T(T x) { return 1 / (1 + exp##S(-x)); }
+PD_FLOATS(f32, f) PD_FLOATS(f64, )
+
+/* -- vector math ------------------------------------------------------------------------------------------------- */
+
+PD_INLINE vf32 pd_rint_fast(vf32 x) { const f32 magic = 12582912.0f; return (x + magic) - magic; } /* |x| < 2^22 */
+
+/* 2^n p for integer-valued n in [-300, 300], in two steps so that denormal results round once */
+PD_INLINE vf32 pd_scale2(vf32 p, vf32 n) {
+  vi32 k = __builtin_convertvector(n, vi32), h = k >> 1;
+  vf32 a = (vf32)((h + 127) << 23), b = (vf32)((k - h + 127) << 23);
+  return p * a * b;
+}
+
+/* exp: Cody-Waite reduction by ln 2, degree 6 on [-ln2/2, ln2/2] (Cephes) */
+PD_LEAF vf32 pd_exp_vf32(vf32 x) {
+  vf32 c = vsel_f32(x < -105.0f, vbcast_f32(-105.0f), x);
+  c = vsel_f32(c > 89.0f, vbcast_f32(89.0f), c);
+  vf32 n = pd_rint_fast(c * 1.44269504088896341f);
+  vf32 r = c - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  vf32 p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  vf32 y = pd_scale2(p, n);
+  return vsel_f32(x != x, x, y);
+}
+
+/* tanh: odd polynomial near zero (Cephes), else (1 - t) / (1 + t) with t = exp(-2|x|) */
+PD_LEAF vf32 pd_tanh_vf32(vf32 x) {
+  vf32 a = (vf32)((vi32)x & 0x7fffffff), z = x * x;
+  vf32 p = -5.70498872745e-3f * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  p = p * z * x + x;
+  vf32 t = pd_exp_vf32(-2.0f * a), q = (1.0f - t) / (1.0f + t);
+  q = (vf32)((vi32)q | ((vi32)x & (i32)0x80000000));
+  return vsel_f32(a < 0.625f, p, vsel_f32(x != x, x, q));
+}
+
+/* erf: Abramowitz and Stegun 7.1.26 away from zero (|error| <= 1.5e-7), the Maclaurin series below 0.5 */
+PD_LEAF vf32 pd_erf_vf32(vf32 x) {
+  vf32 a = (vf32)((vi32)x & 0x7fffffff), z = x * x;
+  vf32 t = 1.0f / (1.0f + 0.3275911f * a);
+  vf32 y = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+  vf32 e = 1.0f - y * pd_exp_vf32(-z);
+  e = (vf32)((vi32)e | ((vi32)x & (i32)0x80000000));
+  vf32 s = -8.5484e-4f * z + 5.2239776254e-3f;
+  s = s * z - 2.6866170645e-2f;
+  s = s * z + 1.1283791671e-1f;
+  s = s * z - 3.7612638903e-1f;
+  s = (s * z + 1.1283791671f) * x;
+  return vsel_f32(a < 0.5f, s, vsel_f32(x != x, x, e));
+}
+
+PD_LEAF vf32 pd_sigmoid_vf32(vf32 x) { return 1.0f / (1.0f + pd_exp_vf32(-x)); }
+
+#define PD_LANEWISE(NAME)                                                                                             \
+  PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { vf32 y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_f32(x[l]); return y; }
+PD_LANEWISE(log) PD_LANEWISE(sin) PD_LANEWISE(cos) PD_LANEWISE(floor) PD_LANEWISE(ceil) PD_LANEWISE(rint)
+PD_LANEWISE(sqrt) PD_LANEWISE(sign)
+#define PD_LANEWISE2(NAME, T, V)                                                                                      \
+  PD_LEAF V pd_##NAME##_##V(V a, V b) { V y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_##T(a[l], b[l]); return y; }
+PD_LANEWISE2(pow, f32, vf32) PD_LANEWISE2(fmod, f32, vf32) PD_LANEWISE2(mod, f32, vf32)
+PD_LANEWISE2(div, i32, vi32) PD_LANEWISE2(fmod, i32, vi32) PD_LANEWISE2(mod, i32, vi32)
+PD_LANEWISE2(div, i64, vi64) PD_LANEWISE2(fmod, i64, vi64) PD_LANEWISE2(mod, i64, vi64)
+PD_INLINE vf32 pd_abs_vf32(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
+PD_INLINE vi32 pd_abs_vi32(vi32 x) { return vsel_i32(x < 0, -x, x); }
+PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x < 0, vi32), -x, x); }
+
+#define PD_HORIZONTAL(T, V)                                                                                           \
+  PD_INLINE T pd_hsum_##V(V v) { T s[PD_W]; memcpy(s, &v, sizeof s);                                                   \
+    for (int w = PD_W / 2; w; w /= 2) for (int l = 0; l < w; ++l) s[l] = s[l] + s[l + w];                              \
+    return s[0]; }                                                                                                    \
+  PD_INLINE T pd_hprod_##V(V v) { T s = v[0]; for (int l = 1; l < PD_W; ++l) s *= v[l]; return s; }                    \
+  PD_INLINE T pd_hmax_##V(V v) { T s = v[0]; for (int l = 1; l < PD_W; ++l) s = pd_max_##T(s, v[l]); return s; }       \
+  PD_INLINE T pd_hmin_##V(V v) { T s = v[0]; for (int l = 1; l < PD_W; ++l) s = pd_min_##T(s, v[l]); return s; }
+PD_HORIZONTAL(f32, vf32)
+PD_HORIZONTAL(i32, vi32)
+PD_HORIZONTAL(i64, vi64)
+#endif

@@ -1,0 +1,128 @@
+"""Unrolling, scalar replacement and common loads: what turns a tile of memory accesses into register code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from itertools import count
+
+from polydyn.codegen.ir import (
+    Body,
+    Broadcast,
+    Def,
+    FlatLoad,
+    For,
+    Node,
+    Reg,
+    Set,
+    Store,
+    bodies,
+    map_value,
+    rewrite,
+    substitute,
+    walk_value,
+    with_bodies,
+)  # fmt: skip
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Const, Value
+
+
+def unroll(body: Body, loops: Collection[str]) -> Body:
+    """Unrolls the named loops completely; their extents must be constants."""
+
+    def f(n: Node) -> Node | Body:
+        if not (isinstance(n, For) and n.var in loops):
+            return n
+        trips = (n.hi - n.lo).constant
+        if trips is None:
+            raise CodegenError(f"{n.var} in [{n.lo}, {n.hi}) has no constant extent to unroll")
+        return tuple(x for i in range(trips) for x in substitute(n.body, {n.var: n.lo + i}))
+
+    return rewrite(body, f)
+
+
+def partial_unroll(body: Body, var: str, factor: int) -> Body:
+    """Asks the C compiler to unroll the loop ``var`` by ``factor``."""
+
+    def f(n: Node) -> Node:
+        return replace(n, kind=f"unroll{factor}") if isinstance(n, For) and n.var == var else n
+
+    return rewrite(body, f)
+
+
+def registers(body: Body, buffer: str, dtype: str) -> Body:
+    """Scalar replacement: every access to ``buffer`` (which must have a constant address) becomes a named register.
+
+    The registers are declared at the top of the body.
+    """
+    seen: dict[int, int] = {}
+
+    def name(address: int | None, lanes: int) -> str:
+        if address is None:
+            raise CodegenError(f"an address of {buffer} is not constant: it cannot live in registers")
+        if seen.setdefault(address, lanes) != lanes:
+            raise CodegenError(f"{buffer}[{address}] is used with different numbers of lanes")
+        return f"{buffer}_{address}"
+
+    def value(v: Value) -> Value:
+        if isinstance(v, FlatLoad) and v.buffer == buffer:
+            return Reg(v.dtype, name(v.address.constant, v.lanes), v.lanes)
+        return v
+
+    def f(n: Node) -> Node:
+        if isinstance(n, (Store, Def, Set)):
+            n = replace(n, value=map_value(n.value, value))
+            if isinstance(n, Store) and n.buffer == buffer:
+                return Set(name(n.address.constant, n.lanes), n.value, n.lanes, n.reduce)
+        return n
+
+    out = rewrite(body, f)
+    zero = Const(dtype, 0.0 if dtype.startswith("float") else 0)
+    return (*(Def(f"{buffer}_{a}", zero, lanes) for a, lanes in sorted(seen.items())), *out)
+
+
+def share_loads(body: Body, prefix: str = "t") -> Body:
+    """Within straight-line runs, a load that occurs more than once is read once into a register.
+
+    A scalar load that feeds vectors is broadcast once. A store ends the sharing of its own buffer's loads.
+    """
+    fresh = count()
+
+    def run(seq: list[Store | Def | Set]) -> Body:
+        uses = Counter(x for n in seq for x in walk_value(n.value) if isinstance(x, FlatLoad))
+        out: list[Node] = []
+        held: dict[FlatLoad, Reg] = {}
+        for n in seq:
+            width = n.lanes
+
+            def shared(v: Value, width: int = width) -> Value:
+                if not isinstance(v, FlatLoad) or uses[v] < 2:
+                    return v
+                if v not in held:
+                    lanes = max(v.lanes, width)
+                    source = Broadcast(v.dtype, v, lanes) if v.lanes < lanes else v
+                    held[v] = Reg(v.dtype, f"{prefix}{next(fresh)}", lanes)
+                    out.append(Def(held[v].name, source, lanes))
+                return held[v] if held[v].lanes <= width else v
+
+            out.append(replace(n, value=map_value(n.value, shared)))
+            if isinstance(n, Store):
+                for v in [v for v in held if v.buffer == n.buffer]:
+                    del held[v]
+        return tuple(out)
+
+    def sequences(b: Body) -> Body:
+        out: list[Node] = []
+        current: list[Store | Def | Set] = []
+        for n in b:
+            if isinstance(n, (Store, Def, Set)):
+                current.append(n)
+                continue
+            out += run(current)
+            current = []
+            out.append(with_bodies(n, tuple(map(sequences, bodies(n)))))
+        return (*out, *run(current))
+
+    return sequences(body)
+

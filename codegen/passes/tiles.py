@@ -1,0 +1,91 @@
+"""Exact tiles for the CPU: balanced shares of tile loops, exact row variants, exact serial reductions, task ranges.
+
+Instead of padding (DietCode's local padding, right for GPUs) the CPU binds the extent of the current tile exactly:
+``ceil(M/T)`` row tiles of ``q`` or ``q+1`` rows, a switch around the micro-kernel's variants (CPU.md 2 and 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from polydyn.codegen.ir import Body, For, Let, Mark, Node, Outline, Switch, rewrite
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
+
+
+def balance(body: Body, var: str, total: IndexLike, shares: IndexLike, share: IndexLike) -> Body:
+    """Tile loop ``var`` runs over share number ``share`` of ``shares`` nearly equal parts of ``total`` tiles.
+
+    The parts ``[total*s // n, total*(s+1) // n)`` partition ``[0, total)`` for any n >= 1.
+    """
+    t, n, s = Index.of(total), Index.of(shares), Index.of(share)
+
+    def f(x: Node) -> Node:
+        return replace(x, lo=t * s // n, hi=t * (s + 1) // n) if isinstance(x, For) and x.var == var else x
+
+    return rewrite(body, f)
+
+
+def clip(body: Body, loops: Collection[str], extent: Index) -> Body:
+    """Serial loops over a tile get the exact extent of the current tile: ``min(hi, extent)``."""
+
+    def f(n: Node) -> Node:
+        return replace(n, hi=minimum(n.hi, extent)) if isinstance(n, For) and n.var in loops else n
+
+    return rewrite(body, f)
+
+
+def exact_variants(
+    body: Body, mark: str, live: Index, sizes: Collection[int], name: str, specialise: Callable[[Body, int], Body]
+) -> Body:
+    """The marked body becomes a switch on the number of live rows, one outlined function per size."""
+
+    def f(n: Node) -> Node | Body:
+        if not (isinstance(n, Mark) and n.name == mark):
+            return n
+        cases = tuple((r, (Outline(f"{name}_{r}", specialise(n.body, r)),)) for r in sizes)
+        return cases[0][1] if len(cases) == 1 and live.constant == cases[0][0] else Switch(live, cases)
+
+    return rewrite(body, f)
+
+
+def tasks(body: Body, mark: str = "task") -> tuple[Body, Index]:
+    """The marked nest of coincident loops becomes a linear range of tasks [begin, end).
+
+    Returns the body and the number of tasks. The loops directly below the mark, one inside the other, are the
+    coincident band; all must start at 0.
+    """
+    total: list[Index] = []
+
+    def f(n: Node) -> Node | Body:
+        if not (isinstance(n, Mark) and n.name == mark):
+            return n
+        band: list[For] = []
+        inner = n.body
+        while len(inner) == 1 and isinstance(inner[0], For) and inner[0].kind == "parallel":
+            band.append(inner[0])
+            inner = inner[0].body
+        if any(x.lo != ZERO for x in band):
+            raise CodegenError("a task loop does not start at 0")
+        number, rest, count = Index.of("task"), inner, ONE
+        for i, x in enumerate(reversed(band)):
+            outermost = i == len(band) - 1
+            rest = (Let(x.var, number if outermost else number % x.hi, rest),)
+            number, count = number // x.hi, count * x.hi
+        total.append(count)
+        return For("task", Index.of("begin"), Index.of("end"), rest, "serial")
+
+    out = rewrite(body, f)
+    if len(total) != 1:
+        raise CodegenError(f"{len(total)} task marks in one kernel")
+    return out, total[0]
+
+
+def mark_parallel(body: Body, loops: Collection[str]) -> Body:
+    """Declares the named loops parallel (they belong to the coincident band)."""
+
+    def f(n: Node) -> Node:
+        return replace(n, kind="parallel") if isinstance(n, For) and n.var in loops else n
+
+    return rewrite(body, f)

@@ -1,0 +1,213 @@
+"""Vectorisation of a named loop: strip-mine by the vector width, then lanes.
+
+A loop without reductions becomes full vectors and one masked tail. A loop that accumulates into registers defined
+outside it becomes lane-partial accumulators on several independent chains and a horizontal reduction at the end; the
+tail accumulates under a predicate, so that padding needs no neutral fill (CPU.md 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from polydyn.codegen.ir import (
+    Blend,
+    Body,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    Horizontal,
+    If,
+    Let,
+    Node,
+    Ramp,
+    Reg,
+    Set,
+    Store,
+    bodies,
+    lanes_of,
+    map_value,
+    rewrite,
+    walk,
+    walk_value,
+    with_bodies,
+)  # fmt: skip
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import REDUCTIONS, FromIndex, Op, Value, neutral
+from polydyn.schedules.index import ZERO, Index, simplify
+
+LANE = "@lane"
+VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8")
+
+
+class _Lanes:
+    """Rewrites one iteration's body for lanes ``start + @lane`` of ``var``."""
+
+    def __init__(self, var: str, start: Index, width: int, mask: Index | None) -> None:
+        self.var, self.start, self.width, self.mask = var, start, width, mask
+        self.local: set[str] = set()
+
+    def split(self, i: Index) -> tuple[Index, Index]:
+        """(stride per lane, rest)."""
+        if self.var not in i.symbols():
+            return ZERO, i
+        moved = simplify(i.subs({self.var: self.start + LANE}), {LANE: Index.of(self.width)})
+        stride, rest = moved.split(LANE)
+        if LANE in rest.symbols() or LANE in stride.symbols():
+            raise CodegenError(f"{i} is not affine in the lane of {self.var}")
+        return stride, rest
+
+    def value(self, v: Value) -> Value:
+        return map_value(v, self._part)
+
+    def _part(self, v: Value) -> Value:
+        if isinstance(v, FlatLoad):
+            stride, rest = self.split(v.address)
+            if stride == ZERO:
+                return replace(v, address=rest)
+            if v.dtype not in VECTOR_DTYPES:
+                raise CodegenError(f"no vectors of {v.dtype}")
+            return replace(v, address=rest, lanes=self.width, stride=stride, mask=self.mask)
+        if isinstance(v, FromIndex):
+            stride, rest = self.split(v.index)
+            return replace(v, index=rest) if stride == ZERO else Ramp(v.dtype, rest, stride, self.width)
+        if isinstance(v, Reg) and v.name in self.local:
+            return replace(v, lanes=self.width)
+        if isinstance(v, Op) and v.name == "where" and lanes_of(v.args[0]) > 1 and any(map(_loads, v.args[1:])):
+            raise CodegenError("a guarded load cannot be speculated in vector lanes")
+        return v
+
+    def body(self, body: Body) -> Body:
+        out: list[Node] = []
+        for n in body:
+            if isinstance(n, Def):
+                self.local.add(n.reg)
+                out.append(replace(n, value=self.value(n.value), lanes=self.width))
+            elif isinstance(n, Set):
+                if n.reg not in self.local:
+                    raise CodegenError(f"{n.reg} is carried by the vector loop {self.var}")
+                out.append(replace(n, value=self.value(n.value), lanes=self.width))
+            elif isinstance(n, Store):
+                stride, rest = self.split(n.address)
+                if stride == ZERO:
+                    raise CodegenError(f"all lanes of {self.var} write one element of {n.buffer}")
+                v = self.value(n.value)
+                out.append(replace(n, address=rest, stride=stride, value=v, lanes=self.width, mask=self.mask))
+            elif isinstance(n, (For, Let, If)):
+                out.append(with_bodies(self._bounds(n), tuple(map(self.body, bodies(n)))))
+            else:
+                raise CodegenError(f"{type(n).__name__} inside the vector loop {self.var}")
+        return tuple(out)
+
+    def _bounds(self, n: For | Let | If) -> Node:
+        def inv(i: Index) -> Index:
+            stride, rest = self.split(i)
+            if stride != ZERO:
+                raise CodegenError(f"a bound depends on the lane of {self.var}: {i}")
+            return rest
+
+        if isinstance(n, For):
+            return replace(n, lo=inv(n.lo), hi=inv(n.hi))
+        if isinstance(n, Let):
+            return replace(n, value=inv(n.value))
+        return replace(n, cond=tuple(Compare(c.relation, inv(c.left), inv(c.right)) for c in n.cond))
+
+
+def _loads(v: Value) -> bool:
+    return any(isinstance(x, FlatLoad) for x in walk_value(v))
+
+
+def vectorise_tile(body: Body, var: str, width: int, mask_extent: Index | None = None) -> Body:
+    """Loops ``var`` of a constant extent that is a multiple of ``width`` become loops over vectors.
+
+    ``mask_extent``: number of live elements counted from the loop's start; lanes beyond it are masked.
+    """
+
+    def f(n: Node) -> Node:
+        if not (isinstance(n, For) and n.var == var):
+            return n
+        trips = n.hi.constant
+        if n.lo != ZERO or trips is None or trips % width:
+            raise CodegenError(f"{var} in [{n.lo}, {n.hi}) is not a whole number of vectors of {width}")
+        start = Index.of(var) * width
+        lanes = _Lanes(var, start, width, None if mask_extent is None else mask_extent - start)
+        return For(var, ZERO, Index.of(trips // width), lanes.body(n.body), "vector")
+
+    return rewrite(body, f)
+
+
+def vectorise_loop(loop: For, width: int, chains: int = 4) -> Body:
+    """A loop of any extent: full vectors, then a masked tail; reductions into outer registers as described above."""
+    accumulators = _accumulators(loop)
+    if loop.lo != ZERO:
+        raise CodegenError(f"vector loop {loop.var} must start at 0")
+    count = chains if accumulators else 1
+    names = {r: [f"{r}_{loop.var}{c}" for c in range(count)] for r in accumulators}
+    out: list[Node] = []
+    for reg, (reduction, dtype) in accumulators.items():
+        out += [Def(x, neutral(reduction, dtype), width) for x in names[reg]]
+    step, v = Index.of(width * count), Index.of(loop.var)
+    main = loop.hi // step
+    body: list[Node] = []
+    for c in range(count):
+        body += _iteration(loop, v * step + c * width, width, None, {r: names[r][c] for r in names}, f"_{c}")
+    out.append(For(loop.var, ZERO, main, tuple(body), "vector"))
+    first = {r: names[r][0] for r in names}
+    if count > 1 and not _divides(step, loop.hi):
+        rest = (loop.hi - main * step) // width
+        single = _iteration(loop, main * step + v * width, width, None, first, "_r")
+        out.append(For(loop.var, ZERO, rest, single, "vector"))
+    if not _divides(Index.of(width), loop.hi):
+        full = (loop.hi // width) * width
+        tail = _iteration(loop, full, width, loop.hi - full, first, "_t")
+        out.append(If((Compare(">", loop.hi, full),), tail))
+    for reg, (reduction, dtype) in accumulators.items():
+        total: Value = Reg(dtype, names[reg][0], width)
+        for x in names[reg][1:]:
+            total = Op(dtype, REDUCTIONS[reduction], (total, Reg(dtype, x, width)))
+        out.append(Set(reg, Horizontal(dtype, reduction, total), 1, reduction))
+    return tuple(out)
+
+
+def _divides(n: Index, x: Index) -> bool:
+    return (x % n) == ZERO
+
+
+def _accumulators(loop: For) -> dict[str, tuple[str, str]]:
+    """Registers set with a reduction inside the loop but defined outside: name -> (reduction, dtype)."""
+    inside = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
+    out: dict[str, tuple[str, str]] = {}
+    for n in walk(loop.body):
+        if isinstance(n, Set) and n.reg not in inside:
+            if n.reduce is None or out.get(n.reg, (n.reduce, n.value.dtype)) != (n.reduce, n.value.dtype):
+                raise CodegenError(f"{n.reg} is carried by {loop.var} but is not one reduction")
+            out[n.reg] = (n.reduce, n.value.dtype)
+    return out
+
+
+def _iteration(
+    loop: For, start: Index, width: int, mask: Index | None, accumulators: Mapping[str, str], suffix: str
+) -> Body:
+    """One vector iteration, accumulating into the lane-partial registers; local registers get a suffix."""
+    lanes = _Lanes(loop.var, start, width, mask)
+    lanes.local |= set(accumulators)
+    local = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
+
+    def rename(n: Node) -> Node:
+        if isinstance(n, (Def, Set)):
+            reg = accumulators.get(n.reg, n.reg + suffix if n.reg in local else n.reg)
+            n = replace(n, reg=reg)
+            if isinstance(n, Set) and n.reduce and reg in accumulators.values() and mask is not None:
+                old = Reg(n.value.dtype, reg, width)
+                new = Op(n.value.dtype, REDUCTIONS[n.reduce], (old, n.value))
+                n = Set(reg, Blend(n.value.dtype, new, old, mask), width)
+        if isinstance(n, (Store, Def, Set)):
+            return replace(n, value=map_value(n.value, name))
+        return n
+
+    def name(v: Value) -> Value:
+        return replace(v, name=v.name + suffix) if isinstance(v, Reg) and v.name in local else v
+
+    return rewrite(lanes.body(loop.body), rename)
+

@@ -1,0 +1,1 @@
+"""Printers: loop IR to C."""

@@ -1,0 +1,126 @@
+"""Loop IR -> C text for CPUs. Every form of the IR has exactly one printed form; the leaves are in ``leaf/pd_cpu.h``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Compare,
+    Def,
+    For,
+    If,
+    Let,
+    Mark,
+    Outline,
+    Reg,
+    Set,
+    Store,
+    Switch,
+    node_indices,
+    used_buffers,
+    walk,
+)  # fmt: skip
+from polydyn.codegen.printers.c_values import CTYPE, ValuePrinter, index_text, vector_type
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import REDUCTIONS, Op, Value
+
+
+class KernelPrinter:
+    """Prints one kernel and the functions outlined from it."""
+
+    def __init__(self, name: str, buffers: Mapping[str, str], outputs: Sequence[str], symbols: Sequence[str]) -> None:
+        """``buffers``: parameter name -> dtype, in ABI order; ``outputs``: those written; ``symbols``: ABI order."""
+        self.name, self.buffers, self.outputs, self.symbols = name, dict(buffers), set(outputs), list(symbols)
+        self.dtypes = dict(buffers)
+        self.functions: dict[str, str] = {}
+
+    def kernel(self, body: Body) -> str:
+        """The kernel's C text (without headers)."""
+        for n in walk(body):
+            if isinstance(n, Alloc):
+                self.dtypes[n.buffer] = n.dtype
+        used, free = used_buffers(body), _free(body)
+        text = self._body(body, 1)
+        decl = "".join(
+            f"  {self._pointer(b)} = buf[{i}];\n" for i, b in enumerate(self.buffers) if b in used
+        ) + "".join(f"  const i64 {s} = sym[{i}];\n" for i, s in enumerate(self.symbols) if s in free)
+        unused = "  (void)buf; (void)sym; (void)scratch; (void)begin; (void)end;\n"
+        head = f"void {self.name}(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch) {{\n"
+        return "".join(self.functions.values()) + head + decl + unused + text + "}\n"
+
+    def _pointer(self, buffer: str) -> str:
+        const = "" if buffer in self.outputs or buffer not in self.buffers else "const "
+        return f"{const}{CTYPE[self.dtypes[buffer]]} *restrict {buffer}"
+
+    def _body(self, body: Body, depth: int) -> str:
+        return "".join(self._node(n, depth) for n in body)
+
+    def _node(self, n: object, depth: int) -> str:
+        t = "  " * depth
+        if isinstance(n, For):
+            pragma = f"{t}#pragma GCC unroll {n.kind[6:]}\n" if n.kind.startswith("unroll") else ""
+            head = f"for (i64 {n.var} = {index_text(n.lo)}; {n.var} < {index_text(n.hi)}; ++{n.var})"
+            return f"{pragma}{t}{head} {{\n{self._body(n.body, depth + 1)}{t}}}\n"
+        if isinstance(n, If):
+            orelse = f" else {{\n{self._body(n.orelse, depth + 1)}{t}}}" if n.orelse else ""
+            cond = " && ".join(map(_compare, n.cond))
+            return f"{t}if ({cond}) {{\n{self._body(n.then, depth + 1)}{t}}}{orelse}\n"
+        if isinstance(n, Let):
+            return f"{t}{{\n{t}const i64 {n.var} = {index_text(n.value)};\n{self._body(n.body, depth)}{t}}}\n"
+        if isinstance(n, Mark):
+            raise CodegenError(f"mark {n.name} was not consumed")
+        if isinstance(n, Alloc):
+            return self._alloc(n, depth)
+        if isinstance(n, Switch):
+            cases = "".join(f"{t}case {k}: {{\n{self._body(b, depth + 1)}{t}}} break;\n" for k, b in n.cases)
+            return f"{t}switch ({index_text(n.on)}) {{\n{cases}{t}}}\n"
+        if isinstance(n, Outline):
+            return self._outline(n, depth)
+        if isinstance(n, (Store, Def, Set)):
+            return t + self._assignment(n) + "\n"
+        raise CodegenError(f"no C form for {n!r}")
+
+    def _alloc(self, n: Alloc, depth: int) -> str:
+        t = "  " * depth
+        if n.scope == "stack":
+            head = f"{CTYPE[n.dtype]} {n.buffer}[{index_text(n.size)}] __attribute__((aligned(64)));"
+            return f"{t}{{\n{t}{head}\n{self._body(n.body, depth)}{t}}}\n"
+        step = f"(({index_text(n.size)}) * (i64)sizeof({CTYPE[n.dtype]}) + 63) / 64 * 64"
+        head = f"{self._pointer(n.buffer)} = scratch; void *scratch_{n.buffer} = (char *)scratch + {step};"
+        inner = f"{t}{{ void *scratch = scratch_{n.buffer}; (void)scratch;\n{self._body(n.body, depth)}{t}}}\n"
+        return f"{t}{{\n{t}{head}\n{inner}{t}}}\n"
+
+    def _outline(self, n: Outline, depth: int) -> str:
+        buffers, free = sorted(used_buffers(n.body)), sorted(_free(n.body))
+        params = [self._pointer(b) for b in buffers] + [f"i64 {v}" for v in free] + ["void *scratch"]
+        text = f"{{\n  (void)scratch;\n{self._body(n.body, 1)}}}\n"
+        self.functions[n.name] = f"static __attribute__((noinline)) void {n.name}({', '.join(params)}) {text}"
+        return f"{'  ' * depth}{n.name}({', '.join([*buffers, *free, 'scratch'])});\n"
+
+    def _assignment(self, n: Store | Def | Set) -> str:
+        values = ValuePrinter(self.dtypes)
+        dtype = n.value.dtype
+        if isinstance(n, Def):
+            kind = CTYPE[dtype] if n.lanes == 1 and dtype != "bool" else vector_type(dtype) if n.lanes > 1 else "int"
+            return f"{kind} {n.reg} = {values.text(n.value, n.lanes)};"
+        if isinstance(n, Set):
+            return f"{n.reg} = {values.text(_combined(n.reduce, Reg(dtype, n.reg, n.lanes), n.value), n.lanes)};"
+        return values.store(n)
+
+
+def _combined(reduce: str | None, old: Value, new: Value) -> Value:
+    return new if reduce is None else Op(new.dtype, REDUCTIONS[reduce], (old, new))
+
+
+def _compare(c: Compare) -> str:
+    return f"{index_text(c.left)} {c.relation} {index_text(c.right)}"
+
+
+def _free(body: Body) -> set[str]:
+    """Symbols used but not bound in the body."""
+    used = {s for n in walk(body) for i in node_indices(n) for s in i.symbols()}
+    return used - {n.var for n in walk(body) if isinstance(n, (For, Let))}
+
+

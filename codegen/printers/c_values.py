@@ -1,0 +1,208 @@
+"""C text of index expressions and scalar or vector values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from polydyn.codegen.ir import Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, lanes_of
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import FLOATS, REDUCTIONS, Const, FromIndex, Op, Value
+from polydyn.schedules.index import Atom, Index, is_nonnegative
+
+CTYPE = {
+    "float32": "f32", "float64": "f64", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
+    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "u8",
+}  # fmt: skip
+"""Storage types."""
+SHORT = {**CTYPE, "bool": "b"}
+INFIX = {"add": "+", "sub": "-", "mul": "*"}
+RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
+
+
+def vector_type(dtype: str) -> str:
+    """The C vector type of a dtype."""
+    return "vb" if dtype == "bool" else f"v{CTYPE[dtype]}"
+
+
+def index_text(i: Index) -> str:
+    """An int64 C expression. Floor division is C division where the dividend is surely >= 0."""
+    if not i.terms:
+        return "0"
+    parts = []
+    for m, c in sorted(i.terms.items(), key=lambda t: (-len(t[0]), str(t[0]))):
+        factors = [a if isinstance(a, str) else _atom_text(a) for a in m]
+        if c != 1 or not m:
+            factors.insert(0, str(c) if c >= 0 else f"({c})")
+        parts.append("*".join(factors))
+    return parts[0] if len(parts) == 1 and len(next(iter(i.terms))) <= 1 else "(" + " + ".join(parts) + ")"
+
+
+def _atom_text(a: Atom) -> str:
+    args = [index_text(x) for x in a.args]
+    if a.kind == "floordiv":
+        if all(is_nonnegative(x, positive=False) for x in a.args):
+            return f"({args[0]}/{args[1]})"
+        return f"pd_fdiv({args[0]}, {args[1]})"
+    if a.kind == "fetch":
+        return f"(i64){a.name}[{args[0]}]"
+    out = args[0]
+    for x in args[1:]:
+        out = f"{'PD_MIN' if a.kind == 'min' else 'PD_MAX'}({out}, {x})"
+    return out
+
+
+class ValuePrinter:
+    """Prints values; ``dtypes`` gives the storage dtype of every buffer."""
+
+    def __init__(self, dtypes: Mapping[str, str]) -> None:
+        self.dtypes = dtypes
+
+    def text(self, v: Value, want: int = 1) -> str:
+        """C text with ``want`` lanes (a scalar is broadcast)."""
+        lanes = lanes_of(v)
+        if lanes == want or want == 1:
+            return self._text(v, lanes)
+        s = self._text(v, lanes)
+        if v.dtype == "bool":
+            return f"vbcast_i32(-(({s}) != 0))"
+        return f"vbcast_{SHORT[v.dtype]}({s})"
+
+    def _text(self, v: Value, lanes: int) -> str:
+        if isinstance(v, Const):
+            return _constant(v)
+        if isinstance(v, Reg):
+            return v.name
+        if isinstance(v, FlatLoad):
+            return self._load(v)
+        if isinstance(v, FromIndex):
+            return f"(({CTYPE[v.dtype]}){index_text(v.index)})"
+        if isinstance(v, Ramp):
+            return self._ramp(v)
+        if isinstance(v, Broadcast):
+            return self.text(v.value, v.lanes)
+        if isinstance(v, Horizontal):
+            return f"pd_h{v.reduction}_{vector_type(v.dtype)}({self.text(v.value, lanes_of(v.value))})"
+        if isinstance(v, Blend):
+            args = f"{self.text(v.new, lanes)}, {self.text(v.old, lanes)}"
+            return f"vsel_{SHORT[v.dtype]}(vlive({index_text(v.count)}), {args})"
+        if isinstance(v, Op):
+            return self._op(v, lanes)
+        raise CodegenError(f"no C form for {v!r}")
+
+    def _ramp(self, v: Ramp) -> str:
+        t = CTYPE[v.dtype] if v.dtype in ("int32", "int64", "float32") else None
+        if t is None:
+            raise CodegenError(f"no ramp of {v.dtype}")
+        return f"vramp_{t}({index_text(v.start)}, {index_text(v.step)})"
+
+    def _load(self, v: FlatLoad) -> str:
+        if v.lanes == 1:
+            return f"{v.buffer}[{index_text(v.address)}]"
+        t, p = CTYPE[v.dtype], f"{v.buffer} + {index_text(v.address)}"
+        if v.stride != 1:
+            text = f"vloads_{t}({p}, {index_text(v.stride)}, {'PD_W' if v.mask is None else index_text(v.mask)})"
+        elif v.mask is not None:
+            text = f"vloadm_{t}({p}, {index_text(v.mask)})"
+        else:
+            text = f"vload_{t}({p})"
+        return f"vbool({text})" if v.dtype == "bool" else text
+
+    def store(self, n: Store) -> str:
+        """The statement that stores (or combines and stores)."""
+        dtype = n.value.dtype
+        if self.dtypes[n.buffer] != dtype:
+            raise CodegenError(f"{dtype} stored to {n.buffer} of {self.dtypes[n.buffer]}")
+        value = n.value
+        if n.reduce is not None:
+            old = FlatLoad(dtype, n.buffer, n.address, n.lanes, n.stride, n.mask)
+            value = Op(dtype, REDUCTIONS[n.reduce], (old, value))
+        x = self.text(value, n.lanes)
+        if n.lanes == 1:
+            return f"{n.buffer}[{index_text(n.address)}] = {f'({x}) != 0' if dtype == 'bool' else x};"
+        x = f"vbyte({x})" if dtype == "bool" else x
+        t, p = CTYPE[dtype], f"{n.buffer} + {index_text(n.address)}"
+        if n.stride != 1:
+            count = "PD_W" if n.mask is None else index_text(n.mask)
+            return f"vstores_{t}({p}, {index_text(n.stride)}, {x}, {count});"
+        if n.mask is not None:
+            return f"vstorem_{t}({p}, {x}, {index_text(n.mask)});"
+        return f"vstore_{t}({p}, {x});"
+
+    def _op(self, v: Op, lanes: int) -> str:
+        if v.name == "cast":
+            return self._cast(v, lanes)
+        if v.name in ("where", "select"):
+            return self._choice(v, lanes)
+        args = [self.text(a, lanes) for a in v.args]
+        source = v.args[-1].dtype
+        if v.name in RELATIONS:
+            text = f"({args[0]} {RELATIONS[v.name]} {args[1]})"
+            return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source == "int64" else text
+        if source == "bool" or v.name in ("isnan", "isinf"):
+            return _logic(v.name, args, lanes, source)
+        if v.name in INFIX:
+            return f"({args[0]} {INFIX[v.name]} {args[1]})"
+        if v.name == "neg":
+            return f"(-{args[0]})"
+        if v.name == "reciprocal":
+            return f"({'1.0f' if source == 'float32' else '1'} / {args[0]})"
+        if v.name == "div" and source in FLOATS:
+            return f"({args[0]} / {args[1]})"
+        suffix = vector_type(source) if lanes > 1 else CTYPE[source]
+        return f"pd_{v.name}_{suffix}({', '.join(args)})"
+
+    def _cast(self, v: Op, lanes: int) -> str:
+        (x,) = v.args
+        s = self.text(x, lanes)
+        if v.dtype == x.dtype:
+            return s
+        if lanes == 1:
+            return f"(({s}) != 0)" if v.dtype == "bool" else f"(({CTYPE[v.dtype]})({s}))"
+        if v.dtype == "bool":
+            ne = f"({s} != 0)"
+            return f"__builtin_convertvector({ne}, vi32)" if x.dtype in ("int64", "uint8") else ne
+        return f"__builtin_convertvector({f'-({s})' if x.dtype == 'bool' else s}, {vector_type(v.dtype)})"
+
+    def _choice(self, v: Op, lanes: int) -> str:
+        c, a, b = v.args
+        if lanes == 1 or lanes_of(c) == 1:
+            return f"(({self.text(c)}) ? {self.text(a, lanes)} : {self.text(b, lanes)})"
+        kind = "i32" if v.dtype == "bool" else SHORT[v.dtype]
+        return f"vsel_{kind}({self.text(c, lanes)}, {self.text(a, lanes)}, {self.text(b, lanes)})"
+
+
+def _logic(name: str, args: list[str], lanes: int, source: str) -> str:
+    if name == "isnan":
+        return f"({args[0]} != {args[0]})"
+    if name == "isinf":
+        suffix = vector_type(source) if lanes > 1 else CTYPE[source]
+        return f"(pd_abs_{suffix}({args[0]}) == INFINITY)"
+    if name == "not":
+        return f"(~{args[0]})" if lanes > 1 else f"(!{args[0]})"
+    if name not in ("and", "or", "xor", "max", "min"):
+        raise CodegenError(f"{name} of booleans has no C form")
+    if name == "xor":
+        return f"({args[0]} ^ {args[1]})" if lanes > 1 else f"(!{args[0]} != !{args[1]})"
+    both = name in ("and", "min")
+    if lanes > 1:
+        return f"({args[0]} {'&' if both else '|'} {args[1]})"
+    return f"({args[0]} {'&&' if both else '||'} {args[1]})"
+
+
+def _constant(v: Const) -> str:
+    if v.dtype in FLOATS:
+        x = float(v.value)
+        suffix = "f" if v.dtype == "float32" else ""
+        if math.isnan(x):
+            return "NAN"
+        if math.isinf(x):
+            return "INFINITY" if x > 0 else "(-INFINITY)"
+        text = f"{x!r}" if abs(x) < 3.5e38 or v.dtype == "float64" else "INFINITY"
+        return f"({text}{suffix})" if x < 0 or text.startswith("-") else f"{text}{suffix}"
+    if v.dtype == "bool":
+        return "1" if v.value else "0"
+    n = int(v.value)
+    if n == -(2**63):
+        return "INT64_MIN"
+    return f"(({CTYPE[v.dtype]}){n}LL)" if v.dtype != "uint64" else f"{n}ULL"
