@@ -7,9 +7,10 @@ The node names are isl's: band, sequence, mark, leaf.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TypeAlias, Union
+from typing import TypeAlias
 
 import islpy as isl
 
@@ -60,7 +61,7 @@ class Mark:
     child: Tree = field(default_factory=Leaf)
 
 
-Tree: TypeAlias = Union[Leaf, Band, Sequence, Mark]
+Tree: TypeAlias = Leaf | Band | Sequence | Mark
 
 
 def sequence(*children: tuple[Seq[str] | str, Tree]) -> Sequence:
@@ -96,7 +97,9 @@ def _verify(tree: Tree, scope: Mapping[str, TileStatement], done: Mapping[str, f
     elif isinstance(tree, Sequence):
         listed = [n for part, _ in tree.children for n in sorted(part)]
         if sorted(listed) != sorted(scope) or not all(part for part, _ in tree.children):
-            raise ScheduleError(f"sequence over {sorted(listed)} does not split {sorted(scope)}", rule="filters partition")
+            raise ScheduleError(
+                f"sequence over {sorted(listed)} does not split {sorted(scope)}", rule="filters partition"
+            )
         for part, below in tree.children:
             _verify(below, {n: scope[n] for n in part}, {n: done[n] for n in part})
     else:
@@ -146,7 +149,10 @@ def _insert(tree: Tree, node: isl.ScheduleNode, scope: Mapping[str, Frame]) -> i
 
 def _partial(band: Band, scope: Mapping[str, Frame]) -> isl.MultiUnionPwAff:
     values = {(s, m): v for s, m, v in band.defaults}
-    rows = [{n: values.get((n, m), Index.of(m)) if m not in f.dims else Index.of(m) for n, f in scope.items()} for m in band.members]
+    rows = [
+        {n: values.get((n, m), Index.of(m)) if m not in f.dims else Index.of(m) for n, f in scope.items()}
+        for m in band.members
+    ]
     return partial_schedule(rows, scope)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import at_least, below, between, equals, param_set
@@ -28,8 +29,12 @@ def gemm() -> tuple[Mark, list[TileStatement]]:
         statement("S4", ij, equals("b_k", Index.of("B_k") - 1)),
     ]
     point = Band(ij)
-    micro = sequence(("S2", point), ("LD", point), ("S3", Mark("k", Band(("p_k",), point))), ("ST", point), ("S4", point))
-    tree = Mark("task", Band(("b_i", "b_j"), Mark("kblock", Band(("b_k",), Band(("c_j", "c_i"), Mark("micro", micro))))))
+    micro = sequence(
+        ("S2", point), ("LD", point), ("S3", Mark("k", Band(("p_k",), point))), ("ST", point), ("S4", point)
+    )
+    tree = Mark(
+        "task", Band(("b_i", "b_j"), Mark("kblock", Band(("b_k",), Band(("c_j", "c_i"), Mark("micro", micro)))))
+    )
     return tree, statements
 
 
