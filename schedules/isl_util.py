@@ -1,0 +1,234 @@
+"""A thin safe layer over islpy: the only module that touches dimension positions.
+
+Rules that keep isl safe in process: one context (``DEFAULT_CONTEXT``); no callbacks anywhere (an exception inside one
+corrupts the heap), so unions are walked through their lists; objects are built through the API, not from text, so that
+any name is a legal name (it is also 5 to 10 times faster); children of schedule nodes are bounds-checked, which isl
+does not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import islpy as isl
+
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.index import Atom, Index, IndexLike
+
+_DIM = isl.dim_type
+_ONE = isl.Val(1)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """``expr >= 0``, or ``expr == 0`` when ``equality``; affine over coordinates and parameters."""
+
+    expr: Index
+    equality: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.expr} {'=' if self.equality else '>='} 0"
+
+
+def at_least(a: IndexLike, b: IndexLike) -> Condition:
+    """``a >= b``."""
+    return Condition(Index.of(a) - b)
+
+
+def below(a: IndexLike, b: IndexLike) -> Condition:
+    """``a < b``."""
+    return Condition(Index.of(b) - a - 1)
+
+
+def equals(a: IndexLike, b: IndexLike) -> Condition:
+    """``a == b``."""
+    return Condition(Index.of(a) - b, equality=True)
+
+
+def between(low: IndexLike, a: IndexLike, high: IndexLike) -> tuple[Condition, Condition]:
+    """``low <= a < high``."""
+    return at_least(a, low), below(a, high)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The space of a named tuple, ``name[dims]`` under ``params``, and the affine objects over it.
+
+    An empty ``name`` is an anonymous tuple. ScheduleError when a dim repeats or is also a parameter.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    params: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        names = (*self.dims, *self.params)
+        if len(set(names)) != len(names):
+            repeated = sorted({n for n in names if names.count(n) > 1})
+            raise ScheduleError(f"{self.name}: names {repeated} stand for two dimensions", rule="unique names")
+
+    @cached_property
+    def space(self) -> isl.Space:
+        """The set space."""
+        s = isl.Space.create_from_names(isl.DEFAULT_CONTEXT, set=list(self.dims), params=list(self.params))
+        return s.set_tuple_name(_DIM.set, self.name) if self.name else s
+
+    @cached_property
+    def _local(self) -> isl.LocalSpace:
+        return isl.LocalSpace.from_space(self.space)
+
+    @cached_property
+    def _zero(self) -> isl.Aff:
+        return isl.Aff.zero_on_domain(self._local)
+
+    @cached_property
+    def _position(self) -> dict[str, tuple[isl.dim_type, int]]:
+        at = {n: (_DIM.param, i) for i, n in enumerate(self.params)}
+        return at | {n: (_DIM.in_, i) for i, n in enumerate(self.dims)}
+
+    def aff(self, expr: IndexLike) -> isl.Aff:
+        """An affine function; floor divisions by constants are allowed (so ``x % 8`` is too).
+
+        ScheduleError: not affine, or a symbol that is neither a dim nor a parameter.
+        """
+        e = Index.of(expr)
+        out = self._zero
+        for m, c in e.terms.items():
+            if not m:
+                out = out.set_constant_val(isl.Val(c))
+            elif len(m) == 1 and isinstance(m[0], str) and m[0] in self._position:
+                out = out.add_coefficient_val(*self._position[m[0]], isl.Val(c))
+            elif len(m) == 1 and isinstance(m[0], Atom):
+                out = out.add(self._floor(m[0], e).scale_val(isl.Val(c)))
+            else:
+                raise ScheduleError(
+                    f"{e} is not affine over {self.name}[{', '.join(self.dims)}] and {list(self.params)}",
+                    node=self.name,
+                    rule="affine expressions",
+                    remedy="give the product a parameter of its own, or mark the access opaque",
+                )
+        return out
+
+    def _floor(self, a: Atom, whole: Index) -> isl.Aff:
+        divisor = a.args[1].constant if a.kind == "floordiv" else None
+        if not divisor:
+            raise ScheduleError(f"{a} in {whole} is not affine", node=self.name, rule="affine expressions")
+        return self.aff(a.args[0]).scale_down_val(isl.Val(divisor)).floor()
+
+    def universe(self) -> isl.Set:
+        """All tuples."""
+        return isl.Set.universe(self.space)
+
+    def where(self, conditions: Iterable[Condition]) -> isl.Set:
+        """The tuples that satisfy every condition."""
+        s = isl.BasicSet.universe(self.space)
+        for c in conditions:
+            make = isl.Constraint.equality_from_aff if c.equality else isl.Constraint.inequality_from_aff
+            s = s.add_constraint(make(self.aff(c.expr)))
+        return isl.Set.from_basic_set(s)
+
+    def multi_aff(self, name: str, exprs: Sequence[IndexLike]) -> isl.MultiAff:
+        """The function ``self -> name[exprs]``."""
+        # names of the range do not matter; they only must differ from each other
+        to = Frame(name, tuple(f"%{i}" for i in range(len(exprs))), self.params).space
+        out = isl.MultiAff.zero(self.space.map_from_domain_and_range(to))
+        for i, e in enumerate(exprs):
+            out = out.set_aff(i, self.aff(e))
+        return out
+
+    def map_to(self, name: str, exprs: Sequence[IndexLike]) -> isl.Map:
+        """The relation ``self -> name[exprs]``."""
+        return isl.Map.from_multi_aff(self.multi_aff(name, exprs))
+
+    def map_to_all(self, to: Frame) -> isl.Map:
+        """Every tuple of this frame related to every tuple of ``to``."""
+        return isl.Map.universe(self.space.map_from_domain_and_range(to.space))
+
+
+@lru_cache(maxsize=4096)
+def frame(name: str, dims: tuple[str, ...], params: tuple[str, ...]) -> Frame:
+    """A shared Frame (spaces are immutable)."""
+    return Frame(name, dims, params)
+
+
+def param_set(params: tuple[str, ...], conditions: Iterable[Condition] = (), positive: bool = True) -> isl.Set:
+    """A context: the parameters that satisfy the conditions, and are all >= 1 when ``positive``."""
+    conditions = [*conditions, *(at_least(p, 1) for p in params if positive)]
+    return frame("", (), params).where(conditions).params()
+
+
+# -- walking ---------------------------------------------------------------------------------------------------------
+
+
+def maps(u: isl.UnionMap) -> list[isl.Map]:
+    """The maps of a union, by tuple names."""
+    listed = u.get_map_list()
+    return sorted((listed.get_at(i) for i in range(listed.n_map())), key=lambda m: pair(m))
+
+
+def sets(u: isl.UnionSet) -> list[isl.Set]:
+    """The sets of a union, by tuple name."""
+    listed = u.get_set_list()
+    return sorted((listed.get_at(i) for i in range(listed.n_set())), key=lambda s: str(s.get_tuple_name() or ""))
+
+
+def pair(m: isl.Map) -> tuple[str, str]:
+    """The names of a map's input and output tuple (empty when anonymous)."""
+    names = tuple(m.get_tuple_name(d) if m.has_tuple_name(d) else "" for d in (_DIM.in_, _DIM.out))
+    return names[0], names[1]
+
+
+def union_sets(parts: Iterable[isl.Set | isl.UnionSet], params: tuple[str, ...] = ()) -> isl.UnionSet:
+    """The union; empty for no parts."""
+    out = isl.UnionSet.empty(frame("", (), params).space.params())
+    for p in parts:
+        out = out.union(p)
+    return out
+
+
+def union_maps(parts: Iterable[isl.Map | isl.UnionMap], params: tuple[str, ...] = ()) -> isl.UnionMap:
+    """The union; empty for no parts."""
+    out = isl.UnionMap.empty(frame("", (), params).space.params())
+    for p in parts:
+        out = out.union(p)
+    return out
+
+
+def child(node: isl.ScheduleNode, i: int) -> isl.ScheduleNode:
+    """The i-th child. ScheduleError when there is none (isl would return a bogus leaf)."""
+    if not 0 <= i < node.n_children():
+        raise ScheduleError(f"schedule node has {node.n_children()} children, not {i + 1}")
+    return node.child(i)
+
+
+def sample(s: isl.Set) -> dict[str, int]:
+    """One element of a non-empty set: parameter and dimension names to values (unnamed dims are ``d0, d1, ..``)."""
+    point = s.sample_point()
+    out: dict[str, int] = {}
+    for kind, prefix in ((_DIM.param, "p"), (_DIM.set, "d")):
+        for i in range(s.dim(kind)):
+            name = s.get_dim_name(kind, i) or f"{prefix}{i}"
+            value = point.get_coordinate_val(kind, i)
+            out[name if name not in out else f"{name}'"] = value.to_python()
+    return out
+
+
+@contextmanager
+def limits(max_operations: int) -> Iterator[None]:
+    """Bounds the work of isl inside the block; ScheduleError when it is used up. isl stays usable."""
+    c = isl.DEFAULT_CONTEXT
+    before = c.get_max_operations()
+    c.reset_operations()
+    c.set_max_operations(max_operations)
+    try:
+        yield
+    except isl.Error as e:
+        if "maximal number of operations" in str(e) or c.last_error() == isl.error.quota:
+            raise ScheduleError(f"isl used more than {max_operations} operations", rule="operation limit") from e
+        raise
+    finally:
+        c.set_max_operations(before)
+        c.reset_operations()
