@@ -86,13 +86,13 @@ class OpInfo:
 
 
 def _erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x)
+    return np.asarray(np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x))
 
 
 def _trunc_divide(a: Array, b: Array) -> Array:
     """ONNX Div: true division for floats; integers truncate toward zero, division by zero gives 0."""
     if np.issubdtype(np.asarray(a).dtype, np.floating):
-        return np.divide(a, b)  # type: ignore[no-any-return]
+        return np.divide(a, b)
     safe = np.where(b == 0, 1, b)
     q = np.where(b == 0, 0, np.sign(a) * np.sign(safe) * (np.abs(a) // np.abs(safe)))
     return q.astype(np.asarray(a).dtype)

@@ -6,7 +6,7 @@ Instead of padding (DietCode's local padding, right for GPUs) the CPU binds the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from polydyn.codegen.ir import Body, For, Let, Mark, Node, Outline, Switch, rewrite
@@ -36,18 +36,15 @@ def clip(body: Body, loops: Collection[str], extent: Index) -> Body:
     return rewrite(body, f)
 
 
-def exact_variants(
-    body: Body, mark: str, live: Index, sizes: Collection[int], name: str, specialise: Callable[[Body, int], Body]
-) -> Body:
-    """The marked body becomes a switch on the number of live rows, one outlined function per size."""
+def variants(on: Index, cases: Mapping[int, Body], outline: str | None = None) -> Body:
+    """A switch on ``on`` over exact variants; with ``outline`` each becomes a function of its own.
 
-    def f(n: Node) -> Node | Body:
-        if not (isinstance(n, Mark) and n.name == mark):
-            return n
-        cases = tuple((r, (Outline(f"{name}_{r}", specialise(n.body, r)),)) for r in sizes)
-        return cases[0][1] if len(cases) == 1 and live.constant == cases[0][0] else Switch(live, cases)
-
-    return rewrite(body, f)
+    ``on`` must be one of the keys whenever the code runs. One case needs no switch.
+    """
+    bodies = {k: (Outline(f"{outline}_{k}", b),) if outline else b for k, b in cases.items()}
+    if len(bodies) == 1:
+        return next(iter(bodies.values()))
+    return (Switch(on, tuple(bodies.items())),)
 
 
 def tasks(body: Body, mark: str = "task") -> tuple[Body, Index]:

@@ -1,0 +1,328 @@
+"""CPU kernels for matmul-like groups: from the tile-space tree to register-tiled C (CPU.md 1 and 2).
+
+Constants come in panels as wide as a vector, ``[col/W][reduction][W]``; a column operand that is neither such a
+constant nor of unit stride is packed by the promotion statement PACK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polydyn.codegen.check import verify_body
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Compare,
+    FlatLoad,
+    For,
+    If,
+    Let,
+    Node,
+    Store,
+    consume,
+    rewrite,
+    used_buffers,
+)  # fmt: skip
+from polydyn.codegen.isl_ast import from_isl, name_loops
+from polydyn.codegen.kernel import CpuTarget, Kernel
+from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.registers import partial_unroll, registers, share_loads, unroll
+from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, variants
+from polydyn.codegen.passes.vectorise import vectorise_tile
+from polydyn.codegen.printers.c import KernelPrinter
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
+from polydyn.schedules.isl_util import param_set
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.tiling import Roles, contract_tree
+from polydyn.schedules.tree import build_ast, to_isl
+
+REDUCTION_BLOCK = 768
+"""Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (CPU.md 2)."""
+ROW_UNROLL = 4
+"""Reduction steps unrolled: with few rows the loop overhead shows otherwise (CPU.md 2)."""
+V = Index.of
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Decisions for one kernel: register tile, reduction block, packing."""
+
+    rows: int
+    vectors: int
+    block: Index
+    blocks: Index
+    promote: bool
+    carrier: Statement | None
+
+
+class ContractKernel:
+    """Builds the kernel of one matmul-like group."""
+
+    def __init__(self, name: str, group: Group, roles: Roles, target: CpuTarget, packed: frozenset[str]) -> None:
+        """``packed``: arrays already laid out in panels along the column iterator."""
+        self.name, self.group, self.roles, self.target = name, group, roles, target
+        self.acc = next(s for s in group.statements if s.reduce)
+        self.epilogues = [s for s in group.statements if s.role == "epilogue"]
+        self.extents = dict(self.acc.iters)
+        self.M, self.N, self.K = (self.extents[x] for x in (roles.row, roles.col, roles.block))
+        self.R = product(self.extents[x] for x in roles.inner)
+        self.row_value, self.col_value = _operands(self.acc, roles)
+        self.plan = self._plan(packed)
+
+    # -- decisions -----------------------------------------------------------------------------------------------
+
+    def _plan(self, packed: frozenset[str]) -> _Plan:
+        rows, vectors = self._tile()
+        columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
+        in_place = all(x.buffer in packed or self._stride(x) == ONE for x in columns)
+        carrier = next((s for s in self.epilogues if s.value.dtype == "float32"), None)
+        k, r = self.K.constant, self.R.constant
+        block = max(16, REDUCTION_BLOCK // r) if r else REDUCTION_BLOCK
+        if carrier is None or self.acc.value.dtype != "float32" or (k is not None and k <= block * 4 // 3):
+            return _Plan(rows, vectors, self.K, ONE, not in_place, carrier)
+        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), not in_place, carrier)
+
+    def _tile(self) -> tuple[int, int]:
+        """The register tile with the best share of useful lanes; symbolic columns get the widest: tails are exact."""
+        n, w = self.N.constant, self.target.width
+        if n is None:
+            rows, vectors, _ = max(self.target.tiles, key=lambda t: (t[1] <= 4, t[1]))
+            return rows, vectors
+
+        def useful(tile: tuple[int, int, float]) -> float:
+            full, rest = divmod(-(-n // w), tile[1])
+            return (n / w) / (full * tile[1] / tile[2] + rest / (tile[2] * (0.75 if rest == 1 else 0.95)) + 1e-9)
+
+        rows, vectors, _ = max(self.target.tiles, key=useful)
+        return rows, min(vectors, max(1, -(-n // w)))
+
+    def _stride(self, x: Load) -> Index | None:
+        address = self.group.arrays[x.buffer].address(x.index)
+        stride, rest = address.split(self.roles.col)
+        return None if self.roles.col in rest.symbols() else stride
+
+    # -- lowering ------------------------------------------------------------------------------------------------
+
+    def _env(self, a: Mapping[str, Index]) -> dict[str, Index]:
+        r = self.roles
+        env = {x: a[x] for x in (*r.batch, *r.inner) if x in a}
+        env[r.row] = V("o_i") + a.get("p_i", ZERO)
+        env[r.col] = a["c_j"] * self.nr + a["p_j"]
+        env[r.block] = a["b_k"] * self.plan.block + a.get("p_k", ZERO)
+        return env
+
+    @property
+    def nr(self) -> int:
+        """Columns of a full register tile."""
+        return self.plan.vectors * self.target.width
+
+    def _table(self, nr: int) -> dict[str, Lowering]:
+        dtype = self.acc.value.dtype
+
+        def acc(a: Mapping[str, Index]) -> Index:
+            return a["p_i"] * nr + a["p_j"]
+
+        def local(a: Mapping[str, Index]) -> FlatLoad:
+            return FlatLoad(dtype, "acc", acc(a))
+
+        def value(v: Value, a: Mapping[str, Index]) -> Value:
+            own = self.acc.array
+            return flat(self.group, v, self._env(a), lambda x: local(a) if x.buffer == own else None)
+
+        def carried(a: Mapping[str, Index]) -> Index:
+            assert self.plan.carrier is not None
+            c = self.plan.carrier
+            return self.group.arrays[c.array].address(tuple(i.subs(self._env(a)) for i in c.index))
+
+        def accumulate(a: Mapping[str, Index]) -> Body:
+            row, col = value(self.row_value, a), self._column(a)
+            return (Store("acc", acc(a), Op(dtype, "mul", (row, col)), self.acc.reduce),)
+
+        def done(s: Statement) -> Lowering:
+            def f(a: Mapping[str, Index]) -> Body:
+                env = self._env(a)
+                address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
+                return (Store(s.array, address, value(s.value, a)),)
+
+            return f
+
+        table: dict[str, Lowering] = {
+            "INIT": lambda a: (Store("acc", acc(a), Const(dtype, 0.0)),),
+            "ACC": accumulate,
+        }
+        if self.plan.carrier is not None:
+            e = self.plan.carrier.array
+            table["LOAD"] = lambda a: (Store("acc", acc(a), FlatLoad(dtype, e, carried(a))),)
+            table["SAVE"] = lambda a: (Store(e, carried(a), local(a)),)
+        table |= {f"DONE{n}": done(s) for n, s in enumerate(self.epilogues)}
+        return table
+
+    def _column(self, a: Mapping[str, Index]) -> Value:
+        """The column operand: in place, from packed panels, or from the promoted buffer."""
+        if not self.plan.promote:
+            return flat(self.group, self.col_value, self._env(a), lambda x: None)
+        w = self.target.width
+        j = (a["c_j"] - V("c_lo")) * self.nr + a["p_j"]
+        address = ((j // w) * (self.plan.block * self.R) + self._step(a, a["p_k"])) * w + j % w
+        return FlatLoad(self.col_value.dtype, "panel", address)
+
+    def _step(self, a: Mapping[str, Index], k: Index) -> Index:
+        for x in self.roles.inner:
+            k = k * self.extents[x] + a[x]
+        return k
+
+    def _pack(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+        """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
+        w, r = self.target.width, self.roles
+
+        def f(a: Mapping[str, Index]) -> Body:
+            env = {x: a[x] for x in (*r.batch, *r.inner)}
+            env[r.col] = V("c_lo") * self.nr + a["v"] * w + a["lane"]
+            env[r.block] = a["b_k"] * self.plan.block + a["a_k"]
+            address = (a["v"] * (self.plan.block * self.R) + self._step(a, a["a_k"])) * w + a["lane"]
+            return (Store("panel", address, flat(self.group, self.col_value, env, lambda x: None)),)
+
+        body = clip(lower(body, coordinates, {"PACK": f}), ("a_k",), self._live_reduction())
+        live = self.N - V("c_lo") * self.nr - V("v") * w
+        body = vectorise_tile(body, "lane", w, mask_extent=live)
+        whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
+        return fold(whole)
+
+    def _live_reduction(self) -> Index:
+        return self.K - V("b_k") * self.plan.block
+
+    # -- the micro-kernel ----------------------------------------------------------------------------------------
+
+    def _vectors(self, body: Body, vectors: int, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+        """The micro-kernel for a number of live vectors, its row count still a symbol."""
+        width = vectors * self.target.width
+        body = bind(body, {"P_j": width})
+        if self.plan.blocks != ONE:
+            body = clip(body, ("p_k",), self._live_reduction())
+        body = consume(lower(body, coordinates, self._table(width)), "reduce", lambda b: b)
+        return self._masked(body, width)
+
+    def _rows(self, body: Body, rows: int) -> Body:
+        """The micro-kernel for a number of live rows: registers and shared loads."""
+        body = unroll(bind(body, {"P_i": rows}), ("p_i", "p_j"))
+        body = registers(body, "acc", self.acc.value.dtype)
+        innermost = self.roles.inner[-1] if self.roles.inner else "p_k"
+        return partial_unroll(share_loads(body), innermost, ROW_UNROLL)
+
+    def _masked(self, body: Body, width: int) -> Body:
+        """Vectorises the columns; nests that touch memory by column get a masked twin for the last tile."""
+        w, n = self.target.width, self.N.constant
+        start = V("c_j") * self.nr
+        safe = {"acc", "panel"}
+        exact = n is not None and n % w == 0
+
+        def f(x: Node) -> Node | Body:
+            if not (isinstance(x, For) and x.var == "p_i"):
+                return x
+            full = vectorise_tile((x,), "p_j", w)
+            if exact or not self._touches_columns(x, safe):
+                return full
+            return If((Compare("<=", start + width, self.N),), full, vectorise_tile((x,), "p_j", w, self.N - start))
+
+        return rewrite(body, f)
+
+    def _touches_columns(self, x: For, safe: set[str]) -> bool:
+        packed = {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.target.width}
+        return bool(used_buffers((x,)) - safe - packed)
+
+    # -- the whole kernel ----------------------------------------------------------------------------------------
+
+    def build(self) -> Kernel:
+        """The kernel."""
+        p, w = self.plan, self.target.width
+        tiled = contract_tree(self.group, self.roles, p.promote)
+        schedule = to_isl(tiled.tree, tiled.statements, tiled.params)
+        ast = build_ast(schedule, param_set(tiled.params))
+        coordinates = tiled.coordinates()
+        body = name_loops(from_isl(ast), coordinates)
+        if p.promote:
+            body = consume(body, "promote", lambda b: self._pack(b, coordinates))
+        body = mark_parallel(bind(body, {"B_k": p.blocks, "P_k": p.block}), tiled.coincident)
+        nt, mt = self.N.ceildiv(self.nr), self.M.ceildiv(p.rows)
+        body = balance(balance(body, "c_j", nt, "B_j", "b_j"), "c_i", mt, "B_i", "b_i")
+        body = self._variants(body, coordinates)
+        lo, hi = nt * "b_j" // "B_j", nt * (V("b_j") + 1) // "B_j"
+        panels = minimum((self.N - V("c_lo") * self.nr).ceildiv(w), (hi - V("c_lo")) * p.vectors)
+        size = nt.ceildiv("B_j") * self.nr * p.block * self.R
+
+        def shares(b: Body) -> Body:
+            if not p.promote:
+                return b
+            inner = bind(b, {"V_j": panels})
+            return (Let("c_lo", lo, (Alloc("panel", self.col_value.dtype, size, "scratch", inner),)),)
+
+        body = consume(body, "kblock", shares)
+        body, count = tasks(fold(body))
+        symbols = (*self.group.params, "B_i", "B_j")
+        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        verify_body(body, (*symbols, "begin", "end"), (*buffers, "acc"))
+        outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
+        text = KernelPrinter(self.name, buffers, outputs, symbols).kernel(body)
+        note = f"register tile {p.rows}x{self.nr}, reduction block {p.block}" + (", columns packed" * p.promote)
+        return Kernel(
+            self.name, text, tuple(buffers), symbols, self._launch(nt, mt), count, scratch_bytes(body), (note,)
+        )
+
+    def _variants(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+        """A switch over exact row counts, inside it over live vectors, around outlined micro-kernels."""
+        p, w = self.plan, self.target.width
+        n, m = self.N.constant, self.M.constant
+        mt = self.M.ceildiv(p.rows)
+        first, following = V("c_i") * self.M // mt, (V("c_i") + 1) * self.M // mt
+        rows = sorted({m // int(mt), -(-m // int(mt))}) if m else list(range(1, p.rows + 1))
+        if n is None:
+            vectors = list(range(1, p.vectors + 1))
+        else:
+            last = -(-n // w) % p.vectors
+            vectors = sorted({p.vectors, *([last] if last else [])} if -(-n // w) >= p.vectors else {-(-n // w)})
+
+        def micro(b: Body) -> Body:
+            wide = {c: self._vectors(b, c, coordinates) for c in vectors}
+
+            def columns(r: int) -> Body:
+                cases = {c: self._rows(x, r) for c, x in wide.items()}
+                return variants(self._live_vectors(), cases, f"{self.name}_{r}")
+
+            return (Let("o_i", first, variants(following - V("o_i"), {r: columns(r) for r in rows})),)
+
+        return consume(body, "micro", micro)
+
+    def _live_vectors(self) -> Index:
+        return minimum(self.plan.vectors, (self.N - V("c_j") * self.nr).ceildiv(self.target.width))
+
+    def _launch(self, nt: Index, mt: Index) -> dict[str, Index]:
+        """Equal shares for the threads: whole batches first, then column panels, then rows."""
+        batch = product(self.extents[x] for x in self.roles.batch)
+        need = maximum(1, V("nth").ceildiv(maximum(1, batch)))
+        bj = maximum(1, minimum(nt, need))
+        return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
+
+
+def _symbols(x: Load) -> frozenset[str]:
+    return frozenset(s for i in x.index for s in i.symbols())
+
+
+def _operands(acc: Statement, roles: Roles) -> tuple[Value, Value]:
+    """(row operand, column operand) of the product that is accumulated."""
+    v = acc.value
+    if not (isinstance(v, Op) and v.name == "mul"):
+        raise CodegenError(f"{acc.name} does not accumulate a product")
+    a, b = v.args
+    if roles.col in _value_symbols(a):
+        a, b = b, a
+    if roles.col in _value_symbols(a) or roles.row in _value_symbols(b):
+        raise CodegenError(f"{acc.name}: the operands do not separate rows from columns")
+    return a, b
+
+
+def _value_symbols(v: Value) -> frozenset[str]:
+    return frozenset(s for i in indices(v) for s in i.symbols())

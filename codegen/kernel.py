@@ -1,0 +1,45 @@
+"""A generated kernel, and the CPU it is generated for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polydyn.schedules.index import Index
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """What code generation needs to know of a processor.
+
+    ``name``: ``avx512``, ``avx2``, ``neon`` or ``generic``. ``width``: float32 lanes. ``tiles``: register tiles
+    (rows, vectors) with their share of the peak (CPU.md 2), best first.
+    """
+
+    name: str
+    width: int
+    tiles: tuple[tuple[int, int, float], ...]
+
+
+AVX512 = CpuTarget("avx512", 16, ((8, 3, 1.0), (6, 4, 0.99), (12, 2, 0.94), (16, 1, 0.75)))
+AVX2 = CpuTarget("avx2", 8, ((6, 2, 1.0), (4, 3, 0.97), (12, 1, 0.75)))
+NEON = CpuTarget("neon", 4, ((8, 2, 1.0), (6, 4, 0.99), (12, 1, 0.8)))
+TARGETS = {t.name: t for t in (AVX512, AVX2, NEON)}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """C text of one kernel and how to launch it.
+
+    ``buffers``: array names in ABI order. ``symbols``: integer arguments in ABI order, group parameters first, then the
+    launch-time tiles, whose values ``launch`` gives over group parameters and ``nth``. ``tasks``: number of tasks and
+    ``scratch``: bytes per thread, over the symbols. ``notes``: decisions worth telling (``explain``).
+    """
+
+    name: str
+    text: str
+    buffers: tuple[str, ...]
+    symbols: tuple[str, ...]
+    launch: dict[str, Index]
+    tasks: Index
+    scratch: Index
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,45 @@
+"""Statement instances -> stores, definitions and updates of registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from polydyn.codegen.ir import Alloc, Body, FlatLoad, Inst, Node, rewrite, walk
+from polydyn.schedules.expr import ITEMSIZE, Load, Value, substitute, transform
+from polydyn.schedules.index import ZERO, Index, IndexLike
+from polydyn.schedules.model import Group
+
+Lowering = Callable[[Mapping[str, Index]], Body]
+"""From a statement's coordinates to the nodes that execute it."""
+
+
+def lower(body: Body, coordinates: Mapping[str, tuple[str, ...]], table: Mapping[str, Lowering]) -> Body:
+    """Replaces every instance by what ``table`` says for its statement."""
+
+    def f(n: Node) -> Node | Body:
+        if not isinstance(n, Inst):
+            return n
+        return table[n.statement](dict(zip(coordinates[n.statement], n.args, strict=True)))
+
+    return rewrite(body, f)
+
+
+def flat(group: Group, v: Value, env: Mapping[str, IndexLike], local: Callable[[Load], Value | None]) -> Value:
+    """The statement's value with iterators substituted and loads made flat; ``local`` answers for local arrays."""
+
+    def f(x: Value) -> Value:
+        if not isinstance(x, Load):
+            return x
+        inner = local(x)
+        return inner if inner is not None else FlatLoad(x.dtype, x.buffer, group.arrays[x.buffer].address(x.index))
+
+    return transform(substitute(v, env), f)
+
+
+def scratch_bytes(body: Body) -> Index:
+    """Upper bound of the scratch one thread uses: all allocations with scope ``scratch``, each rounded to 64 bytes."""
+    total = ZERO
+    for n in walk(body):
+        if isinstance(n, Alloc) and n.scope == "scratch":
+            total = total + n.size * ITEMSIZE[n.dtype] + 64
+    return total

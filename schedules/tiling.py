@@ -1,0 +1,146 @@
+"""Tile space: schedule trees whose tile counts and tile sizes are parameters, so that one tree serves every tile.
+
+Two tree shapes for the CPU. *Contract*: matmul-like groups (TSCompiler 5.2) with register tiles; sunk statements stay in
+the register-tile band, guarded by first and last reduction tile (the ``?`` solution ``K-1`` read at tile level).
+*Nest*: element-wise and stitch groups; a coincident band, then phases one after another.
+
+Coordinates: ``b_x`` block of tiles (task), ``c_x`` register tile, ``p_x`` point inside it; ``B_x``, ``C_x``, ``P_x``
+their extents. Batch and further reduction iterators keep their names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polydyn.schedules.index import Index
+from polydyn.schedules.isl_util import Condition, at_least, between, equals
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.tree import Band, Leaf, Mark, TileStatement, Tree, sequence
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the iterators of a matmul-like group are for.
+
+    ``batch``: parallel, in both operands or in neither alone; ``row``: broadcast side (register rows), ``col``: vector
+    side; ``block``: the reduction that is blocked; ``inner``: further reductions, run inside the block.
+    """
+
+    batch: tuple[str, ...]
+    row: str
+    col: str
+    block: str
+    inner: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TiledGroup:
+    """A tree over tile-space statements; ``coincident`` names the coordinates that form the task band."""
+
+    tree: Tree
+    statements: tuple[TileStatement, ...]
+    params: tuple[str, ...]
+    coincident: tuple[str, ...]
+
+    def coordinates(self) -> dict[str, tuple[str, ...]]:
+        """Statement -> its coordinates."""
+        return {s.name: s.coords for s in self.statements}
+
+
+TILE_PARAMS = ("B_i", "B_j", "B_k", "C_i", "C_j", "P_i", "P_j", "P_k")
+
+
+def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
+    """The CPU tree of {init, accumulate, epilogues...}; with ``promote`` a copy statement packs the column operand.
+
+    Statements: INIT, LOAD, ACC, SAVE, DONE<n>; LOAD and SAVE carry the accumulator through memory between reduction
+    blocks. PACK fills panels ``[v][k][inner..][lane]`` for the current block of columns and reduction block.
+    """
+    extents = dict(next(s for s in group.statements if s.reduce).iters)
+    epilogues = [s for s in group.statements if s.role == "epilogue"]
+    outer = (*roles.batch, "b_i", "b_j", "b_k")
+    tile, point = ("c_j", "c_i"), ("p_i", "p_j")
+    bounds = {n: extents[n] for n in (*roles.batch, *roles.inner)}
+    bounds |= {f"{a}_{x}": Index.of(f"{a.upper()}_{x}") for a, x in (
+        ("b", "i"), ("b", "j"), ("b", "k"), ("c", "i"), ("c", "j"), ("p", "i"), ("p", "j"), ("p", "k"))}  # fmt: skip
+    bounds |= {"v": Index.of("V_j"), "a_k": Index.of("P_k"), "lane": Index.of("W")}
+
+    def statement(name: str, coords: tuple[str, ...], *extra: Condition) -> TileStatement:
+        box = [c for x in coords for c in between(0, x, bounds[x])]
+        return TileStatement(name, coords, (*box, *extra))
+
+    last = Index.of("B_k") - 1
+    micro = (*outer, *tile)
+    statements = [
+        statement("INIT", (*micro, *point), equals("b_k", 0)),
+        statement("LOAD", (*micro, *point), at_least("b_k", 1)),
+        statement("ACC", (*micro, "p_k", *roles.inner, *point)),
+        statement("SAVE", (*micro, *point), at_least(last - 1, "b_k")),
+        *(statement(f"DONE{n}", (*micro, *point), equals("b_k", last)) for n, _ in enumerate(epilogues)),
+    ]
+    names = [s.name for s in statements]
+    ij = Band(point)
+    body: Tree = Mark("micro", sequence(
+        ("INIT", ij), ("LOAD", ij), ("ACC", Mark("reduce", Band(("p_k", *roles.inner), ij))), ("SAVE", ij),
+        *((n, ij) for n in names if n.startswith("DONE")),
+    ))  # fmt: skip
+    body = Band(tile, body)
+    if promote:
+        statements.append(statement("PACK", (*outer, "v", "a_k", *roles.inner, "lane")))
+        body = sequence(("PACK", Mark("promote", Band(("v", "a_k", *roles.inner, "lane")))), (names, body))
+    tree = Mark("task", Band((*roles.batch, "b_i", "b_j"), Mark("kblock", Band(("b_k",), body))))
+    params = (*group.params, *TILE_PARAMS, *(("V_j", "W") if promote else ()))
+    return TiledGroup(tree, tuple(statements), params, (*roles.batch, "b_i", "b_j"))
+
+
+def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], tiled: bool) -> TiledGroup:
+    """The CPU tree of an element-wise or stitch group.
+
+    ``prefix``: the iterators that all statements share, all coincident. ``phases``: statement -> phase. Statements of
+    one phase with the same inner iterators share their loops. With ``tiled`` the last prefix iterator is tiled: block
+    ``b_t`` (a task coordinate) and point ``t``, the extent of the current tile being ``E_t``.
+    """
+    extents = {n: e for s in group.statements for n, e in s.iters}
+    bounds: dict[str, Index] = dict(extents)
+    head = prefix[:-1] if tiled else prefix
+    task = (*head, "b_t") if tiled else head
+    shared = (*task, "t") if tiled else task
+    bounds |= {"b_t": Index.of("B_t"), "t": Index.of("E_t")}
+    statements = []
+    for s in group.statements:
+        coords = (*shared, *inner_iterators(s, prefix))
+        statements.append(TileStatement(s.name, coords, tuple(c for x in coords for c in between(0, x, bounds[x]))))
+    children: list[tuple[list[str], Tree]] = []
+    for stage in stages(group, prefix, phases):
+        inner = inner_iterators(stage[0], prefix)
+        names = [s.name for s in stage]
+        leaf: Tree = sequence(*((n, Leaf()) for n in names)) if len(names) > 1 else Leaf()
+        children.append((names, Mark("stage", Band(inner, leaf)) if inner else leaf))
+    body: Tree = sequence(*children) if len(children) > 1 else children[0][1]
+    body = Mark("row", body)
+    if tiled:
+        body = Mark("tile", Band(("t",), body))
+    tree = Mark("task", Band(task, body)) if task else Mark("task", body)
+    params = (*group.params, *(("B_t", "E_t") if tiled else ()))
+    return TiledGroup(tree, tuple(statements), params, task)
+
+
+def inner_iterators(s: Statement, prefix: tuple[str, ...]) -> tuple[str, ...]:
+    """The iterators below the shared prefix."""
+    return s.iterators[len(prefix) :]
+
+
+def stages(group: Group, prefix: tuple[str, ...], phases: dict[str, int]) -> list[list[Statement]]:
+    """Statements that share loops: by phase, then by inner iterators, initialisers first, in the original order."""
+    out: list[list[Statement]] = []
+    for phase in sorted(set(phases.values())):
+        members = [s for s in group.statements if phases[s.name] == phase]
+        for s in members:
+            inner = inner_iterators(s, prefix)
+            if out and out[-1][0] in members and inner_iterators(out[-1][0], prefix) == inner:
+                out[-1].append(s)
+            else:
+                out.append([s])
+    return out
+
+
