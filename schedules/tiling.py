@@ -135,6 +135,7 @@ def stages(group: Group, prefix: tuple[str, ...], phases: dict[str, int]) -> lis
     out: list[list[Statement]] = []
     for phase in sorted(set(phases.values())):
         members = [s for s in group.statements if phases[s.name] == phase]
+        members.sort(key=lambda s: s.role != "init")
         for s in members:
             inner = inner_iterators(s, prefix)
             if out and out[-1][0] in members and inner_iterators(out[-1][0], prefix) == inner:

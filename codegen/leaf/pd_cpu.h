@@ -125,7 +125,7 @@ PD_INLINE vf32 pd_scale2(vf32 p, vf32 n) {
 }
 
 /* exp: Cody-Waite reduction by ln 2, degree 6 on [-ln2/2, ln2/2] (Cephes) */
-PD_LEAF vf32 pd_exp_vf32(vf32 x) {
+PD_INLINE vf32 pd_exp_inline_vf32(vf32 x) {
   vf32 c = vsel_f32(x < -105.0f, vbcast_f32(-105.0f), x);
   c = vsel_f32(c > 89.0f, vbcast_f32(89.0f), c);
   vf32 n = pd_rint_fast(c * 1.44269504088896341f);
@@ -142,24 +142,24 @@ PD_LEAF vf32 pd_exp_vf32(vf32 x) {
 }
 
 /* tanh: odd polynomial near zero (Cephes), else (1 - t) / (1 + t) with t = exp(-2|x|) */
-PD_LEAF vf32 pd_tanh_vf32(vf32 x) {
+PD_INLINE vf32 pd_tanh_inline_vf32(vf32 x) {
   vf32 a = (vf32)((vi32)x & 0x7fffffff), z = x * x;
   vf32 p = -5.70498872745e-3f * z + 2.06390887954e-2f;
   p = p * z - 5.37397155531e-2f;
   p = p * z + 1.33314422036e-1f;
   p = p * z - 3.33332819422e-1f;
   p = p * z * x + x;
-  vf32 t = pd_exp_vf32(-2.0f * a), q = (1.0f - t) / (1.0f + t);
+  vf32 t = pd_exp_inline_vf32(-2.0f * a), q = (1.0f - t) / (1.0f + t);
   q = (vf32)((vi32)q | ((vi32)x & (i32)0x80000000));
   return vsel_f32(a < 0.625f, p, vsel_f32(x != x, x, q));
 }
 
 /* erf: Abramowitz and Stegun 7.1.26 away from zero (|error| <= 1.5e-7), the Maclaurin series below 0.5 */
-PD_LEAF vf32 pd_erf_vf32(vf32 x) {
+PD_INLINE vf32 pd_erf_inline_vf32(vf32 x) {
   vf32 a = (vf32)((vi32)x & 0x7fffffff), z = x * x;
   vf32 t = 1.0f / (1.0f + 0.3275911f * a);
   vf32 y = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
-  vf32 e = 1.0f - y * pd_exp_vf32(-z);
+  vf32 e = 1.0f - y * pd_exp_inline_vf32(-z);
   e = (vf32)((vi32)e | ((vi32)x & (i32)0x80000000));
   vf32 s = -8.5484e-4f * z + 5.2239776254e-3f;
   s = s * z - 2.6866170645e-2f;
@@ -169,7 +169,11 @@ PD_LEAF vf32 pd_erf_vf32(vf32 x) {
   return vsel_f32(a < 0.5f, s, vsel_f32(x != x, x, e));
 }
 
-PD_LEAF vf32 pd_sigmoid_vf32(vf32 x) { return 1.0f / (1.0f + pd_exp_vf32(-x)); }
+PD_INLINE vf32 pd_sigmoid_inline_vf32(vf32 x) { return 1.0f / (1.0f + pd_exp_inline_vf32(-x)); }
+
+/* the same out of line: an epilogue on a register tile would otherwise hold a hundred copies */
+#define PD_OUTLINE(NAME) PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { return pd_##NAME##_inline_vf32(x); }
+PD_OUTLINE(exp) PD_OUTLINE(tanh) PD_OUTLINE(erf) PD_OUTLINE(sigmoid)
 
 #define PD_LANEWISE(NAME)                                                                                             \
   PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { vf32 y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_f32(x[l]); return y; }

@@ -1,4 +1,4 @@
-"""Loop IR -> C text for CPUs. Every form of the IR has exactly one printed form; the leaves are in ``leaf/pd_cpu.h``."""
+"""Loop IR -> C text for CPUs. Every form of the IR has one printed form; leaves are in ``leaf/pd_cpu.h``."""
 
 from __future__ import annotations
 
@@ -30,8 +30,16 @@ from polydyn.schedules.expr import REDUCTIONS, Op, Value
 class KernelPrinter:
     """Prints one kernel and the functions outlined from it."""
 
-    def __init__(self, name: str, buffers: Mapping[str, str], outputs: Sequence[str], symbols: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        buffers: Mapping[str, str],
+        outputs: Sequence[str],
+        symbols: Sequence[str],
+        inline_math: bool = False,
+    ) -> None:
         """``buffers``: parameter name -> dtype, in ABI order; ``outputs``: those written; ``symbols``: ABI order."""
+        self.inline_math = inline_math
         self.name, self.buffers, self.outputs, self.symbols = name, dict(buffers), set(outputs), list(symbols)
         self.dtypes = dict(buffers)
         self.functions: dict[str, str] = {}
@@ -100,7 +108,7 @@ class KernelPrinter:
         return f"{'  ' * depth}{n.name}({', '.join([*buffers, *free, 'scratch'])});\n"
 
     def _assignment(self, n: Store | Def | Set) -> str:
-        values = ValuePrinter(self.dtypes)
+        values = ValuePrinter(self.dtypes, self.inline_math)
         dtype = n.value.dtype
         if isinstance(n, Def):
             kind = CTYPE[dtype] if n.lanes == 1 and dtype != "bool" else vector_type(dtype) if n.lanes > 1 else "int"

@@ -16,6 +16,7 @@ CTYPE = {
 }  # fmt: skip
 """Storage types."""
 SHORT = {**CTYPE, "bool": "b"}
+INLINE_MATH = ("exp", "tanh", "erf", "sigmoid")
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
 
@@ -53,10 +54,10 @@ def _atom_text(a: Atom) -> str:
 
 
 class ValuePrinter:
-    """Prints values; ``dtypes`` gives the storage dtype of every buffer."""
+    """Prints values; ``dtypes`` gives the storage dtype of every buffer; ``inline_math`` expands vector functions."""
 
-    def __init__(self, dtypes: Mapping[str, str]) -> None:
-        self.dtypes = dtypes
+    def __init__(self, dtypes: Mapping[str, str], inline_math: bool = False) -> None:
+        self.dtypes, self.inline_math = dtypes, inline_math
 
     def text(self, v: Value, want: int = 1) -> str:
         """C text with ``want`` lanes (a scalar is broadcast)."""
@@ -150,6 +151,8 @@ class ValuePrinter:
         if v.name == "div" and source in FLOATS:
             return f"({args[0]} / {args[1]})"
         suffix = vector_type(source) if lanes > 1 else CTYPE[source]
+        if self.inline_math and suffix == "vf32" and v.name in INLINE_MATH:
+            suffix = f"inline_{suffix}"
         return f"pd_{v.name}_{suffix}({', '.join(args)})"
 
     def _cast(self, v: Op, lanes: int) -> str:

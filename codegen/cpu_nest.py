@@ -1,0 +1,231 @@
+"""CPU kernels for element-wise and stitch groups: a coincident band, phases inside, vector loops.
+
+Vectors run along the last iterator of the band (element-wise, reductions over outer axes) or along the innermost
+iterator of every stage (row reductions: softmax, norms), whichever touches memory with unit stride.
+Locals live where they can: in a register of the vector loop when all readers share the loop, in a row register when
+they have one element per row, else in a scratch row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polydyn.codegen.check import verify_body
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Def,
+    FlatLoad,
+    For,
+    Let,
+    Node,
+    Reg,
+    Set,
+    Store,
+    consume,
+    rewrite,
+    walk,
+)  # fmt: skip
+from polydyn.codegen.isl_ast import from_isl, name_loops
+from polydyn.codegen.kernel import CpuTarget, Kernel
+from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.passes.vectorise import vectorise_loop
+from polydyn.codegen.printers.c import KernelPrinter
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Const, Load, Value, loads
+from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
+from polydyn.schedules.isl_util import param_set
+from polydyn.schedules.model import Group, Statement, row_major
+from polydyn.schedules.tiling import inner_iterators, nest_tree, stages
+from polydyn.schedules.tree import build_ast, to_isl
+
+MAP_TILE = 2048
+"""Elements per task of an element-wise group: some microseconds of work."""
+REDUCE_TILE = 64
+"""Elements per task when every element runs a reduction of its own."""
+V = Index.of
+
+
+class NestKernel:
+    """Builds the kernel of one group from its shared iterators and phases."""
+
+    def __init__(
+        self, name: str, group: Group, prefix: tuple[str, ...], phases: dict[str, int], target: CpuTarget
+    ) -> None:
+        self.name, self.group, self.prefix, self.phases, self.target = name, group, prefix, phases, target
+        self.stage_of = {s.name: n for n, st in enumerate(stages(group, prefix, phases)) for s in st}
+        self.extents = {n: e for s in group.statements for n, e in s.iters}
+        self.tiled = bool(prefix) and self._along_band()
+        self.place = {n: self._place(n) for n, a in group.arrays.items() if a.role == "local"}
+        self.notes: list[str] = []
+
+    # -- decisions -----------------------------------------------------------------------------------------------
+
+    def _along_band(self) -> bool:
+        """Whether the band's last iterator is the better vector direction."""
+        if not any(inner_iterators(s, self.prefix) for s in self.group.statements):
+            return True
+        return self._strided(lambda s: self.prefix[-1]) < self._strided(
+            lambda s: s.iterators[-1] if inner_iterators(s, self.prefix) else ""
+        )
+
+    def _strided(self, iterator: object) -> int:
+        """Accesses to memory that are not of stride 0 or 1 along the statement's vector iterator."""
+        assert callable(iterator)
+        count = 0
+        for s in self.group.statements:
+            x = iterator(s)
+            refs = [(s.array, s.index), *((r.buffer, r.index) for r in loads(s.value))]
+            for name, index in refs:
+                a = self.group.arrays[name]
+                if a.role == "local" or not x:
+                    continue
+                stride, rest = a.address(index).split(x)
+                count += stride not in (ZERO, ONE) or x in rest.symbols()
+        return count
+
+    def _place(self, array: str) -> str:
+        """Where a local lives: ``loop`` register, ``row`` register, or ``scratch``."""
+        writers = [s for s in self.group.statements if s.array == array]
+        readers = [(s, r) for s in self.group.statements for r in loads(s.value) if r.buffer == array]
+        if not any(inner_iterators(s, self.prefix) for s in writers if s.reduce is None):
+            return "row"
+        same = all(
+            self.stage_of[s.name] == self.stage_of[w.name] and r.index == w.index for s, r in readers for w in writers
+        )
+        return "loop" if len(writers) == 1 and writers[0].reduce is None and same else "scratch"
+
+    # -- lowering ------------------------------------------------------------------------------------------------
+
+    def _env(self, a: Mapping[str, Index]) -> dict[str, Index]:
+        env = {x: i for x, i in a.items() if x not in ("b_t", "t")}
+        if self.tiled:
+            env[self.prefix[-1]] = V("o_t") + a["t"]
+        return env
+
+    def _local(self, reader: Statement, x: Load, env: Mapping[str, Index]) -> Value | None:
+        """Where a read of a local finds its value; in the loop that computes it, a scratch row is also a register."""
+        where = self.place.get(x.buffer)
+        if where is None:
+            return None
+        if where == "scratch" and not self._in_loop(reader, x, env):
+            return FlatLoad(x.dtype, x.buffer, self._row_address(x))
+        return Reg(x.dtype, f"v_{x.buffer}")
+
+    def _in_loop(self, reader: Statement, x: Load, env: Mapping[str, Index]) -> bool:
+        writer = self._writer(x.buffer)
+        if writer is None or self.stage_of[writer.name] != self.stage_of[reader.name]:
+            return False
+        return tuple(i.subs(env) for i in writer.index) == x.index
+
+    def _writer(self, array: str) -> Statement | None:
+        """The statement that alone writes an array, when it is no reduction."""
+        writers = [s for s in self.group.statements if s.array == array]
+        return writers[0] if len(writers) == 1 and writers[0].reduce is None else None
+
+    def _row_address(self, x: Load) -> Index:
+        array = self.group.arrays[x.buffer]
+        inner = len(self.prefix)
+        strides = row_major(array.shape[inner:])
+        return sum((i * s for i, s in zip(x.index[inner:], strides, strict=True)), ZERO)
+
+    def _lowering(self, s: Statement) -> Lowering:
+        where = self.place.get(s.array)
+
+        def f(a: Mapping[str, Index]) -> Body:
+            env = self._env(a)
+            value = flat(self.group, s.value, env, lambda x: self._local(s, x, env))
+            target = Load(s.value.dtype, s.array, tuple(i.subs(env) for i in s.index))
+            if where == "loop":
+                return (Def(f"v_{s.array}", value),)
+            if where == "row":
+                return (Set(f"v_{s.array}", value, 1, s.reduce),)
+            if where == "scratch":
+                address = self._row_address(target)
+                if self._writer(s.array) is None:
+                    return (Store(s.array, address, value, s.reduce),)
+                held = Reg(value.dtype, f"v_{s.array}")
+                return (Def(held.name, value), Store(s.array, address, held))
+            return (Store(s.array, self.group.arrays[s.array].address(target.index), value, s.reduce),)
+
+        return f
+
+    def _row(self, body: Body) -> Body:
+        """Declares row registers at the top of a row, allocates scratch rows around it."""
+        rows = [n for n, where in self.place.items() if where == "row"]
+        defs = tuple(Def(f"v_{n}", Const(self.group.arrays[n].dtype, _zero(self.group.arrays[n].dtype))) for n in rows)
+        return (*defs, *body)
+
+    def _scratch(self, body: Body) -> Body:
+        for n, where in self.place.items():
+            if where == "scratch":
+                a = self.group.arrays[n]
+                body = (Alloc(n, a.dtype, product(a.shape[len(self.prefix) :]), "scratch", body),)
+        return body
+
+    # -- vector loops --------------------------------------------------------------------------------------------
+
+    def _vector_inner(self, body: Body) -> Body:
+        """Vectorises every innermost loop of a stage that permits it."""
+
+        def f(n: Node) -> Node | Body:
+            if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
+                return n
+            return self._vector(n)
+
+        return rewrite(body, f)
+
+    def _vector(self, n: For) -> Node | Body:
+        try:
+            return vectorise_loop(n, self.target.width)
+        except CodegenError as e:
+            self.notes.append(f"loop {n.var} stays scalar: {e}")
+            return n
+
+    def _vector_tile(self, body: Body) -> Body:
+        def f(n: Node) -> Node | Body:
+            return self._vector(n) if isinstance(n, For) and n.var == "t" else n
+
+        return rewrite(body, f)
+
+    # -- the whole kernel ----------------------------------------------------------------------------------------
+
+    def build(self) -> Kernel:
+        """The kernel."""
+        tiled = nest_tree(self.group, self.prefix, self.phases, self.tiled)
+        ast = build_ast(to_isl(tiled.tree, tiled.statements, tiled.params), param_set(tiled.params))
+        coordinates = tiled.coordinates()
+        body = mark_parallel(name_loops(from_isl(ast), coordinates), tiled.coincident)
+        if self.tiled:
+            body = bind(body, {"B_t": self.extents[self.prefix[-1]].ceildiv("P_t")})
+        body = lower(body, coordinates, {s.name: self._lowering(s) for s in self.group.statements})
+        body = consume(body, "row", self._row)
+        body = consume(body, "stage", (lambda b: b) if self.tiled else self._vector_inner)
+        if self.tiled:
+            body = consume(body, "tile", self._tile)
+        body, count = tasks(fold(body))
+        body = fold(self._scratch(body))
+        symbols = (*self.group.params, *(("P_t",) if self.tiled else ()))
+        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        verify_body(body, (*symbols, "begin", "end"), buffers)
+        outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
+        text = KernelPrinter(self.name, buffers, outputs, symbols, inline_math=True).kernel(body)
+        return Kernel(
+            self.name, text, tuple(buffers), symbols, self._launch(), count, scratch_bytes(body), tuple(self.notes)
+        )
+
+    def _tile(self, body: Body) -> Body:
+        extent = self.extents[self.prefix[-1]]
+        return (Let("o_t", V("b_t") * "P_t", (Let("E_t", minimum("P_t", extent - V("o_t")), self._vector_tile(body)),)),)
+
+    def _launch(self) -> dict[str, Index]:
+        if not self.tiled:
+            return {}
+        reduces = any(s.reduce for s in self.group.statements)
+        return {"P_t": V(REDUCE_TILE if reduces else MAP_TILE)}
+
+
+def _zero(dtype: str) -> float | int | bool:
+    return 0.0 if dtype.startswith("float") else False if dtype == "bool" else 0
