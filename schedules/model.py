@@ -27,10 +27,11 @@ class Array:
     shape: tuple[Index, ...]
     role: str
     strides: tuple[Index, ...]
+    offset: Index = ZERO
 
     def address(self, subscripts: tuple[Index, ...]) -> Index:
         """The element offset of logical subscripts."""
-        return sum((i * s for i, s in zip(subscripts, self.strides, strict=True)), ZERO)
+        return sum((i * s for i, s in zip(subscripts, self.strides, strict=True)), self.offset)
 
 
 def row_major(shape: tuple[Index, ...]) -> tuple[Index, ...]:
@@ -130,7 +131,8 @@ def verify_group(group: Group) -> None:
             if a.array not in group.arrays:
                 raise ScheduleError(f"{s.name}: unknown array {a.array}")
             if len(a.index) != len(group.arrays[a.array].shape):
-                raise ScheduleError(f"{s.name}: {a.array} has rank {len(group.arrays[a.array].shape)}, not {len(a.index)}")
+                rank = len(group.arrays[a.array].shape)
+                raise ScheduleError(f"{s.name}: {a.array} has rank {rank}, not {len(a.index)}")
             if a.array not in written:
                 raise ScheduleError(f"{s.name}: {a.array} is read before it is written")
             for i in a.index:

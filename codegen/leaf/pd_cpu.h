@@ -10,7 +10,7 @@
 #define PD_W 16
 #endif
 #define PD_INLINE static inline __attribute__((always_inline, unused))
-#define PD_LEAF static __attribute__((noinline, unused))
+#define PD_LEAF static __attribute__((noinline, unused, const))
 #define PD_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define PD_MAX(a, b) ((a) > (b) ? (a) : (b))
 

@@ -1,0 +1,237 @@
+"""Grouping: a pipeline over the nodes in topological order; each node joins a producer's group or starts its own.
+
+Rules, in order (TSCompiler 4.2 backbone first; BladeDISC 4.2 stitch):
+1. an element-wise node joins the contraction whose output it reads element by element (epilogue);
+2. an element-wise node joins an element-wise or stitch group whose rows it shares;
+3. a reduction over trailing axes joins the group that makes its rows (stitch);
+4. otherwise it starts a group.
+A join must not create a cycle between groups (convexity).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polydyn.fusion.inline import inline
+from polydyn.fusion.plan import FusedGroup, FusionPlan, Window
+from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, reduction_name
+from polydyn.schedules.expr import Load, Op, load, loads
+from polydyn.schedules.index import ONE, ZERO, Index
+
+
+@dataclass
+class _Open:
+    """A group under construction."""
+
+    kind: str
+    nodes: list[Compute]
+    prefix: int
+    reasons: list[str]
+    before: set[int] = field(default_factory=set)
+
+
+def is_contraction(n: Compute) -> bool:
+    """A sum of products of two loaded operands: matmul, convolution and their like."""
+    if n.reduce != "sum" or not (isinstance(n.body, Op) and n.body.name == "mul") or n.body.dtype != "float32":
+        return False
+    a, b = (frozenset(s for x in loads(v) for i in x.index for s in i.symbols()) for v in n.body.args)
+    axes = {s for s in a | b if s.startswith("d")}
+    return bool(loads(n.body.args[0]) and loads(n.body.args[1])) and bool((a ^ b) & axes)
+
+
+class _Grouping:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.groups: list[_Open] = []
+        self.home: dict[str, int] = {}
+
+    # -- what a node may join ------------------------------------------------------------------------------------
+
+    def add(self, n: Compute) -> None:
+        """Places one node."""
+        producers = dict.fromkeys(self.home[t] for t in n.inputs if t in self.home)
+        ranked = sorted(producers, key=lambda g: (self.groups[g].kind != "contract", -g))
+        for g in ranked:
+            why = self._joins(n, self.groups[g])
+            if why and not self._cycle(n, g):
+                self._join(n, g, why)
+                return
+        kind = "contract" if is_contraction(n) else "nest"
+        self.groups.append(_Open(kind, [n], self._own_prefix(n), [f"{n.output}: starts a {kind} group"]))
+        self._settle(n, len(self.groups) - 1)
+
+    def _joins(self, n: Compute, g: _Open) -> str | None:
+        """The reason for joining, or None."""
+        if is_contraction(n):
+            return None
+        if g.kind == "contract":
+            same = n.is_map and self._shape(n) == self._shape(g.nodes[0]) and self._aligned(n, g, self._rank(n))
+            return f"{n.output}: element-wise on the contraction's output (epilogue)" if same else None
+        if n.is_map:
+            return self._map_joins(n, g)
+        p = self._rows(n, g)
+        if p is None:
+            return None
+        pure = all(m.is_map for m in g.nodes) and g.prefix == self._rank(g.nodes[0])
+        if p != g.prefix and not (pure and p < g.prefix and self._trailing(n, p)):
+            return None
+        g.prefix = p
+        return f"{n.output}: reduces rows that the group makes (stitch)"
+
+    def _map_joins(self, n: Compute, g: _Open) -> str | None:
+        p = g.prefix
+        shape = self._shape(n)
+        if len(shape) < p or shape[:p] != self._shape(g.nodes[0])[:p] or not self._aligned(n, g, p):
+            return None
+        inner = tuple(e for e in shape[p:] if e != ONE)
+        if inner and inner not in {self._inner(m, p) for m in g.nodes}:
+            return None
+        return f"{n.output}: element-wise on shared rows"
+
+    def _inner(self, m: Compute, p: int) -> tuple[Index, ...]:
+        return tuple(e for e in (*self._shape(m)[p:], *m.reduction) if e != ONE)
+
+    def _rows(self, n: Compute, g: _Open) -> int | None:
+        """How many leading axes a reduction keeps in place of all the group's tensors that it reads."""
+        own = {m.output for m in g.nodes}
+        counts = set()
+        for x in loads(n.body):
+            if x.buffer in own:
+                k = 0
+                while k < len(x.index) and k < self._rank(n) and self._identity(x, k):
+                    k += 1
+                counts.add(k)
+        shape = self._shape(n)
+        p = min(counts, default=0)
+        if not p or any(e != ONE for e in shape[p:]) or shape[:p] != self._shape(g.nodes[0])[:p]:
+            return None
+        return p
+
+    def _trailing(self, n: Compute, p: int) -> bool:
+        """Whether every group tensor read is reduced over all its axes from ``p`` on, in order."""
+        wanted = [reduction_name(j) for j in range(len(n.reduction))]
+        return all(
+            [str(i) for i in x.index[p:]] == wanted
+            for x in loads(n.body)
+            if x.buffer in self.home and self._identity(x, 0)
+        )
+
+    def _identity(self, x: Load, axis: int) -> bool:
+        i = x.index[axis]
+        return i == Index.of(dim_name(axis)) or (i == ZERO and self.graph.tensors[x.buffer].shape[axis] == ONE)
+
+    def _aligned(self, n: Compute, g: _Open, p: int) -> bool:
+        """Every read of the group's tensors is element by element; none is fetched from."""
+        own = {m.output for m in g.nodes}
+        fetched = {a.name for x in loads(n.body) for i in x.index for a in i.fetches()}
+        return not fetched & own and all(
+            all(self._identity(x, a) for a in range(len(x.index))) for x in loads(n.body) if x.buffer in own
+        )
+
+    def _own_prefix(self, n: Compute) -> int:
+        shape = self._shape(n)
+        while shape and shape[-1] == ONE:
+            shape = shape[:-1]
+        return len(shape)
+
+    def _shape(self, n: Compute) -> tuple[Index, ...]:
+        return self.graph.tensors[n.output].shape
+
+    def _rank(self, n: Compute) -> int:
+        return len(self._shape(n))
+
+    # -- bookkeeping ---------------------------------------------------------------------------------------------
+
+    def _cycle(self, n: Compute, g: int) -> bool:
+        others = {self.home[t] for t in n.inputs if t in self.home} - {g}
+        return any(g in self.groups[h].before for h in others)
+
+    def _join(self, n: Compute, g: int, why: str) -> None:
+        self.groups[g].nodes.append(n)
+        self.groups[g].reasons.append(why)
+        self._settle(n, g)
+
+    def _settle(self, n: Compute, g: int) -> None:
+        new = {self.home[t] for t in n.inputs if t in self.home} - {g}
+        new |= {b for h in new for b in self.groups[h].before}
+        self.home[n.output] = g
+        self.groups[g].before |= new
+        for other in self.groups:
+            if g in other.before:
+                other.before |= new
+
+
+def fuse(graph: Graph) -> FusionPlan:
+    """The fusion plan of a graph of primitives."""
+    graph = inline(graph)
+    tensors = dict(graph.tensors)
+    windows: dict[str, Window] = {}
+    nodes: list[Compute] = []
+    reads = _read_counts(graph)
+    made = {n.output for n in graph.nodes if isinstance(n, Compute)}
+    for n in graph.nodes:
+        if isinstance(n, Compute):
+            nodes.append(n)
+            continue
+        offset = ZERO
+        for k, part in enumerate(n.parts):
+            name = part
+            sole = reads[part] == 1 and part in made and part not in graph.outputs and part not in windows
+            if not sole:
+                name = f"{n.output}/{k}"
+                tensors[name] = Tensor(name, tensors[part].dtype, tensors[part].shape)
+                index = tuple(Index.of(dim_name(a)) for a in range(len(tensors[part].shape)))
+                nodes.append(Compute(name, load(part, index, tensors[part].dtype), origin=n.origin))
+            windows[name] = Window(n.output, n.axis, offset)
+            offset = offset + tensors[part].shape[n.axis]
+    graph = Graph(
+        graph.name, graph.inputs, graph.outputs, tensors, graph.constants, tuple(nodes), graph.sources, graph.guards
+    )
+    return FusionPlan(graph, _groups(graph, windows), windows)
+
+
+def _read_counts(graph: Graph) -> dict[str, int]:
+    counts = dict.fromkeys(graph.tensors, 0)
+    for n in graph.nodes:
+        for t in n.parts if isinstance(n, Concat) else n.inputs:
+            counts[t] += 1
+    return counts
+
+
+def _groups(graph: Graph, windows: dict[str, Window]) -> tuple[FusedGroup, ...]:
+    """Groups nodes; a reader of a concatenation depends on the writers of all its parts."""
+    parts: dict[str, list[str]] = {}
+    for name, w in windows.items():
+        parts.setdefault(w.target, []).append(name)
+    grouping = _Grouping(graph)
+    for n in _in_order(graph.nodes, parts):
+        grouping.add(n)
+        for target, names in parts.items():
+            if n.output in names and all(p in grouping.home for p in names):
+                _link(grouping, target, names)
+    consumers: dict[str, set[int]] = {}
+    for m in graph.nodes:
+        for t in m.inputs:
+            consumers.setdefault(t, set()).add(grouping.home[m.output])
+    out = []
+    for g, o in enumerate(grouping.groups):
+        outputs = tuple(
+            n.output
+            for n in o.nodes
+            if n.output in graph.outputs or n.output in windows or consumers.get(n.output, set()) - {g}
+        )
+        out.append(FusedGroup(o.kind, tuple(o.nodes), outputs, o.prefix, tuple(o.reasons)))
+    order = sorted(range(len(out)), key=lambda g: (len(grouping.groups[g].before), g))
+    return tuple(out[g] for g in order if out[g].outputs)
+
+
+def _link(grouping: _Grouping, target: str, names: list[str]) -> None:
+    """Makes a pseudo-group for a concatenation, so that its readers come after all parts."""
+    before = {grouping.home[p] for p in names}
+    before |= {b for h in before for b in grouping.groups[h].before}
+    grouping.groups.append(_Open("concat", [], 0, [f"{target}: all parts are written"], before))
+    grouping.home[target] = len(grouping.groups) - 1
+
+
+def _in_order(nodes: tuple[Node, ...], parts: dict[str, list[str]]) -> list[Compute]:
+    return [n for n in nodes if isinstance(n, Compute)]

@@ -1,0 +1,105 @@
+"""Before grouping: views vanish into their readers, scalars into bodies, permutations into producers.
+
+A view renames elements, so reading it is reading its base at other subscripts (``Views are strides``). A permutation of
+a computed tensor that nobody else reads is absorbed by its producer, which then writes the permuted order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, iterators, value_size
+from polydyn.schedules.expr import Const, Load, Value, map_index, substitute, transform
+from polydyn.schedules.index import Atom, Index, fetch, simplify
+
+INLINE_SIZE = 6
+"""A map that loads nothing (iota, sizes) is recomputed by its readers when it has at most so many operations."""
+
+
+def inline(graph: Graph) -> Graph:
+    """The graph without views and trivial maps (those that are graph outputs stay as copies)."""
+    graph = _absorb_permutations(graph)
+    kept: list[Node] = []
+    sources: dict[str, Compute] = {}
+    for n in graph.nodes:
+        if isinstance(n, Concat):
+            kept.append(n)
+            continue
+        n = _rewrite(graph, n, sources)
+        if n.output not in graph.outputs and (n.is_view or _trivial(n)):
+            sources[n.output] = n
+        else:
+            kept.append(n)
+    needed = {t for n in kept if isinstance(n, Concat) for t in n.parts}
+    extra = [sources[t] for t in sources if t in needed]
+    order = {n.output: i for i, n in enumerate(graph.nodes)}
+    return replace(graph, nodes=tuple(sorted([*kept, *extra], key=lambda n: order[n.output])))
+
+
+def _trivial(n: Compute) -> bool:
+    return n.is_map and not n.inputs and value_size(n.body) <= INLINE_SIZE
+
+
+def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Compute:
+    """Reads of views and trivial maps become reads of what they stand for; one-element constants become literals."""
+    ranges = dict(iterators(graph, n))
+
+    def value(v: Value) -> Value:
+        if not isinstance(v, Load):
+            return v
+        array = graph.constants.get(v.buffer)
+        if array is not None and array.size == 1 and v.dtype not in ("float16", "bfloat16"):
+            return Const(v.dtype, array.reshape(-1)[0].item())
+        source = sources.get(v.buffer)
+        if source is None:
+            return v
+        return substitute(source.body, {dim_name(a): i for a, i in enumerate(v.index)})
+
+    def atom(a: Atom) -> Index:
+        args = tuple(x.map_atoms(atom) for x in a.args)
+        if a.kind != "fetch":
+            return Index({(replace(a, args=args),): 1})
+        source = sources.get(a.name)
+        if source is None or not isinstance(source.body, Load):
+            return fetch(a.name, args)
+        moved = (i.subs({dim_name(k): x for k, x in enumerate(args)}) for i in source.body.index)
+        return fetch(source.body.buffer, moved)
+
+    body = transform(n.body, value)
+    body = map_index(body, lambda i: simplify(i.map_atoms(atom), ranges))
+    return replace(n, body=body)
+
+
+def _absorb_permutations(graph: Graph) -> Graph:
+    """``transpose(compute(...))`` becomes the computation in the transposed order, when the transpose alone reads it."""
+    producers = graph.producer()
+    consumers = graph.consumers()
+    dropped: set[str] = set()
+    nodes: dict[str, Node] = {n.output: n for n in graph.nodes}
+    for n in graph.nodes:
+        if not (isinstance(n, Compute) and n.is_view and isinstance(n.body, Load)):
+            continue
+        source = nodes.get(n.body.buffer) if n.body.buffer in producers else None
+        if not isinstance(source, Compute) or source.is_view or source.output in graph.outputs:
+            continue
+        if len(consumers[source.output]) != 1 or not _is_permutation(graph, n):
+            continue
+        env = {dim_name(a): i for a, i in enumerate(n.body.index)}
+        nodes[n.output] = replace(source, output=n.output, body=substitute(source.body, env))
+        dropped.add(source.output)
+    return replace(graph, nodes=tuple(nodes[n.output] for n in graph.nodes if n.output not in dropped))
+
+
+def _is_permutation(graph: Graph, n: Compute) -> bool:
+    """A reordering of axes that keeps the last axis last and does nothing else."""
+    assert isinstance(n.body, Load)
+    rank = len(graph.tensors[n.output].shape)
+    names = [str(i) for i in n.body.index if i.is_symbol]
+    return (
+        len(names) == len(n.body.index) == rank
+        and sorted(names) == sorted(map(dim_name, range(rank)))
+        and (rank == 0 or names[-1] == dim_name(rank - 1))
+    )
+
+

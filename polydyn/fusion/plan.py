@@ -1,0 +1,42 @@
+"""The fusion plan: which primitives become one kernel, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polydyn.graph.ir import Compute, Graph
+from polydyn.schedules.index import Index
+
+
+@dataclass(frozen=True)
+class Window:
+    """A tensor that lives inside another one (a part of a concatenation): from ``offset`` along ``axis``."""
+
+    target: str
+    axis: int
+    offset: Index
+
+
+@dataclass(frozen=True)
+class FusedGroup:
+    """One kernel to be.
+
+    ``kind``: ``contract`` (a sum of products and its epilogue) or ``nest`` (element-wise, reductions, stitch).
+    ``nodes`` in topological order; ``outputs``: tensors others read; ``prefix``: leading axes shared by all nodes (nest).
+    ``reasons``: one line for each node that joined.
+    """
+
+    kind: str
+    nodes: tuple[Compute, ...]
+    outputs: tuple[str, ...]
+    prefix: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FusionPlan:
+    """Groups in launch order. ``windows``: tensors written straight into a part of another tensor."""
+
+    graph: Graph
+    groups: tuple[FusedGroup, ...]
+    windows: dict[str, Window] = field(default_factory=dict)

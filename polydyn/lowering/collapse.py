@@ -1,0 +1,79 @@
+"""Collapsing: adjacent iterators that walk memory like one become one.
+
+``(x, y)`` collapse when every address moves by ``extent(y)`` times as much for a step of ``x`` as for a step of ``y``
+(BladeDISC's dim collapse, decided on addresses): the rows (B, L) of a dense activation become B*L rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from polydyn.lowering.flatten import FlatNode, map_addresses
+from polydyn.schedules.expr import FromIndex, Load, walk
+from polydyn.schedules.index import Atom, Index
+
+Axis = tuple[str, Index]
+
+
+def collapse_shared(nodes: tuple[FlatNode, ...]) -> tuple[FlatNode, ...]:
+    """Merges the shared iterators of all nodes as far as all addresses allow."""
+    i = 0
+    while i + 1 < len(nodes[0].shared):
+        x, y = nodes[0].shared[i], nodes[0].shared[i + 1]
+        if all(_mergeable(p, x, y) for n in nodes for p in _positions(n)):
+            nodes = tuple(_merge_shared(n, i) for n in nodes)
+        else:
+            i += 1
+    return nodes
+
+
+def collapse_reduction(node: FlatNode) -> FlatNode:
+    """Merges reduction iterators of a single node."""
+    i = 0
+    while i + 1 < len(node.reduction):
+        x, y = node.reduction[i], node.reduction[i + 1]
+        if all(_mergeable(p, x, y) for p in _positions(node)):
+            merged = (y[0], x[1] * y[1])
+            node = replace(node, reduction=(*node.reduction[:i], merged, *node.reduction[i + 2 :]))
+            node = map_addresses(node, {x[0]: Index.of(0)})
+        else:
+            i += 1
+    return node
+
+
+def _merge_shared(n: FlatNode, i: int) -> FlatNode:
+    x, y = n.shared[i], n.shared[i + 1]
+    # x*c*extent(y) + y*c  is  c*(merged): the address keeps y's coefficient, x's terms go
+    merged = (y[0], x[1] * y[1])
+    return map_addresses(replace(n, shared=(*n.shared[:i], merged, *n.shared[i + 2 :])), {x[0]: Index.of(0)})
+
+
+def _positions(n: FlatNode) -> Iterator[Index]:
+    """Every integer expression that depends on iterators: addresses, fetch addresses, plain indices, local subscripts."""
+    yield n.address
+    for v in walk(n.body):
+        if isinstance(v, Load):
+            yield from v.index
+        elif isinstance(v, FromIndex):
+            yield v.index
+
+
+def _mergeable(p: Index, x: Axis, y: Axis) -> bool:
+    if not p.symbols() & {x[0], y[0]}:
+        return True
+    cx, rest = p.split(x[0])
+    cy, rest = rest.split(y[0])
+    if {x[0], y[0]} & (cx.symbols() | cy.symbols()) or cx != cy * y[1]:
+        return False
+    return all(_atom_mergeable(a, x, y) for a in rest.atoms() if isinstance(a, Atom))
+
+
+def _atom_mergeable(a: Atom, x: Axis, y: Axis) -> bool:
+    if not {x[0], y[0]} & {s for i in a.args for s in i.symbols()}:
+        return True
+    if a.kind == "floordiv" and {x[0], y[0]} & a.args[1].symbols():
+        return False
+    return all(_mergeable(i, x, y) for i in a.args)
+
+

@@ -1,0 +1,169 @@
+"""Lowering of matmul-like groups: roles of iterators, packed constants, the accumulator and its epilogues."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.lowering.collapse import collapse_reduction, collapse_shared
+from polydyn.lowering.flatten import FlatNode, flatten
+from polydyn.lowering.group import Canonical, LoweredGroup, Pack
+from polydyn.lowering.output import output_array
+from polydyn.schedules.expr import Const, Load, Op, Value, indices, transform
+from polydyn.schedules.index import ONE, Index
+from polydyn.schedules.model import Statement
+from polydyn.schedules.tiling import Roles
+
+LARGE = 1000
+"""What a symbolic extent counts for when iterators are ranked."""
+
+
+@dataclass(frozen=True)
+class ContractGroup:
+    """A lowered group of kind contract, the roles of its iterators, and its packed arrays."""
+
+    lowered: LoweredGroup
+    roles: Roles
+    packed: frozenset[str]
+
+
+def lower_contract(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
+    """The matmul-like form, or None when no pair of iterators separates the operands."""
+    nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
+    core = collapse_reduction(nodes[0])
+    if not core.reduction or any(n.inner for n in nodes):
+        return None
+    roles = choose_roles(core)
+    if roles is None:
+        return None
+    if roles.row == "one":
+        nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
+        core = replace(core, shared=(("one", ONE), *core.shared))
+    return _Builder(plan, group, core, nodes, roles, width).build()
+
+
+def choose_roles(n: FlatNode) -> Roles | None:
+    """Which iterator is the vector side, which the broadcast side (TSCompiler 5.1: the instruction's loops).
+
+    The column is in one operand only, at best of unit stride in the output; the row in the other operand only.
+    """
+    assert isinstance(n.body, Op)
+    extents = dict(n.shared)
+    operands = [frozenset(s for i in indices(v) for s in i.symbols()) for v in n.body.args]
+    best: tuple[tuple[int, ...], str, str] | None = None
+    for x in extents:
+        inside = [x in s for s in operands]
+        if sum(inside) != 1:
+            continue
+        own, other = (operands[0], operands[1]) if inside[0] else (operands[1], operands[0])
+        rows = [y for y in extents if y in other and y not in own]
+        row = max(rows, key=lambda y: (_weight(extents[y]), list(extents).index(y)), default="one")
+        score = (n.address.split(x)[0] == ONE, row != "one", _weight(extents[x]))
+        if best is None or tuple(map(int, score)) > best[0]:
+            best = tuple(map(int, score)), x, row
+    if best is None:
+        return None
+    _, col, row = best
+    batch = tuple(x for x in extents if x not in (col, row))
+    block, *inner = (x for x, _ in n.reduction)
+    return Roles(batch, row, col, block, tuple(inner))
+
+
+def _weight(e: Index) -> int:
+    return LARGE if e.constant is None else min(e.constant, LARGE)
+
+
+class _Builder:
+    def __init__(
+        self,
+        plan: FusionPlan,
+        group: FusedGroup,
+        core: FlatNode,
+        nodes: tuple[FlatNode, ...],
+        roles: Roles,
+        width: int,
+    ) -> None:
+        self.plan, self.core, self.nodes, self.roles, self.width = plan, core, nodes, roles, width
+        self.outputs = group.outputs
+        self.names = Canonical({n: t.dtype for n, t in plan.graph.tensors.items()})
+        self.packs: dict[str, Pack] = {}
+
+    def build(self) -> ContractGroup:
+        """Initialiser, accumulation, one epilogue for each output."""
+        core, names = self.core, self.names
+        iters = tuple((x, names.extent(e)) for x, e in core.shared)
+        red = tuple((x, names.extent(e)) for x, e in core.reduction)
+        own = frozenset(x for x, _ in (*iters, *red))
+        acc = names.local(core.dtype, tuple(e for _, e in iters))
+        at = tuple(Index.of(x) for x, _ in iters)
+        value = names.value(self._packed(core.body), own, {})
+        statements = [
+            Statement("INIT", iters, acc, at, Const(core.dtype, 0.0), None, "init"),
+            Statement("ACC", (*iters, *red), acc, at, value, core.reduce, "backbone"),
+        ]
+        made: dict[str, Value] = {core.output: Load(core.dtype, acc, at)}
+        for n in self.nodes:
+            if n.output != core.output:
+                made[n.output] = self._epilogue(n, own, made)
+            if n.output in self.outputs:
+                array, index = output_array(names, n, iters)
+                name = f"DONE{len(statements) - 2}"
+                statements.append(Statement(name, iters, array, index, made[n.output], None, "epilogue"))
+        lowered = LoweredGroup(names.group(tuple(statements)), names.buffers, names.params, self.packs)
+        packed = frozenset(a for a, b in names.buffers.items() if b in self.packs)
+        return ContractGroup(lowered, self.roles, packed)
+
+    def _epilogue(self, n: FlatNode, own: frozenset[str], made: Mapping[str, Value]) -> Value:
+        """The node's value with everything made in the group put in place."""
+        marked = {t: f"%made{k}" for k, t in enumerate(made)}
+        back = {m: made[t] for t, m in marked.items()}
+        def mark(v: Value) -> Value:
+            return replace(v, buffer=marked[v.buffer], index=()) if isinstance(v, Load) and v.buffer in marked else v
+
+        kept = transform(n.body, mark)
+        named = self.names.value(kept, own, {m: (m, ()) for m in back})
+        return transform(named, lambda v: back[v.buffer] if isinstance(v, Load) and v.buffer in back else v)
+
+    def _packed(self, body: Value) -> Value:
+        """The column operand from panels, when it is a constant with constant extents."""
+        assert isinstance(body, Op)
+
+        def operand(v: Value) -> Value:
+            if not isinstance(v, Load) or v.buffer not in self.plan.graph.constants:
+                return v
+            used = v.index[0].symbols()
+            extents = dict((*self.core.shared, *self.core.reduction))
+            reduction = (self.roles.block, *self.roles.inner)
+            if self.roles.col not in used or used - extents.keys():
+                return v
+            if any(extents[x].constant is None for x in used | {self.roles.block, *self.roles.inner}):
+                return v
+            batch = tuple((x, int(extents[x])) for x, _ in self.core.shared if x in used and x != self.roles.col)
+            pack = Pack(
+                v.buffer,
+                batch,
+                (self.roles.col, int(extents[self.roles.col])),
+                tuple((x, int(extents[x])) for x in reduction),
+                v.index[0],
+                self.width,
+            )
+            return self._panel(v, pack)
+
+        return replace(body, args=tuple(operand(v) for v in body.args))
+
+    def _panel(self, v: Load, pack: Pack) -> Load:
+        digest = hashlib.sha256(repr(pack).encode()).hexdigest()[:12]
+        name = f"{pack.source}@{digest}"
+        self.packs[name] = pack
+        w = self.width
+        shape = (
+            *(e for _, e in pack.batch), -(-pack.col[1] // w), *(e for _, e in pack.reduction), w
+        )  # fmt: skip
+        self.names.packed(name, v.dtype, tuple(map(Index.of, shape)))
+        self.names.dtypes = {**self.names.dtypes, name: v.dtype}
+        col = Index.of(pack.col[0])
+        index = (*(Index.of(x) for x, _ in pack.batch), col // w, *(Index.of(x) for x, _ in pack.reduction), col % w)
+        return Load(v.dtype, name, index)
+

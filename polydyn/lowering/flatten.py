@@ -1,0 +1,133 @@
+"""From primitives to flat statements: one iterator space per node, memory addressed by polynomials.
+
+Axes of extent 1 disappear. Global tensors (everything in memory) are read and written at flat addresses, so reshapes of
+dense tensors cost nothing; only tensors that live inside the group keep subscripts. A guard whose loads provably
+stay in range becomes a ``select``, which vector code may evaluate on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from polydyn.errors import UnsupportedError
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.graph.ir import Compute, dim_name, reduction_name
+from polydyn.schedules.expr import Load, Op, Value, loads, map_index, substitute, transform
+from polydyn.schedules.index import ONE, ZERO, Atom, Index, fetch, is_nonnegative, simplify
+from polydyn.schedules.model import row_major
+
+CPU_DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+
+
+@dataclass(frozen=True)
+class FlatNode:
+    """One primitive, flattened.
+
+    ``shared``: iterators of the group's common rows, ``inner``: its other output axes, ``reduction``: reduction
+    iterators; each (name, extent). ``body``: loads of global buffers have one subscript, the address; loads of group
+    tensors have their inner subscripts only. ``address``: where the result goes when it is written to memory.
+    """
+
+    output: str
+    dtype: str
+    shared: tuple[tuple[str, Index], ...]
+    inner: tuple[tuple[str, Index], ...]
+    reduction: tuple[tuple[str, Index], ...]
+    reduce: str | None
+    body: Value
+    buffer: str
+    address: Index
+
+
+def address_of(plan: FusionPlan, tensor: str, subscripts: tuple[Index, ...]) -> tuple[str, Index]:
+    """(buffer, element offset) of a tensor's element, through windows into concatenations."""
+    window = plan.windows.get(tensor)
+    if window is not None:
+        moved = tuple(i + window.offset if a == window.axis else i for a, i in enumerate(subscripts))
+        return address_of(plan, window.target, moved)
+    strides = row_major(plan.graph.tensors[tensor].shape)
+    return tensor, sum((i * s for i, s in zip(subscripts, strides, strict=True)), ZERO)
+
+
+def flatten(plan: FusionPlan, group: FusedGroup, node: Compute) -> FlatNode:
+    """The flat form of one node of a group."""
+    graph = plan.graph
+    tensor = graph.tensors[node.output]
+    _check_dtypes(graph.tensors, node)
+    axes = [(a, e) for a, e in enumerate(tensor.shape) if e != ONE]
+    shared = [(f"i{a}", e) for a, e in axes if a < group.prefix]
+    inner = [(f"j{n}", e) for n, (a, e) in enumerate([x for x in axes if x[0] >= group.prefix])]
+    count = len(inner)
+    red = [(j, e) for j, e in enumerate(node.reduction) if e != ONE]
+    reduction = [(f"j{count + n}", e) for n, (j, e) in enumerate(red)]
+    env: dict[str, Index] = {dim_name(a): ZERO for a in range(len(tensor.shape))}
+    env |= {reduction_name(j): ZERO for j in range(len(node.reduction))}
+    env |= {dim_name(a): Index.of(f"i{a}") for a, _ in axes if a < group.prefix}
+    env |= {dim_name(a): Index.of(n) for (a, _), (n, _) in zip([x for x in axes if x[0] >= group.prefix], inner, strict=True)}
+    env |= {reduction_name(j): Index.of(n) for (j, _), (n, _) in zip(red, reduction, strict=True)}
+    ranges = dict([*shared, *inner, *reduction])
+    local = {m.output for m in group.nodes}
+    body = _eager(plan, substitute(node.body, env), ranges)
+    body = transform(body, lambda v: _flat_load(plan, group, v, local, ranges))
+    body = map_index(body, lambda i: simplify(i.map_atoms(lambda a: _flat_fetch(plan, a)), ranges))
+    subscripts = tuple(env[dim_name(a)] for a in range(len(tensor.shape)))
+    buffer, address = address_of(plan, node.output, subscripts)
+    return FlatNode(
+        node.output, tensor.dtype, tuple(shared), tuple(inner), tuple(reduction), node.reduce, body, buffer, address
+    )
+
+
+def _check_dtypes(tensors: Mapping[str, object], node: Compute) -> None:
+    from polydyn.schedules.expr import walk
+
+    for v in walk(node.body):
+        if v.dtype not in CPU_DTYPES:
+            raise UnsupportedError(
+                f"dtype {v.dtype} is not built for CPU kernels",
+                node=node.origin,
+                tensor=node.output,
+                remedy="cast the model to float32",
+            )
+
+
+def _flat_load(plan: FusionPlan, group: FusedGroup, v: Value, local: set[str], ranges: Mapping[str, Index]) -> Value:
+    if not isinstance(v, Load):
+        return v
+    if v.buffer in local:
+        shape = plan.graph.tensors[v.buffer].shape
+        kept = tuple(i for a, (i, e) in enumerate(zip(v.index, shape, strict=True)) if a >= group.prefix and e != ONE)
+        return replace(v, index=kept)
+    buffer, address = address_of(plan, v.buffer, v.index)
+    return Load(v.dtype, buffer, (simplify(address, ranges),))
+
+
+def _flat_fetch(plan: FusionPlan, a: Atom) -> Index:
+    args = tuple(x.map_atoms(lambda b: _flat_fetch(plan, b)) for x in a.args)
+    if a.kind != "fetch":
+        return Index({(replace(a, args=args),): 1})
+    buffer, address = address_of(plan, a.name, args)
+    return fetch(buffer, (address,))
+
+
+def _eager(plan: FusionPlan, body: Value, ranges: Mapping[str, Index]) -> Value:
+    """``where`` becomes ``select`` when every load of its branches is provably in range."""
+
+    def safe(v: Value) -> bool:
+        return all(
+            is_nonnegative(i, ranges) and is_nonnegative(e - 1 - i, ranges)
+            for x in loads(v)
+            for i, e in zip(x.index, plan.graph.tensors[x.buffer].shape, strict=True)
+        )
+
+    def f(v: Value) -> Value:
+        if isinstance(v, Op) and v.name == "where" and all(map(safe, v.args[1:])):
+            return replace(v, name="select")
+        return v
+
+    return transform(body, f)
+
+
+def map_addresses(node: FlatNode, env: Mapping[str, Index]) -> FlatNode:
+    """Substitutes iterators in all addresses of a node."""
+    return replace(node, body=substitute(node.body, env), address=node.address.subs(env))

@@ -1,0 +1,132 @@
+"""Flat nodes -> a polyhedral group with canonical names, so that equal structures share one kernel.
+
+Parameters are named ``n0, n1, ...``, buffers ``a0, ...``, locals ``l0, ...`` in order of first use; the binding says
+what each stands for in this place of the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from polydyn.schedules.expr import Load, Value, map_index, transform
+from polydyn.schedules.index import ONE, Atom, Index, fetch
+from polydyn.schedules.model import Array, Group, Statement, row_major
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A constant laid out in panels: array of shape (batch.., ceil(col/width), reduction.., width).
+
+    Element ``[b.., p, k.., l]`` is ``source`` at ``address`` with iterators ``batch``, ``col = p*width + l``,
+    ``reduction``; columns beyond the last are 0. All extents are constants.
+    """
+
+    source: str
+    batch: tuple[tuple[str, int], ...]
+    col: tuple[str, int]
+    reduction: tuple[tuple[str, int], ...]
+    address: Index
+    width: int
+
+
+@dataclass(frozen=True)
+class LoweredGroup:
+    """A canonical group and what its names stand for.
+
+    ``buffers``: array -> buffer of the program (for a packed constant, the name of its ``Pack``); ``params``: parameter
+    -> Index over the model's symbols. ``key``: content hash of the group and of everything else that shapes its kernel.
+    """
+
+    group: Group
+    buffers: dict[str, str]
+    params: dict[str, Index]
+    packs: dict[str, Pack] = field(default_factory=dict)
+
+    def key(self, *more: object) -> str:
+        """Content hash, equal for groups that may share a kernel."""
+        text = repr((self.group, more))
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+class Canonical:
+    """Hands out canonical names and remembers what they stand for."""
+
+    def __init__(self, dtypes: Mapping[str, str]) -> None:
+        """``dtypes``: of the program's buffers (a fetched index may be of any integer dtype)."""
+        self.dtypes = dtypes
+        self.params: dict[str, Index] = {}
+        self._by_value: dict[Index, str] = {}
+        self.buffers: dict[str, str] = {}
+        self.arrays: dict[str, Array] = {}
+        self._by_buffer: dict[str, str] = {}
+
+    def extent(self, e: Index) -> Index:
+        """A constant, or the parameter that stands for the extent."""
+        return e if e.constant is not None else Index.of(self._param(e))
+
+    def _param(self, e: Index) -> str:
+        if e not in self._by_value:
+            name = f"n{len(self.params)}"
+            self._by_value[e], self.params[name] = name, e
+        return self._by_value[e]
+
+    def index(self, i: Index, iterators: frozenset[str]) -> Index:
+        """The expression with model symbols replaced by parameters and fetched buffers renamed."""
+        env = {s: self._param(Index.of(s)) for s in sorted(i.symbols() - iterators)}
+        # parameters are fresh names, so that a symbol of the model called n0 cannot be captured
+        staged = i.subs({s: f"%{s}" for s in env}).subs({f"%{s}": p for s, p in env.items()})
+        return staged.map_atoms(self._atom)
+
+    def _atom(self, a: Atom) -> Index:
+        args = tuple(x.map_atoms(self._atom) for x in a.args)
+        if a.kind == "fetch":
+            return fetch(self.buffer(a.name), args)
+        return Index({(Atom(a.kind, args, a.name),): 1})
+
+    def buffer(self, name: str) -> str:
+        """The array that stands for a buffer that is read at flat addresses."""
+        if name not in self._by_buffer:
+            array = f"a{len(self.buffers)}"
+            self._by_buffer[name], self.buffers[array] = array, name
+            self.arrays[array] = Array(array, self.dtypes[name], (ONE,), "input", (ONE,))
+        return self._by_buffer[name]
+
+    def output(self, name: str, dtype: str, shape: tuple[Index, ...], strides: tuple[Index, ...], offset: Index) -> str:
+        """A new array that is written at subscripts of its own."""
+        array = f"a{len(self.buffers)}"
+        self.buffers[array] = name
+        self.arrays[array] = Array(array, dtype, shape, "output", strides, offset)
+        return array
+
+    def packed(self, name: str, dtype: str, shape: tuple[Index, ...]) -> str:
+        """The array that stands for a constant in panels."""
+        if name not in self._by_buffer:
+            array = f"a{len(self.buffers)}"
+            self._by_buffer[name], self.buffers[array] = array, name
+            self.arrays[array] = Array(array, dtype, shape, "constant", row_major(shape))
+        return self._by_buffer[name]
+
+    def local(self, dtype: str, shape: tuple[Index, ...]) -> str:
+        """A new array inside the kernel."""
+        name = f"l{sum(a.role == 'local' for a in self.arrays.values())}"
+        self.arrays[name] = Array(name, dtype, shape, "local", row_major(shape))
+        return name
+
+    def value(self, v: Value, iterators: frozenset[str], locals_: dict[str, tuple[str, tuple[Index, ...]]]) -> Value:
+        """The expression in canonical names; ``locals_``: tensor -> (array, subscripts put in front)."""
+
+        def f(x: Value) -> Value:
+            if not isinstance(x, Load):
+                return x
+            if x.buffer in locals_:
+                name, front = locals_[x.buffer]
+                return Load(x.dtype, name, (*front, *x.index))
+            return Load(x.dtype, self.buffer(x.buffer), x.index)
+
+        return transform(map_index(v, lambda i: self.index(i, iterators)), f)
+
+    def group(self, statements: tuple[Statement, ...]) -> Group:
+        """The canonical group."""
+        return Group("group", tuple(self.params), dict(self.arrays), statements)

@@ -1,0 +1,112 @@
+"""Lowering of element-wise and stitch groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.lowering.collapse import collapse_reduction, collapse_shared
+from polydyn.lowering.flatten import FlatNode, flatten
+from polydyn.lowering.group import Canonical, LoweredGroup
+from polydyn.lowering.output import output_array
+from polydyn.schedules.expr import Load, loads, neutral
+from polydyn.schedules.index import Index
+from polydyn.schedules.model import Group, Statement
+
+
+@dataclass(frozen=True)
+class NestGroup:
+    """A lowered group of kind nest: shared iterators and the phase of every statement."""
+
+    lowered: LoweredGroup
+    prefix: tuple[str, ...]
+    phases: dict[str, int]
+
+
+def lower_nest(plan: FusionPlan, group: FusedGroup) -> NestGroup:
+    """Statements of a nest group: an initialiser and an update for each reduction, one statement for each map."""
+    nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
+    if len(nodes) == 1:
+        nodes = (collapse_reduction(nodes[0]),)
+    builder = _Builder(plan, group, nodes)
+    for n in nodes:
+        builder.add(n)
+    lowered = LoweredGroup(builder.names.group(tuple(builder.statements)), builder.names.buffers, builder.names.params)
+    prefix = tuple(n for n, _ in nodes[0].shared)
+    return NestGroup(lowered, prefix, phases(lowered.group, prefix))
+
+
+class _Builder:
+    def __init__(self, plan: FusionPlan, group: FusedGroup, nodes: tuple[FlatNode, ...]) -> None:
+        self.outputs = set(group.outputs)
+        self.names = Canonical({n: t.dtype for n, t in plan.graph.tensors.items()})
+        self.statements: list[Statement] = []
+        self.read_inside = {x.buffer for n in nodes for x in loads(n.body)} & {n.output for n in nodes}
+        self.locals: dict[str, tuple[str, tuple[Index, ...]]] = {}
+
+    def add(self, n: FlatNode) -> None:
+        """The statements of one node."""
+        out = (*n.shared, *n.inner)
+        iters = tuple((name, self.names.extent(e)) for name, e in (*out, *n.reduction))
+        own = frozenset(name for name, _ in iters)
+        value = self.names.value(n.body, own, self.locals)
+        shared, inner = (tuple(Index.of(x) for x, _ in axes) for axes in (n.shared, n.inner))
+        wanted = n.output in self.outputs
+        if n.reduce is None and wanted and n.output not in self.read_inside:
+            self._store(n, iters, value)
+            return
+        shape = tuple(self.names.extent(e) for _, e in out)
+        local = self.names.local(n.dtype, shape)
+        self.locals[n.output] = (local, shared)
+        at = (*shared, *inner)
+        if n.reduce is not None:
+            start = neutral(n.reduce, n.dtype)
+            self._add(iters[: len(out)], local, at, start, role="init")
+        self._add(iters, local, at, value, n.reduce)
+        if wanted:
+            self._store(n, iters[: len(out)], Load(n.dtype, local, at))
+
+    def _store(self, n: FlatNode, iters: tuple[tuple[str, Index], ...], value: object) -> None:
+        array, index = output_array(self.names, n, iters)
+        self._add(iters, array, index, value)
+
+    def _add(
+        self,
+        iters: tuple[tuple[str, Index], ...],
+        array: str,
+        index: tuple[Index, ...],
+        value: object,
+        reduce: str | None = None,
+        role: str = "map",
+    ) -> None:
+        from polydyn.schedules.expr import Value
+
+        assert isinstance(value, Value)
+        self.statements.append(Statement(f"S{len(self.statements)}", iters, array, index, value, reduce, role))
+
+
+def phases(group: Group, prefix: tuple[str, ...]) -> dict[str, int]:
+    """Phase of every statement: one more than what it reads when that is accumulated, or made at another point.
+
+    An initialiser belongs to the phase of its accumulation.
+    """
+    made: dict[str, tuple[int, Statement]] = {}
+    out: dict[str, int] = {}
+    for s in group.statements:
+        phase = 0
+        for x in loads(s.value):
+            if x.buffer in made:
+                before, writer = made[x.buffer]
+                later = writer.reduce is not None or x.index != writer.index
+                phase = max(phase, before + later)
+        if s.reduce is not None and s.array in made:
+            phase = max(phase, made[s.array][0])
+        out[s.name] = phase
+        made[s.array] = (phase, s)
+    return _lift(group, out)
+
+
+def _lift(group: Group, found: Mapping[str, int]) -> dict[str, int]:
+    of_array = {s.array: found[s.name] for s in group.statements if s.reduce is not None}
+    return {s.name: of_array.get(s.array, found[s.name]) if s.role == "init" else found[s.name] for s in group.statements}

@@ -1,0 +1,24 @@
+"""Arrays that a group writes to memory."""
+
+from __future__ import annotations
+
+from polydyn.errors import CodegenError
+from polydyn.lowering.flatten import FlatNode
+from polydyn.lowering.group import Canonical
+from polydyn.schedules.index import Index
+
+
+def output_array(
+    names: Canonical, n: FlatNode, iters: tuple[tuple[str, Index], ...]
+) -> tuple[str, tuple[Index, ...]]:
+    """Declares the output of a node over its iterators; returns the array and the subscripts (the iterators)."""
+    symbols = frozenset(x for x, _ in iters)
+    rest = names.index(n.address, symbols)
+    strides: list[Index] = []
+    for x, _ in iters:
+        stride, rest = rest.split(x)
+        strides.append(stride)
+    if rest.symbols() & symbols:
+        raise CodegenError(f"{n.output} is not written at an affine address: {n.address}", tensor=n.output)
+    array = names.output(n.buffer, n.dtype, tuple(e for _, e in iters), tuple(strides), rest)
+    return array, tuple(Index.of(x) for x, _ in iters)
