@@ -7,4 +7,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polydyn.program.program import Program as Program
+    from polydyn.program.program import load as load
+
 __version__ = "0.1.0"
+
+_LAZY = {
+    "compile": "polydyn.compiler",
+    "load": "polydyn.program.program",
+    "Program": "polydyn.program.program",
+}
+"""Public name -> its module, imported at first use: loading a saved program needs numpy only."""
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _LAZY:
+        raise AttributeError(f"module 'polydyn' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

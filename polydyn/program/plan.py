@@ -67,7 +67,8 @@ class HostPlan:
     """The whole program.
 
     ``constants``: name -> array in its final, packed form. ``outputs``/``inputs`` in the model's order. ``launches`` in
-    execution order; every intermediate is written before it is read.
+    execution order; every intermediate is written before it is read. ``headers``: file name -> text of the C headers
+    that kernels include.
     """
 
     name: str
@@ -80,3 +81,4 @@ class HostPlan:
     kernels: tuple[KernelSource, ...]
     launches: tuple[Launch, ...]
     notes: tuple[str, ...] = ()
+    headers: dict[str, str] = field(default_factory=dict)

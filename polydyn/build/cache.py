@@ -1,0 +1,98 @@
+"""The cache on disk: files named by the content that determines them.
+
+A file is written beside its final name and renamed, so that a reader sees all of it or nothing, whatever other
+processes do. Standard library only: ``polydyn.load`` comes through here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from polydyn.errors import BuildError
+
+
+def cache_dir(kind: str) -> Path:
+    """``$POLYDYN_CACHE/<kind>`` or ``~/.cache/polydyn/<kind>``, created for this user alone. BuildError: not writable."""
+    root = Path(os.environ.get("POLYDYN_CACHE") or Path("~/.cache/polydyn").expanduser())
+    path = root / kind
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as e:
+        raise BuildError(
+            f"the cache folder {path} cannot be made: {e.strerror}", remedy="set POLYDYN_CACHE to a writable folder"
+        ) from e
+    return path
+
+
+def digest(*parts: str | bytes) -> str:
+    """SHA-256 of the parts, each prefixed by its length, as hex text."""
+    h = hashlib.sha256()
+    for p in parts:
+        data = p.encode() if isinstance(p, str) else p
+        h.update(len(data).to_bytes(8, "little"))
+        h.update(data)
+    return h.hexdigest()
+
+
+def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
+    """Writes a file under a temporary name in the same folder, then renames it. OSError as from ``open``."""
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as f:
+            for chunk in chunks:
+                f.write(chunk)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+class FileCache:
+    """Byte strings by key; every entry carries its own hash, and one that does not match is as good as absent."""
+
+    def __init__(self, kind: str) -> None:
+        self.folder = cache_dir(kind)
+
+    def get(self, key: str) -> bytes | None:
+        """The entry, or None when it is absent or damaged."""
+        try:
+            data = (self.folder / key).read_bytes()
+        except OSError:
+            return None
+        body, check = data[:-32], data[-32:]
+        return body if hashlib.sha256(body).digest() == check else None
+
+    def put(self, key: str, body: bytes) -> None:
+        """Stores the entry. BuildError: the folder cannot be written."""
+        try:
+            write_atomically(self.folder / key, body, hashlib.sha256(body).digest())
+        except OSError as e:
+            raise BuildError(
+                f"the cache folder {self.folder} cannot be written: {e.strerror}",
+                remedy="set POLYDYN_CACHE to a writable folder with free space",
+            ) from e
+
+
+def stored_file(kind: str, name: str, body: bytes) -> Path:
+    """A file with exactly this content in the cache, written when absent or different (for dlopen)."""
+    path = cache_dir(kind) / name
+    try:
+        if path.read_bytes() == body:
+            return path
+    except OSError:
+        pass
+    try:
+        write_atomically(path, body)
+    except OSError as e:
+        raise BuildError(
+            f"{path} cannot be written: {e.strerror}", remedy="set POLYDYN_CACHE to a writable folder with free space"
+        ) from e
+    return path

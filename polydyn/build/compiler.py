@@ -1,0 +1,173 @@
+"""The C compiler: discovery, flags, and a library from several translation units."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from polydyn.build.cache import FileCache, digest
+from polydyn.build.features import MACROS, architecture
+from polydyn.errors import BuildError
+
+GENERATOR = "1"
+"""Part of every cache key; raised when the same text must not reuse older objects."""
+
+FLAGS = (
+    "-std=gnu11", "-O2", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-fvisibility=hidden",
+    "-w",
+)  # fmt: skip
+"""No fast-math: NaN, infinities and the order of operations are kept."""
+
+X86_FLAGS = ("-mprefer-vector-width=512",)
+
+LINK_FLAGS = ("-shared", "-Wl,--build-id=none", "-lm", "-lpthread")
+
+TARGETS = {
+    "cpu": ("-march=native",),
+    "cpu:baseline": (),
+    "cpu:avx2": ("-march=x86-64-v3",),
+    "cpu:avx512": ("-march=x86-64-v4",),
+}
+"""Target name -> the flags that choose the instruction set."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C compiler: its command and its version line (part of cache keys)."""
+
+    command: tuple[str, ...]
+    version: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """A built shared library.
+
+    ``compiled``: translation units that had to be compiled, 0 when all came from the cache. ``features``: processor
+    features that its code may use.
+    """
+
+    data: bytes
+    compiled: int
+    features: tuple[str, ...]
+    compiler: str
+
+
+def find_compiler() -> Compiler:
+    """``$CC``, else gcc, clang or cc on the path. BuildError: none of them runs."""
+    return _find(os.environ.get("CC", ""), os.environ.get("PATH", ""))
+
+
+@lru_cache(maxsize=8)
+def _find(cc: str, path: str) -> Compiler:
+    candidates = [tuple(shlex.split(cc))] if cc.strip() else [("gcc",), ("clang",), ("cc",)]
+    for command in candidates:
+        if shutil.which(command[0], path=path):
+            done = subprocess.run([*command, "--version"], capture_output=True, text=True)
+            if done.returncode == 0:
+                return Compiler(command, done.stdout.splitlines()[0])
+    raise BuildError(
+        f"no C compiler found: tried {', '.join(c[0] for c in candidates)}",
+        remedy="install gcc (or clang), or set CC to the compiler's command; running a saved program needs none",
+    )
+
+
+def target_flags(target: str) -> tuple[str, ...]:
+    """The instruction-set flags of a target name. BuildError: unknown."""
+    if target not in TARGETS:
+        raise BuildError(f"unknown target {target!r}", remedy=f"choose one of {', '.join(TARGETS)}")
+    return (*(X86_FLAGS if architecture() == "x86_64" else ()), *TARGETS[target])
+
+
+@lru_cache(maxsize=8)
+def required_features(compiler: Compiler, target: str) -> tuple[str, ...]:
+    """The processor features that code for the target may use, as the compiler's macros say."""
+    command = [*compiler.command, *target_flags(target), "-dM", "-E", "-x", "c", os.devnull]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}", remedy="try another target or CC")
+    defined = {words[1] for line in done.stdout.splitlines() if len(words := line.split()) >= 2}
+    return tuple(sorted(name for macro, name in MACROS.items() if macro in defined))
+
+
+def build_library(units: Mapping[str, str], headers: Mapping[str, str], target: str = "cpu") -> Library:
+    """Compiles translation units (file name -> C text) and links them into one shared library.
+
+    Objects and the library are cached by content: text, headers, flags, compiler, generator version. Units are
+    compiled in parallel, one process per core. BuildError: no compiler, or it refuses a unit.
+    """
+    compiler = find_compiler()
+    flags = (*FLAGS, *target_flags(target))
+    features = required_features(compiler, target)
+    machine = digest(*features)  # -march=native means something else on another machine
+    common = digest(GENERATOR, *compiler.command, compiler.version, machine, *flags, *_flat(headers))
+    keys = {name: digest(common, name, text) for name, text in units.items()}
+    link_key = digest(common, *LINK_FLAGS, *keys.values())
+    cache = FileCache("objects")
+    library = cache.get(link_key)
+    if library is not None:
+        return Library(library, 0, features, compiler.version)
+    with tempfile.TemporaryDirectory(prefix="polydyn-") as folder:
+        work = Path(folder)
+        for name, text in (*headers.items(), *units.items()):
+            (work / name).write_text(text, encoding="utf-8")
+        missing = []
+        for name, key in keys.items():
+            found = cache.get(key)
+            if found is None:
+                missing.append(name)
+            else:
+                (work / name).with_suffix(".o").write_bytes(found)
+        _compile(compiler, flags, missing, work)
+        for name in missing:
+            cache.put(keys[name], (work / name).with_suffix(".o").read_bytes())
+        library = _link(compiler, [str(Path(n).with_suffix(".o")) for n in units], work)
+    cache.put(link_key, library)
+    return Library(library, len(missing), features, compiler.version)
+
+
+def _flat(files: Mapping[str, str]) -> list[str]:
+    return [part for name, text in sorted(files.items()) for part in (name, text)]
+
+
+def _compile(compiler: Compiler, flags: Sequence[str], names: Sequence[str], work: Path) -> None:
+    """Compiles the named units of the folder, as many at once as there are cores; all stop at the first failure."""
+    waiting = sorted(names, key=lambda n: -(work / n).stat().st_size)
+    running: dict[str, subprocess.Popen[str]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < len(os.sched_getaffinity(0)):
+                name = waiting.pop(0)
+                command = [*compiler.command, *flags, "-c", name, "-o", str(Path(name).with_suffix(".o"))]
+                with (work / f"{name}.log").open("w") as log:
+                    running[name] = subprocess.Popen(command, cwd=work, stdout=log, stderr=log, text=True)
+            name = next(iter(running))
+            if running[name].wait():
+                log_text = (work / f"{name}.log").read_text(errors="replace")
+                raise BuildError(
+                    f"{shlex.join(compiler.command)} refused {name}:\n{log_text[:4000]}",
+                    remedy="this is a bug in the generated code, or the compiler is too old (gcc >= 9, clang >= 10)",
+                )
+            del running[name]
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def _link(compiler: Compiler, objects: Sequence[str], work: Path) -> bytes:
+    command = [*compiler.command, *objects, *LINK_FLAGS, "-o", "lib.so"]
+    done = subprocess.run(command, cwd=work, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(
+            f"{shlex.join(compiler.command)} could not link:\n{done.stderr[:4000]}",
+            remedy="a kernel may be missing or defined twice; this is a bug in the generated code",
+        )
+    return (work / "lib.so").read_bytes()

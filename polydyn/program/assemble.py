@@ -1,0 +1,102 @@
+"""From a host plan to a program: host text, kernels, library, manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import polydyn
+from polydyn.build.compiler import build_library
+from polydyn.build.features import architecture
+from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
+from polydyn.program.host import HostProgram, host_program, shape_text
+from polydyn.program.plan import HostPlan, KernelSource
+from polydyn.program.program import Program
+from polydyn.program.runtime import sources
+from polydyn.program.verify import verify_host_plan
+
+BATCH = 10
+"""Kernels per translation unit: headers are parsed once per unit, and units compile in parallel."""
+
+
+def build_program(plan: HostPlan, *, target: str = "cpu", threads: int | None = None) -> Program:
+    """Compiles a host plan into a program.
+
+    ``target``: a name in ``polydyn.build.compiler.TARGETS``. ``threads``: of every call, default all cores this
+    process may use. Errors: PolydynError (malformed plan), UnsupportedError (sizes that depend on data), BuildError.
+    """
+    artifact, compiled = build_artifact(plan, target)
+    return Program(artifact, threads=threads, compilations=compiled)
+
+
+def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
+    """The artifact of a host plan, and how many translation units had to be compiled."""
+    verify_host_plan(plan)
+    used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
+    offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
+    host = host_program(plan, offsets, int(weights.size))
+    files = sources() | plan.headers | {"host.c": host.text} | _kernel_units(plan.kernels)
+    units, headers = _split(files)
+    library = build_library(units, headers, target)
+    manifest = _manifest(plan, host) | {
+        "target": target,
+        "architecture": architecture(),
+        "features": list(library.features),
+        "compiler": library.compiler,
+    }
+    return Artifact(manifest, files, library.data, weights), library.compiled
+
+
+def rebuild(path: str | os.PathLike[str], to: str | os.PathLike[str], target: str = "cpu") -> None:
+    """Compiles an artifact's sources again, for this machine, into another artifact."""
+    old = read_artifact(path, verify=True, check_machine=False)
+    library = build_library(*_split(dict(old.sources)), target)
+    manifest = dict(old.manifest) | {
+        "target": target,
+        "architecture": architecture(),
+        "features": list(library.features),
+        "compiler": library.compiler,
+    }
+    write_artifact(Artifact(manifest, old.sources, library.data, old.weights), to)
+
+
+def _split(files: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Translation units and headers."""
+    units = {n: t for n, t in files.items() if n.endswith(".c")}
+    return units, {n: t for n, t in files.items() if n not in units}
+
+
+def _kernel_units(kernels: Sequence[KernelSource]) -> dict[str, str]:
+    units = {}
+    for start in range(0, len(kernels), BATCH):
+        texts = "\n\n".join(k.text for k in kernels[start : start + BATCH])
+        units[f"kernels_{start // BATCH:03}.c"] = f"#include <stdint.h>\n\n{texts}\n"
+    return units
+
+
+def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
+    def io(names: Sequence[str]) -> list[dict[str, Any]]:
+        return [
+            {"name": n, "dtype": b.dtype, "shape": [shape_text([d])[1:-1] for d in b.shape]}
+            for n in names
+            for b in [plan.buffers[n]]
+        ]
+
+    return {
+        "format": FORMAT,
+        "abi": ABI,
+        "polydyn": polydyn.__version__,
+        "name": plan.name,
+        "inputs": io(plan.inputs),
+        "outputs": io(plan.outputs),
+        "symbols": [{"symbol": s.symbol, "input": s.input, "axis": s.axis} for s in plan.sources],
+        "guards": [{"rule": f"{g.left} {g.relation} {g.right}", "message": g.message} for g in plan.guards],
+        "kernels": [{"name": k.name, "digest": k.digest} for k in plan.kernels],
+        "launches": [
+            {"label": launch.label or launch.kernel, "kernel": launch.kernel, "tasks": str(launch.tasks)}
+            for launch in plan.launches
+        ],
+        "memory": [list(s.tenants) for s in host.slots],
+        "notes": list(plan.notes),
+    }

@@ -1,0 +1,220 @@
+"""The host program: a HostPlan as C tables plus the evaluation of its sizes (``runtime/internal.h``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from polydyn.program.evaluation import Evaluation, evaluation_function
+from polydyn.program.memory import Slot, live_ranges, plan_slots
+from polydyn.program.plan import Buffer, HostPlan
+from polydyn.schedules.expr import DTYPES, ITEMSIZE
+from polydyn.schedules.index import Index, product
+
+ROLES = {
+    "input": "PD_INPUT_ROLE",
+    "output": "PD_OUTPUT_ROLE",
+    "constant": "PD_CONSTANT_ROLE",
+    "intermediate": "PD_INTERMEDIATE_ROLE",
+}
+RELATIONS = {"==": "=", "<=": "<", "%==": "%"}
+
+
+@dataclass(frozen=True)
+class HostProgram:
+    """C text of the host program's unit, and the slots that intermediates share."""
+
+    text: str
+    slots: tuple[Slot, ...]
+
+
+def size_bytes(buffer: Buffer) -> Index:
+    """Bytes of a dense tensor over the model's symbols."""
+    return product(buffer.shape) * ITEMSIZE[buffer.dtype]
+
+
+def shape_text(shape: Iterable[Index]) -> str:
+    """A symbolic shape for people, e.g. ``[B, 2*L]``."""
+    return "[" + ", ".join(_bare(d) for d in shape) + "]"
+
+
+def _bare(x: Index) -> str:
+    text = str(x)
+    return text[1:-1] if len(x.terms) > 1 and text.startswith("(") else text
+
+
+def quote(text: str) -> str:
+    """A C string literal; everything but plain ASCII as octal bytes."""
+    plain = {c for c in range(32, 127)} - {ord('"'), ord("\\"), ord("?")}
+    return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in text.encode()) + '"'
+
+
+def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_bytes: int) -> HostProgram:
+    """C text for a verified plan whose constants lie at the given offsets of the weights.
+
+    Phase one of the evaluation computes what input dims and guards need, phase two everything else: sizes are only
+    trusted after the checks.
+    """
+    values = Evaluation(s.symbol for s in plan.sources)
+    tables = _check_tables(plan, values)
+    check = values.lines
+    values.lines = []
+    slots = plan_slots(live_ranges(_intermediates(plan), (launch.buffers for launch in plan.launches)))
+    order = {name: i for i, name in enumerate(_used_buffers(plan))}
+    tables |= _memory_tables(plan, values, slots, order, constant_offsets)
+    tables |= _launch_tables(plan, values, order)
+    scalars = _counts(plan, tables) | {"value_count": values.count, "weight_bytes": weight_bytes}
+    declarations = "\n".join(f"pd_kernel {k.name};" for k in plan.kernels)
+    arrays = "\n".join(
+        f"static const {kind} {name}[] = {{\n    {_rows(rows) or '0'}\n}};" for name, (kind, rows) in tables.items()
+    )
+    fields = ",\n    ".join(
+        [f".{k} = {v}" for k, v in scalars.items()]
+        + [f".{name} = {name}" for name in tables]
+        + [".check = check", ".plan = plan_sizes"]
+    )
+    text = "\n".join(
+        [
+            '#include "internal.h"',
+            declarations,
+            evaluation_function("check", check),
+            evaluation_function("plan_sizes", values.lines),
+            arrays,
+            f"const pd_plan pd_the_plan = {{\n    {fields}\n}};\n",
+        ]
+    )
+    return HostProgram(text, slots)
+
+
+Tables = dict[str, tuple[str, list[str]]]
+"""Name of a C array -> element type and one initialiser per element."""
+
+
+def _rows(rows: Sequence[str]) -> str:
+    if all(r.lstrip("-").isdigit() for r in rows):
+        return ", ".join(rows)
+    return ",\n    ".join(rows)
+
+
+def _intermediates(plan: HostPlan) -> dict[str, Index]:
+    return {b.name: size_bytes(b) for b in plan.buffers.values() if b.role == "intermediate"}
+
+
+def _used_buffers(plan: HostPlan) -> list[str]:
+    """Buffers that a launch or an output mentions, in order of first mention."""
+    return list(dict.fromkeys([n for launch in plan.launches for n in launch.buffers] + list(plan.outputs)))
+
+
+def _copied_outputs(plan: HostPlan) -> list[tuple[int, Buffer]]:
+    """Outputs that are an input or a constant as it stands."""
+    return [(i, plan.buffers[n]) for i, n in enumerate(plan.outputs) if plan.buffers[n].role != "output"]
+
+
+def _io_rows(plan: HostPlan, names: Iterable[str]) -> list[str]:
+    return [
+        f"{{{quote(n)}, {quote(shape_text(b.shape))}, {DTYPES.index(b.dtype)}, {len(b.shape)}}}"
+        for n in names
+        for b in [plan.buffers[n]]
+    ]
+
+
+def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
+    position = {n: i for i, n in enumerate(plan.inputs)}
+    origin = {s.symbol: s for s in plan.sources}
+    bound = {(s.input, s.axis) for s in plan.sources if plan.buffers[s.input].shape[s.axis] == Index.of(s.symbol)}
+    dims = []
+    for name in plan.inputs:
+        for axis, dim in enumerate(plan.buffers[name].shape):
+            if (name, axis) in bound:
+                continue
+            where = "; ".join(f"{s} = axis {origin[s].axis} of '{origin[s].input}'" for s in sorted(dim.symbols()))
+            text = _bare(dim) + (f" ({where})" if where else "")
+            dims.append(f"{{{position[name]}, {axis}, {values.of(dim)}, {quote(text)}}}")
+    guards = []
+    for g in plan.guards:
+        relation = {"==": "equals", "<=": "is at most", "%==": "is a multiple of"}[g.relation]
+        text = f"{_bare(g.left)} {relation} {_bare(g.right)}"
+        guards.append(
+            f"{{{values.of(g.left)}, {values.of(g.right)}, '{RELATIONS[g.relation]}', {quote(text)}, {quote(g.message)}}}"
+        )
+    return {
+        "inputs": ("pd_io", _io_rows(plan, plan.inputs)),
+        "outputs": ("pd_io", _io_rows(plan, plan.outputs)),
+        "sources": ("pd_source", [f"{{{position[s.input]}, {s.axis}}}" for s in plan.sources]),
+        "dim_checks": ("pd_dim_check", dims),
+        "guards": ("pd_guard", guards),
+    }
+
+
+def _surely_nonnegative(x: Index) -> bool:
+    """Sums of products of symbols, and quotients and extremes of such."""
+    return all(
+        c > 0 and all(isinstance(a, str) or all(map(_surely_nonnegative, a.args)) for a in m)
+        for m, c in x.terms.items()
+    )
+
+
+def _memory_tables(
+    plan: HostPlan, values: Evaluation, slots: Sequence[Slot], order: Mapping[str, int], offsets: Mapping[str, int]
+) -> Tables:
+    slot_of = {t: i for i, s in enumerate(slots) for t in s.tenants}
+    slot_rows: list[str] = []
+    slot_values: list[str] = []
+    for s in slots:
+        slot_rows.append(f"{{{len(slot_values)}, {len(s.sizes)}}}")
+        slot_values += [str(values.of(x)) for x in s.sizes]
+    buffers: list[str] = []
+    signs: dict[Index, str] = {}
+    for name in order:
+        b = plan.buffers[name]
+        index = {"input": plan.inputs, "output": plan.outputs}.get(b.role, ())
+        place = slot_of[name] if b.role == "intermediate" else index.index(name) if index else 0
+        buffers.append(f"{{{ROLES[b.role]}, {place}, {offsets.get(name, 0)}}}")
+        if b.role in ("output", "intermediate"):
+            for axis, dim in enumerate(b.shape):
+                if not _surely_nonnegative(dim) and dim not in signs:
+                    text = quote(f"axis {axis} of '{name}', {_bare(dim)},")
+                    signs[dim] = f"{{{values.of(dim)}, {text}}}"
+    copies = [
+        f"{{{i}, {order[b.name]}, {values.of(size_bytes(b))}}}" for i, b in _copied_outputs(plan)
+    ]
+    dims = [str(values.of(d)) for n in plan.outputs for d in plan.buffers[n].shape]
+    return {
+        "sign_checks": ("pd_sign_check", list(signs.values())),
+        "buffers": ("pd_buffer", buffers),
+        "slots": ("pd_slot", slot_rows),
+        "slot_values": ("int32_t", slot_values),
+        "copies": ("pd_copy", copies),
+        "output_dims": ("int32_t", dims),
+    }
+
+
+def _launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> Tables:
+    rows: list[str] = []
+    buffers: list[str] = []
+    symbols: list[str] = []
+    for launch in plan.launches:
+        counts = f"{len(launch.buffers)}, {len(buffers)}, {len(launch.symbols)}, {len(symbols)}"
+        buffers += [str(order[n]) for n in launch.buffers]
+        symbols += [str(values.of(s)) for s in launch.symbols]
+        numbers = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes)
+        label = quote(launch.label or launch.kernel)
+        rows.append(
+            f"{{{launch.kernel}, {label}, {quote(launch.kernel)}, {counts}, {', '.join(str(values.of(x)) for x in numbers)}}}"
+        )
+    return {
+        "launches": ("pd_launch_entry", rows),
+        "launch_buffers": ("int32_t", buffers),
+        "launch_symbols": ("int32_t", symbols),
+    }
+
+
+def _counts(plan: HostPlan, tables: Tables) -> dict[str, int]:
+    names = {
+        "input_count": "inputs", "output_count": "outputs", "symbol_count": "sources", "dim_check_count": "dim_checks",
+        "guard_count": "guards", "sign_check_count": "sign_checks", "buffer_count": "buffers", "slot_count": "slots",
+        "copy_count": "copies", "launch_count": "launches", "launch_buffer_count": "launch_buffers",
+        "launch_symbol_count": "launch_symbols", "output_dim_count": "output_dims",
+    }  # fmt: skip
+    dims = sum(len(plan.buffers[n].shape) for n in plan.inputs)
+    return {field: len(tables[name][1]) for field, name in names.items()} | {"input_dim_count": dims}

@@ -1,0 +1,160 @@
+"""ctypes bindings of a program's library (``runtime/polydyn.h``). Standard library and numpy only."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import struct
+from typing import Any
+
+from polydyn.build.cache import stored_file
+from polydyn.errors import ArtifactError, InputError, PolydynError
+from polydyn.program.artifact import ABI, Artifact
+
+DTYPE_CODES = (
+    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64",
+    "uint8", "uint16", "uint32", "uint64", "bool",
+)  # fmt: skip
+"""The ``PD_<dtype>`` enumeration in order."""
+
+OK, INPUT, OVERFLOW, MEMORY = 0, 1, 2, 3
+
+
+class Tensor(ctypes.Structure):
+    """``pd_tensor``."""
+
+    _fields_ = (
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+    )
+
+
+class LaunchInfo(ctypes.Structure):
+    """``pd_launch_info``."""
+
+    _fields_ = (
+        ("label", ctypes.c_char_p),
+        ("kernel", ctypes.c_char_p),
+        ("tasks", ctypes.c_int64),
+        ("work", ctypes.c_int64),
+        ("flops", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("threads", ctypes.c_int64),
+    )
+
+
+class Native:
+    """An opened program: the library and its ``pd_program``."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        name = f"{hashlib.sha256(artifact.library).hexdigest()}.so"
+        path = stored_file("lib", name, artifact.library)
+        try:
+            self.library = ctypes.CDLL(str(path))
+        except OSError as e:
+            raise ArtifactError(
+                f"the system refuses to load the program's library: {e}",
+                remedy="if the cache folder is mounted noexec, set POLYDYN_CACHE to another one",
+            ) from e
+        lib = self.library
+        lib.pd_error.restype = ctypes.c_char_p
+        for f in (lib.pd_arena_bytes, lib.pd_evaluations):
+            f.restype = ctypes.c_int64
+        if lib.pd_abi_version() != ABI:
+            raise ArtifactError(f"the library has ABI {lib.pd_abi_version()}, this polydyn ABI {ABI}", remedy="compile again")
+        self.weights = artifact.weights  # must outlive the program
+        self.program = ctypes.c_void_p()
+        size = ctypes.c_int64(self.weights.size)
+        memory = ctypes.c_void_p(self.weights.ctypes.data if self.weights.size else None)
+        self.check(lib.pd_open(None, memory, ctypes.c_int64(0), size, ctypes.byref(self.program)))
+
+    def check(self, code: int) -> None:
+        """Raises what the library's error code means."""
+        if code == OK:
+            return
+        message = (self.library.pd_error() or b"").decode(errors="replace")
+        if code == INPUT:
+            raise InputError(message)
+        if code == OVERFLOW:
+            raise InputError(message, remedy="pass smaller shapes")
+        if code == MEMORY:
+            raise PolydynError(message, remedy="pass smaller shapes, or free memory")
+        raise PolydynError(message)
+
+
+class Context:
+    """A ``pd_context`` with the memory that calls are described in, laid out once.
+
+    ``key``: shapes and strides of the inputs that the context is prepared for, None when it is not. ``output_shapes``
+    belong to that key.
+    """
+
+    __slots__ = (
+        "_dims", "_dims_pack", "_input_pack", "_native", "_output_dims", "_output_pack", "_output_ranks", "_run_call",
+        "_shapes_call", "_tensors", "handle", "input_pointers", "key", "output_pointers", "output_shapes",
+    )  # fmt: skip
+
+    def __init__(self, native: Native, threads: int, inputs: list[tuple[int, int]], output_ranks: list[int]) -> None:
+        """``inputs``: dtype code and rank of each."""
+        self.handle = ctypes.c_void_p()
+        native.check(native.library.pd_context_new(native.program, threads, ctypes.byref(self.handle)))
+        self._native = native
+        count = 2 * sum(rank for _, rank in inputs)
+        self._dims = (ctypes.c_int64 * (count + 1))()
+        self._dims_pack = struct.Struct(f"{count}q").pack_into
+        self._tensors = (Tensor * (len(inputs) + 1))()
+        at = ctypes.addressof(self._dims)
+        for t, (dtype, rank) in zip(self._tensors, inputs, strict=False):
+            t.shape, t.strides, t.dtype, t.rank = at, at + 8 * rank, dtype, rank
+            at += 16 * rank
+        self._output_ranks = output_ranks
+        self._output_dims = (ctypes.c_int64 * (sum(output_ranks) + 1))()
+        self.input_pointers = (ctypes.c_void_p * (len(inputs) + 1))()
+        self.output_pointers = (ctypes.c_void_p * (len(output_ranks) + 1))()
+        self._input_pack = struct.Struct(f"{len(inputs)}P").pack_into
+        self._output_pack = struct.Struct(f"{len(output_ranks)}P").pack_into
+        self._shapes_call = native.library.pd_shapes
+        self._run_call = native.library.pd_run
+        self.key: list[tuple[int, ...]] | None = None
+        self.output_shapes: list[tuple[int, ...]] = []
+
+    def prepare(self, key: list[tuple[int, ...]]) -> None:
+        """``pd_shapes`` for inputs of these shapes and strides (alternating, in order). InputError: a check failed."""
+        self.key = None
+        self._dims_pack(self._dims, 0, *[n for part in key for n in part])
+        code = self._shapes_call(self.handle, self._tensors, self._output_dims)
+        if code:
+            self._native.check(code)
+        dims = iter(self._output_dims)
+        self.output_shapes = [tuple([next(dims) for _ in range(rank)]) for rank in self._output_ranks]
+        self.key = key
+
+    def run(self, inputs: list[int], outputs: list[int]) -> None:
+        """``pd_run`` on these addresses."""
+        self._input_pack(self.input_pointers, 0, *inputs)
+        self._output_pack(self.output_pointers, 0, *outputs)
+        code = self._run_call(self.handle, self.input_pointers, self.output_pointers)
+        if code:
+            self._native.check(code)
+
+    def profile(self, inputs: list[int], outputs: list[int], launches: int) -> list[int]:
+        """``pd_profile``: nanoseconds of every launch."""
+        self._input_pack(self.input_pointers, 0, *inputs)
+        self._output_pack(self.output_pointers, 0, *outputs)
+        table = (ctypes.c_int64 * (launches + 1))()
+        code = self._native.library.pd_profile(self.handle, self.input_pointers, self.output_pointers, table)
+        self._native.check(code)
+        return list(table)[:launches]
+
+    def launch(self, index: int) -> LaunchInfo:
+        """``pd_launch``."""
+        info = LaunchInfo()
+        self._native.check(self._native.library.pd_launch(self.handle, index, ctypes.byref(info)))
+        return info
+
+    def statistics(self) -> dict[str, int]:
+        """Bytes of the arena and number of evaluations of new shapes."""
+        lib: Any = self._native.library
+        return {"arena_bytes": lib.pd_arena_bytes(self.handle), "evaluations": lib.pd_evaluations(self.handle)}

@@ -1,0 +1,287 @@
+"""Program: a compiled model, ready to run. Standard library and numpy only."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.errors import InputError
+from polydyn.program.artifact import Artifact, read_artifact, write_artifact
+from polydyn.program.native import DTYPE_CODES, Context, Native
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class LaunchTime:
+    """One launch of a profiled call: time in nanoseconds, and what it had to do (operations, bytes, tasks)."""
+
+    label: str
+    kernel: str
+    nanoseconds: int
+    flops: int
+    bytes: int
+    tasks: int
+    threads: int
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The numpy dtype that carries a program's dtype; bfloat16 travels as the uint16 of its bits."""
+    return np.dtype("uint16" if dtype == "bfloat16" else dtype)
+
+
+class Program:
+    """A compiled model.
+
+    Immutable and safe to call from several threads at once. ``run(feeds)`` takes and returns numpy arrays by name;
+    inputs may have any strides and are never written; bfloat16 is passed as uint16 bits.
+    """
+
+    def __init__(self, artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> None:
+        """``threads``: per call, the caller's included; default all cores that this process may use."""
+        self._artifact = artifact
+        self.compilations = compilations
+        """Translation units that were compiled to make this program; 0 from the cache or an artifact."""
+        self.threads = threads if threads is not None else min(len(os.sched_getaffinity(0)), 256)
+        self._native = Native(artifact)
+        self._contexts: list[Context] = []
+        self._free: list[Context] = []
+        manifest = artifact.manifest
+        self._inputs = [(i["name"], numpy_dtype(i["dtype"]), numpy_dtype(i["dtype"]).itemsize - 1) for i in manifest["inputs"]]
+        self._outputs = [(o["name"], numpy_dtype(o["dtype"])) for o in manifest["outputs"]]
+        close = weakref.finalize(self, _close, self._native, self._contexts)
+        close.atexit = False  # threads may still be calling then; the process takes everything with it
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Computes the outputs.
+
+        ``feeds``: input name -> array of the input's dtype and rank (or what ``np.asarray`` makes one of). ``out``:
+        arrays for some or all outputs, C-contiguous, of the right dtype and shape, overlapping no input. Returns
+        output name -> array, the given ones included. InputError: which input, axis or rule, and why.
+        """
+        try:
+            context = self._free.pop()
+        except IndexError:
+            context = self._new_context()
+        try:
+            arrays, addresses = self._bind(context, feeds)
+            results = self._allocate(context, out, arrays)
+            context.run(addresses, [a.__array_interface__["data"][0] for a in results.values()])
+            return results
+        finally:
+            self._free.append(context)
+
+    def __call__(self, **feeds: Any) -> dict[str, Array]:
+        """``run`` with inputs as keyword arguments."""
+        return self.run(feeds)
+
+    def _bind(self, context: Context, feeds: Mapping[str, Any]) -> tuple[list[Array], list[int]]:
+        """The inputs as arrays, their addresses; the context prepared for their shapes."""
+        key: list[tuple[int, ...]] = []
+        arrays: list[Array] = []
+        addresses: list[int] = []
+        if len(feeds) != len(self._inputs):
+            self._refuse_names(feeds)
+        for name, dtype, misaligned in self._inputs:
+            try:
+                array = feeds[name]
+            except KeyError:
+                self._refuse_names(feeds)
+                raise
+            if type(array) is not np.ndarray or array.dtype is not dtype:
+                array = self._convert(name, dtype, array)
+            address = array.__array_interface__["data"][0]
+            if address & misaligned:
+                array = array.copy()
+                address = array.__array_interface__["data"][0]
+            arrays.append(array)
+            addresses.append(address)
+            key.append(array.shape)
+            key.append(array.strides)
+        if key != context.key:
+            self._check_ranks(arrays)
+            context.prepare(key)
+        return arrays, addresses
+
+    def _allocate(self, context: Context, out: Mapping[str, Array] | None, arrays: list[Array]) -> dict[str, Array]:
+        shapes = context.output_shapes
+        if not out:
+            return {name: np.empty(shape, dtype) for (name, dtype), shape in zip(self._outputs, shapes, strict=True)}
+        self._check_out(out, shapes, arrays)
+        return {
+            name: out[name] if name in out else np.empty(shape, dtype)
+            for (name, dtype), shape in zip(self._outputs, shapes, strict=True)
+        }
+
+    def _new_context(self) -> Context:
+        manifest = self._artifact.manifest
+        inputs = [(DTYPE_CODES.index(i["dtype"]), len(i["shape"])) for i in manifest["inputs"]]
+        context = Context(self._native, self.threads, inputs, [len(o["shape"]) for o in manifest["outputs"]])
+        self._contexts.append(context)
+        return context
+
+    @contextmanager
+    def _context(self) -> Iterator[Context]:
+        try:
+            context = self._free.pop()
+        except IndexError:
+            context = self._new_context()
+        try:
+            yield context
+        finally:
+            self._free.append(context)
+
+    # -- refusals ----------------------------------------------------------------------------------------------------
+
+    def _refuse_names(self, feeds: Mapping[str, Any]) -> None:
+        known = [name for name, _, _ in self._inputs]
+        remedy = f"pass exactly {', '.join(f'{n}: {t}' for n, t in self.inputs.items()) or 'nothing'}"
+        unknown = [n for n in feeds if n not in known]
+        if unknown:
+            raise InputError(f"the program has no input '{unknown[0]}'", tensor=str(unknown[0]), remedy=remedy)
+        missing = [n for n in known if n not in feeds]
+        if missing:
+            raise InputError(f"input '{missing[0]}' is missing", tensor=missing[0], remedy=remedy)
+
+    def _convert(self, name: str, dtype: np.dtype[Any], value: Any) -> Array:
+        """An ndarray of the dtype, without changing values; InputError when that would need a conversion."""
+        array = np.asarray(value)
+        if array.dtype == dtype:
+            return array
+        declared = self._declared(name)
+        if declared["dtype"] == "bfloat16" and array.dtype.name == "bfloat16":
+            return array.view(np.uint16)
+        raise InputError(
+            f"input '{name}' is {array.dtype}, the program takes {declared['dtype']}",
+            tensor=name,
+            remedy=f"convert it: array.astype({str(dtype)!r})" if array.dtype != object else "pass a numpy array",
+        )
+
+    def _declared(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(i for i in self._artifact.manifest["inputs"] if i["name"] == name)
+        return found
+
+    def _check_ranks(self, arrays: list[Array]) -> None:
+        for array, declared in zip(arrays, self._artifact.manifest["inputs"], strict=True):
+            if array.ndim != len(declared["shape"]):
+                raise InputError(
+                    f"input '{declared['name']}' of shape {array.shape} has {array.ndim} axes, "
+                    f"the program takes {len(declared['shape'])}: [{', '.join(declared['shape'])}]",
+                    tensor=declared["name"],
+                    remedy="reshape it",
+                )
+
+    def _check_out(self, out: Mapping[str, Array], shapes: list[tuple[int, ...]], arrays: list[Array]) -> None:
+        declared = {name: (dtype, shape) for (name, dtype), shape in zip(self._outputs, shapes, strict=True)}
+        others = list(arrays)
+        for name, array in out.items():
+            if name not in declared:
+                raise InputError(f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(declared)}")
+            dtype, shape = declared[name]
+            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
+                raise InputError(f"out['{name}'] must be an array of {dtype} and shape {shape} in this call", tensor=name)
+            if not (array.flags.c_contiguous and array.flags.writeable and array.flags.aligned):
+                raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
+            if any(np.may_share_memory(array, other) for other in others):
+                raise InputError(
+                    f"out['{name}'] may share memory with an input or another output", tensor=name, remedy="pass a copy"
+                )
+            others.append(array)
+
+    # -- looking inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """Everything the artifact says about itself, as JSON data."""
+        return self._artifact.manifest
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """File name -> C text of everything in the library."""
+        return self._artifact.sources
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Input name -> dtype and symbolic shape, e.g. ``float32[B, 2*L]``."""
+        return {i["name"]: f"{i['dtype']}[{', '.join(i['shape'])}]" for i in self.manifest["inputs"]}
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Output name -> dtype and symbolic shape."""
+        return {o["name"]: f"{o['dtype']}[{', '.join(o['shape'])}]" for o in self.manifest["outputs"]}
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """Symbol -> where its value comes from."""
+        return {s["symbol"]: f"axis {s['axis']} of input '{s['input']}'" for s in self.manifest["symbols"]}
+
+    @property
+    def guards(self) -> list[str]:
+        """The conditions every call must meet."""
+        return [f"{g['rule']}: {g['message']}" for g in self.manifest["guards"]]
+
+    @property
+    def launches(self) -> list[str]:
+        """Labels of the launches in execution order."""
+        return [launch["label"] for launch in self.manifest["launches"]]
+
+    @property
+    def kernel_count(self) -> int:
+        """Number of different kernels."""
+        return len(self.manifest["kernels"])
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Numbers for tests and monitoring: compilations, contexts, arena_bytes (of all contexts), evaluations."""
+        every = [c.statistics() for c in list(self._contexts)]
+        return {
+            "compilations": self.compilations,
+            "contexts": len(every),
+            "arena_bytes": sum(s["arena_bytes"] for s in every),
+            "evaluations": sum(s["evaluations"] for s in every),
+        }
+
+    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
+        """The time of every launch (median over ``repeats`` calls after one that warms up), in execution order."""
+        with self._context() as context:
+            arrays, addresses = self._bind(context, feeds)
+            results = self._allocate(context, None, arrays)
+            to = [a.__array_interface__["data"][0] for a in results.values()]
+            count = len(self.manifest["launches"])
+            times = [context.profile(addresses, to, count) for _ in range(repeats + 1)][1:]
+            infos = [context.launch(k) for k in range(count)]
+        return [
+            LaunchTime(
+                i.label.decode(), i.kernel.decode(), round(median(t[k] for t in times)), i.flops, i.bytes, i.tasks, i.threads
+            )
+            for k, i in enumerate(infos)
+        ]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the program as an artifact that ``polydyn.load`` and C programs can run."""
+        write_artifact(self._artifact, path)
+
+
+def _close(native: Native, contexts: list[Context]) -> None:
+    for context in contexts:
+        native.library.pd_context_free(context.handle)
+    native.library.pd_close(native.program)
+
+
+def load(path: str | os.PathLike[str], *, threads: int | None = None, verify: bool = False) -> Program:
+    """Opens a saved program; needs no compiler and imports numpy only.
+
+    ``verify`` reads and checks the weights' hash too. Loading runs native code from the file: hashes find damage, they
+    are no signatures. ArtifactError: damaged, or made for another version or processor.
+    """
+    return Program(read_artifact(path, verify=verify), threads=threads)

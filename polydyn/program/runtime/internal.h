@@ -1,0 +1,121 @@
+/* internal.h: what runtime.c, pool.c and the generated host program share. Not part of the C interface. */
+#ifndef POLYDYN_INTERNAL_H
+#define POLYDYN_INTERNAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "polydyn.h"
+
+typedef void pd_kernel(void *const *buffers, const int64_t *symbols, int64_t begin, int64_t end, void *scratch);
+
+/* ---- the thread pool (pool.c) ---- */
+
+typedef struct pd_pool pd_pool;
+
+/* One parallel region: thread t of n runs tasks [T*t/n, T*(t+1)/n). */
+typedef struct {
+    pd_kernel *kernel;
+    void *const *buffers;
+    const int64_t *symbols;
+    int64_t tasks;
+    int64_t threads;
+    char *scratch;
+    int64_t scratch_stride;
+} pd_job;
+
+pd_pool *pd_pool_new(void);
+void pd_pool_free(pd_pool *pool);
+/* Takes the pool for one run and wakes `threads` - 1 workers; 0 when another run has it (then run alone). */
+int pd_pool_acquire(pd_pool *pool, int64_t threads);
+void pd_pool_release(pd_pool *pool);
+/* Runs the job; the pool must be acquired when job->threads > 1. The caller is thread 0. */
+void pd_pool_run(pd_pool *pool, const pd_job *job);
+
+/* ---- the program as data (generated) ---- */
+
+/* All sizes live in one array of values `v`: the symbols, then `nth`, then everything that is computed from them.
+ * Every `value` below is a position in it. */
+
+typedef struct {
+    int32_t input, axis; /* v[i] is the size of this input along this axis */
+} pd_source;
+
+typedef struct {
+    int32_t input, axis, value;
+    const char *text;
+} pd_dim_check; /* the input's dim must be v[value] */
+
+typedef struct {
+    int32_t left, right, relation; /* '=', '<' (less or equal), '%' (multiple of) */
+    const char *text, *message;
+} pd_guard;
+
+typedef struct {
+    int32_t value;
+    const char *text;
+} pd_sign_check; /* v[value] is a dim, so it must not be negative */
+
+enum { PD_INPUT_ROLE, PD_OUTPUT_ROLE, PD_CONSTANT_ROLE, PD_INTERMEDIATE_ROLE };
+
+typedef struct {
+    int32_t role;
+    int32_t index;  /* input or output number, or slot */
+    int64_t offset; /* of a constant in the weights */
+} pd_buffer;
+
+typedef struct {
+    int32_t first, count; /* sizes of the tenants in slot_values */
+} pd_slot;
+
+typedef struct {
+    int32_t output, buffer, bytes; /* an output that is an input or a constant: copied */
+} pd_copy;
+
+typedef struct {
+    pd_kernel *kernel;
+    const char *label, *name;
+    int32_t buffers, first_buffer; /* into launch_buffers */
+    int32_t symbols, first_symbol; /* into launch_symbols */
+    int32_t tasks, scratch, work, flops, bytes;
+} pd_launch_entry;
+
+typedef struct {
+    int32_t input_count, output_count, symbol_count, value_count, dim_check_count, guard_count, sign_check_count;
+    int32_t buffer_count, slot_count, copy_count, launch_count, launch_buffer_count, launch_symbol_count;
+    int32_t input_dim_count, output_dim_count;
+    int64_t weight_bytes;
+    const pd_io *inputs, *outputs;
+    const pd_source *sources;
+    const pd_dim_check *dim_checks;
+    const pd_guard *guards;
+    const pd_sign_check *sign_checks;
+    const pd_buffer *buffers;
+    const pd_slot *slots;
+    const int32_t *slot_values;
+    const pd_copy *copies;
+    const pd_launch_entry *launches;
+    const int32_t *launch_buffers, *launch_symbols, *output_dims;
+    int (*check)(int64_t *v); /* what the dim checks and guards need; 1: int64 overflow */
+    int (*plan)(int64_t *v);  /* everything else */
+} pd_plan;
+
+extern const pd_plan pd_the_plan __attribute__((visibility("hidden")));
+
+/* ---- arithmetic of the generated evaluation; `o` collects overflow ---- */
+
+#define PD_ADD(a, b, r) (o |= __builtin_add_overflow((a), (b), (r)))
+#define PD_MUL(a, b, r) (o |= __builtin_mul_overflow((a), (b), (r)))
+
+/* Floor division; x / 0 is 0 (an empty tensor has no elements to address). */
+static inline int64_t pd_floordiv(int64_t a, int64_t b) {
+    if (b == 0) return 0;
+    if (b == -1) return a == INT64_MIN ? INT64_MAX : -a;
+    int64_t q = a / b;
+    return q - (q * b != a && (a < 0) != (b < 0));
+}
+
+static inline int64_t pd_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t pd_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+#endif

@@ -1,0 +1,472 @@
+/* runtime.c: programs, contexts, checks, memory and the launch loop. The program itself is data: pd_the_plan. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define ALIGN 64
+/* A launch gets another thread for every so many operations: below that a join costs more than it saves. */
+#define WORK_PER_THREAD 16384
+
+struct pd_program {
+    pd_pool *pool;
+    const char *weights;
+    void *map;
+    size_t map_bytes;
+};
+
+struct pd_context {
+    pd_program *program;
+    int64_t threads;
+    int ready;              /* the sizes are those of `dims` */
+    int64_t *dims;          /* of all inputs, one after the other */
+    int64_t *strides;       /* in bytes, alike */
+    int64_t *staged;        /* per input: offset of its dense copy in the arena, -1: used in place */
+    int64_t *values;
+    int64_t *symbols;       /* per launch, gathered from values */
+    int64_t *launch_threads;
+    void **buffers;         /* per buffer */
+    void **arguments;       /* per launch, gathered from buffers */
+    int64_t scratch_offset, scratch_stride, planned_bytes;
+    int64_t most_threads;   /* of any launch */
+    int64_t evaluations;
+    char *arena;
+    int64_t arena_bytes;
+};
+
+static const pd_plan *const plan = &pd_the_plan;
+static const int64_t item_bytes[] = {2, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1};
+static const char *const dtype_names[] = {"float16", "bfloat16", "float32", "float64", "int8",   "int16", "int32",
+                                          "int64",   "uint8",    "uint16",  "uint32",  "uint64", "bool"};
+
+/* ---- errors ---- */
+
+static _Thread_local char error_text[1024];
+
+__attribute__((format(printf, 2, 3))) static int32_t fail(int32_t code, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    vsnprintf(error_text, sizeof error_text, format, list);
+    va_end(list);
+    return code;
+}
+
+EXPORT const char *pd_error(void) { return error_text; }
+EXPORT int32_t pd_abi_version(void) { return PD_ABI_VERSION; }
+
+/* ---- programs ---- */
+
+static int32_t map_weights(pd_program *p, const char *path, int64_t offset, int64_t bytes) {
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return fail(PD_WEIGHTS, "cannot open weights %s: %s", path, strerror(errno));
+    struct stat s;
+    if (fstat(file, &s) || offset < 0 || bytes < 0 || offset > s.st_size || bytes > s.st_size - offset) {
+        close(file);
+        return fail(PD_WEIGHTS, "%s is shorter than the weights that should be in it; is it truncated?", path);
+    }
+    int64_t before = offset % sysconf(_SC_PAGESIZE);
+    p->map_bytes = (size_t)(before + bytes);
+    p->map = mmap(NULL, p->map_bytes, PROT_READ, MAP_PRIVATE, file, offset - before);
+    int problem = errno;
+    close(file);
+    if (p->map == MAP_FAILED) {
+        p->map = NULL;
+        return fail(PD_WEIGHTS, "cannot map weights %s: %s", path, strerror(problem));
+    }
+    p->weights = (const char *)p->map + before;
+    return PD_OK;
+}
+
+EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int64_t bytes, pd_program **out) {
+    *out = NULL;
+    if (bytes < plan->weight_bytes)
+        return fail(PD_WEIGHTS, "the program needs %" PRId64 " bytes of weights, %" PRId64 " were given",
+                    plan->weight_bytes, bytes);
+    pd_program *p = calloc(1, sizeof *p);
+    if (!p || !(p->pool = pd_pool_new())) {
+        free(p);
+        return fail(PD_MEMORY, "out of memory");
+    }
+    int32_t code = PD_OK;
+    if (!path) p->weights = (const char *)memory + offset;
+    else if (bytes) code = map_weights(p, path, offset, bytes);
+    if (code == PD_OK && (uintptr_t)p->weights % ALIGN)
+        code = fail(PD_WEIGHTS, "weights must be aligned to %d bytes", ALIGN);
+    if (code != PD_OK) pd_close(p);
+    else *out = p;
+    return code;
+}
+
+EXPORT void pd_close(pd_program *p) {
+    if (!p) return;
+    pd_pool_free(p->pool);
+    if (p->map) munmap(p->map, p->map_bytes);
+    free(p);
+}
+
+EXPORT const pd_io *pd_inputs(const pd_program *p, int32_t *count) {
+    (void)p;
+    *count = plan->input_count;
+    return plan->inputs;
+}
+
+EXPORT const pd_io *pd_outputs(const pd_program *p, int32_t *count) {
+    (void)p;
+    *count = plan->output_count;
+    return plan->outputs;
+}
+
+EXPORT int64_t pd_weight_bytes(const pd_program *p) {
+    (void)p;
+    return plan->weight_bytes;
+}
+
+EXPORT int32_t pd_launch_count(const pd_program *p) {
+    (void)p;
+    return plan->launch_count;
+}
+
+/* ---- contexts ---- */
+
+EXPORT void pd_context_free(pd_context *c) {
+    if (!c) return;
+    free(c->dims);
+    free(c->strides);
+    free(c->staged);
+    free(c->values);
+    free(c->symbols);
+    free(c->launch_threads);
+    free(c->buffers);
+    free(c->arguments);
+    free(c->arena);
+    free(c);
+}
+
+static void *zeros(int32_t count, size_t size) { return calloc((size_t)count + 1, size); }
+
+EXPORT int32_t pd_context_new(pd_program *program, int32_t threads, pd_context **out) {
+    *out = NULL;
+    if (threads < 1 || threads > PD_MAX_THREADS)
+        return fail(PD_USAGE, "threads is %d, it must be 1 to %d", threads, PD_MAX_THREADS);
+    pd_context *c = calloc(1, sizeof *c);
+    if (!c) return fail(PD_MEMORY, "out of memory");
+    c->program = program;
+    c->threads = threads;
+    c->dims = zeros(plan->input_dim_count, sizeof *c->dims);
+    c->strides = zeros(plan->input_dim_count, sizeof *c->strides);
+    c->staged = zeros(plan->input_count, sizeof *c->staged);
+    c->values = zeros(plan->value_count, sizeof *c->values);
+    c->symbols = zeros(plan->launch_symbol_count, sizeof *c->symbols);
+    c->launch_threads = zeros(plan->launch_count, sizeof *c->launch_threads);
+    c->buffers = zeros(plan->buffer_count, sizeof *c->buffers);
+    c->arguments = zeros(plan->launch_buffer_count, sizeof *c->arguments);
+    if (!c->dims || !c->strides || !c->staged || !c->values || !c->symbols || !c->launch_threads || !c->buffers ||
+        !c->arguments) {
+        pd_context_free(c);
+        return fail(PD_MEMORY, "out of memory");
+    }
+    *out = c;
+    return PD_OK;
+}
+
+EXPORT int64_t pd_arena_bytes(const pd_context *c) { return c->arena_bytes; }
+EXPORT int64_t pd_evaluations(const pd_context *c) { return c->evaluations; }
+
+/* ---- pd_shapes: checks ---- */
+
+static int32_t check_tensor(int32_t i, const pd_tensor *t) {
+    const pd_io *io = &plan->inputs[i];
+    if (t->dtype != io->dtype) {
+        int known = t->dtype >= 0 && t->dtype <= PD_BOOL;
+        return fail(PD_INPUT, "input '%s' is %s, the program takes %s", io->name,
+                    known ? dtype_names[t->dtype] : "of an unknown type", dtype_names[io->dtype]);
+    }
+    if (t->rank != io->rank)
+        return fail(PD_INPUT, "input '%s' has %d axes, the program takes %d: %s", io->name, t->rank, io->rank,
+                    io->shape);
+    for (int32_t a = 0; a < t->rank; a++)
+        if (t->shape[a] < 0) return fail(PD_INPUT, "input '%s': axis %d is negative", io->name, a);
+    return PD_OK;
+}
+
+static int32_t check_dims(const pd_context *c) {
+    const int64_t *v = c->values, *dims = c->dims;
+    int32_t first[plan->input_count + 1];
+    first[0] = 0;
+    for (int32_t i = 0; i < plan->input_count; i++) first[i + 1] = first[i] + plan->inputs[i].rank;
+    for (int32_t k = 0; k < plan->dim_check_count; k++) {
+        const pd_dim_check *d = &plan->dim_checks[k];
+        int64_t got = dims[first[d->input] + d->axis];
+        if (got != v[d->value])
+            return fail(PD_INPUT, "input '%s' of shape %s: axis %d is %" PRId64 ", but %s is %" PRId64 " in this call",
+                        plan->inputs[d->input].name, plan->inputs[d->input].shape, d->axis, got, d->text, v[d->value]);
+    }
+    return PD_OK;
+}
+
+static int32_t check_guards(const int64_t *v) {
+    for (int32_t k = 0; k < plan->guard_count; k++) {
+        const pd_guard *g = &plan->guards[k];
+        int64_t a = v[g->left], b = v[g->right];
+        int holds = g->relation == '=' ? a == b : g->relation == '<' ? a <= b : b ? a % b == 0 : a == 0;
+        if (!holds)
+            return fail(PD_INPUT, "%s\n  rule: %s, here %" PRId64 " and %" PRId64, g->message, g->text, a, b);
+    }
+    return PD_OK;
+}
+
+static int32_t evaluate(pd_context *c) {
+    int64_t *v = c->values;
+    const int64_t *dims = c->dims;
+    int32_t first = 0;
+    for (int32_t i = 0; i < plan->input_count; first += plan->inputs[i++].rank)
+        for (int32_t s = 0; s < plan->symbol_count; s++)
+            if (plan->sources[s].input == i) v[s] = dims[first + plan->sources[s].axis];
+    v[plan->symbol_count] = c->threads;
+    if (plan->check(v)) return fail(PD_OVERFLOW, "the sizes of this call overflow 64 bits");
+    int32_t code = check_dims(c);
+    if (code == PD_OK) code = check_guards(v);
+    if (code != PD_OK) return code;
+    if (plan->plan(v)) return fail(PD_OVERFLOW, "the sizes of this call overflow 64 bits");
+    for (int32_t k = 0; k < plan->sign_check_count; k++)
+        if (v[plan->sign_checks[k].value] < 0)
+            return fail(PD_INPUT, "the shapes of this call make %s negative: %" PRId64, plan->sign_checks[k].text,
+                        v[plan->sign_checks[k].value]);
+    for (int32_t k = 0; k < plan->launch_symbol_count; k++) c->symbols[k] = v[plan->launch_symbols[k]];
+    c->most_threads = 1;
+    for (int32_t k = 0; k < plan->launch_count; k++) {
+        const pd_launch_entry *l = &plan->launches[k];
+        int64_t n = pd_min(pd_min(c->threads, v[l->tasks]), 1 + v[l->work] / WORK_PER_THREAD);
+        c->launch_threads[k] = pd_max(n, 1);
+        c->most_threads = pd_max(c->most_threads, n);
+    }
+    c->evaluations++;
+    return PD_OK;
+}
+
+/* ---- pd_shapes: memory ---- */
+
+/* Reserves `bytes` at the end of the arena; -1 when sizes overflow. */
+static int64_t reserve(int64_t *end, int64_t bytes) {
+    int64_t at = *end, padded;
+    if (bytes < 0 || __builtin_add_overflow(bytes, ALIGN - 1, &padded)) return -1;
+    if (__builtin_add_overflow(at, padded / ALIGN * ALIGN, end)) return -1;
+    return at;
+}
+
+static int32_t grow_arena(pd_context *c) {
+    if (c->planned_bytes <= c->arena_bytes) return PD_OK;
+    char *arena = aligned_alloc(ALIGN, (size_t)c->planned_bytes);
+    if (!arena) return fail(PD_MEMORY, "this call needs %" PRId64 " bytes for intermediates", c->planned_bytes);
+    free(c->arena);
+    c->arena = arena;
+    c->arena_bytes = c->planned_bytes;
+    return PD_OK;
+}
+
+static int32_t lay_out(pd_context *c, const pd_tensor *inputs) {
+    const int64_t *v = c->values;
+    int64_t end = 0, most = 0, stride = 0, bad = 0, slots[plan->slot_count + 1];
+    for (int32_t s = 0; s < plan->slot_count; s++) {
+        int64_t bytes = 0;
+        for (int32_t k = 0; k < plan->slots[s].count; k++)
+            bytes = pd_max(bytes, v[plan->slot_values[plan->slots[s].first + k]]);
+        bad |= slots[s] = reserve(&end, bytes);
+    }
+    for (int32_t k = 0; k < plan->launch_count; k++) most = pd_max(most, v[plan->launches[k].scratch]);
+    bad |= reserve(&stride, most);
+    c->scratch_stride = stride;
+    if (bad < 0 || __builtin_mul_overflow(stride, c->threads, &most)) return fail(PD_OVERFLOW, "sizes overflow");
+    bad |= c->scratch_offset = reserve(&end, most);
+    const int64_t *dims = c->dims, *strides = c->strides;
+    for (int32_t i = 0; i < plan->input_count; i++) {
+        int64_t bytes = item_bytes[inputs[i].dtype], dense = 1, empty = 0;
+        for (int32_t a = plan->inputs[i].rank; a-- > 0;) {
+            dense &= dims[a] == 1 || strides[a] == bytes;
+            empty |= dims[a] == 0;
+            if (__builtin_mul_overflow(bytes, dims[a], &bytes)) return fail(PD_OVERFLOW, "sizes overflow");
+        }
+        c->staged[i] = dense || empty ? -1 : reserve(&end, bytes);
+        bad |= dense || empty ? 0 : c->staged[i];
+        dims += plan->inputs[i].rank;
+        strides += plan->inputs[i].rank;
+    }
+    if (bad < 0) return fail(PD_OVERFLOW, "the sizes of this call overflow 64 bits");
+    c->planned_bytes = end;
+    int32_t code = grow_arena(c);
+    if (code != PD_OK) return code;
+    for (int32_t b = 0; b < plan->buffer_count; b++) {
+        const pd_buffer *p = &plan->buffers[b];
+        if (p->role == PD_INTERMEDIATE_ROLE) c->buffers[b] = c->arena + slots[p->index];
+        if (p->role == PD_CONSTANT_ROLE) c->buffers[b] = (void *)(c->program->weights + p->offset);
+    }
+    return PD_OK;
+}
+
+/* Copies shape and strides of the inputs into the context; returns bit 0: new dims, bit 1: new strides. */
+static int take(pd_context *c, const pd_tensor *inputs) {
+    int changed = 0;
+    int64_t *dims = c->dims, *strides = c->strides;
+    for (int32_t i = 0; i < plan->input_count; i++) {
+        int32_t rank = plan->inputs[i].rank;
+        int64_t dense = item_bytes[inputs[i].dtype];
+        for (int32_t a = rank; a-- > 0;) {
+            int64_t stride = inputs[i].strides ? inputs[i].strides[a] : dense;
+            changed |= (dims[a] != inputs[i].shape[a]) | (strides[a] != stride) << 1;
+            dims[a] = inputs[i].shape[a];
+            strides[a] = stride;
+            /* an overflow here is found by lay_out or makes an empty tensor */
+            dense = (int64_t)((uint64_t)dense * (uint64_t)dims[a]);
+        }
+        dims += rank;
+        strides += rank;
+    }
+    return changed;
+}
+
+EXPORT int32_t pd_shapes(pd_context *c, const pd_tensor *inputs, int64_t *output_dims) {
+    int32_t code = PD_OK, ready = c->ready;
+    c->ready = 0;
+    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = check_tensor(i, &inputs[i]);
+    if (code != PD_OK) return code;
+    int changed = take(c, inputs);
+    if (!ready || changed & 1) code = evaluate(c);
+    if (code == PD_OK && (!ready || changed)) code = lay_out(c, inputs);
+    if (code != PD_OK) return code;
+    for (int32_t k = 0; k < plan->output_dim_count; k++) output_dims[k] = c->values[plan->output_dims[k]];
+    c->ready = 1;
+    return PD_OK;
+}
+
+/* ---- pd_run ---- */
+
+static void copy_row(char *to, const char *from, int64_t count, int64_t stride, int64_t item) {
+    if (stride == item) {
+        memcpy(to, from, (size_t)(count * item));
+        return;
+    }
+#define ROW(type)                                                                                                     \
+    for (int64_t k = 0; k < count; k++) memcpy(to + k * (int64_t)sizeof(type), from + k * stride, sizeof(type))
+    switch (item) {
+    case 1: ROW(uint8_t); break;
+    case 2: ROW(uint16_t); break;
+    case 4: ROW(uint32_t); break;
+    default: ROW(uint64_t); break;
+    }
+#undef ROW
+}
+
+/* Makes a dense row-major copy of a non-empty strided array. */
+static void copy_strided(char *to, const char *from, int32_t rank, const int64_t *dims, const int64_t *strides,
+                         int64_t item) {
+    int64_t at[PD_MAX_RANK] = {0}, last = rank - 1; /* rank >= 1: a scalar is dense */
+    for (;;) {
+        copy_row(to, from, dims[last], strides[last], item);
+        to += dims[last] * item;
+        int64_t a = last - 1;
+        for (; a >= 0; a--) {
+            from += strides[a];
+            if (++at[a] < dims[a]) break;
+            from -= at[a] * strides[a];
+            at[a] = 0;
+        }
+        if (a < 0) return;
+    }
+}
+
+static int32_t take_inputs(pd_context *c, const void *const *inputs, void **dense) {
+    const int64_t *dims = c->dims, *strides = c->strides;
+    for (int32_t i = 0; i < plan->input_count; i++) {
+        int64_t item = item_bytes[plan->inputs[i].dtype];
+        if ((uintptr_t)inputs[i] % (uintptr_t)item)
+            return fail(PD_INPUT, "input '%s' is not aligned to its elements", plan->inputs[i].name);
+        dense[i] = (void *)inputs[i];
+        if (c->staged[i] >= 0) {
+            dense[i] = c->arena + c->staged[i];
+            copy_strided(dense[i], inputs[i], plan->inputs[i].rank, dims, strides, item);
+        }
+        dims += plan->inputs[i].rank;
+        strides += plan->inputs[i].rank;
+    }
+    return PD_OK;
+}
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void launch(pd_context *c, int32_t k, int parallel) {
+    const pd_launch_entry *l = &plan->launches[k];
+    int64_t tasks = c->values[l->tasks];
+    if (tasks <= 0) return;
+    void **arguments = c->arguments + l->first_buffer;
+    for (int32_t b = 0; b < l->buffers; b++) arguments[b] = c->buffers[plan->launch_buffers[l->first_buffer + b]];
+    pd_job job = {.kernel = l->kernel,
+                  .buffers = arguments,
+                  .symbols = c->symbols + l->first_symbol,
+                  .tasks = tasks,
+                  .threads = parallel ? c->launch_threads[k] : 1,
+                  .scratch = c->arena + c->scratch_offset,
+                  .scratch_stride = c->scratch_stride};
+    pd_pool_run(c->program->pool, &job);
+}
+
+static int32_t run(pd_context *c, const void *const *inputs, void *const *outputs, int64_t *nanoseconds) {
+    if (!c->ready) return fail(PD_USAGE, "pd_run needs a successful pd_shapes before it");
+    void *dense[plan->input_count + 1];
+    int32_t code = take_inputs(c, inputs, dense);
+    if (code != PD_OK) return code;
+    for (int32_t b = 0; b < plan->buffer_count; b++) {
+        const pd_buffer *p = &plan->buffers[b];
+        if (p->role == PD_INPUT_ROLE) c->buffers[b] = dense[p->index];
+        if (p->role == PD_OUTPUT_ROLE) c->buffers[b] = outputs[p->index];
+    }
+    int parallel = c->most_threads > 1 && pd_pool_acquire(c->program->pool, c->most_threads);
+    for (int32_t k = 0; k < plan->launch_count; k++) {
+        int64_t start = nanoseconds ? now_ns() : 0;
+        launch(c, k, parallel);
+        if (nanoseconds) nanoseconds[k] = now_ns() - start;
+    }
+    if (parallel) pd_pool_release(c->program->pool);
+    for (int32_t k = 0; k < plan->copy_count; k++) {
+        const pd_copy *p = &plan->copies[k];
+        if (c->values[p->bytes] > 0) memcpy(outputs[p->output], c->buffers[p->buffer], (size_t)c->values[p->bytes]);
+    }
+    return PD_OK;
+}
+
+EXPORT int32_t pd_run(pd_context *c, const void *const *inputs, void *const *outputs) {
+    return run(c, inputs, outputs, NULL);
+}
+
+EXPORT int32_t pd_profile(pd_context *c, const void *const *inputs, void *const *outputs, int64_t *nanoseconds) {
+    return run(c, inputs, outputs, nanoseconds);
+}
+
+EXPORT int32_t pd_launch(const pd_context *c, int32_t k, pd_launch_info *info) {
+    if (!c->ready) return fail(PD_USAGE, "pd_launch needs a successful pd_shapes before it");
+    if (k < 0 || k >= plan->launch_count) return fail(PD_USAGE, "there is no launch %d", k);
+    const pd_launch_entry *l = &plan->launches[k];
+    const int64_t *v = c->values;
+    *info = (pd_launch_info){.label = l->label,
+                             .kernel = l->name,
+                             .tasks = v[l->tasks],
+                             .work = v[l->work],
+                             .flops = v[l->flops],
+                             .bytes = v[l->bytes],
+                             .threads = c->launch_threads[k]};
+    return PD_OK;
+}

@@ -1,0 +1,108 @@
+"""The invariants of a HostPlan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from polydyn.errors import PolydynError
+from polydyn.program.evaluation import THREADS
+from polydyn.program.host import RELATIONS, ROLES
+from polydyn.program.plan import HostPlan
+from polydyn.schedules.expr import DTYPES, ITEMSIZE
+from polydyn.schedules.index import Index
+
+MAX_RANK = 16
+"""``PD_MAX_RANK`` of polydyn.h."""
+
+
+def verify_host_plan(plan: HostPlan) -> None:
+    """Raises PolydynError unless:
+
+    - every input and output names a buffer, inputs of role ``input``, outputs of any role but ``intermediate``; no
+      name twice; buffers carry their own name, a known dtype, rank at most 16;
+    - every constant that is used has an array of the buffer's item size;
+    - every symbol has exactly one source, an axis of an input; none is called ``nth``;
+    - every expression uses only those symbols (launch arithmetic also ``nth``);
+    - every launch names a kernel of the plan with as many buffers and symbols as it takes; kernel names are C names;
+    - no launch writes what is unknown: every buffer it names exists, and every output is mentioned by some launch.
+    """
+    _verify_buffers(plan)
+    symbols = _verify_sources(plan)
+    for b in plan.buffers.values():
+        _only(b.shape, symbols, f"the shape of '{b.name}'")
+    for g in plan.guards:
+        _only((g.left, g.right), symbols, f"the guard '{g.message}'")
+        if g.relation not in RELATIONS:
+            raise PolydynError(f"a guard has the unknown relation {g.relation!r}", rule=g.message)
+    _verify_launches(plan, symbols | {THREADS})
+
+
+def _once(names: Iterable[str], what: str) -> None:
+    twice = [n for n, k in Counter(names).items() if k > 1]
+    if twice:
+        raise PolydynError(f"{what} {twice[0]!r} occurs twice in the host plan")
+
+
+def _verify_buffers(plan: HostPlan) -> None:
+    _once(plan.inputs, "input")
+    _once(plan.outputs, "output")
+    for name in (*plan.inputs, *plan.outputs):
+        if name not in plan.buffers:
+            raise PolydynError("an input or output has no buffer", tensor=name)
+    for name, b in plan.buffers.items():
+        if b.name != name or b.role not in ROLES or b.dtype not in DTYPES or len(b.shape) > MAX_RANK:
+            raise PolydynError(f"buffer {b} under the name {name!r} is malformed", tensor=name)
+        if (b.role == "input") != (name in plan.inputs) or (b.role == "output" and name not in plan.outputs):
+            raise PolydynError(f"the buffer has role {b.role}, which the plan's inputs and outputs contradict", tensor=name)
+        if b.role == "intermediate" and name in plan.outputs:
+            raise PolydynError("an output must not be an intermediate", tensor=name)
+        if b.role == "constant":
+            array = plan.constants.get(name)
+            if array is None or array.dtype.itemsize != ITEMSIZE[b.dtype]:
+                raise PolydynError(f"no array, or one of another item size, for a constant of {b.dtype}", tensor=name)
+
+
+def _verify_sources(plan: HostPlan) -> frozenset[str]:
+    _once((s.symbol for s in plan.sources), "symbol")
+    for s in plan.sources:
+        if s.symbol == THREADS:
+            raise PolydynError(f"a symbol must not be called {THREADS!r}", dim=s.symbol)
+        if s.input not in plan.inputs or not 0 <= s.axis < len(plan.buffers[s.input].shape):
+            raise PolydynError(f"its source, axis {s.axis} of '{s.input}', does not exist", dim=s.symbol)
+    return frozenset(s.symbol for s in plan.sources)
+
+
+def _only(expressions: Iterable[Index], symbols: frozenset[str], where: str) -> None:
+    for x in expressions:
+        unknown = x.symbols() - symbols
+        if unknown:
+            raise PolydynError(f"{where} uses a symbol without a source: {x}", dim=sorted(unknown)[0])
+
+
+def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
+    kernels = {k.name: k for k in plan.kernels}
+    _once((k.name for k in plan.kernels), "kernel")
+    for k in plan.kernels:
+        if not k.name.isidentifier() or not k.name.isascii():
+            raise PolydynError(f"{k.name!r} is no C identifier")
+    touched: set[str] = set()
+    for launch in plan.launches:
+        kernel = kernels.get(launch.kernel)
+        place = f"launch '{launch.label or launch.kernel}'"
+        if kernel is None:
+            raise PolydynError(f"{place} names the kernel {launch.kernel!r}, which the plan lacks")
+        if (kernel.buffers, kernel.symbols) != (len(launch.buffers), len(launch.symbols)):
+            raise PolydynError(
+                f"{place} passes {len(launch.buffers)} buffers and {len(launch.symbols)} symbols, "
+                f"{kernel.name} takes {kernel.buffers} and {kernel.symbols}"
+            )
+        missing = [b for b in launch.buffers if b not in plan.buffers]
+        if missing:
+            raise PolydynError(f"{place} uses an unknown buffer", tensor=missing[0])
+        numbers = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes)
+        _only((*launch.symbols, *numbers), symbols, place)
+        touched.update(launch.buffers)
+    for name in plan.outputs:
+        if plan.buffers[name].role == "output" and name not in touched:
+            raise PolydynError("no launch writes the output", tensor=name)
