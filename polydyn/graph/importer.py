@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import google.protobuf.message
 import numpy as np
 import onnx
 import onnx.inliner
 import onnx.numpy_helper
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from polydyn.errors import ModelError, UnsupportedError
 from polydyn.graph.dtypes import numpy_dtype, onnx_dtype
@@ -78,7 +78,7 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
-    except (google.protobuf.message.DecodeError, RuntimeError, ValueError) as e:
+    except (DecodeError, RuntimeError, ValueError) as e:
         raise ModelError(
             f"{what}: not an ONNX protobuf, or a truncated one ({len(data)} bytes)",
             remedy="export or download the model again; git-lfs pointers must be fetched first",
@@ -97,7 +97,8 @@ class _Reader:
     def graph(self, proto: onnx.GraphProto, outer: Iterable[str]) -> ImportedGraph:
         constants = {t.name: self.array(t) for t in proto.initializer}
         if proto.sparse_initializer:
-            raise UnsupportedError("sparse initializers are not supported", tensor=proto.sparse_initializer[0].values.name)
+            name = proto.sparse_initializer[0].values.name
+            raise UnsupportedError("sparse initializers are not supported", tensor=name)
         inputs = tuple(_input(v) for v in proto.input if v.name not in constants)
         nodes: list[OnnxNode] = []
         defined = {"", *outer, *constants, *(i.name for i in inputs)}
@@ -114,7 +115,7 @@ class _Reader:
                 nodes.append(node)
         for v in proto.output:
             if v.name not in defined:
-                raise ModelError(f"output {v.name} is computed by no node", tensor=v.name, remedy="export the model again")
+                raise ModelError(f"output {v.name} is computed by no node", tensor=v.name, remedy="export it again")
         return ImportedGraph(proto.name, inputs, tuple(v.name for v in proto.output), tuple(nodes), constants)
 
     def node(self, n: onnx.NodeProto, position: int, defined: set[str]) -> OnnxNode:
@@ -217,7 +218,8 @@ def _reaches(proto: onnx.GraphProto, start: onnx.NodeProto, goal: onnx.NodeProto
 
 
 def _constant(node: OnnxNode) -> Array:
-    for key, dtype in (("value_int", "int64"), ("value_ints", "int64"), ("value_float", "float32"), ("value_floats", "float32")):
+    dtypes = {"value_int": "int64", "value_ints": "int64", "value_float": "float32", "value_floats": "float32"}
+    for key, dtype in dtypes.items():
         if key in node.attributes:
             return np.array(node.attributes[key], numpy_dtype(dtype))
     value = node.attribute("value")

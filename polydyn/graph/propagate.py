@@ -51,7 +51,7 @@ class Typed:
         value = self.inferred[name].value
         if value is None:
             return None
-        out = value.copy()
+        out: Array = value.copy()
         for i, x in enumerate(value.flat):
             out.flat[i] = self.facts.canonical(x) if isinstance(x, Index) else x
         return out

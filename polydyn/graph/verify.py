@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from polydyn.errors import PolydynError
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, reduction_name
-from polydyn.schedules.expr import OPS, REDUCTIONS, FromIndex, Load, Op, indices, loads, walk
+from polydyn.schedules.expr import OPS, REDUCTIONS, FromIndex, Op, indices, loads, walk
 from polydyn.schedules.index import Index
 
 
@@ -30,7 +30,7 @@ def verify_graph(graph: Graph) -> None:
     4. loads and fetches have as many subscripts as the tensor has axes; constants have the shape of their tensor;
     5. dtypes agree: loads with tensors, bodies with outputs, operands with each other, fetched tensors are integers;
        conditions are bool;
-    6. a reduction has an operation exactly when it has extents or says so; parts of a Concat agree but on its axis.
+    6. reduction dims need an operation; parts of a Concat agree but on its axis.
 
     A violation is a bug in polydyn, raised as PolydynError that names node and tensor.
     """
@@ -52,7 +52,10 @@ def verify_graph(graph: Graph) -> None:
         for t in n.inputs:
             if t not in known:
                 raise _bug("read before it is computed", n, t)
-        (_verify_compute if isinstance(n, Compute) else _verify_concat)(graph, n)  # type: ignore[operator]
+        if isinstance(n, Compute):
+            _verify_compute(graph, n)
+        else:
+            _verify_concat(graph, n)
         known.add(n.output)
     for t in graph.outputs:
         if t not in known or t in graph.inputs or t in graph.constants:
@@ -96,7 +99,7 @@ def _verify_compute(graph: Graph, n: Compute) -> None:
         _known_symbols(i, frozenset(bound), n, n.output)
         for a in i.fetches():
             t = graph.tensors[a.name]
-            if len(a.args) != len(t.shape) or not ("int" in t.dtype):
+            if len(a.args) != len(t.shape) or "int" not in t.dtype:
                 raise _bug(f"{a} does not fit {t.dtype}{list(t.shape)}", n, a.name)
     for e in n.reduction:
         _known_symbols(e, frozenset(s.symbol for s in graph.sources), n, n.output)
@@ -106,7 +109,7 @@ def _verify_compute(graph: Graph, n: Compute) -> None:
             raise _bug(f"a load of {x.dtype} with {len(x.index)} subscripts from {t.dtype}{list(t.shape)}", n, x.buffer)
     if n.body.dtype != out.dtype:
         raise _bug(f"a body of {n.body.dtype} for an output of {out.dtype}", n, n.output)
-    if n.reduce is None and n.reduction or n.reduce is not None and n.reduce not in REDUCTIONS:
+    if (n.reduce is None and n.reduction) or (n.reduce is not None and n.reduce not in REDUCTIONS):
         raise _bug(f"reduction {n.reduce} over {list(n.reduction)}", n, n.output)
     for v in walk(n.body):
         if isinstance(v, Op):
@@ -131,10 +134,8 @@ def _verify_op(v: Op, n: Compute) -> None:
 
 def _verify_concat(graph: Graph, n: Concat) -> None:
     out = graph.tensors[n.output]
-    total = Index.of(0)
     for p in n.parts:
         t = graph.tensors[p]
         same = all(a == b for i, (a, b) in enumerate(zip(t.shape, out.shape, strict=False)) if i != n.axis)
         if t.dtype != out.dtype or len(t.shape) != len(out.shape) or not same:
             raise _bug(f"a part {t.dtype}{list(t.shape)} of {out.dtype}{list(out.shape)}", n, p)
-        total = total + t.shape[n.axis]

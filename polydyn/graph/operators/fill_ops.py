@@ -20,8 +20,8 @@ def infer_range(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         given = [ctx.constant(x) for x in node.inputs]
         if any(g is None for g in given):
             raise UnsupportedError("Range over floats needs constants", node=node.name)
-        start, limit, delta = (float(g.reshape(-1)[0]) for g in given if g is not None)
-        return (Inferred(dtype, (Index.of(max(int(np.ceil((limit - start) / delta)), 0)),)),)
+        first, last, by = (float(g.reshape(-1)[0]) for g in given if g is not None)
+        return (Inferred(dtype, (Index.of(max(int(np.ceil((last - first) / by)), 0)),)),)
     start, limit, delta = _bounds(node, ctx)
     step = delta.constant
     if step is None or step == 0:

@@ -20,7 +20,7 @@ def element(ctx: ExpandContext, indices: str, at: tuple[Index, ...], n: Dim) -> 
         raise ShapeError(f"indices of dtype {t.dtype}", tensor=indices, rule="indices are integers")
     value = ctx.value(indices)
     if value is not None and value.ndim == 0:
-        return wrap(value[()], n)
+        return wrap(value.item(), n)
     known = ctx.constant(indices)
     found = fetch(indices, at)
     return found if known is not None and (known >= 0).all() else found % n

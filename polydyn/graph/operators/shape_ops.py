@@ -1,4 +1,4 @@
-"""Operators that ask for sizes or give tensors another shape: Shape, Size, Reshape, Transpose, Expand, Tile, Cast ..."""
+"""Operators that ask for sizes or give tensors another shape: Shape, Reshape, Transpose, Expand, Tile, Cast ..."""
 
 from __future__ import annotations
 
@@ -242,9 +242,10 @@ def infer_tile(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     if len(repeats) != len(x.shape):
         raise ShapeError(f"{len(repeats)} repeats for rank {len(x.shape)}", tensor=x.name)
     shape = tuple(d * r for d, r in zip(x.shape, repeats, strict=True))
-    value, known = ctx.value(x.name), [r.constant for r in repeats]
-    small = value is not None and all(c is not None and c <= 64 for c in known)
-    return (Inferred(x.dtype, shape, np.tile(value, [int(r) for r in repeats]) if value is not None and small else None),)
+    value = ctx.value(x.name)
+    if value is not None and all(r.constant is not None and r.constant <= 64 for r in repeats):
+        return (Inferred(x.dtype, shape, np.tile(value, [int(r) for r in repeats])),)
+    return (Inferred(x.dtype, shape),)
 
 
 @operator("Tile", infer=infer_tile)
