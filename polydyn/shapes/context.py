@@ -246,11 +246,12 @@ class ShapeContext:
             return b if a == 1 else a
         if self.equal(a, b):
             return self.unify(a, b, why)
-        if not (self.nonnegative(a - 2) or self.nonnegative(b - 2) or self.equal(a, b) is False):
-            if not assume:
-                raise Undecided(f"whether {a} and {b} are equal or one of them is 1 is not known", dim=str(a), rule=why)
-            self.notes.append(f"{why}: {a} and {b} are taken to be equal (neither is known to be 1)")
-        return self.unify(a, b, why)
+        decided = self.nonnegative(a - 2) or self.nonnegative(b - 2) or self.equal(a, b) is False
+        if not decided and not assume:
+            raise Undecided(f"whether {a} and {b} are equal or one of them is 1 is not known", dim=str(a), rule=why)
+        out = self.unify(a, b, why)
+        self.notes.append(f"{why}: {a} and {b} are taken to be equal (they could also be 1 and broadcast)")
+        return out
 
     def guards(self) -> tuple[Assumed, ...]:
         """Everything assumed, in the order it was learned."""
