@@ -160,6 +160,55 @@ def param_set(params: tuple[str, ...], conditions: Iterable[Condition] = (), pos
     return frame("", (), params).where(conditions).params()
 
 
+# -- piecewise affine functions of the parameters --------------------------------------------------------------------
+
+
+def constant_on_params(value: int, params: tuple[str, ...]) -> isl.PwAff:
+    """A constant function of the parameters."""
+    return isl.PwAff.from_aff(isl.Aff.val_on_domain_space(frame("", (), params).space.params(), isl.Val(value)))
+
+
+def lift(f: isl.PwAff, to: Frame) -> isl.PwAff:
+    """A function of the parameters as a function on a tuple space."""
+    return f.insert_domain(to.space)
+
+
+def dim_maximum(s: isl.Set) -> isl.PwAff | None:
+    """The parametric maximum of a one-dimensional set; None when it has no upper bound."""
+    return s.dim_max(0) if s.dim_has_upper_bound(_DIM.set, 0) else None
+
+
+def tidy(f: isl.PwAff, ctx: isl.Set) -> isl.PwAff:
+    """The same function on the context in fewer pieces, in one where one of its pieces already fits everywhere."""
+    f = f.gist_params(ctx).coalesce()
+    pieces = f.get_pieces()
+    for _, a in pieces if len(pieces) > 1 else ():
+        whole = isl.PwAff.from_aff(a)
+        if f.ne_set(whole).intersect(ctx).is_empty():
+            return whole
+    return f
+
+
+def pw_aff_to_index(f: isl.PwAff) -> Index:
+    """The Index of a function of the parameters in one piece without divisions. ScheduleError otherwise."""
+    pieces = f.get_pieces()
+    if len(pieces) != 1 or pieces[0][1].dim(_DIM.div):
+        raise ScheduleError(f"{f} is not one affine expression")
+    a = pieces[0][1]
+    terms = {(): a.get_constant_val().to_python()}
+    for i in range(a.dim(_DIM.param)):
+        terms[(a.get_dim_name(_DIM.param, i),)] = a.get_coefficient_val(_DIM.param, i).to_python()
+    return Index(terms)
+
+
+def single_row(rows: Sequence[isl.PwAff]) -> isl.Map:
+    """The schedule map with these rows."""
+    out = isl.Map.from_pw_aff(rows[0])
+    for r in rows[1:]:
+        out = out.flat_range_product(isl.Map.from_pw_aff(r))
+    return out
+
+
 # -- walking ---------------------------------------------------------------------------------------------------------
 
 
@@ -207,13 +256,23 @@ def child(node: isl.ScheduleNode, i: int) -> isl.ScheduleNode:
 def sample(s: isl.Set) -> dict[str, int]:
     """One element of a non-empty set: parameter and dimension names to values (unnamed dims are ``d0, d1, ..``)."""
     point = s.sample_point()
-    out: dict[str, int] = {}
-    for kind, prefix in ((_DIM.param, "p"), (_DIM.set, "d")):
-        for i in range(s.dim(kind)):
-            name = s.get_dim_name(kind, i) or f"{prefix}{i}"
-            value = point.get_coordinate_val(kind, i)
-            out[name if name not in out else f"{name}'"] = value.to_python()
-    return out
+    return _coordinates(s, point, _DIM.param, "p") | _coordinates(s, point, _DIM.set, "d")
+
+
+def sample_pair(m: isl.Map) -> tuple[list[int], list[int], dict[str, int]]:
+    """One pair of a non-empty relation: source tuple, sink tuple, parameters."""
+    wrapped = m.wrap()
+    point = wrapped.sample_point()
+    values = [point.get_coordinate_val(_DIM.set, i).to_python() for i in range(wrapped.dim(_DIM.set))]
+    n = m.dim(_DIM.in_)
+    return values[:n], values[n:], _coordinates(wrapped, point, _DIM.param, "p")
+
+
+def _coordinates(s: isl.Set, point: isl.Point, kind: isl.dim_type, prefix: str) -> dict[str, int]:
+    return {
+        s.get_dim_name(kind, i) or f"{prefix}{i}": point.get_coordinate_val(kind, i).to_python()
+        for i in range(s.dim(kind))
+    }
 
 
 @contextmanager
