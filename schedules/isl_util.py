@@ -209,6 +209,12 @@ def single_row(rows: Sequence[isl.PwAff]) -> isl.Map:
     return out
 
 
+def split_rows(m: isl.Map) -> list[isl.Map]:
+    """A schedule map as one map per time dimension."""
+    f = isl.PwMultiAff.from_map(m)
+    return [isl.Map.from_pw_aff(f.get_pw_aff(d)) for d in range(m.dim(_DIM.out))]
+
+
 # -- walking ---------------------------------------------------------------------------------------------------------
 
 
