@@ -77,9 +77,7 @@ def analyse(group: Group, facts: Iterable[Condition] = ()) -> Dependences:
     return _split(group, ctx, flow, anti, output)
 
 
-def _split(
-    group: Group, ctx: isl.Set, flow: isl.UnionMap, anti: isl.UnionMap, output: isl.UnionMap
-) -> Dependences:
+def _split(group: Group, ctx: isl.Set, flow: isl.UnionMap, anti: isl.UnionMap, output: isl.UnionMap) -> Dependences:
     reductions = {s.name: s for s in group.statements if is_accumulation(s)}
 
     def own(m: isl.Map) -> bool:
@@ -90,10 +88,10 @@ def _split(
         return union_maps((m for m in maps(u) if keep(m)), group.params)
 
     flow, anti, output = (u.intersect_params(ctx).coalesce() for u in (flow, anti, output))
-    others = [select(u, lambda m: not own(m)) for u in (flow, anti, output)]
-    between = others[0].union(others[1]).union(others[2])
-    relaxed = _relax(group, between, reductions)
-    return Dependences(ctx, *others, select(flow.union(anti).union(output), own).coalesce(), relaxed.coalesce())
+    inside = select(flow.union(anti).union(output), own).coalesce()
+    flow, anti, output = (select(u, lambda m: not own(m)) for u in (flow, anti, output))
+    relaxed = _relax(group, flow.union(anti).union(output), reductions)
+    return Dependences(ctx, flow, anti, output, reduction=inside, relaxed=relaxed.coalesce())
 
 
 def is_accumulation(s: Statement) -> bool:
@@ -109,9 +107,9 @@ def _relax(group: Group, between: isl.UnionMap, reductions: dict[str, Statement]
         same[n] = w.apply_range(w.reverse())
     out = []
     for m in maps(between):
-        s, t = pair(m)
-        m = same[s].apply_range(m) if s in same else m
-        out.append(m.apply_range(same[t]) if t in same else m)
+        source, sink = pair(m)
+        m = same[source].apply_range(m) if source in same else m
+        out.append(m.apply_range(same[sink]) if sink in same else m)
     return union_maps(out, group.params)
 
 

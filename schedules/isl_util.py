@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 import islpy as isl
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.index import Atom, Index, IndexLike
+from polydyn.schedules.index import Atom, Index, IndexLike, Monomial
 
 _DIM = isl.dim_type
 _ONE = isl.Val(1)
@@ -195,7 +195,7 @@ def pw_aff_to_index(f: isl.PwAff) -> Index:
     if len(pieces) != 1 or pieces[0][1].dim(_DIM.div):
         raise ScheduleError(f"{f} is not one affine expression")
     a = pieces[0][1]
-    terms = {(): a.get_constant_val().to_python()}
+    terms: dict[Monomial, int] = {(): a.get_constant_val().to_python()}
     for i in range(a.dim(_DIM.param)):
         terms[(a.get_dim_name(_DIM.param, i),)] = a.get_coefficient_val(_DIM.param, i).to_python()
     return Index(terms)

@@ -91,7 +91,9 @@ def verify_matrix(m: ScheduleMatrix, group: Group) -> None:
     """
     names = [n for n, _ in m.rows]
     if sorted(names) != sorted(s.name for s in group.statements):
-        raise ScheduleError(f"the matrix has rows for {names}, the group statements {[s.name for s in group.statements]}")
+        raise ScheduleError(
+            f"the matrix has rows for {names}, the group statements {[s.name for s in group.statements]}"
+        )
     for s in group.statements:
         rows = m[s.name]
         if len(rows) != m.depth:

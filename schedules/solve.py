@@ -216,9 +216,7 @@ def _cycle(last: _Edge, came: dict[str, _Edge], d: int, up: bool) -> ScheduleErr
     )
 
 
-def _still_equal(
-    live: list[isl.Map], rows: dict[str, isl.PwAff], d: int, group: Group, ctx: isl.Set
-) -> list[isl.Map]:
+def _still_equal(live: list[isl.Map], rows: dict[str, isl.PwAff], d: int, group: Group, ctx: isl.Set) -> list[isl.Map]:
     """The instances that row ``d`` does not carry, after proving that it runs none backwards."""
     out = []
     for m in live:
