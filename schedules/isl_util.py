@@ -8,7 +8,7 @@ does not do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -199,6 +199,14 @@ def pw_aff_to_index(f: isl.PwAff) -> Index:
     for i in range(a.dim(_DIM.param)):
         terms[(a.get_dim_name(_DIM.param, i),)] = a.get_coefficient_val(_DIM.param, i).to_python()
     return Index(terms)
+
+
+def evaluate(f: isl.PwAff, env: Mapping[str, int]) -> int:
+    """The value of a function of the parameters."""
+    point = isl.Point.zero(f.domain().get_space())
+    for i in range(f.dim(_DIM.param)):
+        point = point.set_coordinate_val(_DIM.param, i, isl.Val(env[f.get_dim_name(_DIM.param, i)]))
+    return int(f.eval(point).to_python())
 
 
 def single_row(rows: Sequence[isl.PwAff]) -> isl.Map:

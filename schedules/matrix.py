@@ -87,7 +87,7 @@ def matrix(rows: dict[str, list[Row | IndexLike]]) -> ScheduleMatrix:
 
 def verify_matrix(m: ScheduleMatrix, group: Group) -> None:
     """Invariants: rows for every statement and no other, all of one length; expressions over the statement's
-    iterators, shifts over parameters. ScheduleError otherwise.
+    iterators and the parameters, shifts over parameters. ScheduleError otherwise.
     """
     names = [n for n, _ in m.rows]
     if sorted(names) != sorted(s.name for s in group.statements):
@@ -100,7 +100,7 @@ def verify_matrix(m: ScheduleMatrix, group: Group) -> None:
             raise ScheduleError(f"{s.name} has {len(rows)} rows, others {m.depth}", node=s.name)
         for r in rows:
             known = r.shift if isinstance(r.shift, Index) else ZERO
-            wrong = (r.expr.symbols() - set(s.iterators)) | (known.symbols() - set(group.params))
+            wrong = (r.expr.symbols() - {*s.iterators, *group.params}) | (known.symbols() - set(group.params))
             if wrong:
                 raise ScheduleError(f"row {r} of {s.name} mentions {sorted(wrong)}", node=s.name)
 

@@ -7,6 +7,7 @@ least solution is a longest path (Bellman-Ford over piecewise affine functions o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import islpy as isl
@@ -17,6 +18,7 @@ from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.isl_util import (
     constant_on_params,
     dim_maximum,
+    evaluate,
     lift,
     pair,
     pw_aff_to_index,
@@ -56,6 +58,14 @@ class SolvedMatrix:
             for r in self.matrix[statement]
         )
 
+    def time(self, statement: str, env: Mapping[str, int]) -> tuple[int, ...]:
+        """When an instance runs, for given parameters and iterators (the textual position not included)."""
+        return tuple(
+            r.expr.evaluate(env)
+            + (evaluate(self.shifts[r.shift.name], env) if isinstance(r.shift, Unknown) else r.shift.evaluate(env))
+            for r in self.matrix[statement]
+        )
+
     def schedule(self, group: Group) -> isl.UnionMap:
         """The schedule map of all statements."""
         parts = []
@@ -90,9 +100,10 @@ def solve(matrix: ScheduleMatrix, group: Group, deps: Dependences, allow_reassoc
         base = _base_rows(matrix, group, d, shifts)
         open_ = {s.name: _open(matrix[s.name][d].shift, shifts) for s in group.statements}
         edges = [e for m in live if (e := _edge(m, base, open_, d, ctx))]
-        known = [(m, e) for m in live for e in edges if e.pair == pair(m) and e.source == e.target]
-        for m, e in known:
-            _check_known(m, e, base, d, group, ctx)
+        known = {e.pair for e in edges if e.source == e.target == _KNOWN}
+        for m in live:
+            if pair(m) in known:
+                _check_forward(m, base, d, group, ctx)
         shifts |= _least_shifts(sorted({u for u in open_.values() if u}), edges, d, group.params, ctx)
         for s in group.statements:
             name = open_[s.name]
@@ -141,11 +152,10 @@ def _edge(m: isl.Map, base: dict[str, isl.PwAff], open_: dict[str, str], d: int,
     return _Edge(open_[s], open_[t], tidy(weight, ctx), (s, t))
 
 
-def _check_known(m: isl.Map, e: _Edge, base: dict[str, isl.PwAff], d: int, group: Group, ctx: isl.Set) -> None:
-    """A pair whose shifts are both known, or the same unknown, must not run backwards."""
-    s, t = e.pair
-    gt = isl.Map.from_pw_aff(base[s]).lex_gt_map(isl.Map.from_pw_aff(base[t]))
-    bad = m.intersect(gt).intersect_params(ctx)
+def _check_forward(m: isl.Map, rows: dict[str, isl.PwAff], d: int, group: Group, ctx: isl.Set) -> None:
+    """LegalityError when row ``d`` runs a dependence of ``m`` backwards."""
+    s, t = (isl.Map.from_pw_aff(rows[n]) for n in pair(m))
+    bad = m.intersect(s.lex_gt_map(t)).intersect_params(ctx)
     if not bad.is_empty():
         raise dependence_error(f"row {d} runs a dependence backwards", bad, group, ctx)
 
@@ -220,10 +230,8 @@ def _still_equal(live: list[isl.Map], rows: dict[str, isl.PwAff], d: int, group:
     """The instances that row ``d`` does not carry, after proving that it runs none backwards."""
     out = []
     for m in live:
+        _check_forward(m, rows, d, group, ctx)
         s, t = (isl.Map.from_pw_aff(rows[n]) for n in pair(m))
-        bad = m.intersect(s.lex_gt_map(t)).intersect_params(ctx)
-        if not bad.is_empty():
-            raise dependence_error(f"row {d} runs a dependence backwards", bad, group, ctx)
         equal = m.intersect(s.apply_range(t.reverse())).intersect_params(ctx)
         if not equal.is_empty():
             out.append(equal.coalesce())

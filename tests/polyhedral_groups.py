@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polydyn.schedules.expr import Value, const, load, op
+from polydyn.schedules.expr import FromIndex, Value, const, load, op
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.isl_util import equals
 from polydyn.schedules.model import Array, Group, Statement, row_major, verify_group
@@ -52,7 +52,9 @@ def pad_conv() -> Group:
     """{Pad, Conv3x3, Bias + Relu}: TSCompiler Figure 7, with symbolic channels."""
     h, w = Index.of("h"), Index.of("w")
     out: dict[str, IndexLike] = {"n": "N", "h": "H", "w": "W", "o": "O"}
-    inside = op("lt", ld("X", "n", h - 1, w - 1, "c"), const(0, F))  # stands for the border predicate
+    low = [op("ge", FromIndex("int64", x), const(1, "int64")) for x in (h, w)]
+    high = [op("le", FromIndex("int64", x), FromIndex("int64", Index.of(e))) for x, e in ((h, "H"), (w, "W"))]
+    inside = op("and", op("and", *low), op("and", *high))
     return group(
         "pad_conv",
         "N H W I O H2 W2",
