@@ -7,6 +7,7 @@ other reads or writes (BladeDISC 4: the group-dims; TSCompiler 5.2: mapping type
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from polydyn.schedules.model import Access, Group, Statement
 
@@ -31,11 +32,27 @@ class Alignment:
 
 
 def align(group: Group, dominant: Statement) -> Alignment:
-    """Propagates the dominant statement's iterators along written arrays until nothing changes."""
+    """Propagates the dominant statement's iterators along written arrays, until nothing changes.
+
+    Statements that these do not reach (siblings that only read the same input) are aligned through inputs.
+    """
     dims: dict[str, dict[str, str]] = {s.name: {} for s in group.statements}
     dims[dominant.name] = {i: i for i in dominant.iterators}
     conflicts: set[str] = set()
-    links = _links(group)
+    _propagate(_links(group, written=True), dims, conflicts)
+    unreached = {n for n, d in dims.items() if not d}
+    if unreached:
+        links = _links(group, written=False)
+        _propagate([x for x in links if unreached & {x[0], x[2]}], dims, conflicts)
+        _propagate(_links(group, written=True), dims, conflicts)
+    return Alignment(dominant.name, dims, frozenset(conflicts))
+
+
+_Link: TypeAlias = tuple[str, str, str, str]
+"""(statement, iterator, statement, iterator) that subscript the same dim of one array."""
+
+
+def _propagate(links: list[_Link], dims: dict[str, dict[str, str]], conflicts: set[str]) -> None:
     changed = True
     while changed:
         changed = False
@@ -48,18 +65,19 @@ def align(group: Group, dominant: Statement) -> Alignment:
             else:
                 dims[t][j] = dim
                 changed = True
-    return Alignment(dominant.name, dims, frozenset(conflicts))
 
 
-def _links(group: Group) -> list[tuple[str, str, str, str]]:
-    """(statement, iterator, statement, iterator) that subscript the same dim of a written array, both ways."""
+def _links(group: Group, written: bool) -> list[_Link]:
+    """All links through arrays that the group writes, or through the others; both ways."""
+    stored = {s.array for s in group.statements}
     links = []
-    writes = [(s, s.write) for s in group.statements]
-    for s, w in writes:
-        for t in group.statements:
-            for a in (t.write, *t.reads):
-                if a.array == w.array and (t is not s or a is not w):
-                    links += [(s.name, i, t.name, j) for i, j in same_iterators(s, w, t, a)]
+    for s in group.statements:
+        for a in (s.write,) if written else s.reads:
+            if (a.array in stored) == written:
+                for t in group.statements:
+                    for b in (t.write, *t.reads):
+                        if a.array == b.array and t.name != s.name:
+                            links += [(s.name, i, t.name, j) for i, j in same_iterators(s, a, t, b)]
     return links + [(t, j, s, i) for s, i, t, j in links]
 
 

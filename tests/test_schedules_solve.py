@@ -53,10 +53,22 @@ def test_paper_example_with_symbolic_channels() -> None:
 def test_phases_instead_of_skews() -> None:
     g = softmax()
     d = analyse(g)
-    skewed = {"M0": ["r", q("a")], "M1": ["r", "l"], "D0": ["r", q("b")], "D1": ["r", q("c", "l")], "Y": ["r", q("d", "l")]}
+    skewed = {
+        "M0": ["r", q("a")],
+        "M1": ["r", "l"],
+        "D0": ["r", q("b")],
+        "D1": ["r", q("c", "l")],
+        "Y": ["r", q("d", "l")],
+    }
     s = solve(matrix(skewed), g, d)  # type: ignore[arg-type]
     assert s.shift("c") == Index.of("L") - 1 and s.shift("d") == 2 * Index.of("L") - 2
-    phased = {"M0": ["r", 0, q("a")], "M1": ["r", 0, "l"], "D0": ["r", 1, q("b")], "D1": ["r", 1, "l"], "Y": ["r", 2, "l"]}
+    phased = {
+        "M0": ["r", 0, q("a")],
+        "M1": ["r", 0, "l"],
+        "D0": ["r", 1, q("b")],
+        "D1": ["r", 1, "l"],
+        "Y": ["r", 2, "l"],
+    }
     s = solve(matrix(phased), g, d)  # type: ignore[arg-type]
     assert (s.shift("a"), s.shift("b")) == (0, 0)
 
@@ -72,7 +84,13 @@ def test_shared_unknown_has_one_value() -> None:
 
 def test_positive_cycle_is_named() -> None:
     g = softmax()
-    m = {"M0": ["r", q("a")], "M1": ["r", q("u", "l")], "D0": ["r", q("b")], "D1": ["r", q("v", "l")], "Y": ["r", q("u", "l")]}
+    m = {
+        "M0": ["r", q("a")],
+        "M1": ["r", q("u", "l")],
+        "D0": ["r", q("b")],
+        "D1": ["r", q("v", "l")],
+        "Y": ["r", q("u", "l")],
+    }
     with pytest.raises(ScheduleError, match=r"row 1: no shifts satisfy the cycle(.|\n)*M1(.|\n)*"):
         solve(matrix(m), g, analyse(g))  # type: ignore[arg-type]
 
