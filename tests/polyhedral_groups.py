@@ -67,7 +67,8 @@ def pad_conv() -> Group:
             statement("S2", out, "D", "n h w o", const(0, F)),
             statement("S3", {**out, "c": "I", "r": 3, "s": 3}, "D", "n h w o",
                       op("mul", ld("Ap", "n", h + "r", w + "s", "c"), ld("B", "o", "r", "s", "c")), "sum"),
-            statement("S4", out, "E", "n h w o", op("max", op("add", ld("D", "n", "h", "w", "o"), ld("C", "o")), const(0, F))),
+            statement("S4", out, "E", "n h w o",
+                      op("max", op("add", ld("D", "n", "h", "w", "o"), ld("C", "o")), const(0, F))),
         ],
     )  # fmt: skip
 
@@ -83,7 +84,8 @@ def softmax() -> Group:
     return group(
         "softmax",
         "R L",
-        [array("x", "input", "R", "L"), array("m", "local", "R"), array("d", "local", "R"), array("y", "output", "R", "L")],
+        [array("x", "input", "R", "L"), array("m", "local", "R"), array("d", "local", "R"),
+         array("y", "output", "R", "L")],
         [
             statement("M0", r, "m", "r", const(float("-inf"), F)),
             statement("M1", rl, "m", "r", ld("x", "r", "l"), "max"),
@@ -102,7 +104,8 @@ def layer_norm() -> Group:
     return group(
         "layer_norm",
         "R L",
-        [array("x", "input", "R", "L"), array("m", "local", "R"), array("v", "local", "R"), array("y", "output", "R", "L")],
+        [array("x", "input", "R", "L"), array("m", "local", "R"), array("v", "local", "R"),
+         array("y", "output", "R", "L")],
         [
             statement("M0", r, "m", "r", const(0, F)),
             statement("M1", rl, "m", "r", ld("x", "r", "l"), "sum"),

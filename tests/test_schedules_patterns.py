@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polydyn.schedules.dependence import analyse
+from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import Value, const, op
 from polydyn.schedules.index import Index, IndexLike, fetch
 from polydyn.schedules.model import Group, Statement
@@ -64,7 +65,8 @@ def test_matmul_then_row_maximum_keeps_the_rows() -> None:
     ij: dict[str, IndexLike] = {"i": "M", "j": "N"}
     g = group(
         "scores", "M N K",
-        [array("A", "input", "M", "K"), array("B", "input", "N", "K"), array("S", "local", "M", "N"), array("m", "output", "M")],
+        [array("A", "input", "M", "K"), array("B", "input", "N", "K"), array("S", "local", "M", "N"),
+         array("m", "output", "M")],
         [statement("S0", ij, "S", "i j", const(0, F)),
          statement("S1", {**ij, "k": "K"}, "S", "i j", op("mul", ld("A", "i", "k"), ld("B", "j", "k")), "sum"),
          statement("M0", i, "m", "i", const(float("-inf"), F)),
@@ -170,7 +172,7 @@ def groups(draw: st.DrawFn) -> Group:
         rank = draw(st.integers(1, 2))
         loops = "ij" if rank == 2 or draw(st.booleans()) else "i"
         name = f"t{n}"
-        iters: dict[str, IndexLike] = {v: "M" for v in loops}
+        iters: dict[str, IndexLike] = dict.fromkeys(loops, "M")
         value: Value = const(1, F)
         for k in range(draw(st.integers(1, 2))):
             a = draw(st.sampled_from(arrays)) if k or n == 0 else arrays[-1]
@@ -214,8 +216,6 @@ def test_chosen_schedules_compute_the_group(g: Group) -> None:
 @given(groups(), st.data())
 def test_accepted_schedules_compute_the_group(g: Group, data: st.DataObject) -> None:
     """Random rows, right or wrong: whatever the checker accepts gives the same result."""
-    from polydyn.schedules.errors import LegalityError
-
     rows: dict[str, list[Index]] = {}
     for s in g.statements:
         shifts = data.draw(st.lists(st.integers(-1, 2), min_size=3, max_size=3))

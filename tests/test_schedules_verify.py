@@ -74,7 +74,8 @@ def test_parallel_rows() -> None:
         check_parallel(G, D, FUSED, [1, 2])
     s = softmax()
     rows: dict[str, list[IndexLike]] = {
-        "M0": ["r", 0, 0, 0], "M1": ["r", 0, "l", 1], "D0": ["r", 1, 0, 0], "D1": ["r", 1, "l", 1], "Y": ["r", 2, "l", 0],
+        "M0": ["r", 0, 0, 0], "M1": ["r", 0, "l", 1], "D0": ["r", 1, 0, 0], "D1": ["r", 1, "l", 1],
+        "Y": ["r", 2, "l", 0],
     }  # fmt: skip
     d = analyse(s)
     check_parallel(s, d, rows, [0])
@@ -213,6 +214,6 @@ def test_interchanged_reduction_needs_reassociation() -> None:
     """Reduction blocks run last to first: fine for the mathematics, not for the bits."""
     wrong = coordinates()
     wrong["S3"][2] = B_K - 1 - Index.of("k") // TILE["k"]
-    with pytest.raises(LegalityError, match="S2 -> S3|S3 -> S3|S3 -> S4"):
+    with pytest.raises(LegalityError, match=r"S2 -> S3|S3 -> S3|S3 -> S4"):
         verify(wrong)
     verify(wrong, allow_reassociation=True)
