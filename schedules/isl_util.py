@@ -8,7 +8,7 @@ does not do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 import islpy as isl
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.index import Atom, Index, IndexLike
+from polydyn.schedules.index import Atom, Index, IndexLike, Monomial
 
 _DIM = isl.dim_type
 _ONE = isl.Val(1)
@@ -160,6 +160,69 @@ def param_set(params: tuple[str, ...], conditions: Iterable[Condition] = (), pos
     return frame("", (), params).where(conditions).params()
 
 
+# -- piecewise affine functions of the parameters --------------------------------------------------------------------
+
+
+def constant_on_params(value: int, params: tuple[str, ...]) -> isl.PwAff:
+    """A constant function of the parameters."""
+    return isl.PwAff.from_aff(isl.Aff.val_on_domain_space(frame("", (), params).space.params(), isl.Val(value)))
+
+
+def lift(f: isl.PwAff, to: Frame) -> isl.PwAff:
+    """A function of the parameters as a function on a tuple space."""
+    return f.insert_domain(to.space)
+
+
+def dim_maximum(s: isl.Set) -> isl.PwAff | None:
+    """The parametric maximum of a one-dimensional set; None when it has no upper bound."""
+    return s.dim_max(0) if s.dim_has_upper_bound(_DIM.set, 0) else None
+
+
+def tidy(f: isl.PwAff, ctx: isl.Set) -> isl.PwAff:
+    """The same function on the context in fewer pieces, in one where one of its pieces already fits everywhere."""
+    f = f.gist_params(ctx).coalesce()
+    pieces = f.get_pieces()
+    for _, a in pieces if len(pieces) > 1 else ():
+        whole = isl.PwAff.from_aff(a)
+        if f.ne_set(whole).intersect(ctx).is_empty():
+            return whole
+    return f
+
+
+def pw_aff_to_index(f: isl.PwAff) -> Index:
+    """The Index of a function of the parameters in one piece without divisions. ScheduleError otherwise."""
+    pieces = f.get_pieces()
+    if len(pieces) != 1 or pieces[0][1].dim(_DIM.div):
+        raise ScheduleError(f"{f} is not one affine expression")
+    a = pieces[0][1]
+    terms: dict[Monomial, int] = {(): a.get_constant_val().to_python()}
+    for i in range(a.dim(_DIM.param)):
+        terms[(a.get_dim_name(_DIM.param, i),)] = a.get_coefficient_val(_DIM.param, i).to_python()
+    return Index(terms)
+
+
+def evaluate(f: isl.PwAff, env: Mapping[str, int]) -> int:
+    """The value of a function of the parameters."""
+    point = isl.Point.zero(f.domain().get_space())
+    for i in range(f.dim(_DIM.param)):
+        point = point.set_coordinate_val(_DIM.param, i, isl.Val(env[f.get_dim_name(_DIM.param, i)]))
+    return int(f.eval(point).to_python())
+
+
+def single_row(rows: Sequence[isl.PwAff]) -> isl.Map:
+    """The schedule map with these rows."""
+    out = isl.Map.from_pw_aff(rows[0])
+    for r in rows[1:]:
+        out = out.flat_range_product(isl.Map.from_pw_aff(r))
+    return out
+
+
+def split_rows(m: isl.Map) -> list[isl.Map]:
+    """A schedule map as one map per time dimension."""
+    f = isl.PwMultiAff.from_map(m)
+    return [isl.Map.from_pw_aff(f.get_pw_aff(d)) for d in range(m.dim(_DIM.out))]
+
+
 # -- walking ---------------------------------------------------------------------------------------------------------
 
 
@@ -207,13 +270,23 @@ def child(node: isl.ScheduleNode, i: int) -> isl.ScheduleNode:
 def sample(s: isl.Set) -> dict[str, int]:
     """One element of a non-empty set: parameter and dimension names to values (unnamed dims are ``d0, d1, ..``)."""
     point = s.sample_point()
-    out: dict[str, int] = {}
-    for kind, prefix in ((_DIM.param, "p"), (_DIM.set, "d")):
-        for i in range(s.dim(kind)):
-            name = s.get_dim_name(kind, i) or f"{prefix}{i}"
-            value = point.get_coordinate_val(kind, i)
-            out[name if name not in out else f"{name}'"] = value.to_python()
-    return out
+    return _coordinates(s, point, _DIM.param, "p") | _coordinates(s, point, _DIM.set, "d")
+
+
+def sample_pair(m: isl.Map) -> tuple[list[int], list[int], dict[str, int]]:
+    """One pair of a non-empty relation: source tuple, sink tuple, parameters."""
+    wrapped = m.wrap()
+    point = wrapped.sample_point()
+    values = [point.get_coordinate_val(_DIM.set, i).to_python() for i in range(wrapped.dim(_DIM.set))]
+    n = m.dim(_DIM.in_)
+    return values[:n], values[n:], _coordinates(wrapped, point, _DIM.param, "p")
+
+
+def _coordinates(s: isl.Set, point: isl.Point, kind: isl.dim_type, prefix: str) -> dict[str, int]:
+    return {
+        s.get_dim_name(kind, i) or f"{prefix}{i}": point.get_coordinate_val(kind, i).to_python()
+        for i in range(s.dim(kind))
+    }
 
 
 @contextmanager

@@ -170,7 +170,12 @@ def partial_schedule(rows: Seq[Mapping[str, Index]], scope: Mapping[str, Frame])
 
 
 def build_ast(schedule: isl.Schedule, context: isl.Set) -> isl.AstNode:
-    """The isl AST under a context (see ``isl_util.param_set``). Its user nodes carry the statement's coordinates."""
+    """The isl AST under a context (see ``isl_util.param_set``). Its user nodes carry the statement's coordinates.
+
+    isl may distribute a band over the sequence directly below it (marks between count as directly) where the order
+    allows: an initialiser guarded by ``b_k = 0`` then runs before the ``b_k`` loop instead of inside it, and a mark
+    between appears once per part. A band in between whose loops all of them share prevents it.
+    """
     return isl.AstBuild.from_context(context).node_from_schedule(schedule)
 
 

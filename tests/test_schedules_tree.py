@@ -48,6 +48,16 @@ def test_gemm_ast_has_one_loop_nest_with_merged_guards() -> None:
     assert "band b_i, b_j" in show(tree)
 
 
+def test_isl_distributes_a_band_over_the_sequence_below() -> None:
+    """Known behaviour that codegen relies on: no copy of the initialiser is left inside the reduction loop."""
+    init = TileStatement("S2", ("b_k", "p"), (*between(0, "p", "P"), equals("b_k", 0)))
+    acc = TileStatement("S3", ("b_k", "p"), (*between(0, "p", "P"), *between(0, "b_k", "B_k")))
+    tree = Band(("b_k",), Mark("micro", sequence(("S2", Band(("p",))), ("S3", Band(("p",))))))
+    text = build_ast(to_isl(tree, [init, acc], ("B_k", "P")), param_set(("B_k", "P"))).to_C_str()
+    assert text.count("// micro") == 2 and "if" not in text
+    assert text.index("S2(0, ") < text.index("< B_k")
+
+
 def test_names_that_isl_text_could_not_hold() -> None:
     s = TileStatement("max", ("mod", "and"), (*between(0, "mod", "batch size"), *between(0, "and", 3)))
     ast = build_ast(to_isl(Band(("mod", "and")), [s], ("batch size",)), param_set(("batch size",)))

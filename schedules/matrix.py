@@ -1,0 +1,133 @@
+"""Schedule matrices: the declarative form of a schedule, with unknown shifts (TSCompiler 5.2).
+
+A row is ``expr + shift``: an affine expression over the statement's iterators, and a shift that is known (affine over
+parameters) or a named unknown, the paper's ``?``. A row whose expression is 0 and whose shift is a constant is a
+*phase*. Matrices are small frozen data: hashable, and written as JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.index import ZERO, Atom, Index, IndexLike, floordiv
+from polydyn.schedules.model import Group
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A shift to be solved; equal names mean equal shifts."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"?{self.name}"
+
+
+Shift: TypeAlias = Index | Unknown
+
+
+@dataclass(frozen=True)
+class Row:
+    """One schedule dimension of one statement: ``expr + shift``."""
+
+    expr: Index
+    shift: Shift = ZERO
+
+    def __str__(self) -> str:
+        if isinstance(self.shift, Unknown):
+            return str(self.shift) if self.expr == 0 else f"{self.expr} + {self.shift}"
+        return str(self.expr + self.shift)
+
+
+def row(expr: IndexLike, shift: IndexLike | Unknown = 0) -> Row:
+    """A Row from plain values."""
+    return Row(Index.of(expr), shift if isinstance(shift, Unknown) else Index.of(shift))
+
+
+@dataclass(frozen=True)
+class ScheduleMatrix:
+    """Statement -> rows, outermost first; all statements have the same number of rows."""
+
+    rows: tuple[tuple[str, tuple[Row, ...]], ...]
+
+    def __getitem__(self, statement: str) -> tuple[Row, ...]:
+        for name, rows in self.rows:
+            if name == statement:
+                return rows
+        raise ScheduleError(f"the schedule matrix has no rows for {statement}")
+
+    @property
+    def depth(self) -> int:
+        """The number of rows."""
+        return len(self.rows[0][1]) if self.rows else 0
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: ({', '.join(map(str, rows))})" for name, rows in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        return {name: [[_encode(r.expr), _shift_to_json(r.shift)] for r in rows] for name, rows in self.rows}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> ScheduleMatrix:
+        """The inverse of ``to_json``."""
+        return ScheduleMatrix(
+            tuple((n, tuple(Row(_decode(e), _shift_from_json(s)) for e, s in rows)) for n, rows in data.items())
+        )
+
+
+def matrix(rows: dict[str, list[Row | IndexLike]]) -> ScheduleMatrix:
+    """A ScheduleMatrix from plain values."""
+    return ScheduleMatrix(
+        tuple((n, tuple(r if isinstance(r, Row) else row(r) for r in listed)) for n, listed in rows.items())
+    )
+
+
+def verify_matrix(m: ScheduleMatrix, group: Group) -> None:
+    """Invariants: rows for every statement and no other, all of one length; expressions over the statement's
+    iterators and the parameters, shifts over parameters. ScheduleError otherwise.
+    """
+    names = [n for n, _ in m.rows]
+    if sorted(names) != sorted(s.name for s in group.statements):
+        raise ScheduleError(
+            f"the matrix has rows for {names}, the group statements {[s.name for s in group.statements]}"
+        )
+    for s in group.statements:
+        rows = m[s.name]
+        if len(rows) != m.depth:
+            raise ScheduleError(f"{s.name} has {len(rows)} rows, others {m.depth}", node=s.name)
+        for r in rows:
+            known = r.shift if isinstance(r.shift, Index) else ZERO
+            wrong = (r.expr.symbols() - {*s.iterators, *group.params}) | (known.symbols() - set(group.params))
+            if wrong:
+                raise ScheduleError(f"row {r} of {s.name} mentions {sorted(wrong)}", node=s.name)
+
+
+def _shift_to_json(s: Shift) -> Any:
+    return {"unknown": s.name} if isinstance(s, Unknown) else _encode(s)
+
+
+def _shift_from_json(data: Any) -> Shift:
+    return Unknown(data["unknown"]) if isinstance(data, dict) else _decode(data)
+
+
+def _encode(x: Index) -> list[Any]:
+    return [[c, [a if isinstance(a, str) else _encode_atom(a) for a in m]] for m, c in x.terms.items()]
+
+
+def _encode_atom(a: Atom) -> dict[str, Any]:
+    if a.kind != "floordiv":
+        raise ScheduleError(f"{a} cannot be in a schedule matrix", rule="affine expressions")
+    return {"floordiv": [_encode(x) for x in a.args]}
+
+
+def _decode(data: list[Any]) -> Index:
+    out = ZERO
+    for c, factors in data:
+        term = Index.of(c)
+        for f in factors:
+            term = term * (f if isinstance(f, str) else floordiv(*map(_decode, f["floordiv"])))
+        out = out + term
+    return out

@@ -1,0 +1,125 @@
+"""A group as isl objects: iteration domains, access relations, context, original order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import islpy as isl
+
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.expr import Load, Op, Value, children
+from polydyn.schedules.index import Index
+from polydyn.schedules.isl_util import Condition, Frame, between, frame, param_set, union_maps, union_sets
+from polydyn.schedules.model import Access, Group, Statement
+
+
+@dataclass(frozen=True)
+class Read:
+    """A read access; ``guarded`` when a ``where`` decides whether the load happens."""
+
+    access: Access
+    guarded: bool
+
+
+def reads(statement: Statement) -> tuple[Read, ...]:
+    """The reads of a statement with their guards; a reduction reads its accumulator first."""
+    own = (Read(statement.write, False),) if statement.reduce else ()
+    return own + tuple(Read(_access(x, statement), g) for x, g in _guarded_loads(statement.value, False))
+
+
+def _guarded_loads(v: Value, guarded: bool) -> Iterator[tuple[Load, bool]]:
+    if isinstance(v, Load):
+        yield v, guarded
+    for i, c in enumerate(children(v)):
+        yield from _guarded_loads(c, guarded or (isinstance(v, Op) and v.name == "where" and i > 0))
+
+
+def _access(x: Load, statement: Statement) -> Access:
+    return next(a for a in statement.reads if a.array == x.buffer and a.index == x.index)
+
+
+def statement_frame(group: Group, statement: Statement) -> Frame:
+    """The space of a statement's instances."""
+    return frame(statement.name, statement.iterators, group.params)
+
+
+def iteration_domain(group: Group, statement: Statement) -> isl.Set:
+    """The instances of one statement."""
+    box = [c for n, e in statement.iters for c in between(0, n, e)]
+    return statement_frame(group, statement).where(box)
+
+
+def domain(group: Group) -> isl.UnionSet:
+    """The instances of all statements."""
+    return union_sets((iteration_domain(group, s) for s in group.statements), group.params)
+
+
+def array_box(group: Group, name: str) -> isl.Set:
+    """The elements of an array. Extents that are not affine (a product of parameters) do not bound their dim."""
+    shape = group.arrays[name].shape
+    dims = tuple(f"%{i}" for i in range(len(shape)))
+    f = frame(name, dims, group.params)
+    box: list[Condition] = []
+    for d, e in zip(dims, shape, strict=True):
+        box += between(0, d, e) if _affine(e) else between(0, d, 0)[:1]
+    return f.where(box)
+
+
+def _affine(e: Index) -> bool:
+    return all(len(m) <= 1 and all(isinstance(a, str) for a in m) for m in e.terms)
+
+
+def access_relation(group: Group, statement: Statement, access: Access, guarded: bool = False) -> isl.Map:
+    """Instances -> elements. Opaque: any element. Guarded: only elements that exist, the guard excludes the others."""
+    f = statement_frame(group, statement)
+    if access.opaque:
+        box = array_box(group, access.array)
+        m = isl.Map.from_domain_and_range(f.universe(), box)
+    else:
+        m = f.map_to(access.array, access.index)
+        if guarded:
+            m = m.intersect_range(array_box(group, access.array))
+    return m.intersect_domain(iteration_domain(group, statement))
+
+
+def read_relation(group: Group) -> isl.UnionMap:
+    """All reads."""
+    parts = (access_relation(group, s, r.access, r.guarded) for s in group.statements for r in reads(s))
+    return union_maps(parts, group.params)
+
+
+def write_relation(group: Group, opaque: bool = False) -> isl.UnionMap:
+    """All exact writes, or all opaque ones."""
+    chosen = (s for s in group.statements if s.write.opaque == opaque)
+    return union_maps((access_relation(group, s, s.write) for s in chosen), group.params)
+
+
+def context(group: Group, facts: Iterable[Condition] = ()) -> isl.Set:
+    """The parameters of a kernel: all >= 1, and what else is known."""
+    return param_set(group.params, facts)
+
+
+def original_order(group: Group) -> isl.UnionMap:
+    """The schedule that runs one statement after another, each over its whole domain."""
+    depth = max((len(s.iters) for s in group.statements), default=0)
+    return rows_to_map(
+        group,
+        {
+            s.name: (Index.of(i), *map(Index.of, s.iterators), *([Index.of(0)] * (depth - len(s.iters))))
+            for i, s in enumerate(group.statements)
+        },
+    )
+
+
+def rows_to_map(group: Group, rows: dict[str, tuple[Index, ...]]) -> isl.UnionMap:
+    """A schedule map from affine rows per statement, restricted to the domains; shorter ones are padded with 0."""
+    missing = [s.name for s in group.statements if s.name not in rows]
+    if missing:
+        raise ScheduleError(f"no rows for statements {missing} of group {group.name}")
+    depth = max((len(r) for r in rows.values()), default=0)
+    parts = []
+    for s in group.statements:
+        padded = (*rows[s.name], *([Index.of(0)] * (depth - len(rows[s.name]))))
+        parts.append(statement_frame(group, s).map_to("", padded).intersect_domain(iteration_domain(group, s)))
+    return union_maps(parts, group.params)

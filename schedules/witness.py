@@ -1,0 +1,44 @@
+"""Legality errors with a witness: statements, array, the violated set, one sample point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import islpy as isl
+
+from polydyn.schedules.errors import LegalityError
+from polydyn.schedules.isl_util import pair, sample, sample_pair
+from polydyn.schedules.model import Group
+
+
+def dependence_error(what: str, bad: isl.Map, group: Group, context: isl.Set) -> LegalityError:
+    """The error for dependences ``bad`` (source instance -> sink instance, not empty)."""
+    s, t = pair(bad)
+    source, sink, params = sample_pair(bad)
+    arrays = ", ".join(_shared_arrays(group, s, t)) or None
+    return LegalityError(
+        f"{what}: {s} -> {t}\n  violated: {bad.gist_params(context).coalesce()}\n"
+        f"  for example {s}{source} before {t}{sink} at {params}",
+        node=f"{s} -> {t}",
+        tensor=arrays,
+        remedy="this is a bug in polydyn; please report the group and the schedule",
+    )
+
+
+def set_error(what: str, bad: isl.Set, statement: str, context: isl.Set, tensor: str | None = None) -> LegalityError:
+    """The error for a non-empty set of instances or elements."""
+    return LegalityError(
+        f"{what}: {statement}\n  violated: {bad.gist_params(context).coalesce()}\n  for example {sample(bad)}",
+        node=statement,
+        tensor=tensor,
+        remedy="this is a bug in polydyn; please report the group and the schedule",
+    )
+
+
+def _shared_arrays(group: Group, s: str, t: str) -> Iterable[str]:
+    touched = []
+    for name in (s, t):
+        x = next((x for x in group.statements if x.name == name), None)
+        touched.append({a.array for a in (x.write, *x.reads)} if x else set())
+    written = {x.array for x in group.statements if x.name in (s, t)}
+    return sorted(touched[0] & touched[1] & written)

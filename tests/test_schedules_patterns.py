@@ -1,0 +1,231 @@
+"""Patterns: which one answers, what it says, why others decline; and that whatever they answer computes the group."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polydyn.schedules.dependence import analyse
+from polydyn.schedules.errors import LegalityError
+from polydyn.schedules.expr import Value, const, op
+from polydyn.schedules.index import Index, IndexLike, fetch
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.patterns import Choice, choose, pattern
+from polydyn.schedules.polyhedra import reads
+from polydyn.schedules.verify import band_properties, check_legal
+from tests.polyhedral_groups import (
+    PAD_CONV_FACTS,
+    F,
+    array,
+    group,
+    layer_norm,
+    ld,
+    matmul,
+    pad_conv,
+    softmax,
+    statement,
+)
+
+
+def answer(g: Group, facts: tuple[object, ...] = ()) -> Choice:
+    d = analyse(g, facts)  # type: ignore[arg-type]
+    c = choose(g, d)
+    check_legal(g, d, c.solved.schedule(g))
+    return c
+
+
+def test_matmul_like() -> None:
+    c = answer(matmul())
+    assert c.pattern.name == "matmul-like" and c.pattern.dims == ("i", "j", "k") and not c.declined
+    assert c.pattern.roles == {"S2": "init", "S3": "backbone", "S4": "epilogue"}
+    assert c.solved.exprs("S4")[2] == Index.of("K") - 1
+
+
+def test_pad_conv() -> None:
+    c = answer(pad_conv(), PAD_CONV_FACTS)
+    assert c.pattern.name == "pad+conv+element-wise"
+    assert c.pattern.dims == ("", "n", "h", "w", "o", "c", "r", "s")
+    assert c.pattern.roles["S1"] == "prologue" and c.pattern.phases == {"S1": 0, "S2": 1, "S3": 1, "S4": 1}
+    assert c.solved.exprs("S4")[5:] == (Index.of("I") - 1, 2, 2)
+
+
+def test_reductions_get_phases() -> None:
+    c = answer(softmax())
+    assert c.pattern.name == "multi-reduce" and c.pattern.dims == ("r", "", "l")
+    assert c.pattern.phases == {"M0": 0, "M1": 0, "D0": 1, "D1": 1, "Y": 2}
+    assert c.declined == (("contraction", "2 reductions, not one"),)
+    assert answer(layer_norm()).pattern.phases == {"M0": 0, "M1": 0, "V0": 1, "V1": 1, "Y": 2}
+
+
+def test_matmul_then_row_maximum_keeps_the_rows() -> None:
+    """Attention's first half: the second reduction runs over a loop of the first, only rows stay common."""
+    i: dict[str, IndexLike] = {"i": "M"}
+    ij: dict[str, IndexLike] = {"i": "M", "j": "N"}
+    g = group(
+        "scores", "M N K",
+        [array("A", "input", "M", "K"), array("B", "input", "N", "K"), array("S", "local", "M", "N"),
+         array("m", "output", "M")],
+        [statement("S0", ij, "S", "i j", const(0, F)),
+         statement("S1", {**ij, "k": "K"}, "S", "i j", op("mul", ld("A", "i", "k"), ld("B", "j", "k")), "sum"),
+         statement("M0", i, "m", "i", const(float("-inf"), F)),
+         statement("M1", ij, "m", "i", ld("S", "i", "j"), "max")],
+    )  # fmt: skip
+    c = answer(g)
+    assert c.pattern.name == "multi-reduce" and c.pattern.dims == ("i", "", "j", "k")
+    assert c.pattern.phases == {"S0": 0, "S1": 0, "M0": 1, "M1": 1}
+
+
+def elementwise(second: Value) -> Group:
+    ij: dict[str, IndexLike] = {"i": "M", "j": "M"}
+    return group(
+        "two", "M", [array("x", "input", "M", "M"), array("t", "local", "M", "M"), array("y", "output", "M", "M")],
+        [statement("A", ij, "t", "i j", op("exp", ld("x", "i", "j"))), statement("B", ij, "y", "i j", second)],
+    )  # fmt: skip
+
+
+def test_elementwise() -> None:
+    c = answer(elementwise(ld("t", "i", "j")))
+    assert c.pattern.name == "element-wise" and c.pattern.dims == ("i", "j")
+
+
+def test_siblings_that_share_an_input_share_loops() -> None:
+    r: dict[str, IndexLike] = {"r": "R"}
+    g = group(
+        "siblings", "R L", [array("x", "input", "R", "L"), array("m", "output", "R"), array("d", "output", "R")],
+        [statement("M0", r, "m", "r", const(0, F)),
+         statement("M1", {**r, "l": "L"}, "m", "r", ld("x", "r", "l"), "max"),
+         statement("D0", {"q": "R"}, "d", "q", const(0, F)),
+         statement("D1", {"q": "R", "k": "L"}, "d", "q", ld("x", "q", "k"), "sum")],
+    )  # fmt: skip
+    c = answer(g)
+    assert c.pattern.name == "multi-reduce" and set(c.pattern.phases.values()) == {0}
+    assert c.pattern.dims == ("r", "l") and c.solved.exprs("D1") == (Index.of("q"), Index.of("k"))
+
+
+def test_transposed_reuse_is_one_nest() -> None:
+    c = answer(elementwise(ld("t", "j", "i")))
+    assert c.pattern.name == "element-wise"
+    assert c.solved.exprs("B") == (Index.of("j"), Index.of("i"))
+
+
+def test_reuse_in_two_orders_falls_to_the_original_order() -> None:
+    c = answer(elementwise(op("add", ld("t", "i", "j"), ld("t", "j", "i"))))
+    assert c.pattern.name == "total" and c.pattern.phases == {"A": 0, "B": 1}
+    assert [n for n, _ in c.declined] == ["contraction", "stitch"]
+
+
+def test_opaque_reuse_is_refused_by_fusing_patterns() -> None:
+    c = answer(elementwise(ld("t", fetch("x", ["i", "j"]), "j")))
+    assert c.pattern.name == "total"
+    assert c.declined[1] == ("stitch", "B reads t at positions known only at run time")
+
+
+def test_scalar_statement() -> None:
+    g = group("one", "M", [array("y", "output")], [statement("A", {}, "y", "", const(1, F))])
+    assert answer(g).pattern.name == "total" and pattern(g).name == "total"
+
+
+def test_full_reduction_of_products_has_no_parallel_loop() -> None:
+    g = group(
+        "dot", "K", [array("x", "input", "K"), array("w", "input", "K"), array("d", "output")],
+        [statement("A", {}, "d", "", const(0, F)),
+         statement("B", {"k": "K"}, "d", "", op("mul", ld("x", "k"), ld("w", "k")), "sum")],
+    )  # fmt: skip
+    c = answer(g)
+    assert c.pattern.name == "matmul-like" and c.pattern.dims == ("k",)
+
+
+# -- brute force -----------------------------------------------------------------------------------------------------
+
+
+def run(g: Group, env: dict[str, int], key: object) -> dict[tuple[object, ...], int]:
+    """Final memory when instances run in the order of ``key(statement, env)``; values are hashes of their history."""
+    instances = []
+    for k, s in enumerate(g.statements):
+        for point in itertools.product(*(range(e.evaluate(env)) for _, e in s.iters)):
+            at = {**env, **dict(zip(s.iterators, point, strict=True))}
+            instances.append(((*key(s, at), k), s, at))  # type: ignore[operator]
+    memory: dict[tuple[object, ...], int] = {}
+    for _, s, at in sorted(instances, key=lambda x: x[0]):
+        seen = []
+        for r in reads(s):
+            cell = (r.access.array, *(i.evaluate(at) for i in r.access.index))
+            seen.append(memory.get(cell, hash(cell)))
+        value = [s.name if s.reduce is None else "+", *((i.evaluate(at)) for i in s.index), *seen]
+        memory[(s.array, *(i.evaluate(at) for i in s.index))] = hash(tuple(value))
+    return memory
+
+
+def original(g: Group, env: dict[str, int]) -> dict[tuple[object, ...], int]:
+    order = {s.name: k for k, s in enumerate(g.statements)}
+    return run(g, env, lambda s, at: (order[s.name], *(at[i] for i in s.iterators), *([0] * (3 - len(s.iters)))))
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Group:
+    """2 to 5 maps and reductions over (i, j), reading what came before at plain, transposed or shifted places."""
+    arrays = [array("x", "input", "M", "M"), array("z", "input", "M")]
+    statements: list[Statement] = []
+    for n in range(draw(st.integers(2, 5))):
+        rank = draw(st.integers(1, 2))
+        loops = "ij" if rank == 2 or draw(st.booleans()) else "i"
+        name = f"t{n}"
+        iters: dict[str, IndexLike] = dict.fromkeys(loops, "M")
+        value: Value = const(1, F)
+        for k in range(draw(st.integers(1, 2))):
+            a = draw(st.sampled_from(arrays)) if k or n == 0 else arrays[-1]
+            odd = draw(st.integers(0, 5)) == 5  # mostly plain subscripts, so that patterns other than total answer
+            plain = [Index.of(v) for v in (loops if len(a.shape) == 2 and len(loops) == 2 else "ii")]
+            far = [Index.of(draw(st.sampled_from(loops))) + draw(st.integers(-1, 1)) for _ in a.shape]
+            index = far if odd else plain[: len(a.shape)]
+            value = op("where", const(True, "bool"), op("add", value, ld(a.name, *index)), value)
+        if rank == 1 and loops == "ij":
+            statements.append(statement(f"I{n}", {"i": "M"}, name, "i", const(0, F)))
+            statements.append(statement(f"S{n}", iters, name, "i", value, "sum"))
+        else:
+            statements.append(statement(f"S{n}", iters, name, " ".join(loops), value))
+        arrays.append(array(name, "output", *(["M"] * (rank if loops == "ij" else 1))))
+    return group("random", "M", arrays, statements)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(groups())
+def test_chosen_schedules_compute_the_group(g: Group) -> None:
+    d = analyse(g)
+    c = choose(g, d)
+    check_legal(g, d, c.solved.schedule(g))
+    rows = {s.name: c.solved.exprs(s.name) for s in g.statements}
+    first = {n: r[:1] for n, r in rows.items()}
+    (coincident,), _ = band_properties(g, d, {}, first)
+    for size in (1, 2, 4):
+        env = {"M": size}
+        want = original(g, env)
+        assert run(g, env, lambda s, at, env=env: c.solved.time(s.name, at)) == want
+        if coincident:  # then the outermost loop may run in any order
+
+            def reverse(s: Statement, at: dict[str, int]) -> tuple[int, ...]:
+                t = c.solved.time(s.name, at)
+                return (-t[0], *t[1:])
+
+            assert run(g, env, reverse) == want
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(groups(), st.data())
+def test_accepted_schedules_compute_the_group(g: Group, data: st.DataObject) -> None:
+    """Random rows, right or wrong: whatever the checker accepts gives the same result."""
+    rows: dict[str, list[Index]] = {}
+    for s in g.statements:
+        shifts = data.draw(st.lists(st.integers(-1, 2), min_size=3, max_size=3))
+        loops = [Index.of(v) for v in s.iterators] + [Index.of(0)] * (2 - len(s.iters))
+        rows[s.name] = [x + c for x, c in zip([Index.of(0), *loops], shifts, strict=True)]
+    textual = {s.name: [*rows[s.name], Index.of(k)] for k, s in enumerate(g.statements)}
+    try:
+        check_legal(g, analyse(g), textual)
+    except LegalityError:
+        return
+    for size in (1, 2, 4):
+        env = {"M": size}
+        assert run(g, env, lambda s, at: [r.evaluate(at) for r in rows[s.name]]) == original(g, env)
