@@ -1,0 +1,46 @@
+"""Packing constants into panels (``Pack``), in numpy, at compile time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polydyn.lowering.group import Pack
+from polydyn.schedules.expr import Array
+from polydyn.schedules.index import Atom, Index
+
+
+def pack(p: Pack, source: Array) -> Array:
+    """The array of panels, shape (batch.., ceil(col/width), reduction.., width), zero beyond the last column."""
+    names = [*(n for n, _ in p.batch), p.col[0], *(n for n, _ in p.reduction)]
+    sizes = [*(e for _, e in p.batch), p.col[1], *(e for _, e in p.reduction)]
+    grids = {
+        n: np.arange(e, dtype=np.int64).reshape([-1 if k == a else 1 for k in range(len(names))])
+        for a, (n, e) in enumerate(zip(names, sizes, strict=True))
+    }
+    flat = source.reshape(-1)
+    address = np.broadcast_to(evaluate(p.address, grids), sizes)
+    dense = flat[address]
+    nb = len(p.batch)
+    panels = -(-p.col[1] // p.width)
+    padded = np.zeros([*sizes[:nb], panels * p.width, *sizes[nb + 1 :]], source.dtype)
+    padded[(slice(None),) * nb + (slice(0, p.col[1]),)] = dense
+    split = padded.reshape([*sizes[:nb], panels, p.width, *sizes[nb + 1 :]])
+    return np.ascontiguousarray(np.moveaxis(split, nb + 1, -1))
+
+
+def evaluate(i: Index, env: dict[str, Array]) -> Array:
+    """The values of an Index on grids of iterators."""
+    total: Array = np.zeros((), np.int64)
+    for m, c in i.terms.items():
+        term: Array = np.asarray(c, np.int64)
+        for a in m:
+            term = term * (env[a] if isinstance(a, str) else _atom(a, env))
+        total = total + term
+    return total
+
+
+def _atom(a: Atom, env: dict[str, Array]) -> Array:
+    args = [evaluate(x, env) for x in a.args]
+    if a.kind == "floordiv":
+        return np.asarray(args[0] // args[1])
+    return np.asarray(np.minimum.reduce(args) if a.kind == "min" else np.maximum.reduce(args))
