@@ -1,0 +1,238 @@
+"""From ONNX nodes with known shapes to a Graph of primitives.
+
+Tensors that hold shape arithmetic are never computed for their own sake: their elements are Dims. Only when a
+primitive reads one as data, or it is an output of the model, a Compute over ``FromIndex`` is written for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polydyn.errors import PolydynError, UnsupportedError
+from polydyn.graph.importer import ModelLike, load_model
+from polydyn.graph.ir import Compute, Concat, Dim, Graph, Guard, Node, Tensor, dim_name, reduction_name
+from polydyn.graph.operators import registry
+from polydyn.graph.operators.registry import OnnxNode
+from polydyn.graph.propagate import Typed, propagate
+from polydyn.graph.verify import verify_graph
+from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, load, map_index, op, transform
+from polydyn.schedules.index import Index
+
+
+def import_model(model: ModelLike, dims: Mapping[str, tuple[int, int | None]] | None = None) -> Graph:
+    """ONNX to a verified Graph of primitives with symbolic shapes.
+
+    ``dims``: ranges of dynamic dims by name, inclusive, ``None`` for no upper end; checked on every call.
+    Raises ModelError, UnsupportedError or ShapeError, each naming node and tensor.
+    """
+    graph = expand(propagate(load_model(model), dims))
+    verify_graph(graph)
+    return graph
+
+
+def expand(typed: Typed) -> Graph:
+    """Writes the primitives of all nodes and drops what nothing reads."""
+    builder = _Builder(typed)
+    for node in typed.nodes:
+        builder.node(node)
+    return builder.finish()
+
+
+class _Builder:
+    """The ExpandContext of all nodes in turn."""
+
+    def __init__(self, typed: Typed) -> None:
+        self.typed = typed
+        self.facts = typed.facts
+        self.nodes: list[Node] = []
+        self.tensors: dict[str, Tensor] = {x.name: typed.tensor(x.name) for x in typed.graph.inputs}
+        self.constants: dict[str, Array] = {}
+        self.aliases: dict[str, str] = {}
+        self.current: OnnxNode | None = None
+        self.count = 0
+
+    # -- ExpandContext -------------------------------------------------------------------------------------------
+
+    def tensor(self, name: str) -> Tensor:
+        """Type and canonical shape of any tensor."""
+        if name in self.tensors and name not in self.typed.inferred:
+            return self.tensors[name]
+        return self.typed.tensor(name)
+
+    def value(self, name: str) -> Array | None:
+        """Shape arithmetic held by the tensor."""
+        return self.typed.value(name) if name in self.typed.inferred else None
+
+    def constant(self, name: str) -> Array | None:
+        """The array of a constant."""
+        if name in self.typed.inferred:
+            return self.typed.constant(name)
+        return self.constants.get(name)
+
+    def compute(
+        self,
+        shape: tuple[Dim, ...],
+        body: Value,
+        *,
+        output: str | None = None,
+        reduction: tuple[Dim, ...] = (),
+        reduce: str | None = None,
+    ) -> str:
+        """Adds a Compute; its subscripts are simplified under all facts and the extents of its iterators."""
+        name = output or self._fresh()
+        shape = tuple(map(self.facts.canonical, shape))
+        reduction = tuple(map(self.facts.canonical, reduction))
+        ranges = {dim_name(i): e for i, e in enumerate(shape)}
+        ranges |= {reduction_name(i): e for i, e in enumerate(reduction)}
+        body = map_index(self._resolve(body), lambda i: self.facts.simplify(self.facts.canonical(i), ranges))
+        node = Compute(name, body, reduction, reduce, self.current.name if self.current else "")
+        for x in node.inputs:
+            self._ensure(x)
+        self.tensors[name] = Tensor(name, body.dtype, shape)
+        self.nodes.append(node)
+        return name
+
+    def concat(self, parts: tuple[str, ...], axis: int, *, output: str | None = None) -> str:
+        """Adds a Concat."""
+        name = output or self._fresh()
+        parts = tuple(self.aliases.get(p, p) for p in parts)
+        for p in parts:
+            self._ensure(p)
+        shape = list(self.tensors[parts[0]].shape)
+        shape[axis] = sum((self.tensors[p].shape[axis] for p in parts), Index.of(0))
+        self.tensors[name] = Tensor(name, self.tensors[parts[0]].dtype, tuple(map(self.facts.canonical, shape)))
+        self.nodes.append(Concat(name, parts, axis, self.current.name if self.current else ""))
+        return name
+
+    def alias(self, output: str, source: str) -> None:
+        """The output is the source under another name."""
+        self.aliases[output] = self.aliases.get(source, source)
+
+    def new_constant(self, array: Array, hint: str) -> str:
+        """Adds a constant."""
+        name = self._fresh(hint)
+        self._add_constant(name, array)
+        return name
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def node(self, node: OnnxNode) -> None:
+        """Expands one node, unless everything it computes is known shape arithmetic."""
+        if all(self.typed.value(o) is not None for o in node.outputs if o):
+            return
+        self.current = node
+        try:
+            registry.OPERATORS[node.op].expand(node, self)
+        except PolydynError as e:
+            if e.node is not None:
+                raise
+            raise type(e)(str(e), node=f"{node.name} ({node.op})") from e
+        for o in node.outputs:
+            if o and o not in self.tensors and o not in self.aliases and self.typed.value(o) is None and self._read(o):
+                raise UnsupportedError(f"{node.op} does not compute its output {o}", node=node.name, tensor=o)
+
+    def _read(self, name: str) -> bool:
+        return name in self.typed.graph.outputs or any(name in n.inputs for n in self.typed.nodes)
+
+    def _fresh(self, hint: str = "") -> str:
+        base = hint or (self.current.name if self.current else "t")
+        while True:
+            self.count += 1
+            name = f"{base}.{self.count}"
+            if name not in self.tensors and name not in self.typed.inferred:
+                return name
+
+    def _add_constant(self, name: str, array: Array) -> None:
+        self.constants[name] = array
+        self.tensors[name] = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
+
+    def _resolve(self, body: Value) -> Value:
+        """Loads and fetches read what an alias stands for."""
+
+        def f(v: Value) -> Value:
+            return Load(v.dtype, self.aliases.get(v.buffer, v.buffer), v.index) if isinstance(v, Load) else v
+
+        return map_index(transform(body, f), lambda i: i.rename_fetches(self.aliases))
+
+    def _ensure(self, name: str) -> None:
+        """The tensor exists: a constant, or shape arithmetic written out as data."""
+        if name in self.tensors:
+            return
+        known = self.constant(name)
+        if known is not None and name in self.typed.graph.outputs:  # outputs are computed, constants are not
+            self._copy(self.new_constant(known, name), name)
+            return
+        if known is not None:
+            self._add_constant(name, known)
+            return
+        value = self.value(name)
+        if value is None:
+            raise PolydynError(f"{name} is read but no primitive computes it", tensor=name)
+        t = self.typed.tensor(name)
+        before, self.current = self.current, None
+        self.compute(t.shape, spell(value, t.dtype), output=name)
+        self.current = before
+
+    def finish(self) -> Graph:
+        """Outputs under their own names, then everything that is read, in order."""
+        outputs = self.typed.graph.outputs
+        for o in dict.fromkeys(outputs):
+            self._output(o)
+        needed, kept = set(outputs), []
+        for n in reversed(self.nodes):
+            if n.output in needed:
+                kept.append(n)
+                needed.update(n.inputs)
+        inputs = tuple(x.name for x in self.typed.graph.inputs)
+        nodes = tuple(reversed(kept))
+        tensors = {t: self.tensors[t] for t in (*inputs, *self.tensors) if t in needed or t in inputs}
+        return Graph(
+            name=self.typed.graph.name, inputs=inputs, outputs=outputs,
+            tensors={n: Tensor(n, t.dtype, tuple(map(self.facts.canonical, t.shape))) for n, t in tensors.items()},
+            constants={n: a for n, a in self.constants.items() if n in needed}, nodes=nodes,
+            sources=self.typed.sources,
+            guards=tuple(Guard(g.left, g.relation, g.right, g.message) for g in self.facts.guards()),
+            notes=tuple(dict.fromkeys(self.facts.notes)),
+        )  # fmt: skip
+
+    def _output(self, name: str) -> None:
+        """An output that is another name for a tensor is a copy of it."""
+        self.current = None
+        if name in {x.name for x in self.typed.graph.inputs}:
+            raise UnsupportedError(
+                f"output {name} is an input of the model", tensor=name, remedy="put an Identity node between them"
+            )
+        if name in self.aliases:
+            self._copy(self.aliases.pop(name), name)
+        else:
+            self._ensure(name)
+
+    def _copy(self, source: str, output: str) -> None:
+        self._ensure(source)
+        t = self.tensors[source]
+        here = tuple(Index.of(dim_name(i)) for i in range(len(t.shape)))
+        self.compute(t.shape, load(source, here, t.dtype), output=output)
+
+
+def spell(value: Array, dtype: str) -> Value:
+    """The body of a Compute that writes shape arithmetic: one Dim, or a choice by position."""
+    if value.ndim == 0:
+        return _scalar(value.item(), dtype)
+    position: Index = Index.of(0)
+    for axis, size in enumerate(value.shape):
+        position = position * size + dim_name(axis)
+    flat = [_scalar(x, dtype) for x in value.flat]
+    body = flat[-1] if flat else const(0, dtype)
+    for i in range(len(flat) - 2, -1, -1):
+        if flat[i] != body:
+            body = op("where", op("eq", FromIndex("int64", position), const(i, "int64")), flat[i], body)
+    return body
+
+
+def _scalar(x: Index, dtype: str) -> Value:
+    c = x.constant
+    if c is not None:
+        return const(c, dtype)
+    if dtype == "bool":
+        return op("ne", FromIndex("int64", x), const(0, "int64"))
+    return FromIndex(dtype, x)

@@ -1,0 +1,230 @@
+"""Reading ONNX: a path, bytes or a ModelProto becomes plain, checked data (``ImportedModel``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx.numpy_helper
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from polydyn.errors import ModelError, UnsupportedError
+from polydyn.graph.dtypes import numpy_dtype, onnx_dtype
+from polydyn.graph.operators.registry import OnnxNode
+from polydyn.schedules.expr import Array
+
+ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """An input: every dim is a size, a name, or None where the model names nothing; ``dims`` None: rank unknown."""
+
+    name: str
+    dtype: str
+    dims: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True)
+class ImportedGraph:
+    """Nodes in topological order; ``constants`` holds initializers and the results of Constant nodes."""
+
+    name: str
+    inputs: tuple[ModelInput, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[OnnxNode, ...]
+    constants: Mapping[str, Array]
+
+
+def load_model(model: ModelLike) -> ImportedGraph:
+    """Reads and checks a model. Initializers become numpy views of the file's bytes where that is possible.
+
+    ModelError: not a readable model, or one that ONNX does not allow. UnsupportedError: valid, but not built yet.
+    """
+    proto, folder = _parse(model)
+    if proto.functions:
+        proto = onnx.inliner.inline_local_functions(proto)
+    if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
+        raise ModelError("the model has no graph", remedy="export it again; the file may be empty or cut off")
+    opsets = {o.domain or "ai.onnx": o.version for o in proto.opset_import}
+    reader = _Reader(opsets.get("ai.onnx", 1), folder)
+    graph = reader.graph(proto.graph, ())
+    if not graph.outputs:
+        raise ModelError("the graph has no outputs", remedy="mark at least one tensor as an output of the model")
+    return graph
+
+
+def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
+    if isinstance(model, onnx.ModelProto):
+        return model, None
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        data, folder, what = bytes(model), None, "these bytes"
+    elif isinstance(model, (str, os.PathLike)):
+        path = Path(model)
+        try:
+            data, folder, what = path.read_bytes(), path.resolve().parent, str(path)
+        except OSError as e:
+            raise ModelError(f"cannot read {path}: {e.strerror}", remedy="give the path of an .onnx file") from e
+    else:
+        raise ModelError(
+            f"a {type(model).__name__} is not a model", remedy="give a path, bytes or an onnx.ModelProto",
+        )  # fmt: skip
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except (DecodeError, RuntimeError, ValueError) as e:
+        raise ModelError(
+            f"{what}: not an ONNX protobuf, or a truncated one ({len(data)} bytes)",
+            remedy="export or download the model again; git-lfs pointers must be fetched first",
+        ) from e
+    return proto, folder
+
+
+class _Reader:
+    """Turns protobuf graphs (the model's and those inside If) into plain data."""
+
+    def __init__(self, opset: int, folder: Path | None) -> None:
+        self.opset = opset
+        self.folder = folder
+        self.names: set[str] = set()
+
+    def graph(self, proto: onnx.GraphProto, outer: Iterable[str]) -> ImportedGraph:
+        constants = {t.name: self.array(t) for t in proto.initializer}
+        if proto.sparse_initializer:
+            name = proto.sparse_initializer[0].values.name
+            raise UnsupportedError("sparse initializers are not supported", tensor=name)
+        inputs = tuple(_input(v) for v in proto.input if v.name not in constants)
+        nodes: list[OnnxNode] = []
+        defined = {"", *outer, *constants, *(i.name for i in inputs)}
+        for position, n in enumerate(proto.node):
+            _check_inputs(n, position, defined, proto)
+            node = self.node(n, position, defined)
+            for o in n.output:
+                if o and o in defined:
+                    raise ModelError(f"{o} is defined twice", node=node.name, tensor=o, rule="ONNX graphs are SSA")
+            defined.update(n.output)
+            if node.op == "Constant":
+                constants[node.outputs[0]] = _constant(node)
+            else:
+                nodes.append(node)
+        for v in proto.output:
+            if v.name not in defined:
+                raise ModelError(f"output {v.name} is computed by no node", tensor=v.name, remedy="export it again")
+        return ImportedGraph(proto.name, inputs, tuple(v.name for v in proto.output), tuple(nodes), constants)
+
+    def node(self, n: onnx.NodeProto, position: int, defined: set[str]) -> OnnxNode:
+        op = n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}::{n.op_type}"
+        name = n.name or f"{n.op_type}_{position}"
+        while name in self.names:
+            name += "'"
+        self.names.add(name)
+        attributes = {a.name: self.attribute(a, defined) for a in n.attribute}
+        return OnnxNode(name, op, tuple(n.input), tuple(n.output), attributes, self.opset)
+
+    def attribute(self, a: onnx.AttributeProto, defined: set[str]) -> Any:
+        if a.type == onnx.AttributeProto.TENSOR:
+            return self.array(a.t)
+        if a.type == onnx.AttributeProto.GRAPH:
+            return self.graph(a.g, defined)
+        value = onnx.helper.get_attribute_value(a)
+        if isinstance(value, bytes):
+            return value.decode()
+        return tuple(value) if not isinstance(value, (int, float, str)) and isinstance(value, Iterable) else value
+
+    def array(self, t: onnx.TensorProto) -> Array:
+        dtype = numpy_dtype(onnx_dtype(t.data_type, tensor=t.name))
+        shape = tuple(t.dims)
+        try:
+            if t.data_location == onnx.TensorProto.EXTERNAL:
+                return self.external(t, dtype, shape)
+            if t.HasField("raw_data"):
+                return np.frombuffer(t.raw_data, dtype.newbyteorder("<") if dtype.kind != "V" else dtype).reshape(shape)
+            return np.asarray(onnx.numpy_helper.to_array(t)).reshape(shape)
+        except (ValueError, OSError) as e:
+            raise ModelError(
+                f"the data of constant {t.name} do not fit its shape {list(shape)}: {e}", tensor=t.name,
+                remedy="the file is damaged or cut off; export it again",
+            ) from e  # fmt: skip
+
+    def external(self, t: onnx.TensorProto, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """A read-only map of the data file beside the model; paths may not leave the model's folder."""
+        info = {e.key: e.value for e in t.external_data}
+        if self.folder is None:
+            raise ModelError(
+                f"constant {t.name} lies in the file {info.get('location')}, but the model was not given as a path",
+                tensor=t.name, remedy="give the path of the model, or load it with its external data",
+            )  # fmt: skip
+        path = (self.folder / info.get("location", "")).resolve()
+        if not path.is_relative_to(self.folder) or not path.is_file():
+            raise ModelError(
+                f"the data file {info.get('location')} of constant {t.name} is not beside the model",
+                tensor=t.name, remedy="keep the data files in the folder of the model",
+            )  # fmt: skip
+        count = int(np.prod(shape, dtype=np.int64))
+        if count == 0:
+            return np.zeros(shape, dtype)
+        offset = int(info.get("offset", 0))
+        return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))).reshape(shape)
+
+
+def _input(v: onnx.ValueInfoProto) -> ModelInput:
+    if not v.type.HasField("tensor_type"):
+        kind = v.type.WhichOneof("value") or "nothing"
+        raise UnsupportedError(f"input {v.name} is a {kind}, not a tensor", tensor=v.name)
+    t = v.type.tensor_type
+    dtype = onnx_dtype(t.elem_type, tensor=v.name)
+    if not t.HasField("shape"):
+        return ModelInput(v.name, dtype, None)
+    dims: list[int | str | None] = []
+    for d in t.shape.dim:
+        kind = d.WhichOneof("value")
+        dims.append(d.dim_value if kind == "dim_value" and d.dim_value >= 0 else (d.dim_param or None))
+    return ModelInput(v.name, dtype, tuple(dims))
+
+
+def _check_inputs(n: onnx.NodeProto, position: int, defined: set[str], proto: onnx.GraphProto) -> None:
+    for x in n.input:
+        if x in defined:
+            continue
+        name = n.name or f"{n.op_type}_{position}"
+        later = next((m for m in proto.node[position:] if x in m.output), None)
+        if later is None:
+            raise ModelError(f"{x} is read but defined nowhere", node=name, tensor=x, remedy="export the model again")
+        cyclic = _reaches(proto, n, later)
+        raise ModelError(
+            f"{x} is read before it is computed" + (", in a cycle" if cyclic else ""), node=name, tensor=x,
+            rule="ONNX nodes are sorted topologically",
+            remedy="the model is cyclic: export it again" if cyclic else "sort the nodes and export again",
+        )  # fmt: skip
+
+
+def _reaches(proto: onnx.GraphProto, start: onnx.NodeProto, goal: onnx.NodeProto) -> bool:
+    """True when a result of ``start`` is needed for ``goal``."""
+    reached = set(start.output)
+    if goal is start:
+        return True
+    for _ in proto.node:
+        grown = reached | {o for m in proto.node if reached & set(m.input) for o in m.output}
+        if grown == reached:
+            break
+        reached = grown
+    return bool(reached & set(goal.input))
+
+
+def _constant(node: OnnxNode) -> Array:
+    dtypes = {"value_int": "int64", "value_ints": "int64", "value_float": "float32", "value_floats": "float32"}
+    for key, dtype in dtypes.items():
+        if key in node.attributes:
+            return np.array(node.attributes[key], numpy_dtype(dtype))
+    value = node.attribute("value")
+    if not isinstance(value, np.ndarray):
+        raise UnsupportedError(
+            f"Constant with {', '.join(node.attributes) or 'no attribute'} is not supported", node=node.name
+        )
+    return value

@@ -1,0 +1,110 @@
+"""Operators that make tensors from sizes, and prefix sums: Range, ConstantOfShape, NonZero of constants, CumSum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polydyn.errors import ShapeError, UnsupportedError
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.shape_ops import no_data
+from polydyn.graph.shape_values import LIMIT
+from polydyn.graph.subscripts import axis_of, boxed, here, ints, sizes
+from polydyn.schedules.expr import FLOATS, FromIndex, const, load, op
+from polydyn.schedules.index import ONE, ZERO, Index, maximum
+
+
+def infer_range(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Range: ``max(ceil((limit - start) / delta), 0)`` numbers; integers from sizes, or constant floats."""
+    dtype = ctx.tensor(node.inputs[0]).dtype
+    if dtype in FLOATS:
+        given = [ctx.constant(x) for x in node.inputs]
+        if any(g is None for g in given):
+            raise UnsupportedError("Range over floats needs constants", node=node.name)
+        first, last, by = (float(g.reshape(-1)[0]) for g in given if g is not None)
+        return (Inferred(dtype, (Index.of(max(int(np.ceil((last - first) / by)), 0)),)),)
+    start, limit, delta = _bounds(node, ctx)
+    step = delta.constant
+    if step is None or step == 0:
+        raise UnsupportedError(f"Range with the step {delta} is not supported", node=node.name, dim=str(delta))
+    n = maximum((limit - start).ceildiv(step) if step > 0 else (start - limit).ceildiv(-step), 0)
+    count = n.constant
+    value = boxed([start + step * i for i in range(count)]) if count is not None and count <= LIMIT else None
+    return (Inferred(dtype, (n,), value),)
+
+
+def _bounds(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Index, Index, Index]:
+    names = ("start", "limit", "delta")
+    start, limit, delta = ((sizes(node, ctx, i, name) or (ZERO,))[0] for i, name in enumerate(names))
+    return start, limit, delta
+
+
+@operator("Range", infer=infer_range)
+def expand_range(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``start + d0 * delta``."""
+    y = ctx.tensor(node.outputs[0])
+    if y.dtype in FLOATS:
+        start, delta = (float(g.reshape(-1)[0]) for x in (0, 2) if (g := ctx.constant(node.inputs[x])) is not None)
+        step = op("mul", FromIndex(y.dtype, Index.of("d0")), const(delta, y.dtype))
+        ctx.compute(y.shape, op("add", const(start, y.dtype), step), output=y.name)
+        return
+    first, _, by = _bounds(node, ctx)
+    ctx.compute(y.shape, FromIndex(y.dtype, first + by * "d0"), output=y.name)
+
+
+def infer_constant_of_shape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """ConstantOfShape: one value everywhere."""
+    shape = sizes(node, ctx, 0, "input") or ()
+    fill = node.attribute("value", np.zeros(1, np.float32))
+    known, size = [d.constant for d in shape], 1
+    for c in known:
+        size *= LIMIT + 1 if c is None else c
+    value = None
+    if fill.dtype.kind in "iub" and size <= LIMIT and None not in known:
+        value = boxed([Index.of(int(fill.reshape(-1)[0]))] * size, tuple(int(d) for d in shape))
+    return (Inferred(str(fill.dtype), shape, value),)
+
+
+@operator("ConstantOfShape", infer=infer_constant_of_shape)
+def expand_constant_of_shape(node: OnnxNode, ctx: ExpandContext) -> None:
+    """A Compute without loads."""
+    y = ctx.tensor(node.outputs[0])
+    fill = node.attribute("value", np.zeros(1, np.float32))
+    ctx.compute(y.shape, const(fill.reshape(-1)[0].item(), y.dtype), output=y.name)
+
+
+def infer_non_zero(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """NonZero of a constant; of data, the number of elements is not known."""
+    known = ctx.constant(node.inputs[0])
+    if known is None:
+        raise UnsupportedError(
+            "NonZero is supported only of constants: the size of its result depends on the data", node=node.name,
+            tensor=node.inputs[0],
+        )  # fmt: skip
+    found = np.array(np.nonzero(known), np.int64).reshape(known.ndim, -1)
+    value = boxed([Index.of(int(i)) for i in found.flat], found.shape)
+    return (Inferred("int64", tuple(map(Index.of, found.shape)), value),)
+
+
+operator("NonZero", infer=infer_non_zero)(no_data)
+
+
+def infer_cum_sum(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """CumSum: the same shape; the axis must be constant."""
+    x = ctx.tensor(node.inputs[0])
+    if x.dtype == "bool" or not x.shape:
+        raise ShapeError(f"CumSum of a {x.dtype} of rank {len(x.shape)}", tensor=x.name)
+    axis_of((ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
+    return (Inferred(x.dtype, x.shape),)
+
+
+@operator("CumSum", infer=infer_cum_sum)
+def expand_cum_sum(node: OnnxNode, ctx: ExpandContext) -> None:
+    """A sum over all positions up to here (from here on when ``reverse``), masked: quadratic, but parallel."""
+    x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    axis = axis_of((ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
+    d, r = here(len(x.shape)), Index.of("r0")
+    last = d[axis] if not node.attribute("exclusive", 0) else d[axis] + (ONE if node.attribute("reverse", 0) else -ONE)
+    relation = "ge" if node.attribute("reverse", 0) else "le"
+    term = load(x.name, tuple(r if a == axis else i for a, i in enumerate(d)), x.dtype)
+    body = op("where", op(relation, FromIndex("int64", r), FromIndex("int64", last)), term, const(0, x.dtype))
+    ctx.compute(y.shape, body, output=y.name, reduction=(x.shape[axis],), reduce="sum")

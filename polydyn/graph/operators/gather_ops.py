@@ -1,0 +1,123 @@
+"""Operators that read at subscripts found in other tensors: Gather, GatherElements, GatherND, OneHot."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polydyn.errors import ShapeError, UnsupportedError
+from polydyn.graph.ir import Dim
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.slice_ops import wrap
+from polydyn.graph.subscripts import axis_of, boxed, here, sizes
+from polydyn.schedules.expr import FromIndex, cast, const, load, op
+from polydyn.schedules.index import Index, fetch
+
+
+def element(ctx: ExpandContext, indices: str, at: tuple[Index, ...], n: Dim) -> Index:
+    """The subscript that ``indices`` holds at ``at``, into an axis of size n; negative ones count from the end."""
+    t = ctx.tensor(indices)
+    if "int" not in t.dtype:
+        raise ShapeError(f"indices of dtype {t.dtype}", tensor=indices, rule="indices are integers")
+    value = ctx.value(indices)
+    if value is not None and value.ndim == 0:
+        return wrap(value.item(), n)
+    known = ctx.constant(indices)
+    found = fetch(indices, at)
+    return found if known is not None and (known >= 0).all() else found % n
+
+
+def infer_gather(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Gather: the axis is replaced by the shape of the indices; of a vector of sizes, also the values."""
+    x, i = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
+    axis = axis_of(node.attribute("axis", 0), len(x.shape))
+    shape = x.shape[:axis] + i.shape + x.shape[axis + 1 :]
+    value, at = ctx.value(x.name), ctx.constant(i.name)
+    if value is None or at is None:
+        return (Inferred(x.dtype, shape),)
+    n = value.shape[axis]
+    if ((at < -n) | (at >= n)).any():
+        raise ShapeError(f"an index of {i.name} lies outside [-{n}, {n})", tensor=i.name, rule="Gather")
+    taken = np.take(value, at, axis=axis)
+    return (Inferred(x.dtype, shape, taken if isinstance(taken, np.ndarray) else boxed(taken)),)
+
+
+@operator("Gather", infer=infer_gather)
+def expand_gather(node: OnnxNode, ctx: ExpandContext) -> None:
+    """A load with a fetched subscript."""
+    x, i, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
+    axis = axis_of(node.attribute("axis", 0), len(x.shape))
+    d = here(len(y.shape))
+    middle = element(ctx, i.name, d[axis : axis + len(i.shape)], x.shape[axis])
+    at = (*d[:axis], middle, *d[axis + len(i.shape) :])
+    ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
+
+
+def infer_gather_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """GatherElements: the shape of the indices."""
+    x, i = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
+    if len(x.shape) != len(i.shape):
+        raise ShapeError(f"{x.name} and {i.name} have different ranks", tensor=i.name, rule="GatherElements")
+    axis_of(node.attribute("axis", 0), len(x.shape))
+    return (Inferred(x.dtype, i.shape),)
+
+
+@operator("GatherElements", infer=infer_gather_elements)
+def expand_gather_elements(node: OnnxNode, ctx: ExpandContext) -> None:
+    """A load whose subscript along the axis is fetched at the output's position."""
+    x, i, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
+    axis = axis_of(node.attribute("axis", 0), len(x.shape))
+    d = here(len(y.shape))
+    at = tuple(element(ctx, i.name, d, x.shape[a]) if a == axis else k for a, k in enumerate(d))
+    ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
+
+
+def _depth(node: OnnxNode, indices: tuple[Dim, ...]) -> tuple[int, int]:
+    """(batch_dims, length of an index tuple) of a GatherND."""
+    k = indices[-1].constant if indices else None
+    if k is None:
+        raise UnsupportedError("the last axis of GatherND's indices must be a constant", node=node.name)
+    return int(node.attribute("batch_dims", 0)), k
+
+
+def infer_gather_nd(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """GatherND: every vector along the last axis of the indices picks a slice."""
+    x, i = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
+    b, k = _depth(node, i.shape)
+    if b + k > len(x.shape):
+        raise ShapeError(f"index tuples of length {k} for rank {len(x.shape)}", tensor=i.name, rule="GatherND")
+    for a in range(b):
+        ctx.unify(x.shape[a], i.shape[a], f"batch axis {a} of {x.name} and {i.name}")
+    return (Inferred(x.dtype, i.shape[:-1] + x.shape[b + k :]),)
+
+
+@operator("GatherND", infer=infer_gather_nd)
+def expand_gather_nd(node: OnnxNode, ctx: ExpandContext) -> None:
+    """A load with several fetched subscripts."""
+    x, i, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
+    b, k = _depth(node, i.shape)
+    d = here(len(y.shape))
+    q = len(i.shape) - 1
+    picked = tuple(element(ctx, i.name, (*d[:q], Index.of(j)), x.shape[b + j]) for j in range(k))
+    ctx.compute(y.shape, load(x.name, (*d[:b], *picked, *d[q:]), x.dtype), output=y.name)
+
+
+def infer_one_hot(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """OneHot: a new axis of size depth, which must be shape arithmetic."""
+    i, values = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[2])
+    (depth,) = sizes(node, ctx, 1, "depth") or ()
+    axis = axis_of(node.attribute("axis", -1), len(i.shape) + 1)
+    return (Inferred(values.dtype, (*i.shape[:axis], depth, *i.shape[axis:])),)
+
+
+@operator("OneHot", infer=infer_one_hot)
+def expand_one_hot(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The on value where the new axis equals the index (counted from the end when negative)."""
+    i, values, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[2]), ctx.tensor(node.outputs[0])
+    axis = axis_of(node.attribute("axis", -1), len(y.shape))
+    d = here(len(y.shape))
+    at = cast(load(i.name, (*d[:axis], *d[axis + 1 :]), i.dtype), "int64")
+    size = FromIndex("int64", y.shape[axis])
+    at = op("where", op("lt", at, const(0, "int64")), op("add", at, size), at)
+    hit = op("eq", at, FromIndex("int64", d[axis]))
+    body = op("where", hit, load(values.name, (1,), values.dtype), load(values.name, (0,), values.dtype))
+    ctx.compute(y.shape, body, output=y.name)

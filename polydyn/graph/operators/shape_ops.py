@@ -1,0 +1,257 @@
+"""Operators that ask for sizes or give tensors another shape: Shape, Reshape, Transpose, Expand, Tile, Cast ..."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polydyn.errors import ShapeError, UnsupportedError
+from polydyn.graph.dtypes import onnx_dtype
+from polydyn.graph.ir import Dim
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.subscripts import axis_of, boxed, here, ints, reshape_subscripts, sizes
+from polydyn.schedules.expr import Array, cast, const, load
+from polydyn.schedules.index import ONE, Index, floordiv, product
+
+
+def reshaped(value: Array | None, shape: tuple[Dim, ...]) -> Array | None:
+    """Shape arithmetic under another shape, where that is constant."""
+    if value is None or any(d.constant is None for d in shape):
+        return None
+    out: Array = value.reshape([int(d) for d in shape])
+    return out
+
+
+def expand_view(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Row-major renaming of elements: Reshape, Flatten, Squeeze, Unsqueeze."""
+    source, target = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    if source.shape == target.shape:
+        ctx.alias(target.name, source.name)
+        return
+    at = reshape_subscripts(source.shape, target.shape, here(len(target.shape)))
+    ctx.compute(target.shape, load(source.name, at, source.dtype), output=target.name)
+
+
+def expand_alias(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The output is the input."""
+    ctx.alias(node.outputs[0], node.inputs[0])
+
+
+def no_data(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Never called: the results are always shape arithmetic."""
+    raise UnsupportedError(f"{node.op} is not shape arithmetic here", node=node.name)
+
+
+def infer_shape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Shape: the sizes of axes start to end."""
+    dims = ctx.tensor(node.inputs[0]).shape
+    dims = dims[node.attribute("start", 0) : node.attribute("end", None)]
+    return (Inferred("int64", (Index.of(len(dims)),), boxed(dims)),)
+
+
+operator("Shape", infer=infer_shape)(no_data)
+
+
+def infer_size(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Size: the number of elements."""
+    return (Inferred("int64", (), boxed(product(ctx.tensor(node.inputs[0]).shape))),)
+
+
+operator("Size", infer=infer_size)(no_data)
+
+
+def infer_reshape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Reshape: 0 copies a dim (unless allowzero), one -1 takes what is left; the products must agree."""
+    x = ctx.tensor(node.inputs[0])
+    wanted = sizes(node, ctx, 1, "shape")
+    if wanted is None:
+        raise ShapeError("Reshape without a shape", tensor=node.inputs[0])
+    shape: list[Dim] = []
+    for axis, d in enumerate(wanted):
+        if d == 0 and not node.attribute("allowzero", 0):
+            if axis >= len(x.shape):
+                raise ShapeError(f"0 at position {axis} copies a dim that does not exist", tensor=x.name)
+            d = x.shape[axis]
+        shape.append(d)
+    free = [axis for axis, d in enumerate(shape) if d == -1]
+    total = product(x.shape)
+    if len(free) > 1:
+        raise ShapeError(f"{len(free)} sizes are -1", tensor=x.name, rule="at most one size of Reshape is -1")
+    known = product(d for d in shape if d != -1)
+    why = f"{x.name} {list(x.shape)} is reshaped to {list(wanted)}"
+    if free:
+        shape[free[0]] = floordiv(total, known)
+        ctx.unify(total, shape[free[0]] * known, why)
+    else:
+        ctx.unify(total, known, why)
+    return (Inferred(x.dtype, tuple(shape), reshaped(ctx.value(x.name), tuple(shape))),)
+
+
+operator("Reshape", infer=infer_reshape)(expand_view)
+
+
+def infer_flatten(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Flatten: the dims before the axis and those from it on."""
+    x = ctx.tensor(node.inputs[0])
+    axis = node.attribute("axis", 1)
+    axis = axis if axis == len(x.shape) else axis_of(axis, len(x.shape))
+    shape = (product(x.shape[:axis]), product(x.shape[axis:]))
+    return (Inferred(x.dtype, shape, reshaped(ctx.value(x.name), shape)),)
+
+
+operator("Flatten", infer=infer_flatten)(expand_view)
+
+
+def infer_squeeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Squeeze: the given axes must be 1; without axes, those that are known to be."""
+    x = ctx.tensor(node.inputs[0])
+    given = ints(node, ctx, 1, "axes")
+    if given is None:
+        for a, d in enumerate(x.shape):
+            if d != 1 and ctx.equal(d, ONE) is None:
+                raise ShapeError(
+                    f"whether axis {a} of {x.name} is 1 is not known, so the rank of the result is not known",
+                    tensor=x.name, dim=str(d), remedy="give the axes of Squeeze, or a range of the dim that excludes 1",
+                )  # fmt: skip
+        gone = {a for a, d in enumerate(x.shape) if ctx.equal(d, ONE)}
+    else:
+        gone = {axis_of(a, len(x.shape)) for a in given}
+        for a in gone:
+            ctx.unify(x.shape[a], ONE, f"axis {a} of {x.name} is squeezed")
+    shape = tuple(d for a, d in enumerate(x.shape) if a not in gone)
+    return (Inferred(x.dtype, shape, reshaped(ctx.value(x.name), shape)),)
+
+
+operator("Squeeze", infer=infer_squeeze)(expand_view)
+
+
+def infer_unsqueeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Unsqueeze: new axes of size 1."""
+    x = ctx.tensor(node.inputs[0])
+    axes = ints(node, ctx, 1, "axes") or ()
+    rank = len(x.shape) + len(axes)
+    new = {axis_of(a, rank) for a in axes}
+    if len(new) != len(axes):
+        raise ShapeError(f"axes {list(axes)} name an axis twice", tensor=x.name)
+    left = iter(x.shape)
+    shape = tuple(ONE if a in new else next(left) for a in range(rank))
+    return (Inferred(x.dtype, shape, reshaped(ctx.value(x.name), shape)),)
+
+
+operator("Unsqueeze", infer=infer_unsqueeze)(expand_view)
+
+
+def infer_transpose(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Transpose: axis i of the output is axis perm[i] of the input."""
+    x = ctx.tensor(node.inputs[0])
+    perm = tuple(node.attribute("perm", range(len(x.shape) - 1, -1, -1)))
+    if sorted(perm) != list(range(len(x.shape))):
+        raise ShapeError(f"perm {list(perm)} does not permute the axes of {x.name}", tensor=x.name)
+    value = ctx.value(x.name)
+    return (Inferred(x.dtype, tuple(x.shape[p] for p in perm), None if value is None else value.transpose(perm)),)
+
+
+@operator("Transpose", infer=infer_transpose)
+def expand_transpose(node: OnnxNode, ctx: ExpandContext) -> None:
+    """A view with permuted subscripts."""
+    x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    perm = tuple(node.attribute("perm", range(len(x.shape) - 1, -1, -1)))
+    d = here(len(perm))
+    at = tuple(d[perm.index(a)] for a in range(len(perm)))
+    ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
+
+
+def infer_identity(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Identity: the same tensor."""
+    x = ctx.tensor(node.inputs[0])
+    return (Inferred(x.dtype, x.shape, ctx.value(x.name)),)
+
+
+operator("Identity", infer=infer_identity)(expand_alias)
+
+
+def infer_dropout(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Dropout in inference: the input, and a mask that keeps everything."""
+    x = ctx.tensor(node.inputs[0])
+    if len(node.inputs) > 2 and node.inputs[2]:
+        training = ctx.constant(node.inputs[2])
+        if training is None or training.any():
+            raise UnsupportedError("Dropout in training mode is not supported", node=node.name)
+    return (Inferred(x.dtype, x.shape, ctx.value(x.name)), Inferred("bool", x.shape))
+
+
+@operator("Dropout", infer=infer_dropout)
+def expand_dropout(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The input under another name."""
+    ctx.alias(node.outputs[0], node.inputs[0])
+    if len(node.outputs) > 1 and node.outputs[1]:
+        ctx.compute(ctx.tensor(node.outputs[1]).shape, const(True, "bool"), output=node.outputs[1])
+
+
+def infer_cast(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Cast, CastLike: another dtype (values of sizes: see shape_values)."""
+    dtype = ctx.tensor(node.inputs[1]).dtype if node.op == "CastLike" else onnx_dtype(node.attribute("to"))
+    return (Inferred(dtype, ctx.tensor(node.inputs[0]).shape),)
+
+
+@operator("Cast", "CastLike", infer=infer_cast)
+def expand_cast(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Elementwise conversion."""
+    x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    if x.dtype == y.dtype:
+        ctx.alias(y.name, x.name)
+        return
+    ctx.compute(y.shape, cast(load(x.name, here(len(x.shape)), x.dtype), y.dtype), output=y.name)
+
+
+def infer_expand(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Expand: numpy broadcast of the tensor with the given shape."""
+    x = ctx.tensor(node.inputs[0])
+    wanted = sizes(node, ctx, 1, "shape") or ()
+    rank = max(len(wanted), len(x.shape))
+    a = (ONE,) * (rank - len(x.shape)) + x.shape
+    b = (ONE,) * (rank - len(wanted)) + wanted
+    shape = tuple(
+        ctx.broadcast(p, q, f"axis {i} of {x.name} {list(x.shape)} is expanded to {list(wanted)}")
+        for i, (p, q) in enumerate(zip(a, b, strict=True))
+    )
+    value = ctx.value(x.name)
+    known = [d.constant for d in shape]
+    if value is not None and all(c is not None and c <= 64 for c in known):
+        value = np.broadcast_to(value, [int(d) for d in shape])
+    else:
+        value = None
+    return (Inferred(x.dtype, shape, value),)
+
+
+@operator("Expand", infer=infer_expand)
+def expand_expand(node: OnnxNode, ctx: ExpandContext) -> None:
+    """A view whose subscripts ignore the expanded axes."""
+    x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    if x.shape == y.shape:
+        ctx.alias(y.name, x.name)
+        return
+    d = here(len(y.shape))[len(y.shape) - len(x.shape) :]
+    at = tuple(Index.of(0) if e == 1 else i for e, i in zip(x.shape, d, strict=True))
+    ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
+
+
+def infer_tile(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Tile: every axis repeated."""
+    x = ctx.tensor(node.inputs[0])
+    repeats = sizes(node, ctx, 1, "repeats") or ()
+    if len(repeats) != len(x.shape):
+        raise ShapeError(f"{len(repeats)} repeats for rank {len(x.shape)}", tensor=x.name)
+    shape = tuple(d * r for d, r in zip(x.shape, repeats, strict=True))
+    value = ctx.value(x.name)
+    if value is not None and all(r.constant is not None and r.constant <= 64 for r in repeats):
+        return (Inferred(x.dtype, shape, np.tile(value, [int(r) for r in repeats])),)
+    return (Inferred(x.dtype, shape),)
+
+
+@operator("Tile", infer=infer_tile)
+def expand_tile(node: OnnxNode, ctx: ExpandContext) -> None:
+    """A view with subscripts modulo the source's sizes."""
+    x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    d = here(len(y.shape))
+    at = tuple(i if e == f else i % e for i, e, f in zip(d, x.shape, y.shape, strict=True))
+    ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)

@@ -1,0 +1,247 @@
+"""Operators that take parts of tensors and put parts together: Slice, Split, Concat, Pad, Trilu."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from polydyn.errors import ShapeError, UnsupportedError
+from polydyn.graph.ir import Dim
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.subscripts import axis_of, here, ints, sizes
+from polydyn.schedules.expr import FromIndex, Value, const, load, op
+from polydyn.schedules.index import ZERO, Index, maximum, minimum
+
+END = 2**31 - 1
+"""Ends at or beyond this mean "to the end", as exporters write it (INT32_MAX, INT64_MAX)."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One axis of a Slice: elements ``start + step * i`` for ``0 <= i < size``."""
+
+    start: Dim
+    step: int
+    size: Dim
+
+
+def wrap(i: Dim, n: Dim) -> Dim:
+    """``i`` if it is >= 0, else ``i + n``, for any integer i: exact, and resolved where the sign is known."""
+    negative = -maximum(-1, minimum(i, 0))  # 1 when i < 0, else 0
+    return i + n * negative
+
+
+def cut(n: Dim, start: Dim, end: Dim, step: int) -> Cut:
+    """numpy's slice of an axis of size n, clamped as numpy does."""
+    if step == 0:
+        raise ShapeError("a step of 0", rule="steps of Slice are not 0")
+    s, e = start.constant, end.constant
+    if step > 0:
+        first = n if s is not None and s >= END else ZERO if s is not None and s <= -END else wrap(start, n)
+        last = n if e is not None and e >= END else ZERO if e is not None and e <= -END else wrap(end, n)
+        first, last = minimum(maximum(first, 0), n), minimum(maximum(last, 0), n)
+        return Cut(first, step, maximum((last - first).ceildiv(step), 0))
+    first = n - 1 if s is not None and s >= END else Index.of(-1) if s is not None and s <= -END else wrap(start, n)
+    last = n - 1 if e is not None and e >= END else Index.of(-1) if e is not None and e <= -END else wrap(end, n)
+    first, last = minimum(maximum(first, -1), n - 1), minimum(maximum(last, -1), n - 1)
+    return Cut(first, step, maximum((first - last).ceildiv(-step), 0))
+
+
+def cuts(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, Cut]:
+    """The axes that a Slice touches."""
+    x = ctx.tensor(node.inputs[0])
+    starts, ends = sizes(node, ctx, 1, "starts") or (), sizes(node, ctx, 2, "ends") or ()
+    axes = ints(node, ctx, 3, "axes")
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = ints(node, ctx, 4, "steps") or (1,) * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise ShapeError("starts, ends, axes and steps of Slice have different lengths", tensor=x.name)
+    out: dict[int, Cut] = {}
+    for s, e, a, k in zip(starts, ends, axes, steps, strict=True):
+        a = axis_of(a, len(x.shape))
+        out[a] = cut(x.shape[a], s, e, k)
+    return out
+
+
+def infer_slice(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Slice: sizes by numpy's rules; of a vector of sizes, also the values."""
+    x = ctx.tensor(node.inputs[0])
+    found = cuts(node, ctx)
+    shape = tuple(found[a].size if a in found else d for a, d in enumerate(x.shape))
+    value = ctx.value(x.name)
+    if value is not None:
+        for a, c in found.items():
+            start, size = c.start.constant, c.size.constant
+            if start is None or size is None:
+                return (Inferred(x.dtype, shape),)
+            value = np.take(value, [start + c.step * i for i in range(size)], axis=a)
+    return (Inferred(x.dtype, shape, value),)
+
+
+@operator("Slice", infer=infer_slice)
+def expand_slice(node: OnnxNode, ctx: ExpandContext) -> None:
+    """A view with shifted, scaled subscripts."""
+    x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    found = cuts(node, ctx)
+    d = here(len(x.shape))
+    at = tuple(found[a].start + i * found[a].step if a in found else i for a, i in enumerate(d))
+    ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
+
+
+def parts_of(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[int, tuple[Dim, ...]]:
+    """The axis of a Split and the sizes of its parts."""
+    x = ctx.tensor(node.inputs[0])
+    axis = axis_of(node.attribute("axis", 0), len(x.shape))
+    n, count = x.shape[axis], len(node.outputs)
+    given = sizes(node, ctx, 1, "split")
+    if given is not None:
+        if len(given) != count:
+            raise ShapeError(f"{len(given)} sizes for {count} outputs", tensor=x.name)
+        return axis, given
+    if node.attribute("num_outputs") is None:
+        return axis, (n // count,) * count
+    each = n.ceildiv(count)
+    return axis, tuple(maximum(minimum(n - each * i, each), 0) for i in range(count))
+
+
+def infer_split(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Split: equal parts, given sizes, or num_outputs with a smaller last part."""
+    x = ctx.tensor(node.inputs[0])
+    axis, parts = parts_of(node, ctx)
+    if node.attribute("num_outputs") is None:
+        ctx.unify(x.shape[axis], sum(parts, ZERO), f"axis {axis} of {x.name} is split into {len(parts)} parts")
+    value, out, start = ctx.value(x.name), [], 0
+    for p in parts:
+        part = None
+        if value is not None and p.constant is not None:
+            part = np.take(value, range(start, start + p.constant), axis=axis)
+            start += p.constant
+        out.append(Inferred(x.dtype, tuple(p if a == axis else d for a, d in enumerate(x.shape)), part))
+    return tuple(out)
+
+
+@operator("Split", infer=infer_split)
+def expand_split(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Views with shifted subscripts."""
+    x = ctx.tensor(node.inputs[0])
+    axis, parts = parts_of(node, ctx)
+    start = ZERO
+    for name, size in zip(node.outputs, parts, strict=True):
+        if name:
+            at = tuple(i + start if a == axis else i for a, i in enumerate(here(len(x.shape))))
+            ctx.compute(ctx.tensor(name).shape, load(x.name, at, x.dtype), output=name)
+        start = start + size
+
+
+def infer_concat(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Concat: sizes along the axis add up, all others agree."""
+    xs = [ctx.tensor(t) for t in node.inputs]
+    if any(len(x.shape) != len(xs[0].shape) or x.dtype != xs[0].dtype for x in xs):
+        raise ShapeError(f"parts of different rank or dtype: {', '.join(f'{x.name} {list(x.shape)}' for x in xs)}")
+    axis = axis_of(node.attribute("axis", 0), len(xs[0].shape))
+    shape = list(xs[0].shape)
+    for x in xs[1:]:
+        for a, d in enumerate(x.shape):
+            if a == axis:
+                shape[a] = shape[a] + d
+            else:
+                shape[a] = ctx.unify(shape[a], d, f"axis {a} of {xs[0].name} and {x.name} in a Concat")
+    values = [ctx.value(t) for t in node.inputs]
+    known = [v for v in values if v is not None]
+    value = np.concatenate(known, axis) if len(known) == len(values) else None
+    return (Inferred(xs[0].dtype, tuple(shape), value),)
+
+
+@operator("Concat", infer=infer_concat)
+def expand_concat(node: OnnxNode, ctx: ExpandContext) -> None:
+    """A Concat, or the only part."""
+    if len(node.inputs) == 1:
+        ctx.alias(node.outputs[0], node.inputs[0])
+        return
+    axis = axis_of(node.attribute("axis", 0), len(ctx.tensor(node.inputs[0]).shape))
+    ctx.concat(node.inputs, axis, output=node.outputs[0])
+
+
+def pads_of(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, tuple[Dim, Dim]]:
+    """Axis -> (elements before, elements after); negative ones crop."""
+    rank = len(ctx.tensor(node.inputs[0]).shape)
+    pads = sizes(node, ctx, 1, "pads") or ()
+    axes = ints(node, ctx, 3, "axes")
+    axes = tuple(range(rank)) if axes is None else axes
+    if len(pads) != 2 * len(axes):
+        raise ShapeError(f"{len(pads)} pads for {len(axes)} axes", tensor=node.inputs[0])
+    return {axis_of(a, rank): (pads[i], pads[i + len(axes)]) for i, a in enumerate(axes)}
+
+
+def infer_pad(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Pad: constant, edge, reflect or wrap mode; pads may be shape arithmetic."""
+    x = ctx.tensor(node.inputs[0])
+    mode = node.attribute("mode", "constant")
+    if mode not in ("constant", "edge", "reflect", "wrap"):
+        raise UnsupportedError(f"Pad in mode {mode} is not supported", node=node.name)
+    pads = pads_of(node, ctx)
+    shape = tuple(d + pads[a][0] + pads[a][1] if a in pads else d for a, d in enumerate(x.shape))
+    return (Inferred(x.dtype, shape),)
+
+
+@operator("Pad", infer=infer_pad)
+def expand_pad(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Guarded access with a fill (constant), or clamped, mirrored, wrapped subscripts."""
+    x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    mode = node.attribute("mode", "constant")
+    at, inside = list(here(len(x.shape))), []
+    for a, (before, after) in pads_of(node, ctx).items():
+        if before == 0 and after == 0:
+            continue
+        i, n = at[a] - before, x.shape[a]
+        if mode == "constant":
+            at[a] = i
+            if before != 0:
+                inside.append(op("ge", FromIndex("int64", i), const(0, "int64")))
+            if after != 0:
+                inside.append(op("lt", FromIndex("int64", i), FromIndex("int64", n)))
+        elif mode == "edge":
+            at[a] = minimum(maximum(i, 0), n - 1)
+        elif mode == "reflect":
+            mirrored = maximum(i, -i)
+            at[a] = minimum(mirrored, 2 * (n - 1) - mirrored)
+        else:
+            at[a] = i % n
+    body: Value = load(x.name, tuple(at), x.dtype)
+    for test in reversed(inside):
+        body = op("where", test, body, _fill(node, ctx, x.dtype))
+    ctx.compute(y.shape, body, output=y.name)
+
+
+def _fill(node: OnnxNode, ctx: ExpandContext, dtype: str) -> Value:
+    if len(node.inputs) <= 2 or not node.inputs[2]:
+        return const(node.attribute("value", 0), dtype)
+    known = ctx.constant(node.inputs[2])
+    if known is not None:
+        return const(known.reshape(-1)[0].item(), dtype)
+    rank = len(ctx.tensor(node.inputs[2]).shape)
+    return load(node.inputs[2], (0,) * rank, dtype)
+
+
+def infer_trilu(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Trilu: the same shape; k must be shape arithmetic."""
+    x = ctx.tensor(node.inputs[0])
+    if len(x.shape) < 2:
+        raise ShapeError(f"{x.name} has rank {len(x.shape)}", tensor=x.name, rule="Trilu needs matrices")
+    sizes(node, ctx, 1, "k")
+    return (Inferred(x.dtype, x.shape),)
+
+
+@operator("Trilu", infer=infer_trilu)
+def expand_trilu(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The elements on one side of diagonal k, zero elsewhere."""
+    x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    (k,) = sizes(node, ctx, 1, "k") or (ZERO,)
+    d = here(len(x.shape))
+    relation = "ge" if node.attribute("upper", 1) else "le"
+    keep = op(relation, FromIndex("int64", d[-1]), FromIndex("int64", d[-2] + k))
+    body = op("where", keep, load(x.name, d, x.dtype), const(0, x.dtype))
+    ctx.compute(y.shape, body, output=y.name)
+
+

@@ -1,0 +1,332 @@
+"""Symbolic shape propagation: the worklist of TSCompiler 4.1 (Algorithm 1), with facts that hold everywhere.
+
+Three things differ from the algorithm as printed, where ``is_processed`` makes every result final:
+dims are read through the ShapeContext, so an equality learned late (by a sibling's consumer, say) also holds for what
+was computed before; a node whose inputs look different under new facts is processed again; and a node that would
+have to guess (broadcasting two unrelated symbols) is parked until nothing else is left to do. The printed
+``InferSibSymShape`` is the ``unify`` of a consumer's rule: it tells the sibling's dims what the consumer needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from polydyn.errors import PolydynError, ShapeError, UnsupportedError
+from polydyn.graph.importer import ImportedGraph, ModelInput
+from polydyn.graph.ir import SymbolSource, Tensor
+from polydyn.graph.operators import registry
+from polydyn.graph.operators.registry import Inferred, OnnxNode
+from polydyn.graph.shape_values import as_constant, dims_only, elements, infer_value
+from polydyn.schedules.expr import Array
+from polydyn.schedules.index import Index
+from polydyn.shapes.context import ShapeContext, Undecided
+
+
+@dataclass
+class Typed:
+    """The result of propagation: every tensor's type, shape and, where it holds sizes, value."""
+
+    graph: ImportedGraph
+    nodes: tuple[OnnxNode, ...]
+    facts: ShapeContext
+    inferred: Mapping[str, Inferred]
+    constants: Mapping[str, Array]
+    sources: tuple[SymbolSource, ...]
+    producers: Mapping[str, str] = field(default_factory=dict)
+
+    def tensor(self, name: str) -> Tensor:
+        """Type and canonical shape of a tensor."""
+        known = self.inferred[name]
+        return Tensor(name, known.dtype, tuple(map(self.facts.canonical, known.shape)))
+
+    def elements(self, name: str) -> Array | None:
+        """What is known of the elements: Dims and Ratios."""
+        if name in self.constants:
+            return elements(self.constants[name])
+        value = self.inferred[name].value
+        if value is None:
+            return None
+        out: Array = value.copy()
+        for i, x in enumerate(value.flat):
+            out.flat[i] = self.facts.canonical(x) if isinstance(x, Index) else x
+        return out
+
+    def value(self, name: str) -> Array | None:
+        """The elements when all are Dims."""
+        return dims_only(self.elements(name))
+
+    def constant(self, name: str) -> Array | None:
+        """The numpy array of a constant, also of shape arithmetic that turned out to be constant."""
+        if name in self.constants:
+            return self.constants[name]
+        return as_constant(self.elements(name), self.inferred[name].dtype)
+
+
+def load_operators() -> Mapping[str, registry.Operator]:
+    """Imports every module of ``polydyn.graph.operators``, so that all operators are registered."""
+    package = importlib.import_module("polydyn.graph.operators")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return registry.OPERATORS
+
+
+def propagate(graph: ImportedGraph, dims: Mapping[str, tuple[int, int | None]] | None = None) -> Typed:
+    """Infers the shape of every tensor. UnsupportedError lists all operators that are not built, by name."""
+    check_supported(graph.nodes)
+    facts = ShapeContext(dims)
+    inferred: dict[str, Inferred] = {}
+    sources = _init_inputs(graph.inputs, facts, inferred)
+    facts.check_dims()
+    worker = _Worklist(graph, facts, inferred)
+    worker.run()
+    return Typed(graph, tuple(worker.nodes), facts, inferred, worker.constants, sources)
+
+
+def check_supported(nodes: tuple[OnnxNode, ...]) -> None:
+    """Refuses a model with unknown operators, naming every one and the first node that uses it."""
+    known = load_operators()
+    missing: dict[str, str] = {}
+    for n in nodes:
+        if n.op not in known and n.op != "If":
+            missing.setdefault(n.op, n.name)
+    if missing:
+        names = ", ".join(f"{op} (node {node})" for op, node in sorted(missing.items()))
+        raise UnsupportedError(
+            f"{len(missing)} operator(s) of this model are not supported: {names}",
+            node=next(iter(missing.values())), remedy="add the operators under polydyn/graph/operators",
+        )  # fmt: skip
+
+
+def _init_inputs(
+    inputs: tuple[ModelInput, ...], facts: ShapeContext, inferred: dict[str, Inferred]
+) -> tuple[SymbolSource, ...]:
+    """Symbols for the inputs' dynamic dims. A name used twice is one symbol; the second use is guarded."""
+    sources: dict[str, SymbolSource] = {}
+    taken = {d for x in inputs for d in x.dims or () if isinstance(d, str)}
+    for x in inputs:
+        if x.dims is None:
+            raise UnsupportedError(f"the rank of input {x.name} is unknown", tensor=x.name, remedy="export with shapes")
+        shape: list[Index] = []
+        for axis, d in enumerate(x.dims):
+            if isinstance(d, int):
+                shape.append(Index.of(d))
+                continue
+            name = f"{d}_" if d and ITERATOR.fullmatch(d) else d
+            own = name if name and name not in sources else f"{x.name}_{axis}"
+            while own in sources or (own in taken and own != name):
+                own += "_"
+            sources[own] = SymbolSource(own, x.name, axis)
+            size = facts.declare(own, f"{x.name} axis {axis}")
+            if name and own != name:  # a symbol of its own, so that every call is checked
+                first = sources[name]
+                why = f"{x.name} axis {axis} and {first.input} axis {first.axis} are both called {name}"
+                size = facts.unify(own, name, why)
+            shape.append(size)
+        inferred[x.name] = Inferred(x.dtype, tuple(shape))
+    return tuple(sources.values())
+
+
+ITERATOR = re.compile(r"[dr]\d+")
+"""Names that bodies use for iterators; a dim of that name gets an underscore."""
+
+
+class _Worklist:
+    """Algorithm 1: nodes whose inputs are known wait in a queue; results make successors eligible."""
+
+    def __init__(self, graph: ImportedGraph, facts: ShapeContext, inferred: dict[str, Inferred]) -> None:
+        self.facts, self.inferred = facts, inferred
+        self.nodes = list(graph.nodes)
+        self.constants = dict(graph.constants)
+        for name, array in self.constants.items():
+            inferred[name] = Inferred(str(array.dtype), tuple(map(Index.of, array.shape)))
+        self.view = Typed(graph, (), facts, inferred, self.constants, ())
+        self.consumers: dict[str, list[OnnxNode]] = {}
+        self.processed: dict[str, tuple[int, object]] = {}
+        self.queue: deque[OnnxNode] = deque()
+        self.parked: dict[str, tuple[OnnxNode, int]] = {}
+
+    def run(self) -> None:
+        """Until nothing changes. Guesses come last, one at a time."""
+        self.add(self.nodes)
+        while True:
+            while self.queue:
+                self.visit(self.queue.popleft(), assume=False)
+            if self.requeue():
+                continue
+            if not self.parked:
+                break
+            node, _ = self.parked.pop(next(iter(self.parked)))
+            self.visit(node, assume=True)
+
+    def add(self, nodes: list[OnnxNode]) -> None:
+        """Makes nodes known and queues the eligible ones."""
+        for n in nodes:
+            for x in dict.fromkeys(n.inputs):
+                self.consumers.setdefault(x, []).append(n)
+        self.queue.extend(n for n in nodes if self.eligible(n))
+
+    def eligible(self, node: OnnxNode) -> bool:
+        """CheckNodeStatus: every input has a type."""
+        return all(x in self.inferred for x in node.inputs if x)
+
+    def requeue(self) -> bool:
+        """Queues what new facts may change: parked nodes, and nodes whose inputs look different now."""
+        version = self.facts.version
+        for name, (node, seen) in list(self.parked.items()):
+            if seen != version:
+                del self.parked[name]
+                self.queue.append(node)
+        for node in self.nodes:
+            if node.name in self.processed:
+                seen, looks = self.processed[node.name]
+                if seen != version:
+                    now = self.looks(node)
+                    self.processed[node.name] = (version, now)
+                    if now != looks:
+                        self.queue.append(node)
+        return bool(self.queue)
+
+    def looks(self, node: OnnxNode) -> object:
+        """The node's inputs as its rule sees them."""
+        out: list[object] = []
+        for x in node.inputs:
+            if x and x not in self.constants:
+                value = self.view.elements(x)
+                out.append((self.view.tensor(x), None if value is None else tuple(value.flat)))
+        return tuple(out)
+
+    def visit(self, node: OnnxNode, assume: bool) -> None:
+        """ComputeSymShape, then the successors."""
+        if node.op == "If":
+            self.splice(node)
+            return
+        looks = self.looks(node)
+        ask = _Asking(node, self.view, assume)
+        try:
+            results = registry.OPERATORS[node.op].infer(node, ask)
+        except Undecided:
+            self.parked[node.name] = (node, self.facts.version)
+            return
+        except PolydynError as e:
+            raise _named(e, node) from e
+        self.processed[node.name] = (self.facts.version, looks)
+        if len(results) < len([o for o in node.outputs if o]):
+            raise UnsupportedError(f"{node.op} gives only {len(results)} of its outputs", node=node.name)
+        for position, (name, result) in enumerate(zip(node.outputs, results, strict=False)):
+            if name:
+                self.record(node, name, self.with_value(node, result) if position == 0 else result)
+
+    def with_value(self, node: OnnxNode, result: Inferred) -> Inferred:
+        """Adds shape arithmetic that the operator's own rule does not know about."""
+        if result.value is not None:
+            return result
+        inputs = [self.view.elements(x) for x in node.inputs if x]
+        known = [x for x in inputs if x is not None]
+        if len(known) != len(inputs):
+            return result
+        value = infer_value(node, known, result.dtype, self.facts)
+        return result if value is None else replace(result, value=value)
+
+    def record(self, node: OnnxNode, name: str, result: Inferred) -> None:
+        """Stores a result and queues consumers that became eligible."""
+        shape = tuple(map(self.facts.canonical, result.shape))
+        for axis, d in enumerate(shape):
+            if self.facts.nonnegative(-d - 1):
+                raise ShapeError(f"{name} has the size {d} along axis {axis}", node=node.name, tensor=name, dim=str(d))
+        self.inferred[name] = replace(result, shape=shape)
+        for c in self.consumers.get(name, []):
+            if c.name not in self.processed and c not in self.queue and self.eligible(c):
+                self.queue.append(c)
+
+    def splice(self, node: OnnxNode) -> None:
+        """An If whose condition is known is replaced by the nodes of its branch."""
+        condition = self.view.constant(node.inputs[0])
+        if condition is None:
+            raise UnsupportedError(
+                "If is supported only where its condition follows from the model and its shapes", node=node.name,
+                tensor=node.inputs[0], remedy="export the model without control flow",
+            )  # fmt: skip
+        branch: ImportedGraph = node.attribute("then_branch" if condition.reshape(-1)[0] else "else_branch")
+        inner = {o for n in branch.nodes for o in n.outputs if o} | branch.constants.keys()
+        rename = {x: f"{node.name}/{x}" for x in inner}
+        for name, array in branch.constants.items():
+            self.constants[rename[name]] = array
+            self.inferred[rename[name]] = Inferred(str(array.dtype), tuple(map(Index.of, array.shape)))
+        nodes = [
+            replace(
+                n, name=f"{node.name}/{n.name}",
+                inputs=tuple(rename.get(x, x) for x in n.inputs), outputs=tuple(rename.get(x, x) for x in n.outputs),
+            )
+            for n in branch.nodes
+        ]  # fmt: skip
+        nodes += [
+            OnnxNode(f"{node.name}/out{i}", "Identity", (rename.get(inside, inside),), (outside,), {}, node.opset)
+            for i, (inside, outside) in enumerate(zip(branch.outputs, node.outputs, strict=True))
+        ]
+        check_supported(tuple(nodes))
+        at = self.nodes.index(node)
+        self.nodes[at : at + 1] = nodes
+        self.add(nodes)
+
+
+def _named(e: PolydynError, node: OnnxNode) -> PolydynError:
+    """The same error, saying which node it is about."""
+    if e.node is not None:
+        return e
+    places: dict[str, Any] = {k: getattr(e, k) for k in ("tensor", "dim", "rule", "remedy")}
+    said = [line for line in str(e).split("\n") if not line.startswith(tuple(f"  {k}: " for k in places))]
+    return type(e)("\n".join(said), node=f"{node.name} ({node.op})", **places)
+
+
+@dataclass
+class _Asking:
+    """The InferContext of one node."""
+
+    node: OnnxNode
+    known: Typed
+    assume: bool
+
+    def tensor(self, name: str) -> Tensor:
+        """Type and shape of an input."""
+        return self.known.tensor(name)
+
+    def value(self, name: str) -> Array | None:
+        """Shape arithmetic held by an input."""
+        return self.known.value(name)
+
+    def constant(self, name: str) -> Array | None:
+        """The array of a constant input."""
+        return self.known.constant(name)
+
+    def equal(self, a: Index, b: Index) -> bool | None:
+        """Proven equal or different."""
+        return self.known.facts.equal(a, b)
+
+    def unify(self, a: Index, b: Index, why: str) -> Index:
+        """Learns an equality that the node needs."""
+        return self.known.facts.unify(a, b, self.because(why))
+
+    def broadcast(self, a: Index, b: Index, why: str) -> Index:
+        """numpy's rule for one axis."""
+        return self.known.facts.broadcast(a, b, self.because(why), self.assume)
+
+    def assume_multiple(self, a: Index, n: Index, why: str) -> None:
+        """Learns a divisibility that the node needs."""
+        self.known.facts.assume_multiple(a, n, self.because(why))
+
+    def fresh(self, hint: str) -> Index:
+        """A size that only the data decides: not supported yet, so it is refused here by name."""
+        raise UnsupportedError(
+            f"{self.node.op} has an output whose size depends on the data ({hint})", node=self.node.name,
+            remedy="sizes must follow from the sizes of the inputs",
+        )  # fmt: skip
+
+    def because(self, why: str) -> str:
+        """The reason with the node's name, once."""
+        return why if self.node.name in why else f"{self.node.name} ({self.node.op}): {why}"

@@ -1,0 +1,222 @@
+"""Shape arithmetic: what element-wise operators mean on tensors that hold sizes.
+
+The propagator applies this table after an operator's own rule, whenever the elements of all inputs are known, so that
+operator entries need not care. Elements are ``Dim``; detours through floats (``floor(H * 0.5)``) are carried exactly
+as ``Ratio``. An element that cannot be said exactly makes the whole value unknown, never wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from polydyn.graph.dtypes import numpy_dtype, onnx_dtype
+from polydyn.graph.operators.registry import OnnxNode
+from polydyn.schedules.expr import FLOATS, Array
+from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.shapes.context import ShapeContext
+
+LIMIT = 1024
+"""Tensors with more elements never hold shape arithmetic."""
+SIMPLE = 1 << 12
+"""Largest denominator of a float that is taken for an exact fraction."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """``top / bottom`` with a positive integer bottom: a size on a detour through floats."""
+
+    top: Index
+    bottom: int
+
+
+Scalar: TypeAlias = "Index | Ratio"
+
+
+def elements(array: Array) -> Array | None:
+    """The elements of a constant as Dims (integers, booleans) or Ratios (floats); None when too many or inexact."""
+    if array.size > LIMIT or array.dtype.kind not in "iubf":
+        return None
+    out = np.empty(array.shape, object)
+    for i, x in np.ndenumerate(array):
+        if array.dtype.kind != "f":
+            out[i] = Index.of(int(x))
+            continue
+        if not np.isfinite(x):
+            return None
+        f = Fraction(float(x))
+        if f.denominator > SIMPLE:
+            return None
+        out[i] = Ratio(Index.of(f.numerator), f.denominator)
+    return out
+
+
+def dims_only(value: Array | None) -> Array | None:
+    """The value when every element is a Dim."""
+    if value is None or not all(isinstance(x, Index) for x in value.flat):
+        return None
+    return value
+
+
+def as_constant(value: Array | None, dtype: str) -> Array | None:
+    """The numpy array when every element is a constant Dim."""
+    value = dims_only(value)
+    if value is None or any(x.constant is None for x in value.flat):
+        return None
+    out: Array = np.array([int(x) for x in value.flat], numpy_dtype(dtype)).reshape(value.shape)
+    return out
+
+
+def infer_value(node: OnnxNode, inputs: list[Array], dtype: str, facts: ShapeContext) -> Array | None:
+    """The value of the node's first output, or None when the operator or an element has no exact meaning."""
+    rule = VALUES.get(node.op)
+    if rule is None or not inputs:
+        return None
+    flat = np.broadcast_arrays(*inputs, subok=False) if len(inputs) > 1 else inputs
+    out = np.empty(flat[0].shape, object)
+    for i in np.ndindex(*out.shape):
+        x = rule(_Asked(node, dtype, facts), *(a[i] for a in flat))
+        if x is None:
+            return None
+        out[i] = Ratio(facts.canonical(x.top), x.bottom) if isinstance(x, Ratio) else facts.canonical(x)
+    return out
+
+
+@dataclass(frozen=True)
+class _Asked:
+    node: OnnxNode
+    dtype: str
+    facts: ShapeContext
+
+
+def _ratio(x: Scalar) -> Ratio:
+    return x if isinstance(x, Ratio) else Ratio(x, 1)
+
+
+def _linear(sign: int) -> Callable[..., Scalar | None]:
+    def rule(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
+        if isinstance(a, Index) and isinstance(b, Index):
+            return a + b * sign
+        x, y = _ratio(a), _ratio(b)
+        return Ratio(x.top * y.bottom + y.top * x.bottom * sign, x.bottom * y.bottom)
+
+    return rule
+
+
+def _mul(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
+    if isinstance(a, Index) and isinstance(b, Index):
+        return a * b
+    x, y = _ratio(a), _ratio(b)
+    return Ratio(x.top * y.top, x.bottom * y.bottom)
+
+
+def _div(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
+    if isinstance(a, Index) and isinstance(b, Index):
+        if q.facts.nonnegative(a) and q.facts.nonnegative(b):
+            return a // b
+        if q.facts.nonnegative(-a) and q.facts.nonnegative(b):
+            return -((-a) // b)
+        return None
+    x, y = _ratio(a), _ratio(b)
+    d = y.top.constant
+    if not d:
+        return None
+    sign = 1 if d > 0 else -1
+    return Ratio(x.top * y.bottom * sign, x.bottom * abs(d))
+
+
+def _mod(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
+    if isinstance(a, Ratio) or isinstance(b, Ratio) or not q.facts.nonnegative(b - 1):
+        return None
+    return a % b if not q.node.attribute("fmod", 0) or q.facts.nonnegative(a) else None
+
+
+def _extreme(f: Callable[..., Index]) -> Callable[..., Scalar | None]:
+    def rule(q: _Asked, *xs: Scalar) -> Scalar | None:
+        return f(*xs) if all(isinstance(x, Index) for x in xs) else None
+
+    return rule
+
+
+def _neg(q: _Asked, a: Scalar) -> Scalar | None:
+    return Ratio(-a.top, a.bottom) if isinstance(a, Ratio) else -a
+
+
+def _abs(q: _Asked, a: Scalar) -> Scalar | None:
+    if q.facts.nonnegative(_ratio(a).top):
+        return a
+    return _neg(q, a) if q.facts.nonnegative(-_ratio(a).top) else None
+
+
+def _floor(q: _Asked, a: Scalar) -> Scalar | None:
+    return Ratio(a.top // a.bottom, 1) if isinstance(a, Ratio) else a
+
+
+def _ceil(q: _Asked, a: Scalar) -> Scalar | None:
+    return Ratio(a.top.ceildiv(a.bottom), 1) if isinstance(a, Ratio) else a
+
+
+def _cast(q: _Asked, a: Scalar, *like: Scalar) -> Scalar | None:
+    to = q.dtype if q.node.op == "CastLike" else onnx_dtype(q.node.attribute("to"))
+    if to in FLOATS:
+        return _ratio(a)
+    if to == "bool":
+        return _not(q, c) if (c := _compare(q, _ratio(a).top, Index.of(0), "eq")) is not None else None
+    if isinstance(a, Index):
+        return a
+    if q.facts.nonnegative(a.top):
+        return a.top // a.bottom
+    return -((-a.top) // a.bottom) if q.facts.nonnegative(-a.top) else None
+
+
+def _compare(q: _Asked, a: Scalar, b: Scalar, relation: str) -> Index | None:
+    x, y = _ratio(a), _ratio(b)
+    d = x.top * y.bottom - y.top * x.bottom
+    if relation == "eq":
+        known = q.facts.equal(d, 0)
+        return None if known is None else Index.of(int(known))
+    if relation in ("gt", "ge"):
+        d = -d
+    strict = relation in ("lt", "gt")  # now: d < 0 or d <= 0
+    d = q.facts.canonical(d)
+    if q.facts.nonnegative(-d - 1 if strict else -d):
+        return Index.of(1)
+    return Index.of(0) if q.facts.nonnegative(d if strict else d - 1) else None
+
+
+def _comparison(relation: str) -> Callable[..., Scalar | None]:
+    return lambda q, a, b: _compare(q, a, b, relation)
+
+
+def _not(q: _Asked, a: Scalar) -> Scalar | None:
+    return 1 - a if isinstance(a, Index) else None
+
+
+def _and(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
+    return a * b if isinstance(a, Index) and isinstance(b, Index) else None
+
+
+def _or(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
+    return a + b - a * b if isinstance(a, Index) and isinstance(b, Index) else None
+
+
+def _where(q: _Asked, c: Scalar, a: Scalar, b: Scalar) -> Scalar | None:
+    known = c.constant if isinstance(c, Index) else None
+    if known is None:
+        return a if a == b else None
+    return a if known else b
+
+
+VALUES: Mapping[str, Callable[..., Any]] = {
+    "Add": _linear(1), "Sub": _linear(-1), "Mul": _mul, "Div": _div, "Mod": _mod,
+    "Min": _extreme(minimum), "Max": _extreme(maximum), "Neg": _neg, "Abs": _abs,
+    "Floor": _floor, "Ceil": _ceil, "Cast": _cast, "CastLike": _cast,
+    "Equal": _comparison("eq"), "Less": _comparison("lt"), "LessOrEqual": _comparison("le"),
+    "Greater": _comparison("gt"), "GreaterOrEqual": _comparison("ge"),
+    "Not": _not, "And": _and, "Or": _or, "Where": _where,
+}  # fmt: skip
+"""Operator name -> its meaning on one element of each input."""

@@ -1,0 +1,66 @@
+"""Proofs that an Index is never negative, from ranges of symbols, iterators and known inequalities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import lcm
+
+from polydyn.schedules.index import Atom, Index, Ranges, is_nonnegative
+
+
+@dataclass(frozen=True)
+class Known:
+    """What may be used: ``sizes`` (low, high) of symbols, ``facts`` (each >= 0), ``iterators`` with their extents."""
+
+    sizes: Mapping[str, tuple[int, int | None]]
+    facts: tuple[Index, ...]
+    iterators: Ranges
+
+
+def nonnegative(p: Index, known: Known, depth: int = 3) -> bool:
+    """True when ``p >= 0`` is proven. Sizes are >= 0, and extents of running iterators are >= 1."""
+    c = p.constant
+    if c is not None:
+        return c >= 0
+    p = _clear_denominators(p)
+    facts = (*known.facts, *(e - 1 for e in known.iterators.values()))
+    if _direct(p, known) or any(_direct(p - f, known) for f in facts):
+        return True
+    return depth > 0 and any(_by_cases(p, a, known, depth) for a in _extremes(p))
+
+
+def _extremes(p: Index) -> list[Atom]:
+    return sorted((a for a in p.atoms() if isinstance(a, Atom) and a.kind in ("min", "max")), key=str)
+
+
+def _by_cases(p: Index, a: Atom, known: Known, depth: int) -> bool:
+    """A min or max is one of its arguments; with the right sign, one bound is enough."""
+    cases = [p.map_atoms(lambda b, x=x: x if b == a else Index({(b,): 1})) for x in a.args]  # type: ignore[misc]
+    signs = {v > 0 for m, v in p.terms.items() if a in m}
+    linear = all(m == (a,) for m in p.terms if a in m)
+    if linear and signs == {a.kind == "max"}:
+        return any(nonnegative(q, known, depth - 1) for q in cases)
+    return all(nonnegative(q, known, depth - 1) for q in cases)
+
+
+def _clear_denominators(p: Index) -> Index:
+    """Multiplied so that every ``c * (x // n)`` with a constant n has a coefficient that n divides."""
+    scale = 1
+    for a in p.atoms():
+        if isinstance(a, Atom) and a.kind == "floordiv":
+            scale = lcm(scale, a.args[1].constant or 1)
+    return p * scale if scale < 1 << 20 else p
+
+
+def _direct(p: Index, known: Known) -> bool:
+    lows = {s: low for s, (low, _) in known.sizes.items()}
+    for e in known.iterators.values():  # a product of sizes that is >= 1 has factors >= 1
+        if len(e.terms) == 1:
+            lows |= {s: max(1, lows.get(s, 0)) for s in next(iter(e.terms)) if isinstance(s, str)}
+    shift = {s: Index.of(s) + low for s, low in lows.items() if low}
+    ranges = {v: e.subs(shift) for v, e in known.iterators.items()}
+    for s, (_, high) in known.sizes.items():
+        if high is not None and high >= lows.get(s, 0):
+            ranges[s] = Index.of(high - lows.get(s, 0) + 1)
+    return is_nonnegative(p.subs(shift), ranges, positive=False)

@@ -1,0 +1,131 @@
+"""Equalities of dims as oriented rewriting rules over monomials: a union-find that also knows products.
+
+Every equality ``d == 0`` picks a leading monomial with coefficient +-1 and becomes ``lead -> rest``. A single symbol
+is led by itself, invented symbols first, then symbols of later inputs, so that representatives are the constants and
+the symbols of the first inputs. A rule never brings back what it removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import gcd
+
+from polydyn.schedules.index import Atom, Index, Monomial
+
+
+def content(p: Index) -> int:
+    """The greatest common divisor of the coefficients (1 for zero)."""
+    return gcd(*p.terms.values()) or 1
+
+
+class Rules:
+    """Rewriting rules, with the reason of each."""
+
+    def __init__(self) -> None:
+        self.order: dict[str, int] = {}
+        self.invented: set[str] = set()
+        self._symbols: dict[str, Index] = {}
+        self._monomials: dict[Monomial, tuple[Index, str]] = {}
+        self._why: dict[str, str] = {}
+
+    def declare(self, symbol: str, invented: bool = False) -> None:
+        """Makes a symbol known; the earlier, the more preferred."""
+        self.order.setdefault(symbol, len(self.order))
+        if invented:
+            self.invented.add(symbol)
+
+    def preference(self, p: Index) -> tuple[int, int, int, str]:
+        """Sort key of representatives: constants, symbols in the order of inputs, expressions."""
+        if p.constant is not None:
+            return (0, 0, 0, "")
+        if p.is_symbol:
+            return (2 if str(p) in self.invented else 1, self._rank(str(p)), 0, str(p))
+        return (3, len(p.terms), len(str(p)), str(p))
+
+    def _rank(self, symbol: str) -> int:
+        return self.order.get(symbol, len(self.order))
+
+    def apply(self, p: Index) -> Index:
+        """One round of rewriting."""
+        p = p.subs(self._symbols)
+        for lead, (rest, _) in self._monomials.items():
+            hit = {m: v for m, v in p.terms.items() if _divides(lead, m)}
+            if hit:
+                q = Index({_quotient(m, lead): v for m, v in hit.items()})
+                p = Index({m: v for m, v in p.terms.items() if m not in hit}) + q * rest
+        return p
+
+    def add(self, d: Index, why: str) -> str | None:
+        """Learns ``d == 0`` (already rewritten); returns the symbol that was replaced, if it was one.
+
+        Where no monomial can lead (``2*a == 3*b``) nothing is learned here.
+        """
+        g = content(d)
+        d = Index({m: v // g for m, v in d.terms.items()})
+        lead = self._lead(d)
+        if lead is None:
+            return None
+        sign = d.terms[lead]
+        rest = (Index({lead: sign}) - d) * sign
+        head = lead[0]
+        if len(lead) > 1 or not isinstance(head, str):
+            self._monomials[lead] = (rest, why)
+            return ""
+        self._symbols = {s: r.subs({head: rest}) for s, r in self._symbols.items()} | {head: rest}
+        self._why[head] = why
+        stale = {m: r for m, r in self._monomials.items() if head in (Index({m: 1}) - r[0]).symbols()}
+        for m in stale:
+            del self._monomials[m]
+        for m, (r, reason) in stale.items():
+            again = self.apply(Index({m: 1}) - r)
+            if again.constant is None:
+                self.add(again, reason)
+        return head
+
+    def _lead(self, d: Index) -> Monomial | None:
+        def occurs(symbol: str) -> int:
+            return sum(symbol in Index({m: 1}).symbols() for m in d.terms)
+
+        singles = [
+            m for m, v in d.terms.items()
+            if abs(v) == 1 and len(m) == 1 and isinstance(m[0], str) and occurs(m[0]) == 1
+        ]  # fmt: skip
+        if singles:
+            return max(singles, key=lambda m: (m[0] in self.invented, self._rank(str(m[0]))))
+        others = [m for m, v in d.terms.items() if abs(v) == 1 and m and (len(m) > 1 or isinstance(m[0], Atom))]
+        others = [m for m in others if not any(_divides(m, n) or _inside(m, n) for n in d.terms if n != m)]
+        return max(others, key=lambda m: (len(m), str(m)), default=None)
+
+    def reasons(self, symbols: Iterable[str]) -> list[str]:
+        """Why these symbols (and what they were replaced by) are not free."""
+        out: dict[str, None] = {}
+        todo, seen = sorted(set(symbols)), set[str]()
+        while todo:
+            s = todo.pop(0)
+            if s not in seen:
+                seen.add(s)
+                if s in self._why:
+                    out[self._why[s]] = None
+                    todo += sorted(self._symbols[s].symbols())
+        return list(out)
+
+
+def _divides(lead: Monomial, m: Monomial) -> bool:
+    return all(m.count(a) >= lead.count(a) for a in set(lead)) and len(lead) <= len(m)
+
+
+def _quotient(m: Monomial, lead: Monomial) -> Monomial:
+    rest = list(m)
+    for a in lead:
+        rest.remove(a)
+    return tuple(rest)
+
+
+def _inside(lead: Monomial, n: Monomial) -> bool:
+    """True when a factor of ``lead`` occurs inside an atom of ``n``: rewriting would not end."""
+    inner: set[str | Atom] = set()
+    for a in n:
+        if isinstance(a, Atom):
+            for x in a.args:
+                inner |= x.atoms()
+    return any(a in inner for a in lead)
