@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -107,6 +108,7 @@ def _init_inputs(
 ) -> tuple[SymbolSource, ...]:
     """Symbols for the inputs' dynamic dims. A name used twice is one symbol; the second use is guarded."""
     sources: dict[str, SymbolSource] = {}
+    taken = {d for x in inputs for d in x.dims or () if isinstance(d, str)}
     for x in inputs:
         if x.dims is None:
             raise UnsupportedError(f"the rank of input {x.name} is unknown", tensor=x.name, remedy="export with shapes")
@@ -115,19 +117,23 @@ def _init_inputs(
             if isinstance(d, int):
                 shape.append(Index.of(d))
                 continue
-            name = d or f"{x.name}_{axis}"
-            if name in sources:  # a symbol of its own, so that the call is checked
+            name = f"{d}_" if d and ITERATOR.fullmatch(d) else d
+            own = name if name and name not in sources else f"{x.name}_{axis}"
+            while own in sources or (own in taken and own != name):
+                own += "_"
+            sources[own] = SymbolSource(own, x.name, axis)
+            size = facts.declare(own, f"{x.name} axis {axis}")
+            if name and own != name:  # a symbol of its own, so that every call is checked
                 first = sources[name]
-                again = f"{x.name}_{axis}"
-                sources[again] = SymbolSource(again, x.name, axis)
-                facts.declare(again, f"{x.name} axis {axis}")
                 why = f"{x.name} axis {axis} and {first.input} axis {first.axis} are both called {name}"
-                shape.append(facts.unify(again, name, why))
-            else:
-                sources[name] = SymbolSource(name, x.name, axis)
-                shape.append(facts.declare(name, f"{x.name} axis {axis}"))
+                size = facts.unify(own, name, why)
+            shape.append(size)
         inferred[x.name] = Inferred(x.dtype, tuple(shape))
     return tuple(sources.values())
+
+
+ITERATOR = re.compile(r"[dr]\d+")
+"""Names that bodies use for iterators; a dim of that name gets an underscore."""
 
 
 class _Worklist:
