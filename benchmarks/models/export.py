@@ -95,7 +95,8 @@ def main(arguments: list[str]) -> None:
         seconds = time.perf_counter() - start
         operators = Counter(n.op_type for n in model.graph.node)
         histogram = " ".join(f"{op}:{count}" for op, count in sorted(operators.items()))
-        print(f"{name}: {path.stat().st_size / 1e6:.2f} MB, {seconds:.1f} s, {len(model.graph.node)} nodes: {histogram}", flush=True)
+        size, nodes = path.stat().st_size / 1e6, len(model.graph.node)
+        print(f"{name}: {size:.2f} MB, {seconds:.1f} s, {nodes} nodes: {histogram}", flush=True)
 
 
 if __name__ == "__main__":

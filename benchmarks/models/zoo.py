@@ -36,7 +36,8 @@ class First(torch.nn.Module):
 
     def forward(self, *args: torch.Tensor) -> torch.Tensor:
         """The first output; positional arguments in the order of ``names``."""
-        result: torch.Tensor = self.module(**dict(zip(self.names, args, strict=True)), **self.fixed, return_dict=True)[0]
+        inputs = dict(zip(self.names, args, strict=True))
+        result: torch.Tensor = self.module(**inputs, **self.fixed, return_dict=True)[0]
         return result
 
 
@@ -80,9 +81,9 @@ def _text(module: torch.nn.Module, vocabulary: int) -> Source:
 
 
 def _image(module: torch.nn.Module, size: tuple[int, int], *, free: bool, output: str, **fixed: Any) -> Source:
-    axes = {0: "N", 2: "H", 3: "W"} if free else {0: "N"}
+    axes = {"pixel_values": {0: "N", 2: "H", 3: "W"} if free else {0: "N"}, output: {0: "N"}}
     pixels = {"pixel_values": torch.randn(2, 3, *size)}
-    return Source(First(module, ("pixel_values",), **fixed), pixels, (output,), {"pixel_values": axes, output: {0: "N"}})
+    return Source(First(module, ("pixel_values",), **fixed), pixels, (output,), axes)
 
 
 def bert(**config: Any) -> Source:
@@ -157,6 +158,7 @@ _BERT_TINY = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num
 _GPT2_TINY = {"vocab_size": 120, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 160, "initializer_range": 0.25}
 _VIT_TINY = {"image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
              "intermediate_size": 64, "initializer_range": 0.25}  # fmt: skip
+
 
 def build_source(name: str) -> Source:
     """The model by name, in inference mode; the same weights on every call."""
