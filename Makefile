@@ -1,7 +1,9 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
-# make demo | MODEL=path.onnx make demo | make test | make lint | make types | make bench | make models | make wheel | make clean
+# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make lint | make types | make bench | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
+SHAPES ?=
+THREADS ?= 1
 MODELS ?= benchmarks/out/models
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -20,7 +22,7 @@ $(VENV)/.extra-%: $(VENV)/.made setup.cfg pyproject.toml
 	touch $@
 
 demo: $(VENV)/.extra-test
-	$(BIN)/python -m benchmarks.demo $(MODEL)
+	$(BIN)/python -m benchmarks.demo $(MODEL) $(SHAPES)
 
 test: $(VENV)/.extra-test
 	$(BIN)/python -m pytest
@@ -34,7 +36,7 @@ types: $(VENV)/.extra-lint
 check: lint types test
 
 bench: $(VENV)/.extra-bench
-	$(BIN)/python -m benchmarks.side_by_side $(MODEL)
+	$(BIN)/python benchmarks/models.py $(MODEL) $(SHAPES) --threads $(THREADS)
 
 accuracy: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.accuracy $(MODELS)
