@@ -8,6 +8,6 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parent.parent)
 
-from benchmarks.side_by_side import main
+from benchmarks.side_by_side import main  # noqa: E402 (the path comes first)
 
 main()

@@ -47,7 +47,7 @@ class Contestant:
         """Ends the process."""
         if self._process.poll() is None:
             self._ask(do="stop")
-            self._process.wait()
+        self._process.communicate()
 
     def __enter__(self) -> Contestant:
         return self
@@ -65,7 +65,7 @@ class Contestant:
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "the process ended"}
         if "error" in answer:
-            self._process.wait()
+            self._process.communicate()
             raise RuntimeError(f"{self.kind}: {answer['error']}")
         return answer
 

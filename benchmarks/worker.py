@@ -60,7 +60,8 @@ def serve(kind: str, path: str, threads: int) -> None:
     try:
         run, version = load(kind, path, threads)
     except Exception as error:  # whatever it is, the caller must hear of it
-        return answer(error=f"{type(error).__name__}: {error}")
+        answer(error=f"{type(error).__name__}: {error}")
+        return
     answer(ready=time.perf_counter() - start, version=version)
     inputs: dict[str, Any] = {}
     made_for = None
