@@ -52,7 +52,7 @@ def reference(path: str, wanted: Sequence[Shape], threads: int = 1) -> list[Outp
 
 
 def error(got: Outputs, expected: Outputs) -> float:
-    """The worst error over outputs, relative to each one's scale; infinite where shape or dtype differ or NaN appears."""
+    """The worst error over outputs, relative to its scale; infinite where shape or dtype differ or NaN appears."""
     worst = 0.0
     for name, reference_array in expected.items():
         array = np.asarray(got[name])

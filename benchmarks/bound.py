@@ -38,6 +38,7 @@ def _events(path: str, shape: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.enable_profiling = True
+    options.add_session_config_entry("session.disable_prepacking", "1")  # packed weights are missing in the profile
     options.log_severity_level = 3
     with tempfile.TemporaryDirectory() as folder:
         options.profile_file_prefix = str(Path(folder) / "profile")
