@@ -1,0 +1,54 @@
+# Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
+# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make lint | make types | make bench | make models | make wheel | make clean
+PYTHON ?= python3
+MODEL  ?= tests/data/bert_tiny.onnx
+SHAPES ?=
+THREADS ?= 1
+MODELS ?= benchmarks/out/models
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint types check bench accuracy models tiny-models wheel clean
+
+$(VENV)/.made:
+	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# One stamp per extra; setup.cfg is a prerequisite because it names the dependencies.
+$(VENV)/.extra-%: $(VENV)/.made setup.cfg pyproject.toml
+	$(PIP) -e '.[$*]'
+	touch $@
+
+demo: $(VENV)/.extra-test
+	$(BIN)/python -m benchmarks.demo $(MODEL) $(SHAPES)
+
+test: $(VENV)/.extra-test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.extra-lint
+	$(BIN)/ruff check .
+
+types: $(VENV)/.extra-lint
+	$(BIN)/mypy
+
+check: lint types test
+
+bench: $(VENV)/.extra-bench
+	$(BIN)/python benchmarks/models.py $(MODEL) $(SHAPES) --threads $(THREADS)
+
+accuracy: $(VENV)/.extra-bench models
+	$(BIN)/python -m benchmarks.accuracy $(MODELS)
+
+models: $(VENV)/.extra-export $(VENV)/.extra-bench
+	$(BIN)/python -m benchmarks.models.export $(MODELS) all
+
+tiny-models: $(VENV)/.extra-export $(VENV)/.extra-bench
+	$(BIN)/python -m benchmarks.models.export tests/data tiny
+
+wheel: $(VENV)/.made
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/out

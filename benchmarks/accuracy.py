@@ -1,0 +1,121 @@
+"""Right numbers at every shape: each model compiled once, its stored shapes run against ONNX Runtime.
+
+usage: python -m benchmarks.accuracy MODEL.onnx | FOLDER ... [--threads N]
+
+The error of an output is its largest absolute difference over the largest absolute value of the reference. Processes
+started while running are counted by an audit hook: a second compilation would need a compiler. Exits with 1 when an
+error exceeds the tolerance or anything was started. Results go to benchmarks/results/accuracy.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+
+from benchmarks import record
+from benchmarks.models.inputs import Shape, feeds, shapes
+
+TOLERANCE = 1e-4
+STARTS = {"subprocess.Popen", "os.posix_spawn", "os.exec", "os.fork", "os.forkpty", "os.system"}
+Outputs = Mapping[str, npt.NDArray[Any]]
+
+
+class Starts:
+    """Counts the processes that this one starts, from now on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, _: tuple[Any, ...]) -> None:
+        self.count += event in STARTS
+
+
+def reference(path: str, wanted: Sequence[Shape], threads: int = 1) -> list[Outputs]:
+    """ONNX Runtime's outputs at every shape; the session is gone afterwards, which full-size models need."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    model = onnx.load(path)
+    return [dict(zip(names, session.run(names, feeds(model, shape)), strict=True)) for shape in wanted]
+
+
+def error(got: Outputs, expected: Outputs) -> float:
+    """The worst error over outputs, relative to its scale; infinite where shape or dtype differ or NaN appears."""
+    worst = 0.0
+    for name, reference_array in expected.items():
+        array = np.asarray(got[name])
+        if array.shape != reference_array.shape or array.dtype != reference_array.dtype:
+            return float("inf")
+        if reference_array.size == 0:
+            continue
+        difference = np.abs(array.astype(np.float64) - reference_array).max()
+        scale = np.abs(reference_array).max()
+        worst = max(worst, float(difference / scale) if scale > 0 else float(difference))
+        if not np.isfinite(difference):
+            return float("inf")
+    return worst
+
+
+def check(path: str, threads: int, starts: Starts) -> dict[str, Any]:
+    """Compiles a model once and runs its shapes."""
+    import polydyn
+
+    wanted = shapes(Path(path).stem)
+    expected = reference(path, wanted, threads)
+    begin = time.perf_counter()
+    program = polydyn.compile(path, threads=threads)
+    compile_seconds = time.perf_counter() - begin
+    before, model = starts.count, onnx.load(path)
+    errors = [error(program.run(feeds(model, s)), e) for s, e in zip(wanted, expected, strict=True)]
+    return {
+        "model": Path(path).stem,
+        "compile_seconds": compile_seconds,
+        "processes_started_while_running": starts.count - before,
+        "worst": max(errors),
+        "rows": [{"shape": dict(s), "error": e} for s, e in zip(wanted, errors, strict=True)],
+    }
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    paths = [str(p) for m in args.models for p in (sorted(Path(m).glob("*.onnx")) if Path(m).is_dir() else [Path(m)])]
+    starts = Starts()
+    results = []
+    for path in paths:
+        try:
+            r = check(path, args.threads, starts)
+        except Exception as problem:  # one model's failure must not hide the others' results
+            r = {"model": Path(path).stem, "failed": f"{type(problem).__name__}: {problem}"}
+            print(f"{r['model']:24} FAILED {r['failed']}", flush=True)
+        else:
+            extra = r["processes_started_while_running"]
+            print(
+                f"{r['model']:24} compiled in {r['compile_seconds']:6.1f} s, {len(r['rows'])} shapes, worst error "
+                f"{r['worst']:.1e}, processes started while running: {extra}",
+                flush=True,
+            )
+        results.append(r)
+    path = record.save("accuracy", tolerance=TOLERANCE, threads=args.threads, models=results)
+    print(f"written: benchmarks/results/{path.name}")
+    good = all("worst" in r and r["worst"] <= TOLERANCE and not r["processes_started_while_running"] for r in results)
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

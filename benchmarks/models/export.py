@@ -1,0 +1,103 @@
+"""Exports models to ONNX with symbolic shapes and seeded random weights.
+
+usage: python -m benchmarks.models.export OUT NAME...     NAME: a model, ``all`` (full size) or ``tiny``
+
+Each file is written only when it passes onnx.checker; a file that exists is left alone. Prints one line per model:
+name, size, and its operators with their counts. Needs torch and transformers (``pip install -e .[export]``).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import onnx
+
+OPSET = 17
+
+
+def export_torch(name: str) -> onnx.ModelProto:
+    """Traces one of the torch models. The TorchScript exporter: its graphs are the ones users have."""
+    import io
+
+    import torch
+
+    from benchmarks.models.zoo import build_source
+
+    source = build_source(name)
+    buffer = io.BytesIO()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            source.module,
+            tuple(source.inputs.values()),
+            buffer,
+            input_names=list(source.inputs),
+            output_names=list(source.outputs),
+            dynamic_axes={k: dict(v) for k, v in source.axes.items()},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    return onnx.load_model_from_string(buffer.getvalue())
+
+
+def build(name: str) -> onnx.ModelProto:
+    """The model by name, checked."""
+    from benchmarks.models.light import LIGHT_MODELS, redraw
+
+    model = redraw(name) if name in LIGHT_MODELS else export_torch(name)
+    # Names of scopes and files of the exporting machine have no place in a stored model.
+    for node in model.graph.node:
+        node.ClearField("doc_string")
+    model.graph.name = name
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def names_of(words: list[str]) -> list[str]:
+    """Expands ``all`` and ``tiny``."""
+    from benchmarks.models.light import LIGHT_MODELS
+    from benchmarks.models.zoo import TORCH_MODELS
+
+    every = [*TORCH_MODELS, *LIGHT_MODELS]
+    groups = {
+        "all": [n for n in every if not n.endswith("_tiny")],
+        "tiny": [n for n in every if n.endswith("_tiny")],
+    }
+    names = [n for w in words for n in groups.get(w, [w])]
+    unknown = [n for n in names if n not in every]
+    if unknown:
+        raise SystemExit(f"unknown models: {', '.join(unknown)}; known: all, tiny, {', '.join(every)}")
+    return names
+
+
+def main(arguments: list[str]) -> None:
+    """See the module's docstring."""
+    if len(arguments) < 2:
+        raise SystemExit(__doc__)
+    logging.disable(logging.WARNING)
+    out = Path(arguments[0])
+    out.mkdir(parents=True, exist_ok=True)
+    for name in names_of(arguments[1:]):
+        path = out / f"{name}.onnx"
+        if path.exists():
+            print(f"{name}: exists", flush=True)
+            continue
+        start = time.perf_counter()
+        model = build(name)
+        partial = path.with_suffix(".part")
+        onnx.save_model(model, str(partial))
+        partial.rename(path)
+        seconds = time.perf_counter() - start
+        operators = Counter(n.op_type for n in model.graph.node)
+        histogram = " ".join(f"{op}:{count}" for op, count in sorted(operators.items()))
+        size, nodes = path.stat().st_size / 1e6, len(model.graph.node)
+        print(f"{name}: {size:.2f} MB, {seconds:.1f} s, {nodes} nodes: {histogram}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

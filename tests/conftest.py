@@ -1,0 +1,54 @@
+"""Shared by all tests: verification on, a cache of their own, golden files, seeded property tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# Before any test imports polydyn: stages verify their results, and no test reads what another run has cached.
+os.environ["POLYDYN_VERIFY"] = "1"
+
+# The same examples on every run; a failure prints the seed or the blob that reproduces it.
+settings.register_profile(
+    "deterministic",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("deterministic")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code prints now")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of compiled kernels for this session, shared by its tests, gone with the session's tmp folder."""
+    path = tmp_path_factory.mktemp("cache")
+    os.environ["POLYDYN_CACHE_DIR"] = str(path)
+    return path
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden(name, text)`` compares text with tests/golden/NAME; ``--update-golden`` rewrites the file."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        text = text.rstrip("\n") + "\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"no golden file {name}: run pytest --update-golden and read what it wrote"
+        assert text == path.read_text()
+
+    return check

@@ -1,0 +1,130 @@
+"""The measuring tools: inputs that mean what they should, turns that wait, errors that show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.accuracy import TOLERANCE, error, reference
+from benchmarks.bound import products
+from benchmarks.models.inputs import SHAPES, family, feeds, shapes, symbols
+from benchmarks.models.light import redraw
+from benchmarks.protocol import Contestant, spread, take_turns, verdict
+
+DATA = Path(__file__).parent / "data"
+MODELS = sorted(p.stem for p in DATA.glob("*.onnx"))
+
+
+def load(name: str) -> onnx.ModelProto:
+    return onnx.load(DATA / f"{name}.onnx")
+
+
+def test_every_model_has_eight_shapes_over_its_symbols() -> None:
+    assert len(MODELS) == 13
+    for name in MODELS:
+        assert len(shapes(name)) == 8
+        assert all(set(s) == set(symbols(load(name))) for s in shapes(name)), name
+    assert {family(n) for n in MODELS} == set(SHAPES)
+
+
+def test_an_unknown_model_has_no_stored_shapes() -> None:
+    with pytest.raises(KeyError, match="no shapes are stored"):
+        shapes("my_model")
+
+
+@pytest.mark.parametrize("name", ["bert_tiny", "gpt2_past_tiny"])
+def test_masks_hold_zeros_but_no_row_of_zeros_alone(name: str) -> None:
+    for shape in shapes(name):
+        mask = feeds(load(name), shape)["attention_mask"]
+        assert mask.any(axis=1).all()
+        assert mask.shape[1] == 1 or not mask.all(axis=1).any()
+
+
+def test_token_ids_stay_inside_their_table() -> None:
+    for name in ("bert_tiny", "gpt2_tiny", "t5_tiny"):
+        ids = feeds(load(name), {"B": 64, "L": 64})["input_ids"]
+        assert ids.min() == 0 and ids.max() == 119, name
+
+
+def test_feeds_name_the_missing_symbol() -> None:
+    with pytest.raises(ValueError, match="'L'"):
+        feeds(load("bert_tiny"), {"B": 1})
+
+
+def test_feeds_repeat_with_the_seed() -> None:
+    a, b, c = (feeds(load("vit_tiny"), {"N": 1}, seed)["pixel_values"] for seed in (0, 0, 1))
+    assert (a == b).all() and not (a == c).all()
+
+
+def test_light_models_are_drawn_the_same_every_time() -> None:
+    name = "squeezenet_tiny"
+    assert redraw(name).graph.initializer == load(name).graph.initializer
+
+
+def altered(factor: float) -> onnx.ModelProto:
+    """bert_tiny with the queries of the first of four heads in the first layer multiplied by ``factor``."""
+    model = load("bert_tiny")
+    bias = next(t for t in model.graph.initializer if t.name.endswith("layer.0.attention.self.query.bias"))
+    add = next(n for n in model.graph.node if bias.name in n.input)
+    product = next(n for n in model.graph.node if n.output[0] in add.input)
+    weight = next(t for t in model.graph.initializer if t.name == product.input[1])
+    for tensor in (bias, weight):
+        array = numpy_helper.to_array(tensor).copy()
+        array[..., :8] *= np.float32(factor)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return model
+
+
+def test_the_tolerance_sees_one_heads_scale_off_by_one_percent(tmp_path: Path) -> None:
+    wanted = [s for s in shapes("bert_tiny") if s["L"] > 1]  # over one position softmax is 1 whatever the scale
+    expected = reference(str(DATA / "bert_tiny.onnx"), wanted)
+    for factor, seen in ((1.0, False), (1.01, True)):
+        onnx.save_model(altered(factor), str(tmp_path / "altered.onnx"))
+        got = reference(str(tmp_path / "altered.onnx"), wanted)
+        assert all((error(g, e) > TOLERANCE) == seen for g, e in zip(got, expected, strict=True)), factor
+
+
+def test_error_is_infinite_where_results_cannot_be_compared() -> None:
+    good = {"y": np.ones((2, 3), np.float32)}
+    assert error(good, good) == 0
+    assert error({"y": np.ones((3, 2), np.float32)}, good) == float("inf")
+    assert error({"y": np.ones((2, 3))}, good) == float("inf")
+    assert error({"y": np.full((2, 3), np.nan, np.float32)}, good) == float("inf")
+
+
+def test_bound_counts_operations_and_bytes(tmp_path: Path) -> None:
+    weights = numpy_helper.from_array(np.ones((5, 7), np.float32), "w")
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", 5])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", 7])
+    graph = helper.make_graph([node], "g", [x], [y], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = str(tmp_path / "m.onnx")
+    onnx.save_model(model, path)
+    assert products(path, {"B": 3}) == [(2 * 3 * 5 * 7, 4 * (3 * 5 + 5 * 7 + 3 * 7))]
+
+
+def test_a_contestant_plays_turns_and_becomes_quiet() -> None:
+    with Contestant("onnxruntime", str(DATA / "resnet_tiny.onnx"), threads=2) as player:
+        assert player.version == ort.__version__
+        shape = {"N": 1, "H": 32, "W": 32}
+        (series,) = take_turns([player], shape, rounds=3)
+        assert len(series.turns) == 3 and min(series.turns) > 0
+        assert spread(player, shape, rounds=2) >= 0
+
+
+def test_a_contestant_that_fails_says_why(tmp_path: Path) -> None:
+    model = load("resnet_tiny")
+    del model.graph.node[3:]
+    onnx.save_model(model, str(tmp_path / "broken.onnx"))
+    with pytest.raises(RuntimeError, match="onnxruntime: "):
+        Contestant("onnxruntime", str(tmp_path / "broken.onnx"), threads=1)
+
+
+def test_no_ratio_inside_the_spread_is_a_win() -> None:
+    assert [verdict(r, 0.05) for r in (1.04, 0.96, 1.06, 0.94)] == ["same", "same", "faster", "slower"]
