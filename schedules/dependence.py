@@ -63,7 +63,7 @@ def analyse(group: Group, facts: Iterable[Condition] = ()) -> Dependences:
     LegalityError: a local or an output is read where nothing was written.
     """
     ctx, order = context(group, facts), original_order(group)
-    reads, writes, may = read_relation(group), write_relation(group), write_relation(group, opaque=True)
+    reads, writes, may = read_relation(group), write_relation(group), write_relation(group, exact=False)
     raw = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_may_source(may)
     found = raw.set_schedule_map(order).compute_flow()
     if may.is_empty():  # an opaque write may fill anything: then nothing can be proven here
