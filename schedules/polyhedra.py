@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import islpy as isl
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import Load, Op, Value, children
+from polydyn.schedules.expr import Load, Op, Value, children, indices
 from polydyn.schedules.index import Atom, Index
 from polydyn.schedules.isl_util import Condition, Frame, between, frame, param_set, union_maps, union_sets
 from polydyn.schedules.model import Access, Group, Statement
@@ -23,11 +23,22 @@ class Read:
 
 
 def reads(statement: Statement) -> tuple[Read, ...]:
-    """The reads of a statement with their guards; a reduction reads its accumulator first."""
+    """The reads of a statement with their guards: a reduction's accumulator first, then the loads of the value and
+    the integers that its subscripts fetch.
+    """
     own = (Read(statement.write, False),) if statement.reduce else ()
-    return own + tuple(
-        Read(Access(x.buffer, x.index, not _exact(x.index)), g) for x, g in _guarded_loads(statement.value, False)
-    )
+    found = [Read(_access(x.buffer, x.index), g) for x, g in _guarded_loads(statement.value, False)]
+    fetched = {f for i in (*indices(statement.value), *statement.index) for f in i.fetches()}
+    return (*own, *found, *(Read(_access(f.name, f.args), True) for f in sorted(fetched, key=str)))
+
+
+def read_accesses(statement: Statement) -> tuple[Access, ...]:
+    """``reads`` without the guards."""
+    return tuple(r.access for r in reads(statement))
+
+
+def _access(array: str, index: tuple[Index, ...]) -> Access:
+    return Access(array, index, not _exact(index))
 
 
 def _guarded_loads(v: Value, guarded: bool) -> Iterator[tuple[Load, bool]]:
@@ -89,6 +100,8 @@ def array_box(group: Group, name: str) -> isl.Set:
 def access_relation(group: Group, statement: Statement, access: Access, guarded: bool = False) -> isl.Map:
     """Instances -> elements. Not exact: any element. Guarded: only elements that exist, the rest is excluded."""
     f = statement_frame(group, statement)
+    if access.array not in group.arrays:
+        raise ScheduleError(f"{statement.name} accesses {access.array}, which group {group.name} does not have")
     if not is_exact(access):
         box = array_box(group, access.array)
         m = isl.Map.from_domain_and_range(f.universe(), box)

@@ -90,6 +90,19 @@ def test_division_by_a_constant_is_exact() -> None:
     check_bounds(g, d)
 
 
+def test_fetched_subscripts_are_reads() -> None:
+    """The gather's index is computed in the same group: it must be ready before."""
+    g = group(
+        "index", "M", [array("x", "input", "M"), array("n", "local", "M"), array("y", "output", "M")],
+        [statement("A", {"i": "M"}, "n", "i", const(1, F)),
+         statement("B", {"i": "M"}, "y", "i", ld("x", fetch("n", ["i"])))],
+    )  # fmt: skip
+    assert pairs(analyse(g).flow) == {("A", "B")}
+    wrong = replace(g, arrays={n: a for n, a in g.arrays.items() if n != "n"}, statements=g.statements[1:])
+    with pytest.raises(ScheduleError, match="accesses n, which group index does not have"):
+        analyse(wrong)
+
+
 def test_scatter_orders_everything_after_it() -> None:
     out = (fetch("idx", ["i"]),)
     scatter = Statement("B", (("i", Index.of("M")),), "y", out, const(1, F))
