@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from polydyn.schedules.model import Access, Group, Statement
+from polydyn.schedules.polyhedra import read_accesses
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ def _links(group: Group, written: bool) -> list[_Link]:
     stored = {s.array for s in group.statements}
     links = []
     for s in group.statements:
-        for a in (s.write,) if written else s.reads:
+        for a in (s.write,) if written else read_accesses(s):
             if (a.array in stored) == written:
                 for t in group.statements:
-                    for b in (t.write, *t.reads):
+                    for b in (t.write, *read_accesses(t)):
                         if a.array == b.array and t.name != s.name:
                             links += [(s.name, i, t.name, j) for i, j in same_iterators(s, a, t, b)]
     return links + [(t, j, s, i) for s, i, t, j in links]

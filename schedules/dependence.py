@@ -8,13 +8,13 @@ from functools import cached_property
 
 import islpy as isl
 
-from polydyn.schedules.expr import loads
 from polydyn.schedules.isl_util import Condition, maps, pair, union_maps
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.polyhedra import (
     access_relation,
     context,
     original_order,
+    read_accesses,
     read_relation,
     write_relation,
 )
@@ -63,7 +63,7 @@ def analyse(group: Group, facts: Iterable[Condition] = ()) -> Dependences:
     LegalityError: a local or an output is read where nothing was written.
     """
     ctx, order = context(group, facts), original_order(group)
-    reads, writes, may = read_relation(group), write_relation(group), write_relation(group, opaque=True)
+    reads, writes, may = read_relation(group), write_relation(group), write_relation(group, exact=False)
     raw = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_may_source(may)
     found = raw.set_schedule_map(order).compute_flow()
     if may.is_empty():  # an opaque write may fill anything: then nothing can be proven here
@@ -96,7 +96,7 @@ def _split(group: Group, ctx: isl.Set, flow: isl.UnionMap, anti: isl.UnionMap, o
 
 def is_accumulation(s: Statement) -> bool:
     """A reduction whose value does not read its accumulator: its instances may be combined in any order."""
-    return s.reduce is not None and all(x.buffer != s.array for x in loads(s.value))
+    return s.reduce is not None and all(a.array != s.array for a in read_accesses(s)[1:])
 
 
 def _relax(group: Group, between: isl.UnionMap, reductions: dict[str, Statement]) -> isl.UnionMap:

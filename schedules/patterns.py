@@ -17,6 +17,7 @@ from polydyn.schedules.expr import Load, Op, loads, walk
 from polydyn.schedules.index import IndexLike
 from polydyn.schedules.matrix import Row, ScheduleMatrix, Unknown, matrix, row
 from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.polyhedra import is_exact, read_accesses
 from polydyn.schedules.solve import SolvedMatrix, solve
 
 
@@ -209,7 +210,9 @@ def _phases(
 
 def _touches(s: Statement, t: Statement) -> bool:
     """True when ``t``, the later one, touches what ``s`` writes, or writes what ``s`` reads."""
-    return any(a.array == s.array for a in (t.write, *t.reads)) or any(a.array == t.array for a in s.reads)
+    return any(a.array == s.array for a in (t.write, *read_accesses(t))) or any(
+        a.array == t.array for a in read_accesses(s)
+    )
 
 
 def _nested(s: Statement, t: Statement, aligned: Alignment, inner: dict[str, tuple[str, ...]]) -> bool:
@@ -240,11 +243,11 @@ def _padded(group: Group, rows: dict[str, list[Row | IndexLike]]) -> ScheduleMat
 
 
 def _refuse_opaque(group: Group) -> None:
-    """An opaque access to what the group writes orders everything: fusing then gains nothing."""
+    """An access known only at run time to what the group writes orders everything: fusing then gains nothing."""
     written = {s.array for s in group.statements}
     for s in group.statements:
-        for a in s.reads:
-            if a.opaque and a.array in written:
+        for a in read_accesses(s):
+            if a.array in written and not is_exact(a):
                 raise _DeclinedError(f"{s.name} reads {a.array} at positions known only at run time")
 
 

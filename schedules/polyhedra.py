@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import islpy as isl
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import Load, Op, Value, children
-from polydyn.schedules.index import Index
+from polydyn.schedules.expr import Load, Op, Value, children, indices
+from polydyn.schedules.index import Atom, Index
 from polydyn.schedules.isl_util import Condition, Frame, between, frame, param_set, union_maps, union_sets
 from polydyn.schedules.model import Access, Group, Statement
 
@@ -23,9 +23,22 @@ class Read:
 
 
 def reads(statement: Statement) -> tuple[Read, ...]:
-    """The reads of a statement with their guards; a reduction reads its accumulator first."""
+    """The reads of a statement with their guards: a reduction's accumulator first, then the loads of the value and
+    the integers that its subscripts fetch.
+    """
     own = (Read(statement.write, False),) if statement.reduce else ()
-    return own + tuple(Read(_access(x, statement), g) for x, g in _guarded_loads(statement.value, False))
+    found = [Read(_access(x.buffer, x.index), g) for x, g in _guarded_loads(statement.value, False)]
+    fetched = {f for i in (*indices(statement.value), *statement.index) for f in i.fetches()}
+    return (*own, *found, *(Read(_access(f.name, f.args), True) for f in sorted(fetched, key=str)))
+
+
+def read_accesses(statement: Statement) -> tuple[Access, ...]:
+    """``reads`` without the guards."""
+    return tuple(r.access for r in reads(statement))
+
+
+def _access(array: str, index: tuple[Index, ...]) -> Access:
+    return Access(array, index, not _exact(index))
 
 
 def _guarded_loads(v: Value, guarded: bool) -> Iterator[tuple[Load, bool]]:
@@ -35,8 +48,26 @@ def _guarded_loads(v: Value, guarded: bool) -> Iterator[tuple[Load, bool]]:
         yield from _guarded_loads(c, guarded or (isinstance(v, Op) and v.name == "where" and i > 0))
 
 
-def _access(x: Load, statement: Statement) -> Access:
-    return next(a for a in statement.reads if a.array == x.buffer and a.index == x.index)
+def is_exact(access: Access) -> bool:
+    """True when isl can express every subscript: affine, floor divisions by constants included.
+
+    Anything else (data dependent, products of symbols) may touch any element of its array.
+    """
+    return _exact(access.index)
+
+
+def _exact(index: tuple[Index, ...]) -> bool:
+    return all(map(_quasi_affine, index))
+
+
+def _quasi_affine(e: Index) -> bool:
+    return all(len(m) <= 1 and all(_simple(a) for a in m) for m in e.terms)
+
+
+def _simple(a: str | Atom) -> bool:
+    if isinstance(a, str):
+        return True
+    return a.kind == "floordiv" and bool(a.args[1].constant) and _quasi_affine(a.args[0])
 
 
 def statement_frame(group: Group, statement: Statement) -> Frame:
@@ -62,18 +93,16 @@ def array_box(group: Group, name: str) -> isl.Set:
     f = frame(name, dims, group.params)
     box: list[Condition] = []
     for d, e in zip(dims, shape, strict=True):
-        box += between(0, d, e) if _affine(e) else between(0, d, 0)[:1]
+        box += between(0, d, e) if _quasi_affine(e) else between(0, d, 0)[:1]
     return f.where(box)
 
 
-def _affine(e: Index) -> bool:
-    return all(len(m) <= 1 and all(isinstance(a, str) for a in m) for m in e.terms)
-
-
 def access_relation(group: Group, statement: Statement, access: Access, guarded: bool = False) -> isl.Map:
-    """Instances -> elements. Opaque: any element. Guarded: only elements that exist, the guard excludes the others."""
+    """Instances -> elements. Not exact: any element. Guarded: only elements that exist, the rest is excluded."""
     f = statement_frame(group, statement)
-    if access.opaque:
+    if access.array not in group.arrays:
+        raise ScheduleError(f"{statement.name} accesses {access.array}, which group {group.name} does not have")
+    if not is_exact(access):
         box = array_box(group, access.array)
         m = isl.Map.from_domain_and_range(f.universe(), box)
     else:
@@ -89,9 +118,9 @@ def read_relation(group: Group) -> isl.UnionMap:
     return union_maps(parts, group.params)
 
 
-def write_relation(group: Group, opaque: bool = False) -> isl.UnionMap:
-    """All exact writes, or all opaque ones."""
-    chosen = (s for s in group.statements if s.write.opaque == opaque)
+def write_relation(group: Group, exact: bool = True) -> isl.UnionMap:
+    """All exact writes, or all others."""
+    chosen = (s for s in group.statements if is_exact(s.write) == exact)
     return union_maps((access_relation(group, s, s.write) for s in chosen), group.params)
 
 

@@ -20,6 +20,7 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.polyhedra import (
     access_relation,
     array_box,
+    is_exact,
     iteration_domain,
     reads,
     rows_to_map,
@@ -53,10 +54,10 @@ def check_legal(
 
 
 def check_bounds(group: Group, deps: Dependences) -> None:
-    """Every unguarded, affine access stays inside its array. LegalityError with a witness otherwise."""
+    """Every unguarded, exact access stays inside its array. LegalityError with a witness otherwise."""
     for s in group.statements:
         for access, guarded in ((s.write, False), *((r.access, r.guarded) for r in reads(s))):
-            if access.opaque or guarded:
+            if guarded or not is_exact(access):
                 continue
             m = access_relation(group, s, access).intersect_params(deps.context)
             bad = m.subtract_range(array_box(group, access.array))

@@ -9,6 +9,7 @@ import islpy as isl
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.isl_util import pair, sample, sample_pair
 from polydyn.schedules.model import Group
+from polydyn.schedules.polyhedra import read_accesses
 
 
 def dependence_error(what: str, bad: isl.Map, group: Group, context: isl.Set) -> LegalityError:
@@ -39,6 +40,6 @@ def _shared_arrays(group: Group, s: str, t: str) -> Iterable[str]:
     touched = []
     for name in (s, t):
         x = next((x for x in group.statements if x.name == name), None)
-        touched.append({a.array for a in (x.write, *x.reads)} if x else set())
+        touched.append({a.array for a in (x.write, *read_accesses(x))} if x else set())
     written = {x.array for x in group.statements if x.name in (s, t)}
     return sorted(touched[0] & touched[1] & written)

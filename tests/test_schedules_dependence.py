@@ -14,8 +14,8 @@ from polydyn.schedules.dependence import analyse
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import const, op
 from polydyn.schedules.index import Index, fetch
-from polydyn.schedules.isl_util import child, frame, limits, maps, pair
-from polydyn.schedules.model import Group
+from polydyn.schedules.isl_util import child, equals, frame, limits, maps, pair
+from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.verify import check_bounds
 from tests.polyhedral_groups import PAD_CONV_FACTS, F, array, group, ld, matmul, pad_conv, softmax, statement
 
@@ -74,6 +74,44 @@ def test_opaque_read_of_an_intermediate_waits_for_all_of_it() -> None:
     d = analyse(g)
     (m,) = maps(d.flow)
     assert "A[i] -> B[i']" in str(m), "any element of the producer may be read by any instance"
+
+
+def test_division_by_a_constant_is_exact() -> None:
+    """Split heads: the consumer's element (h, c) comes from the producer's column 64 h + c, and no other."""
+    i = Index.of("i")
+    g = group(
+        "split", "M MM", [array("t", "local", "M", 64), array("y", "output", "MM")],
+        [statement("A", {"h": "M", "c": 64}, "t", "h c", const(1, F)),
+         statement("B", {"i": "MM"}, "y", "i", ld("t", i // 64, i % 64))],
+    )  # fmt: skip
+    d = analyse(g, [equals("MM", 64 * Index.of("M"))])
+    (m,) = maps(d.flow)
+    assert m.is_injective() and m.is_bijective()
+    check_bounds(g, d)
+
+
+def test_fetched_subscripts_are_reads() -> None:
+    """The gather's index is computed in the same group: it must be ready before."""
+    g = group(
+        "index", "M", [array("x", "input", "M"), array("n", "local", "M"), array("y", "output", "M")],
+        [statement("A", {"i": "M"}, "n", "i", const(1, F)),
+         statement("B", {"i": "M"}, "y", "i", ld("x", fetch("n", ["i"])))],
+    )  # fmt: skip
+    assert pairs(analyse(g).flow) == {("A", "B")}
+    wrong = replace(g, arrays={n: a for n, a in g.arrays.items() if n != "n"}, statements=g.statements[1:])
+    with pytest.raises(ScheduleError, match="accesses n, which group index does not have"):
+        analyse(wrong)
+
+
+def test_scatter_orders_everything_after_it() -> None:
+    out = (fetch("idx", ["i"]),)
+    scatter = Statement("B", (("i", Index.of("M")),), "y", out, const(1, F))
+    g = group(
+        "scatter", "M", [array("idx", "input", "M"), array("y", "output", "M")],
+        [statement("A", {"i": "M"}, "y", "i", const(0, F)), scatter],
+    )  # fmt: skip
+    d = analyse(g)
+    assert pairs(d.output) == {("A", "B"), ("B", "B")}, "two instances may hit one element"
 
 
 def test_bounds() -> None:
