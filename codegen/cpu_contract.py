@@ -186,7 +186,9 @@ class ContractKernel:
             address = (a["v"] * (self.plan.block * self.R) + self._step(a, a["a_k"])) * w + a["lane"]
             return (Store("panel", address, flat(self.group, self.col_value, env, lambda x: None)),)
 
-        body = clip(lower(body, coordinates, {"PACK": f}), ("a_k",), self._live_reduction())
+        body = lower(body, coordinates, {"PACK": f})
+        if self.plan.blocks != ONE:
+            body = clip(body, ("a_k",), self._live_reduction())
         live = self.N - V("c_lo") * self.nr - V("v") * w
         body = vectorise_tile(body, "lane", w, mask_extent=live)
         whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
@@ -243,10 +245,10 @@ class ContractKernel:
         schedule = to_isl(tiled.tree, tiled.statements, tiled.params)
         ast = build_ast(schedule, param_set(tiled.params))
         coordinates = tiled.coordinates()
-        body = name_loops(from_isl(ast), coordinates)
+        body = mark_parallel(name_loops(from_isl(ast), coordinates), tiled.coincident)
+        body = bind(body, {"B_k": p.blocks, "P_k": p.block, "W": w})
         if p.promote:
             body = consume(body, "promote", lambda b: self._pack(b, coordinates))
-        body = mark_parallel(bind(body, {"B_k": p.blocks, "P_k": p.block}), tiled.coincident)
         nt, mt = self.N.ceildiv(self.nr), self.M.ceildiv(p.rows)
         body = balance(balance(body, "c_j", nt, "B_j", "b_j"), "c_i", mt, "B_i", "b_i")
         body = self._variants(body, coordinates)

@@ -36,7 +36,7 @@ def index_text(i: Index) -> str:
         if c != 1 or not m:
             factors.insert(0, str(c) if c >= 0 else f"({c})")
         parts.append("*".join(factors))
-    return parts[0] if len(parts) == 1 and len(next(iter(i.terms))) <= 1 else "(" + " + ".join(parts) + ")"
+    return parts[0] if len(parts) == 1 and "*" not in parts[0] else "(" + " + ".join(parts) + ")"
 
 
 def _atom_text(a: Atom) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from polydyn.errors import CodegenError
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, iterators, value_size
-from polydyn.schedules.expr import Const, Load, Value, map_index, substitute, transform
+from polydyn.schedules.expr import INTEGERS, Const, FromIndex, Load, Op, Value, map_index, substitute, transform
 from polydyn.schedules.index import Atom, Index, fetch, simplify
 
 INLINE_SIZE = 6
@@ -38,7 +39,23 @@ def inline(graph: Graph) -> Graph:
 
 
 def _trivial(n: Compute) -> bool:
-    return n.is_map and not n.inputs and value_size(n.body) <= INLINE_SIZE
+    small = n.is_map and not n.inputs and value_size(n.body) <= INLINE_SIZE
+    return small and (n.body.dtype not in INTEGERS or as_index(n.body) is not None)
+
+
+def as_index(v: Value) -> Index | None:
+    """The value as an Index, when it is integer arithmetic over iterators and sizes."""
+    if isinstance(v, FromIndex):
+        return v.index
+    if isinstance(v, Const) and v.dtype in INTEGERS:
+        return Index.of(int(v.value))
+    if not isinstance(v, Op) or v.dtype not in INTEGERS or v.name not in ("add", "sub", "mul", "cast"):
+        return None
+    args = [as_index(a) for a in v.args]
+    if any(a is None for a in args):
+        return None
+    a, *b = (x for x in args if x is not None)
+    return a if v.name == "cast" else a + b[0] if v.name == "add" else a - b[0] if v.name == "sub" else a * b[0]
 
 
 def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Compute:
@@ -61,10 +78,15 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
         if a.kind != "fetch":
             return Index({(replace(a, args=args),): 1})
         source = sources.get(a.name)
-        if source is None or not isinstance(source.body, Load):
+        if source is None:
             return fetch(a.name, args)
-        moved = (i.subs({dim_name(k): x for k, x in enumerate(args)}) for i in source.body.index)
-        return fetch(source.body.buffer, moved)
+        env = {dim_name(k): x for k, x in enumerate(args)}
+        if isinstance(source.body, Load):
+            return fetch(source.body.buffer, (i.subs(env) for i in source.body.index))
+        known = as_index(source.body)
+        if known is None:
+            raise CodegenError(f"{a.name} was inlined but is no Index", tensor=a.name)
+        return known.subs(env)
 
     body = transform(n.body, value)
     body = map_index(body, lambda i: simplify(i.map_atoms(atom), ranges))
@@ -72,7 +94,7 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
 
 
 def _absorb_permutations(graph: Graph) -> Graph:
-    """``transpose(compute(...))`` becomes the computation in the transposed order, when the transpose alone reads it."""
+    """``transpose(compute(...))`` becomes the computation in the transposed order, when only the transpose reads it."""
     producers = graph.producer()
     consumers = graph.consumers()
     dropped: set[str] = set()
