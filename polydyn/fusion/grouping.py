@@ -102,7 +102,7 @@ class _Grouping:
                     k += 1
                 counts.add(k)
         shape = self._shape(n)
-        p = min(counts, default=0)
+        p = min([self._own_prefix(n), *counts]) if counts else 0
         if not p or any(e != ONE for e in shape[p:]) or shape[:p] != self._shape(g.nodes[0])[:p]:
             return None
         return p
