@@ -1,0 +1,81 @@
+"""Conv: a padded copy where there is padding, then one sum of products with affine subscripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polydyn.graph.ir import Dim
+from polydyn.graph.operators.common import (
+    ReductionIndices,
+    all_of,
+    at,
+    emit,
+    given,
+    in_range,
+    iterators,
+    like,
+    reduce_to,
+    refuse,
+    wide,
+)
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.windows import Window, windows
+from polydyn.schedules.expr import op
+from polydyn.schedules.index import ZERO, Index
+
+
+def _windows(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Window, ...]:
+    return windows(node, ctx.tensor(node.inputs[0]).shape[2:], ctx.tensor(node.inputs[1]).shape[2:])
+
+
+def conv_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """[N, O, spatial...]; the input's channels are the groups times the weight's."""
+    x, w = (ctx.tensor(n) for n in node.inputs[:2])
+    if not 3 <= len(x.shape) <= 5:
+        raise refuse(node, f"{len(x.shape) - 2} spatial axes")
+    why = f"Conv {node.name} has {node.attribute('group', 1)} groups"
+    ctx.unify(x.shape[1], w.shape[1] * node.attribute("group", 1), why)
+    return (Inferred(x.dtype, (x.shape[0], w.shape[0], *(a.output for a in _windows(node, ctx)))),)
+
+
+def pad_spatial(ctx: ExpandContext, name: str, axes: Sequence[Window]) -> str:
+    """The tensor [N, C, spatial...] with zeros around it; itself when there is no padding."""
+    if not any(a.has_padding for a in axes):
+        return name
+    t = ctx.tensor(name)
+    n, c, *spatial = iterators(len(t.shape))
+    index = [i - a.before for i, a in zip(spatial, axes, strict=True)]
+    inside = all_of([in_range(i, a.size) for i, a in zip(index, axes, strict=True) if a.has_padding])
+    assert inside is not None
+    element = at(ctx, name, (n, c, *index))
+    shape = (*t.shape[:2], *(a.padded for a in axes))
+    return ctx.compute(shape, op("where", inside, element, like(0, element)))
+
+
+@operator("Conv", infer=conv_infer)
+def conv(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``out[n, o, p...] = sum(x[n, group(o) + c, p*stride + k*dilation...] * w[o, c, k...]) + bias[o]``."""
+    w = ctx.tensor(node.inputs[1])
+    axes = _windows(node, ctx)
+    padded = pad_spatial(ctx, node.inputs[0], axes)
+    n, o, *position = iterators(2 + len(axes))
+    sums = ReductionIndices()
+    c = sums.add(w.shape[1])
+    taps = [sums.add(a.kernel) for a in axes]
+    source = [p * a.stride + k * a.dilation for p, k, a in zip(position, taps, axes, strict=True)]
+    channel = _first_channel(o, w.shape[0], w.shape[1], node.attribute("group", 1)) + c
+    product = op("mul", wide(at(ctx, padded, (n, channel, *source))), wide(at(ctx, w.name, (o, c, *taps))))
+    bias = given(node.inputs, 2)
+    add = (lambda total: op("add", total, wide(at(ctx, bias, (o,))))) if bias else None
+    if sums.extents:
+        reduce_to(ctx, node, "sum", product, tuple(sums.extents), add)
+    else:
+        emit(ctx, node, add(product) if add else product)
+
+
+def _first_channel(o: Index, outputs: Dim, inputs_per_group: Dim, groups: int) -> Index:
+    """The first input channel of the group that output channel ``o`` belongs to."""
+    if groups == 1:
+        return ZERO
+    per_group = outputs // groups
+    return (o if per_group == 1 else o // per_group) * inputs_per_group

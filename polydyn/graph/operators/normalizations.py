@@ -1,0 +1,218 @@
+"""Softmax and the normalizations: reductions to statistics, then a map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from polydyn.graph.ir import Dim
+from polydyn.graph.operators.common import (
+    Shape,
+    aligned,
+    at,
+    emit,
+    given,
+    iterators,
+    like,
+    mean_of,
+    normalize_axis,
+    refuse,
+    same_as_input,
+    square,
+    wide,
+)
+from polydyn.graph.operators.reductions import reduced_shape, source_index
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.schedules.expr import Value, cast, op
+from polydyn.schedules.index import ZERO, Index
+
+# -- softmax ---------------------------------------------------------------------------------------------------------
+
+
+@operator("Softmax", "LogSoftmax", infer=same_as_input)
+def softmax(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``e / sum(e)`` with ``e = exp(x - max(x))``; before opset 13 over all axes from ``axis`` on."""
+    t = ctx.tensor(node.inputs[0])
+    rank = len(t.shape)
+    new = node.opset >= 13
+    axis = normalize_axis(node, node.attribute("axis", -1 if new else 1), rank)
+    axes = (axis,) if new else tuple(range(axis, rank))
+    shape = reduced_shape(t.shape, axes, keepdims=True)
+    extents = tuple(t.shape[a] for a in axes)
+    inner = source_index(rank, axes, keepdims=True)
+    here = iterators(rank)
+    kept = tuple(ZERO if a in axes else i for a, i in enumerate(here))
+    greatest = ctx.compute(shape, wide(at(ctx, t.name, inner)), reduction=extents, reduce="max")
+    shifted = op("sub", wide(at(ctx, t.name, here)), at(ctx, greatest, kept))
+    if node.op == "LogSoftmax":
+        exps = op("exp", op("sub", wide(at(ctx, t.name, inner)), at(ctx, greatest, iterators(rank))))
+        total = ctx.compute(shape, exps, reduction=extents, reduce="sum")
+        emit(ctx, node, op("sub", shifted, op("log", at(ctx, total, kept))))
+        return
+    exp = ctx.compute(t.shape, op("exp", shifted))
+    total = ctx.compute(shape, at(ctx, exp, inner), reduction=extents, reduce="sum")
+    emit(ctx, node, op("div", at(ctx, exp, here), at(ctx, total, kept)))
+
+
+# -- statistics ------------------------------------------------------------------------------------------------------
+
+
+def inverse_root(variance: Value, epsilon: float) -> Value:
+    """``1 / sqrt(variance + epsilon)``."""
+    return op("reciprocal", op("sqrt", op("add", variance, like(epsilon, variance))))
+
+
+def mean_and_variance(
+    ctx: ExpandContext, shape: Shape, extents: tuple[Dim, ...], element: Callable[[], Value]
+) -> tuple[str, str]:
+    """Names of the mean and of the mean squared deviation (two passes) of ``element`` over the reduction."""
+    here = iterators(len(shape))
+    x = element()
+    total = ctx.compute(shape, x, reduction=extents, reduce="sum")
+    mean = ctx.compute(shape, mean_of(at(ctx, total, here), extents))
+    spread = ctx.compute(shape, square(op("sub", x, at(ctx, mean, here))), reduction=extents, reduce="sum")
+    return mean, ctx.compute(shape, mean_of(at(ctx, spread, here), extents))
+
+
+def _affine(x: Value, scale: Value, shift: Value | None) -> Value:
+    out = op("mul", x, scale)
+    return out if shift is None else op("add", out, shift)
+
+
+# -- batch, instance, group ------------------------------------------------------------------------------------------
+
+
+def batch_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The input's type and shape; the channels agree with the parameters."""
+    t = ctx.tensor(node.inputs[0])
+    if node.attribute("training_mode", 0) or len([o for o in node.outputs if o]) > 1:
+        raise refuse(node, "training mode", "export the model for inference")
+    for x in node.inputs[1:]:
+        ctx.unify(t.shape[1], ctx.tensor(x).shape[0], f"{node.op} {node.name} has one {x} per channel")
+    return (Inferred(t.dtype, t.shape),)
+
+
+@operator("BatchNormalization", infer=batch_infer)
+def batch_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``x * s + t`` with ``s = scale / sqrt(variance + epsilon)`` and ``t = bias - mean * s``, folded if constant."""
+    x, scale, bias, mean, variance = node.inputs
+    epsilon = node.attribute("epsilon", 1e-5)
+    arrays = [ctx.constant(n) for n in node.inputs[1:]]
+    if all(a is not None for a in arrays):
+        s, b, m, v = (np.asarray(a, np.float64) for a in arrays)
+        factor = s / np.sqrt(v + epsilon)
+        dtype = np.float64 if ctx.tensor(x).dtype == "float64" else np.float32
+        multiply = ctx.new_constant(factor.astype(dtype), f"{node.name}.scale")
+        shift = ctx.new_constant((b - m * factor).astype(dtype), f"{node.name}.shift")
+    else:
+        channels = ctx.tensor(scale).shape
+        here = iterators(1)
+        ratio = op("mul", wide(at(ctx, scale, here)), inverse_root(wide(at(ctx, variance, here)), epsilon))
+        multiply = ctx.compute(channels, ratio)
+        moved = op("mul", wide(at(ctx, mean, here)), at(ctx, multiply, here))
+        shift = ctx.compute(channels, op("sub", wide(at(ctx, bias, here)), moved))
+    index = iterators(len(ctx.tensor(x).shape))
+    body = wide(at(ctx, x, index))
+    emit(ctx, node, _affine(body, *(cast(at(ctx, p, index[1:2]), body.dtype) for p in (multiply, shift))))
+
+
+def _groups(node: OnnxNode, ctx: ExpandContext, count: Dim) -> None:
+    """Normalizes the channels of each of ``count`` groups together, over all spatial axes."""
+    t = ctx.tensor(node.inputs[0])
+    batch, channels, *spatial = t.shape
+    size = Index.of(1) if count == channels else channels // count
+    d0, d1 = Index.of("d0"), Index.of("d1")
+    extents = (*(() if size == 1 else (size,)), *spatial)
+    inner = [Index.of(f"r{j}") for j in range(len(extents))]
+    channel = d1 if size == 1 else d1 * size + inner.pop(0)
+    element = wide(at(ctx, t.name, (d0, channel, *inner)))
+    mean, variance = mean_and_variance(ctx, (batch, count), extents, lambda: element)
+    index = iterators(len(t.shape))
+    group = d1 if size == 1 else d1 // size
+    centred = op("sub", wide(at(ctx, t.name, index)), at(ctx, mean, (d0, group)))
+    y = op("mul", centred, inverse_root(at(ctx, variance, (d0, group)), node.attribute("epsilon", 1e-5)))
+    per_channel = node.op == "InstanceNormalization" or node.opset >= 21
+    parameter = d1 if per_channel else group
+    scale, shift = (cast(at(ctx, p, (parameter,)), y.dtype) for p in node.inputs[1:3])
+    emit(ctx, node, _affine(y, scale, shift))
+
+
+@operator("InstanceNormalization", infer=same_as_input)
+def instance_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Each channel of each sample to mean 0 and variance 1, then scale and bias per channel."""
+    _groups(node, ctx, ctx.tensor(node.inputs[0]).shape[1])
+
+
+@operator("GroupNormalization", infer=same_as_input)
+def group_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Groups of channels together; scale and bias per group before opset 21, per channel since."""
+    _groups(node, ctx, Index.of(node.attribute("num_groups")))
+
+
+# -- layer, root mean square -----------------------------------------------------------------------------------------
+
+
+def layer_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The input's shape, then mean and inverse deviation with ones on the normalized axes."""
+    t = ctx.tensor(node.inputs[0])
+    axes = _trailing(node, len(t.shape))
+    statistics = Inferred(_stash(node, t.dtype), reduced_shape(t.shape, axes, keepdims=True))
+    return (Inferred(t.dtype, t.shape), statistics, statistics)[: len(node.outputs)]
+
+
+def _trailing(node: OnnxNode, rank: int) -> tuple[int, ...]:
+    return tuple(range(normalize_axis(node, node.attribute("axis", -1), rank), rank))
+
+
+def _stash(node: OnnxNode, dtype: str) -> str:
+    """The dtype of the statistics; stash_type 1 (float32) never narrows float64."""
+    if node.attribute("stash_type", 1) != 1:
+        raise refuse(node, f"stash_type {node.attribute('stash_type')}")
+    return "float64" if dtype == "float64" else "float32"
+
+
+@operator("LayerNormalization", infer=layer_infer)
+def layer_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the axes from ``axis`` on."""
+    t = ctx.tensor(node.inputs[0])
+    rank = len(t.shape)
+    axes = _trailing(node, rank)
+    shape = reduced_shape(t.shape, axes, keepdims=True)
+    element = wide(at(ctx, t.name, source_index(rank, axes, keepdims=True)))
+    mean, variance = mean_and_variance(ctx, shape, tuple(t.shape[a] for a in axes), lambda: element)
+    inverse = ctx.compute(
+        shape, inverse_root(at(ctx, variance, iterators(rank)), node.attribute("epsilon", 1e-5)),
+        output=given(node.outputs, 2),
+    )  # fmt: skip
+    if given(node.outputs, 1):
+        emit(ctx, node, at(ctx, mean, iterators(rank)), 1)
+    here = iterators(rank)
+    kept = tuple(ZERO if a in axes else i for a, i in enumerate(here))
+    centred = op("sub", wide(at(ctx, t.name, here)), at(ctx, mean, kept))
+    _scaled_output(node, ctx, op("mul", centred, at(ctx, inverse, kept)))
+
+
+@operator("RMSNormalization", infer=layer_infer)
+def rms_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``x / sqrt(mean(x*x) + epsilon) * scale`` over the axes from ``axis`` on."""
+    t = ctx.tensor(node.inputs[0])
+    rank = len(t.shape)
+    axes = _trailing(node, rank)
+    shape = reduced_shape(t.shape, axes, keepdims=True)
+    extents = tuple(t.shape[a] for a in axes)
+    element = wide(at(ctx, t.name, source_index(rank, axes, keepdims=True)))
+    total = ctx.compute(shape, square(element), reduction=extents, reduce="sum")
+    mean = mean_of(at(ctx, total, iterators(rank)), extents)
+    inverse = ctx.compute(shape, inverse_root(mean, node.attribute("epsilon", 1e-5)))
+    here = iterators(rank)
+    kept = tuple(ZERO if a in axes else i for a, i in enumerate(here))
+    _scaled_output(node, ctx, op("mul", wide(at(ctx, t.name, here)), at(ctx, inverse, kept)))
+
+
+def _scaled_output(node: OnnxNode, ctx: ExpandContext, y: Value) -> None:
+    """Scale and optional bias, which broadcast to the input."""
+    here = iterators(len(ctx.tensor(node.inputs[0]).shape))
+    bias = given(node.inputs, 2)
+    scale = cast(aligned(ctx, node.inputs[1], here), y.dtype)
+    emit(ctx, node, _affine(y, scale, cast(aligned(ctx, bias, here), y.dtype) if bias else None))

@@ -1,0 +1,106 @@
+"""Poolings: reductions over windows, whose taps outside the tensor are guarded."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from polydyn.graph.operators.common import (
+    all_of,
+    at,
+    emit,
+    in_range,
+    iterators,
+    like,
+    mean_of,
+    reduce_to,
+    refuse,
+    same_as_input,
+    square,
+    wide,
+)
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.windows import Window, windows
+from polydyn.schedules.expr import FromIndex, Value, neutral, op
+from polydyn.schedules.index import ONE, Index, product
+
+
+def _windows(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Window, ...]:
+    kernel = tuple(Index.of(int(k)) for k in node.attribute("kernel_shape"))
+    return windows(node, ctx.tensor(node.inputs[0]).shape[2:], kernel)
+
+
+def pool_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """[N, C, windows...]."""
+    x = ctx.tensor(node.inputs[0])
+    if len([o for o in node.outputs if o]) > 1:
+        raise refuse(node, "the output Indices")
+    return (Inferred(x.dtype, (*x.shape[:2], *(a.output for a in _windows(node, ctx)))),)
+
+
+def _tap(node: OnnxNode, ctx: ExpandContext, axes: tuple[Window, ...], reduction: str) -> Value:
+    """The element under a tap, the neutral one outside."""
+    n, c, *position = iterators(2 + len(axes))
+    taps = [Index.of(f"r{j}") for j in range(len(axes))]
+    places = list(zip(axes, position, taps, strict=True))
+    x = wide(at(ctx, node.inputs[0], (n, c, *(a.source(p, k) for a, p, k in places))))
+    inside = all_of([a.inside(p, k) for a, p, k in places if a.may_leave])
+    return x if inside is None else op("where", inside, x, neutral(reduction, x.dtype))
+
+
+@operator("MaxPool", infer=pool_infer)
+def max_pool(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The greatest element of each window."""
+    axes = _windows(node, ctx)
+    reduce_to(ctx, node, "max", _tap(node, ctx, axes, "max"), tuple(a.kernel for a in axes))
+
+
+@operator("AveragePool", infer=pool_infer)
+def average_pool(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The mean of each window, over the taps inside the tensor or, if asked, inside the padded tensor."""
+    axes = _windows(node, ctx)
+    padding = bool(node.attribute("count_include_pad", 0))
+    position = iterators(2 + len(axes))[2:]
+    counts = [
+        a.taps_inside(p, padding) if (a.ceil and a.stride != 1) or (a.has_padding and not padding) else a.kernel
+        for a, p in zip(axes, position, strict=True)
+    ]
+
+    def divide(total: Value) -> Value:
+        return op("div", total, FromIndex(total.dtype, product(counts)))
+
+    reduce_to(ctx, node, "sum", _tap(node, ctx, axes, "sum"), tuple(a.kernel for a in axes), divide)
+
+
+def global_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """[N, C, 1, ...]."""
+    x = ctx.tensor(node.inputs[0])
+    return (Inferred(x.dtype, (*x.shape[:2], *(ONE for _ in x.shape[2:]))),)
+
+
+@operator("GlobalAveragePool", "GlobalMaxPool", infer=global_infer)
+def global_pool(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The mean or the greatest element over all spatial axes."""
+    t = ctx.tensor(node.inputs[0])
+    extents = t.shape[2:]
+    inner = [Index.of(f"r{j}") for j in range(len(extents))]
+    x = wide(at(ctx, t.name, (*iterators(2), *inner)))
+    if node.op == "GlobalMaxPool":
+        reduce_to(ctx, node, "max", x, extents)
+    else:
+        reduce_to(ctx, node, "sum", x, extents, partial(mean_of, extents=extents))
+
+
+@operator("LRN", infer=same_as_input)
+def local_response(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``x / (bias + alpha/size * sum of squares over size neighbouring channels) ** beta``."""
+    t = ctx.tensor(node.inputs[0])
+    size = node.attribute("size")
+    index = iterators(len(t.shape))
+    neighbour = index[1] + "r0" - (size - 1) // 2
+    x = wide(at(ctx, t.name, (index[0], neighbour, *index[2:])))
+    squares = op("where", in_range(neighbour, t.shape[1]), square(x), like(0, x))
+    total = at(ctx, ctx.compute(t.shape, squares, reduction=(Index.of(size),), reduce="sum"), index)
+    scaled = op("mul", like(node.attribute("alpha", 1e-4) / size, total), total)
+    base = op("add", like(node.attribute("bias", 1.0), total), scaled)
+    power = op("pow", base, like(node.attribute("beta", 0.75), base))
+    emit(ctx, node, op("div", wide(at(ctx, t.name, index)), power))

@@ -1,0 +1,145 @@
+"""Sums of products: MatMul, Gemm, Einsum."""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+
+from polydyn.errors import ModelError
+from polydyn.graph.ir import Dim
+from polydyn.graph.operators.common import (
+    ReductionIndices,
+    aligned,
+    at,
+    broadcast_all,
+    emit,
+    given,
+    iterators,
+    like,
+    reduce_to,
+    refuse,
+    wide,
+)
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.schedules.expr import Value, op
+from polydyn.schedules.index import Index
+
+
+def matmul_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """numpy's matmul: vectors are promoted, batch axes broadcast, the inner dims agree."""
+    a, b = (ctx.tensor(x) for x in node.inputs)
+    if not a.shape or not b.shape:
+        raise ModelError("MatMul of a scalar", node=node.name)
+    inner = b.shape[-2] if len(b.shape) > 1 else b.shape[0]
+    ctx.unify(a.shape[-1], inner, f"MatMul {node.name} contracts {a.name} with {b.name}")
+    batch = broadcast_all(node, ctx, [a.shape[:-2], b.shape[:-2]])
+    return (Inferred(a.dtype, (*batch, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ()))),)
+
+
+@operator("MatMul", infer=matmul_infer)
+def matmul(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``out[..., m, n] = sum(a[..., m, k] * b[..., k, n])``."""
+    a, b = (ctx.tensor(x) for x in node.inputs)
+    here = iterators(len(ctx.tensor(node.outputs[0]).shape))
+    rows, columns = min(len(a.shape) - 1, 1), min(len(b.shape) - 1, 1)
+    batch = here[: len(here) - rows - columns]
+    k = Index.of("r0")
+    row = here[len(batch) : len(batch) + rows]
+    column = here[len(here) - columns :] if columns else ()
+    x = wide(at(ctx, a.name, (*_batch(a.shape[:-2], batch), *row, k)))
+    y = wide(at(ctx, b.name, (*_batch(b.shape[:-2], batch), k, *column)))
+    reduce_to(ctx, node, "sum", op("mul", x, y), (a.shape[-1],))
+
+
+def _batch(shape: tuple[Dim, ...], index: tuple[Index, ...]) -> tuple[Index, ...]:
+    """Subscripts of a batch that broadcasts to the last axes of ``index``."""
+    tail = index[len(index) - len(shape) :]
+    return tuple(Index.of(0) if d == 1 else i for d, i in zip(shape, tail, strict=True))
+
+
+def gemm_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """[M, N] of two matrices, each possibly transposed."""
+    a, b = (ctx.tensor(x) for x in node.inputs[:2])
+    m, k = reversed(a.shape) if node.attribute("transA", 0) else a.shape
+    n, inner = b.shape if node.attribute("transB", 0) else reversed(b.shape)
+    ctx.unify(k, inner, f"Gemm {node.name} contracts {a.name} with {b.name}")
+    return (Inferred(a.dtype, (m, n)),)
+
+
+@operator("Gemm", infer=gemm_infer)
+def gemm(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``alpha * A @ B + beta * C``."""
+    a, b = (ctx.tensor(x) for x in node.inputs[:2])
+    m, n = here = iterators(2)
+    k = Index.of("r0")
+    x = wide(at(ctx, a.name, (k, m) if node.attribute("transA", 0) else (m, k)))
+    y = wide(at(ctx, b.name, (n, k) if node.attribute("transB", 0) else (k, n)))
+    extent = a.shape[0 if node.attribute("transA", 0) else 1]
+    alpha, beta = node.attribute("alpha", 1.0), node.attribute("beta", 1.0)
+    c = given(node.inputs, 2)
+
+    def finish(total: Value) -> Value:
+        out = _scaled(alpha, total)
+        return op("add", out, _scaled(beta, wide(aligned(ctx, c, here)))) if c and beta != 0 else out
+
+    plain = alpha == 1 and (not c or beta == 0)
+    reduce_to(ctx, node, "sum", op("mul", x, y), (extent,), None if plain else finish)
+
+
+def _scaled(factor: float, x: Value) -> Value:
+    return x if factor == 1 else op("mul", like(factor, x), x)
+
+
+def _equation(node: OnnxNode) -> tuple[list[str], str]:
+    """The labels of each operand and of the output. UnsupportedError: an ellipsis, a label repeated in one operand."""
+    text = node.attribute("equation")
+    text = (text.decode() if isinstance(text, bytes) else str(text)).replace(" ", "")
+    if "." in text:
+        raise refuse(node, f"an ellipsis in {text}", "write the batch labels out")
+    left, arrow, right = text.partition("->")
+    terms = left.split(",")
+    if any(len(set(t)) != len(t) for t in terms):
+        raise refuse(node, f"a label repeated in one operand of {text}")
+    if not arrow:
+        right = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
+    return terms, right
+
+
+def _extents(node: OnnxNode, ctx: InferContext) -> dict[str, Dim]:
+    extents: dict[str, Dim] = {}
+    terms, _ = _equation(node)
+    for term, name in zip(terms, node.inputs, strict=True):
+        for label, dim in zip(term, ctx.tensor(name).shape, strict=True):
+            why = f"Einsum {node.name} uses label {label} twice"
+            extents[label] = ctx.broadcast(extents[label], dim, why) if label in extents else dim
+    return extents
+
+
+def einsum_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The extents of the output's labels."""
+    extents = _extents(node, ctx)
+    return (Inferred(ctx.tensor(node.inputs[0]).dtype, tuple(extents[c] for c in _equation(node)[1])),)
+
+
+@operator("Einsum", infer=einsum_infer)
+def einsum(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The sum of the products over all labels that the output lacks."""
+    terms, right = _equation(node)
+    position: dict[str, Index] = dict(zip(right, iterators(len(right)), strict=True))
+    sums = ReductionIndices()
+    seen: dict[str, Dim] = {}
+    for term, name in zip(terms, node.inputs, strict=True):
+        for label, dim in zip(term, ctx.tensor(name).shape, strict=True):
+            if label not in seen or seen[label] == 1:
+                seen[label] = dim
+    for label, dim in seen.items():
+        if label not in position:
+            position[label] = sums.add(dim)
+    factors = [
+        wide(aligned(ctx, name, [position[label] for label in term]))
+        for term, name in zip(terms, node.inputs, strict=True)
+    ]
+    body = reduce(partial(op, "mul"), factors)
+    if sums.extents:
+        reduce_to(ctx, node, "sum", body, tuple(sums.extents))
+    else:
+        emit(ctx, node, body)

@@ -1,0 +1,157 @@
+"""Reductions over axes, and ArgMax/ArgMin, which are two reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from polydyn.graph.ir import reduction_name
+from polydyn.graph.operators.common import (
+    Shape,
+    at,
+    emit,
+    given,
+    is_float,
+    iterators,
+    like,
+    mean_of,
+    normalize_axis,
+    reduce_to,
+    refuse,
+    square,
+    wide,
+)
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.schedules.expr import FromIndex, Value, const, op
+from polydyn.schedules.index import ONE, Index
+
+Context = InferContext | ExpandContext
+
+
+def reduced_axes(node: OnnxNode, ctx: Context) -> tuple[int, ...] | None:
+    """The axes, ascending; None when nothing is reduced (``noop_with_empty_axes``)."""
+    rank = len(ctx.tensor(node.inputs[0]).shape)
+    name = given(node.inputs, 1)
+    axes = node.attribute("axes")
+    if name is not None:
+        array = ctx.constant(name)
+        if array is None:
+            raise refuse(node, f"axes {name} that are not constant", "make the axes an initializer")
+        axes = array.reshape(-1).tolist()
+    if axes is None or len(axes) == 0:
+        return None if node.attribute("noop_with_empty_axes", 0) else tuple(range(rank))
+    return tuple(sorted({normalize_axis(node, int(a), rank) for a in axes}))
+
+
+def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
+    """The output's shape."""
+    return tuple(ONE if a in axes else d for a, d in enumerate(shape) if keepdims or a not in axes)
+
+
+def source_index(rank: int, axes: tuple[int, ...], keepdims: bool) -> tuple[Index, ...]:
+    """Subscripts of the input: reduction iterators on the reduced axes, output iterators on the others."""
+    out: list[Index] = []
+    kept = reduced = 0
+    for a in range(rank):
+        if a in axes:
+            out.append(Index.of(reduction_name(reduced)))
+            reduced += 1
+        else:
+            out.append(Index.of(f"d{a if keepdims else kept}"))
+            kept += 1
+    return tuple(out)
+
+
+def reduce_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The input's shape without the reduced axes, or with ones in their place."""
+    t = ctx.tensor(node.inputs[0])
+    axes = reduced_axes(node, ctx)
+    shape = t.shape if axes is None else reduced_shape(t.shape, axes, bool(node.attribute("keepdims", 1)))
+    return (Inferred(t.dtype, shape),)
+
+
+def _identity(x: Value) -> Value:
+    return x
+
+
+Scalar = Callable[[Value], Value]
+KINDS: dict[str, tuple[str, Scalar, Scalar | None]] = {
+    "ReduceSum": ("sum", _identity, None),
+    "ReduceProd": ("prod", _identity, None),
+    "ReduceMax": ("max", _identity, None),
+    "ReduceMin": ("min", _identity, None),
+    "ReduceMean": ("sum", _identity, None),
+    "ReduceSumSquare": ("sum", square, None),
+    "ReduceL1": ("sum", lambda x: op("abs", x), None),
+    "ReduceL2": ("sum", square, lambda x: op("sqrt", x)),
+    "ReduceLogSum": ("sum", _identity, lambda x: op("log", x)),
+}
+"""Operator -> reduction, what is done to each element first, and to the result at last."""
+
+
+def _reduce(node: OnnxNode, ctx: ExpandContext) -> None:
+    reduce, before, after = KINDS[node.op]
+    t = ctx.tensor(node.inputs[0])
+    axes = reduced_axes(node, ctx)
+    if axes is None:
+        x = before(wide(at(ctx, t.name, iterators(len(t.shape)))))
+        emit(ctx, node, after(x) if after else x)
+        return
+    index = source_index(len(t.shape), axes, bool(node.attribute("keepdims", 1)))
+    extents = tuple(t.shape[a] for a in axes)
+    if node.op == "ReduceMean":
+        after = partial(mean_of, extents=extents)
+    if not axes:  # a tensor of rank 0
+        x = before(wide(at(ctx, t.name, index)))
+        emit(ctx, node, after(x) if after else x)
+        return
+    reduce_to(ctx, node, reduce, before(wide(at(ctx, t.name, index))), extents, after)
+
+
+for _name in KINDS:
+    operator(_name, infer=reduce_infer)(_reduce)
+
+
+@operator("ReduceLogSumExp", infer=reduce_infer)
+def log_sum_exp(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``m + log(sum(exp(x - m)))`` with the maximum m, or 0 where that is infinite."""
+    t = ctx.tensor(node.inputs[0])
+    axes = reduced_axes(node, ctx)
+    if axes is None or not axes:
+        emit(ctx, node, wide(at(ctx, t.name, iterators(len(t.shape)))))
+        return
+    out = ctx.tensor(node.outputs[0])
+    x = wide(at(ctx, t.name, source_index(len(t.shape), axes, bool(node.attribute("keepdims", 1)))))
+    extents = tuple(t.shape[a] for a in axes)
+    here = iterators(len(out.shape))
+    greatest = at(ctx, ctx.compute(out.shape, x, reduction=extents, reduce="max"), here)
+    finite = op("where", op("isinf", greatest), like(0, x), greatest)
+    shift = at(ctx, ctx.compute(out.shape, finite), here)
+    exps = op("exp", op("sub", x, shift))
+    reduce_to(ctx, node, "sum", exps, extents, lambda total: op("add", op("log", total), shift))
+
+
+def arg_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """int64 positions, without the axis or with 1 in its place."""
+    t = ctx.tensor(node.inputs[0])
+    axis = normalize_axis(node, node.attribute("axis", 0), len(t.shape))
+    return (Inferred("int64", reduced_shape(t.shape, (axis,), bool(node.attribute("keepdims", 1)))),)
+
+
+@operator("ArgMax", "ArgMin", infer=arg_infer)
+def arg_extreme(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The extreme, then the first (or last) position that holds it; the first NaN counts as extreme, as in numpy."""
+    t = ctx.tensor(node.inputs[0])
+    out = ctx.tensor(node.outputs[0])
+    axis = normalize_axis(node, node.attribute("axis", 0), len(t.shape))
+    keepdims = bool(node.attribute("keepdims", 1))
+    x = at(ctx, t.name, source_index(len(t.shape), (axis,), keepdims))
+    extent = t.shape[axis]
+    best = ctx.compute(out.shape, wide(x), reduction=(extent,), reduce="max" if node.op == "ArgMax" else "min")
+    found = op("eq", wide(x), at(ctx, best, iterators(len(out.shape))))
+    if is_float(t.dtype):
+        found = op("or", found, op("isnan", wide(x)))
+    last = bool(node.attribute("select_last_index", 0))
+    nowhere = const(-1, "int64") if last else FromIndex("int64", extent)
+    position = op("where", found, FromIndex("int64", Index.of(reduction_name(0))), nowhere)
+    ctx.compute(out.shape, position, output=out.name, reduction=(extent,), reduce="max" if last else "min")

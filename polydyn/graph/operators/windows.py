@@ -1,0 +1,109 @@
+"""Sliding windows: the geometry shared by Conv and the poolings, with symbolic sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polydyn.errors import ModelError
+from polydyn.graph.ir import Dim
+from polydyn.graph.operators.common import in_range, refuse
+from polydyn.graph.operators.registry import OnnxNode
+from polydyn.schedules.expr import Value
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
+
+
+@dataclass(frozen=True)
+class Window:
+    """One spatial axis: ``size`` elements, ``kernel`` taps ``dilation`` apart, moved by ``stride``.
+
+    ``before``/``after``: padding. ``ceil``: the last window may reach past the padding, if it starts before its end.
+    """
+
+    size: Dim
+    kernel: Dim
+    stride: int
+    dilation: int
+    before: Dim
+    after: Dim
+    ceil: bool = False
+
+    @property
+    def padded(self) -> Dim:
+        """The size with padding."""
+        return self.size + self.before + self.after
+
+    @property
+    def output(self) -> Dim:
+        """The number of windows."""
+        room = self.padded - self.reach
+        if not self.ceil:
+            return room // self.stride + 1
+        return minimum(room.ceildiv(self.stride) + 1, (self.size + self.before - 1) // self.stride + 1)
+
+    @property
+    def reach(self) -> Dim:
+        """How many elements one window spans."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def has_padding(self) -> bool:
+        """False when padding is zero for every size."""
+        return not (self.before == 0 and self.after == 0)
+
+    @property
+    def may_leave(self) -> bool:
+        """True when some tap may lie outside the tensor."""
+        return self.has_padding or (self.ceil and self.stride != 1)
+
+    def source(self, position: IndexLike, tap: IndexLike) -> Index:
+        """The subscript of the unpadded tensor."""
+        return Index.of(position) * self.stride + Index.of(tap) * self.dilation - self.before
+
+    def inside(self, position: IndexLike, tap: IndexLike) -> Value:
+        """The condition that a tap lies in the tensor."""
+        return in_range(self.source(position, tap), self.size)
+
+    def taps_inside(self, position: IndexLike, count_padding: bool) -> Dim:
+        """How many taps lie in the tensor, or, with ``count_padding``, in the padded tensor."""
+        start = Index.of(position) * self.stride - (ZERO if count_padding else self.before)
+        end = self.padded if count_padding else self.size
+        last = minimum(self.kernel, (end - start).ceildiv(self.dilation))
+        first = maximum(0, (-start).ceildiv(self.dilation))
+        return maximum(0, last - first)
+
+
+def windows(node: OnnxNode, sizes: tuple[Dim, ...], kernel: tuple[Dim, ...]) -> tuple[Window, ...]:
+    """The windows of a Conv or pooling node, from its attributes. ModelError: attributes of another rank."""
+    rank = len(sizes)
+    if len(kernel) != rank:
+        raise ModelError(f"a kernel of {len(kernel)} axes for {rank} spatial axes", node=node.name)
+    strides = node.attribute("strides") or [1] * rank
+    dilations = node.attribute("dilations") or [1] * rank
+    pads = node.attribute("pads") or [0] * (2 * rank)
+    if not len(strides) == len(dilations) == len(pads) // 2 == rank:
+        raise ModelError("strides, dilations and pads do not fit the rank", node=node.name)
+    ceil = bool(node.attribute("ceil_mode", 0))
+    out = []
+    for i, size in enumerate(sizes):
+        before, after = _padding(node, size, kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
+        out.append(Window(size, kernel[i], int(strides[i]), int(dilations[i]), before, after, ceil))
+    return tuple(out)
+
+
+def _padding(
+    node: OnnxNode, size: Dim, kernel: Dim, stride: int, dilation: int, before: int, after: int
+) -> tuple[Dim, Dim]:
+    """The padding of one axis; ``SAME_*`` makes the output ``ceil(size / stride)``."""
+    mode = node.attribute("auto_pad", "NOTSET")
+    if mode == "NOTSET":
+        if before < 0 or after < 0:
+            raise refuse(node, "negative padding")
+        return Index.of(before), Index.of(after)
+    if mode == "VALID":
+        return ZERO, ZERO
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        raise ModelError(f"auto_pad {mode}", node=node.name)
+    reach = (kernel - ONE) * dilation + 1
+    total = maximum(0, (size.ceildiv(stride) - 1) * stride + reach - size)
+    half = total // 2
+    return (half, total - half) if mode == "SAME_UPPER" else (total - half, half)
