@@ -15,7 +15,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.importer import load_model
 from polydyn.graph.report import invented_symbols
 
-F, I = "float32", "int64"
+F, I64 = "float32", "int64"
 X = {"x": (F, ["B", "L"])}
 
 
@@ -84,7 +84,9 @@ def test_an_if_whose_condition_is_known_becomes_its_branch() -> None:
 
 
 def test_all_unsupported_operators_are_listed_at_once() -> None:
-    nodes = [node("Nonsense", "x", "a"), helper.make_node("Gelu", ["a"], ["b"], domain="com.acme"), node("Loop", "b", "y")]
+    nodes = [
+        node("Nonsense", "x", "a"), helper.make_node("Gelu", ["a"], ["b"], domain="com.acme"), node("Loop", "b", "y"),
+    ]
     with pytest.raises(UnsupportedError, match=r"3 operator.*Loop \(node Loop_y\), Nonsense.*com.acme::Gelu"):
         import_model(model(nodes, X, ["y"]))
 
@@ -118,7 +120,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_symbols_of_inputs_and_ranges() -> None:
-    inputs = {"x": (F, ["B", None]), "w": (F, ["B", None]), "z": (I, ["d0"])}
+    inputs = {"x": (F, ["B", None]), "w": (F, ["B", None]), "z": (I64, ["d0"])}
     nodes = [node("Concat", "x w", "y", axis=1), node("Identity", "z", "z2")]
     graph = import_model(model(nodes, inputs, ["y", "z2"]), {"B": (1, 8)})
     assert [(s.symbol, s.input, s.axis) for s in graph.sources] == [
@@ -158,7 +160,9 @@ def test_a_guess_is_made_last_and_noted() -> None:
 
 
 def test_sizes_that_nothing_reads_as_data_are_not_computed() -> None:
-    nodes = [node("Shape", "x", "s"), node("Gather", "s i", "n"), node("Unsqueeze", "n a", "n1"), node("Expand", "w n1", "y")]
+    nodes = [
+        node("Shape", "x", "s"), node("Gather", "s i", "n"), node("Unsqueeze", "n a", "n1"), node("Expand", "w n1", "y"),
+    ]
     constants = {"i": np.array(1), "a": np.array([0]), "w": np.ones(1, np.float32)}
     assert [n.output for n in import_model(model(nodes, X, ["y"], constants)).nodes] == ["y"]
     graph = import_model(model(nodes, X, ["y", "n1"], constants))

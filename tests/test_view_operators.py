@@ -14,7 +14,7 @@ from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute
 
-F, I = "float32", "int64"
+F, I64 = "float32", "int64"
 BIG = 2**63 - 1
 
 
@@ -31,8 +31,14 @@ CASES = {
     "squeeze": ([node("Squeeze", "x a", "y")], (F, ["B", 1, "L"]), {"a": i64(1)}),
     "unsqueeze": ([node("Unsqueeze", "x a", "y")], (F, ["B", "L"]), {"a": i64(0, -1)}),
     "transpose": ([node("Transpose", "x", "y", perm=[2, 0, 1])], (F, ["B", "L", 3]), {}),
-    "slice": ([node("Slice", "x s e a k", "y")], (F, ["B", "L"]), {"s": i64(1, -3), "e": i64(-1, BIG), "a": i64(0, 1), "k": i64(2, 1)}),
-    "slice back": ([node("Slice", "x s e a k", "y")], (F, ["B", "L"]), {"s": i64(-1), "e": i64(-BIG), "a": i64(1), "k": i64(-2)}),
+    "slice": (
+        [node("Slice", "x s e a k", "y")],
+        (F, ["B", "L"]), {"s": i64(1, -3), "e": i64(-1, BIG), "a": i64(0, 1), "k": i64(2, 1)},
+    ),
+    "slice back": (
+        [node("Slice", "x s e a k", "y")],
+        (F, ["B", "L"]), {"s": i64(-1), "e": i64(-BIG), "a": i64(1), "k": i64(-2)},
+    ),
     "slice symbolic": (
         [node("Shape", "x", "n", start=1), node("Div", "n two", "h"), node("Slice", "x h n one", "y")],
         (F, ["B", "L"]), {"two": i64(2), "one": i64(1)},
@@ -45,7 +51,10 @@ CASES = {
     "gather": ([node("Gather", "x i", "y", axis=1)], (F, ["B", 5]), {"i": np.array([[0, -1], [4, -5]])}),
     "gather one": ([node("Gather", "x i", "y", axis=1)], (F, ["B", 5]), {"i": np.array(-2)}),
     "gather nd": ([node("GatherND", "x i", "y")], (F, [4, 5, "B"]), {"i": np.array([[0, -1], [3, 2]])}),
-    "one hot": ([node("Cast", "x k", "i", to=7), node("OneHot", "i d v", "y", axis=1)], (F, ["B", "L"]), {"d": np.array(3), "v": np.array([1.0, 2.0], np.float32)}),
+    "one hot": (
+        [node("Cast", "x k", "i", to=7), node("OneHot", "i d v", "y", axis=1)],
+        (F, ["B", "L"]), {"d": np.array(3), "v": np.array([1.0, 2.0], np.float32)},
+    ),
     "trilu": ([node("Trilu", "x k", "y", upper=0)], (F, ["B", "L"]), {"k": np.array(1)}),
     "trilu up": ([node("Trilu", "x", "y")], (F, [2, "B", "L"]), {}),
     "cumsum": ([node("CumSum", "x a", "y")], (F, ["B", "L"]), {"a": np.array(1)}),
@@ -54,8 +63,14 @@ CASES = {
     "pad edge": ([node("Pad", "x p", "y", mode="edge")], (F, [3, "B", 2]), {"p": i64(1, 0, 2, 2, 0, 0)}),
     "pad reflect": ([node("Pad", "x p", "y", mode="reflect")], (F, ["B", 4]), {"p": i64(0, 3, 0, 2)}),
     "shape as data": ([node("Shape", "x", "y"), node("Size", "x", "y2")], (F, ["B", 3, "L"]), {}),
-    "range": ([node("Size", "x", "n"), node("Range", "o n t", "y")], (F, ["B", "L"]), {"o": np.array(1), "t": np.array(3)}),
-    "constant of shape": ([node("Shape", "x", "s"), node("ConstantOfShape", "s", "y", value=onnx.numpy_helper.from_array(i64(5)))], (F, ["B", "L"]), {}),
+    "range": (
+        [node("Size", "x", "n"), node("Range", "o n t", "y")],
+        (F, ["B", "L"]), {"o": np.array(1), "t": np.array(3)},
+    ),
+    "constant of shape": (
+        [node("Shape", "x", "s"), node("ConstantOfShape", "s", "y", value=onnx.numpy_helper.from_array(i64(5)))],
+        (F, ["B", "L"]), {},
+    ),
     "dropout": ([node("Dropout", "x", "y y2")], (F, ["B", "L"]), {}),
     "identity of constant": ([node("Identity", "x", "y"), node("Identity", "c", "y2")], (F, ["B"]), {"c": i64(3)}),
 }  # fmt: skip
@@ -90,7 +105,7 @@ def helper_without_dash(n: onnx.NodeProto) -> onnx.NodeProto:
 
 def test_gathers_with_run_time_indices_wrap_negative_ones() -> None:
     nodes = [node("Gather", "x i", "y", axis=1), node("GatherElements", "x j", "z", axis=1)]
-    m = model(nodes, {"x": (F, ["B", "L"]), "i": (I, ["K"]), "j": (I, ["B", "M"])}, ["y", "z"])
+    m = model(nodes, {"x": (F, ["B", "L"]), "i": (I64, ["K"]), "j": (I64, ["B", "M"])}, ["y", "z"])
     graph = import_model(m)
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     got = run(graph, {"x": x, "i": i64(-1, 0, -4), "j": np.array([[0, -1], [1, 2], [-4, 3]])})
@@ -114,7 +129,9 @@ def attention_views() -> onnx.ModelProto:
         node("Transpose", "h", "t", perm=[0, 2, 1, 3]), node("Transpose", "t", "u", perm=[0, 2, 1, 3]),
         node("Concat", "b1 l1 all", "s3", axis=0), node("Reshape", "u s3", "y"),
     ]  # fmt: skip
-    constants = {"zero": np.array(0), "one": np.array(1), "at0": i64(0), "heads": i64(4), "size": i64(16), "all": i64(-1)}
+    constants = {
+        "zero": np.array(0), "one": np.array(1), "at0": i64(0), "heads": i64(4), "size": i64(16), "all": i64(-1),
+    }
     return model(nodes, {"x": (F, ["B", "L", 64])}, ["y", "t"], constants)
 
 
@@ -138,6 +155,20 @@ def test_reshape_that_may_not_divide_is_guarded() -> None:
     assert run(graph, {"x": np.arange(8, dtype=np.float32)})["y"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_gathers_at_formulas_of_the_position_are_views() -> None:
+    nodes = [
+        node("Slice", "ids s n one", "p"), node("Gather", "w p", "y"), node("Gather", "w r", "z"),
+        node("Shape", "x", "n", start=0, end=1), node("Squeeze", "n", "m"), node("Range", "o m t", "r"),
+    ]  # fmt: skip
+    nodes = [nodes[3], nodes[4], nodes[5], *nodes[:3]]
+    constants = {"ids": np.arange(9)[None], "w": np.arange(18, dtype=np.float32).reshape(9, 2), "s": i64(0), "one": i64(1)}
+    m = model(nodes, {"x": (F, ["L"])}, ["y", "z"], constants | {"o": np.array(0), "t": np.array(1)})
+    graph = import_model(m, {"L": (0, 9)})
+    bodies = {n.output: str(n.body) for n in graph.nodes if isinstance(n, Compute)}
+    assert bodies.keys() == {"y", "z"} and "(d1, d2)" in bodies["y"] and "(d0, d1)" in bodies["z"], bodies
+    assert run(graph, {"x": np.zeros(3, np.float32)})["y"].tolist() == [[[0, 1], [2, 3], [4, 5]]]
+
+
 def refused(m: onnx.ModelProto) -> str:
     with pytest.raises((ShapeError, UnsupportedError)) as e:
         import_model(m)
@@ -146,12 +177,12 @@ def refused(m: onnx.ModelProto) -> str:
 
 def test_refusals_name_node_and_reason() -> None:
     x = {"x": (F, ["B", 6])}
-    assert "Reshape_y" in (said := refused(model([node("Reshape", "x s", "y")], x, ["y"], {"s": i64(-1, -1)}))), said
+    assert "Reshape_y" in refused(model([node("Reshape", "x s", "y")], x, ["y"], {"s": i64(-1, -1)}))
     assert "can never be equal" in refused(model([node("Reshape", "x s", "y")], {"x": (F, [7])}, ["y"], {"s": i64(2, 3)}))
-    data = {"x": (F, ["B", 6]), "s": (I, [2])}
+    data = {"x": (F, ["B", 6]), "s": (I64, [2])}
     assert "not arithmetic on the sizes" in refused(model([node("Reshape", "x s", "y")], data, ["y"]))
     assert "depends on the data" in refused(model([node("NonZero", "x", "y")], x, ["y"]))
     assert "rank of the result" in refused(model([node("Squeeze", "x", "y")], x, ["y"]))
-    said = refused(model([node("ScatterND", "x i u", "y")], x | {"i": (I, [1, 1]), "u": (F, [1, 6])}, ["y"]))
+    said = refused(model([node("ScatterND", "x i u", "y")], x | {"i": (I64, [1, 1]), "u": (F, [1, 6])}, ["y"]))
     assert "ScatterND (node ScatterND_y)" in said
     assert "training" in refused(model([node("Dropout", "x r t", "y")], x, ["y"], {"r": np.float32(0.5), "t": np.array(True)}))

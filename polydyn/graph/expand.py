@@ -13,9 +13,10 @@ from polydyn.graph.importer import ModelLike, load_model
 from polydyn.graph.ir import Compute, Concat, Dim, Graph, Guard, Node, Tensor, dim_name, reduction_name
 from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import OnnxNode
+from polydyn.graph.positions import Positions
 from polydyn.graph.propagate import Typed, propagate
 from polydyn.graph.verify import verify_graph
-from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, load, map_index, op, transform
+from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, indices, load, map_index, op, transform
 from polydyn.schedules.index import Index
 
 
@@ -48,6 +49,7 @@ class _Builder:
         self.tensors: dict[str, Tensor] = {x.name: typed.tensor(x.name) for x in typed.graph.inputs}
         self.constants: dict[str, Array] = {}
         self.aliases: dict[str, str] = {}
+        self.positions = Positions()
         self.current: OnnxNode | None = None
         self.count = 0
 
@@ -90,6 +92,7 @@ class _Builder:
             self._ensure(x)
         self.tensors[name] = Tensor(name, body.dtype, shape)
         self.nodes.append(node)
+        self.positions.learn(node)
         return name
 
     def concat(self, parts: tuple[str, ...], axis: int, *, output: str | None = None) -> str:
@@ -144,6 +147,7 @@ class _Builder:
 
     def _add_constant(self, name: str, array: Array) -> None:
         self.constants[name] = array
+        self.positions.learn_constant(name, array)
         self.tensors[name] = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
 
     def _resolve(self, body: Value) -> Value:
@@ -152,7 +156,10 @@ class _Builder:
         def f(v: Value) -> Value:
             return Load(v.dtype, self.aliases.get(v.buffer, v.buffer), v.index) if isinstance(v, Load) else v
 
-        return map_index(transform(body, f), lambda i: i.rename_fetches(self.aliases))
+        body = transform(body, f)
+        for t in sorted({self.aliases.get(a.name, a.name) for i in indices(body) for a in i.fetches()}):
+            self._ensure(t)
+        return map_index(body, lambda i: self.positions.resolve(i, self.aliases))
 
     def _ensure(self, name: str) -> None:
         """The tensor exists: a constant, or shape arithmetic written out as data."""

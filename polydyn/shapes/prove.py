@@ -54,13 +54,16 @@ def _clear_denominators(p: Index) -> Index:
 
 
 def _direct(p: Index, known: Known) -> bool:
+    """Two attempts: upper ends of sizes are tried last, because a product of two bounded symbols bounds worse."""
     lows = {s: low for s, (low, _) in known.sizes.items()}
     for e in known.iterators.values():  # a product of sizes that is >= 1 has factors >= 1
         if len(e.terms) == 1:
             lows |= {s: max(1, lows.get(s, 0)) for s in next(iter(e.terms)) if isinstance(s, str)}
     shift = {s: Index.of(s) + low for s, low in lows.items() if low}
+    p = p.subs(shift)
     ranges = {v: e.subs(shift) for v, e in known.iterators.items()}
-    for s, (_, high) in known.sizes.items():
-        if high is not None and high >= lows.get(s, 0):
-            ranges[s] = Index.of(high - lows.get(s, 0) + 1)
-    return is_nonnegative(p.subs(shift), ranges, positive=False)
+    if is_nonnegative(p, ranges, positive=False):
+        return True
+    highs = {s: high - lows.get(s, 0) for s, (_, high) in known.sizes.items() if high is not None}
+    ends = {s: Index.of(h + 1) for s, h in highs.items() if h >= 0}
+    return bool(ends) and is_nonnegative(p, ranges | ends, positive=False)

@@ -1,0 +1,86 @@
+"""Integer tensors that are formulas of the position: iotas, sizes, and arithmetic on them.
+
+Exporters spell views as gathers (position ids, masks read at ``b * L + j``). Where the fetched integer is a formula,
+the subscript becomes the formula, and what looked like a gather of unknown elements is a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from polydyn.graph.ir import Compute, dim_name
+from polydyn.schedules.expr import Array, Const, FromIndex, Load, Op, Value
+from polydyn.schedules.index import ZERO, Atom, Index, fetch
+
+LARGEST = 16
+"""Formulas with more terms stay tensors."""
+COUNTS = ("int64", "int32")
+"""Dtypes of formulas; overflow is not modelled, as for all sizes."""
+
+
+class Positions:
+    """Formulas of the tensors seen so far."""
+
+    def __init__(self) -> None:
+        self._formulas: dict[str, Index] = {}
+
+    def learn(self, node: Compute) -> None:
+        """Keeps the formula of a Compute, if it is one."""
+        found = self._formula(node.body) if node.reduce is None and node.body.dtype in COUNTS else None
+        if found is not None and len(found.terms) <= LARGEST:
+            self._formulas[node.output] = found
+
+    def learn_constant(self, name: str, array: Array) -> None:
+        """Keeps the formula of a constant that is affine in its position (an iota, equal numbers)."""
+        if str(array.dtype) not in COUNTS or array.size == 0:
+            return
+        origin = (0,) * array.ndim
+        formula, values = Index.of(int(array[origin])), np.full(array.shape, array[origin])
+        for a, n in enumerate(array.shape):
+            if n > 1:
+                step = int(array[tuple(int(a == b) for b in range(array.ndim))]) - int(array[origin])
+                formula = formula + Index.of(dim_name(a)) * step
+                values = values + step * np.arange(n).reshape([-1 if a == b else 1 for b in range(array.ndim)])
+        if (values == array).all():
+            self._formulas[name] = formula
+
+    def resolve(self, i: Index, aliases: Mapping[str, str]) -> Index:
+        """The subscript with every fetched integer that has a formula replaced by it."""
+        if not i.fetches():
+            return i
+
+        def atom(a: Atom) -> Index:
+            args = tuple(self.resolve(x, aliases) for x in a.args)
+            if a.kind != "fetch":
+                return Index({(Atom(a.kind, args),): 1})
+            return self._at(aliases.get(a.name, a.name), args)
+
+        return i.map_atoms(atom)
+
+    def _at(self, name: str, at: tuple[Index, ...]) -> Index:
+        formula = self._formulas.get(name)
+        if formula is None:
+            return fetch(name, at)
+        return formula.subs({dim_name(k): x for k, x in enumerate(at)})
+
+    def _formula(self, v: Value) -> Index | None:
+        if isinstance(v, FromIndex):
+            return v.index
+        if isinstance(v, Const):
+            return Index.of(int(v.value))
+        if isinstance(v, Load):
+            return self._at(v.buffer, v.index) if v.dtype in COUNTS else None
+        if not isinstance(v, Op) or v.dtype not in COUNTS:
+            return None
+        args = [self._formula(a) for a in v.args]
+        if v.name == "cast" and v.args[0].dtype in COUNTS:
+            return args[0]
+        known = [a for a in args if a is not None]
+        if len(known) != len(args) or v.name not in ("add", "sub", "mul", "neg"):
+            return None
+        if v.name == "neg":
+            return ZERO - known[0]
+        a, b = known
+        return a + b if v.name == "add" else a - b if v.name == "sub" else a * b
