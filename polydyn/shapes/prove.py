@@ -23,11 +23,22 @@ def nonnegative(p: Index, known: Known, depth: int = 3) -> bool:
     c = p.constant
     if c is not None:
         return c >= 0
+    if all(v > 0 for v in p.terms.values()) and all(_atom(a, known, depth) for a in p.atoms()):
+        return True
     p = _clear_denominators(p)
     facts = (*known.facts, *(e - 1 for e in known.iterators.values()))
     if _direct(p, known) or any(_direct(p - f, known) for f in facts):
         return True
     return depth > 0 and any(_by_cases(p, a, known, depth) for a in _extremes(p))
+
+
+def _atom(a: str | Atom, known: Known, depth: int) -> bool:
+    """True when a factor is never negative: symbols are, the rest by its arguments."""
+    if isinstance(a, str):
+        return True
+    if a.kind == "fetch" or depth == 0:
+        return False
+    return (any if a.kind == "max" else all)(nonnegative(x, known, depth - 1) for x in a.args)
 
 
 def _extremes(p: Index) -> list[Atom]:
