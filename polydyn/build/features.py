@@ -16,7 +16,8 @@ MACROS = {
     "__AVXVNNI__": "avx_vnni", "__AMX_TILE__": "amx_tile", "__AMX_BF16__": "amx_bf16", "__AMX_INT8__": "amx_int8",
     "__GFNI__": "gfni", "__VAES__": "vaes",
     "__ARM_FEATURE_SVE": "sve", "__ARM_FEATURE_SVE2": "sve2", "__ARM_FEATURE_DOTPROD": "asimddp",
-    "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC": "asimdhp", "__ARM_FEATURE_BF16": "bf16", "__ARM_FEATURE_MATMUL_INT8": "i8mm",
+    "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC": "asimdhp", "__ARM_FEATURE_BF16": "bf16",
+    "__ARM_FEATURE_MATMUL_INT8": "i8mm",
 }  # fmt: skip
 """Compiler macro (defined when code may use the feature) -> the kernel's name for it in /proc/cpuinfo."""
 

@@ -67,8 +67,8 @@ class HostPlan:
     """The whole program.
 
     ``constants``: name -> array in its final, packed form. ``outputs``/``inputs`` in the model's order. ``launches`` in
-    execution order; every intermediate is written before it is read. ``headers``: file name -> text of the C headers
-    that kernels include.
+    execution order; every intermediate is written before it is read. ``headers``: file name -> text of C headers, all
+    of them included, in this order, before kernels' texts.
     """
 
     name: str
