@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -140,6 +142,41 @@ def test_several_threads_call_one_program(program: Program) -> None:
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert not wrong, wrong[0]
+
+
+def count_plan(launches: int) -> HostPlan:
+    """Every task of every launch adds 1 to its own element."""
+    count = kernel("count", 1, 0, "int64_t *o = buf[0];\nfor (int64_t i = begin; i < end; i++) o[i]++;")
+    return HostPlan(
+        "count", ("x",), ("o",), buffers(("x", F, (L,), "input"), ("o", "int64", (L,), "output")),
+        {}, (SymbolSource("L", "x", 0),), (), (count,), (launch(count, "o", (), L, 10**9),) * launches,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_every_task_runs_exactly_once(threads: int) -> None:
+    program = build_program(count_plan(50), threads=threads)
+    for length in (0, 1, 2, 6, 7, 33, 1000):
+        out = {"o": np.zeros(length, np.int64)}
+        program.run({"x": np.zeros(length, F)}, out=out)
+        assert (out["o"] == 50).all()
+
+
+def test_sleeping_workers_are_woken_and_stop_with_the_program() -> None:
+    def workers() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    before = workers()
+    program = build_program(count_plan(3), threads=4)
+    for pause in (0, 0.004, 0.0005, 0.004, 0.001):
+        time.sleep(pause)
+        out = {"o": np.zeros(100, np.int64)}
+        program.run({"x": np.zeros(100, F)}, out=out)
+        assert (out["o"] == 3).all()
+    assert workers() == before + 3
+    del program
+    gc.collect()
+    assert workers() == before
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -38,3 +39,16 @@ def machine_features(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
 def architecture() -> str:
     """``x86_64``, ``aarch64`` ..."""
     return platform.machine()
+
+
+def available_cores(quota: str = "/sys/fs/cgroup/cpu.max") -> int:
+    """How many cores this process may keep busy: its affinity mask and its container's quota, at least 1.
+
+    Threads beyond a quota spin for nothing and are throttled together with those that work.
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        limit, period = Path(quota).read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if limit == "max" else max(1, min(cores, -(-int(limit) // int(period))))

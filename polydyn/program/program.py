@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polydyn.build.features import available_cores
 from polydyn.errors import InputError
 from polydyn.program.artifact import Artifact, read_artifact, write_artifact
 from polydyn.program.native import DTYPE_CODES, Context, Native
@@ -50,7 +51,7 @@ class Program:
         self._artifact = artifact
         self.compilations = compilations
         """Translation units that were compiled to make this program; 0 from the cache or an artifact."""
-        self.threads = threads if threads is not None else min(len(os.sched_getaffinity(0)), 256)
+        self.threads = threads if threads is not None else min(available_cores(), 256)
         self._native = Native(artifact)
         self._contexts: list[Context] = []
         self._free: list[Context] = []
