@@ -31,7 +31,7 @@ class KernelSource:
     """One compiled kernel: C text of ``void NAME(void *const *buf, const int64_t *sym, int64_t begin, int64_t end,
     void *scratch)``, which processes tasks [begin, end) of its flattened coincident band.
 
-    ``digest``: content hash of everything that determines the text. The text includes no headers (``HostPlan.headers``).
+    ``digest``: content hash of all that determines the text. The text includes no headers (``HostPlan.headers``).
     """
 
     name: str
