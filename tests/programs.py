@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import os
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,10 @@ import numpy as np
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
 from polydyn.schedules.index import Index
+
+_cache = tempfile.TemporaryDirectory()
+atexit.register(_cache.cleanup)
+os.environ["POLYDYN_CACHE"] = _cache.name  # tests never use what another run has compiled
 
 B, L = Index.of("B"), Index.of("L")
 
@@ -21,13 +28,23 @@ def kernel(name: str, buffers: int, symbols: int, body: str) -> KernelSource:
     return KernelSource(name, text, hashlib.sha256(text.encode()).hexdigest(), buffers, symbols)
 
 
-ADD = kernel("add", 3, 0, "const float *a = buf[0], *b = buf[1]; float *c = buf[2];\n"
-             "for (int64_t i = begin; i < end; i++) c[i] = a[i] + b[i];")  # fmt: skip
-SCALE = kernel("scale", 3, 1, "const float *a = buf[0], *w = buf[1]; float *c = buf[2]; int64_t n = sym[0];\n"
-               "for (int64_t i = begin; i < end; i++) for (int64_t j = 0; j < n; j++) c[i*n+j] = a[i*n+j] * w[j % 4];")  # fmt: skip
-ROW_SUM = kernel("row_sum", 2, 1, "const float *a = buf[0]; float *c = buf[1]; int64_t n = sym[0]; float *s = scratch;\n"
-                 "for (int64_t i = begin; i < end; i++) { for (int64_t j = 0; j < n; j++) s[j] = a[i*n+j];\n"
-                 "  float t = 0; for (int64_t j = 0; j < n; j++) t += s[j]; c[i] = t; }")  # fmt: skip
+ADD = kernel(
+    "add", 3, 0, """const float *a = buf[0], *b = buf[1]; float *c = buf[2];
+for (int64_t i = begin; i < end; i++) c[i] = a[i] + b[i];""",
+)  # fmt: skip
+SCALE = kernel(
+    "scale", 3, 1, """const float *a = buf[0], *w = buf[1]; float *c = buf[2]; int64_t n = sym[0];
+for (int64_t i = begin; i < end; i++) for (int64_t j = 0; j < n; j++) c[i*n+j] = a[i*n+j] * w[j % 4];""",
+)  # fmt: skip
+ROW_SUM = kernel(
+    "row_sum", 2, 1, """const float *a = buf[0]; float *c = buf[1], *s = scratch; int64_t n = sym[0];
+for (int64_t i = begin; i < end; i++) {
+    float t = 0;
+    for (int64_t j = 0; j < n; j++) s[j] = a[i*n+j];
+    for (int64_t j = 0; j < n; j++) t += s[j];
+    c[i] = t;
+}""",
+)  # fmt: skip
 
 WEIGHTS = np.array([1, 2, 3, 4], np.float32)
 
@@ -36,7 +53,7 @@ def launch(kernel: KernelSource, buffers: str, symbols: Any, tasks: Any, work: A
     return Launch(
         kernel.name, tuple(buffers.split()), tuple(map(Index.of, symbols)), Index.of(tasks), Index.of(scratch),
         Index.of(work), label=f"{kernel.name}:{buffers}", flops=Index.of(work), bytes=Index.of(work) * 4,
-    )  # fmt: skip
+    )
 
 
 def buffers(*rows: Any) -> dict[str, Buffer]:
@@ -65,7 +82,7 @@ def example(guards: tuple[Guard, ...] = ()) -> HostPlan:
             launch(ADD, "scaled x t1", (), B * L, B * L),
             launch(ROW_SUM, "t1 total", (L,), B, B * L * 10, scratch=L * 4),
         ),
-    )  # fmt: skip
+    )
 
 
 def expected(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:

@@ -16,7 +16,10 @@ from polydyn.errors import BuildError
 
 
 def cache_dir(kind: str) -> Path:
-    """``$POLYDYN_CACHE/<kind>`` or ``~/.cache/polydyn/<kind>``, created for this user alone. BuildError: not writable."""
+    """``$POLYDYN_CACHE/<kind>`` or ``~/.cache/polydyn/<kind>``, created for this user alone.
+
+    BuildError: it cannot be created.
+    """
     root = Path(os.environ.get("POLYDYN_CACHE") or Path("~/.cache/polydyn").expanduser())
     path = root / kind
     try:

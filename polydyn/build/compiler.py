@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from polydyn.build.cache import FileCache, digest
-from polydyn.build.features import MACROS, architecture
+from polydyn.build.features import MACROS, architecture, available_cores
 from polydyn.errors import BuildError
 
 GENERATOR = "1"
@@ -143,7 +143,7 @@ def _compile(compiler: Compiler, flags: Sequence[str], names: Sequence[str], wor
     running: dict[str, subprocess.Popen[str]] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < len(os.sched_getaffinity(0)):
+            while waiting and len(running) < available_cores():
                 name = waiting.pop(0)
                 command = [*compiler.command, *flags, "-c", name, "-o", str(Path(name).with_suffix(".o"))]
                 with (work / f"{name}.log").open("w") as log:

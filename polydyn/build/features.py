@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -16,7 +17,8 @@ MACROS = {
     "__AVXVNNI__": "avx_vnni", "__AMX_TILE__": "amx_tile", "__AMX_BF16__": "amx_bf16", "__AMX_INT8__": "amx_int8",
     "__GFNI__": "gfni", "__VAES__": "vaes",
     "__ARM_FEATURE_SVE": "sve", "__ARM_FEATURE_SVE2": "sve2", "__ARM_FEATURE_DOTPROD": "asimddp",
-    "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC": "asimdhp", "__ARM_FEATURE_BF16": "bf16", "__ARM_FEATURE_MATMUL_INT8": "i8mm",
+    "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC": "asimdhp", "__ARM_FEATURE_BF16": "bf16",
+    "__ARM_FEATURE_MATMUL_INT8": "i8mm",
 }  # fmt: skip
 """Compiler macro (defined when code may use the feature) -> the kernel's name for it in /proc/cpuinfo."""
 
@@ -37,3 +39,16 @@ def machine_features(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
 def architecture() -> str:
     """``x86_64``, ``aarch64`` ..."""
     return platform.machine()
+
+
+def available_cores(quota: str = "/sys/fs/cgroup/cpu.max") -> int:
+    """How many cores this process may keep busy: its affinity mask and its container's quota, at least 1.
+
+    Threads beyond a quota spin for nothing and are throttled together with those that work.
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        limit, period = Path(quota).read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if limit == "max" else max(1, min(cores, -(-int(limit) // int(period))))

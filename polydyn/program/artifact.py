@@ -48,7 +48,8 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _PADDING_ID = 0xD935  # the extra-field id that zipalign uses for the same purpose
 _ZIP64_EXTRA = 20
 _BROKEN = (
-    zipfile.BadZipFile, KeyError, ValueError, TypeError, NotImplementedError, RuntimeError, EOFError, struct.error, zlib.error,
+    zipfile.BadZipFile, KeyError, ValueError, TypeError, NotImplementedError, RuntimeError, EOFError, struct.error,
+    zlib.error,
 )  # fmt: skip
 
 
@@ -174,7 +175,9 @@ def read_artifact(path: str | os.PathLike[str], *, verify: bool = False, check_m
 
 
 def _damaged(path: str | os.PathLike[str], why: str) -> ArtifactError:
-    return ArtifactError(f"{path} is damaged or no polydyn artifact: {why}", remedy="copy it again, or compile the model again")
+    return ArtifactError(
+        f"{path} is damaged or no polydyn artifact: {why}", remedy="copy it again, or compile the model again"
+    )
 
 
 def _read_manifest(z: zipfile.ZipFile, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -183,10 +186,11 @@ def _read_manifest(z: zipfile.ZipFile, path: str | os.PathLike[str]) -> dict[str
         raise _damaged(path, "the manifest does not match its hash")
     manifest: dict[str, Any] = json.loads(text)
     if manifest["format"] != FORMAT or manifest["abi"] != ABI:
+        maker = f"polydyn {manifest['polydyn']}"
         raise ArtifactError(
-            f"{path} was made by polydyn {manifest['polydyn']} with format {manifest['format']} and ABI {manifest['abi']}; "
+            f"{path} was made by {maker} with format {manifest['format']} and ABI {manifest['abi']}; "
             f"this polydyn reads format {FORMAT} and ABI {ABI}",
-            remedy=f"install polydyn {manifest['polydyn']}, or compile the model again",
+            remedy=f"install {maker}, or compile the model again",
         )
     return manifest
 
@@ -208,10 +212,13 @@ def _map_weights(z: zipfile.ZipFile, path: str | os.PathLike[str], where: Mappin
 
 
 def _check_machine(path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> None:
-    remedy = f"compile the model for this machine, or rebuild the artifact from its sources: polydyn.program.rebuild({str(path)!r}, ...)"
+    call = f"polydyn.program.assemble.rebuild({str(path)!r}, to)"
+    remedy = f"compile the model for this machine, or rebuild the artifact from its sources: {call}"
     if manifest["architecture"] != architecture():
         raise ArtifactError(f"{path} was made for {manifest['architecture']}, this is {architecture()}", remedy=remedy)
     here = machine_features()
     missing = [f for f in manifest["features"] if f not in here]
     if here and missing:
-        raise ArtifactError(f"{path} uses processor features that are missing here: {', '.join(missing)}", remedy=remedy)
+        raise ArtifactError(
+            f"{path} uses processor features that are missing here: {', '.join(missing)}", remedy=remedy
+        )

@@ -11,7 +11,7 @@ from polydyn.build.compiler import build_library
 from polydyn.build.features import architecture
 from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
 from polydyn.program.host import HostProgram, host_program, shape_text
-from polydyn.program.plan import HostPlan, KernelSource
+from polydyn.program.plan import HostPlan
 from polydyn.program.program import Program
 from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
@@ -36,7 +36,7 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
     used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
     offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
     host = host_program(plan, offsets, int(weights.size))
-    files = sources() | plan.headers | {"host.c": host.text} | _kernel_units(plan.kernels)
+    files = sources() | plan.headers | {"host.c": host.text} | _kernel_units(plan)
     units, headers = _split(files)
     library = build_library(units, headers, target)
     manifest = _manifest(plan, host) | {
@@ -67,11 +67,12 @@ def _split(files: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     return units, {n: t for n, t in files.items() if n not in units}
 
 
-def _kernel_units(kernels: Sequence[KernelSource]) -> dict[str, str]:
+def _kernel_units(plan: HostPlan) -> dict[str, str]:
     units = {}
-    for start in range(0, len(kernels), BATCH):
-        texts = "\n\n".join(k.text for k in kernels[start : start + BATCH])
-        units[f"kernels_{start // BATCH:03}.c"] = f"#include <stdint.h>\n\n{texts}\n"
+    includes = "\n".join(["#include <stdint.h>", *(f'#include "{h}"' for h in plan.headers)])
+    for start in range(0, len(plan.kernels), BATCH):
+        texts = "\n\n".join(k.text for k in plan.kernels[start : start + BATCH])
+        units[f"kernels_{start // BATCH:03}.c"] = f"{includes}\n\n{texts}\n"
     return units
 
 

@@ -45,7 +45,7 @@ def _bare(x: Index) -> str:
 
 def quote(text: str) -> str:
     """A C string literal; everything but plain ASCII as octal bytes."""
-    plain = {c for c in range(32, 127)} - {ord('"'), ord("\\"), ord("?")}
+    plain = set(range(32, 127)) - {ord('"'), ord("\\"), ord("?")}
     return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in text.encode()) + '"'
 
 
@@ -133,10 +133,9 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
     guards = []
     for g in plan.guards:
         relation = {"==": "equals", "<=": "is at most", "%==": "is a multiple of"}[g.relation]
-        text = f"{_bare(g.left)} {relation} {_bare(g.right)}"
-        guards.append(
-            f"{{{values.of(g.left)}, {values.of(g.right)}, '{RELATIONS[g.relation]}', {quote(text)}, {quote(g.message)}}}"
-        )
+        text = quote(f"{_bare(g.left)} {relation} {_bare(g.right)}")
+        numbers = f"{values.of(g.left)}, {values.of(g.right)}, '{RELATIONS[g.relation]}'"
+        guards.append(f"{{{numbers}, {text}, {quote(g.message)}}}")
     return {
         "inputs": ("pd_io", _io_rows(plan, plan.inputs)),
         "outputs": ("pd_io", _io_rows(plan, plan.outputs)),
@@ -197,11 +196,10 @@ def _launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int])
         counts = f"{len(launch.buffers)}, {len(buffers)}, {len(launch.symbols)}, {len(symbols)}"
         buffers += [str(order[n]) for n in launch.buffers]
         symbols += [str(values.of(s)) for s in launch.symbols]
-        numbers = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes)
-        label = quote(launch.label or launch.kernel)
-        rows.append(
-            f"{{{launch.kernel}, {label}, {quote(launch.kernel)}, {counts}, {', '.join(str(values.of(x)) for x in numbers)}}}"
-        )
+        sizes = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes)
+        numbers = ", ".join(str(values.of(x)) for x in sizes)
+        names = f"{launch.kernel}, {quote(launch.label or launch.kernel)}, {quote(launch.kernel)}"
+        rows.append(f"{{{names}, {counts}, {numbers}}}")
     return {
         "launches": ("pd_launch_entry", rows),
         "launch_buffers": ("int32_t", buffers),

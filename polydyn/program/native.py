@@ -63,7 +63,9 @@ class Native:
         for f in (lib.pd_arena_bytes, lib.pd_evaluations):
             f.restype = ctypes.c_int64
         if lib.pd_abi_version() != ABI:
-            raise ArtifactError(f"the library has ABI {lib.pd_abi_version()}, this polydyn ABI {ABI}", remedy="compile again")
+            raise ArtifactError(
+                f"the library has ABI {lib.pd_abi_version()}, this polydyn ABI {ABI}", remedy="compile the model again"
+            )
         self.weights = artifact.weights  # must outlive the program
         self.program = ctypes.c_void_p()
         size = ctypes.c_int64(self.weights.size)

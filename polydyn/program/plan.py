@@ -16,8 +16,8 @@ from polydyn.schedules.index import Index
 class Buffer:
     """A tensor in memory.
 
-    ``role``: ``input``, ``output``, ``constant`` or ``intermediate``. ``shape`` over the model's symbols. Memory is dense
-    row-major over ``shape`` unless ``elements`` (over the symbols) says that a constant was packed to another size.
+    ``role``: ``input``, ``output``, ``constant`` or ``intermediate``. ``shape`` over the model's symbols. Memory is
+    dense row-major over ``shape``; a constant has the bytes of its array, which may have been packed to another size.
     """
 
     name: str
@@ -31,7 +31,7 @@ class KernelSource:
     """One compiled kernel: C text of ``void NAME(void *const *buf, const int64_t *sym, int64_t begin, int64_t end,
     void *scratch)``, which processes tasks [begin, end) of its flattened coincident band.
 
-    ``digest``: content hash of everything that determines the text. ``preamble``: names of headers it includes.
+    ``digest``: content hash of all that determines the text. The text includes no headers (``HostPlan.headers``).
     """
 
     name: str
@@ -47,8 +47,8 @@ class Launch:
 
     ``buffers``: buffer names in the kernel's order. ``symbols``: the kernel's integers, each over the model's symbols
     and the special symbol ``nth`` (number of threads), launch-time tiles last. ``tasks``: number of tasks, over the
-    same. ``scratch``: bytes of scratch per thread. ``serial_below``: run on the caller alone when ``work`` (a rough
-    count of operations) is less. A launch with ``tasks`` <= 0 is skipped.
+    same. ``scratch``: bytes of scratch per thread. ``work``: a rough count of operations; the runtime takes one thread
+    more for every 32768. A launch with ``tasks`` <= 0 is skipped.
     """
 
     kernel: str
@@ -67,8 +67,8 @@ class HostPlan:
     """The whole program.
 
     ``constants``: name -> array in its final, packed form. ``outputs``/``inputs`` in the model's order. ``launches`` in
-    execution order; every intermediate is written before it is read. ``headers``: file name -> text of the C headers
-    that kernels include.
+    execution order; every intermediate is written before it is read. ``headers``: file name -> text of C headers, all
+    of them included, in this order, before kernels' texts.
     """
 
     name: str

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polydyn.build.features import available_cores
 from polydyn.errors import InputError
 from polydyn.program.artifact import Artifact, read_artifact, write_artifact
 from polydyn.program.native import DTYPE_CODES, Context, Native
@@ -50,12 +51,12 @@ class Program:
         self._artifact = artifact
         self.compilations = compilations
         """Translation units that were compiled to make this program; 0 from the cache or an artifact."""
-        self.threads = threads if threads is not None else min(len(os.sched_getaffinity(0)), 256)
+        self.threads = threads if threads is not None else min(available_cores(), 256)
         self._native = Native(artifact)
         self._contexts: list[Context] = []
         self._free: list[Context] = []
         manifest = artifact.manifest
-        self._inputs = [(i["name"], numpy_dtype(i["dtype"]), numpy_dtype(i["dtype"]).itemsize - 1) for i in manifest["inputs"]]
+        self._inputs = [(i["name"], d, d.itemsize - 1) for i in manifest["inputs"] for d in [numpy_dtype(i["dtype"])]]
         self._outputs = [(o["name"], numpy_dtype(o["dtype"])) for o in manifest["outputs"]]
         close = weakref.finalize(self, _close, self._native, self._contexts)
         close.atexit = False  # threads may still be calling then; the process takes everything with it
@@ -186,10 +187,14 @@ class Program:
         others = list(arrays)
         for name, array in out.items():
             if name not in declared:
-                raise InputError(f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(declared)}")
+                raise InputError(
+                    f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(declared)}"
+                )
             dtype, shape = declared[name]
             if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
-                raise InputError(f"out['{name}'] must be an array of {dtype} and shape {shape} in this call", tensor=name)
+                raise InputError(
+                    f"out['{name}'] must be an array of {dtype} and shape {shape} in this call", tensor=name
+                )
             if not (array.flags.c_contiguous and array.flags.writeable and array.flags.aligned):
                 raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
             if any(np.may_share_memory(array, other) for other in others):
@@ -261,10 +266,9 @@ class Program:
             times = [context.profile(addresses, to, count) for _ in range(repeats + 1)][1:]
             infos = [context.launch(k) for k in range(count)]
         return [
-            LaunchTime(
-                i.label.decode(), i.kernel.decode(), round(median(t[k] for t in times)), i.flops, i.bytes, i.tasks, i.threads
-            )
+            LaunchTime(i.label.decode(), i.kernel.decode(), ns, i.flops, i.bytes, i.tasks, i.threads)
             for k, i in enumerate(infos)
+            for ns in [round(median(t[k] for t in times))]
         ]
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -54,7 +54,7 @@ def _verify_buffers(plan: HostPlan) -> None:
         if b.name != name or b.role not in ROLES or b.dtype not in DTYPES or len(b.shape) > MAX_RANK:
             raise PolydynError(f"buffer {b} under the name {name!r} is malformed", tensor=name)
         if (b.role == "input") != (name in plan.inputs) or (b.role == "output" and name not in plan.outputs):
-            raise PolydynError(f"the buffer has role {b.role}, which the plan's inputs and outputs contradict", tensor=name)
+            raise PolydynError(f"role {b.role} contradicts the plan's inputs and outputs", tensor=name)
         if b.role == "intermediate" and name in plan.outputs:
             raise PolydynError("an output must not be an intermediate", tensor=name)
         if b.role == "constant":

@@ -17,7 +17,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define ALIGN 64
 /* A launch gets another thread for every so many operations: below that a join costs more than it saves. */
-#define WORK_PER_THREAD 16384
+#define WORK_PER_THREAD 32768
 
 struct pd_program {
     pd_pool *pool;

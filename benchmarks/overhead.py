@@ -1,0 +1,82 @@
+"""The cost of one call outside the kernels: programs whose kernels do nothing.
+
+Dynamic dims: both of the input, B and L, drawn from 1..64; ``same`` repeats one shape, ``new`` changes it on every
+call. ``1 thread`` launches run on the caller, ``2 threads`` pay one join per launch. Microseconds per call, median and
+99th percentile. Run: ``python -m benchmarks.overhead`` from the repository's root.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from polydyn.graph.ir import SymbolSource
+from polydyn.program.assemble import build_program
+from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
+from polydyn.program.program import Program
+from polydyn.schedules.index import Index
+
+CALLS = 4000
+B, L = Index.of("B"), Index.of("L")
+
+
+def stub() -> KernelSource:
+    text = "void stub(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch) {}\n"
+    return KernelSource("stub", text, hashlib.sha256(text.encode()).hexdigest(), 3, 6)
+
+
+def stubbed(launches: int, work: int) -> HostPlan:
+    """A chain of ``launches`` launches over two inputs, with the arithmetic that real groups need."""
+    names = ["x", *(f"t{i}" for i in range(launches - 1)), "out"]
+    roles = ["input", *["intermediate"] * (launches - 1), "output"]
+    every = enumerate(zip(names, roles, strict=True))
+    buffers = {n: Buffer(n, "float32", (B, L * (i % 7 + 1)), r) for i, (n, r) in every}
+    buffers["mask"] = Buffer("mask", "int64", (B, L), "input")
+    rows = [
+        Launch(
+            "stub",
+            (names[i], "mask", names[i + 1]),
+            (B, L * (i % 7 + 1), B * L, (L + i % 16).ceildiv(16), Index.of("nth"), (B * L).ceildiv(i % 5 + 2)),
+            tasks=B * (L + i % 16).ceildiv(16),
+            scratch=L * 64,
+            work=Index.of(work),
+        )
+        for i in range(launches)
+    ]
+    sources = (SymbolSource("B", "x", 0), SymbolSource("L", "x", 1))
+    return HostPlan("stubbed", ("x", "mask"), ("out",), buffers, {}, sources, (), (stub(),), tuple(rows))
+
+
+def feeds(same: bool) -> Iterator[dict[str, np.ndarray]]:
+    r = np.random.default_rng(0)
+    shapes = [(8, 33)] if same else [tuple(s) for s in r.integers(1, 65, (64, 2))]
+    made = [{"x": np.zeros(s, np.float32), "mask": np.zeros(s, np.int64)} for s in shapes]
+    for i in range(CALLS):
+        yield made[i % len(made)]
+
+
+def measure(program: Program, same: bool) -> tuple[float, float]:
+    times = []
+    for f in feeds(same):
+        start = time.perf_counter_ns()
+        program.run(f)
+        times.append(time.perf_counter_ns() - start)
+    times = sorted(times[100:])
+    return times[len(times) // 2] / 1e3, times[len(times) * 99 // 100] / 1e3
+
+
+def main() -> None:
+    print(f"{'launches':>8} {'threads':>8} {'shapes':>7} {'p50 us':>8} {'p99 us':>8}")
+    for launches in (1, 10, 100, 1000):
+        for threads in (1, 2):
+            program = build_program(stubbed(launches, 10**6), threads=threads)
+            for same in (True, False):
+                p50, p99 = measure(program, same)
+                print(f"{launches:>8} {threads:>8} {'same' if same else 'new':>7} {p50:>8.1f} {p99:>8.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
