@@ -62,7 +62,7 @@ class _Grouping:
 
     def _joins(self, n: Compute, g: _Open) -> str | None:
         """The reason for joining, or None."""
-        if is_contraction(n):
+        if is_contraction(n) or g.kind == "concat":
             return None
         if g.kind == "contract":
             same = n.is_map and self._shape(n) == self._shape(g.nodes[0]) and self._aligned(n, g, self._rank(n))
