@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from polydyn.errors import InputError, PolydynError
+from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.ir import Compute, Concat, Graph, Guard, Node, Tensor, dim_name, reduction_name
 from polydyn.schedules.expr import (
     FLOATS,
@@ -35,16 +36,6 @@ Arrays: TypeAlias = Mapping[str, Array]
 
 BLOCK_BYTES = 64 << 20
 """Largest piece of an iteration space that is materialised at once, in bytes."""
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a polydyn dtype name; ``bfloat16`` needs the package ``ml_dtypes`` (a dependency of onnx)."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        out: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return out
-    return np.dtype(name)
 
 
 def evaluate(graph: Graph, feeds: Mapping[str, Array], keep: Iterable[str] = ()) -> dict[str, Array]:
