@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from polydyn.schedules.index import Atom, Index, Ranges, is_nonnegative
@@ -23,11 +23,35 @@ def nonnegative(p: Index, known: Known, depth: int = 3) -> bool:
     c = p.constant
     if c is not None:
         return c >= 0
+    if all(v > 0 for v in p.terms.values()) and all(_atom(a, known, depth) for a in p.atoms()):
+        return True
     p = _clear_denominators(p)
     facts = (*known.facts, *(e - 1 for e in known.iterators.values()))
     if _direct(p, known) or any(_direct(p - f, known) for f in facts):
         return True
-    return depth > 0 and any(_by_cases(p, a, known, depth) for a in _extremes(p))
+    if depth == 0:
+        return False
+    if any(_by_cases(p, a, known, depth) for a in _extremes(p)):
+        return True
+    return any(nonnegative(p, looser, depth - 1) for looser in _looser(p, known))
+
+
+def _looser(p: Index, known: Known) -> list[Known]:
+    """An iterator below ``min(a, b)`` is below each of them."""
+    used = p.symbols()
+    found = [(v, a) for v, e in known.iterators.items() for a in _extremes(e) if v in used and e == Index({(a,): 1})]
+    return [
+        replace(known, iterators={**known.iterators, v: x}) for v, a in found if a.kind == "min" for x in a.args
+    ]  # fmt: skip
+
+
+def _atom(a: str | Atom, known: Known, depth: int) -> bool:
+    """True when a factor is never negative: symbols are, the rest by its arguments."""
+    if isinstance(a, str):
+        return True
+    if a.kind == "fetch" or depth == 0:
+        return False
+    return (any if a.kind == "max" else all)(nonnegative(x, known, depth - 1) for x in a.args)
 
 
 def _extremes(p: Index) -> list[Atom]:

@@ -225,11 +225,10 @@ def _fill(node: OnnxNode, ctx: ExpandContext, dtype: str) -> Value:
 
 
 def infer_trilu(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Trilu: the same shape; k must be shape arithmetic."""
+    """Trilu: the same shape."""
     x = ctx.tensor(node.inputs[0])
     if len(x.shape) < 2:
         raise ShapeError(f"{x.name} has rank {len(x.shape)}", tensor=x.name, rule="Trilu needs matrices")
-    sizes(node, ctx, 1, "k")
     return (Inferred(x.dtype, x.shape),)
 
 
@@ -237,10 +236,13 @@ def infer_trilu(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 def expand_trilu(node: OnnxNode, ctx: ExpandContext) -> None:
     """The elements on one side of diagonal k, zero elsewhere."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
-    (k,) = sizes(node, ctx, 1, "k") or (ZERO,)
     d = here(len(x.shape))
+    diagonal: Value = const(0, "int64")
+    if len(node.inputs) > 1 and node.inputs[1]:
+        k = ctx.tensor(node.inputs[1])
+        diagonal = load(k.name, (0,) * len(k.shape), k.dtype)
     relation = "ge" if node.attribute("upper", 1) else "le"
-    keep = op(relation, FromIndex("int64", d[-1]), FromIndex("int64", d[-2] + k))
+    keep = op(relation, FromIndex("int64", d[-1]), op("add", FromIndex("int64", d[-2]), diagonal))
     body = op("where", keep, load(x.name, d, x.dtype), const(0, x.dtype))
     ctx.compute(y.shape, body, output=y.name)
 
