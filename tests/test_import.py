@@ -161,7 +161,8 @@ def test_a_guess_is_made_last_and_noted() -> None:
 
 def test_sizes_that_nothing_reads_as_data_are_not_computed() -> None:
     nodes = [
-        node("Shape", "x", "s"), node("Gather", "s i", "n"), node("Unsqueeze", "n a", "n1"), node("Expand", "w n1", "y"),
+        node("Shape", "x", "s"), node("Gather", "s i", "n"), node("Unsqueeze", "n a", "n1"),
+        node("Expand", "w n1", "y"),
     ]
     constants = {"i": np.array(1), "a": np.array([0]), "w": np.ones(1, np.float32)}
     assert [n.output for n in import_model(model(nodes, X, ["y"], constants)).nodes] == ["y"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from one_node import check, import_model, model_of
+from onnx import helper
 
 from polydyn import reference
 from polydyn.errors import UnsupportedError
@@ -88,6 +90,21 @@ def test_power_of_a_constant(exponent: float) -> None:
     (node,) = graph.nodes
     assert isinstance(node, Compute)
     assert ("pow" in {getattr(x, "name", "") for x in walk(node.body)}) == (exponent == 1.7)
+
+
+def test_a_whole_power_of_constants_is_shape_arithmetic() -> None:
+    nodes = [
+        helper.make_node("Pow", ["n", "half"], ["side"]),
+        helper.make_node("Cast", ["side"], ["size"], to=onnx.TensorProto.INT64),
+        helper.make_node("Unsqueeze", ["size", "axes"], ["sizes"]),
+        helper.make_node("Expand", ["x", "sizes"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    arrays = {"n": np.array(49, np.float32), "half": np.array(0.5, np.float32), "axes": np.array([0])}
+    constants = [onnx.numpy_helper.from_array(a, n) for n, a in arrays.items()]
+    graph = helper.make_graph(nodes, "g", [x], [helper.make_empty_tensor_value_info("y")], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    assert [int(d) for d in import_model(model).tensors["y"].shape] == [7]
 
 
 def test_clip_with_either_bound_missing() -> None:

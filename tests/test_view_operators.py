@@ -161,9 +161,11 @@ def test_gathers_at_formulas_of_the_position_are_views() -> None:
         node("Shape", "x", "n", start=0, end=1), node("Squeeze", "n", "m"), node("Range", "o m t", "r"),
     ]  # fmt: skip
     nodes = [nodes[3], nodes[4], nodes[5], *nodes[:3]]
-    constants = {"ids": np.arange(9)[None], "w": np.arange(18, dtype=np.float32).reshape(9, 2), "s": i64(0), "one": i64(1)}
+    table = np.arange(18, dtype=np.float32).reshape(9, 2)
+    constants = {"ids": np.arange(9)[None], "w": table, "s": i64(0), "one": i64(1)}
     m = model(nodes, {"x": (F, ["L"])}, ["y", "z"], constants | {"o": np.array(0), "t": np.array(1)})
-    graph = import_model(m, {"L": (0, 9)})
+    graph = import_model(m)
+    assert [(str(g.left), g.relation, str(g.right)) for g in graph.guards] == [("L", "<=", "9")], "the table has 9 rows"
     bodies = {n.output: str(n.body) for n in graph.nodes if isinstance(n, Compute)}
     assert bodies.keys() == {"y", "z"} and "(d1, d2)" in bodies["y"] and "(d0, d1)" in bodies["z"], bodies
     assert run(graph, {"x": np.zeros(3, np.float32)})["y"].tolist() == [[[0, 1], [2, 3], [4, 5]]]
@@ -178,11 +180,13 @@ def refused(m: onnx.ModelProto) -> str:
 def test_refusals_name_node_and_reason() -> None:
     x = {"x": (F, ["B", 6])}
     assert "Reshape_y" in refused(model([node("Reshape", "x s", "y")], x, ["y"], {"s": i64(-1, -1)}))
-    assert "can never be equal" in refused(model([node("Reshape", "x s", "y")], {"x": (F, [7])}, ["y"], {"s": i64(2, 3)}))
+    seven = model([node("Reshape", "x s", "y")], {"x": (F, [7])}, ["y"], {"s": i64(2, 3)})
+    assert "can never be equal" in refused(seven)
     data = {"x": (F, ["B", 6]), "s": (I64, [2])}
     assert "not arithmetic on the sizes" in refused(model([node("Reshape", "x s", "y")], data, ["y"]))
     assert "depends on the data" in refused(model([node("NonZero", "x", "y")], x, ["y"]))
     assert "rank of the result" in refused(model([node("Squeeze", "x", "y")], x, ["y"]))
     said = refused(model([node("ScatterND", "x i u", "y")], x | {"i": (I64, [1, 1]), "u": (F, [1, 6])}, ["y"]))
     assert "ScatterND (node ScatterND_y)" in said
-    assert "training" in refused(model([node("Dropout", "x r t", "y")], x, ["y"], {"r": np.float32(0.5), "t": np.array(True)}))
+    constants = {"r": np.float32(0.5), "t": np.array(True)}
+    assert "training" in refused(model([node("Dropout", "x r t", "y")], x, ["y"], constants))

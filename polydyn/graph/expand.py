@@ -14,10 +14,11 @@ from polydyn.graph.ir import Compute, Concat, Dim, Graph, Guard, Node, Tensor, d
 from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.graph.positions import Positions
-from polydyn.graph.propagate import Typed, propagate
+from polydyn.graph.propagate import propagate
+from polydyn.graph.typed import Typed
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, indices, load, map_index, op, transform
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import Index, Ranges, upper_bound
 
 
 def import_model(model: ModelLike, dims: Mapping[str, tuple[int, int | None]] | None = None) -> Graph:
@@ -86,7 +87,10 @@ class _Builder:
         reduction = tuple(map(self.facts.canonical, reduction))
         ranges = {dim_name(i): e for i, e in enumerate(shape)}
         ranges |= {reduction_name(i): e for i, e in enumerate(reduction)}
-        body = map_index(self._resolve(body), lambda i: self.facts.simplify(self.facts.canonical(i), ranges))
+        body, wraps = self._resolve(body)
+        for position, n in wraps:
+            self._inside(position, n, ranges)
+        body = map_index(body, lambda i: self.facts.simplify(self.facts.canonical(i), ranges))
         node = Compute(name, body, reduction, reduce, self.current.name if self.current else "")
         for x in node.inputs:
             self._ensure(x)
@@ -150,8 +154,8 @@ class _Builder:
         self.positions.learn_constant(name, array)
         self.tensors[name] = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
 
-    def _resolve(self, body: Value) -> Value:
-        """Loads and fetches read what an alias stands for."""
+    def _resolve(self, body: Value) -> tuple[Value, list[tuple[Index, Index]]]:
+        """Loads and fetches read what an alias stands for; fetched formulas of the position are written out."""
 
         def f(v: Value) -> Value:
             return Load(v.dtype, self.aliases.get(v.buffer, v.buffer), v.index) if isinstance(v, Load) else v
@@ -159,7 +163,16 @@ class _Builder:
         body = transform(body, f)
         for t in sorted({self.aliases.get(a.name, a.name) for i in indices(body) for a in i.fetches()}):
             self._ensure(t)
-        return map_index(body, lambda i: self.positions.resolve(i, self.aliases))
+        wraps: list[tuple[Index, Index]] = []
+        return map_index(body, lambda i: self.positions.resolve(i, self.aliases, wraps)), wraps
+
+    def _inside(self, x: Index, n: Index, ranges: Ranges) -> None:
+        """Positions gathered from a table of constant length must lie inside it: a bound on sizes, not on data."""
+        last = upper_bound(x, ranges)
+        if last is None or n.constant is None or last.constant is not None or not self.facts.nonnegative(x, ranges):
+            return
+        place = f"{self.current.name} ({self.current.op})" if self.current else "a gather"
+        self.facts.at_most(last + 1, n, f"{place}: positions 0 to {last} are read from an axis of {n}")
 
     def _ensure(self, name: str) -> None:
         """The tensor exists: a constant, or shape arithmetic written out as data."""

@@ -46,13 +46,18 @@ class Positions:
         if (values == array).all():
             self._formulas[name] = formula
 
-    def resolve(self, i: Index, aliases: Mapping[str, str]) -> Index:
-        """The subscript with every fetched integer that has a formula replaced by it."""
+    def resolve(self, i: Index, aliases: Mapping[str, str], wraps: list[tuple[Index, Index]]) -> Index:
+        """The subscript with every fetched integer that has a formula replaced by it.
+
+        ``wraps`` collects ``(x, n)`` where a formula x was wrapped into an axis of size n (``x - n * (x // n)``).
+        """
         if not i.fetches():
             return i
 
         def atom(a: Atom) -> Index:
-            args = tuple(self.resolve(x, aliases) for x in a.args)
+            args = tuple(self.resolve(x, aliases, wraps) for x in a.args)
+            if a.kind == "floordiv" and not args[0].fetches() and a.args[0].fetches():
+                wraps.append((args[0], args[1]))
             if a.kind != "fetch":
                 return Index({(Atom(a.kind, args),): 1})
             return self._at(aliases.get(a.name, a.name), args)

@@ -14,58 +14,18 @@ import pkgutil
 import re
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from polydyn.errors import PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.importer import ImportedGraph, ModelInput
-from polydyn.graph.ir import SymbolSource, Tensor
+from polydyn.graph.ir import SymbolSource
 from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import Inferred, OnnxNode
-from polydyn.graph.shape_values import as_constant, dims_only, elements, infer_value
-from polydyn.schedules.expr import Array
+from polydyn.graph.shape_values import infer_value
+from polydyn.graph.typed import Asking, Typed
 from polydyn.schedules.index import Index
 from polydyn.shapes.context import ShapeContext, Undecided
-
-
-@dataclass
-class Typed:
-    """The result of propagation: every tensor's type, shape and, where it holds sizes, value."""
-
-    graph: ImportedGraph
-    nodes: tuple[OnnxNode, ...]
-    facts: ShapeContext
-    inferred: Mapping[str, Inferred]
-    constants: Mapping[str, Array]
-    sources: tuple[SymbolSource, ...]
-    producers: Mapping[str, str] = field(default_factory=dict)
-
-    def tensor(self, name: str) -> Tensor:
-        """Type and canonical shape of a tensor."""
-        known = self.inferred[name]
-        return Tensor(name, known.dtype, tuple(map(self.facts.canonical, known.shape)))
-
-    def elements(self, name: str) -> Array | None:
-        """What is known of the elements: Dims and Ratios."""
-        if name in self.constants:
-            return elements(self.constants[name])
-        value = self.inferred[name].value
-        if value is None:
-            return None
-        out: Array = value.copy()
-        for i, x in enumerate(value.flat):
-            out.flat[i] = self.facts.canonical(x) if isinstance(x, Index) else x
-        return out
-
-    def value(self, name: str) -> Array | None:
-        """The elements when all are Dims."""
-        return dims_only(self.elements(name))
-
-    def constant(self, name: str) -> Array | None:
-        """The numpy array of a constant, also of shape arithmetic that turned out to be constant."""
-        if name in self.constants:
-            return self.constants[name]
-        return as_constant(self.elements(name), self.inferred[name].dtype)
 
 
 def load_operators() -> Mapping[str, registry.Operator]:
@@ -207,7 +167,7 @@ class _Worklist:
             self.splice(node)
             return
         looks = self.looks(node)
-        ask = _Asking(node, self.view, assume)
+        ask = Asking(node, self.view, assume)
         try:
             results = registry.OPERATORS[node.op].infer(node, ask)
         except Undecided:
@@ -254,25 +214,36 @@ class _Worklist:
             )  # fmt: skip
         branch: ImportedGraph = node.attribute("then_branch" if condition.reshape(-1)[0] else "else_branch")
         inner = {o for n in branch.nodes for o in n.outputs if o} | branch.constants.keys()
-        rename = {x: f"{node.name}/{x}" for x in inner}
+        branch = _renamed(branch, {x: f"{node.name}/{x}" for x in inner})
+        self.constants |= branch.constants
         for name, array in branch.constants.items():
-            self.constants[rename[name]] = array
-            self.inferred[rename[name]] = Inferred(str(array.dtype), tuple(map(Index.of, array.shape)))
-        nodes = [
-            replace(
-                n, name=f"{node.name}/{n.name}",
-                inputs=tuple(rename.get(x, x) for x in n.inputs), outputs=tuple(rename.get(x, x) for x in n.outputs),
-            )
-            for n in branch.nodes
-        ]  # fmt: skip
+            self.inferred[name] = Inferred(str(array.dtype), tuple(map(Index.of, array.shape)))
+        nodes = [replace(n, name=f"{node.name}/{n.name}") for n in branch.nodes]
         nodes += [
-            OnnxNode(f"{node.name}/out{i}", "Identity", (rename.get(inside, inside),), (outside,), {}, node.opset)
+            OnnxNode(f"{node.name}/out{i}", "Identity", (inside,), (outside,), {}, node.opset)
             for i, (inside, outside) in enumerate(zip(branch.outputs, node.outputs, strict=True))
         ]
         check_supported(tuple(nodes))
         at = self.nodes.index(node)
         self.nodes[at : at + 1] = nodes
         self.add(nodes)
+
+
+def _renamed(graph: ImportedGraph, names: Mapping[str, str]) -> ImportedGraph:
+    """Tensors under other names, also where graphs inside read them."""
+
+    def new(xs: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(x, x) for x in xs)
+
+    def inside(n: OnnxNode) -> Mapping[str, Any]:
+        return {k: _renamed(v, names) if isinstance(v, ImportedGraph) else v for k, v in n.attributes.items()}
+
+    return replace(
+        graph, outputs=new(graph.outputs), constants={names.get(t, t): a for t, a in graph.constants.items()},
+        nodes=tuple(
+            replace(n, inputs=new(n.inputs), outputs=new(n.outputs), attributes=inside(n)) for n in graph.nodes
+        ),
+    )  # fmt: skip
 
 
 def _named(e: PolydynError, node: OnnxNode) -> PolydynError:
@@ -282,51 +253,3 @@ def _named(e: PolydynError, node: OnnxNode) -> PolydynError:
     places: dict[str, Any] = {k: getattr(e, k) for k in ("tensor", "dim", "rule", "remedy")}
     said = [line for line in str(e).split("\n") if not line.startswith(tuple(f"  {k}: " for k in places))]
     return type(e)("\n".join(said), node=f"{node.name} ({node.op})", **places)
-
-
-@dataclass
-class _Asking:
-    """The InferContext of one node."""
-
-    node: OnnxNode
-    known: Typed
-    assume: bool
-
-    def tensor(self, name: str) -> Tensor:
-        """Type and shape of an input."""
-        return self.known.tensor(name)
-
-    def value(self, name: str) -> Array | None:
-        """Shape arithmetic held by an input."""
-        return self.known.value(name)
-
-    def constant(self, name: str) -> Array | None:
-        """The array of a constant input."""
-        return self.known.constant(name)
-
-    def equal(self, a: Index, b: Index) -> bool | None:
-        """Proven equal or different."""
-        return self.known.facts.equal(a, b)
-
-    def unify(self, a: Index, b: Index, why: str) -> Index:
-        """Learns an equality that the node needs."""
-        return self.known.facts.unify(a, b, self.because(why))
-
-    def broadcast(self, a: Index, b: Index, why: str) -> Index:
-        """numpy's rule for one axis."""
-        return self.known.facts.broadcast(a, b, self.because(why), self.assume)
-
-    def assume_multiple(self, a: Index, n: Index, why: str) -> None:
-        """Learns a divisibility that the node needs."""
-        self.known.facts.assume_multiple(a, n, self.because(why))
-
-    def fresh(self, hint: str) -> Index:
-        """A size that only the data decides: not supported yet, so it is refused here by name."""
-        raise UnsupportedError(
-            f"{self.node.op} has an output whose size depends on the data ({hint})", node=self.node.name,
-            remedy="sizes must follow from the sizes of the inputs",
-        )  # fmt: skip
-
-    def because(self, why: str) -> str:
-        """The reason with the node's name, once."""
-        return why if self.node.name in why else f"{self.node.name} ({self.node.op}): {why}"

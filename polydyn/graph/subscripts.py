@@ -54,7 +54,9 @@ def sizes(node: OnnxNode, ctx: InferContext | ExpandContext, position: int, attr
         return tuple(map(Index.of, ints(node, ctx, position, attribute) or ()))
     if len(node.inputs) <= position or not node.inputs[position]:
         return None
-    value = ctx.value(node.inputs[position])
+    value, known = ctx.value(node.inputs[position]), ctx.constant(node.inputs[position])
+    if value is None and known is not None and (known == known.astype(np.int64)).all():
+        return tuple(Index.of(int(x)) for x in known.reshape(-1))  # whole numbers of a float dtype, or very many
     if value is None:
         raise UnsupportedError(
             f"{attribute} of {node.op} is not arithmetic on the sizes of the inputs", node=node.name,

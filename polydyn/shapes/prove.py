@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from polydyn.schedules.index import Atom, Index, Ranges, is_nonnegative
@@ -29,7 +29,20 @@ def nonnegative(p: Index, known: Known, depth: int = 3) -> bool:
     facts = (*known.facts, *(e - 1 for e in known.iterators.values()))
     if _direct(p, known) or any(_direct(p - f, known) for f in facts):
         return True
-    return depth > 0 and any(_by_cases(p, a, known, depth) for a in _extremes(p))
+    if depth == 0:
+        return False
+    if any(_by_cases(p, a, known, depth) for a in _extremes(p)):
+        return True
+    return any(nonnegative(p, looser, depth - 1) for looser in _looser(p, known))
+
+
+def _looser(p: Index, known: Known) -> list[Known]:
+    """An iterator below ``min(a, b)`` is below each of them."""
+    used = p.symbols()
+    found = [(v, a) for v, e in known.iterators.items() for a in _extremes(e) if v in used and e == Index({(a,): 1})]
+    return [
+        replace(known, iterators={**known.iterators, v: x}) for v, a in found if a.kind == "min" for x in a.args
+    ]  # fmt: skip
 
 
 def _atom(a: str | Atom, known: Known, depth: int) -> bool:

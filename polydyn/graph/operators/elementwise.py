@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 
+import numpy as np
+
 from polydyn.graph.operators.common import (
     aligned,
     broadcast_infer,
@@ -20,6 +22,7 @@ from polydyn.graph.operators.common import (
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.schedules.expr import Value, cast, op
+from polydyn.schedules.index import Index
 
 
 def operands(node: OnnxNode, ctx: ExpandContext) -> list[Value]:
@@ -92,7 +95,21 @@ def mod(node: OnnxNode, ctx: ExpandContext) -> None:
     _binary("fmod" if node.attribute("fmod", 0) else "mod", node, ctx)
 
 
-@operator("Pow", infer=first_dtype_infer)
+def power_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """As first_dtype_infer; a whole power of two constants is known shape arithmetic (``side = n ** 0.5``)."""
+    (out,) = first_dtype_infer(node, ctx)
+    base, exponent = (ctx.constant(x) for x in node.inputs)
+    if base is None or exponent is None or base.size != 1 or exponent.size != 1:
+        return (out,)
+    with np.errstate(all="ignore"):
+        number = float(np.power(base.reshape(-1)[0].astype(np.float64), exponent.reshape(-1)[0].astype(np.float64)))
+    if not 0 <= number < 2**53 or number != int(number) or len(out.shape) > 1:
+        return (out,)
+    value = np.full((1,) * len(out.shape), Index.of(int(number)), object)
+    return (replace(out, value=value),)
+
+
+@operator("Pow", infer=power_infer)
 def power(node: OnnxNode, ctx: ExpandContext) -> None:
     """``x ** y``; the constant exponents 1, 2, 3 and 0.5 become products and a square root."""
     x, y = operands(node, ctx)
