@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache of compiled kernels for this session, shared by its tests, gone with the session's tmp folder."""
     path = tmp_path_factory.mktemp("cache")
-    os.environ["POLYDYN_CACHE_DIR"] = str(path)
+    os.environ["POLYDYN_CACHE"] = str(path)
     return path
 
 
