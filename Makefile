@@ -48,6 +48,7 @@ tiny-models: $(VENV)/.extra-export $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.models.export tests/data tiny
 
 wheel: $(VENV)/.made
+	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:

@@ -9,19 +9,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from stored import MODELS, load, one_head_scaled, path_of
 
 from benchmarks.accuracy import TOLERANCE, error, reference
 from benchmarks.bound import products
 from benchmarks.models.inputs import SHAPES, family, feeds, shapes, symbols
 from benchmarks.models.light import redraw
 from benchmarks.protocol import Contestant, spread, take_turns, verdict
-
-DATA = Path(__file__).parent / "data"
-MODELS = sorted(p.stem for p in DATA.glob("*.onnx"))
-
-
-def load(name: str) -> onnx.ModelProto:
-    return onnx.load(DATA / f"{name}.onnx")
 
 
 def test_every_model_has_eight_shapes_over_its_symbols() -> None:
@@ -66,25 +60,11 @@ def test_light_models_are_drawn_the_same_every_time() -> None:
     assert redraw(name).graph.initializer == load(name).graph.initializer
 
 
-def altered(factor: float) -> onnx.ModelProto:
-    """bert_tiny with the queries of the first of four heads in the first layer multiplied by ``factor``."""
-    model = load("bert_tiny")
-    bias = next(t for t in model.graph.initializer if t.name.endswith("layer.0.attention.self.query.bias"))
-    add = next(n for n in model.graph.node if bias.name in n.input)
-    product = next(n for n in model.graph.node if n.output[0] in add.input)
-    weight = next(t for t in model.graph.initializer if t.name == product.input[1])
-    for tensor in (bias, weight):
-        array = numpy_helper.to_array(tensor).copy()
-        array[..., :8] *= np.float32(factor)
-        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    return model
-
-
 def test_the_tolerance_sees_one_heads_scale_off_by_one_percent(tmp_path: Path) -> None:
     wanted = [s for s in shapes("bert_tiny") if s["L"] > 1]  # over one position softmax is 1 whatever the scale
-    expected = reference(str(DATA / "bert_tiny.onnx"), wanted)
+    expected = reference(path_of("bert_tiny"), wanted)
     for factor, seen in ((1.0, False), (1.01, True)):
-        onnx.save_model(altered(factor), str(tmp_path / "altered.onnx"))
+        onnx.save_model(one_head_scaled(factor), str(tmp_path / "altered.onnx"))
         got = reference(str(tmp_path / "altered.onnx"), wanted)
         assert all((error(g, e) > TOLERANCE) == seen for g, e in zip(got, expected, strict=True)), factor
 
@@ -110,7 +90,7 @@ def test_bound_counts_operations_and_bytes(tmp_path: Path) -> None:
 
 
 def test_a_contestant_plays_turns_and_becomes_quiet() -> None:
-    with Contestant("onnxruntime", str(DATA / "resnet_tiny.onnx"), threads=2) as player:
+    with Contestant("onnxruntime", path_of("resnet_tiny"), threads=2) as player:
         assert player.version == ort.__version__
         shape = {"N": 1, "H": 32, "W": 32}
         (series,) = take_turns([player], shape, rounds=3)

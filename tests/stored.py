@@ -1,0 +1,34 @@
+"""The models stored in tests/data, and one of them altered slightly, for controls that must fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+DATA = Path(__file__).parent / "data"
+MODELS = sorted(p.stem for p in DATA.glob("*.onnx"))
+
+
+def path_of(name: str) -> str:
+    return str(DATA / f"{name}.onnx")
+
+
+def load(name: str) -> onnx.ModelProto:
+    return onnx.load(path_of(name))
+
+
+def one_head_scaled(factor: float) -> onnx.ModelProto:
+    """bert_tiny with the queries of the first of four heads in the first layer multiplied by ``factor``."""
+    model = load("bert_tiny")
+    bias = next(t for t in model.graph.initializer if t.name.endswith("layer.0.attention.self.query.bias"))
+    add = next(n for n in model.graph.node if bias.name in n.input)
+    product = next(n for n in model.graph.node if n.output[0] in add.input)
+    weight = next(t for t in model.graph.initializer if t.name == product.input[1])
+    for tensor in (bias, weight):
+        array = numpy_helper.to_array(tensor).copy()
+        array[..., :8] *= np.float32(factor)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return model
