@@ -25,14 +25,14 @@ class _Foldable:
 def fold(graph: Graph, evaluate: Evaluator | None = None) -> Graph:
     """Replaces primitives that read only constants by their results.
 
-    ``evaluate(graph, feeds)`` gives the outputs by name (default: ``polydyn.reference.evaluate``). Nodes that would
+    ``evaluate(graph, feeds)`` gives the outputs by name (default: ``polydyn.graph.reference.evaluate``). Nodes that would
     grow the constants (an Expand of one number) stay, fusion absorbs them.
     """
     found = _foldable(graph)
     if not found.nodes:
         return graph
     if evaluate is None:
-        evaluate = importlib.import_module("polydyn.reference").evaluate
+        evaluate = importlib.import_module("polydyn.graph.reference").evaluate
         assert evaluate is not None
     read = {t for n in graph.nodes if n.output not in found.names for t in n.inputs}
     wanted = tuple(n.output for n in found.nodes if n.output in read)
