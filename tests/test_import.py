@@ -164,12 +164,12 @@ def test_a_guess_is_made_last_and_noted() -> None:
 
 def test_a_cache_makes_a_sum_of_sizes() -> None:
     nodes = [node("Concat", "past x", "k", axis=1), node("Add", "k mask", "y")]
-    m = model(nodes, {"x": (F, ["B", "L"]), "past": (F, ["B", "P"]), "mask": (F, ["B", "T"])}, ["y"])
+    m = model(nodes, {"mask": (F, ["B", "T"]), "x": (F, ["B", "L"]), "past": (F, ["B", "P"])}, ["y"])
     graph = import_model(m)
     assert [str(d) for d in graph.tensors["y"].shape] == ["B", "(L + P)"]
-    assert ("T", "==", "(L + P)") in [(str(g.left), g.relation, str(g.right)) for g in graph.guards]
-    x = np.ones((2, 1), np.float32)
-    assert run(graph, {"x": x, "past": np.ones((2, 3), np.float32), "mask": np.ones((2, 4), np.float32)})["y"].sum() == 16
+    assert ("(L + P)", "==", "T") in [(str(g.left), g.relation, str(g.right)) for g in graph.guards]
+    feeds = {t: np.ones((2, n), np.float32) for t, n in (("x", 1), ("past", 3), ("mask", 4))}
+    assert run(graph, feeds)["y"].sum() == 16
 
 
 def test_sizes_that_nothing_reads_as_data_are_not_computed() -> None:
