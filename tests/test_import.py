@@ -12,6 +12,7 @@ from tiny import model, node, run
 
 from polydyn.errors import ModelError, PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.expand import import_model
+from polydyn.graph.fold import fold
 from polydyn.graph.importer import load_model
 from polydyn.graph.report import invented_symbols
 
@@ -149,7 +150,9 @@ def test_a_fact_learned_late_holds_for_tensors_computed_early() -> None:
     graph = import_model(late_fact())
     assert [str(graph.tensors[t].shape) for t in ("r", "e", "y")] == ["(N, 4)", "(N,)", "(N, 8)"]
     assert not graph.notes, "nothing was guessed: Expand waited until Concat had spoken"
-    assert ("M", "==", "N") in [(str(g.left), g.relation, str(g.right)) for g in graph.guards]
+    assert [(str(g.left), g.relation, str(g.right)) for g in graph.guards] == [
+        ("u_0", "==", "N"), ("M", "==", "N"),
+    ], "and 4*N %== M needs no guard any more"  # fmt: skip
 
 
 def test_a_guess_is_made_last_and_noted() -> None:
@@ -157,6 +160,16 @@ def test_a_guess_is_made_last_and_noted() -> None:
     graph = import_model(m)
     (g,) = graph.guards
     assert (str(g.left), str(g.right)) == ("M", "N") and "Expand_y" in g.message and "Expand_y" in graph.notes[0]
+
+
+def test_a_cache_makes_a_sum_of_sizes() -> None:
+    nodes = [node("Concat", "past x", "k", axis=1), node("Add", "k mask", "y")]
+    m = model(nodes, {"mask": (F, ["B", "T"]), "x": (F, ["B", "L"]), "past": (F, ["B", "P"])}, ["y"])
+    graph = import_model(m)
+    assert [str(d) for d in graph.tensors["y"].shape] == ["B", "(L + P)"]
+    assert ("(L + P)", "==", "T") in [(str(g.left), g.relation, str(g.right)) for g in graph.guards]
+    feeds = {t: np.ones((2, n), np.float32) for t, n in (("x", 1), ("past", 3), ("mask", 4))}
+    assert run(graph, feeds)["y"].sum() == 16
 
 
 def test_sizes_that_nothing_reads_as_data_are_not_computed() -> None:
@@ -168,6 +181,27 @@ def test_sizes_that_nothing_reads_as_data_are_not_computed() -> None:
     assert [n.output for n in import_model(model(nodes, X, ["y"], constants)).nodes] == ["y"]
     graph = import_model(model(nodes, X, ["y", "n1"], constants))
     assert run(graph, {"x": np.ones((2, 5), np.float32)})["n1"].tolist() == [5]
+
+
+def test_constants_are_folded_by_the_reference() -> None:
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    nodes = [node("Transpose", "w", "t"), node("Expand", "w big", "e"), node("Concat", "x t", "y", axis=0)]
+    m = model([*nodes, node("Gather", "e i", "z", axis=0)], {"x": (F, ["B", 2]), "i": (I64, ["K"])}, ["y", "z"],
+              {"w": w, "big": np.array([9999, 2, 3])})  # fmt: skip
+    graph = fold(import_model(m))
+    assert [n.output for n in graph.nodes] == ["e", "y", "z"], "an Expand that grows a constant is not folded"
+    assert graph.constants["t"].tolist() == w.T.tolist()
+    assert run(graph, {"x": w[:0, :2], "i": np.zeros(0, np.int64)})["y"].tolist() == w.T.tolist()
+
+
+def test_nested_ifs_read_names_of_the_branches_around_them() -> None:
+    def branch(name: str, *ops: onnx.NodeProto) -> onnx.GraphProto:
+        return helper.make_graph(list(ops), name, [], [onnx.ValueInfoProto(name=ops[-1].output[0])])
+
+    inner = branch("t", node("Transpose", "a", "o"))
+    outer = branch("t", node("Identity", "x", "a"), node("If", "c", "b", then_branch=inner, else_branch=inner))
+    m = model([node("If", "c", "y", then_branch=outer, else_branch=outer)], X, ["y"], {"c": np.array(True)})
+    assert run(import_model(m), {"x": np.ones((1, 2), np.float32)})["y"].shape == (2, 1)
 
 
 def test_verify_finds_broken_graphs() -> None:

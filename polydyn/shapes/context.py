@@ -254,8 +254,12 @@ class ShapeContext:
         return out
 
     def guards(self) -> tuple[Assumed, ...]:
-        """Everything assumed, in the order it was learned."""
-        return tuple(self._guards.values())
+        """Everything assumed, in the order it was learned, less divisibilities that later equalities made exact."""
+        return tuple(g for g in self._guards.values() if g.relation != "%==" or not self._exact_now(g.left, g.right))
+
+    def _exact_now(self, a: Index, n: Index) -> bool:
+        a, n = self.canonical(a), self.canonical(n)
+        return floordiv(a, n) * n == a and not any(isinstance(x, Atom) for x in floordiv(a, n).atoms())
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -86,12 +86,15 @@ class Rules:
         def occurs(symbol: str) -> int:
             return sum(symbol in Index({m: 1}).symbols() for m in d.terms)
 
+        def sum_of_sizes(m: Monomial) -> bool:  # t -> l + p is a better rule than p -> t - l
+            return all(v * d.terms[m] < 0 for n, v in d.terms.items() if n != m)
+
         singles = [
             m for m, v in d.terms.items()
             if abs(v) == 1 and len(m) == 1 and isinstance(m[0], str) and occurs(m[0]) == 1
         ]  # fmt: skip
         if singles:
-            return max(singles, key=lambda m: (m[0] in self.invented, self._rank(str(m[0]))))
+            return max(singles, key=lambda m: (m[0] in self.invented, sum_of_sizes(m), self._rank(str(m[0]))))
         others = [m for m, v in d.terms.items() if abs(v) == 1 and m and (len(m) > 1 or isinstance(m[0], Atom))]
         others = [m for m in others if not any(_divides(m, n) or _inside(m, n) for n in d.terms if n != m)]
         return max(others, key=lambda m: (len(m), str(m)), default=None)
