@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx.backend.test.case.node import collect_testcases
 
-from polydyn.graph import reference
 from polydyn.errors import InputError, PolydynError, UnsupportedError
+from polydyn.graph import reference
 from polydyn.graph.expand import import_model
 
 

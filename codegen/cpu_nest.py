@@ -218,7 +218,8 @@ class NestKernel:
 
     def _tile(self, body: Body) -> Body:
         extent = self.extents[self.prefix[-1]]
-        return (Let("o_t", V("b_t") * "P_t", (Let("E_t", minimum("P_t", extent - V("o_t")), self._vector_tile(body)),)),)
+        live = Let("E_t", minimum("P_t", extent - V("o_t")), self._vector_tile(body))
+        return (Let("o_t", V("b_t") * "P_t", (live,)),)
 
     def _launch(self) -> dict[str, Index]:
         if not self.tiled:

@@ -210,7 +210,8 @@ class Index:
                     p = p * sym(a)
                 else:
                     args = tuple(x._rebuild(sym, fetch) for x in a.args)
-                    p = p * (Index({(Atom("fetch", args, fetch(a.name)),): 1}) if a.kind == "fetch" else _MAKE[a.kind](args))
+                    fetched = a.kind == "fetch"
+                    p = p * (Index({(Atom("fetch", args, fetch(a.name)),): 1}) if fetched else _MAKE[a.kind](args))
             for k, w in p.terms.items():
                 total[k] = total.get(k, 0) + w
         return Index(total)
@@ -301,7 +302,7 @@ def floordiv(x: Index, n: Index) -> Index:
         if rc is not None:
             return q + rc // c
         return q + _nested_floordiv(r, Index.of(c))
-    q, r = _divide(x, n)
+    q, r = polynomial_division(x, n)
     if not r.terms:
         return q
     return q + Index({(Atom("floordiv", (r, n)),): 1})
@@ -316,7 +317,7 @@ def _nested_floordiv(r: Index, n: Index) -> Index:
     return Index({(Atom("floordiv", (r, n)),): 1})
 
 
-def _divide(x: Index, n: Index) -> tuple[Index, Index]:
+def polynomial_division(x: Index, n: Index) -> tuple[Index, Index]:
     """Polynomial division: ``x == q * n + r``, taking out of ``x`` what the leading term of ``n`` divides."""
     lead = max(n.terms, key=lambda m: (len(m), [_key(a) for a in m]))
     lc = n.terms[lead]
@@ -345,8 +346,8 @@ def _extreme(kind: str, args: tuple[Index, ...]) -> Index:
     """min or max of several, flattened, ordered, with constant differences decided."""
     flat: list[Index] = []
     for a in args:
-        inner = next(iter(a.terms))[0] if len(a.terms) == 1 and list(a.terms.values()) == [1] and next(iter(a.terms)) else None
-        flat.extend(inner.args if isinstance(inner, Atom) and inner.kind == kind and len(next(iter(a.terms))) == 1 else (a,))
+        inner = _single_atom(a)
+        flat.extend(inner.args if inner is not None and inner.kind == kind else (a,))
     keep: list[Index] = []
     for a in flat:
         for i, b in enumerate(keep):
@@ -360,6 +361,14 @@ def _extreme(kind: str, args: tuple[Index, ...]) -> Index:
     if len(keep) == 1:
         return keep[0]
     return Index({(Atom(kind, tuple(sorted(keep, key=str))),): 1})
+
+
+def _single_atom(a: Index) -> Atom | None:
+    """The Atom that the expression consists of, if it does."""
+    if len(a.terms) != 1:
+        return None
+    ((m, c),) = a.terms.items()
+    return m[0] if c == 1 and len(m) == 1 and isinstance(m[0], Atom) else None
 
 
 def minimum(*args: IndexLike) -> Index:
@@ -387,104 +396,3 @@ _MAKE: dict[str, Callable[[tuple[Index, ...]], Index]] = {
     "min": lambda a: _extreme("min", a),
     "max": lambda a: _extreme("max", a),
 }
-
-# -- facts from ranges -----------------------------------------------------------------------------------------------
-
-Ranges: TypeAlias = Mapping[str, Index]
-"""Iterators and their extents: ``0 <= v < extent``."""
-
-
-def upper_bound(p: Index, ranges: Ranges) -> Index | None:
-    """The largest value over the ranges, as an Index without the ranged symbols; None when not found."""
-    return _bound(p, ranges, upper=True)
-
-
-def _bound(p: Index, ranges: Ranges, upper: bool) -> Index | None:
-    p, extra = _expand_divisions(p, ranges)
-    total = ZERO
-    for m, v in p.terms.items():
-        ranged = [a for a in m if isinstance(a, str) and a in extra]
-        if any(isinstance(a, Atom) and any(x.symbols() & extra.keys() for x in a.args) for a in m):
-            return None
-        if not ranged:
-            total = total + Index({m: v})
-        elif (v > 0) == upper:
-            t = Index({tuple(a for a in m if a not in ranged): v})
-            for a in ranged:
-                t = t * (extra[str(a)] - 1)
-            total = total + t
-    if total.symbols() & extra.keys():  # extents that depend on other ranged symbols
-        return _bound(total, ranges, upper)
-    return total
-
-
-def _expand_divisions(p: Index, ranges: Ranges) -> tuple[Index, dict[str, Index]]:
-    """Writes ``c*n*(x // n)`` as ``c*(x - m)`` with a fresh ``0 <= m < n``, exactly, where that is possible."""
-    extra = dict(ranges)
-    for _ in range(8):
-        for a in sorted((a for a in p.atoms() if isinstance(a, Atom) and a.kind == "floordiv"), key=str):
-            x, n = a.args
-            co = Index({tuple(b for b in m if b != a): v for m, v in p.terms.items() if m.count(a) == 1})
-            rest = Index({m: v for m, v in p.terms.items() if a not in m})
-            c = n.constant
-            q, r = (Index({m: v // c for m, v in co.terms.items() if v % c == 0}), None) if c else _divide(co, n)
-            if (q * n) != co or (r is not None and r.terms):
-                continue
-            fresh = f"%m{len(extra)}"
-            extra[fresh] = n
-            p = rest + q * (x - fresh)
-            break
-        else:
-            return p, extra
-    return p, extra
-
-
-def is_nonnegative(p: Index, ranges: Ranges | None = None, positive: bool = True) -> bool:
-    """True when ``p >= 0`` is proven over the ranges (symbols are >= 1 when ``positive``, else >= 0)."""
-    low = _bound(p, ranges or {}, upper=False)
-    if low is None:
-        return False
-    if positive:
-        low = low.subs({s: Index.of(s) + 1 for s in low.symbols()})
-    return all(v >= 0 for v in low.terms.values()) and not any(_may_be_negative(a) for a in low.atoms())
-
-
-def _may_be_negative(a: str | Atom) -> bool:
-    if isinstance(a, str):
-        return False
-    return a.kind == "fetch" or not all(is_nonnegative(x, positive=False) for x in a.args)
-
-
-def simplify(p: Index, ranges: Ranges) -> Index:
-    """Resolves floor divisions (and min, max) whose outcome follows from the ranges of iterators."""
-
-    def atom(a: Atom) -> Index:
-        args = tuple(simplify(x, ranges) for x in a.args)
-        if a.kind == "fetch":
-            return fetch(a.name, args)
-        if a.kind == "floordiv":
-            return divide(args[0], args[1], ranges)
-        return _simplify_extreme(a.kind, args, ranges)
-
-    return p.map_atoms(atom)
-
-
-def _simplify_extreme(kind: str, args: tuple[Index, ...], ranges: Ranges) -> Index:
-    keep = list(args)
-    for a in args:
-        others = [b for b in keep if b != a]
-        dominated = any(is_nonnegative(a - b if kind == "min" else b - a, ranges) for b in others)
-        if dominated and len(keep) > 1:
-            keep = others
-    return _extreme(kind, tuple(keep))
-
-
-def divide(x: Index, n: Index, ranges: Ranges) -> Index:
-    """``x // n`` where a remainder that the ranges prove to lie in [0, n) vanishes."""
-    q = floordiv(x, n)
-    loose = [a for a in q.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1] == n]
-    for a in loose:
-        r = a.args[0]
-        if is_nonnegative(r, ranges) and is_nonnegative(n - 1 - r, ranges):
-            q = q - Index({(a,): 1})
-    return q

@@ -1,7 +1,7 @@
 """Tile space: schedule trees whose tile counts and tile sizes are parameters, so that one tree serves every tile.
 
-Two tree shapes for the CPU. *Contract*: matmul-like groups (TSCompiler 5.2) with register tiles; sunk statements stay in
-the register-tile band, guarded by first and last reduction tile (the ``?`` solution ``K-1`` read at tile level).
+Two tree shapes for the CPU. *Contract*: matmul-like groups (TSCompiler 5.2) with register tiles; sunk statements stay
+in the register-tile band, guarded by first and last reduction tile (the ``?`` solution ``K-1`` read at tile level).
 *Nest*: element-wise and stitch groups; a coincident band, then phases one after another.
 
 Coordinates: ``b_x`` block of tiles (task), ``c_x`` register tile, ``p_x`` point inside it; ``B_x``, ``C_x``, ``P_x``

@@ -10,8 +10,8 @@ import pytest
 from one_node import check, import_model, model_of
 from onnx import helper
 
-from polydyn.graph import reference
 from polydyn.errors import UnsupportedError
+from polydyn.graph import reference
 from polydyn.graph.ir import Compute
 from polydyn.schedules.expr import walk
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from one_node import check, check_with_onnxruntime, import_model, model_of
 
-from polydyn.graph import reference
 from polydyn.errors import InputError, PolydynError, UnsupportedError
+from polydyn.graph import reference
 from polydyn.graph.ir import Compute, Graph, SymbolSource, Tensor
 from polydyn.schedules.expr import FromIndex, Op, const, load, loads, op
 from polydyn.schedules.index import Index

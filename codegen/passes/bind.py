@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polydyn.codegen.ir import Body, Compare, For, If, Node, rewrite, substitute
-from polydyn.schedules.index import IndexLike, Ranges, is_nonnegative
+from polydyn.schedules.index import IndexLike
+from polydyn.schedules.ranges import Ranges, is_nonnegative
 
 
 def fold(body: Body, ranges: Ranges | None = None) -> Body:

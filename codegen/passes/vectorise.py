@@ -35,7 +35,8 @@ from polydyn.codegen.ir import (
 )  # fmt: skip
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import REDUCTIONS, FromIndex, Op, Value, neutral
-from polydyn.schedules.index import ZERO, Index, simplify
+from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.ranges import simplify
 
 LANE = "@lane"
 VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8")

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from polydyn.codegen.ir import Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, lanes_of
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, REDUCTIONS, Const, FromIndex, Op, Value
-from polydyn.schedules.index import Atom, Index, is_nonnegative
+from polydyn.schedules.index import Atom, Index
+from polydyn.schedules.ranges import is_nonnegative
 
 CTYPE = {
     "float32": "f32", "float64": "f64", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
@@ -42,7 +43,7 @@ def index_text(i: Index) -> str:
 def _atom_text(a: Atom) -> str:
     args = [index_text(x) for x in a.args]
     if a.kind == "floordiv":
-        if all(is_nonnegative(x, positive=False) for x in a.args):
+        if all(is_nonnegative(x) for x in a.args):
             return f"({args[0]}/{args[1]})"
         return f"pd_fdiv({args[0]}, {args[1]})"
     if a.kind == "fetch":

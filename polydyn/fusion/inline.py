@@ -12,7 +12,8 @@ from dataclasses import replace
 from polydyn.errors import CodegenError
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, iterators, value_size
 from polydyn.schedules.expr import INTEGERS, Const, FromIndex, Load, Op, Value, map_index, substitute, transform
-from polydyn.schedules.index import Atom, Index, fetch, simplify
+from polydyn.schedules.index import Atom, Index, fetch
+from polydyn.schedules.ranges import simplify
 
 INLINE_SIZE = 6
 """A map that loads nothing (iota, sizes) is recomputed by its readers when it has at most so many operations."""

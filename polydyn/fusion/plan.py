@@ -22,7 +22,7 @@ class FusedGroup:
     """One kernel to be.
 
     ``kind``: ``contract`` (a sum of products and its epilogue) or ``nest`` (element-wise, reductions, stitch).
-    ``nodes`` in topological order; ``outputs``: tensors others read; ``prefix``: leading axes shared by all nodes (nest).
+    ``nodes`` in topological order; ``outputs``: tensors others read; ``prefix``: leading axes that all nodes share.
     ``reasons``: one line for each node that joined.
     """
 

@@ -18,7 +18,8 @@ from polydyn.graph.propagate import propagate
 from polydyn.graph.typed import Typed
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, indices, load, map_index, op, transform
-from polydyn.schedules.index import Index, Ranges, upper_bound
+from polydyn.schedules.index import Index
+from polydyn.schedules.ranges import Ranges, upper_bound
 
 
 def import_model(model: ModelLike, dims: Mapping[str, tuple[int, int | None]] | None = None) -> Graph:

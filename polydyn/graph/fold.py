@@ -25,7 +25,7 @@ class _Foldable:
 def fold(graph: Graph, evaluate: Evaluator | None = None) -> Graph:
     """Replaces primitives that read only constants by their results.
 
-    ``evaluate(graph, feeds)`` gives the outputs by name (default: ``polydyn.graph.reference.evaluate``). Nodes that would
+    ``evaluate(graph, feeds)`` gives the outputs by name (default: the reference evaluator). Nodes that would
     grow the constants (an Expand of one number) stay, fusion absorbs them.
     """
     found = _foldable(graph)

@@ -50,7 +50,7 @@ def _merge_shared(n: FlatNode, i: int) -> FlatNode:
 
 
 def _positions(n: FlatNode) -> Iterator[Index]:
-    """Every integer expression that depends on iterators: addresses, fetch addresses, plain indices, local subscripts."""
+    """Every integer expression that may depend on iterators: addresses, plain indices, local subscripts."""
     yield n.address
     for v in walk(n.body):
         if isinstance(v, Load):

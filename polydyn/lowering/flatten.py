@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute, dim_name, reduction_name
-from polydyn.schedules.expr import Load, Op, Value, loads, map_index, substitute, transform
-from polydyn.schedules.index import ONE, ZERO, Atom, Index, fetch, is_nonnegative, simplify
+from polydyn.schedules.expr import Load, Op, Value, loads, map_index, substitute, transform, walk
+from polydyn.schedules.index import ONE, ZERO, Atom, Index, fetch
 from polydyn.schedules.model import row_major
+from polydyn.schedules.ranges import is_nonnegative, simplify
 
 CPU_DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 
@@ -54,7 +55,7 @@ def flatten(plan: FusionPlan, group: FusedGroup, node: Compute) -> FlatNode:
     """The flat form of one node of a group."""
     graph = plan.graph
     tensor = graph.tensors[node.output]
-    _check_dtypes(graph.tensors, node)
+    _check_dtypes(node)
     axes = [(a, e) for a, e in enumerate(tensor.shape) if e != ONE]
     shared = [(f"i{a}", e) for a, e in axes if a < group.prefix]
     inner = [(f"j{n}", e) for n, (a, e) in enumerate([x for x in axes if x[0] >= group.prefix])]
@@ -64,7 +65,8 @@ def flatten(plan: FusionPlan, group: FusedGroup, node: Compute) -> FlatNode:
     env: dict[str, Index] = {dim_name(a): ZERO for a in range(len(tensor.shape))}
     env |= {reduction_name(j): ZERO for j in range(len(node.reduction))}
     env |= {dim_name(a): Index.of(f"i{a}") for a, _ in axes if a < group.prefix}
-    env |= {dim_name(a): Index.of(n) for (a, _), (n, _) in zip([x for x in axes if x[0] >= group.prefix], inner, strict=True)}
+    own_axes = [a for a, _ in axes if a >= group.prefix]
+    env |= {dim_name(a): Index.of(n) for a, (n, _) in zip(own_axes, inner, strict=True)}
     env |= {reduction_name(j): Index.of(n) for (j, _), (n, _) in zip(red, reduction, strict=True)}
     ranges = dict([*shared, *inner, *reduction])
     local = {m.output for m in group.nodes}
@@ -78,9 +80,7 @@ def flatten(plan: FusionPlan, group: FusedGroup, node: Compute) -> FlatNode:
     )
 
 
-def _check_dtypes(tensors: Mapping[str, object], node: Compute) -> None:
-    from polydyn.schedules.expr import walk
-
+def _check_dtypes(node: Compute) -> None:
     for v in walk(node.body):
         if v.dtype not in CPU_DTYPES:
             raise UnsupportedError(

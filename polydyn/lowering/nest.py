@@ -10,7 +10,7 @@ from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup
 from polydyn.lowering.output import output_array
-from polydyn.schedules.expr import Load, loads, neutral
+from polydyn.schedules.expr import Load, Value, loads, neutral
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group, Statement
 
@@ -67,7 +67,7 @@ class _Builder:
         if wanted:
             self._store(n, iters[: len(out)], Load(n.dtype, local, at))
 
-    def _store(self, n: FlatNode, iters: tuple[tuple[str, Index], ...], value: object) -> None:
+    def _store(self, n: FlatNode, iters: tuple[tuple[str, Index], ...], value: Value) -> None:
         array, index = output_array(self.names, n, iters)
         self._add(iters, array, index, value)
 
@@ -76,13 +76,10 @@ class _Builder:
         iters: tuple[tuple[str, Index], ...],
         array: str,
         index: tuple[Index, ...],
-        value: object,
+        value: Value,
         reduce: str | None = None,
         role: str = "map",
     ) -> None:
-        from polydyn.schedules.expr import Value
-
-        assert isinstance(value, Value)
         self.statements.append(Statement(f"S{len(self.statements)}", iters, array, index, value, reduce, role))
 
 
@@ -109,4 +106,5 @@ def phases(group: Group, prefix: tuple[str, ...]) -> dict[str, int]:
 
 def _lift(group: Group, found: Mapping[str, int]) -> dict[str, int]:
     of_array = {s.array: found[s.name] for s in group.statements if s.reduce is not None}
-    return {s.name: of_array.get(s.array, found[s.name]) if s.role == "init" else found[s.name] for s in group.statements}
+    lifted = {s.name: of_array[s.array] for s in group.statements if s.role == "init"}
+    return {**found, **lifted}

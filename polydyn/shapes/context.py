@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from polydyn.errors import ShapeError
-from polydyn.schedules.index import Atom, Index, IndexLike, Ranges, floordiv, maximum, minimum
+from polydyn.schedules.index import Atom, Index, IndexLike, floordiv, maximum, minimum
+from polydyn.schedules.ranges import Ranges
 from polydyn.shapes import prove
 from polydyn.shapes.rules import Rules, content
 

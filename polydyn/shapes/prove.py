@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import lcm
 
-from polydyn.schedules.index import Atom, Index, Ranges, is_nonnegative
+from polydyn.schedules.index import Atom, Index
+from polydyn.schedules.ranges import Ranges, is_nonnegative
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def _direct(p: Index, known: Known) -> bool:
     shift = {s: Index.of(s) + low for s, low in lows.items() if low}
     p = p.subs(shift)
     ranges = {v: e.subs(shift) for v, e in known.iterators.items()}
-    if is_nonnegative(p, ranges, positive=False):
+    if is_nonnegative(p, ranges):
         return True
     highs = {s: high - lows.get(s, 0) for s, (_, high) in known.sizes.items() if high is not None}
     ends = {s: Index.of(h + 1) for s, h in highs.items() if h >= 0}
-    return bool(ends) and is_nonnegative(p, ranges | ends, positive=False)
+    return bool(ends) and is_nonnegative(p, ranges | ends)

@@ -1,0 +1,111 @@
+"""Facts about Index expressions that follow from the ranges of iterators: bounds, signs, exact divisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from polydyn.schedules.index import ZERO, Atom, Index, fetch, floordiv, maximum, minimum, polynomial_division
+
+Ranges: TypeAlias = Mapping[str, Index]
+"""Iterators and their extents: ``0 <= v < extent``."""
+
+
+def upper_bound(p: Index, ranges: Ranges) -> Index | None:
+    """The largest value over the ranges, as an Index without the ranged symbols; None when not found."""
+    return _bound(p, ranges, upper=True)
+
+
+def _bound(p: Index, ranges: Ranges, upper: bool) -> Index | None:
+    p, extra = _expand_divisions(p, ranges)
+    total = ZERO
+    for m, v in p.terms.items():
+        ranged = [a for a in m if isinstance(a, str) and a in extra]
+        if any(isinstance(a, Atom) and any(x.symbols() & extra.keys() for x in a.args) for a in m):
+            return None
+        if not ranged:
+            total = total + Index({m: v})
+        elif (v > 0) == upper:
+            t = Index({tuple(a for a in m if a not in ranged): v})
+            for a in ranged:
+                t = t * (extra[str(a)] - 1)
+            total = total + t
+    if total.symbols() & extra.keys():  # extents that depend on other ranged symbols
+        return _bound(total, ranges, upper)
+    return total
+
+
+def _expand_divisions(p: Index, ranges: Ranges) -> tuple[Index, dict[str, Index]]:
+    """Writes ``c*n*(x // n)`` as ``c*(x - m)`` with a fresh ``0 <= m < n``, exactly, where that is possible."""
+    extra = dict(ranges)
+    for _ in range(8):
+        for a in sorted((a for a in p.atoms() if isinstance(a, Atom) and a.kind == "floordiv"), key=str):
+            x, n = a.args
+            co = Index({tuple(b for b in m if b != a): v for m, v in p.terms.items() if m.count(a) == 1})
+            rest = Index({m: v for m, v in p.terms.items() if a not in m})
+            c = n.constant
+            q = Index({m: v // c for m, v in co.terms.items() if v % c == 0}) if c else polynomial_division(co, n)[0]
+            if q * n != co:
+                continue
+            fresh = f"%m{len(extra)}"
+            extra[fresh] = n
+            p = rest + q * (x - fresh)
+            break
+        else:
+            return p, extra
+    return p, extra
+
+
+def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
+    """True when ``p >= 0`` is proven over the ranges.
+
+    All symbols are >= 0. Where iterators run at all their extents are >= 1, so the symbols of an extent that is a
+    single product are >= 1 too.
+    """
+    low = _bound(p, ranges or {}, upper=False)
+    if low is None:
+        return False
+    positive = {a for e in (ranges or {}).values() if len(e.terms) == 1 for a in next(iter(e.terms))}
+    low = low.subs({a: Index.of(a) + 1 for a in positive if isinstance(a, str)})
+    return all(v >= 0 for v in low.terms.values()) and not any(_may_be_negative(a) for a in low.atoms())
+
+
+def _may_be_negative(a: str | Atom) -> bool:
+    if isinstance(a, str):
+        return False
+    return a.kind == "fetch" or not all(is_nonnegative(x) for x in a.args)
+
+
+def simplify(p: Index, ranges: Ranges) -> Index:
+    """Resolves floor divisions (and min, max) whose outcome follows from the ranges of iterators."""
+
+    def atom(a: Atom) -> Index:
+        args = tuple(simplify(x, ranges) for x in a.args)
+        if a.kind == "fetch":
+            return fetch(a.name, args)
+        if a.kind == "floordiv":
+            return divide(args[0], args[1], ranges)
+        return _simplify_extreme(a.kind, args, ranges)
+
+    return p.map_atoms(atom)
+
+
+def _simplify_extreme(kind: str, args: tuple[Index, ...], ranges: Ranges) -> Index:
+    keep = list(args)
+    for a in args:
+        others = [b for b in keep if b != a]
+        dominated = any(is_nonnegative(a - b if kind == "min" else b - a, ranges) for b in others)
+        if dominated and len(keep) > 1:
+            keep = others
+    return (minimum if kind == "min" else maximum)(*keep)
+
+
+def divide(x: Index, n: Index, ranges: Ranges) -> Index:
+    """``x // n`` where a remainder that the ranges prove to lie in [0, n) vanishes."""
+    q = floordiv(x, n)
+    loose = [a for a in q.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1] == n]
+    for a in loose:
+        r = a.args[0]
+        if is_nonnegative(r, ranges) and is_nonnegative(n - 1 - r, ranges):
+            q = q - Index({(a,): 1})
+    return q
