@@ -24,7 +24,7 @@ from polydyn.codegen.ir import (
     rewrite,
     used_buffers,
 )  # fmt: skip
-from polydyn.codegen.isl_ast import from_isl, name_loops
+from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
@@ -35,10 +35,8 @@ from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
-from polydyn.schedules.isl_util import param_set
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles, contract_tree
-from polydyn.schedules.tree import build_ast, to_isl
 
 REDUCTION_BLOCK = 768
 """Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (CPU.md 2)."""
@@ -242,10 +240,8 @@ class ContractKernel:
         """The kernel."""
         p, w = self.plan, self.target.width
         tiled = contract_tree(self.group, self.roles, p.promote)
-        schedule = to_isl(tiled.tree, tiled.statements, tiled.params)
-        ast = build_ast(schedule, param_set(tiled.params))
         coordinates = tiled.coordinates()
-        body = mark_parallel(name_loops(from_isl(ast), coordinates), tiled.coincident)
+        body = mark_parallel(generate(tiled), tiled.coincident)
         body = bind(body, {"B_k": p.blocks, "P_k": p.block, "W": w})
         if p.promote:
             body = consume(body, "promote", lambda b: self._pack(b, coordinates))
@@ -282,7 +278,7 @@ class ContractKernel:
         first, following = V("c_i") * self.M // mt, (V("c_i") + 1) * self.M // mt
         rows = sorted({m // int(mt), -(-m // int(mt))}) if m else list(range(1, p.rows + 1))
         if n is None:
-            vectors = list(range(1, p.vectors + 1))
+            vectors = [v for v in (1, 2, 4, 8) if v < p.vectors] + [p.vectors]
         else:
             last = -(-n // w) % p.vectors
             vectors = sorted({p.vectors, *([last] if last else [])} if -(-n // w) >= p.vectors else {-(-n // w)})

@@ -26,7 +26,7 @@ from polydyn.codegen.ir import (
     rewrite,
     walk,
 )  # fmt: skip
-from polydyn.codegen.isl_ast import from_isl, name_loops
+from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
@@ -36,10 +36,8 @@ from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
-from polydyn.schedules.isl_util import param_set
 from polydyn.schedules.model import Group, Statement, row_major
 from polydyn.schedules.tiling import inner_iterators, nest_tree, stages
-from polydyn.schedules.tree import build_ast, to_isl
 
 MAP_TILE = 2048
 """Elements per task of an element-wise group: some microseconds of work."""
@@ -195,9 +193,8 @@ class NestKernel:
     def build(self) -> Kernel:
         """The kernel."""
         tiled = nest_tree(self.group, self.prefix, self.phases, self.tiled)
-        ast = build_ast(to_isl(tiled.tree, tiled.statements, tiled.params), param_set(tiled.params))
         coordinates = tiled.coordinates()
-        body = mark_parallel(name_loops(from_isl(ast), coordinates), tiled.coincident)
+        body = mark_parallel(generate(tiled), tiled.coincident)
         if self.tiled:
             body = bind(body, {"B_t": self.extents[self.prefix[-1]].ceildiv("P_t")})
         body = lower(body, coordinates, {s.name: self._lowering(s) for s in self.group.statements})

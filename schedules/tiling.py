@@ -35,12 +35,17 @@ class Roles:
 
 @dataclass(frozen=True)
 class TiledGroup:
-    """A tree over tile-space statements; ``coincident`` names the coordinates that form the task band."""
+    """A tree over tile-space statements; ``coincident`` names the coordinates that form the task band.
+
+    Extents of iterators are parameters too (``E_x``, what they stand for is in ``extents``), so that groups of one form
+    share one tree and one isl AST.
+    """
 
     tree: Tree
     statements: tuple[TileStatement, ...]
     params: tuple[str, ...]
     coincident: tuple[str, ...]
+    extents: dict[str, Index]
 
     def coordinates(self) -> dict[str, tuple[str, ...]]:
         """Statement -> its coordinates."""
@@ -60,7 +65,8 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
     epilogues = [s for s in group.statements if s.role == "epilogue"]
     outer = (*roles.batch, "b_i", "b_j", "b_k")
     tile, point = ("c_j", "c_i"), ("p_i", "p_j")
-    bounds = {n: extents[n] for n in (*roles.batch, *roles.inner)}
+    named = {f"E_{n}": extents[n] for n in (*roles.batch, *roles.inner)}
+    bounds = {n: Index.of(f"E_{n}") for n in (*roles.batch, *roles.inner)}
     bounds |= {f"{a}_{x}": Index.of(f"{a.upper()}_{x}") for a, x in (
         ("b", "i"), ("b", "j"), ("b", "k"), ("c", "i"), ("c", "j"), ("p", "i"), ("p", "j"), ("p", "k"))}  # fmt: skip
     bounds |= {"v": Index.of("V_j"), "a_k": Index.of("P_k"), "lane": Index.of("W")}
@@ -89,8 +95,8 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
         statements.append(statement("PACK", (*outer, "v", "a_k", *roles.inner, "lane")))
         body = sequence(("PACK", Mark("promote", Band(("v", "a_k", *roles.inner, "lane")))), (names, body))
     tree = Mark("task", Band((*roles.batch, "b_i", "b_j"), Mark("kblock", Band(("b_k",), body))))
-    params = (*group.params, *TILE_PARAMS, *(("V_j", "W") if promote else ()))
-    return TiledGroup(tree, tuple(statements), params, (*roles.batch, "b_i", "b_j"))
+    params = (*named, *TILE_PARAMS, *(("V_j", "W") if promote else ()))
+    return TiledGroup(tree, tuple(statements), params, (*roles.batch, "b_i", "b_j"), named)
 
 
 def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], tiled: bool) -> TiledGroup:
@@ -101,7 +107,7 @@ def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], til
     ``b_t`` (a task coordinate) and point ``t``, the extent of the current tile being ``E_t``.
     """
     extents = {n: e for s in group.statements for n, e in s.iters}
-    bounds: dict[str, Index] = dict(extents)
+    bounds = {n: Index.of(f"E_{n}") for n in extents}
     head = prefix[:-1] if tiled else prefix
     task = (*head, "b_t") if tiled else head
     shared = (*task, "t") if tiled else task
@@ -121,8 +127,10 @@ def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], til
     if tiled:
         body = Mark("tile", Band(("t",), body))
     tree = Mark("task", Band(task, body)) if task else Mark("task", body)
-    params = (*group.params, *(("B_t", "E_t") if tiled else ()))
-    return TiledGroup(tree, tuple(statements), params, task)
+    used = {x for s in statements for x in s.coords} & extents.keys()
+    named = {f"E_{n}": e for n, e in extents.items() if n in used}
+    params = (*named, *(("B_t", "E_t") if tiled else ()))
+    return TiledGroup(tree, tuple(statements), params, task, named)
 
 
 def inner_iterators(s: Statement, prefix: tuple[str, ...]) -> tuple[str, ...]:
