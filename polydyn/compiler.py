@@ -9,6 +9,7 @@ from importlib.resources import files
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget
 from polydyn.errors import UnsupportedError
+from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
 from polydyn.fusion.plan import FusionPlan
 from polydyn.graph.expand import import_model
@@ -31,10 +32,12 @@ LEAF = "pd_cpu.h"
 class Options:
     """Choices that change what is compiled.
 
-    ``merge``: contractions that share an operand become one (GEMM merging).
+    ``merge``: contractions that share an operand become one (GEMM merging). ``attention``: scores, softmax and values
+    become one kernel.
     """
 
     merge: bool = True
+    attention: bool = True
 
 
 def compile(
@@ -58,8 +61,10 @@ def compile(
         graph = merge_contractions(graph)
     verify_graph(graph)
     plan = fuse(graph)
+    if options.attention:
+        plan = fuse_attention(plan)
     builder = KernelBuilder(plan, processor)
-    placed = [builder.place(g) for g in plan.groups]
+    placed = [k for g in plan.groups for k in builder.place(g)]
     host = host_plan(plan, placed, processor)
     return build_program(host, target=target, threads=threads)
 
