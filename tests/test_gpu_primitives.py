@@ -5,27 +5,42 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.gpu.cases import HERE, Case, all_cases, mismatch
+from benchmarks.gpu.cases import HERE, Case, Mapped, all_cases, mismatch
+from benchmarks.gpu.cases_hopper import all_hopper_cases
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
 from polydyn.gpu.errors import DeviceError
 
-CASES = {c.name: c for c in all_cases()}
+CASES = {c.name: c for c in [*all_cases(), *all_hopper_cases()]}
 
 
 def run(case: Case, module: EmulatedModule, reverse: bool) -> tuple[dict[int, np.ndarray], Counters]:
-    args = [a.copy() if isinstance(a, np.ndarray) else a for a in case.args]
-    counters = module.launch(case.kernel, case.grid, case.threads, args, smem=case.smem, reverse=reverse)
-    return {i: args[i] for i in case.expect}, counters
+    """Launches a case on copies of its arrays; the outputs by argument position."""
+    arrays: dict[int, np.ndarray] = {}
+    args, extra = [], []
+    for i, a in enumerate(case.args):
+        if isinstance(a, Mapped):
+            base = a.array if a.array.base is None else a.array.base
+            owner = np.array(base)
+            arrays[i] = owner[tuple(slice(n) for n in a.array.shape)]
+            args.append(a.map.emulated(owner.ctypes.data))
+            extra.append(owner)
+        elif isinstance(a, np.ndarray):
+            arrays[i] = np.array(a)
+            args.append(arrays[i])
+        else:
+            args.append(a)
+    counters = module.launch(case.kernel, case.grid, case.threads, args, smem=case.smem, reverse=reverse, extra=extra)
+    return {i: arrays[i] for i in case.expect}, counters
 
 
 @pytest.fixture(scope="module")
-def primitives() -> EmulatedModule:
-    return EmulatedModule(compile_emulated((HERE / "primitives.cu").read_text()))
+def modules() -> dict[str, EmulatedModule]:
+    return {name: EmulatedModule(compile_emulated((HERE / name).read_text())) for name in {c.source for c in CASES.values()}}
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_primitive_equals_numpy(name: str, reverse: bool, primitives: EmulatedModule) -> None:
-    got, _ = run(CASES[name], primitives, reverse)
+def test_primitive_equals_numpy(name: str, reverse: bool, modules: dict[str, EmulatedModule]) -> None:
+    got, _ = run(CASES[name], modules[CASES[name].source], reverse)
     for position, array in got.items():
         assert mismatch(CASES[name], position, array) <= CASES[name].tolerance, (name, position)

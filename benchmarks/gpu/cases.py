@@ -14,9 +14,19 @@ from typing import Any
 
 import numpy as np
 
+from polydyn.gpu.tensormap import TensorMap
+
 HERE = Path(__file__).parent
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A kernel argument that is a tensor map over an array (one that may be a view with a pitch)."""
+
+    map: TensorMap
+    array: Array
 
 
 @dataclass(frozen=True)

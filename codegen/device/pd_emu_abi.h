@@ -37,6 +37,15 @@ enum pdemu_code {  // the CUresult the real driver would report
 
 typedef struct { uint64_t lo, hi; } pdemu_range;  // one global allocation, [lo, hi)
 
+// What the CPU libcuda writes into the 128 bytes of a CUtensorMap.
+#define PDEMU_TENSOR_MAP 0x70616d74
+typedef struct {
+  uint64_t base, strides[4];   // bytes; strides of dims 1..4
+  uint32_t magic, dims[5];
+  uint16_t box[5];
+  uint8_t rank, element_bytes, swizzle;  // swizzle: 0 none, 3 128 bytes
+} pdemu_tensor_map;
+
 typedef struct {
   uint32_t abi;                // PDEMU_ABI
   uint32_t grid[3];
