@@ -41,7 +41,7 @@ PD_DEV void pd_bar_sync(int id, int threads, PD_SITE) {
           "bar.sync %d, %d at line %d: barrier 1..15, whole warps", id, threads, site);
   Meeting &m = B->barrier[id];
   self()->arg[0] = &m;
-  if (!arrive(m, threads, "bar.sync", 0)) return wait();
+  if (!arrive(m, threads, "bar.sync", 0)) return wait("bar.sync", site);
   for (int t = 0; t < B->threads; t++)
     if (B->fiber[t].state == WAITING && B->fiber[t].arg[0] == &m) B->fiber[t].state = READY;
 }
@@ -140,7 +140,7 @@ template <int N, bool TRANSPOSED> PD_DEV void pd_emu_ldmatrix(uint32_t *r, const
     count(PDEMU_LDMATRIX);
     for (int m = 0; m < N; m++) {
       Access rows[8];
-      for (int i = 0; i < 8; i++) rows[i] = {shared_offset(lanes[m * 8 + i].arg[1]), 0, 0, 16, (uint8_t)i, true};
+      for (int i = 0; i < 8; i++) rows[i] = {shared_offset(lanes[m * 8 + i].arg[1]), 0, 16, (uint8_t)i, true};
       count(PDEMU_LDMATRIX_CONFLICTS, bank_conflicts(rows, 8));
       for (int l = 0; l < WARP; l++) {
         uint16_t two[2];
@@ -169,7 +169,9 @@ PD_DEV void pd_emu_mma(const char *what, int site, Acc *d, const uint32_t *a, co
   warp_collective(what, site, d, a, b, [read_a, read_b](Fiber *lanes) {
     constexpr int K = 8 * E;
     count(PDEMU_MMA);
-    Acc A[16][K], X[K][8], D[16][8];
+    typedef Acc Row __attribute__((vector_size(8 * sizeof(Acc))));
+    Acc A[16][K];
+    Row X[K], D[16];
     for (int l = 0; l < WARP; l++) {
       int g = l / 4, t = l % 4;
       const uint32_t *ra = (const uint32_t *)lanes[l].arg[1], *rb = (const uint32_t *)lanes[l].arg[2];
@@ -180,9 +182,11 @@ PD_DEV void pd_emu_mma(const char *what, int site, Acc *d, const uint32_t *a, co
       const Acc *c = (const Acc *)lanes[l].arg[0];
       for (int i = 0; i < 4; i++) D[g + i / 2 * 8][t * 2 + i % 2] = c[i];
     }
-    for (int i = 0; i < 16; i++)
-      for (int k = 0; k < K; k++)
-        for (int j = 0; j < 8; j++) D[i][j] += A[i][k] * X[k][j];
+    for (int i = 0; i < 16; i++) {
+      Row d = D[i];
+      for (int k = 0; k < K; k++) d += A[i][k] * X[k];
+      D[i] = d;
+    }
     for (int l = 0; l < WARP; l++)
       for (int i = 0; i < 4; i++) ((Acc *)lanes[l].arg[0])[i] = D[l / 4 + i / 2 * 8][l % 4 * 2 + i % 2];
   });

@@ -137,7 +137,7 @@ static void warpgroup_collective(const char *what, int site, const void *a0, con
   f->arg[0] = a0, f->arg[1] = a1;
   int w = B->current / WARPGROUP;
   PD_RULE((w + 1) * WARPGROUP <= B->threads, PDEMU_FAILED, "%s at line %d outside a whole warpgroup", what, site);
-  if (!arrive(groups[w].meeting, WARPGROUP, what, site)) return wait();
+  if (!arrive(groups[w].meeting, WARPGROUP, what, site)) return wait(what, site);
   for (int i = 0; i < WARPGROUP / WARP; i++) settle_accesses(w * 4 + i);
   act(groups[w], &B->fiber[w * WARPGROUP]);
   wake(w * WARPGROUP, (w + 1) * WARPGROUP);
@@ -266,7 +266,7 @@ PD_DEV void pd_mbar_wait(uint64_t *b, int parity, PD_SITE) {
   MBarrier *m = mbarrier(b, false, site);
   waits[B->current] = {m, (unsigned)parity & 1};
   self()->arg[0] = m;
-  while (m->phase == ((unsigned)parity & 1)) wait();
+  while (m->phase == ((unsigned)parity & 1)) wait("mbarrier wait", site);
   waits[B->current].bar = nullptr;
 }
 PD_DEV void pd_tma_load_2d(void *s, const pd_tmap *t, int x, int y, uint64_t *bar, PD_SITE) {

@@ -9,20 +9,12 @@ struct alignas(8) pd_b64 { uint32_t x[2]; };    // 8 and 16 bytes that move as o
 struct alignas(16) pd_b128 { uint32_t x[4]; };
 
 #ifdef PD_EMU
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
 PD_DEV uint32_t pd_f32_to_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 PD_DEV float pd_bits_to_f32(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
 PD_DEV float pd_f16_to_f32(pd_half h) {
-#ifdef __F16C__
-  return _cvtsh_ss(h.bits);
-#else
-  uint32_t sign = (uint32_t)(h.bits & 0x8000) << 16, m = h.bits & 0x7fff;
-  if (m >= 0x7c00) return pd_bits_to_f32(sign | 0x7f800000 | (m & 0x3ff) << 13);
-  if (m < 0x400) return (sign ? -1.f : 1.f) * (float)m * 0x1p-24f;
-  return pd_bits_to_f32(sign | ((m << 13) + 0x38000000));
-#endif
+  uint32_t m = (uint32_t)(h.bits & 0x7fff) << 13, sign = (uint32_t)(h.bits & 0x8000) << 16;
+  if (m >= 0x7c00u << 13) return pd_bits_to_f32(sign | m | 0x7f800000);
+  return pd_bits_to_f32(sign | pd_f32_to_bits(pd_bits_to_f32(m) * 0x1p112f));  // also right for subnormals
 }
 PD_DEV pd_half pd_f32_to_f16(float f) {  // to nearest, ties to even; NaN becomes the GPU's 0x7fff
   uint32_t x = pd_f32_to_bits(f), sign = x >> 16 & 0x8000;
