@@ -22,6 +22,9 @@
 
 #include "pd_scalar.h"
 
+extern "C" __attribute__((visibility("default"))) const uint32_t pdemu_arch;  // of the whole module
+const uint32_t pdemu_arch = PD_ARCH;
+
 // ---- where am I -----------------------------------------------------------------------------------------------
 PD_DEV int pd_tid() { return pdemu::B->current; }
 PD_DEV int pd_bid_x() { return (int)pdemu::B->id[0]; }
