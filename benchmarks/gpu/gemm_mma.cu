@@ -35,14 +35,14 @@ PD_DEV void copy_chunk(unsigned char *s, const pd_half *row, int col, int cols, 
 PD_DEV void copy_stage(unsigned char *s, const pd_half *a, const pd_half *b, int m, int n, int k, int lda, int ldb, int m0,
                        int n0, int k0) {
   PD_UNROLL
-  for (int i = pd_tid(); i < BM * (BK / 8); i += THREADS) {
-    int r = i / (BK / 8), c = i % (BK / 8);
+  for (int q = 0; q < BM * (BK / 8) / THREADS; q++) {
+    int i = q * THREADS + pd_tid(), r = i / (BK / 8), c = i % (BK / 8);
     bool inside = m0 + r < m;
     copy_chunk(s + at_a(r, c), a + (int64_t)(inside ? m0 + r : 0) * lda, k0 + c * 8, k, inside);
   }
   PD_UNROLL
-  for (int i = pd_tid(); i < BK * (BN / 8); i += THREADS) {
-    int r = i / (BN / 8), c = i % (BN / 8);
+  for (int q = 0; q < BK * (BN / 8) / THREADS; q++) {
+    int i = q * THREADS + pd_tid(), r = i / (BN / 8), c = i % (BN / 8);
     bool inside = k0 + r < k;
     copy_chunk(s + A_BYTES + at_b(r, c), b + (int64_t)(inside ? k0 + r : 0) * ldb, n0 + c * 8, n, inside);
   }
@@ -82,8 +82,8 @@ PD_DEV void store_tile(float (*acc)[WN / 8][4], unsigned char *smem, const pd_ha
   }
   pd_syncthreads();
   PD_UNROLL
-  for (int i = pd_tid(); i < BM * (BN / 8); i += THREADS) {
-    int r = i / (BN / 8), col = i % (BN / 8) * 8;
+  for (int q = 0; q < BM * (BN / 8) / THREADS; q++) {
+    int i = q * THREADS + pd_tid(), r = i / (BN / 8), col = i % (BN / 8) * 8;
     pd_b128 v = pd_lds<pd_b128>(smem + r * PITCH + col * 2);
     pd_half *to = c + (int64_t)(m0 + r) * ldc + n0 + col;
     if (m0 + r >= m || n0 + col >= n) continue;
