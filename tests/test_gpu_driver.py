@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 import numpy as np
 import pytest
@@ -182,3 +183,18 @@ def test_headers_say_what_python_says() -> None:
     assert found == [n.rstrip("_") for n in emulator.COUNTER_NAMES]
     assert f"#define PDEMU_ABI {emulator.ABI}\n" in text and f"#define PDEMU_MESSAGE {emulator.MESSAGE}\n" in text
     assert (HERE / "primitives.cu").exists()
+
+
+def test_a_driver_works_from_another_thread(driver: Driver) -> None:
+    x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+
+    def work() -> None:
+        p = driver.alloc(x.nbytes)
+        driver.h2d(p, x)
+        driver.d2h(y, p)
+        driver.free(p)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert np.array_equal(x, y)

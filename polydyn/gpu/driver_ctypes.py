@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +41,6 @@ class CtypesDriver(Driver):
         number = ctypes.c_int()
         self._cuda.cuDeviceGet(ctypes.byref(number), device)
         self._device = number.value
-        self._thread = threading.local()
         self._allocated: dict[int, int] = {}
         self._launch = self._cuda.cuLaunchKernel
         self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
@@ -56,12 +54,7 @@ class CtypesDriver(Driver):
         code = self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), self._device)
         if code:
             raise DriverMissingError(f"no context on the device: {self._describe(code)}", code=code)
-        self._make_current(int(context.value or 0))
         return int(context.value or 0)
-
-    def _make_current(self, context: int) -> None:
-        self._cuda.cuCtxSetCurrent(ctypes.c_void_p(context))
-        self._thread.generation = self.generation
 
     def _describe(self, code: int) -> str:
         name, text = self._words(code)
@@ -74,9 +67,8 @@ class CtypesDriver(Driver):
         return (name.value or b"unknown").decode(), (text.value or b"unknown error").decode()
 
     def _enter(self) -> None:
-        """Makes the context current in this thread."""
-        if getattr(self._thread, "generation", -1) != self.generation:
-            self._make_current(self._context)
+        """Makes the context current, always: other users of the device (torch, pycuda) change what is current."""
+        self._cuda.cuCtxSetCurrent(ctypes.c_void_p(self._context))
 
     def _call(self, function: str, *args: Any, detail: str = "") -> None:
         self._enter()

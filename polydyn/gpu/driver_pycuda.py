@@ -1,22 +1,25 @@
 """The driver interface over pycuda (``pip install polydyn[gpu]``); pycuda is imported when a driver is opened.
 
-Memory, modules, launches, streams and events go through pycuda; the context is the same primary one that the ctypes
-driver uses, which also supplies what pycuda lacks (tensor maps) and the recovery from a broken context.
+Modules, launches and streams go through pycuda. Memory, events, tensor maps and recovery are inherited from the ctypes
+driver, on the same primary context: pycuda's memory objects free themselves, and abort the process when they do so
+after a kernel broke the context or in a thread that pycuda does not know. Load modules in the opening thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from polydyn.gpu.driver import Argument
+from polydyn.gpu.driver import LOST, Argument
 from polydyn.gpu.driver_ctypes import CtypesDriver
-from polydyn.gpu.errors import DeviceError, DeviceMemoryError, DriverMissingError, WrongArchitectureError
+from polydyn.gpu.errors import DeviceError, DriverMissingError, WrongArchitectureError
 
 __all__ = ["PycudaDriver", "pycuda_installed"]
 
@@ -31,6 +34,8 @@ class PycudaDriver(CtypesDriver):
 
     name = "pycuda"
 
+    _pycuda: Any = None
+
     def __init__(self, device: int = 0, library: str = "libcuda.so.1") -> None:
         super().__init__(device, library)
         if not pycuda_installed():
@@ -38,13 +43,32 @@ class PycudaDriver(CtypesDriver):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._pycuda: Any = importlib.import_module("pycuda.driver")
+                self._pycuda = importlib.import_module("pycuda.driver")
         except ImportError as e:
             raise DriverMissingError(f"pycuda does not load: {e}", remedy="use the ctypes driver") from None
         self._pycuda.init()
-        self._owner: Any = self._pycuda.Device(device).retain_primary_context()
-        self._owner.push()
+        self._ordinal = device
         self._objects: dict[int, Any] = {}
+        self._pushed: list[Any] = []
+        weakref.finalize(self, _pop, self._pycuda, self._pushed)  # pycuda aborts at exit over a context still pushed
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Makes the primary context pycuda's current one too."""
+        self._pushed.append(self._pycuda.Device(self._ordinal).retain_primary_context())
+        self._pushed[-1].push()
+
+    def _retain(self) -> int:
+        context = super()._retain()
+        if self._pycuda is not None:
+            self._adopt()
+        return context
+
+    def close(self) -> None:
+        """Releases pycuda's hold on the context, then the context."""
+        self._objects = {}
+        _pop(self._pycuda, self._pushed)
+        super().close()
 
     def _guard(self, call: str, action: Callable[[], Any]) -> Any:
         """Runs a pycuda call; its exceptions become ours, by the state the context is in afterwards."""
@@ -54,8 +78,6 @@ class PycudaDriver(CtypesDriver):
         except self._pycuda.Error as e:
             self._call("cuCtxSynchronize")  # raises DeviceLostError when the context broke
             text = f"{call} failed: {e}"
-            if isinstance(e, self._pycuda.MemoryError):
-                raise DeviceMemoryError(text, code=2, remedy="smaller dims, or Options(max_memory)") from None
             if "kernel image" in str(e) or "PTX" in str(e):
                 raise WrongArchitectureError(text, code=209, remedy=f"compile for sm_{self.arch}") from None
             raise DeviceError(text) from None
@@ -70,37 +92,10 @@ class PycudaDriver(CtypesDriver):
         return self._objects[handle]
 
     def _fail(self, code: int, call: str, detail: str = "") -> None:
-        generation = self.generation
-        try:
-            super()._fail(code, call, detail)
-        finally:
-            if self.generation != generation:
-                self._objects = {}
-
-    def alloc(self, nbytes: int) -> int:
-        """Device memory through pycuda."""
-        memory = self._guard(f"mem_alloc of {nbytes} bytes", lambda: self._pycuda.mem_alloc(max(nbytes, 1)))
-        return self._keep(int(memory), memory)
-
-    def free(self, pointer: int) -> None:
-        """Gives an allocation back."""
-        memory = self._get(pointer)
-        del self._objects[pointer]
-        self._guard("mem_free", memory.free)
-
-    def h2d(self, pointer: int, array: np.ndarray[Any, Any], stream: int = 0) -> None:
-        """Host to device."""
-        if stream or not array.nbytes:
-            super().h2d(pointer, array, stream)
-        else:
-            self._guard("memcpy_htod", lambda: self._pycuda.memcpy_htod(pointer, array))
-
-    def d2h(self, array: np.ndarray[Any, Any], pointer: int, stream: int = 0) -> None:
-        """Device to host."""
-        if stream or not array.nbytes:
-            super().d2h(array, pointer, stream)
-        else:
-            self._guard("memcpy_dtoh", lambda: self._pycuda.memcpy_dtoh(array, pointer))
+        if code in LOST:  # pycuda's objects must go while their context still exists, or their destructors abort
+            self._objects = {}
+            _pop(self._pycuda, self._pushed)
+        super()._fail(code, call, detail)
 
     def load_module(self, image: bytes) -> int:
         """A cubin or PTX."""
@@ -144,6 +139,13 @@ class PycudaDriver(CtypesDriver):
         """Destroys a stream."""
         self._get(stream)
         del self._objects[stream]
+
+
+def _pop(pycuda: Any, pushed: list[Any]) -> None:
+    """Takes our contexts off pycuda's stack; a broken one may refuse, which changes nothing."""
+    while pushed:
+        with contextlib.suppress(pycuda.Error):
+            pushed.pop().pop()
 
 
 def _packed(argument: Argument) -> Any:

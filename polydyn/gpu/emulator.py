@@ -163,7 +163,7 @@ class EmulatedModule:
         gx, gy, gz = (grid, 1, 1) if isinstance(grid, int) else grid
         launch = _Launch(
             ABI, (ctypes.c_uint32 * 3)(gx, gy, gz), threads, smem, int(reverse), len(spans),
-            (_Range * max(len(spans), 1))(*spans), ctypes.addressof(params), counters,
+            (_Range * max(len(spans), 1))(*[_Range(*span) for span in spans]), ctypes.addressof(params), counters,
         )  # fmt: skip
         code = kernel.launch(ctypes.byref(launch))
         if code:
@@ -183,5 +183,5 @@ def aligned_bytes(raw: bytes, align: int = 64) -> Any:
     room = (ctypes.c_char * (len(raw) + align))()
     offset = -ctypes.addressof(room) % align
     view = (ctypes.c_char * len(raw)).from_buffer(room, offset)
-    view[:] = raw
+    ctypes.memmove(view, raw, len(raw))
     return view

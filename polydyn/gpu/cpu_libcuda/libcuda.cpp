@@ -114,12 +114,11 @@ API(cuCtxCreate_v3)(Context **c, Handle, int, unsigned, int) { return cuCtxCreat
 API(cuCtxCreate_v4)(Context **c, Handle, unsigned, int) { return cuCtxCreate_v2(c, 0, 0); }
 API(cuCtxDestroy_v2)(Context *c) {
   LOCK;
-  if (!contexts.count(c)) return INVALID_CONTEXT;
+  if (!contexts.count(c) || c == primary) return INVALID_CONTEXT;  // the primary one is released, not destroyed
   if (!current.empty() && current.back() == c) current.pop_back();
   destroy(c);
   return 0;
 }
-API(cuCtxDetach)(Context *c) { return cuCtxDestroy_v2(c); }
 API(cuCtxAttach)(Context **c, unsigned) { LOCK; *c = here(); return *c ? 0 : INVALID_CONTEXT; }
 API(cuCtxPushCurrent_v2)(Context *c) { LOCK; if (!contexts.count(c)) return INVALID_CONTEXT; current.push_back(c); return 0; }
 API(cuCtxPopCurrent_v2)(Context **c) {
@@ -162,6 +161,7 @@ API(cuDevicePrimaryCtxRelease_v2)(int d) {
   if (primary_users == 0) return INVALID_CONTEXT;
   return --primary_users ? 0 : cuDevicePrimaryCtxReset_v2(d);
 }
+API(cuCtxDetach)(Context *c) { LOCK; return c && c == primary ? cuDevicePrimaryCtxRelease_v2(0) : cuCtxDestroy_v2(c); }
 API(cuDevicePrimaryCtxGetState)(int, unsigned *flags, int *active) { *flags = 0, *active = primary != nullptr; return 0; }
 
 // ---- memory: every allocation in pages of its own, poisoned, with a gap behind it -------------------------------
