@@ -11,7 +11,9 @@ from polydyn.gpu.compiler import ARCHITECTURES, compile_cuda, find_nvcc, parse_p
 from polydyn.gpu.nvrtc import find_nvrtc
 
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed")
-needs_compiler = pytest.mark.skipif(find_nvcc() is None and find_nvrtc() is None, reason="neither nvcc nor NVRTC is installed")
+needs_compiler = pytest.mark.skipif(
+    find_nvcc() is None and find_nvrtc() is None, reason="neither nvcc nor NVRTC is installed"
+)
 
 
 @needs_compiler

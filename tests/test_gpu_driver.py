@@ -24,7 +24,10 @@ from polydyn.gpu.errors import (
 )
 from polydyn.gpu.tensormap import TensorMap
 
-KINDS = ["ctypes", pytest.param("pycuda", marks=pytest.mark.skipif(not pycuda_installed(), reason="pycuda is not installed"))]
+KINDS = [
+    "ctypes",
+    pytest.param("pycuda", marks=pytest.mark.skipif(not pycuda_installed(), reason="pycuda is not installed")),
+]
 STRAY = """
 #include "pd_device.cuh"
 PD_KERNEL(stray, 32, 1)(float *out, int at) { pd_stg(out + at + pd_tid(), 1.f); }
@@ -120,7 +123,7 @@ def test_out_of_memory(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_architecture(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     image = compile_emulated(STRAY, arch=90).read_bytes()
     monkeypatch.setenv("PDEMU_SM", "80")
-    with pytest.raises(WrongArchitectureError, match="209|kernel image"):
+    with pytest.raises(WrongArchitectureError, match=r"209|kernel image"):
         driver.load_module(image)
     cubin = b"\x7fELF" + bytes(14) + (190).to_bytes(2, "little") + bytes(200)
     with pytest.raises(WrongArchitectureError):
@@ -179,7 +182,11 @@ def test_headers_say_what_python_says() -> None:
 
     text = (emulator.DEVICE_HEADERS / "pd_emu_abi.h").read_text()
     names = text.split("enum pdemu_counter {")[1].split("PDEMU_COUNTERS")[0]
-    found = [line.split("PDEMU_")[1].split(",")[0].lower() for line in names.splitlines() if line.strip().startswith("PDEMU_")]
+    found = [
+        line.split("PDEMU_")[1].split(",")[0].lower()
+        for line in names.splitlines()
+        if line.strip().startswith("PDEMU_")
+    ]
     assert found == [n.rstrip("_") for n in emulator.COUNTER_NAMES]
     assert f"#define PDEMU_ABI {emulator.ABI}\n" in text and f"#define PDEMU_MESSAGE {emulator.MESSAGE}\n" in text
     assert (HERE / "primitives.cu").exists()

@@ -13,13 +13,27 @@ from polydyn.gpu.errors import DeviceError
 SMALL = {"BM": 64, "BN": 64, "WM": 32, "WN": 32}
 
 
-def run_mma(module: EmulatedModule, problem: Problem, reverse: bool = False, stages: int = 4, tile: int = 128, name: str = "gemm_mma") -> Counters:
+def run_mma(
+    module: EmulatedModule,
+    problem: Problem,
+    reverse: bool = False,
+    stages: int = 4,
+    tile: int = 128,
+    name: str = "gemm_mma",
+) -> Counters:
     blocks, smem, args = problem.mma(tile, tile, stages)
     threads = 256 if tile == 128 else 128
     return module.launch(name, blocks, threads, args, smem=smem, reverse=reverse)
 
 
-def run_wgmma(module: EmulatedModule, problem: Problem, reverse: bool = False, bn: int = 128, stages: int = 4, name: str = "gemm_wgmma") -> Counters:
+def run_wgmma(
+    module: EmulatedModule,
+    problem: Problem,
+    reverse: bool = False,
+    bn: int = 128,
+    stages: int = 4,
+    name: str = "gemm_wgmma",
+) -> Counters:
     blocks, smem, args = problem.wgmma(bn, stages)
     raw = [a.map.emulated(a.array.ctypes.data) if isinstance(a, Mapped) else a for a in args]
     return module.launch(name, blocks, 384, raw, smem=smem, reverse=reverse, extra=[problem.a.base, problem.b.base])
@@ -65,7 +79,8 @@ def test_two_runs_and_both_orders_give_the_same_bits() -> None:
 
 MMA_BUGS = {
     "wait one group too weak": ("pd_cp_async_wait<STAGES - 2>();", "pd_cp_async_wait<STAGES - 1>();"),
-    "no barrier in the main loop": ("pd_cp_async_wait<STAGES - 2>();\n    pd_syncthreads();", "pd_cp_async_wait<STAGES - 2>();"),
+    "no barrier in the main loop": (
+        "pd_cp_async_wait<STAGES - 2>();\n    pd_syncthreads();", "pd_cp_async_wait<STAGES - 2>();"),
     "no barrier before the epilogue": ("pd_cp_async_wait<0>();\n  pd_syncthreads();", "pd_cp_async_wait<0>();"),
     "no barrier inside the epilogue": ("  pd_syncthreads();\n  PD_UNROLL\n  for (int q = 0; q < BM * (BN / 8)",
                                        "  PD_UNROLL\n  for (int q = 0; q < BM * (BN / 8)"),
@@ -76,11 +91,14 @@ MMA_BUGS = {
     "K rows not zero-filled": ("bool inside = k0 + r < k;", "bool inside = k0 + r < k + 8;"),
     "column tail not zero-filled": ("pd_imax(pd_imin((cols - c) * 2, VECTOR), 0)", "VECTOR"),
     "B fragments swapped": ("fb[j / 2] + j % 2 * 2", "fb[j / 2] + (1 - j % 2) * 2"),
-    "A fragment rows wrong": ("wm + i * 16 + lane % 16, kk * 2 + lane / 16", "wm + i * 16 + lane / 2, kk * 2 + lane % 2"),
+    "A fragment rows wrong": (
+        "wm + i * 16 + lane % 16, kk * 2 + lane / 16", "wm + i * 16 + lane / 2, kk * 2 + lane % 2"),
     "B not transposed": ("pd_ldmatrix_x4_trans(", "pd_ldmatrix_x4("),
     "wrong stage address": ("multiply_stage(acc, smem + read * STAGE", "multiply_stage(acc, smem + read * A_BYTES"),
-    "divergent barrier": ("pd_cp_async_wait<0>();\n  pd_syncthreads();", "pd_cp_async_wait<0>();\n  if (wm == 0) pd_syncthreads();"),
-    "early return before a barrier": ("  pd_cp_async_wait<0>();\n", "  pd_cp_async_wait<0>();\n  if (n0 + wn >= n) return;\n"),
+    "divergent barrier": (
+        "pd_cp_async_wait<0>();\n  pd_syncthreads();", "pd_cp_async_wait<0>();\n  if (wm == 0) pd_syncthreads();"),
+    "early return before a barrier": (
+        "  pd_cp_async_wait<0>();\n", "  pd_cp_async_wait<0>();\n  if (n0 + wn >= n) return;\n"),
     "store predicate dropped": ("if (m0 + r >= m || n0 + col >= n) continue;", "if (n0 + col >= n) continue;"),
     "store past the row end": ("n0 + col + 8 <= n", "n0 + col + 4 <= n"),
     "last k step lost": ("steps = (k + BK - 1) / BK;", "steps = k / BK;"),
@@ -108,7 +126,9 @@ WGMMA_BUGS = {
     "B taken as K-major": ("WGMMA<1>", "WGMMA<0>"),
     "accumulates onto rubbish": ("step + k > 0", "step > 0"),
     "wrong output row": ("t / 32 * 16 + t % 32 / 4", "t / 32 * 16 + t % 32 / 2"),
-    "ring parity never flips": ("if (++slot == STAGES) slot = 0, parity ^= 1;\n  }\n  pd_wgmma", "if (++slot == STAGES) slot = 0;\n  }\n  pd_wgmma"),
+    "ring parity never flips": (
+        "if (++slot == STAGES) slot = 0, parity ^= 1;\n  }\n  pd_wgmma",
+        "if (++slot == STAGES) slot = 0;\n  }\n  pd_wgmma"),
     "row predicate dropped": ("if (row + h * 8 >= m) continue;", ""),
 }  # fmt: skip
 

@@ -8,7 +8,6 @@ import pytest
 from benchmarks.gpu.cases import HERE, Case, Mapped, all_cases, mismatch
 from benchmarks.gpu.cases_hopper import all_hopper_cases
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
-from polydyn.gpu.errors import DeviceError
 
 CASES = {c.name: c for c in [*all_cases(), *all_hopper_cases()]}
 
@@ -35,7 +34,9 @@ def run(case: Case, module: EmulatedModule, reverse: bool) -> tuple[dict[int, np
 
 @pytest.fixture(scope="module")
 def modules() -> dict[str, EmulatedModule]:
-    return {name: EmulatedModule(compile_emulated((HERE / name).read_text())) for name in {c.source for c in CASES.values()}}
+    return {
+        name: EmulatedModule(compile_emulated((HERE / name).read_text())) for name in {c.source for c in CASES.values()}
+    }
 
 
 @pytest.mark.parametrize("reverse", [False, True])

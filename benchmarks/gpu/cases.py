@@ -204,8 +204,8 @@ def movement_cases() -> list[Case]:
 
 # ---- scalars -------------------------------------------------------------------------------------------------------
 SPECIAL = np.array(
-    [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 126.5, 127.5, 128.0, -128.5, -129.0, 254.5, 255.5, 256.0, 65504.0, 65519.0,
-     65520.0, 70000.0, 6e-8, 2.98e-8, 3e-8, 6.1e-5, 1e-40, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0009765625,
+    [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 126.5, 127.5, 128.0, -128.5, -129.0, 254.5, 255.5, 256.0, 65504.0,
+     65519.0, 65520.0, 70000.0, 6e-8, 2.98e-8, 3e-8, 6.1e-5, 1e-40, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0009765625,
      1.00048828125, 1.00146484375, 1.00390625, 1.01171875],
     np.float32,
 )  # fmt: skip
@@ -213,7 +213,9 @@ SPECIAL = np.array(
 
 def conversion_cases() -> list[Case]:
     """Narrowing of special and random values, widening of every 16-bit pattern."""
-    x = np.concatenate([SPECIAL, (RNG(4).standard_normal(400) * 10.0 ** RNG(5).integers(-8, 8, 400)).astype(np.float32)])
+    x = np.concatenate(
+        [SPECIAL, (RNG(4).standard_normal(400) * 10.0 ** RNG(5).integers(-8, 8, 400)).astype(np.float32)]
+    )
     n = len(x)
     f16, bf16 = to_f16(x), to_bf16(x)
     packed = np.stack([f16 | f16[::-1].astype(np.uint32) << 16, bf16 | bf16[::-1].astype(np.uint32) << 16])
@@ -223,22 +225,25 @@ def conversion_cases() -> list[Case]:
             np.zeros((2, n), np.uint32), np.zeros((2, n), np.int32))  # fmt: skip
     tf32 = to_tf32(np.nan_to_num(x, nan=np.inf))
     narrow = Case("convert", "primitives.cu", "convert", 64, args, {2: f16, 3: bf16, 5: packed, 6: ints})
-    finite = np.isfinite(x)
-    exact = Case("convert_tf32", "primitives.cu", "convert", 64,
-                 (x[finite], np.int32(finite.sum()), *(np.zeros(a.shape[:-1] + (int(finite.sum()),), a.dtype) for a in args[2:])),
-                 {4: tf32[finite]})  # fmt: skip
+    finite = np.isfinite(x)  # NaN and inf have no one tf32 form
+    m = int(finite.sum())
+    outputs = [np.zeros((*a.shape[:-1], m), a.dtype) for a in args[2:]]
+    exact = Case("convert_tf32", "primitives.cu", "convert", 64, (x[finite], np.int32(m), *outputs), {4: tf32[finite]})
     h = np.arange(65536).astype(np.uint16)
     wide = np.stack([h.view(np.float16).astype(np.float32), from_bf16(h)])
     every = np.concatenate([wide, wide[:, ::-1], wide])
-    widen = Case("widen", "primitives.cu", "widen", 64, (h, np.int32(65536), np.zeros((6, 65536), np.float32)), {2: every})
+    widen = Case(
+        "widen", "primitives.cu", "widen", 64, (h, np.int32(65536), np.zeros((6, 65536), np.float32)), {2: every}
+    )
     return [narrow, exact, widen]
 
 
 MATH: tuple[tuple[str, Callable[[Array, Array], Array]], ...] = (
     ("exp", lambda x, y: np.exp(x)), ("log", lambda x, y: np.log(x)), ("sqrt", lambda x, y: np.sqrt(x)),
     ("tanh", lambda x, y: np.tanh(x)), ("erf", lambda x, y: np.vectorize(math.erf)(x)), ("sin", lambda x, y: np.sin(x)),
-    ("cos", lambda x, y: np.cos(x)), ("sigmoid", lambda x, y: 1 / (1 + np.exp(-x))), ("floor", lambda x, y: np.floor(x)),
-    ("ceil", lambda x, y: np.ceil(x)), ("rint", lambda x, y: np.rint(x)), ("abs", lambda x, y: np.abs(x)),
+    ("cos", lambda x, y: np.cos(x)), ("sigmoid", lambda x, y: 1 / (1 + np.exp(-x))),
+    ("floor", lambda x, y: np.floor(x)), ("ceil", lambda x, y: np.ceil(x)),
+    ("rint", lambda x, y: np.rint(x)), ("abs", lambda x, y: np.abs(x)),
     ("max", np.maximum), ("min", np.minimum), ("pow", np.power), ("fmod", np.fmod), ("fma", lambda x, y: x * y + x),
     ("rsqrt", lambda x, y: 1 / np.sqrt(x)),
 )  # fmt: skip
@@ -247,7 +252,9 @@ MATH_FAST: tuple[Callable[[Array], Array], ...] = (np.exp, np.exp2, np.log, np.r
 
 def math_cases() -> list[Case]:
     """Every scalar function at ordinary and special values, against float64; one case, one row per function."""
-    x = np.concatenate([RNG(6).standard_normal(200) * 3, [0.0, -1.0, 1.0, np.inf, -np.inf, np.nan, 8.0, 2.5]]).astype(np.float32)
+    x = np.concatenate([RNG(6).standard_normal(200) * 3, [0.0, -1.0, 1.0, np.inf, -np.inf, np.nan, 8.0, 2.5]]).astype(
+        np.float32
+    )
     y = np.concatenate([RNG(7).standard_normal(200), [2.0, np.nan, 1.0, 1.0, 2.0, 1.0, -2.0, 0.5]]).astype(np.float32)
     with np.errstate(all="ignore"):
         want = np.stack([f(x.astype(np.float64), y.astype(np.float64)) for _, f in MATH]).astype(np.float32)
@@ -260,7 +267,9 @@ def math_cases() -> list[Case]:
     return [
         Case("math", "primitives.cu", "math", 64, args, {3: want}, tolerance=1e-5),
         Case("math_fast", "primitives.cu", "math_fast", 64, fast_args, {2: fast}, tolerance=1e-3),
-        Case("integers", "primitives.cu", "integers", 64, (a, b, np.int32(10), np.zeros((4, 10), np.int32)), {3: whole}),
+        Case(
+            "integers", "primitives.cu", "integers", 64, (a, b, np.int32(10), np.zeros((4, 10), np.int32)), {3: whole}
+        ),
     ]
 
 

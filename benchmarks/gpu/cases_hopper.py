@@ -40,8 +40,9 @@ def tma_cases() -> list[Case]:
     a3 = r.integers(1, 60000, (5, 9, 24)).astype(np.uint16)
     a4 = r.integers(1, 60000, (3, 4, 6, 16)).astype(np.uint16)
     loads: list[tuple[str, Array, tuple[int, ...], tuple[int, ...], int]] = [
-        ("inside", a2, (8, 3), (64, 16), 128), ("right", a2, (64, 30), (64, 16), 128), ("left", a2, (-9, -2), (64, 16), 128),
-        ("outside", a2, (200, 100), (64, 8), 128), ("plain", a2, (40, 5), (24, 7), 0), ("3d", a3, (-3, 4, 2), (16, 8, 4), 0),
+        ("inside", a2, (8, 3), (64, 16), 128), ("right", a2, (64, 30), (64, 16), 128),
+        ("left", a2, (-9, -2), (64, 16), 128), ("outside", a2, (200, 100), (64, 8), 128),
+        ("plain", a2, (40, 5), (24, 7), 0), ("3d", a3, (-3, 4, 2), (16, 8, 4), 0),
         ("4d", a4, (2, -1, 1, 1), (16, 4, 2, 3), 0), ("3d_swizzled", a3, (0, 2, 1), (64, 8, 2), 128),
     ]  # fmt: skip
     for name, a, at, box, swizzle in loads:
@@ -50,7 +51,9 @@ def tma_cases() -> list[Case]:
         coords = [np.int32(c) for c in (*at, 0, 0)[:4]]
         args = (_map(a, box, swizzle), np.int32(raw.size), *coords, np.zeros(raw.size // 4, np.uint32))
         kernel = f"tma_load_{len(box)}d"
-        cases.append(Case(f"{kernel}_{name}", SOURCE, kernel, 128, args, {6: raw.view(np.uint32)}, raw.size + 1024, arch=90))
+        cases.append(
+            Case(f"{kernel}_{name}", SOURCE, kernel, 128, args, {6: raw.view(np.uint32)}, raw.size + 1024, arch=90)
+        )
     for rank, at, box in ((2, (88, 30), (16, 12)), (3, (16, -2, 3), (16, 6, 4))):
         shape = (37, 104) if rank == 2 else (5, 9, 24)
         target, block = np.zeros(shape, np.uint16), r.integers(1, 60000, box[::-1]).astype(np.uint16)
@@ -61,7 +64,9 @@ def tma_cases() -> list[Case]:
                 want[where] = block[index]
         coords = [np.int32(c) for c in (*at, 0)[:3]]
         args = (_map(target, box, 0), block, np.int32(block.nbytes), *coords)
-        cases.append(Case(f"tma_store_{rank}d", SOURCE, f"tma_store_{rank}d", 128, args, {0: want}, block.nbytes, arch=90))
+        cases.append(
+            Case(f"tma_store_{rank}d", SOURCE, f"tma_store_{rank}d", 128, args, {0: want}, block.nbytes, arch=90)
+        )
     return cases
 
 
@@ -77,8 +82,8 @@ def mbarrier_case() -> Case:
 def wgmma_cases() -> list[Case]:
     """64 x N x 64 products, B K-major and MN-major."""
     r, cases = RNG(9), []
-    for name in ("f16_n32", "f16_n64", "f16_n96", "f16_n128", "f16_n192", "f16_n256", "bf16_n32", "bf16_n64", "bf16_n128",
-                 "bf16_n256", "f16_n64_mn", "f16_n128_mn", "f16_n256_mn", "bf16_n128_mn"):  # fmt: skip
+    for name in ("f16_n32", "f16_n64", "f16_n96", "f16_n128", "f16_n192", "f16_n256", "bf16_n32", "bf16_n64",
+                 "bf16_n128", "bf16_n256", "f16_n64_mn", "f16_n128_mn", "f16_n256_mn", "bf16_n128_mn"):  # fmt: skip
         bf, mn, n = name.startswith("bf"), name.endswith("mn"), int(name.split("_")[1][1:])
         a, b = r.standard_normal((64, 64)).astype(np.float32), r.standard_normal((64, n)).astype(np.float32)
         if not mn:

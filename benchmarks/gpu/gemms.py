@@ -45,7 +45,8 @@ class Problem:
     def wgmma(self, bn: int = 128, stages: int = 4) -> tuple[int, int, list[Any]]:
         """As ``mma``; the first two arguments are tensor maps (K = 0 has none: use the other kernel)."""
         maps = [
-            Mapped(TensorMap("float16", x.shape[::-1], x.strides[:1], (64, rows)), x) for x, rows in ((self.a, 128), (self.b, 64))
+            Mapped(TensorMap("float16", x.shape[::-1], x.strides[:1], (64, rows)), x)
+            for x, rows in ((self.a, 128), (self.b, 64))
         ]
         args = [*maps, self.bias, self.c.base, *map(np.int32, (self.m, self.n, self.k, self.c.strides[0] // 2))]
         return self._blocks(128, bn), stages * (128 + bn) * 128 + stages * 16, args

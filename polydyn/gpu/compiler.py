@@ -153,7 +153,20 @@ def _run_nvcc(path: str, source: str, arch: str, kind: str, flags: list[str], sc
     (scratch / "kernel.cu").write_text(source)
     compute = arch.replace("sm_", "compute_")
     target = f"arch={compute},code={arch if kind == 'cubin' else compute}"
-    command = [path, "-std=c++17", "-O3", f"-{kind}", "-gencode", target, "-Xptxas", "-v", *flags, "kernel.cu", "-o", "image"]
+    command = [
+        path,
+        "-std=c++17",
+        "-O3",
+        f"-{kind}",
+        "-gencode",
+        target,
+        "-Xptxas",
+        "-v",
+        *flags,
+        "kernel.cu",
+        "-o",
+        "image",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
     if done.returncode:
         raise BuildError(f"nvcc refused a kernel for {arch}:\n{(done.stderr + done.stdout)[:4000]}")

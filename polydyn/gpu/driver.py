@@ -129,7 +129,9 @@ def driver_error(code: int, name: str, text: str, call: str, detail: str = "") -
     """The exception for a failed call whose context is still sound."""
     message = f"{call} failed: {text} ({name}, {code})" + (f"; {detail}" if detail else "")
     if code == 2:
-        return DeviceMemoryError(message, code=code, remedy="smaller dims, or Options(max_memory) to refuse such shapes early")
+        return DeviceMemoryError(
+            message, code=code, remedy="smaller dims, or Options(max_memory) to refuse such shapes early"
+        )
     if code in (200, 209, 218, 222):
         remedy = "compile for this device's architecture, or keep PTX in the artifact"
         return WrongArchitectureError(message, code=code, remedy=remedy)

@@ -88,7 +88,9 @@ class CtypesDriver(Driver):
         try:
             self._context = self._retain()
         except DriverMissingError as e:
-            raise DeviceLostError(f"{message}; a new context failed: {e}", code=code, remedy="restart the process") from None
+            raise DeviceLostError(
+                f"{message}; a new context failed: {e}", code=code, remedy="restart the process"
+            ) from None
         raise DeviceLostError(message, code=code, remedy="load modules and buffers again; run under compute-sanitizer")
 
     def close(self) -> None:
@@ -114,14 +116,18 @@ class CtypesDriver(Driver):
     def alloc(self, nbytes: int) -> int:
         """Device memory; an empty request gets one byte, so that pointers differ."""
         pointer = ctypes.c_uint64()
-        self._call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)), detail=f"{nbytes} bytes asked for")
+        self._call(
+            "cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, 1)), detail=f"{nbytes} bytes asked for"
+        )
         self._allocated[pointer.value] = nbytes
         return pointer.value
 
     def free(self, pointer: int) -> None:
         """Gives an allocation back."""
         if self._allocated.pop(pointer, None) is None:
-            raise DeviceError(f"{pointer:#x} is not an allocation of this context", remedy="was it lost with a failed kernel?")
+            raise DeviceError(
+                f"{pointer:#x} is not an allocation of this context", remedy="was it lost with a failed kernel?"
+            )
         self._call("cuMemFree_v2", ctypes.c_uint64(pointer))
 
     def h2d(self, pointer: int, array: np.ndarray[Any, Any], stream: int = 0) -> None:
@@ -145,7 +151,9 @@ class CtypesDriver(Driver):
     def load_module(self, image: bytes) -> int:
         """A cubin or zero-terminated PTX."""
         module = ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image), detail=f"the device is sm_{self.arch}")
+        self._call(
+            "cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image), detail=f"the device is sm_{self.arch}"
+        )
         return int(module.value or 0)
 
     def get_function(self, module: int, name: str) -> int:

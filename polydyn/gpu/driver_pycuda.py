@@ -88,7 +88,9 @@ class PycudaDriver(CtypesDriver):
 
     def _get(self, handle: int) -> Any:
         if handle not in self._objects:
-            raise DeviceError(f"{handle:#x} is not a handle of this context", remedy="was it lost with a failed kernel?")
+            raise DeviceError(
+                f"{handle:#x} is not a handle of this context", remedy="was it lost with a failed kernel?"
+            )
         return self._objects[handle]
 
     def _fail(self, code: int, call: str, detail: str = "") -> None:

@@ -58,9 +58,10 @@ class _Range(ctypes.Structure):
 
 class _Launch(ctypes.Structure):
     _fields_ = (
-        ("abi", ctypes.c_uint32), ("grid", ctypes.c_uint32 * 3), ("threads", ctypes.c_uint32), ("smem", ctypes.c_uint32),
-        ("reverse", ctypes.c_uint32), ("nranges", ctypes.c_uint32), ("ranges", ctypes.POINTER(_Range)),
-        ("params", ctypes.c_void_p), ("counters", ctypes.POINTER(ctypes.c_uint64)), ("message", ctypes.c_char * MESSAGE),
+        ("abi", ctypes.c_uint32), ("grid", ctypes.c_uint32 * 3), ("threads", ctypes.c_uint32),
+        ("smem", ctypes.c_uint32), ("reverse", ctypes.c_uint32), ("nranges", ctypes.c_uint32),
+        ("ranges", ctypes.POINTER(_Range)), ("params", ctypes.c_void_p), ("counters", ctypes.POINTER(ctypes.c_uint64)),
+        ("message", ctypes.c_char * MESSAGE),
     )  # fmt: skip
 
 
@@ -94,8 +95,9 @@ def compile_shared(source: str, flags: Sequence[str], kind: str) -> Path:
     Raises BuildError with the compiler's own words.
     """
     path, version = _compiler()
-    command = [path, "-std=c++17", "-O1", "-ftree-vectorize", "-fPIC", "-shared", "-fwrapv", "-fvisibility=hidden", "-Wall", "-Wextra",
-               "-Wno-unused-function", "-Wno-unknown-pragmas", f"-I{DEVICE_HEADERS}", *flags]  # fmt: skip
+    warnings = ("-Wall", "-Wextra", "-Wno-unused-function", "-Wno-unknown-pragmas")
+    options = ("-std=c++17", "-O1", "-ftree-vectorize", "-fPIC", "-shared", "-fwrapv", "-fvisibility=hidden", *warnings)
+    command = [path, *options, f"-I{DEVICE_HEADERS}", *flags]
     key = content_key(source, _headers_text(DEVICE_HEADERS), version, *command[1:])
 
     def make(scratch: Path) -> list[tuple[str, bytes]]:
@@ -114,7 +116,12 @@ def compile_emulated(source: str, defines: Mapping[str, int | str] | None = None
 
     ``arch`` is what the module says it was made for (80, 90, ...); the CPU libcuda refuses it on an older "device".
     """
-    flags = ["-DPD_EMU", f"-DPD_ARCH={arch}", "-march=native", *(f"-D{k}={v}" for k, v in sorted((defines or {}).items()))]
+    flags = [
+        "-DPD_EMU",
+        f"-DPD_ARCH={arch}",
+        "-march=native",
+        *(f"-D{k}={v}" for k, v in sorted((defines or {}).items())),
+    ]
     return compile_shared(source, flags, "emulated")
 
 
@@ -128,7 +135,9 @@ class EmulatedModule:
         try:
             return _Kernel.in_dll(self._library, "pdemu_kernel_" + name)
         except ValueError:
-            raise DeviceError(f"the module has no kernel {name}", node=name, remedy="end its file with PD_EXPORT") from None
+            raise DeviceError(
+                f"the module has no kernel {name}", node=name, remedy="end its file with PD_EXPORT"
+            ) from None
 
     def launch(
         self,
@@ -156,7 +165,9 @@ class EmulatedModule:
         for i, a in enumerate(args):
             raw = argument_bytes(a)
             if len(raw) != kernel.sizes[i]:
-                raise DeviceError(f"argument {i} of {name} has {len(raw)} bytes, the kernel wants {kernel.sizes[i]}", node=name)
+                raise DeviceError(
+                    f"argument {i} of {name} has {len(raw)} bytes, the kernel wants {kernel.sizes[i]}", node=name
+                )
             values.append(aligned_bytes(raw))
         params = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])
         counters = (ctypes.c_uint64 * len(COUNTER_NAMES))()

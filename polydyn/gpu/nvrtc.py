@@ -49,7 +49,9 @@ class Nvrtc:
         if code:
             raise BuildError(f"NVRTC refused to start (error {code})")
         try:
-            code = self._lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*[o.encode() for o in options]))
+            code = self._lib.nvrtcCompileProgram(
+                program, len(options), (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
+            )
             log = self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
             if code:
                 raise BuildError(f"NVRTC refused a kernel:\n{log[:4000]}")

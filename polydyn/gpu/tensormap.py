@@ -37,7 +37,10 @@ class TensorMap:
         inner = self.box[0] * self.element_bytes
         rules = (
             (1 <= len(self.dims) <= 5, "rank 1 to 5"),
-            (len(self.strides) == len(self.dims) - 1 and len(self.box) == len(self.dims), "a stride per outer dim, a box per dim"),
+            (
+                len(self.strides) == len(self.dims) - 1 and len(self.box) == len(self.dims),
+                "a stride per outer dim, a box per dim",
+            ),
             (all(0 < d <= 1 << 32 for d in self.dims), "dims from 1 to 2^32"),
             (all(s % 16 == 0 and 0 < s < 1 << 40 for s in self.strides), "strides that are multiples of 16 bytes"),
             (all(0 < b <= 256 for b in self.box), "box sizes from 1 to 256"),
@@ -47,7 +50,9 @@ class TensorMap:
         )
         for holds, rule in rules:
             if not holds:
-                raise DeviceError(f"a tensor map needs {rule}: {self}", remedy="use a kernel without TMA for this layout")
+                raise DeviceError(
+                    f"a tensor map needs {rule}: {self}", remedy="use a kernel without TMA for this layout"
+                )
 
     @property
     def element_bytes(self) -> int:
@@ -76,5 +81,7 @@ class TensorMap:
         dims, box = (*self.dims, *[1] * pad), (*self.box, *[1] * pad)
         strides = (*self.strides, *[0] * (4 - len(self.strides)))
         code = 3 if self.swizzle else 0
-        packed = struct.pack("<Q4QI5I5HBBB", address, *strides, 0x70616D74, *dims, *box, len(self.dims), self.element_bytes, code)
+        packed = struct.pack(
+            "<Q4QI5I5HBBB", address, *strides, 0x70616D74, *dims, *box, len(self.dims), self.element_bytes, code
+        )
         return packed.ljust(128, b"\0")
