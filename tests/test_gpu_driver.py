@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.gpu.cases import HERE, Mapped
+from benchmarks.gpu.cases import Mapped
 from benchmarks.gpu.gemms import MMA_SOURCE, WGMMA_SOURCE, Problem
-from polydyn.gpu import cpu_libcuda
+from polydyn.codegen.device import HEADERS
+from polydyn.gpu import cpu_libcuda, emulator
 from polydyn.gpu.driver import Driver, open_driver
 from polydyn.gpu.driver_ctypes import CtypesDriver
 from polydyn.gpu.driver_pycuda import pycuda_installed
@@ -178,9 +183,7 @@ def test_emulated_and_driver_tensor_maps_agree(library: str) -> None:
 
 def test_headers_say_what_python_says() -> None:
     """The constants that both sides write down."""
-    from polydyn.gpu import emulator
-
-    text = (emulator.DEVICE_HEADERS / "pd_emu_abi.h").read_text()
+    text = (HEADERS / "pd_emu_abi.h").read_text()
     names = text.split("enum pdemu_counter {")[1].split("PDEMU_COUNTERS")[0]
     found = [
         line.split("PDEMU_")[1].split(",")[0].lower()
@@ -189,7 +192,6 @@ def test_headers_say_what_python_says() -> None:
     ]
     assert found == [n.rstrip("_") for n in emulator.COUNTER_NAMES]
     assert f"#define PDEMU_ABI {emulator.ABI}\n" in text and f"#define PDEMU_MESSAGE {emulator.MESSAGE}\n" in text
-    assert (HERE / "primitives.cu").exists()
 
 
 def test_a_driver_works_from_another_thread(driver: Driver) -> None:
@@ -205,3 +207,15 @@ def test_a_driver_works_from_another_thread(driver: Driver) -> None:
     thread.start()
     thread.join()
     assert np.array_equal(x, y)
+
+
+def test_conformance_script_runs_emulated(tmp_path: Path) -> None:
+    """The script for the first day with a GPU, over the CPU libcuda: every case conforms, the report is JSON."""
+    out = tmp_path / "report.json"
+    command = [sys.executable, "-m", "benchmarks.gpu.conformance", "--emulate", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(out.read_text())
+    names = [r["name"] for r in report["results"]]
+    assert all(r["ok"] for r in report["results"]) and len(set(names)) == len(names) > 60
+    assert report["arch"] == 90

@@ -164,8 +164,8 @@ def jobs(arch: int, emulate: bool) -> list[Job]:
 def worker(kind: str, emulate: bool, first: int) -> None:
     """Runs jobs from ``first`` on; a line of JSON per event. Ends when the context was lost."""
     machine = Machine(kind, emulate)
-    known = hardware.match(_device_name(machine.driver))
-    say({"device": _device_name(machine.driver), "arch": machine.driver.arch, "described": known is not None})
+    known = hardware.match(machine.driver.device_name)
+    say({"device": machine.driver.device_name, "arch": machine.driver.arch, "described": known is not None})
     for i, (name, job) in enumerate(jobs(machine.driver.arch, emulate)):
         if i < first:
             continue
@@ -183,16 +183,6 @@ def worker(kind: str, emulate: bool, first: int) -> None:
 def say(event: dict[str, Any]) -> None:
     """One event to the parent."""
     print(json.dumps(event), flush=True)
-
-
-def _device_name(driver: Driver) -> str:
-    import ctypes
-
-    library = getattr(driver, "_cuda", None)
-    room = ctypes.create_string_buffer(256)
-    if library is not None:
-        library.cuDeviceGetName(room, 256, 0)
-    return room.value.decode()
 
 
 def events(command: list[str]) -> Iterator[dict[str, Any] | None]:

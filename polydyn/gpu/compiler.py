@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from polydyn.codegen.device import HEADERS
 from polydyn.errors import BuildError, UnsupportedError
 from polydyn.gpu.cache import cached, content_key
-from polydyn.gpu.emulator import DEVICE_HEADERS
 from polydyn.gpu.nvrtc import Nvrtc, find_nvrtc
 
 __all__ = ["ARCHITECTURES", "Compiled", "KernelUse", "compile_cuda", "compiler_version", "find_nvcc", "parse_ptxas"]
@@ -39,11 +39,12 @@ class KernelUse:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled file: the image to load, the kernels in it (none for PTX: they are known at load time only)."""
+    """A compiled file: the image to load, its kernels (none for PTX: the driver assembles it), the compiler's log."""
 
     arch: str
     image: bytes
     kernels: Mapping[str, KernelUse]
+    log: str
     path: Path
 
 
@@ -101,7 +102,7 @@ def _compiler(prefer: str | None) -> Nvrtc | tuple[str, str]:
 def _headers() -> dict[str, str]:
     """The device side of the headers; the emulation's are not needed."""
     names = ("pd_device.cuh", "pd_hopper.cuh", "pd_scalar.h")
-    return {name: (DEVICE_HEADERS / name).read_text() for name in names}
+    return {name: (HEADERS / name).read_text() for name in names}
 
 
 def compile_cuda(
@@ -135,8 +136,8 @@ def compile_cuda(
         return [(f".{kind}", image), (".log", log.encode()), (".cu", source.encode())]
 
     path = cached("cuda", key, f".{kind}", make)
-    uses = parse_ptxas(path.with_suffix(".log").read_text()) if kind == "cubin" else {}
-    return Compiled(arch, path.read_bytes(), uses, path)
+    log = path.with_suffix(".log").read_text()
+    return Compiled(arch, path.read_bytes(), parse_ptxas(log) if kind == "cubin" else {}, log, path)
 
 
 def _run_nvrtc(tool: Nvrtc, source: str, arch: str, kind: str, flags: list[str]) -> tuple[bytes, str]:

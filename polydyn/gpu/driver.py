@@ -32,6 +32,8 @@ class Driver(abc.ABC):
     """One device and its primary context."""
 
     name: str
+    device_name: str
+    """As the driver calls it; ``hardware.match`` finds its description."""
     arch: int
     """Compute capability as a number: 80, 86, 89, 90, 100."""
     generation: int = 0

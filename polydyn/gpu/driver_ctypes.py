@@ -41,6 +41,9 @@ class CtypesDriver(Driver):
         number = ctypes.c_int()
         self._cuda.cuDeviceGet(ctypes.byref(number), device)
         self._device = number.value
+        room = ctypes.create_string_buffer(256)
+        self._cuda.cuDeviceGetName(room, 256, self._device)
+        self.device_name = room.value.decode()
         self._allocated: dict[int, int] = {}
         self._launch = self._cuda.cuLaunchKernel
         self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]

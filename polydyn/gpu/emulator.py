@@ -17,15 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from polydyn.codegen.device import HEADERS
 from polydyn.errors import BuildError
 from polydyn.gpu.cache import cached, content_key
 from polydyn.gpu.errors import DeviceError
 
-__all__ = ["DEVICE_HEADERS", "Counters", "EmulatedModule", "compile_emulated", "compile_shared"]
-
-DEVICE_HEADERS = Path(__file__).resolve().parents[2] / "codegen" / "device"
-if not DEVICE_HEADERS.exists():  # installed: codegen is a folder of the package
-    DEVICE_HEADERS = Path(__file__).resolve().parents[1] / "codegen" / "device"
+__all__ = ["Counters", "EmulatedModule", "compile_emulated", "compile_shared"]
 
 ABI = 1
 MESSAGE = 384
@@ -97,8 +94,8 @@ def compile_shared(source: str, flags: Sequence[str], kind: str) -> Path:
     path, version = _compiler()
     warnings = ("-Wall", "-Wextra", "-Wno-unused-function", "-Wno-unknown-pragmas")
     options = ("-std=c++17", "-O1", "-ftree-vectorize", "-fPIC", "-shared", "-fwrapv", "-fvisibility=hidden", *warnings)
-    command = [path, *options, f"-I{DEVICE_HEADERS}", *flags]
-    key = content_key(source, _headers_text(DEVICE_HEADERS), version, *command[1:])
+    command = [path, *options, f"-I{HEADERS}", *flags]
+    key = content_key(source, _headers_text(HEADERS), version, *command[1:])
 
     def make(scratch: Path) -> list[tuple[str, bytes]]:
         text, out = scratch / "kernel.cpp", scratch / "kernel.so"
