@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks.gpu.cases import HERE
@@ -81,3 +83,15 @@ ptxas info    : Used 40 registers
     assert (a.registers, a.spill_stores, a.spill_loads, a.stack, a.static_smem, a.barriers) == (128, 12, 8, 16, 2048, 1)
     assert (b.registers, b.spill_stores, b.static_smem) == (40, 0, 0)
     assert parse_ptxas("nothing here") == {}
+
+
+@needs_compiler
+def test_gemm_uses_the_instructions_it_should() -> None:
+    """Wide shared loads and global stores, ldmatrix, cp.async; no access through generic addresses, no local memory."""
+    ptx = compile_cuda(MMA_SOURCE, "sm_80", kind="ptx").image.decode(errors="replace")
+    for wanted in ("mma.sync", "ldmatrix.sync", "cp.async.cg", "ld.shared.v4", "st.global.v4", "st.shared.u32|st.shared.b32"):
+        assert re.search(wanted, ptx), wanted
+    assert not re.search(r"\b(ld|st)\.(local|v4|u32|u16|f32|b32|b16)\b", ptx)
+    ptx = compile_cuda(WGMMA_SOURCE, "sm_90a", kind="ptx").image.decode(errors="replace")
+    for wanted in ("wgmma.mma_async", "cp.async.bulk.tensor.2d", "mbarrier.try_wait", "setmaxnreg.inc"):
+        assert wanted in ptx
