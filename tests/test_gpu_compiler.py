@@ -89,7 +89,14 @@ ptxas info    : Used 40 registers
 def test_gemm_uses_the_instructions_it_should() -> None:
     """Wide shared loads and global stores, ldmatrix, cp.async; no access through generic addresses, no local memory."""
     ptx = compile_cuda(MMA_SOURCE, "sm_80", kind="ptx").image.decode(errors="replace")
-    for wanted in ("mma.sync", "ldmatrix.sync", "cp.async.cg", "ld.shared.v4", "st.global.v4", "st.shared.u32|st.shared.b32"):
+    for wanted in (
+        "mma.sync",
+        "ldmatrix.sync",
+        "cp.async.cg",
+        "ld.shared.v4",
+        "st.global.v4",
+        "st.shared.u32|st.shared.b32",
+    ):
         assert re.search(wanted, ptx), wanted
     assert not re.search(r"\b(ld|st)\.(local|v4|u32|u16|f32|b32|b16)\b", ptx)
     ptx = compile_cuda(WGMMA_SOURCE, "sm_90a", kind="ptx").image.decode(errors="replace")

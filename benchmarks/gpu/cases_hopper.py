@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.gpu.cases import RNG, Array, Case, Mapped, from_bf16, to_bf16
+from benchmarks.gpu.cases import RNG, Array, Case, Mapped, from_bf16, to_bf16, to_tf32
 from polydyn.gpu.tensormap import TensorMap
 
 SOURCE = "primitives_hopper.cu"
@@ -79,24 +79,47 @@ def mbarrier_case() -> Case:
                 {1: np.full(64, v, np.int32)}, 64, arch=90)  # fmt: skip
 
 
+WGMMA = """
+    f16_n32 f16_n64 f16_n96 f16_n128 f16_n192 f16_n256 bf16_n32 bf16_n64 bf16_n128 bf16_n256
+    f16_n64_mn f16_n128_mn f16_n256_mn bf16_n128_mn tf32_n32 tf32_n96 tf32_n128 tf32_n256 s8_n64
+    s8_n192 s8_n256 u8s8_n128
+"""
+
+
+def _operands(kind: str, n: int) -> tuple[Array, Array, Array, Array, Array]:
+    """Random A (64 x k) and B (k x n) of 128 bytes of k: storage, the values it stands for, and an accumulator."""
+    r = RNG(9)
+    if kind.endswith("s8"):
+        a, b = r.integers(-128, 128, (64, 128), np.int8), r.integers(-128, 128, (128, n), np.int8)
+        a = a.view(np.uint8) if kind == "u8s8" else a
+        return a, b, a.astype(np.int64), b.astype(np.int64), r.integers(-1000, 1000, (64, n), np.int32)
+    k = 32 if kind == "tf32" else 64
+    a, b = r.standard_normal((64, k)).astype(np.float32), r.standard_normal((k, n)).astype(np.float32)
+    c = r.standard_normal((64, n)).astype(np.float32)
+    if kind == "bf16":
+        a, b = to_bf16(a), to_bf16(b)
+        return a, b, from_bf16(a).astype(np.float64), from_bf16(b).astype(np.float64), c
+    a, b = (
+        (to_tf32(a).view(np.float32), to_tf32(b).view(np.float32))
+        if k == 32
+        else (a.astype(np.float16), b.astype(np.float16))
+    )
+    return a, b, a.astype(np.float64), b.astype(np.float64), c
+
+
 def wgmma_cases() -> list[Case]:
-    """64 x N x 64 products, B K-major and MN-major."""
-    r, cases = RNG(9), []
-    for name in ("f16_n32", "f16_n64", "f16_n96", "f16_n128", "f16_n192", "f16_n256", "bf16_n32", "bf16_n64",
-                 "bf16_n128", "bf16_n256", "f16_n64_mn", "f16_n128_mn", "f16_n256_mn", "bf16_n128_mn"):  # fmt: skip
-        bf, mn, n = name.startswith("bf"), name.endswith("mn"), int(name.split("_")[1][1:])
-        a, b = r.standard_normal((64, 64)).astype(np.float32), r.standard_normal((64, n)).astype(np.float32)
-        if not mn:
-            b = np.ascontiguousarray(b.T)
-        sa, sb = (to_bf16(a), to_bf16(b)) if bf else (a.astype(np.float16), b.astype(np.float16))
-        va, vb = (from_bf16(sa), from_bf16(sb)) if bf else (sa, sb)
-        c = r.standard_normal((64, n)).astype(np.float32)
-        want = (va.astype(np.float64) @ (vb if mn else vb.T).astype(np.float64) + c).astype(np.float32)
-        dtype = "bfloat16" if bf else "float16"
-        maps = (_map(sa, (64, 64), 128, dtype), _map(sb, (64, 64 if mn else n), 128, dtype))
-        args = (*maps, c, np.zeros_like(c))
-        cases.append(Case(f"wgmma_{name}", SOURCE, f"wgmma_{name}", 128, args, {3: want}, 8192 + n * 128 + 8,
-                          tolerance=1e-6, arch=90))  # fmt: skip
+    """64 x N products over 128 bytes of k, B K-major and MN-major."""
+    cases = []
+    for name in WGMMA.split():
+        kind, n, mn = name.split("_")[0], int(name.split("_")[1][1:]), name.endswith("mn")
+        a, b, va, vb, c = _operands(kind, n)
+        b = b if mn else np.ascontiguousarray(b.T)
+        want = (va @ vb + c).astype(c.dtype)
+        dtype = "bfloat16" if kind == "bf16" else "uint8" if kind.endswith("s8") else None
+        inner = 128 // a.itemsize
+        maps = (_map(a, (inner, 64), 128, dtype), _map(b, (inner, 64 if mn else n), 128, dtype))
+        cases.append(Case(f"wgmma_{name}", SOURCE, f"wgmma_{name}", 128, (*maps, c, np.zeros_like(c)), {3: want},
+                          8192 + n * 128 + 8, tolerance=0 if want.dtype.kind == "i" else 1e-6, arch=90))  # fmt: skip
     return cases
 
 

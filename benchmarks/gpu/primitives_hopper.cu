@@ -74,9 +74,9 @@ PD_KERNEL(mbarrier_phases, 64, 1)(int rounds, int32_t *out) {
 }
 PD_EXPORT(mbarrier_phases, 64);
 
-// ---- wgmma: A 64 x 64 and B (N x 64, or 64 x N when MN-major) by TMA with 128-byte swizzle ----------------------
-#define WGMMA(name, N, call, TB)                                                                         \
-  PD_KERNEL(name, 128, 1)(PD_TMAP(ta), PD_TMAP(tb), const float *c, float *out) {                        \
+// ---- wgmma: 128 bytes of k; A 64 rows and B N rows (or 64 rows of N columns when MN-major) by swizzled TMA ----------
+#define WGMMA(name, N, acc, TB, ...)                                                                     \
+  PD_KERNEL(name, 128, 1)(PD_TMAP(ta), PD_TMAP(tb), const acc *c, acc *out) {                            \
     PD_DYN_SMEM(smem);                                                                                   \
     unsigned char *sb = smem + 8192;                                                                     \
     uint64_t *bar = (uint64_t *)(smem + 8192 + N * 128);                                                 \
@@ -91,7 +91,7 @@ PD_EXPORT(mbarrier_phases, 64);
       else                                                                                               \
         pd_tma_load_2d(sb, &tb, 0, 0, bar);                                                              \
     }                                                                                                    \
-    float d[N / 2];                                                                                      \
+    acc d[N / 2];                                                                                        \
     PD_UNROLL                                                                                            \
     for (int i = 0; i < N / 2; i++) d[i] = pd_ldg(c + (row + i / 2 % 2 * 8) * N + i / 4 * 8 + t % 4 * 2 + i % 2); \
     pd_syncthreads();                                                                                    \
@@ -99,24 +99,32 @@ PD_EXPORT(mbarrier_phases, 64);
     pd_wgmma_fence();                                                                                    \
     PD_UNROLL                                                                                            \
     for (int k = 0; k < 4; k++)                                                                          \
-      call<TB>(d, pd_desc_k(smem + k * 32), TB ? pd_desc_mn(sb + k * 2048, 8192) : pd_desc_k(sb + k * 32), 1); \
+      __VA_ARGS__(d, pd_desc_k(smem + k * 32), TB ? pd_desc_mn(sb + k * 2048, 8192) : pd_desc_k(sb + k * 32), 1); \
     pd_wgmma_commit();                                                                                   \
     pd_wgmma_wait<0>();                                                                                  \
     PD_UNROLL                                                                                            \
     for (int i = 0; i < N / 2; i++) pd_stg(out + (row + i / 2 % 2 * 8) * N + i / 4 * 8 + t % 4 * 2 + i % 2, d[i]); \
   }                                                                                                      \
   PD_EXPORT(name, 128);
-WGMMA(wgmma_f16_n32, 32, pd_wgmma_m64n32k16_f16, 0)
-WGMMA(wgmma_f16_n64, 64, pd_wgmma_m64n64k16_f16, 0)
-WGMMA(wgmma_f16_n96, 96, pd_wgmma_m64n96k16_f16, 0)
-WGMMA(wgmma_f16_n128, 128, pd_wgmma_m64n128k16_f16, 0)
-WGMMA(wgmma_f16_n192, 192, pd_wgmma_m64n192k16_f16, 0)
-WGMMA(wgmma_f16_n256, 256, pd_wgmma_m64n256k16_f16, 0)
-WGMMA(wgmma_bf16_n32, 32, pd_wgmma_m64n32k16_bf16, 0)
-WGMMA(wgmma_bf16_n64, 64, pd_wgmma_m64n64k16_bf16, 0)
-WGMMA(wgmma_bf16_n128, 128, pd_wgmma_m64n128k16_bf16, 0)
-WGMMA(wgmma_bf16_n256, 256, pd_wgmma_m64n256k16_bf16, 0)
-WGMMA(wgmma_f16_n64_mn, 64, pd_wgmma_m64n64k16_f16, 1)
-WGMMA(wgmma_f16_n128_mn, 128, pd_wgmma_m64n128k16_f16, 1)
-WGMMA(wgmma_f16_n256_mn, 256, pd_wgmma_m64n256k16_f16, 1)
-WGMMA(wgmma_bf16_n128_mn, 128, pd_wgmma_m64n128k16_bf16, 1)
+WGMMA(wgmma_f16_n32, 32, float, 0, pd_wgmma_m64n32k16_f16<0>)
+WGMMA(wgmma_f16_n64, 64, float, 0, pd_wgmma_m64n64k16_f16<0>)
+WGMMA(wgmma_f16_n96, 96, float, 0, pd_wgmma_m64n96k16_f16<0>)
+WGMMA(wgmma_f16_n128, 128, float, 0, pd_wgmma_m64n128k16_f16<0>)
+WGMMA(wgmma_f16_n192, 192, float, 0, pd_wgmma_m64n192k16_f16<0>)
+WGMMA(wgmma_f16_n256, 256, float, 0, pd_wgmma_m64n256k16_f16<0>)
+WGMMA(wgmma_bf16_n32, 32, float, 0, pd_wgmma_m64n32k16_bf16<0>)
+WGMMA(wgmma_bf16_n64, 64, float, 0, pd_wgmma_m64n64k16_bf16<0>)
+WGMMA(wgmma_bf16_n128, 128, float, 0, pd_wgmma_m64n128k16_bf16<0>)
+WGMMA(wgmma_bf16_n256, 256, float, 0, pd_wgmma_m64n256k16_bf16<0>)
+WGMMA(wgmma_f16_n64_mn, 64, float, 1, pd_wgmma_m64n64k16_f16<1>)
+WGMMA(wgmma_f16_n128_mn, 128, float, 1, pd_wgmma_m64n128k16_f16<1>)
+WGMMA(wgmma_f16_n256_mn, 256, float, 1, pd_wgmma_m64n256k16_f16<1>)
+WGMMA(wgmma_bf16_n128_mn, 128, float, 1, pd_wgmma_m64n128k16_bf16<1>)
+WGMMA(wgmma_tf32_n32, 32, float, 0, pd_wgmma_m64n32k8_tf32)
+WGMMA(wgmma_tf32_n96, 96, float, 0, pd_wgmma_m64n96k8_tf32)
+WGMMA(wgmma_tf32_n128, 128, float, 0, pd_wgmma_m64n128k8_tf32)
+WGMMA(wgmma_tf32_n256, 256, float, 0, pd_wgmma_m64n256k8_tf32)
+WGMMA(wgmma_s8_n64, 64, int32_t, 0, pd_wgmma_m64n64k32_s8)
+WGMMA(wgmma_s8_n192, 192, int32_t, 0, pd_wgmma_m64n192k32_s8)
+WGMMA(wgmma_s8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_s8)
+WGMMA(wgmma_u8s8_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_u8s8)

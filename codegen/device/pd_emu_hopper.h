@@ -18,9 +18,9 @@ struct MBarrier { uint64_t magic : 7, fenced : 1, phase : 1, init : 11, pending 
 static_assert(sizeof(MBarrier) == 8, "an mbarrier has 8 bytes");
 struct Bulk { const pdemu_tensor_map *map; unsigned char *shared; int at[5], owner; uint32_t group; MBarrier *bar; };
 struct Accumulator { uint32_t *key; int n, pending; uint32_t *registers[WARPGROUP]; uint32_t value[64][256]; };
-struct Product { uint64_t a, b; Accumulator *acc; int kind, n, scale_d, trans_b; uint32_t group; };
+enum Kind { WG_F16, WG_BF16, WG_TF32, WG_S8, WG_U8S8 };
+struct Product { uint64_t a, b; Accumulator *acc; Kind kind; int n, scale_d, trans_b; uint32_t group; };
 struct Warpgroup { Meeting meeting; uint32_t groups; std::vector<Product> products; Accumulator acc[4]; };
-enum { WG_F16, WG_BF16 };
 
 static std::vector<Bulk> loads, stores;
 static Warpgroup groups[MAX_THREADS / WARPGROUP];
@@ -148,32 +148,39 @@ template <class F> static void each_register(Accumulator &acc, F f) {
     for (int i = 0; i < acc.n / 2; i++)
       f(acc.value[t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8][i / 4 * 8 + t % 4 * 2 + i % 2], acc.registers[t][i]);
 }
-// Element (row, k) of an operand of 16-bit elements, 128-byte swizzle. K-major: 8-row groups SBO apart.
-// MN-major: panels of 64 rows LBO apart, 8-k groups SBO apart.
-static float operand(uint64_t d, int row, int k, bool mn_major, int kind) {
-  uint32_t start = (d & 0x3fff) << 4, lbo = (d >> 16 & 0x3fff) << 4, sbo = (d >> 32 & 0x3fff) << 4;
+// Element (row, k) of an operand of `e`-byte elements, 128-byte swizzle. K-major: 8-row groups SBO apart.
+// MN-major (16-bit): panels of 64 rows LBO apart, 8-k groups SBO apart.
+static uint32_t operand(uint64_t d, int row, int k, int e, bool mn_major) {
+  uint32_t start = (d & 0x3fff) << 4, lbo = (d >> 16 & 0x3fff) << 4, sbo = (d >> 32 & 0x3fff) << 4, word = 0;
   uint32_t o = mn_major ? start + row / 64 * lbo + k / 8 * sbo + k % 8 * 128 + row % 64 * 2
-                        : start + row / 8 * sbo + row % 8 * 128 + k * 2;
+                        : start + row / 8 * sbo + row % 8 * 128 + k * e;
   o ^= (o >> 7 & 7) << 4;
-  if (o + 2 > B->smem_bytes) {
-    fail(PDEMU_ILLEGAL_ADDRESS, "wgmma descriptor reaches offset %u of %u bytes of shared memory", o, B->smem_bytes);
-    return 0;
-  }
+  PD_RULE(o + e <= B->smem_bytes, PDEMU_ILLEGAL_ADDRESS, "wgmma descriptor reaches offset %u of %u bytes of shared memory", o,
+          B->smem_bytes);
   check_fenced(o, "wgmma", 0);
-  uint16_t h;
-  memcpy(&h, B->smem + o, 2);
-  return kind == WG_F16 ? pd_f16_to_f32(pd_half{h}) : pd_bf16_to_f32(pd_bf16{h});
+  memcpy(&word, B->smem + o, (size_t)e);
+  return word;
 }
-static void multiply(const Product &p) {
-  static float a[64][16], b[16][256], d[256];
-  for (int r = 0; r < 64 && !B->code; r++)
-    for (int k = 0; k < 16; k++) a[r][k] = operand(p.a, r, k, false, p.kind);
-  for (int c = 0; c < p.n && !B->code; c++)
-    for (int k = 0; k < 16; k++) b[k][c] = operand(p.b, c, k, p.trans_b, p.kind);
+template <class Acc> static Acc decode(Kind kind, bool is_a, uint32_t word) {
+  switch (kind) {
+    case WG_F16: return (Acc)F16()(word, 0);
+    case WG_BF16: return (Acc)BF16()(word, 0);
+    case WG_TF32: return (Acc)TF32()(word, 0);
+    case WG_U8S8: if (is_a) return (Acc)U8()(word, 0); [[fallthrough]];
+    default: return (Acc)S8()(word, 0);
+  }
+}
+template <class Acc> static void multiply(const Product &p) {
+  static Acc a[64][32], b[32][256], d[256];
+  int e = p.kind == WG_TF32 ? 4 : p.kind >= WG_S8 ? 1 : 2, K = 32 / e;
+  for (int k = 0; k < K; k++) {
+    for (int r = 0; r < 64; r++) a[r][k] = decode<Acc>(p.kind, true, operand(p.a, r, k, e, false));
+    for (int c = 0; c < p.n; c++) b[k][c] = decode<Acc>(p.kind, false, operand(p.b, c, k, e, p.trans_b));
+  }
   for (int r = 0; r < 64; r++) {
     if (p.scale_d) memcpy(d, p.acc->value[r], sizeof d);
     else memset(d, 0, sizeof d);
-    for (int k = 0; k < 16; k++)
+    for (int k = 0; k < K; k++)
       for (int c = 0; c < p.n; c++) d[c] += a[r][k] * b[k][c];
     memcpy(p.acc->value[r], d, sizeof d);
   }
@@ -191,7 +198,7 @@ static Accumulator *accumulator(Warpgroup &w, Fiber *lanes, int n, int site) {
   each_register(*free_one, [](uint32_t &value, uint32_t &reg) { value = reg, reg = 0xffffffffu; });
   return free_one;
 }
-static void issue_wgmma(const char *what, int kind, int n, float *d, uint64_t da, uint64_t db, int scale_d, int trans_b, int site) {
+static void issue_wgmma(const char *what, Kind kind, int n, void *d, uint64_t da, uint64_t db, int scale_d, int trans_b, int site) {
   const Product mine = {da, db, nullptr, kind, n, scale_d != 0, trans_b, 0};
   PD_RULE(wg_fenced[B->current], PDEMU_FAILED, "wgmma at line %d without pd_wgmma_fence since the last commit", site);
   PD_RULE(!((da | db) & 0x38), PDEMU_FAILED, "wgmma descriptor at line %d does not start in row 0 of a 1024-byte atom", site);
@@ -212,7 +219,7 @@ static void retire_wgmma(uint32_t keep, int site) {
     auto done = [&w, keep](const Product &p) { return p.group + keep < w.groups; };
     for (const Product &p : w.products)
       if (done(p)) {
-        multiply(p);
+        p.kind >= WG_S8 ? multiply<int32_t>(p) : multiply<float>(p);
         if (--p.acc->pending == 0) each_register(*p.acc, [](uint32_t &value, uint32_t &reg) { reg = value; });
       }
     w.products.erase(std::remove_if(w.products.begin(), w.products.end(), done), w.products.end());
@@ -308,12 +315,16 @@ PD_DEV void pd_wgmma_commit() {
   if (B->current % WARPGROUP == 0) groups[B->current / WARPGROUP].groups++;
 }
 template <int N> PD_DEV void pd_wgmma_wait(PD_SITE) { pdemu::retire_wgmma(N, site); }
-#define PD_WGMMA(n)                                                                                                  \
-  template <int TB> PD_DEV void pd_wgmma_m64n##n##k16_f16(float *d, uint64_t a, uint64_t b, int scale_d, PD_SITE) {  \
-    pdemu::issue_wgmma("wgmma.f16.n" #n, pdemu::WG_F16, n, d, a, b, scale_d, TB, site);                              \
-  }                                                                                                                  \
-  template <int TB> PD_DEV void pd_wgmma_m64n##n##k16_bf16(float *d, uint64_t a, uint64_t b, int scale_d, PD_SITE) { \
-    pdemu::issue_wgmma("wgmma.bf16.n" #n, pdemu::WG_BF16, n, d, a, b, scale_d, TB, site);                            \
+#define PD_WGMMA_HALF(n, type, kind)                                                                                  \
+  template <int TB> PD_DEV void pd_wgmma_m64n##n##k16_##type(float *d, uint64_t a, uint64_t b, int scale_d, PD_SITE) { \
+    pdemu::issue_wgmma("wgmma." #type ".n" #n, pdemu::kind, n, d, a, b, scale_d, TB, site);                           \
   }
+#define PD_WGMMA_K(n, ks, type, kind, acc)                                                                             \
+  PD_DEV void pd_wgmma_m64n##n##k##ks##_##type(acc *d, uint64_t a, uint64_t b, int scale_d, PD_SITE) {                 \
+    pdemu::issue_wgmma("wgmma." #type ".n" #n, pdemu::kind, n, d, a, b, scale_d, 0, site);                            \
+  }
+#define PD_WGMMA(n)                                                                                                   \
+  PD_WGMMA_HALF(n, f16, WG_F16) PD_WGMMA_HALF(n, bf16, WG_BF16) PD_WGMMA_K(n, 8, tf32, WG_TF32, float)                \
+  PD_WGMMA_K(n, 32, s8, WG_S8, int32_t) PD_WGMMA_K(n, 32, u8s8, WG_U8S8, int32_t)
 PD_WGMMA(32) PD_WGMMA(64) PD_WGMMA(96) PD_WGMMA(128) PD_WGMMA(192) PD_WGMMA(256)
 #undef PD_WGMMA

@@ -63,9 +63,10 @@ PD_DEV void pd_fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta
 template <int R> PD_DEV void pd_reg_inc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R)); }
 template <int R> PD_DEV void pd_reg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R)); }
 
-// ---- wgmma: d[N/2] += A(64 x 16) * B(16 x N), both in shared memory under descriptors (below) ---------------------
+// ---- wgmma: d[N/2] += A(64 x K) * B(K x N), both in shared memory under descriptors (below) -----------------------
+// K is 32 bytes: 16 of f16 or bf16, 8 of tf32, 32 of s8 or u8. N in {32, 64, 96, 128, 192, 256}.
 // fence before the first of a group, commit after the last; registers d and both operands stay untouched until the
-// wait. scale_d 0 starts from zero. TB 1: B is MN-major.
+// wait. scale_d 0 starts from zero. TB 1: B is MN-major (f16 and bf16 only).
 PD_DEV void pd_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 PD_DEV void pd_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> PD_DEV void pd_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
@@ -78,31 +79,46 @@ template <int N> PD_DEV void pd_wgmma_wait() { asm volatile("wgmma.wait_group.sy
 #define PD_R5 PD_R4 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define PD_R6 PD_R5 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define PD_R7 PD_R6 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define PD_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define PD_D16(i) PD_D4(i), PD_D4(i + 4), PD_D4(i + 8), PD_D4(i + 12)
-#define PD_D32(i) PD_D16(i), PD_D16(i + 16)
-#define PD_WGMMA_TYPE(n, type, regs, A, X, S, T, ...)                                                                 \
+#define PD_D4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
+#define PD_D16(c, i) PD_D4(c, i), PD_D4(c, i + 4), PD_D4(c, i + 8), PD_D4(c, i + 12)
+#define PD_D32(c, i) PD_D16(c, i), PD_D16(c, i + 16)
+#define PD_D_32(c) PD_D16(c, 0)
+#define PD_D_64(c) PD_D32(c, 0)
+#define PD_D_96(c) PD_D32(c, 0), PD_D16(c, 32)
+#define PD_D_128(c) PD_D32(c, 0), PD_D32(c, 32)
+#define PD_D_192(c) PD_D_128(c), PD_D32(c, 64)
+#define PD_D_256(c) PD_D_192(c), PD_D32(c, 96)
+#define PD_WGMMA_ASM(n, ks, types, regs, A, X, S, tail)                                                                \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, %" S ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k" #ks "." types " {" regs      \
+  "}, %" A ", %" X ", p" tail ";\n}"
+#define PD_WGMMA_HALF(n, type, regs, A, X, S, T)                                                                      \
   template <int TB> PD_DEV void pd_wgmma_m64n##n##k16_##type(float *d, uint64_t a, uint64_t b, int scale_d) {         \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" S ", 0;\n"                                                      \
-                 "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" regs "}, %" A ", %" X         \
-                 ", p, 1, 1, 0, %" T ";\n}"                                                                           \
-                 : __VA_ARGS__ : "l"(a), "l"(b), "r"(scale_d), "n"(TB));                                              \
+    asm volatile(PD_WGMMA_ASM(n, 16, "f32." #type "." #type, regs, A, X, S, ", 1, 1, 0, %" T)                         \
+                 : PD_D_##n("+f") : "l"(a), "l"(b), "r"(scale_d), "n"(TB));                                           \
   }
-#define PD_WGMMA(n, ...) PD_WGMMA_TYPE(n, f16, __VA_ARGS__) PD_WGMMA_TYPE(n, bf16, __VA_ARGS__)
-PD_WGMMA(32, PD_R0, "16", "17", "18", "19", PD_D16(0))
-PD_WGMMA(64, PD_R1, "32", "33", "34", "35", PD_D32(0))
-PD_WGMMA(96, PD_R2, "48", "49", "50", "51", PD_D32(0), PD_D16(32))
-PD_WGMMA(128, PD_R3, "64", "65", "66", "67", PD_D32(0), PD_D32(32))
-PD_WGMMA(192, PD_R5, "96", "97", "98", "99", PD_D32(0), PD_D32(32), PD_D32(64))
-PD_WGMMA(256, PD_R7, "128", "129", "130", "131", PD_D32(0), PD_D32(32), PD_D32(64), PD_D32(96))
+#define PD_WGMMA_K(n, ks, name, types, tail, acc, c, regs, A, X, S)                                                    \
+  PD_DEV void pd_wgmma_m64n##n##k##ks##_##name(acc *d, uint64_t a, uint64_t b, int scale_d) {                          \
+    asm volatile(PD_WGMMA_ASM(n, ks, types, regs, A, X, S, tail) : PD_D_##n(c) : "l"(a), "l"(b), "r"(scale_d));        \
+  }
+#define PD_WGMMA(n, regs, A, X, S, T)                                                                                 \
+  PD_WGMMA_HALF(n, f16, regs, A, X, S, T) PD_WGMMA_HALF(n, bf16, regs, A, X, S, T)                                    \
+  PD_WGMMA_K(n, 8, tf32, "f32.tf32.tf32", ", 1, 1", float, "+f", regs, A, X, S)                                       \
+  PD_WGMMA_K(n, 32, s8, "s32.s8.s8", "", int32_t, "+r", regs, A, X, S)                                                \
+  PD_WGMMA_K(n, 32, u8s8, "s32.u8.s8", "", int32_t, "+r", regs, A, X, S)
+PD_WGMMA(32, PD_R0, "16", "17", "18", "19")
+PD_WGMMA(64, PD_R1, "32", "33", "34", "35")
+PD_WGMMA(96, PD_R2, "48", "49", "50", "51")
+PD_WGMMA(128, PD_R3, "64", "65", "66", "67")
+PD_WGMMA(192, PD_R5, "96", "97", "98", "99")
+PD_WGMMA(256, PD_R7, "128", "129", "130", "131")
 #endif
 
-// ---- operand descriptors: 128-byte swizzle, 16-bit elements, atoms of 8 rows of 128 bytes at multiples of 1024 ----
-// K-major: row r of the tile at r * 128, 64 elements of k. One wgmma takes 16: step k by adding 32 bytes to p.
+// ---- operand descriptors: 128-byte swizzle, atoms of 8 rows of 128 bytes at multiples of 1024 ----------------------
+// K-major: row r of the tile at r * 128, 128 bytes of k. One wgmma takes 32: step k by adding 32 bytes to p.
 PD_DEV uint64_t pd_desc_k(const void *p) {
   return (uint64_t)((pd_saddr(p) & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
-// MN-major: panels of 64 columns, `panel` bytes apart; in a panel row k at k * 128. Step k by adding 2048 bytes to p.
+// MN-major, 16-bit elements: panels of 64 columns, `panel` bytes apart; in a panel row k at k * 128. Step k by adding 2048 bytes to p.
 PD_DEV uint64_t pd_desc_mn(const void *p, int panel) {
   return (uint64_t)((pd_saddr(p) & 0x3ffff) >> 4) | (uint64_t)(panel >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
