@@ -219,3 +219,11 @@ def test_conformance_script_runs_emulated(tmp_path: Path) -> None:
     names = [r["name"] for r in report["results"]]
     assert all(r["ok"] for r in report["results"]) and len(set(names)) == len(names) > 60
     assert report["arch"] == 90
+
+
+def test_conformance_script_needs_only_numpy() -> None:
+    """A GPU machine has this repository and numpy; none of polydyn's other requirements."""
+    blocked = ("islpy", "onnx", "sympy", "networkx", "click", "rich", "torch", "pycuda")
+    code = f"import sys\nfor m in {blocked}: sys.modules[m] = None\nimport benchmarks.gpu.conformance"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0, done.stderr
