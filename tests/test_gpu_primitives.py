@@ -8,6 +8,7 @@ import pytest
 from benchmarks.gpu.cases import HERE, Case, Mapped, all_cases, mismatch
 from benchmarks.gpu.cases_hopper import all_hopper_cases
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
+from polydyn.gpu.errors import DeviceError
 
 CASES = {c.name: c for c in [*all_cases(), *all_hopper_cases()]}
 
@@ -45,3 +46,26 @@ def test_primitive_equals_numpy(name: str, reverse: bool, modules: dict[str, Emu
     got, _ = run(CASES[name], modules[CASES[name].source], reverse)
     for position, array in got.items():
         assert mismatch(CASES[name], position, array) <= CASES[name].tolerance, (name, position)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("    pd_fence_proxy_async();", "    ", "stored without pd_fence_proxy_async"),
+        ("      pd_tma_store_wait_read<0>();", "      ", None),  # the full wait that follows does both
+        ("      pd_tma_store_commit();", "      ", "TMA store was never waited for"),
+    ],
+)
+def test_tma_store_protocol(old: str, new: str, message: str | None) -> None:
+    source = (HERE / "primitives_hopper.cu").read_text()
+    start, end = source.index("#define TMA_STORE"), source.index("// ---- mbarrier")
+    part = source[start:end].replace(old, new)
+    assert part != source[start:end]
+    module = EmulatedModule(compile_emulated(f'#include "pd_hopper.cuh"\n{part}', arch=90))
+    case = CASES["tma_store_2d"]
+    if message is None:
+        got, _ = run(case, module, False)
+        assert np.array_equal(got[0], case.expect[0])
+    else:
+        with pytest.raises(DeviceError, match=message):
+            run(case, module, False)
