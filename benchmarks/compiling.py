@@ -53,7 +53,8 @@ def measure(path: str, shapes: int) -> Mapping[str, object]:
     row = {"model": Path(path).stem, "model_mb": round(size, 1), "cold": cold, "warm": warm}
     print(
         f"{row['model']:<16} cold {cold['seconds']:6.1f} s, warm {warm['seconds']:5.1f} s, "
-        f"peak {cold['peak_mb']:.0f} MB (allowed {3 * size + 300:.0f}), {shapes} shapes: {warm['before_mb']:.1f} -> {warm['after_mb']:.1f} MB",
+        f"peak {cold['peak_mb']:.0f} MB (allowed {3 * size + 300:.0f}), "
+        f"{shapes} shapes: {warm['before_mb']:.1f} -> {warm['after_mb']:.1f} MB",
         flush=True,
     )
     return row
