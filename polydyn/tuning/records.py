@@ -246,8 +246,9 @@ class _Reader:
         )
 
     def _group(self, digest: str, body: str) -> GroupKey:
-        data: dict[str, Any] = self._load(digest, body)
-        return GroupKey(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        data = self._load(digest, body)
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return GroupKey(**fields)
 
     def _machine(self, digest: str, body: str) -> Hardware:
         return Hardware.from_json(self._load(digest, body))

@@ -1,0 +1,46 @@
+"""DietCode's search space (4.3): the micro-kernel of the largest instance, mutated within [T/2, 2T]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from polydyn.tuning.backbone import Backbone, Tile
+from polydyn.tuning.hardware import Hardware
+from polydyn.tuning.space import Space, bind, collect, usage, violation
+
+
+def mutations(backbone: Backbone, hardware: Hardware, seed: Tile) -> Space:
+    """All viable micro-kernels whose inner tile sizes lie in [T/2, 2T] of the seed's.
+
+    The seed is what an auto-scheduler finds for the *largest* instance, where occupancy does not matter, so that the
+    local factor is searched alone. Viable: the instruction divides the register tile, that divides the block tile,
+    and no hard constraint is broken. Instruction and pipeline parameters stay as they are.
+    """
+    return collect("dietcode", _mutants(backbone, hardware, seed))
+
+
+def _mutants(backbone: Backbone, hardware: Hardware, seed: Tile) -> Iterator[tuple[Tile, str | None]]:
+    loops = [x.name for x in backbone.loops]
+    unit, warp, block = seed.level("v"), seed.level("w"), seed.level("b")
+    fixed = {n: v for n, v in seed.compile + seed.launch if n[:2] not in ("w.", "b.")}
+    for w in product(*(_around(warp[n], unit.get(n, 1), n in _reductions(backbone)) for n in loops)):
+        for b in product(*(_around(block[n], s, n in _reductions(backbone)) for n, s in zip(loops, w, strict=True))):
+            sizes = {f"b.{n}": v for n, v in zip(loops, b, strict=True)}
+            sizes |= {f"w.{n}": v for n, v in zip(loops, w, strict=True)}
+            tile = bind(hardware, sizes | fixed)
+            yield tile, violation(hardware, usage(backbone, hardware, tile))
+
+
+def _reductions(backbone: Backbone) -> frozenset[str]:
+    return frozenset(x.name for x in backbone.reduction)
+
+
+def _around(size: int, step: int, reduction: bool) -> list[int]:
+    """Multiples of ``step`` in [size/2, 2*size]; powers of two of the step for reductions, whose fine size is idle."""
+    if size == 1:
+        return [1]
+    found = [v for v in range(step, 2 * size + 1, step) if 2 * v >= size]
+    if reduction:
+        found = [v for v in found if (v // step) & (v // step - 1) == 0]
+    return found
