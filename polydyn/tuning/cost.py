@@ -61,7 +61,7 @@ def steps(backbone: Backbone, tile: Tile) -> Index:
     return total.ceildiv(tile.get("split"))
 
 
-# -- TSCompiler 6: waves -----------------------------------------------------------------------------------------------
+# -- TSCompiler 6: waves -------------------------------------------------------------------------------------
 
 
 def blocks_per_unit(used: Usage, hardware: Hardware) -> int:
@@ -91,7 +91,7 @@ def tscompiler(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     return wave_cost(wave, grid(backbone, kernel.tile), per_wave)
 
 
-# -- Vortex 5.2: recursion over levels -----------------------------------------------------------------------------------
+# -- Vortex 5.2: recursion over levels -----------------------------------------------------------------------
 
 
 def temporal_cost(load: int, store: int, lower: IndexLike, spatial: IndexLike = 1, reduction: IndexLike = 1) -> Index:
@@ -126,7 +126,7 @@ def vortex(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     return parallel_factor(grid(backbone, kernel.tile), hardware.units) * inner
 
 
-# -- DietCode 5.3: local, spatial and padding factors --------------------------------------------------------------------
+# -- DietCode 5.3: local, spatial and padding factors --------------------------------------------------------
 
 
 def padded(size: int, step: int) -> int:
@@ -182,7 +182,7 @@ def prune_local(local: Sequence[float], costs: Sequence[Sequence[float]]) -> lis
     return [m for m, f in enumerate(local) if any(f >= b for b in best) or not best]
 
 
-# -- FTuner 4-5: synthesis index analysis --------------------------------------------------------------------------------
+# -- FTuner 4-5: synthesis index analysis --------------------------------------------------------------------
 
 
 def pad_ratio(backbone: Backbone, tile: Tile, shape: Shape) -> float:
@@ -242,7 +242,7 @@ def ftuner(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     return 3 * one - cmr - pad * _UNIT - occ * _UNIT
 
 
-# -- polydyn ---------------------------------------------------------------------------------------------------------------
+# -- polydyn -------------------------------------------------------------------------------------------------
 
 
 def polydyn(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,25 +70,6 @@ class Space:
         """
         squares = (self.points**2).sum(1)[None, :] - 2 * x @ self.points.T
         return np.asarray(np.argmin(squares, axis=1))
-
-    def enlarged(self, tile: Tile) -> Iterator[Tile]:
-        """The valid tuples that differ from ``tile`` by the next larger value of one parameter."""
-        for name in self.names:
-            bigger = self._larger[name].get(self._without(tile, name), ())
-            yield from [t for v, t in bigger if v > tile[name]][:1]
-
-    @cached_property
-    def _larger(self) -> dict[str, dict[tuple[int, ...], list[tuple[int, Tile]]]]:
-        lines: dict[str, dict[tuple[int, ...], list[tuple[int, Tile]]]] = {n: {} for n in self.names}
-        for name, found in lines.items():
-            for t in self.tiles:
-                found.setdefault(self._without(t, name), []).append((t[name], t))
-            for line in found.values():
-                line.sort()
-        return lines
-
-    def _without(self, tile: Tile, name: str) -> tuple[int, ...]:
-        return tuple(tile[n] for n in self.names if n != name)
 
 
 def collect(name: str, proposals: Iterable[tuple[Tile, str | None]]) -> Space:
