@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,7 @@ class _Region:
     best: float = math.inf
     wins: int = 0
     losses: int = 0
-    tried: list[int] = field(default_factory=list)
+    kernel: Any = None
 
 
 def trust_region(order: Sequence[Tile] = (), prune: Prune = lambda t: None, regions: Regions | None = None) -> Explorer:
@@ -70,6 +71,14 @@ def _sklearn() -> None:
             rule="extra [tune]",
             remedy="pip install 'polydyn[tune]', or choose the explorer 'random'",
         ) from e
+
+
+def _descend(objective: Callable[..., Any], theta: Any, bounds: Any) -> tuple[Any, Any]:
+    """A few steps of L-BFGS on the marginal likelihood; a region's next round goes on from there."""
+    from scipy.optimize import minimize
+
+    found = minimize(objective, theta, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 6})
+    return found.x, found.fun
 
 
 class _Search:
@@ -168,19 +177,23 @@ class _Search:
         """Posterior samples (rows x batch) of the region's local process."""
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
         points, seen = self.space.points, np.array(sorted(self.cost))
         near = seen[np.argsort(((points[seen] - points[region.center]) ** 2).sum(1), kind="stable")]
         near = near[: self.rule.neighbours]
         y = self._targets(near)
-        scales = [0.5] * points.shape[1]
-        kernel = ConstantKernel(1.0, (0.05, 20.0)) * Matern(scales, (0.05, 10.0), nu=2.5)
-        kernel += WhiteKernel(1e-3, (1e-6, 0.1))
-        process = GaussianProcessRegressor(kernel, normalize_y=True, random_state=0)
-        with warnings.catch_warnings():  # a length scale at its bound is an answer, not a fault
+        kernel = region.kernel
+        if kernel is None:
+            kernel = ConstantKernel(1.0, (0.05, 20.0)) * Matern([0.5] * points.shape[1], (0.05, 10.0), nu=2.5)
+            kernel += WhiteKernel(1e-3, (1e-6, 0.1))
+        process = GaussianProcessRegressor(kernel, optimizer=_descend, normalize_y=True, random_state=0)
+        # one BLAS thread: matrices are tiny, and sums stay in one order; a length scale at its bound is no fault
+        with threadpool_limits(1), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             process.fit(points[near], y)
             drawn = process.sample_y(points[rows], self.rule.batch, random_state=int(self.rng.integers(1 << 31)))
+        region.kernel = process.kernel_
         return np.asarray(drawn).reshape(len(rows), self.rule.batch)
 
     def _targets(self, rows: npt.NDArray[np.intp]) -> Points:
