@@ -38,8 +38,8 @@ def fit_tree(
     """The tree that loses least throughput over the shapes.
 
     ``table[k, i]``: throughput of kernel k at shape i. Greedy: the split of all leaves that saves most weighted loss
-    (1 - share of best), until ``leaves`` or nothing is saved. With ``costs`` (closed forms of the kernels) a leaf keeps all
-    kernels that are best for some of its shapes and compares their costs; without, it names one.
+    (1 - share of best), until ``leaves`` or nothing is saved. With ``costs`` (closed forms of the kernels) a leaf
+    keeps all kernels that are best for some of its shapes and compares their costs; without, it names one.
     """
     w = np.ones(table.shape[1]) if weights is None else np.asarray(weights, float)
     loss = ((1 - shares(table)) * (w / w.sum())).T

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -55,6 +56,26 @@ def in_order(order: Sequence[Tile]) -> Explorer:
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
         return _measure([t for t in order if t in space.position][:trials], objective)
+
+    return explore
+
+
+def by_size(explorer: Explorer, backbone: Backbone, classes: int) -> Explorer:
+    """Runs an explorer apart on classes of equal count by the size of the block over the parallel loops."""
+
+    def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
+        def area(t: Tile) -> tuple[int, Tile]:
+            block = t.level("b")
+            return math.prod(block[x.name] for x in backbone.parallel), t
+
+        ordered = sorted(space.tiles, key=area)
+        cuts = [len(ordered) * c // classes for c in range(classes + 1)]
+        parts = [ordered[a:b] for a, b in pairwise(cuts) if b > a]
+        out: list[Trial] = []
+        for n, part in enumerate(parts):
+            share = trials * (n + 1) // len(parts) - trials * n // len(parts)
+            out += explorer(Space(f"{space.name}/{n}", tuple(sorted(part))), objective, share, seed)
+        return tuple(out)
 
     return explore
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from polydyn.errors import ArtifactError
 from polydyn.tuning.backbone import Backbone, GroupKey, Shape, Tile
-from polydyn.tuning.cost import blocks_at, blocks_per_unit
+from polydyn.tuning.cost import Kernel, blocks_at, blocks_per_unit
 from polydyn.tuning.explore import Trial, saturating_shape
 from polydyn.tuning.hardware import Hardware
 from polydyn.tuning.records import Records
@@ -79,11 +79,28 @@ class Simulated:
             + (self.block_seconds(tile, sizes, left) if left else 0.0)
         )
 
+    def kernel(self, tile: Tile) -> Kernel:
+        """What building a tuple and measuring one wave, and one block per unit, would tell."""
+        used = usage(self.backbone, self.hardware, tile)
+        resident = max(1, blocks_per_unit(used, self.hardware))
+        sizes = {n: 2 * v for n, v in tile.level("b").items()}
+        full, alone = [
+            [self.block_seconds(tile, sizes | self._depth(tile, n), r) for n in (1, 9)] for r in (resident, 1)
+        ]
+        wave, lone = (full[1] - full[0]) / 8, (alone[1] - alone[0]) / 8
+        return Kernel(tile, used, max(full[0] - wave, 0.0), wave, max(alone[0] - lone, 0.0), lone)
+
+    def _depth(self, tile: Tile, steps: int) -> dict[str, int]:
+        return {x.name: steps * tile.level("b")[x.name] for x in self.backbone.reduction}
+
     def block_seconds(self, tile: Tile, sizes: Mapping[str, int], resident: int) -> float:
         """Time in which one unit runs ``resident`` blocks side by side."""
         block, own = tile.level("b"), tile.level("t") or tile.level("w")
         deep = {**block, **{x.name: sizes[x.name] for x in self.backbone.reduction}}
-        deep = {n: -(-v // block[n]) * block[n] for n, v in deep.items()}
+        if self.hardware.kind == "cpu":  # exact tiles; a GPU runs whole ones
+            deep = {n: min(v, sizes[n]) for n, v in deep.items()}
+        else:
+            deep = {n: -(-v // block[n]) * block[n] for n, v in deep.items()}
         work = self.backbone.flops(deep)
         read, written = self.backbone.moved(deep)
         compute = resident * work / self._rate(tile)
@@ -96,11 +113,13 @@ class Simulated:
 
     def _rate(self, tile: Tile) -> float:
         used = usage(self.backbone, self.hardware, tile)
-        unit = [i for i in self.hardware.usable(self.backbone.dtype) if dict(tile.level("v")).values()]
-        rate = unit[0].rate
+        usable = self.hardware.usable(self.backbone.dtype)
+        area = math.prod(tile.level("v").values())
+        unit = next((i for i in usable if math.prod(i.tile) == area), usable[-1])
+        rate = unit.rate
         own = tile.level("t") or tile.level("w")
         chains = self.backbone.flops({**own, **{x.name: 1 for x in self.backbone.reduction}}) / (
-            2 * math.prod(unit[0].tile[:2])
+            2 * math.prod(unit.tile[:2])
         )
         rate *= 1 - math.exp(-(chains + 2) / 6)
         if used.registers > 0.85 * self.hardware.thread_registers:

@@ -139,6 +139,23 @@ def cover(
     return assign(table, kept)
 
 
+def winners(table: Table) -> Selection:
+    """Every kernel that is best on some instance: Vortex keeps what its run-time model would ever choose."""
+    return assign(table, [int(m) for m in table.argmax(0)])
+
+
+def fastest(table: Table, n: int = 24) -> Selection:
+    """The first n kernels (TSCompiler: the best of the replayed explorations; rows come in that order)."""
+    return assign(table, range(min(n, len(table))))
+
+
+def top_ranked(table: Table, n: int = 24, depth: int = 10) -> Selection:
+    """FTuner 5-B: the n kernels that are most often among the ``depth`` best of an instance."""
+    order = np.argsort(-table, axis=0, kind="stable")[:depth]
+    counts = np.bincount(order.ravel(), minlength=len(table))
+    return assign(table, [int(m) for m in np.argsort(-counts, kind="stable")[:n]])
+
+
 # -- instances and their weights ---------------------------------------------------------------------------
 
 _FREE = (1, 2, 3, 5, 8, 13, 16, 23, 31, 32, 47, 64, 97, 128, 197, 256, 389, 512, 787, 1024, 1531, 2048, 4096)
