@@ -37,10 +37,7 @@ def _reductions(backbone: Backbone) -> frozenset[str]:
 
 
 def _around(size: int, step: int, reduction: bool) -> list[int]:
-    """Multiples of ``step`` in [size/2, 2*size]; powers of two of the step for reductions, whose fine size is idle."""
-    if size == 1:
-        return [1]
-    found = [v for v in range(step, 2 * size + 1, step) if 2 * v >= size]
+    """Multiples of ``step`` in [size/2, 2*size]; of a reduction only T/2, T and 2T."""
     if reduction:
-        found = [v for v in found if (v // step) & (v // step - 1) == 0]
-    return found
+        return sorted({v for v in (size // 2, size, 2 * size) if v and v % step == 0})
+    return [v for v in range(step, 2 * size + 1, step) if 2 * v >= size]

@@ -107,7 +107,7 @@ class _Search:
     def run(self) -> tuple[Trial, ...]:
         first = self._next_starts(self.rule.count * self.rule.start)
         self._measure(first)
-        ranked = sorted(first, key=lambda i: (self.cost[i], i))
+        ranked = sorted((i for i in first if i in self.cost), key=lambda i: (self.cost[i], i))
         self.regions = [_Region(i, self.rule.length, self.cost[i]) for i in ranked[: self.rule.count]]
         while len(self.log) < self.trials and len(self.cost) + len(self.refused) < len(self.space):
             picks = self._round()

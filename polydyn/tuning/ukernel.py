@@ -93,7 +93,7 @@ def _local_sizes(backbone: Backbone, hardware: Hardware, loop: Loop, own: int, l
         return [8, 16, 32]
     if role == "n":
         return [own * p for p in (4, 8, 16, 32)]
-    allowed = {f for f in axis_sizes(lengths) if f % own == 0 and f <= 32 * own}
+    allowed = {f for f in axis_sizes(lengths) if f % own == 0 and f <= 64 * own}
     return sorted(allowed | {own})
 
 

@@ -1,0 +1,92 @@
+"""Every strategy runs end to end on a simulated machine, and its dispatch is right about its own estimates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polydyn.dispatch.build import build_dispatch, over
+from polydyn.dispatch.decision import ArgMin, choose, verify_decision
+from polydyn.errors import InputError
+from polydyn.schedules.index import Index
+from polydyn.tuning.backbone import GroupKey, Problem, Shape, gemm
+from polydyn.tuning.hardware import A100, Hardware, cpu
+from polydyn.tuning.records import Records
+from polydyn.tuning.replay import Simulated
+from polydyn.tuning.strategy import STRATEGIES, Tuned, strategy, tune
+
+HALF = gemm(None, 1024, 1024, dtype="float16", item=2)
+FLOAT = gemm(None, 256, 256)
+LENGTHS = tuple((("i", 16 * n),) for n in (5, 62, 128))
+
+
+def problem(hardware: Hardware) -> Problem:
+    b = FLOAT if hardware.kind == "cpu" else HALF
+    return Problem(GroupKey("gemm", b.dtype, hardware.name), b, LENGTHS, (1.0,) * 3)
+
+
+@pytest.mark.parametrize("hardware", [A100, cpu(2)], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_each_row_gives_a_total_dispatch(name: str, hardware: Hardware) -> None:
+    p = problem(hardware)
+    tuned = tune(strategy(name), p, hardware, Simulated(p.backbone, hardware), trials=24)
+    dispatch = build_dispatch(tuned)
+    assert 1 <= len(tuned.kernels) <= 24
+    assert len(tuned.trials) <= 24
+    for rows in (1, 2, 7, 61, 130, 509, 100_003):
+        program = dispatch.programs[choose(dispatch.decision, p.backbone.sizes({"i": rows}))]
+        assert all(0 <= k < len(tuned.kernels) for k in program.kernels)
+        if program.pair is not None:
+            env = {"i": rows}
+            parts = [program.pair.bigs.evaluate(env), program.pair.smalls.evaluate(env)]
+            sizes = [tuned.kernels[k].tile["b.i"] for k in program.kernels]
+            assert sum(n * s for n, s in zip(parts, sizes, strict=True)) == rows
+
+
+def test_a_resumed_strategy_gives_the_same_artifact(tmp_path: Path) -> None:
+    p, sim = problem(A100), Simulated(HALF, A100)
+    fresh = tune(strategy("polydyn"), p, A100, sim, trials=24, seed=2)
+    with Records.open(tmp_path / "r.db") as r:
+        tune(strategy("polydyn"), p, A100, sim, trials=8, seed=2, records=r)
+        resumed = tune(strategy("polydyn"), p, A100, sim, trials=24, seed=2, records=r)
+        again = tune(strategy("polydyn"), p, A100, sim, trials=24, seed=2, records=r)
+    assert resumed.kernels == again.kernels == fresh.kernels
+    assert build_dispatch(resumed) == build_dispatch(fresh)
+
+
+def reached(tuned: Tuned, sim: Simulated, shapes: list[Shape]) -> list[float]:
+    dispatch = build_dispatch(tuned)
+    out = []
+    for s in shapes:
+        (k,) = dispatch.programs[choose(dispatch.decision, s)].kernels
+        best = min(sim.seconds(t.tile, s) for t in tuned.trials)
+        out.append(best / sim.seconds(tuned.kernels[k].tile, s))
+    return out
+
+
+def test_the_default_needs_no_samples_and_stays_near_the_best_it_measured() -> None:
+    sim = Simulated(HALF, A100)
+    p = Problem(problem(A100).key, HALF)  # no shapes given
+    tuned = tune(strategy("polydyn"), p, A100, sim, trials=60)
+    assert tuned.binaries <= 8
+    shares = reached(tuned, sim, [HALF.sizes({"i": n}) for n in (1, 3, 7, 29, 61, 211, 333, 1008, 5003, 20011)])
+    assert float(np.mean(shares)) > 0.9
+    assert min(shares) > 0.75
+
+
+def test_model_symbols_replace_loop_symbols() -> None:
+    p = problem(A100)
+    tuned = tune(strategy("tscompiler"), p, A100, Simulated(HALF, A100), trials=12)
+    loops = build_dispatch(tuned)
+    model = over(loops, {"i": Index.of("B") * Index.of("L")})
+    verify_decision(model.decision, len(model.programs), frozenset("BL"))
+    assert isinstance(model.decision, ArgMin)
+    for b, n in ((1, 1), (3, 17), (8, 512)):
+        assert choose(model.decision, {"B": b, "L": n}) == choose(loops.decision, {"i": b * n})
+
+
+def test_an_unknown_strategy_is_refused_with_the_list() -> None:
+    with pytest.raises(InputError, match="bladedisc, dietcode, ftuner, polydyn, tscompiler, vortex"):
+        strategy("ansor")
