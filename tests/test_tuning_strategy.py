@@ -45,6 +45,22 @@ def test_each_row_gives_a_total_dispatch(name: str, hardware: Hardware) -> None:
             assert sum(n * s for n, s in zip(parts, sizes, strict=True)) == rows
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_static_group_is_an_ordinary_group(name: str) -> None:
+    b, hw = gemm(96, 64, 32), cpu(1)
+    p = Problem(GroupKey("gemm", b.dtype, hw.name), b)
+    dispatch = build_dispatch(tune(strategy(name), p, hw, Simulated(b, hw), trials=8))
+    assert choose(dispatch.decision, b.sizes({})) < len(dispatch.programs)
+
+
+def test_two_dynamic_loops_and_a_dynamic_reduction() -> None:
+    b, hw = gemm(None, None, None), cpu(2)
+    p = Problem(GroupKey("gemm", b.dtype, hw.name), b)
+    dispatch = build_dispatch(tune(strategy("polydyn"), p, hw, Simulated(b, hw), trials=8))
+    for shape in ({"i": 1, "j": 1, "k": 1}, {"i": 7, "j": 130, "k": 33}, {"i": 64, "j": 64, "k": 0}):
+        assert choose(dispatch.decision, shape) < len(dispatch.programs)
+
+
 def test_a_resumed_strategy_gives_the_same_artifact(tmp_path: Path) -> None:
     p, sim = problem(A100), Simulated(HALF, A100)
     fresh = tune(strategy("polydyn"), p, A100, sim, trials=24, seed=2)
@@ -73,7 +89,7 @@ def test_the_default_needs_no_samples_and_stays_near_the_best_it_measured() -> N
     assert tuned.binaries <= 8
     shares = reached(tuned, sim, [HALF.sizes({"i": n}) for n in (1, 3, 7, 29, 61, 211, 333, 1008, 5003, 20011)])
     assert float(np.mean(shares)) > 0.9
-    assert min(shares) > 0.75
+    assert min(shares) > 0.8
 
 
 def test_model_symbols_replace_loop_symbols() -> None:

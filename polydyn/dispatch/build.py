@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
+
+import numpy as np
 
 from polydyn.dispatch.combine import PairForm, pair_form
 from polydyn.dispatch.decision import ArgMin, Decision, Entry, Leaf, Split, verify_decision
@@ -56,9 +58,22 @@ def _argmin(tuned: Tuned) -> Dispatch:
 
 
 def _tree(tuned: Tuned) -> Dispatch:
+    """The tree over many sizes, which closed forms make free; over the measured instances where there are none."""
     features = features_of(_symbols(tuned))
-    decision = fit_tree(features, tuned.instances, tuned.table, tuned.weights, costs=tuned.costs)
-    return Dispatch(_singles(tuned), decision)
+    shapes, table, weights = tuned.instances, tuned.table, tuned.weights
+    if tuned.costs and features:
+        shapes = tuple(_dense(tuned))
+        table = np.array([[1e12 / max(1, c.evaluate(s)) for s in shapes] for c in tuned.costs])
+        weights = (1.0,) * len(shapes)
+    return Dispatch(_singles(tuned), fit_tree(features, shapes, table, weights, costs=tuned.costs))
+
+
+def _dense(tuned: Tuned) -> Iterator[dict[str, int]]:
+    """Sizes spaced by ratio up to 2**16, about a thousand in all: far denser than anything that is measured."""
+    names = _symbols(tuned)
+    axis = sorted({round(v) for v in np.geomspace(1, 1 << 16, max(4, round(1024 ** (1 / len(names)))))})
+    for sizes in product(axis, repeat=len(names)):
+        yield tuned.backbone.sizes(dict(zip(names, sizes, strict=True)))
 
 
 def _classifier(tuned: Tuned) -> Dispatch:

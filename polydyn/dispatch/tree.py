@@ -16,6 +16,10 @@ from polydyn.tuning.select import Table, shares
 Values = npt.NDArray[np.int64]
 
 
+_RIVALS = 4
+"""Most kernels that a leaf compares: the table is in the launch path."""
+
+
 def features_of(symbols: Sequence[str], tiles: Sequence[Index] = ()) -> tuple[Index, ...]:
     """What a tree may test: every symbol, and expressions such as block counts."""
     return (*(Index.of(s) for s in symbols), *tiles)
@@ -39,7 +43,7 @@ def fit_tree(
 
     ``table[k, i]``: throughput of kernel k at shape i. Greedy: the split of all leaves that saves most weighted loss
     (1 - share of best), until ``leaves`` or nothing is saved. With ``costs`` (closed forms of the kernels) a leaf
-    keeps all kernels that are best for some of its shapes and compares their costs; without, it names one.
+    keeps the few kernels that its shapes need and compares their costs; without, it names one.
     """
     w = np.ones(table.shape[1]) if weights is None else np.asarray(weights, float)
     loss = ((1 - shares(table)) * (w / w.sum())).T
@@ -93,11 +97,17 @@ class _Grower:
         return low if low == high else Split(self.features[feature], threshold, low, high)
 
     def _leaf(self, rows: npt.NDArray[np.intp]) -> Decision:
-        best = int(self.loss[rows].sum(0).argmin())
-        if not self.costs:
-            return Leaf(best)
-        rivals = sorted({best, *(int(k) for k in self.loss[rows].argmin(1))})
-        return Leaf(best) if len(rivals) == 1 else ArgMin(tuple(Entry(k, self.costs[k]) for k in rivals))
+        loss = self.loss[rows]
+        chosen = [int(loss.sum(0).argmin())]
+        while self.costs and len(chosen) < _RIVALS:
+            reached = loss[:, chosen].min(1)
+            saved = (reached[:, None] - np.minimum(loss, reached[:, None])).sum(0)
+            if saved.max() <= 1e-6:
+                break
+            chosen.append(int(saved.argmax()))
+        if len(chosen) == 1:
+            return Leaf(chosen[0])
+        return ArgMin(tuple(Entry(k, self.costs[k]) for k in sorted(chosen)))
 
 
 def fit_classifier(
@@ -117,6 +127,8 @@ def fit_classifier(
             rule="extra [tune]",
             remedy="pip install 'polydyn[tune]', or use the dispatcher 'tree'",
         ) from e
+    if not features:  # a static group: one shape
+        return Leaf(int(labels[0]))
     values = evaluate(features, shapes)
     levels = [np.unique(values[:, f]) for f in range(values.shape[1])]
     # ranks instead of values: scikit-learn rounds features to float32

@@ -58,15 +58,19 @@ def init_candidates(backbone: Backbone, level: Level, step: Mapping[str, int]) -
         s = step[loop.name]
         most = 1 if loop.name not in found else limit_of(loop, s, 32 * max(s, 8) if level.depth else 16 * s)
         choices.append([(loop.name, v) for v in aligned(s, most)])
-    return [c for c in product(*choices) if _fits(backbone, level, dict(c))]
+    taken = {c: _bytes(backbone, level, dict(c)) for c in product(*choices)}
+    fitting = {c: v for c, v in taken.items() if v <= level.high * level.capacity}
+    # a backbone with short static extents cannot use more than it has
+    least = level.low * min(level.capacity, max(fitting.values(), default=0))
+    return [c for c, v in fitting.items() if v >= least]
 
 
-def _fits(backbone: Backbone, level: Level, sizes: dict[str, int]) -> bool:
-    read, written = backbone.moved(sizes)
-    if level.depth == 0:  # reductions pass through registers one step at a time
-        read = sum(o.footprint({**sizes, **{x.name: 1 for x in backbone.reduction}}) for o in backbone.inputs)
-    taken = read + written if level.depth == 0 else read
-    return level.low * level.capacity <= taken <= level.high * level.capacity
+def _bytes(backbone: Backbone, level: Level, sizes: dict[str, int]) -> int:
+    """Level 1 holds the operands; level 0 also the results, and reductions pass through it one step at a time."""
+    if level.depth:
+        return backbone.moved(sizes)[0]
+    step = {**sizes, **{x.name: 1 for x in backbone.reduction}}
+    return sum(o.footprint(step) for o in backbone.inputs) + backbone.moved(sizes)[1]
 
 
 def filter_by_isa(backbone: Backbone, candidates: list[Candidate], instruction: Instruction) -> list[Candidate]:
