@@ -14,10 +14,10 @@ import pytest
 
 from polydyn.errors import ArtifactError
 from polydyn.tuning.backbone import GroupKey, Tile, gemm
+from polydyn.tuning.bench import Remembered
 from polydyn.tuning.cost import blocks_at, blocks_per_unit
 from polydyn.tuning.explore import (
     Explorer,
-    Remembered,
     aligned_order,
     best,
     by_size,
@@ -159,7 +159,8 @@ def test_replay_refuses_a_space_with_holes(tmp_path: Path) -> None:
 RUN = """
 import sys, time
 from polydyn.tuning.backbone import GroupKey, gemm
-from polydyn.tuning.explore import Remembered, random_search
+from polydyn.tuning.bench import Remembered
+from polydyn.tuning.explore import random_search
 from polydyn.tuning.hardware import A100
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.records import Records

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,9 @@ from polydyn.dispatch.build import build_dispatch, over
 from polydyn.dispatch.decision import ArgMin, choose, verify_decision
 from polydyn.errors import InputError
 from polydyn.schedules.index import Index
-from polydyn.tuning.backbone import GroupKey, Problem, Shape, gemm
+from polydyn.tuning.backbone import GroupKey, Problem, Shape, Tile, gemm
+from polydyn.tuning.cost import Kernel
+from polydyn.tuning.cost import polydyn as polydyn_cost
 from polydyn.tuning.hardware import A100, Hardware, cpu
 from polydyn.tuning.records import Records
 from polydyn.tuning.replay import Simulated
@@ -61,15 +65,60 @@ def test_two_dynamic_loops_and_a_dynamic_reduction() -> None:
         assert choose(dispatch.decision, shape) < len(dispatch.programs)
 
 
-def test_a_resumed_strategy_gives_the_same_artifact(tmp_path: Path) -> None:
+class Broken:
+    """A bench that must not be asked."""
+
+    source = "model"
+
+    def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
+        raise AssertionError(f"measured {len(tiles)} tuples")
+
+    def kernel(self, tile: Tile) -> Kernel:
+        raise AssertionError(f"built {tile}")
+
+    def seconds(self, tile: Tile, shape: Shape) -> float:
+        raise AssertionError(f"ran {tile}")
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_same_seed_and_records_give_the_same_dispatch_without_measuring(name: str, tmp_path: Path) -> None:
     p, sim = problem(A100), Simulated(HALF, A100)
-    fresh = tune(strategy("polydyn"), p, A100, sim, trials=24, seed=2)
+    fresh = tune(strategy(name), p, A100, sim, trials=16, seed=2)
     with Records.open(tmp_path / "r.db") as r:
-        tune(strategy("polydyn"), p, A100, sim, trials=8, seed=2, records=r)
-        resumed = tune(strategy("polydyn"), p, A100, sim, trials=24, seed=2, records=r)
-        again = tune(strategy("polydyn"), p, A100, sim, trials=24, seed=2, records=r)
-    assert resumed.kernels == again.kernels == fresh.kernels
-    assert build_dispatch(resumed) == build_dispatch(fresh)
+        tune(strategy(name), p, A100, sim, trials=8, seed=2, records=r)  # stopped half way
+        resumed = tune(strategy(name), p, A100, sim, trials=16, seed=2, records=r)
+    with Records.open(tmp_path / "r.db", readonly=True) as pinned:
+        again = tune(strategy(name), p, A100, Broken(), trials=16, seed=2, records=pinned)
+    assert again.kernels == resumed.kernels
+    assert build_dispatch(again) == build_dispatch(resumed)
+    if not strategy(name).seeded:  # DietCode's first search has a quarter of the trials: its seed tile may differ
+        assert build_dispatch(resumed) == build_dispatch(fresh)
+
+
+def test_estimates_of_a_model_never_pass_for_measurements(tmp_path: Path) -> None:
+    p, sim = problem(A100), Simulated(HALF, A100)
+    measured = replace(sim, source="measured")
+    with Records.open(tmp_path / "r.db") as r:
+        tune(strategy("tscompiler"), p, A100, sim, trials=8, records=r)
+        assert {x.source for x in r.rows()} == {"model"}
+        before = len(r.rows())
+        tune(strategy("tscompiler"), p, A100, measured, trials=8, records=r)
+        assert len(r.rows()) == 2 * before
+
+
+def test_split_reductions_serve_small_grids_with_the_same_binaries() -> None:
+    b = gemm(None, 256, 16384, dtype="float16", item=2)
+    p = Problem(GroupKey("gemm", b.dtype, "A100"), b, splits=(1, 2, 4, 8))
+    tuned = tune(strategy("polydyn"), p, A100, Simulated(b, A100), trials=24)
+    dispatch = build_dispatch(tuned)
+    (k,) = dispatch.programs[choose(dispatch.decision, b.sizes({"i": 16}))].kernels
+    assert tuned.kernels[k].tile.get("split") > 1
+    assert tuned.binaries < len(tuned.kernels)
+    whole = Simulated(b, A100).kernel(tuned.trials[0].tile)
+    halves = replace(whole, tile=replace(whole.tile, launch=(("split", 2),)))
+    one, two = polydyn_cost(b, A100, whole), polydyn_cost(b, A100, halves)
+    assert two.evaluate(b.sizes({"i": 16})) < one.evaluate(b.sizes({"i": 16}))
+    assert two.evaluate(b.sizes({"i": 1 << 22})) > one.evaluate(b.sizes({"i": 1 << 22}))
 
 
 def reached(tuned: Tuned, sim: Simulated, shapes: list[Shape]) -> list[float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 
 from polydyn.errors import UnsupportedError
@@ -213,13 +213,15 @@ class Problem:
     """One tuning task.
 
     ``shapes`` are instances that represent what will be run, each with its weight (probability times cost, any
-    scale). They are made by ``select.sample_free_shapes`` when the user gives nothing.
+    scale). They are made by ``select.sample_free_shapes`` when the user gives nothing. ``splits``: factors by which the
+    generator can split the reduction at launch; 1 is always among them.
     """
 
     key: GroupKey
     backbone: Backbone
     shapes: tuple[tuple[tuple[str, int], ...], ...] = ()
-    weights: tuple[float, ...] = field(default=())
+    weights: tuple[float, ...] = ()
+    splits: tuple[int, ...] = (1,)
 
     def instances(self) -> list[dict[str, int]]:
         """The shapes as dicts with static extents filled in."""

@@ -1,8 +1,8 @@
 """Explorers: which tuples of a space to measure, in which order.
 
 An explorer is a function ``(space, objective, trials, seed) -> trials in order``. It is deterministic in the space, the
-seed and the costs it is told. That makes stopping and resuming a matter of records alone: ``Remembered`` answers what
-was measured before from the record file, so a resumed run repeats its steps without measuring and then goes on.
+seed and the costs it is told. That makes stopping and resuming a matter of records alone: ``bench.Remembered`` answers
+what was measured before from the record file, so a resumed run repeats its steps without measuring and then goes on.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from polydyn.tuning.backbone import Backbone, GroupKey, Tile
+from polydyn.tuning.backbone import Backbone, Tile
 from polydyn.tuning.cost import blocks_per_unit
 from polydyn.tuning.hardware import Hardware
-from polydyn.tuning.records import Record, Records
 from polydyn.tuning.space import Space, usage
 
 Objective = Callable[[Sequence[Tile]], Sequence[float]]
@@ -145,36 +144,3 @@ def saturating_shape(backbone: Backbone, hardware: Hardware, tile: Tile, waves: 
             sizes[x.name] = block[x.name] * max(1, -(-wanted // max(others, 1)))
             break
     return sizes
-
-
-class Remembered:
-    """An objective that looks in a record file first and writes what it measures, batch by batch.
-
-    ``kind`` of the records is ``throughput`` with value ``cost``; failures are records too, so that a tuple that does
-    not build is tried once. ``measured`` counts real measurements.
-    """
-
-    def __init__(self, objective: Objective, records: Records, key: GroupKey, hardware: Hardware) -> None:
-        self._objective, self._records, self._key, self._hardware = objective, records, key, hardware
-        self.measured = 0
-        self._known: dict[Tile, float] = {}
-        for r in records.rows(group=key, hardware=hardware):
-            if r.kind == "failed":
-                self._known.setdefault(r.tile, math.inf)
-            elif r.kind == "throughput" and not r.shape and r.source == "measured":
-                self._known[r.tile] = min(r.value("cost"), self._known.get(r.tile, math.inf))
-
-    def __call__(self, tiles: Sequence[Tile]) -> list[float]:
-        """Costs of a batch."""
-        new = [t for t in dict.fromkeys(tiles) if t not in self._known]
-        costs = self._objective(new) if new else []
-        self.measured += len(new)
-        if new and not self._records.readonly:
-            self._records.put(self._record(t, c) for t, c in zip(new, costs, strict=True))
-        self._known.update(zip(new, costs, strict=True))
-        return [self._known[t] for t in tiles]
-
-    def _record(self, tile: Tile, cost: float) -> Record:
-        if math.isinf(cost):
-            return Record(self._key, self._hardware, tile, "failed", ())
-        return Record(self._key, self._hardware, tile, "throughput", (("cost", cost),))

@@ -57,6 +57,7 @@ class Simulated:
     hardware: Hardware
     noise: float = 0.03
     seed: int = 0
+    source: str = "model"
 
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
         """Seconds per operation on each tuple's own saturating instance: an explorer's objective."""
@@ -96,7 +97,8 @@ class Simulated:
     def block_seconds(self, tile: Tile, sizes: Mapping[str, int], resident: int) -> float:
         """Time in which one unit runs ``resident`` blocks side by side."""
         block, own = tile.level("b"), tile.level("t") or tile.level("w")
-        deep = {**block, **{x.name: sizes[x.name] for x in self.backbone.reduction}}
+        split = tile.get("split")
+        deep = {**block, **{x.name: -(-sizes[x.name] // split) for x in self.backbone.reduction}}
         if self.hardware.kind == "cpu":  # exact tiles; a GPU runs whole ones
             deep = {n: min(v, sizes[n]) for n, v in deep.items()}
         else:

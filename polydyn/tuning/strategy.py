@@ -7,8 +7,7 @@ table from which kernels are selected, and which dispatcher chooses among them a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,12 +15,12 @@ from polydyn.errors import InputError
 from polydyn.schedules.index import Index
 from polydyn.tuning import cost as model
 from polydyn.tuning import select
-from polydyn.tuning.backbone import Backbone, Problem, Shape, Tile
+from polydyn.tuning.backbone import Backbone, Problem, Tile
+from polydyn.tuning.bench import Bench, RecordedBench
 from polydyn.tuning.cost import Kernel
 from polydyn.tuning.explore import (
     Explorer,
     Objective,
-    Remembered,
     Trial,
     aligned_order,
     best,
@@ -41,19 +40,6 @@ from polydyn.tuning.ukernel import ukernel_space
 
 CostModel = Callable[[Backbone, Hardware, Kernel], Index]
 Chooser = Callable[[Table, Sequence[float], Sequence[Tile]], Selection]
-
-
-class Bench(Protocol):
-    """Measures kernels of one group. ``replay.Simulated`` is one; the real one builds and runs them."""
-
-    def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
-        """Seconds per operation on a saturating instance; ``inf`` where building or running failed."""
-
-    def kernel(self, tile: Tile) -> Kernel:
-        """Resources, wave and lone-block times."""
-
-    def seconds(self, tile: Tile, shape: Shape) -> float:
-        """Seconds of a whole launch at a shape."""
 
 
 @dataclass(frozen=True)
@@ -113,19 +99,28 @@ def tune(
     """
     if not problem.shapes:
         shapes, weights = select.sample_free_shapes(problem.backbone)
-        problem = Problem(problem.key, problem.backbone, shapes, weights)
-    objective: Objective = bench.per_operation
+        problem = replace(problem, shapes=shapes, weights=weights)
     if records is not None:
-        objective = Remembered(bench.per_operation, records, problem.key, hardware)
+        bench = RecordedBench(bench, records, problem.key, hardware)
+    objective = bench.per_operation
     start = _seed_tile(problem, hardware, objective, trials // 4, seed) if strategy.seeded else None
     space = strategy.space(problem, hardware, start)
     log = strategy.explorer(space, problem, hardware)(space, objective, trials, seed)
     ranked = [t.tile for t in sorted(log, key=lambda t: (t.cost, t.tile)) if np.isfinite(t.cost)]
-    kernels = [bench.kernel(t) for t in ranked]
+    kernels = [k for t in ranked for k in _splits(bench.kernel(t), problem)]
     costs = [strategy.cost(problem.backbone, hardware, k) for k in kernels] if strategy.cost else []
     table = _table(problem, bench, kernels, costs)
     chosen = strategy.choose(table, problem.weights, [k.tile for k in kernels])
     return _tuned(strategy, problem, kernels, costs, table, chosen, log)
+
+
+def _splits(kernel: Kernel, problem: Problem) -> list[Kernel]:
+    """A kernel with every split of its reduction: the same binary, another launch tuple."""
+    tile = kernel.tile
+    return [
+        kernel if s == 1 else replace(kernel, tile=replace(tile, launch=(*tile.launch, ("split", s))))
+        for s in (problem.splits if problem.backbone.reduction else (1,))
+    ]
 
 
 def _seed_tile(problem: Problem, hardware: Hardware, objective: Objective, trials: int, seed: int) -> Tile:
@@ -177,12 +172,16 @@ def _vortex_order(space: Space, problem: Problem, hardware: Hardware) -> Explore
     """
     backbone = problem.backbone
     unit = max(hardware.usable(backbone.dtype), key=lambda i: i.rate)
-    shapes = [backbone.sizes(dict(s)) for s in select.sample_free_shapes(backbone, 24)[0]]
+    shapes = [backbone.sizes(dict(s)) for s in select.sample_free_shapes(backbone, 12)[0]]
+    known: dict[tuple[tuple[str, int], ...], list[int]] = {}
     columns = []
     for tile in space.tiles:
-        step = backbone.flops(tile.level("b")) / unit.rate
-        form = model.vortex(backbone, hardware, Kernel(tile, usage(backbone, hardware, tile), 0, step, 0, step))
-        columns.append([form.evaluate(s) for s in shapes])
+        block = tuple(tile.level("b").items())  # the model sees the block only; what is below it is measured
+        if block not in known:
+            step = backbone.flops(dict(block)) / unit.rate
+            form = model.vortex(backbone, hardware, Kernel(tile, usage(backbone, hardware, tile), 0, step, 0, step))
+            known[block] = [form.evaluate(s) for s in shapes]
+        columns.append(known[block])
     ranks = np.argsort(np.array(columns, float), axis=0, kind="stable")
     return in_order([space.tiles[i] for i in dict.fromkeys(int(i) for i in ranks.ravel())])
 
