@@ -82,13 +82,14 @@ class Broken:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_same_seed_and_records_give_the_same_dispatch_without_measuring(name: str, tmp_path: Path) -> None:
-    p, sim = problem(A100), Simulated(HALF, A100)
-    fresh = tune(strategy(name), p, A100, sim, trials=16, seed=2)
+    hw = cpu(2)
+    p, sim = problem(hw), Simulated(FLOAT, hw)
+    fresh = tune(strategy(name), p, hw, sim, trials=16, seed=2)
     with Records.open(tmp_path / "r.db") as r:
-        tune(strategy(name), p, A100, sim, trials=8, seed=2, records=r)  # stopped half way
-        resumed = tune(strategy(name), p, A100, sim, trials=16, seed=2, records=r)
+        tune(strategy(name), p, hw, sim, trials=8, seed=2, records=r)  # stopped half way
+        resumed = tune(strategy(name), p, hw, sim, trials=16, seed=2, records=r)
     with Records.open(tmp_path / "r.db", readonly=True) as pinned:
-        again = tune(strategy(name), p, A100, Broken(), trials=16, seed=2, records=pinned)
+        again = tune(strategy(name), p, hw, Broken(), trials=16, seed=2, records=pinned)
     assert again.kernels == resumed.kernels
     assert build_dispatch(again) == build_dispatch(resumed)
     if not strategy(name).seeded:  # DietCode's first search has a quarter of the trials: its seed tile may differ

@@ -160,16 +160,15 @@ def fit_spatial(blocks: Sequence[int], relative: Sequence[float], units: int) ->
 def dietcode(backbone: Backbone, hardware: Hardware, kernel: Kernel, k: float = 1.0) -> Index:
     """DietCode's estimate as time: padded work at the full-wave rate, divided by f_spatial.
 
-    ``blocks / f_spatial`` is ``blocks * pad / (k * blocks + (1-k) * pad)``; k in 1/1024, six more bits for the
-    quotient.
+    ``1 / f_spatial`` is ``pad / (k * blocks + (1-k) * pad)``; k and the quotient in 1/1024.
     """
     per_wave = hardware.units * max(1, blocks_per_unit(kernel.used, hardware))
     wave = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, kernel.tile)
     g = grid(backbone, kernel.tile)
     full = g.ceildiv(per_wave) * per_wave
     share = round(k * _UNIT)
-    slowed = (g * full * (64 * _UNIT)) // (g * share + full * (_UNIT - share))
-    return (wave * slowed) // (64 * per_wave)
+    slower = (full * (_UNIT * _UNIT)) // (g * share + full * (_UNIT - share))
+    return (((wave * g) // per_wave) * slower) // _UNIT
 
 
 def prune_local(local: Sequence[float], costs: Sequence[Sequence[float]]) -> list[int]:
@@ -271,8 +270,8 @@ def polydyn(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
 def _useful(backbone: Backbone, kernel: Kernel) -> Index:
     """Time of the exact iteration space on one thread at the full tile's rate."""
     per = math.prod(kernel.tile.level("b").values())
-    rate = round((kernel.fixed + kernel.step) * PICO * (1 << 16) / per)
-    return (product(backbone.extent(x.name) for x in backbone.loops) * max(1, rate)) // (1 << 16)
+    rate = round((kernel.fixed + kernel.step) * PICO * (1 << 8) / per)
+    return (product(backbone.extent(x.name) for x in backbone.loops) * max(1, rate)) // (1 << 8)
 
 
 def _traffic(backbone: Backbone, hardware: Hardware) -> Index:

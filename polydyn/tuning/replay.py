@@ -13,7 +13,7 @@ from polydyn.tuning.cost import Kernel, blocks_at, blocks_per_unit
 from polydyn.tuning.explore import Trial, saturating_shape
 from polydyn.tuning.hardware import Hardware
 from polydyn.tuning.records import Records
-from polydyn.tuning.space import Space, usage
+from polydyn.tuning.space import Space, instruction_of, usage
 
 
 def recorded_costs(records: Records, key: GroupKey, hardware: Hardware, space: Space) -> dict[Tile, float]:
@@ -115,9 +115,7 @@ class Simulated:
 
     def _rate(self, tile: Tile) -> float:
         used = usage(self.backbone, self.hardware, tile)
-        usable = self.hardware.usable(self.backbone.dtype)
-        area = math.prod(tile.level("v").values())
-        unit = next((i for i in usable if math.prod(i.tile) == area), usable[-1])
+        unit = instruction_of(self.backbone, self.hardware, tile)
         rate = unit.rate
         own = tile.level("t") or tile.level("w")
         chains = self.backbone.flops({**own, **{x.name: 1 for x in self.backbone.reduction}}) / (

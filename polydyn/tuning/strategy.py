@@ -34,7 +34,7 @@ from polydyn.tuning.microkernel import mutations
 from polydyn.tuning.records import Records
 from polydyn.tuning.rkernel import rkernel_space
 from polydyn.tuning.select import Selection, Table
-from polydyn.tuning.space import Space, usage
+from polydyn.tuning.space import Space, instruction_of, usage
 from polydyn.tuning.trust_region import trust_region
 from polydyn.tuning.ukernel import ukernel_space
 
@@ -171,17 +171,17 @@ def _vortex_order(space: Space, problem: Problem, hardware: Hardware) -> Explore
     Vortex keeps all candidates and asks its model at run time; measuring those it would ever ask for gives the same.
     """
     backbone = problem.backbone
-    unit = max(hardware.usable(backbone.dtype), key=lambda i: i.rate)
     shapes = [backbone.sizes(dict(s)) for s in select.sample_free_shapes(backbone, 12)[0]]
-    known: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    known: dict[tuple[object, ...], list[int]] = {}
     columns = []
     for tile in space.tiles:
-        block = tuple(tile.level("b").items())  # the model sees the block only; what is below it is measured
-        if block not in known:
-            step = backbone.flops(dict(block)) / unit.rate
+        unit, block = instruction_of(backbone, hardware, tile), tile.level("b")
+        seen = (unit, *block.items())  # the model sees block and compute unit; the levels between are measured
+        if seen not in known:
+            step = backbone.flops(block) / unit.rate
             form = model.vortex(backbone, hardware, Kernel(tile, usage(backbone, hardware, tile), 0, step, 0, step))
-            known[block] = [form.evaluate(s) for s in shapes]
-        columns.append(known[block])
+            known[seen] = [form.evaluate(s) for s in shapes]
+        columns.append(known[seen])
     ranks = np.argsort(np.array(columns, float), axis=0, kind="stable")
     return in_order([space.tiles[i] for i in dict.fromkeys(int(i) for i in ranks.ravel())])
 
