@@ -52,7 +52,7 @@ ALL = {
     "random": random_search,
     "aligned": in_order(ORDER),
     "trust region": trust_region(ORDER),
-    "by size": by_size(trust_region(ORDER, regions=Regions(count=1, start=2, batch=4)), BACKBONE, 3),
+    "by size": by_size(trust_region(ORDER, regions=Regions(count=1, start=4, aligned=2, batch=4)), BACKBONE, 3),
 }
 
 
