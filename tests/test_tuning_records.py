@@ -163,3 +163,30 @@ def test_a_writer_killed_at_any_moment_loses_nothing_and_tears_nothing(tmp_path:
         assert len(ours) % 2 == 0  # a transaction is there whole or not at all
         assert len(ours) >= 2 * len(seen)
         assert len(rows) >= told
+
+
+TORN = """
+import os, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA cache_size = 2")  # the transaction spills into the file before it is committed
+db.execute("BEGIN IMMEDIATE")
+for i in range(500):
+    db.execute("INSERT INTO record VALUES (?, 'h', 'g', 'wave', ?)", (str(i), "x" * 500))
+os._exit(9)
+"""
+
+
+def test_a_half_written_transaction_is_undone_by_the_next_writer_only(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    with Records.open(path) as r:
+        r.put([record(1), record(2)])
+    assert subprocess.run([sys.executable, "-c", TORN, str(path)], check=False).returncode == 9
+    assert (tmp_path / "r.db-journal").exists()
+    torn = path.read_bytes()
+    with pytest.raises(ArtifactError, match="writer was interrupted"):
+        Records.open(path, readonly=True)
+    assert path.read_bytes() == torn
+    with Records.open(path) as r:
+        assert set(r.rows()) == {record(1), record(2)}
+    with Records.open(path, readonly=True) as r:
+        assert len(r.rows()) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from polydyn.dispatch.build import build_dispatch, over
 from polydyn.dispatch.decision import ArgMin, choose, verify_decision
-from polydyn.errors import InputError
+from polydyn.errors import BuildError, InputError
 from polydyn.schedules.index import Index
 from polydyn.tuning.backbone import GroupKey, Problem, Shape, Tile, gemm
 from polydyn.tuning.cost import Kernel
@@ -55,6 +55,15 @@ def test_a_static_group_is_an_ordinary_group(name: str) -> None:
     p = Problem(GroupKey("gemm", b.dtype, hw.name), b)
     dispatch = build_dispatch(tune(strategy(name), p, hw, Simulated(b, hw), trials=8))
     assert choose(dispatch.decision, b.sizes({})) < len(dispatch.programs)
+
+
+def test_progress_counts_trials_and_its_best_never_rises() -> None:
+    p, seen = problem(cpu(2)), list[tuple[int, float]]()
+    tuned = tune(
+        strategy("polydyn"), p, cpu(2), Simulated(FLOAT, cpu(2)), trials=12, report=lambda n, c: seen.append((n, c))
+    )
+    assert seen[-1] == (12, min(t.cost for t in tuned.trials))
+    assert [c for _, c in seen] == sorted((c for _, c in seen), reverse=True)
 
 
 def test_two_dynamic_loops_and_a_dynamic_reduction() -> None:
@@ -151,6 +160,17 @@ def test_model_symbols_replace_loop_symbols() -> None:
     assert isinstance(model.decision, ArgMin)
     for b, n in ((1, 1), (3, 17), (8, 512)):
         assert choose(model.decision, {"B": b, "L": n}) == choose(loops.decision, {"i": b * n})
+
+
+def test_a_group_of_which_nothing_runs_is_an_error() -> None:
+    class Dead(Broken):
+        def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
+            return [float("inf")] * len(tiles)
+
+    with pytest.raises(BuildError, match="none of 8 explored tuples"):
+        tune(strategy("bladedisc"), problem(cpu(2)), cpu(2), Dead(), trials=8)
+    with pytest.raises(InputError, match="3 shapes have 1 weights"):
+        tune(strategy("bladedisc"), replace(problem(cpu(2)), weights=(1.0,)), cpu(2), Dead(), trials=8)
 
 
 def test_an_unknown_strategy_is_refused_with_the_list() -> None:

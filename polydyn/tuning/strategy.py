@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polydyn.errors import InputError
+from polydyn.errors import BuildError, InputError
 from polydyn.schedules.index import Index
 from polydyn.tuning import cost as model
 from polydyn.tuning import select
@@ -92,26 +92,53 @@ def tune(
     trials: int = 100,
     seed: int = 0,
     records: Records | None = None,
+    report: Callable[[int, float], None] | None = None,
 ) -> Tuned:
     """Runs a row: space, exploration, cost model, selection. Resumes from ``records`` without measuring twice.
 
+    ``report(trials so far, best cost so far)`` is called after every batch, for a progress display.
+
     Every tuple that was explored and ran enters the selection: its binary exists already.
+
+    InputError: shapes and weights differ in number. BuildError: no tuple could be built and run.
     """
     if not problem.shapes:
         shapes, weights = select.sample_free_shapes(problem.backbone)
         problem = replace(problem, shapes=shapes, weights=weights)
+    if len(problem.weights) != len(problem.shapes):
+        raise InputError(
+            f"{len(problem.shapes)} shapes have {len(problem.weights)} weights", rule="one weight per instance"
+        )
     if records is not None:
         bench = RecordedBench(bench, records, problem.key, hardware)
-    objective = bench.per_operation
+    objective = bench.per_operation if report is None else _reported(bench.per_operation, report)
     start = _seed_tile(problem, hardware, objective, trials // 4, seed) if strategy.seeded else None
     space = strategy.space(problem, hardware, start)
     log = strategy.explorer(space, problem, hardware)(space, objective, trials, seed)
     ranked = [t.tile for t in sorted(log, key=lambda t: (t.cost, t.tile)) if np.isfinite(t.cost)]
+    if not ranked:
+        raise BuildError(
+            f"none of {len(log)} explored tuples could be built and run",
+            rule=f"strategy {strategy.name}",
+            remedy="look at the records of kind 'failed', and at the compiler with 'polydyn doctor'",
+        )
     kernels = [k for t in ranked for k in _splits(bench.kernel(t), problem)]
     costs = [strategy.cost(problem.backbone, hardware, k) for k in kernels] if strategy.cost else []
     table = _table(problem, bench, kernels, costs)
     chosen = strategy.choose(table, problem.weights, [k.tile for k in kernels])
     return _tuned(strategy, problem, kernels, costs, table, chosen, log)
+
+
+def _reported(objective: Objective, report: Callable[[int, float], None]) -> Objective:
+    done: list[float] = []
+
+    def measure(tiles: Sequence[Tile]) -> Sequence[float]:
+        costs = objective(tiles)
+        done.extend(costs)
+        report(len(done), min(done))
+        return costs
+
+    return measure
 
 
 def _splits(kernel: Kernel, problem: Problem) -> list[Kernel]:
