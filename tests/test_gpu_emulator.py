@@ -67,8 +67,15 @@ def module() -> EmulatedModule:
     return EmulatedModule(compile_emulated("\n".join(parts), arch=90))
 
 
+def buffer() -> np.ndarray:
+    """1000 zeros that begin at a sector, as device memory does."""
+    whole = np.zeros(1064, np.float32)
+    skip = -whole.ctypes.data % 256 // 4
+    return whole[skip : skip + 1000]
+
+
 def run(module: EmulatedModule, name: str, reverse: bool = False) -> Counters:
-    return module.launch(name, 1, 64, [np.zeros(1000, np.float32), np.int32(0)], smem=1024, reverse=reverse)
+    return module.launch(name, 1, 64, [buffer(), np.int32(0)], smem=1024, reverse=reverse)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
