@@ -75,6 +75,7 @@ class ContractKernel:
         ``rows``: the register tile's rows when the kernel is a part of an attention, which also means one block.
         ``label``: tells the registers of such parts apart.
         """
+        self.width = self.lanes(target)
         self.tile_name, self.shared_name = f"acc{label}", f"t{label}_"
         self.name, self.group, self.roles, self.target = name, group, roles, target
         self.acc = next(s for s in group.statements if s.reduce)
@@ -85,10 +86,15 @@ class ContractKernel:
         self.row_value, self.col_value = _operands(self.acc, roles)
         self.plan = self._plan(packed) if rows is None else self._part(self._plan(packed), rows)
 
+    @staticmethod
+    def lanes(target: CpuTarget) -> int:
+        """Columns that one register of the tile holds."""
+        return target.width
+
     # -- decisions -----------------------------------------------------------------------------------------------
 
     def _plan(self, packed: frozenset[str]) -> _Plan:
-        rows, vectors = self._tile()
+        rows, vectors = self.tile()
         columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
         in_place = all(x.buffer in packed or self._stride(x) == ONE for x in columns)
         carrier = next((s for s in self.epilogues if s.value.dtype == "float32"), None)
@@ -101,12 +107,12 @@ class ContractKernel:
     def _part(self, p: _Plan, rows: int) -> _Plan:
         most = max((v for r, v, _ in self.target.tiles if r >= rows), default=1)
         n = self.N.constant
-        vectors = most if n is None else min(most, max(1, -(-n // self.target.width)))
+        vectors = most if n is None else min(most, max(1, -(-n // self.width)))
         return replace(p, rows=rows, vectors=vectors, block=self.K, blocks=ONE)
 
-    def _tile(self) -> tuple[int, int]:
+    def tile(self) -> tuple[int, int]:
         """The register tile with the best share of useful lanes; symbolic columns get the widest: tails are exact."""
-        n, w = self.N.constant, self.target.width
+        n, w = self.N.constant, self.width
         if n is None:
             rows, vectors, _ = max(self.target.tiles, key=lambda t: (t[1] <= 4, t[1]))
             return rows, vectors
@@ -136,7 +142,7 @@ class ContractKernel:
     @property
     def nr(self) -> int:
         """Columns of a full register tile."""
-        return self.plan.vectors * self.target.width
+        return self.plan.vectors * self.width
 
     def _table(self, nr: int) -> dict[str, Lowering]:
         dtype = self.acc.value.dtype
@@ -183,7 +189,7 @@ class ContractKernel:
         """The column operand: in place, from packed panels, or from the promoted buffer."""
         if not self.plan.promote:
             return flat(self.group, self.col_value, self._env(a), lambda x: None)
-        w = self.target.width
+        w = self.width
         j = (a["c_j"] - V("c_lo")) * self.nr + a["p_j"]
         address = ((j // w) * (self.plan.block * self.R) + self._step(a, a["p_k"])) * w + j % w
         return FlatLoad(self.col_value.dtype, "panel", address)
@@ -195,7 +201,7 @@ class ContractKernel:
 
     def pack(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
         """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
-        w, r = self.target.width, self.roles
+        w, r = self.width, self.roles
 
         def f(a: Mapping[str, Index]) -> Body:
             env = {x: a[x] for x in (*r.batch, *r.inner)}
@@ -219,12 +225,12 @@ class ContractKernel:
 
     def vectors(self, body: Body, vectors: int, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
         """The micro-kernel for a number of live vectors, its row count still a symbol."""
-        width = vectors * self.target.width
+        width = vectors * self.width
         body = bind(body, {"P_j": width})
         if self.plan.blocks != ONE:
             body = clip(body, ("p_k",), self._live_reduction())
         body = consume(lower(body, coordinates, self._table(width)), "reduce", lambda b: b)
-        return self._masked(body, width)
+        return self.masked(body, width)
 
     def rows(self, body: Body, rows: int) -> Body:
         """The micro-kernel for a number of live rows: registers and shared loads."""
@@ -233,9 +239,9 @@ class ContractKernel:
         innermost = self.roles.inner[-1] if self.roles.inner else "p_k"
         return partial_unroll(share_loads(body, self.shared_name), innermost, ROW_UNROLL)
 
-    def _masked(self, body: Body, width: int) -> Body:
+    def masked(self, body: Body, width: int) -> Body:
         """Vectorises the columns; nests that touch memory by column get a masked twin for the last tile."""
-        w, n = self.target.width, self.N.constant
+        w, n = self.width, self.N.constant
         start = V("c_j") * self.nr
         safe = {self.tile_name, "panel"}
         exact = n is not None and n % w == 0
@@ -251,14 +257,14 @@ class ContractKernel:
         return rewrite(body, f)
 
     def _touches_columns(self, x: For, safe: set[str]) -> bool:
-        packed = {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.target.width}
+        packed = {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.width}
         return bool(used_buffers((x,)) - safe - packed)
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
     def build(self) -> Kernel:
         """The kernel."""
-        p, w = self.plan, self.target.width
+        p, w = self.plan, self.width
         tiled = contract_tree(self.group, self.roles, p.promote)
         coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
@@ -307,7 +313,7 @@ class ContractKernel:
 
     def vector_cases(self) -> list[int]:
         """Numbers of live vectors that get a micro-kernel of their own (masks cover what lies between)."""
-        n, w, v = self.N.constant, self.target.width, self.plan.vectors
+        n, w, v = self.N.constant, self.width, self.plan.vectors
         if n is None:
             return [x for x in (1, 2, 4, 8) if x < v] + [v]
         whole = -(-n // w)
@@ -320,7 +326,7 @@ class ContractKernel:
 
     def live_vectors(self) -> Index:
         """Vectors of the current register tile that hold columns."""
-        return minimum(self.plan.vectors, (self.N - V("c_j") * self.nr).ceildiv(self.target.width))
+        return minimum(self.plan.vectors, (self.N - V("c_j") * self.nr).ceildiv(self.width))
 
     def _launch(self, nt: Index, mt: Index) -> dict[str, Index]:
         """Equal shares for the threads: whole batches first, then column panels, then rows."""

@@ -188,13 +188,30 @@ PD_INLINE vf32 pd_abs_vf32(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
 PD_INLINE vi32 pd_abs_vi32(vi32 x) { return vsel_i32(x < 0, -x, x); }
 PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x < 0, vi32), -x, x); }
 
+/* halving: lane l meets lane l + PD_W/2, then l + PD_W/4, ... */
+#if PD_W == 16
+#define PD_HALVE(F, v)                                                                                                \
+  v = F(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));                       \
+  v = F(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));                       \
+  v = F(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));                       \
+  v = F(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14))
+#elif PD_W == 8
+#define PD_HALVE(F, v)                                                                                                \
+  v = F(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));                                                     \
+  v = F(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));                                                     \
+  v = F(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6))
+#elif PD_W == 4
+#define PD_HALVE(F, v)                                                                                                \
+  v = F(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));                                                                 \
+  v = F(v, __builtin_shufflevector(v, v, 1, 0, 3, 2))
+#endif
+#define PD_SUM(a, b) ((a) + (b))
+#define PD_PROD(a, b) ((a) * (b))
 #define PD_HORIZONTAL(T, V)                                                                                           \
-  PD_INLINE T pd_hsum_##V(V v) { T s[PD_W]; memcpy(s, &v, sizeof s);                                                   \
-    for (int w = PD_W / 2; w; w /= 2) for (int l = 0; l < w; ++l) s[l] = s[l] + s[l + w];                              \
-    return s[0]; }                                                                                                    \
-  PD_INLINE T pd_hprod_##V(V v) { T s = v[0]; for (int l = 1; l < PD_W; ++l) s *= v[l]; return s; }                    \
-  PD_INLINE T pd_hmax_##V(V v) { T s = v[0]; for (int l = 1; l < PD_W; ++l) s = pd_max_##T(s, v[l]); return s; }       \
-  PD_INLINE T pd_hmin_##V(V v) { T s = v[0]; for (int l = 1; l < PD_W; ++l) s = pd_min_##T(s, v[l]); return s; }
+  PD_INLINE T pd_hsum_##V(V v) { PD_HALVE(PD_SUM, v); return v[0]; }                                                   \
+  PD_INLINE T pd_hprod_##V(V v) { PD_HALVE(PD_PROD, v); return v[0]; }                                                 \
+  PD_INLINE T pd_hmax_##V(V v) { PD_HALVE(pd_max_##V, v); return v[0]; }                                               \
+  PD_INLINE T pd_hmin_##V(V v) { PD_HALVE(pd_min_##V, v); return v[0]; }
 PD_HORIZONTAL(f32, vf32)
 PD_HORIZONTAL(i32, vi32)
 PD_HORIZONTAL(i64, vi64)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from polydyn.codegen.cpu_attention import AttentionKernel, SeparateKernels
 from polydyn.codegen.cpu_contract import ContractKernel
+from polydyn.codegen.cpu_dot import DotKernel
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.fusion.grouping import is_contraction
@@ -73,7 +74,7 @@ class KernelBuilder:
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
-            return form.lowered.key(form.roles, sorted(form.packed), self.target)
+            return form.lowered.key(form.roles, sorted(form.packed), form.dot, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
         return form.lowered.key(form.prefix, sorted(form.phases.items()), self.target)
@@ -81,7 +82,8 @@ class KernelBuilder:
     def _build(self, form: Form, key: str) -> Kernel:
         group = form.lowered.group
         if isinstance(form, ContractGroup):
-            return ContractKernel(f"contract_{key[:12]}", group, form.roles, self.target, form.packed).build()
+            build = DotKernel if form.dot else ContractKernel
+            return build(f"contract_{key[:12]}", group, form.roles, self.target, form.packed).build()
         if isinstance(form, AttentionGroup):
             return AttentionKernel(f"attention_{key[:12]}", group, form.parts, self.target, frozenset()).build()
         return NestKernel(f"nest_{key[:12]}", group, form.prefix, form.phases, self.target).build()
