@@ -34,7 +34,8 @@ void pd_pool_run(pd_pool *pool, const pd_job *job);
 
 /* ---- the program as data (generated) ---- */
 
-/* All sizes live in one array of values `v`: the symbols, then `nth`, then everything that is computed from them.
+/* All sizes live in one array of values `v`: the symbols, then `nth`, then the free strides of inputs and outputs in
+ * elements (pd_io.strided of each), then everything that is computed from them.
  * Every `value` below is a position in it. */
 
 typedef struct {
@@ -77,7 +78,8 @@ typedef struct {
     const char *label, *name;
     int32_t buffers, first_buffer; /* into launch_buffers */
     int32_t symbols, first_symbol; /* into launch_symbols */
-    int32_t tasks, scratch, work, flops, bytes;
+    int32_t tasks, scratch, work, flops, bytes, copied;
+    int32_t skip_input, skip_output; /* skipped when these are at one address; -1: never */
 } pd_launch_entry;
 
 typedef struct {
@@ -96,7 +98,7 @@ typedef struct {
     const pd_copy *copies;
     const pd_launch_entry *launches;
     const int32_t *launch_buffers, *launch_symbols, *output_dims;
-    int (*check)(int64_t *v); /* what the dim checks and guards need; 1: int64 overflow */
+    int (*check)(int64_t *v); /* what dim checks, guards and output dims need; 1: int64 overflow */
     int (*plan)(int64_t *v);  /* everything else */
 } pd_plan;
 
