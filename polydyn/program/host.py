@@ -52,8 +52,8 @@ def quote(text: str) -> str:
 def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_bytes: int) -> HostProgram:
     """C text for a verified plan whose constants lie at the given offsets of the weights.
 
-    Phase one of the evaluation computes what input dims, guards and dense strides need, phase two everything else: sizes
-    are only trusted after the checks.
+    Phase one of the evaluation computes what input dims, guards and the outputs' strides need, phase two everything
+    else: sizes are only trusted after the checks.
     """
     free = [b for n in (*plan.inputs, *plan.outputs) for b in [plan.buffers[n]]]
     values = Evaluation((s.symbol for s in plan.sources), (s for b in free for s in b.strides))

@@ -139,7 +139,7 @@ class Context:
         self._dims_pack(self._dims, 0, *[n for part in key[:inputs] for n in part])
         for (k, memory), strides in zip(self._strided, key[inputs:], strict=True):
             if strides:
-                memory[:] = strides
+                memory[:] = list(strides)
             self._output_strides[k] = ctypes.addressof(memory) if strides else None
         code = self._shapes_call(self.handle, self._tensors, self._output_strides, self._output_dims)
         if code:

@@ -49,7 +49,7 @@ def _span(a: Array) -> tuple[int, int]:
 
 def _shares(a: Array, b: Array) -> bool:
     try:
-        return bool(np.shares_memory(a, b, max_work=EFFORT))
+        return bool(np.shares_memory(a, b, max_work=EFFORT))  # type: ignore[arg-type]  # the stub knows 0 and -1 only
     except np.exceptions.TooHardError:
         return True
 
