@@ -4,8 +4,8 @@ usage: python -m benchmarks.decode MODEL.onnx [--steps N] [--prompt N] [--batch 
 
 A prompt, then steps of one token. Both take every step in turn, in this process; ONNX Runtime keeps its keys and values
 as its own values (OrtValue), so that nothing passes through numpy; with more than one thread it does not spin between
-its steps. Printed: medians of the steps' milliseconds, the largest error of all outputs, and the bytes that polydyn moved
-without computing, beside what appending needs. Any model whose program names appendable outputs will do.
+its steps. Printed: medians of the steps' milliseconds, the largest error of all outputs, and the bytes that polydyn
+moved without computing, beside what appending needs. Any model whose program names appendable outputs will do.
 """
 
 from __future__ import annotations

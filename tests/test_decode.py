@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import zipfile
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,19 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
+from programs import example
 from stored import path_of
 
 import polydyn
 from benchmarks.accuracy import TOLERANCE, error
 from benchmarks.decode import decode
-from polydyn.errors import InputError
+from polydyn.build.compiler import find_compiler
+from polydyn.errors import InputError, PolydynError
+from polydyn.fusion import grouping
+from polydyn.program.assemble import build_program
+from polydyn.program.plan import Buffer, HostPlan
 from polydyn.program.program import Program
+from polydyn.schedules.index import Index
 
 HEADS, SIZE, ROOM = 4, 8, 80
 TOKEN_BYTES = 4 * HEADS * SIZE * 4  # keys and values of two layers, float32
@@ -173,7 +183,7 @@ def test_refuses_wrong_sharing(program: Program) -> None:
         with pytest.raises(InputError, match=re.escape(message)):
             program.run(inputs, {name: out})
     with pytest.raises(InputError, match="share memory"):
-        program.run(inputs, {n: c[:, :, :6] for n in (name, second)})
+        program.run(inputs, dict.fromkeys((name, second), c[:, :, :6]))
     with pytest.raises(InputError, match="C-contiguous"):
         program.run(inputs, {"last_hidden_state": np.zeros((2, 1, 64), np.float32)[:, :, ::2]})
     program.run(inputs, {name: c[:, :, :6]})  # a refused call leaves nothing behind
@@ -221,6 +231,62 @@ def test_any_concatenation_behind_an_input_grows_in_place(axis: int) -> None:
         np.testing.assert_array_equal(out["double"], before * 2)
         np.testing.assert_allclose(out["sums"], expected.sum(axis), rtol=1e-4, atol=1e-4)
         length += count
+
+
+def test_c_programs_append_in_place(tmp_path: Path) -> None:
+    program = polydyn.compile(queue(1), threads=1)
+    program.save(tmp_path / "queue.polydyn")
+    with zipfile.ZipFile(tmp_path / "queue.polydyn") as z:
+        (tmp_path / "lib.so").write_bytes(z.read("lib.so"))
+        (tmp_path / "polydyn.h").write_bytes(z.read("sources/polydyn.h"))
+    source = Path(__file__).parent / "c" / "run_decode.c"
+    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{tmp_path}"]
+    command = [*find_compiler().command, *flags, str(source), "-o", str(tmp_path / "run_decode"), "-ldl"]
+    subprocess.run(command, check=True)
+    done = subprocess.run(
+        [tmp_path / "run_decode", tmp_path / "lib.so", tmp_path / "queue.polydyn"], capture_output=True, text=True
+    )
+    assert done.stdout == "1 2 20 20 0 0 3 4 40 40 0 0 0\n"
+    assert done.returncode == 2 and "same memory with different strides at axis 0" in done.stderr
+
+
+def test_refuses_malformed_strides_in_plans() -> None:
+    good = example()
+    f, b, n = "float32", Index.of("B"), Index.of("L")
+    first = good.launches[0]
+
+    def change(buffer: Buffer, **launch: Any) -> HostPlan:
+        launches = (replace(first, **launch), *good.launches[1:])
+        return replace(good, buffers=good.buffers | {buffer.name: buffer}, launches=launches)
+
+    x = good.buffers["x"]
+    bad = {
+        "cannot be the caller's": change(Buffer("t0", f, (b, n), "intermediate", ("t0@0",))),
+        "x@1.*cannot be the caller's": change(Buffer("x", f, (b, n), "input", ("x@0", "x@1"))),
+        "occurs twice": change(Buffer("x", f, (b, n), "input", ("B",))),
+        "cannot be skipped when 'x' and 'scaled'": change(x, skip_if_same=("x", "scaled")),
+        "cannot be skipped when 'x' and 't0'": change(x, skip_if_same=("x", "t0")),
+    }
+    for message, plan in bad.items():
+        with pytest.raises(PolydynError, match=message):
+            build_program(plan)
+
+
+def test_free_strides_leave_vector_code_alone(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "find_appends", lambda graph: ())
+    dense = polydyn.compile(path_of("gpt2_past_tiny"), threads=1)
+    assert not dense.appendable
+    loads = [Counter(re.findall(r"\bv(?:load|store)\w*(?=\()", "".join(p.sources.values()))) for p in (dense, program)]
+    assert loads[0] == loads[1] and loads[0]["vload_f32"] > 100
+
+
+def test_the_documented_loop_runs(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "decoding.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(Path(path_of("gpt2_past_tiny")).parent)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["length"] == 12 and names["program"].counters["bytes_copied"] == 12 * TOKEN_BYTES
 
 
 def test_the_benchmark_compares_and_counts() -> None:
