@@ -104,6 +104,24 @@ typedef struct {
 
 extern const pd_plan pd_the_plan __attribute__((visibility("hidden")));
 
+/* ---- arrays with strides (strided.c), in bytes ---- */
+
+extern const int64_t pd_item_bytes[]; /* by PD_<dtype> */
+/* Strides of a dense row-major array; returns 1 when its size overflows. */
+int pd_dense_strides(int32_t rank, const int64_t *dims, int64_t item, int64_t *strides);
+/* Whether kernels may use an array where it lies: empty, or positive strides of whole elements on the first
+ * io->strided axes and dense ones behind. */
+int pd_usable(const pd_io *io, const int64_t *dims, const int64_t *strides, const int64_t *dense);
+/* The size of a dense array, which must not overflow. */
+int64_t pd_dense_bytes(const pd_io *io, const int64_t *dims);
+/* The first axis of more than one element along which strides a and b differ, or -1. */
+int32_t pd_differing_axis(int32_t rank, const int64_t *dims, const int64_t *a, const int64_t *b);
+/* Where the axes of input or output i begin among those of all. */
+int32_t pd_first_axis(const pd_io *ios, int32_t i);
+/* Makes a dense row-major copy of a non-empty strided array that has an axis. */
+void pd_copy_strided(char *to, const char *from, int32_t rank, const int64_t *dims, const int64_t *strides,
+                     int64_t item);
+
 /* ---- arithmetic of the generated evaluation; `o` collects overflow ---- */
 
 #define PD_ADD(a, b, r) (o |= __builtin_add_overflow((a), (b), (r)))

@@ -81,8 +81,8 @@ void pd_context_free(pd_context *context);
 
 /* Checks the inputs (in the program's order): dtype, rank, every dim, every guard. Then evaluates all sizes, grows
  * the arena, and writes the outputs' dims one after the other to `output_dims`. Cheap when shapes and strides are those
- * of the context's last call. `output_strides`: NULL when all outputs will be dense row-major; else for each output NULL
- * (dense) or its strides in bytes, free on its first `strided` axes. */
+ * of the context's last call. `output_strides`: NULL when all outputs will be dense row-major; else for each output
+ * NULL (dense) or its strides in bytes, free on its first `strided` axes. */
 int32_t pd_shapes(pd_context *context, const pd_tensor *inputs, const int64_t *const *output_strides,
                   int64_t *output_dims);
 

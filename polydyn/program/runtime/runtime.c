@@ -48,7 +48,6 @@ struct pd_context {
 };
 
 static const pd_plan *const plan = &pd_the_plan;
-static const int64_t item_bytes[] = {2, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1};
 static const char *const dtype_names[] = {"float16", "bfloat16", "float32", "float64", "int8",   "int16", "int32",
                                           "int64",   "uint8",    "uint16",  "uint32",  "uint64", "bool"};
 
@@ -233,52 +232,30 @@ static int32_t check_guards(const int64_t *v) {
     return PD_OK;
 }
 
-/* Strides of a dense row-major array in bytes; returns 1 when its size overflows. */
-static int dense_strides(int32_t rank, const int64_t *dims, int64_t item, int64_t *strides) {
-    for (int32_t a = rank; a-- > 0;) {
-        strides[a] = item;
-        if (__builtin_mul_overflow(item, dims[a], &item)) return 1;
-    }
-    return 0;
-}
-
-/* Whether kernels may use an array where it lies: empty, or positive strides of whole elements on the first `strided`
- * axes and dense ones behind. */
-static int usable(const pd_io *io, const int64_t *dims, const int64_t *strides, const int64_t *dense) {
-    int64_t item = item_bytes[io->dtype];
-    int fits = 1, empty = 0;
-    for (int32_t a = 0; a < io->rank; a++) {
-        int right = a < io->strided ? strides[a] > 0 && strides[a] % item == 0 : strides[a] == dense[a];
-        fits &= dims[a] == 1 || right;
-        empty |= dims[a] == 0;
-    }
-    return fits || empty;
-}
-
 /* Decides which inputs are used in place, checks the outputs' strides, and sets the values of all free strides. */
 static int32_t settle_strides(pd_context *c) {
     int64_t dense[PD_MAX_RANK], *value = c->values + plan->symbol_count + 1;
     const int64_t *dims = c->dims, *strides = c->strides;
     for (int32_t i = 0; i < plan->input_count; dims += plan->inputs[i].rank, strides += plan->inputs[i++].rank) {
         const pd_io *io = &plan->inputs[i];
-        if (dense_strides(io->rank, dims, item_bytes[io->dtype], dense))
+        if (pd_dense_strides(io->rank, dims, pd_item_bytes[io->dtype], dense))
             return fail(PD_OVERFLOW, "the size of input '%s' overflows 64 bits", io->name);
-        c->staged[i] = usable(io, dims, strides, dense) ? -1 : 0;
+        c->staged[i] = pd_usable(io, dims, strides, dense) ? -1 : 0;
         for (int32_t a = 0; a < io->strided; a++)
-            *value++ = (c->staged[i] < 0 ? strides[a] : dense[a]) / item_bytes[io->dtype];
+            *value++ = (c->staged[i] < 0 ? strides[a] : dense[a]) / pd_item_bytes[io->dtype];
     }
     int32_t first = 0;
     for (int32_t o = 0; o < plan->output_count; first += plan->outputs[o++].rank) {
         const pd_io *io = &plan->outputs[o];
         int64_t *wanted = c->output_strides + first, out[PD_MAX_RANK];
         for (int32_t a = 0; a < io->rank; a++) out[a] = c->values[plan->output_dims[first + a]];
-        if (dense_strides(io->rank, out, item_bytes[io->dtype], dense))
+        if (pd_dense_strides(io->rank, out, pd_item_bytes[io->dtype], dense))
             return fail(PD_OVERFLOW, "the size of output '%s' overflows 64 bits", io->name);
         if (!c->given[o]) memcpy(wanted, dense, (size_t)io->rank * sizeof *dense);
-        else if (!usable(io, out, wanted, dense))
-            return fail(PD_INPUT, "output '%s' must have positive strides of whole elements and be dense from axis %d on",
+        else if (!pd_usable(io, out, wanted, dense))
+            return fail(PD_INPUT, "output '%s' must have positive strides of whole elements, dense from axis %d on",
                         io->name, io->strided);
-        for (int32_t a = 0; a < io->strided; a++) *value++ = wanted[a] / item_bytes[io->dtype];
+        for (int32_t a = 0; a < io->strided; a++) *value++ = wanted[a] / pd_item_bytes[io->dtype];
     }
     return PD_OK;
 }
@@ -315,13 +292,6 @@ static int32_t evaluate(pd_context *c) {
 
 /* ---- pd_shapes: memory ---- */
 
-/* The size of an input, which settle_strides has found to be no overflow. */
-static int64_t input_bytes(int32_t i, const int64_t *dims) {
-    int64_t bytes = item_bytes[plan->inputs[i].dtype];
-    for (int32_t a = 0; a < plan->inputs[i].rank; a++) bytes *= dims[a];
-    return bytes;
-}
-
 /* Reserves `bytes` at the end of the arena; -1 when sizes overflow. */
 static int64_t reserve(int64_t *end, int64_t bytes) {
     int64_t at = *end, padded;
@@ -357,7 +327,7 @@ static int32_t lay_out(pd_context *c) {
     const int64_t *dims = c->dims;
     for (int32_t i = 0; i < plan->input_count; dims += plan->inputs[i++].rank) {
         if (c->staged[i] < 0) continue;
-        bad |= c->staged[i] = reserve(&end, input_bytes(i, dims));
+        bad |= c->staged[i] = reserve(&end, pd_dense_bytes(&plan->inputs[i], dims));
     }
     if (bad < 0) return fail(PD_OVERFLOW, "the sizes of this call overflow 64 bits");
     c->planned_bytes = end;
@@ -377,7 +347,7 @@ static int take(pd_context *c, const pd_tensor *inputs, const int64_t *const *ou
     int64_t *dims = c->dims, *strides = c->strides;
     for (int32_t i = 0; i < plan->input_count; i++) {
         int32_t rank = plan->inputs[i].rank;
-        int64_t dense = item_bytes[inputs[i].dtype];
+        int64_t dense = pd_item_bytes[inputs[i].dtype];
         for (int32_t a = rank; a-- > 0;) {
             int64_t stride = inputs[i].strides ? inputs[i].strides[a] : dense;
             changed |= (dims[a] != inputs[i].shape[a]) | (strides[a] != stride);
@@ -420,51 +390,17 @@ EXPORT int32_t pd_shapes(pd_context *c, const pd_tensor *inputs, const int64_t *
 
 /* ---- pd_run ---- */
 
-static void copy_row(char *to, const char *from, int64_t count, int64_t stride, int64_t item) {
-    if (stride == item) {
-        memcpy(to, from, (size_t)(count * item));
-        return;
-    }
-#define ROW(type)                                                                                                     \
-    for (int64_t k = 0; k < count; k++) memcpy(to + k * (int64_t)sizeof(type), from + k * stride, sizeof(type))
-    switch (item) {
-    case 1: ROW(uint8_t); break;
-    case 2: ROW(uint16_t); break;
-    case 4: ROW(uint32_t); break;
-    default: ROW(uint64_t); break;
-    }
-#undef ROW
-}
-
-/* Makes a dense row-major copy of a non-empty strided array. */
-static void copy_strided(char *to, const char *from, int32_t rank, const int64_t *dims, const int64_t *strides,
-                         int64_t item) {
-    int64_t at[PD_MAX_RANK] = {0}, last = rank - 1; /* rank >= 1: a scalar is dense */
-    for (;;) {
-        copy_row(to, from, dims[last], strides[last], item);
-        to += dims[last] * item;
-        int64_t a = last - 1;
-        for (; a >= 0; a--) {
-            from += strides[a];
-            if (++at[a] < dims[a]) break;
-            from -= at[a] * strides[a];
-            at[a] = 0;
-        }
-        if (a < 0) return;
-    }
-}
-
 static int32_t take_inputs(pd_context *c, const void *const *inputs, void **dense) {
     const int64_t *dims = c->dims, *strides = c->strides;
     for (int32_t i = 0; i < plan->input_count; i++) {
-        int64_t item = item_bytes[plan->inputs[i].dtype];
+        int64_t item = pd_item_bytes[plan->inputs[i].dtype];
         if ((uintptr_t)inputs[i] % (uintptr_t)item)
             return fail(PD_INPUT, "input '%s' is not aligned to its elements", plan->inputs[i].name);
         dense[i] = (void *)inputs[i];
         if (c->staged[i] >= 0) {
             dense[i] = c->arena + c->staged[i];
-            copy_strided(dense[i], inputs[i], plan->inputs[i].rank, dims, strides, item);
-            c->copied_bytes += input_bytes(i, dims);
+            pd_copy_strided(dense[i], inputs[i], plan->inputs[i].rank, dims, strides, item);
+            c->copied_bytes += pd_dense_bytes(&plan->inputs[i], dims);
         }
         dims += plan->inputs[i].rank;
         strides += plan->inputs[i].rank;
@@ -472,24 +408,18 @@ static int32_t take_inputs(pd_context *c, const void *const *inputs, void **dens
     return PD_OK;
 }
 
-/* Where an input or output begins among the axes of all. */
-static int32_t first_axis(const pd_io *ios, int32_t i) {
-    int32_t first = 0;
-    while (i-- > 0) first += ios[i].rank;
-    return first;
-}
-
 /* Refuses an output that begins where its beginning is, but walks the memory in another way. */
 static int32_t check_shared(const pd_context *c, void *const *inputs, void *const *outputs) {
     for (int32_t k = 0; k < plan->launch_count; k++) {
         const pd_launch_entry *l = &plan->launches[k];
         if (l->skip_input < 0 || c->values[l->tasks] <= 0 || inputs[l->skip_input] != outputs[l->skip_output]) continue;
-        int32_t first = first_axis(plan->inputs, l->skip_input);
-        const int64_t *wanted = c->output_strides + first_axis(plan->outputs, l->skip_output);
-        for (int32_t a = 0; a < plan->inputs[l->skip_input].rank; a++)
-            if (c->dims[first + a] > 1 && c->strides[first + a] != wanted[a])
-                return fail(PD_INPUT, "input '%s' and output '%s' are the same memory with different strides at axis %d",
-                            plan->inputs[l->skip_input].name, plan->outputs[l->skip_output].name, a);
+        const pd_io *input = &plan->inputs[l->skip_input], *output = &plan->outputs[l->skip_output];
+        int32_t first = pd_first_axis(plan->inputs, l->skip_input);
+        const int64_t *wanted = c->output_strides + pd_first_axis(plan->outputs, l->skip_output);
+        int32_t axis = pd_differing_axis(input->rank, c->dims + first, c->strides + first, wanted);
+        if (axis >= 0)
+            return fail(PD_INPUT, "input '%s' and output '%s' are the same memory, but their strides differ at axis %d",
+                        input->name, output->name, axis);
     }
     return PD_OK;
 }
