@@ -11,7 +11,7 @@ from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
-from polydyn.fusion.plan import FusionPlan
+from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.graph.importer import ModelLike
@@ -22,8 +22,8 @@ from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
 from polydyn.program.program import Program
-from polydyn.schedules.expr import Array
-from polydyn.schedules.index import Index
+from polydyn.schedules.expr import ITEMSIZE, Array
+from polydyn.schedules.index import ZERO, Index, product
 
 LEAF = "pd_cpu.h"
 
@@ -115,7 +115,7 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget) -
         graph.sources,
         graph.guards,
         tuple(kernels.values()),
-        tuple(map(_launch, placed)),
+        tuple(_launch(plan, p) for p in placed),
         tuple(r for p in placed for r in p.fused.reasons),
         {LEAF: header.read_text()},
     )
@@ -144,11 +144,11 @@ def _buffers(plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[st
             continue
         t = graph.tensors[name]
         role = "input" if name in graph.inputs else "output" if name in graph.outputs else "intermediate"
-        out[name] = Buffer(name, t.dtype, t.shape, role)
+        out[name] = Buffer(name, t.dtype, t.shape, role, plan.strides.get(name, ()))
     return out
 
 
-def _launch(p: PlacedKernel) -> Launch:
+def _launch(plan: FusionPlan, p: PlacedKernel) -> Launch:
     k, params = p.kernel, p.lowered.params
     symbols = dict(params)
     for s in k.symbols[len(params) :]:
@@ -162,4 +162,18 @@ def _launch(p: PlacedKernel) -> Launch:
         p.flops,
         label=f"{p.fused.kind} {p.fused.outputs[0]}",
         flops=p.flops,
+        skip_if_same=_shared(plan, p.fused),
+        copied=_copied(plan, p.fused),
     )
+
+
+def _shared(plan: FusionPlan, group: FusedGroup) -> tuple[str, str] | None:
+    """The input and output that hold the same elements when this group has nothing to do."""
+    pairs = {a.copy: (a.input, a.output) for a in plan.appends}
+    return pairs.get(group.outputs[0]) if len(group.nodes) == 1 else None
+
+
+def _copied(plan: FusionPlan, group: FusedGroup) -> Index:
+    """Bytes that a group writes when all it does is moving elements."""
+    tensors = [plan.graph.tensors[t] for t in group.outputs if all(n.is_view for n in group.nodes)]
+    return sum((product(t.shape) * ITEMSIZE[t.dtype] for t in tensors), ZERO)

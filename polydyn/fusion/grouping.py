@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from polydyn.fusion.append import find_appends, free_strides, part_name
 from polydyn.fusion.inline import inline
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Window
 from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, reduction_name
@@ -163,7 +164,7 @@ class _Grouping:
 
 def fuse(graph: Graph) -> FusionPlan:
     """The fusion plan of a graph of primitives."""
-    graph = inline(graph)
+    source = graph = inline(graph)
     tensors = dict(graph.tensors)
     windows: dict[str, Window] = {}
     nodes: list[Compute] = []
@@ -178,7 +179,7 @@ def fuse(graph: Graph) -> FusionPlan:
             name = part
             sole = reads[part] == 1 and part in made and part not in graph.outputs and part not in windows
             if not sole:
-                name = f"{n.output}/{k}"
+                name = part_name(n.output, k)
                 tensors[name] = Tensor(name, tensors[part].dtype, tensors[part].shape)
                 index = tuple(Index.of(dim_name(a)) for a in range(len(tensors[part].shape)))
                 nodes.append(Compute(name, load(part, index, tensors[part].dtype), origin=n.origin))
@@ -187,7 +188,8 @@ def fuse(graph: Graph) -> FusionPlan:
     graph = Graph(
         graph.name, graph.inputs, graph.outputs, tensors, graph.constants, tuple(nodes), graph.sources, graph.guards
     )
-    return FusionPlan(graph, _groups(graph, windows), windows)
+    appends = find_appends(source)
+    return FusionPlan(graph, _groups(graph, windows), windows, appends, free_strides(appends))
 
 
 def _read_counts(graph: Graph) -> dict[str, int]:

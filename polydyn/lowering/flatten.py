@@ -15,7 +15,6 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute, dim_name, reduction_name
 from polydyn.schedules.expr import Load, Op, Value, loads, map_index, substitute, transform, walk
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, fetch
-from polydyn.schedules.model import row_major
 from polydyn.schedules.ranges import is_nonnegative, simplify
 
 CPU_DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
@@ -47,8 +46,7 @@ def address_of(plan: FusionPlan, tensor: str, subscripts: tuple[Index, ...]) -> 
     if window is not None:
         moved = tuple(i + window.offset if a == window.axis else i for a, i in enumerate(subscripts))
         return address_of(plan, window.target, moved)
-    strides = row_major(plan.graph.tensors[tensor].shape)
-    return tensor, sum((i * s for i, s in zip(subscripts, strides, strict=True)), ZERO)
+    return tensor, sum((i * s for i, s in zip(subscripts, plan.strides_of(tensor), strict=True)), ZERO)
 
 
 def flatten(

@@ -79,7 +79,7 @@ def _kernel_units(plan: HostPlan) -> dict[str, str]:
 def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
     def io(names: Sequence[str]) -> list[dict[str, Any]]:
         return [
-            {"name": n, "dtype": b.dtype, "shape": [shape_text([d])[1:-1] for d in b.shape]}
+            {"name": n, "dtype": b.dtype, "shape": [shape_text([d])[1:-1] for d in b.shape], "strided": len(b.strides)}
             for n in names
             for b in [plan.buffers[n]]
         ]
@@ -91,6 +91,11 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         "name": plan.name,
         "inputs": io(plan.inputs),
         "outputs": io(plan.outputs),
+        "appendable": [
+            {"input": launch.skip_if_same[0], "output": launch.skip_if_same[1]}
+            for launch in plan.launches
+            if launch.skip_if_same
+        ],
         "symbols": [{"symbol": s.symbol, "input": s.input, "axis": s.axis} for s in plan.sources],
         "guards": [{"rule": f"{g.left} {g.relation} {g.right}", "message": g.message} for g in plan.guards],
         "kernels": [{"name": k.name, "digest": k.digest} for k in plan.kernels],

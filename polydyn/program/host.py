@@ -52,10 +52,11 @@ def quote(text: str) -> str:
 def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_bytes: int) -> HostProgram:
     """C text for a verified plan whose constants lie at the given offsets of the weights.
 
-    Phase one of the evaluation computes what input dims and guards need, phase two everything else: sizes are only
-    trusted after the checks.
+    Phase one of the evaluation computes what input dims, guards and the outputs' strides need, phase two everything
+    else: sizes are only trusted after the checks.
     """
-    values = Evaluation(s.symbol for s in plan.sources)
+    free = [b for n in (*plan.inputs, *plan.outputs) for b in [plan.buffers[n]]]
+    values = Evaluation((s.symbol for s in plan.sources), (s for b in free for s in b.strides))
     tables = _check_tables(plan, values)
     check = values.lines
     values.lines = []
@@ -112,7 +113,7 @@ def _copied_outputs(plan: HostPlan) -> list[tuple[int, Buffer]]:
 
 def _io_rows(plan: HostPlan, names: Iterable[str]) -> list[str]:
     return [
-        f"{{{quote(n)}, {quote(shape_text(b.shape))}, {DTYPES.index(b.dtype)}, {len(b.shape)}}}"
+        f"{{{quote(n)}, {quote(shape_text(b.shape))}, {DTYPES.index(b.dtype)}, {len(b.shape)}, {len(b.strides)}}}"
         for n in names
         for b in [plan.buffers[n]]
     ]
@@ -130,6 +131,7 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
             where = "; ".join(f"{s} = axis {origin[s].axis} of '{origin[s].input}'" for s in sorted(dim.symbols()))
             text = _bare(dim) + (f" ({where})" if where else "")
             dims.append(f"{{{position[name]}, {axis}, {values.of(dim)}, {quote(text)}}}")
+    output_dims = [str(values.of(d)) for n in plan.outputs for d in plan.buffers[n].shape]
     guards = []
     for g in plan.guards:
         relation = {"==": "equals", "<=": "is at most", "%==": "is a multiple of"}[g.relation]
@@ -139,6 +141,7 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
     return {
         "inputs": ("pd_io", _io_rows(plan, plan.inputs)),
         "outputs": ("pd_io", _io_rows(plan, plan.outputs)),
+        "output_dims": ("int32_t", output_dims),
         "sources": ("pd_source", [f"{{{position[s.input]}, {s.axis}}}" for s in plan.sources]),
         "dim_checks": ("pd_dim_check", dims),
         "guards": ("pd_guard", guards),
@@ -177,14 +180,12 @@ def _memory_tables(
     copies = [
         f"{{{i}, {order[b.name]}, {values.of(size_bytes(b))}}}" for i, b in _copied_outputs(plan)
     ]
-    dims = [str(values.of(d)) for n in plan.outputs for d in plan.buffers[n].shape]
     return {
         "sign_checks": ("pd_sign_check", list(signs.values())),
         "buffers": ("pd_buffer", buffers),
         "slots": ("pd_slot", slot_rows),
         "slot_values": ("int32_t", slot_values),
         "copies": ("pd_copy", copies),
-        "output_dims": ("int32_t", dims),
     }
 
 
@@ -196,8 +197,10 @@ def _launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int])
         counts = f"{len(launch.buffers)}, {len(buffers)}, {len(launch.symbols)}, {len(symbols)}"
         buffers += [str(order[n]) for n in launch.buffers]
         symbols += [str(values.of(s)) for s in launch.symbols]
-        sizes = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes)
-        numbers = ", ".join(str(values.of(x)) for x in sizes)
+        sizes = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes, launch.copied)
+        skip = launch.skip_if_same
+        pair = (plan.inputs.index(skip[0]), plan.outputs.index(skip[1])) if skip else (-1, -1)
+        numbers = ", ".join(map(str, (*map(values.of, sizes), *pair)))
         names = f"{launch.kernel}, {quote(launch.label or launch.kernel)}, {quote(launch.kernel)}"
         rows.append(f"{{{names}, {counts}, {numbers}}}")
     return {
