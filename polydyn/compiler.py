@@ -17,10 +17,11 @@ from polydyn.graph.importer import ModelLike
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, bind
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
+from polydyn.program.host import size_bytes
 from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
 from polydyn.program.program import Program
 from polydyn.schedules.expr import Array
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import ZERO, Index
 
 LEAF = "pd_cpu.h"
 
@@ -55,7 +56,7 @@ def compile(
     plan = fuse(graph)
     builder = KernelBuilder(plan, processor)
     placed = [builder.place(g) for g in plan.groups]
-    host = host_plan(plan, placed, processor, options or Options())
+    host = host_plan(plan, placed, processor, options or Options(), graph.notes)
     return build_program(host, target=target, threads=threads)
 
 
@@ -75,16 +76,21 @@ def cpu_target(target: str) -> CpuTarget:
 
 
 def host_plan(
-    plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, options: Options
+    plan: FusionPlan,
+    placed: list[PlacedKernel],
+    target: CpuTarget,
+    options: Options,
+    notes: tuple[str, ...] = (),
 ) -> HostPlan:
-    """Buffers, packed constants, kernels and launches of a placed fusion plan."""
+    """Buffers, packed constants, kernels and launches of a placed fusion plan; ``notes`` on how it came to be."""
     graph = plan.graph
     constants = _constants(plan, placed)
     header = files("polydyn.codegen") / "leaf" / LEAF
+    buffers = _buffers(plan, placed, constants)
     prefix = f'#define PD_W {target.width}\n#include "{LEAF}"\n'
     kernels = {
         p.kernel.name: KernelSource(
-            p.kernel.name, prefix + p.kernel.text, p.key, len(p.kernel.buffers), len(p.kernel.symbols)
+            p.kernel.name, prefix + p.kernel.text, p.key, len(p.kernel.buffers), len(p.kernel.symbols), p.kernel.notes
         )
         for p in placed
     }
@@ -92,13 +98,13 @@ def host_plan(
         graph.name,
         graph.inputs,
         graph.outputs,
-        _buffers(plan, placed, constants),
+        buffers,
         constants,
         graph.sources,
         graph.guards,
         tuple(kernels.values()),
-        tuple(_launch(p, options) for p in placed),
-        tuple(r for p in placed for r in p.fused.reasons),
+        tuple(_launch(p, buffers, options) for p in placed),
+        (*notes, *_copies(placed)),
         {LEAF: header.read_text()},
     )
 
@@ -130,7 +136,13 @@ def _buffers(plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[st
     return out
 
 
-def _launch(p: PlacedKernel, options: Options) -> Launch:
+def _copies(placed: list[PlacedKernel]) -> list[str]:
+    """The kernels that only move elements."""
+    nodes = [n for p in placed for n in p.fused.nodes if len(p.fused.nodes) == 1]
+    return [f"{n.output} is a copy of {n.inputs[0]}" for n in nodes if n.is_view]
+
+
+def _launch(p: PlacedKernel, buffers: Mapping[str, Buffer], options: Options) -> Launch:
     k, params = p.kernel, p.lowered.params
     symbols = dict(params)
     for s in k.symbols[len(params) :]:
@@ -144,4 +156,8 @@ def _launch(p: PlacedKernel, options: Options) -> Launch:
         p.flops,
         label=f"{p.fused.kind} {p.fused.outputs[0]}",
         flops=p.flops,
+        bytes=sum((size_bytes(buffers[b]) for b in sorted(set(p.lowered.buffers.values()))), ZERO),
+        names=k.symbols,
+        choices=len(k.symbols) - len(params),
+        reasons=p.fused.reasons,
     )

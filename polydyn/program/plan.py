@@ -39,6 +39,8 @@ class KernelSource:
     digest: str
     buffers: int
     symbols: int
+    notes: tuple[str, ...] = ()
+    """What its code generator decided, for ``explain``."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class Launch:
     ``buffers``: buffer names in the kernel's order. ``symbols``: the kernel's integers, each over the model's symbols
     and the special symbol ``nth`` (number of threads), launch-time tiles last. ``tasks``: number of tasks, over the
     same. ``scratch``: bytes of scratch per thread. ``work``: a rough count of operations; the runtime takes one thread
-    more for every 32768. A launch with ``tasks`` <= 0 is skipped.
+    more for every 32768. A launch with ``tasks`` <= 0 is skipped. ``bytes``: of the distinct buffers it names.
+    ``names``: of the symbols, for people; the last ``choices`` of them are chosen at launch, the others are sizes.
+    ``reasons``: why its primitives became one kernel.
     """
 
     kernel: str
@@ -60,6 +64,9 @@ class Launch:
     label: str = ""
     flops: Index = field(default_factory=lambda: Index.of(0))
     bytes: Index = field(default_factory=lambda: Index.of(0))
+    names: tuple[str, ...] = ()
+    choices: int = 0
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from polydyn.build.features import available_cores
 from polydyn.errors import InputError
 from polydyn.program.artifact import Artifact, read_artifact, write_artifact
+from polydyn.program.explain import Explanation, explain
 from polydyn.program.native import DTYPE_CODES, Context, Native
 
 Array = npt.NDArray[Any]
@@ -246,6 +247,11 @@ class Program:
         return len(self.manifest["kernels"])
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the constants in their final form."""
+        return int(self._artifact.weights.size)
+
+    @property
     def counters(self) -> dict[str, int]:
         """Numbers for tests and monitoring: compilations, contexts, arena_bytes (of all contexts), evaluations."""
         every = [c.statistics() for c in list(self._contexts)]
@@ -270,6 +276,14 @@ class Program:
             for k, i in enumerate(infos)
             for ns in [round(median(t[k] for t in times))]
         ]
+
+    def explain(self, **dims: int) -> Explanation:
+        """What every launch would do at a shape, without running: kernel, tiles, tasks, threads, work and reasons.
+
+        ``dims``: sizes of the program's symbols; those that follow from others may be left out. ``str()`` of the
+        result is a table. InputError: a dim is unknown, missing, or breaks a guard.
+        """
+        return explain(self.manifest, dims, self.threads)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program as an artifact that ``polydyn.load`` and C programs can run."""
