@@ -14,9 +14,11 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.graph.importer import ModelLike
+from polydyn.graph.ir import Graph
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, bind
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
+from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.host import size_bytes
 from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
 from polydyn.program.program import Program
@@ -56,7 +58,7 @@ def compile(
     plan = fuse(graph)
     builder = KernelBuilder(plan, processor)
     placed = [builder.place(g) for g in plan.groups]
-    host = host_plan(plan, placed, processor, options or Options(), graph.notes)
+    host = host_plan(plan, placed, processor, options or Options(), graph)
     return build_program(host, target=target, threads=threads)
 
 
@@ -80,10 +82,9 @@ def host_plan(
     placed: list[PlacedKernel],
     target: CpuTarget,
     options: Options,
-    notes: tuple[str, ...] = (),
+    graph: Graph,
 ) -> HostPlan:
-    """Buffers, packed constants, kernels and launches of a placed fusion plan; ``notes`` on how it came to be."""
-    graph = plan.graph
+    """Buffers, packed constants, kernels and launches of a placed fusion plan of ``graph``."""
     constants = _constants(plan, placed)
     header = files("polydyn.codegen") / "leaf" / LEAF
     buffers = _buffers(plan, placed, constants)
@@ -94,6 +95,9 @@ def host_plan(
         )
         for p in placed
     }
+    launches = tuple(_launch(p, buffers, options) for p in placed)
+    writers = {b: k for k, p in enumerate(placed) for b in _written(p)}
+    bounds = place_bounds(graph, buffers, launches, writers)
     return HostPlan(
         graph.name,
         graph.inputs,
@@ -101,11 +105,12 @@ def host_plan(
         buffers,
         constants,
         graph.sources,
-        graph.guards,
+        without_duplicates((*graph.guards, *bounds.guards)),
         tuple(kernels.values()),
-        tuple(_launch(p, buffers, options) for p in placed),
-        (*notes, *_copies(placed)),
+        launches,
+        (*graph.notes, *_copies(placed), *bounds.notes),
         {LEAF: header.read_text()},
+        bounds.checks,
     )
 
 
@@ -134,6 +139,12 @@ def _buffers(plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[st
         role = "input" if name in graph.inputs else "output" if name in graph.outputs else "intermediate"
         out[name] = Buffer(name, t.dtype, t.shape, role)
     return out
+
+
+def _written(p: PlacedKernel) -> list[str]:
+    """The buffers that a kernel writes."""
+    arrays = p.lowered.group.arrays
+    return [b for a, b in p.lowered.buffers.items() if arrays[a].role == "output"]
 
 
 def _copies(placed: list[PlacedKernel]) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.importer import ModelLike, load_model
-from polydyn.graph.ir import Compute, Concat, Dim, Graph, Guard, Node, Tensor, dim_name, reduction_name
+from polydyn.graph.ir import Compute, Concat, Dim, Graph, Guard, IndexBound, Node, Tensor, dim_name, reduction_name
 from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.graph.positions import Positions
@@ -54,6 +54,7 @@ class _Builder:
         self.positions = Positions()
         self.current: OnnxNode | None = None
         self.count = 0
+        self.bounds: list[IndexBound] = []
 
     # -- ExpandContext -------------------------------------------------------------------------------------------
 
@@ -115,6 +116,20 @@ class _Builder:
     def alias(self, output: str, source: str) -> None:
         """The output is the source under another name."""
         self.aliases[output] = self.aliases.get(source, source)
+
+    def bound(self, indices: str, size: Dim) -> None:
+        """Known indices bound the axis now (a guard when it is symbolic); others are checked on every call."""
+        place = f"{self.current.name} ({self.current.op})" if self.current else "a gather"
+        value, known = self.value(indices), self.constant(indices)
+        found = set(value.flat) if value is not None else set()
+        if known is not None and known.size:
+            found = {Index.of(int(known.min())), Index.of(int(known.max()))}
+        for i in sorted(found, key=str):
+            why = f"{place}: index {i} of {indices} lies in [-{size}, {size})"
+            self.facts.at_most(i + 1, size, why)
+            self.facts.at_most(-i, size, why)
+        if value is None and known is None:
+            self.bounds.append(IndexBound(self.aliases.get(indices, indices), size, place))
 
     def new_constant(self, array: Array, hint: str) -> str:
         """Adds a constant."""
@@ -214,6 +229,7 @@ class _Builder:
             sources=self.typed.sources,
             guards=tuple(Guard(g.left, g.relation, g.right, g.message) for g in self.facts.guards()),
             notes=tuple(dict.fromkeys(self.facts.notes)),
+            bounds=tuple(IndexBound(b.tensor, self.facts.canonical(b.size), b.node) for b in self.bounds),
         )  # fmt: skip
 
     def _output(self, name: str) -> None:

@@ -112,11 +112,24 @@ class Guard:
 
 
 @dataclass(frozen=True)
+class IndexBound:
+    """Every integer of ``tensor`` is a subscript of an axis of ``size`` elements: it must lie in [-size, size).
+
+    ``node``: the ONNX node that uses it so. Checked on the data of every call.
+    """
+
+    tensor: str
+    size: Dim
+    node: str
+
+
+@dataclass(frozen=True)
 class Graph:
     """Nodes in topological order over named tensors.
 
     ``inputs``/``outputs``: tensor names in the model's order. ``constants``: arrays by tensor name.
     ``sources``: where each symbol comes from (exactly one each). ``guards``: facts assumed, to be checked per call.
+    ``bounds``: tensors whose elements are used as subscripts.
     """
 
     name: str
@@ -128,6 +141,7 @@ class Graph:
     sources: tuple[SymbolSource, ...] = ()
     guards: tuple[Guard, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    bounds: tuple[IndexBound, ...] = ()
 
     def producer(self) -> dict[str, Node]:
         """Tensor name -> the node that computes it."""

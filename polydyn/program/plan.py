@@ -70,6 +70,16 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class IndexCheck:
+    """Before launch number ``launch``, every integer in ``buffer`` must lie in [-size, size); else ``message``."""
+
+    buffer: str
+    size: Index
+    launch: int
+    message: str
+
+
+@dataclass(frozen=True)
 class HostPlan:
     """The whole program.
 
@@ -89,3 +99,4 @@ class HostPlan:
     launches: tuple[Launch, ...]
     notes: tuple[str, ...] = ()
     headers: dict[str, str] = field(default_factory=dict)
+    index_checks: tuple[IndexCheck, ...] = ()
