@@ -18,7 +18,7 @@ from polydyn.graph.propagate import propagate
 from polydyn.graph.typed import Typed
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, indices, load, map_index, op, transform
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import Index, fetch
 from polydyn.schedules.ranges import Ranges, upper_bound
 
 
@@ -128,7 +128,9 @@ class _Builder:
             why = f"{place}: index {i} of {indices} lies in [-{size}, {size})"
             self.facts.at_most(i + 1, size, why)
             self.facts.at_most(-i, size, why)
-        if value is None and known is None:
+        at = (Index.of(dim_name(i)) for i in range(len(self.tensor(indices).shape)))
+        formula = not self.positions.resolve(fetch(indices, at), self.aliases, []).fetches()
+        if value is None and known is None and not formula:  # a formula of the position has a guard (``_inside``)
             self.bounds.append(IndexBound(self.aliases.get(indices, indices), size, place))
 
     def new_constant(self, array: Array, hint: str) -> str:
@@ -183,12 +185,14 @@ class _Builder:
         return map_index(body, lambda i: self.positions.resolve(i, self.aliases, wraps)), wraps
 
     def _inside(self, x: Index, n: Index, ranges: Ranges) -> None:
-        """Positions gathered from a table of constant length must lie inside it: a bound on sizes, not on data."""
+        """Positions gathered from an axis must lie inside it: a bound on sizes, not on data."""
         last = upper_bound(x, ranges)
-        if last is None or n.constant is None or last.constant is not None or not self.facts.nonnegative(x, ranges):
+        if last is None or not self.facts.nonnegative(x, ranges):
             return
         place = f"{self.current.name} ({self.current.op})" if self.current else "a gather"
-        self.facts.at_most(last + 1, n, f"{place}: positions 0 to {last} are read from an axis of {n}")
+        room = (n - 1 - last).terms
+        left, right = Index({m: -v for m, v in room.items() if v < 0}), Index({m: v for m, v in room.items() if v > 0})
+        self.facts.at_most(left, right, f"{place}: positions 0 to {last} are read from an axis of {n}")
 
     def _ensure(self, name: str) -> None:
         """The tensor exists: a constant, or shape arithmetic written out as data."""

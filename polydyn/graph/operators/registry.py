@@ -61,6 +61,9 @@ class InferContext(Protocol):
     def unify(self, a: Dim, b: Dim, why: str) -> Dim:
         """Records ``a == b`` (a guard when it is not provable); returns the canonical dim. ShapeError if impossible."""
 
+    def at_most(self, a: Dim, b: Dim, why: str) -> None:
+        """Records ``a <= b`` (a guard when it is not provable). ShapeError if impossible."""
+
     def broadcast(self, a: Dim, b: Dim, why: str) -> Dim:
         """The broadcast of two dims by numpy's rule."""
 
