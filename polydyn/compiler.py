@@ -9,12 +9,15 @@ from importlib.resources import files
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget
 from polydyn.errors import UnsupportedError
+from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
 from polydyn.fusion.plan import FusionPlan
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
+from polydyn.graph.passes.merge import merge_contractions
+from polydyn.graph.verify import verify_graph
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, bind
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
@@ -32,10 +35,12 @@ LEAF = "pd_cpu.h"
 class Options:
     """Choices that change what is compiled.
 
-    ``serial_below``: launches with fewer operations than this stay on the calling thread.
+    ``merge``: contractions that share an operand become one (GEMM merging). ``attention``: scores, softmax and values
+    become one kernel.
     """
 
-    serial_below: int = 20_000
+    merge: bool = True
+    attention: bool = True
 
 
 def compile(
@@ -52,13 +57,18 @@ def compile(
     ``dims``: inclusive ranges of dynamic dims by name, checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. Raises PolydynError, see ``polydyn.errors``.
     """
-    processor = cpu_target(target)
+    processor, options = cpu_target(target), options or Options()
     graph = import_model(model, dims)
     graph = fold(graph)
+    if options.merge:
+        graph = merge_contractions(graph)
+    verify_graph(graph)
     plan = fuse(graph)
+    if options.attention:
+        plan = fuse_attention(plan)
     builder = KernelBuilder(plan, processor)
-    placed = [builder.place(g) for g in plan.groups]
-    host = host_plan(plan, placed, processor, options or Options(), graph)
+    placed = [k for g in plan.groups for k in builder.place(g)]
+    host = host_plan(plan, placed, processor, graph)
     return build_program(host, target=target, threads=threads)
 
 
@@ -77,13 +87,7 @@ def cpu_target(target: str) -> CpuTarget:
     return known[target]
 
 
-def host_plan(
-    plan: FusionPlan,
-    placed: list[PlacedKernel],
-    target: CpuTarget,
-    options: Options,
-    graph: Graph,
-) -> HostPlan:
+def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, graph: Graph) -> HostPlan:
     """Buffers, packed constants, kernels and launches of a placed fusion plan of ``graph``."""
     constants = _constants(plan, placed)
     header = files("polydyn.codegen") / "leaf" / LEAF
@@ -95,7 +99,7 @@ def host_plan(
         )
         for p in placed
     }
-    launches = tuple(_launch(p, buffers, options) for p in placed)
+    launches = tuple(_launch(p, buffers) for p in placed)
     writers = {b: k for k, p in enumerate(placed) for b in _written(p)}
     bounds = place_bounds(graph, buffers, launches, writers)
     return HostPlan(
@@ -153,7 +157,7 @@ def _copies(placed: list[PlacedKernel]) -> list[str]:
     return [f"{n.output} is a copy of {n.inputs[0]}" for n in nodes if n.is_view]
 
 
-def _launch(p: PlacedKernel, buffers: Mapping[str, Buffer], options: Options) -> Launch:
+def _launch(p: PlacedKernel, buffers: Mapping[str, Buffer]) -> Launch:
     k, params = p.kernel, p.lowered.params
     symbols = dict(params)
     for s in k.symbols[len(params) :]:
