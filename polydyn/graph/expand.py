@@ -7,6 +7,7 @@ primitive reads one as data, or it is an output of the model, a Compute over ``F
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.importer import ModelLike, load_model
@@ -18,7 +19,7 @@ from polydyn.graph.propagate import propagate
 from polydyn.graph.typed import Typed
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, indices, load, map_index, op, transform
-from polydyn.schedules.index import Index, fetch
+from polydyn.schedules.index import Index, fetch, product
 from polydyn.schedules.ranges import Ranges, upper_bound
 
 
@@ -128,10 +129,26 @@ class _Builder:
             why = f"{place}: index {i} of {indices} lies in [-{size}, {size})"
             self.facts.at_most(i + 1, size, why)
             self.facts.at_most(-i, size, why)
-        at = (Index.of(dim_name(i)) for i in range(len(self.tensor(indices).shape)))
-        formula = not self.positions.resolve(fetch(indices, at), self.aliases, []).fetches()
-        if value is None and known is None and not formula:  # a formula of the position has a guard (``_inside``)
-            self.bounds.append(IndexBound(self.aliases.get(indices, indices), size, place))
+        if value is None and known is None:
+            self._bound_on_data(self.aliases.get(indices, indices), size, place)
+
+    def _bound_on_data(self, indices: str, size: Dim, place: str) -> None:
+        """A bound on what the primitive will fetch: the tensor, or the one that it is a shifted view of, whole."""
+        shape = self.tensor(indices).shape
+        at = [Index.of(dim_name(i)) for i in range(len(shape))]
+        formula = self.positions.resolve(fetch(indices, at), self.aliases, [])
+        fetched = formula.fetches()
+        if not fetched:
+            return  # sizes only: ``_inside`` makes a guard
+        moving = {str(d) for d, e in zip(at, shape, strict=True) if e != 1}
+        for a in fetched if len(fetched) == 1 else ():
+            offset = formula - Index({(a,): 1})
+            whole = product(shape) == product(self.tensor(a.name).shape)
+            used = {s for x in a.args for s in x.symbols()}
+            if whole and moving <= used and not offset.fetches() and not offset.symbols() & set(map(str, at)):
+                self.bounds.append(IndexBound(a.name, size, place, offset))
+                return
+        self.bounds.append(IndexBound(indices, size, place))
 
     def new_constant(self, array: Array, hint: str) -> str:
         """Adds a constant."""
@@ -233,7 +250,7 @@ class _Builder:
             sources=self.typed.sources,
             guards=tuple(Guard(g.left, g.relation, g.right, g.message) for g in self.facts.guards()),
             notes=tuple(dict.fromkeys(self.facts.notes)),
-            bounds=tuple(IndexBound(b.tensor, self.facts.canonical(b.size), b.node) for b in self.bounds),
+            bounds=tuple(replace(b, size=self.facts.canonical(b.size)) for b in self.bounds),
         )  # fmt: skip
 
     def _output(self, name: str) -> None:

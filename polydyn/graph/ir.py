@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from polydyn.schedules.expr import Array, Load, Value, indices, loads, walk
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import ZERO, Index
 
 Dim = Index
 """A symbolic size. Symbols are named by the model (``B``, ``L``) or by the importer."""
@@ -113,7 +113,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class IndexBound:
-    """Every integer of ``tensor`` is a subscript of an axis of ``size`` elements: it must lie in [-size, size).
+    """Every integer of ``tensor`` plus ``offset`` is a subscript of an axis of ``size``: it lies in [-size, size).
 
     ``node``: the ONNX node that uses it so. Checked on the data of every call.
     """
@@ -121,6 +121,7 @@ class IndexBound:
     tensor: str
     size: Dim
     node: str
+    offset: Dim = ZERO
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         "kernels": [{"name": k.name, "digest": k.digest, "notes": list(k.notes)} for k in plan.kernels],
         "launches": [_launch(launch) for launch in plan.launches],
         "index_checks": [
-            {"buffer": c.buffer, "size": to_json(c.size), "launch": c.launch, "message": c.message}
+            {"buffer": c.buffer, "size": to_json(c.size), "offset": to_json(c.offset), "message": c.message}
             for c in plan.index_checks
         ],
         "memory": [list(s.tenants) for s in host.slots],

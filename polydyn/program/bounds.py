@@ -38,12 +38,10 @@ def place_bounds(
     for k, launch in enumerate(launches):
         for b in set(launch.buffers):
             touching.setdefault(b, []).append(k)
-    checks: dict[tuple[str, Index], IndexCheck] = {}
+    checks: dict[tuple[str, Index, Index], IndexCheck] = {}
     guards: list[Guard] = []
     notes: list[str] = []
     for bound in graph.bounds:
-        if bound.tensor not in graph.tensors:
-            continue  # the gather was folded, or its index is a formula that has a guard
         name = followed(graph, bound.tensor, touching)
         if name in graph.constants:
             guards += constant_guards(bound, graph.constants[name])
@@ -52,8 +50,9 @@ def place_bounds(
         if name not in buffers or not readers:
             notes.append(f"{bound.node}: the indices {bound.tensor} are not checked to lie inside {bound.size}")
             continue
-        message = f"{bound.node}: the indices '{name}' must lie inside an axis of size {bound.size}"
-        checks.setdefault((name, bound.size), IndexCheck(name, bound.size, min(readers), message))
+        message = f"{bound.node}: an index in '{name}' lies outside its axis of size {bound.size}"
+        key = (name, bound.size, bound.offset)
+        checks.setdefault(key, IndexCheck(name, bound.size, bound.offset, min(readers), message))
     ordered = sorted(checks.values(), key=lambda c: c.launch)
     return Bounds(tuple(ordered), tuple(guards), tuple(dict.fromkeys(notes)))
 
@@ -89,12 +88,12 @@ def constant_guards(bound: IndexBound, indices: Array) -> list[Guard]:
     if not indices.size:
         return []
     low, high = int(indices.min()), int(indices.max())
-    least = Index.of(max(high + 1, -low))
-    size = bound.size.constant
+    size, offset = bound.size.constant, bound.offset.constant
     message = f"{bound.node}: the constant indices {bound.tensor} reach from {low} to {high}"
-    if size is None:
-        return [Guard(least, "<=", bound.size, message)]
-    if size < int(least):
+    if size is None or offset is None:
+        last, first = Index.of(high) + bound.offset, Index.of(low) + bound.offset
+        return [Guard(last + 1, "<=", bound.size, message), Guard(-first, "<=", bound.size, message)]
+    if not -size <= low + offset <= high + offset < size:
         raise ShapeError(
             f"{message}, the axis has {size} elements", node=bound.node, tensor=bound.tensor,
             rule="an index lies in [-n, n)", remedy="the model is wrong: correct its indices",

@@ -210,7 +210,7 @@ def _launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int])
 def _index_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> Tables:
     rows = [
         f"{{{c.launch}, {order[c.buffer]}, {DTYPES.index(b.dtype)}, {values.of(product(b.shape))}, "
-        f"{values.of(c.size)}, {quote(c.message)}}}"
+        f"{values.of(c.size)}, {values.of(c.offset)}, {quote(c.message)}}}"
         for c in sorted(plan.index_checks, key=lambda c: c.launch)
         for b in [plan.buffers[c.buffer]]
     ]

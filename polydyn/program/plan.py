@@ -71,10 +71,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class IndexCheck:
-    """Before launch number ``launch``, every integer in ``buffer`` must lie in [-size, size); else ``message``."""
+    """Before launch number ``launch``, all integers in ``buffer``, plus ``offset``, must lie in [-size, size)."""
 
     buffer: str
     size: Index
+    offset: Index
     launch: int
     message: str
 

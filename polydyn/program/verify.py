@@ -38,7 +38,7 @@ def verify_host_plan(plan: HostPlan) -> None:
             raise PolydynError(f"a guard has the unknown relation {g.relation!r}", rule=g.message)
     _verify_launches(plan, symbols | {THREADS})
     for c in plan.index_checks:
-        _only([c.size], symbols, f"the check '{c.message}'")
+        _only([c.size, c.offset], symbols, f"the check '{c.message}'")
         inside = 0 <= c.launch < len(plan.launches) and c.buffer in plan.launches[c.launch].buffers
         if not inside or "int" not in plan.buffers[c.buffer].dtype:
             raise PolydynError("an index check names no integer buffer of its launch", tensor=c.buffer)

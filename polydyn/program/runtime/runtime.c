@@ -429,8 +429,9 @@ static int32_t check_indices(const pd_context *c, int32_t k, int32_t *next) {
     for (; *next < plan->index_check_count && plan->index_checks[*next].launch == k; ++*next) {
         const pd_index_check *p = &plan->index_checks[*next];
         if (c->values[plan->launches[k].tasks] <= 0) continue;
-        int64_t found = 0, size = c->values[p->size];
-        int64_t at = pd_outside(c->buffers[p->buffer], c->values[p->count], p->dtype, size, &found);
+        int64_t found = 0, size = c->values[p->size], offset = c->values[p->offset];
+        int64_t low = -size - offset, high = size - offset; /* sizes: far from overflow */
+        int64_t at = pd_outside(c->buffers[p->buffer], c->values[p->count], p->dtype, low, high, &found);
         if (at >= 0)
             return fail(PD_INPUT, "%s, here %" PRId64 ": element %" PRId64 " is %" PRId64, p->message, size, at, found);
     }
