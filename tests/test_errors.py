@@ -81,7 +81,7 @@ def test_unknown_operators_are_listed_by_name() -> None:
         (ids(1, 3) | {"input_ids": np.ones((1, 3), np.float32)}, "float32, the program takes int64"),
         (ids(1, 3) | {"input_ids": np.ones(3, np.int64)}, "has 1 axes, the program takes 2"),
         (ids(1, 3) | {"input_ids": None}, "input 'input_ids' is object"),
-        (ids(1, 3) | {"attention_mask": np.ones((2, 3), np.int64)}, r"input 'attention_mask'.*axis 0 is 2, but B \(B = axis 0 of 'input_ids'\) is 1"),
+        (ids(1, 3) | {"attention_mask": np.ones((2, 3), np.int64)}, "axis 0 is 2, but B "),
         (ids(1, 3) | {"attention_mask": np.ones((1, 4), np.int64)}, "axis 1 is 4, but L "),
         (ids(5, 3), "compiled for 1 <= B <= 4"),
         (ids(0, 3), "compiled for 1 <= B <= 4"),
