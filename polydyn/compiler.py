@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from polydyn.build.features import architecture, machine_features
@@ -68,6 +68,7 @@ def compile(
         plan = fuse_attention(plan)
     builder = KernelBuilder(plan, processor)
     placed = [k for g in plan.groups for k in builder.place(g)]
+    graph = replace(graph, notes=(*graph.notes, *builder.notes))
     host = host_plan(plan, placed, processor, graph)
     return build_program(host, target=target, threads=threads)
 
@@ -92,10 +93,9 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
     constants = _constants(plan, placed)
     header = files("polydyn.codegen") / "leaf" / LEAF
     buffers = _buffers(plan, placed, constants)
-    prefix = f'#define PD_W {target.width}\n#include "{LEAF}"\n'
     kernels = {
         p.kernel.name: KernelSource(
-            p.kernel.name, prefix + p.kernel.text, p.key, len(p.kernel.buffers), len(p.kernel.symbols), p.kernel.notes
+            p.kernel.name, p.kernel.text, p.key, len(p.kernel.buffers), len(p.kernel.symbols), p.kernel.notes
         )
         for p in placed
     }
@@ -113,7 +113,7 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
         tuple(kernels.values()),
         launches,
         (*graph.notes, *_copies(placed), *bounds.notes),
-        {LEAF: header.read_text()},
+        {LEAF: f"#define PD_W {target.width}\n{header.read_text()}"},  # every unit includes it first
         bounds.checks,
     )
 
