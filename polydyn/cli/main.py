@@ -134,7 +134,7 @@ def inspect(program: str, dims: tuple[Any, ...], target: str, threads: int | Non
         "inputs": [f"{n}: {t}" for n, t in opened.inputs.items()],
         "outputs": [f"{n}: {t}" for n, t in opened.outputs.items()],
         "guards, checked on every call": opened.guards,
-        "indices, checked on every call": [c["message"] for c in m.get("index_checks", [])],
+        "indices, checked on every call": [f"{c['rule']}: {c['message']}" for c in m["index_checks"]],
         "host operators": ["none: every operator is compiled (native: 0, python: 0)"],
         f"launches ({len(opened.launches)} of {opened.kernel_count} kernels)": [
             f"{x['kernel']}  {x['label']}" for x in m["launches"]

@@ -13,7 +13,7 @@ from polydyn.graph.ir import Guard
 from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
 from polydyn.program.expressions import to_json
 from polydyn.program.host import HostProgram, host_program, shape_text
-from polydyn.program.plan import HostPlan, Launch
+from polydyn.program.plan import HostPlan, IndexCheck, Launch
 from polydyn.program.program import Program
 from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
@@ -88,6 +88,11 @@ def _guard(g: Guard) -> dict[str, Any]:
     }
 
 
+def _index_check(c: IndexCheck) -> dict[str, Any]:
+    shift = "" if c.offset == 0 else f" + {c.offset}"
+    return {"rule": f"{c.buffer}{shift} in [-{c.size}, {c.size})", "message": c.message}
+
+
 def _launch(launch: Launch) -> dict[str, Any]:
     return {
         "label": launch.label or launch.kernel,
@@ -129,10 +134,7 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         "guards": [_guard(g) for g in plan.guards],
         "kernels": [{"name": k.name, "digest": k.digest, "notes": list(k.notes)} for k in plan.kernels],
         "launches": [_launch(launch) for launch in plan.launches],
-        "index_checks": [
-            {"buffer": c.buffer, "size": to_json(c.size), "offset": to_json(c.offset), "message": c.message}
-            for c in plan.index_checks
-        ],
+        "index_checks": [_index_check(c) for c in plan.index_checks],
         "memory": [list(s.tenants) for s in host.slots],
         "notes": list(plan.notes),
     }

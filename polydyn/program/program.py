@@ -69,7 +69,8 @@ class Program:
 
         ``feeds``: input name -> array of the input's dtype and rank (or what ``np.asarray`` makes one of). ``out``:
         arrays for some or all outputs, C-contiguous, of the right dtype and shape, overlapping no input. Returns
-        output name -> array, the given ones included. InputError: which input, axis or rule, and why.
+        output name -> array, the given ones included. InputError: which input, axis or rule, and why; after an index
+        outside its axis (found while running) arrays in ``out`` are in part written.
         """
         try:
             context = self._free.pop()
@@ -233,7 +234,7 @@ class Program:
 
     @property
     def guards(self) -> list[str]:
-        """The conditions every call must meet."""
+        """The conditions on sizes that every call must meet (``manifest["index_checks"]`` has those on data)."""
         return [f"{g['rule']}: {g['message']}" for g in self.manifest["guards"]]
 
     @property

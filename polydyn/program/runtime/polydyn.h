@@ -83,7 +83,8 @@ void pd_context_free(pd_context *context);
 int32_t pd_shapes(pd_context *context, const pd_tensor *inputs, int64_t *output_dims);
 
 /* Computes. Inputs have the shapes and strides given to pd_shapes, aligned to their elements; outputs are dense
- * row-major arrays of the dims it returned and overlap no input. */
+ * row-major arrays of the dims it returned and overlap no input. PD_INPUT: an index tensor holds an index outside its
+ * axis; the outputs are then in part written. */
 int32_t pd_run(pd_context *context, const void *const *inputs, void *const *outputs);
 
 /* pd_run, and the time of every launch in nanoseconds. */
