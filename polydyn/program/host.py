@@ -63,7 +63,7 @@ def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_byt
     slots = plan_slots(live_ranges(_intermediates(plan), (launch.buffers for launch in plan.launches)))
     order = {name: i for i, name in enumerate(_used_buffers(plan))}
     tables |= _memory_tables(plan, values, slots, order, constant_offsets)
-    tables |= _launch_tables(plan, values, order)
+    tables |= _launch_tables(plan, values, order) | _index_tables(plan, values, order)
     scalars = _counts(plan, tables) | {"value_count": values.count, "weight_bytes": weight_bytes}
     declarations = "\n".join(f"pd_kernel {k.name};" for k in plan.kernels)
     arrays = "\n".join(
@@ -210,12 +210,22 @@ def _launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int])
     }
 
 
+def _index_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> Tables:
+    rows = [
+        f"{{{c.launch}, {order[c.buffer]}, {DTYPES.index(b.dtype)}, {values.of(product(b.shape))}, "
+        f"{values.of(c.size)}, {values.of(c.offset)}, {quote(c.message)}}}"
+        for c in sorted(plan.index_checks, key=lambda c: c.launch)
+        for b in [plan.buffers[c.buffer]]
+    ]
+    return {"index_checks": ("pd_index_check", rows)}
+
+
 def _counts(plan: HostPlan, tables: Tables) -> dict[str, int]:
     names = {
         "input_count": "inputs", "output_count": "outputs", "symbol_count": "sources", "dim_check_count": "dim_checks",
         "guard_count": "guards", "sign_check_count": "sign_checks", "buffer_count": "buffers", "slot_count": "slots",
         "copy_count": "copies", "launch_count": "launches", "launch_buffer_count": "launch_buffers",
-        "launch_symbol_count": "launch_symbols", "output_dim_count": "output_dims",
+        "launch_symbol_count": "launch_symbols", "output_dim_count": "output_dims", "index_check_count": "index_checks",
     }  # fmt: skip
     dims = sum(len(plan.buffers[n].shape) for n in plan.inputs)
     return {field: len(tables[name][1]) for field, name in names.items()} | {"input_dim_count": dims}

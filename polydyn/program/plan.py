@@ -42,6 +42,8 @@ class KernelSource:
     digest: str
     buffers: int
     symbols: int
+    notes: tuple[str, ...] = ()
+    """What its code generator decided, for ``explain``."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ class Launch:
     same. ``scratch``: bytes of scratch per thread. ``work``: a rough count of operations; the runtime takes one thread
     more for every 32768. A launch with ``tasks`` <= 0 is skipped. ``skip_if_same``: an input and an output; the launch
     copies the one to the beginning of the other, so it is skipped when the caller passes them at one address with the
-    same strides. ``copied``: bytes written by a launch that only moves elements, else 0.
+    same strides. ``copied``: bytes written by a launch that only moves elements, else 0. ``bytes``: of the distinct
+    buffers it names.
+    ``names``: of the symbols, for people; the last ``choices`` of them are chosen at launch, the others are sizes.
+    ``reasons``: why its primitives became one kernel.
     """
 
     kernel: str
@@ -67,6 +72,20 @@ class Launch:
     bytes: Index = field(default_factory=lambda: Index.of(0))
     skip_if_same: tuple[str, str] | None = None
     copied: Index = field(default_factory=lambda: Index.of(0))
+    names: tuple[str, ...] = ()
+    choices: int = 0
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class IndexCheck:
+    """Before launch number ``launch``, all integers in ``buffer``, plus ``offset``, must lie in [-size, size)."""
+
+    buffer: str
+    size: Index
+    offset: Index
+    launch: int
+    message: str
 
 
 @dataclass(frozen=True)
@@ -89,3 +108,4 @@ class HostPlan:
     launches: tuple[Launch, ...]
     notes: tuple[str, ...] = ()
     headers: dict[str, str] = field(default_factory=dict)
+    index_checks: tuple[IndexCheck, ...] = ()

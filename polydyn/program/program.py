@@ -16,6 +16,7 @@ import numpy.typing as npt
 from polydyn.build.features import available_cores
 from polydyn.errors import InputError
 from polydyn.program.artifact import Artifact, read_artifact, write_artifact
+from polydyn.program.explain import Explanation, explain
 from polydyn.program.native import DTYPE_CODES, Context, Native
 from polydyn.program.sharing import refuse_sharing
 
@@ -72,7 +73,8 @@ class Program:
         ``feeds``: input name -> array of the input's dtype and rank (or what ``np.asarray`` makes one of). ``out``:
         arrays for some or all outputs, C-contiguous, of the right dtype and shape, overlapping no input; an output in
         ``appendable`` may also be a view that begins with the view passed for its input (docs/decoding.md). Returns
-        output name -> array, the given ones included. InputError: which input, axis or rule, and why.
+        output name -> array, the given ones included. InputError: which input, axis or rule, and why; after an
+        index outside its axis (found while running) arrays in ``out`` are in part written.
         """
         try:
             context = self._free.pop()
@@ -247,7 +249,7 @@ class Program:
 
     @property
     def guards(self) -> list[str]:
-        """The conditions every call must meet."""
+        """The conditions on sizes that every call must meet (``manifest["index_checks"]`` has those on data)."""
         return [f"{g['rule']}: {g['message']}" for g in self.manifest["guards"]]
 
     @property
@@ -259,6 +261,11 @@ class Program:
     def kernel_count(self) -> int:
         """Number of different kernels."""
         return len(self.manifest["kernels"])
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the constants in their final form."""
+        return int(self._artifact.weights.size)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -288,6 +295,14 @@ class Program:
             for k, i in enumerate(infos)
             for ns in [round(median(t[k] for t in times))]
         ]
+
+    def explain(self, **dims: int) -> Explanation:
+        """What every launch would do at a shape, without running: kernel, tiles, tasks, threads, work and reasons.
+
+        ``dims``: sizes of the program's symbols; those that follow from others may be left out. ``str()`` of the
+        result is a table. InputError: a dim is unknown, missing, or breaks a guard.
+        """
+        return explain(self.manifest, dims, self.threads)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program as an artifact that ``polydyn.load`` and C programs can run."""

@@ -27,6 +27,7 @@ def verify_host_plan(plan: HostPlan) -> None:
     - strides are symbols of their own, fewer than axes, of inputs and outputs only; a launch skipped when an input and
       an output are the same memory mentions both, and they have the same rank and item size;
     - every launch names a kernel of the plan with as many buffers and symbols as it takes; kernel names are C names;
+    - every index check names an integer buffer of its launch;
     - no launch writes what is unknown: every buffer it names exists, and every output is mentioned by some launch.
     """
     _verify_buffers(plan)
@@ -38,6 +39,11 @@ def verify_host_plan(plan: HostPlan) -> None:
         if g.relation not in RELATIONS:
             raise PolydynError(f"a guard has the unknown relation {g.relation!r}", rule=g.message)
     _verify_launches(plan, symbols | _verify_strides(plan, symbols) | {THREADS})
+    for c in plan.index_checks:
+        _only([c.size, c.offset], symbols, f"the check '{c.message}'")
+        inside = 0 <= c.launch < len(plan.launches) and c.buffer in plan.launches[c.launch].buffers
+        if not inside or "int" not in plan.buffers[c.buffer].dtype:
+            raise PolydynError("an index check names no integer buffer of its launch", tensor=c.buffer)
 
 
 def _once(names: Iterable[str], what: str) -> None:

@@ -32,6 +32,11 @@ void pd_pool_release(pd_pool *pool);
 /* Runs the job; the pool must be acquired when job->threads > 1. The caller is thread 0. */
 void pd_pool_run(pd_pool *pool, const pd_job *job);
 
+/* ---- subscripts (indices.c) ---- */
+
+/* The position of the first of `count` integers outside [low, high), which goes to `found`; -1 when there is none. */
+int64_t pd_outside(const void *data, int64_t count, int32_t dtype, int64_t low, int64_t high, int64_t *found);
+
 /* ---- the program as data (generated) ---- */
 
 /* All sizes live in one array of values `v`: the symbols, then `nth`, then the free strides of inputs and outputs in
@@ -74,6 +79,12 @@ typedef struct {
 } pd_copy;
 
 typedef struct {
+    int32_t launch, buffer, dtype; /* the buffer is scanned before this launch */
+    int32_t count, size, offset;   /* v[count] integers, each plus v[offset] in [-v[size], v[size]) */
+    const char *message;
+} pd_index_check;
+
+typedef struct {
     pd_kernel *kernel;
     const char *label, *name;
     int32_t buffers, first_buffer; /* into launch_buffers */
@@ -85,7 +96,7 @@ typedef struct {
 typedef struct {
     int32_t input_count, output_count, symbol_count, value_count, dim_check_count, guard_count, sign_check_count;
     int32_t buffer_count, slot_count, copy_count, launch_count, launch_buffer_count, launch_symbol_count;
-    int32_t input_dim_count, output_dim_count;
+    int32_t input_dim_count, output_dim_count, index_check_count;
     int64_t weight_bytes;
     const pd_io *inputs, *outputs;
     const pd_source *sources;
@@ -97,6 +108,7 @@ typedef struct {
     const int32_t *slot_values;
     const pd_copy *copies;
     const pd_launch_entry *launches;
+    const pd_index_check *index_checks; /* by launch */
     const int32_t *launch_buffers, *launch_symbols, *output_dims;
     int (*check)(int64_t *v); /* what dim checks, guards and output dims need; 1: int64 overflow */
     int (*plan)(int64_t *v);  /* everything else */

@@ -88,7 +88,8 @@ int32_t pd_shapes(pd_context *context, const pd_tensor *inputs, const int64_t *c
 
 /* Computes. Inputs and outputs have the shapes and strides given to pd_shapes, aligned to their elements. An output
  * overlaps no other array, with one exception: an output that begins with the elements of an input (a cache that grows)
- * may begin at that input's address with the same strides; then those elements are not copied. */
+ * may begin at that input's address with the same strides; then those elements are not copied. PD_INPUT:
+ * an index tensor holds an index outside its axis; the outputs are then in part written. */
 int32_t pd_run(pd_context *context, const void *const *inputs, void *const *outputs);
 
 /* pd_run, and the time of every launch in nanoseconds. */

@@ -448,6 +448,20 @@ static void launch(pd_context *c, int32_t k, void *const *inputs, void *const *o
     pd_pool_run(c->program->pool, &job);
 }
 
+/* Scans the index tensors that launch k is the first to read; `next` is the first check not yet made. */
+static int32_t check_indices(const pd_context *c, int32_t k, int32_t *next) {
+    for (; *next < plan->index_check_count && plan->index_checks[*next].launch == k; ++*next) {
+        const pd_index_check *p = &plan->index_checks[*next];
+        if (c->values[plan->launches[k].tasks] <= 0) continue;
+        int64_t found = 0, size = c->values[p->size], offset = c->values[p->offset];
+        int64_t low = -size - offset, high = size - offset; /* sizes: far from overflow */
+        int64_t at = pd_outside(c->buffers[p->buffer], c->values[p->count], p->dtype, low, high, &found);
+        if (at >= 0)
+            return fail(PD_INPUT, "%s, here %" PRId64 ": element %" PRId64 " is %" PRId64, p->message, size, at, found);
+    }
+    return PD_OK;
+}
+
 static int32_t run(pd_context *c, const void *const *inputs, void *const *outputs, int64_t *nanoseconds) {
     if (!c->ready) return fail(PD_USAGE, "pd_run needs a successful pd_shapes before it");
     void *dense[plan->input_count + 1];
@@ -460,12 +474,15 @@ static int32_t run(pd_context *c, const void *const *inputs, void *const *output
         if (p->role == PD_OUTPUT_ROLE) c->buffers[b] = outputs[p->index];
     }
     int parallel = c->most_threads > 1 && pd_pool_acquire(c->program->pool, c->most_threads);
-    for (int32_t k = 0; k < plan->launch_count; k++) {
+    int32_t next = 0;
+    for (int32_t k = 0; k < plan->launch_count && code == PD_OK; k++) {
         int64_t start = nanoseconds ? now_ns() : 0;
-        launch(c, k, dense, outputs, parallel);
+        code = check_indices(c, k, &next);
+        if (code == PD_OK) launch(c, k, dense, outputs, parallel);
         if (nanoseconds) nanoseconds[k] = now_ns() - start;
     }
     if (parallel) pd_pool_release(c->program->pool);
+    if (code != PD_OK) return code;
     for (int32_t k = 0; k < plan->copy_count; k++) {
         const pd_copy *p = &plan->copies[k];
         if (c->values[p->bytes] <= 0) continue;
