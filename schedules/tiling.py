@@ -23,7 +23,8 @@ class Roles:
     """What the iterators of a matmul-like group are for.
 
     ``batch``: parallel, in both operands or in neither alone; ``row``: broadcast side (register rows), ``col``: vector
-    side; ``block``: the reduction that is blocked; ``inner``: further reductions, run inside the block.
+    side; ``block``: the reduction that is blocked; ``inner``: further reductions, run inside the block. ``sunk``: where
+    the solved schedule matrix puts statements that do not reduce, ``first`` or ``last`` reduction step.
     """
 
     batch: tuple[str, ...]
@@ -31,6 +32,7 @@ class Roles:
     col: str
     block: str
     inner: tuple[str, ...]
+    sunk: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
     """The CPU tree of {init, accumulate, epilogues...}; with ``promote`` a copy statement packs the column operand.
 
     Statements: INIT, LOAD, ACC, SAVE, DONE<n>; LOAD and SAVE carry the accumulator through memory between reduction
-    blocks. PACK fills panels ``[v][k][inner..][lane]`` for the current block of columns and reduction block.
+    blocks. PACK fills panels ``[v][k][inner..][lane]`` for the current block of columns and reduction block. Sunk
+    statements are guarded by their step of the schedule matrix, read at tile level: 0 is ``b_k = 0``, K-1 is
+    ``b_k = B_k - 1``.
     """
     extents = dict(next(s for s in group.statements if s.reduce).iters)
     epilogues = [s for s in group.statements if s.role == "epilogue"]
@@ -76,19 +80,20 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
         return TileStatement(name, coords, (*box, *extra))
 
     last = Index.of("B_k") - 1
+    step = {n: equals("b_k", 0) if side == "first" else equals("b_k", last) for n, side in roles.sunk}
     micro = (*outer, *tile)
     statements = [
-        statement("INIT", (*micro, *point), equals("b_k", 0)),
+        statement("INIT", (*micro, *point), step["INIT"]),
         statement("LOAD", (*micro, *point), at_least("b_k", 1)),
         statement("ACC", (*micro, "p_k", *roles.inner, *point)),
         statement("SAVE", (*micro, *point), at_least(last - 1, "b_k")),
-        *(statement(f"DONE{n}", (*micro, *point), equals("b_k", last)) for n, _ in enumerate(epilogues)),
+        *(statement(s.name, (*micro, *point), step[s.name]) for s in epilogues),
     ]
     names = [s.name for s in statements]
     ij = Band(point)
     body: Tree = Mark("micro", sequence(
         ("INIT", ij), ("LOAD", ij), ("ACC", Mark("reduce", Band(("p_k", *roles.inner), ij))), ("SAVE", ij),
-        *((n, ij) for n in names if n.startswith("DONE")),
+        *((s.name, ij) for s in epilogues),
     ))  # fmt: skip
     body = Band(tile, body)
     if promote:

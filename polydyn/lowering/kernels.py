@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_nest import NestKernel
@@ -12,9 +12,13 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import iterators
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.group import LoweredGroup
-from polydyn.lowering.nest import NestGroup, lower_nest
+from polydyn.lowering.nest import lower_nest
+from polydyn.schedules.dependence import analyse
 from polydyn.schedules.index import ZERO, Index, product
-from polydyn.schedules.model import verify_group
+from polydyn.schedules.model import Group, verify_group
+from polydyn.schedules.polyhedra import context
+from polydyn.schedules.proof import prove_contract, prove_nest
+from polydyn.schedules.schedule import schedule_contract, schedule_nest
 
 
 @dataclass(frozen=True)
@@ -29,36 +33,41 @@ class PlacedKernel:
 
 
 class KernelBuilder:
-    """Builds each distinct kernel once."""
+    """Schedules, proves and builds each distinct kernel once; ``proven`` lists the keys in order."""
 
     def __init__(self, plan: FusionPlan, target: CpuTarget) -> None:
         self.plan, self.target = plan, target
         self.kernels: dict[str, Kernel] = {}
+        self.proven: list[str] = []
 
     def place(self, group: FusedGroup) -> PlacedKernel:
         """The kernel for one group."""
-        form: ContractGroup | NestGroup | None = None
-        if group.kind == "contract":
-            form = lower_contract(self.plan, group, self.target.width)
-        if form is None:
-            form = lower_nest(self.plan, group)
-        verify_group(form.lowered.group)
-        key = self._key(form)
+        form = lower_contract(self.plan, group, self.target.width) if group.kind == "contract" else None
+        lowered = lower_nest(self.plan, group) if form is None else form.lowered
+        verify_group(lowered.group)
+        key = lowered.key(form and (form.roles, sorted(form.packed)), self.target)
         if key not in self.kernels:
-            self.kernels[key] = self._build(form, key)
+            self.kernels[key] = self._nest(lowered.group, key) if form is None else self._contract(form, key)
         flops = sum((_flops(self.plan, group, i) for i in range(len(group.nodes))), ZERO)
-        return PlacedKernel(group, form.lowered, self.kernels[key], key, flops)
+        return PlacedKernel(group, lowered, self.kernels[key], key, flops)
 
-    def _key(self, form: ContractGroup | NestGroup) -> str:
-        if isinstance(form, ContractGroup):
-            return form.lowered.key(form.roles, sorted(form.packed), self.target)
-        return form.lowered.key(form.prefix, sorted(form.phases.items()), self.target)
-
-    def _build(self, form: ContractGroup | NestGroup, key: str) -> Kernel:
+    def _contract(self, form: ContractGroup, key: str) -> Kernel:
         group = form.lowered.group
-        if isinstance(form, ContractGroup):
-            return ContractKernel(f"contract_{key[:12]}", group, form.roles, self.target, form.packed).build()
-        return NestKernel(f"nest_{key[:12]}", group, form.prefix, form.phases, self.target).build()
+        deps = analyse(group, positive=False)
+        roles, _ = schedule_contract(group, form.roles, deps.under(context(group)))
+        kernel = ContractKernel(f"contract_{key[:12]}", group, roles, self.target, form.packed)
+        prove_contract(group, roles, kernel.tree(), kernel.tiles(), deps)
+        self.proven.append(key)
+        return kernel.build()
+
+    def _nest(self, group: Group, key: str) -> Kernel:
+        deps = analyse(group, positive=False)
+        schedule = schedule_nest(group, deps.under(context(group)))
+        kernel = NestKernel(f"nest_{key[:12]}", group, schedule.band, schedule.phases, self.target)
+        prove_nest(group, kernel.tree(), schedule.band, schedule.phases, deps)
+        self.proven.append(key)
+        built = kernel.build()
+        return replace(built, notes=(*built.notes, *schedule.notes))
 
 
 def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:
