@@ -26,8 +26,8 @@ class Pattern:
     """A matrix and what it means.
 
     ``dims``: for each row the dominant statement's iterator, or ``""`` for a phase row. ``roles``: statement ->
-    ``init``, ``backbone``, ``prologue``, ``epilogue`` or ``map``. ``phases``: statement -> its phase. ``band``: how many
-    leading rows are loops that all statements share.
+    ``init``, ``backbone``, ``prologue``, ``epilogue`` or ``map``. ``phases``: statement -> its phase. ``band``: the
+    number of leading rows that are loops of all statements.
     """
 
     name: str

@@ -10,7 +10,7 @@ theorem or by test only is listed in docs/adr/0004-proofs.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import islpy as isl
 
@@ -38,7 +38,8 @@ def prove_contract(group: Group, roles: Roles, tiled: TiledGroup, tiles: Contrac
     bound: dict[str, Index] = {**tiled.extents, "B_k": tiles.blocks, "P_k": tiles.block}
     bound |= {"P_i": Index.of(tiles.rows), "P_j": Index.of(tiles.columns), "W": Index.of(tiles.width)}
     bound |= {f"C_{x}": Index.of(c) for x, c in SHARE.items()}
-    cover = [at_least(Index.of("B_i") * SHARE["i"] * tiles.rows, m), at_least(Index.of("B_j") * SHARE["j"] * tiles.columns, n)]  # fmt: skip
+    wide = {"B_i": (SHARE["i"] * tiles.rows, m), "B_j": (SHARE["j"] * tiles.columns, n)}
+    cover = [at_least(Index.of(blocks) * size, extent) for blocks, (size, extent) in wide.items()]
     live = {"p_i": below(tiles.row(SHARE), m), "p_j": below(tiles.col(SHARE), n), "p_k": below(tiles.step("p_k"), k)}
     exact = [
         replace(s, conditions=(*s.conditions, *(c for x, c in live.items() if x in s.coords)))
@@ -161,7 +162,7 @@ def _check_rows(group: Group, band: tuple[str, ...]) -> None:
 
 
 def _check_lanes(group: Group, deps: Dependences, band: tuple[str, ...], phases: dict[str, int]) -> None:
-    """Innermost loops of a stage run as vectors: but for accumulation, which may be reassociated, they carry nothing."""
+    """Innermost loops of a stage run as vectors: they carry nothing but accumulation, which may be reassociated."""
     stage_of = {s.name: n for n, stage in enumerate(stages(group, band, phases)) for s in stage}
     carried = deps.flow.union(deps.anti).union(deps.output)
     for m in _pairs(carried):

@@ -39,9 +39,9 @@ def schedule_nest(group: Group, deps: Dependences) -> NestSchedule:
     pattern, rows = choice.pattern, {s.name: choice.solved.exprs(s.name) for s in group.statements}
     size = 0
     while size < pattern.band and all(
-        size < len(s.iters) and s.iterators[size] == pattern.dims[size] and rows[s.name][size] == Index.of(s.iterators[size])
+        s.iterators[size : size + 1] == (pattern.dims[size],) and rows[s.name][size] == Index.of(pattern.dims[size])
         for s in group.statements
-    ):  # fmt: skip
+    ):
         size += 1
     if "" not in pattern.dims:
         return NestSchedule(pattern.dims[:size], dict.fromkeys(rows, 0), choice)

@@ -6,15 +6,27 @@ one form and for all sizes ``M``, ``N``, ``K``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import islpy as isl
 
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.index import ONE, Atom, Index, IndexLike
-from polydyn.schedules.isl_util import Condition, at_least, below, between, frame, maps, pair, param_set, sample, sample_pair, union_maps  # fmt: skip
+from polydyn.schedules.index import ONE, ZERO, Atom, Index, IndexLike
+from polydyn.schedules.isl_util import (
+    Condition,
+    at_least,
+    below,
+    between,
+    frame,
+    maps,
+    pair,
+    param_set,
+    sample,
+    sample_pair,
+    union_maps,
+)
 from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree import TileStatement, Tree, bind_statement, to_isl
@@ -36,9 +48,9 @@ class ContractTiles:
     block: Index
     blocks: Index
     promote: bool
-    panels: Index = Index.of(0)
-    panel_size: Index = Index.of(0)
-    vector_size: Index = Index.of(0)
+    panels: Index = ZERO
+    panel_size: Index = ZERO
+    vector_size: Index = ZERO
 
     def row(self, share: Mapping[str, int]) -> Index:
         """The row of a tile-space instance, when blocks have ``share["i"]`` register tiles."""
@@ -54,7 +66,7 @@ class ContractTiles:
 
 
 SHARE = {"i": 3, "j": 2}
-"""Register tiles per block of a task in proofs; the launch chooses others, which the coincident band makes legal too."""
+"""Register tiles per block of a task in proofs; the launch chooses others, legal too as the band is coincident."""
 
 _Accesses = dict[str, dict[str, list[Index]]]
 """Array -> statement -> subscripts."""
@@ -65,9 +77,10 @@ def check_tile_flow(
 ) -> None:
     """Registers, carried sums and panels hold the element that is wanted whenever they are read.
 
-    Proves, for all extents: every read of an accumulator has a source of the same element; LOAD of block b reads what
-    SAVE of block b-1 wrote; every panel element that ACC reads for a live column was packed in the same block of the
-    same task, from the same column and reduction step. LegalityError with a witness otherwise.
+    Proves, for all extents: every read of an accumulator has a source of the same element; SAVE of a block comes after
+    all its accumulations, LOAD before them, and LOAD of block b reads what SAVE of block b-1 wrote; every panel element
+    that ACC reads for a live column was packed in the same block of the same task, from the same column and reduction
+    step. LegalityError with a witness otherwise.
     """
     whole = tiles.blocks == ONE  # one block of any size: the proof is the same for all
     free = replace(tiles, block=Index.of("K")) if whole else tiles
@@ -102,8 +115,10 @@ def _check(
         ]
         return union_maps(parts, names).intersect_domain(domain)
 
+    order = schedule.get_map().intersect_domain(domain)
+    _check_sums(order, elements, coords, names)
     info = isl.UnionAccessInfo.from_sink(relation(reads)).set_must_source(relation(writes))
-    flow = info.set_schedule_map(schedule.get_map().intersect_domain(domain)).compute_flow()
+    flow = info.set_schedule_map(order).compute_flow()
     for m in maps(flow.get_must_no_source()):
         if not m.is_empty():
             raise LegalityError(
@@ -114,7 +129,30 @@ def _check(
         _check_source(m, elements, coords, names)
 
 
-def _check_source(m: isl.Map, elements: _Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...]) -> None:
+def _check_sums(
+    order: isl.UnionMap, elements: _Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...]
+) -> None:
+    """In every register tile LOAD comes before the accumulations of its block and SAVE after them."""
+    time = {pair(m)[0]: m for m in maps(order)}
+    for s, t in (("LOAD", "ACC"), ("LOAD", "SAVE"), ("INIT", "SAVE"), ("ACC", "SAVE")):
+        if s not in time or t not in time:
+            continue
+        key = [*elements["acc"][f"{t} reads"], Index.of("b_k")]
+        before, after = (frame(n, coords[n], names).map_to("", key) for n in (s, t))
+        same = before.apply_range(after.reverse())
+        bad = same.intersect(time[s].lex_ge_map(time[t]))
+        if not bad.is_empty():
+            first, then, where = sample_pair(bad)
+            raise LegalityError(
+                f"{t} runs before {s} of the same block and register tile\n"
+                f"  for example {t}{then} before {s}{first} at {where}",
+                node=f"{s} -> {t}", tensor="acc", rule="tile-space data flow",
+            )  # fmt: skip
+
+
+def _check_source(
+    m: isl.Map, elements: _Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...]
+) -> None:
     """Every read of a full dependence (source -> [sink -> array element]) gets the element that it wants."""
     sink = m.range().unwrap()
     array, (s, t) = pair(sink)[1], (pair(m)[0], pair(sink)[0])

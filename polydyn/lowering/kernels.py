@@ -13,6 +13,7 @@ from polydyn.graph.ir import iterators
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
+from polydyn.schedules.addresses import check_addresses
 from polydyn.schedules.dependence import analyse
 from polydyn.schedules.index import ZERO, Index, product
 from polydyn.schedules.model import Group, verify_group
@@ -33,18 +34,24 @@ class PlacedKernel:
 
 
 class KernelBuilder:
-    """Schedules, proves and builds each distinct kernel once; ``proven`` lists the keys in order."""
+    """Schedules, proves and builds each distinct kernel once.
+
+    ``proven``: keys of the kernels in order. ``unproven``: outputs whose addresses are injective by construction only.
+    """
 
     def __init__(self, plan: FusionPlan, target: CpuTarget) -> None:
         self.plan, self.target = plan, target
         self.kernels: dict[str, Kernel] = {}
         self.proven: list[str] = []
+        self.unproven: list[str] = []
 
     def place(self, group: FusedGroup) -> PlacedKernel:
         """The kernel for one group."""
         form = lower_contract(self.plan, group, self.target.width) if group.kind == "contract" else None
         lowered = lower_nest(self.plan, group) if form is None else form.lowered
         verify_group(lowered.group)
+        unproven = check_addresses(lowered.group, lowered.params)
+        self.unproven += [lowered.buffers[a] for a in unproven]
         key = lowered.key(form and (form.roles, sorted(form.packed)), self.target)
         if key not in self.kernels:
             self.kernels[key] = self._nest(lowered.group, key) if form is None else self._contract(form, key)
