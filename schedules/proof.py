@@ -32,7 +32,7 @@ NEST_TILE = 8
 
 def prove_contract(group: Group, roles: Roles, tiled: TiledGroup, tiles: ContractTiles, deps: Dependences) -> None:
     """The tree of a matmul-like group, for the kernel's register tile and reduction block. ``deps``: sizes >= 0."""
-    _check_band(group, deps, (*roles.batch, roles.row, roles.col))
+    check_band(group, deps, (*roles.batch, roles.row, roles.col))
     extents = dict(next(s for s in group.statements if s.reduce).iters)
     m, n, k = (extents[x] for x in (roles.row, roles.col, roles.block))
     bound: dict[str, Index] = {**tiled.extents, "B_k": tiles.blocks, "P_k": tiles.block}
@@ -47,7 +47,7 @@ def prove_contract(group: Group, roles: Roles, tiled: TiledGroup, tiles: Contrac
         if s.name in {x.name for x in group.statements}
     ]
     helpers = [s for s in tiled.statements if s.name not in {x.name for x in exact}]
-    _check_tree(group, deps, tiled, [*exact, *helpers], _contract_coordinates(group, roles, tiles), bound, cover)
+    check_tiles(group, deps, tiled, [*exact, *helpers], _contract_coordinates(group, roles, tiles), bound, cover)
     check_tile_flow(tiled.tree, tiled.statements, tiled.params, tiles, roles)
     if tiles.promote:
         check_panel_box(tiles)
@@ -57,8 +57,8 @@ def prove_nest(
     group: Group, tiled: TiledGroup, band: tuple[str, ...], phases: dict[str, int], deps: Dependences
 ) -> None:
     """The tree of an element-wise or stitch group. ``deps``: sizes >= 0."""
-    _check_band(group, deps, band)
-    _check_rows(group, band)
+    check_band(group, deps, band)
+    check_rows(group, band)
     extents = {n: e for s in group.statements for n, e in s.iters}
     bound: dict[str, Index] = dict(tiled.extents)
     statements, along = list(tiled.statements), "b_t" in tiled.coincident
@@ -68,20 +68,20 @@ def prove_nest(
         row = Index.of("b_t") * NEST_TILE + "t"
         statements = [replace(s, conditions=(*s.conditions, below(row, size))) for s in statements]
     else:
-        _check_lanes(group, deps, band, phases)
+        check_lanes(group, deps, band, phases)
     coords: dict[str, list[Coordinate | IndexLike]] = {}
     for s in group.statements:
         head: list[Coordinate | IndexLike] = list(band)
         if along:
             head[-1:] = [Coordinate(last, NEST_TILE), Coordinate(last, 1, NEST_TILE)]
         coords[s.name] = [*head, *inner_iterators(s, band)]
-    _check_tree(group, deps, tiled, statements, coords, bound, ())
+    check_tiles(group, deps, tiled, statements, coords, bound, ())
 
 
 # -- the parts of a proof --------------------------------------------------------------------------------------------
 
 
-def _check_band(group: Group, deps: Dependences, band: Sequence[str]) -> None:
+def check_band(group: Group, deps: Dependences, band: Sequence[str]) -> None:
     """No dependence moves along any iterator of the band: every partition of it into tasks and tiles is legal."""
     rows = {s.name: [Index.of(x) for x in band] for s in group.statements}
     coincident, _ = band_properties(group, deps, {}, rows)
@@ -90,7 +90,7 @@ def _check_band(group: Group, deps: Dependences, band: Sequence[str]) -> None:
         raise LegalityError(f"the band {tuple(band)} is not coincident: {coincident}", node=group.name)
 
 
-def _check_tree(
+def check_tiles(
     group: Group,
     deps: Dependences,
     tiled: TiledGroup,
@@ -99,16 +99,29 @@ def _check_tree(
     bound: Mapping[str, Index],
     cover: Sequence[Condition],
 ) -> None:
-    fixed = {n: v for n, v in bound.items() if v.is_polynomial}
-    statements = [bind_statement(s, fixed) for s in statements]
-    params = (*dict.fromkeys((*group.params, *(p for p in tiled.params if p not in fixed))),)
-    ctx = param_set(params, [*cover, *(at_least(p, 0) for p in params)], positive=False)
-    for name in bound.keys() - fixed.keys():
-        ctx = ctx.intersect(_binding(name, bound[name], params))
+    """The tree over ``statements`` computes the group, and what it declares coincident carries no dependence."""
+    statements, params, ctx = bind_tiles(group, tiled, statements, bound, cover)
     schedule = to_isl(tiled.tree, statements, params)
     images = expansion(group, coords)
     check_tree(group, deps, images, schedule, ctx)
     check_parallel(group, deps.under(ctx), tiled_order(images, schedule, ctx), range(len(tiled.coincident)))
+
+
+def bind_tiles(
+    group: Group,
+    tiled: TiledGroup,
+    statements: Sequence[TileStatement],
+    bound: Mapping[str, Index],
+    cover: Sequence[Condition],
+) -> tuple[list[TileStatement], tuple[str, ...], isl.Set]:
+    """The statements with what is constant put in, the parameters that are left, what is known of them."""
+    fixed = {n: v for n, v in bound.items() if v.is_polynomial}
+    params = (*dict.fromkeys((*group.params, *(p for p in tiled.params if p not in fixed))),)
+    ctx = param_set(params, [*cover, *(at_least(p, 0) for p in params)], positive=False)
+    for name in bound.keys() - fixed.keys():
+        if name in params:
+            ctx = ctx.intersect(_binding(name, bound[name], params))
+    return [bind_statement(s, fixed) for s in statements], params, ctx
 
 
 def _binding(name: str, value: Index, params: tuple[str, ...]) -> isl.Set:
@@ -147,7 +160,7 @@ def _contract_coordinates(
     return out
 
 
-def _check_rows(group: Group, band: tuple[str, ...]) -> None:
+def check_rows(group: Group, band: tuple[str, ...]) -> None:
     """A local's storage is one row, reused by the next: every access stays in the row of its own instance."""
     row = tuple(Index.of(x) for x in band)
     for s in group.statements:
@@ -161,7 +174,7 @@ def _check_rows(group: Group, band: tuple[str, ...]) -> None:
                 )
 
 
-def _check_lanes(group: Group, deps: Dependences, band: tuple[str, ...], phases: dict[str, int]) -> None:
+def check_lanes(group: Group, deps: Dependences, band: tuple[str, ...], phases: dict[str, int]) -> None:
     """Innermost loops of a stage run as vectors: they carry nothing but accumulation, which may be reassociated."""
     stage_of = {s.name: n for n, stage in enumerate(stages(group, band, phases)) for s in stage}
     carried = deps.flow.union(deps.anti).union(deps.output)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from polydyn.schedules.dependence import Dependences
+from polydyn.schedules.dependence import Dependences, analyse
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.patterns import Choice, choose
-from polydyn.schedules.tiling import Roles
+from polydyn.schedules.polyhedra import context
+from polydyn.schedules.tiling import AttentionParts, Roles, unfold
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,3 +73,19 @@ def schedule_contract(group: Group, roles: Roles, deps: Dependences) -> tuple[Ro
             raise ScheduleError(f"{s.name} runs at {steps}, not at the {side} step of {acc.name}", node=s.name)
         sunk.append((s.name, side))
     return replace(roles, sunk=tuple(sunk)), choice
+
+
+def schedule_attention(parts: AttentionParts) -> AttentionParts:
+    """The parts with the phases of the rows' solved matrix, whose band must be the rows; both contractions checked.
+
+    ScheduleError: a part has another schedule than an attention needs.
+    """
+    batch = parts.score_roles.batch
+    groups = [unfold(g, batch) for g in (parts.scores, parts.rows, parts.values)]
+    deps = [analyse(g, positive=False).under(context(g)) for g in groups]
+    schedule_contract(groups[0], parts.score_roles, deps[0])
+    schedule_contract(groups[2], parts.value_roles, deps[2])
+    rows = schedule_nest(groups[1], deps[1])
+    if rows.band[: len(parts.row_prefix)] != parts.row_prefix:
+        raise ScheduleError(f"the rows of an attention share {rows.band}, not {parts.row_prefix}", node=parts.rows.name)
+    return replace(parts, phases=rows.phases)

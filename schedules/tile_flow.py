@@ -6,7 +6,7 @@ one form and for all sizes ``M``, ``N``, ``K``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -68,7 +68,7 @@ class ContractTiles:
 SHARE = {"i": 3, "j": 2}
 """Register tiles per block of a task in proofs; the launch chooses others, legal too as the band is coincident."""
 
-_Accesses = dict[str, dict[str, list[Index]]]
+Accesses = dict[str, dict[str, list[Index]]]
 """Array -> statement -> subscripts."""
 
 
@@ -101,12 +101,30 @@ def _check(
     cover = () if tiles.blocks == ONE else (at_least("B_k", 1), at_least(Index.of("B_k") * tiles.block, "K"))
     ctx = param_set(names, [*cover, *(at_least(p, 0) for p in names)], positive=False)
     live = [bind_statement(_live(s, tiles), fixed) for s in statements]
-    schedule = to_isl(tree, live, names)
     coords = {s.name: s.coords for s in statements}
     reads, writes, elements = _accesses(coords, tiles, batch, inner)
+    order = check_flow(tree, live, names, ctx, (reads, writes, elements))
+    _check_sums(order, elements, coords, names)
+
+
+def check_flow(
+    tree: Tree,
+    statements: Sequence[TileStatement],
+    names: tuple[str, ...],
+    ctx: isl.Set,
+    accesses: tuple[Accesses, Accesses, Accesses],
+) -> isl.UnionMap:
+    """Every read gets the element that it wants; returns the order of the instances.
+
+    ``accesses``: (reads, writes, elements); the element that a statement writes is under its name, that it reads under
+    ``<statement> reads``. LegalityError with a witness otherwise.
+    """
+    reads, writes, elements = accesses
+    schedule = to_isl(tree, statements, names)
+    coords = {s.name: s.coords for s in statements}
     domain = schedule.get_domain().intersect_params(ctx)
 
-    def relation(accesses: _Accesses) -> isl.UnionMap:
+    def relation(accesses: Accesses) -> isl.UnionMap:
         parts = [
             frame(n, coords[n], names).map_to(array, index)
             for array, by in accesses.items()
@@ -116,7 +134,6 @@ def _check(
         return union_maps(parts, names).intersect_domain(domain)
 
     order = schedule.get_map().intersect_domain(domain)
-    _check_sums(order, elements, coords, names)
     info = isl.UnionAccessInfo.from_sink(relation(reads)).set_must_source(relation(writes))
     flow = info.set_schedule_map(order).compute_flow()
     for m in maps(flow.get_must_no_source()):
@@ -127,10 +144,11 @@ def _check(
             )  # fmt: skip
     for m in maps(flow.get_full_must_dependence()):
         _check_source(m, elements, coords, names)
+    return order
 
 
 def _check_sums(
-    order: isl.UnionMap, elements: _Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...]
+    order: isl.UnionMap, elements: Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...]
 ) -> None:
     """In every register tile LOAD comes before the accumulations of its block and SAVE after them."""
     time = {pair(m)[0]: m for m in maps(order)}
@@ -151,7 +169,7 @@ def _check_sums(
 
 
 def _check_source(
-    m: isl.Map, elements: _Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...]
+    m: isl.Map, elements: Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...]
 ) -> None:
     """Every read of a full dependence (source -> [sink -> array element]) gets the element that it wants."""
     sink = m.range().unwrap()
@@ -201,7 +219,7 @@ def _arguments(x: Index) -> tuple[Index, ...]:
 
 def _accesses(
     coords: Mapping[str, tuple[str, ...]], tiles: ContractTiles, batch: tuple[str, ...], inner: tuple[str, ...]
-) -> tuple[_Accesses, _Accesses, _Accesses]:
+) -> tuple[Accesses, Accesses, Accesses]:
     """(reads, writes, elements): what each tile-space statement touches and which element of the group that stands for.
 
     A read's element is under ``<statement> reads``. Elements of ``mem``, the output that carries sums between blocks,
@@ -214,12 +232,12 @@ def _accesses(
     done = [n for n in coords if n not in ("INIT", "LOAD", "ACC", "SAVE", "PACK")]
     tile = at(*batch, "b_i", "b_j", "c_j", "c_i", "p_i", "p_j")
     point, block = at("p_i", "p_j"), Index.of("b_k")
-    reads: _Accesses = {"acc": dict.fromkeys(("ACC", "SAVE", *done), point), "mem": {"LOAD": tile}}
-    writes: _Accesses = {
+    reads: Accesses = {"acc": dict.fromkeys(("ACC", "SAVE", *done), point), "mem": {"LOAD": tile}}
+    writes: Accesses = {
         "acc": dict.fromkeys(("INIT", "LOAD", "ACC"), point),
         "mem": dict.fromkeys(("SAVE", *done), tile),
     }
-    elements: _Accesses = {"acc": dict.fromkeys(writes["acc"], tile), "mem": {"SAVE": [*tile, block + 1]}}
+    elements: Accesses = {"acc": dict.fromkeys(writes["acc"], tile), "mem": {"SAVE": [*tile, block + 1]}}
     elements["acc"] |= {f"{n} reads": tile for n in reads["acc"]}
     elements["mem"] |= {"LOAD reads": [*tile, block]} | {n: [*tile, Index.of(-1)] for n in done}
     if tiles.promote:

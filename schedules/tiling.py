@@ -10,11 +10,12 @@ their extents. Batch and further reduction iterators keep their names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from polydyn.schedules.expr import Load, Value, transform
 from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import Condition, at_least, between, equals
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.model import Array, Group, Statement, row_major
 from polydyn.schedules.tree import Band, Leaf, Mark, TileStatement, Tree, sequence
 
 
@@ -65,8 +66,7 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
     statements are guarded by their step of the schedule matrix, read at tile level: 0 is ``b_k = 0``, K-1 is
     ``b_k = B_k - 1``.
     """
-    extents = dict(next(s for s in group.statements if s.reduce).iters)
-    epilogues = [s for s in group.statements if s.role == "epilogue"]
+    extents, epilogues = dict(_accumulation(group).iters), _epilogues(group)
     outer = (*roles.batch, "b_i", "b_j", "b_k")
     tile, point = ("c_j", "c_i"), ("p_i", "p_j")
     named = {f"E_{n}": extents[n] for n in (*roles.batch, *roles.inner)}
@@ -102,6 +102,108 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
     tree = Mark("task", Band((*roles.batch, "b_i", "b_j"), Mark("kblock", Band(("b_k",), body))))
     params = (*named, *TILE_PARAMS, *(("V_j", "W") if promote else ()))
     return TiledGroup(tree, tuple(statements), params, (*roles.batch, "b_i", "b_j"), named)
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """The statements of an attention group: scores (contraction), rows (stitch), values (contraction).
+
+    ``phases``: of the rows' statements; ``schedule.schedule_attention`` fills them in from the solved matrix.
+    """
+
+    scores: Group
+    score_roles: Roles
+    rows: Group
+    row_prefix: tuple[str, ...]
+    phases: dict[str, int]
+    values: Group
+    value_roles: Roles
+
+
+def unfold(group: Group, batch: tuple[str, ...], role: str = "rows") -> Group:
+    """The group with rows of the current block (role ``rows``) as arrays of all rows of all batches, of ``role``."""
+    extents = {n: e for s in group.statements for n, e in s.iters}
+    front = tuple(Index.of(x) for x in batch)
+    folded = {n for n, a in group.arrays.items() if a.role == "rows"}
+    arrays = dict(group.arrays)
+    for n in folded:
+        shape = (*(extents[x] for x in batch), *arrays[n].shape)
+        arrays[n] = Array(n, arrays[n].dtype, shape, role, row_major(shape))
+
+    def value(v: Value) -> Value:
+        return replace(v, index=(*front, *v.index)) if isinstance(v, Load) and v.buffer in folded else v
+
+    statements = tuple(
+        replace(s, index=(*front, *s.index) if s.array in folded else s.index, value=transform(s.value, value))
+        for s in group.statements
+    )
+    return replace(group, arrays=arrays, statements=statements)
+
+
+def attention_tree(parts: AttentionParts, promote: bool) -> TiledGroup:
+    """The CPU tree of an attention group: blocks of rows are tasks; inside, scores, rows, values one after another.
+
+    Coordinates as in ``contract_tree``, without reduction blocks; ``p_i`` also counts the rows of the stitch.
+    Scores have the suffix ``1`` in their column coordinates, values ``2``.
+    """
+    batch = parts.score_roles.batch
+    named = {f"E_{n}": dict(_accumulation(parts.scores).iters)[n] for n in batch}
+    block = (*batch, "b_i", "c_i")
+    bounds = {n: Index.of(f"E_{n}") for n in batch}
+    bounds |= {"b_i": Index.of("B_i"), "c_i": Index.of("C_i"), "p_i": Index.of("P_i")}
+    statements: list[TileStatement] = []
+
+    def add(name: str, coords: tuple[str, ...]) -> str:
+        statements.append(TileStatement(name, coords, tuple(c for x in coords for c in between(0, x, bounds[x]))))
+        return name
+
+    def micro(group: Group, roles: Roles, n: int) -> tuple[list[str], Tree]:
+        extents = dict(_accumulation(group).iters)
+        reduction = (f"p_k{n}", *roles.inner)
+        bounds.update({f"c_j{n}": Index.of(f"C_j{n}"), f"p_j{n}": Index.of(f"P_j{n}"), f"p_k{n}": Index.of(f"P_k{n}")})
+        bounds.update({x: Index.of(f"E_{x}") for x in roles.inner})
+        named.update({f"E_{x}": extents[x] for x in roles.inner})
+        point, ij = ("p_i", f"p_j{n}"), Band(("p_i", f"p_j{n}"))
+        tile = (*block, f"c_j{n}")
+        init, acc = add(f"INIT{n}", (*tile, *point)), add(f"ACC{n}", (*tile, *reduction, *point))
+        done = [add(f"DONE{n}_{k}", (*tile, *point)) for k, _ in enumerate(_epilogues(group))]
+        body = sequence((init, ij), (acc, Mark("reduce", Band(reduction, ij))), *((d, ij) for d in done))
+        return [init, acc, *done], Band((f"c_j{n}",), Mark(f"micro{n}", body))
+
+    first, first_tree = micro(parts.scores, parts.score_roles, 1)
+    for x, e in ((x, e) for s in parts.rows.statements for x, e in s.iters):
+        if x not in parts.row_prefix:
+            bounds[x] = Index.of(f"E_{x}")
+            named[f"E_{x}"] = e
+    children: list[tuple[list[str], Tree]] = []
+    for stage in stages(parts.rows, parts.row_prefix, parts.phases):
+        inner = inner_iterators(stage[0], parts.row_prefix)
+        names = [add(f"ROW_{s.name}", (*block, "p_i", *inner)) for s in stage]
+        leaf: Tree = sequence(*((n, Leaf()) for n in names)) if len(names) > 1 else Leaf()
+        children.append((names, Mark("stage", Band(inner, leaf)) if inner else leaf))
+    row_names = [n for names, _ in children for n in names]
+    rows = Mark("rows", Band(("p_i",), Mark("row", sequence(*children))))
+    second, second_tree = micro(parts.values, parts.value_roles, 2)
+    body: Tree = Mark("block", sequence((first, first_tree), (row_names, rows), (second, second_tree)))
+    body = Band(("c_i",), body)
+    if promote:
+        inner = parts.score_roles.inner
+        bounds |= {"v": Index.of("V_j"), "a_k": Index.of("P_k1"), "lane": Index.of("W")}
+        everything = [s.name for s in statements]
+        pack = add("PACK", (*batch, "b_i", "v", "a_k", *inner, "lane"))
+        body = sequence((pack, Mark("promote", Band(("v", "a_k", *inner, "lane")))), (everything, body))
+    tiles = ("B_i", "C_i", "P_i", "C_j1", "P_j1", "P_k1", "C_j2", "P_j2", "P_k2")
+    params = (*named, *tiles, *(("V_j", "W") if promote else ()))
+    tree = Mark("task", Band((*batch, "b_i"), Mark("share", body)))
+    return TiledGroup(tree, tuple(statements), params, (*batch, "b_i"), named)
+
+
+def _accumulation(group: Group) -> Statement:
+    return next(s for s in group.statements if s.reduce)
+
+
+def _epilogues(group: Group) -> list[Statement]:
+    return [s for s in group.statements if s.role == "epilogue"]
 
 
 def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], tiled: bool) -> TiledGroup:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
+from polydyn.codegen.cpu_attention import AttentionKernel, SeparateKernels
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.kernel import CpuTarget, Kernel
+from polydyn.fusion.grouping import is_contraction
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import iterators
+from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
@@ -19,7 +23,8 @@ from polydyn.schedules.index import ZERO, Index, product
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.polyhedra import context
 from polydyn.schedules.proof import prove_contract, prove_nest
-from polydyn.schedules.schedule import schedule_contract, schedule_nest
+from polydyn.schedules.proof_attention import prove_attention
+from polydyn.schedules.schedule import schedule_attention, schedule_contract, schedule_nest
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,9 @@ class PlacedKernel:
     flops: Index
 
 
+Form: TypeAlias = ContractGroup | AttentionGroup | LoweredGroup
+
+
 class KernelBuilder:
     """Schedules, proves and builds each distinct kernel once.
 
@@ -42,21 +50,50 @@ class KernelBuilder:
     def __init__(self, plan: FusionPlan, target: CpuTarget) -> None:
         self.plan, self.target = plan, target
         self.kernels: dict[str, Kernel] = {}
+        self.notes: list[str] = []
         self.proven: list[str] = []
         self.unproven: list[str] = []
 
-    def place(self, group: FusedGroup) -> PlacedKernel:
-        """The kernel for one group."""
+    def place(self, group: FusedGroup) -> tuple[PlacedKernel, ...]:
+        """The kernel of one group (those of its parts, when an attention does not line up)."""
+        if group.kind != "attention":
+            return (self._place(group),)
+        form = lower_attention(self.plan, group)
+        if form is not None:
+            try:
+                return (self._placed(group, form),)
+            except SeparateKernels as e:
+                self.notes.append(f"{group.outputs[0]}: attention in parts: {e}")
+        return tuple(map(self._place, group.parts))
+
+    def _place(self, group: FusedGroup) -> PlacedKernel:
         form = lower_contract(self.plan, group, self.target.width) if group.kind == "contract" else None
-        lowered = lower_nest(self.plan, group) if form is None else form.lowered
+        return self._placed(group, form or lower_nest(self.plan, group))
+
+    def _placed(self, group: FusedGroup, form: Form) -> PlacedKernel:
+        lowered = form if isinstance(form, LoweredGroup) else form.lowered
         verify_group(lowered.group)
-        unproven = check_addresses(lowered.group, lowered.params)
-        self.unproven += [lowered.buffers[a] for a in unproven]
-        key = lowered.key(form and (form.roles, sorted(form.packed)), self.target)
+        self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params)]
+        key = self._key(form)
         if key not in self.kernels:
-            self.kernels[key] = self._nest(lowered.group, key) if form is None else self._contract(form, key)
+            self.kernels[key] = self._build(form, key)
+            self.proven.append(key)
         flops = sum((_flops(self.plan, group, i) for i in range(len(group.nodes))), ZERO)
         return PlacedKernel(group, lowered, self.kernels[key], key, flops)
+
+    def _key(self, form: Form) -> str:
+        if isinstance(form, ContractGroup):
+            return form.lowered.key(form.roles, sorted(form.packed), self.target)
+        if isinstance(form, AttentionGroup):
+            return form.lowered.key(form.parts, self.target)
+        return form.key(self.target)
+
+    def _build(self, form: Form, key: str) -> Kernel:
+        if isinstance(form, ContractGroup):
+            return self._contract(form, key)
+        if isinstance(form, AttentionGroup):
+            return self._attention(form, key)
+        return self._nest(form.group, key)
 
     def _contract(self, form: ContractGroup, key: str) -> Kernel:
         group = form.lowered.group
@@ -64,7 +101,6 @@ class KernelBuilder:
         roles, _ = schedule_contract(group, form.roles, deps.under(context(group)))
         kernel = ContractKernel(f"contract_{key[:12]}", group, roles, self.target, form.packed)
         prove_contract(group, roles, kernel.tree(), kernel.tiles(), deps)
-        self.proven.append(key)
         return kernel.build()
 
     def _nest(self, group: Group, key: str) -> Kernel:
@@ -72,16 +108,21 @@ class KernelBuilder:
         schedule = schedule_nest(group, deps.under(context(group)))
         kernel = NestKernel(f"nest_{key[:12]}", group, schedule.band, schedule.phases, self.target)
         prove_nest(group, kernel.tree(), schedule.band, schedule.phases, deps)
-        self.proven.append(key)
         built = kernel.build()
         return replace(built, notes=(*built.notes, *schedule.notes))
+
+    def _attention(self, form: AttentionGroup, key: str) -> Kernel:
+        parts = schedule_attention(form.parts)
+        kernel = AttentionKernel(f"attention_{key[:12]}", form.lowered.group, parts, self.target, frozenset())
+        prove_attention(form.lowered.group, parts, kernel.tree(), kernel.tiles())
+        return kernel.build()
 
 
 def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:
     """Operations of one node: a contraction counts two for each product, everything else one for each element."""
     node = group.nodes[i]
     size = product(e for _, e in iterators(plan.graph, node))
-    return size * 2 if group.kind == "contract" and i == 0 else size
+    return size * 2 if group.kind != "nest" and is_contraction(node) else size
 
 
 def bind(symbols: Mapping[str, Index], e: Index) -> Index:
