@@ -36,7 +36,8 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.tiling import Roles, contract_tree
+from polydyn.schedules.tile_flow import ContractTiles
+from polydyn.schedules.tiling import Roles, TiledGroup, contract_tree
 
 REDUCTION_BLOCK = 768
 """Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (CPU.md 2)."""
@@ -128,6 +129,23 @@ class ContractKernel:
         address = self.group.arrays[x.buffer].address(x.index)
         stride, rest = address.split(self.roles.col)
         return None if self.roles.col in rest.symbols() else stride
+
+    def tiles(self) -> ContractTiles:
+        """The sizes that the kernel is built for, as proofs want them."""
+        p, w = self.plan, self.width
+        panels, vector = self._panels(V("N"), V("c_hi")), p.block * self.R * w
+        return ContractTiles(
+            p.rows, self.nr, w, p.block, p.blocks, p.promote, panels, self._panel_size(V("S")), vector
+        )
+
+    def _panels(self, columns: Index, c_hi: Index) -> Index:
+        """Vectors of columns that PACK fills for the share [c_lo, c_hi) of column tiles."""
+        lo = V("c_lo")
+        return minimum((columns - lo * self.nr).ceildiv(self.width), (c_hi - lo) * self.plan.vectors)
+
+    def _panel_size(self, share: Index) -> Index:
+        """Elements allocated for at most ``share`` column tiles."""
+        return share * self.nr * self.plan.block * self.R
 
     # -- lowering ------------------------------------------------------------------------------------------------
 
@@ -262,10 +280,14 @@ class ContractKernel:
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
+    def tree(self) -> TiledGroup:
+        """The tile-space tree that the kernel is generated from."""
+        return contract_tree(self.group, self.roles, self.plan.promote)
+
     def build(self) -> Kernel:
         """The kernel."""
         p, w = self.plan, self.width
-        tiled = contract_tree(self.group, self.roles, p.promote)
+        tiled = self.tree()
         coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
         body = bind(body, {"B_k": p.blocks, "P_k": p.block, "W": w})
@@ -275,8 +297,7 @@ class ContractKernel:
         body = balance(balance(body, "c_j", nt, "B_j", "b_j"), "c_i", mt, "B_i", "b_i")
         body = self._variants(body, coordinates)
         lo, hi = nt * "b_j" // "B_j", nt * (V("b_j") + 1) // "B_j"
-        panels = minimum((self.N - V("c_lo") * self.nr).ceildiv(w), (hi - V("c_lo")) * p.vectors)
-        size = nt.ceildiv("B_j") * self.nr * p.block * self.R
+        panels, size = self._panels(self.N, hi), self._panel_size(nt.ceildiv("B_j"))
 
         def shares(b: Body) -> Body:
             if not p.promote:
