@@ -5,7 +5,8 @@ Proofs about elements are then proofs about memory: tasks that write different e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.index import ONE, ZERO, Index, polynomial_division
@@ -16,15 +17,26 @@ _SIZES = ((2, 3, 5, 7), (7, 5, 3, 2), (1, 2, 1, 3), (16, 16, 33, 17), (64, 1, 8,
 """Sizes that unproven strides are tried with, in turn for the symbols in order of name."""
 
 
-def check_addresses(group: Group, params: Mapping[str, Index]) -> tuple[str, ...]:
+def check_addresses(
+    group: Group, params: Mapping[str, Index], free: Collection[str] = ()
+) -> tuple[str, ...]:
     """Every output's addresses are injective. ``params``: what the group's parameters stand for in this place.
+
+    ``free``: symbols for strides that the caller of the program chooses; that those keep elements apart is checked on
+    every call, here only the dims with strides of our own are.
 
     Mixed radix: dims can be ordered so that every stride passes over the whole span of the dims before it. Returns the
     outputs for which that is not proven because it follows from sizes of other tensors (a part of a concatenation
     whose other parts have sizes that may be negative as far as the expression tells). LegalityError names the array,
     the dim and sizes for which two elements do share an address.
     """
-    return tuple(n for n, a in group.arrays.items() if a.role == "output" and not _proven(a, params))
+    return tuple(n for n, a in group.arrays.items() if a.role == "output" and not _proven(_own(a, params, free), params))
+
+
+def _own(a: Array, params: Mapping[str, Index], free: Collection[str]) -> Array:
+    """The array without the dims whose strides the caller chooses."""
+    kept = [d for d, s in enumerate(a.strides) if s.subs(params).symbols().isdisjoint(free)]
+    return replace(a, shape=tuple(a.shape[d] for d in kept), strides=tuple(a.strides[d] for d in kept))
 
 
 def _proven(a: Array, params: Mapping[str, Index]) -> bool:

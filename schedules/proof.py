@@ -151,7 +151,7 @@ def _contract_coordinates(
     step: tuple[Coordinate | IndexLike, Coordinate | IndexLike] = (ZERO, roles.block)
     if tiles.blocks != ONE:
         step = Coordinate(roles.block, int(tiles.block)), Coordinate(roles.block, 1, int(tiles.block))
-    last = ZERO if tiles.blocks == ONE else Index.of("B_k") - 1
+    last = (tiles.blocks if tiles.blocks.constant is not None else Index.of("B_k")) - 1
     sunk = {n: ZERO if side == "first" else last for n, side in roles.sunk}
     out: dict[str, list[Coordinate | IndexLike]] = {}
     for s in group.statements:

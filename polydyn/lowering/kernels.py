@@ -74,7 +74,8 @@ class KernelBuilder:
     def _placed(self, group: FusedGroup, form: Form) -> PlacedKernel:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
         verify_group(lowered.group)
-        self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params)]
+        free = {x for names in self.plan.strides.values() for x in names}
+        self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params, free)]
         key = self._key(form)
         if key not in self.kernels:
             self.kernels[key] = self._build(form, key)

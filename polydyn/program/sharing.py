@@ -19,11 +19,13 @@ EFFORT = 10_000
 def refuse_sharing(
     inputs: Mapping[str, Array], out: Mapping[str, Array], appendable: Collection[tuple[str, str]]
 ) -> None:
-    """InputError when a given output shares memory with an input or another output.
+    """InputError when a given output shares memory with an input, another output or itself.
 
     The exception: for (input, output) in ``appendable`` the output may begin where the input does, if it walks the
     memory with the same strides. Only arrays whose spans of addresses meet are looked at closely.
     """
+    for name, a in out.items():
+        _refuse_folded(name, a)
     arrays = [(name, a, False) for name, a in inputs.items()] + [(name, a, True) for name, a in out.items()]
     spans = sorted((*_span(a), k) for k, (_, a, _) in enumerate(arrays) if a.size)
     live: list[tuple[int, int]] = []
@@ -34,6 +36,19 @@ def refuse_sharing(
             if (p_out or q_out) and _shares(a, b) and not ((p, q) in appendable and not p_out and _begins(a, b)):
                 _refuse(p, q, (p, q) in appendable and not p_out)
         live.append((high, k))
+
+
+def _refuse_folded(name: str, a: Array) -> None:
+    """InputError when two elements of an output may be one place in memory (kernels are proven for distinct ones)."""
+    span = a.itemsize
+    for stride, n in sorted((abs(s), n) for s, n in zip(a.strides, a.shape, strict=True) if n > 1):
+        if stride < span and a.size:
+            raise InputError(
+                f"elements of out['{name}'] share memory: strides {a.strides} in bytes for shape {a.shape}",
+                tensor=name,
+                remedy="pass an array, or a slice of one",
+            )
+        span += (n - 1) * stride
 
 
 def _span(a: Array) -> tuple[int, int]:
