@@ -7,7 +7,7 @@ constant nor of unit stride is packed by the promotion statement PACK.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import (
@@ -24,7 +24,7 @@ from polydyn.codegen.ir import (
     rewrite,
     used_buffers,
 )  # fmt: skip
-from polydyn.codegen.isl_ast import from_isl, name_loops
+from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
@@ -35,10 +35,8 @@ from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
-from polydyn.schedules.isl_util import param_set
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles, contract_tree
-from polydyn.schedules.tree import build_ast, to_isl
 
 REDUCTION_BLOCK = 768
 """Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (CPU.md 2)."""
@@ -62,8 +60,19 @@ class _Plan:
 class ContractKernel:
     """Builds the kernel of one matmul-like group."""
 
-    def __init__(self, name: str, group: Group, roles: Roles, target: CpuTarget, packed: frozenset[str]) -> None:
-        """``packed``: arrays already laid out in panels along the column iterator."""
+    def __init__(
+        self,
+        name: str,
+        group: Group,
+        roles: Roles,
+        target: CpuTarget,
+        packed: frozenset[str],
+        rows: int | None = None,
+    ) -> None:
+        """``packed``: arrays already laid out in panels along the column iterator.
+
+        ``rows``: the register tile's rows when the kernel is a part of an attention, which also means one block.
+        """
         self.name, self.group, self.roles, self.target = name, group, roles, target
         self.acc = next(s for s in group.statements if s.reduce)
         self.epilogues = [s for s in group.statements if s.role == "epilogue"]
@@ -71,7 +80,7 @@ class ContractKernel:
         self.M, self.N, self.K = (self.extents[x] for x in (roles.row, roles.col, roles.block))
         self.R = product(self.extents[x] for x in roles.inner)
         self.row_value, self.col_value = _operands(self.acc, roles)
-        self.plan = self._plan(packed)
+        self.plan = self._plan(packed) if rows is None else self._part(self._plan(packed), rows)
 
     # -- decisions -----------------------------------------------------------------------------------------------
 
@@ -85,6 +94,12 @@ class ContractKernel:
         if carrier is None or self.acc.value.dtype != "float32" or (k is not None and k <= block * 4 // 3):
             return _Plan(rows, vectors, self.K, ONE, not in_place, carrier)
         return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), not in_place, carrier)
+
+    def _part(self, p: _Plan, rows: int) -> _Plan:
+        most = max((v for r, v, _ in self.target.tiles if r >= rows), default=1)
+        n = self.N.constant
+        vectors = most if n is None else min(most, max(1, -(-n // self.target.width)))
+        return replace(p, rows=rows, vectors=vectors, block=self.K, blocks=ONE)
 
     def _tile(self) -> tuple[int, int]:
         """The register tile with the best share of useful lanes; symbolic columns get the widest: tails are exact."""
@@ -112,7 +127,7 @@ class ContractKernel:
         env = {x: a[x] for x in (*r.batch, *r.inner) if x in a}
         env[r.row] = V("o_i") + a.get("p_i", ZERO)
         env[r.col] = a["c_j"] * self.nr + a["p_j"]
-        env[r.block] = a["b_k"] * self.plan.block + a.get("p_k", ZERO)
+        env[r.block] = a.get("b_k", ZERO) * self.plan.block + a.get("p_k", ZERO)
         return env
 
     @property
@@ -175,14 +190,14 @@ class ContractKernel:
             k = k * self.extents[x] + a[x]
         return k
 
-    def _pack(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+    def pack(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
         """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
         w, r = self.target.width, self.roles
 
         def f(a: Mapping[str, Index]) -> Body:
             env = {x: a[x] for x in (*r.batch, *r.inner)}
             env[r.col] = V("c_lo") * self.nr + a["v"] * w + a["lane"]
-            env[r.block] = a["b_k"] * self.plan.block + a["a_k"]
+            env[r.block] = a.get("b_k", ZERO) * self.plan.block + a["a_k"]
             address = (a["v"] * (self.plan.block * self.R) + self._step(a, a["a_k"])) * w + a["lane"]
             return (Store("panel", address, flat(self.group, self.col_value, env, lambda x: None)),)
 
@@ -199,7 +214,7 @@ class ContractKernel:
 
     # -- the micro-kernel ----------------------------------------------------------------------------------------
 
-    def _vectors(self, body: Body, vectors: int, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+    def vectors(self, body: Body, vectors: int, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
         """The micro-kernel for a number of live vectors, its row count still a symbol."""
         width = vectors * self.target.width
         body = bind(body, {"P_j": width})
@@ -208,7 +223,7 @@ class ContractKernel:
         body = consume(lower(body, coordinates, self._table(width)), "reduce", lambda b: b)
         return self._masked(body, width)
 
-    def _rows(self, body: Body, rows: int) -> Body:
+    def rows(self, body: Body, rows: int) -> Body:
         """The micro-kernel for a number of live rows: registers and shared loads."""
         body = unroll(bind(body, {"P_i": rows}), ("p_i", "p_j"))
         body = registers(body, "acc", self.acc.value.dtype)
@@ -242,13 +257,11 @@ class ContractKernel:
         """The kernel."""
         p, w = self.plan, self.target.width
         tiled = contract_tree(self.group, self.roles, p.promote)
-        schedule = to_isl(tiled.tree, tiled.statements, tiled.params)
-        ast = build_ast(schedule, param_set(tiled.params))
         coordinates = tiled.coordinates()
-        body = mark_parallel(name_loops(from_isl(ast), coordinates), tiled.coincident)
+        body = mark_parallel(generate(tiled), tiled.coincident)
         body = bind(body, {"B_k": p.blocks, "P_k": p.block, "W": w})
         if p.promote:
-            body = consume(body, "promote", lambda b: self._pack(b, coordinates))
+            body = consume(body, "promote", lambda b: self.pack(b, coordinates))
         nt, mt = self.N.ceildiv(self.nr), self.M.ceildiv(p.rows)
         body = balance(balance(body, "c_j", nt, "B_j", "b_j"), "c_i", mt, "B_i", "b_i")
         body = self._variants(body, coordinates)
@@ -276,29 +289,34 @@ class ContractKernel:
 
     def _variants(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
         """A switch over exact row counts, inside it over live vectors, around outlined micro-kernels."""
-        p, w = self.plan, self.target.width
-        n, m = self.N.constant, self.M.constant
-        mt = self.M.ceildiv(p.rows)
+        mt = self.M.ceildiv(self.plan.rows)
         first, following = V("c_i") * self.M // mt, (V("c_i") + 1) * self.M // mt
-        rows = sorted({m // int(mt), -(-m // int(mt))}) if m else list(range(1, p.rows + 1))
-        if n is None:
-            vectors = list(range(1, p.vectors + 1))
-        else:
-            last = -(-n // w) % p.vectors
-            vectors = sorted({p.vectors, *([last] if last else [])} if -(-n // w) >= p.vectors else {-(-n // w)})
-
         def micro(b: Body) -> Body:
-            wide = {c: self._vectors(b, c, coordinates) for c in vectors}
+            wide = {c: self.vectors(b, c, coordinates) for c in self.vector_cases()}
 
             def columns(r: int) -> Body:
-                cases = {c: self._rows(x, r) for c, x in wide.items()}
-                return variants(self._live_vectors(), cases, f"{self.name}_{r}")
+                cases = {c: self.rows(x, r) for c, x in wide.items()}
+                return variants(self.live_vectors(), cases, f"{self.name}_{r}")
 
-            return (Let("o_i", first, variants(following - V("o_i"), {r: columns(r) for r in rows})),)
+            return (Let("o_i", first, variants(following - V("o_i"), {r: columns(r) for r in self.row_cases()})),)
 
         return consume(body, "micro", micro)
 
-    def _live_vectors(self) -> Index:
+    def vector_cases(self) -> list[int]:
+        """Numbers of live vectors that get a micro-kernel of their own (masks cover what lies between)."""
+        n, w, v = self.N.constant, self.target.width, self.plan.vectors
+        if n is None:
+            return [x for x in (1, 2, 4, 8) if x < v] + [v]
+        whole = -(-n // w)
+        return sorted({v, whole % v or v}) if whole >= v else [whole]
+
+    def row_cases(self) -> list[int]:
+        """Numbers of live rows that occur."""
+        m, r = self.M.constant, self.plan.rows
+        return sorted({m // -(-m // r), -(-m // -(-m // r))}) if m else list(range(1, r + 1))
+
+    def live_vectors(self) -> Index:
+        """Vectors of the current register tile that hold columns."""
         return minimum(self.plan.vectors, (self.N - V("c_j") * self.nr).ceildiv(self.target.width))
 
     def _launch(self, nt: Index, mt: Index) -> dict[str, Index]:

@@ -26,7 +26,7 @@ from polydyn.codegen.ir import (
     rewrite,
     walk,
 )  # fmt: skip
-from polydyn.codegen.isl_ast import from_isl, name_loops
+from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
@@ -36,10 +36,8 @@ from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
-from polydyn.schedules.isl_util import param_set
 from polydyn.schedules.model import Group, Statement, row_major
 from polydyn.schedules.tiling import inner_iterators, nest_tree, stages
-from polydyn.schedules.tree import build_ast, to_isl
 
 MAP_TILE = 2048
 """Elements per task of an element-wise group: some microseconds of work."""
@@ -52,12 +50,19 @@ class NestKernel:
     """Builds the kernel of one group from its shared iterators and phases."""
 
     def __init__(
-        self, name: str, group: Group, prefix: tuple[str, ...], phases: dict[str, int], target: CpuTarget
+        self,
+        name: str,
+        group: Group,
+        prefix: tuple[str, ...],
+        phases: dict[str, int],
+        target: CpuTarget,
+        rows: bool = False,
     ) -> None:
+        """``rows``: vectors must run along the rows (the nest is a part of an attention)."""
         self.name, self.group, self.prefix, self.phases, self.target = name, group, prefix, phases, target
         self.stage_of = {s.name: n for n, st in enumerate(stages(group, prefix, phases)) for s in st}
         self.extents = {n: e for s in group.statements for n, e in s.iters}
-        self.tiled = bool(prefix) and self._along_band()
+        self.tiled = not rows and bool(prefix) and self._along_band()
         self.place = {n: self._place(n) for n, a in group.arrays.items() if a.role == "local"}
         self.notes: list[str] = []
 
@@ -131,7 +136,8 @@ class NestKernel:
         strides = row_major(array.shape[inner:])
         return sum((i * s for i, s in zip(x.index[inner:], strides, strict=True)), ZERO)
 
-    def _lowering(self, s: Statement) -> Lowering:
+    def lowering(self, s: Statement) -> Lowering:
+        """What executes a statement's instance."""
         where = self.place.get(s.array)
 
         def f(a: Mapping[str, Index]) -> Body:
@@ -152,13 +158,14 @@ class NestKernel:
 
         return f
 
-    def _row(self, body: Body) -> Body:
+    def row(self, body: Body) -> Body:
         """Declares row registers at the top of a row, allocates scratch rows around it."""
         rows = [n for n, where in self.place.items() if where == "row"]
         defs = tuple(Def(f"v_{n}", Const(self.group.arrays[n].dtype, _zero(self.group.arrays[n].dtype))) for n in rows)
         return (*defs, *body)
 
-    def _scratch(self, body: Body) -> Body:
+    def scratch(self, body: Body) -> Body:
+        """Allocates the scratch rows around a body."""
         for n, where in self.place.items():
             if where == "scratch":
                 a = self.group.arrays[n]
@@ -167,7 +174,7 @@ class NestKernel:
 
     # -- vector loops --------------------------------------------------------------------------------------------
 
-    def _vector_inner(self, body: Body) -> Body:
+    def vector_inner(self, body: Body) -> Body:
         """Vectorises every innermost loop of a stage that permits it."""
 
         def f(n: Node) -> Node | Body:
@@ -195,18 +202,17 @@ class NestKernel:
     def build(self) -> Kernel:
         """The kernel."""
         tiled = nest_tree(self.group, self.prefix, self.phases, self.tiled)
-        ast = build_ast(to_isl(tiled.tree, tiled.statements, tiled.params), param_set(tiled.params))
         coordinates = tiled.coordinates()
-        body = mark_parallel(name_loops(from_isl(ast), coordinates), tiled.coincident)
+        body = mark_parallel(generate(tiled), tiled.coincident)
         if self.tiled:
             body = bind(body, {"B_t": self.extents[self.prefix[-1]].ceildiv("P_t")})
-        body = lower(body, coordinates, {s.name: self._lowering(s) for s in self.group.statements})
-        body = consume(body, "row", self._row)
-        body = consume(body, "stage", (lambda b: b) if self.tiled else self._vector_inner)
+        body = lower(body, coordinates, {s.name: self.lowering(s) for s in self.group.statements})
+        body = consume(body, "row", self.row)
+        body = consume(body, "stage", (lambda b: b) if self.tiled else self.vector_inner)
         if self.tiled:
             body = consume(body, "tile", self._tile)
         body, count = tasks(fold(body))
-        body = fold(self._scratch(body))
+        body = fold(self.scratch(body))
         symbols = (*self.group.params, *(("P_t",) if self.tiled else ()))
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
         verify_body(body, (*symbols, "begin", "end"), buffers)

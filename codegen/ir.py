@@ -136,7 +136,7 @@ class Inst:
 
 @dataclass(frozen=True)
 class Switch:
-    """Chooses the body whose key equals ``on``."""
+    """Chooses the body with the least key >= ``on``; ``on`` is at most the last key."""
 
     on: Index
     cases: tuple[tuple[int, Body], ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import islpy as isl
@@ -9,9 +10,25 @@ import islpy as isl
 from polydyn.codegen.ir import Body, Compare, For, If, Inst, Mark, rewrite, substitute, walk
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.schedules.isl_util import param_set
+from polydyn.schedules.tiling import TiledGroup
+from polydyn.schedules.tree import TileStatement, Tree, build_ast, to_isl
 
 _NODE, _EXPR, _OP = isl.ast_node_type, isl.ast_expr_type, isl.ast_expr_op_type
 _RELATION = {_OP.eq: "==", _OP.ge: ">=", _OP.gt: ">", _OP.le: "<=", _OP.lt: "<"}
+
+
+def generate(tiled: TiledGroup) -> Body:
+    """The loop IR of a tiled group, loops named by their coordinates and extents bound; instances not yet lowered."""
+    body = _generate(tiled.tree, tiled.statements, tiled.params)
+    return substitute(body, tiled.extents)
+
+
+@lru_cache(maxsize=256)
+def _generate(tree: Tree, statements: tuple[TileStatement, ...], params: tuple[str, ...]) -> Body:
+    """One isl AST for all groups of one form (tile sizes and extents are parameters)."""
+    ast = build_ast(to_isl(tree, statements, params), param_set(params))
+    return name_loops(from_isl(ast), {s.name: s.coords for s in statements})
 
 
 def from_isl(node: Any) -> Body:

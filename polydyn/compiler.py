@@ -9,11 +9,14 @@ from importlib.resources import files
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget
 from polydyn.errors import UnsupportedError
+from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
 from polydyn.fusion.plan import FusionPlan
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.graph.importer import ModelLike
+from polydyn.graph.passes.merge import merge_contractions
+from polydyn.graph.verify import verify_graph
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, bind
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
@@ -29,10 +32,12 @@ LEAF = "pd_cpu.h"
 class Options:
     """Choices that change what is compiled.
 
-    ``serial_below``: launches with fewer operations than this stay on the calling thread.
+    ``merge``: contractions that share an operand become one (GEMM merging). ``attention``: scores, softmax and values
+    become one kernel.
     """
 
-    serial_below: int = 20_000
+    merge: bool = True
+    attention: bool = True
 
 
 def compile(
@@ -49,13 +54,18 @@ def compile(
     ``dims``: inclusive ranges of dynamic dims by name, checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. Raises PolydynError, see ``polydyn.errors``.
     """
-    processor = cpu_target(target)
+    processor, options = cpu_target(target), options or Options()
     graph = import_model(model, dims)
     graph = fold(graph)
+    if options.merge:
+        graph = merge_contractions(graph)
+    verify_graph(graph)
     plan = fuse(graph)
+    if options.attention:
+        plan = fuse_attention(plan)
     builder = KernelBuilder(plan, processor)
-    placed = [builder.place(g) for g in plan.groups]
-    host = host_plan(plan, placed, processor, options or Options())
+    placed = [k for g in plan.groups for k in builder.place(g)]
+    host = host_plan(plan, placed, processor)
     return build_program(host, target=target, threads=threads)
 
 
@@ -74,9 +84,7 @@ def cpu_target(target: str) -> CpuTarget:
     return known[target]
 
 
-def host_plan(
-    plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, options: Options
-) -> HostPlan:
+def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget) -> HostPlan:
     """Buffers, packed constants, kernels and launches of a placed fusion plan."""
     graph = plan.graph
     constants = _constants(plan, placed)
@@ -97,7 +105,7 @@ def host_plan(
         graph.sources,
         graph.guards,
         tuple(kernels.values()),
-        tuple(_launch(p, options) for p in placed),
+        tuple(map(_launch, placed)),
         tuple(r for p in placed for r in p.fused.reasons),
         {LEAF: header.read_text()},
     )
@@ -130,7 +138,7 @@ def _buffers(plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[st
     return out
 
 
-def _launch(p: PlacedKernel, options: Options) -> Launch:
+def _launch(p: PlacedKernel) -> Launch:
     k, params = p.kernel, p.lowered.params
     symbols = dict(params)
     for s in k.symbols[len(params) :]:

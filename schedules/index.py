@@ -48,14 +48,15 @@ def _key(atom: str | Atom) -> tuple[int, str]:
 class Index:
     """A polynomial in normal form; immutable, hashable, with the arithmetic operators of ``int``."""
 
-    __slots__ = ("_hash", "_str", "terms")
+    __slots__ = ("_hash", "_str", "_symbols", "terms")
 
     terms: dict[Monomial, int]
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
-        self.terms = {m: c for m, c in terms.items() if c}
+        self.terms = {m: c for m, c in terms.items() if c} if 0 in terms.values() else dict(terms)
         self._hash: int | None = None
         self._str: str | None = None
+        self._symbols: frozenset[str] | None = None
 
     @staticmethod
     def of(x: IndexLike) -> Index:
@@ -97,14 +98,21 @@ class Index:
 
     def symbols(self) -> frozenset[str]:
         """All symbols, those inside atoms included."""
-        out: set[str] = set()
-        for a in self.atoms():
-            if isinstance(a, str):
-                out.add(a)
-            else:
-                for x in a.args:
-                    out |= x.symbols()
-        return frozenset(out)
+        if self._symbols is None:
+            out: set[str] = set()
+            for m in self.terms:
+                for a in m:
+                    if isinstance(a, str):
+                        out.add(a)
+                    else:
+                        out.update(*(x.symbols() for x in a.args))
+            self._symbols = frozenset(out)
+        return self._symbols
+
+    @property
+    def is_polynomial(self) -> bool:
+        """True when there are no atoms other than symbols."""
+        return all(isinstance(a, str) for m in self.terms for a in m)
 
     def fetches(self) -> frozenset[Atom]:
         """All ``fetch`` atoms, nested ones included."""
@@ -163,6 +171,12 @@ class Index:
 
     def __mul__(self, other: IndexLike) -> Index:
         o = Index.of(other)
+        c = o.constant
+        if c is not None:
+            return self if c == 1 else Index({m: v * c for m, v in self.terms.items()})
+        c = self.constant
+        if c is not None:
+            return o if c == 1 else Index({m: v * c for m, v in o.terms.items()})
         r: dict[Monomial, int] = {}
         for m, v in self.terms.items():
             for n, w in o.terms.items():
@@ -191,7 +205,7 @@ class Index:
 
     def subs(self, env: Mapping[str, IndexLike]) -> Index:
         """Substitutes symbols, simultaneously."""
-        if not self.symbols() & env.keys():
+        if self.symbols().isdisjoint(env):
             return self
         return self._rebuild(lambda s: Index.of(env[s]) if s in env else Index({(s,): 1}), lambda name: name)
 
@@ -204,6 +218,9 @@ class Index:
     def _rebuild(self, sym: Callable[[str], Index], fetch: Callable[[str], str]) -> Index:
         total: dict[Monomial, int] = {}
         for m, v in self.terms.items():
+            if not m:
+                total[m] = total.get(m, 0) + v
+                continue
             p = Index({(): v})
             for a in m:
                 if isinstance(a, str):

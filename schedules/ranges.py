@@ -62,6 +62,8 @@ def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
     All symbols are >= 0. Where iterators run at all their extents are >= 1, so the symbols of an extent that is a
     single product are >= 1 too.
     """
+    if p.is_polynomial and min(p.terms.values(), default=0) >= 0:
+        return True
     low = _bound(p, ranges or {}, upper=False)
     if low is None:
         return False
@@ -87,7 +89,7 @@ def simplify(p: Index, ranges: Ranges) -> Index:
             return divide(args[0], args[1], ranges)
         return _simplify_extreme(a.kind, args, ranges)
 
-    return p.map_atoms(atom)
+    return p if p.is_polynomial else p.map_atoms(atom)
 
 
 def _simplify_extreme(kind: str, args: tuple[Index, ...], ranges: Ranges) -> Index:

@@ -35,12 +35,17 @@ class Roles:
 
 @dataclass(frozen=True)
 class TiledGroup:
-    """A tree over tile-space statements; ``coincident`` names the coordinates that form the task band."""
+    """A tree over tile-space statements; ``coincident`` names the coordinates that form the task band.
+
+    Extents of iterators are parameters too (``E_x``, what they stand for is in ``extents``), so that groups of one form
+    share one tree and one isl AST.
+    """
 
     tree: Tree
     statements: tuple[TileStatement, ...]
     params: tuple[str, ...]
     coincident: tuple[str, ...]
+    extents: dict[str, Index]
 
     def coordinates(self) -> dict[str, tuple[str, ...]]:
         """Statement -> its coordinates."""
@@ -56,11 +61,11 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
     Statements: INIT, LOAD, ACC, SAVE, DONE<n>; LOAD and SAVE carry the accumulator through memory between reduction
     blocks. PACK fills panels ``[v][k][inner..][lane]`` for the current block of columns and reduction block.
     """
-    extents = dict(next(s for s in group.statements if s.reduce).iters)
-    epilogues = [s for s in group.statements if s.role == "epilogue"]
+    extents, epilogues = dict(_accumulation(group).iters), _epilogues(group)
     outer = (*roles.batch, "b_i", "b_j", "b_k")
     tile, point = ("c_j", "c_i"), ("p_i", "p_j")
-    bounds = {n: extents[n] for n in (*roles.batch, *roles.inner)}
+    named = {f"E_{n}": extents[n] for n in (*roles.batch, *roles.inner)}
+    bounds = {n: Index.of(f"E_{n}") for n in (*roles.batch, *roles.inner)}
     bounds |= {f"{a}_{x}": Index.of(f"{a.upper()}_{x}") for a, x in (
         ("b", "i"), ("b", "j"), ("b", "k"), ("c", "i"), ("c", "j"), ("p", "i"), ("p", "j"), ("p", "k"))}  # fmt: skip
     bounds |= {"v": Index.of("V_j"), "a_k": Index.of("P_k"), "lane": Index.of("W")}
@@ -89,8 +94,87 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
         statements.append(statement("PACK", (*outer, "v", "a_k", *roles.inner, "lane")))
         body = sequence(("PACK", Mark("promote", Band(("v", "a_k", *roles.inner, "lane")))), (names, body))
     tree = Mark("task", Band((*roles.batch, "b_i", "b_j"), Mark("kblock", Band(("b_k",), body))))
-    params = (*group.params, *TILE_PARAMS, *(("V_j", "W") if promote else ()))
-    return TiledGroup(tree, tuple(statements), params, (*roles.batch, "b_i", "b_j"))
+    params = (*named, *TILE_PARAMS, *(("V_j", "W") if promote else ()))
+    return TiledGroup(tree, tuple(statements), params, (*roles.batch, "b_i", "b_j"), named)
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """The statements of an attention group: scores (contraction), rows (stitch, with phases), values (contraction)."""
+
+    scores: Group
+    score_roles: Roles
+    rows: Group
+    row_prefix: tuple[str, ...]
+    phases: dict[str, int]
+    values: Group
+    value_roles: Roles
+
+
+def attention_tree(parts: AttentionParts, promote: bool) -> TiledGroup:
+    """The CPU tree of an attention group: blocks of rows are tasks; inside, scores, rows, values one after another.
+
+    Coordinates as in ``contract_tree``, without reduction blocks; ``p_i`` also counts the rows of the stitch.
+    Scores have the suffix ``1`` in their column coordinates, values ``2``.
+    """
+    batch = parts.score_roles.batch
+    named = {f"E_{n}": dict(_accumulation(parts.scores).iters)[n] for n in batch}
+    block = (*batch, "b_i", "c_i")
+    bounds = {n: Index.of(f"E_{n}") for n in batch}
+    bounds |= {"b_i": Index.of("B_i"), "c_i": Index.of("C_i"), "p_i": Index.of("P_i")}
+    statements: list[TileStatement] = []
+
+    def add(name: str, coords: tuple[str, ...]) -> str:
+        statements.append(TileStatement(name, coords, tuple(c for x in coords for c in between(0, x, bounds[x]))))
+        return name
+
+    def micro(group: Group, roles: Roles, n: int) -> tuple[list[str], Tree]:
+        extents = dict(_accumulation(group).iters)
+        reduction = (f"p_k{n}", *roles.inner)
+        bounds.update({f"c_j{n}": Index.of(f"C_j{n}"), f"p_j{n}": Index.of(f"P_j{n}"), f"p_k{n}": Index.of(f"P_k{n}")})
+        bounds.update({x: Index.of(f"E_{x}") for x in roles.inner})
+        named.update({f"E_{x}": extents[x] for x in roles.inner})
+        point, ij = ("p_i", f"p_j{n}"), Band(("p_i", f"p_j{n}"))
+        tile = (*block, f"c_j{n}")
+        init, acc = add(f"INIT{n}", (*tile, *point)), add(f"ACC{n}", (*tile, *reduction, *point))
+        done = [add(f"DONE{n}_{k}", (*tile, *point)) for k, _ in enumerate(_epilogues(group))]
+        body = sequence((init, ij), (acc, Mark("reduce", Band(reduction, ij))), *((d, ij) for d in done))
+        return [init, acc, *done], Band((f"c_j{n}",), Mark(f"micro{n}", body))
+
+    first, first_tree = micro(parts.scores, parts.score_roles, 1)
+    for x, e in ((x, e) for s in parts.rows.statements for x, e in s.iters):
+        if x not in parts.row_prefix:
+            bounds[x] = Index.of(f"E_{x}")
+            named[f"E_{x}"] = e
+    children: list[tuple[list[str], Tree]] = []
+    for stage in stages(parts.rows, parts.row_prefix, parts.phases):
+        inner = inner_iterators(stage[0], parts.row_prefix)
+        names = [add(f"ROW_{s.name}", (*block, "p_i", *inner)) for s in stage]
+        leaf: Tree = sequence(*((n, Leaf()) for n in names)) if len(names) > 1 else Leaf()
+        children.append((names, Mark("stage", Band(inner, leaf)) if inner else leaf))
+    row_names = [n for names, _ in children for n in names]
+    rows = Mark("rows", Band(("p_i",), Mark("row", sequence(*children))))
+    second, second_tree = micro(parts.values, parts.value_roles, 2)
+    body: Tree = Mark("block", sequence((first, first_tree), (row_names, rows), (second, second_tree)))
+    body = Band(("c_i",), body)
+    if promote:
+        inner = parts.score_roles.inner
+        bounds |= {"v": Index.of("V_j"), "a_k": Index.of("P_k1"), "lane": Index.of("W")}
+        everything = [s.name for s in statements]
+        pack = add("PACK", (*batch, "b_i", "v", "a_k", *inner, "lane"))
+        body = sequence((pack, Mark("promote", Band(("v", "a_k", *inner, "lane")))), (everything, body))
+    tiles = ("B_i", "C_i", "P_i", "C_j1", "P_j1", "P_k1", "C_j2", "P_j2", "P_k2")
+    params = (*named, *tiles, *(("V_j", "W") if promote else ()))
+    tree = Mark("task", Band((*batch, "b_i"), Mark("share", body)))
+    return TiledGroup(tree, tuple(statements), params, (*batch, "b_i"), named)
+
+
+def _accumulation(group: Group) -> Statement:
+    return next(s for s in group.statements if s.reduce)
+
+
+def _epilogues(group: Group) -> list[Statement]:
+    return [s for s in group.statements if s.role == "epilogue"]
 
 
 def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], tiled: bool) -> TiledGroup:
@@ -101,7 +185,7 @@ def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], til
     ``b_t`` (a task coordinate) and point ``t``, the extent of the current tile being ``E_t``.
     """
     extents = {n: e for s in group.statements for n, e in s.iters}
-    bounds: dict[str, Index] = dict(extents)
+    bounds = {n: Index.of(f"E_{n}") for n in extents}
     head = prefix[:-1] if tiled else prefix
     task = (*head, "b_t") if tiled else head
     shared = (*task, "t") if tiled else task
@@ -121,8 +205,10 @@ def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], til
     if tiled:
         body = Mark("tile", Band(("t",), body))
     tree = Mark("task", Band(task, body)) if task else Mark("task", body)
-    params = (*group.params, *(("B_t", "E_t") if tiled else ()))
-    return TiledGroup(tree, tuple(statements), params, task)
+    used = {x for s in statements for x in s.coords} & extents.keys()
+    named = {f"E_{n}": e for n, e in extents.items() if n in used}
+    params = (*named, *(("B_t", "E_t") if tiled else ()))
+    return TiledGroup(tree, tuple(statements), params, task, named)
 
 
 def inner_iterators(s: Statement, prefix: tuple[str, ...]) -> tuple[str, ...]:

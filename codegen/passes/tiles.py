@@ -39,7 +39,7 @@ def clip(body: Body, loops: Collection[str], extent: Index) -> Body:
 def variants(on: Index, cases: Mapping[int, Body], outline: str | None = None) -> Body:
     """A switch on ``on`` over exact variants; with ``outline`` each becomes a function of its own.
 
-    ``on`` must be one of the keys whenever the code runs. One case needs no switch.
+    A value between two keys takes the next greater one, whose masks then cover the rest. One case needs no switch.
     """
     bodies = {k: (Outline(f"{outline}_{k}", b),) if outline else b for k, b in cases.items()}
     if len(bodies) == 1:

@@ -82,13 +82,20 @@ class KernelPrinter:
         if isinstance(n, Alloc):
             return self._alloc(n, depth)
         if isinstance(n, Switch):
-            cases = "".join(f"{t}case {k}: {{\n{self._body(b, depth + 1)}{t}}} break;\n" for k, b in n.cases)
-            return f"{t}switch ({index_text(n.on)}) {{\n{cases}{t}}}\n"
+            return self._switch(n, depth)
         if isinstance(n, Outline):
             return self._outline(n, depth)
         if isinstance(n, (Store, Def, Set)):
             return t + self._assignment(n) + "\n"
         raise CodegenError(f"no C form for {n!r}")
+
+    def _switch(self, n: Switch, depth: int) -> str:
+        t, cases, before = "  " * depth, "", 0
+        for k, b in n.cases:
+            labels = f"case {k}" if before in (0, k - 1) else f"case {before + 1} ... {k}"
+            cases += f"{t}{labels}: {{\n{self._body(b, depth + 1)}{t}}} break;\n"
+            before = k
+        return f"{t}switch ({index_text(n.on)}) {{\n{cases}{t}}}\n"
 
     def _alloc(self, n: Alloc, depth: int) -> str:
         t = "  " * depth

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 from polydyn.codegen.ir import Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, lanes_of
 from polydyn.schedules.errors import CodegenError
@@ -27,6 +28,7 @@ def vector_type(dtype: str) -> str:
     return "vb" if dtype == "bool" else f"v{CTYPE[dtype]}"
 
 
+@lru_cache(maxsize=65536)
 def index_text(i: Index) -> str:
     """An int64 C expression. Floor division is C division where the dividend is surely >= 0."""
     if not i.terms:

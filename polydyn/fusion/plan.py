@@ -21,9 +21,11 @@ class Window:
 class FusedGroup:
     """One kernel to be.
 
-    ``kind``: ``contract`` (a sum of products and its epilogue) or ``nest`` (element-wise, reductions, stitch).
+    ``kind``: ``contract`` (a sum of products and its epilogue), ``nest`` (element-wise, reductions, stitch) or
+    ``attention`` (contraction, stitch, contraction).
     ``nodes`` in topological order; ``outputs``: tensors others read; ``prefix``: leading axes that all nodes share.
-    ``reasons``: one line for each node that joined.
+    ``reasons``: one line for each node that joined. ``parts`` (attention): the groups it is made of,
+    scores, rows, values.
     """
 
     kind: str
@@ -31,6 +33,7 @@ class FusedGroup:
     outputs: tuple[str, ...]
     prefix: int
     reasons: tuple[str, ...]
+    parts: tuple[FusedGroup, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -103,10 +103,8 @@ class _Builder:
             Statement("INIT", iters, acc, at, Const(core.dtype, 0.0), None, "init"),
             Statement("ACC", (*iters, *red), acc, at, value, core.reduce, "backbone"),
         ]
-        made: dict[str, Value] = {core.output: Load(core.dtype, acc, at)}
+        made = epilogue_values(names, self.nodes, own, Load(core.dtype, acc, at))
         for n in self.nodes:
-            if n.output != core.output:
-                made[n.output] = self._epilogue(n, own, made)
             if n.output in self.outputs:
                 array, index = output_array(names, n, iters)
                 name = f"DONE{len(statements) - 2}"
@@ -114,17 +112,6 @@ class _Builder:
         lowered = LoweredGroup(names.group(tuple(statements)), names.buffers, names.params, self.packs)
         packed = frozenset(a for a, b in names.buffers.items() if b in self.packs)
         return ContractGroup(lowered, self.roles, packed)
-
-    def _epilogue(self, n: FlatNode, own: frozenset[str], made: Mapping[str, Value]) -> Value:
-        """The node's value with everything made in the group put in place."""
-        marked = {t: f"%made{k}" for k, t in enumerate(made)}
-        back = {m: made[t] for t, m in marked.items()}
-        def mark(v: Value) -> Value:
-            return replace(v, buffer=marked[v.buffer], index=()) if isinstance(v, Load) and v.buffer in marked else v
-
-        kept = transform(n.body, mark)
-        named = self.names.value(kept, own, {m: (m, ()) for m in back})
-        return transform(named, lambda v: back[v.buffer] if isinstance(v, Load) and v.buffer in back else v)
 
     def _packed(self, body: Value) -> Value:
         """The column operand from panels, when it is a constant with constant extents."""
@@ -167,3 +154,22 @@ class _Builder:
         index = (*(Index.of(x) for x, _ in pack.batch), col // w, *(Index.of(x) for x, _ in pack.reduction), col % w)
         return Load(v.dtype, name, index)
 
+
+def epilogue_values(
+    names: Canonical, nodes: tuple[FlatNode, ...], own: frozenset[str], accumulator: Load
+) -> dict[str, Value]:
+    """The value of every node of a contraction group over its accumulator, each put in place of its reads."""
+    made: dict[str, Value] = {nodes[0].output: accumulator}
+    for n in nodes[1:]:
+        marked = {t: f"%made{k}" for k, t in enumerate(made)}
+        back = {m: made[t] for t, m in marked.items()}
+
+        def mark(v: Value, marked: Mapping[str, str] = marked) -> Value:
+            return replace(v, buffer=marked[v.buffer], index=()) if isinstance(v, Load) and v.buffer in marked else v
+
+        def put(v: Value, back: Mapping[str, Value] = back) -> Value:
+            return back[v.buffer] if isinstance(v, Load) and v.buffer in back else v
+
+        named = names.value(transform(n.body, mark), own, {m: (m, ()) for m in back})
+        made[n.output] = transform(named, put)
+    return made

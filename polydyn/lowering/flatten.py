@@ -51,8 +51,13 @@ def address_of(plan: FusionPlan, tensor: str, subscripts: tuple[Index, ...]) -> 
     return tensor, sum((i * s for i, s in zip(subscripts, strides, strict=True)), ZERO)
 
 
-def flatten(plan: FusionPlan, group: FusedGroup, node: Compute) -> FlatNode:
-    """The flat form of one node of a group."""
+def flatten(
+    plan: FusionPlan, group: FusedGroup, node: Compute, rows: frozenset[str] = frozenset()
+) -> FlatNode:
+    """The flat form of one node of a group.
+
+    ``rows``: tensors of which a kernel holds whole rows; a load of one keeps its last subscript only.
+    """
     graph = plan.graph
     tensor = graph.tensors[node.output]
     _check_dtypes(node)
@@ -71,7 +76,7 @@ def flatten(plan: FusionPlan, group: FusedGroup, node: Compute) -> FlatNode:
     ranges = dict([*shared, *inner, *reduction])
     local = {m.output for m in group.nodes}
     body = _eager(plan, substitute(node.body, env), ranges)
-    body = transform(body, lambda v: _flat_load(plan, group, v, local, ranges))
+    body = transform(body, lambda v: _flat_load(plan, group, v, local, rows, ranges))
     body = map_index(body, lambda i: simplify(i.map_atoms(lambda a: _flat_fetch(plan, a)), ranges))
     subscripts = tuple(env[dim_name(a)] for a in range(len(tensor.shape)))
     buffer, address = address_of(plan, node.output, subscripts)
@@ -91,9 +96,13 @@ def _check_dtypes(node: Compute) -> None:
             )
 
 
-def _flat_load(plan: FusionPlan, group: FusedGroup, v: Value, local: set[str], ranges: Mapping[str, Index]) -> Value:
+def _flat_load(
+    plan: FusionPlan, group: FusedGroup, v: Value, local: set[str], rows: frozenset[str], ranges: Mapping[str, Index]
+) -> Value:
     if not isinstance(v, Load):
         return v
+    if v.buffer in rows:
+        return replace(v, index=v.index[-1:])
     if v.buffer in local:
         shape = plan.graph.tensors[v.buffer].shape
         kept = tuple(i for a, (i, e) in enumerate(zip(v.index, shape, strict=True)) if a >= group.prefix and e != ONE)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from polydyn.codegen.cpu_attention import AttentionKernel, SeparateKernels
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.kernel import CpuTarget, Kernel
+from polydyn.fusion.grouping import is_contraction
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import iterators
+from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import NestGroup, lower_nest
@@ -28,20 +32,38 @@ class PlacedKernel:
     flops: Index
 
 
+Form: TypeAlias = ContractGroup | NestGroup | AttentionGroup
+
+
 class KernelBuilder:
     """Builds each distinct kernel once."""
 
     def __init__(self, plan: FusionPlan, target: CpuTarget) -> None:
         self.plan, self.target = plan, target
         self.kernels: dict[str, Kernel] = {}
+        self.notes: list[str] = []
 
-    def place(self, group: FusedGroup) -> PlacedKernel:
-        """The kernel for one group."""
+    def place(self, group: FusedGroup) -> tuple[PlacedKernel, ...]:
+        """The kernel of one group (those of its parts, when an attention does not line up)."""
+        if group.kind != "attention":
+            return (self._place(group),)
+        form = lower_attention(self.plan, group)
+        if form is not None:
+            try:
+                return (self._placed(group, form),)
+            except SeparateKernels as e:
+                self.notes.append(f"{group.outputs[0]}: attention in parts: {e}")
+        return tuple(map(self._place, group.parts))
+
+    def _place(self, group: FusedGroup) -> PlacedKernel:
         form: ContractGroup | NestGroup | None = None
         if group.kind == "contract":
             form = lower_contract(self.plan, group, self.target.width)
         if form is None:
             form = lower_nest(self.plan, group)
+        return self._placed(group, form)
+
+    def _placed(self, group: FusedGroup, form: Form) -> PlacedKernel:
         verify_group(form.lowered.group)
         key = self._key(form)
         if key not in self.kernels:
@@ -49,15 +71,19 @@ class KernelBuilder:
         flops = sum((_flops(self.plan, group, i) for i in range(len(group.nodes))), ZERO)
         return PlacedKernel(group, form.lowered, self.kernels[key], key, flops)
 
-    def _key(self, form: ContractGroup | NestGroup) -> str:
+    def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
             return form.lowered.key(form.roles, sorted(form.packed), self.target)
+        if isinstance(form, AttentionGroup):
+            return form.lowered.key(form.parts, self.target)
         return form.lowered.key(form.prefix, sorted(form.phases.items()), self.target)
 
-    def _build(self, form: ContractGroup | NestGroup, key: str) -> Kernel:
+    def _build(self, form: Form, key: str) -> Kernel:
         group = form.lowered.group
         if isinstance(form, ContractGroup):
             return ContractKernel(f"contract_{key[:12]}", group, form.roles, self.target, form.packed).build()
+        if isinstance(form, AttentionGroup):
+            return AttentionKernel(f"attention_{key[:12]}", group, form.parts, self.target, frozenset()).build()
         return NestKernel(f"nest_{key[:12]}", group, form.prefix, form.phases, self.target).build()
 
 
@@ -65,7 +91,7 @@ def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:
     """Operations of one node: a contraction counts two for each product, everything else one for each element."""
     node = group.nodes[i]
     size = product(e for _, e in iterators(plan.graph, node))
-    return size * 2 if group.kind == "contract" and i == 0 else size
+    return size * 2 if group.kind != "nest" and is_contraction(node) else size
 
 
 def bind(symbols: Mapping[str, Index], e: Index) -> Index:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
@@ -29,7 +29,7 @@ def lower_nest(plan: FusionPlan, group: FusedGroup) -> NestGroup:
     nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
     if len(nodes) == 1:
         nodes = (collapse_reduction(nodes[0]),)
-    builder = _Builder(plan, group, nodes)
+    builder = NestBuilder(Canonical({n: t.dtype for n, t in plan.graph.tensors.items()}), group.outputs, nodes)
     for n in nodes:
         builder.add(n)
     lowered = LoweredGroup(builder.names.group(tuple(builder.statements)), builder.names.buffers, builder.names.params)
@@ -37,10 +37,14 @@ def lower_nest(plan: FusionPlan, group: FusedGroup) -> NestGroup:
     return NestGroup(lowered, prefix, phases(lowered.group, prefix))
 
 
-class _Builder:
-    def __init__(self, plan: FusionPlan, group: FusedGroup, nodes: tuple[FlatNode, ...]) -> None:
-        self.outputs = set(group.outputs)
-        self.names = Canonical({n: t.dtype for n, t in plan.graph.tensors.items()})
+class NestBuilder:
+    """Collects the statements of a nest, node by node."""
+
+    def __init__(
+        self, names: Canonical, outputs: Collection[str], nodes: tuple[FlatNode, ...], label: str = "S"
+    ) -> None:
+        """``label``: what statement names begin with."""
+        self.outputs, self.names, self.label = set(outputs), names, label
         self.statements: list[Statement] = []
         self.read_inside = {x.buffer for n in nodes for x in loads(n.body)} & {n.output for n in nodes}
         self.locals: dict[str, tuple[str, tuple[Index, ...]]] = {}
@@ -54,7 +58,7 @@ class _Builder:
         shared, inner = (tuple(Index.of(x) for x, _ in axes) for axes in (n.shared, n.inner))
         wanted = n.output in self.outputs
         if n.reduce is None and wanted and n.output not in self.read_inside:
-            self._store(n, iters, value)
+            self.store(n, iters, value)
             return
         shape = tuple(self.names.extent(e) for _, e in out)
         local = self.names.local(n.dtype, shape)
@@ -62,16 +66,17 @@ class _Builder:
         at = (*shared, *inner)
         if n.reduce is not None:
             start = neutral(n.reduce, n.dtype)
-            self._add(iters[: len(out)], local, at, start, role="init")
-        self._add(iters, local, at, value, n.reduce)
+            self.append(iters[: len(out)], local, at, start, role="init")
+        self.append(iters, local, at, value, n.reduce)
         if wanted:
-            self._store(n, iters[: len(out)], Load(n.dtype, local, at))
+            self.store(n, iters[: len(out)], Load(n.dtype, local, at))
 
-    def _store(self, n: FlatNode, iters: tuple[tuple[str, Index], ...], value: Value) -> None:
+    def store(self, n: FlatNode, iters: tuple[tuple[str, Index], ...], value: Value) -> None:
+        """The statement that writes a node's result to memory."""
         array, index = output_array(self.names, n, iters)
-        self._add(iters, array, index, value)
+        self.append(iters, array, index, value)
 
-    def _add(
+    def append(
         self,
         iters: tuple[tuple[str, Index], ...],
         array: str,
@@ -80,7 +85,9 @@ class _Builder:
         reduce: str | None = None,
         role: str = "map",
     ) -> None:
-        self.statements.append(Statement(f"S{len(self.statements)}", iters, array, index, value, reduce, role))
+        """Adds a statement."""
+        name = f"{self.label}{len(self.statements)}"
+        self.statements.append(Statement(name, iters, array, index, value, reduce, role))
 
 
 def phases(group: Group, prefix: tuple[str, ...]) -> dict[str, int]:

@@ -1,0 +1,1 @@
+"""Passes over the symbolic graph, each with a switch and its reasons."""

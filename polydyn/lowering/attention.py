@@ -1,0 +1,189 @@
+"""Lowering of attention groups: two contractions and a stitch over shared rows.
+
+All three share the iterators of the rows (``i0, i1, ...``, the last one being the row of the block); scores have the
+column ``j``, values the column ``d`` and the reduction ``l``. The arrays ``scores`` and ``weights`` hold the current
+rows only: their address counts rows from the first row of the block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from polydyn.codegen.cpu_attention import FIRST_ROW, ROW_STRIDE
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.lowering.collapse import collapse_reduction
+from polydyn.lowering.contract import epilogue_values
+from polydyn.lowering.flatten import FlatNode, flatten, map_addresses
+from polydyn.lowering.group import Canonical, LoweredGroup
+from polydyn.lowering.nest import NestBuilder, phases
+from polydyn.lowering.output import output_array
+from polydyn.schedules.expr import Const, Load, Op, Value, indices
+from polydyn.schedules.index import ONE, ZERO, Index
+from polydyn.schedules.model import Array, Group, Statement
+from polydyn.schedules.tiling import AttentionParts, Roles
+
+
+@dataclass(frozen=True)
+class AttentionGroup:
+    """A lowered attention: the whole group and its three parts over the same arrays and parameters."""
+
+    lowered: LoweredGroup
+    parts: AttentionParts
+
+
+def lower_attention(plan: FusionPlan, group: FusedGroup) -> AttentionGroup | None:
+    """The lowered attention, or None when its parts do not line up (they are then kernels of their own)."""
+    scores, rows, values = group.parts
+    score_nodes = tuple(_renamed(flatten(plan, scores, n), {f"i{_rank(plan, scores) - 1}": "j"}) for n in scores.nodes)
+    axes = [x for x, _ in score_nodes[0].shared if x != "j"]
+    held = frozenset(scores.outputs)
+    row_nodes = tuple(flatten(plan, rows, n, held) for n in rows.nodes)
+    value_nodes = _value_nodes(plan, values, rows.outputs[0])
+    if not axes or value_nodes is None or [x for x, _ in row_nodes[0].shared] != axes:
+        return None
+    first, last = collapse_reduction(score_nodes[0]), value_nodes[0]
+    if not _separable(first, axes[-1], "j") or not _separable(last, axes[-1], "d") or not first.reduction:
+        return None
+    builder = _Builder(plan, group, axes)
+    return builder.build((first, *score_nodes[1:]), row_nodes, value_nodes)
+
+
+def _rank(plan: FusionPlan, g: FusedGroup) -> int:
+    return len(plan.graph.tensors[g.outputs[0]].shape)
+
+
+def _renamed(n: FlatNode, names: dict[str, str]) -> FlatNode:
+    """The node with iterators renamed."""
+
+    def axes(pairs: tuple[tuple[str, Index], ...]) -> tuple[tuple[str, Index], ...]:
+        return tuple((names.get(x, x), e) for x, e in pairs)
+
+    moved = map_addresses(n, {a: Index.of(f"%{b}") for a, b in names.items()})
+    moved = map_addresses(moved, {f"%{b}": Index.of(b) for b in names.values()})
+    return replace(moved, shared=axes(n.shared), inner=axes(n.inner), reduction=axes(n.reduction))
+
+
+def _value_nodes(plan: FusionPlan, values: FusedGroup, weights: str) -> tuple[FlatNode, ...] | None:
+    """The nodes of the second contraction with the rows' iterators named as the scores name them."""
+    graph = plan.graph
+    body = values.nodes[0].body
+    assert isinstance(body, Op)
+    read = next(v for v in body.args if isinstance(v, Load) and v.buffer == weights)
+    names: dict[str, str] = {}
+    for a, i in enumerate(read.index[:-1]):
+        if i.is_symbol and graph.tensors[weights].shape[a] != ONE:
+            names[f"i{str(i)[1:]}"] = f"i{a}"
+    flat = [flatten(plan, values, n, frozenset((weights,))) for n in values.nodes]
+    rest = [x for x, _ in flat[0].shared if x not in names]
+    if len(rest) != 1 or len(flat[0].reduction) != 1 or any(n.inner for n in flat):
+        return None
+    names |= {rest[0]: "d", flat[0].reduction[0][0]: "l"}
+    return tuple(_renamed(n, names) for n in flat)
+
+
+def _separable(n: FlatNode, row: str, col: str) -> bool:
+    assert isinstance(n.body, Op)
+    a, b = (frozenset(s for i in indices(v) for s in i.symbols()) for v in n.body.args)
+    if col in a:
+        a, b = b, a
+    return col in b and col not in a and row not in b
+
+
+class _Builder:
+    def __init__(self, plan: FusionPlan, group: FusedGroup, axes: list[str]) -> None:
+        self.plan, self.group, self.axes = plan, group, axes
+        self.names = Canonical({n: t.dtype for n, t in plan.graph.tensors.items()})
+        self.row = Index.of(axes[-1])
+
+    def build(
+        self, scores: tuple[FlatNode, ...], rows: tuple[FlatNode, ...], values: tuple[FlatNode, ...]
+    ) -> AttentionGroup:
+        """All statements over one set of arrays and parameters."""
+        s, r, v = self.group.parts
+        length = self.names.extent(dict(scores[0].shared)["j"])
+        extent = self.names.extent(dict(scores[0].shared)[self.axes[-1]])
+        for name in ("scores", "weights"):
+            stride = Index.of(ROW_STRIDE)
+            self.names.arrays[name] = Array(
+                name, "float32", (extent, length), "rows", (stride, ONE), -(Index.of(FIRST_ROW) * stride)
+            )
+        held: dict[str, tuple[str, tuple[Index, ...]]] = {}
+        first = self._contraction(scores, held, s.outputs, "scores")
+        held = {s.outputs[0]: ("scores", (self.row,))}
+        middle = self._stitch(rows, held, r.outputs)
+        held = {r.outputs[0]: ("weights", (self.row,))}
+        last = self._contraction(values, held, v.outputs, None)
+        parts = [Group(n, tuple(self.names.params), dict(self.names.arrays), x) for n, x in
+                 (("scores", first), ("rows", middle), ("values", last))]  # fmt: skip
+        lowered = LoweredGroup(
+            self.names.group((*_labelled(first, "A_"), *middle, *_labelled(last, "B_"))),
+            self.names.buffers,
+            self.names.params,
+        )
+        batch = tuple(self.axes[:-1])
+        block, *inner = (x for x, _ in scores[0].reduction)
+        return AttentionGroup(
+            lowered,
+            AttentionParts(
+                parts[0],
+                Roles(batch, self.axes[-1], "j", block, tuple(inner)),
+                parts[1],
+                tuple(self.axes),
+                phases(parts[1], tuple(self.axes)),
+                parts[2],
+                Roles(batch, self.axes[-1], "d", "l", ()),
+            ),
+        )
+
+    def _contraction(
+        self,
+        nodes: tuple[FlatNode, ...],
+        held: dict[str, tuple[str, tuple[Index, ...]]],
+        outputs: tuple[str, ...],
+        into: str | None,
+    ) -> tuple[Statement, ...]:
+        core, names = nodes[0], self.names
+        iters = tuple((x, names.extent(e)) for x, e in core.shared)
+        red = tuple((x, names.extent(e)) for x, e in core.reduction)
+        own = frozenset(x for x, _ in (*iters, *red))
+        at = tuple(Index.of(x) for x, _ in iters)
+        acc = names.local(core.dtype, tuple(e for _, e in iters))
+        out = [
+            Statement("INIT", iters, acc, at, Const(core.dtype, 0.0), None, "init"),
+            Statement("ACC", (*iters, *red), acc, at, names.value(core.body, own, held), core.reduce, "backbone"),
+        ]
+        made = epilogue_values(names, nodes, own, Load(core.dtype, acc, at))
+        for k, t in enumerate(outputs):
+            if into is None:
+                array, index = output_array(names, next(n for n in nodes if n.output == t), iters)
+            else:
+                array, index = into, (self.row, Index.of("j"))
+            out.append(Statement(f"DONE{k}", iters, array, index, made[t], None, "epilogue"))
+        return tuple(out)
+
+    def _stitch(
+        self,
+        nodes: tuple[FlatNode, ...],
+        held: dict[str, tuple[str, tuple[Index, ...]]],
+        outputs: tuple[str, ...],
+    ) -> tuple[Statement, ...]:
+        builder = _RowBuilder(self.names, outputs, nodes, "R")
+        builder.locals = dict(held)
+        builder.row = self.row
+        for n in nodes:
+            builder.add(n)
+        return tuple(builder.statements)
+
+
+class _RowBuilder(NestBuilder):
+    """A nest whose result stays in the rows of the block."""
+
+    row: Index = ZERO
+
+    def store(self, n: FlatNode, iters: tuple[tuple[str, Index], ...], value: Value) -> None:
+        """Writes a result to the weights of the current row."""
+        self.append(iters, "weights", (self.row, Index.of(iters[-1][0])), value)
+
+
+def _labelled(statements: tuple[Statement, ...], label: str) -> tuple[Statement, ...]:
+    return tuple(replace(s, name=label + s.name) for s in statements)
