@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.random_graphs import random_feeds, random_graph, union
-from polydyn.compiler import Options, cpu_target, host_plan
+from polydyn.compiler import cpu_target, host_plan
+from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
 from polydyn.graph.fold import fold
 from polydyn.graph.ir import Compute, Graph, Node, Tensor
+from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.reference import evaluate
 from polydyn.graph.verify import verify_graph
 from polydyn.lowering.kernels import KernelBuilder
@@ -48,9 +50,11 @@ class Failure:
 def compile_graph(graph: Graph, target: str = "cpu") -> tuple[Program, Program]:
     """The program for one thread and for two, which shares out even the smallest launch."""
     processor = cpu_target(target)
-    plan = fuse(fold(graph))
+    graph = merge_contractions(fold(graph))
+    verify_graph(graph)
+    plan = fuse_attention(fuse(graph))
     builder = KernelBuilder(plan, processor)
-    host = host_plan(plan, [builder.place(g) for g in plan.groups], processor, Options())
+    host = host_plan(plan, [k for g in plan.groups for k in builder.place(g)], processor)
     host = replace(host, launches=tuple(replace(launch, work=SHARED_OUT) for launch in host.launches))
     return build_program(host, target=target, threads=1), build_program(host, target=target, threads=2)
 

@@ -120,7 +120,7 @@ class Builder:
         kinds = {
             self.elementwise: 5, self.reduction: 3, self.contraction: 4, self.transpose: 2, self.reshape: 2,
             self.cut: 1.5, self.expand: 1, self.concat: 1.5, self.softmax: 2, self.normalise: 2, self.window: 1,
-            self.gather: 0.7, self.mask: 1, self.integers: 0.7,
+            self.gather: 0.7, self.mask: 1, self.integers: 0.7, self.attention: 1,
         }  # fmt: skip
         self.random.choices(list(kinds), list(kinds.values()))[0]()
 
@@ -372,6 +372,43 @@ class Builder:
             names = [dim_name(a) for a in axes]
             y = op("add", op("mul", y, self.at(scale, names)), self.at(shift, names))
         self.add(shape, y)
+
+    def attention(self) -> None:
+        """Scores, softmax (perhaps masked), values: heads in front or behind the rows."""
+        q = self.pick()
+        shape = self.shape(q)
+        if not 2 <= len(shape) <= 4:
+            return
+        batch, (rows, width) = shape[:-2], shape[-2:]
+        keys = self.random.choice((rows, self.dim()))
+        order = list(range(len(batch) + 2))
+        if self.random.random() < 0.5:
+            self.random.shuffle(order)
+        names = [*(dim_name(a) for a in range(len(batch))), dim_name(len(batch) + 1), reduction_name(0)]
+        sizes = [*batch, keys, width]
+        k = self._operand([sizes[a] for a in order])
+        product_ = op("mul", self.at(q, [*names[:-2], dim_name(len(batch)), reduction_name(0)]),
+                      self.at(k, [names[a] for a in order]))  # fmt: skip
+        scores = self.add((*batch, rows, keys), product_, (width,), "sum")
+        if self.random.random() < 0.5:
+            scaled = op("mul", self.own(scores), const(0.3, "float32"))
+            scores = self.add(self.shape(scores), op("add", scaled, self.aligned(self.shape(scores))))
+        axis = (len(batch) + 1,)
+        top = self._reduce_plain(scores, axis, "max")
+        e = self.add(self.shape(scores), op("exp", op("sub", self.own(scores), self._kept(top, axis))))
+        s = self._reduce_plain(e, axis, "sum")
+        weights = self.add(self.shape(scores), op("div", self.own(e), self._kept(s, axis)))
+        columns = self.dim()
+        sizes = [*batch, keys, columns]
+        v = self._operand([sizes[a] for a in order])
+        out = [*batch, rows, columns]
+        places = list(range(len(out)))
+        if self.random.random() < 0.5 and batch:
+            places[len(batch) - 1], places[len(batch)] = places[len(batch)], places[len(batch) - 1]
+        at = [dim_name(places.index(a)) for a in range(len(out))]
+        read = [*at[:-2], reduction_name(0), at[-1]]
+        body = op("mul", self.at(weights, [*at[:-1], reduction_name(0)]), self.at(v, [read[a] for a in order]))
+        self.add([out[a] for a in places], body, (keys,), "sum")
 
     def _reduce_plain(self, t: str, axes: tuple[int, ...], reduce: str) -> str:
         shape = self.shape(t)

@@ -110,7 +110,7 @@ PD_UNSIGNED(u8) PD_UNSIGNED(u16) PD_UNSIGNED(u32) PD_UNSIGNED(u64)
   PD_INLINE T pd_fmod_##T(T a, T b) { return fmod##S(a, b); }                                                         \
   PD_INLINE T pd_mod_##T(T a, T b) { T r = fmod##S(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }         \
   PD_INLINE T pd_sign_##T(T x) { return x != x ? x : (T)((x > 0) - (x < 0)); }                                         \
-  PD_INLINE T pd_sigmoid_##T(T x) { return 1 / (1 + exp##S(-x)); }
+  PD_INLINE T pd_sigmoid_##T(T x) { T e = exp##S(-fabs##S(x)); return (x < 0 ? e : 1) / (1 + e); }
 PD_FLOATS(f32, f) PD_FLOATS(f64, )
 
 /* -- vector math ------------------------------------------------------------------------------------------------- */
@@ -154,22 +154,33 @@ PD_INLINE vf32 pd_tanh_inline_vf32(vf32 x) {
   return vsel_f32(a < 0.625f, p, vsel_f32(x != x, x, q));
 }
 
-/* erf: Abramowitz and Stegun 7.1.26 away from zero (|error| <= 1.5e-7), the Maclaurin series below 0.5 */
+/* erf: x times an even polynomial below 0.9, else 1 - exp(polynomial), which fits log(1 - erf) on [0.9, 4], where erf
+   has become 1; both are minimax for the relative error of erf */
 PD_INLINE vf32 pd_erf_inline_vf32(vf32 x) {
   vf32 a = (vf32)((vi32)x & 0x7fffffff), z = x * x;
-  vf32 t = 1.0f / (1.0f + 0.3275911f * a);
-  vf32 y = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
-  vf32 e = 1.0f - y * pd_exp_inline_vf32(-z);
+  vf32 s = -6.0903793201e-4f * z + 5.0119669177e-3f;
+  s = s * z - 2.6778917022e-2f;
+  s = s * z + 1.1282140762e-1f;
+  s = s * z - 3.7612524629e-1f;
+  s = s * z + 1.2837915123e-1f;
+  s = s * x + x;
+  vf32 t = vsel_f32(a > 4.0f, vbcast_f32(4.0f), a);
+  vf32 g = 1.9821965543e-4f * t - 3.0654901639e-3f;
+  g = g * t + 2.2315213457e-2f;
+  g = g * t - 1.0411367565e-1f;
+  g = g * t - 6.3697606325e-1f;
+  g = g * t - 1.1277972460e+0f;
+  g = g * t - 1.6644777497e-4f;
+  vf32 e = 1.0f - pd_exp_inline_vf32(g);
   e = (vf32)((vi32)e | ((vi32)x & (i32)0x80000000));
-  vf32 s = -8.5484e-4f * z + 5.2239776254e-3f;
-  s = s * z - 2.6866170645e-2f;
-  s = s * z + 1.1283791671e-1f;
-  s = s * z - 3.7612638903e-1f;
-  s = (s * z + 1.1283791671f) * x;
-  return vsel_f32(a < 0.5f, s, vsel_f32(x != x, x, e));
+  return vsel_f32(a < 0.9f, s, vsel_f32(x != x, x, e));
 }
 
-PD_INLINE vf32 pd_sigmoid_inline_vf32(vf32 x) { return 1.0f / (1.0f + pd_exp_inline_vf32(-x)); }
+/* sigmoid through exp(-|x|), so that small results keep their digits: e / (1 + e) below zero */
+PD_INLINE vf32 pd_sigmoid_inline_vf32(vf32 x) {
+  vf32 e = pd_exp_inline_vf32((vf32)((vi32)x | (i32)0x80000000));
+  return vsel_f32(x < 0.0f, e, vbcast_f32(1.0f)) / (1.0f + e);
+}
 
 /* the same out of line: an epilogue on a register tile would otherwise hold a hundred copies */
 #define PD_OUTLINE(NAME) PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { return pd_##NAME##_inline_vf32(x); }
