@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graphs import Sheet, wrong
+import numpy as np
+from graphs import Sheet, matmul, wrong
 
 from polydyn.schedules.expr import FromIndex, op
 from polydyn.schedules.index import Index
@@ -16,3 +17,41 @@ def test_one_group_reduces_rows_of_different_lengths() -> None:
     s.let("part", ("A",), s.at("t", "d0", Index.of("r0") + 1), (8,), "sum")
     s.let("y", ("A",), op("add", s.at("part", "d0"), op("mul", s.at("total", "d0"), FromIndex("float32", Index.of(9)))))
     assert not wrong(s.graph("y", "total"), {"A": 5})
+
+
+def two_products(bodies: str, m: int | str = "M") -> Sheet:
+    """q0 and q1, products of one tensor with two constants, and their readers y0, y1."""
+    r = np.random.default_rng(0)
+    s = Sheet(a=(m, 5))
+    for i in range(2):
+        s.constant(f"w{i}", r.standard_normal((5, 8)).astype(np.float32))
+        if bodies == "row from index":
+            row = op("mul", s.at("a", "d0", "r0"), FromIndex("float32", Index.of("d1")))
+            s.let(f"q{i}", (m, 8), op("mul", row, s.at(f"w{i}", "r0", "d1")), (5,), "sum")
+        else:
+            matmul(s, f"q{i}", "a", f"w{i}")
+    if bodies == "later reader":
+        s.let("r", (m,), op("exp", s.at("a", "d0", 0)))
+    for i in range(2):
+        q = s.at(f"q{i}", "d0", "d1")
+        if bodies == "row bias":
+            s.constant(f"b{i}", r.standard_normal(4).astype(np.float32))
+            s.let(f"y{i}", (m, 8), op("add", q, s.at(f"b{i}", "d0")))
+        elif bodies == "later reader":
+            s.let(f"y{i}", (m, 8), op("add", q, s.at("r", "d0")))
+        else:
+            s.let(f"y{i}", (m, 8), op("mul", q, FromIndex("float32", Index.of("d1"))))
+    return s
+
+
+def test_merged_readers_keep_constants_of_their_rows_apart() -> None:
+    assert not wrong(two_products("row bias", 4).graph("y0", "y1"), {})
+
+
+def test_merged_readers_do_not_use_the_merged_column_as_a_number() -> None:
+    assert not wrong(two_products("column from index").graph("y0", "y1"), {"M": 3})
+    assert not wrong(two_products("row from index").graph("q0", "q1"), {"M": 3})
+
+
+def test_merged_readers_stand_after_everything_they_read() -> None:
+    assert not wrong(two_products("later reader").graph("y0", "y1"), {"M": 3})
