@@ -1,4 +1,4 @@
-"""Random graphs of primitives, for differential testing: shapes with shared symbols, everything that can follow anything.
+"""Random graphs of primitives, for differential testing: shared symbols, anything may follow anything.
 
 A graph is a function of its seed. ``random_feeds`` gives inputs for it at sizes that include 0, 1 and primes, small
 enough for the reference evaluator. Values stay moderate, so that float32 results can be compared.
@@ -208,7 +208,7 @@ class Builder:
         if self.random.random() < 0.3:
             self.random.shuffle(out)
         place = {id(p): a for a, p in enumerate(out)}
-        kept_iter = iter([p for p in kept])
+        kept_iter = iter(kept)
         left: list[Index] = []
         k = 0
         for r, _ in names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from graphs import Sheet, matmul, wrong
 
-from polydyn.schedules.expr import FromIndex, op
+from polydyn.schedules.expr import FromIndex, Value, const, op
 from polydyn.schedules.index import Index
 
 
@@ -55,3 +55,20 @@ def test_merged_readers_do_not_use_the_merged_column_as_a_number() -> None:
 
 def test_merged_readers_stand_after_everything_they_read() -> None:
     assert not wrong(two_products("later reader").graph("y0", "y1"), {"M": 3})
+
+
+def padded(s: Sheet, name: str, *index: str) -> Value:
+    """The element before ``index`` along the last axis, 0 before the first."""
+    before = Index.of(index[-1]) - 1
+    inside = op("ge", FromIndex("int64", before), const(0, "int64"))
+    return op("where", inside, s.at(name, *index[:-1], before), const(0.0, "float32"))
+
+
+def test_guarded_loads_stay_out_of_register_tiles() -> None:
+    """A padded operand, and a padded reader of a product: lanes and shared loads would read outside."""
+    s = Sheet(a=("M", "K"), b=("K", "N"), c=("M", "N"))
+    s.let("x", ("M", "N"), op("mul", s.at("a", "d0", "r0"), padded(s, "b", "r0", "d1")), ("K",), "sum")
+    s.let("y", ("M", "N"), op("mul", padded(s, "a", "d0", "r0"), s.at("b", "r0", "d1")), ("K",), "sum")
+    matmul(s, "z", "a", "b")
+    s.let("w", ("M", "N"), op("add", s.at("z", "d0", "d1"), padded(s, "c", "d0", "d1")))
+    assert not wrong(s.graph("x", "y", "w"), {"M": 9, "N": 35, "K": 7}, {"M": 1, "N": 1, "K": 1})
