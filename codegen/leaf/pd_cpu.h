@@ -83,22 +83,30 @@ PD_INLINE vi64 pd_max_vi64(vi64 a, vi64 b) { vi64 m = a > b; return (m & a) | (~
 PD_INLINE vi64 pd_min_vi64(vi64 a, vi64 b) { vi64 m = a < b; return (m & a) | (~m & b); }
 
 /* integer division truncates (C, ONNX Div), fmod takes the dividend's sign, mod the divisor's; by zero gives 0 */
-#define PD_INTEGERS(T)                                                                                                \
-  PD_INLINE T pd_div_##T(T a, T b) { return b == 0 ? 0 : b == (T)-1 ? (T)(0 - a) : (T)(a / b); }                       \
+#define PD_INTEGERS(T, U)                                                                                             \
+  PD_INLINE T pd_div_##T(T a, T b) { return b == 0 ? 0 : b == (T)-1 ? (T)(0 - (U)a) : (T)(a / b); }                    \
   PD_INLINE T pd_fmod_##T(T a, T b) { return b == 0 || b == (T)-1 ? 0 : (T)(a % b); }                                  \
   PD_INLINE T pd_mod_##T(T a, T b) { T r = pd_fmod_##T(a, b); return r != 0 && ((r < 0) != (b < 0)) ? (T)(r + b) : r; } \
-  PD_INLINE T pd_pow_##T(T a, T b) { return (T)pow((double)a, (double)b); }                                            \
-  PD_INLINE T pd_abs_##T(T a) { return a < 0 ? (T)(0 - a) : a; }                                                       \
-  PD_INLINE T pd_sign_##T(T a) { return (T)((a > 0) - (a < 0)); }
-PD_INTEGERS(i8) PD_INTEGERS(i16) PD_INTEGERS(i32) PD_INTEGERS(i64)
-#define PD_UNSIGNED(T)                                                                                                \
+  PD_INLINE T pd_abs_##T(T a) { return a < 0 ? (T)(0 - (U)a) : a; }                                                    \
+  PD_INLINE T pd_sign_##T(T a) { return (T)((a > 0) - (a < 0)); }                                                      \
+  PD_POW(T, U)
+#define PD_UNSIGNED(T, U)                                                                                             \
   PD_INLINE T pd_div_##T(T a, T b) { return b == 0 ? 0 : (T)(a / b); }                                                 \
   PD_INLINE T pd_fmod_##T(T a, T b) { return b == 0 ? 0 : (T)(a % b); }                                                \
   PD_INLINE T pd_mod_##T(T a, T b) { return pd_fmod_##T(a, b); }                                                       \
-  PD_INLINE T pd_pow_##T(T a, T b) { return (T)pow((double)a, (double)b); }                                            \
   PD_INLINE T pd_abs_##T(T a) { return a; }                                                                            \
-  PD_INLINE T pd_sign_##T(T a) { return a > 0; }
-PD_UNSIGNED(u8) PD_UNSIGNED(u16) PD_UNSIGNED(u32) PD_UNSIGNED(u64)
+  PD_INLINE T pd_sign_##T(T a) { return a > 0; }                                                                       \
+  PD_POW(T, U)
+/* powers wrap; a negative exponent truncates: 0 but for the bases 1 and -1 */
+#define PD_POW(T, U)                                                                                                  \
+  PD_INLINE T pd_pow_##T(T a, T b) {                                                                                   \
+    if (b < 0) return a == 1 ? 1 : a == (T)-1 ? (b % 2 ? a : 1) : 0;                                                   \
+    U r = 1, x = (U)a;                                                                                                 \
+    for (; b; b = (T)(b / 2), x *= x) if (b % 2) r *= x;                                                               \
+    return (T)r;                                                                                                       \
+  }
+PD_INTEGERS(i8, u32) PD_INTEGERS(i16, u32) PD_INTEGERS(i32, u32) PD_INTEGERS(i64, u64)
+PD_UNSIGNED(u8, u32) PD_UNSIGNED(u16, u32) PD_UNSIGNED(u32, u32) PD_UNSIGNED(u64, u64)
 
 #define PD_FLOATS(T, S)                                                                                               \
   PD_INLINE T pd_exp_##T(T x) { return exp##S(x); }      PD_INLINE T pd_log_##T(T x) { return log##S(x); }             \
