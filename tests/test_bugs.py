@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from graphs import Sheet, matmul, wrong
 
-from polydyn.schedules.expr import FromIndex, Value, const, op
+from polydyn.schedules.expr import FromIndex, Value, cast, const, op
 from polydyn.schedules.index import Index
 
 
@@ -72,3 +72,16 @@ def test_guarded_loads_stay_out_of_register_tiles() -> None:
     matmul(s, "z", "a", "b")
     s.let("w", ("M", "N"), op("add", s.at("z", "d0", "d1"), padded(s, "c", "d0", "d1")))
     assert not wrong(s.graph("x", "y", "w"), {"M": 9, "N": 35, "K": 7}, {"M": 1, "N": 1, "K": 1})
+
+
+def test_dtypes_without_vectors_run_as_scalars() -> None:
+    """An operand, an epilogue, a sum and an index of dtypes that have no lanes."""
+    s = Sheet(a=("M", "K"), b=("K", "N"))
+    s.let("i", ("K", "N"), cast(op("min", op("abs", s.at("b", "d0", "d1")), const(9.0, "float32")), "int8"))
+    left, right = s.at("a", "d0", "r0"), cast(s.at("i", "r0", "d1"), "float32")
+    s.let("x", ("M", "N"), op("mul", left, right), ("K",), "sum")
+    s.let("y", ("M", "N"), cast(op("tanh", s.at("x", "d0", "d1")), "float64"))
+    s.let("z", ("M",), s.at("y", "d0", "r0"), ("N",), "max")
+    s.let("u", ("K",), s.at("i", "d0", "r0"), ("N",), "sum")
+    s.let("v", ("N",), FromIndex("uint8", Index.of("d0") + 250))
+    assert not wrong(s.graph("x", "y", "z", "u", "v"), {"M": 5, "N": 35, "K": 19})

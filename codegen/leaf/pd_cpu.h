@@ -22,6 +22,8 @@ typedef f32 vf32 __attribute__((vector_size(4 * PD_W)));
 typedef i32 vi32 __attribute__((vector_size(4 * PD_W)));
 typedef i64 vi64 __attribute__((vector_size(8 * PD_W)));
 typedef u8 vu8 __attribute__((vector_size(PD_W)));
+typedef u32 vu32 __attribute__((vector_size(4 * PD_W)));
+typedef u64 vu64 __attribute__((vector_size(8 * PD_W)));
 typedef vi32 vb;                                     /* a boolean in vector form: 0 or -1 in every lane */
 
 #if defined(__AVX512F__) && PD_W == 16
@@ -68,6 +70,8 @@ PD_INLINE vb vlive(i64 n) { return vramp_i32(0, 1) < (i32)(n > PD_W ? PD_W : n <
 PD_INLINE vf32 vsel_f32(vb c, vf32 a, vf32 b) { return (vf32)((c & (vi32)a) | (~c & (vi32)b)); }
 PD_INLINE vi32 vsel_i32(vb c, vi32 a, vi32 b) { return (c & a) | (~c & b); }
 PD_INLINE vi64 vsel_i64(vb c, vi64 a, vi64 b) { vi64 m = __builtin_convertvector(c, vi64); return (m & a) | (~m & b); }
+typedef i8 vi8 __attribute__((vector_size(PD_W)));
+PD_INLINE vu8 vsel_u8(vb c, vu8 a, vu8 b) { vu8 m = (vu8)__builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
 
 /* min and max hand NaN on, as numpy does */
 #define PD_EXTREMES(T)                                                                                                \
@@ -81,6 +85,8 @@ PD_INLINE vi32 pd_max_vi32(vi32 a, vi32 b) { return vsel_i32(a > b, a, b); }
 PD_INLINE vi32 pd_min_vi32(vi32 a, vi32 b) { return vsel_i32(a < b, a, b); }
 PD_INLINE vi64 pd_max_vi64(vi64 a, vi64 b) { vi64 m = a > b; return (m & a) | (~m & b); }
 PD_INLINE vi64 pd_min_vi64(vi64 a, vi64 b) { vi64 m = a < b; return (m & a) | (~m & b); }
+PD_INLINE vu8 pd_max_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a > b); return (m & a) | (~m & b); }
+PD_INLINE vu8 pd_min_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a < b); return (m & a) | (~m & b); }
 
 /* integer division truncates (C, ONNX Div), fmod takes the dividend's sign, mod the divisor's; by zero gives 0 */
 #define PD_INTEGERS(T, U)                                                                                             \
@@ -203,6 +209,12 @@ PD_LANEWISE(sqrt) PD_LANEWISE(sign)
 PD_LANEWISE2(pow, f32, vf32) PD_LANEWISE2(fmod, f32, vf32) PD_LANEWISE2(mod, f32, vf32)
 PD_LANEWISE2(div, i32, vi32) PD_LANEWISE2(fmod, i32, vi32) PD_LANEWISE2(mod, i32, vi32)
 PD_LANEWISE2(div, i64, vi64) PD_LANEWISE2(fmod, i64, vi64) PD_LANEWISE2(mod, i64, vi64)
+PD_LANEWISE2(div, u8, vu8) PD_LANEWISE2(fmod, u8, vu8) PD_LANEWISE2(mod, u8, vu8)
+PD_LANEWISE2(pow, i32, vi32) PD_LANEWISE2(pow, i64, vi64) PD_LANEWISE2(pow, u8, vu8)
+PD_INLINE vi32 pd_sign_vi32(vi32 x) { return (x < 0) - (x > 0); }
+PD_INLINE vi64 pd_sign_vi64(vi64 x) { return (x < 0) - (x > 0); }
+PD_INLINE vu8 pd_sign_vu8(vu8 x) { return (vu8)(x != 0) & 1; }
+PD_INLINE vu8 pd_abs_vu8(vu8 x) { return x; }
 PD_INLINE vf32 pd_abs_vf32(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
 PD_INLINE vi32 pd_abs_vi32(vi32 x) { return vsel_i32(x < 0, -x, x); }
 PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x < 0, vi32), -x, x); }

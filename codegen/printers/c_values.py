@@ -141,8 +141,10 @@ class ValuePrinter:
         args = [self.text(a, lanes) for a in v.args]
         source = v.args[-1].dtype
         if v.name in RELATIONS:
+            if source == "bool" and lanes > 1:
+                args.reverse()  # true is -1 in lanes
             text = f"({args[0]} {RELATIONS[v.name]} {args[1]})"
-            return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source == "int64" else text
+            return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source in ("int64", "uint8") else text
         if source == "bool" or v.name in ("isnan", "isinf"):
             return _logic(v.name, args, lanes, source)
         if v.name in INFIX or v.name == "neg":
@@ -179,11 +181,13 @@ class ValuePrinter:
 def _arithmetic(name: str, args: list[str], dtype: str, lanes: int) -> str:
     """Sums and products. Integers wrap as in numpy, which C promises for unsigned ones only; narrow ones are cut."""
     sign = "-" if name == "neg" else INFIX[name]
-    if lanes > 1 or dtype in FLOATS:
+    if dtype in FLOATS or (lanes > 1 and dtype == "uint8"):
         return f"({f' {sign} '.join(args)})" if name != "neg" else f"(-{args[0]})"
-    wide = "u64" if ITEMSIZE[dtype] == 8 else "u32"
-    operands = ["0", *args] if name == "neg" else args
-    return f"(({CTYPE[dtype]})({f' {sign} '.join(f'({wide}){a}' for a in operands)}))"
+    wide, kind = "u64" if ITEMSIZE[dtype] == 8 else "u32", CTYPE[dtype]
+    if lanes > 1:
+        wide, kind = f"v{wide}", f"v{kind}"
+    operands = [f"({wide}){a}" for a in args]
+    return f"(({kind})({'-' if name == 'neg' else ''}{f' {sign} '.join(operands)}))"
 
 
 def _logic(name: str, args: list[str], lanes: int, source: str) -> str:
