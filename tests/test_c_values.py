@@ -214,10 +214,10 @@ def test_every_operation_means_what_numpy_means(width: int, vector: bool, cache_
 
 
 def test_vectors_exist_for_the_dtypes_of_models() -> None:
-    """What is refused in lanes runs as scalar code: float64 and the integers that models do not compute with."""
+    """What is refused in lanes runs as scalar code: float64, other integers, indices that are not affine."""
     _, _, refused = kernels(16, True)
     served = {"float32", "int32", "int64", "uint8", "bool"}
     guarded = {name for name, v in cases() if any(isinstance(x, Op) and x.name == "where" for x in walk(v))}
     scalar = {name for name in refused if name not in guarded and set(name.split()[1:]) & set(DTYPES) <= served}
-    assert {name for name in scalar if "compound" not in name} == {"index uint8"}
+    assert {name for name in scalar if "compound" not in name} == {"index uint8", "index as float32", "index as int32", "index as int64"}
     assert any("float64" in name for name in refused)
