@@ -2,17 +2,24 @@
 
 Dynamic dims: both of the input, B and L, drawn from 1..64; ``same`` repeats one shape, ``new`` changes it on every
 call. ``1 thread`` launches run on the caller, ``2 threads`` pay one join per launch. Microseconds per call, median and
-99th percentile. Run: ``python -m benchmarks.overhead`` from the repository's root.
+99th percentile. Run: ``python -m benchmarks.overhead`` from the repository's root; with model files as arguments, the
+programs are those of the models, every kernel's body taken out.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 
+from benchmarks.models import inputs
+from polydyn.compiler import plan_program
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
@@ -68,7 +75,36 @@ def measure(program: Program, same: bool) -> tuple[float, float]:
     return times[len(times) // 2] / 1e3, times[len(times) * 99 // 100] / 1e3
 
 
-def main() -> None:
+def hollow(path: str) -> HostPlan:
+    """The host plan of a model whose kernels do nothing."""
+    plan = plan_program(path)
+    empty = "(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch) {}\n"
+    kernels = tuple(replace(k, text=f"void {k.name}{empty}", digest=f"hollow {k.name}") for k in plan.kernels)
+    return replace(plan, kernels=kernels)
+
+
+def measure_model(path: str) -> None:
+    proto, name = onnx.load(path, load_external_data=False), Path(path).stem
+    made = [inputs.feeds(proto, s) for s in inputs.shapes(name)]
+    for threads in (1, 2):
+        program = build_program(hollow(path), threads=threads)
+        for label, rows in (("same", made[:1]), ("new", made)):
+            times = []
+            for i in range(CALLS):
+                start = time.perf_counter_ns()
+                program.run(rows[i % len(rows)])
+                times.append(time.perf_counter_ns() - start)
+            times = sorted(times[100:])
+            p50, p99 = times[len(times) // 2] / 1e3, times[len(times) * 99 // 100] / 1e3
+            print(f"{name:>12} {len(program.launches):>8} {threads:>8} {label:>7} {p50:>8.1f} {p99:>8.1f}", flush=True)
+
+
+def main(models: Sequence[str]) -> None:
+    if models:
+        print(f"{'model':>12} {'launches':>8} {'threads':>8} {'shapes':>7} {'p50 us':>8} {'p99 us':>8}")
+        for path in models:
+            measure_model(path)
+        return
     print(f"{'launches':>8} {'threads':>8} {'shapes':>7} {'p50 us':>8} {'p99 us':>8}")
     for launches in (1, 10, 100, 1000):
         for threads in (1, 2):
@@ -79,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -29,7 +29,7 @@ from polydyn.schedules.expr import Load
 
 def verify_body(body: Body, symbols: Iterable[str], buffers: Iterable[str], *, lowered: bool = True) -> None:
     """Invariants: every symbol is bound where it is used and never bound twice; buffers are parameters or allocated;
-    registers are defined before use in an enclosing scope, with the same number of lanes; when ``lowered``, no
+    registers are defined once, before use, in an enclosing scope, and keep their number of lanes; when ``lowered``, no
     instances, marks or logical loads are left.
     """
     _check(body, frozenset(symbols), dict[str, int](), frozenset(buffers), lowered)
@@ -76,6 +76,8 @@ def _check_values(n: Node, regs: dict[str, int], buffers: frozenset[str], lowere
     if isinstance(n, Set) and regs.get(n.reg) != n.lanes:
         raise CodegenError(f"register {n.reg} is set with {n.lanes} lanes, defined with {regs.get(n.reg)}")
     if isinstance(n, Def):
+        if n.reg in regs:
+            raise CodegenError(f"register {n.reg} is defined twice")
         regs[n.reg] = n.lanes
 
 

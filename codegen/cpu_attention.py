@@ -41,8 +41,8 @@ class AttentionKernel:
         self.name, self.group, self.parts, self.target = name, group, parts, target
         free = ContractKernel(name, parts.scores, parts.score_roles, target, packed)
         rows = free.plan.rows
-        self.scores = ContractKernel(name, parts.scores, parts.score_roles, target, packed, rows)
-        self.values = ContractKernel(name, parts.values, parts.value_roles, target, packed, rows)
+        self.scores = ContractKernel(name, parts.scores, parts.score_roles, target, packed, rows, "1")
+        self.values = ContractKernel(name, parts.values, parts.value_roles, target, packed, rows, "2")
         if self.values.plan.promote:
             raise SeparateKernels("the values of an attention are not of unit stride along their columns")
         self.nest = NestKernel(name, parts.rows, parts.row_prefix, parts.phases, target, rows=True)
@@ -123,7 +123,7 @@ class AttentionKernel:
         launch = {"B_i": maximum(1, minimum(tiles, V("nth").ceildiv(maximum(1, batch))))}
         symbols = (*self.group.params, "B_i")
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role in ("input", "output", "constant")}
-        verify_body(body, (*symbols, "begin", "end"), (*buffers, "acc"))
+        verify_body(body, (*symbols, "begin", "end"), buffers)
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         text = KernelPrinter(self.name, buffers, outputs, symbols, inline_math=True).kernel(body)
         scratch = scratch_bytes(body).subs({ROW_STRIDE: self._row_stride()})

@@ -68,11 +68,14 @@ class ContractKernel:
         target: CpuTarget,
         packed: frozenset[str],
         rows: int | None = None,
+        label: str = "",
     ) -> None:
         """``packed``: arrays already laid out in panels along the column iterator.
 
         ``rows``: the register tile's rows when the kernel is a part of an attention, which also means one block.
+        ``label``: tells the registers of such parts apart.
         """
+        self.tile_name, self.shared_name = f"acc{label}", f"t{label}_"
         self.name, self.group, self.roles, self.target = name, group, roles, target
         self.acc = next(s for s in group.statements if s.reduce)
         self.epilogues = [s for s in group.statements if s.role == "epilogue"]
@@ -142,7 +145,7 @@ class ContractKernel:
             return a["p_i"] * nr + a["p_j"]
 
         def local(a: Mapping[str, Index]) -> FlatLoad:
-            return FlatLoad(dtype, "acc", acc(a))
+            return FlatLoad(dtype, self.tile_name, acc(a))
 
         def value(v: Value, a: Mapping[str, Index]) -> Value:
             own = self.acc.array
@@ -155,7 +158,7 @@ class ContractKernel:
 
         def accumulate(a: Mapping[str, Index]) -> Body:
             row, col = value(self.row_value, a), self._column(a)
-            return (Store("acc", acc(a), Op(dtype, "mul", (row, col)), self.acc.reduce),)
+            return (Store(self.tile_name, acc(a), Op(dtype, "mul", (row, col)), self.acc.reduce),)
 
         def done(s: Statement) -> Lowering:
             def f(a: Mapping[str, Index]) -> Body:
@@ -166,12 +169,12 @@ class ContractKernel:
             return f
 
         table: dict[str, Lowering] = {
-            "INIT": lambda a: (Store("acc", acc(a), Const(dtype, 0.0)),),
+            "INIT": lambda a: (Store(self.tile_name, acc(a), Const(dtype, 0.0)),),
             "ACC": accumulate,
         }
         if self.plan.carrier is not None:
             e = self.plan.carrier.array
-            table["LOAD"] = lambda a: (Store("acc", acc(a), FlatLoad(dtype, e, carried(a))),)
+            table["LOAD"] = lambda a: (Store(self.tile_name, acc(a), FlatLoad(dtype, e, carried(a))),)
             table["SAVE"] = lambda a: (Store(e, carried(a), local(a)),)
         table |= {f"DONE{n}": done(s) for n, s in enumerate(self.epilogues)}
         return table
@@ -226,15 +229,15 @@ class ContractKernel:
     def rows(self, body: Body, rows: int) -> Body:
         """The micro-kernel for a number of live rows: registers and shared loads."""
         body = unroll(bind(body, {"P_i": rows}), ("p_i", "p_j"))
-        body = registers(body, "acc", self.acc.value.dtype)
+        body = registers(body, self.tile_name, self.acc.value.dtype)
         innermost = self.roles.inner[-1] if self.roles.inner else "p_k"
-        return partial_unroll(share_loads(body), innermost, ROW_UNROLL)
+        return partial_unroll(share_loads(body, self.shared_name), innermost, ROW_UNROLL)
 
     def _masked(self, body: Body, width: int) -> Body:
         """Vectorises the columns; nests that touch memory by column get a masked twin for the last tile."""
         w, n = self.target.width, self.N.constant
         start = V("c_j") * self.nr
-        safe = {"acc", "panel"}
+        safe = {self.tile_name, "panel"}
         exact = n is not None and n % w == 0
 
         def f(x: Node) -> Node | Body:
@@ -279,7 +282,7 @@ class ContractKernel:
         body, count = tasks(fold(body))
         symbols = (*self.group.params, "B_i", "B_j")
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
-        verify_body(body, (*symbols, "begin", "end"), (*buffers, "acc"))
+        verify_body(body, (*symbols, "begin", "end"), (*buffers, self.tile_name))
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         text = KernelPrinter(self.name, buffers, outputs, symbols).kernel(body)
         note = f"register tile {p.rows}x{self.nr}, reduction block {p.block}" + (", columns packed" * p.promote)

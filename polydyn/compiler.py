@@ -54,6 +54,17 @@ def compile(
     ``dims``: inclusive ranges of dynamic dims by name, checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. Raises PolydynError, see ``polydyn.errors``.
     """
+    return build_program(plan_program(model, target=target, dims=dims, options=options), target=target, threads=threads)
+
+
+def plan_program(
+    model: ModelLike,
+    *,
+    target: str = "cpu",
+    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    options: Options | None = None,
+) -> HostPlan:
+    """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
     processor, options = cpu_target(target), options or Options()
     graph = import_model(model, dims)
     graph = fold(graph)
@@ -65,8 +76,7 @@ def compile(
         plan = fuse_attention(plan)
     builder = KernelBuilder(plan, processor)
     placed = [k for g in plan.groups for k in builder.place(g)]
-    host = host_plan(plan, placed, processor)
-    return build_program(host, target=target, threads=threads)
+    return host_plan(plan, placed, processor)
 
 
 def cpu_target(target: str) -> CpuTarget:

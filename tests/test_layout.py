@@ -16,7 +16,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # Each room may import itself and the rooms before it; docs/adr/0002-one-primitive.md.
-ORDER = ["schedules", "codegen", "errors", "shapes", "graph", "fusion", "lowering", "build", "program", "compiler"]
+ORDER = [
+    "schedules", "codegen", "errors", "shapes", "graph", "fusion", "lowering", "build", "gpu", "tuning", "dispatch",
+    "program", "compiler",
+]  # fmt: skip
 TOP = {"compiler", "cli", "batch", "backend", "__init__", "__main__"}
 AFTER_IMPORT = ["schedules", "codegen", "polydyn/fusion", "polydyn/lowering", "polydyn/build", "polydyn/program"]
 # Words that are ONNX operators and also words of schedules, C or numpy.

@@ -1,0 +1,114 @@
+"""What compiling costs: seconds cold and warm, peak memory; and that running at new shapes takes no more memory.
+
+usage: python -m benchmarks.compiling MODEL.onnx ... [--shapes 1000]
+
+Cold: an empty cache; warm: a second process over the same cache. Peak memory is the process's largest resident set;
+the C compilers it starts are counted apart (largest of them). Memory after 1000 random shapes (dims in 1..64, batches
+in 1..4, drawn with seed 0) is compared with memory after one run at the largest. Results go to
+benchmarks/results/compiling.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from benchmarks import record
+from benchmarks.models import inputs
+
+SMALL = {"B": 4, "N": 4}
+"""Largest batch drawn; other dims go to 64 (images: multiples of 32 up to 256)."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--shapes", type=int, default=1000)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(child(args.models[0], args.child, args.shapes)))
+        return
+    rows = [measure(m, args.shapes) for m in args.models]
+    print(f"written: {record.save('compiling', models=rows).name}")
+
+
+def measure(path: str, shapes: int) -> Mapping[str, object]:
+    """One model, in processes of its own."""
+    with tempfile.TemporaryDirectory() as cache:
+        cold = _start(path, cache, "cold", shapes)
+        warm = _start(path, cache, "warm", shapes)
+    size = Path(path).stat().st_size / 1e6
+    row = {"model": Path(path).stem, "model_mb": round(size, 1), "cold": cold, "warm": warm}
+    print(
+        f"{row['model']:<16} cold {cold['seconds']:6.1f} s, warm {warm['seconds']:5.1f} s, "
+        f"peak {cold['peak_mb']:.0f} MB (allowed {3 * size + 300:.0f}), "
+        f"{shapes} shapes: {warm['before_mb']:.1f} -> {warm['after_mb']:.1f} MB",
+        flush=True,
+    )
+    return row
+
+
+def _start(path: str, cache: str, kind: str, shapes: int) -> dict[str, float]:
+    env = {**os.environ, "POLYDYN_CACHE": cache}
+    command = [sys.executable, "-m", "benchmarks.compiling", path, "--child", kind, "--shapes", str(shapes)]
+    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def child(path: str, kind: str, shapes: int) -> dict[str, float]:
+    """Compiles, and in the warm process runs."""
+    start = time.perf_counter()
+    import polydyn
+
+    program = polydyn.compile(path)
+    out = {"seconds": time.perf_counter() - start, "peak_mb": _peak(resource.RUSAGE_SELF)}
+    out["compiler_peak_mb"] = _peak(resource.RUSAGE_CHILDREN)
+    if kind == "warm" and shapes:
+        proto = onnx.load(path, load_external_data=False)
+        drawn = _shapes(inputs.symbols(proto), shapes)
+        for s in (drawn[0], *drawn[1:20]):
+            program.run(inputs.feeds(proto, s))
+        out["before_mb"] = _resident()
+        for s in drawn[1:]:
+            program.run(inputs.feeds(proto, s))
+        out["after_mb"] = _resident()
+    return out
+
+
+def _shapes(symbols: Sequence[str], count: int) -> list[dict[str, int]]:
+    """The largest shape first, then random ones."""
+    r = np.random.default_rng(0)
+
+    def draw(s: str) -> int:
+        if s in ("H", "W"):
+            return 32 * int(r.integers(2, 5))
+        return int(r.integers(1, SMALL.get(s, 64) + 1))
+
+    largest = {s: 128 if s in ("H", "W") else SMALL.get(s, 64) for s in symbols}
+    return [largest, *({s: draw(s) for s in symbols} for _ in range(count))]
+
+
+def _peak(who: int) -> float:
+    return resource.getrusage(who).ru_maxrss / 1024
+
+
+def _resident() -> float:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+if __name__ == "__main__":
+    main()

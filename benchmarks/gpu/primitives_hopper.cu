@@ -1,0 +1,130 @@
+// One small kernel per primitive of pd_hopper.cuh (sm_90a); cases_hopper.py feeds them.
+#include "pd_hopper.cuh"
+
+// ---- TMA loads: one box to shared memory, its bytes out as they lie ---------------------------------------------
+#define TMA_LOAD(name, ...)                                                                              \
+  PD_KERNEL(name, 128, 1)(PD_TMAP(map), int bytes, int x, int y, int z, int w, uint32_t *out) {          \
+    PD_DYN_SMEM(smem);                                                                                   \
+    uint64_t *bar = (uint64_t *)(smem + bytes);                                                          \
+    int t = pd_tid();                                                                                    \
+    if (t == 0) {                                                                                        \
+      pd_mbar_init(bar, 1);                                                                              \
+      pd_fence_mbar_init();                                                                              \
+    }                                                                                                    \
+    pd_syncthreads();                                                                                    \
+    if (t == 0) {                                                                                        \
+      pd_tma_prefetch(&map);                                                                             \
+      pd_mbar_expect_tx(bar, bytes);                                                                     \
+      __VA_ARGS__;                                                                                       \
+    }                                                                                                    \
+    pd_mbar_wait(bar, 0);                                                                                \
+    for (int i = t; i < bytes / 4; i += 128) pd_stg(out + i, pd_lds<uint32_t>(smem + i * 4));            \
+    (void)z, (void)w;                                                                                    \
+  }                                                                                                      \
+  PD_EXPORT(name, 128);
+TMA_LOAD(tma_load_2d, pd_tma_load_2d(smem, &map, x, y, bar))
+TMA_LOAD(tma_load_3d, pd_tma_load_3d(smem, &map, x, y, z, bar))
+TMA_LOAD(tma_load_4d, pd_tma_load_4d(smem, &map, x, y, z, w, bar))
+
+// ---- TMA stores: shared memory written plainly, fenced, then moved ----------------------------------------------
+#define TMA_STORE(name, ...)                                                                             \
+  PD_KERNEL(name, 128, 1)(PD_TMAP(map), const uint32_t *in, int bytes, int x, int y, int z) {            \
+    PD_DYN_SMEM(smem);                                                                                   \
+    int t = pd_tid();                                                                                    \
+    for (int i = t; i < bytes / 4; i += 128) pd_sts<uint32_t>(smem + i * 4, pd_ldg(in + i));             \
+    pd_fence_proxy_async();                                                                              \
+    pd_syncthreads();                                                                                    \
+    if (t == 0) {                                                                                        \
+      __VA_ARGS__;                                                                                       \
+      pd_tma_store_commit();                                                                             \
+      pd_tma_store_wait_read<0>();                                                                       \
+      pd_tma_store_wait<0>();                                                                            \
+    }                                                                                                    \
+    (void)z;                                                                                             \
+  }                                                                                                      \
+  PD_EXPORT(name, 128);
+TMA_STORE(tma_store_2d, pd_tma_store_2d(&map, smem, x, y))
+TMA_STORE(tma_store_3d, pd_tma_store_3d(&map, smem, x, y, z))
+
+// ---- mbarrier: two halves hand a counter to and fro -------------------------------------------------------------
+PD_KERNEL(mbarrier_phases, 64, 1)(int rounds, int32_t *out) {
+  PD_DYN_SMEM(smem);
+  uint64_t *ping = (uint64_t *)smem, *pong = ping + 1;
+  int t = pd_tid();
+  if (t == 0) {
+    pd_mbar_init(ping, 32);
+    pd_mbar_init(pong, 32);
+    pd_fence_mbar_init();
+    pd_sts<int32_t>(smem + 16, 1);
+  }
+  pd_syncthreads();
+  for (int i = 0; i < rounds; i++) {
+    if (t < 32) {
+      if (t == 0) pd_sts<int32_t>(smem + 16, pd_lds<int32_t>(smem + 16) * 2);
+      pd_mbar_arrive(ping);
+      pd_mbar_wait(pong, i & 1);
+    } else {
+      pd_mbar_wait(ping, i & 1);
+      if (t == 32) pd_sts<int32_t>(smem + 16, pd_lds<int32_t>(smem + 16) + 3);
+      pd_mbar_arrive(pong);
+    }
+  }
+  pd_syncthreads();
+  pd_stg(out + t, pd_lds<int32_t>(smem + 16));
+}
+PD_EXPORT(mbarrier_phases, 64);
+
+// ---- wgmma: 128 bytes of k; A 64 rows and B N rows (or 64 rows of N columns when MN-major) by swizzled TMA ----------
+#define WGMMA(name, N, acc, TB, ...)                                                                     \
+  PD_KERNEL(name, 128, 1)(PD_TMAP(ta), PD_TMAP(tb), const acc *c, acc *out) {                            \
+    PD_DYN_SMEM(smem);                                                                                   \
+    unsigned char *sb = smem + 8192;                                                                     \
+    uint64_t *bar = (uint64_t *)(smem + 8192 + N * 128);                                                 \
+    int t = pd_tid(), row = t / 32 * 16 + t % 32 / 4;                                                    \
+    if (t == 0) {                                                                                        \
+      pd_mbar_init(bar, 1);                                                                              \
+      pd_fence_mbar_init();                                                                              \
+      pd_mbar_expect_tx(bar, 8192 + N * 128);                                                            \
+      pd_tma_load_2d(smem, &ta, 0, 0, bar);                                                              \
+      if (TB)                                                                                            \
+        for (int p = 0; p < N / 64; p++) pd_tma_load_2d(sb + p * 8192, &tb, p * 64, 0, bar);             \
+      else                                                                                               \
+        pd_tma_load_2d(sb, &tb, 0, 0, bar);                                                              \
+    }                                                                                                    \
+    acc d[N / 2];                                                                                        \
+    PD_UNROLL                                                                                            \
+    for (int i = 0; i < N / 2; i++) d[i] = pd_ldg(c + (row + i / 2 % 2 * 8) * N + i / 4 * 8 + t % 4 * 2 + i % 2); \
+    pd_syncthreads();                                                                                    \
+    pd_mbar_wait(bar, 0);                                                                                \
+    pd_wgmma_fence();                                                                                    \
+    PD_UNROLL                                                                                            \
+    for (int k = 0; k < 4; k++)                                                                          \
+      __VA_ARGS__(d, pd_desc_k(smem + k * 32), TB ? pd_desc_mn(sb + k * 2048, 8192) : pd_desc_k(sb + k * 32), 1); \
+    pd_wgmma_commit();                                                                                   \
+    pd_wgmma_wait<0>();                                                                                  \
+    PD_UNROLL                                                                                            \
+    for (int i = 0; i < N / 2; i++) pd_stg(out + (row + i / 2 % 2 * 8) * N + i / 4 * 8 + t % 4 * 2 + i % 2, d[i]); \
+  }                                                                                                      \
+  PD_EXPORT(name, 128);
+WGMMA(wgmma_f16_n32, 32, float, 0, pd_wgmma_m64n32k16_f16<0>)
+WGMMA(wgmma_f16_n64, 64, float, 0, pd_wgmma_m64n64k16_f16<0>)
+WGMMA(wgmma_f16_n96, 96, float, 0, pd_wgmma_m64n96k16_f16<0>)
+WGMMA(wgmma_f16_n128, 128, float, 0, pd_wgmma_m64n128k16_f16<0>)
+WGMMA(wgmma_f16_n192, 192, float, 0, pd_wgmma_m64n192k16_f16<0>)
+WGMMA(wgmma_f16_n256, 256, float, 0, pd_wgmma_m64n256k16_f16<0>)
+WGMMA(wgmma_bf16_n32, 32, float, 0, pd_wgmma_m64n32k16_bf16<0>)
+WGMMA(wgmma_bf16_n64, 64, float, 0, pd_wgmma_m64n64k16_bf16<0>)
+WGMMA(wgmma_bf16_n128, 128, float, 0, pd_wgmma_m64n128k16_bf16<0>)
+WGMMA(wgmma_bf16_n256, 256, float, 0, pd_wgmma_m64n256k16_bf16<0>)
+WGMMA(wgmma_f16_n64_mn, 64, float, 1, pd_wgmma_m64n64k16_f16<1>)
+WGMMA(wgmma_f16_n128_mn, 128, float, 1, pd_wgmma_m64n128k16_f16<1>)
+WGMMA(wgmma_f16_n256_mn, 256, float, 1, pd_wgmma_m64n256k16_f16<1>)
+WGMMA(wgmma_bf16_n128_mn, 128, float, 1, pd_wgmma_m64n128k16_bf16<1>)
+WGMMA(wgmma_tf32_n32, 32, float, 0, pd_wgmma_m64n32k8_tf32)
+WGMMA(wgmma_tf32_n96, 96, float, 0, pd_wgmma_m64n96k8_tf32)
+WGMMA(wgmma_tf32_n128, 128, float, 0, pd_wgmma_m64n128k8_tf32)
+WGMMA(wgmma_tf32_n256, 256, float, 0, pd_wgmma_m64n256k8_tf32)
+WGMMA(wgmma_s8_n64, 64, int32_t, 0, pd_wgmma_m64n64k32_s8)
+WGMMA(wgmma_s8_n192, 192, int32_t, 0, pd_wgmma_m64n192k32_s8)
+WGMMA(wgmma_s8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_s8)
+WGMMA(wgmma_u8s8_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_u8s8)

@@ -1,0 +1,330 @@
+// pd_emu_hopper.h -- strict CPU semantics of pd_hopper.cuh: mbarrier, TMA, wgmma.
+//
+// As late as the ISA allows: a TMA copy poisons its destination when issued and lands only when no thread can go on
+// without it (in reverse order: the newest first); a TMA store reads shared memory at the wait; wgmma reads operands
+// and writes accumulators at the wait that retires its group, until then the accumulator registers hold NaN.
+// Also checked: mbarrier use before init or its fence, over-arrival, descriptors equal in a warpgroup, wgmma.fence,
+// plain shared stores not fenced before TMA or wgmma reads them, asynchronous work nobody waited for.
+// Not modelled: clusters, multicast, register limits.
+#pragma once
+
+#define PD_TMAP(name) const pd_tmap name
+struct alignas(64) pd_tmap { uint64_t opaque[16]; };
+static_assert(sizeof(pdemu_tensor_map) <= sizeof(pd_tmap), "CUtensorMap is 128 bytes");
+
+namespace pdemu {
+constexpr int WARPGROUP = 128, MBAR_MAGIC = 0xB5;
+struct MBarrier { uint64_t magic : 7, fenced : 1, phase : 1, init : 11, pending : 12; int64_t tx : 32; };
+static_assert(sizeof(MBarrier) == 8, "an mbarrier has 8 bytes");
+struct Bulk { const pdemu_tensor_map *map; unsigned char *shared; int at[5], owner; uint32_t group; MBarrier *bar; };
+struct Accumulator { uint32_t *key; int n, pending; uint32_t *registers[WARPGROUP]; uint32_t value[64][256]; };
+enum Kind { WG_F16, WG_BF16, WG_TF32, WG_S8, WG_U8S8 };
+struct Product { uint64_t a, b; Accumulator *acc; Kind kind; int n, scale_d, trans_b; uint32_t group; };
+struct Warpgroup { Meeting meeting; uint32_t groups; std::vector<Product> products; Accumulator acc[4]; };
+
+static std::vector<Bulk> loads, stores;
+static Warpgroup groups[MAX_THREADS / WARPGROUP];
+static uint32_t store_groups[MAX_THREADS];
+static bool wg_fenced[MAX_THREADS];
+static struct { MBarrier *bar; unsigned parity; } waits[MAX_THREADS];
+static std::vector<uint16_t> dirty;                  // per 16 bytes of shared memory: 1 + thread of an unfenced store
+static std::vector<uint32_t> dirty_of[MAX_THREADS];
+
+// ---- generic proxy against async proxy --------------------------------------------------------------------------
+static void shared_store(const void *p, uint32_t bytes) {
+  for (uint32_t c = shared_offset(p) / 16; c <= (shared_offset(p) + bytes - 1) / 16; c++)
+    if (dirty[c] != B->current + 1) dirty[c] = (uint16_t)(B->current + 1), dirty_of[B->current].push_back(c);
+}
+static void check_fenced(uint32_t offset, const char *reader, int site) {
+  PD_RULE(!dirty[offset / 16], PDEMU_FAILED, "%s at line %d reads shared memory that thread %d stored without pd_fence_proxy_async",
+          reader, site, dirty[offset / 16] - 1);
+}
+
+// ---- mbarrier ---------------------------------------------------------------------------------------------------
+static MBarrier *mbarrier(uint64_t *b, bool fenced, int site) {
+  check_shared(b, 8, 8, site);
+  MBarrier *m = (MBarrier *)b;
+  PD_RULE(m->magic == (MBAR_MAGIC & 0x7f), PDEMU_FAILED, "mbarrier used before pd_mbar_init at line %d", site);
+  PD_RULE(!fenced || m->fenced, PDEMU_FAILED, "mbarrier used by TMA before pd_fence_mbar_init at line %d", site);
+  return m;
+}
+static void settle(MBarrier *m) {
+  if (m->pending || m->tx) return;
+  unsigned done = m->phase;
+  m->phase ^= 1, m->pending = m->init;
+  for (int t = 0; t < B->threads; t++)
+    if (B->fiber[t].state == WAITING && waits[t].bar == m && waits[t].parity == done) B->fiber[t].state = READY;
+}
+static void mbar_arrive(MBarrier *m, int site) {
+  PD_RULE(m->pending > 0, PDEMU_FAILED, "mbarrier over-arrival at line %d", site);
+  m->pending--;
+  settle(m);
+}
+
+// ---- TMA --------------------------------------------------------------------------------------------------------
+static const pdemu_tensor_map *tensor_map(const pd_tmap *t, int rank, int site) {
+  const pdemu_tensor_map *m = (const pdemu_tensor_map *)t;
+  PD_RULE((uint64_t)t % 64 == 0 && m->magic == PDEMU_TENSOR_MAP, PDEMU_FAILED, "not a tensor map at line %d", site);
+  PD_RULE(m->rank == rank, PDEMU_FAILED, "tensor map of rank %d used as rank %d at line %d", m->rank, rank, site);
+  return m;
+}
+static uint32_t box_bytes(const pdemu_tensor_map *m) {
+  uint32_t bytes = m->element_bytes;
+  for (int i = 0; i < m->rank; i++) bytes *= m->box[i];
+  return bytes;
+}
+// Moves a box element by element: into shared memory with zeros outside the tensor, or out of it, clipped.
+static void move_box(const Bulk &q, bool load) {
+  const pdemu_tensor_map *m = q.map;
+  uint32_t e = m->element_bytes, n = box_bytes(m) / e, start = shared_offset(q.shared);
+  for (uint32_t i = 0; i < n; i++) {
+    uint64_t address = m->base;
+    bool inside = true;
+    for (uint32_t d = 0, rest = i; d < m->rank; rest /= m->box[d], d++) {
+      int64_t x = (int64_t)q.at[d] + rest % m->box[d];
+      inside &= x >= 0 && x < (int64_t)m->dims[d];
+      address += (uint64_t)(x * (d ? (int64_t)m->strides[d - 1] : e));
+    }
+    uint32_t o = start + i * e;
+    if (m->swizzle == 3) o ^= (o >> 7 & 7) << 4;
+    unsigned char *s = B->smem + o;
+    if (inside) check_global((void *)address, e, 1, 0);
+    if (B->code) return;  // the scheduler got here: fail() only recorded
+    if (load && inside) memcpy(s, (void *)address, e);
+    if (load && !inside) memset(s, 0, e);
+    if (!load && inside) memcpy((void *)address, s, e);
+  }
+}
+static void issue_load(void *s, const pd_tmap *t, int rank, const int *at, uint64_t *bar, int site) {
+  const pdemu_tensor_map *m = tensor_map(t, rank, site);
+  uint32_t bytes = box_bytes(m);
+  check_shared(s, bytes, m->swizzle ? 1024 : 128, site);
+  Bulk q = {m, (unsigned char *)s, {0}, B->current, 0, mbarrier(bar, true, site)};
+  std::copy(at, at + rank, q.at);
+  memset(s, 0xff, bytes);
+  loads.push_back(q);
+  count(PDEMU_TMA);
+}
+static bool land_one_load() {
+  if (loads.empty()) return false;
+  Bulk q = B->reverse ? loads.back() : loads.front();
+  loads.erase(B->reverse ? loads.end() - 1 : loads.begin());
+  move_box(q, true);
+  q.bar->tx -= box_bytes(q.map);
+  settle(q.bar);
+  return !B->code;
+}
+static void issue_store(const pd_tmap *t, const void *s, int rank, const int *at, int site) {
+  const pdemu_tensor_map *m = tensor_map(t, rank, site);
+  check_shared(s, box_bytes(m), m->swizzle ? 1024 : 128, site);
+  for (uint32_t o = 0; o < box_bytes(m); o += 16) check_fenced(shared_offset(s) + o, "TMA store", site);
+  Bulk q = {m, (unsigned char *)s, {0}, B->current, store_groups[B->current], nullptr};
+  std::copy(at, at + rank, q.at);
+  stores.push_back(q);
+  count(PDEMU_TMA);
+}
+static void retire_stores(uint32_t keep) {
+  auto done = [keep](const Bulk &q) { return q.owner == B->current && q.group + keep < store_groups[B->current]; };
+  for (const Bulk &q : stores)
+    if (done(q)) move_box(q, false);
+  stores.erase(std::remove_if(stores.begin(), stores.end(), done), stores.end());
+}
+
+// ---- wgmma ------------------------------------------------------------------------------------------------------
+template <class F>
+static void warpgroup_collective(const char *what, int site, const void *a0, const void *a1, F act) {
+  Fiber *f = self();
+  f->arg[0] = a0, f->arg[1] = a1;
+  int w = B->current / WARPGROUP;
+  PD_RULE((w + 1) * WARPGROUP <= B->threads, PDEMU_FAILED, "%s at line %d outside a whole warpgroup", what, site);
+  if (!arrive(groups[w].meeting, WARPGROUP, what, site)) return wait(what, site);
+  for (int i = 0; i < WARPGROUP / WARP; i++) settle_accesses(w * 4 + i);
+  act(groups[w], &B->fiber[w * WARPGROUP]);
+  wake(w * WARPGROUP, (w + 1) * WARPGROUP);
+}
+// The accumulator element that register i of a thread holds (PTX ISA, "Register Fragments for wgmma").
+template <class F> static void each_register(Accumulator &acc, F f) {
+  for (int t = 0; t < WARPGROUP; t++)
+    for (int i = 0; i < acc.n / 2; i++)
+      f(acc.value[t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8][i / 4 * 8 + t % 4 * 2 + i % 2], acc.registers[t][i]);
+}
+// Element (row, k) of an operand of `e`-byte elements, 128-byte swizzle. K-major: 8-row groups SBO apart.
+// MN-major (16-bit): panels of 64 rows LBO apart, 8-k groups SBO apart.
+static uint32_t operand(uint64_t d, int row, int k, int e, bool mn_major) {
+  uint32_t start = (d & 0x3fff) << 4, lbo = (d >> 16 & 0x3fff) << 4, sbo = (d >> 32 & 0x3fff) << 4, word = 0;
+  uint32_t o = mn_major ? start + row / 64 * lbo + k / 8 * sbo + k % 8 * 128 + row % 64 * 2
+                        : start + row / 8 * sbo + row % 8 * 128 + k * e;
+  o ^= (o >> 7 & 7) << 4;
+  PD_RULE(o + e <= B->smem_bytes, PDEMU_ILLEGAL_ADDRESS, "wgmma descriptor reaches offset %u of %u bytes of shared memory", o,
+          B->smem_bytes);
+  check_fenced(o, "wgmma", 0);
+  memcpy(&word, B->smem + o, (size_t)e);
+  return word;
+}
+template <class Acc> static Acc decode(Kind kind, bool is_a, uint32_t word) {
+  switch (kind) {
+    case WG_F16: return (Acc)F16()(word, 0);
+    case WG_BF16: return (Acc)BF16()(word, 0);
+    case WG_TF32: return (Acc)TF32()(word, 0);
+    case WG_U8S8: if (is_a) return (Acc)U8()(word, 0); [[fallthrough]];
+    default: return (Acc)S8()(word, 0);
+  }
+}
+template <class Acc> static void multiply(const Product &p) {
+  static Acc a[64][32], b[32][256], d[256];
+  int e = p.kind == WG_TF32 ? 4 : p.kind >= WG_S8 ? 1 : 2, K = 32 / e;
+  for (int k = 0; k < K; k++) {
+    for (int r = 0; r < 64; r++) a[r][k] = decode<Acc>(p.kind, true, operand(p.a, r, k, e, false));
+    for (int c = 0; c < p.n; c++) b[k][c] = decode<Acc>(p.kind, false, operand(p.b, c, k, e, p.trans_b));
+  }
+  for (int r = 0; r < 64; r++) {
+    if (p.scale_d) memcpy(d, p.acc->value[r], sizeof d);
+    else memset(d, 0, sizeof d);
+    for (int k = 0; k < K; k++)
+      for (int c = 0; c < p.n; c++) d[c] += a[r][k] * b[k][c];
+    memcpy(p.acc->value[r], d, sizeof d);
+  }
+}
+static Accumulator *accumulator(Warpgroup &w, Fiber *lanes, int n, int site) {
+  uint32_t *key = (uint32_t *)lanes[0].arg[0];
+  Accumulator *free_one = nullptr;
+  for (Accumulator &x : w.acc) {
+    if (x.pending && x.key == key) return &x;
+    if (!x.pending) free_one = &x;
+  }
+  PD_RULE(free_one, PDEMU_FAILED, "more than 4 accumulator tiles in flight at line %d", site);
+  free_one->key = key, free_one->n = n;
+  for (int t = 0; t < WARPGROUP; t++) free_one->registers[t] = (uint32_t *)lanes[t].arg[0];
+  each_register(*free_one, [](uint32_t &value, uint32_t &reg) { value = reg, reg = 0xffffffffu; });
+  return free_one;
+}
+static void issue_wgmma(const char *what, Kind kind, int n, void *d, uint64_t da, uint64_t db, int scale_d, int trans_b, int site) {
+  const Product mine = {da, db, nullptr, kind, n, scale_d != 0, trans_b, 0};
+  PD_RULE(wg_fenced[B->current], PDEMU_FAILED, "wgmma at line %d without pd_wgmma_fence since the last commit", site);
+  PD_RULE(!((da | db) & 0x38), PDEMU_FAILED, "wgmma descriptor at line %d does not start in row 0 of a 1024-byte atom", site);
+  warpgroup_collective(what, site, d, &mine, [&mine, site](Warpgroup &w, Fiber *lanes) {
+    Product p = mine;
+    for (int t = 0; t < WARPGROUP; t++) {
+      const Product *q = (const Product *)lanes[t].arg[1];
+      PD_RULE(q->a == p.a && q->b == p.b && q->scale_d == p.scale_d, PDEMU_FAILED,
+              "wgmma operands differ in a warpgroup at line %d", site);
+    }
+    p.acc = accumulator(w, lanes, p.n, site), p.group = w.groups, p.acc->pending++;
+    w.products.push_back(p);
+    count(PDEMU_WGMMA);
+  });
+}
+static void retire_wgmma(uint32_t keep, int site) {
+  warpgroup_collective("wgmma.wait_group", site, nullptr, nullptr, [keep](Warpgroup &w, Fiber *) {
+    auto done = [&w, keep](const Product &p) { return p.group + keep < w.groups; };
+    for (const Product &p : w.products)
+      if (done(p)) {
+        p.kind >= WG_S8 ? multiply<int32_t>(p) : multiply<float>(p);
+        if (--p.acc->pending == 0) each_register(*p.acc, [](uint32_t &value, uint32_t &reg) { reg = value; });
+      }
+    w.products.erase(std::remove_if(w.products.begin(), w.products.end(), done), w.products.end());
+  });
+}
+
+// ---- per block --------------------------------------------------------------------------------------------------
+static void hopper_reset() {
+  loads.clear(), stores.clear();
+  dirty.assign(B->smem_bytes / 16 + 1, 0);
+  for (Warpgroup &w : groups) {
+    w.products.clear(), w.groups = 0, w.meeting.arrived = 0;
+    for (Accumulator &x : w.acc) x.pending = 0;
+  }
+  for (int t = 0; t < MAX_THREADS; t++) dirty_of[t].clear(), store_groups[t] = 0, wg_fenced[t] = false, waits[t].bar = nullptr;
+}
+static void hopper_finish() {
+  PD_RULE(loads.empty(), PDEMU_FAILED, "a TMA copy was never waited for");
+  PD_RULE(stores.empty(), PDEMU_FAILED, "a TMA store was never waited for");
+  for (const Warpgroup &w : groups) PD_RULE(w.products.empty(), PDEMU_FAILED, "a wgmma was never waited for");
+}
+[[maybe_unused]] static const bool hopper_installed =
+    (hardware_step = land_one_load, hardware_reset = hopper_reset, hardware_finish = hopper_finish, on_shared_store = shared_store, true);
+}  // namespace pdemu
+
+// ---- primitives -------------------------------------------------------------------------------------------------
+PD_DEV uint32_t pd_saddr(const void *p) { return pdemu::shared_offset(p); }
+PD_DEV void pd_mbar_init(uint64_t *b, int arrivals, PD_SITE) {
+  pdemu::check_shared(b, 8, 8, site);
+  pdemu::MBarrier *m = (pdemu::MBarrier *)b;
+  m->magic = pdemu::MBAR_MAGIC & 0x7f, m->fenced = 0, m->phase = 0, m->tx = 0;
+  m->init = (unsigned)arrivals, m->pending = (unsigned)arrivals;
+  pdemu::shared_store(b, 8);
+}
+PD_DEV void pd_fence_mbar_init() {
+  using namespace pdemu;
+  for (uint32_t c : dirty_of[B->current])
+    for (int half = 0; half < 2; half++) {
+      MBarrier *m = (MBarrier *)(B->smem + c * 16 + half * 8);
+      if (m->magic == (MBAR_MAGIC & 0x7f)) m->fenced = 1;
+    }
+}
+PD_DEV void pd_mbar_arrive(uint64_t *b, PD_SITE) { pdemu::mbar_arrive(pdemu::mbarrier(b, false, site), site); }
+PD_DEV void pd_mbar_expect_tx(uint64_t *b, int bytes, PD_SITE) {
+  pdemu::MBarrier *m = pdemu::mbarrier(b, false, site);
+  m->tx += bytes;
+  pdemu::mbar_arrive(m, site);
+}
+PD_DEV void pd_mbar_wait(uint64_t *b, int parity, PD_SITE) {
+  using namespace pdemu;
+  MBarrier *m = mbarrier(b, false, site);
+  waits[B->current] = {m, (unsigned)parity & 1};
+  self()->arg[0] = m;
+  while (m->phase == ((unsigned)parity & 1)) wait("mbarrier wait", site);
+  waits[B->current].bar = nullptr;
+}
+PD_DEV void pd_tma_load_2d(void *s, const pd_tmap *t, int x, int y, uint64_t *bar, PD_SITE) {
+  int at[] = {x, y};
+  pdemu::issue_load(s, t, 2, at, bar, site);
+}
+PD_DEV void pd_tma_load_3d(void *s, const pd_tmap *t, int x, int y, int z, uint64_t *bar, PD_SITE) {
+  int at[] = {x, y, z};
+  pdemu::issue_load(s, t, 3, at, bar, site);
+}
+PD_DEV void pd_tma_load_4d(void *s, const pd_tmap *t, int x, int y, int z, int w, uint64_t *bar, PD_SITE) {
+  int at[] = {x, y, z, w};
+  pdemu::issue_load(s, t, 4, at, bar, site);
+}
+PD_DEV void pd_tma_store_2d(const pd_tmap *t, const void *s, int x, int y, PD_SITE) {
+  int at[] = {x, y};
+  pdemu::issue_store(t, s, 2, at, site);
+}
+PD_DEV void pd_tma_store_3d(const pd_tmap *t, const void *s, int x, int y, int z, PD_SITE) {
+  int at[] = {x, y, z};
+  pdemu::issue_store(t, s, 3, at, site);
+}
+PD_DEV void pd_tma_store_commit() { pdemu::store_groups[pdemu::B->current]++; }
+template <int N> PD_DEV void pd_tma_store_wait_read() { pdemu::retire_stores(N); }
+template <int N> PD_DEV void pd_tma_store_wait() { pdemu::retire_stores(N); }
+PD_DEV void pd_tma_prefetch(const pd_tmap *) {}
+PD_DEV void pd_fence_proxy_async() {
+  using namespace pdemu;
+  for (uint32_t c : dirty_of[B->current])
+    if (dirty[c] == B->current + 1) dirty[c] = 0;
+  dirty_of[B->current].clear();
+}
+template <int R> PD_DEV void pd_reg_inc() { static_assert(R % 8 == 0 && R >= 24 && R <= 256, "setmaxnreg"); }
+template <int R> PD_DEV void pd_reg_dec() { static_assert(R % 8 == 0 && R >= 24 && R <= 256, "setmaxnreg"); }
+PD_DEV void pd_wgmma_fence() { pdemu::wg_fenced[pdemu::B->current] = true; }
+PD_DEV void pd_wgmma_commit() {
+  using namespace pdemu;
+  wg_fenced[B->current] = false;
+  if (B->current % WARPGROUP == 0) groups[B->current / WARPGROUP].groups++;
+}
+template <int N> PD_DEV void pd_wgmma_wait(PD_SITE) { pdemu::retire_wgmma(N, site); }
+#define PD_WGMMA_HALF(n, type, kind)                                                                                  \
+  template <int TB> PD_DEV void pd_wgmma_m64n##n##k16_##type(float *d, uint64_t a, uint64_t b, int scale_d, PD_SITE) { \
+    pdemu::issue_wgmma("wgmma." #type ".n" #n, pdemu::kind, n, d, a, b, scale_d, TB, site);                           \
+  }
+#define PD_WGMMA_K(n, ks, type, kind, acc)                                                                             \
+  PD_DEV void pd_wgmma_m64n##n##k##ks##_##type(acc *d, uint64_t a, uint64_t b, int scale_d, PD_SITE) {                 \
+    pdemu::issue_wgmma("wgmma." #type ".n" #n, pdemu::kind, n, d, a, b, scale_d, 0, site);                            \
+  }
+#define PD_WGMMA(n)                                                                                                   \
+  PD_WGMMA_HALF(n, f16, WG_F16) PD_WGMMA_HALF(n, bf16, WG_BF16) PD_WGMMA_K(n, 8, tf32, WG_TF32, float)                \
+  PD_WGMMA_K(n, 32, s8, WG_S8, int32_t) PD_WGMMA_K(n, 32, u8s8, WG_U8S8, int32_t)
+PD_WGMMA(32) PD_WGMMA(64) PD_WGMMA(96) PD_WGMMA(128) PD_WGMMA(192) PD_WGMMA(256)
+#undef PD_WGMMA

@@ -1,0 +1,135 @@
+"""From a tuned group to its dispatch: the programs that may be launched and the decision among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+
+import numpy as np
+
+from polydyn.dispatch.combine import PairForm, pair_form
+from polydyn.dispatch.decision import ArgMin, Decision, Entry, Leaf, Split, verify_decision
+from polydyn.dispatch.tree import features_of, fit_classifier, fit_tree
+from polydyn.schedules.index import Index
+from polydyn.tuning.strategy import Tuned
+
+
+@dataclass(frozen=True)
+class Program:
+    """One or two launches. ``kernels``: positions in ``Tuned.kernels``; with two, ``axis`` is cut by ``pair``: the
+    first kernel takes ``pair.bigs`` tiles from the start, the second ``pair.smalls`` tiles of the rest.
+    """
+
+    kernels: tuple[int, ...]
+    axis: str = ""
+    pair: PairForm | None = None
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """``decision`` names positions in ``programs``. Symbols are the backbone's dynamic loops until ``over``."""
+
+    programs: tuple[Program, ...]
+    decision: Decision
+
+
+_PAIRED = 6
+"""How many kernels (the most used) are combined with each other; more would only lengthen the comparison."""
+
+
+def build_dispatch(tuned: Tuned) -> Dispatch:
+    """The dispatch of a tuned group by its strategy's dispatcher; verified. KeyError: unknown dispatcher."""
+    made = DISPATCHERS[tuned.dispatcher](tuned)
+    verify_decision(made.decision, len(made.programs), frozenset(_symbols(tuned)))
+    return made
+
+
+def _symbols(tuned: Tuned) -> list[str]:
+    return [x.name for x in tuned.backbone.loops if x.extent is None]
+
+
+def _singles(tuned: Tuned) -> tuple[Program, ...]:
+    return tuple(Program((k,)) for k in range(len(tuned.kernels)))
+
+
+def _argmin(tuned: Tuned) -> Dispatch:
+    return Dispatch(_singles(tuned), ArgMin(tuple(Entry(k, c) for k, c in enumerate(tuned.costs))))
+
+
+def _tree(tuned: Tuned) -> Dispatch:
+    """The tree over many sizes, which closed forms make free; over the measured instances where there are none."""
+    features = features_of(_symbols(tuned))
+    shapes, table, weights = tuned.instances, tuned.table, tuned.weights
+    if tuned.costs and features:
+        shapes = tuple(_dense(tuned))
+        table = np.array([[1e12 / max(1, c.evaluate(s)) for s in shapes] for c in tuned.costs])
+        weights = (1.0,) * len(shapes)
+    return Dispatch(_singles(tuned), fit_tree(features, shapes, table, weights, costs=tuned.costs))
+
+
+def _dense(tuned: Tuned) -> Iterator[dict[str, int]]:
+    """Sizes spaced by ratio up to 2**16, about a thousand in all: far denser than anything that is measured."""
+    names = _symbols(tuned)
+    axis = sorted({round(v) for v in np.geomspace(1, 1 << 16, max(4, round(1024 ** (1 / len(names)))))})
+    for sizes in product(axis, repeat=len(names)):
+        yield tuned.backbone.sizes(dict(zip(names, sizes, strict=True)))
+
+
+def _classifier(tuned: Tuned) -> Dispatch:
+    features = features_of(_symbols(tuned))
+    return Dispatch(_singles(tuned), fit_classifier(features, tuned.instances, tuned.assigned, tuned.weights))
+
+
+def _combine(tuned: Tuned) -> Dispatch:
+    """FTuner: all single kernels, and pairs of the most used ones where they cover the axis without padding.
+
+    A pair's score is the mean of its kernels' (5-B), each at the part of the axis that it takes.
+    """
+    programs = list(_singles(tuned))
+    entries = [Entry(k, c) for k, c in enumerate(tuned.costs)]
+    axis = next((x.name for x in tuned.backbone.parallel if x.extent is None), None)
+    uses = sorted(range(len(programs)), key=lambda k: (-tuned.assigned.count(k), k))[:_PAIRED]
+    for pair in combinations(uses if axis else (), 2):
+        big, small = sorted(pair, key=lambda k: (-tuned.kernels[k].tile[f"b.{axis}"], k))
+        a, b = (tuned.kernels[k].tile[f"b.{axis}"] for k in (big, small))
+        if axis is None or a == b:
+            continue
+        form = pair_form(a, b, Index.of(axis))
+        first, second = tuned.costs[big].subs({axis: form.bigs * a}), tuned.costs[small].subs({axis: form.smalls * b})
+        entries.insert(0, Entry(len(programs), (first + second) // 2, form.guard))
+        programs.append(Program((big, small), axis, form))
+    return Dispatch(tuple(programs), ArgMin(tuple(entries)))
+
+
+DISPATCHERS: Mapping[str, Callable[[Tuned], Dispatch]] = {
+    "argmin": _argmin,
+    "tree": _tree,
+    "classifier": _classifier,
+    "combine": _combine,
+}
+"""Column ``dispatcher`` of the strategies."""
+
+
+def over(dispatch: Dispatch, extents: Mapping[str, Index]) -> Dispatch:
+    """The dispatch with loop symbols replaced by the model's own expressions (``{"i": B * L}``)."""
+
+    programs = tuple(p if p.pair is None else replace(p, pair=_pair_over(p.pair, extents)) for p in dispatch.programs)
+    return Dispatch(programs, _decision_over(dispatch.decision, extents))
+
+
+def _pair_over(pair: PairForm, extents: Mapping[str, Index]) -> PairForm:
+    return replace(pair, bigs=pair.bigs.subs(extents), smalls=pair.smalls.subs(extents), guard=pair.guard.subs(extents))
+
+
+def _decision_over(d: Decision, extents: Mapping[str, Index]) -> Decision:
+    if isinstance(d, Split):
+        low, high = _decision_over(d.low, extents), _decision_over(d.high, extents)
+        return Split(d.index.subs(extents), d.threshold, low, high)
+    if isinstance(d, Leaf):
+        return d
+    return ArgMin(
+        tuple(
+            Entry(e.kernel, e.cost.subs(extents), None if e.guard is None else e.guard.subs(extents)) for e in d.entries
+        )
+    )

@@ -1,0 +1,175 @@
+"""CUDA text to cubin or PTX by NVRTC or nvcc, cached by content, with what ptxas says about each kernel.
+
+Registers, spills and static shared memory are what the dispatcher's occupancy model needs; dynamic shared memory is
+the generator's own knowledge. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from polydyn.codegen.device import HEADERS
+from polydyn.errors import BuildError, UnsupportedError
+from polydyn.gpu.cache import cached, content_key
+from polydyn.gpu.nvrtc import Nvrtc, find_nvrtc
+
+__all__ = ["ARCHITECTURES", "Compiled", "KernelUse", "compile_cuda", "compiler_version", "find_nvcc", "parse_ptxas"]
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """What one kernel takes of a multiprocessor, from ``ptxas -v``; bytes, except registers (per thread)."""
+
+    registers: int
+    spill_stores: int = 0
+    spill_loads: int = 0
+    stack: int = 0
+    static_smem: int = 0
+    barriers: int = 0
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled file: the image to load, its kernels (none for PTX: the driver assembles it), the compiler's log."""
+
+    arch: str
+    image: bytes
+    kernels: Mapping[str, KernelUse]
+    log: str
+    path: Path
+
+
+def parse_ptxas(log: str) -> dict[str, KernelUse]:
+    """Kernel name -> use, from the text of ``ptxas -v``."""
+    uses: dict[str, KernelUse] = {}
+    parts = re.split(r"Compiling entry function '([^']+)'", log)
+    for name, text in zip(parts[1::2], parts[2::2], strict=True):
+
+        def number(pattern: str, text: str = text) -> int:
+            found = re.search(pattern, text)
+            return int(found.group(1)) if found else 0
+
+        uses[name] = KernelUse(
+            registers=number(r"Used (\d+) registers"),
+            spill_stores=number(r"(\d+) bytes spill stores"),
+            spill_loads=number(r"(\d+) bytes spill loads"),
+            stack=number(r"(\d+) bytes stack frame"),
+            static_smem=number(r"(\d+) bytes smem"),
+            barriers=number(r"used (\d+) barriers"),
+        )
+    return uses
+
+
+@functools.cache
+def find_nvcc() -> tuple[str, str] | None:
+    """(path, version line) of nvcc from PATH, ``$CUDA_HOME`` or ``/usr/local/cuda``; None when there is none."""
+    homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    for candidate in ("nvcc", *(f"{h}/bin/nvcc" for h in homes if h)):
+        path = shutil.which(candidate)
+        if path:
+            text = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+            return path, text.strip().splitlines()[-1]
+    return None
+
+
+def compiler_version(prefer: str | None = None) -> str:
+    """The version of the compiler that ``compile_cuda`` uses. Raises BuildError when there is none."""
+    tool = _compiler(prefer)
+    return tool.version if isinstance(tool, Nvrtc) else tool[1]
+
+
+def _compiler(prefer: str | None) -> Nvrtc | tuple[str, str]:
+    """NVRTC first: it is faster and needs no toolkit."""
+    if prefer not in (None, "nvcc", "nvrtc"):
+        raise BuildError(f"no CUDA compiler called {prefer!r}", remedy='"nvcc" or "nvrtc"')
+    tool = (find_nvrtc() if prefer != "nvcc" else None) or (find_nvcc() if prefer != "nvrtc" else None)
+    if tool is None:
+        name = prefer or "CUDA compiler"
+        raise BuildError(f"no {name} found", remedy="pip install nvidia-cuda-nvrtc, or install the CUDA toolkit")
+    return tool
+
+
+@functools.cache
+def _headers() -> dict[str, str]:
+    """The device side of the headers; the emulation's are not needed."""
+    names = ("pd_device.cuh", "pd_hopper.cuh", "pd_scalar.h")
+    return {name: (HEADERS / name).read_text() for name in names}
+
+
+def compile_cuda(
+    source: str,
+    arch: str,
+    defines: Mapping[str, int | str] | None = None,
+    *,
+    kind: str = "cubin",
+    compiler: str | None = None,
+) -> Compiled:
+    """Compiles the text of a kernel file for one architecture.
+
+    ``kind``: "cubin" runs on that architecture's family only; "ptx" (terminated by a zero byte, as the driver wants
+    it) runs on newer devices too. ``compiler``: "nvrtc", "nvcc", or None for the first one there. Raises
+    UnsupportedError for an unknown architecture, BuildError when there is no compiler or it refuses the text.
+    """
+    if arch not in ARCHITECTURES:
+        raise UnsupportedError(f"no CUDA architecture {arch}", remedy=f"one of {', '.join(ARCHITECTURES)}")
+    if kind not in ("cubin", "ptx"):
+        raise BuildError(f"no image kind {kind!r}", remedy='"cubin" or "ptx"')
+    tool = _compiler(compiler)
+    flags = [f"-D{k}={v}" for k, v in sorted((defines or {}).items())]
+    version = tool.version if isinstance(tool, Nvrtc) else tool[1]
+    key = content_key(source, *_headers().values(), arch, kind, version, *flags)
+
+    def make(scratch: Path) -> list[tuple[str, bytes]]:
+        if isinstance(tool, Nvrtc):
+            image, log = _run_nvrtc(tool, source, arch, kind, flags)
+        else:
+            image, log = _run_nvcc(tool[0], source, arch, kind, flags, scratch)
+        return [(f".{kind}", image), (".log", log.encode()), (".cu", source.encode())]
+
+    path = cached("cuda", key, f".{kind}", make)
+    log = path.with_suffix(".log").read_text()
+    return Compiled(arch, path.read_bytes(), parse_ptxas(log) if kind == "cubin" else {}, log, path)
+
+
+def _run_nvrtc(tool: Nvrtc, source: str, arch: str, kind: str, flags: list[str]) -> tuple[bytes, str]:
+    target = arch if kind == "cubin" else arch.replace("sm_", "compute_")
+    options = ["-std=c++17", "-default-device", f"-arch={target}", *flags]
+    if kind == "cubin":
+        options.append("--ptxas-options=-v")
+    return tool.compile(source, _headers(), options, kind.upper())
+
+
+def _run_nvcc(path: str, source: str, arch: str, kind: str, flags: list[str], scratch: Path) -> tuple[bytes, str]:
+    for name, text in _headers().items():
+        (scratch / name).write_text(text)
+    (scratch / "kernel.cu").write_text(source)
+    compute = arch.replace("sm_", "compute_")
+    target = f"arch={compute},code={arch if kind == 'cubin' else compute}"
+    command = [
+        path,
+        "-std=c++17",
+        "-O3",
+        f"-{kind}",
+        "-gencode",
+        target,
+        "-Xptxas",
+        "-v",
+        *flags,
+        "kernel.cu",
+        "-o",
+        "image",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
+    if done.returncode:
+        raise BuildError(f"nvcc refused a kernel for {arch}:\n{(done.stderr + done.stdout)[:4000]}")
+    image = (scratch / "image").read_bytes()
+    return (image if kind == "cubin" else image + b"\0"), done.stderr + done.stdout

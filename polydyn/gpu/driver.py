@@ -1,0 +1,158 @@
+"""The small driver interface that everything above the CUDA driver uses, and the choice of an implementation.
+
+``open_driver`` gives pycuda when it is importable (the extra ``polydyn[gpu]``) and plain ctypes on ``libcuda.so.1``
+otherwise; both share the device's primary context, so torch and cupy tensors are usable next to them. Handles are
+integers. Sizes are bytes, times milliseconds.
+
+When a kernel breaks its context (illegal address and the like), every pointer, module, function, stream and event is
+gone. The driver then makes a new context, counts ``generation`` up and raises DeviceLostError; the next call works.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from polydyn.gpu.errors import DeviceError, DeviceMemoryError, WrongArchitectureError
+from polydyn.gpu.tensormap import TensorMap
+
+__all__ = ["Argument", "Driver", "open_driver"]
+
+Argument: TypeAlias = "int | np.generic | bytes"
+"""A kernel argument: an int is a device pointer (8 bytes), a numpy scalar its own bytes, bytes go in as they are."""
+
+LOST = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
+"""CUresult values after which the context is unusable (ECC, illegal address, timeout, assert, ... launch failed)."""
+
+
+class Driver(abc.ABC):
+    """One device and its primary context."""
+
+    name: str
+    device_name: str
+    """As the driver calls it; ``hardware.match`` finds its description."""
+    arch: int
+    """Compute capability as a number: 80, 86, 89, 90, 100."""
+    generation: int = 0
+
+    @abc.abstractmethod
+    def attribute(self, code: int) -> int:
+        """A CUdevice_attribute."""
+
+    @abc.abstractmethod
+    def memory(self) -> tuple[int, int]:
+        """(free, total) bytes of device memory."""
+
+    @abc.abstractmethod
+    def alloc(self, nbytes: int) -> int:
+        """A device pointer to at least ``nbytes`` (256-byte aligned; 0 bytes are allowed). Raises DeviceMemoryError."""
+
+    @abc.abstractmethod
+    def free(self, pointer: int) -> None:
+        """Gives an allocation back. Raises DeviceError when it is not one of this context's."""
+
+    @abc.abstractmethod
+    def h2d(self, pointer: int, array: np.ndarray[Any, Any], stream: int = 0) -> None:
+        """Copies a C-contiguous array to the device; done when it returns unless ``stream`` is given."""
+
+    @abc.abstractmethod
+    def d2h(self, array: np.ndarray[Any, Any], pointer: int, stream: int = 0) -> None:
+        """Copies device memory into a C-contiguous array; done when it returns unless ``stream`` is given."""
+
+    @abc.abstractmethod
+    def load_module(self, image: bytes) -> int:
+        """Loads a cubin (or PTX, zero-terminated). Raises WrongArchitectureError."""
+
+    @abc.abstractmethod
+    def get_function(self, module: int, name: str) -> int:
+        """A kernel of a module. Raises DeviceError when there is none of that name."""
+
+    @abc.abstractmethod
+    def set_smem(self, function: int, nbytes: int) -> None:
+        """Allows a kernel ``nbytes`` of dynamic shared memory; needed above 48 KB. Raises DeviceError."""
+
+    @abc.abstractmethod
+    def launch(
+        self,
+        function: int,
+        grid: tuple[int, int, int],
+        threads: int,
+        smem: int,
+        args: Sequence[Argument],
+        stream: int = 0,
+    ) -> None:
+        """Starts a kernel; errors of the kernel itself appear at a later call (``synchronize``)."""
+
+    @abc.abstractmethod
+    def stream(self) -> int:
+        """A new stream that does not wait for the default one."""
+
+    @abc.abstractmethod
+    def free_stream(self, stream: int) -> None:
+        """Destroys a stream."""
+
+    @abc.abstractmethod
+    def synchronize(self, stream: int | None = None) -> None:
+        """Waits for a stream, or for everything. Raises what the kernels did wrong."""
+
+    @abc.abstractmethod
+    def event(self) -> int:
+        """A new event."""
+
+    @abc.abstractmethod
+    def free_event(self, event: int) -> None:
+        """Destroys an event."""
+
+    @abc.abstractmethod
+    def record(self, event: int, stream: int = 0) -> None:
+        """Marks the end of a stream's work so far."""
+
+    @abc.abstractmethod
+    def elapsed(self, start: int, end: int) -> float:
+        """Milliseconds between two recorded events; waits for the second."""
+
+    @abc.abstractmethod
+    def wait_event(self, stream: int, event: int) -> None:
+        """Later work of ``stream`` waits for ``event``."""
+
+    @abc.abstractmethod
+    def encode_tensor_map(self, tensor_map: TensorMap, pointer: int) -> bytes:
+        """The 128 bytes of a CUtensorMap over device memory; pass them as a kernel argument. Needs sm_90."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Releases the context."""
+
+
+def driver_error(code: int, name: str, text: str, call: str, detail: str = "") -> DeviceError:
+    """The exception for a failed call whose context is still sound."""
+    message = f"{call} failed: {text} ({name}, {code})" + (f"; {detail}" if detail else "")
+    if code == 2:
+        return DeviceMemoryError(
+            message, code=code, remedy="smaller dims, or Options(max_memory) to refuse such shapes early"
+        )
+    if code in (200, 209, 218, 222):
+        remedy = "compile for this device's architecture, or keep PTX in the artifact"
+        return WrongArchitectureError(message, code=code, remedy=remedy)
+    return DeviceError(message, code=code)
+
+
+def open_driver(prefer: str | None = None, device: int = 0, library: str = "libcuda.so.1") -> Driver:
+    """Opens a device.
+
+    ``prefer``: "pycuda", "ctypes", or None for pycuda when it is installed, else ctypes. ``library`` names the driver
+    library (tests pass the CPU one). Raises DriverMissingError when there is no driver or no such device.
+    """
+    if prefer not in (None, "pycuda", "ctypes"):
+        raise DeviceError(f"no driver called {prefer!r}", remedy='"pycuda" or "ctypes"')
+    from polydyn.gpu.driver_ctypes import CtypesDriver
+
+    if prefer != "ctypes":
+        from polydyn.gpu.driver_pycuda import PycudaDriver, pycuda_installed
+
+        if prefer == "pycuda" or pycuda_installed():
+            return PycudaDriver(device, library)
+    return CtypesDriver(device, library)

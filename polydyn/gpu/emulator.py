@@ -1,0 +1,195 @@
+"""Kernels executed on the CPU, strictly: what ``codegen/device/pd_emu.h`` promises, seen from Python.
+
+``compile_emulated`` turns a CUDA kernel file into a shared object; ``EmulatedModule.launch`` runs a kernel of it over
+numpy arrays and returns the counters. The same shared objects are what the CPU ``libcuda`` loads as "cubins".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polydyn.codegen.device import HEADERS
+from polydyn.errors import BuildError
+from polydyn.gpu.cache import cached, content_key
+from polydyn.gpu.errors import DeviceError
+
+__all__ = ["Counters", "EmulatedModule", "compile_emulated", "compile_shared"]
+
+ABI = 1
+MESSAGE = 384
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What a launch did; the meaning of each field is in ``pd_emu_abi.h`` (``enum pdemu_counter``, same order)."""
+
+    mma: int = 0
+    wgmma: int = 0
+    ldmatrix: int = 0
+    ldmatrix_conflicts: int = 0
+    cp_async: int = 0
+    tma: int = 0
+    shared: int = 0
+    shared_conflicts: int = 0
+    global_: int = 0
+    global_sectors: int = 0
+    global_sectors_min: int = 0
+    barriers: int = 0
+
+
+COUNTER_NAMES = tuple(Counters.__dataclass_fields__)
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("lo", ctypes.c_uint64), ("hi", ctypes.c_uint64))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("abi", ctypes.c_uint32), ("grid", ctypes.c_uint32 * 3), ("threads", ctypes.c_uint32),
+        ("smem", ctypes.c_uint32), ("reverse", ctypes.c_uint32), ("nranges", ctypes.c_uint32),
+        ("ranges", ctypes.POINTER(_Range)), ("params", ctypes.c_void_p), ("counters", ctypes.POINTER(ctypes.c_uint64)),
+        ("message", ctypes.c_char * MESSAGE),
+    )  # fmt: skip
+
+
+class _Kernel(ctypes.Structure):
+    _fields_ = (
+        ("abi", ctypes.c_uint32), ("arch", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("nparams", ctypes.c_uint32),
+        ("sizes", ctypes.POINTER(ctypes.c_uint32)), ("offsets", ctypes.POINTER(ctypes.c_uint32)),
+        ("launch", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Launch))),
+    )  # fmt: skip
+
+
+@functools.cache
+def _compiler() -> tuple[str, str]:
+    """The host C++ compiler and its version line."""
+    for name in ("g++", "clang++"):
+        path = shutil.which(name)
+        if path:
+            text = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+            return path, text.splitlines()[0]
+    raise BuildError("no C++ compiler found", remedy="install g++ or clang++; emulated kernels are compiled with it")
+
+
+@functools.cache
+def _headers_text(folder: Path) -> str:
+    return "".join(p.name + p.read_text() for p in sorted(folder.glob("pd_*.*h")))
+
+
+def compile_shared(source: str, flags: Sequence[str], kind: str) -> Path:
+    """Compiles C++ text to a shared object, cached by text, device headers, flags and compiler.
+
+    Raises BuildError with the compiler's own words.
+    """
+    path, version = _compiler()
+    warnings = ("-Wall", "-Wextra", "-Wno-unused-function", "-Wno-unknown-pragmas")
+    options = ("-std=c++17", "-O1", "-ftree-vectorize", "-fPIC", "-shared", "-fwrapv", "-fvisibility=hidden", *warnings)
+    command = [path, *options, f"-I{HEADERS}", *flags]
+    key = content_key(source, _headers_text(HEADERS), version, *command[1:])
+
+    def make(scratch: Path) -> list[tuple[str, bytes]]:
+        text, out = scratch / "kernel.cpp", scratch / "kernel.so"
+        text.write_text(source)
+        done = subprocess.run([*command, str(text), "-o", str(out)], capture_output=True, text=True)
+        if done.returncode:
+            raise BuildError(f"the C++ compiler refused a kernel:\n{done.stderr[:4000]}")
+        return [(".so", out.read_bytes()), (".cpp", source.encode())]
+
+    return cached(kind, key, ".so", make)
+
+
+def compile_emulated(source: str, defines: Mapping[str, int | str] | None = None, arch: int = 80) -> Path:
+    """Compiles the text of a ``.cu`` file for emulation; returns the path of the shared object.
+
+    ``arch`` is what the module says it was made for (80, 90, ...); the CPU libcuda refuses it on an older "device".
+    """
+    flags = [
+        "-DPD_EMU",
+        f"-DPD_ARCH={arch}",
+        "-march=native",
+        *(f"-D{k}={v}" for k, v in sorted((defines or {}).items())),
+    ]
+    return compile_shared(source, flags, "emulated")
+
+
+class EmulatedModule:
+    """The kernels of one emulated shared object."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+
+    def _kernel(self, name: str) -> _Kernel:
+        try:
+            return _Kernel.in_dll(self._library, "pdemu_kernel_" + name)
+        except ValueError:
+            raise DeviceError(
+                f"the module has no kernel {name}", node=name, remedy="end its file with PD_EXPORT"
+            ) from None
+
+    def launch(
+        self,
+        name: str,
+        grid: int | tuple[int, int, int],
+        threads: int,
+        args: Sequence[np.ndarray[Any, Any] | np.generic | bytes],
+        *,
+        smem: int = 0,
+        reverse: bool = False,
+        extra: Sequence[np.ndarray[Any, Any]] = (),
+    ) -> Counters:
+        """Runs a kernel to its end.
+
+        ``args``: arrays become pointers (and the only global memory the kernel may touch, with ``extra``), numpy
+        scalars and bytes are passed by value. ``reverse`` runs warps and lanes in reverse order; a correct kernel
+        gives the same bits. Raises DeviceError naming the rule, source line, block and thread.
+        """
+        kernel = self._kernel(name)
+        if len(args) != kernel.nparams:
+            raise DeviceError(f"{name} takes {kernel.nparams} arguments, not {len(args)}", node=name)
+        arrays = [a for a in (*args, *extra) if isinstance(a, np.ndarray)]
+        spans = sorted({(a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays if a.nbytes})
+        values: list[Any] = []
+        for i, a in enumerate(args):
+            raw = argument_bytes(a)
+            if len(raw) != kernel.sizes[i]:
+                raise DeviceError(
+                    f"argument {i} of {name} has {len(raw)} bytes, the kernel wants {kernel.sizes[i]}", node=name
+                )
+            values.append(aligned_bytes(raw))
+        params = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])
+        counters = (ctypes.c_uint64 * len(COUNTER_NAMES))()
+        gx, gy, gz = (grid, 1, 1) if isinstance(grid, int) else grid
+        launch = _Launch(
+            ABI, (ctypes.c_uint32 * 3)(gx, gy, gz), threads, smem, int(reverse), len(spans),
+            (_Range * max(len(spans), 1))(*[_Range(*span) for span in spans]), ctypes.addressof(params), counters,
+        )  # fmt: skip
+        code = kernel.launch(ctypes.byref(launch))
+        if code:
+            raise DeviceError(f"kernel {name}: {launch.message.decode()}", code=code, node=name)
+        return Counters(*counters)
+
+
+def argument_bytes(a: np.ndarray[Any, Any] | np.generic | bytes) -> bytes:
+    """The bytes of a kernel argument: an array's address, a scalar's value."""
+    if isinstance(a, np.ndarray):
+        return int(a.ctypes.data).to_bytes(8, "little")
+    return a if isinstance(a, bytes) else a.tobytes()
+
+
+def aligned_bytes(raw: bytes, align: int = 64) -> Any:
+    """A ctypes array holding ``raw`` at an aligned address (tensor maps need 64)."""
+    room = (ctypes.c_char * (len(raw) + align))()
+    offset = -ctypes.addressof(room) % align
+    view = (ctypes.c_char * len(raw)).from_buffer(room, offset)
+    ctypes.memmove(view, raw, len(raw))
+    return view

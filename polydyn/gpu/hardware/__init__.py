@@ -1,0 +1,104 @@
+"""Descriptions of GPUs as data: one JSON file each, so that a new GPU is a file.
+
+Peak figures are dense, with f32 (or int32) accumulators. They bound what a schedule can reach; what a machine really
+does is measured by calibration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polydyn.errors import PolydynError, UnsupportedError
+
+__all__ = ["Hardware", "load", "match", "names"]
+
+HERE = Path(__file__).parent
+_REGISTER_UNIT, _SMEM_UNIT = 256, 128  # allocation granules: registers of a warp, bytes of a block
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One GPU. Bytes, GHz, GB/s (10^9), TFLOP/s or TOP/s; ``smem_per_block`` is the largest a kernel may ask for.
+
+    ``clock_ghz`` is the boost clock of ordinary arithmetic, ``tensor_clock_ghz`` the one behind the tensor peaks.
+    ``instructions``: what kernels may use beyond plain CUDA, in the words of ``codegen/device``.
+    """
+
+    name: str
+    arch: str
+    multiprocessors: int
+    clock_ghz: float
+    tensor_clock_ghz: float
+    memory_bytes: int
+    memory_gb_per_s: float
+    l2_bytes: int
+    smem_per_sm: int
+    smem_per_block: int
+    smem_reserved_per_block: int
+    threads_per_sm: int
+    threads_per_block: int
+    blocks_per_sm: int
+    registers_per_sm: int
+    max_registers_per_thread: int
+    peak_tflops: Mapping[str, float]
+    instructions: tuple[str, ...]
+    sources: Mapping[str, str]
+
+    def resident_blocks(self, threads: int, registers: int, smem: int) -> int:
+        """Blocks of a kernel that one multiprocessor holds; 0 when a single one does not fit.
+
+        ``registers``: per thread, as ptxas reports; ``smem``: static and dynamic bytes per block. Registers are
+        allocated by warp in units of 256, shared memory by block in units of 128 plus the system's reserve.
+        """
+        if threads > self.threads_per_block or registers > self.max_registers_per_thread or smem > self.smem_per_block:
+            return 0
+        warps = -(-threads // 32)
+        per_warp = -(-max(registers, 1) * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
+        per_block = -(-(smem + self.smem_reserved_per_block) // _SMEM_UNIT) * _SMEM_UNIT
+        limits = (
+            self.blocks_per_sm,
+            self.threads_per_sm // (warps * 32),
+            self.registers_per_sm // per_warp // warps,
+            self.smem_per_sm // per_block,
+        )
+        return min(limits)
+
+
+def names() -> tuple[str, ...]:
+    """The names of the descriptions that come with polydyn."""
+    return tuple(sorted(p.stem for p in HERE.glob("*.json")))
+
+
+def load(name: str | Path) -> Hardware:
+    """A description by name ("h200"), or from a JSON file of one's own.
+
+    Raises UnsupportedError for an unknown name, PolydynError for a file with missing, unknown or senseless fields.
+    """
+    path = Path(name) if str(name).endswith(".json") else HERE / f"{name}.json"
+    if not path.exists():
+        raise UnsupportedError(
+            f"no hardware description {name}", remedy=f"one of {', '.join(names())}, or a path to a .json file"
+        )
+    raw: dict[str, Any] = json.loads(path.read_text())
+    wanted = {f.name for f in dataclasses.fields(Hardware)}
+    if raw.keys() != wanted:
+        odd = ", ".join(sorted(raw.keys() ^ wanted))
+        raise PolydynError(f"{path.name}: missing or unknown fields: {odd}", remedy=f"see {HERE.name}/h100.json")
+    senseless = [k for k, v in raw.items() if isinstance(v, int | float) and v <= 0]
+    if senseless:
+        raise PolydynError(f"{path.name}: not positive: {', '.join(senseless)}")
+    return Hardware(**{**raw, "instructions": tuple(raw["instructions"])})
+
+
+def match(device_name: str) -> Hardware | None:
+    """The description of a device by the driver's name for it; None when there is none."""
+    for name in names():
+        hardware = load(name)
+        if hardware.name == device_name or device_name.startswith(hardware.name + " "):
+            return hardware
+    return None

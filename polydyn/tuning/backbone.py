@@ -1,0 +1,238 @@
+"""What tuning knows of a group: a backbone of loops, the operands it touches, and tile tuples.
+
+Sizes are counted in loop iterations and bytes. A dynamic loop's extent is the symbol of the same name; who knows the
+model's own symbols substitutes them (``estimate.subs({"i": batch * length})``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+
+from polydyn.errors import UnsupportedError
+from polydyn.schedules.expr import ITEMSIZE
+from polydyn.schedules.index import Index
+from polydyn.schedules.model import Group, Statement
+
+Shape = Mapping[str, int]
+"""Loop name -> extent at run time."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of the backbone. ``extent`` None: known at run time only. ``kind``: ``parallel`` or ``reduction``."""
+
+    name: str
+    extent: int | None
+    kind: str = "parallel"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor the backbone touches.
+
+    ``dims``: per dimension the (loop, coefficient) pairs of its affine subscript, so that a convolution window
+    ``2*h + r`` is ``(("h", 2), ("r", 1))``. ``bytes``: size of an element. ``written``: False for inputs.
+    """
+
+    name: str
+    dims: tuple[tuple[tuple[str, int], ...], ...]
+    bytes: int = 4
+    written: bool = False
+
+    def elements(self, sizes: Shape) -> int:
+        """Elements touched by a tile of the given sizes (a loop that is not named counts as 1)."""
+        return math.prod(
+            1 + sum(abs(c) * (sizes.get(name, 1) - 1) for name, c in dim) if _some(dim, sizes) else 0
+            for dim in self.dims
+        )
+
+    def footprint(self, sizes: Shape) -> int:
+        """Bytes touched by a tile of the given sizes."""
+        return self.bytes * self.elements(sizes)
+
+
+def _some(dim: Iterable[tuple[str, int]], sizes: Shape) -> bool:
+    return all(sizes.get(name, 1) > 0 for name, _ in dim)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """The loop nest that decides a group's speed. ``ops``: arithmetic operations per innermost iteration."""
+
+    loops: tuple[Loop, ...]
+    operands: tuple[Operand, ...]
+    dtype: str = "float32"
+    ops: int = 2
+
+    @property
+    def parallel(self) -> tuple[Loop, ...]:
+        """The parallel loops, outermost first."""
+        return tuple(x for x in self.loops if x.kind == "parallel")
+
+    @property
+    def reduction(self) -> tuple[Loop, ...]:
+        """The reduction loops, outermost first."""
+        return tuple(x for x in self.loops if x.kind == "reduction")
+
+    @property
+    def inputs(self) -> tuple[Operand, ...]:
+        """Operands that are read."""
+        return tuple(o for o in self.operands if not o.written)
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """Operands that are written."""
+        return tuple(o for o in self.operands if o.written)
+
+    def extent(self, name: str) -> Index:
+        """The extent of a loop: its constant, or the symbol of its name. KeyError: no such loop."""
+        for x in self.loops:
+            if x.name == name:
+                return Index.of(x.name if x.extent is None else x.extent)
+        raise KeyError(name)
+
+    def sizes(self, shape: Shape) -> dict[str, int]:
+        """The extents at run time: static ones filled in. KeyError: a dynamic loop that ``shape`` lacks."""
+        return {x.name: shape[x.name] if x.extent is None else x.extent for x in self.loops}
+
+    def flops(self, sizes: Shape) -> int:
+        """Operations for the given extents or tile sizes."""
+        return self.ops * math.prod(sizes.get(x.name, 1) for x in self.loops)
+
+    def moved(self, sizes: Shape) -> tuple[int, int]:
+        """Bytes read and bytes written by a tile, each operand touched once."""
+        return sum(o.footprint(sizes) for o in self.inputs), sum(o.footprint(sizes) for o in self.outputs)
+
+
+def gemm(
+    m: int | None = None, n: int | None = None, k: int | None = None, *, dtype: str = "float32", item: int = 4
+) -> Backbone:
+    """``C[i, j] += A[i, k] * B[k, j]``; None marks a dynamic extent. Used by tests, benchmarks and documentation."""
+    return Backbone(
+        (Loop("i", m), Loop("j", n), Loop("k", k, "reduction")),
+        (
+            Operand("A", ((("i", 1),), (("k", 1),)), item),
+            Operand("B", ((("k", 1),), (("j", 1),)), item),
+            Operand("C", ((("i", 1),), (("j", 1),)), item, written=True),
+        ),
+        dtype,
+    )
+
+
+def backbone_of(group: Group, statement: Statement) -> Backbone:
+    """The loop description of a polyhedral statement.
+
+    Loops are its iterators; one that the written element does not mention is a reduction. UnsupportedError when a
+    subscript is not affine: such a statement has no rectangular footprint and is not tuned.
+    """
+    written = {s for i in statement.index for s in i.symbols()}
+    loops = tuple(
+        Loop(name, extent.constant, "parallel" if name in written else "reduction") for name, extent in statement.iters
+    )
+    operands = []
+    for access in dict.fromkeys((statement.write, *statement.reads)):
+        if access.opaque:
+            raise UnsupportedError(
+                f"the backbone {statement.name} reads {access.array} at a data-dependent place",
+                node=statement.name,
+                tensor=access.array,
+                rule="tile footprints need affine subscripts",
+                remedy="choose another backbone for this group; opaque accesses are scheduled without tuning",
+            )
+        dims = tuple(tuple(_coefficients(i, statement.iterators)) for i in access.index)
+        array = group.arrays[access.array]
+        operands.append(Operand(access.array, dims, ITEMSIZE[array.dtype], access.array == statement.array))
+    return Backbone(loops, tuple(operands), group.arrays[statement.array].dtype, 2 if statement.reduce else 1)
+
+
+def _coefficients(index: Index, iterators: Iterable[str]) -> Iterable[tuple[str, int]]:
+    for name in iterators:
+        c = index.terms.get((name,), 0)
+        if c:
+            yield name, c
+
+
+@dataclass(frozen=True, order=True)
+class Tile:
+    """A tile tuple: (name, value) pairs bound when the kernel is compiled, and those bound at each launch.
+
+    Names are ``level.loop`` (levels: ``b`` block or cache tile, ``w`` warp or register tile, ``v`` instruction), or a
+    plain knob such as ``stages`` or ``split``. Two tiles with equal ``compile`` share one binary.
+    """
+
+    compile: tuple[tuple[str, int], ...]
+    launch: tuple[tuple[str, int], ...] = ()
+
+    def __getitem__(self, name: str) -> int:
+        for n, v in self.compile + self.launch:
+            if n == name:
+                return v
+        raise KeyError(name)
+
+    def get(self, name: str, default: int = 1) -> int:
+        """The value of a parameter, or ``default`` where the tile has none of that name."""
+        return self[name] if any(n == name for n, _ in self.compile + self.launch) else default
+
+    def level(self, level: str) -> dict[str, int]:
+        """The sizes of one level, by loop."""
+        return {n[len(level) + 1 :]: v for n, v in self.compile + self.launch if n.startswith(level + ".")}
+
+    def __str__(self) -> str:
+        return " ".join(f"{n}={v}" for n, v in self.compile + self.launch)
+
+
+@dataclass(frozen=True)
+class GroupKey:
+    """Everything that decides whether a measurement of one group is valid for another; never weights.
+
+    ``structure``: canonical text of the fused statements. ``layout``, ``constraints`` (divisibility, ranges that the
+    code relies on), ``flags``: text, ordered. ``generator``: version of the code generator.
+    """
+
+    structure: str
+    dtype: str
+    target: str
+    layout: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    compiler: str = ""
+    flags: tuple[str, ...] = ()
+    generator: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Content hash."""
+        return digest_of(asdict(self))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One tuning task.
+
+    ``shapes`` are instances that represent what will be run, each with its weight (probability times cost, any
+    scale). They are made by ``select.sample_free_shapes`` when the user gives nothing. ``splits``: factors by which the
+    generator can split the reduction at launch; 1 is always among them.
+    """
+
+    key: GroupKey
+    backbone: Backbone
+    shapes: tuple[tuple[tuple[str, int], ...], ...] = ()
+    weights: tuple[float, ...] = ()
+    splits: tuple[int, ...] = (1,)
+
+    def instances(self) -> list[dict[str, int]]:
+        """The shapes as dicts with static extents filled in."""
+        return [self.backbone.sizes(dict(s)) for s in self.shapes]
+
+
+def canonical(value: object) -> str:
+    """The one JSON text of plain data: sorted keys, no spaces. ValueError: NaN or infinity."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest_of(value: object) -> str:
+    """Content hash (32 hex digits) of plain data."""
+    return sha256(canonical(value).encode()).hexdigest()[:32]

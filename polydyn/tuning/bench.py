@@ -1,0 +1,135 @@
+"""Benches: what measures kernels, and the records around it that make a stopped run resumable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from polydyn.tuning.backbone import GroupKey, Shape, Tile
+from polydyn.tuning.cost import Kernel
+from polydyn.tuning.explore import Objective
+from polydyn.tuning.hardware import Hardware
+from polydyn.tuning.records import Record, Records
+from polydyn.tuning.space import Usage
+
+
+class Bench(Protocol):
+    """Measures kernels of one group. ``replay.Simulated`` is one; the real one builds and runs them.
+
+    ``source``: ``measured``, or ``model`` where the machine is not there and an analytical model answers.
+    """
+
+    @property
+    def source(self) -> str:
+        """What the records of this bench are to say."""
+
+    def per_operation(self, tiles: Sequence[Tile]) -> Sequence[float]:
+        """Seconds per operation on a saturating instance; ``inf`` where building or running failed."""
+
+    def kernel(self, tile: Tile) -> Kernel:
+        """Resources, wave and lone-block times of a tuple that ran."""
+
+    def seconds(self, tile: Tile, shape: Shape) -> float:
+        """Seconds of a whole launch at a shape."""
+
+
+class Remembered:
+    """An objective that looks in a record file first and writes what it measures, batch by batch.
+
+    Only records of the same ``source`` count: a model's guess never stands in for a measurement. Their kind is
+    ``throughput`` with value ``cost``; failures are records too, so that a tuple that does not build is tried once.
+    ``measured`` counts real measurements.
+    """
+
+    def __init__(
+        self, objective: Objective, records: Records, key: GroupKey, hardware: Hardware, source: str = "measured"
+    ) -> None:
+        self._objective, self._records, self._key, self._hardware = objective, records, key, hardware
+        self._source, self.measured = source, 0
+        self._known: dict[Tile, float] = {}
+        for r in _own(records, key, hardware, source):
+            if r.kind == "failed":
+                self._known.setdefault(r.tile, math.inf)
+            elif r.kind == "throughput" and not r.shape:
+                self._known[r.tile] = min(r.value("cost"), self._known.get(r.tile, math.inf))
+
+    def __call__(self, tiles: Sequence[Tile]) -> list[float]:
+        """Costs of a batch."""
+        new = [t for t in dict.fromkeys(tiles) if t not in self._known]
+        costs = self._objective(new) if new else []
+        self.measured += len(new)
+        if new and not self._records.readonly:
+            self._records.put(self._record(t, c) for t, c in zip(new, costs, strict=True))
+        self._known.update(zip(new, costs, strict=True))
+        return [self._known[t] for t in tiles]
+
+    def _record(self, tile: Tile, cost: float) -> Record:
+        if math.isinf(cost):
+            return Record(self._key, self._hardware, tile, "failed", (), source=self._source)
+        return Record(self._key, self._hardware, tile, "throughput", (("cost", cost),), source=self._source)
+
+
+def _own(records: Records, key: GroupKey, hardware: Hardware, source: str) -> Iterator[Record]:
+    return (r for r in records.rows(group=key, hardware=hardware) if r.source == source)
+
+
+_TIMES = ("fixed", "step", "alone_fixed", "alone_step")
+_RESOURCES = ("local", "registers", "threads")
+
+
+class RecordedBench:
+    """A bench that answers from records first and adds to them what it measures (unless they are pinned)."""
+
+    def __init__(self, bench: Bench, records: Records, key: GroupKey, hardware: Hardware) -> None:
+        self._bench, self._records, self._key, self._hardware = bench, records, key, hardware
+        self._objective = Remembered(bench.per_operation, records, key, hardware, bench.source)
+        self._waves: dict[Tile, Record] = {}
+        self._used: dict[Tile, Record] = {}
+        self._launches: dict[tuple[Tile, tuple[tuple[str, int], ...]], float] = {}
+        for r in _own(records, key, hardware, bench.source):
+            if r.kind == "wave":
+                self._waves[r.tile] = r
+            elif r.kind == "resources":
+                self._used[r.tile] = r
+            elif r.kind == "throughput" and r.shape:
+                best = self._launches.get((r.tile, r.shape), math.inf)
+                self._launches[r.tile, r.shape] = min(best, r.value("seconds"))
+
+    @property
+    def source(self) -> str:
+        """That of the bench inside."""
+        return self._bench.source
+
+    def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
+        """As ``Bench``."""
+        return self._objective(tiles)
+
+    def kernel(self, tile: Tile) -> Kernel:
+        """As ``Bench``; one ``wave`` and one ``resources`` record."""
+        if tile not in self._waves or tile not in self._used:
+            k = self._bench.kernel(tile)
+            self._waves[tile] = self._record(tile, "wave", {n: getattr(k, n) for n in _TIMES})
+            self._used[tile] = self._record(tile, "resources", {n: getattr(k.used, n) for n in _RESOURCES})
+            self._add([self._waves[tile], self._used[tile]])
+        wave, used = self._waves[tile], self._used[tile]
+        resources = Usage(*(int(used.value(n)) for n in _RESOURCES))
+        return Kernel(tile, resources, *(wave.value(n) for n in _TIMES))
+
+    def seconds(self, tile: Tile, shape: Shape) -> float:
+        """As ``Bench``; one ``throughput`` record per tile and shape."""
+        at = tuple(sorted(shape.items()))
+        if (tile, at) not in self._launches:
+            spent = self._bench.seconds(tile, shape)
+            self._launches[tile, at] = spent
+            self._add([replace(self._record(tile, "throughput", {"seconds": spent}), shape=at)])
+        return self._launches[tile, at]
+
+    def _record(self, tile: Tile, kind: str, values: dict[str, float]) -> Record:
+        numbers = tuple((n, float(v)) for n, v in values.items())
+        return Record(self._key, self._hardware, tile, kind, numbers, source=self.source)
+
+    def _add(self, records: list[Record]) -> None:
+        if not self._records.readonly:
+            self._records.put(records)

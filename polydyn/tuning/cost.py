@@ -1,0 +1,296 @@
+"""Cost models: the papers' formulas in the form used (``docs/papers.md`` has them as printed, with the errata).
+
+Every model gives the cost of one kernel as an ``Index`` over the extents of the dynamic loops: lower is better. Times
+are whole picoseconds, so that sums stay exact and the same expression can be evaluated here, explained, and printed
+into the host program (values stay below 2**63 for times below 100 days and grids below 10**7 blocks).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polydyn.schedules.index import Index, IndexLike, maximum, minimum, product
+from polydyn.tuning.backbone import Backbone, Shape, Tile
+from polydyn.tuning.hardware import Hardware
+from polydyn.tuning.space import Usage
+
+PICO = 10**12
+_UNIT = 1 << 10
+"""Fixed-point one for ratios inside an Index."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and what is known of it.
+
+    Seconds, from records or an analytical model: ``fixed`` + ``step`` per block step of the reduction is the time of
+    a full wave (as many blocks as fit the machine); ``alone_*`` the same with one block per unit.
+    """
+
+    tile: Tile
+    used: Usage
+    fixed: float
+    step: float
+    alone_fixed: float
+    alone_step: float
+
+
+def picoseconds(seconds: float) -> int:
+    """Whole picoseconds; a time that is not zero is at least one."""
+    return max(math.ceil(seconds * PICO - 1e-6), 0)
+
+
+def grid(backbone: Backbone, tile: Tile) -> Index:
+    """Number of blocks: the product of the parallel loops' tile counts, times the split of the reduction."""
+    block = tile.level("b")
+    return product(backbone.extent(x.name).ceildiv(block[x.name]) for x in backbone.parallel) * tile.get("split")
+
+
+def blocks_at(backbone: Backbone, tile: Tile, sizes: Shape) -> int:
+    """``grid`` for known extents, in plain integers."""
+    block = tile.level("b")
+    return math.prod(-(-sizes[x.name] // block[x.name]) for x in backbone.parallel) * tile.get("split")
+
+
+def steps(backbone: Backbone, tile: Tile) -> Index:
+    """Block steps of the reduction that one block walks through (0 for an empty reduction, 1 for none)."""
+    block = tile.level("b")
+    total = product(backbone.extent(x.name).ceildiv(block[x.name]) for x in backbone.reduction)
+    return total.ceildiv(tile.get("split"))
+
+
+# -- TSCompiler 6: waves -------------------------------------------------------------------------------------
+
+
+def blocks_per_unit(used: Usage, hardware: Hardware) -> int:
+    """Blocks resident on one unit: *floors* of each resource quotient, and the thread and block limits.
+
+    0 when a single block does not fit. The print has no floors and only two of the four limits.
+    """
+    if hardware.kind == "cpu":
+        return 1
+    limits = [hardware.unit_blocks, hardware.unit_threads // used.threads]
+    if used.local:
+        limits.append(hardware.local_bytes // used.local)
+    if used.registers:
+        limits.append(hardware.registers // (used.registers * used.threads))
+    return min(limits)
+
+
+def wave_cost(wave: IndexLike, blocks: IndexLike, per_wave: int) -> Index:
+    """TSCompiler: ``T_s * ceil(blocks / blocks per wave)``."""
+    return Index.of(wave) * Index.of(blocks).ceildiv(per_wave)
+
+
+def tscompiler(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
+    """TSCompiler's estimate: measured wave latency times the number of waves."""
+    wave = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, kernel.tile)
+    per_wave = hardware.units * max(1, blocks_per_unit(kernel.used, hardware))
+    return wave_cost(wave, grid(backbone, kernel.tile), per_wave)
+
+
+# -- Vortex 5.2: recursion over levels -----------------------------------------------------------------------
+
+
+def temporal_cost(load: int, store: int, lower: IndexLike, spatial: IndexLike = 1, reduction: IndexLike = 1) -> Index:
+    """Vortex Eq. 2 for ``spatial * reduction`` serial iterations, in picoseconds.
+
+    ``load + (n-1) max(load, lower) + lower + store`` is ``n max + min + store``; the second form is also right for an
+    empty loop, and each spatial iteration stores its own result (Algorithm 1, line 11).
+    """
+    s, low = Index.of(spatial), Index.of(lower)
+    n = s * Index.of(reduction)
+    return n * maximum(load, low) + minimum(load, low) * minimum(n, 1) + s * store
+
+
+def parallel_factor(iterations: IndexLike, units: int) -> Index:
+    """Vortex Eq. 3: rounds of the parallel loop over the hardware's units."""
+    return Index.of(iterations).ceildiv(units)
+
+
+def vortex(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
+    """Vortex's run-time estimate: the top level analytically (Eq. 2-4) over the measured level below (hybrid).
+
+    Loads and stores pass at the unit's share of the memory bandwidth; ``alone_step`` is the empirical cost of the level
+    below. The level-1 loop is the reduction; the grid (level 2) is parallel over the units.
+    """
+    block = kernel.tile.level("b")
+    read, written = backbone.moved(block)
+    share = hardware.memory_bandwidth / hardware.units
+    lower = picoseconds(kernel.alone_step)
+    inner = temporal_cost(
+        picoseconds(read / share), picoseconds(written / share), lower, 1, steps(backbone, kernel.tile)
+    )
+    return parallel_factor(grid(backbone, kernel.tile), hardware.units) * inner
+
+
+# -- DietCode 5.3: local, spatial and padding factors --------------------------------------------------------
+
+
+def padded(size: int, step: int) -> int:
+    """``pad(size, step)``: the next multiple."""
+    return -(-size // step) * step
+
+
+def f_spatial(blocks: int, units: int, k: float) -> float:
+    """DietCode Eq. 4-5 with the fraction the right way up: ``k * blocks / pad(blocks, units) + (1 - k)``."""
+    return k * blocks / padded(blocks, units) + 1 - k
+
+
+def f_pad(extent: Sequence[int], tile: Sequence[int]) -> float:
+    """Useful share of the padded iteration space: W / pad(W, M), which the print has upside down."""
+    return math.prod(e / padded(e, t) for e, t in zip(extent, tile, strict=True) if e)
+
+
+def fit_spatial(blocks: Sequence[int], relative: Sequence[float], units: int) -> float:
+    """The regression for ``k`` in [0, 1]: least squares of ``1 - f = k * (1 - blocks / pad(blocks))``.
+
+    ``relative``: throughput divided by that of a full wave. All-full waves say nothing about k: 1 then.
+    """
+    x = [1 - b / padded(b, units) for b in blocks]
+    square = sum(v * v for v in x)
+    if square == 0:
+        return 1.0
+    k = sum(v * (1 - f) for v, f in zip(x, relative, strict=True)) / square
+    return min(1.0, max(0.0, k))
+
+
+def dietcode(backbone: Backbone, hardware: Hardware, kernel: Kernel, k: float = 1.0) -> Index:
+    """DietCode's estimate as time: padded work at the full-wave rate, divided by f_spatial.
+
+    ``1 / f_spatial`` is ``pad / (k * blocks + (1-k) * pad)``; k and the quotient in 1/1024.
+    """
+    per_wave = hardware.units * max(1, blocks_per_unit(kernel.used, hardware))
+    wave = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, kernel.tile)
+    g = grid(backbone, kernel.tile)
+    full = g.ceildiv(per_wave) * per_wave
+    share = round(k * _UNIT)
+    slower = (full * (_UNIT * _UNIT)) // (g * share + full * (_UNIT - share))
+    return (((wave * g) // per_wave) * slower) // _UNIT
+
+
+def prune_local(local: Sequence[float], costs: Sequence[Sequence[float]]) -> list[int]:
+    """DietCode's early pruning: the micro-kernels that can still be best somewhere.
+
+    ``local[m]``: full-wave throughput, an upper bound on the throughput of m anywhere because the other factors are at
+    most 1. ``costs[w]``: throughputs reached so far for instance w. Kept: those above the best of some instance.
+    """
+    best = [max(row, default=0.0) for row in costs]
+    return [m for m, f in enumerate(local) if any(f >= b for b in best) or not best]
+
+
+# -- FTuner 4-5: synthesis index analysis --------------------------------------------------------------------
+
+
+def pad_ratio(backbone: Backbone, tile: Tile, shape: Shape) -> float:
+    """FTuner Eq. 2 (K.pad): bytes of the workload over its bytes when padded to the tile; 1 is no padding."""
+    block, sizes = tile.level("b"), backbone.sizes(shape)
+    rounded = {n: padded(v, block[n]) for n, v in sizes.items()}
+    full = sum(backbone.moved(rounded))
+    return sum(backbone.moved(sizes)) / full if full else 1.0
+
+
+def occupancy_ratio(blocks: int, units: int) -> float:
+    """FTuner Eq. 3 (K.occ): blocks over blocks rounded up to the units; an empty grid wastes nothing."""
+    return blocks / padded(blocks, units) if blocks else 1.0
+
+
+def memory_seconds(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) -> float:
+    """FTuner Eq. 7 (K_mem): the slower of global traffic and local-memory traffic of the whole workload."""
+    sizes, block = backbone.sizes(shape), tile.level("b")
+    blocks = blocks_at(backbone, tile, sizes)
+    walk = math.prod(-(-sizes[x.name] // block[x.name]) for x in backbone.reduction)
+    own = tile.level("t") or tile.level("w")
+    read, written = backbone.moved(block)
+    inner = math.prod(-(-block[n] // own[n]) for n in block)
+    to_local = blocks * walk * read
+    from_local = blocks * walk * inner * sum(o.footprint(own) for o in backbone.inputs)
+    outer = (to_local + blocks * written) / hardware.memory_bandwidth
+    return max(outer, (to_local + from_local) / (hardware.local_bandwidth * hardware.units))
+
+
+def compute_ratio(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) -> float:
+    """FTuner Eq. 6 (compute_eff): arithmetic time over memory time of the workload; > 1 is compute bound."""
+    flops = backbone.flops(backbone.sizes(shape))
+    memory = memory_seconds(backbone, hardware, tile, shape)
+    return flops / hardware.peak(backbone.dtype) / memory if memory else 0.0
+
+
+def sia_score(cmr: float, pad: float, occ: float, weights: tuple[float, float, float] = (1, 1, 1)) -> float:
+    """FTuner Eq. 1 with the compute-to-memory ratio brought into [0, 1) as ``cmr / (1 + cmr)`` like its companions."""
+    return weights[0] * cmr / (1 + cmr) + weights[1] * pad + weights[2] * occ
+
+
+def ftuner(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
+    """FTuner's ranking as a cost: 3 minus the SIA score in units of 2**-20. Not a time; ranks one shape's kernels."""
+    one, block, tile = 1 << 20, kernel.tile.level("b"), kernel.tile
+    g, walk = grid(backbone, tile), steps(backbone, tile)
+    units = hardware.units
+    read, written = backbone.moved(block)
+    rate = hardware.memory_bandwidth
+    memory = g * (walk * picoseconds(read / rate) + picoseconds(written / rate))
+    sizes = [backbone.extent(x.name) for x in backbone.loops]
+    room = [backbone.extent(x.name).ceildiv(block[x.name]) * block[x.name] for x in backbone.loops]
+    per_point = max(1, round(backbone.ops / hardware.peak(backbone.dtype) * PICO * _UNIT))
+    compute = (product(sizes) * per_point) // _UNIT
+    cmr = (compute * _UNIT) // maximum(1, (compute + memory) // _UNIT)
+    pad = (product(sizes) * _UNIT) // maximum(1, product(room))
+    occ = (g * _UNIT) // maximum(1, g.ceildiv(units) * units)
+    return 3 * one - cmr - pad * _UNIT - occ * _UNIT
+
+
+# -- polydyn -------------------------------------------------------------------------------------------------
+
+
+def polydyn(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
+    """polydyn's estimate: small grids, long reductions, split reductions and bandwidth in one closed form.
+
+    A unit with u blocks of which o are resident needs at least ``u`` times its share of a full wave and at least
+    ``ceil(u / o)`` times the latency of a lone block; the machine needs the time of its memory traffic. The two overlap
+    but for an eighth of the shorter one, which also ranks kernels where memory alone decides. A split
+    reduction adds the traffic of its partial results. On a CPU the last tile is exact: a thread never needs more than
+    the useful work.
+    """
+    tile = kernel.tile
+    per_unit = max(1, blocks_per_unit(kernel.used, hardware))
+    walk, share = steps(backbone, tile), grid(backbone, tile).ceildiv(hardware.units)
+    block = picoseconds(kernel.fixed / per_unit) + picoseconds(kernel.step / per_unit) * walk
+    alone = picoseconds(kernel.alone_fixed) + picoseconds(kernel.alone_step) * walk
+    busy = share * block
+    if hardware.kind == "cpu":
+        busy = minimum(busy, _useful(backbone, kernel))
+    else:
+        busy = maximum(busy, share.ceildiv(per_unit) * alone)
+    traffic = _traffic(backbone, hardware)
+    return maximum(busy, traffic) + minimum(busy, traffic) // 8 + _partials(backbone, hardware, tile)
+
+
+def _useful(backbone: Backbone, kernel: Kernel) -> Index:
+    """Time of the exact iteration space on one thread at the full tile's rate."""
+    per = math.prod(kernel.tile.level("b").values())
+    rate = round((kernel.fixed + kernel.step) * PICO * (1 << 8) / per)
+    return (product(backbone.extent(x.name) for x in backbone.loops) * max(1, rate)) // (1 << 8)
+
+
+def _traffic(backbone: Backbone, hardware: Hardware) -> Index:
+    """Time to move every operand once at memory bandwidth (1/1024 ps per byte)."""
+    per_byte = max(1, round(PICO * _UNIT / hardware.memory_bandwidth))
+    total = Index.of(0)
+    for o in backbone.operands:
+        total = total + product(_size(backbone, dim) for dim in o.dims) * o.bytes
+    return (total * per_byte) // _UNIT
+
+
+def _size(backbone: Backbone, dim: tuple[tuple[str, int], ...]) -> Index:
+    return sum(((backbone.extent(n) - 1) * abs(c) for n, c in dim), Index.of(1))
+
+
+def _partials(backbone: Backbone, hardware: Hardware, tile: Tile) -> Index:
+    split = tile.get("split")
+    if split == 1:
+        return Index.of(0)
+    per_byte = max(1, round(PICO * _UNIT / hardware.memory_bandwidth))
+    out = product(backbone.extent(x.name) for x in backbone.parallel) * 4
+    return (out * (2 * split * per_byte)) // _UNIT

@@ -1,0 +1,155 @@
+"""Hardware descriptions: what search spaces and analytical cost models know of a machine.
+
+Units: bytes, bytes per second, operations per second. ``units`` are streaming multiprocessors on a GPU, worker
+threads on a CPU. The *local* memory is where a block tile lives: shared memory, or the L2 share of a core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from polydyn.errors import UnsupportedError
+from polydyn.tuning.backbone import digest_of
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A compute instruction: ``tile`` (m, n, k) elements per issue, ``rate`` operations per second and unit.
+
+    ``kind``: ``tensor`` (matrix), ``vector`` or ``scalar``; TSCompiler 5.1 prefers them in that order.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    tile: tuple[int, int, int]
+    rate: float
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A machine. Limits that a machine does not have are 0 (a CPU has no warps and no block limit).
+
+    ``registers``: 32-bit registers per unit on a GPU, vector registers per core on a CPU; ``thread_registers`` the
+    limit of one thread. ``lanes``: threads of a warp, or float32 lanes of a vector. ``ways``: L1 associativity.
+    """
+
+    name: str
+    kind: str
+    units: int
+    local_bytes: int
+    block_bytes: int
+    local_bandwidth: float
+    memory_bandwidth: float
+    registers: int
+    thread_registers: int
+    lanes: int
+    instructions: tuple[Instruction, ...]
+    unit_threads: int = 0
+    block_threads: int = 0
+    unit_blocks: int = 0
+    ways: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Content hash: measurements are valid for an equal description only."""
+        return digest_of(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Hardware:
+        """The description that ``to_json`` wrote. TypeError or KeyError: not one."""
+        ins = tuple(Instruction(**{**i, "tile": tuple(i["tile"])}) for i in data["instructions"])
+        return Hardware(**{**data, "instructions": ins})
+
+    def peak(self, dtype: str) -> float:
+        """Operations per second of the whole machine with its best instruction for a dtype."""
+        return self.units * max(i.rate for i in self.usable(dtype))
+
+    def usable(self, dtype: str) -> tuple[Instruction, ...]:
+        """Instructions for a dtype, in TSCompiler's order of preference. UnsupportedError: none."""
+        found = [i for i in self.instructions if i.dtype == dtype]
+        if not found:
+            raise UnsupportedError(
+                f"{self.name} has no compute instruction for {dtype}",
+                rule="Hardware.instructions",
+                remedy="add the instruction to the hardware description, or cast the model",
+            )
+        order = {"tensor": 0, "vector": 1, "scalar": 2}
+        return tuple(sorted(found, key=lambda i: (order[i.kind], -i.rate, i.name)))
+
+
+def cpu(
+    threads: int = 1,
+    *,
+    lanes: int = 16,
+    registers: int = 32,
+    hertz: float = 3.6e9,
+    l2: int = 1 << 20,
+    l2_bandwidth: float = 118e9,
+    memory_bandwidth: float = 28e9,
+    ways: int = 8,
+    name: str = "cpu",
+) -> Hardware:
+    """A CPU with two FMA pipes of ``lanes`` float32 lanes per core (AVX-512: 16 lanes, 32 registers; AVX2: 8, 16)."""
+    rate = hertz * 2 * 2 * lanes
+    return Hardware(
+        f"{name}:{threads}x{lanes}",
+        "cpu",
+        threads,
+        l2,
+        l2,
+        l2_bandwidth,
+        memory_bandwidth,
+        registers,
+        registers,
+        lanes,
+        (
+            Instruction("fma_vector", "vector", "float32", (1, lanes, 1), rate),
+            Instruction("fma_scalar", "scalar", "float32", (1, 1, 1), rate / lanes),
+        ),
+        ways=ways,
+    )
+
+
+def _gpu(name: str, units: int, local: int, block: int, memory: float, tensor: float, cuda: float) -> Hardware:
+    per = 1.0 / units
+    return Hardware(
+        name,
+        "gpu",
+        units,
+        local,
+        block,
+        128 * 1.4e9,
+        memory,
+        65536,
+        255,
+        32,
+        (
+            Instruction("mma.m16n8k16.f16", "tensor", "float16", (16, 8, 16), tensor * per),
+            Instruction("hfma2", "vector", "float16", (1, 2, 1), 2 * cuda * per),
+            Instruction("dp4a", "vector", "int8", (1, 1, 4), 4 * cuda * per),
+            Instruction("ffma", "scalar", "float32", (1, 1, 1), cuda * per),
+        ),
+        unit_threads=2048,
+        block_threads=1024,
+        unit_blocks=32,
+    )
+
+
+A100 = _gpu("A100", 108, 164 << 10, 163 << 10, 1.555e12, 312e12, 19.5e12)
+"""NVIDIA A100 as in TSCompiler and Vortex (Table 2): 108 multiprocessors."""
+
+V100 = _gpu("V100", 80, 96 << 10, 96 << 10, 0.9e12, 112e12, 15.7e12)
+"""NVIDIA V100 as in FTuner: 80 multiprocessors."""
+
+T4 = replace(_gpu("T4", 40, 64 << 10, 64 << 10, 0.32e12, 65e12, 8.1e12), unit_threads=1024, unit_blocks=16)
+"""NVIDIA T4 as in DietCode: 40 multiprocessors."""
+
+H200 = _gpu("H200", 132, 228 << 10, 227 << 10, 4.8e12, 989e12, 67e12)
+"""NVIDIA H200: 132 multiprocessors."""

@@ -1,0 +1,313 @@
+"""Strategies: the five papers' systems and polydyn's own, as rows over the shared parts.
+
+``Options(strategy=...)`` names a row. A row says which space is searched by which explorer, which cost model fills the
+table from which kernels are selected, and which dispatcher chooses among them at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from polydyn.errors import BuildError, InputError
+from polydyn.schedules.index import Index
+from polydyn.tuning import cost as model
+from polydyn.tuning import select
+from polydyn.tuning.backbone import Backbone, Problem, Tile
+from polydyn.tuning.bench import Bench, RecordedBench
+from polydyn.tuning.cost import Kernel
+from polydyn.tuning.explore import (
+    Explorer,
+    Objective,
+    Trial,
+    aligned_order,
+    best,
+    by_size,
+    in_order,
+    random_search,
+)
+from polydyn.tuning.hardware import Hardware
+from polydyn.tuning.loop_model import loop_model
+from polydyn.tuning.microkernel import mutations
+from polydyn.tuning.records import Records
+from polydyn.tuning.rkernel import rkernel_space
+from polydyn.tuning.select import Selection, Table
+from polydyn.tuning.space import Space, instruction_of, usage
+from polydyn.tuning.trust_region import trust_region
+from polydyn.tuning.ukernel import ukernel_space
+
+CostModel = Callable[[Backbone, Hardware, Kernel], Index]
+Chooser = Callable[[Table, Sequence[float], Sequence[Tile]], Selection]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A row. ``cost`` None: the table is measured on every instance (BladeDISC). ``seeded``: the space is built around
+    the best tuple of a first search on the largest instance (DietCode). ``dispatcher``: a key of
+    ``polydyn.dispatch.build.DISPATCHERS``.
+    """
+
+    name: str
+    space: Callable[[Problem, Hardware, Tile | None], Space]
+    explorer: Callable[[Space, Problem, Hardware], Explorer]
+    cost: CostModel | None
+    choose: Chooser
+    dispatcher: str
+    seeded: bool = False
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The kept kernels of a group and what the dispatcher needs.
+
+    ``costs``: closed forms per kept kernel (empty where the table was measured); ``table[k, i]``: throughput of kept
+    kernel k on ``instances[i]``; ``trials``: everything that was explored, in order.
+    """
+
+    strategy: str
+    dispatcher: str
+    backbone: Backbone
+    kernels: tuple[Kernel, ...]
+    costs: tuple[Index, ...]
+    instances: tuple[Mapping[str, int], ...]
+    weights: tuple[float, ...]
+    table: Table
+    assigned: tuple[int, ...]
+    trials: tuple[Trial, ...]
+
+    @property
+    def binaries(self) -> int:
+        """Number of different compile-time parts."""
+        return len({k.tile.compile for k in self.kernels})
+
+
+def tune(
+    strategy: Strategy,
+    problem: Problem,
+    hardware: Hardware,
+    bench: Bench,
+    *,
+    trials: int = 100,
+    seed: int = 0,
+    records: Records | None = None,
+    report: Callable[[int, float], None] | None = None,
+) -> Tuned:
+    """Runs a row: space, exploration, cost model, selection. Resumes from ``records`` without measuring twice.
+
+    ``report(trials so far, best cost so far)`` is called after every batch, for a progress display.
+
+    Every tuple that was explored and ran enters the selection: its binary exists already.
+
+    InputError: shapes and weights differ in number. BuildError: no tuple could be built and run.
+    """
+    if not problem.shapes:
+        shapes, weights = select.sample_free_shapes(problem.backbone)
+        problem = replace(problem, shapes=shapes, weights=weights)
+    if len(problem.weights) != len(problem.shapes):
+        raise InputError(
+            f"{len(problem.shapes)} shapes have {len(problem.weights)} weights", rule="one weight per instance"
+        )
+    if records is not None:
+        bench = RecordedBench(bench, records, problem.key, hardware)
+    objective = bench.per_operation if report is None else _reported(bench.per_operation, report)
+    start = _seed_tile(problem, hardware, objective, trials // 4, seed) if strategy.seeded else None
+    space = strategy.space(problem, hardware, start)
+    log = strategy.explorer(space, problem, hardware)(space, objective, trials, seed)
+    ranked = [t.tile for t in sorted(log, key=lambda t: (t.cost, t.tile)) if np.isfinite(t.cost)]
+    if not ranked:
+        raise BuildError(
+            f"none of {len(log)} explored tuples could be built and run",
+            rule=f"strategy {strategy.name}",
+            remedy="look at the records of kind 'failed', and at the compiler with 'polydyn doctor'",
+        )
+    kernels = [k for t in ranked for k in _splits(bench.kernel(t), problem)]
+    costs = [strategy.cost(problem.backbone, hardware, k) for k in kernels] if strategy.cost else []
+    table = _table(problem, bench, kernels, costs)
+    chosen = strategy.choose(table, problem.weights, [k.tile for k in kernels])
+    return _tuned(strategy, problem, kernels, costs, table, chosen, log)
+
+
+def _reported(objective: Objective, report: Callable[[int, float], None]) -> Objective:
+    done: list[float] = []
+
+    def measure(tiles: Sequence[Tile]) -> Sequence[float]:
+        costs = objective(tiles)
+        done.extend(costs)
+        report(len(done), min(done))
+        return costs
+
+    return measure
+
+
+def _splits(kernel: Kernel, problem: Problem) -> list[Kernel]:
+    """A kernel with every split of its reduction: the same binary, another launch tuple."""
+    tile = kernel.tile
+    return [
+        kernel if s == 1 else replace(kernel, tile=replace(tile, launch=(*tile.launch, ("split", s))))
+        for s in (problem.splits if problem.backbone.reduction else (1,))
+    ]
+
+
+def _seed_tile(problem: Problem, hardware: Hardware, objective: Objective, trials: int, seed: int) -> Tile:
+    """DietCode's M_0: the best of a short search in the loop-model space, on saturating (that is: large) instances."""
+    space = loop_model(problem.backbone, hardware)
+    return best(random_search(space, objective, max(1, trials), seed)).tile
+
+
+def _table(problem: Problem, bench: Bench, kernels: Sequence[Kernel], costs: Sequence[Index]) -> Table:
+    """Throughput (operations per unit of cost) of every kernel on every instance."""
+    rows = []
+    for position, kernel in enumerate(kernels):
+        row = []
+        for shape in problem.instances():
+            spent = costs[position].evaluate(shape) if costs else bench.seconds(kernel.tile, shape)
+            row.append(problem.backbone.flops(shape) / spent if spent > 0 else 0.0)
+        rows.append(row)
+    return np.array(rows, float)
+
+
+def _tuned(
+    strategy: Strategy,
+    problem: Problem,
+    kernels: Sequence[Kernel],
+    costs: Sequence[Index],
+    table: Table,
+    chosen: Selection,
+    log: tuple[Trial, ...],
+) -> Tuned:
+    place = {row: k for k, row in enumerate(chosen.kept)}
+    return Tuned(
+        strategy.name,
+        strategy.dispatcher,
+        problem.backbone,
+        tuple(kernels[row] for row in chosen.kept),
+        tuple(costs[row] for row in chosen.kept) if costs else (),
+        tuple(problem.instances()),
+        problem.weights,
+        table[list(chosen.kept)],
+        tuple(place[row] for row in chosen.assigned),
+        log,
+    )
+
+
+def _vortex_order(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
+    """Vortex: the candidates that the analytical model prefers for one size after another; no search.
+
+    Vortex keeps all candidates and asks its model at run time; measuring those it would ever ask for gives the same.
+    """
+    backbone = problem.backbone
+    shapes = [backbone.sizes(dict(s)) for s in select.sample_free_shapes(backbone, 12)[0]]
+    known: dict[tuple[object, ...], list[int]] = {}
+    columns = []
+    for tile in space.tiles:
+        unit, block = instruction_of(backbone, hardware, tile), tile.level("b")
+        seen = (unit, *block.items())  # the model sees block and compute unit; the levels between are measured
+        if seen not in known:
+            step = backbone.flops(block) / unit.rate
+            form = model.vortex(backbone, hardware, Kernel(tile, usage(backbone, hardware, tile), 0, step, 0, step))
+            known[seen] = [form.evaluate(s) for s in shapes]
+        columns.append(known[seen])
+    ranks = np.argsort(np.array(columns, float), axis=0, kind="stable")
+    return in_order([space.tiles[i] for i in dict.fromkeys(int(i) for i in ranks.ravel())])
+
+
+def _sia_order(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
+    """FTuner: uKernels by their SIA score summed over the instances; no search."""
+
+    def score(tile: Tile) -> tuple[float, Tile]:
+        own = Kernel(tile, usage(problem.backbone, hardware, tile), 0.0, 0.0, 0.0, 0.0)
+        form = model.ftuner(problem.backbone, hardware, own)
+        return float(sum(form.evaluate(s) for s in problem.instances()[:8])), tile
+
+    return in_order(sorted(space.tiles, key=score))
+
+
+def _aligned(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
+    return in_order(aligned_order(space, problem.backbone, hardware))
+
+
+def _regions(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
+    return trust_region(aligned_order(space, problem.backbone, hardware))
+
+
+def _regions_by_size(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
+    """polydyn: as TSCompiler, but apart for small, middle and large blocks.
+
+    Throughput on a saturating instance alone would keep large blocks only, and short shapes would find no kernel.
+    """
+    return by_size(_regions(space, problem, hardware), problem.backbone, 3)
+
+
+def _mutants(problem: Problem, hardware: Hardware, seed: Tile | None) -> Space:
+    if seed is None:
+        raise InputError("DietCode's space needs the micro-kernel of the largest instance", rule="DietCode 4.3")
+    return mutations(problem.backbone, hardware, seed)
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    s.name: s
+    for s in (
+        Strategy(
+            "tscompiler",
+            lambda p, hw, _: loop_model(p.backbone, hw),
+            _regions,
+            model.tscompiler,
+            lambda table, weights, tiles: select.fastest(table),
+            "argmin",
+        ),
+        Strategy(
+            "vortex",
+            lambda p, hw, _: rkernel_space(p.backbone, hw),
+            _vortex_order,
+            model.vortex,
+            lambda table, weights, tiles: select.winners(table),
+            "argmin",
+        ),
+        Strategy(
+            "dietcode",
+            _mutants,
+            lambda space, p, hw: random_search,
+            model.dietcode,
+            lambda table, weights, tiles: select.joint(table, weights)[0],
+            "classifier",
+            seeded=True,
+        ),
+        Strategy(
+            "ftuner",
+            lambda p, hw, _: ukernel_space(p.backbone, hw, p.instances()),
+            _sia_order,
+            model.ftuner,
+            lambda table, weights, tiles: select.top_ranked(table),
+            "combine",
+        ),
+        Strategy(
+            "bladedisc",
+            lambda p, hw, _: loop_model(p.backbone, hw),
+            _aligned,
+            None,
+            lambda table, weights, tiles: select.top_n(table, weights=weights),
+            "classifier",
+        ),
+        Strategy(
+            "polydyn",
+            lambda p, hw, _: loop_model(p.backbone, hw),
+            _regions_by_size,
+            model.polydyn,
+            lambda table, weights, tiles: select.cover(table, weights, tiles),
+            "tree",
+        ),
+    )
+}
+
+
+def strategy(name: str) -> Strategy:
+    """The row of that name. InputError: there is none."""
+    if name not in STRATEGIES:
+        raise InputError(
+            f"there is no strategy {name!r}",
+            rule="Options(strategy=...)",
+            remedy=f"one of {', '.join(sorted(STRATEGIES))}",
+        )
+    return STRATEGIES[name]

@@ -1,0 +1,235 @@
+"""TSCompiler's explorer (5.1): Bayesian optimisation in several trust regions, with hardware-aligned starts.
+
+Each region has a local Gaussian process over the logarithm of the cost. A round draws candidates inside every region's
+box, projects them to the nearest valid tuples, drops known and refused ones, and fills a batch with the smallest
+posterior samples over all regions: regions are the levers of a bandit that plays by Thompson sampling. A region
+grows after successes, shrinks after failures and restarts elsewhere when it is too small. Needs ``polydyn[tune]``.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.errors import UnsupportedError
+from polydyn.tuning.backbone import Tile
+from polydyn.tuning.explore import Explorer, Objective, Trial, spread
+from polydyn.tuning.space import Points, Space
+
+Prune = Callable[[Tile], "str | None"]
+"""Says why a tuple must not be measured (resources beyond the machine's, as its compiler reports them), or None."""
+
+
+@dataclass(frozen=True)
+class Regions:
+    """How regions behave.
+
+    ``start`` tuples are measured first: ``aligned`` of the hardware-aligned order and the rest at random, because
+    aligned ones are good but alike, and a model of one corner misleads. Lengths are sides of the box in the space's
+    unit coordinates (``length``: L_b).
+    """
+
+    count: int = 3
+    start: int = 12
+    aligned: int = 6
+    batch: int = 8
+    length: float = 0.5
+    longest: float = 1.0
+    shortest: float = 0.06
+    successes: int = 2
+    failures: int = 2
+    candidates: int = 192
+    neighbours: int = 48
+
+
+@dataclass
+class _Region:
+    center: int
+    length: float
+    best: float = math.inf
+    wins: int = 0
+    losses: int = 0
+    kernel: Any = None
+
+
+def trust_region(order: Sequence[Tile] = (), prune: Prune = lambda t: None, regions: Regions | None = None) -> Explorer:
+    """An explorer whose regions start at spread-out first tuples of ``order`` and at random ones."""
+    _sklearn()
+
+    def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
+        return _Search(space, objective, trials, seed, order, prune, regions or Regions()).run()
+
+    return explore
+
+
+def _sklearn() -> None:
+    try:
+        import sklearn.gaussian_process  # noqa: F401
+    except ImportError as e:
+        raise UnsupportedError(
+            "the trust-region explorer needs scikit-learn",
+            rule="extra [tune]",
+            remedy="pip install 'polydyn[tune]', or choose the explorer 'random'",
+        ) from e
+
+
+def _descend(objective: Callable[..., Any], theta: Any, bounds: Any) -> tuple[Any, Any]:
+    """A few steps of L-BFGS on the marginal likelihood; a region's next round goes on from there."""
+    from scipy.optimize import minimize
+
+    found = minimize(objective, theta, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 6})
+    return found.x, found.fun
+
+
+class _Search:
+    """One run. ``cost`` holds the log cost of every measured row."""
+
+    def __init__(
+        self,
+        space: Space,
+        objective: Objective,
+        trials: int,
+        seed: int,
+        order: Sequence[Tile],
+        prune: Prune,
+        r: Regions,
+    ) -> None:
+        self.space, self.objective, self.trials, self.prune, self.rule = space, objective, trials, prune, r
+        self.rng = np.random.default_rng(seed)
+        known = spread(space, [t for t in order if t in space.position], r.aligned)
+        drawn = [space.tiles[i] for i in self.rng.permutation(len(space))]
+        self.starts = [space.position[t] for t in dict.fromkeys((*known, *drawn))]
+        self.cost: dict[int, float] = {}
+        self.refused: set[int] = set()
+        self.log: list[Trial] = []
+
+    def run(self) -> tuple[Trial, ...]:
+        first = self._next_starts(self.rule.start)
+        self._measure(first)
+        ranked = sorted((i for i in first if i in self.cost), key=lambda i: (self.cost[i], i))
+        self.regions = [_Region(i, self.rule.length, self.cost[i]) for i in ranked[: self.rule.count]]
+        while len(self.log) < self.trials and len(self.cost) + len(self.refused) < len(self.space):
+            picks = self._round()
+            self._measure([row for row, _ in picks])
+            for region in self.regions:
+                self._judge(region, [row for row, r in picks if r is region])
+        return tuple(self.log)
+
+    def _measure(self, rows: Sequence[int]) -> None:
+        rows = rows[: self.trials - len(self.log)]
+        tiles = [self.space.tiles[i] for i in rows]
+        for row, tile, cost in zip(rows, tiles, self.objective(tiles) if tiles else (), strict=True):
+            self.cost[row] = math.log(cost) if cost > 0 else -80.0
+            self.log.append(Trial(tile, cost))
+
+    def _next_starts(self, count: int) -> list[int]:
+        out: list[int] = []
+        while self.starts and len(out) < count:
+            row = self.starts.pop(0)
+            if self._open(row) and row not in out:
+                out.append(row)
+        return out
+
+    def _open(self, row: int) -> bool:
+        """Neither measured nor refused."""
+        if row in self.cost or row in self.refused:
+            return False
+        if self.prune(self.space.tiles[row]) is None:
+            return True
+        self.refused.add(row)
+        return False
+
+    def _round(self) -> list[tuple[int, _Region]]:
+        """A batch: the smallest posterior samples over all regions, each row once."""
+        offers: list[tuple[npt.NDArray[np.intp], Points, _Region]] = []
+        for region in self.regions:
+            rows = self._candidates(region)
+            if len(rows):
+                offers.append((rows, self._samples(region, rows), region))
+        picks: dict[int, _Region] = {}
+        for b in range(self.rule.batch):
+            choice = [
+                (float(values[i, b]), int(rows[i]), n)
+                for n, (rows, values, _) in enumerate(offers)
+                for i in range(len(rows))
+                if int(rows[i]) not in picks
+            ]
+            if choice:
+                _, row, n = min(choice)
+                picks[row] = offers[n][2]
+        if not picks:  # every region's box is used up
+            picks = dict.fromkeys(self._next_starts(self.rule.batch), self.regions[0])
+        return list(picks.items())
+
+    def _candidates(self, region: _Region) -> npt.NDArray[np.intp]:
+        """Points of the box that change a few coordinates of the centre, projected to open valid tuples."""
+        center = self.space.points[region.center]
+        d = len(center)
+        n = self.rule.candidates
+        x = center + (self.rng.random((n, d)) - 0.5) * region.length
+        keep = self.rng.random((n, d)) < min(1.0, 3.0 / max(d, 1))
+        keep[np.arange(n), self.rng.integers(0, max(d, 1), n)] = True
+        rows = np.unique(self.space.nearest(np.clip(np.where(keep, x, center), 0.0, 1.0)))
+        return np.array([r for r in rows if self._open(int(r))], np.intp)
+
+    def _samples(self, region: _Region, rows: npt.NDArray[np.intp]) -> Points:
+        """Posterior samples (rows x batch) of the region's local process."""
+        from sklearn.gaussian_process import GaussianProcessRegressor
+        from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+        points, seen = self.space.points, np.array(sorted(self.cost))
+        near = seen[np.argsort(((points[seen] - points[region.center]) ** 2).sum(1), kind="stable")]
+        near = near[: self.rule.neighbours]
+        y = self._targets(near)
+        kernel = region.kernel
+        if kernel is None:
+            kernel = ConstantKernel(1.0, (0.05, 20.0)) * Matern([0.5] * points.shape[1], (0.05, 10.0), nu=2.5)
+            kernel += WhiteKernel(1e-3, (1e-6, 0.1))
+        process = GaussianProcessRegressor(kernel, optimizer=_descend, normalize_y=True, random_state=0)
+        # one BLAS thread: matrices are tiny, and sums stay in one order; a length scale at its bound is no fault
+        with threadpool_limits(1), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            process.fit(points[near], y)
+            drawn = process.sample_y(points[rows], self.rule.batch, random_state=int(self.rng.integers(1 << 31)))
+        region.kernel = process.kernel_
+        return np.asarray(drawn).reshape(len(rows), self.rule.batch)
+
+    def _targets(self, rows: npt.NDArray[np.intp]) -> Points:
+        """Log costs; a failed tuple counts as a little worse than the worst that ran."""
+        y = np.array([self.cost[int(i)] for i in rows])
+        finite = y[np.isfinite(y)]
+        worst = float(finite.max()) + 0.5 if len(finite) else 0.0
+        return np.where(np.isfinite(y), y, worst)
+
+    def _judge(self, region: _Region, rows: Sequence[int]) -> None:
+        """Grows, shrinks, moves or restarts a region after what it tried in this round."""
+        done = [r for r in rows if r in self.cost]
+        if done:
+            row = min(done, key=lambda i: (self.cost[i], i))
+            if self.cost[row] < region.best - 1e-3:
+                region.center, region.best = row, self.cost[row]
+                region.wins, region.losses = region.wins + 1, 0
+            else:
+                region.wins, region.losses = 0, region.losses + 1
+        elif not len(self._candidates(region)):
+            region.losses = self.rule.failures
+        if region.wins >= self.rule.successes:
+            region.length, region.wins = min(2 * region.length, self.rule.longest), 0
+        if region.losses >= self.rule.failures:
+            region.length, region.losses = region.length / 2, 0
+        if region.length < self.rule.shortest:
+            self._restart(region)
+
+    def _restart(self, region: _Region) -> None:
+        found = self._next_starts(1)
+        if found and len(self.log) < self.trials:
+            self._measure(found)
+            region.center, region.best = found[0], self.cost[found[0]]
+            region.length, region.wins, region.losses = self.rule.length, 0, 0

@@ -1,0 +1,71 @@
+"""Every device primitive, emulated, against numpy; and what the emulation must refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu.cases import HERE, Case, Mapped, all_cases, mismatch
+from benchmarks.gpu.cases_hopper import all_hopper_cases
+from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
+from polydyn.gpu.errors import DeviceError
+
+CASES = {c.name: c for c in [*all_cases(), *all_hopper_cases()]}
+
+
+def run(case: Case, module: EmulatedModule, reverse: bool) -> tuple[dict[int, np.ndarray], Counters]:
+    """Launches a case on copies of its arrays; the outputs by argument position."""
+    arrays: dict[int, np.ndarray] = {}
+    args, extra = [], []
+    for i, a in enumerate(case.args):
+        if isinstance(a, Mapped):
+            base = a.array if a.array.base is None else a.array.base
+            owner = np.array(base)
+            arrays[i] = owner[tuple(slice(n) for n in a.array.shape)]
+            args.append(a.map.emulated(owner.ctypes.data))
+            extra.append(owner)
+        elif isinstance(a, np.ndarray):
+            arrays[i] = np.array(a)
+            args.append(arrays[i])
+        else:
+            args.append(a)
+    counters = module.launch(case.kernel, case.grid, case.threads, args, smem=case.smem, reverse=reverse, extra=extra)
+    return {i: arrays[i] for i in case.expect}, counters
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, EmulatedModule]:
+    return {
+        name: EmulatedModule(compile_emulated((HERE / name).read_text())) for name in {c.source for c in CASES.values()}
+    }
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_primitive_equals_numpy(name: str, reverse: bool, modules: dict[str, EmulatedModule]) -> None:
+    got, _ = run(CASES[name], modules[CASES[name].source], reverse)
+    for position, array in got.items():
+        assert mismatch(CASES[name], position, array) <= CASES[name].tolerance, (name, position)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("    pd_fence_proxy_async();", "    ", "stored without pd_fence_proxy_async"),
+        ("      pd_tma_store_wait_read<0>();", "      ", None),  # the full wait that follows does both
+        ("      pd_tma_store_commit();", "      ", "TMA store was never waited for"),
+    ],
+)
+def test_tma_store_protocol(old: str, new: str, message: str | None) -> None:
+    source = (HERE / "primitives_hopper.cu").read_text()
+    start, end = source.index("#define TMA_STORE"), source.index("// ---- mbarrier")
+    part = source[start:end].replace(old, new)
+    assert part != source[start:end]
+    module = EmulatedModule(compile_emulated(f'#include "pd_hopper.cuh"\n{part}', arch=90))
+    case = CASES["tma_store_2d"]
+    if message is None:
+        got, _ = run(case, module, False)
+        assert np.array_equal(got[0], case.expect[0])
+    else:
+        with pytest.raises(DeviceError, match=message):
+            run(case, module, False)

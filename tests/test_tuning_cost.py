@@ -1,0 +1,115 @@
+"""Cost models as closed forms: right at ugly sizes, monotone where they must be, and within 64-bit integers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from polydyn.schedules.index import Atom, Index
+from polydyn.tuning import cost
+from polydyn.tuning.backbone import Backbone, gemm
+from polydyn.tuning.cost import Kernel, blocks_at, blocks_per_unit, grid, prune_local, steps
+from polydyn.tuning.hardware import A100, Hardware, cpu
+from polydyn.tuning.loop_model import loop_model
+from polydyn.tuning.replay import Simulated
+
+HALF = gemm(None, 3072, None, dtype="float16", item=2)
+FLOAT = gemm(None, 768, None)
+MODELS = {
+    "tscompiler": cost.tscompiler,
+    "vortex": cost.vortex,
+    "dietcode": lambda b, hw, k: cost.dietcode(b, hw, k, 0.6),
+    "ftuner": cost.ftuner,
+    "polydyn": cost.polydyn,
+}
+UGLY = (0, 1, 2, 7, 31, 32, 33, 130)
+
+
+def kernels(backbone: Backbone, hardware: Hardware) -> list[Kernel]:
+    sim = Simulated(backbone, hardware)
+    tiles = loop_model(backbone, hardware).tiles
+    return [sim.kernel(t) for t in tiles[:: len(tiles) // 7]]
+
+
+CASES = [(HALF, A100), (FLOAT, cpu(2))]
+
+
+def test_block_counts_agree_with_plain_integers() -> None:
+    for k in kernels(HALF, A100):
+        for m in UGLY:
+            for depth in UGLY:
+                shape = HALF.sizes({"i": m, "k": depth})
+                assert grid(HALF, k.tile).evaluate(shape) == blocks_at(HALF, k.tile, shape)
+                assert steps(HALF, k.tile).evaluate(shape) == -(-depth // k.tile["b.k"])
+
+
+def test_tscompiler_is_wave_time_times_waves() -> None:
+    for k in kernels(HALF, A100):
+        shape = HALF.sizes({"i": 5000, "k": 1024})
+        waves = math.ceil(blocks_at(HALF, k.tile, shape) / (108 * blocks_per_unit(k.used, A100)))
+        wave = k.fixed + k.step * math.ceil(1024 / k.tile["b.k"])
+        assert cost.tscompiler(HALF, A100, k).evaluate(shape) * 1e-12 == pytest.approx(waves * wave, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["tscompiler", "vortex", "dietcode", "polydyn"])
+@pytest.mark.parametrize(("backbone", "hardware"), CASES, ids=["gpu", "cpu"])
+def test_times_never_fall_with_more_work_of_whole_tiles(name: str, backbone: Backbone, hardware: Hardware) -> None:
+    for k in kernels(backbone, hardware):
+        form = MODELS[name](backbone, hardware, k)
+        step = hardware.units * max(1, blocks_per_unit(k.used, hardware)) * k.tile["b.i"]
+        rows = [form.evaluate(backbone.sizes({"i": n * step, "k": 1024})) for n in range(6)]
+        deep = [form.evaluate(backbone.sizes({"i": 130, "k": n * k.tile["b.k"]})) for n in range(6)]
+        assert rows == sorted(rows)
+        assert deep == sorted(deep)
+        assert rows[1] > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("backbone", "hardware"), CASES, ids=["gpu", "cpu"])
+def test_every_size_has_a_cost(name: str, backbone: Backbone, hardware: Hardware) -> None:
+    for k in kernels(backbone, hardware)[:3]:
+        form = MODELS[name](backbone, hardware, k)
+        for m in UGLY:
+            for depth in (0, 1, 33):
+                assert form.evaluate(backbone.sizes({"i": m, "k": depth})) >= 0
+
+
+def largest(p: Index, env: dict[str, int]) -> tuple[int, int]:
+    """(value, largest intermediate) as the printed C code computes it: products and sums from left to right."""
+    total = most = 0
+    for factors, v in p.terms.items():
+        for a in factors:
+            if isinstance(a, Atom):
+                parts = [largest(x, env) for x in a.args]
+                values = [x for x, _ in parts]
+                most = max([most, *(y for _, y in parts)])
+                if a.kind == "floordiv":
+                    x = values[0] // values[1] if values[1] else 0
+                else:
+                    x = min(values) if a.kind == "min" else max(values)
+            else:
+                x = env[a]
+            v *= x
+            most = max(most, abs(v))
+        total += v
+        most = max(most, abs(total))
+    return total, most
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("backbone", "hardware"), CASES, ids=["gpu", "cpu"])
+def test_closed_forms_fit_64_bits(name: str, backbone: Backbone, hardware: Hardware) -> None:
+    for k in kernels(backbone, hardware):
+        form = MODELS[name](backbone, hardware, k)
+        for m, depth in ((1 << 20, 16384), (1, 1 << 20), (130, 33)):
+            env = backbone.sizes({"i": m, "k": depth})
+            value, most = largest(form, env)
+            assert value == form.evaluate(env)
+            assert most < 1 << 63
+
+
+def test_early_pruning_is_exact() -> None:
+    assert prune_local([5.0, 3.0, 9.0], [[4.0, 2.0, 8.0], [2.5, 2.9, 2.0]]) == [0, 1, 2]
+    assert prune_local([5.0, 2.0, 9.0], [[4.0, 2.0, 8.0], [4.5, 1.9, 2.0]]) == [0, 2]
+    assert prune_local([5.0], []) == [0]
