@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from graphs import Sheet, matmul, wrong
 
+from benchmarks.fuzz import plan_of
 from polydyn.schedules.expr import FromIndex, Value, cast, const, op
 from polydyn.schedules.index import Index
 
@@ -85,3 +86,12 @@ def test_dtypes_without_vectors_run_as_scalars() -> None:
     s.let("u", ("K",), s.at("i", "d0", "r0"), ("N",), "sum")
     s.let("v", ("N",), FromIndex("uint8", Index.of("d0") + 250))
     assert not wrong(s.graph("x", "y", "z", "u", "v"), {"M": 5, "N": 35, "K": 19})
+
+
+def test_kernels_are_compiled_for_the_lanes_they_were_generated_for() -> None:
+    """The header came before the definition of its width: code for 8 lanes ran with vectors of 16."""
+    s = Sheet(x=("A",))
+    s.let("y", ("A",), op("exp", s.at("x", "d0")))
+    assert not wrong(s.graph("y"), {"A": 9}, target="cpu:avx2")
+    plan = plan_of(s.graph("y"), "cpu:avx2")
+    assert plan.headers["pd_cpu.h"].startswith("#define PD_W 8\n")
