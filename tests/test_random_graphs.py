@@ -7,8 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graphs import Sheet, matmul, random_inputs, wrong
+from stored import load, path_of
 
+import polydyn
+from benchmarks.accuracy import TOLERANCE, error, reference
 from benchmarks.fuzz import attempt, difference, run_seeds, shrink, text
+from benchmarks.models.inputs import feeds, shapes
 from benchmarks.random_graphs import random_feeds, random_graph, random_sizes
 from polydyn.compiler import cpu_target
 from polydyn.graph.ir import Compute, Graph
@@ -127,3 +131,10 @@ def test_rows_and_columns_of_every_remainder() -> None:
     s.let("y", ("M", "N"), op("max", s.at("x", "d0", "d1"), s.at("b", 0, "d1")))
     sizes = [{"M": m, "N": 17} for m in range(1, 19)] + [{"M": 7, "N": n} for n in range(1, 100, 3)]
     assert not wrong(s.graph("y"), *sizes)
+
+
+def test_a_stored_model_on_narrower_vectors() -> None:
+    program = polydyn.compile(path_of("bert_tiny"), target=native("avx2"), threads=1)
+    wanted = shapes("bert_tiny")
+    for shape, want in zip(wanted, reference(path_of("bert_tiny"), wanted), strict=True):
+        assert error(program.run(feeds(load("bert_tiny"), shape)), want) <= TOLERANCE

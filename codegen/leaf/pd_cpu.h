@@ -127,6 +127,8 @@ PD_UNSIGNED(u8, u32) PD_UNSIGNED(u16, u32) PD_UNSIGNED(u32, u32) PD_UNSIGNED(u64
   PD_INLINE T pd_sigmoid_##T(T x) { T e = exp##S(-fabs##S(x)); return (x < 0 ? e : 1) / (1 + e); }
 PD_FLOATS(f32, f) PD_FLOATS(f64, )
 
+/* Largest errors over all float32 exponents, denormals included, in units in the last place: exp 1.0, tanh 2.1,
+   erf 1.4, sigmoid 2.3; scalar tails (libm) 0.6, 2.1, 0.9, 2.1 (tests/test_c_math.py). */
 /* -- vector math ------------------------------------------------------------------------------------------------- */
 
 PD_INLINE vf32 pd_rint_fast(vf32 x) { const f32 magic = 12582912.0f; return (x + magic) - magic; } /* |x| < 2^22 */
