@@ -16,30 +16,30 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value, const, op
 from polydyn.schedules.index import ZERO, Index
 
-I = Index.of
+ix = Index.of
 Golden = Callable[[str, str], None]
 
 
 def at(buffer: str, address: Index | int | str, dtype: str = "float32") -> FlatLoad:
-    return FlatLoad(dtype, buffer, I(address))
+    return FlatLoad(dtype, buffer, ix(address))
 
 
 def loop(var: str, hi: Index | int | str, *body: object, lo: int = 0) -> For:
-    return For(var, I(lo), I(hi), body)  # type: ignore[arg-type]
+    return For(var, ix(lo), ix(hi), body)  # type: ignore[arg-type]
 
 
 def copy(address: Index | str, value: Value) -> Store:
-    return Store("y", I(address), value)
+    return Store("y", ix(address), value)
 
 
-ROW = loop("i", "n", copy(I("i"), op("exp", at("x", I("i") * "s"))))
+ROW = loop("i", "n", copy(ix("i"), op("exp", at("x", ix("i") * "s"))))
 SUM = loop("i", "n", Set("v", at("x", "i"), 1, "sum"))
 
 
 def test_fold_removes_what_is_decided() -> None:
-    guarded = If((Compare(">=", I("n"), I("n") - 1), Compare("<", I("i"), I("n"))), (copy("i", at("x", 0)),))
+    guarded = If((Compare(">=", ix("n"), ix("n") - 1), Compare("<", ix("i"), ix("n"))), (copy("i", at("x", 0)),))
     assert show(fold((guarded,))) == "if i < n\n  y[i] = x[0]\n"
-    assert fold((If((Compare("<", I(3), I(2)),), (ROW,)),)) == ()
+    assert fold((If((Compare("<", ix(3), ix(2)),), (ROW,)),)) == ()
     assert fold((loop("i", "n", ROW, lo=5),))[0] == loop("i", "n", ROW, lo=5)
     assert show(bind((loop("i", "T", copy("i", at("x", "i"))),), {"T": 1})) == "y[0] = x[0]\n"
     assert bind((loop("i", "T", copy("i", at("x", "i"))),), {"T": 0}) == ()
@@ -54,14 +54,14 @@ def test_a_sum_becomes_chains_a_rest_and_a_predicated_tail(golden: Golden) -> No
 
 
 def test_whole_vectors_have_no_tail() -> None:
-    assert "if" not in show(vectorise_loop(loop("i", I("n") * 8, copy("i", at("x", "i"))), 8))
+    assert "if" not in show(vectorise_loop(loop("i", ix("n") * 8, copy("i", at("x", "i"))), 8))
 
 
 @pytest.mark.parametrize(
     ("body", "why"),
     [
         ((loop("i", "n", copy("i", at("x", "i")), lo=1)), "must start at 0"),
-        ((loop("i", "n", copy("i", at("x", I("i") * "i")))), "not affine in the lane"),
+        ((loop("i", "n", copy("i", at("x", ix("i") * "i")))), "not affine in the lane"),
         ((loop("i", "n", copy("j", at("x", "i")))), "write one element"),
         ((loop("i", "n", Set("v", at("x", "i")))), "not one reduction"),
         ((loop("i", "n", copy("i", at("x", "i", "float64")))), "no vectors of float64"),
@@ -79,14 +79,14 @@ def test_what_has_no_vector_form_is_refused(body: For, why: str) -> None:
 def test_a_tile_becomes_vectors_with_live_lanes() -> None:
     tile = (loop("j", 16, copy("j", at("x", "j"))),)
     assert show(vectorise_tile(tile, "j", 8)) == "vector j in [0, 2)\n  y[8*j]<8> = x[8*j]<8>\n"
-    masked = show(vectorise_tile(tile, "j", 8, I("N")))
+    masked = show(vectorise_tile(tile, "j", 8, ix("N")))
     assert masked.count("if lane < (N - 8*j)") == 2 or masked.count("if lane < (-8*j + N)") == 2
     with pytest.raises(CodegenError, match="whole number of vectors"):
         vectorise_tile((loop("j", 12, copy("j", at("x", "j"))),), "j", 8)
 
 
 def test_unrolled_tiles_live_in_registers() -> None:
-    body: Body = (loop("p", 2, Store("acc", I("p"), at("x", "p"), "sum")),)
+    body: Body = (loop("p", 2, Store("acc", ix("p"), at("x", "p"), "sum")),)
     flat = unroll(body, ("p",))
     assert show(flat) == "acc[0] += x[0]\nacc[1] += x[1]\n"
     text = show(registers(flat, "acc", "float32"))
@@ -102,34 +102,34 @@ def test_unrolled_tiles_live_in_registers() -> None:
 
 def test_loads_are_shared_until_a_store_to_their_buffer() -> None:
     x = at("x", 0)
-    run: Body = (copy(I(0), op("add", x, x)), Store("x", ZERO, x), copy(I(1), x))
+    run: Body = (copy(ix(0), op("add", x, x)), Store("x", ZERO, x), copy(ix(1), x))
     assert show(share_loads(run)) == "def t0 = x[0]\ny[0] = add(t0, t0)\nx[0] = t0\ndef t1 = x[0]\ny[1] = t1\n"
-    assert share_loads((copy(I(0), x),)) == (copy(I(0), x),)
+    assert share_loads((copy(ix(0), x),)) == (copy(ix(0), x),)
 
 
 def test_shares_partition_and_clip_is_exact() -> None:
-    (b,) = balance((loop("c", "C", ROW),), "c", I("T"), "B", "b")
+    (b,) = balance((loop("c", "C", ROW),), "c", ix("T"), "B", "b")
     assert isinstance(b, For)
     for total in range(7):
         for shares in range(1, 5):
             env = {"T": total, "B": shares}
             parts = [range(b.lo.evaluate({**env, "b": s}), b.hi.evaluate({**env, "b": s})) for s in range(shares)]
             assert [x for p in parts for x in p] == list(range(total))
-    (c,) = clip((loop("k", 16, ROW),), ("k",), I("E"))
+    (c,) = clip((loop("k", 16, ROW),), ("k",), ix("E"))
     assert isinstance(c, For) and str(c.hi) == "min(16, E)"
 
 
 def test_variants_switch_only_between_several() -> None:
-    assert variants(I("r"), {4: (ROW,)}) == (ROW,)
-    (s,) = variants(I("r"), {3: (ROW,), 4: (ROW,)}, "f")
+    assert variants(ix("r"), {4: (ROW,)}) == (ROW,)
+    (s,) = variants(ix("r"), {3: (ROW,), 4: (ROW,)}, "f")
     assert isinstance(s, Switch) and [k for k, _ in s.cases] == [3, 4]
     assert "outline f_3" in show((s,))
 
 
 def test_the_coincident_band_becomes_a_range_of_tasks() -> None:
-    nest = (Mark("task", (loop("b", "B", loop("i", "N", copy(I("b") * "N" + "i", at("x", "i")))),)),)
+    nest = (Mark("task", (loop("b", "B", loop("i", "N", copy(ix("b") * "N" + "i", at("x", "i")))),)),)
     body, count = tasks(mark_parallel(nest, ("b", "i")))
-    assert count == I("B") * "N" and show(body).startswith("serial task in [begin, end)\n  let b = (task // N)\n")
+    assert count == ix("B") * "N" and show(body).startswith("serial task in [begin, end)\n  let b = (task // N)\n")
     with pytest.raises(CodegenError, match="does not start at 0"):
         tasks(mark_parallel((Mark("task", (loop("b", "B", ROW, lo=1),)),), ("b",)))
     with pytest.raises(CodegenError, match="0 task marks"):

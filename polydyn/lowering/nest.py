@@ -80,7 +80,7 @@ class NestBuilder:
             names[x], k = x, 0
             while self.extents.setdefault(names[x], e) != e:
                 names[x], k = f"{x}_{k}", k + 1
-        moved = map_addresses(n, {x: y for x, y in names.items() if x != y})
+        moved = map_addresses(n, {x: Index.of(y) for x, y in names.items() if x != y})
         return replace(
             moved,
             inner=tuple((names[x], e) for x, e in n.inner),
