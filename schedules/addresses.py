@@ -30,7 +30,8 @@ def check_addresses(
     whose other parts have sizes that may be negative as far as the expression tells). LegalityError names the array,
     the dim and sizes for which two elements do share an address.
     """
-    return tuple(n for n, a in group.arrays.items() if a.role == "output" and not _proven(_own(a, params, free), params))
+    outputs = {n: _own(a, params, free) for n, a in group.arrays.items() if a.role == "output"}
+    return tuple(n for n, a in outputs.items() if not _proven(a, params))
 
 
 def _own(a: Array, params: Mapping[str, Index], free: Collection[str]) -> Array:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Load, Value, transform
 from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import Condition, at_least, between, equals
@@ -213,7 +214,11 @@ def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], til
     one phase with the same inner iterators share their loops. With ``tiled`` the last prefix iterator is tiled: block
     ``b_t`` (a task coordinate) and point ``t``, the extent of the current tile being ``E_t``.
     """
-    extents = {n: e for s in group.statements for n, e in s.iters}
+    extents: dict[str, Index] = {}
+    for s in group.statements:
+        for n, e in s.iters:
+            if extents.setdefault(n, e) != e:
+                raise ScheduleError(f"iterator {n} has the extents {extents[n]} and {e}", node=s.name)
     bounds = {n: Index.of(f"E_{n}") for n in extents}
     head = prefix[:-1] if tiled else prefix
     task = (*head, "b_t") if tiled else head

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from polydyn.codegen.passes.vectorise import has_lanes
 from polydyn.fusion.append import find_appends, free_strides, part_name
+from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.inline import inline
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Window
 from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, reduction_name
@@ -57,7 +59,7 @@ class _Grouping:
             if why and not self._cycle(n, g):
                 self._join(n, g, why)
                 return
-        kind = "contract" if is_contraction(n) else "nest"
+        kind = "contract" if is_contraction(n) and self._tileable(n) else "nest"
         self.groups.append(_Open(kind, [n], self._own_prefix(n), [f"{n.output}: starts a {kind} group"]))
         self._settle(n, len(self.groups) - 1)
 
@@ -67,6 +69,7 @@ class _Grouping:
             return None
         if g.kind == "contract":
             same = n.is_map and self._shape(n) == self._shape(g.nodes[0]) and self._aligned(n, g, self._rank(n))
+            same = same and self._tileable(n)
             return f"{n.output}: element-wise on the contraction's output (epilogue)" if same else None
         if n.is_map:
             return self._map_joins(n, g)
@@ -78,6 +81,10 @@ class _Grouping:
             return None
         g.prefix = p
         return f"{n.output}: reduces rows that the group makes (stitch)"
+
+    def _tileable(self, n: Compute) -> bool:
+        """Whether a register tile can compute the node: in vector lanes, which evaluate all branches."""
+        return has_lanes(n.body) and not needs_guard(self.graph, n)
 
     def _map_joins(self, n: Compute, g: _Open) -> str | None:
         p = g.prefix

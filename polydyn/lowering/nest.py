@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
-from polydyn.lowering.flatten import FlatNode, flatten
+from polydyn.lowering.flatten import FlatNode, flatten, map_addresses
 from polydyn.lowering.group import Canonical, LoweredGroup
 from polydyn.lowering.output import output_array
 from polydyn.schedules.expr import Load, Value, loads, neutral
@@ -36,9 +37,11 @@ class NestBuilder:
         self.statements: list[Statement] = []
         self.read_inside = {x.buffer for n in nodes for x in loads(n.body)} & {n.output for n in nodes}
         self.locals: dict[str, tuple[str, tuple[Index, ...]]] = {}
+        self.extents: dict[str, Index] = {}
 
     def add(self, n: FlatNode) -> None:
         """The statements of one node."""
+        n = self._one_extent_per_name(n)
         out = (*n.shared, *n.inner)
         iters = tuple((name, self.names.extent(e)) for name, e in (*out, *n.reduction))
         own = frozenset(name for name, _ in iters)
@@ -58,6 +61,20 @@ class NestBuilder:
         self.append(iters, local, at, value, n.reduce)
         if wanted:
             self.store(n, iters[: len(out)], Load(n.dtype, local, at))
+
+    def _one_extent_per_name(self, n: FlatNode) -> FlatNode:
+        """The node with inner iterators renamed where an earlier node uses the name for another extent."""
+        names: dict[str, str] = {}
+        for x, e in (*n.inner, *n.reduction):
+            names[x], k = x, 0
+            while self.extents.setdefault(names[x], e) != e:
+                names[x], k = f"{x}_{k}", k + 1
+        moved = map_addresses(n, {x: Index.of(y) for x, y in names.items() if x != y})
+        return replace(
+            moved,
+            inner=tuple((names[x], e) for x, e in n.inner),
+            reduction=tuple((names[x], e) for x, e in n.reduction),
+        )
 
     def store(self, n: FlatNode, iters: tuple[tuple[str, Index], ...], value: Value) -> None:
         """The statement that writes a node's result to memory."""
