@@ -6,8 +6,8 @@ x[M, K] @ constant[K, N], M symbolic: each (N, K) is compiled once and that prog
 a[B, M, K] @ b[B, K, N], all sizes symbolic, one program. Protocol: benchmarks/protocol.py. Times are whole calls from
 Python, into memory that exists; what such a call costs at least is printed first (M = N = K = 1) and not subtracted.
 The limit of a case is its operations at the FMA peak or its bytes at the bandwidth of where they fit (cache or
-memory), whichever is longer. ``--quick``: three rounds, the first row count of every fourth weight. Results go to benchmarks/results/, those of a
-part of the list to benchmarks/out/results/.
+memory), whichever is longer. ``--quick``: three rounds, the first row count of every fourth weight. Results go
+to benchmarks/results, those of a part of the list to benchmarks/out/results.
 """
 
 from __future__ import annotations

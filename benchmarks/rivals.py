@@ -23,6 +23,9 @@ Call = Callable[[], Any]
 
 KINDS = ("polydyn", "onnxruntime", "onnxruntime-nospin", "torch", "torch-inductor", "numpy")
 
+NUMPY = ("MatMul", "Add", "Transpose")
+"""Operators that numpy has a single function for."""
+
 
 @dataclass(frozen=True)
 class Player:
@@ -110,7 +113,7 @@ def _numpy(path: str) -> Player:
     (step,) = _steps(model)
     operator, inputs, _, attributes = step
     constants = _constants(model)
-    if operator not in ("MatMul", "Add", "Transpose"):
+    if operator not in NUMPY:
         raise ValueError(f"numpy has no single function for {operator}")
 
     def prepare(feeds: Feeds) -> Call:

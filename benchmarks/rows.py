@@ -35,7 +35,7 @@ class Field(contextlib.ExitStack):
 
     def load(self, path: Path, others: Mapping[str, Path | None] | None = None) -> None:
         """Loads everybody with ``path``; ``others``: with another file, or not at all. Refusals are kept, by name."""
-        paths = {name: path for name in self.all} | dict(others or {})
+        paths = dict.fromkeys(self.all, path) | dict(others or {})
         self.players, self.refusals = {}, {}
         for name, contestant in self.all.items():
             if (file := paths[name]) is None:
@@ -121,8 +121,6 @@ def show(rows: Sequence[Row], title: str, limits: Limits) -> None:
         "limit us": lambda r: f"{r['bound'] * 1e6:.4g}",
         "gap closed": lambda r: f"{r['gap_closed']:.0%}",
     }
-    if not any(r.get("flops") for r in rows):
-        del columns["GFLOP/s"], columns["of peak"]
     table = Table(title=title)
     for heading in columns:
         table.add_column(heading, justify="left" if heading in ("case", "shape", "verdict") else "right")
@@ -132,6 +130,8 @@ def show(rows: Sequence[Row], title: str, limits: Limits) -> None:
 
 
 def _rate(row: Row) -> float:
+    if not row["flops"]:
+        raise KeyError("nothing but moves")
     rate: float = row["flops"] / row["seconds"]["polydyn"] / 1e9
     return rate
 

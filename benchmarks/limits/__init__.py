@@ -13,7 +13,7 @@ FLAGS = ["-O2", "-march=native", "-pthread", "-ffp-contract=fast"]
 
 KIB = 1024
 CACHED = (256 * KIB, 8192 * KIB)
-"""Bytes, over all threads, at which the caches' bandwidth is measured: well inside a second- and a third-level cache."""
+"""Bytes, over all threads, at which caches are measured: well inside a second- and a third-level cache."""
 
 
 @dataclass(frozen=True)
