@@ -1,5 +1,5 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
-# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make lint | make types | make bench | make models | make wheel | make clean
+# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make lint | make types | make bench | make bench-gemm | make bench-stitch | make bench-cpu | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check bench accuracy models tiny-models wheel clean
+.PHONY: demo test lint types check bench bench-gemm bench-stitch bench-cpu accuracy models tiny-models wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -37,6 +37,17 @@ check: lint types test
 
 bench: $(VENV)/.extra-bench
 	$(BIN)/python benchmarks/models.py $(MODEL) $(SHAPES) --threads $(THREADS)
+
+# PyTorch is a rival here, so the extra that exports models is needed too. ARGS: --quick, --only, --rounds, ...
+ARGS   ?=
+bench-gemm: $(VENV)/.extra-bench $(VENV)/.extra-export
+	$(BIN)/python -m benchmarks.gemm --threads $(THREADS) $(ARGS)
+
+bench-stitch: $(VENV)/.extra-bench $(VENV)/.extra-export
+	$(BIN)/python -m benchmarks.stitch --threads $(THREADS) $(ARGS)
+
+bench-cpu: models
+	$(BIN)/python -m benchmarks.cpu_all $(MODELS) $(ARGS)
 
 accuracy: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.accuracy $(MODELS)
