@@ -1,14 +1,15 @@
 """Times whole models on the CPU: models x shapes x threads, beside ONNX Runtime and PyTorch.
 
-usage: python -m benchmarks.cpu_all FOLDER [--models NAME ...] [--threads 1 2] [--rounds N] [--inductor] [--quick]
+usage: python -m benchmarks.cpu_all FOLDER [--models NAME ...] [--threads 1 2] [--rounds N] [--also KIND ...] [--quick]
 
-FOLDER holds the models (``make models``). Dynamic dims: B and L of text models, both in one compilation, at SHAPES; N
-of vit_base. Attention masks hold zeros where there is room. PyTorch runs the module that the ONNX file was exported
-from, eager; ``--inductor`` adds torch.compile(dynamic=True), which compiles for half a minute and longer. ONNX Runtime
-runs with its spinning pool and without on two or more threads, and the faster counts. The limit is that of
-benchmarks/bound.py. Prints one table per thread count and the mean share of the gap closed, each case clipped to
-[-1, 1]; writes benchmarks/results/cpu_models.json and a plot beside it. ``--quick``: three rounds, every third shape,
-results in benchmarks/out/results.
+FOLDER holds the models (``make models``). Dynamic dims: B and L of text models, both in one compilation, at the sizes
+of TEXT; N of vit_base. Attention masks hold zeros where there is room. ONNX Runtime runs with its spinning pool and
+without on two or more threads, and the faster counts. PyTorch runs the module that the ONNX file was exported from,
+eager. ``--also torch-inductor`` adds torch.compile(dynamic=True), which compiles for half a minute and longer, ``--also
+openvino`` OpenVINO in fp32 (pip install openvino). The limit is that of benchmarks/bound.py. Prints one table per
+thread count and the mean share of the gap closed, each case clipped to [-1, 1]; writes
+benchmarks/results/cpu_models.json and a plot beside it. ``--quick``: three rounds, every third shape, results in
+benchmarks/out/results.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ def shapes_of(model: str) -> Sequence[Shape]:
     return [s for s in TEXT if not model.endswith("_tiny") or s["L"] <= 160]
 
 
-def kinds(threads: int, inductor: bool) -> list[str]:
+def kinds(threads: int, also: Sequence[str]) -> list[str]:
     """Who plays; polydyn last."""
     ort = ["onnxruntime", *(["onnxruntime-nospin"] if threads > 1 else [])]
-    return [*ort, "torch", *(["torch-inductor"] if inductor else []), "polydyn"]
+    return [*ort, "torch", *also, "polydyn"]
 
 
 def measured(field: Field, path: Path, step: int, rounds: int, limits: Limits) -> Iterator[Row]:
@@ -62,7 +63,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--also", nargs="+", default=[], choices=("torch-inductor", "openvino"))
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     paths = [args.folder / f"{name}.onnx" for name in args.models]
@@ -75,7 +76,7 @@ def main() -> None:
     limits_found = []
     for threads in args.threads:
         limits = measure(threads)
-        with Field(kinds(threads, args.inductor), threads) as field:
+        with Field(kinds(threads, args.also), threads) as field:
             rows = [row for path in paths for row in measured(field, path, step, rounds, limits)]
         title = f"{threads} threads; peak {limits.flops / 1e9:.0f} GFLOP/s, {limits.bandwidth / 1e9:.1f} GB/s"
         show(rows, title, limits)

@@ -21,7 +21,7 @@ Feeds = Mapping[str, npt.NDArray[Any]]
 Call = Callable[[], Any]
 """Computes once more; returns outputs (arrays, tensors or a mapping or list of them)."""
 
-KINDS = ("polydyn", "onnxruntime", "onnxruntime-nospin", "torch", "torch-inductor", "numpy")
+KINDS = ("polydyn", "onnxruntime", "onnxruntime-nospin", "torch", "torch-inductor", "openvino", "numpy")
 
 NUMPY = ("MatMul", "Add", "Transpose")
 """Operators that numpy has a single function for."""
@@ -43,6 +43,8 @@ def load(kind: str, path: str, threads: int) -> Player:
         return _onnxruntime(path, threads, spinning=kind == "onnxruntime")
     if kind.startswith("torch"):
         return _torch(path, threads, inductor=kind == "torch-inductor")
+    if kind == "openvino":
+        return _openvino(path, threads)
     if kind == "numpy":  # its BLAS takes the threads from the environment, see protocol.py
         return _numpy(path)
     raise ValueError(f"no contestant {kind!r}; known: {', '.join(KINDS)}")
@@ -89,6 +91,26 @@ def _onnxruntime(path: str, threads: int, spinning: bool) -> Player:
         return call
 
     return Player(prepare, str(ort.__version__))
+
+
+def _openvino(path: str, threads: int) -> Player:
+    """One request at a time in fp32: without the hint OpenVINO computes in bfloat16 where the processor can."""
+    import openvino
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
+
+    def prepare(feeds: Feeds) -> Call:
+        for name, array in feeds.items():
+            request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+
+        def call() -> Any:
+            request.infer()
+            return request.get_output_tensor(0).data
+
+        return call
+
+    return Player(prepare, str(openvino.__version__))
 
 
 # -- models run node by node -----------------------------------------------------------------------------------------
