@@ -82,11 +82,9 @@ def _onnxruntime(path: str, threads: int, spinning: bool) -> Player:
         for name in names:
             binding.bind_ortvalue_output(name, values[name])
 
-        first = values[names[0]]
-
         def call() -> Any:
             session.run_with_iobinding(binding)
-            return first
+            return values[names[0]]  # all values stay here: nobody else owns the memory that is bound
 
         return call
 
@@ -101,12 +99,13 @@ def _openvino(path: str, threads: int) -> Player:
     request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
 
     def prepare(feeds: Feeds) -> Call:
-        for name, array in feeds.items():
-            request.set_tensor(name, openvino.Tensor(array, shared_memory=True))
+        tensors = {n: openvino.Tensor(a, shared_memory=True) for n, a in feeds.items()}
+        for name, tensor in tensors.items():
+            request.set_tensor(name, tensor)
 
         def call() -> Any:
             request.infer()
-            return request.get_output_tensor(0).data
+            return feeds and request.get_output_tensor(0).data  # feeds stay here: nobody else owns their memory
 
         return call
 
