@@ -17,15 +17,33 @@ def pack(p: Pack, source: Array) -> Array:
         n: np.arange(e, dtype=np.int64).reshape([-1 if k == a else 1 for k in range(len(names))])
         for a, (n, e) in enumerate(zip(names, sizes, strict=True))
     }
-    flat = source.reshape(-1)
-    address = np.broadcast_to(evaluate(p.address, grids), sizes)
-    dense = flat[address]
+    dense = _strided(p.address, names, sizes, source)
+    if dense is None:
+        dense = source.reshape(-1)[np.broadcast_to(evaluate(p.address, grids), sizes)]
     nb = len(p.batch)
     panels = -(-p.col[1] // p.width)
-    padded = np.zeros([*sizes[:nb], panels * p.width, *sizes[nb + 1 :]], source.dtype)
-    padded[(slice(None),) * nb + (slice(0, p.col[1]),)] = dense
-    split = padded.reshape([*sizes[:nb], panels, p.width, *sizes[nb + 1 :]])
+    if p.col[1] % p.width:
+        padded = np.zeros([*sizes[:nb], panels * p.width, *sizes[nb + 1 :]], source.dtype)
+        padded[(slice(None),) * nb + (slice(0, p.col[1]),)] = dense
+        dense = padded
+    split = dense.reshape([*sizes[:nb], panels, p.width, *sizes[nb + 1 :]])
     return np.ascontiguousarray(np.moveaxis(split, nb + 1, -1))
+
+
+def _strided(address: Index, names: list[str], sizes: list[int], source: Array) -> Array | None:
+    """The elements as a view of the source, when their address is affine with strides that are not negative."""
+    strides, rest = [], address
+    for n in names:
+        stride, rest = rest.split(n)
+        if stride.constant is None or stride.constant < 0:
+            return None
+        strides.append(stride.constant)
+    start = rest.constant
+    last = None if start is None else start + sum(s * (e - 1) for s, e in zip(strides, sizes, strict=True))
+    if start is None or last is None or start < 0 or last >= source.size or 0 in sizes:
+        return None
+    flat = np.ascontiguousarray(source).reshape(-1)[start:]
+    return np.lib.stride_tricks.as_strided(flat, sizes, [s * flat.itemsize for s in strides], writeable=False)
 
 
 def evaluate(i: Index, env: dict[str, Array]) -> Array:
