@@ -99,10 +99,9 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget) -
     graph = plan.graph
     constants = _constants(plan, placed)
     header = files("polydyn.codegen") / "leaf" / LEAF
-    prefix = f'#define PD_W {target.width}\n#include "{LEAF}"\n'
     kernels = {
         p.kernel.name: KernelSource(
-            p.kernel.name, prefix + p.kernel.text, p.key, len(p.kernel.buffers), len(p.kernel.symbols)
+            p.kernel.name, p.kernel.text, p.key, len(p.kernel.buffers), len(p.kernel.symbols)
         )
         for p in placed
     }
@@ -117,7 +116,7 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget) -
         tuple(kernels.values()),
         tuple(map(_launch, placed)),
         tuple(r for p in placed for r in p.fused.reasons),
-        {LEAF: header.read_text()},
+        {LEAF: f"#define PD_W {target.width}\n{header.read_text()}"},
     )
 
 
