@@ -1,5 +1,6 @@
 /* What generated C kernels may call: vector types of PD_W lanes in GCC/Clang vector extensions (one text for AVX2,
-   AVX-512 and NEON), loads and stores (plain, masked, strided), and math functions. */
+   AVX-512 and NEON), loads and stores (plain, masked, strided), and math functions. With PD_CHECKED every access to
+   memory is checked (pd_checked.h); the kernels' text is the same. */
 #ifndef PD_CPU_H
 #define PD_CPU_H
 #include <math.h>
@@ -24,43 +25,62 @@ typedef i64 vi64 __attribute__((vector_size(8 * PD_W)));
 typedef u8 vu8 __attribute__((vector_size(PD_W)));
 typedef vi32 vb;                                     /* a boolean in vector form: 0 or -1 in every lane */
 
+#ifdef PD_CHECKED
+#include "pd_checked.h"
+#else
+/* -- memory: element i of a buffer, PD_W elements from i, s elements apart, only the first n ----------------------- */
+#define PD_AT(b, i) ((b)[i])
+#define PD_PUT(b, i, x) ((b)[i] = (x))
+#define PD_STACK(T, b, n) T b[n] __attribute__((aligned(64)))
+#define PD_SCRATCH(T, b, n, from) ((T *)(from))
+#define PD_UNDEFINED(T) ((T)0)                                  /* what a register holds before its first value */
+
 #if defined(__AVX512F__) && PD_W == 16
 typedef float pd_m512 __attribute__((vector_size(64), may_alias));
 PD_INLINE unsigned short pd_lanes(i64 n) { return (unsigned short)(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u); }
-PD_INLINE vf32 vloadm_f32(const f32 *p, i64 n) {
-  return (vf32)__builtin_ia32_loadups512_mask(p, (vf32){0}, pd_lanes(n));
+PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
+  return (vf32)__builtin_ia32_loadups512_mask(b + i, (vf32){0}, pd_lanes(n));
 }
-PD_INLINE void vstorem_f32(f32 *p, vf32 v, i64 n) { __builtin_ia32_storeups512_mask(p, v, pd_lanes(n)); }
+PD_INLINE void vstorem_f32(f32 *b, i64 i, vf32 v, i64 n) { __builtin_ia32_storeups512_mask(b + i, v, pd_lanes(n)); }
 #else
-PD_INLINE vf32 vloadm_f32(const f32 *p, i64 n) {
+PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
   vf32 v = {0};
-  for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = p[l];
+  for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = b[i + l];
   return v;
 }
-PD_INLINE void vstorem_f32(f32 *p, vf32 v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) p[l] = v[l]; }
+PD_INLINE void vstorem_f32(f32 *b, i64 i, vf32 v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) b[i + l] = v[l]; }
 #endif
 
 #define PD_MEMORY(T, V)                                                                                               \
-  PD_INLINE V vload_##T(const T *p) { V v; memcpy(&v, p, sizeof v); return v; }                                        \
-  PD_INLINE void vstore_##T(T *p, V v) { memcpy(p, &v, sizeof v); }                                                    \
-  PD_INLINE V vbcast_##T(T x) { return x - (V){0}; }                                                                   \
-  PD_INLINE V vloads_##T(const T *p, i64 s, i64 n) {                                                                   \
+  PD_INLINE V vload_##T(const T *b, i64 i) { V v; memcpy(&v, b + i, sizeof v); return v; }                             \
+  PD_INLINE void vstore_##T(T *b, i64 i, V v) { memcpy(b + i, &v, sizeof v); }                                         \
+  PD_INLINE V vloads_##T(const T *b, i64 i, i64 s, i64 n) {                                                            \
     V v = {0};                                                                                                        \
-    for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = p[l * s];                                                         \
+    for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = b[i + l * s];                                                     \
     return v;                                                                                                         \
   }                                                                                                                   \
-  PD_INLINE void vstores_##T(T *p, i64 s, V v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) p[l * s] = v[l]; }   \
-  PD_INLINE V vramp_##T(i64 a, i64 s) { V v; for (i64 l = 0; l < PD_W; ++l) v[l] = (T)(a + l * s); return v; }
+  PD_INLINE void vstores_##T(T *b, i64 i, i64 s, V v, i64 n) {                                                         \
+    for (i64 l = 0; l < PD_W; ++l) if (l < n) b[i + l * s] = v[l];                                                     \
+  }
 PD_MEMORY(f32, vf32)
 PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
 #define PD_MASKED(T, V)                                                                                               \
-  PD_INLINE V vloadm_##T(const T *p, i64 n) { return vloads_##T(p, 1, n); }                                            \
-  PD_INLINE void vstorem_##T(T *p, V v, i64 n) { vstores_##T(p, 1, v, n); }
+  PD_INLINE V vloadm_##T(const T *b, i64 i, i64 n) { return vloads_##T(b, i, 1, n); }                                  \
+  PD_INLINE void vstorem_##T(T *b, i64 i, V v, i64 n) { vstores_##T(b, i, 1, v, n); }
 PD_MASKED(i32, vi32)
 PD_MASKED(i64, vi64)
 PD_MASKED(u8, vu8)
+#endif
+
+#define PD_VALUES(T, V)                                                                                               \
+  PD_INLINE V vbcast_##T(T x) { return x - (V){0}; }                                                                   \
+  PD_INLINE V vramp_##T(i64 a, i64 s) { V v; for (i64 l = 0; l < PD_W; ++l) v[l] = (T)(a + l * s); return v; }
+PD_VALUES(f32, vf32)
+PD_VALUES(i32, vi32)
+PD_VALUES(i64, vi64)
+PD_VALUES(u8, vu8)
 
 PD_INLINE vb vbool(vu8 x) { return __builtin_convertvector(x, vi32) != 0; }
 PD_INLINE vu8 vbyte(vb x) { return __builtin_convertvector(-x, vu8); }
