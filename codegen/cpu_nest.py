@@ -22,6 +22,7 @@ from polydyn.codegen.ir import (
     Reg,
     Set,
     Store,
+    Undefined,
     consume,
     rewrite,
     walk,
@@ -34,7 +35,7 @@ from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Const, Load, Value, loads
+from polydyn.schedules.expr import Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 from polydyn.schedules.model import Group, Statement, row_major
 from polydyn.schedules.tiling import inner_iterators, nest_tree, stages
@@ -161,7 +162,7 @@ class NestKernel:
     def row(self, body: Body) -> Body:
         """Declares row registers at the top of a row, allocates scratch rows around it."""
         rows = [n for n, where in self.place.items() if where == "row"]
-        defs = tuple(Def(f"v_{n}", Const(self.group.arrays[n].dtype, _zero(self.group.arrays[n].dtype))) for n in rows)
+        defs = tuple(Def(f"v_{n}", Undefined(self.group.arrays[n].dtype)) for n in rows)
         return (*defs, *body)
 
     def scratch(self, body: Body) -> Body:
@@ -233,6 +234,3 @@ class NestKernel:
         reduces = any(s.reduce for s in self.group.statements)
         return {"P_t": V(REDUCE_TILE if reduces else MAP_TILE)}
 
-
-def _zero(dtype: str) -> float | int | bool:
-    return 0.0 if dtype.startswith("float") else False if dtype == "bool" else 0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from polydyn.codegen.ir import Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, lanes_of
+from polydyn.codegen.ir import Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, Undefined, lanes_of
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, REDUCTIONS, Const, FromIndex, Op, Value
 from polydyn.schedules.index import Atom, Index
@@ -75,6 +75,8 @@ class ValuePrinter:
     def _text(self, v: Value, lanes: int) -> str:
         if isinstance(v, Const):
             return _constant(v)
+        if isinstance(v, Undefined):
+            return f"PD_UNDEFINED({CTYPE[v.dtype]})"
         if isinstance(v, Reg):
             return v.name
         if isinstance(v, FlatLoad):
