@@ -1,5 +1,5 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
-# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make lint | make types | make bench | make models | make wheel | make clean
+# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types | make bench | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check bench accuracy models tiny-models wheel clean
+.PHONY: demo test lint types check checked bench accuracy models tiny-models wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -34,6 +34,9 @@ types: $(VENV)/.extra-lint
 	$(BIN)/mypy
 
 check: lint types test
+
+checked: $(VENV)/.extra-test
+	$(BIN)/python -m pytest tests/test_checked.py -m ""
 
 bench: $(VENV)/.extra-bench
 	$(BIN)/python benchmarks/models.py $(MODEL) $(SHAPES) --threads $(THREADS)

@@ -116,7 +116,7 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget) -
         tuple(kernels.values()),
         tuple(map(_launch, placed)),
         tuple(r for p in placed for r in p.fused.reasons),
-        {LEAF: f"#define PD_W {target.width}\n{header.read_text()}"},
+        {LEAF: f"#define PD_W {target.width}\n{header.read_text()}"},  # every unit includes it first
     )
 
 
