@@ -95,8 +95,27 @@ PD_INLINE vi64 vsel_i64(vb c, vi64 a, vi64 b) { vi64 m = __builtin_convertvector
   PD_INLINE T pd_min_##T(T a, T b) { return a < b || a != a ? a : b; }
 PD_EXTREMES(f32) PD_EXTREMES(f64) PD_EXTREMES(i8) PD_EXTREMES(i16) PD_EXTREMES(i32) PD_EXTREMES(i64)
 PD_EXTREMES(u8) PD_EXTREMES(u16) PD_EXTREMES(u32) PD_EXTREMES(u64)
-PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) { return vsel_f32((a > b) | (a != a), a, b); }
-PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) { return vsel_f32((a < b) | (a != a), a, b); }
+/* vgreater, vless: a when it is greater (less) than b, else b: the instruction, which gives b where either is NaN */
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vf32 vgreater(vf32 a, vf32 b) { return (vf32)__builtin_ia32_maxps512_mask(a, b, b, 0xffff, 4); }
+PD_INLINE vf32 vless(vf32 a, vf32 b) { return (vf32)__builtin_ia32_minps512_mask(a, b, b, 0xffff, 4); }
+PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) {         /* lanes where a is NaN keep it */
+  return (vf32)__builtin_ia32_maxps512_mask(a, b, a, __builtin_ia32_cmpps512_mask(a, a, 7, 0xffff, 4), 4);
+}
+PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) {
+  return (vf32)__builtin_ia32_minps512_mask(a, b, a, __builtin_ia32_cmpps512_mask(a, a, 7, 0xffff, 4), 4);
+}
+#else
+#if defined(__AVX__) && PD_W == 8
+PD_INLINE vf32 vgreater(vf32 a, vf32 b) { return (vf32)__builtin_ia32_maxps256(a, b); }
+PD_INLINE vf32 vless(vf32 a, vf32 b) { return (vf32)__builtin_ia32_minps256(a, b); }
+#else
+PD_INLINE vf32 vgreater(vf32 a, vf32 b) { return vsel_f32(a > b, a, b); }
+PD_INLINE vf32 vless(vf32 a, vf32 b) { return vsel_f32(a < b, a, b); }
+#endif
+PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) { return vsel_f32(a != a, a, vgreater(a, b)); }
+PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) { return vsel_f32(a != a, a, vless(a, b)); }
+#endif
 PD_INLINE vi32 pd_max_vi32(vi32 a, vi32 b) { return vsel_i32(a > b, a, b); }
 PD_INLINE vi32 pd_min_vi32(vi32 a, vi32 b) { return vsel_i32(a < b, a, b); }
 PD_INLINE vi64 pd_max_vi64(vi64 a, vi64 b) { vi64 m = a > b; return (m & a) | (~m & b); }
@@ -137,17 +156,20 @@ PD_FLOATS(f32, f) PD_FLOATS(f64, )
 
 PD_INLINE vf32 pd_rint_fast(vf32 x) { const f32 magic = 12582912.0f; return (x + magic) - magic; } /* |x| < 2^22 */
 
-/* 2^n p for integer-valued n in [-300, 300], in two steps so that denormal results round once */
+/* 2^n p for integer-valued n in [-300, 300], rounded once where the result is denormal */
+#if defined(__AVX512F__) && PD_W == 16
+PD_INLINE vf32 pd_scale2(vf32 p, vf32 n) { return (vf32)__builtin_ia32_scalefps512_mask(p, n, p, 0xffff, 4); }
+#else
 PD_INLINE vf32 pd_scale2(vf32 p, vf32 n) {
   vi32 k = __builtin_convertvector(n, vi32), h = k >> 1;
   vf32 a = (vf32)((h + 127) << 23), b = (vf32)((k - h + 127) << 23);
   return p * a * b;
 }
+#endif
 
-/* exp: Cody-Waite reduction by ln 2, degree 6 on [-ln2/2, ln2/2] (Cephes) */
+/* exp: Cody-Waite reduction by ln 2, degree 6 on [-ln2/2, ln2/2] (Cephes); NaN passes both clamps and all products */
 PD_INLINE vf32 pd_exp_inline_vf32(vf32 x) {
-  vf32 c = vsel_f32(x < -105.0f, vbcast_f32(-105.0f), x);
-  c = vsel_f32(c > 89.0f, vbcast_f32(89.0f), c);
+  vf32 c = vless(vbcast_f32(89.0f), vgreater(vbcast_f32(-105.0f), x));
   vf32 n = pd_rint_fast(c * 1.44269504088896341f);
   vf32 r = c - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
@@ -157,8 +179,7 @@ PD_INLINE vf32 pd_exp_inline_vf32(vf32 x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  vf32 y = pd_scale2(p, n);
-  return vsel_f32(x != x, x, y);
+  return pd_scale2(p, n);
 }
 
 /* tanh: odd polynomial near zero (Cephes), else (1 - t) / (1 + t) with t = exp(-2|x|) */
@@ -208,14 +229,37 @@ PD_INLINE vf32 pd_abs_vf32(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
 PD_INLINE vi32 pd_abs_vi32(vi32 x) { return vsel_i32(x < 0, -x, x); }
 PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x < 0, vi32), -x, x); }
 
-#define PD_HORIZONTAL(T, V)                                                                                           \
-  PD_INLINE T pd_hsum_##V(V v) { T s[PD_W]; memcpy(s, &v, sizeof s);                                                   \
-    for (int w = PD_W / 2; w; w /= 2) for (int l = 0; l < w; ++l) s[l] = s[l] + s[l + w];                              \
-    return s[0]; }                                                                                                    \
-  PD_INLINE T pd_hprod_##V(V v) { T s = v[0]; for (int l = 1; l < PD_W; ++l) s *= v[l]; return s; }                    \
-  PD_INLINE T pd_hmax_##V(V v) { T s = v[0]; for (int l = 1; l < PD_W; ++l) s = pd_max_##T(s, v[l]); return s; }       \
-  PD_INLINE T pd_hmin_##V(V v) { T s = v[0]; for (int l = 1; l < PD_W; ++l) s = pd_min_##T(s, v[l]); return s; }
-PD_HORIZONTAL(f32, vf32)
-PD_HORIZONTAL(i32, vi32)
-PD_HORIZONTAL(i64, vi64)
+/* horizontal reductions: a tree of halves, lane l with lane l + w */
+#if defined(__GNUC__) && !defined(__clang__) && (PD_W == 16 || PD_W == 8 || PD_W == 4)
+#if PD_W == 16
+#define PD_LANES {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#elif PD_W == 8
+#define PD_LANES {0, 1, 2, 3, 4, 5, 6, 7}
+#else
+#define PD_LANES {0, 1, 2, 3}
+#endif
+#define PD_HALVE(T, V, M, NAME, OP)                                                                                   \
+  PD_INLINE T pd_h##NAME##_##V(V v) {                                                                                  \
+    const M lanes = PD_LANES;                                                                                         \
+    V u;                                                                                                              \
+    if (PD_W > 8) { u = __builtin_shuffle(v, (lanes + 8) & (PD_W - 1)); v = OP; }                                      \
+    if (PD_W > 4) { u = __builtin_shuffle(v, (lanes + 4) & (PD_W - 1)); v = OP; }                                      \
+    u = __builtin_shuffle(v, (lanes + 2) & (PD_W - 1)); v = OP;                                                        \
+    u = __builtin_shuffle(v, (lanes + 1) & (PD_W - 1)); v = OP;                                                        \
+    return v[0];                                                                                                      \
+  }
+#else
+#define PD_HALVE(T, V, M, NAME, OP)                                                                                   \
+  PD_INLINE T pd_h##NAME##_##V(V v) {                                                                                  \
+    V u = v;                                                                                                          \
+    for (int w = PD_W / 2; w; w /= 2) { for (int l = 0; l < w; ++l) u[l] = v[l + w]; v = OP; }                         \
+    return v[0];                                                                                                      \
+  }
+#endif
+#define PD_HORIZONTAL(T, V, M)                                                                                        \
+  PD_HALVE(T, V, M, sum, v + u) PD_HALVE(T, V, M, prod, v * u)                                                         \
+  PD_HALVE(T, V, M, max, pd_max_##V(v, u)) PD_HALVE(T, V, M, min, pd_min_##V(v, u))
+PD_HORIZONTAL(f32, vf32, vi32)
+PD_HORIZONTAL(i32, vi32, vi32)
+PD_HORIZONTAL(i64, vi64, vi64)
 #endif
