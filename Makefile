@@ -1,15 +1,16 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
-# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types | make bench | make models | make wheel | make clean
+# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types | make bench | SEEDS=500 make fuzz | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
 THREADS ?= 1
+SEEDS  ?= 500
 MODELS ?= benchmarks/out/models
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked bench accuracy models tiny-models wheel clean
+.PHONY: demo test lint types check checked bench fuzz accuracy models tiny-models wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -40,6 +41,9 @@ checked: $(VENV)/.extra-test
 
 bench: $(VENV)/.extra-bench
 	$(BIN)/python benchmarks/models.py $(MODEL) $(SHAPES) --threads $(THREADS)
+
+fuzz: $(VENV)/.extra-test
+	$(BIN)/python -m benchmarks.fuzz $(SEEDS)
 
 accuracy: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.accuracy $(MODELS)

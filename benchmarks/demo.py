@@ -70,10 +70,8 @@ def main(path: str, wanted: list[Shape]) -> None:
         theirs = milliseconds(lambda inputs=inputs: session.run(names, inputs))
         label = ", ".join(f"{k}={v}" for k, v in shape.items())
         table.add_row(label, f"{worst:.1e}", f"{ours:.3f}", f"{theirs:.3f}")
-    console = Console()
-    console.print(table)
-    console.print(f"\nKernels at {label}:")
-    console.print(program.explain(**wanted[-1]))
+    Console().print(table)
+    print(f"\nWhat runs at {label}:\n{program.explain(**wanted[-1])}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import Index, maximum, minimum, product
 from polydyn.schedules.model import Group
-from polydyn.schedules.tiling import AttentionParts, attention_tree
+from polydyn.schedules.tile_flow import ContractTiles
+from polydyn.schedules.tiling import AttentionParts, TiledGroup, attention_tree
 
 ROW_STRIDE = "row_stride"
 FIRST_ROW = "o_i"
@@ -47,9 +48,17 @@ class AttentionKernel:
             raise SeparateKernels("the values of an attention are not of unit stride along their columns")
         self.nest = NestKernel(name, parts.rows, parts.row_prefix, parts.phases, target, rows=True)
 
+    def tree(self) -> TiledGroup:
+        """The tile-space tree that the kernel is generated from."""
+        return attention_tree(self.parts, self.scores.plan.promote)
+
+    def tiles(self) -> tuple[ContractTiles, ContractTiles]:
+        """The sizes that scores and values are built for."""
+        return self.scores.tiles(), self.values.tiles()
+
     def build(self) -> Kernel:
         """The kernel."""
-        tiled = attention_tree(self.parts, self.scores.plan.promote)
+        tiled = self.tree()
         coordinates = {s: tuple(_plain(c) for c in cs) for s, cs in tiled.coordinates().items()}
         body = mark_parallel(_rename(generate(tiled)), tiled.coincident)
         body = bind(body, {"P_k1": self.scores.K, "P_k2": self.values.K, "W": self.target.width})

@@ -40,7 +40,8 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.tiling import Roles, contract_tree
+from polydyn.schedules.tile_flow import ContractTiles
+from polydyn.schedules.tiling import Roles, TiledGroup, contract_tree
 
 REDUCTION_BLOCK = 768
 """Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (CPU.md 2)."""
@@ -79,6 +80,7 @@ class ContractKernel:
         ``rows``: the register tile's rows when the kernel is a part of an attention, which also means one block.
         ``label``: tells the registers of such parts apart.
         """
+        self.width = self.lanes(target)
         self.tile_name, self.shared_name = f"acc{label}", f"t{label}_"
         self.name, self.group, self.roles, self.target = name, group, roles, target
         self.acc = next(s for s in group.statements if s.reduce)
@@ -89,10 +91,15 @@ class ContractKernel:
         self.row_value, self.col_value = _operands(self.acc, roles)
         self.plan = self._plan(packed) if rows is None else self._part(self._plan(packed), rows)
 
+    @staticmethod
+    def lanes(target: CpuTarget) -> int:
+        """Columns that one register of the tile holds."""
+        return target.width
+
     # -- decisions -----------------------------------------------------------------------------------------------
 
     def _plan(self, packed: frozenset[str]) -> _Plan:
-        rows, vectors = self._tile()
+        rows, vectors = self.tile()
         columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
         in_place = all(x.buffer in packed or self._stride(x) == ONE for x in columns)
         carrier = next((s for s in self.epilogues if s.value.dtype == "float32"), None)
@@ -105,12 +112,12 @@ class ContractKernel:
     def _part(self, p: _Plan, rows: int) -> _Plan:
         most = max((v for r, v, _ in self.target.tiles if r >= rows), default=1)
         n = self.N.constant
-        vectors = most if n is None else min(most, max(1, -(-n // self.target.width)))
+        vectors = most if n is None else min(most, max(1, -(-n // self.width)))
         return replace(p, rows=rows, vectors=vectors, block=self.K, blocks=ONE)
 
-    def _tile(self) -> tuple[int, int]:
+    def tile(self) -> tuple[int, int]:
         """The register tile with the best share of useful lanes; symbolic columns get the widest: tails are exact."""
-        n, w = self.N.constant, self.target.width
+        n, w = self.N.constant, self.width
         if n is None:
             rows, vectors, _ = max(self.target.tiles, key=lambda t: (t[1] <= 4, t[1]))
             return rows, vectors
@@ -127,6 +134,23 @@ class ContractKernel:
         stride, rest = address.split(self.roles.col)
         return None if self.roles.col in rest.symbols() else stride
 
+    def tiles(self) -> ContractTiles:
+        """The sizes that the kernel is built for, as proofs want them."""
+        p, w = self.plan, self.width
+        panels, vector = self._panels(V("N"), V("c_hi")), p.block * self.R * w
+        return ContractTiles(
+            p.rows, self.nr, w, p.block, p.blocks, p.promote, panels, self._panel_size(V("S")), vector
+        )
+
+    def _panels(self, columns: Index, c_hi: Index) -> Index:
+        """Vectors of columns that PACK fills for the share [c_lo, c_hi) of column tiles."""
+        lo = V("c_lo")
+        return minimum((columns - lo * self.nr).ceildiv(self.width), (c_hi - lo) * self.plan.vectors)
+
+    def _panel_size(self, share: Index) -> Index:
+        """Elements allocated for at most ``share`` column tiles."""
+        return share * self.nr * self.plan.block * self.R
+
     # -- lowering ------------------------------------------------------------------------------------------------
 
     def _env(self, a: Mapping[str, Index]) -> dict[str, Index]:
@@ -140,7 +164,7 @@ class ContractKernel:
     @property
     def nr(self) -> int:
         """Columns of a full register tile."""
-        return self.plan.vectors * self.target.width
+        return self.plan.vectors * self.width
 
     def _table(self, nr: int) -> dict[str, Lowering]:
         dtype = self.acc.value.dtype
@@ -187,7 +211,7 @@ class ContractKernel:
         """The column operand: in place, from packed panels, or from the promoted buffer."""
         if not self.plan.promote:
             return flat(self.group, self.col_value, self._env(a), lambda x: None)
-        w = self.target.width
+        w = self.width
         j = (a["c_j"] - V("c_lo")) * self.nr + a["p_j"]
         address = ((j // w) * (self.plan.block * self.R) + self._step(a, a["p_k"])) * w + j % w
         return FlatLoad(self.col_value.dtype, "panel", address)
@@ -199,7 +223,7 @@ class ContractKernel:
 
     def pack(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
         """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
-        w, r = self.target.width, self.roles
+        w, r = self.width, self.roles
 
         def f(a: Mapping[str, Index]) -> Body:
             env = {x: a[x] for x in (*r.batch, *r.inner)}
@@ -223,12 +247,12 @@ class ContractKernel:
 
     def vectors(self, body: Body, vectors: int, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
         """The micro-kernel for a number of live vectors, its row count still a symbol."""
-        width = vectors * self.target.width
+        width = vectors * self.width
         body = bind(body, {"P_j": width})
         if self.plan.blocks != ONE:
             body = clip(body, ("p_k",), self._live_reduction())
         body = consume(lower(body, coordinates, self._table(width)), "reduce", lambda b: b)
-        return self._masked(body, width)
+        return self.masked(body, width)
 
     def rows(self, body: Body, rows: int) -> Body:
         """The micro-kernel for a number of live rows: registers and shared loads."""
@@ -237,9 +261,9 @@ class ContractKernel:
         innermost = self.roles.inner[-1] if self.roles.inner else "p_k"
         return partial_unroll(share_loads(body, self.shared_name), innermost, ROW_UNROLL)
 
-    def _masked(self, body: Body, width: int) -> Body:
+    def masked(self, body: Body, width: int) -> Body:
         """Vectorises the columns; nests that touch memory by column get a masked twin for the last tile."""
-        w, n = self.target.width, self.N.constant
+        w, n = self.width, self.N.constant
         start = V("c_j") * self.nr
         safe = {self.tile_name, "panel"}
         exact = n is not None and n % w == 0
@@ -256,7 +280,7 @@ class ContractKernel:
 
     def _touches_columns(self, x: For, safe: set[str]) -> bool:
         """Whether an address in memory depends on the column (panels hold whole vectors)."""
-        packed = {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.target.width}
+        packed = {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.width}
         for n in walk((x,)):
             if not isinstance(n, (Store, Def, Set)):
                 continue
@@ -269,10 +293,14 @@ class ContractKernel:
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
+    def tree(self) -> TiledGroup:
+        """The tile-space tree that the kernel is generated from."""
+        return contract_tree(self.group, self.roles, self.plan.promote)
+
     def build(self) -> Kernel:
         """The kernel."""
-        p, w = self.plan, self.target.width
-        tiled = contract_tree(self.group, self.roles, p.promote)
+        p, w = self.plan, self.width
+        tiled = self.tree()
         coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
         body = bind(body, {"B_k": p.blocks, "P_k": p.block, "W": w})
@@ -282,8 +310,7 @@ class ContractKernel:
         body = balance(balance(body, "c_j", nt, "B_j", "b_j"), "c_i", mt, "B_i", "b_i")
         body = self._variants(body, coordinates)
         lo, hi = nt * "b_j" // "B_j", nt * (V("b_j") + 1) // "B_j"
-        panels = minimum((self.N - V("c_lo") * self.nr).ceildiv(w), (hi - V("c_lo")) * p.vectors)
-        size = nt.ceildiv("B_j") * self.nr * p.block * self.R
+        panels, size = self._panels(self.N, hi), self._panel_size(nt.ceildiv("B_j"))
 
         def shares(b: Body) -> Body:
             if not p.promote:
@@ -320,7 +347,7 @@ class ContractKernel:
 
     def vector_cases(self) -> list[int]:
         """Numbers of live vectors that get a micro-kernel of their own (masks cover what lies between)."""
-        n, w, v = self.N.constant, self.target.width, self.plan.vectors
+        n, w, v = self.N.constant, self.width, self.plan.vectors
         if n is None:
             return [x for x in (1, 2, 4, 8) if x < v] + [v]
         whole = -(-n // w)
@@ -333,7 +360,7 @@ class ContractKernel:
 
     def live_vectors(self) -> Index:
         """Vectors of the current register tile that hold columns."""
-        return minimum(self.plan.vectors, (self.N - V("c_j") * self.nr).ceildiv(self.target.width))
+        return minimum(self.plan.vectors, (self.N - V("c_j") * self.nr).ceildiv(self.width))
 
     def _launch(self, nt: Index, mt: Index) -> dict[str, Index]:
         """Equal shares for the threads: whole batches first, then column panels, then rows."""

@@ -44,7 +44,7 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 from polydyn.schedules.model import Group, Statement, row_major
-from polydyn.schedules.tiling import inner_iterators, nest_tree, stages
+from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree, stages
 
 MAP_TILE = 2048
 """Elements per task of an element-wise group: some microseconds of work."""
@@ -244,9 +244,13 @@ class NestKernel:
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
+    def tree(self) -> TiledGroup:
+        """The tile-space tree that the kernel is generated from."""
+        return nest_tree(self.group, self.prefix, self.phases, self.tiled)
+
     def build(self) -> Kernel:
         """The kernel."""
-        tiled = nest_tree(self.group, self.prefix, self.phases, self.tiled)
+        tiled = self.tree()
         coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
         if self.tiled:

@@ -26,6 +26,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
+    if name == "backend":
+        return import_module("polydyn.backend")
     if name not in _LAZY:
         raise AttributeError(f"module 'polydyn' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

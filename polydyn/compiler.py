@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from polydyn.build.features import architecture, machine_features
@@ -11,19 +11,22 @@ from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
-from polydyn.fusion.plan import FusionPlan
+from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.graph.importer import ModelLike
+from polydyn.graph.ir import Graph
 from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.verify import verify_graph
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, bind
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
+from polydyn.program.bounds import place_bounds, without_duplicates
+from polydyn.program.host import size_bytes
 from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
 from polydyn.program.program import Program
-from polydyn.schedules.expr import Array
-from polydyn.schedules.index import Index
+from polydyn.schedules.expr import ITEMSIZE, Array
+from polydyn.schedules.index import ZERO, Index, product
 
 LEAF = "pd_cpu.h"
 
@@ -76,7 +79,8 @@ def plan_program(
         plan = fuse_attention(plan)
     builder = KernelBuilder(plan, processor)
     placed = [k for g in plan.groups for k in builder.place(g)]
-    return host_plan(plan, placed, processor)
+    graph = replace(graph, notes=(*graph.notes, *builder.notes))
+    return host_plan(plan, placed, processor, graph)
 
 
 def cpu_target(target: str) -> CpuTarget:
@@ -94,29 +98,33 @@ def cpu_target(target: str) -> CpuTarget:
     return known[target]
 
 
-def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget) -> HostPlan:
-    """Buffers, packed constants, kernels and launches of a placed fusion plan."""
-    graph = plan.graph
+def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, graph: Graph) -> HostPlan:
+    """Buffers, packed constants, kernels and launches of a placed fusion plan of ``graph``."""
     constants = _constants(plan, placed)
     header = files("polydyn.codegen") / "leaf" / LEAF
+    buffers = _buffers(plan, placed, constants)
     kernels = {
         p.kernel.name: KernelSource(
-            p.kernel.name, p.kernel.text, p.key, len(p.kernel.buffers), len(p.kernel.symbols)
+            p.kernel.name, p.kernel.text, p.key, len(p.kernel.buffers), len(p.kernel.symbols), p.kernel.notes
         )
         for p in placed
     }
+    launches = tuple(_launch(plan, p, buffers) for p in placed)
+    writers = {b: k for k, p in enumerate(placed) for b in _written(p)}
+    bounds = place_bounds(graph, buffers, launches, writers)
     return HostPlan(
         graph.name,
         graph.inputs,
         graph.outputs,
-        _buffers(plan, placed, constants),
+        buffers,
         constants,
         graph.sources,
-        graph.guards,
+        without_duplicates((*graph.guards, *bounds.guards)),
         tuple(kernels.values()),
-        tuple(map(_launch, placed)),
-        tuple(r for p in placed for r in p.fused.reasons),
+        launches,
+        (*graph.notes, *_copies(placed), *bounds.notes),
         {LEAF: f"#define PD_W {target.width}\n{header.read_text()}"},  # every unit includes it first
+        bounds.checks,
     )
 
 
@@ -143,11 +151,23 @@ def _buffers(plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[st
             continue
         t = graph.tensors[name]
         role = "input" if name in graph.inputs else "output" if name in graph.outputs else "intermediate"
-        out[name] = Buffer(name, t.dtype, t.shape, role)
+        out[name] = Buffer(name, t.dtype, t.shape, role, plan.strides.get(name, ()))
     return out
 
 
-def _launch(p: PlacedKernel) -> Launch:
+def _written(p: PlacedKernel) -> list[str]:
+    """The buffers that a kernel writes."""
+    arrays = p.lowered.group.arrays
+    return [b for a, b in p.lowered.buffers.items() if arrays[a].role == "output"]
+
+
+def _copies(placed: list[PlacedKernel]) -> list[str]:
+    """The kernels that only move elements."""
+    nodes = [n for p in placed for n in p.fused.nodes if len(p.fused.nodes) == 1]
+    return [f"{n.output} is a copy of {n.inputs[0]}" for n in nodes if n.is_view]
+
+
+def _launch(plan: FusionPlan, p: PlacedKernel, buffers: Mapping[str, Buffer]) -> Launch:
     k, params = p.kernel, p.lowered.params
     symbols = dict(params)
     for s in k.symbols[len(params) :]:
@@ -161,4 +181,22 @@ def _launch(p: PlacedKernel) -> Launch:
         p.flops,
         label=f"{p.fused.kind} {p.fused.outputs[0]}",
         flops=p.flops,
+        skip_if_same=_shared(plan, p.fused),
+        copied=_copied(plan, p.fused),
+        bytes=sum((size_bytes(buffers[b]) for b in sorted(set(p.lowered.buffers.values()))), ZERO),
+        names=k.symbols,
+        choices=len(k.symbols) - len(params),
+        reasons=p.fused.reasons,
     )
+
+
+def _shared(plan: FusionPlan, group: FusedGroup) -> tuple[str, str] | None:
+    """The input and output that hold the same elements when this group has nothing to do."""
+    pairs = {a.copy: (a.input, a.output) for a in plan.appends}
+    return pairs.get(group.outputs[0]) if len(group.nodes) == 1 else None
+
+
+def _copied(plan: FusionPlan, group: FusedGroup) -> Index:
+    """Bytes that a group writes when all it does is moving elements."""
+    tensors = [plan.graph.tensors[t] for t in group.outputs if all(n.is_view for n in group.nodes)]
+    return sum((product(t.shape) * ITEMSIZE[t.dtype] for t in tensors), ZERO)

@@ -37,6 +37,11 @@ class Dependences:
     reduction: isl.UnionMap
     relaxed: isl.UnionMap
 
+    def under(self, ctx: isl.Set) -> Dependences:
+        """The same for fewer parameters."""
+        parts = (self.flow, self.anti, self.output, self.reduction, self.relaxed)
+        return Dependences(self.context.intersect(ctx), *(u.intersect_params(ctx).coalesce() for u in parts))
+
     @cached_property
     def strict(self) -> isl.UnionMap:
         """Everything, accumulations in their original order."""
@@ -57,12 +62,14 @@ class Dependences:
         return self.relaxed_pairs if allow_reassociation else self.strict_pairs
 
 
-def analyse(group: Group, facts: Iterable[Condition] = ()) -> Dependences:
+def analyse(group: Group, facts: Iterable[Condition] = (), positive: bool = True) -> Dependences:
     """All dependences of the group, under what is known of its parameters (``H2 == H + 2``).
+
+    ``positive``: all parameters are >= 1; otherwise they may be 0 too (empty extents).
 
     LegalityError: a local or an output is read where nothing was written.
     """
-    ctx, order = context(group, facts), original_order(group)
+    ctx, order = context(group, facts, positive), original_order(group)
     reads, writes, may = read_relation(group), write_relation(group), write_relation(group, exact=False)
     raw = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_may_source(may)
     found = raw.set_schedule_map(order).compute_flow()

@@ -94,8 +94,8 @@ def _trunc_divide(a: Array, b: Array) -> Array:
     if np.issubdtype(np.asarray(a).dtype, np.floating):
         return np.divide(a, b)
     safe = np.where(b == 0, 1, b)
-    q = np.where(b == 0, 0, np.sign(a) * np.sign(safe) * (np.abs(a) // np.abs(safe)))
-    return q.astype(np.asarray(a).dtype)
+    q = np.floor_divide(a, safe) + ((np.mod(a, safe) != 0) & ((a < 0) != (safe < 0)))
+    return np.where(b == 0, 0, q).astype(np.asarray(a).dtype)
 
 
 def _fmod(a: Array, b: Array) -> Array:

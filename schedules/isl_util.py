@@ -98,7 +98,7 @@ class Frame:
         out = self._zero
         for m, c in e.terms.items():
             if not m:
-                out = out.set_constant_val(isl.Val(c))
+                out = out.add_constant_val(isl.Val(c))  # a floor may have brought a constant along
             elif len(m) == 1 and isinstance(m[0], str) and m[0] in self._position:
                 out = out.add_coefficient_val(*self._position[m[0]], isl.Val(c))
             elif len(m) == 1 and isinstance(m[0], Atom):

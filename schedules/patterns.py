@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from polydyn.schedules.alignment import Alignment, align
+from polydyn.schedules.alignment import Alignment, align, same_iterators
 from polydyn.schedules.dependence import Dependences, is_accumulation
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import Load, Op, loads, walk
@@ -26,7 +26,8 @@ class Pattern:
     """A matrix and what it means.
 
     ``dims``: for each row the dominant statement's iterator, or ``""`` for a phase row. ``roles``: statement ->
-    ``init``, ``backbone``, ``prologue``, ``epilogue`` or ``map``. ``phases``: statement -> its phase.
+    ``init``, ``backbone``, ``prologue``, ``epilogue`` or ``map``. ``phases``: statement -> its phase. ``band``: the
+    number of leading rows that are loops of all statements.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Pattern:
     dims: tuple[str, ...]
     roles: dict[str, str]
     phases: dict[str, int]
+    band: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +51,10 @@ class _DeclinedError(Exception):
     """A pattern does not apply; the message is the reason."""
 
 
-def choose(group: Group, deps: Dependences) -> Choice:
-    """The schedule of a group: the first pattern that applies and solves. The last one always does."""
+def choose(group: Group, deps: Dependences, among: Sequence[str] = ("contraction", "stitch", "total")) -> Choice:
+    """The schedule of a group: the first pattern ``among`` the named that applies and solves; ``total`` always does."""
     declined: list[tuple[str, str]] = []
-    for name, build in PATTERNS:
+    for name, build in (p for p in PATTERNS if p[0] in among):
         try:
             p = build(group)
             return Choice(p, solve(p.matrix, group, deps), tuple(declined))
@@ -62,7 +64,8 @@ def choose(group: Group, deps: Dependences) -> Choice:
             if build is total:
                 raise
             declined.append((name, str(e).splitlines()[0]))
-    raise AssertionError("the last pattern is total")
+    reasons = "; ".join(f"{n}: {why}" for n, why in declined)
+    raise ScheduleError(f"no pattern applies: {reasons}", rule=f"patterns {', '.join(among)}")
 
 
 def pattern(group: Group) -> Pattern:
@@ -106,7 +109,8 @@ def contraction(group: Group) -> Pattern:
     roles |= {s.name: "prologue" for s in prologue} | {s.name: "epilogue" for s in epilogue}
     phases = {s.name: len(prologue) for s in group.statements} | {s.name: i for i, s in enumerate(prologue)}
     name = _contraction_name(backbone, bool(prologue))
-    return Pattern(name, _padded(group, rows), ("",) * len(lead) + parallel + reduced, roles, phases)
+    band = 0 if lead else len(parallel)
+    return Pattern(name, _padded(group, rows), ("",) * len(lead) + parallel + reduced, roles, phases, band)
 
 
 def _backbone(group: Group) -> Statement:
@@ -152,7 +156,7 @@ def stitch(group: Group) -> Pattern:
         raise _DeclinedError("no loop is common to all statements")
     inner = {s.name: _inner(s, aligned, common) for s in group.statements}
     init = _initialisers(group)
-    phases = _phases(group, aligned, inner, init)
+    phases = _phases(group, inner, init)
     if not accumulations and any(phases.values()):
         raise _DeclinedError("statements subscript each other's results differently")
     depth = max(len(i) for i in inner.values())
@@ -167,7 +171,7 @@ def stitch(group: Group) -> Pattern:
     dims = (*common, *([""] if with_phase else []), *_labels(inner[longest.name], depth))
     roles = {s.name: "init" if s.name in init else "backbone" if s.reduce else "map" for s in group.statements}
     name = ("element-wise", "reduce", "multi-reduce")[min(len(accumulations), 2)]
-    return Pattern(name, _padded(group, rows), dims, roles, phases)
+    return Pattern(name, _padded(group, rows), dims, roles, phases, len(common))
 
 
 def _labels(names: tuple[str, ...], depth: int) -> tuple[str, ...]:
@@ -192,16 +196,14 @@ def _initialisers(group: Group) -> dict[str, str]:
     return out
 
 
-def _phases(
-    group: Group, aligned: Alignment, inner: dict[str, tuple[str, ...]], init: dict[str, str]
-) -> dict[str, int]:
+def _phases(group: Group, inner: dict[str, tuple[str, ...]], init: dict[str, str]) -> dict[str, int]:
     """phase(t) = max over s -> t of phase(s) + [s accumulates, or s and t differ in their inner loops]."""
     phases = {s.name: 0 for s in group.statements}
     for k, t in enumerate(group.statements):
         for s in group.statements[:k]:
             if init.get(s.name) == t.name or not _touches(s, t):
                 continue
-            step = s.reduce is not None or not _nested(s, t, aligned, inner)
+            step = s.reduce is not None or not _nested(s, t, inner)
             phases[t.name] = max(phases[t.name], phases[s.name] + step)
     for i, t_name in init.items():
         phases[i] = phases[t_name]
@@ -215,13 +217,12 @@ def _touches(s: Statement, t: Statement) -> bool:
     )
 
 
-def _nested(s: Statement, t: Statement, aligned: Alignment, inner: dict[str, tuple[str, ...]]) -> bool:
-    """True when the inner loops of both are the same loops, as far as both have them."""
-    pairs = zip(inner[s.name], inner[t.name], strict=False)
-    return all(
-        aligned.dims[s.name].get(i) is not None and aligned.dims[s.name].get(i) == aligned.dims[t.name].get(j)
-        for i, j in pairs
-    )
+def _nested(s: Statement, t: Statement, inner: dict[str, tuple[str, ...]]) -> bool:
+    """True when ``t`` meets what ``s`` touches in the same iteration of the inner loops, as far as both have them."""
+    loops = set(zip(inner[s.name], inner[t.name], strict=False))
+    met = [(s.write, b) for b in (t.write, *read_accesses(t)) if b.array == s.array]
+    met += [(a, t.write) for a in read_accesses(s) if a.array == t.array]
+    return all(loops <= set(same_iterators(s, a, t, b)) for a, b in met)
 
 
 # -- total -----------------------------------------------------------------------------------------------------------

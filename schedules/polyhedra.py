@@ -10,7 +10,7 @@ import islpy as isl
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Load, Op, Value, children, indices
 from polydyn.schedules.index import Atom, Index
-from polydyn.schedules.isl_util import Condition, Frame, between, frame, param_set, union_maps, union_sets
+from polydyn.schedules.isl_util import Condition, Frame, at_least, between, frame, param_set, union_maps, union_sets
 from polydyn.schedules.model import Access, Group, Statement
 
 
@@ -124,9 +124,9 @@ def write_relation(group: Group, exact: bool = True) -> isl.UnionMap:
     return union_maps((access_relation(group, s, s.write) for s in chosen), group.params)
 
 
-def context(group: Group, facts: Iterable[Condition] = ()) -> isl.Set:
-    """The parameters of a kernel: all >= 1, and what else is known."""
-    return param_set(group.params, facts)
+def context(group: Group, facts: Iterable[Condition] = (), positive: bool = True) -> isl.Set:
+    """The parameters of a kernel: sizes, all >= 1 when ``positive``, and what else is known."""
+    return param_set(group.params, [*facts, *(at_least(p, 0) for p in group.params)], positive)
 
 
 def original_order(group: Group) -> isl.UnionMap:

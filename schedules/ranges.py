@@ -62,7 +62,7 @@ def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
     All symbols are >= 0. Where iterators run at all their extents are >= 1, so the symbols of an extent that is a
     single product are >= 1 too.
     """
-    if p.is_polynomial and min(p.terms.values(), default=0) >= 0:
+    if min(p.terms.values(), default=0) >= 0 and not any(map(_may_be_negative, p.atoms())):
         return True
     low = _bound(p, ranges or {}, upper=False)
     if low is None:

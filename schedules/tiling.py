@@ -10,11 +10,13 @@ their extents. Batch and further reduction iterators keep their names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.expr import Load, Value, transform
 from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import Condition, at_least, between, equals
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.model import Array, Group, Statement, row_major
 from polydyn.schedules.tree import Band, Leaf, Mark, TileStatement, Tree, sequence
 
 
@@ -23,7 +25,8 @@ class Roles:
     """What the iterators of a matmul-like group are for.
 
     ``batch``: parallel, in both operands or in neither alone; ``row``: broadcast side (register rows), ``col``: vector
-    side; ``block``: the reduction that is blocked; ``inner``: further reductions, run inside the block.
+    side; ``block``: the reduction that is blocked; ``inner``: further reductions, run inside the block. ``sunk``: where
+    the solved schedule matrix puts statements that do not reduce, ``first`` or ``last`` reduction step.
     """
 
     batch: tuple[str, ...]
@@ -31,6 +34,7 @@ class Roles:
     col: str
     block: str
     inner: tuple[str, ...]
+    sunk: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
     """The CPU tree of {init, accumulate, epilogues...}; with ``promote`` a copy statement packs the column operand.
 
     Statements: INIT, LOAD, ACC, SAVE, DONE<n>; LOAD and SAVE carry the accumulator through memory between reduction
-    blocks. PACK fills panels ``[v][k][inner..][lane]`` for the current block of columns and reduction block.
+    blocks. PACK fills panels ``[v][k][inner..][lane]`` for the current block of columns and reduction block. Sunk
+    statements are guarded by their step of the schedule matrix, read at tile level: 0 is ``b_k = 0``, K-1 is
+    ``b_k = B_k - 1``.
     """
     extents, epilogues = dict(_accumulation(group).iters), _epilogues(group)
     outer = (*roles.batch, "b_i", "b_j", "b_k")
@@ -75,19 +81,20 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
         return TileStatement(name, coords, (*box, *extra))
 
     last = Index.of("B_k") - 1
+    step = {n: equals("b_k", 0) if side == "first" else equals("b_k", last) for n, side in roles.sunk}
     micro = (*outer, *tile)
     statements = [
-        statement("INIT", (*micro, *point), equals("b_k", 0)),
+        statement("INIT", (*micro, *point), step["INIT"]),
         statement("LOAD", (*micro, *point), at_least("b_k", 1)),
         statement("ACC", (*micro, "p_k", *roles.inner, *point)),
         statement("SAVE", (*micro, *point), at_least(last - 1, "b_k")),
-        *(statement(f"DONE{n}", (*micro, *point), equals("b_k", last)) for n, _ in enumerate(epilogues)),
+        *(statement(s.name, (*micro, *point), step[s.name]) for s in epilogues),
     ]
     names = [s.name for s in statements]
     ij = Band(point)
     body: Tree = Mark("micro", sequence(
         ("INIT", ij), ("LOAD", ij), ("ACC", Mark("reduce", Band(("p_k", *roles.inner), ij))), ("SAVE", ij),
-        *((n, ij) for n in names if n.startswith("DONE")),
+        *((s.name, ij) for s in epilogues),
     ))  # fmt: skip
     body = Band(tile, body)
     if promote:
@@ -100,7 +107,10 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
 
 @dataclass(frozen=True)
 class AttentionParts:
-    """The statements of an attention group: scores (contraction), rows (stitch, with phases), values (contraction)."""
+    """The statements of an attention group: scores (contraction), rows (stitch), values (contraction).
+
+    ``phases``: of the rows' statements; ``schedule.schedule_attention`` fills them in from the solved matrix.
+    """
 
     scores: Group
     score_roles: Roles
@@ -109,6 +119,26 @@ class AttentionParts:
     phases: dict[str, int]
     values: Group
     value_roles: Roles
+
+
+def unfold(group: Group, batch: tuple[str, ...], role: str = "rows") -> Group:
+    """The group with rows of the current block (role ``rows``) as arrays of all rows of all batches, of ``role``."""
+    extents = {n: e for s in group.statements for n, e in s.iters}
+    front = tuple(Index.of(x) for x in batch)
+    folded = {n for n, a in group.arrays.items() if a.role == "rows"}
+    arrays = dict(group.arrays)
+    for n in folded:
+        shape = (*(extents[x] for x in batch), *arrays[n].shape)
+        arrays[n] = Array(n, arrays[n].dtype, shape, role, row_major(shape))
+
+    def value(v: Value) -> Value:
+        return replace(v, index=(*front, *v.index)) if isinstance(v, Load) and v.buffer in folded else v
+
+    statements = tuple(
+        replace(s, index=(*front, *s.index) if s.array in folded else s.index, value=transform(s.value, value))
+        for s in group.statements
+    )
+    return replace(group, arrays=arrays, statements=statements)
 
 
 def attention_tree(parts: AttentionParts, promote: bool) -> TiledGroup:
@@ -184,7 +214,11 @@ def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], til
     one phase with the same inner iterators share their loops. With ``tiled`` the last prefix iterator is tiled: block
     ``b_t`` (a task coordinate) and point ``t``, the extent of the current tile being ``E_t``.
     """
-    extents = {n: e for s in group.statements for n, e in s.iters}
+    extents: dict[str, Index] = {}
+    for s in group.statements:
+        for n, e in s.iters:
+            if extents.setdefault(n, e) != e:
+                raise ScheduleError(f"iterator {n} has the extents {extents[n]} and {e}", node=s.name)
     bounds = {n: Index.of(f"E_{n}") for n in extents}
     head = prefix[:-1] if tiled else prefix
     task = (*head, "b_t") if tiled else head

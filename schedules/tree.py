@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import islpy as isl
@@ -26,6 +26,11 @@ class TileStatement:
     name: str
     coords: tuple[str, ...]
     conditions: tuple[Condition, ...]
+
+
+def bind_statement(s: TileStatement, env: Mapping[str, Index]) -> TileStatement:
+    """The statement with parameters replaced."""
+    return replace(s, conditions=tuple(replace(c, expr=c.expr.subs(env)) for c in s.conditions))
 
 
 @dataclass(frozen=True)

@@ -147,9 +147,7 @@ def check_tree(
     forwards. LegalityError with a witness otherwise. Statements of the tree that are not the group's are ignored.
     """
     ctx = deps.context.intersect(context)
-    tree = schedule
-    if isinstance(schedule, isl.Schedule):  # the map of a tree is not restricted to its domain
-        tree = schedule.get_map().intersect_domain(schedule.get_domain())
+    tree = _timed(schedule)
     inside = tree.domain().intersect_params(ctx)
     images = {pair(m)[0]: m.intersect_params(ctx) for m in maps(expansion)}
     present = {s.get_tuple_name(): s for s in sets(inside)}
@@ -168,6 +166,17 @@ def check_tree(
             _must_be_empty(extra, "tile-space instances run that the group does not have", s.name, ctx)
     union = union_maps(images.values()).apply_range(tree)
     _check_order(group, deps.pairs(allow_reassociation), _timeline(group, union), ctx)
+
+
+def tiled_order(expansion: isl.UnionMap, schedule: isl.Schedule | isl.UnionMap, context: isl.Set) -> isl.UnionMap:
+    """When original instances run: the expansion, then the tile-space schedule."""
+    return expansion.intersect_params(context).apply_range(_timed(schedule))
+
+
+def _timed(schedule: isl.Schedule | isl.UnionMap) -> isl.UnionMap:
+    if isinstance(schedule, isl.UnionMap):
+        return schedule
+    return schedule.get_map().intersect_domain(schedule.get_domain())  # the map of a tree is not restricted to it
 
 
 def _must_be_empty(bad: isl.Set, what: str, statement: str, ctx: isl.Set) -> None:

@@ -20,7 +20,7 @@ from polydyn.program import artifact
 from polydyn.program.artifact import WEIGHTS_OFFSET, Artifact, pack_constants, read_artifact, write_artifact
 from polydyn.program.assemble import build_artifact, build_program, rebuild
 from polydyn.program.program import Program
-from polydyn.program.runtime import sources
+from polydyn.program.runtime import UNITS, sources
 
 HERE = Path(__file__).parent
 
@@ -200,7 +200,7 @@ def test_c_programs_run_an_artifact(saved: Path, tmp_path: Path) -> None:
 def test_the_runtime_compiles_without_warnings(tmp_path: Path) -> None:
     for name, text in sources().items():
         (tmp_path / name).write_text(text)
-    for unit in ("runtime.c", "pool.c"):
+    for unit in UNITS:
         command = [*find_compiler().command, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", unit]
         subprocess.run(command, cwd=tmp_path, check=True)
     (tmp_path / "h.c").write_text('#include "polydyn.h"\n')

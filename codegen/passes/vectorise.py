@@ -40,6 +40,14 @@ from polydyn.schedules.ranges import simplify
 
 LANE = "@lane"
 VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8")
+"""What values in lanes may be; loops over others stay scalar."""
+RAMP_DTYPES = ("float32", "int32", "int64")
+ACCUMULATED = ("float32", "int32", "int64")
+
+
+def has_lanes(v: Value) -> bool:
+    """Whether all parts of an expression have a form in vector lanes."""
+    return all(x.dtype in (RAMP_DTYPES if isinstance(x, FromIndex) else VECTOR_DTYPES) for x in walk_value(v))
 
 
 class _Lanes:
@@ -60,18 +68,22 @@ class _Lanes:
         return stride, rest
 
     def value(self, v: Value) -> Value:
-        return map_value(v, self._part)
+        out = map_value(v, self._part)
+        for x in (v, *(x for x in walk_value(out) if lanes_of(x) > 1)):
+            if x.dtype not in VECTOR_DTYPES:
+                raise CodegenError(f"no vectors of {x.dtype}")
+        return out
 
     def _part(self, v: Value) -> Value:
         if isinstance(v, FlatLoad):
             stride, rest = self.split(v.address)
             if stride == ZERO:
                 return replace(v, address=rest)
-            if v.dtype not in VECTOR_DTYPES:
-                raise CodegenError(f"no vectors of {v.dtype}")
             return replace(v, address=rest, lanes=self.width, stride=stride, mask=self.mask)
         if isinstance(v, FromIndex):
             stride, rest = self.split(v.index)
+            if stride != ZERO and v.dtype not in RAMP_DTYPES:
+                raise CodegenError(f"no ramp of {v.dtype}")
             return replace(v, index=rest) if stride == ZERO else Ramp(v.dtype, rest, stride, self.width)
         if isinstance(v, Reg) and v.name in self.local:
             return replace(v, lanes=self.width)
@@ -183,6 +195,8 @@ def _accumulators(loop: For) -> dict[str, tuple[str, str]]:
         if isinstance(n, Set) and n.reg not in inside:
             if n.reduce is None or out.get(n.reg, (n.reduce, n.value.dtype)) != (n.reduce, n.value.dtype):
                 raise CodegenError(f"{n.reg} is carried by {loop.var} but is not one reduction")
+            if n.value.dtype not in ACCUMULATED:
+                raise CodegenError(f"{n.reg} accumulates {n.value.dtype}, which vectors do not")
             out[n.reg] = (n.reduce, n.value.dtype)
     return out
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from polydyn.codegen.ir import Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, Undefined, lanes_of
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import FLOATS, REDUCTIONS, Const, FromIndex, Op, Value
+from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
 from polydyn.schedules.index import Atom, Index
 from polydyn.schedules.ranges import is_nonnegative
 
@@ -144,14 +144,14 @@ class ValuePrinter:
         args = [self.text(a, lanes) for a in v.args]
         source = v.args[-1].dtype
         if v.name in RELATIONS:
+            if source == "bool" and lanes > 1:
+                args.reverse()  # true is -1 in lanes
             text = f"({args[0]} {RELATIONS[v.name]} {args[1]})"
-            return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source == "int64" else text
+            return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source in ("int64", "uint8") else text
         if source == "bool" or v.name in ("isnan", "isinf"):
             return _logic(v.name, args, lanes, source)
-        if v.name in INFIX:
-            return f"({args[0]} {INFIX[v.name]} {args[1]})"
-        if v.name == "neg":
-            return f"(-{args[0]})"
+        if v.name in INFIX or v.name == "neg":
+            return _arithmetic(v.name, args, source, lanes)
         if v.name == "reciprocal":
             return f"({'1.0f' if source == 'float32' else '1'} / {args[0]})"
         if v.name == "div" and source in FLOATS:
@@ -179,6 +179,18 @@ class ValuePrinter:
             return f"(({self.text(c)}) ? {self.text(a, lanes)} : {self.text(b, lanes)})"
         kind = "i32" if v.dtype == "bool" else SHORT[v.dtype]
         return f"vsel_{kind}({self.text(c, lanes)}, {self.text(a, lanes)}, {self.text(b, lanes)})"
+
+
+def _arithmetic(name: str, args: list[str], dtype: str, lanes: int) -> str:
+    """Sums and products. Integers wrap as in numpy, which C promises for unsigned ones only; narrow ones are cut."""
+    sign = "-" if name == "neg" else INFIX[name]
+    if dtype in FLOATS or (lanes > 1 and dtype == "uint8"):
+        return f"({f' {sign} '.join(args)})" if name != "neg" else f"(-{args[0]})"
+    wide, kind = "u64" if ITEMSIZE[dtype] == 8 else "u32", CTYPE[dtype]
+    if lanes > 1:
+        wide, kind = f"v{wide}", f"v{kind}"
+    operands = [f"({wide}){a}" for a in args]
+    return f"(({kind})({'-' if name == 'neg' else ''}{f' {sign} '.join(operands)}))"
 
 
 def _logic(name: str, args: list[str], lanes: int, source: str) -> str:

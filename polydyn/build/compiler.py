@@ -67,16 +67,27 @@ def find_compiler() -> Compiler:
 
 @lru_cache(maxsize=8)
 def _find(cc: str, path: str) -> Compiler:
-    candidates = [tuple(shlex.split(cc))] if cc.strip() else [("gcc",), ("clang",), ("cc",)]
+    try:
+        candidates = [tuple(shlex.split(cc))] if cc.strip() else [("gcc",), ("clang",), ("cc",)]
+    except ValueError as e:
+        raise BuildError(f"CC is no command: {cc!r} ({e})", remedy="set CC to the compiler's command") from e
     for command in candidates:
-        if shutil.which(command[0], path=path):
-            done = subprocess.run([*command, "--version"], capture_output=True, text=True)
-            if done.returncode == 0:
-                return Compiler(command, done.stdout.splitlines()[0])
+        version = _version(command) if shutil.which(command[0], path=path) else ""
+        if version:
+            return Compiler(command, version)
     raise BuildError(
         f"no C compiler found: tried {', '.join(c[0] for c in candidates)}",
         remedy="install gcc (or clang), or set CC to the compiler's command; running a saved program needs none",
     )
+
+
+def _version(command: tuple[str, ...]) -> str:
+    """The first line that a compiler says of itself; empty when it does not run."""
+    try:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.partition("\n")[0] if done.returncode == 0 else ""
 
 
 def target_flags(target: str) -> tuple[str, ...]:

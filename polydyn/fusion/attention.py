@@ -7,6 +7,8 @@ scratch, so no online softmax is needed (CPU.md 3).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
 from polydyn.schedules.expr import Load, Op, loads
@@ -37,7 +39,7 @@ def fuse_attention(plan: FusionPlan) -> FusionPlan:
             (scores, rows, values),
         )
     groups = tuple(joined.get(id(g), g) for g in plan.groups if id(g) not in swallowed)
-    return FusionPlan(plan.graph, groups, plan.windows)
+    return replace(plan, groups=groups)
 
 
 def _parts(

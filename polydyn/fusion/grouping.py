@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from polydyn.codegen.passes.vectorise import has_lanes
+from polydyn.fusion.append import find_appends, free_strides, part_name
+from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.inline import inline
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Window
 from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, reduction_name
@@ -56,7 +59,7 @@ class _Grouping:
             if why and not self._cycle(n, g):
                 self._join(n, g, why)
                 return
-        kind = "contract" if is_contraction(n) else "nest"
+        kind = "contract" if is_contraction(n) and self._tileable(n) else "nest"
         self.groups.append(_Open(kind, [n], self._own_prefix(n), [f"{n.output}: starts a {kind} group"]))
         self._settle(n, len(self.groups) - 1)
 
@@ -66,6 +69,7 @@ class _Grouping:
             return None
         if g.kind == "contract":
             same = n.is_map and self._shape(n) == self._shape(g.nodes[0]) and self._aligned(n, g, self._rank(n))
+            same = same and self._tileable(n)
             return f"{n.output}: element-wise on the contraction's output (epilogue)" if same else None
         if n.is_map:
             return self._map_joins(n, g)
@@ -77,6 +81,10 @@ class _Grouping:
             return None
         g.prefix = p
         return f"{n.output}: reduces rows that the group makes (stitch)"
+
+    def _tileable(self, n: Compute) -> bool:
+        """Whether a register tile can compute the node: in vector lanes, which evaluate all branches."""
+        return has_lanes(n.body) and not needs_guard(self.graph, n)
 
     def _map_joins(self, n: Compute, g: _Open) -> str | None:
         p = g.prefix
@@ -163,7 +171,7 @@ class _Grouping:
 
 def fuse(graph: Graph) -> FusionPlan:
     """The fusion plan of a graph of primitives."""
-    graph = inline(graph)
+    source = graph = inline(graph)
     tensors = dict(graph.tensors)
     windows: dict[str, Window] = {}
     nodes: list[Compute] = []
@@ -178,7 +186,7 @@ def fuse(graph: Graph) -> FusionPlan:
             name = part
             sole = reads[part] == 1 and part in made and part not in graph.outputs and part not in windows
             if not sole:
-                name = f"{n.output}/{k}"
+                name = part_name(n.output, k)
                 tensors[name] = Tensor(name, tensors[part].dtype, tensors[part].shape)
                 index = tuple(Index.of(dim_name(a)) for a in range(len(tensors[part].shape)))
                 nodes.append(Compute(name, load(part, index, tensors[part].dtype), origin=n.origin))
@@ -187,7 +195,8 @@ def fuse(graph: Graph) -> FusionPlan:
     graph = Graph(
         graph.name, graph.inputs, graph.outputs, tensors, graph.constants, tuple(nodes), graph.sources, graph.guards
     )
-    return FusionPlan(graph, _groups(graph, windows), windows)
+    appends = find_appends(source)
+    return FusionPlan(graph, _groups(graph, windows), windows, appends, free_strides(appends))
 
 
 def _read_counts(graph: Graph) -> dict[str, int]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polydyn.errors import CodegenError
+from polydyn.fusion.split import split_merged_axes
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, iterators, value_size
 from polydyn.schedules.expr import INTEGERS, Const, FromIndex, Load, Op, Value, map_index, substitute, transform
 from polydyn.schedules.index import Atom, Index, fetch
@@ -36,7 +37,7 @@ def inline(graph: Graph) -> Graph:
     needed = {t for n in kept if isinstance(n, Concat) for t in n.parts}
     extra = [sources[t] for t in sources if t in needed]
     order = {n.output: i for i, n in enumerate(graph.nodes)}
-    return replace(graph, nodes=tuple(sorted([*kept, *extra], key=lambda n: order[n.output])))
+    return split_merged_axes(replace(graph, nodes=tuple(sorted([*kept, *extra], key=lambda n: order[n.output]))))
 
 
 def _trivial(n: Compute) -> bool:

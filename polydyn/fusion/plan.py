@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from polydyn.fusion.append import Append
 from polydyn.graph.ir import Compute, Graph
 from polydyn.schedules.index import Index
+from polydyn.schedules.model import row_major
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,19 @@ class FusedGroup:
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """Groups in launch order. ``windows``: tensors written straight into a part of another tensor."""
+    """Groups in launch order.
+
+    ``windows``: tensors written straight into a part of another tensor. ``appends``: outputs that may share memory with
+    an input. ``strides``: tensors whose leading strides are the caller's, with the symbols that hold those strides.
+    """
 
     graph: Graph
     groups: tuple[FusedGroup, ...]
     windows: dict[str, Window] = field(default_factory=dict)
+    appends: tuple[Append, ...] = ()
+    strides: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def strides_of(self, tensor: str) -> tuple[Index, ...]:
+        """Strides of a tensor in memory, in elements."""
+        free = tuple(map(Index.of, self.strides.get(tensor, ())))
+        return (*free, *row_major(self.graph.tensors[tensor].shape)[len(free) :])

@@ -7,10 +7,11 @@ primitive reads one as data, or it is an output of the model, a Compute over ``F
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.importer import ModelLike, load_model
-from polydyn.graph.ir import Compute, Concat, Dim, Graph, Guard, Node, Tensor, dim_name, reduction_name
+from polydyn.graph.ir import Compute, Concat, Dim, Graph, Guard, IndexBound, Node, Tensor, dim_name, reduction_name
 from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.graph.positions import Positions
@@ -18,7 +19,7 @@ from polydyn.graph.propagate import propagate
 from polydyn.graph.typed import Typed
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, indices, load, map_index, op, transform
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import Index, fetch, product
 from polydyn.schedules.ranges import Ranges, upper_bound
 
 
@@ -54,6 +55,7 @@ class _Builder:
         self.positions = Positions()
         self.current: OnnxNode | None = None
         self.count = 0
+        self.bounds: list[IndexBound] = []
 
     # -- ExpandContext -------------------------------------------------------------------------------------------
 
@@ -116,6 +118,38 @@ class _Builder:
         """The output is the source under another name."""
         self.aliases[output] = self.aliases.get(source, source)
 
+    def bound(self, indices: str, size: Dim) -> None:
+        """Known indices bound the axis now (a guard when it is symbolic); others are checked on every call."""
+        place = f"{self.current.name} ({self.current.op})" if self.current else "a gather"
+        value, known = self.value(indices), self.constant(indices)
+        found = set(value.flat) if value is not None else set()
+        if known is not None and known.size:
+            found = {Index.of(int(known.min())), Index.of(int(known.max()))}
+        for i in sorted(found, key=str):
+            why = f"{place}: index {i} of {indices} lies in [-{size}, {size})"
+            self.facts.at_most(i + 1, size, why)
+            self.facts.at_most(-i, size, why)
+        if value is None and known is None:
+            self._bound_on_data(self.aliases.get(indices, indices), size, place)
+
+    def _bound_on_data(self, indices: str, size: Dim, place: str) -> None:
+        """A bound on what the primitive will fetch: the tensor, or the one that it is a shifted view of, whole."""
+        shape = self.tensor(indices).shape
+        at = [Index.of(dim_name(i)) for i in range(len(shape))]
+        formula = self.positions.resolve(fetch(indices, at), self.aliases, [])
+        fetched = formula.fetches()
+        if not fetched:
+            return  # sizes only: ``_inside`` makes a guard
+        moving = {str(d) for d, e in zip(at, shape, strict=True) if e != 1}
+        for a in fetched if len(fetched) == 1 else ():
+            offset = formula - Index({(a,): 1})
+            whole = product(shape) == product(self.tensor(a.name).shape)
+            used = {s for x in a.args for s in x.symbols()}
+            if whole and moving <= used and not offset.fetches() and not offset.symbols() & set(map(str, at)):
+                self.bounds.append(IndexBound(a.name, size, place, offset))
+                return
+        self.bounds.append(IndexBound(indices, size, place))
+
     def new_constant(self, array: Array, hint: str) -> str:
         """Adds a constant."""
         name = self._fresh(hint)
@@ -168,12 +202,14 @@ class _Builder:
         return map_index(body, lambda i: self.positions.resolve(i, self.aliases, wraps)), wraps
 
     def _inside(self, x: Index, n: Index, ranges: Ranges) -> None:
-        """Positions gathered from a table of constant length must lie inside it: a bound on sizes, not on data."""
+        """Positions gathered from an axis must lie inside it: a bound on sizes, not on data."""
         last = upper_bound(x, ranges)
-        if last is None or n.constant is None or last.constant is not None or not self.facts.nonnegative(x, ranges):
+        if last is None or not self.facts.nonnegative(x, ranges):
             return
         place = f"{self.current.name} ({self.current.op})" if self.current else "a gather"
-        self.facts.at_most(last + 1, n, f"{place}: positions 0 to {last} are read from an axis of {n}")
+        room = (n - 1 - last).terms
+        left, right = Index({m: -v for m, v in room.items() if v < 0}), Index({m: v for m, v in room.items() if v > 0})
+        self.facts.at_most(left, right, f"{place}: positions 0 to {last} are read from an axis of {n}")
 
     def _ensure(self, name: str) -> None:
         """The tensor exists: a constant, or shape arithmetic written out as data."""
@@ -214,6 +250,7 @@ class _Builder:
             sources=self.typed.sources,
             guards=tuple(Guard(g.left, g.relation, g.right, g.message) for g in self.facts.guards()),
             notes=tuple(dict.fromkeys(self.facts.notes)),
+            bounds=tuple(replace(b, size=self.facts.canonical(b.size)) for b in self.bounds),
         )  # fmt: skip
 
     def _output(self, name: str) -> None:

@@ -50,7 +50,7 @@ def fold(graph: Graph, evaluate: Evaluator | None = None) -> Graph:
     out = Graph(
         name=graph.name, inputs=graph.inputs, outputs=graph.outputs,
         tensors={t: x for t, x in graph.tensors.items() if t in kept}, constants=constants, nodes=nodes,
-        sources=graph.sources, guards=graph.guards, notes=graph.notes,
+        sources=graph.sources, guards=graph.guards, notes=graph.notes, bounds=graph.bounds,
     )  # fmt: skip
     verify_graph(out)
     return out

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from polydyn.schedules.expr import Array, Load, Value, indices, loads, walk
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import ZERO, Index
 
 Dim = Index
 """A symbolic size. Symbols are named by the model (``B``, ``L``) or by the importer."""
@@ -112,11 +112,25 @@ class Guard:
 
 
 @dataclass(frozen=True)
+class IndexBound:
+    """Every integer of ``tensor`` plus ``offset`` is a subscript of an axis of ``size``: it lies in [-size, size).
+
+    ``node``: the ONNX node that uses it so. Checked on the data of every call.
+    """
+
+    tensor: str
+    size: Dim
+    node: str
+    offset: Dim = ZERO
+
+
+@dataclass(frozen=True)
 class Graph:
     """Nodes in topological order over named tensors.
 
     ``inputs``/``outputs``: tensor names in the model's order. ``constants``: arrays by tensor name.
     ``sources``: where each symbol comes from (exactly one each). ``guards``: facts assumed, to be checked per call.
+    ``bounds``: tensors whose elements are used as subscripts.
     """
 
     name: str
@@ -128,6 +142,7 @@ class Graph:
     sources: tuple[SymbolSource, ...] = ()
     guards: tuple[Guard, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    bounds: tuple[IndexBound, ...] = ()
 
     def producer(self) -> dict[str, Node]:
         """Tensor name -> the node that computes it."""

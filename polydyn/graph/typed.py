@@ -82,6 +82,10 @@ class Asking:
         """Learns an equality that the node needs."""
         return self.known.facts.unify(a, b, self.because(why))
 
+    def at_most(self, a: Index, b: Index, why: str) -> None:
+        """Learns an inequality that the node needs."""
+        self.known.facts.at_most(a, b, self.because(why))
+
     def broadcast(self, a: Index, b: Index, why: str) -> Index:
         """numpy's rule for one axis."""
         return self.known.facts.broadcast(a, b, self.because(why), self.assume)

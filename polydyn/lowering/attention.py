@@ -15,7 +15,7 @@ from polydyn.lowering.collapse import collapse_reduction
 from polydyn.lowering.contract import epilogue_values
 from polydyn.lowering.flatten import FlatNode, flatten, map_addresses
 from polydyn.lowering.group import Canonical, LoweredGroup
-from polydyn.lowering.nest import NestBuilder, phases
+from polydyn.lowering.nest import NestBuilder
 from polydyn.lowering.output import output_array
 from polydyn.schedules.expr import Const, Load, Op, Value, indices
 from polydyn.schedules.index import ONE, ZERO, Index
@@ -129,7 +129,7 @@ class _Builder:
                 Roles(batch, self.axes[-1], "j", block, tuple(inner)),
                 parts[1],
                 tuple(self.axes),
-                phases(parts[1], tuple(self.axes)),
+                {},
                 parts[2],
                 Roles(batch, self.axes[-1], "d", "l", ()),
             ),

@@ -11,22 +11,28 @@ from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
 from polydyn.lowering.output import output_array
-from polydyn.schedules.expr import Const, Load, Op, Value, indices, transform
+from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, transform
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
 
+DOT_COLUMNS, DOT_STEPS = 10, 32
+"""Up to so many columns, and from so many reduction steps on, vectors run along the reduction."""
 LARGE = 1000
 """What a symbolic extent counts for when iterators are ranked."""
 
 
 @dataclass(frozen=True)
 class ContractGroup:
-    """A lowered group of kind contract, the roles of its iterators, and its packed arrays."""
+    """A lowered group of kind contract, the roles of its iterators, and its packed arrays.
+
+    ``dot``: few columns, so that vectors run along the reduction.
+    """
 
     lowered: LoweredGroup
     roles: Roles
     packed: frozenset[str]
+    dot: bool = False
 
 
 def lower_contract(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
@@ -38,10 +44,30 @@ def lower_contract(plan: FusionPlan, group: FusedGroup, width: int) -> ContractG
     roles = choose_roles(core)
     if roles is None:
         return None
+    dot = _few_columns(plan, core, roles)
     if roles.row == "one":
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
         core = replace(core, shared=(("one", ONE), *core.shared))
-    return _Builder(plan, group, core, nodes, roles, width).build()
+    return replace(_Builder(plan, group, core, nodes, roles, 1 if dot else width).build(), dot=dot)
+
+
+def _few_columns(plan: FusionPlan, n: FlatNode, roles: Roles) -> bool:
+    """Whether vectors should run along the reduction: few columns, both operands of unit stride along it.
+
+    A constant column operand is packed by columns, so its own layout does not matter.
+    """
+    assert isinstance(n.body, Op)
+    columns, steps = dict(n.shared)[roles.col].constant, dict(n.reduction)[roles.block].constant
+    if columns is None or columns > DOT_COLUMNS or roles.inner or (steps is not None and steps < DOT_STEPS):
+        return False
+    if n.address.split(roles.col)[0] != ONE:
+        return False
+    for x in loads(n.body):
+        column = any(roles.col in i.symbols() for i in x.index)
+        stride, rest = x.index[0].split(roles.block)
+        if not (column and x.buffer in plan.graph.constants) and (stride != ONE or roles.block in rest.symbols()):
+            return False
+    return True
 
 
 def choose_roles(n: FlatNode) -> Roles | None:

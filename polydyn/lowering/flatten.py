@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polydyn.errors import UnsupportedError
+from polydyn.fusion.guards import is_eager
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute, dim_name, reduction_name
-from polydyn.schedules.expr import Load, Op, Value, loads, map_index, substitute, transform, walk
+from polydyn.schedules.expr import Load, Op, Value, map_index, substitute, transform, walk
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, fetch
-from polydyn.schedules.model import row_major
-from polydyn.schedules.ranges import is_nonnegative, simplify
+from polydyn.schedules.ranges import simplify
 
 CPU_DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 
@@ -47,8 +47,7 @@ def address_of(plan: FusionPlan, tensor: str, subscripts: tuple[Index, ...]) -> 
     if window is not None:
         moved = tuple(i + window.offset if a == window.axis else i for a, i in enumerate(subscripts))
         return address_of(plan, window.target, moved)
-    strides = row_major(plan.graph.tensors[tensor].shape)
-    return tensor, sum((i * s for i, s in zip(subscripts, strides, strict=True)), ZERO)
+    return tensor, sum((i * s for i, s in zip(subscripts, plan.strides_of(tensor), strict=True)), ZERO)
 
 
 def flatten(
@@ -122,15 +121,8 @@ def _flat_fetch(plan: FusionPlan, a: Atom) -> Index:
 def _eager(plan: FusionPlan, body: Value, ranges: Mapping[str, Index]) -> Value:
     """``where`` becomes ``select`` when every load of its branches is provably in range."""
 
-    def safe(v: Value) -> bool:
-        return all(
-            is_nonnegative(i, ranges) and is_nonnegative(e - 1 - i, ranges)
-            for x in loads(v)
-            for i, e in zip(x.index, plan.graph.tensors[x.buffer].shape, strict=True)
-        )
-
     def f(v: Value) -> Value:
-        if isinstance(v, Op) and v.name == "where" and all(map(safe, v.args[1:])):
+        if isinstance(v, Op) and v.name == "where" and is_eager(plan.graph, v, ranges):
             return replace(v, name="select")
         return v
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from polydyn.codegen.cpu_attention import AttentionKernel, SeparateKernels
 from polydyn.codegen.cpu_contract import ContractKernel
+from polydyn.codegen.cpu_dot import DotKernel
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.fusion.grouping import is_contraction
@@ -16,9 +17,15 @@ from polydyn.graph.ir import iterators
 from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.group import LoweredGroup
-from polydyn.lowering.nest import NestGroup, lower_nest
+from polydyn.lowering.nest import lower_nest
+from polydyn.schedules.addresses import check_addresses
+from polydyn.schedules.dependence import analyse
 from polydyn.schedules.index import ZERO, Index, product
-from polydyn.schedules.model import verify_group
+from polydyn.schedules.model import Group, verify_group
+from polydyn.schedules.polyhedra import context
+from polydyn.schedules.proof import prove_contract, prove_nest
+from polydyn.schedules.proof_attention import prove_attention
+from polydyn.schedules.schedule import schedule_attention, schedule_contract, schedule_nest
 
 
 @dataclass(frozen=True)
@@ -32,16 +39,21 @@ class PlacedKernel:
     flops: Index
 
 
-Form: TypeAlias = ContractGroup | NestGroup | AttentionGroup
+Form: TypeAlias = ContractGroup | AttentionGroup | LoweredGroup
 
 
 class KernelBuilder:
-    """Builds each distinct kernel once."""
+    """Schedules, proves and builds each distinct kernel once.
+
+    ``proven``: keys of the kernels in order. ``unproven``: outputs whose addresses are injective by construction only.
+    """
 
     def __init__(self, plan: FusionPlan, target: CpuTarget) -> None:
         self.plan, self.target = plan, target
         self.kernels: dict[str, Kernel] = {}
         self.notes: list[str] = []
+        self.proven: list[str] = []
+        self.unproven: list[str] = []
 
     def place(self, group: FusedGroup) -> tuple[PlacedKernel, ...]:
         """The kernel of one group (those of its parts, when an attention does not line up)."""
@@ -56,35 +68,57 @@ class KernelBuilder:
         return tuple(map(self._place, group.parts))
 
     def _place(self, group: FusedGroup) -> PlacedKernel:
-        form: ContractGroup | NestGroup | None = None
-        if group.kind == "contract":
-            form = lower_contract(self.plan, group, self.target.width)
-        if form is None:
-            form = lower_nest(self.plan, group)
-        return self._placed(group, form)
+        form = lower_contract(self.plan, group, self.target.width) if group.kind == "contract" else None
+        return self._placed(group, form or lower_nest(self.plan, group))
 
     def _placed(self, group: FusedGroup, form: Form) -> PlacedKernel:
-        verify_group(form.lowered.group)
+        lowered = form if isinstance(form, LoweredGroup) else form.lowered
+        verify_group(lowered.group)
+        free = {x for names in self.plan.strides.values() for x in names}
+        self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params, free)]
         key = self._key(form)
         if key not in self.kernels:
             self.kernels[key] = self._build(form, key)
+            self.proven.append(key)
         flops = sum((_flops(self.plan, group, i) for i in range(len(group.nodes))), ZERO)
-        return PlacedKernel(group, form.lowered, self.kernels[key], key, flops)
+        return PlacedKernel(group, lowered, self.kernels[key], key, flops)
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
-            return form.lowered.key(form.roles, sorted(form.packed), self.target)
+            return form.lowered.key(form.roles, sorted(form.packed), form.dot, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
-        return form.lowered.key(form.prefix, sorted(form.phases.items()), self.target)
+        return form.key(self.target)
 
     def _build(self, form: Form, key: str) -> Kernel:
-        group = form.lowered.group
         if isinstance(form, ContractGroup):
-            return ContractKernel(f"contract_{key[:12]}", group, form.roles, self.target, form.packed).build()
+            return self._contract(form, key)
         if isinstance(form, AttentionGroup):
-            return AttentionKernel(f"attention_{key[:12]}", group, form.parts, self.target, frozenset()).build()
-        return NestKernel(f"nest_{key[:12]}", group, form.prefix, form.phases, self.target).build()
+            return self._attention(form, key)
+        return self._nest(form.group, key)
+
+    def _contract(self, form: ContractGroup, key: str) -> Kernel:
+        group = form.lowered.group
+        deps = analyse(group, positive=False)
+        roles, _ = schedule_contract(group, form.roles, deps.under(context(group)))
+        build = DotKernel if form.dot else ContractKernel
+        kernel = build(f"contract_{key[:12]}", group, roles, self.target, form.packed)
+        prove_contract(group, roles, kernel.tree(), kernel.tiles(), deps)
+        return kernel.build()
+
+    def _nest(self, group: Group, key: str) -> Kernel:
+        deps = analyse(group, positive=False)
+        schedule = schedule_nest(group, deps.under(context(group)))
+        kernel = NestKernel(f"nest_{key[:12]}", group, schedule.band, schedule.phases, self.target)
+        prove_nest(group, kernel.tree(), schedule.band, schedule.phases, deps)
+        built = kernel.build()
+        return replace(built, notes=(*built.notes, *schedule.notes))
+
+    def _attention(self, form: AttentionGroup, key: str) -> Kernel:
+        parts = schedule_attention(form.parts)
+        kernel = AttentionKernel(f"attention_{key[:12]}", form.lowered.group, parts, self.target, frozenset())
+        prove_attention(form.lowered.group, parts, kernel.tree(), kernel.tiles())
+        return kernel.build()
 
 
 def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
-from polydyn.lowering.flatten import FlatNode, flatten
+from polydyn.lowering.flatten import FlatNode, flatten, map_addresses
 from polydyn.lowering.group import Canonical, LoweredGroup
 from polydyn.lowering.output import output_array
 from polydyn.schedules.expr import Load, Value, loads, neutral
 from polydyn.schedules.index import Index
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.model import Statement
 
 
-@dataclass(frozen=True)
-class NestGroup:
-    """A lowered group of kind nest: shared iterators and the phase of every statement."""
-
-    lowered: LoweredGroup
-    prefix: tuple[str, ...]
-    phases: dict[str, int]
-
-
-def lower_nest(plan: FusionPlan, group: FusedGroup) -> NestGroup:
+def lower_nest(plan: FusionPlan, group: FusedGroup) -> LoweredGroup:
     """Statements of a nest group: an initialiser and an update for each reduction, one statement for each map."""
     nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
     if len(nodes) == 1:
@@ -32,9 +23,7 @@ def lower_nest(plan: FusionPlan, group: FusedGroup) -> NestGroup:
     builder = NestBuilder(Canonical({n: t.dtype for n, t in plan.graph.tensors.items()}), group.outputs, nodes)
     for n in nodes:
         builder.add(n)
-    lowered = LoweredGroup(builder.names.group(tuple(builder.statements)), builder.names.buffers, builder.names.params)
-    prefix = tuple(n for n, _ in nodes[0].shared)
-    return NestGroup(lowered, prefix, phases(lowered.group, prefix))
+    return LoweredGroup(builder.names.group(tuple(builder.statements)), builder.names.buffers, builder.names.params)
 
 
 class NestBuilder:
@@ -48,9 +37,11 @@ class NestBuilder:
         self.statements: list[Statement] = []
         self.read_inside = {x.buffer for n in nodes for x in loads(n.body)} & {n.output for n in nodes}
         self.locals: dict[str, tuple[str, tuple[Index, ...]]] = {}
+        self.extents: dict[str, Index] = {}
 
     def add(self, n: FlatNode) -> None:
         """The statements of one node."""
+        n = self._one_extent_per_name(n)
         out = (*n.shared, *n.inner)
         iters = tuple((name, self.names.extent(e)) for name, e in (*out, *n.reduction))
         own = frozenset(name for name, _ in iters)
@@ -71,6 +62,20 @@ class NestBuilder:
         if wanted:
             self.store(n, iters[: len(out)], Load(n.dtype, local, at))
 
+    def _one_extent_per_name(self, n: FlatNode) -> FlatNode:
+        """The node with inner iterators renamed where an earlier node uses the name for another extent."""
+        names: dict[str, str] = {}
+        for x, e in (*n.inner, *n.reduction):
+            names[x], k = x, 0
+            while self.extents.setdefault(names[x], e) != e:
+                names[x], k = f"{x}_{k}", k + 1
+        moved = map_addresses(n, {x: Index.of(y) for x, y in names.items() if x != y})
+        return replace(
+            moved,
+            inner=tuple((names[x], e) for x, e in n.inner),
+            reduction=tuple((names[x], e) for x, e in n.reduction),
+        )
+
     def store(self, n: FlatNode, iters: tuple[tuple[str, Index], ...], value: Value) -> None:
         """The statement that writes a node's result to memory."""
         array, index = output_array(self.names, n, iters)
@@ -88,30 +93,3 @@ class NestBuilder:
         """Adds a statement."""
         name = f"{self.label}{len(self.statements)}"
         self.statements.append(Statement(name, iters, array, index, value, reduce, role))
-
-
-def phases(group: Group, prefix: tuple[str, ...]) -> dict[str, int]:
-    """Phase of every statement: one more than what it reads when that is accumulated, or made at another point.
-
-    An initialiser belongs to the phase of its accumulation.
-    """
-    made: dict[str, tuple[int, Statement]] = {}
-    out: dict[str, int] = {}
-    for s in group.statements:
-        phase = 0
-        for x in loads(s.value):
-            if x.buffer in made:
-                before, writer = made[x.buffer]
-                later = writer.reduce is not None or x.index != writer.index
-                phase = max(phase, before + later)
-        if s.reduce is not None and s.array in made:
-            phase = max(phase, made[s.array][0])
-        out[s.name] = phase
-        made[s.array] = (phase, s)
-    return _lift(group, out)
-
-
-def _lift(group: Group, found: Mapping[str, int]) -> dict[str, int]:
-    of_array = {s.array: found[s.name] for s in group.statements if s.reduce is not None}
-    lifted = {s.name: of_array[s.array] for s in group.statements if s.role == "init"}
-    return {**found, **lifted}

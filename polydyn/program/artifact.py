@@ -30,10 +30,10 @@ import numpy.typing as npt
 from polydyn.build.features import architecture, machine_features
 from polydyn.errors import ArtifactError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file's layout and manifest."""
 
-ABI = 1
+ABI = 2
 """``PD_ABI_VERSION`` of polydyn.h."""
 
 WEIGHTS, MANIFEST, LIBRARY, SOURCES = "weights.bin", "manifest.json", "lib.so", "sources/"

@@ -9,9 +9,11 @@ from typing import Any
 import polydyn
 from polydyn.build.compiler import build_library
 from polydyn.build.features import architecture
+from polydyn.graph.ir import Guard
 from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
+from polydyn.program.expressions import to_json
 from polydyn.program.host import HostProgram, host_program, shape_text
-from polydyn.program.plan import HostPlan
+from polydyn.program.plan import HostPlan, IndexCheck, Launch
 from polydyn.program.program import Program
 from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
@@ -77,10 +79,48 @@ def kernel_units(plan: HostPlan) -> dict[str, str]:
     return units
 
 
+def _guard(g: Guard) -> dict[str, Any]:
+    return {
+        "rule": f"{g.left} {g.relation} {g.right}",
+        "message": g.message,
+        "left": to_json(g.left),
+        "relation": g.relation,
+        "right": to_json(g.right),
+    }
+
+
+def _index_check(c: IndexCheck) -> dict[str, Any]:
+    shift = "" if c.offset == 0 else f" + {c.offset}"
+    return {"rule": f"{c.buffer}{shift} in [-{c.size}, {c.size})", "message": c.message}
+
+
+def _launch(launch: Launch) -> dict[str, Any]:
+    return {
+        "label": launch.label or launch.kernel,
+        "kernel": launch.kernel,
+        "buffers": list(launch.buffers),
+        "names": list(launch.names or map("s{}".format, range(len(launch.symbols)))),
+        "choices": launch.choices,
+        "symbols": [to_json(s) for s in launch.symbols],
+        "tasks": to_json(launch.tasks),
+        "scratch": to_json(launch.scratch),
+        "work": to_json(launch.work),
+        "flops": to_json(launch.flops),
+        "bytes": to_json(launch.bytes),
+        "reasons": list(launch.reasons),
+    }
+
+
 def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
     def io(names: Sequence[str]) -> list[dict[str, Any]]:
         return [
-            {"name": n, "dtype": b.dtype, "shape": [shape_text([d])[1:-1] for d in b.shape]}
+            {
+                "name": n,
+                "dtype": b.dtype,
+                "shape": [shape_text([d])[1:-1] for d in b.shape],
+                "strided": len(b.strides),
+                "dims": [to_json(d) for d in b.shape],
+            }
             for n in names
             for b in [plan.buffers[n]]
         ]
@@ -92,13 +132,16 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         "name": plan.name,
         "inputs": io(plan.inputs),
         "outputs": io(plan.outputs),
-        "symbols": [{"symbol": s.symbol, "input": s.input, "axis": s.axis} for s in plan.sources],
-        "guards": [{"rule": f"{g.left} {g.relation} {g.right}", "message": g.message} for g in plan.guards],
-        "kernels": [{"name": k.name, "digest": k.digest} for k in plan.kernels],
-        "launches": [
-            {"label": launch.label or launch.kernel, "kernel": launch.kernel, "tasks": str(launch.tasks)}
+        "appendable": [
+            {"input": launch.skip_if_same[0], "output": launch.skip_if_same[1]}
             for launch in plan.launches
+            if launch.skip_if_same
         ],
+        "symbols": [{"symbol": s.symbol, "input": s.input, "axis": s.axis} for s in plan.sources],
+        "guards": [_guard(g) for g in plan.guards],
+        "kernels": [{"name": k.name, "digest": k.digest, "notes": list(k.notes)} for k in plan.kernels],
+        "launches": [_launch(launch) for launch in plan.launches],
+        "index_checks": [_index_check(c) for c in plan.index_checks],
         "memory": [list(s.tenants) for s in host.slots],
         "notes": list(plan.notes),
     }

@@ -1,7 +1,7 @@
 """Symbol arithmetic of the host program: Index expressions become C statements over one array of values.
 
-``v[0..n)`` are the model's symbols, ``v[n]`` is ``nth``; every further value is one operation on earlier ones,
-computed once however often it is used.
+``v[0..n)`` are the model's symbols, ``v[n]`` is ``nth``, then come the strides that callers choose; every further value
+is one operation on earlier ones, computed once however often it is used.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CHUNK = 400
 class Evaluation:
     """Collects statements; ``of`` gives an expression's position in ``v``."""
 
-    def __init__(self, symbols: Iterable[str]) -> None:
-        names = [*symbols, THREADS]
+    def __init__(self, symbols: Iterable[str], strides: Iterable[str] = ()) -> None:
+        names = [*symbols, THREADS, *strides]
         self.count = len(names)
         self.lines: list[str] = []
         self._known: dict[Index, int] = {Index.of(s): i for i, s in enumerate(names)}

@@ -52,17 +52,18 @@ def quote(text: str) -> str:
 def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_bytes: int) -> HostProgram:
     """C text for a verified plan whose constants lie at the given offsets of the weights.
 
-    Phase one of the evaluation computes what input dims and guards need, phase two everything else: sizes are only
-    trusted after the checks.
+    Phase one of the evaluation computes what input dims, guards and the outputs' strides need, phase two everything
+    else: sizes are only trusted after the checks.
     """
-    values = Evaluation(s.symbol for s in plan.sources)
+    free = [b for n in (*plan.inputs, *plan.outputs) for b in [plan.buffers[n]]]
+    values = Evaluation((s.symbol for s in plan.sources), (s for b in free for s in b.strides))
     tables = _check_tables(plan, values)
     check = values.lines
     values.lines = []
     slots = plan_slots(live_ranges(_intermediates(plan), (launch.buffers for launch in plan.launches)))
     order = {name: i for i, name in enumerate(_used_buffers(plan))}
     tables |= _memory_tables(plan, values, slots, order, constant_offsets)
-    tables |= _launch_tables(plan, values, order)
+    tables |= _launch_tables(plan, values, order) | _index_tables(plan, values, order)
     scalars = _counts(plan, tables) | {"value_count": values.count, "weight_bytes": weight_bytes}
     declarations = "\n".join(f"pd_kernel {k.name};" for k in plan.kernels)
     arrays = "\n".join(
@@ -112,7 +113,7 @@ def _copied_outputs(plan: HostPlan) -> list[tuple[int, Buffer]]:
 
 def _io_rows(plan: HostPlan, names: Iterable[str]) -> list[str]:
     return [
-        f"{{{quote(n)}, {quote(shape_text(b.shape))}, {DTYPES.index(b.dtype)}, {len(b.shape)}}}"
+        f"{{{quote(n)}, {quote(shape_text(b.shape))}, {DTYPES.index(b.dtype)}, {len(b.shape)}, {len(b.strides)}}}"
         for n in names
         for b in [plan.buffers[n]]
     ]
@@ -130,6 +131,7 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
             where = "; ".join(f"{s} = axis {origin[s].axis} of '{origin[s].input}'" for s in sorted(dim.symbols()))
             text = _bare(dim) + (f" ({where})" if where else "")
             dims.append(f"{{{position[name]}, {axis}, {values.of(dim)}, {quote(text)}}}")
+    output_dims = [str(values.of(d)) for n in plan.outputs for d in plan.buffers[n].shape]
     guards = []
     for g in plan.guards:
         relation = {"==": "equals", "<=": "is at most", "%==": "is a multiple of"}[g.relation]
@@ -139,6 +141,7 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
     return {
         "inputs": ("pd_io", _io_rows(plan, plan.inputs)),
         "outputs": ("pd_io", _io_rows(plan, plan.outputs)),
+        "output_dims": ("int32_t", output_dims),
         "sources": ("pd_source", [f"{{{position[s.input]}, {s.axis}}}" for s in plan.sources]),
         "dim_checks": ("pd_dim_check", dims),
         "guards": ("pd_guard", guards),
@@ -177,14 +180,12 @@ def _memory_tables(
     copies = [
         f"{{{i}, {order[b.name]}, {values.of(size_bytes(b))}}}" for i, b in _copied_outputs(plan)
     ]
-    dims = [str(values.of(d)) for n in plan.outputs for d in plan.buffers[n].shape]
     return {
         "sign_checks": ("pd_sign_check", list(signs.values())),
         "buffers": ("pd_buffer", buffers),
         "slots": ("pd_slot", slot_rows),
         "slot_values": ("int32_t", slot_values),
         "copies": ("pd_copy", copies),
-        "output_dims": ("int32_t", dims),
     }
 
 
@@ -196,8 +197,10 @@ def _launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int])
         counts = f"{len(launch.buffers)}, {len(buffers)}, {len(launch.symbols)}, {len(symbols)}"
         buffers += [str(order[n]) for n in launch.buffers]
         symbols += [str(values.of(s)) for s in launch.symbols]
-        sizes = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes)
-        numbers = ", ".join(str(values.of(x)) for x in sizes)
+        sizes = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes, launch.copied)
+        skip = launch.skip_if_same
+        pair = (plan.inputs.index(skip[0]), plan.outputs.index(skip[1])) if skip else (-1, -1)
+        numbers = ", ".join(map(str, (*map(values.of, sizes), *pair)))
         names = f"{launch.kernel}, {quote(launch.label or launch.kernel)}, {quote(launch.kernel)}"
         rows.append(f"{{{names}, {counts}, {numbers}}}")
     return {
@@ -207,12 +210,22 @@ def _launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int])
     }
 
 
+def _index_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> Tables:
+    rows = [
+        f"{{{c.launch}, {order[c.buffer]}, {DTYPES.index(b.dtype)}, {values.of(product(b.shape))}, "
+        f"{values.of(c.size)}, {values.of(c.offset)}, {quote(c.message)}}}"
+        for c in sorted(plan.index_checks, key=lambda c: c.launch)
+        for b in [plan.buffers[c.buffer]]
+    ]
+    return {"index_checks": ("pd_index_check", rows)}
+
+
 def _counts(plan: HostPlan, tables: Tables) -> dict[str, int]:
     names = {
         "input_count": "inputs", "output_count": "outputs", "symbol_count": "sources", "dim_check_count": "dim_checks",
         "guard_count": "guards", "sign_check_count": "sign_checks", "buffer_count": "buffers", "slot_count": "slots",
         "copy_count": "copies", "launch_count": "launches", "launch_buffer_count": "launch_buffers",
-        "launch_symbol_count": "launch_symbols", "output_dim_count": "output_dims",
+        "launch_symbol_count": "launch_symbols", "output_dim_count": "output_dims", "index_check_count": "index_checks",
     }  # fmt: skip
     dims = sum(len(plan.buffers[n].shape) for n in plan.inputs)
     return {field: len(tables[name][1]) for field, name in names.items()} | {"input_dim_count": dims}

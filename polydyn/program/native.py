@@ -60,7 +60,7 @@ class Native:
             ) from e
         lib = self.library
         lib.pd_error.restype = ctypes.c_char_p
-        for f in (lib.pd_arena_bytes, lib.pd_evaluations):
+        for f in (lib.pd_arena_bytes, lib.pd_evaluations, lib.pd_copied_bytes):
             f.restype = ctypes.c_int64
         if lib.pd_abi_version() != ABI:
             raise ArtifactError(
@@ -89,17 +89,25 @@ class Native:
 class Context:
     """A ``pd_context`` with the memory that calls are described in, laid out once.
 
-    ``key``: shapes and strides of the inputs that the context is prepared for, None when it is not. ``output_shapes``
-    belong to that key.
+    ``key``: shapes and strides of the inputs, then of the outputs in ``strided`` their strides (() for dense), that the
+    context is prepared for; None when it is not. ``output_shapes`` belong to that key.
     """
 
     __slots__ = (
-        "_dims", "_dims_pack", "_input_pack", "_native", "_output_dims", "_output_pack", "_output_ranks", "_run_call",
-        "_shapes_call", "_tensors", "handle", "input_pointers", "key", "output_pointers", "output_shapes",
+        "_dims", "_dims_pack", "_input_pack", "_native", "_output_dims", "_output_pack", "_output_ranks",
+        "_output_strides", "_run_call", "_shapes_call", "_strided", "_tensors", "handle", "input_pointers", "key",
+        "output_pointers", "output_shapes",
     )  # fmt: skip
 
-    def __init__(self, native: Native, threads: int, inputs: list[tuple[int, int]], output_ranks: list[int]) -> None:
-        """``inputs``: dtype code and rank of each."""
+    def __init__(
+        self,
+        native: Native,
+        threads: int,
+        inputs: list[tuple[int, int]],
+        output_ranks: list[int],
+        strided: list[int],
+    ) -> None:
+        """``inputs``: dtype code and rank of each. ``strided``: positions of the outputs with strides of their own."""
         self.handle = ctypes.c_void_p()
         native.check(native.library.pd_context_new(native.program, threads, ctypes.byref(self.handle)))
         self._native = native
@@ -112,6 +120,8 @@ class Context:
             t.shape, t.strides, t.dtype, t.rank = at, at + 8 * rank, dtype, rank
             at += 16 * rank
         self._output_ranks = output_ranks
+        self._output_strides = (ctypes.c_void_p * (len(output_ranks) + 1))()
+        self._strided = [(k, (ctypes.c_int64 * output_ranks[k])()) for k in strided]
         self._output_dims = (ctypes.c_int64 * (sum(output_ranks) + 1))()
         self.input_pointers = (ctypes.c_void_p * (len(inputs) + 1))()
         self.output_pointers = (ctypes.c_void_p * (len(output_ranks) + 1))()
@@ -123,10 +133,15 @@ class Context:
         self.output_shapes: list[tuple[int, ...]] = []
 
     def prepare(self, key: list[tuple[int, ...]]) -> None:
-        """``pd_shapes`` for inputs of these shapes and strides (alternating, in order). InputError: a check failed."""
+        """``pd_shapes`` for arrays of these shapes and strides (see ``key``). InputError: a check failed."""
         self.key = None
-        self._dims_pack(self._dims, 0, *[n for part in key for n in part])
-        code = self._shapes_call(self.handle, self._tensors, self._output_dims)
+        inputs = len(key) - len(self._strided)
+        self._dims_pack(self._dims, 0, *[n for part in key[:inputs] for n in part])
+        for (k, memory), strides in zip(self._strided, key[inputs:], strict=True):
+            if strides:
+                memory[:] = list(strides)
+            self._output_strides[k] = ctypes.addressof(memory) if strides else None
+        code = self._shapes_call(self.handle, self._tensors, self._output_strides, self._output_dims)
         if code:
             self._native.check(code)
         dims = iter(self._output_dims)
@@ -157,6 +172,10 @@ class Context:
         return info
 
     def statistics(self) -> dict[str, int]:
-        """Bytes of the arena and number of evaluations of new shapes."""
+        """Bytes of the arena, number of evaluations of new shapes, bytes moved without computing."""
         lib: Any = self._native.library
-        return {"arena_bytes": lib.pd_arena_bytes(self.handle), "evaluations": lib.pd_evaluations(self.handle)}
+        return {
+            "arena_bytes": lib.pd_arena_bytes(self.handle),
+            "evaluations": lib.pd_evaluations(self.handle),
+            "bytes_copied": lib.pd_copied_bytes(self.handle),
+        }

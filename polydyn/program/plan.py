@@ -18,12 +18,15 @@ class Buffer:
 
     ``role``: ``input``, ``output``, ``constant`` or ``intermediate``. ``shape`` over the model's symbols. Memory is
     dense row-major over ``shape``; a constant has the bytes of its array, which may have been packed to another size.
+    ``strides``, of an input or output only: symbols that hold, in elements, the strides of its leading axes as the
+    caller chose them; the axes behind them are dense.
     """
 
     name: str
     dtype: str
     shape: tuple[Index, ...]
     role: str
+    strides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class KernelSource:
     digest: str
     buffers: int
     symbols: int
+    notes: tuple[str, ...] = ()
+    """What its code generator decided, for ``explain``."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,12 @@ class Launch:
     ``buffers``: buffer names in the kernel's order. ``symbols``: the kernel's integers, each over the model's symbols
     and the special symbol ``nth`` (number of threads), launch-time tiles last. ``tasks``: number of tasks, over the
     same. ``scratch``: bytes of scratch per thread. ``work``: a rough count of operations; the runtime takes one thread
-    more for every 32768. A launch with ``tasks`` <= 0 is skipped.
+    more for every 32768. A launch with ``tasks`` <= 0 is skipped. ``skip_if_same``: an input and an output; the launch
+    copies the one to the beginning of the other, so it is skipped when the caller passes them at one address with the
+    same strides. ``copied``: bytes written by a launch that only moves elements, else 0. ``bytes``: of the distinct
+    buffers it names.
+    ``names``: of the symbols, for people; the last ``choices`` of them are chosen at launch, the others are sizes.
+    ``reasons``: why its primitives became one kernel.
     """
 
     kernel: str
@@ -60,6 +70,22 @@ class Launch:
     label: str = ""
     flops: Index = field(default_factory=lambda: Index.of(0))
     bytes: Index = field(default_factory=lambda: Index.of(0))
+    skip_if_same: tuple[str, str] | None = None
+    copied: Index = field(default_factory=lambda: Index.of(0))
+    names: tuple[str, ...] = ()
+    choices: int = 0
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class IndexCheck:
+    """Before launch number ``launch``, all integers in ``buffer``, plus ``offset``, must lie in [-size, size)."""
+
+    buffer: str
+    size: Index
+    offset: Index
+    launch: int
+    message: str
 
 
 @dataclass(frozen=True)
@@ -82,3 +108,4 @@ class HostPlan:
     launches: tuple[Launch, ...]
     notes: tuple[str, ...] = ()
     headers: dict[str, str] = field(default_factory=dict)
+    index_checks: tuple[IndexCheck, ...] = ()

@@ -16,7 +16,9 @@ import numpy.typing as npt
 from polydyn.build.features import available_cores
 from polydyn.errors import InputError
 from polydyn.program.artifact import Artifact, read_artifact, write_artifact
+from polydyn.program.explain import Explanation, explain
 from polydyn.program.native import DTYPE_CODES, Context, Native
+from polydyn.program.sharing import refuse_sharing
 
 Array = npt.NDArray[Any]
 
@@ -58,6 +60,8 @@ class Program:
         manifest = artifact.manifest
         self._inputs = [(i["name"], d, d.itemsize - 1) for i in manifest["inputs"] for d in [numpy_dtype(i["dtype"])]]
         self._outputs = [(o["name"], numpy_dtype(o["dtype"])) for o in manifest["outputs"]]
+        self._strided = [(k, o["name"], len(o["shape"])) for k, o in enumerate(manifest["outputs"]) if o["strided"]]
+        self._pairs = {(a["input"], a["output"]) for a in manifest["appendable"]}
         close = weakref.finalize(self, _close, self._native, self._contexts)
         close.atexit = False  # threads may still be calling then; the process takes everything with it
 
@@ -67,15 +71,17 @@ class Program:
         """Computes the outputs.
 
         ``feeds``: input name -> array of the input's dtype and rank (or what ``np.asarray`` makes one of). ``out``:
-        arrays for some or all outputs, C-contiguous, of the right dtype and shape, overlapping no input. Returns
-        output name -> array, the given ones included. InputError: which input, axis or rule, and why.
+        arrays for some or all outputs, C-contiguous, of the right dtype and shape, overlapping no input; an output in
+        ``appendable`` may also be a view that begins with the view passed for its input (docs/decoding.md). Returns
+        output name -> array, the given ones included. InputError: which input, axis or rule, and why; after an
+        index outside its axis (found while running) arrays in ``out`` are in part written.
         """
         try:
             context = self._free.pop()
         except IndexError:
             context = self._new_context()
         try:
-            arrays, addresses = self._bind(context, feeds)
+            arrays, addresses = self._bind(context, feeds, out)
             results = self._allocate(context, out, arrays)
             context.run(addresses, [a.__array_interface__["data"][0] for a in results.values()])
             return results
@@ -86,8 +92,10 @@ class Program:
         """``run`` with inputs as keyword arguments."""
         return self.run(feeds)
 
-    def _bind(self, context: Context, feeds: Mapping[str, Any]) -> tuple[list[Array], list[int]]:
-        """The inputs as arrays, their addresses; the context prepared for their shapes."""
+    def _bind(
+        self, context: Context, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None
+    ) -> tuple[list[Array], list[int]]:
+        """The inputs as arrays, their addresses; the context prepared for their shapes and the outputs' strides."""
         key: list[tuple[int, ...]] = []
         arrays: list[Array] = []
         addresses: list[int] = []
@@ -109,6 +117,11 @@ class Program:
             addresses.append(address)
             key.append(array.shape)
             key.append(array.strides)
+        for _, name, rank in self._strided:
+            array = None if out is None else out.get(name)
+            if array is not None and (not isinstance(array, np.ndarray) or array.ndim != rank):
+                raise InputError(f"out['{name}'] must be an array of {rank} axes", tensor=name)
+            key.append(() if array is None else array.strides)
         if key != context.key:
             self._check_ranks(arrays)
             context.prepare(key)
@@ -127,7 +140,8 @@ class Program:
     def _new_context(self) -> Context:
         manifest = self._artifact.manifest
         inputs = [(DTYPE_CODES.index(i["dtype"]), len(i["shape"])) for i in manifest["inputs"]]
-        context = Context(self._native, self.threads, inputs, [len(o["shape"]) for o in manifest["outputs"]])
+        ranks = [len(o["shape"]) for o in manifest["outputs"]]
+        context = Context(self._native, self.threads, inputs, ranks, [k for k, _, _ in self._strided])
         self._contexts.append(context)
         return context
 
@@ -184,7 +198,7 @@ class Program:
 
     def _check_out(self, out: Mapping[str, Array], shapes: list[tuple[int, ...]], arrays: list[Array]) -> None:
         declared = {name: (dtype, shape) for (name, dtype), shape in zip(self._outputs, shapes, strict=True)}
-        others = list(arrays)
+        strided = {name for _, name, _ in self._strided}
         for name, array in out.items():
             if name not in declared:
                 raise InputError(
@@ -195,13 +209,11 @@ class Program:
                 raise InputError(
                     f"out['{name}'] must be an array of {dtype} and shape {shape} in this call", tensor=name
                 )
-            if not (array.flags.c_contiguous and array.flags.writeable and array.flags.aligned):
+            dense = name in strided or array.flags.c_contiguous  # pd_shapes has checked the strides of the others
+            if not (dense and array.flags.writeable and array.flags.aligned):
                 raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
-            if any(np.may_share_memory(array, other) for other in others):
-                raise InputError(
-                    f"out['{name}'] may share memory with an input or another output", tensor=name, remedy="pass a copy"
-                )
-            others.append(array)
+        inputs = {name: array for (name, _, _), array in zip(self._inputs, arrays, strict=True)}
+        refuse_sharing(inputs, out, self._pairs)
 
     # -- looking inside ----------------------------------------------------------------------------------------------
 
@@ -226,13 +238,18 @@ class Program:
         return {o["name"]: f"{o['dtype']}[{', '.join(o['shape'])}]" for o in self.manifest["outputs"]}
 
     @property
+    def appendable(self) -> dict[str, str]:
+        """Output name -> the input that it begins with: views of one array for both save the copy of the input."""
+        return {output: name for name, output in sorted(self._pairs)}
+
+    @property
     def symbols(self) -> dict[str, str]:
         """Symbol -> where its value comes from."""
         return {s["symbol"]: f"axis {s['axis']} of input '{s['input']}'" for s in self.manifest["symbols"]}
 
     @property
     def guards(self) -> list[str]:
-        """The conditions every call must meet."""
+        """The conditions on sizes that every call must meet (``manifest["index_checks"]`` has those on data)."""
         return [f"{g['rule']}: {g['message']}" for g in self.manifest["guards"]]
 
     @property
@@ -246,14 +263,22 @@ class Program:
         return len(self.manifest["kernels"])
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the constants in their final form."""
+        return int(self._artifact.weights.size)
+
+    @property
     def counters(self) -> dict[str, int]:
-        """Numbers for tests and monitoring: compilations, contexts, arena_bytes (of all contexts), evaluations."""
+        """Numbers for tests and monitoring, of all contexts: compilations, contexts, arena_bytes, evaluations, and
+        bytes_copied (moved without computing: parts of concatenations, strided inputs, inputs passed through).
+        """
         every = [c.statistics() for c in list(self._contexts)]
         return {
             "compilations": self.compilations,
             "contexts": len(every),
             "arena_bytes": sum(s["arena_bytes"] for s in every),
             "evaluations": sum(s["evaluations"] for s in every),
+            "bytes_copied": sum(s["bytes_copied"] for s in every),
         }
 
     def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
@@ -270,6 +295,14 @@ class Program:
             for k, i in enumerate(infos)
             for ns in [round(median(t[k] for t in times))]
         ]
+
+    def explain(self, **dims: int) -> Explanation:
+        """What every launch would do at a shape, without running: kernel, tiles, tasks, threads, work and reasons.
+
+        ``dims``: sizes of the program's symbols; those that follow from others may be left out. ``str()`` of the
+        result is a table. InputError: a dim is unknown, missing, or breaks a guard.
+        """
+        return explain(self.manifest, dims, self.threads)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program as an artifact that ``polydyn.load`` and C programs can run."""

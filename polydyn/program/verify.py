@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from polydyn.errors import PolydynError
 from polydyn.program.evaluation import THREADS
 from polydyn.program.host import RELATIONS, ROLES
-from polydyn.program.plan import HostPlan
+from polydyn.program.plan import HostPlan, Launch
 from polydyn.schedules.expr import DTYPES, ITEMSIZE
 from polydyn.schedules.index import Index
 
@@ -23,8 +23,11 @@ def verify_host_plan(plan: HostPlan) -> None:
       name twice; buffers carry their own name, a known dtype, rank at most 16;
     - every constant that is used has an array of the buffer's item size;
     - every symbol has exactly one source, an axis of an input; none is called ``nth``;
-    - every expression uses only those symbols (launch arithmetic also ``nth``);
+    - every expression uses only those symbols (launch arithmetic also ``nth`` and the callers' strides);
+    - strides are symbols of their own, fewer than axes, of inputs and outputs only; a launch skipped when an input and
+      an output are the same memory mentions both, and they have the same rank and item size;
     - every launch names a kernel of the plan with as many buffers and symbols as it takes; kernel names are C names;
+    - every index check names an integer buffer of its launch;
     - no launch writes what is unknown: every buffer it names exists, and every output is mentioned by some launch.
     """
     _verify_buffers(plan)
@@ -35,7 +38,12 @@ def verify_host_plan(plan: HostPlan) -> None:
         _only((g.left, g.right), symbols, f"the guard '{g.message}'")
         if g.relation not in RELATIONS:
             raise PolydynError(f"a guard has the unknown relation {g.relation!r}", rule=g.message)
-    _verify_launches(plan, symbols | {THREADS})
+    _verify_launches(plan, symbols | _verify_strides(plan, symbols) | {THREADS})
+    for c in plan.index_checks:
+        _only([c.size, c.offset], symbols, f"the check '{c.message}'")
+        inside = 0 <= c.launch < len(plan.launches) and c.buffer in plan.launches[c.launch].buffers
+        if not inside or "int" not in plan.buffers[c.buffer].dtype:
+            raise PolydynError("an index check names no integer buffer of its launch", tensor=c.buffer)
 
 
 def _once(names: Iterable[str], what: str) -> None:
@@ -73,6 +81,26 @@ def _verify_sources(plan: HostPlan) -> frozenset[str]:
     return frozenset(s.symbol for s in plan.sources)
 
 
+def _verify_strides(plan: HostPlan, symbols: frozenset[str]) -> frozenset[str]:
+    strides = [s for b in plan.buffers.values() for s in b.strides]
+    _once([*strides, *symbols, THREADS], "symbol")
+    for b in plan.buffers.values():
+        inside = b.role in ("constant", "intermediate") or (b.role == "input" and b.name in plan.outputs)
+        if b.strides and (inside or len(b.strides) >= len(b.shape)):
+            raise PolydynError(f"the strides {b.strides} cannot be the caller's", tensor=b.name)
+    return frozenset(strides)
+
+
+def _verify_skip(plan: HostPlan, launch: Launch, place: str) -> None:
+    if launch.skip_if_same is None:
+        return
+    source, target = launch.skip_if_same
+    known = source in plan.inputs and target in plan.outputs and {source, target} <= set(launch.buffers)
+    a, b = (plan.buffers[n] for n in launch.skip_if_same) if known else (None, None)
+    if a is None or b is None or len(a.shape) != len(b.shape) or ITEMSIZE[a.dtype] != ITEMSIZE[b.dtype]:
+        raise PolydynError(f"{place} cannot be skipped when '{source}' and '{target}' are the same memory")
+
+
 def _only(expressions: Iterable[Index], symbols: frozenset[str], where: str) -> None:
     for x in expressions:
         unknown = x.symbols() - symbols
@@ -100,7 +128,8 @@ def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
         missing = [b for b in launch.buffers if b not in plan.buffers]
         if missing:
             raise PolydynError(f"{place} uses an unknown buffer", tensor=missing[0])
-        numbers = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes)
+        _verify_skip(plan, launch, place)
+        numbers = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes, launch.copied)
         _only((*launch.symbols, *numbers), symbols, place)
         touched.update(launch.buffers)
     for name in plan.outputs:

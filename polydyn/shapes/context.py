@@ -221,6 +221,9 @@ class ShapeContext:
         if a.is_symbol and b.constant is not None:
             low, high = self.ranges.get(str(a), (0, None))
             self.ranges[str(a)] = (low, int(b) if high is None else min(high, int(b)))
+        elif b.is_symbol and a.constant is not None:
+            low, high = self.ranges.get(str(b), (0, None))
+            self.ranges[str(b)] = (max(low, int(a)), high)
         else:
             self._facts.append((b - a, why))
         self._changed()

@@ -35,7 +35,7 @@ int main(int count, char **arguments) {
 
     int64_t b = atoll(arguments[3]), l = atoll(arguments[4]), shape[2] = {b, l}, dims[4], columns[2] = {4, 4 * b};
     pd_tensor inputs[2] = {{shape, NULL, PD_FLOAT32, 2}, {shape, columns, PD_FLOAT32, 2}}; /* y is column-major */
-    CHECK(f_pd_shapes(context, inputs, dims));
+    CHECK(f_pd_shapes(context, inputs, NULL, dims));
 
     float *x = malloc((size_t)(b * l + 1) * 4), *y = malloc((size_t)(b * l + 1) * 4);
     for (int64_t i = 0; i < b; i++)

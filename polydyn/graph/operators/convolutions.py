@@ -19,7 +19,7 @@ from polydyn.graph.operators.common import (
     wide,
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.graph.operators.windows import Window, windows
+from polydyn.graph.operators.windows import Window, fit, windows
 from polydyn.schedules.expr import op
 from polydyn.schedules.index import ZERO, Index
 
@@ -35,7 +35,9 @@ def conv_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         raise refuse(node, f"{len(x.shape) - 2} spatial axes")
     why = f"Conv {node.name} has {node.attribute('group', 1)} groups"
     ctx.unify(x.shape[1], w.shape[1] * node.attribute("group", 1), why)
-    return (Inferred(x.dtype, (x.shape[0], w.shape[0], *(a.output for a in _windows(node, ctx)))),)
+    axes = _windows(node, ctx)
+    fit(node, ctx, axes)
+    return (Inferred(x.dtype, (x.shape[0], w.shape[0], *(a.output for a in axes))),)
 
 
 def pad_spatial(ctx: ExpandContext, name: str, axes: Sequence[Window]) -> str:

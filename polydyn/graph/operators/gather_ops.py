@@ -18,6 +18,7 @@ def element(ctx: ExpandContext, indices: str, at: tuple[Index, ...], n: Dim) -> 
     t = ctx.tensor(indices)
     if "int" not in t.dtype:
         raise ShapeError(f"indices of dtype {t.dtype}", tensor=indices, rule="indices are integers")
+    ctx.bound(indices, n)
     value = ctx.value(indices)
     if value is not None and value.ndim == 0:
         return wrap(value.item(), n)

@@ -19,7 +19,7 @@ from polydyn.graph.operators.common import (
     wide,
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.graph.operators.windows import Window, windows
+from polydyn.graph.operators.windows import Window, fit, windows
 from polydyn.schedules.expr import FromIndex, Value, neutral, op
 from polydyn.schedules.index import ONE, Index, product
 
@@ -34,7 +34,9 @@ def pool_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     x = ctx.tensor(node.inputs[0])
     if len([o for o in node.outputs if o]) > 1:
         raise refuse(node, "the output Indices")
-    return (Inferred(x.dtype, (*x.shape[:2], *(a.output for a in _windows(node, ctx)))),)
+    axes = _windows(node, ctx)
+    fit(node, ctx, axes)
+    return (Inferred(x.dtype, (*x.shape[:2], *(a.output for a in axes))),)
 
 
 def _tap(node: OnnxNode, ctx: ExpandContext, axes: tuple[Window, ...], reduction: str) -> Value:

@@ -61,6 +61,9 @@ class InferContext(Protocol):
     def unify(self, a: Dim, b: Dim, why: str) -> Dim:
         """Records ``a == b`` (a guard when it is not provable); returns the canonical dim. ShapeError if impossible."""
 
+    def at_most(self, a: Dim, b: Dim, why: str) -> None:
+        """Records ``a <= b`` (a guard when it is not provable). ShapeError if impossible."""
+
     def broadcast(self, a: Dim, b: Dim, why: str) -> Dim:
         """The broadcast of two dims by numpy's rule."""
 
@@ -96,6 +99,9 @@ class ExpandContext(Protocol):
 
     def alias(self, output: str, source: str) -> None:
         """The node's output is an existing tensor under another name."""
+
+    def bound(self, indices: str, size: Dim) -> None:
+        """Every element of ``indices`` is a subscript of an axis of ``size``: out of [-size, size) is refused."""
 
     def new_constant(self, array: Array, hint: str) -> str:
         """Adds a constant and returns its name."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polydyn.errors import ModelError
 from polydyn.graph.ir import Dim
 from polydyn.graph.operators.common import in_range, refuse
-from polydyn.graph.operators.registry import OnnxNode
+from polydyn.graph.operators.registry import InferContext, OnnxNode
 from polydyn.schedules.expr import Value
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
+from polydyn.schedules.index import ONE, ZERO, Atom, Index, IndexLike, maximum, minimum
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,40 @@ def windows(node: OnnxNode, sizes: tuple[Dim, ...], kernel: tuple[Dim, ...]) -> 
         before, after = _padding(node, size, kernel[i], strides[i], dilations[i], pads[i], pads[rank + i])
         out.append(Window(size, kernel[i], int(strides[i]), int(dilations[i]), before, after, ceil))
     return tuple(out)
+
+
+def fit(node: OnnxNode, ctx: InferContext, axes: Sequence[Window]) -> None:
+    """Guards that a window fits into every padded axis: a smaller one has no output, or one of negative size.
+
+    ``SAME_*`` padding always makes room; a window of one element also fits into nothing, zero times.
+    """
+    if node.attribute("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER"):
+        return
+    for axis, a in enumerate(axes, 2):
+        if a.reach == 1:
+            continue
+        room = a.padded - a.reach + (a.stride - 1 if a.ceil else 0)
+        why = f"axis {axis} of {node.inputs[0]} is {a.size}: a window of {a.reach} must fit into it"
+        ctx.at_most(*_sides(_without_division(room)), why)
+
+
+def _without_division(p: Dim) -> Dim:
+    """Another ``q`` with ``q >= 0`` when and only when ``p >= 0``: ``x // n + c >= 0`` is ``x + c * n >= 0``."""
+    offset = p.terms.get((), 0)
+    rest = p - offset
+    if len(rest.terms) != 1:
+        return p
+    ((monomial, coefficient),) = rest.terms.items()
+    atom = monomial[0]
+    if len(monomial) > 1 or coefficient != 1 or not isinstance(atom, Atom) or atom.kind != "floordiv":
+        return p
+    x, n = atom.args
+    return p if n.constant is None else _without_division(x + n * offset)
+
+
+def _sides(p: Dim) -> tuple[Dim, Dim]:
+    """``p >= 0`` as ``left <= right`` without minus signs."""
+    return Index({m: -v for m, v in p.terms.items() if v < 0}), Index({m: v for m, v in p.terms.items() if v > 0})
 
 
 def _padding(

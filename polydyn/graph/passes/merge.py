@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from polydyn.graph.ir import Compute, Graph, Node, Tensor, dim_name, reduction_name
-from polydyn.schedules.expr import Array, Load, Op, Value, children, load, loads
+from polydyn.schedules.expr import Array, FromIndex, Load, Op, Value, children, indices, load, loads, walk
 from polydyn.schedules.index import ZERO, Index
 
 
@@ -51,7 +51,7 @@ def _product(graph: Graph, n: Node) -> _Product | None:
     for row, col in (n.body.args, n.body.args[::-1]):
         if not isinstance(col, Load) or col.buffer not in graph.constants or len(col.index) != 2:
             continue
-        if any(str(last) in i.symbols() for x in loads(row) for i in x.index) or not loads(row):
+        if any(str(last) in i.symbols() for i in indices(row)) or not loads(row):
             continue
         if any(x.buffer in graph.constants for x in loads(row)):
             continue
@@ -70,6 +70,7 @@ class _Merger:
         self.constants = dict(graph.constants)
         self.replaced: dict[str, tuple[Node, ...]] = {}
         self.consumers = graph.consumers()
+        self.position = {n.output: i for i, n in enumerate(graph.nodes)}
         self.notes: list[str] = []
 
     def merge(self, members: list[_Product]) -> None:
@@ -101,6 +102,8 @@ class _Merger:
             if len(found) != 1 or not isinstance(found[0], Compute) or n in self.graph.outputs:
                 return None
             readers.append(found[0])
+        if any(self.position.get(t, -1) > self.position[names[0]] for t in readers[0].inputs if t != names[0]):
+            return None  # the merged reader stands where the first member stood
         same = all(self._isomorphic(readers[0].body, r.body, names[0], n) for r, n in zip(readers, names, strict=True))
         whole = all(self._elementwise(r, n) for r, n in zip(readers, names, strict=True))
         return readers if same and whole and len({r.output for r in readers}) == len(readers) else None
@@ -109,12 +112,13 @@ class _Merger:
         shape = self.graph.tensors[r.output].shape
         here = tuple(Index.of(dim_name(a)) for a in range(len(shape)))
         last = {str(here[-1])} if here else set()
+        plain = [v.index for v in walk(r.body) if isinstance(v, FromIndex)]
         others = [x for x in loads(r.body) if x.buffer != n and not self._per_column(x, here[-1])]
         return (
             r.is_map
             and shape == self.graph.tensors[n].shape
             and all(x.index == here for x in loads(r.body) if x.buffer == n)
-            and not any(last & i.symbols() for x in others for i in x.index)
+            and not any(last & i.symbols() for i in (*plain, *(i for x in others for i in x.index)))
         )
 
     def _per_column(self, x: Load, last: Index) -> bool:
@@ -124,7 +128,8 @@ class _Merger:
         if isinstance(a, Load) and isinstance(b, Load):
             if a.buffer == own_a or b.buffer == own_b:
                 return a.buffer == own_a and b.buffer == own_b
-            free = a.buffer in self.graph.constants and b.buffer in self.graph.constants and len(a.index) == 1
+            last = Index.of(dim_name(len(self.graph.tensors[own_a].shape) - 1))
+            free = self._per_column(a, last) and self._per_column(b, last)
             return a.index == b.index and a.dtype == b.dtype and (a.buffer == b.buffer or free)
         if isinstance(a, Op) and isinstance(b, Op):
             if (a.name, a.dtype, len(a.args)) != (b.name, b.dtype, len(b.args)):

@@ -32,9 +32,15 @@ void pd_pool_release(pd_pool *pool);
 /* Runs the job; the pool must be acquired when job->threads > 1. The caller is thread 0. */
 void pd_pool_run(pd_pool *pool, const pd_job *job);
 
+/* ---- subscripts (indices.c) ---- */
+
+/* The position of the first of `count` integers outside [low, high), which goes to `found`; -1 when there is none. */
+int64_t pd_outside(const void *data, int64_t count, int32_t dtype, int64_t low, int64_t high, int64_t *found);
+
 /* ---- the program as data (generated) ---- */
 
-/* All sizes live in one array of values `v`: the symbols, then `nth`, then everything that is computed from them.
+/* All sizes live in one array of values `v`: the symbols, then `nth`, then the free strides of inputs and outputs in
+ * elements (pd_io.strided of each), then everything that is computed from them.
  * Every `value` below is a position in it. */
 
 typedef struct {
@@ -73,17 +79,24 @@ typedef struct {
 } pd_copy;
 
 typedef struct {
+    int32_t launch, buffer, dtype; /* the buffer is scanned before this launch */
+    int32_t count, size, offset;   /* v[count] integers, each plus v[offset] in [-v[size], v[size]) */
+    const char *message;
+} pd_index_check;
+
+typedef struct {
     pd_kernel *kernel;
     const char *label, *name;
     int32_t buffers, first_buffer; /* into launch_buffers */
     int32_t symbols, first_symbol; /* into launch_symbols */
-    int32_t tasks, scratch, work, flops, bytes;
+    int32_t tasks, scratch, work, flops, bytes, copied;
+    int32_t skip_input, skip_output; /* skipped when these are at one address; -1: never */
 } pd_launch_entry;
 
 typedef struct {
     int32_t input_count, output_count, symbol_count, value_count, dim_check_count, guard_count, sign_check_count;
     int32_t buffer_count, slot_count, copy_count, launch_count, launch_buffer_count, launch_symbol_count;
-    int32_t input_dim_count, output_dim_count;
+    int32_t input_dim_count, output_dim_count, index_check_count;
     int64_t weight_bytes;
     const pd_io *inputs, *outputs;
     const pd_source *sources;
@@ -95,12 +108,31 @@ typedef struct {
     const int32_t *slot_values;
     const pd_copy *copies;
     const pd_launch_entry *launches;
+    const pd_index_check *index_checks; /* by launch */
     const int32_t *launch_buffers, *launch_symbols, *output_dims;
-    int (*check)(int64_t *v); /* what the dim checks and guards need; 1: int64 overflow */
+    int (*check)(int64_t *v); /* what dim checks, guards and output dims need; 1: int64 overflow */
     int (*plan)(int64_t *v);  /* everything else */
 } pd_plan;
 
 extern const pd_plan pd_the_plan __attribute__((visibility("hidden")));
+
+/* ---- arrays with strides (strided.c), in bytes ---- */
+
+extern const int64_t pd_item_bytes[]; /* by PD_<dtype> */
+/* Strides of a dense row-major array; returns 1 when its size overflows. */
+int pd_dense_strides(int32_t rank, const int64_t *dims, int64_t item, int64_t *strides);
+/* Whether kernels may use an array where it lies: empty, or positive strides of whole elements on the first
+ * io->strided axes and dense ones behind. */
+int pd_usable(const pd_io *io, const int64_t *dims, const int64_t *strides, const int64_t *dense);
+/* The size of a dense array, which must not overflow. */
+int64_t pd_dense_bytes(const pd_io *io, const int64_t *dims);
+/* The first axis of more than one element along which strides a and b differ, or -1. */
+int32_t pd_differing_axis(int32_t rank, const int64_t *dims, const int64_t *a, const int64_t *b);
+/* Where the axes of input or output i begin among those of all. */
+int32_t pd_first_axis(const pd_io *ios, int32_t i);
+/* Makes a dense row-major copy of a non-empty strided array that has an axis. */
+void pd_copy_strided(char *to, const char *from, int32_t rank, const int64_t *dims, const int64_t *strides,
+                     int64_t item);
 
 /* ---- arithmetic of the generated evaluation; `o` collects overflow ---- */
 

@@ -5,8 +5,8 @@
  *     pd_program *program; pd_context *context;
  *     if (pd_open("weights.bin", NULL, 0, size, &program)) puts(pd_error());
  *     pd_context_new(program, threads, &context);
- *     pd_shapes(context, inputs, output_dims);      checks the call, sizes everything
- *     pd_run(context, input_data, output_data);     computes
+ *     pd_shapes(context, inputs, NULL, output_dims); checks the call, sizes everything
+ *     pd_run(context, input_data, output_data);      computes
  *
  * A program is immutable and may be used by many threads; a context serves one call at a time. Every function that
  * returns int32_t returns PD_OK or an error code; pd_error() then says what is wrong and what to do.
@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define PD_ABI_VERSION 1
+#define PD_ABI_VERSION 2
 #define PD_MAX_RANK 16
 #define PD_MAX_THREADS 256
 
@@ -43,12 +43,14 @@ typedef struct {
     int32_t rank;
 } pd_tensor;
 
-/* An input or output of the program, `shape` as text for people. */
+/* An input or output of the program, `shape` as text for people. The strides of its first `strided` axes are free: such
+ * an array is used where it lies when they are positive multiples of the element and the axes behind are dense. */
 typedef struct {
     const char *name;
     const char *shape;
     int32_t dtype;
     int32_t rank;
+    int32_t strided;
 } pd_io;
 
 /* One launch as the last pd_shapes planned it. */
@@ -78,12 +80,16 @@ int32_t pd_context_new(pd_program *program, int32_t threads, pd_context **contex
 void pd_context_free(pd_context *context);
 
 /* Checks the inputs (in the program's order): dtype, rank, every dim, every guard. Then evaluates all sizes, grows
- * the arena, and writes the outputs' dims one after the other to `output_dims`. Cheap when the shapes are those of the
- * context's last call. */
-int32_t pd_shapes(pd_context *context, const pd_tensor *inputs, int64_t *output_dims);
+ * the arena, and writes the outputs' dims one after the other to `output_dims`. Cheap when shapes and strides are those
+ * of the context's last call. `output_strides`: NULL when all outputs will be dense row-major; else for each output
+ * NULL (dense) or its strides in bytes, free on its first `strided` axes. */
+int32_t pd_shapes(pd_context *context, const pd_tensor *inputs, const int64_t *const *output_strides,
+                  int64_t *output_dims);
 
-/* Computes. Inputs have the shapes and strides given to pd_shapes, aligned to their elements; outputs are dense
- * row-major arrays of the dims it returned and overlap no input. */
+/* Computes. Inputs and outputs have the shapes and strides given to pd_shapes, aligned to their elements. An output
+ * overlaps no other array, with one exception: an output that begins with the elements of an input (a cache that grows)
+ * may begin at that input's address with the same strides; then those elements are not copied. PD_INPUT:
+ * an index tensor holds an index outside its axis; the outputs are then in part written. */
 int32_t pd_run(pd_context *context, const void *const *inputs, void *const *outputs);
 
 /* pd_run, and the time of every launch in nanoseconds. */
@@ -94,7 +100,11 @@ int32_t pd_launch(const pd_context *context, int32_t launch, pd_launch_info *inf
 /* Bytes of the context's arena: intermediates, scratch, copies of strided inputs. Never shrinks. */
 int64_t pd_arena_bytes(const pd_context *context);
 
-/* How often the context evaluated its sizes (calls with new shapes). */
+/* Bytes that the context's calls have moved without computing: copies of parts into concatenations (not those skipped
+ * because the part was there already), of strided inputs into the arena, and of inputs and constants to outputs. */
+int64_t pd_copied_bytes(const pd_context *context);
+
+/* How often the context evaluated its sizes (calls with new shapes or strides). */
 int64_t pd_evaluations(const pd_context *context);
 
 /* What the last failing call on this thread has to say. */

@@ -32,6 +32,8 @@ struct pd_context {
     int ready;              /* the sizes are those of `dims` */
     int64_t *dims;          /* of all inputs, one after the other */
     int64_t *strides;       /* in bytes, alike */
+    int64_t *output_strides; /* in bytes, of all outputs, one after the other */
+    int32_t *given;         /* per output: its strides are the caller's, else dense */
     int64_t *staged;        /* per input: offset of its dense copy in the arena, -1: used in place */
     int64_t *values;
     int64_t *symbols;       /* per launch, gathered from values */
@@ -40,13 +42,12 @@ struct pd_context {
     void **arguments;       /* per launch, gathered from buffers */
     int64_t scratch_offset, scratch_stride, planned_bytes;
     int64_t most_threads;   /* of any launch */
-    int64_t evaluations;
+    int64_t evaluations, copied_bytes;
     char *arena;
     int64_t arena_bytes;
 };
 
 static const pd_plan *const plan = &pd_the_plan;
-static const int64_t item_bytes[] = {2, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1};
 static const char *const dtype_names[] = {"float16", "bfloat16", "float32", "float64", "int8",   "int16", "int32",
                                           "int64",   "uint8",    "uint16",  "uint32",  "uint64", "bool"};
 
@@ -143,6 +144,8 @@ EXPORT void pd_context_free(pd_context *c) {
     if (!c) return;
     free(c->dims);
     free(c->strides);
+    free(c->output_strides);
+    free(c->given);
     free(c->staged);
     free(c->values);
     free(c->symbols);
@@ -165,14 +168,16 @@ EXPORT int32_t pd_context_new(pd_program *program, int32_t threads, pd_context *
     c->threads = threads;
     c->dims = zeros(plan->input_dim_count, sizeof *c->dims);
     c->strides = zeros(plan->input_dim_count, sizeof *c->strides);
+    c->output_strides = zeros(plan->output_dim_count, sizeof *c->output_strides);
+    c->given = zeros(plan->output_count, sizeof *c->given);
     c->staged = zeros(plan->input_count, sizeof *c->staged);
     c->values = zeros(plan->value_count, sizeof *c->values);
     c->symbols = zeros(plan->launch_symbol_count, sizeof *c->symbols);
     c->launch_threads = zeros(plan->launch_count, sizeof *c->launch_threads);
     c->buffers = zeros(plan->buffer_count, sizeof *c->buffers);
     c->arguments = zeros(plan->launch_buffer_count, sizeof *c->arguments);
-    if (!c->dims || !c->strides || !c->staged || !c->values || !c->symbols || !c->launch_threads || !c->buffers ||
-        !c->arguments) {
+    if (!c->dims || !c->strides || !c->output_strides || !c->given || !c->staged || !c->values || !c->symbols ||
+        !c->launch_threads || !c->buffers || !c->arguments) {
         pd_context_free(c);
         return fail(PD_MEMORY, "out of memory");
     }
@@ -181,6 +186,7 @@ EXPORT int32_t pd_context_new(pd_program *program, int32_t threads, pd_context *
 }
 
 EXPORT int64_t pd_arena_bytes(const pd_context *c) { return c->arena_bytes; }
+EXPORT int64_t pd_copied_bytes(const pd_context *c) { return c->copied_bytes; }
 EXPORT int64_t pd_evaluations(const pd_context *c) { return c->evaluations; }
 
 /* ---- pd_shapes: checks ---- */
@@ -226,6 +232,34 @@ static int32_t check_guards(const int64_t *v) {
     return PD_OK;
 }
 
+/* Decides which inputs are used in place, checks the outputs' strides, and sets the values of all free strides. */
+static int32_t settle_strides(pd_context *c) {
+    int64_t dense[PD_MAX_RANK], *value = c->values + plan->symbol_count + 1;
+    const int64_t *dims = c->dims, *strides = c->strides;
+    for (int32_t i = 0; i < plan->input_count; dims += plan->inputs[i].rank, strides += plan->inputs[i++].rank) {
+        const pd_io *io = &plan->inputs[i];
+        if (pd_dense_strides(io->rank, dims, pd_item_bytes[io->dtype], dense))
+            return fail(PD_OVERFLOW, "the size of input '%s' overflows 64 bits", io->name);
+        c->staged[i] = pd_usable(io, dims, strides, dense) ? -1 : 0;
+        for (int32_t a = 0; a < io->strided; a++)
+            *value++ = (c->staged[i] < 0 ? strides[a] : dense[a]) / pd_item_bytes[io->dtype];
+    }
+    int32_t first = 0;
+    for (int32_t o = 0; o < plan->output_count; first += plan->outputs[o++].rank) {
+        const pd_io *io = &plan->outputs[o];
+        int64_t *wanted = c->output_strides + first, out[PD_MAX_RANK];
+        for (int32_t a = 0; a < io->rank; a++) out[a] = c->values[plan->output_dims[first + a]];
+        if (pd_dense_strides(io->rank, out, pd_item_bytes[io->dtype], dense))
+            return fail(PD_OVERFLOW, "the size of output '%s' overflows 64 bits", io->name);
+        if (!c->given[o]) memcpy(wanted, dense, (size_t)io->rank * sizeof *dense);
+        else if (!pd_usable(io, out, wanted, dense))
+            return fail(PD_INPUT, "output '%s' must have positive strides of whole elements, dense from axis %d on",
+                        io->name, io->strided);
+        for (int32_t a = 0; a < io->strided; a++) *value++ = wanted[a] / pd_item_bytes[io->dtype];
+    }
+    return PD_OK;
+}
+
 static int32_t evaluate(pd_context *c) {
     int64_t *v = c->values;
     const int64_t *dims = c->dims;
@@ -237,6 +271,7 @@ static int32_t evaluate(pd_context *c) {
     if (plan->check(v)) return fail(PD_OVERFLOW, "the sizes of this call overflow 64 bits");
     int32_t code = check_dims(c);
     if (code == PD_OK) code = check_guards(v);
+    if (code == PD_OK) code = settle_strides(c);
     if (code != PD_OK) return code;
     if (plan->plan(v)) return fail(PD_OVERFLOW, "the sizes of this call overflow 64 bits");
     for (int32_t k = 0; k < plan->sign_check_count; k++)
@@ -275,7 +310,7 @@ static int32_t grow_arena(pd_context *c) {
     return PD_OK;
 }
 
-static int32_t lay_out(pd_context *c, const pd_tensor *inputs) {
+static int32_t lay_out(pd_context *c) {
     const int64_t *v = c->values;
     int64_t end = 0, most = 0, stride = 0, bad = 0, slots[plan->slot_count + 1];
     for (int32_t s = 0; s < plan->slot_count; s++) {
@@ -289,18 +324,10 @@ static int32_t lay_out(pd_context *c, const pd_tensor *inputs) {
     c->scratch_stride = stride;
     if (bad < 0 || __builtin_mul_overflow(stride, c->threads, &most)) return fail(PD_OVERFLOW, "sizes overflow");
     bad |= c->scratch_offset = reserve(&end, most);
-    const int64_t *dims = c->dims, *strides = c->strides;
-    for (int32_t i = 0; i < plan->input_count; i++) {
-        int64_t bytes = item_bytes[inputs[i].dtype], dense = 1, empty = 0;
-        for (int32_t a = plan->inputs[i].rank; a-- > 0;) {
-            dense &= dims[a] == 1 || strides[a] == bytes;
-            empty |= dims[a] == 0;
-            if (__builtin_mul_overflow(bytes, dims[a], &bytes)) return fail(PD_OVERFLOW, "sizes overflow");
-        }
-        c->staged[i] = dense || empty ? -1 : reserve(&end, bytes);
-        bad |= dense || empty ? 0 : c->staged[i];
-        dims += plan->inputs[i].rank;
-        strides += plan->inputs[i].rank;
+    const int64_t *dims = c->dims;
+    for (int32_t i = 0; i < plan->input_count; dims += plan->inputs[i++].rank) {
+        if (c->staged[i] < 0) continue;
+        bad |= c->staged[i] = reserve(&end, pd_dense_bytes(&plan->inputs[i], dims));
     }
     if (bad < 0) return fail(PD_OVERFLOW, "the sizes of this call overflow 64 bits");
     c->planned_bytes = end;
@@ -314,16 +341,16 @@ static int32_t lay_out(pd_context *c, const pd_tensor *inputs) {
     return PD_OK;
 }
 
-/* Copies shape and strides of the inputs into the context; returns bit 0: new dims, bit 1: new strides. */
-static int take(pd_context *c, const pd_tensor *inputs) {
+/* Copies the shapes and strides of a call into the context; returns 1 when they are new. */
+static int take(pd_context *c, const pd_tensor *inputs, const int64_t *const *output_strides) {
     int changed = 0;
     int64_t *dims = c->dims, *strides = c->strides;
     for (int32_t i = 0; i < plan->input_count; i++) {
         int32_t rank = plan->inputs[i].rank;
-        int64_t dense = item_bytes[inputs[i].dtype];
+        int64_t dense = pd_item_bytes[inputs[i].dtype];
         for (int32_t a = rank; a-- > 0;) {
             int64_t stride = inputs[i].strides ? inputs[i].strides[a] : dense;
-            changed |= (dims[a] != inputs[i].shape[a]) | (strides[a] != stride) << 1;
+            changed |= (dims[a] != inputs[i].shape[a]) | (strides[a] != stride);
             dims[a] = inputs[i].shape[a];
             strides[a] = stride;
             /* an overflow here is found by lay_out or makes an empty tensor */
@@ -332,17 +359,29 @@ static int take(pd_context *c, const pd_tensor *inputs) {
         dims += rank;
         strides += rank;
     }
+    strides = c->output_strides;
+    for (int32_t o = 0; o < plan->output_count; strides += plan->outputs[o++].rank) {
+        const int64_t *given = output_strides ? output_strides[o] : NULL;
+        changed |= c->given[o] != (given != NULL);
+        c->given[o] = given != NULL;
+        for (int32_t a = 0; given && a < plan->outputs[o].rank; a++) {
+            changed |= strides[a] != given[a];
+            strides[a] = given[a];
+        }
+    }
     return changed;
 }
 
-EXPORT int32_t pd_shapes(pd_context *c, const pd_tensor *inputs, int64_t *output_dims) {
+EXPORT int32_t pd_shapes(pd_context *c, const pd_tensor *inputs, const int64_t *const *output_strides,
+                         int64_t *output_dims) {
     int32_t code = PD_OK, ready = c->ready;
     c->ready = 0;
     for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = check_tensor(i, &inputs[i]);
     if (code != PD_OK) return code;
-    int changed = take(c, inputs);
-    if (!ready || changed & 1) code = evaluate(c);
-    if (code == PD_OK && (!ready || changed)) code = lay_out(c, inputs);
+    if (take(c, inputs, output_strides) || !ready) {
+        code = evaluate(c);
+        if (code == PD_OK) code = lay_out(c);
+    }
     if (code != PD_OK) return code;
     for (int32_t k = 0; k < plan->output_dim_count; k++) output_dims[k] = c->values[plan->output_dims[k]];
     c->ready = 1;
@@ -351,53 +390,36 @@ EXPORT int32_t pd_shapes(pd_context *c, const pd_tensor *inputs, int64_t *output
 
 /* ---- pd_run ---- */
 
-static void copy_row(char *to, const char *from, int64_t count, int64_t stride, int64_t item) {
-    if (stride == item) {
-        memcpy(to, from, (size_t)(count * item));
-        return;
-    }
-#define ROW(type)                                                                                                     \
-    for (int64_t k = 0; k < count; k++) memcpy(to + k * (int64_t)sizeof(type), from + k * stride, sizeof(type))
-    switch (item) {
-    case 1: ROW(uint8_t); break;
-    case 2: ROW(uint16_t); break;
-    case 4: ROW(uint32_t); break;
-    default: ROW(uint64_t); break;
-    }
-#undef ROW
-}
-
-/* Makes a dense row-major copy of a non-empty strided array. */
-static void copy_strided(char *to, const char *from, int32_t rank, const int64_t *dims, const int64_t *strides,
-                         int64_t item) {
-    int64_t at[PD_MAX_RANK] = {0}, last = rank - 1; /* rank >= 1: a scalar is dense */
-    for (;;) {
-        copy_row(to, from, dims[last], strides[last], item);
-        to += dims[last] * item;
-        int64_t a = last - 1;
-        for (; a >= 0; a--) {
-            from += strides[a];
-            if (++at[a] < dims[a]) break;
-            from -= at[a] * strides[a];
-            at[a] = 0;
-        }
-        if (a < 0) return;
-    }
-}
-
 static int32_t take_inputs(pd_context *c, const void *const *inputs, void **dense) {
     const int64_t *dims = c->dims, *strides = c->strides;
     for (int32_t i = 0; i < plan->input_count; i++) {
-        int64_t item = item_bytes[plan->inputs[i].dtype];
+        int64_t item = pd_item_bytes[plan->inputs[i].dtype];
         if ((uintptr_t)inputs[i] % (uintptr_t)item)
             return fail(PD_INPUT, "input '%s' is not aligned to its elements", plan->inputs[i].name);
         dense[i] = (void *)inputs[i];
         if (c->staged[i] >= 0) {
             dense[i] = c->arena + c->staged[i];
-            copy_strided(dense[i], inputs[i], plan->inputs[i].rank, dims, strides, item);
+            pd_copy_strided(dense[i], inputs[i], plan->inputs[i].rank, dims, strides, item);
+            c->copied_bytes += pd_dense_bytes(&plan->inputs[i], dims);
         }
         dims += plan->inputs[i].rank;
         strides += plan->inputs[i].rank;
+    }
+    return PD_OK;
+}
+
+/* Refuses an output that begins where its beginning is, but walks the memory in another way. */
+static int32_t check_shared(const pd_context *c, void *const *inputs, void *const *outputs) {
+    for (int32_t k = 0; k < plan->launch_count; k++) {
+        const pd_launch_entry *l = &plan->launches[k];
+        if (l->skip_input < 0 || c->values[l->tasks] <= 0 || inputs[l->skip_input] != outputs[l->skip_output]) continue;
+        const pd_io *input = &plan->inputs[l->skip_input], *output = &plan->outputs[l->skip_output];
+        int32_t first = pd_first_axis(plan->inputs, l->skip_input);
+        const int64_t *wanted = c->output_strides + pd_first_axis(plan->outputs, l->skip_output);
+        int32_t axis = pd_differing_axis(input->rank, c->dims + first, c->strides + first, wanted);
+        if (axis >= 0)
+            return fail(PD_INPUT, "input '%s' and output '%s' are the same memory, but their strides differ at axis %d",
+                        input->name, output->name, axis);
     }
     return PD_OK;
 }
@@ -408,10 +430,12 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void launch(pd_context *c, int32_t k, int parallel) {
+static void launch(pd_context *c, int32_t k, void *const *inputs, void *const *outputs, int parallel) {
     const pd_launch_entry *l = &plan->launches[k];
     int64_t tasks = c->values[l->tasks];
     if (tasks <= 0) return;
+    if (l->skip_input >= 0 && inputs[l->skip_input] == outputs[l->skip_output]) return; /* see check_shared */
+    c->copied_bytes += c->values[l->copied];
     void **arguments = c->arguments + l->first_buffer;
     for (int32_t b = 0; b < l->buffers; b++) arguments[b] = c->buffers[plan->launch_buffers[l->first_buffer + b]];
     pd_job job = {.kernel = l->kernel,
@@ -424,10 +448,25 @@ static void launch(pd_context *c, int32_t k, int parallel) {
     pd_pool_run(c->program->pool, &job);
 }
 
+/* Scans the index tensors that launch k is the first to read; `next` is the first check not yet made. */
+static int32_t check_indices(const pd_context *c, int32_t k, int32_t *next) {
+    for (; *next < plan->index_check_count && plan->index_checks[*next].launch == k; ++*next) {
+        const pd_index_check *p = &plan->index_checks[*next];
+        if (c->values[plan->launches[k].tasks] <= 0) continue;
+        int64_t found = 0, size = c->values[p->size], offset = c->values[p->offset];
+        int64_t low = -size - offset, high = size - offset; /* sizes: far from overflow */
+        int64_t at = pd_outside(c->buffers[p->buffer], c->values[p->count], p->dtype, low, high, &found);
+        if (at >= 0)
+            return fail(PD_INPUT, "%s, here %" PRId64 ": element %" PRId64 " is %" PRId64, p->message, size, at, found);
+    }
+    return PD_OK;
+}
+
 static int32_t run(pd_context *c, const void *const *inputs, void *const *outputs, int64_t *nanoseconds) {
     if (!c->ready) return fail(PD_USAGE, "pd_run needs a successful pd_shapes before it");
     void *dense[plan->input_count + 1];
     int32_t code = take_inputs(c, inputs, dense);
+    if (code == PD_OK) code = check_shared(c, dense, outputs);
     if (code != PD_OK) return code;
     for (int32_t b = 0; b < plan->buffer_count; b++) {
         const pd_buffer *p = &plan->buffers[b];
@@ -435,15 +474,20 @@ static int32_t run(pd_context *c, const void *const *inputs, void *const *output
         if (p->role == PD_OUTPUT_ROLE) c->buffers[b] = outputs[p->index];
     }
     int parallel = c->most_threads > 1 && pd_pool_acquire(c->program->pool, c->most_threads);
-    for (int32_t k = 0; k < plan->launch_count; k++) {
+    int32_t next = 0;
+    for (int32_t k = 0; k < plan->launch_count && code == PD_OK; k++) {
         int64_t start = nanoseconds ? now_ns() : 0;
-        launch(c, k, parallel);
+        code = check_indices(c, k, &next);
+        if (code == PD_OK) launch(c, k, dense, outputs, parallel);
         if (nanoseconds) nanoseconds[k] = now_ns() - start;
     }
     if (parallel) pd_pool_release(c->program->pool);
+    if (code != PD_OK) return code;
     for (int32_t k = 0; k < plan->copy_count; k++) {
         const pd_copy *p = &plan->copies[k];
-        if (c->values[p->bytes] > 0) memcpy(outputs[p->output], c->buffers[p->buffer], (size_t)c->values[p->bytes]);
+        if (c->values[p->bytes] <= 0) continue;
+        memcpy(outputs[p->output], c->buffers[p->buffer], (size_t)c->values[p->bytes]);
+        c->copied_bytes += c->values[p->bytes];
     }
     return PD_OK;
 }

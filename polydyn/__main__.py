@@ -1,0 +1,5 @@
+"""``python -m polydyn`` is the command ``polydyn``."""
+
+from polydyn.cli import main
+
+main()

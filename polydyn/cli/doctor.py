@@ -1,0 +1,78 @@
+"""What a machine offers to polydyn."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import polydyn
+from polydyn.build.cache import cache_dir
+from polydyn.build.compiler import find_compiler, required_features
+from polydyn.build.features import architecture, available_cores, machine_features
+from polydyn.errors import PolydynError
+
+NEEDED = ("numpy", "islpy", "sympy", "networkx", "onnx", "click", "rich")
+EXTRAS = {
+    "test": ("pytest", "hypothesis", "onnxruntime"),
+    "lint": ("ruff", "mypy"),
+    "tune": ("scikit-learn", "scipy"),
+    "bench": ("onnxruntime", "psutil", "matplotlib"),
+    "export": ("torch", "transformers"),
+    "gpu": ("pycuda",),
+}
+"""Extra -> the packages that it installs, as setup.cfg has them."""
+
+WORTH_TELLING = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "i8mm", "bf16")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, what was found, whether polydyn can work with it."""
+
+    what: str
+    text: str
+    ok: bool = True
+
+
+def findings() -> Iterator[Finding]:
+    """Everything worth knowing, most important first."""
+    yield Finding("polydyn", f"{polydyn.__version__}, Python {platform.python_version()}")
+    yield _compiler()
+    features = machine_features()
+    known = [f for f in WORTH_TELLING if f in features]
+    yield Finding("processor", f"{architecture()}, {available_cores()} cores, {' '.join(known) or 'no known features'}")
+    yield _cache()
+    yield _packages("packages", NEEDED, needed=True)
+    for extra, names in EXTRAS.items():
+        yield _packages(f"extra [{extra}]", names, needed=False)
+
+
+def _compiler() -> Finding:
+    try:
+        compiler = find_compiler()
+        features = required_features(compiler, "cpu")
+    except PolydynError as e:
+        return Finding("compiler", str(e), ok=False)
+    return Finding("compiler", f"{' '.join(compiler.command)}: {compiler.version}, uses {len(features)} features")
+
+
+def _cache() -> Finding:
+    try:
+        root = cache_dir("objects").parent
+    except PolydynError as e:
+        return Finding("cache", str(e), ok=False)
+    sizes = [p.stat().st_size for p in root.rglob("*") if p.is_file()]
+    return Finding("cache", f"{root}, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB (POLYDYN_CACHE moves it)")
+
+
+def _packages(what: str, names: tuple[str, ...], needed: bool) -> Finding:
+    found, missing = [], []
+    for name in names:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    text = ", ".join([*found, *(f"{m} is not installed" for m in missing)])
+    return Finding(what, text, ok=not (needed and missing))

@@ -1,0 +1,88 @@
+"""Arguments of the command line: sizes, ranges, arrays from files, made-up inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.errors import InputError
+from polydyn.program.explain import resolve_dims
+from polydyn.program.expressions import evaluate
+from polydyn.program.program import Program, numpy_dtype
+
+Array = npt.NDArray[Any]
+
+
+def sizes(text: str) -> dict[str, int]:
+    """``B=1,L=8`` as a mapping. UsageError: another form."""
+    try:
+        pairs = [item.partition("=")[::2] for item in text.split(",")]
+        return {name.strip(): int(size) for name, size in pairs}
+    except ValueError:
+        raise click.UsageError(f"{text!r} is not of the form B=1,L=8") from None
+
+
+def dim_range(text: str) -> tuple[str, tuple[int, int | None]]:
+    """``B=1:64`` as (name, (low, high)); ``B=1:`` has no upper end, ``B=7`` is one size. UsageError: another form."""
+    try:
+        name, _, span = text.partition("=")
+        low, colon, high = span.partition(":")
+        return name.strip(), (int(low), (int(high) if high else None) if colon else int(low))
+    except ValueError:
+        raise click.UsageError(f"{text!r} is not of the form B=1:64") from None
+
+
+def named_files(items: Iterable[str]) -> dict[str, Array]:
+    """Arrays from ``name=file.npy``. InputError: another form, or a file that numpy cannot read."""
+    out: dict[str, Array] = {}
+    for item in items:
+        name, equals, path = item.partition("=")
+        if not equals:
+            raise InputError(f"--input {item} names no file", remedy="write --input name=file.npy")
+        try:
+            out[name] = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as e:
+            raise InputError(f"cannot read {path}: {e}", tensor=name, remedy="give a file written by numpy.save") from e
+    return out
+
+
+def sizes_of(program: Program, shape: Mapping[str, int], given: Mapping[str, Array]) -> dict[str, int]:
+    """Every symbol's value from ``--shape`` and the arrays read from files."""
+    sizes = dict(shape)
+    for s in program.manifest["symbols"]:
+        a = given.get(s["input"])
+        if a is not None and s["axis"] < a.ndim:
+            sizes.setdefault(s["symbol"], a.shape[s["axis"]])
+    return resolve_dims(program.manifest, sizes)
+
+
+def feeds_for(program: Program, shape: Mapping[str, int], given: Mapping[str, Array]) -> dict[str, Array]:
+    """The given arrays, and seeded ones for the other inputs.
+
+    Floats are standard normal; integers and booleans are 0 or 1, the first of each row 1, so that a mask is valid and
+    an index lies in any table of two rows.
+    """
+    inputs = program.manifest["inputs"]
+    if all(i["name"] in given for i in inputs):
+        return dict(given)
+    sizes = sizes_of(program, shape, given)
+    rng = np.random.default_rng(0)
+    feeds = dict(given)
+    for i in inputs:
+        if i["name"] not in feeds:
+            feeds[i["name"]] = _array([evaluate(d, sizes) for d in i["dims"]], i["dtype"], rng)
+    return feeds
+
+
+def _array(dims: list[int], dtype: str, rng: np.random.Generator) -> Array:
+    if dtype == "bfloat16":
+        return (rng.standard_normal(dims).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if dtype.startswith("float"):
+        return rng.standard_normal(dims).astype(numpy_dtype(dtype))
+    bits = rng.random(dims) < 0.75
+    bits[..., :1] = True
+    return bits.astype(numpy_dtype(dtype))

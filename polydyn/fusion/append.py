@@ -1,0 +1,51 @@
+"""Appendable pairs: an output that is an input with more behind it, such as a decoder's cache of keys and values.
+
+When ``output = concat(input, ..., axis)``, the caller may keep both in one large buffer and pass views of it. A view
+that is cut along ``axis`` has strides of its own on the axes before ``axis``, so both tensors are addressed with
+symbols there; ``axis`` and those behind it stay dense, so that vector code keeps its unit stride.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polydyn.graph.ir import Concat, Graph
+
+
+@dataclass(frozen=True)
+class Append:
+    """``output`` is ``input`` followed by other parts along ``axis``; ``copy`` is the node that copies the input."""
+
+    output: str
+    input: str
+    axis: int
+    copy: str
+
+
+def part_name(concat: str, part: int) -> str:
+    """The tensor that a copied part of a concatenation is, inside its window."""
+    return f"{concat}/{part}"
+
+
+def find_appends(graph: Graph) -> tuple[Append, ...]:
+    """The appendable pairs of a graph."""
+    return tuple(
+        Append(n.output, n.parts[0], n.axis, part_name(n.output, 0))
+        for n in graph.nodes
+        if isinstance(n, Concat) and n.output in graph.outputs
+        if n.parts[0] in graph.inputs and n.parts[0] not in graph.outputs
+    )
+
+
+def stride_symbol(tensor: str, axis: int) -> str:
+    """The symbol that holds a tensor's stride along an axis, in elements."""
+    return f"{tensor}@{axis}"
+
+
+def free_strides(appends: tuple[Append, ...]) -> dict[str, tuple[str, ...]]:
+    """Tensors whose leading strides the caller chooses, with the symbols of those strides."""
+    axes: dict[str, int] = {}
+    for a in appends:
+        for t in (a.output, a.input):
+            axes[t] = min(a.axis, axes.get(t, a.axis))
+    return {t: tuple(stride_symbol(t, k) for k in range(axis)) for t, axis in axes.items()}

@@ -1,0 +1,163 @@
+"""What a program does at one shape: the kernel of every launch, its launch-time choices, its work, and why.
+
+Everything comes from the manifest, so a loaded artifact explains itself without running. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polydyn.errors import InputError
+from polydyn.program.expressions import evaluate, symbols_of
+
+THREADS = "nth"
+WORK_PER_THREAD = 32768
+"""``WORK_PER_THREAD`` of runtime.c."""
+
+
+@dataclass(frozen=True)
+class ExplainedLaunch:
+    """One launch at one shape.
+
+    ``sizes``: the kernel's parameters; ``choices``: what is chosen at launch (tiles and their counts); ``flops`` and
+    ``bytes`` (of the distinct buffers read and written); ``scratch``: bytes per thread; ``reasons``: why its
+    primitives became one kernel, and what its code generator decided.
+    """
+
+    label: str
+    kernel: str
+    tasks: int
+    threads: int
+    sizes: Mapping[str, int]
+    choices: Mapping[str, int]
+    flops: int
+    bytes: int
+    scratch: int
+    reasons: tuple[str, ...]
+
+    def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
+        """The least time that a machine with these limits needs: computing or moving memory, whichever is longer."""
+        return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A program at one shape; ``str()`` is a table, ``details()`` adds sizes and reasons."""
+
+    name: str
+    dims: Mapping[str, int]
+    threads: int
+    launches: tuple[ExplainedLaunch, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Different kernels in order of first launch; launches without tasks are skipped."""
+        return tuple(dict.fromkeys(x.kernel for x in self.launches if x.tasks > 0))
+
+    def __str__(self) -> str:
+        heading = ("launch", "kernel", "tasks", "threads", "launch choices", "MFLOP", "MB", "FLOP/byte")
+        rows = [
+            (
+                x.label, x.kernel, str(x.tasks), str(x.threads) if x.tasks > 0 else "skipped",
+                " ".join(f"{k}={v}" for k, v in x.choices.items()) or "-",
+                f"{x.flops / 1e6:.3f}", f"{x.bytes / 1e6:.3f}", f"{x.flops / x.bytes:.1f}" if x.bytes else "-",
+            )
+            for x in self.launches
+        ]  # fmt: skip
+        return f"{self._title()}\n\n{text_table(heading, rows)}"
+
+    __repr__ = __str__
+
+    def details(self) -> str:
+        """The table, then for every launch its sizes, scratch and the reasons for its shape."""
+        parts = [str(self)]
+        for x in self.launches:
+            sizes = " ".join(f"{k}={v}" for k, v in {**x.sizes, **x.choices}.items())
+            lines = [f"{x.label}: {x.kernel}({sizes}), {x.scratch} bytes of scratch per thread"]
+            parts.append("\n".join([*lines, *(f"    {r}" for r in x.reasons)]))
+        if self.notes:
+            parts.append("\n".join(["notes", *(f"    {n}" for n in self.notes)]))
+        return "\n\n".join(parts)
+
+    def _title(self) -> str:
+        dims = ", ".join(f"{k}={v}" for k, v in self.dims.items()) or "no dynamic dims"
+        running = sum(x.tasks > 0 for x in self.launches)
+        return (
+            f"{self.name or 'model'} at {dims}, {self.threads} thread{'s' * (self.threads != 1)}: "
+            f"{running} launches of {len(self.kernels)} kernels, "
+            f"{sum(x.flops for x in self.launches) / 1e6:.2f} MFLOP"
+        )
+
+
+def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int = 60) -> str:
+    """Columns of text: the first two left-aligned, the others right; long labels keep their end."""
+    cut = [[c if len(c) <= width else "…" + c[-width + 1 :] for c in row] for row in [heading, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
+    lines = [
+        "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in cut
+    ]
+    return "\n".join([lines[0].rstrip(), "-" * len(lines[0]), *(line.rstrip() for line in lines[1:])])
+
+
+def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, int]:
+    """Every symbol's value from those given: the others follow from the guards that are equations.
+
+    InputError: an unknown name, a size below 0, a symbol that does not follow, or a guard that the sizes break.
+    """
+    known = {s["symbol"]: f"axis {s['axis']} of '{s['input']}'" for s in manifest["symbols"]}
+    for name, size in dims.items():
+        if name not in known:
+            raise InputError(
+                f"the program has no dim {name}", dim=name, remedy=f"its dims are {', '.join(known) or 'all constant'}"
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise InputError(f"{size!r} is no size", dim=name, remedy="give an integer >= 0")
+    values = dict(dims)
+    equations = [(g["left"], g["right"]) for g in manifest["guards"] if g["relation"] == "=="]
+    equations += [(b, a) for a, b in equations]
+    for _ in range(len(known)):
+        for a, b in equations:
+            if isinstance(a, str) and a not in values and symbols_of(b) <= values.keys():
+                values[a] = evaluate(b, values)
+    missing = [s for s in known if s not in values]
+    if missing:
+        raise InputError(
+            f"no size is given for {', '.join(f'{s} ({known[s]})' for s in missing)}",
+            dim=missing[0], remedy=f"give them too, as in {', '.join(f'{s}=8' for s in missing)}",
+        )  # fmt: skip
+    for g in manifest["guards"]:
+        a, b = evaluate(g["left"], values), evaluate(g["right"], values)
+        if not {"==": a == b, "<=": a <= b, "%==": a % b == 0 if b else a == 0}[g["relation"]]:
+            raise InputError(g["message"], rule=f"{g['rule']}, here {a} and {b}")
+    return {s: values[s] for s in known}
+
+
+def explain(manifest: Mapping[str, Any], dims: Mapping[str, int], threads: int) -> Explanation:
+    """The explanation of a program's manifest at a shape."""
+    values = resolve_dims(manifest, dims)
+    env = values | {THREADS: threads}
+    reasons = {k["name"]: tuple(k["notes"]) for k in manifest["kernels"]}
+    launches = tuple(_launch(x, env, threads, reasons[x["kernel"]]) for x in manifest["launches"])
+    return Explanation(manifest["name"], dict(dims) or values, threads, launches, tuple(manifest["notes"]))
+
+
+def _launch(x: Mapping[str, Any], env: Mapping[str, int], threads: int, notes: tuple[str, ...]) -> ExplainedLaunch:
+    symbols = {name: evaluate(e, env) for name, e in zip(x["names"], x["symbols"], strict=True)}
+    tasks, work = evaluate(x["tasks"], env), evaluate(x["work"], env)
+    first = len(symbols) - x["choices"]
+    return ExplainedLaunch(
+        x["label"],
+        x["kernel"],
+        tasks,
+        max(1, min(threads, tasks, 1 + work // WORK_PER_THREAD)),
+        dict(list(symbols.items())[:first]),
+        dict(list(symbols.items())[first:]),
+        evaluate(x["flops"], env),
+        evaluate(x["bytes"], env),
+        evaluate(x["scratch"], env),
+        (*x["reasons"], *notes),
+    )

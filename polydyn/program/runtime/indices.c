@@ -1,0 +1,39 @@
+/* indices.c: whether the integers that a kernel uses as subscripts lie inside the axis they index. */
+#include "internal.h"
+
+/* One pass without a branch, which is all that a correct call pays; only a failing one looks for the place. */
+#define SIGNED(type)                                                                                                  \
+    {                                                                                                                 \
+        const type *p = data;                                                                                         \
+        int bad = 0;                                                                                                  \
+        for (int64_t i = 0; i < count; i++) bad |= (p[i] < low) | (p[i] >= high);                                   \
+        if (!bad) return -1;                                                                                          \
+        int64_t i = 0;                                                                                                \
+        while (p[i] >= low && p[i] < high) i++;                                                                     \
+        *found = p[i];                                                                                                \
+        return i;                                                                                                     \
+    }
+
+#define UNSIGNED(type)                                                                                                \
+    {                                                                                                                 \
+        const type *p = data;                                                                                         \
+        for (int64_t i = 0; i < count; i++)                                                                           \
+            if (high <= 0 || p[i] >= (uint64_t)high || (low > 0 && p[i] < (uint64_t)low)) {                              \
+                *found = p[i] > INT64_MAX ? INT64_MAX : (int64_t)p[i];                                                \
+                return i;                                                                                             \
+            }                                                                                                         \
+        return -1;                                                                                                    \
+    }
+
+int64_t pd_outside(const void *data, int64_t count, int32_t dtype, int64_t low, int64_t high, int64_t *found) {
+    switch (dtype) {
+    case PD_INT8: SIGNED(int8_t)
+    case PD_INT16: SIGNED(int16_t)
+    case PD_INT32: SIGNED(int32_t)
+    case PD_INT64: SIGNED(int64_t)
+    case PD_UINT8: UNSIGNED(uint8_t)
+    case PD_UINT16: UNSIGNED(uint16_t)
+    case PD_UINT32: UNSIGNED(uint32_t)
+    default: UNSIGNED(uint64_t)
+    }
+}

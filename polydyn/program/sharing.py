@@ -1,0 +1,86 @@
+"""Which arrays of a call share memory. Standard library and numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.errors import InputError
+
+Array = npt.NDArray[Any]
+
+EFFORT = 10_000
+"""Candidate solutions numpy may try for one pair of interleaved arrays; beyond it they count as sharing memory."""
+
+
+def refuse_sharing(
+    inputs: Mapping[str, Array], out: Mapping[str, Array], appendable: Collection[tuple[str, str]]
+) -> None:
+    """InputError when a given output shares memory with an input, another output or itself.
+
+    The exception: for (input, output) in ``appendable`` the output may begin where the input does, if it walks the
+    memory with the same strides. Only arrays whose spans of addresses meet are looked at closely.
+    """
+    for name, a in out.items():
+        _refuse_folded(name, a)
+    arrays = [(name, a, False) for name, a in inputs.items()] + [(name, a, True) for name, a in out.items()]
+    spans = sorted((*_span(a), k) for k, (_, a, _) in enumerate(arrays) if a.size)
+    live: list[tuple[int, int]] = []
+    for low, high, k in spans:
+        live = [x for x in live if x[0] > low]
+        for _, other in live:
+            (p, a, p_out), (q, b, q_out) = (arrays[j] for j in sorted((k, other)))
+            if (p_out or q_out) and _shares(a, b) and not ((p, q) in appendable and not p_out and _begins(a, b)):
+                _refuse(p, q, (p, q) in appendable and not p_out)
+        live.append((high, k))
+
+
+def _refuse_folded(name: str, a: Array) -> None:
+    """InputError when two elements of an output may be one place in memory (kernels are proven for distinct ones)."""
+    span = a.itemsize
+    for stride, n in sorted((abs(s), n) for s, n in zip(a.strides, a.shape, strict=True) if n > 1):
+        if stride < span and a.size:
+            raise InputError(
+                f"elements of out['{name}'] share memory: strides {a.strides} in bytes for shape {a.shape}",
+                tensor=name,
+                remedy="pass an array, or a slice of one",
+            )
+        span += (n - 1) * stride
+
+
+def _span(a: Array) -> tuple[int, int]:
+    """First address and the one behind the last, of an array that is not empty."""
+    low = high = a.__array_interface__["data"][0]
+    for n, stride in zip(a.shape, a.strides, strict=True):
+        if stride < 0:
+            low += (n - 1) * stride
+        else:
+            high += (n - 1) * stride
+    return low, high + a.itemsize
+
+
+def _shares(a: Array, b: Array) -> bool:
+    try:
+        return bool(np.shares_memory(a, b, max_work=EFFORT))  # type: ignore[arg-type]  # the stub knows 0 and -1 only
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _begins(a: Array, b: Array) -> bool:
+    """Whether ``b`` begins where ``a`` does and walks the memory alike."""
+    alike = all(n == 1 or s == t for n, s, t in zip(a.shape, a.strides, b.strides, strict=True))
+    return alike and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
+
+
+def _refuse(first: str, name: str, pair: bool) -> None:
+    raise InputError(
+        f"out['{name}'] may share memory with '{first}'" + (", but lies in another way" if pair else ""),
+        tensor=name,
+        remedy=f"let both be views of one array, cut along the axis that grows: '{first}' = cache[:, :, :P], "
+        f"'{name}' = cache[:, :, :P + L]"
+        if pair
+        else "pass a copy",
+    )

@@ -1,0 +1,200 @@
+"""Proofs of what is emitted: the tile-space tree of a kernel computes its group (POLYHEDRAL.md 8).
+
+For the kernel's own register tiles and reduction block, for every size of every dim, 0 included, is proven that: the
+band that tasks share carries no dependence (then every partition of it is legal, the balanced one too); the tree runs
+every instance exactly once, in an order that respects every dependence; what lives in registers, scratch rows and
+panels holds the right element whenever it is read. A failure raises LegalityError with a witness. What remains by
+theorem or by test only is listed in docs/adr/0004-proofs.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import islpy as isl
+
+from polydyn.schedules.dependence import Dependences
+from polydyn.schedules.errors import LegalityError
+from polydyn.schedules.index import ONE, ZERO, Atom, Index, IndexLike
+from polydyn.schedules.isl_util import Condition, at_least, below, equals, frame, pair, param_set
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.polyhedra import read_accesses, statement_frame
+from polydyn.schedules.tile_flow import SHARE, ContractTiles, check_panel_box, check_tile_flow
+from polydyn.schedules.tiling import Roles, TiledGroup, inner_iterators, stages
+from polydyn.schedules.tree import TileStatement, bind_statement, to_isl
+from polydyn.schedules.verify import Coordinate, band_properties, check_parallel, check_tree, expansion, tiled_order
+from polydyn.schedules.witness import dependence_error
+
+NEST_TILE = 8
+"""Rows per task tile in the proof of a nest; the launch chooses others, which the coincident band makes legal too."""
+
+
+def prove_contract(group: Group, roles: Roles, tiled: TiledGroup, tiles: ContractTiles, deps: Dependences) -> None:
+    """The tree of a matmul-like group, for the kernel's register tile and reduction block. ``deps``: sizes >= 0."""
+    check_band(group, deps, (*roles.batch, roles.row, roles.col))
+    extents = dict(next(s for s in group.statements if s.reduce).iters)
+    m, n, k = (extents[x] for x in (roles.row, roles.col, roles.block))
+    bound: dict[str, Index] = {**tiled.extents, "B_k": tiles.blocks, "P_k": tiles.block}
+    bound |= {"P_i": Index.of(tiles.rows), "P_j": Index.of(tiles.columns), "W": Index.of(tiles.width)}
+    bound |= {f"C_{x}": Index.of(c) for x, c in SHARE.items()}
+    wide = {"B_i": (SHARE["i"] * tiles.rows, m), "B_j": (SHARE["j"] * tiles.columns, n)}
+    cover = [at_least(Index.of(blocks) * size, extent) for blocks, (size, extent) in wide.items()]
+    live = {"p_i": below(tiles.row(SHARE), m), "p_j": below(tiles.col(SHARE), n), "p_k": below(tiles.step("p_k"), k)}
+    exact = [
+        replace(s, conditions=(*s.conditions, *(c for x, c in live.items() if x in s.coords)))
+        for s in tiled.statements
+        if s.name in {x.name for x in group.statements}
+    ]
+    helpers = [s for s in tiled.statements if s.name not in {x.name for x in exact}]
+    check_tiles(group, deps, tiled, [*exact, *helpers], _contract_coordinates(group, roles, tiles), bound, cover)
+    check_tile_flow(tiled.tree, tiled.statements, tiled.params, tiles, roles)
+    if tiles.promote:
+        check_panel_box(tiles)
+
+
+def prove_nest(
+    group: Group, tiled: TiledGroup, band: tuple[str, ...], phases: dict[str, int], deps: Dependences
+) -> None:
+    """The tree of an element-wise or stitch group. ``deps``: sizes >= 0."""
+    check_band(group, deps, band)
+    check_rows(group, band)
+    extents = {n: e for s in group.statements for n, e in s.iters}
+    bound: dict[str, Index] = dict(tiled.extents)
+    statements, along = list(tiled.statements), "b_t" in tiled.coincident
+    if along:
+        last, size = band[-1], extents[band[-1]]
+        bound |= {"B_t": size.ceildiv(NEST_TILE), "E_t": Index.of(NEST_TILE)}
+        row = Index.of("b_t") * NEST_TILE + "t"
+        statements = [replace(s, conditions=(*s.conditions, below(row, size))) for s in statements]
+    else:
+        check_lanes(group, deps, band, phases)
+    coords: dict[str, list[Coordinate | IndexLike]] = {}
+    for s in group.statements:
+        head: list[Coordinate | IndexLike] = list(band)
+        if along:
+            head[-1:] = [Coordinate(last, NEST_TILE), Coordinate(last, 1, NEST_TILE)]
+        coords[s.name] = [*head, *inner_iterators(s, band)]
+    check_tiles(group, deps, tiled, statements, coords, bound, ())
+
+
+# -- the parts of a proof --------------------------------------------------------------------------------------------
+
+
+def check_band(group: Group, deps: Dependences, band: Sequence[str]) -> None:
+    """No dependence moves along any iterator of the band: every partition of it into tasks and tiles is legal."""
+    rows = {s.name: [Index.of(x) for x in band] for s in group.statements}
+    coincident, _ = band_properties(group, deps, {}, rows)
+    if not all(coincident):
+        check_parallel(group, deps, rows, range(len(band)))  # names the witness
+        raise LegalityError(f"the band {tuple(band)} is not coincident: {coincident}", node=group.name)
+
+
+def check_tiles(
+    group: Group,
+    deps: Dependences,
+    tiled: TiledGroup,
+    statements: Sequence[TileStatement],
+    coords: Mapping[str, Sequence[Coordinate | IndexLike]],
+    bound: Mapping[str, Index],
+    cover: Sequence[Condition],
+) -> None:
+    """The tree over ``statements`` computes the group, and what it declares coincident carries no dependence."""
+    statements, params, ctx = bind_tiles(group, tiled, statements, bound, cover)
+    schedule = to_isl(tiled.tree, statements, params)
+    images = expansion(group, coords)
+    check_tree(group, deps, images, schedule, ctx)
+    check_parallel(group, deps.under(ctx), tiled_order(images, schedule, ctx), range(len(tiled.coincident)))
+
+
+def bind_tiles(
+    group: Group,
+    tiled: TiledGroup,
+    statements: Sequence[TileStatement],
+    bound: Mapping[str, Index],
+    cover: Sequence[Condition],
+) -> tuple[list[TileStatement], tuple[str, ...], isl.Set]:
+    """The statements with what is constant put in, the parameters that are left, what is known of them."""
+    fixed = {n: v for n, v in bound.items() if v.is_polynomial}
+    params = (*dict.fromkeys((*group.params, *(p for p in tiled.params if p not in fixed))),)
+    ctx = param_set(params, [*cover, *(at_least(p, 0) for p in params)], positive=False)
+    for name in bound.keys() - fixed.keys():
+        if name in params:
+            ctx = ctx.intersect(_binding(name, bound[name], params))
+    return [bind_statement(s, fixed) for s in statements], params, ctx
+
+
+def _binding(name: str, value: Index, params: tuple[str, ...]) -> isl.Set:
+    """The parameters for which ``name`` has the value: quasi-affine, or the minimum or maximum of such."""
+    atoms = [a for a in value.atoms() if isinstance(a, Atom) and a.kind in ("min", "max")]
+    if not atoms:
+        return param_set(params, [equals(name, value)], positive=False)
+    (a,) = atoms
+    out = isl.Set.empty(frame("", (), params).space.params())
+    for x in a.args:
+        beyond = [at_least(x, y) if a.kind == "max" else at_least(y, x) for y in a.args if y is not x]
+        chosen = value.map_atoms(lambda b, x=x: x if b == a else Index({(b,): 1}))  # type: ignore[misc]
+        out = out.union(param_set(params, [equals(name, chosen), *beyond], positive=False))
+    return out
+
+
+def _contract_coordinates(
+    group: Group, roles: Roles, tiles: ContractTiles
+) -> dict[str, list[Coordinate | IndexLike]]:
+    """Original instance -> tile-space instance."""
+
+    def split(x: str, share: int, size: int) -> tuple[Coordinate, Coordinate, Coordinate]:
+        return Coordinate(x, share * size), Coordinate(x, size, share), Coordinate(x, 1, size)
+
+    b_i, c_i, p_i = split(roles.row, SHARE["i"], tiles.rows)
+    b_j, c_j, p_j = split(roles.col, SHARE["j"], tiles.columns)
+    step: tuple[Coordinate | IndexLike, Coordinate | IndexLike] = (ZERO, roles.block)
+    if tiles.blocks != ONE:
+        step = Coordinate(roles.block, int(tiles.block)), Coordinate(roles.block, 1, int(tiles.block))
+    last = (tiles.blocks if tiles.blocks.constant is not None else Index.of("B_k")) - 1
+    sunk = {n: ZERO if side == "first" else last for n, side in roles.sunk}
+    out: dict[str, list[Coordinate | IndexLike]] = {}
+    for s in group.statements:
+        b_k, inner = (sunk[s.name], []) if s.name in sunk else (step[0], [step[1], *roles.inner])
+        out[s.name] = [*roles.batch, b_i, b_j, b_k, c_j, c_i, *inner, p_i, p_j]
+    return out
+
+
+def check_rows(group: Group, band: tuple[str, ...]) -> None:
+    """A local's storage is one row, reused by the next: every access stays in the row of its own instance."""
+    row = tuple(Index.of(x) for x in band)
+    for s in group.statements:
+        for a in (s.write, *read_accesses(s)):
+            if group.arrays[a.array].role == "local" and a.index[: len(band)] != row:
+                raise LegalityError(
+                    f"{s.name} touches {a.array}{list(a.index)} outside its own row {list(band)}",
+                    node=s.name,
+                    tensor=a.array,
+                    rule="locals live in one row",
+                )
+
+
+def check_lanes(group: Group, deps: Dependences, band: tuple[str, ...], phases: dict[str, int]) -> None:
+    """Innermost loops of a stage run as vectors: they carry nothing but accumulation, which may be reassociated."""
+    stage_of = {s.name: n for n, stage in enumerate(stages(group, band, phases)) for s in stage}
+    carried = deps.flow.union(deps.anti).union(deps.output)
+    for m in _pairs(carried):
+        s, t = (group.statement(n) for n in pair(m))
+        loops = inner_iterators(s, band)
+        if not loops or stage_of[s.name] != stage_of[t.name]:
+            continue
+        live = m.intersect(_equal(group, s, t, (*band, *loops[:-1])))
+        bad = live.subtract(_equal(group, s, t, loops[-1:])).intersect_params(deps.context)
+        if not bad.is_empty():
+            raise dependence_error(f"vector loop {loops[-1]} carries a dependence", bad, group, deps.context)
+
+
+def _pairs(u: isl.UnionMap) -> list[isl.Map]:
+    listed = u.get_map_list()
+    return [listed.get_at(i) for i in range(listed.n_map())]
+
+
+def _equal(group: Group, s: Statement, t: Statement, names: Sequence[str]) -> isl.Map:
+    """Instances that agree in the named iterators."""
+    rows = [statement_frame(group, x).map_to("", [Index.of(n) for n in names]) for x in (s, t)]
+    return rows[0].apply_range(rows[1].reverse())

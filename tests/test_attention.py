@@ -1,0 +1,151 @@
+"""Attention as one kernel: found over primitives, right at every length, and left apart where it does not line up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import polydyn
+from polydyn.compiler import Options
+
+D = 16
+SHAPES = [(1, 1, 1), (1, 8, 8), (2, 7, 7), (1, 33, 33), (2, 65, 65), (1, 130, 130), (3, 1, 31), (1, 13, 64), (0, 4, 4)]
+
+
+def attention(heads: int, kv_heads: int | None = None, *, mask: str = "", rotary: bool = False) -> onnx.ModelProto:
+    """q [B, Q, heads*D], k and v [B, K, kv_heads*D] to [B, Q, heads*D]; the way exporters write it."""
+    kv = kv_heads or heads
+    nodes: list[onnx.NodeProto] = []
+    constants: dict[str, np.ndarray] = {
+        "split_q": np.array([0, 0, heads, D]), "split_k": np.array([0, 0, kv, D]), "merge": np.array([0, 0, heads * D]),
+        "scale": np.array(D**-0.5, np.float32),
+    }  # fmt: skip
+
+    def add(op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(op, list(inputs), [output], name=f"n_{output}", **attributes))
+        return output
+
+    for x, split in (("q", "split_q"), ("k", "split_k"), ("v", "split_k")):
+        add("Transpose", [add("Reshape", [x, split], f"{x}4")], f"{x}h", perm=[0, 2, 1, 3])
+    q, k, v = "qh", "kh", "vh"
+    if rotary:
+        q = rotated(add, constants, q)
+    if kv != heads:
+        k, v = (repeated(add, constants, x, heads // kv, heads) for x in (k, v))
+    add("Transpose", [k], "kt", perm=[0, 1, 3, 2])
+    s = add("Mul", [add("MatMul", [q, "kt"], "s0"), "scale"], "s1")
+    if mask:
+        s = add("Add", [s, "mask"], "s2")
+    o = add("MatMul", [add("Softmax", [s], "p", axis=-1), v], "o")
+    add("Reshape", [add("Transpose", [o], "ot", perm=[0, 2, 1, 3]), "merge"], "y")
+    shapes = {"q": ["B", "Q", heads * D], "k": ["B", "K", kv * D], "v": ["B", "K", kv * D]}
+    if mask:
+        shapes["mask"] = ["B", 1, "Q" if mask == "full" else 1, "K"]
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "Q", heads * D])]
+    values = [numpy_helper.from_array(a, n) for n, a in constants.items()]
+    graph = helper.make_graph(nodes, "attention", inputs, outputs, values)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def rotated(add: Any, constants: dict[str, np.ndarray], q: str) -> str:
+    """q * 0.6 + rotate_half(q) * 0.8."""
+    half = D // 2
+    constants |= {f"at{i}": np.array([i]) for i in (0, half, D)}
+    constants |= {"last": np.array([3]), "cos": np.array(0.6, np.float32), "sin": np.array(0.8, np.float32)}
+    low = add("Slice", [q, "at0", f"at{half}", "last"], "low")
+    high = add("Neg", [add("Slice", [q, f"at{half}", f"at{D}", "last"], "high")], "minus_high")
+    turned = add("Mul", [add("Concat", [high, low], "turned", axis=3), "sin"], "turned_sin")
+    return str(add("Add", [add("Mul", [q, "cos"], "q_cos"), turned], "q_rotated"))
+
+
+def repeated(add: Any, constants: dict[str, np.ndarray], x: str, times: int, heads: int) -> str:
+    """Each key-value head serves ``times`` query heads."""
+    constants |= {"two": np.array([2]), "ones": np.array([1, 1, times, 1, 1]), "heads": np.array([0, heads, -1, D])}
+    wide = add("Expand", [add("Unsqueeze", [x, "two"], f"{x}_u"), "ones"], f"{x}_e")
+    return str(add("Reshape", [wide, "heads"], f"{x}_r"))
+
+
+CASES = {
+    "plain": attention(4),
+    "mask": attention(4, mask="row"),
+    "full mask": attention(3, mask="full"),
+    "grouped queries": attention(4, 2, mask="row"),
+    "one kv head": attention(4, 1),
+    "rotary": attention(2, rotary=True),
+}
+
+
+def feeds(model: onnx.ModelProto, b: int, q: int, k: int, seed: int = 0) -> dict[str, np.ndarray]:
+    r = np.random.default_rng(seed)
+    sizes = {"B": b, "Q": q, "K": k}
+    out = {}
+    for i in model.graph.input:
+        shape = [sizes[d.dim_param] if d.dim_param else d.dim_value for d in i.type.tensor_type.shape.dim]
+        out[i.name] = r.standard_normal(shape).astype(np.float32)
+        if i.name == "mask":
+            out[i.name] = np.where(r.random(shape) < 0.3, np.float32(-1e9), np.float32(0))
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_kernel_and_right_at_every_length(name: str) -> None:
+    model = CASES[name]
+    program = polydyn.compile(model, threads=2)
+    assert sum(label.startswith("attention ") for label in program.launches) == 1
+    assert not any(label.startswith("contract ") for label in program.launches)
+    session = ort.InferenceSession(model.SerializeToString())
+    for shape in SHAPES:
+        f = feeds(model, *shape)
+        if 0 in shape:  # ONNX Runtime refuses to reshape nothing
+            assert program.run(f)["y"].shape == (shape[0], *f["q"].shape[1:])
+            continue
+        expected = session.run(None, f)[0]
+        np.testing.assert_allclose(program.run(f)["y"], expected, rtol=0, atol=3e-6, err_msg=f"{name} {shape}")
+
+
+def test_rows_masked_everywhere_give_what_the_model_gives() -> None:
+    model = CASES["full mask"]
+    f = feeds(model, 1, 5, 9)
+    f["mask"][0, 0, 2] = -np.inf
+    expected = ort.InferenceSession(model.SerializeToString()).run(None, f)[0]
+    got = polydyn.compile(model).run(f)["y"]
+    assert np.isnan(expected[0, 2]).all() and np.isnan(got[0, 2]).all()
+    np.testing.assert_allclose(np.delete(got, 2, 1), np.delete(expected, 2, 1), rtol=0, atol=3e-6)
+
+
+def test_apart_and_together_agree_and_threads_do_not_change_bits() -> None:
+    model = CASES["mask"]
+    f = feeds(model, 2, 37, 41)
+    apart = polydyn.compile(model, options=Options(attention=False))
+    assert sum(label.startswith("contract ") for label in apart.launches) == 2
+    one, two = (polydyn.compile(model, threads=t).run(f)["y"] for t in (1, 2))
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_allclose(apart.run(f)["y"], one, rtol=0, atol=3e-6)
+
+
+def test_weights_that_others_read_stay_apart() -> None:
+    model = attention(2)
+    model.graph.output.append(helper.make_tensor_value_info("p", TensorProto.FLOAT, ["B", 2, "Q", "K"]))
+    program = polydyn.compile(model)
+    assert not any(label.startswith("attention ") for label in program.launches)
+    f = feeds(model, 2, 5, 6)
+    expected = ort.InferenceSession(model.SerializeToString()).run(["y", "p"], f)
+    got = program.run(f)
+    np.testing.assert_allclose(got["y"], expected[0], rtol=0, atol=3e-6)
+    np.testing.assert_allclose(got["p"], expected[1], rtol=0, atol=3e-6)
+
+
+def test_a_wrong_scale_is_seen() -> None:
+    """The tolerance is not so wide that a head whose scale is off by 1 % passes."""
+    model = CASES["plain"]
+    f = feeds(model, 1, 9, 9)
+    expected = ort.InferenceSession(model.SerializeToString()).run(None, f)[0]
+    off = {**f, "q": f["q"] * np.where(np.arange(4 * D) < D, np.float32(1.01), np.float32(1))}
+    assert np.abs(polydyn.compile(model).run(off)["y"] - expected).max() > 3e-5

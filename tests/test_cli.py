@@ -1,0 +1,154 @@
+"""The command line, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from stored import path_of
+
+import polydyn
+from polydyn.cli import main
+
+
+def call(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in args])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "bert.polydyn"
+    done = call("compile", path_of("bert_tiny"), "-o", path, "--dim", "B=1:8", "--dim", "L=0:", "--threads", 1)
+    assert done.exit_code == 0, done.output
+    assert "unique" in done.output and "peak memory" in done.output and path.exists()
+    return path
+
+
+def test_inspect_says_what_a_call_must_meet(saved: Path) -> None:
+    text = call("inspect", saved).output
+    for part in (
+        "input_ids: int64[B, L]", "last_hidden_state: float32[B, L, 32]", "B: axis 0 of input 'input_ids'",
+        "compiled for 1 <= B <= 8", "L <= 160", "an index in 'input_ids' lies outside its axis of size 120",
+        "host operators", "launches (", "merged into one contraction",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_run_with_made_up_inputs_and_with_files(saved: Path, tmp_path: Path) -> None:
+    done = call("run", saved, "--shape", "B=2,L=5", "--output-dir", tmp_path / "out")
+    assert done.exit_code == 0 and "2x5x32" in done.output
+    assert np.load(tmp_path / "out" / "last_hidden_state.npy").shape == (2, 5, 32)
+    ids = np.array([[5, 6, 7]])
+    np.save(tmp_path / "ids.npy", ids)
+    done = call("run", saved, "--input", f"input_ids={tmp_path / 'ids.npy'}", "--output-dir", tmp_path)
+    assert done.exit_code == 0, done.output
+    want = polydyn.load(saved).run({"input_ids": ids, "attention_mask": np.ones_like(ids)})["last_hidden_state"]
+    assert np.load(tmp_path / "last_hidden_state.npy").shape == want.shape
+
+
+def test_a_model_runs_without_an_artifact() -> None:
+    done = call("run", path_of("bert_tiny"), "--shape", "B=1,L=2")
+    assert done.exit_code == 0 and "1x2x32" in done.output
+
+
+def test_explain_and_profile_name_the_kernels(saved: Path) -> None:
+    kernels = {x["kernel"] for x in polydyn.load(saved).manifest["launches"]}
+    explained, profiled = call("explain", saved, "--shape", "B=2,L=7"), call("profile", saved, "--shape", "B=2,L=7")
+    for done in (explained, profiled):
+        assert done.exit_code == 0, done.output
+        assert all(k in done.output for k in kernels)
+    assert "GFLOP/s" in profiled.output and "share" in profiled.output
+    more = call("explain", saved, "--shape", "B=2,L=7", "--why", "--peak", 100, "--bandwidth", 10)
+    assert "epilogue" in more.output and "least time at 100 GFLOP/s" in more.output
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("inspect", "missing.onnx"), "error (ModelError): cannot read missing.onnx"),
+        (("run", "SAVED", "--shape", "B=9,L=2"), "compiled for 1 <= B <= 8"),
+        (("run", "SAVED", "--shape", "B=2"), "no size is given for L"),
+        (("run", "SAVED", "--input", "input_ids=nothing.npy"), "cannot read nothing.npy"),
+        (("run", "SAVED", "--input", "input_ids"), "names no file"),
+        (("explain", "SAVED", "--shape", "B=2,L=161"), "L <= 160, here 161 and 160"),
+    ],
+)
+def test_errors_are_text_and_exit_code_1(saved: Path, args: tuple[str, ...], message: str) -> None:
+    done = call(*(saved if a == "SAVED" else a for a in args))
+    assert done.exit_code == 1 and message in done.output and "Traceback" not in done.output
+    assert "remedy" in done.output or "rule" in done.output
+
+
+def test_usage_errors_are_clicks() -> None:
+    assert call("explain", "x", "--shape", "B").exit_code == 2
+    assert call("compile", "x", "-o", "y", "--dim", "B=a:b").exit_code == 2
+    assert call("nonsense").exit_code == 2
+
+
+def test_a_failed_compile_leaves_no_output(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"nothing")
+    assert call("compile", tmp_path / "bad.onnx", "-o", tmp_path / "out.polydyn").exit_code == 1
+    missing = call("compile", path_of("bert_tiny"), "-o", tmp_path / "no" / "out.polydyn")
+    assert missing.exit_code == 1 and "cannot write" in missing.output
+    assert [p.name for p in tmp_path.iterdir()] == ["bad.onnx"]
+
+
+def test_debug_shows_where_an_error_comes_from() -> None:
+    done = call("--debug", "inspect", "missing.onnx")
+    assert done.exit_code == 1 and type(done.exception).__name__ == "ModelError"
+
+
+def test_doctor_names_compiler_processor_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = call("doctor").output
+    assert all(part in text for part in ("compiler", "processor", "cache", "numpy", "extra [bench]"))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    broken = call("doctor")
+    assert broken.exit_code == 1 and "--  compiler: no C compiler found" in broken.output
+
+
+def test_batch_goes_on_after_a_failure_and_resumes(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"nothing")
+    jobs = tmp_path / "jobs.json"
+    good = {"model": path_of("bert_tiny"), "output": "bert.polydyn", "dims": {"B": [1, 8], "L": [0, None]}}
+    jobs.write_text(json.dumps([{"model": "bad.onnx", "output": "bad.polydyn"}, good]))
+    first = call("batch", jobs)
+    assert first.exit_code == 1 and "bad.polydyn: failed (ModelError)" in first.output
+    assert "1 compiled, 0 done before, 1 failed" in first.output
+    assert polydyn.load(tmp_path / "bert.polydyn").kernel_count > 0 and not (tmp_path / "bad.polydyn").exists()
+    assert "0 compiled, 1 done before, 1 failed" in call("batch", jobs).output
+    jobs.write_text(json.dumps([good]))
+    assert call("batch", jobs).exit_code == 0
+    (tmp_path / "bert.polydyn").unlink()
+    assert "1 compiled" in call("batch", jobs).output, "an output that is gone is made again"
+    jobs.write_text(json.dumps([good | {"dims": {"B": [1, 4]}}]))
+    assert "1 compiled" in call("batch", jobs).output, "other arguments are another job"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        '[{"model": "a"}]',
+        '[{"model": "a", "output": "b", "speed": 1}]',
+        '[{"model": "a", "output": "b", "dims": {"B": 3}}]',
+        '[{"model": "a", "output": "b"}, {"model": "c", "output": "b"}]',
+    ],
+)
+def test_malformed_batches_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs.json").write_text(text)
+    done = call("batch", tmp_path / "jobs.json")
+    assert done.exit_code == 1 and "error (InputError)" in done.output and "remedy" in done.output
+
+
+def test_python_m_polydyn_works() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "polydyn", "--version"], cwd=Path(__file__).parent.parent, capture_output=True, text=True
+    )
+    assert run.stdout.strip() == f"polydyn, version {polydyn.__version__}", run.stderr

@@ -1,0 +1,136 @@
+"""Passes over the loop IR: before -> after as text, a refusal beside each success."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from polydyn.codegen.ir import Body, Compare, FlatLoad, For, If, Mark, Set, Store, Switch
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.registers import registers, share_loads, unroll
+from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, variants
+from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
+from polydyn.codegen.show import show
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Value, const, op
+from polydyn.schedules.index import ZERO, Index
+
+ix = Index.of
+Golden = Callable[[str, str], None]
+
+
+def at(buffer: str, address: Index | int | str, dtype: str = "float32") -> FlatLoad:
+    return FlatLoad(dtype, buffer, ix(address))
+
+
+def loop(var: str, hi: Index | int | str, *body: object, lo: int = 0) -> For:
+    return For(var, ix(lo), ix(hi), body)  # type: ignore[arg-type]
+
+
+def copy(address: Index | str, value: Value) -> Store:
+    return Store("y", ix(address), value)
+
+
+ROW = loop("i", "n", copy(ix("i"), op("exp", at("x", ix("i") * "s"))))
+SUM = loop("i", "n", Set("v", at("x", "i"), 1, "sum"))
+
+
+def test_fold_removes_what_is_decided() -> None:
+    guarded = If((Compare(">=", ix("n"), ix("n") - 1), Compare("<", ix("i"), ix("n"))), (copy("i", at("x", 0)),))
+    assert show(fold((guarded,))) == "if i < n\n  y[i] = x[0]\n"
+    assert fold((If((Compare("<", ix(3), ix(2)),), (ROW,)),)) == ()
+    assert fold((loop("i", "n", ROW, lo=5),))[0] == loop("i", "n", ROW, lo=5)
+    assert show(bind((loop("i", "T", copy("i", at("x", "i"))),), {"T": 1})) == "y[0] = x[0]\n"
+    assert bind((loop("i", "T", copy("i", at("x", "i"))),), {"T": 0}) == ()
+
+
+def test_a_map_becomes_vectors_and_a_masked_tail(golden: Golden) -> None:
+    golden("vectorise_map.txt", show(vectorise_loop(ROW, 8)))
+
+
+def test_a_sum_becomes_chains_a_rest_and_a_predicated_tail(golden: Golden) -> None:
+    golden("vectorise_sum.txt", show(vectorise_loop(SUM, 8)))
+
+
+def test_whole_vectors_have_no_tail() -> None:
+    assert "if" not in show(vectorise_loop(loop("i", ix("n") * 8, copy("i", at("x", "i"))), 8))
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ((loop("i", "n", copy("i", at("x", "i")), lo=1)), "must start at 0"),
+        ((loop("i", "n", copy("i", at("x", ix("i") * "i")))), "not affine in the lane"),
+        ((loop("i", "n", copy("j", at("x", "i")))), "write one element"),
+        ((loop("i", "n", Set("v", at("x", "i")))), "not one reduction"),
+        ((loop("i", "n", copy("i", at("x", "i", "float64")))), "no vectors of float64"),
+        ((loop("i", "n", Set("v", at("x", "i", "uint8"), 1, "sum"))), "accumulates uint8"),
+        ((loop("i", "n", loop("k", "i", copy("i", at("x", "k"))))), "a bound depends on the lane"),
+        ((loop("i", "n", copy("i", op("where", at("m", "i", "bool"), at("x", "i"), at("x", 0))))), "guarded load"),
+        ((loop("i", "n", Mark("row", ()))), "Mark inside the vector loop"),
+    ],
+)
+def test_what_has_no_vector_form_is_refused(body: For, why: str) -> None:
+    with pytest.raises(CodegenError, match=why):
+        vectorise_loop(body, 8)
+
+
+def test_a_tile_becomes_vectors_with_live_lanes() -> None:
+    tile = (loop("j", 16, copy("j", at("x", "j"))),)
+    assert show(vectorise_tile(tile, "j", 8)) == "vector j in [0, 2)\n  y[8*j]<8> = x[8*j]<8>\n"
+    masked = show(vectorise_tile(tile, "j", 8, ix("N")))
+    assert masked.count("if lane < (N - 8*j)") == 2 or masked.count("if lane < (-8*j + N)") == 2
+    with pytest.raises(CodegenError, match="whole number of vectors"):
+        vectorise_tile((loop("j", 12, copy("j", at("x", "j"))),), "j", 8)
+
+
+def test_unrolled_tiles_live_in_registers() -> None:
+    body: Body = (loop("p", 2, Store("acc", ix("p"), at("x", "p"), "sum")),)
+    flat = unroll(body, ("p",))
+    assert show(flat) == "acc[0] += x[0]\nacc[1] += x[1]\n"
+    text = show(registers(flat, "acc", "float32"))
+    assert text == "def acc_0 = 0.0\ndef acc_1 = 0.0\nacc_0 += x[0]\nacc_1 += x[1]\n"
+    with pytest.raises(CodegenError, match="not constant"):
+        registers(body, "acc", "float32")
+    with pytest.raises(CodegenError, match="no constant extent"):
+        unroll((loop("p", "n", copy("p", at("x", "p"))),), ("p",))
+    with pytest.raises(CodegenError, match="different numbers of lanes"):
+        registers((Store("acc", ZERO, const(0, "float32")), Store("acc", ZERO, const(0, "float32"), None, 8)), "acc",
+                  "float32")  # fmt: skip
+
+
+def test_loads_are_shared_until_a_store_to_their_buffer() -> None:
+    x = at("x", 0)
+    run: Body = (copy(ix(0), op("add", x, x)), Store("x", ZERO, x), copy(ix(1), x))
+    assert show(share_loads(run)) == "def t0 = x[0]\ny[0] = add(t0, t0)\nx[0] = t0\ndef t1 = x[0]\ny[1] = t1\n"
+    assert share_loads((copy(ix(0), x),)) == (copy(ix(0), x),)
+
+
+def test_shares_partition_and_clip_is_exact() -> None:
+    (b,) = balance((loop("c", "C", ROW),), "c", ix("T"), "B", "b")
+    assert isinstance(b, For)
+    for total in range(7):
+        for shares in range(1, 5):
+            env = {"T": total, "B": shares}
+            parts = [range(b.lo.evaluate({**env, "b": s}), b.hi.evaluate({**env, "b": s})) for s in range(shares)]
+            assert [x for p in parts for x in p] == list(range(total))
+    (c,) = clip((loop("k", 16, ROW),), ("k",), ix("E"))
+    assert isinstance(c, For) and str(c.hi) == "min(16, E)"
+
+
+def test_variants_switch_only_between_several() -> None:
+    assert variants(ix("r"), {4: (ROW,)}) == (ROW,)
+    (s,) = variants(ix("r"), {3: (ROW,), 4: (ROW,)}, "f")
+    assert isinstance(s, Switch) and [k for k, _ in s.cases] == [3, 4]
+    assert "outline f_3" in show((s,))
+
+
+def test_the_coincident_band_becomes_a_range_of_tasks() -> None:
+    nest = (Mark("task", (loop("b", "B", loop("i", "N", copy(ix("b") * "N" + "i", at("x", "i")))),)),)
+    body, count = tasks(mark_parallel(nest, ("b", "i")))
+    assert count == ix("B") * "N" and show(body).startswith("serial task in [begin, end)\n  let b = (task // N)\n")
+    with pytest.raises(CodegenError, match="does not start at 0"):
+        tasks(mark_parallel((Mark("task", (loop("b", "B", ROW, lo=1),)),), ("b",)))
+    with pytest.raises(CodegenError, match="0 task marks"):
+        tasks((ROW,))
