@@ -17,17 +17,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.random_graphs import random_feeds, random_graph, union
-from polydyn.compiler import cpu_target, host_plan
-from polydyn.fusion.attention import fuse_attention
-from polydyn.fusion.grouping import fuse
-from polydyn.graph.fold import fold
+from polydyn.compiler import plan_graph
 from polydyn.graph.ir import Compute, Graph, Node, Tensor
-from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.reference import evaluate
 from polydyn.graph.verify import verify_graph
-from polydyn.lowering.kernels import KernelBuilder
 from polydyn.program.assemble import build_program
-from polydyn.program.plan import HostPlan
 from polydyn.program.program import Program
 from polydyn.schedules.expr import Array, show
 from polydyn.schedules.index import Index
@@ -48,19 +42,9 @@ class Failure:
     message: str
 
 
-def plan_of(graph: Graph, target: str = "cpu") -> HostPlan:
-    """The host plan of a graph, as ``compile`` makes it of a model."""
-    processor = cpu_target(target)
-    graph = merge_contractions(fold(graph))
-    verify_graph(graph)
-    plan = fuse_attention(fuse(graph))
-    builder = KernelBuilder(plan, processor)
-    return host_plan(plan, [k for g in plan.groups for k in builder.place(g)], processor)
-
-
 def compile_graph(graph: Graph, target: str = "cpu") -> tuple[Program, Program]:
     """The program for one thread and for two, which shares out even the smallest launch."""
-    host = plan_of(graph, target)
+    host = plan_graph(graph, target=target)
     host = replace(host, launches=tuple(replace(launch, work=SHARED_OUT) for launch in host.launches))
     return build_program(host, target=target, threads=1), build_program(host, target=target, threads=2)
 

@@ -68,8 +68,12 @@ def plan_program(
     options: Options | None = None,
 ) -> HostPlan:
     """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
+    return plan_graph(import_model(model, dims), target=target, options=options)
+
+
+def plan_graph(graph: Graph, *, target: str = "cpu", options: Options | None = None) -> HostPlan:
+    """The host plan of a graph of primitives."""
     processor, options = cpu_target(target), options or Options()
-    graph = import_model(model, dims)
     graph = fold(graph)
     if options.merge:
         graph = merge_contractions(graph)

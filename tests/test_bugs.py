@@ -8,9 +8,9 @@ from graphs import Sheet, matmul, wrong
 from stored import load, path_of
 
 import polydyn
-from benchmarks.fuzz import plan_of
 from benchmarks.models.inputs import feeds
 from polydyn.build.features import machine_features
+from polydyn.compiler import plan_graph
 from polydyn.errors import InputError
 from polydyn.schedules.expr import FromIndex, Value, cast, const, op
 from polydyn.schedules.index import Index
@@ -122,5 +122,5 @@ def test_kernels_are_compiled_for_the_lanes_they_were_generated_for() -> None:
     s = Sheet(x=("A",))
     s.let("y", ("A",), op("exp", s.at("x", "d0")))
     assert not wrong(s.graph("y"), {"A": 9}, target="cpu:avx2")
-    plan = plan_of(s.graph("y"), "cpu:avx2")
+    plan = plan_graph(s.graph("y"), target="cpu:avx2")
     assert plan.headers["pd_cpu.h"].startswith("#define PD_W 8\n")
