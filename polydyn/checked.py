@@ -106,6 +106,9 @@ class CheckedProgram:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs. CheckError: a check failed; it names kernel, task, buffer and element. InputError: a guard."""
         env = self._symbols(feeds)
+        for b in self.plan.buffers.values():  # every buffer is dense here
+            shape = [d.evaluate(env) for d in b.shape]
+            env |= {s: int(np.prod(shape[axis + 1 :])) for axis, s in enumerate(b.strides)}
         memory = {n: self._memory(b, env, feeds) for n, b in self.plan.buffers.items()}
         for launch in self.plan.launches:
             self._launch(launch, env, memory)
