@@ -8,6 +8,7 @@ after its call would slow the next contestant, so a turn starts only when the CP
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -20,24 +21,44 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 QUIET_SECONDS = 0.01
 TURN_SECONDS = 0.05
+BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Contestant:
     """A program in its own process (``benchmarks/worker.py``), reached over a pipe. RuntimeError when it fails."""
 
-    def __init__(self, kind: str, path: str, threads: int) -> None:
+    def __init__(self, kind: str, path: str | Path | None, threads: int) -> None:
+        """``kind``: one of ``benchmarks.rivals.KINDS``. ``path``: the first model, None to load one later."""
         self.kind = kind
-        command = [sys.executable, "-m", "benchmarks.worker", kind, str(Path(path).resolve()), str(threads)]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        first = self._answer()
-        self.seconds_to_load: float = first["ready"]
-        self.version: str = first["version"]
+        command = [sys.executable, "-m", "benchmarks.worker", kind, str(threads)]
+        env = {**os.environ, **dict.fromkeys(BLAS_THREADS, str(threads))}
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.seconds_to_load = 0.0
+        self.version = ""
+        if path is not None:
+            try:
+                self.load(path)
+            except RuntimeError:
+                self.close()
+                raise
+
+    def load(self, path: str | Path) -> None:
+        """Loads or compiles a model in place of the one before; after a refusal another may be loaded."""
+        answer = self._ask(do="load", path=str(Path(path).resolve()))
+        self.seconds_to_load = answer["ready"]
+        self.version = answer["version"]
 
     def run(self, shape: Mapping[str, int], repeat: int = 1) -> list[float]:
         """Seconds of each of ``repeat`` calls at the shape."""
-        self._ask(do="run", shape=dict(shape), repeat=repeat)
-        seconds: list[float] = self._answer()["seconds"]
+        seconds: list[float] = self._ask(do="run", shape=dict(shape), repeat=repeat)["seconds"]
         return seconds
+
+    def sample(self, shape: Mapping[str, int]) -> list[float]:
+        """Some elements of the first output, the same ones from every contestant."""
+        values: list[float] = self._ask(do="sample", shape=dict(shape))["values"]
+        return values
 
     def cpu_seconds(self) -> float:
         """CPU time of all threads of the process, read from outside, so that asking costs it nothing."""
@@ -46,7 +67,8 @@ class Contestant:
     def close(self) -> None:
         """Ends the process."""
         if self._process.poll() is None:
-            self._ask(do="stop")
+            assert self._process.stdin is not None
+            self._process.stdin.write('{"do": "stop"}\n')
         self._process.communicate()
 
     def __enter__(self) -> Contestant:
@@ -55,17 +77,13 @@ class Contestant:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, **request: Any) -> None:
-        assert self._process.stdin is not None
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "the process ended"}
         if "error" in answer:
-            self._process.communicate()
             raise RuntimeError(f"{self.kind}: {answer['error']}")
         return answer
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+SCRATCH = Path(__file__).parent / "out" / "results"
+"""For quick runs, whose numbers are not worth keeping; not under version control."""
 PACKAGES = ("polydyn", "onnx", "onnxruntime", "numpy", "islpy")
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "sve")
 
@@ -47,11 +49,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def save(name: str, **fields: Any) -> Path:
-    """Writes benchmarks/results/NAME.json and returns its path."""
-    RESULTS.mkdir(exist_ok=True)
+def save(name: str, *, folder: Path = RESULTS, **fields: Any) -> Path:
+    """Writes FOLDER/NAME.json, by default in benchmarks/results, and returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     content = {"date": now, "versions": versions(), "machine": machine(), **fields}
-    path = RESULTS / f"{name}.json"
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path

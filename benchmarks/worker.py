@@ -1,8 +1,10 @@
-"""One contestant in its own process: loads a model, then serves requests, one JSON object a line, over a pipe.
+"""One contestant in its own process: loads models, then serves requests, one JSON object a line, over a pipe.
 
-Requests: ``{"do": "run", "shape": {...}, "repeat": n}`` -> ``{"seconds": [...]}``, the time of each call;
-``{"do": "stop"}`` ends. The first line sent is ``{"ready": seconds to load or compile, "version": ...}``, or
-``{"error": text}``. Inputs are made here from the shape and a seed, so that nothing large crosses the pipe.
+Requests, and answers, which are ``{"error": text}`` when something is refused:
+``{"do": "load", "path": ...}`` -> ``{"ready": seconds to load or compile, "version": ...}``, the model from now on;
+``{"do": "run", "shape": {...}, "repeat": n}`` -> ``{"seconds": [...]}``, the time of each call;
+``{"do": "sample", "shape": {...}}`` -> ``{"values": [...]}``, some elements of the first output, to compare;
+``{"do": "stop"}`` ends. Inputs are made here from the shape and a seed, so that nothing large crosses the pipe.
 """
 
 from __future__ import annotations
@@ -10,74 +12,78 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 
 from benchmarks.models.inputs import feeds
+from benchmarks.rivals import Call, Player, first_output, load
 
-Run = Callable[[dict[str, Any]], Any]
-
-
-def load_onnxruntime(path: str, threads: int, spinning: bool) -> tuple[Run, str]:
-    """An ONNX Runtime session on the CPU with all optimisations (its default)."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
-    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run(None, inputs), str(ort.__version__)
+SAMPLES = 61
 
 
-def load_polydyn(path: str, threads: int) -> tuple[Run, str]:
-    """A compiled program."""
-    import polydyn
+class Served:
+    """The current model and the call for the current shape."""
 
-    return polydyn.compile(path, threads=threads).run, polydyn.__version__
+    def __init__(self, kind: str, threads: int) -> None:
+        self.kind, self.threads = kind, threads
+        self._model: onnx.ModelProto
+        self._player: Player
+        self._shape: Mapping[str, int] | None = None
+        self._call: Call
+
+    def load(self, path: str) -> dict[str, Any]:
+        """Loads or compiles; the model before is dropped first, so that memory holds one."""
+        self.__dict__.pop("_player", None)
+        self.__dict__.pop("_call", None)
+        self._shape = None
+        self._model = onnx.load(path)
+        start = time.perf_counter()
+        self._player = load(self.kind, path, self.threads)
+        return {"ready": time.perf_counter() - start, "version": self._player.version}
+
+    def run(self, shape: Mapping[str, int], repeat: int) -> dict[str, Any]:
+        """Times ``repeat`` calls."""
+        call, seconds = self._prepared(shape), []
+        for _ in range(repeat):
+            begin = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - begin)
+        return {"seconds": seconds}
+
+    def sample(self, shape: Mapping[str, int]) -> dict[str, Any]:
+        """Up to SAMPLES elements of the first output, evenly spread over it."""
+        flat = first_output(self._prepared(shape)()).reshape(-1)
+        at = np.linspace(0, flat.size - 1, min(flat.size, SAMPLES)).astype(int) if flat.size else []
+        return {"values": flat[at].astype(float).tolist()}
+
+    def _prepared(self, shape: Mapping[str, int]) -> Call:
+        if shape != self._shape:
+            self.__dict__.pop("_call", None)
+            self._call = self._player.prepare(feeds(self._model, shape))
+            self._shape = shape
+        return self._call
 
 
-def load(kind: str, path: str, threads: int) -> tuple[Run, str]:
-    """``kind``: polydyn, onnxruntime, or onnxruntime-nospin."""
-    if kind == "polydyn":
-        return load_polydyn(path, threads)
-    return load_onnxruntime(path, threads, spinning=kind == "onnxruntime")
-
-
-def serve(kind: str, path: str, threads: int) -> None:
-    """Loads and answers until told to stop."""
+def serve(kind: str, threads: int) -> None:
+    """Answers until told to stop."""
     # Libraries print to stdout when they like; the pipe is a copy that only answers go to.
     answers = sys.stdout
     sys.stdout = sys.stderr
-
-    def answer(**fields: Any) -> None:
-        print(json.dumps(fields), file=answers, flush=True)
-
-    model = onnx.load(path)
-    start = time.perf_counter()
-    try:
-        run, version = load(kind, path, threads)
-    except Exception as error:  # whatever it is, the caller must hear of it
-        answer(error=f"{type(error).__name__}: {error}")
-        return
-    answer(ready=time.perf_counter() - start, version=version)
-    inputs: dict[str, Any] = {}
-    made_for = None
+    served = Served(kind, threads)
     for line in sys.stdin:
         request = json.loads(line)
-        if request["do"] == "stop":
+        do = request.pop("do")
+        if do == "stop":
             break
-        if request["shape"] != made_for:
-            made_for, inputs = request["shape"], feeds(model, request["shape"])
-        seconds = []
-        for _ in range(request["repeat"]):
-            begin = time.perf_counter()
-            run(inputs)
-            seconds.append(time.perf_counter() - begin)
-        answer(seconds=seconds)
+        try:
+            answer = {"load": served.load, "run": served.run, "sample": served.sample}[do](**request)
+        except Exception as error:  # whatever it is, the caller must hear of it
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    serve(sys.argv[1], int(sys.argv[2]))

@@ -13,9 +13,12 @@ from stored import MODELS, load, one_head_scaled, path_of
 
 from benchmarks.accuracy import TOLERANCE, error, reference
 from benchmarks.bound import products
+from benchmarks.limits import Limits
 from benchmarks.models.inputs import SHAPES, family, feeds, shapes, symbols
 from benchmarks.models.light import redraw
+from benchmarks.ops import draw, models
 from benchmarks.protocol import Contestant, spread, take_turns, verdict
+from benchmarks.rows import Field, clipped, geomean, judge
 
 
 def test_every_model_has_eight_shapes_over_its_symbols() -> None:
@@ -108,3 +111,49 @@ def test_a_contestant_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_no_ratio_inside_the_spread_is_a_win() -> None:
     assert [verdict(r, 0.05) for r in (1.04, 0.96, 1.06, 0.94)] == ["same", "same", "faster", "slower"]
+
+
+def test_the_list_of_products_is_the_one_the_script_draws() -> None:
+    assert draw.LIST.read_text() == draw.text()
+    weights, sizes = draw.read()
+    assert sum(len(g.ms) for g in weights) >= 120 and len(sizes) >= 20
+    for g in weights:
+        if g.family in draw.TABLE3:
+            ranges = draw.TABLE3[g.family]
+            assert all(low <= x <= high for m in g.ms for x, (low, high) in zip((m, g.n, g.k), ranges, strict=True))
+
+
+def test_contestants_agree_and_one_program_serves_every_row_count(tmp_path: Path) -> None:
+    path = models.save(models.gemm(7, 5), tmp_path)
+    with Field(["onnxruntime", "numpy", "polydyn"], threads=1) as field:
+        field.load(path)
+        for m in (1, 3):
+            row = field.measure({"M": m}, rounds=1, least=0.0)
+            assert set(row["seconds"]) == {"onnxruntime", "numpy", "polydyn"}
+            assert row["differ"] == [] and row["ratio"] > 0
+
+
+def test_who_refuses_a_model_is_left_out_and_named(tmp_path: Path) -> None:
+    softmax = models.save(models.unary("Softmax", ["R", "L"], axis=-1), tmp_path)
+    product = models.save(models.gemm(2, 3), tmp_path)
+    with Field(["onnxruntime", "numpy"], threads=1) as field:
+        field.load(softmax)
+        assert list(field.players) == ["onnxruntime"] and "Softmax" in field.refusals["numpy"]
+        field.load(product)
+        assert list(field.players) == ["onnxruntime", "numpy"] and not field.refusals
+
+
+def test_gap_closed_is_clipped_and_counts_only_where_there_is_a_gap() -> None:
+    times = {"onnxruntime": 3.0, "torch": 2.5, "polydyn": 2.0}
+    row = judge(times, noise=0.1, least=1.0)
+    assert (row["ratio"], row["to_best"], row["gap_closed"], row["verdict"]) == (1.5, 1.25, 0.5, "faster")
+    slow, at_limit = judge(times | {"polydyn": 30.0}, 0.1, 1.0), judge(times, 0.1, 3.0)
+    assert at_limit["gap_closed"] is None
+    assert clipped([row, slow, at_limit]) == -0.25
+    assert geomean([row], "torch") == pytest.approx(1.25)
+
+
+def test_data_in_a_cache_are_read_at_its_bandwidth() -> None:
+    limits = Limits(1, flops=1e9, bandwidth=1e6, cached=((1000, 1e8), (10_000, 1e7)))
+    assert [limits.seconds_again(0, size) for size in (1000, 10_000, 20_000)] == [1e-5, 1e-3, 2e-2]
+    assert limits.seconds_again(1e9, 1000) == 1

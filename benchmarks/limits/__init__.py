@@ -11,28 +11,44 @@ from pathlib import Path
 FLAGS = ["-O2", "-march=native", "-pthread", "-ffp-contract=fast"]
 
 
+KIB = 1024
+CACHED = (256 * KIB, 8192 * KIB)
+"""Bytes, over all threads, at which caches are measured: well inside a second- and a third-level cache."""
+
+
 @dataclass(frozen=True)
 class Limits:
-    """``flops``: fp32 operations per second, ``bandwidth``: bytes read per second, both over ``threads`` threads."""
+    """``flops``: fp32 operations per second, ``bandwidth``: bytes read per second, both over ``threads`` threads.
+
+    ``cached``: (bytes, bandwidth) of data of that size read again and again, in ascending order of bytes.
+    """
 
     threads: int
     flops: float
     bandwidth: float
+    cached: tuple[tuple[int, float], ...] = ()
 
     def seconds(self, flops: float, size: float) -> float:
-        """The least time for that many operations and bytes, each byte moved once."""
+        """The least time for that many operations and bytes, each byte moved once, from memory."""
         return max(flops / self.flops, size / self.bandwidth)
 
+    def seconds_again(self, flops: float, size: float) -> float:
+        """The same when a call like it has just run: data that fits into a cache is read from there."""
+        bandwidth = next((rate for most, rate in self.cached if size <= most), self.bandwidth)
+        return max(flops / self.flops, size / bandwidth)
 
-def measure(threads: int) -> Limits:
+
+def measure(threads: int, caches: bool = False) -> Limits:
     """Compiles and runs both programs (about five seconds). CalledProcessError when the compiler refuses."""
-    return Limits(threads, _run("fma_peak", threads) * 1e9, _run("read_bandwidth", threads) * 1e9)
+    flops, memory = _run("fma_peak", threads), _run("read_bandwidth", threads)
+    cached = [(b, _run("read_bandwidth", threads, str(b // KIB))) for b in CACHED] if caches else []
+    return Limits(threads, flops * 1e9, memory * 1e9, tuple((b, rate * 1e9) for b, rate in cached))
 
 
-def _run(name: str, threads: int) -> float:
+def _run(name: str, threads: int, *arguments: str) -> float:
     source = Path(__file__).parent / f"{name}.c"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / name
         subprocess.run([os.environ.get("CC", "cc"), *FLAGS, str(source), "-o", str(program)], check=True)
-        out = subprocess.run([str(program), str(threads)], check=True, capture_output=True, text=True)
+        out = subprocess.run([str(program), str(threads), *arguments], check=True, capture_output=True, text=True)
     return float(out.stdout)

@@ -1,5 +1,5 @@
-/* Read bandwidth of memory: argv[1] threads, each sums its share of an array far larger than the caches.
-   Prints GB/s (1e9 bytes) of all threads together, the best of several rounds. */
+/* Read bandwidth: argv[1] threads, each sums its share of an array of argv[2] KiB, over and over; by default the array
+   is far larger than the caches, so that it is memory's. Prints GB/s (1e9 bytes) of all threads together, the best of several rounds. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -10,11 +10,13 @@
 typedef uint64_t vec __attribute__((vector_size(64)));
 
 enum { ROUNDS = 7 };
-static const size_t BYTES = (size_t)512 << 20;
+static const size_t ENOUGH = (size_t)512 << 20; /* bytes that a round reads at least */
+static size_t passes;
 static pthread_barrier_t gate;
 static volatile uint64_t sink;
 
-struct share { const vec *first; size_t count; };
+/* Each thread reads the clock itself: on a busy machine the main thread would start its clock too late. */
+struct share { const vec *first; size_t count; double start[ROUNDS], end[ROUNDS]; };
 
 static void sum(const struct share *s)
 {
@@ -35,10 +37,15 @@ static double now(void)
 
 static void *worker(void *argument)
 {
+    struct share *mine = argument;
     for (int r = 0; r < ROUNDS; r++) {
         pthread_barrier_wait(&gate);
-        sum(argument);
-        pthread_barrier_wait(&gate);
+        mine->start[r] = now();
+        for (size_t p = 0; p < passes; p++) {
+            sum(mine);
+            __asm__ volatile("" : : : "memory"); /* every pass reads again */
+        }
+        mine->end[r] = now();
     }
     return 0;
 }
@@ -46,25 +53,29 @@ static void *worker(void *argument)
 int main(int argc, char **argv)
 {
     int threads = argc > 1 ? atoi(argv[1]) : 1;
-    size_t count = BYTES / sizeof(vec) / threads / 4 * 4;
+    size_t bytes = argc > 2 ? (size_t)atol(argv[2]) << 10 : ENOUGH;
+    size_t count = bytes / sizeof(vec) / threads / 4 * 4;
     double best = 1e30;
-    vec *memory = aligned_alloc(64, BYTES);
+    vec *memory = aligned_alloc(64, bytes);
     struct share *shares = calloc(threads, sizeof *shares);
-    pthread_t id;
-    if (!memory || !shares) return 1;
-    memset(memory, 1, BYTES);
-    pthread_barrier_init(&gate, 0, threads + 1);
+    pthread_t *ids = calloc(threads, sizeof *ids);
+    if (!memory || !shares || !ids) return 1;
+    memset(memory, 1, bytes);
+    passes = (ENOUGH + bytes - 1) / bytes;
+    pthread_barrier_init(&gate, 0, threads);
     for (int t = 0; t < threads; t++) {
-        shares[t] = (struct share){memory + t * count, count};
-        if (pthread_create(&id, 0, worker, &shares[t])) return 1;
+        shares[t] = (struct share){.first = memory + t * count, .count = count};
+        if (pthread_create(&ids[t], 0, worker, &shares[t])) return 1;
     }
+    for (int t = 0; t < threads; t++) pthread_join(ids[t], 0);
     for (int r = 0; r < ROUNDS; r++) {
-        pthread_barrier_wait(&gate);
-        double start = now();
-        pthread_barrier_wait(&gate);
-        double seconds = now() - start;
-        if (seconds < best) best = seconds;
+        double first = 1e30, last = 0;
+        for (int t = 0; t < threads; t++) {
+            if (shares[t].start[r] < first) first = shares[t].start[r];
+            if (shares[t].end[r] > last) last = shares[t].end[r];
+        }
+        if (last - first < best) best = last - first;
     }
-    printf("%.3f\n", (double)count * sizeof(vec) * threads / best * 1e-9);
+    printf("%.3f\n", (double)count * sizeof(vec) * threads * passes / best * 1e-9);
     return 0;
 }

@@ -55,10 +55,12 @@ class _Grouping:
         producers = dict.fromkeys(self.home[t] for t in n.inputs if t in self.home)
         ranked = sorted(producers, key=lambda g: (self.groups[g].kind != "contract", -g))
         for g in ranked:
+            prefix = self.groups[g].prefix
             why = self._joins(n, self.groups[g])
             if why and not self._cycle(n, g):
                 self._join(n, g, why)
                 return
+            self.groups[g].prefix = prefix
         kind = "contract" if is_contraction(n) and self._tileable(n) else "nest"
         self.groups.append(_Open(kind, [n], self._own_prefix(n), [f"{n.output}: starts a {kind} group"]))
         self._settle(n, len(self.groups) - 1)

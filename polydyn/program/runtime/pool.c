@@ -1,8 +1,9 @@
 /* pool.c: a small pool of threads that spin for a while and then sleep.
  *
  * Every worker has one word on a cache line of its own. The caller posts a job by writing POSTED into the words of the
- * workers it needs, works too, and waits until they are IDLE again. A worker that has waited for SPIN_NS without work
- * sleeps on its word; nobody spins for longer. A run takes the whole pool or none of it: two callers never fight
+ * workers it needs, works too, and waits until they are IDLE again. A worker takes its share by turning POSTED into
+ * RUNNING; shares that no worker has taken when the caller is done with its own the caller takes back, so that a worker
+ * without a core holds nobody up. A worker that has waited for SPIN_NS without work sleeps on its word; nobody spins for longer. A run takes the whole pool or none of it: two callers never fight
  * over the same cores, the second runs its launches alone.
  */
 #define _GNU_SOURCE
@@ -22,7 +23,7 @@
 #define SPIN_NS 1000000 /* longer than the host's part of a call, much shorter than what a rival's pool burns */
 #define JOIN_SPINS 4000 /* then let a worker that shares the caller's core have it */
 
-enum { IDLE, POSTED, ASLEEP, QUIT };
+enum { IDLE, POSTED, RUNNING, ASLEEP, QUIT };
 
 typedef struct {
     _Alignas(64) _Atomic uint32_t state;
@@ -75,12 +76,12 @@ static void share(const pd_job *job, int64_t t) {
     if (begin < end) job->kernel(job->buffers, job->symbols, begin, end, job->scratch + t * job->scratch_stride);
 }
 
-/* Waits until the state is POSTED or QUIT and returns it. */
+/* Waits for a share, takes it and returns POSTED; or returns QUIT. */
 static uint32_t await_job(worker *w) {
     int64_t limit = 0;
     for (uint32_t spins = 1;; spins++) {
         uint32_t s = atomic_load_explicit(&w->state, memory_order_acquire);
-        if (s == POSTED || s == QUIT) return s;
+        if (s == QUIT || (s == POSTED && atomic_compare_exchange_strong(&w->state, &s, RUNNING))) return s;
         if (s == ASLEEP) {
             futex_wait(&w->state, ASLEEP);
             limit = 0;
@@ -190,8 +191,12 @@ void pd_pool_run(pd_pool *p, const pd_job *job) {
     if (p->job.threads > p->count + 1) p->job.threads = p->count + 1;
     for (int64_t i = 0; i < p->job.threads - 1; i++) put(p->workers[i], POSTED);
     share(&p->job, 0);
+    for (int64_t i = 0; i < p->job.threads - 1; i++) {
+        uint32_t posted = POSTED;
+        if (atomic_compare_exchange_strong(&p->workers[i]->state, &posted, IDLE)) share(&p->job, i + 1);
+    }
     for (int64_t i = 0; i < p->job.threads - 1; i++)
-        for (uint32_t spins = 0; atomic_load_explicit(&p->workers[i]->state, memory_order_acquire) == POSTED; spins++) {
+        for (uint32_t spins = 0; atomic_load_explicit(&p->workers[i]->state, memory_order_acquire) == RUNNING; spins++) {
             if (spins < JOIN_SPINS) relax();
             else sched_yield();
         }

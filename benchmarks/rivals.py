@@ -1,0 +1,244 @@
+"""Who can be timed, each behind one interface: ``load(kind, path, threads)`` gives a Player, which gives calls.
+
+A call computes one model at one shape from given inputs, into memory allocated before the clock starts where the
+contestant allows it: polydyn by ``out=``, ONNX Runtime by io binding, PyTorch and numpy by ``out=`` for products.
+PyTorch and numpy have no ONNX importer: of the zoo's models PyTorch runs the source module (the same architecture,
+other random weights), of other models both run the nodes one after another, by their own fastest functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+Feeds = Mapping[str, npt.NDArray[Any]]
+Call = Callable[[], Any]
+"""Computes once more; returns outputs (arrays, tensors or a mapping or list of them)."""
+
+KINDS = ("polydyn", "onnxruntime", "onnxruntime-nospin", "torch", "torch-inductor", "openvino", "numpy")
+
+NUMPY = ("MatMul", "Add", "Transpose")
+"""Operators that numpy has a single function for."""
+
+
+@dataclass(frozen=True)
+class Player:
+    """``prepare`` makes the call for one set of inputs; ``version`` of the library that computes."""
+
+    prepare: Callable[[Feeds], Call]
+    version: str
+
+
+def load(kind: str, path: str, threads: int) -> Player:
+    """The player of one of KINDS over a model file. Raises whatever its library raises for what it cannot run."""
+    if kind == "polydyn":
+        return _polydyn(path, threads)
+    if kind.startswith("onnxruntime"):
+        return _onnxruntime(path, threads, spinning=kind == "onnxruntime")
+    if kind.startswith("torch"):
+        return _torch(path, threads, inductor=kind == "torch-inductor")
+    if kind == "openvino":
+        return _openvino(path, threads)
+    if kind == "numpy":  # its BLAS takes the threads from the environment, see protocol.py
+        return _numpy(path)
+    raise ValueError(f"no contestant {kind!r}; known: {', '.join(KINDS)}")
+
+
+def _polydyn(path: str, threads: int) -> Player:
+    import polydyn
+
+    program = polydyn.compile(path, threads=threads)
+
+    def prepare(feeds: Feeds) -> Call:
+        out = program.run(feeds)
+        return lambda: program.run(feeds, out=out)
+
+    return Player(prepare, polydyn.__version__)
+
+
+def _onnxruntime(path: str, threads: int, spinning: bool) -> Player:
+    """A session on the CPU with all optimisations (its default)."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
+    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+
+    def prepare(feeds: Feeds) -> Call:
+        binding = session.io_binding()
+        outputs = dict(zip(names, session.run(names, dict(feeds)), strict=True))
+        values = {n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in (feeds | outputs).items()}
+        for name in feeds:
+            binding.bind_ortvalue_input(name, values[name])
+        for name in names:
+            binding.bind_ortvalue_output(name, values[name])
+
+        def call() -> Any:
+            session.run_with_iobinding(binding)
+            return values[names[0]]  # all values stay here: nobody else owns the memory that is bound
+
+        return call
+
+    return Player(prepare, str(ort.__version__))
+
+
+def _openvino(path: str, threads: int) -> Player:
+    """One request at a time in fp32: without the hint OpenVINO computes in bfloat16 where the processor can."""
+    import openvino
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    request = openvino.Core().compile_model(path, "CPU", settings).create_infer_request()
+
+    def prepare(feeds: Feeds) -> Call:
+        tensors = {n: openvino.Tensor(a, shared_memory=True) for n, a in feeds.items()}
+        for name, tensor in tensors.items():
+            request.set_tensor(name, tensor)
+
+        def call() -> Any:
+            request.infer()
+            return feeds and request.get_output_tensor(0).data  # feeds stay here: nobody else owns their memory
+
+        return call
+
+    return Player(prepare, str(openvino.__version__))
+
+
+# -- models run node by node -----------------------------------------------------------------------------------------
+
+Step = tuple[str, tuple[str, ...], str, dict[str, Any]]
+"""Operator, inputs, output, attributes."""
+
+
+def _steps(model: onnx.ModelProto) -> list[Step]:
+    def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+        return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+    return [(n.op_type, tuple(n.input), n.output[0], attributes(n)) for n in model.graph.node]
+
+
+def _constants(model: onnx.ModelProto) -> dict[str, npt.NDArray[Any]]:
+    return {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+def _numpy(path: str) -> Player:
+    model = onnx.load(path)
+    (step,) = _steps(model)
+    operator, inputs, _, attributes = step
+    constants = _constants(model)
+    if operator not in NUMPY:
+        raise ValueError(f"numpy has no single function for {operator}")
+
+    def prepare(feeds: Feeds) -> Call:
+        values = [{**constants, **feeds}[name] for name in inputs]
+        if operator == "Transpose":
+            view = values[0].transpose(attributes["perm"])
+            target = np.empty(view.shape, view.dtype)
+            return lambda: (np.copyto(target, view), target)[1]
+        function = np.matmul if operator == "MatMul" else np.add
+        out = function(*values)
+        return lambda: function(*values, out=out)
+
+    return Player(prepare, np.__version__)
+
+
+def _torch(path: str, threads: int, inductor: bool) -> Player:
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    model = onnx.load(path)
+    run = _torch_zoo(path) or _torch_nodes(model)
+    compiled = torch.compile(run, dynamic=True) if inductor else run
+
+    def prepare(feeds: Feeds) -> Call:
+        tensors = {n: torch.from_numpy(a) for n, a in feeds.items()}
+        if not inductor and (product := _torch_product(model, tensors)):
+            return product
+        return lambda: compiled(tensors)
+
+    return Player(prepare, str(torch.__version__))
+
+
+def _torch_zoo(path: str) -> Callable[[Any], Any] | None:
+    """The source module of a model of the zoo, by its file's name; None for others."""
+    try:
+        from benchmarks.models.zoo import build_source
+
+        source = build_source(Path(path).stem)
+    except (ImportError, KeyError):
+        return None
+    module = source.module.eval()
+    return lambda tensors: module(*(tensors[n] for n in source.inputs))
+
+
+def _torch_product(model: onnx.ModelProto, tensors: Mapping[str, Any]) -> Call | None:
+    """``torch.mm`` or ``torch.matmul`` with ``out=``, when the model is one product."""
+    import torch
+
+    steps = _steps(model)
+    if len(steps) != 1 or steps[0][0] != "MatMul":
+        return None
+    values = {n: torch.from_numpy(a.copy()) for n, a in _constants(model).items()} | dict(tensors)
+    a, b = (values[name] for name in steps[0][1])
+    function = torch.mm if a.dim() == b.dim() == 2 else torch.matmul
+    out = function(a, b)
+    return lambda: function(a, b, out=out)
+
+
+def _torch_nodes(model: onnx.ModelProto) -> Callable[[Any], Any]:
+    """The nodes in order; ``torch`` in the model's metadata names a function here that stands for all of them."""
+    import torch
+    from torch.nn import functional
+
+    steps, constants = _steps(model), {n: torch.from_numpy(a.copy()) for n, a in _constants(model).items()}
+    metadata = {p.key: p.value for p in model.metadata_props}
+
+    def attention(v: Mapping[str, Any]) -> Any:
+        heads = int(metadata["heads"])
+        q, k, w = (v[n].unflatten(-1, (heads, -1)).transpose(1, 2) for n in ("q", "k", "v"))
+        mask = (v["attention_mask"] != 0)[:, None, None, :]
+        return functional.scaled_dot_product_attention(q, k, w, attn_mask=mask).transpose(1, 2).flatten(2)
+
+    if metadata.get("torch") == "attention":
+        return attention
+    functions: dict[str, Callable[..., Any]] = {
+        "MatMul": lambda x, y: x @ y,
+        "Add": lambda x, y: x + y,
+        "Relu": functional.relu,
+        "Gelu": functional.gelu,
+        "Exp": torch.exp,
+        "Tanh": torch.tanh,
+        "Softmax": lambda x, axis=-1: torch.softmax(x, axis),
+        "Transpose": lambda x, perm: x.permute(perm).contiguous(),
+        "LayerNormalization": lambda x, w, b, axis=-1, epsilon=1e-5: functional.layer_norm(x, w.shape, w, b, epsilon),
+        "Concat": lambda *x, axis: torch.cat(x, axis),
+    }
+    missing = {s[0] for s in steps} - set(functions)
+    if missing:
+        raise ValueError(f"no torch function stands here for {', '.join(sorted(missing))}")
+
+    def run(tensors: Mapping[str, Any]) -> Any:
+        values = {**constants, **tensors}
+        for operator, inputs, output, attributes in steps:
+            values[output] = functions[operator](*(values[i] for i in inputs), **attributes)
+        return values[steps[-1][2]]
+
+    return run
+
+
+def first_output(result: Any) -> npt.NDArray[Any]:
+    """The first output of a call as an array, whatever the library returns."""
+    if isinstance(result, Mapping):
+        result = next(iter(result.values()))
+    if isinstance(result, (list, tuple)):
+        result = result[0]
+    return np.asarray(result.numpy() if hasattr(result, "numpy") else result)
