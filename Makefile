@@ -1,5 +1,5 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
-# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make lint | make types | make bench
+# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types | make bench
 # make bench-gemm | make bench-stitch | make bench-cpu | SEEDS=500 make fuzz | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
@@ -11,7 +11,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check bench bench-gemm bench-stitch bench-cpu fuzz accuracy models tiny-models wheel clean
+.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu fuzz accuracy models tiny-models wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -36,6 +36,9 @@ types: $(VENV)/.extra-lint
 	$(BIN)/mypy
 
 check: lint types test
+
+checked: $(VENV)/.extra-test
+	$(BIN)/python -m pytest tests/test_checked.py -m ""
 
 bench: $(VENV)/.extra-bench
 	$(BIN)/python benchmarks/models.py $(MODEL) $(SHAPES) --threads $(THREADS)

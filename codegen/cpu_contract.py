@@ -14,15 +14,19 @@ from polydyn.codegen.ir import (
     Alloc,
     Body,
     Compare,
+    Def,
     FlatLoad,
     For,
     If,
     Let,
     Node,
+    Set,
     Store,
     consume,
+    node_indices,
     rewrite,
-    used_buffers,
+    walk,
+    walk_value,
 )  # fmt: skip
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
@@ -261,7 +265,8 @@ class ContractKernel:
         """Vectorises the columns; nests that touch memory by column get a masked twin for the last tile."""
         w, n = self.width, self.N.constant
         start = V("c_j") * self.nr
-        safe = {self.tile_name, "panel"}
+        # with columns of unknown number the last tile may be wider than what was packed: those lanes are masked
+        safe = {self.tile_name} if n is None else {self.tile_name, "panel"}
         exact = n is not None and n % w == 0
 
         def f(x: Node) -> Node | Body:
@@ -275,8 +280,17 @@ class ContractKernel:
         return rewrite(body, f)
 
     def _touches_columns(self, x: For, safe: set[str]) -> bool:
+        """Whether an address in memory depends on the column (panels hold whole vectors)."""
         packed = {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.width}
-        return bool(used_buffers((x,)) - safe - packed)
+        for n in walk((x,)):
+            if not isinstance(n, (Store, Def, Set)):
+                continue
+            at = [(v.buffer, v.address) for v in walk_value(n.value) if isinstance(v, FlatLoad)]
+            at += [(n.buffer, n.address)] if isinstance(n, Store) else []
+            at += [(f.name, x) for i in node_indices(n) for f in i.fetches() for x in f.args]
+            if any(name not in safe | packed and "p_j" in i.symbols() for name, i in at):
+                return True
+        return False
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 

@@ -3,7 +3,10 @@
 Vectors run along the last iterator of the band (element-wise, reductions over outer axes) or along the innermost
 iterator of every stage (row reductions: softmax, norms), whichever touches memory with unit stride.
 Locals live where they can: in a register of the vector loop when all readers share the loop, in a row register when
-they have one element per row, else in a scratch row.
+they have one element per row, else in a row buffer. Row buffers come in versions (BladeDISC 4.2; CPU.md 4): on the
+stack when the row is a short constant, in scratch when all of them fit ``ROW_BYTES``, and none at all, where every pass
+over the row computes its elements again from the inputs. Rows of unknown length get both of the last two and choose at
+run time, so that scratch is bounded whatever the row.
 """
 
 from __future__ import annotations
@@ -14,17 +17,21 @@ from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import (
     Alloc,
     Body,
+    Compare,
     Def,
     FlatLoad,
     For,
+    If,
     Let,
     Node,
     Reg,
     Set,
     Store,
+    Undefined,
     consume,
     rewrite,
     walk,
+    walk_value,
 )  # fmt: skip
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
@@ -34,7 +41,7 @@ from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Const, Load, Value, loads
+from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 from polydyn.schedules.model import Group, Statement, row_major
 from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree, stages
@@ -43,6 +50,12 @@ MAP_TILE = 2048
 """Elements per task of an element-wise group: some microseconds of work."""
 REDUCE_TILE = 64
 """Elements per task when every element runs a reduction of its own."""
+STACK_BYTES = 8192
+"""Row buffers of a constant size up to this, all together, lie on the stack."""
+ROW_BYTES = 1 << 20
+"""Row buffers up to this, all together, lie in scratch: what an L2 cache holds."""
+MOST_OPERATIONS = 64
+"""Of a value that is computed again in every pass."""
 V = Index.of
 
 
@@ -65,6 +78,8 @@ class NestKernel:
         self.tiled = not rows and bool(prefix) and self._along_band()
         self.place = {n: self._place(n) for n, a in group.arrays.items() if a.role == "local"}
         self.notes: list[str] = []
+        self.again = False
+        """Whether the version being built has no row buffers."""
 
     # -- decisions -----------------------------------------------------------------------------------------------
 
@@ -111,13 +126,31 @@ class NestKernel:
         return env
 
     def _local(self, reader: Statement, x: Load, env: Mapping[str, Index]) -> Value | None:
-        """Where a read of a local finds its value; in the loop that computes it, a scratch row is also a register."""
+        """Where a read of a local finds its value; in the loop that computes it, a buffered row is also a register."""
         where = self.place.get(x.buffer)
         if where is None:
             return None
-        if where == "scratch" and not self._in_loop(reader, x, env):
+        if where == "row" or self._in_loop(reader, x, env):
+            return Reg(x.dtype, f"v_{x.buffer}")
+        if not self.again:
             return FlatLoad(x.dtype, x.buffer, self._row_address(x))
-        return Reg(x.dtype, f"v_{x.buffer}")
+        writer = self._writer(x.buffer)
+        assert writer is not None, "verified by _can_repeat"
+        at = {str(i): e for i, e in zip(writer.index, x.index, strict=True)}
+        return flat(self.group, writer.value, at, lambda y: self._local(reader, y, env))
+
+    def _can_repeat(self) -> bool:
+        """Whether every row buffer can be computed again where it is read: no reduction makes it, and it is cheap."""
+        size: dict[str, int] = {}
+        for s in self.group.statements:
+            if self.place.get(s.array) not in ("scratch", "loop"):
+                continue
+            if self._writer(s.array) is None or not all(i.is_symbol for i in s.index):
+                return False
+            if {str(i) for i in s.index} != {n for n, _ in s.iters}:
+                return False
+            size[s.array] = sum(size.get(v.buffer, 0) if isinstance(v, Load) else 1 for v in walk_value(s.value))
+        return all(n <= MOST_OPERATIONS for n in size.values())
 
     def _in_loop(self, reader: Statement, x: Load, env: Mapping[str, Index]) -> bool:
         writer = self._writer(x.buffer)
@@ -153,6 +186,8 @@ class NestKernel:
                 if self._writer(s.array) is None:
                     return (Store(s.array, address, value, s.reduce),)
                 held = Reg(value.dtype, f"v_{s.array}")
+                if self.again:
+                    return (Def(held.name, value),)
                 return (Def(held.name, value), Store(s.array, address, held))
             return (Store(s.array, self.group.arrays[s.array].address(target.index), value, s.reduce),)
 
@@ -161,16 +196,26 @@ class NestKernel:
     def row(self, body: Body) -> Body:
         """Declares row registers at the top of a row, allocates scratch rows around it."""
         rows = [n for n, where in self.place.items() if where == "row"]
-        defs = tuple(Def(f"v_{n}", Const(self.group.arrays[n].dtype, _zero(self.group.arrays[n].dtype))) for n in rows)
+        defs = tuple(Def(f"v_{n}", Undefined(self.group.arrays[n].dtype)) for n in rows)
         return (*defs, *body)
 
     def scratch(self, body: Body) -> Body:
-        """Allocates the scratch rows around a body."""
-        for n, where in self.place.items():
-            if where == "scratch":
-                a = self.group.arrays[n]
-                body = (Alloc(n, a.dtype, product(a.shape[len(self.prefix) :]), "scratch", body),)
+        """Allocates the row buffers around a body."""
+        total = self._row_bytes().constant
+        scope = "stack" if total is not None and total <= STACK_BYTES else "scratch"
+        for n in self._buffered():
+            body = (Alloc(n, self.group.arrays[n].dtype, self._row_size(n), scope, body),)
         return body
+
+    def _buffered(self) -> list[str]:
+        return [n for n, where in self.place.items() if where == "scratch"]
+
+    def _row_size(self, array: str) -> Index:
+        return product(self.group.arrays[array].shape[len(self.prefix) :])
+
+    def _row_bytes(self) -> Index:
+        """Bytes of all row buffers."""
+        return sum((self._row_size(n) * ITEMSIZE[self.group.arrays[n].dtype] for n in self._buffered()), ZERO)
 
     # -- vector loops --------------------------------------------------------------------------------------------
 
@@ -210,21 +255,46 @@ class NestKernel:
         body = mark_parallel(generate(tiled), tiled.coincident)
         if self.tiled:
             body = bind(body, {"B_t": self.extents[self.prefix[-1]].ceildiv("P_t")})
-        body = lower(body, coordinates, {s.name: self.lowering(s) for s in self.group.statements})
-        body = consume(body, "row", self.row)
-        body = consume(body, "stage", (lambda b: b) if self.tiled else self.vector_inner)
-        if self.tiled:
-            body = consume(body, "tile", self._tile)
-        body, count = tasks(fold(body))
-        body = fold(self.scratch(body))
+        body, count, scratch = self._versions(body, coordinates)
         symbols = (*self.group.params, *(("P_t",) if self.tiled else ()))
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
         verify_body(body, (*symbols, "begin", "end"), buffers)
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         text = KernelPrinter(self.name, buffers, outputs, symbols, inline_math=True).kernel(body)
         return Kernel(
-            self.name, text, tuple(buffers), symbols, self._launch(), count, scratch_bytes(body), tuple(self.notes)
+            self.name, text, tuple(buffers), symbols, self._launch(), count, scratch, tuple(dict.fromkeys(self.notes))
         )
+
+    def _versions(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index, Index]:
+        """(body, tasks, bytes of scratch): with row buffers, without, or both and a choice at run time."""
+        size = self._row_bytes()
+        fits = Compare("<=", size, V(ROW_BYTES))
+        if not self._buffered() or not self._can_repeat():
+            out, count = self._version(body, coordinates)
+            return out, count, scratch_bytes(out)
+        if self.tiled or fits.decided() is False:  # lanes along the band cannot share a row buffer
+            self.notes.append("several passes over every row, nothing is kept")
+            return (*self._version(body, coordinates, again=True), ZERO)
+        out, count = self._version(body, coordinates)
+        if fits.decided():
+            return out, count, scratch_bytes(out)
+        self.notes.append(f"rows are kept in scratch up to {ROW_BYTES} bytes, beyond it computed again in every pass")
+        bound = minimum(scratch_bytes(out), V(ROW_BYTES + 64 * len(self._buffered())))
+        return (If((fits,), out, self._version(body, coordinates, again=True)[0]),), count, bound
+
+    def _version(
+        self, body: Body, coordinates: Mapping[str, tuple[str, ...]], again: bool = False
+    ) -> tuple[Body, Index]:
+        """The lowered body of one version, and the number of tasks."""
+        self.again = again
+        body = lower(body, coordinates, {s.name: self.lowering(s) for s in self.group.statements})
+        body = consume(body, "row", self.row)
+        body = consume(body, "stage", (lambda b: b) if self.tiled else self.vector_inner)
+        if self.tiled:
+            body = consume(body, "tile", self._tile)
+        body, count = tasks(fold(body))
+        self.again = False
+        return fold(body if again else self.scratch(body)), count
 
     def _tile(self, body: Body) -> Body:
         extent = self.extents[self.prefix[-1]]
@@ -237,6 +307,3 @@ class NestKernel:
         reduces = any(s.reduce for s in self.group.statements)
         return {"P_t": V(REDUCE_TILE if reduces else MAP_TILE)}
 
-
-def _zero(dtype: str) -> float | int | bool:
-    return 0.0 if dtype.startswith("float") else False if dtype == "bool" else 0

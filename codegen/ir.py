@@ -37,6 +37,11 @@ class Reg(Value):
 
 
 @dataclass(frozen=True)
+class Undefined(Value):
+    """What a register holds before its first value; a checked build sees when it reaches memory."""
+
+
+@dataclass(frozen=True)
 class Broadcast(Value):
     """A scalar in every lane."""
 

@@ -22,6 +22,7 @@ from polydyn.codegen.ir import (
     Set,
     Store,
     Switch,
+    Undefined,
 )  # fmt: skip
 from polydyn.schedules.expr import Const, Op, Value
 from polydyn.schedules.expr import show as show_plain
@@ -78,6 +79,8 @@ def value(v: Value) -> str:
     """A scalar or vector expression."""
     if isinstance(v, FlatLoad):
         return v.buffer + _place(v.address, v.lanes, v.stride, v.mask)
+    if isinstance(v, Undefined):
+        return "undefined"
     if isinstance(v, Reg):
         return v.name + _lanes(v.lanes)
     if isinstance(v, Broadcast):

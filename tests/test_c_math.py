@@ -48,7 +48,7 @@ def test_math_functions_are_within_a_few_ulp(width: int, cache_directory: Path) 
     for name in BOUNDS:
         text += (
             f"void v_{name}(const float *x, float *y, i64 n) {{ for (i64 i = 0; i < n; i += PD_W)"
-            f" vstore_f32(y + i, pd_{name}_inline_vf32(vload_f32(x + i))); }}\n"
+            f" vstore_f32(y, i, pd_{name}_inline_vf32(vload_f32(x, i))); }}\n"
             f"void s_{name}(const float *x, float *y, i64 n) {{ for (i64 i = 0; i < n; ++i)"
             f" y[i] = pd_{name}_f32(x[i]); }}\n"
         )

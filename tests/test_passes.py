@@ -90,7 +90,7 @@ def test_unrolled_tiles_live_in_registers() -> None:
     flat = unroll(body, ("p",))
     assert show(flat) == "acc[0] += x[0]\nacc[1] += x[1]\n"
     text = show(registers(flat, "acc", "float32"))
-    assert text == "def acc_0 = 0.0\ndef acc_1 = 0.0\nacc_0 += x[0]\nacc_1 += x[1]\n"
+    assert text == "def acc_0 = undefined\ndef acc_1 = undefined\nacc_0 += x[0]\nacc_1 += x[1]\n"
     with pytest.raises(CodegenError, match="not constant"):
         registers(body, "acc", "float32")
     with pytest.raises(CodegenError, match="no constant extent"):

@@ -1,5 +1,6 @@
 /* What generated C kernels may call: vector types of PD_W lanes in GCC/Clang vector extensions (one text for AVX2,
-   AVX-512 and NEON), loads and stores (plain, masked, strided), and math functions. */
+   AVX-512 and NEON), loads and stores (plain, masked, strided), and math functions. With PD_CHECKED every access to
+   memory is checked (pd_checked.h); the kernels' text is the same. */
 #ifndef PD_CPU_H
 #define PD_CPU_H
 #include <math.h>
@@ -26,43 +27,62 @@ typedef u32 vu32 __attribute__((vector_size(4 * PD_W)));
 typedef u64 vu64 __attribute__((vector_size(8 * PD_W)));
 typedef vi32 vb;                                     /* a boolean in vector form: 0 or -1 in every lane */
 
+#ifdef PD_CHECKED
+#include "pd_checked.h"
+#else
+/* -- memory: element i of a buffer, PD_W elements from i, s elements apart, only the first n ----------------------- */
+#define PD_AT(b, i) ((b)[i])
+#define PD_PUT(b, i, x) ((b)[i] = (x))
+#define PD_STACK(T, b, n) T b[n] __attribute__((aligned(64)))
+#define PD_SCRATCH(T, b, n, from) ((T *)(from))
+#define PD_UNDEFINED(T) ((T)0)                                  /* what a register holds before its first value */
+
 #if defined(__AVX512F__) && PD_W == 16
 typedef float pd_m512 __attribute__((vector_size(64), may_alias));
 PD_INLINE unsigned short pd_lanes(i64 n) { return (unsigned short)(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u); }
-PD_INLINE vf32 vloadm_f32(const f32 *p, i64 n) {
-  return (vf32)__builtin_ia32_loadups512_mask(p, (vf32){0}, pd_lanes(n));
+PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
+  return (vf32)__builtin_ia32_loadups512_mask(b + i, (vf32){0}, pd_lanes(n));
 }
-PD_INLINE void vstorem_f32(f32 *p, vf32 v, i64 n) { __builtin_ia32_storeups512_mask(p, v, pd_lanes(n)); }
+PD_INLINE void vstorem_f32(f32 *b, i64 i, vf32 v, i64 n) { __builtin_ia32_storeups512_mask(b + i, v, pd_lanes(n)); }
 #else
-PD_INLINE vf32 vloadm_f32(const f32 *p, i64 n) {
+PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
   vf32 v = {0};
-  for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = p[l];
+  for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = b[i + l];
   return v;
 }
-PD_INLINE void vstorem_f32(f32 *p, vf32 v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) p[l] = v[l]; }
+PD_INLINE void vstorem_f32(f32 *b, i64 i, vf32 v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) b[i + l] = v[l]; }
 #endif
 
 #define PD_MEMORY(T, V)                                                                                               \
-  PD_INLINE V vload_##T(const T *p) { V v; memcpy(&v, p, sizeof v); return v; }                                        \
-  PD_INLINE void vstore_##T(T *p, V v) { memcpy(p, &v, sizeof v); }                                                    \
-  PD_INLINE V vbcast_##T(T x) { return x - (V){0}; }                                                                   \
-  PD_INLINE V vloads_##T(const T *p, i64 s, i64 n) {                                                                   \
+  PD_INLINE V vload_##T(const T *b, i64 i) { V v; memcpy(&v, b + i, sizeof v); return v; }                             \
+  PD_INLINE void vstore_##T(T *b, i64 i, V v) { memcpy(b + i, &v, sizeof v); }                                         \
+  PD_INLINE V vloads_##T(const T *b, i64 i, i64 s, i64 n) {                                                            \
     V v = {0};                                                                                                        \
-    for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = p[l * s];                                                         \
+    for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = b[i + l * s];                                                     \
     return v;                                                                                                         \
   }                                                                                                                   \
-  PD_INLINE void vstores_##T(T *p, i64 s, V v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) p[l * s] = v[l]; }   \
-  PD_INLINE V vramp_##T(i64 a, i64 s) { V v; for (i64 l = 0; l < PD_W; ++l) v[l] = (T)(a + l * s); return v; }
+  PD_INLINE void vstores_##T(T *b, i64 i, i64 s, V v, i64 n) {                                                         \
+    for (i64 l = 0; l < PD_W; ++l) if (l < n) b[i + l * s] = v[l];                                                     \
+  }
 PD_MEMORY(f32, vf32)
 PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
 #define PD_MASKED(T, V)                                                                                               \
-  PD_INLINE V vloadm_##T(const T *p, i64 n) { return vloads_##T(p, 1, n); }                                            \
-  PD_INLINE void vstorem_##T(T *p, V v, i64 n) { vstores_##T(p, 1, v, n); }
+  PD_INLINE V vloadm_##T(const T *b, i64 i, i64 n) { return vloads_##T(b, i, 1, n); }                                  \
+  PD_INLINE void vstorem_##T(T *b, i64 i, V v, i64 n) { vstores_##T(b, i, 1, v, n); }
 PD_MASKED(i32, vi32)
 PD_MASKED(i64, vi64)
 PD_MASKED(u8, vu8)
+#endif
+
+#define PD_VALUES(T, V)                                                                                               \
+  PD_INLINE V vbcast_##T(T x) { return x - (V){0}; }                                                                   \
+  PD_INLINE V vramp_##T(i64 a, i64 s) { V v; for (i64 l = 0; l < PD_W; ++l) v[l] = (T)(a + l * s); return v; }
+PD_VALUES(f32, vf32)
+PD_VALUES(i32, vi32)
+PD_VALUES(i64, vi64)
+PD_VALUES(u8, vu8)
 
 PD_INLINE vb vbool(vu8 x) { return __builtin_convertvector(x, vi32) != 0; }
 PD_INLINE vu8 vbyte(vb x) { return __builtin_convertvector(-x, vu8); }
@@ -79,8 +99,27 @@ PD_INLINE vu8 vsel_u8(vb c, vu8 a, vu8 b) { vu8 m = (vu8)__builtin_convertvector
   PD_INLINE T pd_min_##T(T a, T b) { return a < b || a != a ? a : b; }
 PD_EXTREMES(f32) PD_EXTREMES(f64) PD_EXTREMES(i8) PD_EXTREMES(i16) PD_EXTREMES(i32) PD_EXTREMES(i64)
 PD_EXTREMES(u8) PD_EXTREMES(u16) PD_EXTREMES(u32) PD_EXTREMES(u64)
-PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) { return vsel_f32((a > b) | (a != a), a, b); }
-PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) { return vsel_f32((a < b) | (a != a), a, b); }
+/* vgreater, vless: a when it is greater (less) than b, else b: the instruction, which gives b where either is NaN */
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vf32 vgreater(vf32 a, vf32 b) { return (vf32)__builtin_ia32_maxps512_mask(a, b, b, 0xffff, 4); }
+PD_INLINE vf32 vless(vf32 a, vf32 b) { return (vf32)__builtin_ia32_minps512_mask(a, b, b, 0xffff, 4); }
+PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) {         /* lanes where a is NaN keep it */
+  return (vf32)__builtin_ia32_maxps512_mask(a, b, a, __builtin_ia32_cmpps512_mask(a, a, 7, 0xffff, 4), 4);
+}
+PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) {
+  return (vf32)__builtin_ia32_minps512_mask(a, b, a, __builtin_ia32_cmpps512_mask(a, a, 7, 0xffff, 4), 4);
+}
+#else
+#if defined(__AVX__) && PD_W == 8
+PD_INLINE vf32 vgreater(vf32 a, vf32 b) { return (vf32)__builtin_ia32_maxps256(a, b); }
+PD_INLINE vf32 vless(vf32 a, vf32 b) { return (vf32)__builtin_ia32_minps256(a, b); }
+#else
+PD_INLINE vf32 vgreater(vf32 a, vf32 b) { return vsel_f32(a > b, a, b); }
+PD_INLINE vf32 vless(vf32 a, vf32 b) { return vsel_f32(a < b, a, b); }
+#endif
+PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) { return vsel_f32(a != a, a, vgreater(a, b)); }
+PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) { return vsel_f32(a != a, a, vless(a, b)); }
+#endif
 PD_INLINE vi32 pd_max_vi32(vi32 a, vi32 b) { return vsel_i32(a > b, a, b); }
 PD_INLINE vi32 pd_min_vi32(vi32 a, vi32 b) { return vsel_i32(a < b, a, b); }
 PD_INLINE vi64 pd_max_vi64(vi64 a, vi64 b) { vi64 m = a > b; return (m & a) | (~m & b); }
@@ -133,17 +172,20 @@ PD_FLOATS(f32, f) PD_FLOATS(f64, )
 
 PD_INLINE vf32 pd_rint_fast(vf32 x) { const f32 magic = 12582912.0f; return (x + magic) - magic; } /* |x| < 2^22 */
 
-/* 2^n p for integer-valued n in [-300, 300], in two steps so that denormal results round once */
+/* 2^n p for integer-valued n in [-300, 300], rounded once where the result is denormal */
+#if defined(__AVX512F__) && PD_W == 16
+PD_INLINE vf32 pd_scale2(vf32 p, vf32 n) { return (vf32)__builtin_ia32_scalefps512_mask(p, n, p, 0xffff, 4); }
+#else
 PD_INLINE vf32 pd_scale2(vf32 p, vf32 n) {
   vi32 k = __builtin_convertvector(n, vi32), h = k >> 1;
   vf32 a = (vf32)((h + 127) << 23), b = (vf32)((k - h + 127) << 23);
   return p * a * b;
 }
+#endif
 
-/* exp: Cody-Waite reduction by ln 2, degree 6 on [-ln2/2, ln2/2] (Cephes) */
+/* exp: Cody-Waite reduction by ln 2, degree 6 on [-ln2/2, ln2/2] (Cephes); NaN passes both clamps and all products */
 PD_INLINE vf32 pd_exp_inline_vf32(vf32 x) {
-  vf32 c = vsel_f32(x < -105.0f, vbcast_f32(-105.0f), x);
-  c = vsel_f32(c > 89.0f, vbcast_f32(89.0f), c);
+  vf32 c = vless(vbcast_f32(89.0f), vgreater(vbcast_f32(-105.0f), x));
   vf32 n = pd_rint_fast(c * 1.44269504088896341f);
   vf32 r = c - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
@@ -153,8 +195,7 @@ PD_INLINE vf32 pd_exp_inline_vf32(vf32 x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  vf32 y = pd_scale2(p, n);
-  return vsel_f32(x != x, x, y);
+  return pd_scale2(p, n);
 }
 
 /* tanh: odd polynomial near zero (Cephes), else (1 - t) / (1 + t) with t = exp(-2|x|) */
@@ -221,31 +262,37 @@ PD_INLINE vf32 pd_abs_vf32(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
 PD_INLINE vi32 pd_abs_vi32(vi32 x) { return vsel_i32(x < 0, -x, x); }
 PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x < 0, vi32), -x, x); }
 
-/* halving: lane l meets lane l + PD_W/2, then l + PD_W/4, ... */
+/* horizontal reductions: a tree of halves, lane l with lane l + w */
+#if defined(__GNUC__) && !defined(__clang__) && (PD_W == 16 || PD_W == 8 || PD_W == 4)
 #if PD_W == 16
-#define PD_HALVE(F, v)                                                                                                \
-  v = F(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));                       \
-  v = F(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));                       \
-  v = F(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));                       \
-  v = F(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14))
+#define PD_LANES {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 #elif PD_W == 8
-#define PD_HALVE(F, v)                                                                                                \
-  v = F(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));                                                     \
-  v = F(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));                                                     \
-  v = F(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6))
-#elif PD_W == 4
-#define PD_HALVE(F, v)                                                                                                \
-  v = F(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));                                                                 \
-  v = F(v, __builtin_shufflevector(v, v, 1, 0, 3, 2))
+#define PD_LANES {0, 1, 2, 3, 4, 5, 6, 7}
+#else
+#define PD_LANES {0, 1, 2, 3}
 #endif
-#define PD_SUM(a, b) ((a) + (b))
-#define PD_PROD(a, b) ((a) * (b))
-#define PD_HORIZONTAL(T, V)                                                                                           \
-  PD_INLINE T pd_hsum_##V(V v) { PD_HALVE(PD_SUM, v); return v[0]; }                                                   \
-  PD_INLINE T pd_hprod_##V(V v) { PD_HALVE(PD_PROD, v); return v[0]; }                                                 \
-  PD_INLINE T pd_hmax_##V(V v) { PD_HALVE(pd_max_##V, v); return v[0]; }                                               \
-  PD_INLINE T pd_hmin_##V(V v) { PD_HALVE(pd_min_##V, v); return v[0]; }
-PD_HORIZONTAL(f32, vf32)
-PD_HORIZONTAL(i32, vi32)
-PD_HORIZONTAL(i64, vi64)
+#define PD_HALVE(T, V, M, NAME, OP)                                                                                   \
+  PD_INLINE T pd_h##NAME##_##V(V v) {                                                                                  \
+    const M lanes = PD_LANES;                                                                                         \
+    V u;                                                                                                              \
+    if (PD_W > 8) { u = __builtin_shuffle(v, (lanes + 8) & (PD_W - 1)); v = OP; }                                      \
+    if (PD_W > 4) { u = __builtin_shuffle(v, (lanes + 4) & (PD_W - 1)); v = OP; }                                      \
+    u = __builtin_shuffle(v, (lanes + 2) & (PD_W - 1)); v = OP;                                                        \
+    u = __builtin_shuffle(v, (lanes + 1) & (PD_W - 1)); v = OP;                                                        \
+    return v[0];                                                                                                      \
+  }
+#else
+#define PD_HALVE(T, V, M, NAME, OP)                                                                                   \
+  PD_INLINE T pd_h##NAME##_##V(V v) {                                                                                  \
+    V u = v;                                                                                                          \
+    for (int w = PD_W / 2; w; w /= 2) { for (int l = 0; l < w; ++l) u[l] = v[l + w]; v = OP; }                         \
+    return v[0];                                                                                                      \
+  }
+#endif
+#define PD_HORIZONTAL(T, V, M)                                                                                        \
+  PD_HALVE(T, V, M, sum, v + u) PD_HALVE(T, V, M, prod, v * u)                                                         \
+  PD_HALVE(T, V, M, max, pd_max_##V(v, u)) PD_HALVE(T, V, M, min, pd_min_##V(v, u))
+PD_HORIZONTAL(f32, vf32, vi32)
+PD_HORIZONTAL(i32, vi32, vi32)
+PD_HORIZONTAL(i64, vi64, vi64)
 #endif

@@ -17,6 +17,7 @@ from polydyn.codegen.ir import (
     Reg,
     Set,
     Store,
+    Undefined,
     bodies,
     map_value,
     rewrite,
@@ -25,7 +26,7 @@ from polydyn.codegen.ir import (
     with_bodies,
 )  # fmt: skip
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Const, Value
+from polydyn.schedules.expr import Value
 
 
 def unroll(body: Body, loops: Collection[str]) -> Body:
@@ -78,8 +79,7 @@ def registers(body: Body, buffer: str, dtype: str) -> Body:
         return n
 
     out = rewrite(body, f)
-    zero = Const(dtype, 0.0 if dtype.startswith("float") else 0)
-    return (*(Def(f"{buffer}_{a}", zero, lanes) for a, lanes in sorted(seen.items())), *out)
+    return (*(Def(f"{buffer}_{a}", Undefined(dtype), lanes) for a, lanes in sorted(seen.items())), *out)
 
 
 def share_loads(body: Body, prefix: str = "t") -> Body:

@@ -100,10 +100,11 @@ class KernelPrinter:
     def _alloc(self, n: Alloc, depth: int) -> str:
         t = "  " * depth
         if n.scope == "stack":
-            head = f"{CTYPE[n.dtype]} {n.buffer}[{index_text(n.size)}] __attribute__((aligned(64)));"
+            head = f"PD_STACK({CTYPE[n.dtype]}, {n.buffer}, {index_text(n.size)});"
             return f"{t}{{\n{t}{head}\n{self._body(n.body, depth)}{t}}}\n"
         step = f"(({index_text(n.size)}) * (i64)sizeof({CTYPE[n.dtype]}) + 63) / 64 * 64"
-        head = f"{self._pointer(n.buffer)} = scratch; void *scratch_{n.buffer} = (char *)scratch + {step};"
+        place = f"PD_SCRATCH({CTYPE[n.dtype]}, {n.buffer}, {index_text(n.size)}, scratch)"
+        head = f"{self._pointer(n.buffer)} = {place}; void *scratch_{n.buffer} = (char *)scratch + {step};"
         inner = f"{t}{{ void *scratch = scratch_{n.buffer}; (void)scratch;\n{self._body(n.body, depth)}{t}}}\n"
         return f"{t}{{\n{t}{head}\n{inner}{t}}}\n"
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from polydyn.codegen.ir import Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, lanes_of
+from polydyn.codegen.ir import Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, Undefined, lanes_of
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
 from polydyn.schedules.index import Atom, Index
@@ -49,7 +49,7 @@ def _atom_text(a: Atom) -> str:
             return f"({args[0]}/{args[1]})"
         return f"pd_fdiv({args[0]}, {args[1]})"
     if a.kind == "fetch":
-        return f"(i64){a.name}[{args[0]}]"
+        return f"(i64)PD_AT({a.name}, {args[0]})"
     out = args[0]
     for x in args[1:]:
         out = f"{'PD_MIN' if a.kind == 'min' else 'PD_MAX'}({out}, {x})"
@@ -75,6 +75,8 @@ class ValuePrinter:
     def _text(self, v: Value, lanes: int) -> str:
         if isinstance(v, Const):
             return _constant(v)
+        if isinstance(v, Undefined):
+            return f"PD_UNDEFINED({CTYPE[v.dtype]})"
         if isinstance(v, Reg):
             return v.name
         if isinstance(v, FlatLoad):
@@ -102,8 +104,8 @@ class ValuePrinter:
 
     def _load(self, v: FlatLoad) -> str:
         if v.lanes == 1:
-            return f"{v.buffer}[{index_text(v.address)}]"
-        t, p = CTYPE[v.dtype], f"{v.buffer} + {index_text(v.address)}"
+            return f"PD_AT({v.buffer}, {index_text(v.address)})"
+        t, p = CTYPE[v.dtype], f"{v.buffer}, {index_text(v.address)}"
         if v.stride != 1:
             text = f"vloads_{t}({p}, {index_text(v.stride)}, {'PD_W' if v.mask is None else index_text(v.mask)})"
         elif v.mask is not None:
@@ -123,9 +125,10 @@ class ValuePrinter:
             value = Op(dtype, REDUCTIONS[n.reduce], (old, value))
         x = self.text(value, n.lanes)
         if n.lanes == 1:
-            return f"{n.buffer}[{index_text(n.address)}] = {f'({x}) != 0' if dtype == 'bool' else x};"
+            x = f"({x}) != 0" if dtype == "bool" else x
+            return f"PD_PUT({n.buffer}, {index_text(n.address)}, {x});"
         x = f"vbyte({x})" if dtype == "bool" else x
-        t, p = CTYPE[dtype], f"{n.buffer} + {index_text(n.address)}"
+        t, p = CTYPE[dtype], f"{n.buffer}, {index_text(n.address)}"
         if n.stride != 1:
             count = "PD_W" if n.mask is None else index_text(n.mask)
             return f"vstores_{t}({p}, {index_text(n.stride)}, {x}, {count});"

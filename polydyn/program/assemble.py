@@ -38,7 +38,7 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
     used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
     offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
     host = host_program(plan, offsets, int(weights.size))
-    files = sources() | plan.headers | {"host.c": host.text} | _kernel_units(plan)
+    files = sources() | plan.headers | {"host.c": host.text} | kernel_units(plan)
     units, headers = _split(files)
     library = build_library(units, headers, target)
     manifest = _manifest(plan, host) | {
@@ -69,7 +69,8 @@ def _split(files: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     return units, {n: t for n, t in files.items() if n not in units}
 
 
-def _kernel_units(plan: HostPlan) -> dict[str, str]:
+def kernel_units(plan: HostPlan) -> dict[str, str]:
+    """Translation units (file name -> C text) with a plan's kernels."""
     units = {}
     includes = "\n".join(["#include <stdint.h>", *(f'#include "{h}"' for h in plan.headers)])
     for start in range(0, len(plan.kernels), BATCH):

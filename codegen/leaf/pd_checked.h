@@ -1,0 +1,69 @@
+/* Checked memory for kernels compiled with PD_CHECKED: the leaves of pd_cpu.h, every access through pd_checked.c.
+
+   An access out of bounds, a read of an element that was never written, a write to what another task or an earlier
+   kernel has written, a second write without a read in between, a read of what another task wrote, and a store of a
+   value made from an unset register end the call with a message. Masked lanes touch nothing. */
+#ifndef PD_CHECKED_H
+#define PD_CHECKED_H
+
+const void *pdc_read(const void *b, i64 i, i64 size, const char *name);
+void pdc_write(void *b, i64 i, const void *value, i64 size, int kind, const char *name);
+void pdc_lanes(const char *name, i64 stride, i64 lanes);
+void *pdc_scratch(void *from, i64 count, i64 size, const char *name);
+void pdc_stack(void *b, i64 count, i64 size, const char *name);
+
+enum { PDC_OTHER, PDC_F32, PDC_F64 };
+#define PDC_KIND(x) _Generic((x), f32: PDC_F32, f64: PDC_F64, default: PDC_OTHER)
+
+#define PD_AT(b, i) (*(__typeof__((b)[0]) const *)pdc_read(b, i, sizeof (b)[0], #b))
+#define PD_PUT(b, i, x)                                                                                               \
+  do { __typeof__((b)[0]) pdc_x = (x); pdc_write(b, i, &pdc_x, sizeof pdc_x, PDC_KIND(pdc_x), #b); } while (0)
+#define PD_STACK(T, b, n) T b[n] __attribute__((aligned(64))); pdc_stack(b, n, sizeof(T), #b)
+#define PD_SCRATCH(T, b, n, from) ((T *)pdc_scratch(from, n, sizeof(T), #b))
+
+/* a NaN whose payload arithmetic hands on, so that a store sees what was made from it */
+PD_INLINE f32 pdc_undefined_f32(void) { u32 u = 0x7fe5a5a5u; f32 x; memcpy(&x, &u, sizeof x); return x; }
+PD_INLINE f64 pdc_undefined_f64(void) { u64 u = 0x7ffca5a5a5a5a5a5u; f64 x; memcpy(&x, &u, sizeof x); return x; }
+#define PD_UNDEFINED(T)                                                                                               \
+  _Generic((T)0, f32: pdc_undefined_f32(), f64: pdc_undefined_f64(), default: (T)0xaaaaaaaaaaaaaaaau)
+
+#define PD_MEMORY(T, V)                                                                                               \
+  static __attribute__((noinline, unused)) V pdc_vload_##T(const T *b, i64 i, i64 s, i64 n, const char *name) {        \
+    V v = {0};                                                                                                        \
+    for (i64 l = 0; l < PD_W && l < n; ++l) v[l] = *(const T *)pdc_read(b, i + l * s, sizeof *b, name);                \
+    return v;                                                                                                         \
+  }                                                                                                                   \
+  static __attribute__((noinline, unused)) void pdc_vstore_##T(T *b, i64 i, i64 s, V v, i64 n, const char *name) {     \
+    pdc_lanes(name, s, n);                                                                                            \
+    for (i64 l = 0; l < PD_W && l < n; ++l) { T x = v[l]; pdc_write(b, i + l * s, &x, sizeof x, PDC_KIND(x), name); }  \
+  }
+PD_MEMORY(f32, vf32)
+PD_MEMORY(i32, vi32)
+PD_MEMORY(i64, vi64)
+PD_MEMORY(u8, vu8)
+
+#define vload_f32(b, i) pdc_vload_f32(b, i, 1, PD_W, #b)
+#define vload_i32(b, i) pdc_vload_i32(b, i, 1, PD_W, #b)
+#define vload_i64(b, i) pdc_vload_i64(b, i, 1, PD_W, #b)
+#define vload_u8(b, i) pdc_vload_u8(b, i, 1, PD_W, #b)
+#define vloadm_f32(b, i, n) pdc_vload_f32(b, i, 1, n, #b)
+#define vloadm_i32(b, i, n) pdc_vload_i32(b, i, 1, n, #b)
+#define vloadm_i64(b, i, n) pdc_vload_i64(b, i, 1, n, #b)
+#define vloadm_u8(b, i, n) pdc_vload_u8(b, i, 1, n, #b)
+#define vloads_f32(b, i, s, n) pdc_vload_f32(b, i, s, n, #b)
+#define vloads_i32(b, i, s, n) pdc_vload_i32(b, i, s, n, #b)
+#define vloads_i64(b, i, s, n) pdc_vload_i64(b, i, s, n, #b)
+#define vloads_u8(b, i, s, n) pdc_vload_u8(b, i, s, n, #b)
+#define vstore_f32(b, i, v) pdc_vstore_f32(b, i, 1, v, PD_W, #b)
+#define vstore_i32(b, i, v) pdc_vstore_i32(b, i, 1, v, PD_W, #b)
+#define vstore_i64(b, i, v) pdc_vstore_i64(b, i, 1, v, PD_W, #b)
+#define vstore_u8(b, i, v) pdc_vstore_u8(b, i, 1, v, PD_W, #b)
+#define vstorem_f32(b, i, v, n) pdc_vstore_f32(b, i, 1, v, n, #b)
+#define vstorem_i32(b, i, v, n) pdc_vstore_i32(b, i, 1, v, n, #b)
+#define vstorem_i64(b, i, v, n) pdc_vstore_i64(b, i, 1, v, n, #b)
+#define vstorem_u8(b, i, v, n) pdc_vstore_u8(b, i, 1, v, n, #b)
+#define vstores_f32(b, i, s, v, n) pdc_vstore_f32(b, i, s, v, n, #b)
+#define vstores_i32(b, i, s, v, n) pdc_vstore_i32(b, i, s, v, n, #b)
+#define vstores_i64(b, i, s, v, n) pdc_vstore_i64(b, i, s, v, n, #b)
+#define vstores_u8(b, i, s, v, n) pdc_vstore_u8(b, i, s, v, n, #b)
+#endif

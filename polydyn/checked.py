@@ -1,0 +1,195 @@
+"""Checked programs: the same kernels' text, every access to memory checked. Slow, for tests.
+
+A check is one of: bounds; no element is read that was never written (scratch is new for every task); an element is
+written by one task of one launch, and again only after that task has read it (which is what reductions in place and
+partial sums do); no task reads what another task of its launch wrote; no value made from an unset register is stored;
+several numbers of threads and orders of tasks give the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from polydyn.build.cache import digest, stored_file
+from polydyn.build.compiler import build_library
+from polydyn.compiler import Options, plan_program
+from polydyn.errors import InputError, PolydynError
+from polydyn.graph.importer import ModelLike
+from polydyn.program.assemble import kernel_units
+from polydyn.program.plan import Buffer, HostPlan, Launch
+from polydyn.program.program import numpy_dtype
+from polydyn.program.verify import verify_host_plan
+from polydyn.schedules.expr import Array
+
+SCHEDULES = ((1, 1), (1, -1), (2, 1), (3, -1), (7, 1))
+"""(threads, direction of the tasks); the first is the reference."""
+MESSAGE = 600
+LEAVES = ("pd_checked.h", "pd_checked.c")
+
+
+class CheckError(PolydynError):
+    """A kernel touched memory it must not touch, or its result depends on how its tasks are run. A bug in polydyn."""
+
+
+class _Region(ctypes.Structure):
+    """``pdc_region``."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("data", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("state", ctypes.c_void_p),
+        ("shared", ctypes.c_int64),
+    )
+
+
+@dataclass
+class _Memory:
+    """A buffer of a call: its elements, and the state of each (0 never written, 1 written, more during a launch)."""
+
+    buffer: Buffer
+    data: Array
+    state: Array
+
+    def region(self) -> _Region:
+        d, s = self.data, self.state
+        return _Region(self.buffer.name.encode(), d.ctypes.data, d.size, d.itemsize, s.ctypes.data, 1)
+
+    def copy(self) -> tuple[Array, Array]:
+        return self.data.copy(), self.state.copy()
+
+
+def compile_checked(
+    model: ModelLike,
+    *,
+    target: str = "cpu",
+    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    options: Options | None = None,
+) -> CheckedProgram:
+    """``polydyn.compile``, with checks. Same arguments and errors."""
+    return CheckedProgram(plan_program(model, target=target, dims=dims, options=options), target)
+
+
+class CheckedProgram:
+    """A host plan whose kernels run checked. Not thread-safe."""
+
+    def __init__(self, plan: HostPlan, target: str = "cpu") -> None:
+        verify_host_plan(plan)
+        self.plan = plan
+        leaf = files("polydyn.codegen") / "leaf"
+        header, source = ((leaf / name).read_text() for name in LEAVES)
+        headers = {n: f"#define PD_CHECKED 1\n{t}" for n, t in plan.headers.items()}
+        units = kernel_units(replace(plan, headers=headers)) | {"pd_checked.c": source, "table.c": self._table()}
+        library = build_library(units, headers | {"pd_checked.h": header}, target)
+        self._library = ctypes.CDLL(str(stored_file("lib", f"{digest(library.data.hex())}.so", library.data)))
+        self._number = {k.name: i for i, k in enumerate(plan.kernels)}
+
+    def _table(self) -> str:
+        names = [k.name for k in self.plan.kernels]
+        return "\n".join(
+            [
+                "#include <stdint.h>",
+                "typedef void pd_kernel(void *const *, const int64_t *, int64_t, int64_t, void *);",
+                *(f"pd_kernel {n};" for n in names),
+                f"pd_kernel *const pdc_kernels[] = {{{', '.join([*names, '0'])}}};",
+                f"const char *const pdc_names[] = {{{', '.join([*(chr(34) + n + chr(34) for n in names), '0'])}}};",
+            ]
+        )
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs. CheckError: a check failed; it names kernel, task, buffer and element. InputError: a guard."""
+        env = self._symbols(feeds)
+        for b in self.plan.buffers.values():  # every buffer is dense here
+            shape = [d.evaluate(env) for d in b.shape]
+            env |= {s: int(np.prod(shape[axis + 1 :])) for axis, s in enumerate(b.strides)}
+        memory = {n: self._memory(b, env, feeds) for n, b in self.plan.buffers.items()}
+        for launch in self.plan.launches:
+            self._launch(launch, env, memory)
+        out = {}
+        for name in self.plan.outputs:
+            m = memory[name]
+            missing = np.flatnonzero(m.state == 0)
+            if missing.size:
+                raise CheckError(f"element {missing[0]} of output {name} was never written", tensor=name)
+            out[name] = m.data.reshape([d.evaluate(env) for d in m.buffer.shape])
+        return out
+
+    def _symbols(self, feeds: Mapping[str, Array]) -> dict[str, int]:
+        env = {s.symbol: int(feeds[s.input].shape[s.axis]) for s in self.plan.sources}
+        for g in self.plan.guards:
+            a, b = g.left.evaluate(env), g.right.evaluate(env)
+            if not {"==": a == b, "<=": a <= b, "%==": a % b == 0 if b else a == 0}[g.relation]:
+                raise InputError(g.message)
+        for name in self.plan.inputs:
+            shape = tuple(d.evaluate(env) for d in self.plan.buffers[name].shape)
+            if shape != feeds[name].shape:
+                raise InputError(f"input '{name}' has shape {feeds[name].shape}, not {shape}", tensor=name)
+        return env
+
+    def _memory(self, b: Buffer, env: Mapping[str, int], feeds: Mapping[str, Array]) -> _Memory:
+        """Memory of its own for every buffer, one element longer than the buffer so that no two begin at one place."""
+        known = self.plan.constants.get(b.name) if b.role == "constant" else feeds.get(b.name)
+        dtype = numpy_dtype(b.dtype)
+        count = int(np.prod([d.evaluate(env) for d in b.shape])) if known is None else known.size
+        data = np.frombuffer(b"\xaa" * ((count + 1) * dtype.itemsize), dtype).copy()[:count]
+        if known is not None:
+            data[:] = np.ascontiguousarray(known).reshape(-1).view(dtype)
+        return _Memory(b, data, np.full(count + 1, known is not None, np.uint32)[:count])
+
+    def _launch(self, launch: Launch, env: Mapping[str, int], memory: Mapping[str, _Memory]) -> None:
+        """Runs a launch under every schedule that differs, each from the same memory, and compares the bits."""
+        used = [memory[n] for n in launch.buffers]
+        before = [m.copy() for m in used]
+        reference: list[Array] = []
+        for (threads, direction), numbers, tasks, scratch in _schedules(launch, env):
+            for m, (data, state) in zip(used, before, strict=True):
+                m.data[:], m.state[:] = data, state
+            self._call(launch, used, numbers, range(tasks)[::direction], scratch)
+            got = [m.data.view(np.uint8).copy() for m in used]
+            reference = reference or got
+            for m, a, b in zip(used, reference, got, strict=True):
+                if not np.array_equal(a, b):
+                    at = int(np.flatnonzero(a != b)[0]) // m.data.itemsize
+                    way = "forwards" if direction > 0 else "backwards"
+                    raise CheckError(
+                        f"kernel {launch.kernel}: element {at} of {m.buffer.name} has other bits with {threads} "
+                        f"threads, tasks {way}, than with one",
+                        tensor=m.buffer.name,
+                    )
+        for m in used:
+            np.minimum(m.state, 1, out=m.state)
+
+    def _call(self, launch: Launch, used: list[_Memory], numbers: list[int], order: range, scratch: int) -> None:
+        regions = (_Region * (len(used) + 1))(*(m.region() for m in used))
+        message = ctypes.create_string_buffer(MESSAGE)
+        wide = ctypes.c_int64
+        symbols = (wide * (len(numbers) + 1))(*numbers)
+        tasks = (wide * (len(order) + 1))(*order)
+        failed = self._library.pdc_run(
+            wide(self._number[launch.kernel]), wide(len(used)), regions, symbols, wide(len(order)), tasks,
+            wide(max(0, scratch)), message, wide(MESSAGE),
+        )  # fmt: skip
+        if failed:
+            raise CheckError(f"{message.value.decode()}; launch {launch.label}", rule="checked memory")
+
+
+def _schedules(
+    launch: Launch, env: Mapping[str, int]
+) -> Iterator[tuple[tuple[int, int], list[int], int, int]]:
+    """(schedule, symbols, tasks, scratch), each distinct launch once forwards and once backwards at most."""
+    seen: set[Any] = set()
+    for threads, direction in SCHEDULES:
+        here = {**env, "nth": threads}
+        numbers = [s.evaluate(here) for s in launch.symbols]
+        tasks, scratch = (max(0, x.evaluate(here)) for x in (launch.tasks, launch.scratch))
+        key = (tuple(numbers), tasks, direction if tasks > 1 else 1)
+        if key not in seen:
+            seen.add(key)
+            yield (threads, direction), numbers, tasks, scratch
