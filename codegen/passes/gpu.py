@@ -56,6 +56,31 @@ def unrolled(body: Body, loops: frozenset[str]) -> Body:
     return rewrite(body, f)
 
 
+def spread(body: Body, inner: str, threads: int) -> Body:
+    """Deals a nest of two loops of constant extents to the threads of a block, loop ``inner`` running fastest.
+
+    The whole iterations are unrolled; a remainder is guarded.
+    """
+    (first,) = body
+    nest = [first, *first.body] if isinstance(first, For) else []
+    pair = [n for n in nest if isinstance(n, For)]
+    if len(pair) != 2 or inner not in (pair[0].var, pair[1].var):
+        raise CodegenError("a copy is not a nest of two loops")
+    fast, slow = sorted(pair, key=lambda n: n.var != inner)
+    trips = int(fast.hi) * int(slow.hi)
+    leaf = pair[1].body
+
+    def at(round_: IndexLike) -> Body:
+        linear = V("tid") + Index.of(round_) * threads
+        return substitute(leaf, {fast.var: linear % fast.hi, slow.var: linear // fast.hi})
+
+    whole, rest = divmod(trips, threads)
+    out: Body = (For("u", V(0), V(whole), at("u"), "unroll"),) if whole else ()
+    if rest:
+        out += (If((Compare("<", V("tid"), V(rest)),), at(whole)),)
+    return out
+
+
 def deal(body: Body, kind: str) -> Body:
     """Deals one loop of a nest to the lanes of a warp or the threads of a block (``kind``), the innermost that may be.
 
