@@ -40,7 +40,7 @@ from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import ITEMSIZE, Const, Op
+from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import ZERO, Index, product
 from polydyn.schedules.model import Group, Statement
@@ -92,7 +92,7 @@ class CudaContractKernel:
         self.extents = dict(self.acc.iters)
         self.M, self.N = self.extents[roles.row], self.extents[roles.col]
         self.K = product(self.extents[x] for x in (roles.block, *roles.inner))
-        row, col = operands(self.acc, roles)
+        row, col = _narrow(operands(self.acc, roles))
         if row.dtype != col.dtype or row.dtype not in ("float32", *HALF):
             raise CodegenError(
                 f"a product of {row.dtype} and {col.dtype} is not built for CUDA", remedy="float32, float16, bfloat16"
@@ -288,6 +288,13 @@ class _Version:
         return CudaKernel(
             name, text, tuple(buffers), group.params, t.threads, count, shared_bytes(body), version, multiples
         )
+
+
+def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:
+    """Operands that were stored in 16 bits and only widened: tensor cores multiply them exactly into float32."""
+    inner = [v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == "float32" else v for v in pair]
+    same = inner[0].dtype == inner[1].dtype and inner[0].dtype in HALF
+    return (inner[0], inner[1]) if same else pair
 
 
 def _split(body: Body) -> tuple[Body, Body]:
