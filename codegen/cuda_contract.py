@@ -48,7 +48,7 @@ from polydyn.schedules.tiling import Roles
 
 V = Index.of
 LANE = V("lane")
-UNROLLED = frozenset(("f_i", "f_j", "f_k", "g_i", "g_j", "row_half", "column_of_pair", "u"))
+UNROLLED = dict.fromkeys(("f_i", "f_j", "f_k", "g_i", "g_j", "row_half", "column_of_pair"), "unroll")
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,8 @@ class _Version:
         c = self.copies[0 if inst.statement == "COPY_A" else 1]
         body = bind(body, {f"S{x[1:]}": n for x, n in c.trips().items()})
         body = lower(body, self.coordinates, {inst.statement: lambda a: c.issue(a, self.tile.stages)})
-        return spread(body, "s_k" if c.along_k else c.own, self.tile.threads)
+        kind = "unroll" if c.asynchronous else "unroll2"  # registers of many loads in flight would spill
+        return spread(body, "s_k" if c.along_k else c.own, self.tile.threads, kind)
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
@@ -250,7 +251,7 @@ class _Version:
         body = consume(body, "pipeline", lambda b: pipeline(b, "b_k", t.stages, _split))
         for mark in ("multiply", "epilogue"):
             body = consume(body, mark, lambda b: b)
-        body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED)
+        body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | ({"f_k": "unroll2"} if t.instruction == "fma" else {}))
         body, count = tasks(fold(body))
         body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
         return self._kernel(fold(body), count)

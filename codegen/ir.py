@@ -123,7 +123,9 @@ class Compare:
 
 @dataclass(frozen=True)
 class For:
-    """``for var in [lo, hi)``. ``kind``: ``serial``, ``vector`` (var counts vectors) or ``unroll<n>``."""
+    """``for var in [lo, hi)``. ``kind``: ``serial``, ``vector`` (var counts vectors) or ``unroll<n>``; on the GPU
+    ``unroll`` (completely), ``warp`` or ``block`` (dealt to the lanes of a warp, the threads of a block).
+    """
 
     var: str
     lo: Index

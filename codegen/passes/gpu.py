@@ -43,23 +43,23 @@ def assign(body: Body, places: Mapping[str, IndexLike]) -> Body:
     return rewrite(body, f)
 
 
-def unrolled(body: Body, loops: frozenset[str]) -> Body:
-    """Declares loops over registers unrolled; their extents must be constants."""
+def unrolled(body: Body, kinds: Mapping[str, str]) -> Body:
+    """Declares loops ``unroll`` (over registers: completely) or ``unroll<n>``; their extents must be constants."""
 
     def f(n: Node) -> Node:
-        if not (isinstance(n, For) and n.var in loops):
+        if not (isinstance(n, For) and n.var in kinds):
             return n
         if (n.hi - n.lo).constant is None:
             raise CodegenError(f"{n.var} in [{n.lo}, {n.hi}) has no constant extent to unroll")
-        return replace(n, kind="unroll")
+        return replace(n, kind=kinds[n.var])
 
     return rewrite(body, f)
 
 
-def spread(body: Body, inner: str, threads: int) -> Body:
+def spread(body: Body, inner: str, threads: int, kind: str) -> Body:
     """Deals a nest of two loops of constant extents to the threads of a block, loop ``inner`` running fastest.
 
-    The whole iterations are unrolled; a remainder is guarded.
+    What is left for a thread is a loop of the given ``kind``; a remainder is guarded.
     """
     (first,) = body
     nest = [first, *first.body] if isinstance(first, For) else []
@@ -75,7 +75,7 @@ def spread(body: Body, inner: str, threads: int) -> Body:
         return substitute(leaf, {fast.var: linear % fast.hi, slow.var: linear // fast.hi})
 
     whole, rest = divmod(trips, threads)
-    out: Body = (For("u", V(0), V(whole), at("u"), "unroll"),) if whole else ()
+    out: Body = (For("u", V(0), V(whole), at("u"), kind),) if whole else ()
     if rest:
         out += (If((Compare("<", V("tid"), V(rest)),), at(whole)),)
     return out

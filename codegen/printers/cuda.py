@@ -88,17 +88,17 @@ class CudaPrinter:
         raise CodegenError(f"no CUDA form for {n!r}")
 
     def _for(self, n: For, depth: int) -> str:
-        """``unroll``: fully; ``warp`` and ``block``: iterations dealt to the lanes of a warp, the threads of a block."""
+        """``unroll``: fully, ``unroll<n>``; ``warp`` and ``block``: iterations dealt to the lanes of a warp, the threads of a block."""
         t, lo, hi = "  " * depth, index_text(n.lo), index_text(n.hi)
         kind, step = "int64_t", f"++{n.var}"
         if n.kind in ("warp", "block"):
             lo = f"{lo} + {'pd_tid() % 32' if n.kind == 'warp' else 'pd_tid()'}"
             step = f"{n.var} += {32 if n.kind == 'warp' else self.threads}"
-        elif n.kind == "unroll":
+        elif n.kind.startswith("unroll"):
             kind = "int"
         elif n.kind not in ("serial", "parallel"):
             raise CodegenError(f"loop {n.var} of kind {n.kind} has no CUDA form")
-        pragma = f"{t}PD_UNROLL\n" if n.kind == "unroll" else ""
+        pragma = f"{t}PD_UNROLL\n" if n.kind == "unroll" else f"#pragma unroll {n.kind[6:]}\n" if kind == "int" else ""
         head = f"for ({kind} {n.var} = {lo}; {n.var} < {hi}; {step})"
         return f"{pragma}{t}{head} {{\n{self._body(n.body, depth + 1)}{t}}}\n"
 
