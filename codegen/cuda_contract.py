@@ -244,11 +244,11 @@ class _Version:
         sizes |= {"W_i": t.bm // t.wm, "W_j": t.bn // t.wn, "P_i": m, "P_j": n, "P_k": k}
         counts = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn), "B_k": self.of.K.ceildiv(t.bk)}
         body = consume(body, "copy", self.copy)
+        body = consume(body, "pipeline", lambda b: pipeline(b, "b_k", t.stages, _split))
         body = bind(body, {**sizes, **counts})
         unit = V("warp") if t.instruction == "mma" else V("tid")
         body = assign(body, {"w_i": unit // (t.bn // t.wn), "w_j": unit % (t.bn // t.wn)})
         body = consume(body, "instruction", self.instruction)
-        body = consume(body, "pipeline", lambda b: pipeline(b, "b_k", t.stages, _split))
         for mark in ("multiply", "epilogue"):
             body = consume(body, mark, lambda b: b)
         body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | ({"f_k": "unroll2"} if t.instruction == "fma" else {}))

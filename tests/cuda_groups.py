@@ -1,10 +1,9 @@
-"""Groups lowered from small models, and their CUDA kernels run on the emulator."""
+"""Groups lowered from models, and their CUDA kernels run on the emulator."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,21 @@ import onnx
 from onnx import TensorProto, helper
 
 from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.fusion.grouping import fuse
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
+from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
-from polydyn.lowering.group import LoweredGroup
+from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64}
+TYPES = {
+    "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
+    "int64": TensorProto.INT64,
+}  # fmt: skip
+SHARED = 227 * 1024
 
 
 def plan_of(
@@ -41,36 +46,60 @@ def plan_of(
 
 
 @functools.cache
-def module(text: str) -> EmulatedModule:
-    return EmulatedModule(compile_emulated(text))
+def module(*texts: str) -> EmulatedModule:
+    """Kernels compiled together: most of a compilation is the header."""
+    return EmulatedModule(compile_emulated(PRELUDE + "".join(t.removeprefix(PRELUDE) for t in texts)))
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A version of a kernel with what its names stand for."""
+def placed(plan: FusionPlan) -> tuple[PlacedCuda, ...]:
+    """The kernels of a plan, in launch order."""
+    builder = CudaBuilder(plan)
+    return tuple(p for g in plan.groups for p in builder.place(g))
 
-    plan: FusionPlan
-    lowered: LoweredGroup
-    kernel: CudaKernel
 
-    def run(self, dims: Mapping[str, int], arrays: Arrays, reverse: bool = False) -> tuple[Arrays, Counters]:
-        """The outputs for given inputs, and the emulator's counters."""
-        k, graph = self.kernel, self.plan.graph
-        env = {p: i.evaluate(dims) for p, i in self.lowered.params.items()}
-        assert k.fits(env, 227 * 1024)
-        data: Arrays = {}
-        for a in k.buffers:
-            name = self.lowered.buffers[a]
+def version(p: PlacedCuda, word: str) -> CudaKernel:
+    """The version whose name begins with a word."""
+    return next(k for k in p.versions if k.version.startswith(word))
+
+
+def first_fit(p: PlacedCuda, env: dict[str, int]) -> CudaKernel:
+    return next(k for k in p.versions if k.fits(env, SHARED))
+
+
+def run(
+    plan: FusionPlan,
+    feeds: Arrays,
+    choose: Callable[[PlacedCuda, dict[str, int]], CudaKernel] = first_fit,
+    kernels: tuple[PlacedCuda, ...] | None = None,
+    reverse: bool = False,
+    together: bool = True,
+) -> tuple[Arrays, list[Counters]]:
+    """All launches of a plan on the emulator: the outputs, and the counters of each launch.
+
+    ``together``: all versions of a kernel are compiled at once.
+    """
+    graph = plan.graph
+    dims = {s.symbol: feeds[s.input].shape[s.axis] for s in graph.sources}
+    memory: Arrays = {n: np.ascontiguousarray(feeds[n]) for n in feeds}
+    counters = []
+
+    def array(name: str) -> np.ndarray[Any, Any]:
+        if name not in memory:
             t = graph.tensors[name]
             if name in graph.constants:
-                data[a] = np.ascontiguousarray(graph.constants[name])
-            elif self.lowered.group.arrays[a].role == "output":
-                data[a] = np.zeros([i.evaluate(dims) for i in t.shape], np.dtype(t.dtype))
-                data[a].view(np.uint8).fill(0xFF)
+                memory[name] = np.ascontiguousarray(graph.constants[name])
             else:
-                data[a] = np.ascontiguousarray(arrays[name])
-        args = [data[a] for a in k.buffers] + [np.int64(env[s]) for s in k.symbols]
-        grid = k.grid.evaluate(env)
-        counters = module(k.text).launch(k.name, grid, k.threads, args, smem=k.smem.evaluate(env), reverse=reverse)
-        groups = self.lowered.group.arrays
-        return {self.lowered.buffers[a]: data[a] for a in k.buffers if groups[a].role == "output"}, counters
+                memory[name] = np.empty([i.evaluate(dims) for i in t.shape], numpy_dtype(t.dtype))
+                memory[name].reshape(-1).view(np.uint8).fill(0xFF)
+        return memory[name]
+
+    for p in kernels or placed(plan):
+        env = {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
+        k = choose(p, env)
+        assert k.fits(env, SHARED)
+        grid, smem = k.grid.evaluate(env), k.smem.evaluate(env)
+        args = [array(p.lowered.buffers[a]) for a in k.buffers] + [np.int64(env[s]) for s in k.symbols]
+        if grid > 0:
+            built = module(*(v.text for v in p.versions)) if together else module(k.text)
+            counters.append(built.launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse))
+    return {n: array(n) for n in graph.outputs}, counters

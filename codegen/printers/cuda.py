@@ -10,8 +10,8 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, REDUCTIONS, Op
 from polydyn.schedules.index import ZERO, Index
 
-HEADER = '#include "pd_device.cuh"\n'
-SWIZZLE = """
+PRELUDE = """#include "pd_device.cuh"
+
 // Where element (row, column) of a swizzled tile lies: P elements a row, chunks of C elements that move as one, L chunks
 // in the 128 bytes of all banks. Chunks of one column in consecutive rows fall into different banks.
 template <int P, int C, int L> PD_DEV int pd_swizzled(int row, int column) {
@@ -19,6 +19,7 @@ template <int P, int C, int L> PD_DEV int pd_swizzled(int row, int column) {
   return row * P + ((column / C) ^ (row / fold & mask)) * C + column % C;
 }
 """
+"""What every file begins with, once."""
 ALIGN = 16
 THREAD = {"tid": "pd_tid()", "bid": "pd_bid_x()", "lane": "pd_tid() % 32", "warp": "pd_tid() / 32"}
 """Symbols that every kernel may use."""
@@ -56,7 +57,7 @@ class CudaPrinter:
         smem = "  PD_DYN_SMEM(smem);\n" if "smem" in text else ""
         unused = "".join(f"  (void){s};\n" for s in arguments)
         head = f"PD_KERNEL({self.name}, {self.threads}, {blocks})({', '.join(params)}) {{\n{smem}{unused}{head}"
-        return f"{HEADER}{SWIZZLE}{head}{text}}}\nPD_EXPORT({self.name}, {self.threads});\n"
+        return f"{PRELUDE}{head}{text}}}\nPD_EXPORT({self.name}, {self.threads});\n"
 
     def _body(self, body: Body, depth: int) -> str:
         return "".join(self._node(n, depth) for n in body)
