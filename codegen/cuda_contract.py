@@ -1,8 +1,8 @@
 """CUDA kernels for matmul-like groups, from the GPU tree through mark-directed passes.
 
-Two instructions: ``fma`` (a thread and one element, float32) and ``mma`` (a warp and m16n8k16 tensor-core fragments, f16
-or bf16 with float32 accumulators). Both operands come through a ring of ``stages`` tiles in shared memory; a tile lies
-there as it lies in global memory (unit stride along the reduction or along its own iterator), so copies stay wide,
+Two instructions: ``fma`` (a thread and one element, float32) and ``mma`` (a warp and m16n8k16 fragments on tensor
+cores, f16 or bf16 with float32 accumulators). Both operands come through a ring of ``stages`` tiles in shared memory;
+a tile lies there as it lies in global memory (unit stride along the reduction or along its own iterator), so copies stay wide,
 XOR-swizzled against bank conflicts. Elements outside the operand arrive as zeros, which makes M, N and K arbitrary.
 """
 
@@ -208,7 +208,7 @@ class _Version:
     # -- marks ---------------------------------------------------------------------------------------------------
 
     def instruction(self, body: Body) -> Body:
-        """Tensorization: the point band of an accumulation is one instruction; elsewhere a lane takes its own points."""
+        """Tensorization: an accumulation's point band is one instruction; elsewhere a lane takes its own points."""
         if self.tile.instruction == "fma":
             return body
         inst = next(n for n in walk(body) if isinstance(n, Inst))
@@ -251,7 +251,8 @@ class _Version:
         body = consume(body, "instruction", self.instruction)
         for mark in ("multiply", "epilogue"):
             body = consume(body, mark, lambda b: b)
-        body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | ({"f_k": "unroll2"} if t.instruction == "fma" else {}))
+        steps = {"f_k": "unroll2"} if t.instruction == "fma" else {}  # more would keep too many operands in registers
+        body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
         body, count = tasks(fold(body))
         body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
         return self._kernel(fold(body), count)

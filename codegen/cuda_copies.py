@@ -32,9 +32,9 @@ class Operand:
 class Copy:
     """How one operand gets to shared memory.
 
-    ``along_k``: memory is contiguous along the reduction (a tile row holds reduction steps), else along the operand's own
-    iterator. ``vector``: elements of one copy; ``asynchronous``: by cp.async, else through registers. ``multiples``: what
-    must be multiples of which number for copies as wide as this.
+    ``along_k``: memory is contiguous along the reduction (a tile row holds reduction steps), else along the operand's
+    own iterator. ``vector``: elements of one copy; ``asynchronous``: by cp.async, else through registers.
+    ``multiples``: what must be multiples of which number for copies as wide as this.
     """
 
     operand: Operand
@@ -120,8 +120,8 @@ def copy_of(
 ) -> Copy:
     """Decides how an operand is copied, by at most ``width`` bytes at once.
 
-    ``chunk``: elements that stay together in a tile row; ``across``: threads of a warp read the tile along the operand's
-    own iterator one element each, so a tile contiguous along the reduction is permuted by single elements.
+    ``chunk``: elements that stay together in a tile row; ``across``: threads of a warp read the tile along the
+    operand's own iterator one element each, so a tile contiguous along the reduction is permuted by single elements.
     """
     base = Copy(x, group, env, bk, reduction, True, 1, False, chunk, ())
     size = ITEMSIZE[base.dtype]

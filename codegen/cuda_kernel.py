@@ -15,8 +15,8 @@ class CudaKernel:
     """One version of a group's kernel.
 
     The parameters are the ``buffers`` (pointers) and then the ``symbols`` (int64). ``grid``: blocks, a one-dimensional
-    grid; ``smem``: bytes of dynamic shared memory; both over the symbols. A version may be launched where every index of
-    ``multiples`` is a multiple of its number (elements) and ``smem`` fits the device. ``version`` names the choice.
+    grid; ``smem``: bytes of dynamic shared memory; both over the symbols. A version may be launched where every index
+    of ``multiples`` is a multiple of its number (elements) and ``smem`` fits the device. ``version`` names the choice.
     """
 
     name: str

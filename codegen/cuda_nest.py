@@ -2,7 +2,7 @@
 
 Three mappings of the shared rows (the coincident band) and of the loops inside them:
 
-- ``thread``: a thread per element of the band, inner reductions serial (element-wise groups, reductions over outer axes);
+- ``thread``: a thread per element of the band, inner reductions serial (element-wise, reductions over outer axes);
 - ``warp``: a warp per row, inner loops dealt to lanes, row results combined by shuffles;
 - ``block``: a block per row, combined through shared memory as well.
 
@@ -16,8 +16,22 @@ from dataclasses import replace
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.codegen.ir import Alloc, Body, Call, Compare, If, Node, Store, consume, map_value, rewrite, walk
-from polydyn.codegen.ir import FlatLoad, Def, Set
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Compare,
+    Def,
+    FlatLoad,
+    If,
+    Node,
+    Set,
+    Store,
+    consume,
+    map_value,
+    rewrite,
+    walk,
+)
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget
 from polydyn.codegen.lower import lower
@@ -27,14 +41,12 @@ from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Load, Value, loads, substitute, transform
-from polydyn.schedules.index import ONE, Index, product
+from polydyn.schedules.expr import Load, Value, substitute, transform
+from polydyn.schedules.index import Index, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import inner_iterators, nest_tree
 
 THREADS = 256
-WARP_ROW = 1024
-"""Longest row that a warp takes when the row's length decides (beyond it a block has more loads in flight)."""
 SCALAR = CpuTarget("scalar", 1, ())
 V = Index.of
 

@@ -82,8 +82,8 @@ class Apply(Value):
 class Tile(Value):
     """The element (``row``, ``column``) of a tile in shared memory; as an argument of ``Call``, its address.
 
-    The tile starts at element ``start`` of ``buffer``; rows are ``pitch`` elements apart, and inside a row the chunks of
-    ``chunk`` elements are permuted by XOR with the row so that a column of chunks lies in different banks.
+    The tile starts at element ``start`` of ``buffer``; rows are ``pitch`` elements apart, and inside a row the chunks
+    of ``chunk`` elements are permuted by XOR with the row so that a column of chunks lies in different banks.
     """
 
     buffer: str

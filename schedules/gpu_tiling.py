@@ -1,8 +1,8 @@
 """The GPU's tree of matmul-like groups: block, k-tile, unit and instruction bands with symbolic tile sizes.
 
-The levels are TSCompiler 5.2's block, warp and instruction tiles. A *unit* is what executes one instruction tile: a warp
-(tensor cores) or a thread (CUDA cores); its instruction is m x n x k, or 1 x 1 x 1. Sunk statements (initialiser and
-epilogues) are pulled out of the reduction loop: distributed before and after it. Promotion statements copy both
+The levels are TSCompiler 5.2's block, warp and instruction tiles. A *unit* is what executes one instruction tile: a
+warp (tensor cores) or a thread (CUDA cores); its instruction is m x n x k, or 1 x 1 x 1. Sunk statements (initialiser
+and epilogues) are pulled out of the reduction loop: distributed before and after it. Promotion statements copy both
 operands global -> shared once for each k tile, and shared -> registers once for each instruction step.
 
 Coordinates: batch iterators keep their names; ``b_x`` tile of the block, ``w_x`` unit, ``f_x`` fragment of the unit,
@@ -29,9 +29,10 @@ EXTENTS = tuple(p for _, p in PAIRS)
 def gpu_contract_tree(group: Group, roles: Roles) -> TiledGroup:
     """The GPU tree of {init, accumulate, epilogues...}.
 
-    Statements: INIT; COPY_A, COPY_B (global -> shared); FRAG_A, FRAG_B (shared -> registers); ACC; DONE<n>. All reductions
-    of the group are one linear reduction here: ``b_k``, ``f_k``, ``p_k`` tile it, ``s_k`` is its place in the tile.
-    Marks: ``block``, ``pipeline`` (the k-tile loop), ``copy``, ``multiply``, ``instruction``, ``epilogue``.
+    Statements: INIT; COPY_A, COPY_B (global -> shared); FRAG_A, FRAG_B (shared -> registers); ACC; DONE<n>. All
+    reductions of the group are one linear reduction here: ``b_k``, ``f_k``, ``p_k`` tile it, ``s_k`` is its place in
+    the tile.
+    Marks: ``task``, ``pipeline`` (the k-tile loop), ``copy``, ``multiply``, ``instruction``, ``epilogue``.
     """
     accumulation = next(s for s in group.statements if s.reduce)
     epilogues = [s for s in group.statements if s.role == "epilogue"]

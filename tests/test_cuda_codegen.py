@@ -74,7 +74,9 @@ def test_element_wise_with_broadcast(shape: tuple[int, int]) -> None:
 
 
 def test_transposition_and_integers() -> None:
-    nodes = [node("Transpose", ["x"], ["t"], perm=[1, 0]), node("Add", ["t", "b"], ["s"]), node("Div", ["s", "c"], ["y"])]
+    nodes = [
+        node("Transpose", ["x"], ["t"], perm=[1, 0]), node("Add", ["t", "b"], ["s"]), node("Div", ["s", "c"], ["y"]),
+    ]  # fmt: skip
     plan = plan_of(nodes, {"x": ("M", "N"), "b": ("N", 1), "c": ("M",)}, ["y"], dtype="int64")
     rng = np.random.default_rng(1)
     x, b, c = rng.integers(-50, 50, (5, 9)), rng.integers(-50, 50, (9, 1)), rng.integers(1, 5, 5)
@@ -257,6 +259,7 @@ def test_row_kernels_compile_without_spills() -> None:
 def test_the_emulator_refuses_a_broken_pipeline() -> None:
     """The ring of a generated kernel, weakened: one barrier fewer is caught."""
     from cuda_groups import module
+
     from polydyn.gpu.errors import DeviceError
 
     plan = gemm("float16")
@@ -269,10 +272,10 @@ def test_the_emulator_refuses_a_broken_pipeline() -> None:
     out = np.zeros((72, 72), np.float16)
     names = [p.lowered.buffers[a] for a in k.buffers]
     args = [out if n == "y" else feeds[n] for n in names] + [np.int64(env[s]) for s in k.symbols]
-    wrong = 0
+    wrong, grid, smem = 0, k.grid.evaluate(env), k.smem.evaluate(env)
     for reverse in (False, True):
         try:
-            module(text).launch(k.name, k.grid.evaluate(env), k.threads, args, smem=k.smem.evaluate(env), reverse=reverse)
+            module(text).launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse)
             wrong += not close(out, want, 2e-3)
         except (DeviceError, BuildError):
             wrong += 1

@@ -12,8 +12,8 @@ from polydyn.schedules.index import ZERO, Index
 
 PRELUDE = """#include "pd_device.cuh"
 
-// Where element (row, column) of a swizzled tile lies: P elements a row, chunks of C elements that move as one, L chunks
-// in the 128 bytes of all banks. Chunks of one column in consecutive rows fall into different banks.
+// Where element (row, column) of a swizzled tile lies: P elements a row, chunks of C elements that move as one, L
+// chunks in the 128 bytes of all banks. Chunks of one column in consecutive rows fall into different banks.
 template <int P, int C, int L> PD_DEV int pd_swizzled(int row, int column) {
   constexpr int chunks = P / C, fold = chunks >= L ? 1 : L / chunks, mask = (chunks >= L ? L : chunks) - 1;
   return row * P + ((column / C) ^ (row / fold & mask)) * C + column % C;
@@ -21,7 +21,10 @@ template <int P, int C, int L> PD_DEV int pd_swizzled(int row, int column) {
 """
 """What every file begins with, once."""
 ALIGN = 16
-THREAD = {"tid": "pd_tid()", "bid": "pd_bid_x()", "lane": "pd_tid() % 32", "warp": "pd_tid() / 32"}
+THREAD = {
+    "tid": ("int", "pd_tid()"), "bid": ("int64_t", "pd_bid_x()"), "lane": ("int", "pd_tid() % 32"),
+    "warp": ("int", "pd_tid() / 32"),
+}  # fmt: skip
 """Symbols that every kernel may use."""
 
 
@@ -53,7 +56,7 @@ class CudaPrinter:
         params += [f"int64_t {s}" for s in self.symbols]
         used = {s for n in walk(body) for i in node_indices(n) for s in i.symbols()}
         text = self._body(body, 1)
-        head = "".join(f"  const {'int64_t' if s == 'bid' else 'int'} {s} = {THREAD[s]};\n" for s in THREAD if s in used)
+        head = "".join(f"  const {THREAD[s][0]} {s} = {THREAD[s][1]};\n" for s in THREAD if s in used)
         smem = "  PD_DYN_SMEM(smem);\n" if "smem" in text else ""
         unused = "".join(f"  (void){s};\n" for s in arguments)
         head = f"PD_KERNEL({self.name}, {self.threads}, {blocks})({', '.join(params)}) {{\n{smem}{unused}{head}"
@@ -89,7 +92,7 @@ class CudaPrinter:
         raise CodegenError(f"no CUDA form for {n!r}")
 
     def _for(self, n: For, depth: int) -> str:
-        """``unroll``: fully, ``unroll<n>``; ``warp`` and ``block``: iterations dealt to the lanes of a warp, the threads of a block."""
+        """``unroll`` (fully), ``unroll<n>``; ``warp``, ``block``: dealt to its lanes or threads."""
         t, lo, hi = "  " * depth, index_text(n.lo), index_text(n.hi)
         kind, step = "int64_t", f"++{n.var}"
         if n.kind in ("warp", "block"):

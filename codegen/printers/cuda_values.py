@@ -10,7 +10,7 @@ from functools import lru_cache
 from polydyn.codegen.ir import Apply, FlatLoad, Pointer, Reg, Store, Tile
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
-from polydyn.schedules.index import Atom, Index
+from polydyn.schedules.index import ZERO, Atom, Index
 from polydyn.schedules.ranges import is_nonnegative
 
 STORAGE = {
@@ -36,11 +36,11 @@ FLOAT_FUNCTIONS = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a buffer lives: ``global``, ``shared`` or ``register``; ``offset``: bytes from the start of shared memory."""
+    """Where a buffer lives: ``global``, ``shared`` or ``register``; ``offset``: bytes, in shared memory."""
 
     dtype: str
     scope: str
-    offset: Index = Index.of(0)
+    offset: Index = ZERO
 
 
 @lru_cache(maxsize=65536)

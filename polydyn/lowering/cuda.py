@@ -32,7 +32,7 @@ class CudaBuilder:
         self.kernels: dict[str, tuple[CudaKernel, ...]] = {}
 
     def place(self, group: FusedGroup) -> tuple[PlacedCuda, ...]:
-        """The kernels of one group: an attention is three for now. UnsupportedError, CodegenError: not built, by name."""
+        """The kernels of one group (three of an attention). UnsupportedError, CodegenError: not built, by name."""
         if group.kind == "attention":
             return tuple(p for part in group.parts for p in self.place(part))
         for n in group.nodes:
