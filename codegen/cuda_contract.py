@@ -2,8 +2,8 @@
 
 Two instructions: ``fma`` (a thread and one element, float32) and ``mma`` (a warp and m16n8k16 fragments on tensor
 cores, f16 or bf16 with float32 accumulators). Both operands come through a ring of ``stages`` tiles in shared memory;
-a tile lies there as it lies in global memory (unit stride along the reduction or along its own iterator), so copies stay wide,
-XOR-swizzled against bank conflicts. Elements outside the operand arrive as zeros, which makes M, N and K arbitrary.
+a tile lies there as it lies in global memory (unit stride along the reduction or along its own iterator), so copies
+stay wide, XOR-swizzled against bank conflicts. Elements outside the operand arrive as zeros, which makes M, N and K arbitrary.
 """
 
 from __future__ import annotations
