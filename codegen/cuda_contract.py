@@ -3,7 +3,8 @@
 Two instructions: ``fma`` (a thread and one element, float32) and ``mma`` (a warp and m16n8k16 fragments on tensor
 cores, f16 or bf16 with float32 accumulators). Both operands come through a ring of ``stages`` tiles in shared memory;
 a tile lies there as it lies in global memory (unit stride along the reduction or along its own iterator), so copies
-stay wide, XOR-swizzled against bank conflicts. Elements outside the operand arrive as zeros, which makes M, N and K arbitrary.
+stay wide, XOR-swizzled against bank conflicts. Elements outside the operand arrive as zeros, which makes M, N and K
+arbitrary.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.gpu import assign, pipeline, spread, unrolled
+from polydyn.codegen.passes.gpu import assign, pipeline, rasterise, spread, unrolled
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.codegen.printers.cuda_values import HALF
@@ -48,6 +49,8 @@ from polydyn.schedules.tiling import Roles
 
 V = Index.of
 LANE = V("lane")
+RASTER = 8
+"""Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
 UNROLLED = dict.fromkeys(("f_i", "f_j", "f_k", "g_i", "g_j", "row_half", "column_of_pair"), "unroll")
 
 
@@ -253,7 +256,7 @@ class _Version:
             body = consume(body, mark, lambda b: b)
         steps = {"f_k": "unroll2"} if t.instruction == "fma" else {}  # more would keep too many operands in registers
         body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
-        body, count = tasks(fold(body))
+        body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
         body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
         return self._kernel(fold(body), count)
 

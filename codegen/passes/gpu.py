@@ -13,6 +13,7 @@ from polydyn.codegen.ir import (
     FlatLoad,
     For,
     If,
+    Let,
     Node,
     Reg,
     Set,
@@ -24,7 +25,7 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.passes.bind import fold
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value, const
-from polydyn.schedules.index import Index, IndexLike
+from polydyn.schedules.index import Index, IndexLike, minimum
 
 V = Index.of
 WARP = 32
@@ -52,6 +53,29 @@ def unrolled(body: Body, kinds: Mapping[str, str]) -> Body:
         if (n.hi - n.lo).constant is None:
             raise CodegenError(f"{n.var} in [{n.lo}, {n.hi}) has no constant extent to unroll")
         return replace(n, kind=kinds[n.var])
+
+    return rewrite(body, f)
+
+
+def rasterise(body: Body, rows: str, columns: str, height: int) -> Body:
+    """Blocks in an order that shares operands: strips of ``height`` rows, inside a strip column by column.
+
+    The two parallel loops, ``columns`` directly inside ``rows``, become one; other nests stay as they are.
+    """
+
+    def f(n: Node) -> Node | Body:
+        inner = n.body[0] if isinstance(n, For) and n.var == rows else None
+        if not (isinstance(n, For) and isinstance(inner, For) and inner.var == columns):
+            return n
+        number, first, live = V("block"), V("strip"), V("strip_rows")
+        within = number - first * inner.hi
+        body = inner.body
+        for var, value in (
+            (columns, within // live), (rows, first + within % live), ("strip_rows", minimum(height, n.hi - first)),
+            ("strip", number // (inner.hi * height) * height),
+        ):  # fmt: skip
+            body = (Let(var, value, body),)
+        return For("block", V(0), n.hi * inner.hi, body, n.kind)
 
     return rewrite(body, f)
 
