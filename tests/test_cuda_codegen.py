@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_groups import Arrays, first_fit, placed, plan_of, run, version
+from cuda_groups import plan_of
 from onnx import helper
 
+from benchmarks.gpu.emulated import Arrays, first_fit, module, placed, run, version
 from polydyn.codegen.cuda_contract import CudaContractKernel, CudaTile
 from polydyn.errors import BuildError, CodegenError, UnsupportedError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
+from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import lower_contract
 from polydyn.lowering.cuda import PlacedCuda
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
@@ -145,8 +147,11 @@ def tiled(plan: FusionPlan, tile: CudaTile) -> tuple[PlacedCuda, ...]:
     return (PlacedCuda(group, form.lowered, kernel.versions((tile,))),)
 
 
-@pytest.mark.parametrize("trans", [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize(("dtype", "tile"), [("float32", SMALL_FMA), ("float16", SMALL_MMA)])
+@pytest.mark.parametrize(
+    ("dtype", "tile", "trans"),
+    [("float32", SMALL_FMA, (False, False)), ("float32", SMALL_FMA, (True, True)),
+     *(("float16", SMALL_MMA, (a, b)) for a in (False, True) for b in (False, True))],
+)  # fmt: skip
 def test_gemm_with_fused_epilogue(dtype: str, tile: CudaTile, trans: tuple[bool, bool]) -> None:
     """Every width of copies that an address allows, both warp orders, no bank conflicts."""
     plan = gemm(dtype, *trans)
@@ -258,10 +263,6 @@ def test_row_kernels_compile_without_spills() -> None:
 
 def test_the_emulator_refuses_a_broken_pipeline() -> None:
     """The ring of a generated kernel, weakened: one barrier fewer is caught."""
-    from cuda_groups import module
-
-    from polydyn.gpu.errors import DeviceError
-
     plan = gemm("float16")
     (p,) = tiled(plan, SMALL_MMA)
     k = p.versions[0]
