@@ -10,14 +10,15 @@ arbitrary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from polydyn.codegen.check import verify_body
-from polydyn.codegen.cuda_copies import Operand, copy_of
+from polydyn.codegen.cuda_copies import Operand, copy_of, multiples
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.ir import (
     Alloc,
+    Apply,
     Body,
     Call,
     Compare,
@@ -30,6 +31,7 @@ from polydyn.codegen.ir import (
     Store,
     consume,
     substitute,
+    substitute_value,
     walk,
 )  # fmt: skip
 from polydyn.codegen.isl_ast import generate
@@ -43,12 +45,13 @@ from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
-from polydyn.schedules.index import ZERO, Index, product
+from polydyn.schedules.index import ONE, ZERO, Index, product
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
 LANE = V("lane")
+PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
 RASTER = 8
 """Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
 UNROLLED = dict.fromkeys(("f_i", "f_j", "f_k", "g_i", "g_j", "row_half", "column_of_pair"), "unroll")
@@ -119,7 +122,7 @@ class _Version:
 
     def __init__(self, of: CudaContractKernel, tile: CudaTile, width: int) -> None:
         self.of, self.tile = of, tile
-        self.group, self.roles = of.group, of.roles
+        self.group, self.roles, self.extents = of.group, of.roles, of.extents
         if (tile.instruction == "mma") != (of.dtype in HALF):
             raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy="mma for float16 and bfloat16")
         m, n, _ = tile.shape
@@ -173,7 +176,27 @@ class _Version:
         )
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         live = (Compare("<", env[self.roles.row], self.of.M), Compare("<", env[self.roles.col], self.of.N))
-        return (If(live, (Store(s.array, address, value),)),)
+        single = If(live, (Store(s.array, address, value),))
+        if self.tile.instruction == "fma":
+            return (single,)
+        separate = (For("column_of_pair", ZERO, V(2), (single,)),)
+        even = self._even(s)
+        if even is None or value.dtype not in PACK:
+            return separate
+        pair = tuple(substitute_value(value, {"column_of_pair": e}) for e in (0, 1))
+        place = Pointer("uint32", s.array, address.subs({"column_of_pair": 0}))
+        packed = Call("pd_stg<uint32_t>", (place, Apply("uint32", PACK[value.dtype], pair)))
+        first = tuple(replace(c, left=c.left.subs({"column_of_pair": 0})) for c in live)
+        return (If(even, (If(first, (packed,)),), separate),)
+
+    def _even(self, s: Statement) -> tuple[Compare, ...] | None:
+        """When the two columns of a lane may be stored as one: all even; None when they are not neighbours."""
+        address = self.group.arrays[s.array].address(s.index)
+        stride, rest = address.split(self.roles.col)
+        wanted = multiples(rest, 2, frozenset(self.extents))
+        if stride != ONE or self.roles.col in rest.symbols() or wanted is None:
+            return None
+        return tuple(Compare("==", i % 2, ZERO) for i in dict.fromkeys((self.of.N, *(i for i, _ in wanted))))
 
     def fragment(self, which: int, a: Mapping[str, Index]) -> Body:
         """Shared memory -> registers: a float, or 16 x 16 elements by ldmatrix (for B: two fragments)."""
@@ -223,6 +246,8 @@ class _Version:
             return substitute((inst,), dict.fromkeys(points, ZERO))
         row, col = LANE // 4 + V("row_half") * 8, LANE % 4 * 2 + V("column_of_pair")
         leaf = substitute((inst,), {"p_i": row, "p_j": col})
+        if inst.statement != "INIT":  # an epilogue decides itself whether it stores pairs
+            return (For("row_half", ZERO, V(2), leaf),)
         return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
 
     def copy(self, body: Body) -> Body:
@@ -288,10 +313,12 @@ class _Version:
         outputs = [n for n, a in group.arrays.items() if a.role == "output"]
         version = f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
         name = f"{self.of.name}_{version}"
-        text = CudaPrinter(name, buffers, outputs, group.params, t.threads).kernel(body, t.blocks)
-        multiples = tuple(dict.fromkeys(x for c in self.copies for x in c.multiples))
+        text = CudaPrinter(name, buffers, outputs, group.params, t.threads).kernel(body, blocks)
+        # many narrow copies need more registers than two blocks of the largest tile leave
+        blocks = t.blocks if min(c.bytes for c in self.copies) >= 8 else max(1, t.blocks // 2)
+        wide = tuple(dict.fromkeys(x for c in self.copies for x in c.multiples))
         return CudaKernel(
-            name, text, tuple(buffers), group.params, t.threads, count, shared_bytes(body), version, multiples
+            name, text, tuple(buffers), group.params, t.threads, count, shared_bytes(body), version, wide
         )
 
 

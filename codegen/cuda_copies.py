@@ -139,12 +139,12 @@ def copy_of(
         if stride != ONE or unit in rest.symbols():
             continue
         vector = 1 if along_k and across else max(1, width // size)
-        multiples = _multiples(rest, vector)
-        if multiples is None:
-            vector, multiples = 1, ()
+        wanted = multiples(rest, vector, frozenset((*a, x.own, "s_k")))
+        if wanted is None:
+            vector, wanted = 1, ()
         kept = 1 if along_k and across else chunk
         return replace(base, along_k=along_k, vector=vector, asynchronous=vector * size >= 4, chunk=kept,
-                       multiples=multiples)  # fmt: skip
+                       multiples=wanted)  # fmt: skip
     return single
 
 
@@ -152,15 +152,15 @@ def _batch(group: Group, x: Operand) -> list[str]:
     return [n for s in group.statements for n, _ in s.iters]
 
 
-def _multiples(rest: Index, vector: int) -> tuple[tuple[Index, int], ...] | None:
-    """What must be multiples of ``vector`` for every value of the iterators; None when it cannot be said."""
+def multiples(rest: Index, vector: int, iterators: frozenset[str]) -> tuple[tuple[Index, int], ...] | None:
+    """What must be multiples of ``vector`` so that ``rest`` is one for all iterators; None when it cannot be said."""
     if vector == 1:
         return ()
     parts: dict[tuple[str, ...], Index] = {}
     for m, c in rest.terms.items():
         if any(isinstance(a, Atom) for a in m):
             return None
-        moving = tuple(a for a in m if isinstance(a, str) and not a.startswith("n"))
+        moving = tuple(a for a in m if a in iterators)
         fixed = tuple(a for a in m if a not in moving)
         parts[moving] = parts.get(moving, ZERO) + Index({fixed: c})
     wanted = []

@@ -96,7 +96,10 @@ class Tile(Value):
 
 @dataclass(frozen=True)
 class Pointer(Value):
-    """The address of element ``address`` of a buffer in global memory or in registers, an argument of ``Call``."""
+    """The address of element ``address`` of a buffer in global memory or in registers, an argument of ``Call``.
+
+    A ``dtype`` other than the buffer's means that several elements move as one.
+    """
 
     buffer: str
     address: Index

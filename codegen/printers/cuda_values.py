@@ -105,7 +105,8 @@ class CudaValues:
         """The address of an element."""
         place = self.places[v.buffer]
         if isinstance(v, Pointer):
-            return f"{v.buffer} + {index_text(v.address)}"
+            text = f"{v.buffer} + {index_text(v.address)}"
+            return text if v.dtype == place.dtype else f"({REGISTER[v.dtype]} *)({text})"
         base = f"smem + {index_text(place.offset)}"
         size = f"(int)sizeof({STORAGE[v.dtype]})"
         line = 128 // (v.chunk * ITEMSIZE[v.dtype])
