@@ -107,7 +107,7 @@ class CudaContractKernel:
 
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
         """A version for each tile and each width of copies that the addresses may allow, widest first."""
-        chosen = tiles or (MMA_TILES if self.dtype in HALF else FMA_TILES)
+        chosen = tiles or self._useful(MMA_TILES if self.dtype in HALF else FMA_TILES)
         widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[self.dtype] and not (w == 8 and self.dtype == "float32")]
         out: dict[str, CudaKernel] = {}
         for t in chosen:
@@ -115,6 +115,16 @@ class CudaContractKernel:
                 k = _Version(self, t, w).build()
                 out.setdefault(k.version, k)
         return tuple(out.values())
+
+
+    def _useful(self, tiles: tuple[CudaTile, ...]) -> tuple[CudaTile, ...]:
+        """Tiles from the largest to the smallest, without those that a constant extent would leave half empty."""
+        m, n = self.M.constant, self.N.constant
+
+        def useful(t: CudaTile) -> bool:
+            return (m is None or 2 * m > t.bm) and (n is None or 2 * n > t.bn)
+
+        return tuple(t for t in tiles if t is tiles[-1] or useful(t))
 
 
 class _Version:
@@ -313,9 +323,9 @@ class _Version:
         outputs = [n for n, a in group.arrays.items() if a.role == "output"]
         version = f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
         name = f"{self.of.name}_{version}"
-        text = CudaPrinter(name, buffers, outputs, group.params, t.threads).kernel(body, blocks)
         # many narrow copies need more registers than two blocks of the largest tile leave
         blocks = t.blocks if min(c.bytes for c in self.copies) >= 8 else max(1, t.blocks // 2)
+        text = CudaPrinter(name, buffers, outputs, group.params, t.threads).kernel(body, blocks)
         wide = tuple(dict.fromkeys(x for c in self.copies for x in c.multiples))
         return CudaKernel(
             name, text, tuple(buffers), group.params, t.threads, count, shared_bytes(body), version, wide

@@ -38,7 +38,7 @@ class CudaBuilder:
         for n in group.nodes:
             check_dtypes(n, CUDA_DTYPES, "CUDA")
         contract = lower_contract(self.plan, group, 0) if group.kind == "contract" else None
-        if contract is not None:
+        if contract is not None and contract.roles.row != "one":  # without rows nothing is shared: a thread an element
             lowered, key = contract.lowered, contract.lowered.key(contract.roles, "cuda")
             if key not in self.kernels:
                 verify_group(lowered.group)
