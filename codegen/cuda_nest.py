@@ -63,12 +63,17 @@ class CudaNestKernel:
         light = self.recomputed()
         inner = any(inner_iterators(s, self.prefix) for s in self.group.statements)
         along = NestKernel(self.name, light.group, self.prefix, light.phases, SCALAR).tiled
-        if (not inner or along) and not light._rows():
+        if (not inner or along or self._short()) and not light._rows():
             return (light.build("thread"),)
         out = [self.build("warp"), self.build("block")]
         if self._rows():
             out += [replace(light.build("block"), version="block recompute")] if not light._rows() else []
         return tuple(out)
+
+    def _short(self) -> bool:
+        """Whether the inner loops are surely too short for a warp."""
+        nests = [[e for _, e in s.iters[len(self.prefix) :]] for s in self.group.statements]
+        return all((size := product(n).constant) is not None and size <= WARP // 2 for n in nests)
 
     def _rows(self) -> list[str]:
         """Locals that need a whole row."""
