@@ -1,17 +1,18 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
 # make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types | make bench
-# make bench-gemm | make bench-stitch | make bench-cpu | SEEDS=500 make fuzz | make models | make wheel | make clean
+# make bench-gemm | make bench-stitch | make bench-cpu | SEEDS=500 make fuzz | make emulate | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
 THREADS ?= 1
 SEEDS  ?= 500
 MODELS ?= benchmarks/out/models
+EMULATED ?= $(wildcard tests/data/*_tiny.onnx)
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu fuzz accuracy models tiny-models wheel clean
+.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu fuzz accuracy emulate models tiny-models wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -59,10 +60,16 @@ bench-cpu: models
 accuracy: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.accuracy $(MODELS)
 
+emulate: $(VENV)/.extra-bench
+	$(BIN)/python -m benchmarks.gpu.emulated $(EMULATED)
+
 models: $(VENV)/.extra-export $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.models.export $(MODELS) all
 
-tiny-models: $(VENV)/.extra-export $(VENV)/.extra-bench
+tiny-emulate: $(VENV)/.extra-bench
+	$(BIN)/python -m benchmarks.gpu.emulated $(EMULATED)
+
+models: $(VENV)/.extra-export $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.models.export tests/data tiny
 
 wheel: $(VENV)/.made

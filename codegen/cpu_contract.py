@@ -31,13 +31,13 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
+from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.registers import partial_unroll, registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, variants
 from polydyn.codegen.passes.vectorise import vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
-from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads
+from polydyn.schedules.expr import Const, Load, Op, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tile_flow import ContractTiles
@@ -88,7 +88,7 @@ class ContractKernel:
         self.extents = dict(self.acc.iters)
         self.M, self.N, self.K = (self.extents[x] for x in (roles.row, roles.col, roles.block))
         self.R = product(self.extents[x] for x in roles.inner)
-        self.row_value, self.col_value = _operands(self.acc, roles)
+        self.row_value, self.col_value = operands(self.acc, roles)
         self.plan = self._plan(packed) if rows is None else self._part(self._plan(packed), rows)
 
     @staticmethod
@@ -373,20 +373,3 @@ class ContractKernel:
 
 def _symbols(x: Load) -> frozenset[str]:
     return frozenset(s for i in x.index for s in i.symbols())
-
-
-def _operands(acc: Statement, roles: Roles) -> tuple[Value, Value]:
-    """(row operand, column operand) of the product that is accumulated."""
-    v = acc.value
-    if not (isinstance(v, Op) and v.name == "mul"):
-        raise CodegenError(f"{acc.name} does not accumulate a product")
-    a, b = v.args
-    if roles.col in _value_symbols(a):
-        a, b = b, a
-    if roles.col in _value_symbols(a) or roles.row in _value_symbols(b):
-        raise CodegenError(f"{acc.name}: the operands do not separate rows from columns")
-    return a, b
-
-
-def _value_symbols(v: Value) -> frozenset[str]:
-    return frozenset(s for i in indices(v) for s in i.symbols())

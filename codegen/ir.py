@@ -75,6 +75,41 @@ class Ramp(Value):
     lanes: int
 
 
+@dataclass(frozen=True)
+class Apply(Value):
+    """The value of a device function (``pd_shfl_xor``, ...) of ``args``."""
+
+    function: str
+    args: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Tile(Value):
+    """The element (``row``, ``column``) of a tile in shared memory; as an argument of ``Call``, its address.
+
+    The tile starts at element ``start`` of ``buffer``; rows are ``pitch`` elements apart, and inside a row the chunks
+    of ``chunk`` elements are permuted by XOR with the row so that a column of chunks lies in different banks.
+    """
+
+    buffer: str
+    start: Index
+    row: Index
+    column: Index
+    pitch: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Pointer(Value):
+    """The address of element ``address`` of a buffer in global memory or in registers, an argument of ``Call``.
+
+    A ``dtype`` other than the buffer's means that several elements move as one.
+    """
+
+    buffer: str
+    address: Index
+
+
 # -- nodes -----------------------------------------------------------------------------------------------------------
 
 
@@ -96,7 +131,9 @@ class Compare:
 
 @dataclass(frozen=True)
 class For:
-    """``for var in [lo, hi)``. ``kind``: ``serial``, ``vector`` (var counts vectors) or ``unroll<n>``."""
+    """``for var in [lo, hi)``. ``kind``: ``serial``, ``vector`` (var counts vectors) or ``unroll<n>``; on the GPU
+    ``unroll`` (completely), ``warp`` or ``block`` (dealt to the lanes of a warp, the threads of a block).
+    """
 
     var: str
     lo: Index
@@ -191,6 +228,14 @@ class Set:
 
 
 @dataclass(frozen=True)
+class Call:
+    """A device function that returns nothing (barrier, cp.async, ldmatrix, mma)."""
+
+    function: str
+    args: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True)
 class Outline:
     """The body becomes a function of its own over its free variables."""
 
@@ -198,7 +243,7 @@ class Outline:
     body: Body
 
 
-Node: TypeAlias = "For | If | Let | Mark | Inst | Switch | Alloc | Store | Def | Set | Outline"
+Node: TypeAlias = "For | If | Let | Mark | Inst | Switch | Alloc | Store | Def | Set | Call | Outline"
 Body: TypeAlias = "tuple[Node, ...]"
 
 # -- traversal -------------------------------------------------------------------------------------------------------
@@ -251,6 +296,8 @@ def subvalues(v: Value) -> tuple[Value, ...]:
     """Direct sub-expressions, the codegen forms included."""
     if isinstance(v, (Broadcast, Horizontal)):
         return (v.value,)
+    if isinstance(v, Apply):
+        return v.args
     return (v.new, v.old) if isinstance(v, Blend) else children(v)
 
 
@@ -263,7 +310,7 @@ def walk_value(v: Value) -> Iterator[Value]:
 
 def map_value(v: Value, f: Callable[[Value], Value]) -> Value:
     """Rebuilds bottom-up with ``f`` applied to every part."""
-    if isinstance(v, Op):
+    if isinstance(v, (Op, Apply)):
         v = replace(v, args=tuple(map_value(a, f) for a in v.args))
     elif isinstance(v, (Broadcast, Horizontal)):
         v = replace(v, value=map_value(v.value, f))
@@ -276,6 +323,8 @@ def map_values(body: Body, f: Callable[[Value], Value]) -> Body:
     """Applies ``f`` bottom-up inside every value of the body."""
 
     def g(n: Node) -> Node:
+        if isinstance(n, Call):
+            return replace(n, args=tuple(map_value(a, f) for a in n.args))
         return replace(n, value=map_value(n.value, f)) if isinstance(n, (Store, Def, Set)) else n
 
     return rewrite(body, g)
@@ -308,6 +357,10 @@ def map_value_indices(v: Value, g: Callable[[Index], Index]) -> Value:
             return replace(x, index=tuple(map(g, x.index)))
         if isinstance(x, FromIndex):
             return replace(x, index=g(x.index))
+        if isinstance(x, Tile):
+            return replace(x, start=g(x.start), row=g(x.row), column=g(x.column))
+        if isinstance(x, Pointer):
+            return replace(x, address=g(x.address))
         if isinstance(x, Ramp):
             return replace(x, start=g(x.start), step=g(x.step))
         return replace(x, count=g(x.count)) if isinstance(x, Blend) else x
@@ -334,6 +387,8 @@ def map_node_indices(n: Node, g: Callable[[Index], Index]) -> Node:
         return replace(n, address=g(n.address), stride=g(n.stride), mask=mask, value=map_value_indices(n.value, g))
     if isinstance(n, (Def, Set)):
         return replace(n, value=map_value_indices(n.value, g))
+    if isinstance(n, Call):
+        return replace(n, args=tuple(map_value_indices(a, g) for a in n.args))
     return n
 
 
@@ -362,5 +417,7 @@ def used_buffers(body: Body) -> set[str]:
             out.add(n.buffer)
         if isinstance(n, (Store, Def, Set)):
             out |= {x.buffer for x in walk_value(n.value) if isinstance(x, FlatLoad)}
+        if isinstance(n, Call):
+            out |= {x.buffer for a in n.args for x in walk_value(a) if isinstance(x, Pointer)}
         out |= {a.name for i in node_indices(n) for a in i.fetches()}
     return out

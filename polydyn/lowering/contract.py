@@ -36,7 +36,10 @@ class ContractGroup:
 
 
 def lower_contract(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
-    """The matmul-like form, or None when no pair of iterators separates the operands."""
+    """The matmul-like form, or None when no pair of iterators separates the operands.
+
+    ``width``: columns of a panel of packed constants; with 0 constants stay as they are.
+    """
     nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
     core = collapse_reduction(nodes[0])
     if not core.reduction or any(n.inner for n in nodes):
@@ -144,7 +147,7 @@ class _Builder:
         assert isinstance(body, Op)
 
         def operand(v: Value) -> Value:
-            if not isinstance(v, Load) or v.buffer not in self.plan.graph.constants:
+            if not self.width or not isinstance(v, Load) or v.buffer not in self.plan.graph.constants:
                 return v
             used = v.index[0].symbols()
             extents = dict((*self.core.shared, *self.core.reduction))

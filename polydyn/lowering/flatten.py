@@ -7,7 +7,7 @@ stay in range becomes a ``select``, which vector code may evaluate on both sides
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from polydyn.errors import UnsupportedError
@@ -19,6 +19,7 @@ from polydyn.schedules.index import ONE, ZERO, Atom, Index, fetch
 from polydyn.schedules.ranges import simplify
 
 CPU_DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+CUDA_DTYPES = (*CPU_DTYPES, "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,6 @@ def flatten(
     """
     graph = plan.graph
     tensor = graph.tensors[node.output]
-    _check_dtypes(node)
     axes = [(a, e) for a, e in enumerate(tensor.shape) if e != ONE]
     shared = [(f"i{a}", e) for a, e in axes if a < group.prefix]
     inner = [(f"j{n}", e) for n, (a, e) in enumerate([x for x in axes if x[0] >= group.prefix])]
@@ -84,11 +84,12 @@ def flatten(
     )
 
 
-def _check_dtypes(node: Compute) -> None:
+def check_dtypes(node: Compute, dtypes: Collection[str], target: str) -> None:
+    """Refuses a node that computes with a dtype the target's kernels have not (UnsupportedError)."""
     for v in walk(node.body):
-        if v.dtype not in CPU_DTYPES:
+        if v.dtype not in dtypes:
             raise UnsupportedError(
-                f"dtype {v.dtype} is not built for CPU kernels",
+                f"dtype {v.dtype} is not built for {target} kernels",
                 node=node.origin,
                 tensor=node.output,
                 remedy="cast the model to float32",

@@ -16,6 +16,7 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import iterators
 from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
+from polydyn.lowering.flatten import CPU_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.schedules.addresses import check_addresses
@@ -57,6 +58,8 @@ class KernelBuilder:
 
     def place(self, group: FusedGroup) -> tuple[PlacedKernel, ...]:
         """The kernel of one group (those of its parts, when an attention does not line up)."""
+        for n in group.nodes:
+            check_dtypes(n, CPU_DTYPES, "CPU")
         if group.kind != "attention":
             return (self._place(group),)
         form = lower_attention(self.plan, group)

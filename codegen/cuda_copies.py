@@ -1,0 +1,173 @@
+"""Promotion of an operand's tile to shared memory: direction, width and swizzle of the copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Tile
+from polydyn.codegen.lower import flat
+from polydyn.codegen.printers.cuda_values import STORAGE, WRITE
+from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Load, Op, Value
+from polydyn.schedules.index import ONE, ZERO, Atom, Index, maximum, minimum
+from polydyn.schedules.model import Group
+
+V = Index.of
+Environment = Callable[[Mapping[str, Index], Index, Index, Index], dict[str, Index]]
+"""(coordinates, row, column, reduction step in the tile) -> iterators of the group."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand of the product: its value, its own coordinate (``s_i`` or ``s_j``), tile and whole extent along it."""
+
+    name: str
+    value: Value
+    own: str
+    extent: int
+    whole: Index
+
+
+@dataclass(frozen=True)
+class Copy:
+    """How one operand gets to shared memory.
+
+    ``along_k``: memory is contiguous along the reduction (a tile row holds reduction steps), else along the operand's
+    own iterator. ``vector``: elements of one copy; ``asynchronous``: by cp.async, else through registers.
+    ``multiples``: what must be multiples of which number for copies as wide as this.
+    """
+
+    operand: Operand
+    group: Group
+    env: Environment
+    bk: int
+    reduction: Index
+    along_k: bool
+    vector: int
+    asynchronous: bool
+    chunk: int
+    multiples: tuple[tuple[Index, int], ...]
+
+    @property
+    def name(self) -> str:
+        """The shared array."""
+        return self.operand.name
+
+    @property
+    def own(self) -> str:
+        """The operand's own copy coordinate."""
+        return self.operand.own
+
+    @property
+    def dtype(self) -> str:
+        """Storage dtype."""
+        return self.operand.value.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Width of a copy."""
+        return self.vector * ITEMSIZE[self.dtype]
+
+    @property
+    def elements(self) -> int:
+        """Elements of one tile."""
+        return self.operand.extent * self.bk
+
+    def trips(self) -> dict[str, int]:
+        """Extents of the copy loops, vectors counted once."""
+        own, k = self.operand.extent, self.bk
+        return {"s_k": k // self.vector, self.own: own} if self.along_k else {"s_k": k, self.own: own // self.vector}
+
+    def tile(self, b_k: Index, own: Index, k: Index, stages: int) -> Tile:
+        """An element of the tile of reduction block ``b_k``."""
+        row, column, pitch = (own, k, self.bk) if self.along_k else (k, own, self.operand.extent)
+        return Tile(self.dtype, self.name, b_k % stages * self.elements, row, column, pitch, self.chunk)
+
+    def issue(self, a: Mapping[str, Index], stages: int) -> Body:
+        """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand."""
+        scale = self.vector
+        own, k = (a[self.own], a["s_k"] * scale) if self.along_k else (a[self.own] * scale, a["s_k"])
+        row, col = (own, ZERO) if self.own == "s_i" else (ZERO, own)
+        env = self.env(a, row, col, k)
+        at = a["b_i"] if self.own == "s_i" else a["b_j"]
+        live = self.operand.whole - at * self.operand.extent - own
+        steps = self.reduction - a["b_k"] * self.bk - k
+        value = flat(self.group, self.operand.value, env, lambda x: None)
+        place = self.tile(a["b_k"], own, k, stages)
+        if not self.asynchronous:
+            return (_through_register(place, value, live, steps),)
+        assert isinstance(value, FlatLoad)
+        whole, line = (live, steps) if self.along_k else (steps, live)
+        inside = minimum(1, maximum(0, whole)) * minimum(self.vector, maximum(0, line))
+        size = FromIndex("int32", inside * ITEMSIZE[self.dtype])
+        source = Pointer(value.dtype, value.buffer, value.address)
+        return (Call(f"pd_cp_async<{self.bytes}>", (place, source, size)),)
+
+
+def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> Call:
+    def positive(i: Index) -> Value:
+        return Op("bool", "gt", (FromIndex("int64", i), FromIndex("int64", ZERO)))
+
+    inside = Op("bool", "and", (positive(live), positive(steps)))
+    guarded: Value = Op(value.dtype, "where", (inside, value, Const(value.dtype, 0.0)))
+    if value.dtype in WRITE:
+        guarded = Apply(value.dtype, WRITE[value.dtype], (guarded,))
+    return Call(f"pd_sts<{STORAGE[value.dtype]}>", (place, guarded))
+
+
+def copy_of(
+    group: Group, x: Operand, env: Environment, bk: int, reduction: Index, width: int, chunk: int, across: bool
+) -> Copy:
+    """Decides how an operand is copied, by at most ``width`` bytes at once.
+
+    ``chunk``: elements that stay together in a tile row; ``across``: threads of a warp read the tile along the
+    operand's own iterator one element each, so a tile contiguous along the reduction is permuted by single elements.
+    """
+    base = Copy(x, group, env, bk, reduction, True, 1, False, chunk, ())
+    size = ITEMSIZE[base.dtype]
+    single = replace(base, chunk=1 if across else chunk)
+    if not isinstance(x.value, Load):
+        return single
+    a = {c: V(c) for c in (*_batch(group, x), "b_i", "b_j", "b_k")}
+    own, k = V(x.own), V("s_k")
+    row, col = (own, ZERO) if x.own == "s_i" else (ZERO, own)
+    address = flat(group, x.value, env(a, row, col, k), lambda v: None)
+    assert isinstance(address, FlatLoad)
+    single = replace(single, asynchronous=size >= 4)
+    for along_k, unit in ((True, "s_k"), (False, x.own)):
+        stride, rest = address.address.split(unit)
+        if stride != ONE or unit in rest.symbols():
+            continue
+        vector = 1 if along_k and across else max(1, width // size)
+        wanted = multiples(rest, vector, frozenset((*a, x.own, "s_k")))
+        if wanted is None:
+            vector, wanted = 1, ()
+        kept = 1 if along_k and across else chunk
+        return replace(base, along_k=along_k, vector=vector, asynchronous=vector * size >= 4, chunk=kept,
+                       multiples=wanted)  # fmt: skip
+    return single
+
+
+def _batch(group: Group, x: Operand) -> list[str]:
+    return [n for s in group.statements for n, _ in s.iters]
+
+
+def multiples(rest: Index, vector: int, iterators: frozenset[str]) -> tuple[tuple[Index, int], ...] | None:
+    """What must be multiples of ``vector`` so that ``rest`` is one for all iterators; None when it cannot be said."""
+    if vector == 1:
+        return ()
+    parts: dict[tuple[str, ...], Index] = {}
+    for m, c in rest.terms.items():
+        if any(isinstance(a, Atom) for a in m):
+            return None
+        moving = tuple(a for a in m if a in iterators)
+        fixed = tuple(a for a in m if a not in moving)
+        parts[moving] = parts.get(moving, ZERO) + Index({fixed: c})
+    wanted = []
+    for p in parts.values():
+        if all(c % vector == 0 for c in p.terms.values()):
+            continue
+        if p.constant is not None:
+            return None
+        wanted.append((p, vector))
+    return tuple(dict.fromkeys(wanted))

@@ -1,0 +1,199 @@
+"""CUDA kernels for element-wise and stitch groups, from the CPU's own tree of phases mapped to threads.
+
+Three mappings of the shared rows (the coincident band) and of the loops inside them:
+
+- ``thread``: a thread per element of the band, inner reductions serial (element-wise, reductions over outer axes);
+- ``warp``: a warp per row, inner loops dealt to lanes, row results combined by shuffles;
+- ``block``: a block per row, combined through shared memory as well.
+
+Rows that later phases read again live in shared memory, or are computed again (``recompute``) for rows of any length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polydyn.codegen.check import verify_body
+from polydyn.codegen.cpu_nest import NestKernel
+from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Compare,
+    Def,
+    FlatLoad,
+    If,
+    Node,
+    Set,
+    Store,
+    consume,
+    map_value,
+    rewrite,
+    walk,
+)
+from polydyn.codegen.isl_ast import generate
+from polydyn.codegen.kernel import CpuTarget
+from polydyn.codegen.lower import lower
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.gpu import WARP, combine_block, combine_lanes, deal, reductions, register
+from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
+from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Load, Value, substitute, transform
+from polydyn.schedules.index import Index, product
+from polydyn.schedules.model import Group
+from polydyn.schedules.tiling import inner_iterators, nest_tree
+
+THREADS = 256
+SCALAR = CpuTarget("scalar", 1, ())
+V = Index.of
+
+
+class CudaNestKernel:
+    """Builds the versions of one element-wise or stitch group."""
+
+    def __init__(self, name: str, group: Group, prefix: tuple[str, ...], phases: dict[str, int]) -> None:
+        self.name, self.group, self.prefix, self.phases = name, group, prefix, phases
+        self.plain = NestKernel(name, group, prefix, phases, SCALAR, rows=True)
+
+    def versions(self) -> tuple[CudaKernel, ...]:
+        """All versions, the preferred ones first; the last one fits every shape."""
+        light = self.recomputed()
+        inner = any(inner_iterators(s, self.prefix) for s in self.group.statements)
+        along = NestKernel(self.name, light.group, self.prefix, light.phases, SCALAR).tiled
+        if (not inner or along or self._short()) and not light._rows():
+            return (light.build("thread"),)
+        out = [self.build("warp"), self.build("block")]
+        if self._rows():
+            out += [replace(light.build("block"), version="block recompute")] if not light._rows() else []
+        return tuple(out)
+
+    def _short(self) -> bool:
+        """Whether the inner loops are surely too short for a warp."""
+        nests = [[e for _, e in s.iters[len(self.prefix) :]] for s in self.group.statements]
+        return all((size := product(n).constant) is not None and size <= WARP // 2 for n in nests)
+
+    def _rows(self) -> list[str]:
+        """Locals that need a whole row."""
+        return [n for n, where in self.plain.place.items() if where == "scratch"]
+
+    def recomputed(self) -> CudaNestKernel:
+        """The same group with every row that one map statement makes computed again where it is read."""
+        kernel = self
+        while True:
+            single = [n for n in kernel._rows() if kernel.plain._writer(n) is not None]
+            if not single:
+                return kernel
+            kernel = CudaNestKernel(
+                self.name + "_again", _inlined(kernel.group, single[0]), self.prefix, kernel._phases_without(single[0])
+            )
+
+    def _phases_without(self, array: str) -> dict[str, int]:
+        return {s.name: self.phases[s.name] for s in self.group.statements if s.array != array}
+
+    # -- one version ---------------------------------------------------------------------------------------------
+
+    def build(self, version: str) -> CudaKernel:
+        """The kernel of one mapping."""
+        tiled = nest_tree(self.group, self.prefix, self.phases, False)
+        body = mark_parallel(generate(tiled), tiled.coincident)
+        table = {s.name: self.plain.lowering(s) for s in self.group.statements}
+        body = lower(body, tiled.coordinates(), table)
+        body = consume(body, "stage", lambda b: self._stage(b, version))
+        body = consume(body, "row", lambda b: self._row(b, version))
+        body, count = tasks(fold(body))
+        rows = {"thread": THREADS, "warp": THREADS // WARP, "block": 1}[version]
+        task = V("bid") * rows + {"thread": V("tid"), "warp": V("warp"), "block": V(0)}[version]
+        body = bind(body, {"begin": task, "end": task + 1})
+        if version != "block":
+            body = (If((Compare("<", task, count),), body),)
+        body = self._shared(body, version)
+        symbols = self.group.params
+        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        verify_body(body, (*symbols, *THREAD), buffers)
+        outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
+        name = f"{self.name}_{version}"
+        text = CudaPrinter(name, buffers, outputs, symbols, THREADS).kernel(body)
+        grid = count.ceildiv(rows)
+        return CudaKernel(name, text, tuple(buffers), symbols, THREADS, grid, shared_bytes(body), version)
+
+    def _stage(self, body: Body, version: str) -> Body:
+        if version == "thread":
+            return body
+        dealt = deal(body, version)
+        done: Body = ()
+        for reg, update in reductions(body).items():
+            assert update.reduce is not None
+            if version == "warp":
+                done += combine_lanes(reg, register(update), update.reduce)
+            else:
+                partial = f"partial_{update.value.dtype}"
+                done += combine_block(reg, register(update), update.reduce, THREADS // WARP, partial)
+        if any(isinstance(n, Store) and n.buffer in self._rows() for n in walk(body)):
+            done += (Call("pd_syncwarp" if version == "warp" else "pd_syncthreads"),)
+        return (*dealt, *done)
+
+    def _row(self, body: Body, version: str) -> Body:
+        """Row registers on top; what is stored once for a row is stored by one lane."""
+        if version != "thread":
+            first = Compare("==", V("lane" if version == "warp" else "tid"), V(0))
+            body = tuple(If((first,), (n,)) if isinstance(n, Store) else n for n in body)
+        return self.plain.row(body)
+
+    def _shared(self, body: Body, version: str) -> Body:
+        """Allocates rows (one for each warp) and the warps' partial results."""
+        used = {x.dtype: x for n in walk(body) for x in _partials(n)}
+        for dtype in used:
+            body = (Alloc(f"partial_{dtype}", _stored(dtype), V(THREADS // WARP), "shared", body),)
+        for n in self._rows():
+            a = self.group.arrays[n]
+            size = product(a.shape[len(self.prefix) :])
+            if version == "warp":
+                body = _moved(body, n, V("warp") * size)
+                size = size * (THREADS // WARP)
+            body = (Alloc(n, _stored(a.dtype), size, "shared", body),)
+        return body
+
+
+def _stored(dtype: str) -> str:
+    """16-bit floats inside a kernel are kept as float."""
+    return "float32" if dtype in HALF else dtype
+
+
+def _partials(n: Node) -> list[Value]:
+    return [n.value] if isinstance(n, Store) and n.buffer.startswith("partial_") else []
+
+
+def _moved(body: Body, buffer: str, by: Index) -> Body:
+    """Adds ``by`` to every address of a buffer."""
+
+    def value(v: Value) -> Value:
+        return replace(v, address=v.address + by) if isinstance(v, FlatLoad) and v.buffer == buffer else v
+
+    def f(n: Node) -> Node:
+        if isinstance(n, (Store, Def, Set)):
+            n = replace(n, value=map_value(n.value, value))
+        if isinstance(n, Store) and n.buffer == buffer:
+            n = replace(n, address=n.address + by)
+        return n
+
+    return rewrite(body, f)
+
+
+def _inlined(group: Group, array: str) -> Group:
+    """The group without a local: its one writer's value stands wherever it was read."""
+    (writer,) = (s for s in group.statements if s.array == array)
+    names = [str(i) for i in writer.index]
+    if any(not i.is_symbol for i in writer.index) or set(names) != set(writer.iterators):
+        raise CodegenError(f"{array} cannot be computed again: it is written at {writer.index}")
+
+    def f(v: Value) -> Value:
+        if not (isinstance(v, Load) and v.buffer == array):
+            return v
+        return substitute(writer.value, dict(zip(names, v.index, strict=True)))
+
+    kept = [s for s in group.statements if s is not writer]
+    arrays = {n: a for n, a in group.arrays.items() if n != array}
+    return replace(group, arrays=arrays, statements=tuple(replace(s, value=transform(s.value, f)) for s in kept))

@@ -1,0 +1,26 @@
+"""The two operands of an accumulated product, told apart by the iterators they use."""
+
+from __future__ import annotations
+
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Op, Value, indices
+from polydyn.schedules.model import Statement
+from polydyn.schedules.tiling import Roles
+
+
+def operands(acc: Statement, roles: Roles) -> tuple[Value, Value]:
+    """(row operand, column operand) of the product that is accumulated. CodegenError when they are not separate."""
+    v = acc.value
+    if not (isinstance(v, Op) and v.name == "mul"):
+        raise CodegenError(f"{acc.name} does not accumulate a product")
+    a, b = v.args
+    if roles.col in symbols_of(a):
+        a, b = b, a
+    if roles.col in symbols_of(a) or roles.row in symbols_of(b):
+        raise CodegenError(f"{acc.name}: the operands do not separate rows from columns")
+    return a, b
+
+
+def symbols_of(v: Value) -> frozenset[str]:
+    """All symbols of the subscripts inside a value."""
+    return frozenset(s for i in indices(v) for s in i.symbols())

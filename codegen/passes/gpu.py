@@ -1,0 +1,178 @@
+"""Passes for the GPU: loops to threads, combination across lanes, the asynchronous pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from polydyn.codegen.ir import (
+    Apply,
+    Body,
+    Call,
+    Compare,
+    FlatLoad,
+    For,
+    If,
+    Let,
+    Node,
+    Reg,
+    Set,
+    Store,
+    rewrite,
+    substitute,
+    walk,
+)  # fmt: skip
+from polydyn.codegen.passes.bind import fold
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Value, const
+from polydyn.schedules.index import Index, IndexLike, minimum
+
+V = Index.of
+WARP = 32
+SHUFFLED = ("float32", "float16", "bfloat16", "int32", "uint32")
+"""What the device header can shuffle (16-bit floats are floats in registers)."""
+
+
+def assign(body: Body, places: Mapping[str, IndexLike]) -> Body:
+    """Loops that the hardware runs: each named loop's variable becomes the given expression (of block, warp, lane)."""
+
+    def f(n: Node) -> Node | Body:
+        if isinstance(n, For) and n.var in places:
+            return substitute(n.body, {n.var: n.lo + places[n.var]})
+        return n
+
+    return rewrite(body, f)
+
+
+def unrolled(body: Body, kinds: Mapping[str, str]) -> Body:
+    """Declares loops ``unroll`` (over registers: completely) or ``unroll<n>``; their extents must be constants."""
+
+    def f(n: Node) -> Node:
+        if not (isinstance(n, For) and n.var in kinds):
+            return n
+        if (n.hi - n.lo).constant is None:
+            raise CodegenError(f"{n.var} in [{n.lo}, {n.hi}) has no constant extent to unroll")
+        return replace(n, kind=kinds[n.var])
+
+    return rewrite(body, f)
+
+
+def rasterise(body: Body, rows: str, columns: str, height: int) -> Body:
+    """Blocks in an order that shares operands: strips of ``height`` rows, inside a strip column by column.
+
+    The two parallel loops, ``columns`` directly inside ``rows``, become one; other nests stay as they are.
+    """
+
+    def f(n: Node) -> Node | Body:
+        inner = n.body[0] if isinstance(n, For) and n.var == rows else None
+        if not (isinstance(n, For) and isinstance(inner, For) and inner.var == columns):
+            return n
+        number, first, live = V("block"), V("strip"), V("strip_rows")
+        within = number - first * inner.hi
+        body = inner.body
+        for var, value in (
+            (columns, within // live), (rows, first + within % live), ("strip_rows", minimum(height, n.hi - first)),
+            ("strip", number // (inner.hi * height) * height),
+        ):  # fmt: skip
+            body = (Let(var, value, body),)
+        return For("block", V(0), n.hi * inner.hi, body, n.kind)
+
+    return rewrite(body, f)
+
+
+def spread(body: Body, inner: str, threads: int, kind: str) -> Body:
+    """Deals a nest of two loops of constant extents to the threads of a block, loop ``inner`` running fastest.
+
+    What is left for a thread is a loop of the given ``kind``; a remainder is guarded.
+    """
+    (first,) = body
+    nest = [first, *first.body] if isinstance(first, For) else []
+    pair = [n for n in nest if isinstance(n, For)]
+    if len(pair) != 2 or inner not in (pair[0].var, pair[1].var):
+        raise CodegenError("a copy is not a nest of two loops")
+    fast, slow = sorted(pair, key=lambda n: n.var != inner)
+    trips = int(fast.hi) * int(slow.hi)
+    leaf = pair[1].body
+
+    def at(round_: IndexLike) -> Body:
+        linear = V("tid") + Index.of(round_) * threads
+        return substitute(leaf, {fast.var: linear % fast.hi, slow.var: linear // fast.hi})
+
+    whole, rest = divmod(trips, threads)
+    out: Body = (For("u", V(0), V(whole), at("u"), kind),) if whole else ()
+    if rest:
+        out += (If((Compare("<", V("tid"), V(rest)),), at(whole)),)
+    return out
+
+
+def deal(body: Body, kind: str) -> Body:
+    """Deals one loop of a nest to the lanes of a warp or the threads of a block (``kind``), the innermost that may be.
+
+    A loop may be dealt when no two of its iterations write the same element; reductions into a register excepted, which
+    the caller combines. Other loops stay serial.
+    """
+    nest, leaf = [], body
+    while len(leaf) == 1 and isinstance(leaf[0], For):
+        nest.append(leaf[0])
+        leaf = leaf[0].body
+    allowed = [x.var for x in nest if all(_independent(n, x.var) for n in walk(leaf))]
+    if not allowed:
+        raise CodegenError(f"no loop of {[x.var for x in nest]} can be dealt to threads")
+    return rewrite(body, lambda n: replace(n, kind=kind) if isinstance(n, For) and n.var == allowed[-1] else n)
+
+
+def _independent(n: Node, var: str) -> bool:
+    if isinstance(n, Store):
+        return n.reduce is None or var in n.address.symbols()
+    return not isinstance(n, Set) or n.reduce is not None
+
+
+def combine_lanes(reg: str, value: Value, reduce: str) -> Body:
+    """Every lane of the warp gets the combination of all lanes' registers."""
+    if value.dtype not in SHUFFLED:
+        raise CodegenError(f"{reduce} of {value.dtype} across lanes is not built", remedy="cast to float32 or int32")
+    steps = (16, 8, 4, 2, 1)
+    return tuple(Set(reg, Apply(value.dtype, "pd_shfl_xor", (value, const(o, "int32"))), 1, reduce) for o in steps)
+
+
+def combine_block(reg: str, value: Value, reduce: str, warps: int, partial: str) -> Body:
+    """Every thread of the block gets the combination; ``partial``: a shared array with an element for each warp."""
+    first = combine_lanes(reg, value, reduce)
+    keep = If((Compare("==", V("lane"), V(0)),), (Store(partial, V("warp"), value),))
+    read = tuple(Set(reg, FlatLoad(value.dtype, partial, V(w)), 1, reduce if w else None) for w in range(warps))
+    return (*first, keep, Call("pd_syncthreads"), *read, Call("pd_syncthreads"))
+
+
+def pipeline(body: Body, var: str, stages: int, split: Callable[[Body], tuple[Body, Body]]) -> Body:
+    """Multi-buffering with asynchronous copies (TSCompiler 5.4).
+
+    ``for var: copy(var); use(var)`` becomes: the copies of ``stages - 1`` iterations ahead, then in iteration ``var`` a
+    wait for its own copies, a barrier, the copies of iteration ``var + stages - 1``, the use. ``split`` separates the
+    loop's body into (copies, uses). Slots are the business of the addresses (``var % stages``).
+    """
+    wait = Call(f"pd_cp_async_wait<{stages - 2}>")
+    commit = Call("pd_cp_async_commit")
+
+    def f(n: Node) -> Node | Body:
+        if not (isinstance(n, For) and n.var == var):
+            return n
+        copies, uses = split(n.body)
+
+        def ahead(at: Index) -> Body:
+            return (If((Compare("<", at, n.hi),), substitute(copies, {var: at})), commit)
+
+        before = tuple(x for s in range(stages - 1) for x in ahead(n.lo + s))
+        now = (wait, Call("pd_syncthreads"), *ahead(V(var) + (stages - 1)), *uses)
+        return (*before, replace(n, body=now), Call("pd_cp_async_wait<0>"))
+
+    return fold(rewrite(body, f))
+
+
+def reductions(body: Body) -> dict[str, Set]:
+    """Registers that a nest accumulates into -> one of their updates."""
+    return {n.reg: n for n in walk(body) if isinstance(n, Set) and n.reduce is not None}
+
+
+def register(n: Set) -> Reg:
+    """The register that an update writes."""
+    return Reg(n.value.dtype, n.reg)

@@ -1,0 +1,123 @@
+"""CUDA text of a kernel: calls of ``codegen/device/pd_device.cuh`` and C++ control flow, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from polydyn.codegen.ir import Alloc, Body, Call, Compare, Def, For, If, Let, Mark, Reg, Set, Store, node_indices, walk
+from polydyn.codegen.printers.cuda_values import REGISTER, STORAGE, CudaValues, Place, index_text
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import ITEMSIZE, REDUCTIONS, Op
+from polydyn.schedules.index import ZERO, Index
+
+PRELUDE = """#include "pd_device.cuh"
+
+// Where element (row, column) of a swizzled tile lies: P elements a row, chunks of C elements that move as one, L
+// chunks in the 128 bytes of all banks. Chunks of one column in consecutive rows fall into different banks.
+template <int P, int C, int L> PD_DEV int pd_swizzled(int row, int column) {
+  constexpr int chunks = P / C, fold = chunks >= L ? 1 : L / chunks, mask = (chunks >= L ? L : chunks) - 1;
+  return row * P + ((column / C) ^ (row / fold & mask)) * C + column % C;
+}
+"""
+"""What every file begins with, once."""
+ALIGN = 16
+THREAD = {
+    "tid": ("int", "pd_tid()"), "bid": ("int64_t", "pd_bid_x()"), "lane": ("int", "pd_tid() % 32"),
+    "warp": ("int", "pd_tid() / 32"),
+}  # fmt: skip
+"""Symbols that every kernel may use."""
+
+
+def shared_bytes(body: Body) -> Index:
+    """Dynamic shared memory of a block: all allocations of scope ``shared``, each rounded to 16 bytes."""
+    return sum((_bytes(n) for n in walk(body) if isinstance(n, Alloc) and n.scope == "shared"), ZERO)
+
+
+def _bytes(n: Alloc) -> Index:
+    return (n.size * ITEMSIZE[n.dtype]).ceildiv(ALIGN) * ALIGN
+
+
+class CudaPrinter:
+    """Prints one kernel."""
+
+    def __init__(
+        self, name: str, buffers: Mapping[str, str], outputs: Sequence[str], symbols: Sequence[str], threads: int
+    ) -> None:
+        """``buffers``: parameter name -> dtype, in order; ``outputs``: those written; ``symbols``: int64 parameters."""
+        self.name, self.outputs, self.symbols, self.threads = name, set(outputs), tuple(symbols), threads
+        self.places = {n: Place(d, "global") for n, d in buffers.items()}
+        self.values = CudaValues(self.places)
+        self.offset = ZERO
+
+    def kernel(self, body: Body, blocks: int = 1) -> str:
+        """The file: includes, the kernel, its export. ``blocks``: wanted per multiprocessor."""
+        arguments = (*self.places, *self.symbols)
+        params = [f"{'' if b in self.outputs else 'const '}{STORAGE[p.dtype]} *{b}" for b, p in self.places.items()]
+        params += [f"int64_t {s}" for s in self.symbols]
+        used = {s for n in walk(body) for i in node_indices(n) for s in i.symbols()}
+        text = self._body(body, 1)
+        head = "".join(f"  const {THREAD[s][0]} {s} = {THREAD[s][1]};\n" for s in THREAD if s in used)
+        smem = "  PD_DYN_SMEM(smem);\n" if "smem" in text else ""
+        unused = "".join(f"  (void){s};\n" for s in arguments)
+        head = f"PD_KERNEL({self.name}, {self.threads}, {blocks})({', '.join(params)}) {{\n{smem}{unused}{head}"
+        return f"{PRELUDE}{head}{text}}}\nPD_EXPORT({self.name}, {self.threads});\n"
+
+    def _body(self, body: Body, depth: int) -> str:
+        return "".join(self._node(n, depth) for n in body)
+
+    def _node(self, n: object, depth: int) -> str:
+        t = "  " * depth
+        if isinstance(n, For):
+            return self._for(n, depth)
+        if isinstance(n, If):
+            orelse = f" else {{\n{self._body(n.orelse, depth + 1)}{t}}}" if n.orelse else ""
+            cond = " && ".join(map(_compare, n.cond))
+            return f"{t}if ({cond}) {{\n{self._body(n.then, depth + 1)}{t}}}{orelse}\n"
+        if isinstance(n, Let):
+            return f"{t}{{\n{t}const int64_t {n.var} = {index_text(n.value)};\n{self._body(n.body, depth)}{t}}}\n"
+        if isinstance(n, Alloc):
+            return self._alloc(n, depth)
+        if isinstance(n, Call):
+            return f"{t}{n.function}({', '.join(map(self.values.call_argument, n.args))});\n"
+        if isinstance(n, Store):
+            return f"{t}{self.values.store(n)}\n"
+        if isinstance(n, Def):
+            return f"{t}{REGISTER[n.value.dtype]} {n.reg} = {self.values.text(n.value)};\n"
+        if isinstance(n, Set):
+            old = Reg(n.value.dtype, n.reg)
+            value = n.value if n.reduce is None else Op(n.value.dtype, REDUCTIONS[n.reduce], (old, n.value))
+            return f"{t}{n.reg} = {self.values.text(value)};\n"
+        if isinstance(n, Mark):
+            raise CodegenError(f"mark {n.name} was not consumed")
+        raise CodegenError(f"no CUDA form for {n!r}")
+
+    def _for(self, n: For, depth: int) -> str:
+        """``unroll`` (fully), ``unroll<n>``; ``warp``, ``block``: dealt to its lanes or threads."""
+        t, lo, hi = "  " * depth, index_text(n.lo), index_text(n.hi)
+        kind, step = "int64_t", f"++{n.var}"
+        if n.kind in ("warp", "block"):
+            lo = f"{lo} + {'pd_tid() % 32' if n.kind == 'warp' else 'pd_tid()'}"
+            step = f"{n.var} += {32 if n.kind == 'warp' else self.threads}"
+        elif n.kind.startswith("unroll"):
+            kind = "int"
+        elif n.kind not in ("serial", "parallel"):
+            raise CodegenError(f"loop {n.var} of kind {n.kind} has no CUDA form")
+        pragma = f"{t}PD_UNROLL\n" if n.kind == "unroll" else f"#pragma unroll {n.kind[6:]}\n" if kind == "int" else ""
+        head = f"for ({kind} {n.var} = {lo}; {n.var} < {hi}; {step})"
+        return f"{pragma}{t}{head} {{\n{self._body(n.body, depth + 1)}{t}}}\n"
+
+    def _alloc(self, n: Alloc, depth: int) -> str:
+        t = "  " * depth
+        if n.scope == "shared":
+            self.places[n.buffer] = Place(n.dtype, "shared", self.offset)
+            self.offset = self.offset + _bytes(n)
+            return self._body(n.body, depth)
+        if n.scope != "register":
+            raise CodegenError(f"{n.buffer}: scope {n.scope} has no CUDA form")
+        self.places[n.buffer] = Place(n.dtype, "register")
+        head = f"{REGISTER[n.dtype]} {n.buffer}[{index_text(n.size)}];"
+        return f"{t}{{\n{t}{head}\n{self._body(n.body, depth)}{t}}}\n"
+
+
+def _compare(c: Compare) -> str:
+    return f"{index_text(c.left)} {c.relation} {index_text(c.right)}"

@@ -1,0 +1,233 @@
+"""CUDA text of index expressions and scalar values; float16 and bfloat16 are storage types, values are float."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from polydyn.codegen.ir import Apply, FlatLoad, Pointer, Reg, Store, Tile
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
+from polydyn.schedules.index import ZERO, Atom, Index
+from polydyn.schedules.ranges import is_nonnegative
+
+STORAGE = {
+    "float16": "pd_half", "bfloat16": "pd_bf16", "float32": "float", "float64": "double", "int8": "int8_t",
+    "int16": "int16_t", "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t", "uint16": "uint16_t",
+    "uint32": "uint32_t", "uint64": "uint64_t", "bool": "uint8_t",
+}  # fmt: skip
+"""Types in memory."""
+REGISTER = {**STORAGE, "float16": "float", "bfloat16": "float", "bool": "bool"}
+"""Types of values."""
+READ = {"float16": "pd_f16_to_f32", "bfloat16": "pd_bf16_to_f32", "bool": "(bool)"}
+WRITE = {"float16": "pd_f32_to_f16", "bfloat16": "pd_f32_to_bf16", "bool": "(uint8_t)"}
+HALF = ("float16", "bfloat16")
+SINGLE = ("float32", *HALF)
+INFIX = {"add": "+", "sub": "-", "mul": "*"}
+RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
+FLOAT_FUNCTIONS = (
+    "exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "sigmoid", "floor", "ceil", "rint", "pow", "fmod", "max", "min",
+    "abs",
+)  # fmt: skip
+"""Operations that the device header has for float."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a buffer lives: ``global``, ``shared`` or ``register``; ``offset``: bytes, in shared memory."""
+
+    dtype: str
+    scope: str
+    offset: Index = ZERO
+
+
+@lru_cache(maxsize=65536)
+def index_text(i: Index) -> str:
+    """An int64 expression."""
+    if not i.terms:
+        return "0"
+    parts = []
+    for m, c in sorted(i.terms.items(), key=lambda t: (-len(t[0]), str(t[0]))):
+        factors = [a if isinstance(a, str) else _atom_text(a) for a in m]
+        if c != 1 or not m:
+            factors.insert(0, str(c) if c >= 0 else f"({c})")
+        parts.append(" * ".join(factors))
+    return parts[0] if len(parts) == 1 and " * " not in parts[0] else "(" + " + ".join(parts) + ")"
+
+
+def _atom_text(a: Atom) -> str:
+    args = [index_text(x) for x in a.args]
+    if a.kind == "floordiv":
+        if all(is_nonnegative(x) for x in a.args):
+            return f"({args[0]} / {args[1]})"
+        return f"pd_floordiv((int64_t){args[0]}, (int64_t){args[1]})"
+    if a.kind == "fetch":
+        return f"(int64_t)pd_ldg({a.name} + {args[0]})"
+    out = args[0]
+    for x in args[1:]:
+        out = f"pd_i{a.kind}((int64_t){out}, (int64_t){x})"
+    return out
+
+
+class CudaValues:
+    """Prints values; ``places`` says where every buffer lives."""
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        self.places = places
+
+    def text(self, v: Value) -> str:
+        """A C++ expression of the register type of ``v``."""
+        if isinstance(v, Const):
+            return constant(v)
+        if isinstance(v, Reg):
+            return v.name
+        if isinstance(v, FlatLoad):
+            return self._load(v)
+        if isinstance(v, Tile):
+            return self._read(v.dtype, f"pd_lds<{STORAGE[v.dtype]}>({self.pointer(v)})")
+        if isinstance(v, Pointer):
+            return self.pointer(v)
+        if isinstance(v, FromIndex):
+            return f"(({REGISTER[v.dtype]}){index_text(v.index)})"
+        if isinstance(v, Apply):
+            return f"{v.function}({', '.join(map(self.text, v.args))})"
+        if isinstance(v, Op):
+            return self._op(v)
+        raise CodegenError(f"no CUDA form for {v!r}")
+
+    def call_argument(self, v: Value) -> str:
+        """Text of an argument of a ``Call``: tiles and pointers are addresses."""
+        return self.pointer(v) if isinstance(v, (Tile, Pointer)) else self.text(v)
+
+    def pointer(self, v: Tile | Pointer) -> str:
+        """The address of an element."""
+        place = self.places[v.buffer]
+        if isinstance(v, Pointer):
+            text = f"{v.buffer} + {index_text(v.address)}"
+            return text if v.dtype == place.dtype else f"({REGISTER[v.dtype]} *)({text})"
+        base = f"smem + {index_text(place.offset)}"
+        size = f"(int)sizeof({STORAGE[v.dtype]})"
+        line = 128 // (v.chunk * ITEMSIZE[v.dtype])
+        swizzled = f"pd_swizzled<{v.pitch}, {v.chunk}, {line}>((int){index_text(v.row)}, (int){index_text(v.column)})"
+        return f"{base} + ({index_text(v.start)} + {swizzled}) * {size}"
+
+    def _read(self, dtype: str, text: str) -> str:
+        return f"{READ[dtype]}({text})" if dtype in READ else text
+
+    def _load(self, v: FlatLoad) -> str:
+        place = self.places[v.buffer]
+        at = index_text(v.address)
+        if v.lanes != 1:
+            raise CodegenError(f"a load of {v.lanes} lanes has no CUDA form")
+        if place.scope == "register":
+            return f"{v.buffer}[{at}]"
+        if place.scope == "shared":
+            return self._read(place.dtype, f"pd_lds<{STORAGE[place.dtype]}>({self.shared(v.buffer, at)})")
+        return self._read(place.dtype, f"pd_ldg({v.buffer} + {at})")
+
+    def shared(self, buffer: str, at: str) -> str:
+        """The address of an element of a plain array in shared memory."""
+        place = self.places[buffer]
+        return f"smem + {index_text(place.offset)} + {at} * (int)sizeof({STORAGE[place.dtype]})"
+
+    def store(self, n: Store) -> str:
+        """The statement that stores, or combines and stores."""
+        value: Value = n.value
+        if n.reduce is not None:
+            value = Op(value.dtype, REDUCTIONS[n.reduce], (FlatLoad(value.dtype, n.buffer, n.address), value))
+        place, x, at = self.places[n.buffer], self.text(value), index_text(n.address)
+        if place.scope == "register":
+            return f"{n.buffer}[{at}] = {x};"
+        x = f"{WRITE[place.dtype]}({x})" if place.dtype in WRITE else x
+        if place.scope == "shared":
+            return f"pd_sts<{STORAGE[place.dtype]}>({self.shared(n.buffer, at)}, {x});"
+        return f"pd_stg<{STORAGE[place.dtype]}>({n.buffer} + {at}, {x});"
+
+    def _op(self, v: Op) -> str:
+        if v.name == "cast":
+            return self._cast(v)
+        args = [self.text(a) for a in v.args]
+        source = v.args[-1].dtype
+        if v.name in ("where", "select"):
+            return f"({args[0]} ? {args[1]} : {args[2]})"
+        if v.name in RELATIONS:
+            return f"({args[0]} {RELATIONS[v.name]} {args[1]})"
+        if v.name == "isnan":
+            return f"({args[0]} != {args[0]})"
+        if source == "bool":
+            return _logic(v.name, args)
+        if v.name in INFIX:
+            text = f"({args[0]} {INFIX[v.name]} {args[1]})"
+            return f"(({REGISTER[v.dtype]}){text})" if source in ("int8", "int16", "uint8", "uint16") else text
+        if v.name == "neg":
+            return f"(-{args[0]})"
+        if source in SINGLE:
+            return _single(v.name, args)
+        return _other(v, args)
+
+    def _cast(self, v: Op) -> str:
+        (x,) = v.args
+        s = self.text(x)
+        if v.dtype == "bool":
+            return f"({s} != 0)"
+        if v.dtype in HALF and x.dtype != v.dtype:
+            return f"{READ[v.dtype]}({WRITE[v.dtype]}((float){s}))"
+        return s if REGISTER[v.dtype] == REGISTER[x.dtype] else f"(({REGISTER[v.dtype]}){s})"
+
+
+def _single(name: str, args: list[str]) -> str:
+    if name in FLOAT_FUNCTIONS:
+        return f"pd_{name}({', '.join(args)})"
+    if name == "div":
+        return f"({args[0]} / {args[1]})"
+    if name == "reciprocal":
+        return f"(1.0f / {args[0]})"
+    if name == "sign":
+        return f"({args[0]} > 0.0f ? 1.0f : {args[0]} < 0.0f ? -1.0f : {args[0]})"
+    if name == "isinf":
+        return f"(pd_abs({args[0]}) == pd_bits_to_f32(0x7f800000u))"
+    raise CodegenError(f"{name} of float32 is not built for CUDA", rule="scalar operations of the device header")
+
+
+def _other(v: Op, args: list[str]) -> str:
+    """Integers, and what float64 has without library functions."""
+    source = v.args[-1].dtype
+    if source == "float64" and v.name == "div":
+        return f"({args[0]} / {args[1]})"
+    if source != "float64":
+        if v.name == "div":
+            return f"({args[1]} == 0 ? 0 : {args[0]} / {args[1]})"
+        if v.name in ("max", "min"):
+            return f"({args[0]} {'>' if v.name == 'max' else '<'} {args[1]} ? {args[0]} : {args[1]})"
+        if v.name == "abs":
+            return f"({args[0]} < 0 ? -{args[0]} : {args[0]})"
+    raise CodegenError(f"{v.name} of {source} is not built for CUDA", rule="scalar operations of the device header")
+
+
+def _logic(name: str, args: list[str]) -> str:
+    if name == "not":
+        return f"(!{args[0]})"
+    infix = {"and": "&&", "min": "&&", "or": "||", "max": "||", "xor": "!="}
+    if name not in infix:
+        raise CodegenError(f"{name} of booleans has no CUDA form")
+    return f"({args[0]} {infix[name]} {args[1]})"
+
+
+def constant(v: Const) -> str:
+    """A literal."""
+    if v.dtype in FLOATS:
+        x, single = float(v.value), v.dtype != "float64"
+        if math.isnan(x):
+            return "pd_bits_to_f32(0x7fc00000u)"
+        if math.isinf(x) or (single and abs(x) > 3.5e38):
+            return f"pd_bits_to_f32(0x{'7f' if x > 0 else 'ff'}800000u)"
+        text = f"{x!r}{'f' if single else ''}"
+        return f"({text})" if text.startswith("-") else text
+    if v.dtype == "bool":
+        return "true" if v.value else "false"
+    n = int(v.value)
+    if n == -(2**63):
+        return "(-9223372036854775807LL - 1)"
+    return f"(({REGISTER[v.dtype]}){n}{'ULL' if v.dtype == 'uint64' else 'LL'})"

@@ -1,0 +1,37 @@
+"""Fusion plans of small models for the tests of CUDA code generation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from benchmarks.gpu.emulated import Arrays
+from polydyn.fusion.grouping import fuse
+from polydyn.fusion.plan import FusionPlan
+from polydyn.graph.expand import import_model
+from polydyn.graph.fold import fold
+
+TYPES = {
+    "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
+    "int64": TensorProto.INT64,
+}  # fmt: skip
+
+
+def plan_of(
+    nodes: list[onnx.NodeProto],
+    inputs: Mapping[str, tuple[Any, ...]],
+    outputs: list[str],
+    constants: Arrays | None = None,
+    dtype: str = "float32",
+) -> FusionPlan:
+    """The fusion plan of a small model; ``inputs``: name -> dims."""
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(n, TYPES[dtype], list(s)) for n, s in inputs.items()],
+        [helper.make_empty_tensor_value_info(o) for o in outputs],
+        [onnx.numpy_helper.from_array(a, n) for n, a in (constants or {}).items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return fuse(fold(import_model(model)))

@@ -1,0 +1,309 @@
+"""Generated CUDA kernels, executed on the strict CPU emulation and compared with numpy; compiled where nvcc exists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_groups import plan_of
+from onnx import helper
+
+from benchmarks.gpu.emulated import Arrays, first_fit, module, placed, run, version
+from polydyn.codegen.cuda_contract import CudaContractKernel, CudaTile
+from polydyn.errors import BuildError, CodegenError, UnsupportedError
+from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu.compiler import compile_cuda, find_nvcc
+from polydyn.gpu.errors import DeviceError
+from polydyn.lowering.contract import lower_contract
+from polydyn.lowering.cuda import PlacedCuda
+from polydyn.schedules.gpu_tiling import gpu_contract_tree
+from polydyn.schedules.tree import verify_tree
+
+node = helper.make_node
+erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def normal(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def close(got: np.ndarray[Any, Any], want: np.ndarray[Any, Any], tolerance: float = 2e-6) -> bool:
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    return a.shape == b.shape and bool(np.abs(a - b).max(initial=0) <= tolerance * max(1.0, np.abs(b).max(initial=0)))
+
+
+def gemm(dtype: str, trans_a: bool = False, trans_b: bool = False) -> FusionPlan:
+    """gelu(A @ B + bias) + residual, either operand perhaps transposed, all dims symbolic."""
+    nodes = [
+        *([node("Transpose", ["x"], ["a"], perm=[1, 0])] if trans_a else []),
+        *([node("Transpose", ["w"], ["b"], perm=[1, 0])] if trans_b else []),
+        node("MatMul", ["a" if trans_a else "x", "b" if trans_b else "w"], ["p"]),
+        node("Add", ["p", "bias"], ["q"]), node("Gelu", ["q"], ["g"]), node("Add", ["g", "r"], ["y"]),
+    ]  # fmt: skip
+    a, b = ("K", "M") if trans_a else ("M", "K"), ("N", "K") if trans_b else ("K", "N")
+    return plan_of(nodes, {"x": a, "w": b, "bias": ("N",), "r": ("M", "N")}, ["y"], dtype=dtype)
+
+
+def gemm_case(
+    m: int, n: int, k: int, dtype: Any, trans_a: bool = False, trans_b: bool = False
+) -> tuple[Arrays, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(m * 10007 + n * 101 + k)
+    a, b, bias, r = (normal(rng, *s).astype(dtype) for s in ((m, k), (k, n), (n,), (m, n)))
+    q = a.astype(np.float64) @ b.astype(np.float64) + bias.astype(np.float64)
+    feeds = {"x": a.T.copy() if trans_a else a, "w": b.T.copy() if trans_b else b, "bias": bias, "r": r}
+    return feeds, 0.5 * q * (1 + erf(q / math.sqrt(2))) + r.astype(np.float64)
+
+
+def chosen(word: str) -> Callable[[PlacedCuda, dict[str, int]], Any]:
+    return lambda p, env: version(p, word)
+
+
+# -- element-wise and rows -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 31), (1, 257), (256, 1), (3, 0)])
+def test_element_wise_with_broadcast(shape: tuple[int, int]) -> None:
+    plan = plan_of([node("Add", ["x", "b"], ["t"]), node("Gelu", ["t"], ["y"])], {"x": ("M", "N"), "b": ("N",)}, ["y"])
+    rng = np.random.default_rng(0)
+    x, b = normal(rng, *shape), normal(rng, shape[1])
+    t = (x + b).astype(np.float64)
+    for reverse in (False, True):
+        got, _ = run(plan, {"x": x, "b": b}, reverse=reverse)
+        assert close(got["y"], 0.5 * t * (1 + erf(t / math.sqrt(2))))
+
+
+def test_transposition_and_integers() -> None:
+    nodes = [
+        node("Transpose", ["x"], ["t"], perm=[1, 0]), node("Add", ["t", "b"], ["s"]), node("Div", ["s", "c"], ["y"]),
+    ]  # fmt: skip
+    plan = plan_of(nodes, {"x": ("M", "N"), "b": ("N", 1), "c": ("M",)}, ["y"], dtype="int64")
+    rng = np.random.default_rng(1)
+    x, b, c = rng.integers(-50, 50, (5, 9)), rng.integers(-50, 50, (9, 1)), rng.integers(1, 5, 5)
+    got, _ = run(plan, {"x": x, "b": b, "c": c})
+    assert (got["y"] == np.trunc((x.T + b) / c).astype(np.int64)).all()
+
+
+@pytest.mark.parametrize("word", ["warp", "block", "block recompute"])
+def test_softmax_in_every_version(word: str) -> None:
+    plan = plan_of([node("Softmax", ["x"], ["y"])], {"x": ("M", "N")}, ["y"])
+    kernels = placed(plan)
+    for m, n in ((1, 1), (7, 31), (9, 257), (8, 32), (3, 1031)):
+        x = normal(np.random.default_rng(n), m, n)
+        x[0, 0] = -np.inf if n > 1 else 0
+        e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+        for reverse in (False, True):
+            got, (count,) = run(plan, {"x": x}, chosen(word), kernels, reverse)
+            assert close(got["y"], e / e.sum(1, keepdims=True)) and count.shared_conflicts == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_layer_norm(dtype: str) -> None:
+    nodes = [node("LayerNormalization", ["x", "g", "b"], ["y"], axis=-1, epsilon=1e-5)]
+    plan = plan_of(nodes, {"x": ("B", "M", "N"), "g": ("N",), "b": ("N",)}, ["y"], dtype=dtype)
+    kernels = placed(plan)
+    for word in ("warp", "block"):
+        for shape in ((1, 1, 1), (2, 3, 31), (1, 9, 300)):
+            rng = np.random.default_rng(shape[2])
+            x, g, b = (normal(rng, *s).astype(dtype) for s in (shape, shape[2:], shape[2:]))
+            wide = x.astype(np.float64)
+            z = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
+            got, _ = run(plan, {"x": x, "g": g, "b": b}, chosen(word), kernels)
+            assert close(got["y"], z * g + b, 5e-6 if dtype == "float32" else 2e-3)
+
+
+def test_rows_too_long_for_shared_memory_are_computed_again() -> None:
+    (p,) = placed(plan_of([node("Softmax", ["x"], ["y"])], {"x": ("M", "N")}, ["y"]))
+    names = {n: first_fit(p, {"n0": 4, "n1": n}).version for n in (100, 20000, 100000)}
+    assert names == {100: "warp", 20000: "block", 100000: "block recompute"}
+
+
+@pytest.mark.parametrize(("axis", "op"), [(0, "ReduceSum"), (1, "ReduceSum"), (1, "ReduceMax"), (None, "ReduceMean")])
+def test_reductions(axis: int | None, op: str) -> None:
+    axes = {} if axis is None else {"a": np.array([axis])}
+    plan = plan_of([node(op, ["x", *axes], ["y"], keepdims=0)], {"x": ("M", "N")}, ["y"], axes)
+    for m, n in ((1, 1), (37, 5), (4, 300)):
+        x = normal(np.random.default_rng(m), m, n)
+        want = {"ReduceSum": np.sum, "ReduceMax": np.max, "ReduceMean": np.mean}[op](x.astype(np.float64), axis=axis)
+        got, _ = run(plan, {"x": x})
+        assert close(got["y"], np.asarray(want), 1e-5)
+
+
+# -- contractions ----------------------------------------------------------------------------------------------------
+
+SMALL_FMA = CudaTile("fma", 32, 32, 16, 4, 4, 3)
+SMALL_MMA = CudaTile("mma", 64, 64, 32, 32, 32, 3, 2)
+SHAPES = [(1, 1, 1), (7, 31, 5), (63, 65, 64), (64, 64, 32), (65, 63, 33), (72, 136, 200), (1, 129, 0)]
+
+
+def tiled(plan: FusionPlan, tile: CudaTile) -> tuple[PlacedCuda, ...]:
+    """The plan's one contraction with a given tile."""
+    (group,) = plan.groups
+    form = lower_contract(plan, group, 0)
+    assert form is not None
+    kernel = CudaContractKernel("contract", form.lowered.group, form.roles)
+    return (PlacedCuda(group, form.lowered, kernel.versions((tile,))),)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tile", "trans"),
+    [("float32", SMALL_FMA, (False, False)), ("float32", SMALL_FMA, (True, True)),
+     *(("float16", SMALL_MMA, (a, b)) for a in (False, True) for b in (False, True))],
+)  # fmt: skip
+def test_gemm_with_fused_epilogue(dtype: str, tile: CudaTile, trans: tuple[bool, bool]) -> None:
+    """Every width of copies that an address allows, both warp orders, no bank conflicts."""
+    plan = gemm(dtype, *trans)
+    kernels = tiled(plan, tile)
+    used = set()
+    for shape in SHAPES:
+        feeds, want = gemm_case(*shape, np.dtype(dtype), *trans)
+
+        def every(p: PlacedCuda, env: dict[str, int]) -> Any:
+            fits = [k for k in p.versions if k.fits(env)]
+            used.update(k.version for k in fits)
+            return fits[0]
+
+        got, (count,) = run(plan, feeds, every, kernels, reverse=shape[0] % 2 == 0)
+        assert close(got["y"], want, 2e-6 if dtype == "float32" else 2e-3), shape
+        assert count.ldmatrix_conflicts == count.shared_conflicts == 0, shape
+        assert count.mma > 0 or dtype == "float32" or shape[2] == 0
+    assert used == {k.version for k in kernels[0].versions}
+
+
+def test_narrow_versions_give_the_same_bits() -> None:
+    plan = gemm("float16")
+    kernels = tiled(plan, SMALL_MMA)
+    feeds, want = gemm_case(72, 72, 136, np.float16)
+    versions = [k.version for k in kernels[0].versions]
+    assert [v.rsplit("_", 2)[1] for v in versions] == ["16", "8", "4", "2"]
+    results = [run(plan, feeds, chosen(v), kernels)[0]["y"] for v in versions]
+    assert all((r == results[0]).all() for r in results) and close(results[0], want, 2e-3)
+
+
+def test_bfloat16_batched() -> None:
+    import ml_dtypes
+
+    plan = plan_of([node("MatMul", ["x", "w"], ["y"])], {"x": ("B", "M", "K"), "w": ("B", "K", "N")}, ["y"],
+                   dtype="bfloat16")  # fmt: skip
+    rng = np.random.default_rng(3)
+    x, w = (normal(rng, *s).astype(ml_dtypes.bfloat16) for s in ((3, 17, 40), (3, 40, 24)))
+    got, (count,) = run(plan, {"x": x, "w": w}, kernels=tiled(plan, SMALL_MMA))
+    assert close(got["y"], x.astype(np.float64) @ w.astype(np.float64), 8e-3) and count.mma > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_convolution_is_an_implicit_gemm(dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    w, b = normal(rng, 9, 5, 3, 3).astype(dtype), normal(rng, 9).astype(dtype)
+    nodes = [node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1]), node("Relu", ["c"], ["y"])]
+    plan = plan_of(nodes, {"x": ("B", 5, "H", "W")}, ["y"], {"w": w, "b": b}, dtype)
+    x = normal(rng, 2, 5, 7, 6).astype(dtype)
+    got, _ = run(plan, {"x": x})
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    want = np.einsum("bchwij,ocij->bohw", windows, w.astype(np.float64)) + b.astype(np.float64)[:, None, None]
+    assert close(got["y"], np.maximum(want, 0), 2e-6 if dtype == "float32" else 2e-3)
+
+
+def test_one_constant_k_tile_keeps_its_pipeline() -> None:
+    """With one k tile known at compile time the loop folds away; its copies must still be waited for."""
+    rng = np.random.default_rng(5)
+    w = normal(rng, 16, 24)
+    plan = plan_of([node("MatMul", ["x", "w"], ["y"])], {"x": ("M", 16)}, ["y"], {"w": w})
+    x = normal(rng, 37, 16)
+    got, _ = run(plan, {"x": x})
+    assert close(got["y"], x.astype(np.float64) @ w)
+    (p,) = placed(plan)
+    assert all("64x64" in k.version for k in p.versions), "24 columns leave most of a 128-column tile empty"
+
+
+def test_depthwise_convolution_is_a_thread_per_element() -> None:
+    rng = np.random.default_rng(6)
+    w = normal(rng, 6, 1, 3, 3)
+    plan = plan_of([node("Conv", ["x", "w"], ["y"], group=6, pads=[1, 1, 1, 1])], {"x": ("B", 6, "H", "W")}, ["y"],
+                   {"w": w})  # fmt: skip
+    kernels = placed(plan)
+    assert [k.version for p in kernels for k in p.versions] == ["thread", "thread"], "padding, products"
+    x = normal(rng, 2, 6, 5, 7)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+    got, _ = run(plan, {"x": x}, kernels=kernels)
+    assert close(got["y"], np.einsum("bchwij,cij->bchw", windows, w[:, 0].astype(np.float64)))
+
+
+def test_one_tree_for_all_tiles() -> None:
+    plan = gemm("float32")
+    form = lower_contract(plan, plan.groups[0], 0)
+    assert form is not None
+    tree = gpu_contract_tree(form.lowered.group, form.roles)
+    verify_tree(tree.tree, tree.statements, tree.params)
+    assert tree.coincident == ("b_i", "b_j")
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_built_is_refused_by_name() -> None:
+    plan = plan_of([node("ReduceSum", ["x"], ["y"], keepdims=0)], {"x": ("M",)}, ["y"], dtype="int64")
+    with pytest.raises(CodegenError, match="int64 across lanes"):
+        placed(plan)
+    plan = gemm("float16")
+    with pytest.raises(CodegenError, match="fma of float16"):
+        tiled(plan, SMALL_FMA)
+
+
+def test_half_precision_stays_refused_on_the_cpu() -> None:
+    from polydyn.compiler import cpu_target
+    from polydyn.lowering.kernels import KernelBuilder
+
+    plan = gemm("float16")
+    with pytest.raises(UnsupportedError, match="float16 is not built for CPU"):
+        KernelBuilder(plan, cpu_target("cpu")).place(plan.groups[0])
+
+
+# -- compiled --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_contractions_compile_without_spills(dtype: str, arch: str) -> None:
+    (p,) = placed(gemm(dtype))
+    for k in {v.version.split("x")[0]: v for v in reversed(p.versions)}.values():
+        use = compile_cuda(k.text, arch).kernels[k.name]
+        assert use.spill_stores == use.spill_loads == use.stack == 0, k.version
+        text = compile_cuda(k.text, arch, kind="ptx").image.decode(errors="replace")
+        assert "cp.async.cg.shared.global" in text, k.version
+        assert dtype == "float32" or ("ldmatrix.sync" in text and "mma.sync.aligned.m16n8k16" in text)
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+def test_row_kernels_compile_without_spills() -> None:
+    (p,) = placed(plan_of([node("Softmax", ["x"], ["y"])], {"x": ("M", "N")}, ["y"]))
+    for k in p.versions:
+        use = compile_cuda(k.text, "sm_90a").kernels[k.name]
+        assert use.spill_stores == 0 and use.registers <= 64
+
+
+def test_the_emulator_refuses_a_broken_pipeline() -> None:
+    """The ring of a generated kernel, weakened: one barrier fewer is caught."""
+    plan = gemm("float16")
+    (p,) = tiled(plan, SMALL_MMA)
+    k = p.versions[0]
+    text = k.text.replace("pd_cp_async_wait<1>();\n    pd_syncthreads();", "pd_cp_async_wait<1>();")
+    assert text != k.text
+    feeds, want = gemm_case(72, 72, 200, np.float16)
+    env = {n: i.evaluate({"M": 72, "N": 72, "K": 200}) for n, i in p.lowered.params.items()}
+    out = np.zeros((72, 72), np.float16)
+    names = [p.lowered.buffers[a] for a in k.buffers]
+    args = [out if n == "y" else feeds[n] for n in names] + [np.int64(env[s]) for s in k.symbols]
+    wrong, grid, smem = 0, k.grid.evaluate(env), k.smem.evaluate(env)
+    for reverse in (False, True):
+        try:
+            module(text).launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse)
+            wrong += not close(out, want, 2e-3)
+        except (DeviceError, BuildError):
+            wrong += 1
+    assert wrong
