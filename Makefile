@@ -66,10 +66,7 @@ emulate: $(VENV)/.extra-bench
 models: $(VENV)/.extra-export $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.models.export $(MODELS) all
 
-tiny-emulate: $(VENV)/.extra-bench
-	$(BIN)/python -m benchmarks.gpu.emulated $(EMULATED)
-
-models: $(VENV)/.extra-export $(VENV)/.extra-bench
+tiny-models: $(VENV)/.extra-export $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.models.export tests/data tiny
 
 wheel: $(VENV)/.made

@@ -7,6 +7,7 @@ from polydyn.codegen.ir import (
     Blend,
     Body,
     Broadcast,
+    Call,
     Def,
     FlatLoad,
     For,
@@ -47,6 +48,8 @@ def _node(n: Node, depth: int) -> str:
     if isinstance(n, Switch):
         cases = "".join(f"{pad}case {k}\n{show(b, depth + 1)}" for k, b in n.cases)
         return f"{pad}switch {n.on}\n{cases}"
+    if isinstance(n, Call):
+        return f"{pad}{n}\n"
     head = {
         For: lambda x: f"{x.kind} {x.var} in [{x.lo}, {x.hi})",
         Let: lambda x: f"let {x.var} = {x.value}",

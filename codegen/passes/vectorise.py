@@ -7,7 +7,7 @@ tail accumulates under a predicate, so that padding needs no neutral fill (CPU.m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from polydyn.codegen.ir import (
@@ -45,9 +45,10 @@ RAMP_DTYPES = ("float32", "int32", "int64")
 ACCUMULATED = ("float32", "int32", "int64")
 
 
-def has_lanes(v: Value) -> bool:
-    """Whether all parts of an expression have a form in vector lanes."""
-    return all(x.dtype in (RAMP_DTYPES if isinstance(x, FromIndex) else VECTOR_DTYPES) for x in walk_value(v))
+def has_lanes(v: Value, more: Collection[str] = ()) -> bool:
+    """Whether all parts of an expression have a form in vector lanes, where ``more`` dtypes have one too."""
+    dtypes = (*VECTOR_DTYPES, *more)
+    return all(x.dtype in (RAMP_DTYPES if isinstance(x, FromIndex) else dtypes) for x in walk_value(v))
 
 
 class _Lanes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from polydyn.codegen.ir import Apply, FlatLoad, Pointer, Reg, Store, Tile
+from polydyn.codegen.ir import Apply, FlatLoad, Pointer, Reg, Store, Tile, Undefined
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
 from polydyn.schedules.index import ZERO, Atom, Index
@@ -81,6 +81,8 @@ class CudaValues:
         """A C++ expression of the register type of ``v``."""
         if isinstance(v, Const):
             return constant(v)
+        if isinstance(v, Undefined):  # an initialiser follows
+            return f"{REGISTER[v.dtype]}()"
         if isinstance(v, Reg):
             return v.name
         if isinstance(v, FlatLoad):

@@ -85,8 +85,11 @@ class _Grouping:
         return f"{n.output}: reduces rows that the group makes (stitch)"
 
     def _tileable(self, n: Compute) -> bool:
-        """Whether a register tile can compute the node: in vector lanes, which evaluate all branches."""
-        return has_lanes(n.body) and not needs_guard(self.graph, n)
+        """Whether a register tile can compute the node: in vector lanes, which evaluate all branches.
+
+        Halves count: a target without them refuses the model by name.
+        """
+        return has_lanes(n.body, ("float16", "bfloat16")) and not needs_guard(self.graph, n)
 
     def _map_joins(self, n: Compute, g: _Open) -> str | None:
         p = g.prefix

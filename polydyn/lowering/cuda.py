@@ -12,7 +12,10 @@ from polydyn.lowering.contract import lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
+from polydyn.schedules.dependence import analyse
 from polydyn.schedules.model import verify_group
+from polydyn.schedules.polyhedra import context
+from polydyn.schedules.schedule import schedule_nest
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,11 @@ class CudaBuilder:
                 kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, contract.roles)
                 self.kernels[key] = kernel.versions()
             return (PlacedCuda(group, lowered, self.kernels[key]),)
-        nest = lower_nest(self.plan, group)
-        lowered, key = nest.lowered, nest.lowered.key(nest.prefix, sorted(nest.phases.items()), "cuda")
+        lowered = lower_nest(self.plan, group)
+        key = lowered.key("cuda")
         if key not in self.kernels:
             verify_group(lowered.group)
-            self.kernels[key] = CudaNestKernel(f"nest_{key[:12]}", lowered.group, nest.prefix, nest.phases).versions()
+            deps = analyse(lowered.group, positive=False)
+            nest = schedule_nest(lowered.group, deps.under(context(lowered.group)))
+            self.kernels[key] = CudaNestKernel(f"nest_{key[:12]}", lowered.group, nest.band, nest.phases).versions()
         return (PlacedCuda(group, lowered, self.kernels[key]),)

@@ -182,7 +182,7 @@ class _Search:
         """Posterior samples (rows x batch) of the region's local process."""
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+        from threadpoolctl import threadpool_limits
 
         points, seen = self.space.points, np.array(sorted(self.cost))
         near = seen[np.argsort(((points[seen] - points[region.center]) ** 2).sum(1), kind="stable")]
