@@ -51,6 +51,19 @@ V = Index.of
 
 
 @dataclass(frozen=True)
+class ContractTuple:
+    """The compile-time part of a tile tuple: register tile ``rows`` x ``vectors``, steps of a reduction block, unroll.
+
+    The launch-time part, rows and columns of a task, is an argument of ``ContractKernel.shares``.
+    """
+
+    rows: int
+    vectors: int
+    block: int = REDUCTION_BLOCK
+    unroll: int = ROW_UNROLL
+
+
+@dataclass(frozen=True)
 class _Plan:
     """Decisions for one kernel: register tile, reduction block, packing."""
 
@@ -60,6 +73,7 @@ class _Plan:
     blocks: Index
     promote: bool
     carrier: Statement | None
+    unroll: int = ROW_UNROLL
 
 
 class ContractKernel:
@@ -74,8 +88,9 @@ class ContractKernel:
         packed: frozenset[str],
         rows: int | None = None,
         label: str = "",
+        chosen: ContractTuple | None = None,
     ) -> None:
-        """``packed``: arrays already laid out in panels along the column iterator.
+        """``packed``: arrays already laid out in panels along the column iterator. ``chosen``: tuned sizes.
 
         ``rows``: the register tile's rows when the kernel is a part of an attention, which also means one block.
         ``label``: tells the registers of such parts apart.
@@ -89,6 +104,7 @@ class ContractKernel:
         self.M, self.N, self.K = (self.extents[x] for x in (roles.row, roles.col, roles.block))
         self.R = product(self.extents[x] for x in roles.inner)
         self.row_value, self.col_value = operands(self.acc, roles)
+        self.chosen = chosen
         self.plan = self._plan(packed) if rows is None else self._part(self._plan(packed), rows)
 
     @staticmethod
@@ -104,10 +120,11 @@ class ContractKernel:
         in_place = all(x.buffer in packed or self._stride(x) == ONE for x in columns)
         carrier = next((s for s in self.epilogues if s.value.dtype == "float32"), None)
         k, r = self.K.constant, self.R.constant
-        block = max(16, REDUCTION_BLOCK // r) if r else REDUCTION_BLOCK
+        steps, unroll = (self.chosen.block, self.chosen.unroll) if self.chosen else (REDUCTION_BLOCK, ROW_UNROLL)
+        block = max(16, steps // r) if r else steps
         if carrier is None or self.acc.value.dtype != "float32" or (k is not None and k <= block * 4 // 3):
-            return _Plan(rows, vectors, self.K, ONE, not in_place, carrier)
-        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), not in_place, carrier)
+            return _Plan(rows, vectors, self.K, ONE, not in_place, carrier, unroll)
+        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), not in_place, carrier, unroll)
 
     def _part(self, p: _Plan, rows: int) -> _Plan:
         most = max((v for r, v, _ in self.target.tiles if r >= rows), default=1)
@@ -118,6 +135,8 @@ class ContractKernel:
     def tile(self) -> tuple[int, int]:
         """The register tile with the best share of useful lanes; symbolic columns get the widest: tails are exact."""
         n, w = self.N.constant, self.width
+        if self.chosen:
+            return self.chosen.rows, min(self.chosen.vectors, self.chosen.vectors if n is None else max(1, -(-n // w)))
         if n is None:
             rows, vectors, _ = max(self.target.tiles, key=lambda t: (t[1] <= 4, t[1]))
             return rows, vectors
@@ -259,7 +278,7 @@ class ContractKernel:
         body = unroll(bind(body, {"P_i": rows}), ("p_i", "p_j"))
         body = registers(body, self.tile_name, self.acc.value.dtype)
         innermost = self.roles.inner[-1] if self.roles.inner else "p_k"
-        return partial_unroll(share_loads(body, self.shared_name), innermost, ROW_UNROLL)
+        return partial_unroll(share_loads(body, self.shared_name), innermost, self.plan.unroll)
 
     def masked(self, body: Body, width: int) -> Body:
         """Vectorises the columns; nests that touch memory by column get a masked twin for the last tile."""
@@ -362,6 +381,12 @@ class ContractKernel:
     def live_vectors(self) -> Index:
         """Vectors of the current register tile that hold columns."""
         return minimum(self.plan.vectors, (self.N - V("c_j") * self.nr).ceildiv(self.width))
+
+    def shares(self, rows: int, columns: int) -> dict[str, Index]:
+        """The launch-time tile: tasks of about ``rows`` x ``columns`` elements of the result, in whole register tiles."""
+        nt, mt = self.N.ceildiv(self.nr), self.M.ceildiv(self.plan.rows)
+        height, width = max(1, rows // self.plan.rows), max(1, columns // self.nr)
+        return {"B_i": maximum(1, mt.ceildiv(height)), "B_j": maximum(1, nt.ceildiv(width))}
 
     def _launch(self, nt: Index, mt: Index) -> dict[str, Index]:
         """Equal shares for the threads: whole batches first, then column panels, then rows."""

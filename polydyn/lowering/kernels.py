@@ -46,12 +46,13 @@ Form: TypeAlias = ContractGroup | AttentionGroup | LoweredGroup
 class KernelBuilder:
     """Schedules, proves and builds each distinct kernel once.
 
-    ``proven``: keys of the kernels in order. ``unproven``: outputs whose addresses are injective by construction only.
+    ``forms``: what each kernel was built from, by key. ``proven``: keys of the kernels in order. ``unproven``: outputs whose addresses are injective by construction only.
     """
 
     def __init__(self, plan: FusionPlan, target: CpuTarget) -> None:
         self.plan, self.target = plan, target
         self.kernels: dict[str, Kernel] = {}
+        self.forms: dict[str, Form] = {}
         self.notes: list[str] = []
         self.proven: list[str] = []
         self.unproven: list[str] = []
@@ -81,6 +82,7 @@ class KernelBuilder:
         self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params, free)]
         key = self._key(form)
         if key not in self.kernels:
+            self.forms[key] = form
             self.kernels[key] = self._build(form, key)
             self.proven.append(key)
         flops = sum((_flops(self.plan, group, i) for i in range(len(group.nodes))), ZERO)

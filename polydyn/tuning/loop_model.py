@@ -40,7 +40,7 @@ def loop_model(backbone: Backbone, hardware: Hardware) -> Space:
     """All (block, warp, instruction) tuples in which each level divides the next and no hard constraint is broken.
 
     GPU: ``b`` thread block, ``w`` warp, ``v`` instruction, ``stages`` of the copy pipeline, all compile-time.
-    CPU: ``b`` cache tile (launch time), ``w`` register tile (``w.k``: unrolling), ``v`` vector.
+    CPU: ``b`` cache tile (``b.k`` compile time, the others launch time), ``w`` register tile (``w.k``: unrolling), ``v`` vector.
     """
     unit = unit_tile(backbone, preferred(backbone, hardware))
     return collect("tscompiler", _proposals(backbone, hardware, unit))
@@ -55,7 +55,7 @@ def _proposals(backbone: Backbone, hardware: Hardware, unit: dict[str, int]) -> 
                 sizes = {f"b.{n}": v for n, v in zip(names, block, strict=True)}
                 sizes |= {f"w.{n}": v for n, v in zip(names, warp, strict=True)}
                 sizes |= {f"v.{n}": v for n, v in unit.items()}
-                tile = bind(hardware, sizes | {"stages": stages} if gpu else sizes)
+                tile = bind(backbone, hardware, sizes | {"stages": stages} if gpu else sizes)
                 used = usage(backbone, hardware, tile)
                 rule = violation(hardware, used)
                 if gpu and used.threads > _MOST_WARPS * hardware.lanes:

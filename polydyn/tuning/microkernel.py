@@ -30,7 +30,7 @@ def _mutants(backbone: Backbone, hardware: Hardware, seed: Tile) -> Iterator[tup
         for b in product(*(_whole(block[n], s) for n, s in zip(loops, w, strict=True))):
             sizes = {f"b.{n}": v for n, v in zip(loops, b, strict=True)}
             sizes |= {f"w.{n}": v for n, v in zip(loops, w, strict=True)}
-            tile = bind(hardware, sizes | fixed)
+            tile = bind(backbone, hardware, sizes | fixed)
             yield tile, violation(hardware, usage(backbone, hardware, tile))
 
 

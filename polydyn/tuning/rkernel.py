@@ -112,5 +112,5 @@ def _pairs(backbone: Backbone, hardware: Hardware) -> Iterator[tuple[Tile, str |
         for block, parents in high.parents.items():
             for warp in parents:
                 sizes = {f"b.{n}": v for n, v in block} | {f"w.{n}": v for n, v in warp}
-                tile = bind(hardware, sizes | {f"v.{n}": v for n, v in unit.items()})
+                tile = bind(backbone, hardware, sizes | {f"v.{n}": v for n, v in unit.items()})
                 yield tile, violation(hardware, usage(backbone, hardware, tile))

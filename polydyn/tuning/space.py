@@ -170,9 +170,12 @@ def instruction_of(backbone: Backbone, hardware: Hardware, tile: Tile) -> Instru
     return next((i for i in usable if unit_tile(backbone, i) == unit), usable[-1])
 
 
-def bind(hardware: Hardware, sizes: Mapping[str, int]) -> Tile:
-    """A tile tuple with binding times: on a CPU the cache tile ``b.*`` is given at launch, all else when compiled."""
-    launch = {n: v for n, v in sizes.items() if hardware.kind == "cpu" and n.startswith("b.")}
+def bind(backbone: Backbone, hardware: Hardware, sizes: Mapping[str, int]) -> Tile:
+    """A tile tuple with binding times: on a CPU the cache tile of parallel loops is given at launch, all else when
+    compiled (the proofs of a kernel want the steps of a reduction block as a number).
+    """
+    free = {f"b.{x.name}" for x in backbone.parallel} if hardware.kind == "cpu" else set()
+    launch = {n: v for n, v in sizes.items() if n in free}
     return Tile(tuple((n, v) for n, v in sizes.items() if n not in launch), tuple(launch.items()))
 
 

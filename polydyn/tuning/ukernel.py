@@ -62,7 +62,7 @@ def align(backbone: Backbone, hardware: Hardware, shapes: Sequence[Shape]) -> It
             sizes = {f"b.{x.name}": v for x, v in zip(backbone.loops, block, strict=True)}
             sizes |= {f"{own}.{x.name}": v for x, v in zip(backbone.loops, reg, strict=True)}
             sizes |= {f"v.{n}": v for n, v in unit.items()}
-            yield bind(hardware, sizes)
+            yield bind(backbone, hardware, sizes)
 
 
 def _lengths(backbone: Backbone, loop: Loop, shapes: Sequence[Shape]) -> list[int]:

@@ -1,0 +1,178 @@
+"""The bench of a CPU: tuples are generated, compiled in batches, and run in a worker process with a time limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from polydyn.build.cache import digest, stored_file
+from polydyn.build.compiler import build_library
+from polydyn.codegen.kernel import Kernel as Source
+from polydyn.errors import BuildError, PolydynError
+from polydyn.lowering.kernels import bind
+from polydyn.program.runtime import sources
+from polydyn.schedules.index import Index
+from polydyn.tuning.backbone import Shape, Tile
+from polydyn.tuning.cost import Kernel
+from polydyn.tuning.explore import saturating_shape
+from polydyn.tuning.hardware import Hardware
+from polydyn.tuning.measure import Answer, Workers
+from polydyn.tuning.space import usage
+from polydyn.tuning.task import Task
+
+TIMER = "polydyn.tuning.timing:time_kernel"
+LEAF = "pd_cpu.h"
+POOL = ("pool.c", "internal.h", "polydyn.h")
+DEPTHS = (1, 9)
+"""Blocks of a dynamic reduction that are run to tell the fixed part of a wave from the part of each block."""
+
+Part = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A binary: where it is, and the symbols that are no launch-time tiles."""
+
+    library: str
+    which: int
+    source: Source
+
+
+class CpuBench:
+    """Measures kernels of one task on this machine. ``failures``: why a compile-time part did not build or run.
+
+    ``workers``: one process that runs ``TIMER``. ``hardware.units`` threads are used.
+    """
+
+    source = "measured"
+
+    def __init__(self, task: Task, hardware: Hardware, workers: Workers) -> None:
+        self.task, self.hardware, self.workers = task, hardware, workers
+        self.failures: dict[Part, str] = {}
+        self._built: dict[Part, _Built] = {}
+
+    # -- Bench ---------------------------------------------------------------------------------------------------
+
+    def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
+        """As ``Bench``."""
+        self.build(tiles)
+        shapes = [saturating_shape(self.task.backbone, self.hardware, t) for t in tiles]
+        spent = self.run([(t, s) for t, s in zip(tiles, shapes, strict=True)])
+        return [x / max(1, self.task.backbone.flops(s)) for x, s in zip(spent, shapes, strict=True)]
+
+    def seconds(self, tile: Tile, shape: Shape) -> float:
+        """As ``Bench``; ``inf`` where it failed."""
+        return self.run([(tile, shape)])[0]
+
+    def kernel(self, tile: Tile) -> Kernel:
+        """As ``Bench``. BuildError: the tuple does not run."""
+        block = tile.level("b")
+        reductions = [x for x in self.task.backbone.reduction if x.extent is None]
+        depths = DEPTHS if reductions else DEPTHS[:1]
+        times: list[list[float]] = []
+        for tasks in (self.hardware.units, 1):
+            row = []
+            for d in depths:
+                shape = {n: v * tasks if n == self.task.form.roles.row else v for n, v in block.items()}
+                shape |= {x.name: d * block[x.name] for x in reductions}
+                row.append(self.run([(tile, self.task.backbone.sizes(shape))], tasks)[0])
+            times.append(row)
+        if not all(math.isfinite(t) for row in times for t in row):
+            raise BuildError(f"tuple {tile} does not run: {self.failures.get(tile.compile, 'time limit')}")
+        fixed, step = zip(*(self._line(tile, row) for row in times), strict=True)
+        used = usage(self.task.backbone, self.hardware, tile)
+        return Kernel(tile, used, fixed[0], step[0], fixed[1], step[1])
+
+    def _line(self, tile: Tile, times: Sequence[float]) -> tuple[float, float]:
+        """(fixed, per step) of the time of a wave."""
+        if len(times) == 1:
+            sizes = self.task.backbone.sizes({x.name: 1 for x in self.task.backbone.loops})
+            steps = math.prod(-(-sizes[x.name] // tile[f"b.{x.name}"]) for x in self.task.backbone.reduction)
+            return 0.0, times[0] / max(1, steps)
+        step = max(0.0, (times[1] - times[0]) / (DEPTHS[1] - DEPTHS[0]))
+        return max(0.0, times[0] - step), step
+
+    # -- building and running ------------------------------------------------------------------------------------
+
+    def build(self, tiles: Sequence[Tile]) -> None:
+        """Generates and compiles what is missing, all units of the batch in parallel."""
+        parts = dict.fromkeys(t.compile for t in tiles)
+        new = [p for p in parts if p not in self._built and p not in self.failures]
+        sources_: dict[Part, Source] = {}
+        for p in new:
+            tile = next(t for t in tiles if t.compile == p)
+            try:
+                sources_[p] = self.task.kernel(tile, f"tuned_{digest(self.task.key.digest, repr(p))[:12]}")
+            except PolydynError as e:
+                self.failures[p] = str(e)
+        if sources_:
+            self._compile(sources_)
+
+    def _compile(self, kernels: Mapping[Part, Source]) -> None:
+        names = [k.name for k in kernels.values()]
+        try:
+            library = build_library(*_units(list(kernels.values()), self.task.target.width), self.task.build)
+        except BuildError as e:
+            if len(kernels) == 1:
+                self.failures |= dict.fromkeys(kernels, str(e))
+                return
+            for part, kernel in kernels.items():  # find the one that the compiler refuses
+                self._compile({part: kernel})
+            return
+        path = str(stored_file("lib", f"{digest(library.data.hex())}.so", library.data))
+        for part, kernel in kernels.items():
+            self._built[part] = _Built(path, names.index(kernel.name), kernel)
+
+    def run(self, launches: Sequence[tuple[Tile, Shape]], tasks: int | None = None) -> list[float]:
+        """Seconds of launches, ``tasks`` of them only if given; ``inf`` where one failed."""
+        self.build([t for t, _ in launches])
+        out = [math.inf] * len(launches)
+        asked = [(i, self._arguments(t, s, tasks)) for i, (t, s) in enumerate(launches) if t.compile in self._built]
+        answers = self.workers.map([a for _, a in asked])
+        for (i, _), answer in zip(asked, answers, strict=True):
+            out[i] = self._seconds(launches[i][0], answer)
+        return out
+
+    def _seconds(self, tile: Tile, answer: Answer) -> float:
+        if answer.failure:
+            self.failures[tile.compile] = answer.failure
+            return math.inf
+        return float(answer.value)
+
+    def _arguments(self, tile: Tile, shape: Shape, tasks: int | None) -> dict[str, object]:
+        built = self._built[tile.compile]
+        k, params = built.source, self.task.params(shape)
+        env: dict[str, Index] = {n: Index.of(v) for n, v in params.items()}
+        shares = self.task.shares(self.task.builder(tile, k.name), tile)
+        env |= {n: bind(env, v) for n, v in shares.items()}
+        number = {n: int(env[n]) for n in k.symbols}
+        total = k.tasks.evaluate(number)
+        return {
+            "library": built.library,
+            "which": built.which,
+            "buffers": [self.task.bytes(a, params) for a in k.buffers],
+            "symbols": [number[n] for n in k.symbols],
+            "tasks": total if tasks is None else min(total, tasks),
+            "threads": self.hardware.units,
+            "scratch": k.scratch.evaluate(number),
+        }
+
+
+def _units(kernels: Sequence[Source], width: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Translation units and headers of a measuring library."""
+    runtime = sources()
+    leaf = (files("polydyn.codegen") / "leaf" / LEAF).read_text()
+    headers = {n: runtime[n] for n in POOL if n.endswith(".h")} | {LEAF: f"#define PD_W {width}\n{leaf}"}
+    units = {f"{k.name}.c": f'#include <stdint.h>\n#include "{LEAF}"\n\n{k.text}\n' for k in kernels}
+    table = "\n".join(
+        [
+            '#include "internal.h"',
+            *(f"pd_kernel {k.name};" for k in kernels),
+            f"pd_kernel *const pdt_kernels[] = {{{', '.join(k.name for k in kernels)}}};",
+        ]
+    )
+    timing = (Path(__file__).parent / "runtime" / "timing.c").read_text()
+    return units | {"pool.c": runtime["pool.c"], "timing.c": timing, "table.c": table + "\n"}, headers

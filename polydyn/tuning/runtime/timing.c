@@ -1,0 +1,39 @@
+/* timing.c: runs kernels of a measuring library as the host program would, and times them (tuning/timing.py). */
+#include <stdlib.h>
+#include <time.h>
+
+#include "internal.h"
+
+extern pd_kernel *const pdt_kernels[]; /* generated: the kernels of this library */
+
+#define EXPORT __attribute__((visibility("default")))
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static pd_pool *pool;
+
+/* Runs tasks [0, tasks) of kernel `which` `count` times; writes the nanoseconds of each. Returns 0, 1: no memory. */
+EXPORT int32_t pdt_time(int32_t which, void *const *buffers, const int64_t *symbols, int64_t tasks, int64_t threads,
+                        int64_t scratch, int32_t count, int64_t *nanoseconds) {
+    int64_t stride = (scratch + 255) / 256 * 256;
+    char *memory = aligned_alloc(256, stride * threads + 256);
+    if (!pool) pool = pd_pool_new();
+    if (!memory || !pool) return 1;
+    pd_job job = {pdt_kernels[which], buffers, symbols, tasks, threads < tasks ? threads : tasks, memory, stride};
+    if (job.threads > 1 && !pd_pool_acquire(pool, job.threads)) job.threads = 1;
+    for (int32_t i = 0; i < count; i++) {
+        int64_t start = now_ns();
+        if (job.threads > 1)
+            pd_pool_run(pool, &job);
+        else if (tasks > 0)
+            job.kernel(buffers, symbols, 0, tasks, memory);
+        nanoseconds[i] = now_ns() - start;
+    }
+    if (job.threads > 1) pd_pool_release(pool);
+    free(memory);
+    return 0;
+}

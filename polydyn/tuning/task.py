@@ -1,0 +1,150 @@
+"""Tuning tasks: the matmul-like groups of a plan, each with its backbone and what its kernels are called with.
+
+What is tuned is the register tile, the reduction block and the tasks of ``codegen.cpu_contract`` (CPU.md 1 and 2); groups
+of other kinds have one form each and no sizes to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+from polydyn.build.compiler import FLAGS, GENERATOR, find_compiler, target_flags
+from polydyn.codegen.cpu_contract import ContractKernel, ContractTuple
+from polydyn.codegen.kernel import CpuTarget, Kernel
+from polydyn.errors import UnsupportedError
+from polydyn.lowering.contract import ContractGroup
+from polydyn.schedules.dependence import analyse
+from polydyn.schedules.expr import ITEMSIZE, indices, loads
+from polydyn.schedules.index import Index
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.polyhedra import context
+from polydyn.schedules.schedule import schedule_contract
+from polydyn.schedules.tiling import Roles
+from polydyn.tuning.backbone import Backbone, GroupKey, Loop, Operand, Shape, Tile
+
+
+@dataclass(frozen=True)
+class Task:
+    """A group to tune. ``build``: name of the compiler target. ``extents``: loop -> extent over the group's parameters;
+    every parameter is the extent of a loop.
+    """
+
+    form: ContractGroup
+    target: CpuTarget
+    build: str
+    key: GroupKey
+    backbone: Backbone
+
+    @property
+    def group(self) -> Group:
+        """The polyhedral group."""
+        return self.form.lowered.group
+
+    @property
+    def extents(self) -> dict[str, Index]:
+        """Loop -> extent."""
+        return dict(accumulation(self.group).iters)
+
+    def params(self, shape: Shape) -> dict[str, int]:
+        """The group's parameters at the extents of the loops."""
+        return {str(e): shape[n] for n, e in self.extents.items() if e.is_symbol}
+
+    def kernel(self, tile: Tile, name: str) -> Kernel:
+        """The kernel of a tuple's compile-time part; its ``launch`` is that of the launch-time part."""
+        builder = self.builder(tile, name)
+        built = builder.build()
+        return Kernel(
+            built.name, built.text, built.buffers, built.symbols, self.shares(builder, tile), built.tasks,
+            built.scratch, built.notes,
+        )  # fmt: skip
+
+    def builder(self, tile: Tile, name: str) -> ContractKernel:
+        """The code generator for a tuple."""
+        roles, w = self.form.roles, self.target.width
+        chosen = ContractTuple(
+            tile.get(f"w.{roles.row}"),
+            max(1, tile[f"w.{roles.col}"] // w),
+            tile[f"b.{roles.block}"],
+            tile.get(f"w.{roles.block}"),
+        )
+        return ContractKernel(name, self.group, roles, self.target, self.form.packed, chosen=chosen)
+
+    def shares(self, builder: ContractKernel, tile: Tile) -> dict[str, Index]:
+        """The values of the launch-time symbols, over the kernel's other symbols."""
+        return builder.shares(tile.get(f"b.{self.form.roles.row}"), tile[f"b.{self.form.roles.col}"])
+
+    def bytes(self, array: str, params: Mapping[str, int]) -> int:
+        """Bytes that a buffer needs for given parameters."""
+        a = self.group.arrays[array]
+        if a.role == "input":
+            last = max((x for s in self.group.statements for x in _corners(s, array, params)), default=0)
+        else:
+            last = a.address(tuple(e - 1 for e in a.shape)).evaluate(params)
+        return (max(last, 0) + 1) * ITEMSIZE[a.dtype]
+
+
+def _corners(s: Statement, array: str, params: Mapping[str, int]) -> Iterator[int]:
+    """Addresses that a statement reads at the corners of its domain, where polynomials without squares are extreme."""
+    used = [x.index[0] for x in loads(s.value) if x.buffer == array]
+    ends = [(0, max(0, e.evaluate(params) - 1)) for _, e in s.iters]
+    for corner in product(*ends) if used else ():
+        env = dict(params) | dict(zip(s.iterators, corner, strict=True))
+        for i in used:
+            yield i.evaluate(env)
+
+
+def accumulation(group: Group) -> Statement:
+    """The backbone statement."""
+    return next(s for s in group.statements if s.reduce)
+
+
+def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Task:
+    """The task of a group. UnsupportedError: its kernels cannot be run on made-up data."""
+    group = form.lowered.group
+    acc = accumulation(group)
+    known = {str(e) for _, e in acc.iters if e.is_symbol}
+    reason = (
+        "it runs vectors along the reduction" if form.dot
+        else "a parameter is no extent of a loop" if set(group.params) - known
+        else "it reads at places that data decide" if any(_irregular(group, s) for s in group.statements)
+        else ""
+    )  # fmt: skip
+    if reason:
+        raise UnsupportedError(f"group {key} is not tuned: {reason}", rule="tuning runs kernels alone, on random data")
+    roles, _ = schedule_contract(group, form.roles, analyse(group, positive=False).under(context(group)))
+    form = replace(form, roles=roles)
+    compiler = find_compiler()
+    flags = (*FLAGS, *target_flags(build))
+    name = GroupKey(
+        key, acc.value.dtype, target.name, compiler=compiler.version, flags=flags, generator=GENERATOR
+    )  # fmt: skip
+    return Task(form, target, build, name, _backbone(group, acc, form.roles))
+
+
+def _irregular(group: Group, s: Statement) -> bool:
+    inputs = [i for x in loads(s.value) if group.arrays[x.buffer].role == "input" for i in x.index]
+    return any(i.fetches() for i in indices(s.value)) or any(
+        not all(isinstance(a, str) for a in m) for i in inputs for m in i.terms
+    )
+
+
+def _backbone(group: Group, acc: Statement, roles: Roles) -> Backbone:
+    """The loops of a contraction in the order of their roles; an operand has a dimension for each loop it mentions."""
+    extents = dict(acc.iters)
+    written = {s for i in acc.index for s in i.symbols()}
+    order = (*roles.batch, roles.row, roles.col, *roles.inner, roles.block)
+    loops = tuple(Loop(n, extents[n].constant, "parallel" if n in written else "reduction") for n in order)
+    operands = []
+    for x in loads(acc.value):
+        used = {s for i in x.index for s in i.symbols()}
+        operands.append(Operand(x.buffer, _dims(acc, used), ITEMSIZE[group.arrays[x.buffer].dtype]))
+    outputs = [s for s in group.statements if s.role == "epilogue"]
+    for s in outputs:
+        operands.append(Operand(s.array, _dims(acc, written), ITEMSIZE[group.arrays[s.array].dtype], written=True))
+    return Backbone(loops, tuple(operands), acc.value.dtype)
+
+
+def _dims(acc: Statement, used: set[str]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    return tuple(((n, 1),) for n in acc.iterators if n in used)
