@@ -383,7 +383,7 @@ class ContractKernel:
         return minimum(self.plan.vectors, (self.N - V("c_j") * self.nr).ceildiv(self.width))
 
     def shares(self, rows: int, columns: int) -> dict[str, Index]:
-        """The launch-time tile: tasks of about ``rows`` x ``columns`` elements of the result, in whole register tiles."""
+        """The launch-time tile: tasks of about ``rows`` x ``columns`` results, in whole register tiles."""
         nt, mt = self.N.ceildiv(self.nr), self.M.ceildiv(self.plan.rows)
         height, width = max(1, rows // self.plan.rows), max(1, columns // self.nr)
         return {"B_i": maximum(1, mt.ceildiv(height)), "B_j": maximum(1, nt.ceildiv(width))}

@@ -19,9 +19,11 @@ import numpy as np
 from polydyn.build.cache import digest, stored_file
 from polydyn.build.compiler import build_library
 from polydyn.compiler import Options, plan_program
+from polydyn.dispatch.decision import choose
 from polydyn.errors import InputError, PolydynError
 from polydyn.graph.importer import ModelLike
 from polydyn.program.assemble import kernel_units
+from polydyn.program.evaluation import THREADS
 from polydyn.program.plan import Buffer, HostPlan, Launch
 from polydyn.program.program import numpy_dtype
 from polydyn.program.verify import verify_host_plan
@@ -48,6 +50,14 @@ class _Region(ctypes.Structure):
         ("state", ctypes.c_void_p),
         ("shared", ctypes.c_int64),
     )
+
+
+def _taken(launch: Launch, env: Mapping[str, int]) -> Launch:
+    """The launch with the variant that it chooses on one thread."""
+    if launch.choice is None:
+        return launch
+    v = launch.choice.variants[choose(launch.choice.decision, {**env, THREADS: 1})]
+    return replace(launch, kernel=v.kernel, symbols=v.symbols, tasks=v.tasks, scratch=v.scratch, choice=None)
 
 
 @dataclass
@@ -111,7 +121,7 @@ class CheckedProgram:
             env |= {s: int(np.prod(shape[axis + 1 :])) for axis, s in enumerate(b.strides)}
         memory = {n: self._memory(b, env, feeds) for n, b in self.plan.buffers.items()}
         for launch in self.plan.launches:
-            self._launch(launch, env, memory)
+            self._launch(_taken(launch, env), env, memory)
         out = {}
         for name in self.plan.outputs:
             m = memory[name]

@@ -46,7 +46,8 @@ Form: TypeAlias = ContractGroup | AttentionGroup | LoweredGroup
 class KernelBuilder:
     """Schedules, proves and builds each distinct kernel once.
 
-    ``forms``: what each kernel was built from, by key. ``proven``: keys of the kernels in order. ``unproven``: outputs whose addresses are injective by construction only.
+    ``forms``: what each kernel was built from, by key. ``proven``: keys of the kernels in order.
+    ``unproven``: outputs whose addresses are injective by construction only.
     """
 
     def __init__(self, plan: FusionPlan, target: CpuTarget) -> None:

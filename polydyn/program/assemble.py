@@ -11,9 +11,9 @@ from polydyn.build.compiler import build_library
 from polydyn.build.features import architecture
 from polydyn.graph.ir import Guard
 from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
-from polydyn.program.expressions import to_json
+from polydyn.program.expressions import decision_to_json, to_json
 from polydyn.program.host import HostProgram, host_program, shape_text
-from polydyn.program.plan import HostPlan, IndexCheck, Launch
+from polydyn.program.plan import Choice, HostPlan, IndexCheck, Launch
 from polydyn.program.program import Program
 from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
@@ -108,7 +108,20 @@ def _launch(launch: Launch) -> dict[str, Any]:
         "flops": to_json(launch.flops),
         "bytes": to_json(launch.bytes),
         "reasons": list(launch.reasons),
-    }
+    } | ({} if launch.choice is None else {"choice": _choice(launch.choice)})
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    variants = [
+        {
+            "kernel": v.kernel,
+            "symbols": [to_json(s) for s in v.symbols],
+            "tasks": to_json(v.tasks),
+            "scratch": to_json(v.scratch),
+        }
+        for v in choice.variants
+    ]
+    return {"variants": variants, "decision": decision_to_json(choice.decision)}
 
 
 def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:

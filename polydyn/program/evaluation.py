@@ -6,8 +6,9 @@ is one operation on earlier ones, computed once however often it is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from polydyn.dispatch.decision import ArgMin, Decision, Leaf
 from polydyn.errors import UnsupportedError
 from polydyn.schedules.index import Atom, Index
 
@@ -33,9 +34,62 @@ class Evaluation:
             self._known[x] = self._compute(x)
         return self._known[x]
 
-    def _new(self, statement: str) -> int:
-        position = self.count
+    def choose(self, decision: Decision) -> int:
+        """The position of the choice that a decision makes. What only some branches need, only they compute."""
+        position = self._reserve()
+        self.lines.append(self._decision(decision, position))
+        return position
+
+    def select(self, choice: int, options: Sequence[Sequence[Index]]) -> list[int]:
+        """Positions that take the values of ``options[v[choice]]``; the others are not computed."""
+        positions = [self._reserve() for _ in options[0]]
+        cases = []
+        for k, option in enumerate(options):
+            part = self._part()
+            moves = [f"v[{p}] = v[{part.of(x)}];" for p, x in zip(positions, option, strict=True)]
+            cases.append(f"case {k}: {self._close(part)} {' '.join(moves)} break;")
+        self.lines.append(f"switch (v[{choice}]) {{ {' '.join(cases)} }}")
+        return positions
+
+    def _decision(self, d: Decision, position: int) -> str:
+        if isinstance(d, Leaf):
+            return f"v[{position}] = {d.kernel};"
+        part = self._part()
+        if isinstance(d, ArgMin):
+            at = part._reserve()  # the least cost so far
+            text = f"v[{position}] = -1;"
+            for e in d.entries:
+                entry = part._part()
+                guard = "" if e.guard is None else f"if (v[{entry.of(e.guard)}] <= 0)"
+                guarded = part._close(entry)
+                cost = entry.of(e.cost)
+                better = f"if (v[{position}] < 0 || v[{cost}] < v[{at}])"
+                take = f"v[{at}] = v[{cost}]; v[{position}] = {e.kernel};"
+                text += f" {guarded} {guard} {{ {part._close(entry)} {better} {{ {take} }} }}"
+        else:
+            test = f"v[{part.of(d.index)}] <= {_literal(d.threshold)}"
+            low, high = part._decision(d.low, position), part._decision(d.high, position)
+            text = f"{self._close(part)} if ({test}) {{ {low} }} else {{ {high} }}"
+        return f"{self._close(part)} {text}"
+
+    def _part(self) -> Evaluation:
+        """An evaluation for a branch: knows what is known here; what it computes is not known outside."""
+        part = Evaluation(())
+        part.count, part._known = self.count, dict(self._known)
+        return part
+
+    def _close(self, part: Evaluation) -> str:
+        """The statements of a branch so far; their positions are taken."""
+        self.count, text = part.count, " ".join(part.lines)
+        part.lines = []
+        return text
+
+    def _reserve(self) -> int:
         self.count += 1
+        return self.count - 1
+
+    def _new(self, statement: str) -> int:
+        position = self._reserve()
         self.lines.append(statement.replace("@", f"v[{position}]"))
         return position
 

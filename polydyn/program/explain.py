@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from polydyn.dispatch.decision import choose
+from polydyn.dispatch.decision import explain as explain_decision
 from polydyn.errors import InputError
-from polydyn.program.expressions import evaluate, symbols_of
+from polydyn.program.expressions import decision_from_json, evaluate, symbols_of
 
 THREADS = "nth"
 WORK_PER_THREAD = 32768
@@ -23,7 +25,8 @@ class ExplainedLaunch:
 
     ``sizes``: the kernel's parameters; ``choices``: what is chosen at launch (tiles and their counts); ``flops`` and
     ``bytes`` (of the distinct buffers read and written); ``scratch``: bytes per thread; ``reasons``: why its
-    primitives became one kernel, and what its code generator decided.
+    primitives became one kernel, and what its code generator decided; ``selection``: the tests on the way to the
+    chosen kernel, and the candidates with their estimates in picoseconds, best first (tuned launches only).
     """
 
     label: str
@@ -36,6 +39,7 @@ class ExplainedLaunch:
     bytes: int
     scratch: int
     reasons: tuple[str, ...]
+    selection: tuple[str, ...] = ()
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
         """The least time that a machine with these limits needs: computing or moving memory, whichever is longer."""
@@ -77,7 +81,7 @@ class Explanation:
         for x in self.launches:
             sizes = " ".join(f"{k}={v}" for k, v in {**x.sizes, **x.choices}.items())
             lines = [f"{x.label}: {x.kernel}({sizes}), {x.scratch} bytes of scratch per thread"]
-            parts.append("\n".join([*lines, *(f"    {r}" for r in x.reasons)]))
+            parts.append("\n".join([*lines, *(f"    {r}" for r in (*x.reasons, *x.selection))]))
         if self.notes:
             parts.append("\n".join(["notes", *(f"    {n}" for n in self.notes)]))
         return "\n\n".join(parts)
@@ -141,23 +145,36 @@ def explain(manifest: Mapping[str, Any], dims: Mapping[str, int], threads: int) 
     values = resolve_dims(manifest, dims)
     env = values | {THREADS: threads}
     reasons = {k["name"]: tuple(k["notes"]) for k in manifest["kernels"]}
-    launches = tuple(_launch(x, env, threads, reasons[x["kernel"]]) for x in manifest["launches"])
+    launches = tuple(_launch(x, env, threads, reasons) for x in manifest["launches"])
     return Explanation(manifest["name"], dict(dims) or values, threads, launches, tuple(manifest["notes"]))
 
 
-def _launch(x: Mapping[str, Any], env: Mapping[str, int], threads: int, notes: tuple[str, ...]) -> ExplainedLaunch:
-    symbols = {name: evaluate(e, env) for name, e in zip(x["names"], x["symbols"], strict=True)}
-    tasks, work = evaluate(x["tasks"], env), evaluate(x["work"], env)
+def _launch(
+    x: Mapping[str, Any], env: Mapping[str, int], threads: int, notes: Mapping[str, tuple[str, ...]]
+) -> ExplainedLaunch:
+    taken, selection = _taken(x, env)
+    symbols = {name: evaluate(e, env) for name, e in zip(x["names"], taken["symbols"], strict=True)}
+    tasks, work = evaluate(taken["tasks"], env), evaluate(x["work"], env)
     first = len(symbols) - x["choices"]
     return ExplainedLaunch(
         x["label"],
-        x["kernel"],
+        taken["kernel"],
         tasks,
         max(1, min(threads, tasks, 1 + work // WORK_PER_THREAD)),
         dict(list(symbols.items())[:first]),
         dict(list(symbols.items())[first:]),
         evaluate(x["flops"], env),
         evaluate(x["bytes"], env),
-        evaluate(x["scratch"], env),
-        (*x["reasons"], *notes),
+        evaluate(taken["scratch"], env),
+        (*x["reasons"], *notes[taken["kernel"]]),
+        selection,
     )
+
+
+def _taken(x: Mapping[str, Any], env: Mapping[str, int]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """What a launch runs at a shape: itself, or the variant of its choice with the reason."""
+    if "choice" not in x:
+        return x, ()
+    decision, variants = decision_from_json(x["choice"]["decision"]), x["choice"]["variants"]
+    names = ", ".join(f"{k} {v['kernel']}" for k, v in enumerate(variants))
+    return variants[choose(decision, env)], (f"chosen among {names}", *explain_decision(decision, env))

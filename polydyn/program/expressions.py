@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, TypeAlias
 
+from polydyn.dispatch.decision import ArgMin, Decision, Entry, Leaf, Split
 from polydyn.errors import ArtifactError
-from polydyn.schedules.index import Atom, Index
+from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum, product
 
 Expression: TypeAlias = "int | str | list[Any]"
 
@@ -35,6 +36,23 @@ def _atom(a: str | Atom) -> Expression:
     if a.kind == "fetch":
         raise ValueError(f"{a} depends on the contents of a tensor")
     return [{"floordiv": "//"}.get(a.kind, a.kind), *map(to_json, a.args)]
+
+
+def from_json(x: Expression) -> Index:
+    """The Index of an expression. ArtifactError: no expression."""
+    if not isinstance(x, list):
+        return Index.of(x)
+    operator, *arguments = x
+    values = [from_json(a) for a in arguments]
+    if operator == "+":
+        return sum(values, ZERO)
+    if operator == "*":
+        return product(values)
+    if operator == "//":
+        return values[0] // values[1]
+    if operator in ("min", "max"):
+        return (minimum if operator == "min" else maximum)(*values)
+    raise _unknown(operator)
 
 
 def symbols_of(x: Expression) -> set[str]:
@@ -60,4 +78,37 @@ def evaluate(x: Expression, env: Mapping[str, int]) -> int:
         return values[0] // values[1] if values[1] else 0
     if operator in ("min", "max"):
         return (min if operator == "min" else max)(values)
-    raise ArtifactError(f"{operator!r} is no operator of symbol arithmetic", remedy="compile the model again")
+    raise _unknown(operator)
+
+
+def _unknown(operator: object) -> ArtifactError:
+    return ArtifactError(f"{operator!r} is no operator of symbol arithmetic", remedy="compile the model again")
+
+
+def decision_to_json(d: Decision) -> dict[str, Any]:
+    """A dispatch decision as plain data."""
+    if isinstance(d, Leaf):
+        return {"kernel": d.kernel}
+    if isinstance(d, ArgMin):
+        return {
+            "least": [
+                {"kernel": e.kernel, "cost": to_json(e.cost)} | ({} if e.guard is None else {"guard": to_json(e.guard)})
+                for e in d.entries
+            ]
+        }
+    low, high = decision_to_json(d.low), decision_to_json(d.high)
+    return {"index": to_json(d.index), "threshold": d.threshold, "low": low, "high": high}
+
+
+def decision_from_json(x: Mapping[str, Any]) -> Decision:
+    """The decision that ``decision_to_json`` wrote."""
+    if "kernel" in x:
+        return Leaf(x["kernel"])
+    if "least" in x:
+        return ArgMin(
+            tuple(
+                Entry(e["kernel"], from_json(e["cost"]), from_json(e["guard"]) if "guard" in e else None)
+                for e in x["least"]
+            )
+        )
+    return Split(from_json(x["index"]), x["threshold"], decision_from_json(x["low"]), decision_from_json(x["high"]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.memory import Slot, live_ranges, plan_slots
-from polydyn.program.plan import Buffer, HostPlan
+from polydyn.program.plan import Buffer, HostPlan, Launch
 from polydyn.schedules.expr import DTYPES, ITEMSIZE
 from polydyn.schedules.index import Index, product
 
@@ -193,21 +193,33 @@ def _launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int])
     rows: list[str] = []
     buffers: list[str] = []
     symbols: list[str] = []
+    kernels: list[str] = []
     for launch in plan.launches:
         counts = f"{len(launch.buffers)}, {len(buffers)}, {len(launch.symbols)}, {len(symbols)}"
         buffers += [str(order[n]) for n in launch.buffers]
-        symbols += [str(values.of(s)) for s in launch.symbols]
-        sizes = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes, launch.copied)
+        choice, (tasks, scratch, *own) = _variant_values(launch, values)
+        symbols += map(str, own)
+        sizes = (tasks, scratch, *map(values.of, (launch.work, launch.flops, launch.bytes, launch.copied)))
         skip = launch.skip_if_same
         pair = (plan.inputs.index(skip[0]), plan.outputs.index(skip[1])) if skip else (-1, -1)
-        numbers = ", ".join(map(str, (*map(values.of, sizes), *pair)))
-        names = f"{launch.kernel}, {quote(launch.label or launch.kernel)}, {quote(launch.kernel)}"
-        rows.append(f"{{{names}, {counts}, {numbers}}}")
+        numbers = ", ".join(map(str, (*sizes, *pair, len(kernels), choice)))
+        names = [v.kernel for v in launch.choice.variants] if launch.choice else [launch.kernel]
+        kernels += [f"{{{n}, {quote(n)}}}" for n in names]
+        rows.append(f"{{{quote(launch.label or launch.kernel)}, {counts}, {numbers}}}")
     return {
         "launches": ("pd_launch_entry", rows),
+        "kernels": ("pd_named_kernel", kernels),
         "launch_buffers": ("int32_t", buffers),
         "launch_symbols": ("int32_t", symbols),
     }
+
+
+def _variant_values(launch: Launch, values: Evaluation) -> tuple[int, list[int]]:
+    """Positions of the choice (-1: there is none) and of tasks, scratch and symbols."""
+    if launch.choice is None:
+        return -1, [values.of(x) for x in (launch.tasks, launch.scratch, *launch.symbols)]
+    choice = values.choose(launch.choice.decision)
+    return choice, values.select(choice, [(v.tasks, v.scratch, *v.symbols) for v in launch.choice.variants])
 
 
 def _index_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> Tables:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from polydyn.dispatch.decision import Decision
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import Index
@@ -47,6 +48,27 @@ class KernelSource:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A kernel and launch-time tile that a launch may take; the fields mean what those of ``Launch`` mean."""
+
+    kernel: str
+    symbols: tuple[Index, ...]
+    tasks: Index
+    scratch: Index
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a launch chooses among, and how: ``decision`` over the model's symbols and ``nth`` names a variant.
+
+    All variants take the same buffers, and as many symbols as their launch.
+    """
+
+    variants: tuple[Variant, ...]
+    decision: Decision
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch.
 
@@ -58,7 +80,8 @@ class Launch:
     same strides. ``copied``: bytes written by a launch that only moves elements, else 0. ``bytes``: of the distinct
     buffers it names.
     ``names``: of the symbols, for people; the last ``choices`` of them are chosen at launch, the others are sizes.
-    ``reasons``: why its primitives became one kernel.
+    ``reasons``: why its primitives became one kernel. ``choice``: kernel, symbols, tasks and scratch are then those of
+    the variant that the decision names; the launch's own are not used.
     """
 
     kernel: str
@@ -75,6 +98,7 @@ class Launch:
     names: tuple[str, ...] = ()
     choices: int = 0
     reasons: tuple[str, ...] = ()
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True)

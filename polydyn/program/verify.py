@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from polydyn.dispatch.decision import verify_decision
 from polydyn.errors import PolydynError
 from polydyn.program.evaluation import THREADS
 from polydyn.program.host import RELATIONS, ROLES
-from polydyn.program.plan import HostPlan, Launch
+from polydyn.program.plan import Choice, HostPlan, KernelSource, Launch
 from polydyn.schedules.expr import DTYPES, ITEMSIZE
 from polydyn.schedules.index import Index
 
@@ -108,6 +109,28 @@ def _only(expressions: Iterable[Index], symbols: frozenset[str], where: str) -> 
             raise PolydynError(f"{where} uses a symbol without a source: {x}", dim=sorted(unknown)[0])
 
 
+def _verify_kernel(kernels: Mapping[str, KernelSource], name: str, passed: tuple[int, int], place: str) -> None:
+    kernel = kernels.get(name)
+    if kernel is None:
+        raise PolydynError(f"{place} names the kernel {name!r}, which the plan lacks")
+    if (kernel.buffers, kernel.symbols) != passed:
+        raise PolydynError(
+            f"{place} passes {passed[0]} buffers and {passed[1]} symbols, "
+            f"{kernel.name} takes {kernel.buffers} and {kernel.symbols}"
+        )
+
+
+def _verify_choice(
+    launch: Launch, choice: Choice, kernels: Mapping[str, KernelSource], symbols: frozenset[str], place: str
+) -> None:
+    verify_decision(choice.decision, len(choice.variants), symbols)
+    for v in choice.variants:
+        if len(v.symbols) != len(launch.symbols):
+            raise PolydynError(f"{place} has variants with other numbers of symbols")
+        _verify_kernel(kernels, v.kernel, (len(launch.buffers), len(v.symbols)), place)
+        _only((*v.symbols, v.tasks, v.scratch), symbols, place)
+
+
 def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
     kernels = {k.name: k for k in plan.kernels}
     _once((k.name for k in plan.kernels), "kernel")
@@ -116,15 +139,10 @@ def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
             raise PolydynError(f"{k.name!r} is no C identifier")
     touched: set[str] = set()
     for launch in plan.launches:
-        kernel = kernels.get(launch.kernel)
         place = f"launch '{launch.label or launch.kernel}'"
-        if kernel is None:
-            raise PolydynError(f"{place} names the kernel {launch.kernel!r}, which the plan lacks")
-        if (kernel.buffers, kernel.symbols) != (len(launch.buffers), len(launch.symbols)):
-            raise PolydynError(
-                f"{place} passes {len(launch.buffers)} buffers and {len(launch.symbols)} symbols, "
-                f"{kernel.name} takes {kernel.buffers} and {kernel.symbols}"
-            )
+        _verify_kernel(kernels, launch.kernel, (len(launch.buffers), len(launch.symbols)), place)
+        if launch.choice is not None:
+            _verify_choice(launch, launch.choice, kernels, symbols, place)
         missing = [b for b in launch.buffers if b not in plan.buffers]
         if missing:
             raise PolydynError(f"{place} uses an unknown buffer", tensor=missing[0])

@@ -40,7 +40,7 @@ def loop_model(backbone: Backbone, hardware: Hardware) -> Space:
     """All (block, warp, instruction) tuples in which each level divides the next and no hard constraint is broken.
 
     GPU: ``b`` thread block, ``w`` warp, ``v`` instruction, ``stages`` of the copy pipeline, all compile-time.
-    CPU: ``b`` cache tile (``b.k`` compile time, the others launch time), ``w`` register tile (``w.k``: unrolling), ``v`` vector.
+    CPU: ``b`` cache tile (of parallel loops at launch), ``w`` register tile (``w.k``: unrolling), ``v`` vector.
     """
     unit = unit_tile(backbone, preferred(backbone, hardware))
     return collect("tscompiler", _proposals(backbone, hardware, unit))

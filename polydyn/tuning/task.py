@@ -1,7 +1,7 @@
 """Tuning tasks: the matmul-like groups of a plan, each with its backbone and what its kernels are called with.
 
-What is tuned is the register tile, the reduction block and the tasks of ``codegen.cpu_contract`` (CPU.md 1 and 2); groups
-of other kinds have one form each and no sizes to choose.
+What is tuned is the register tile, the reduction block and the tasks of ``codegen.cpu_contract`` (CPU.md 1 and 2);
+groups of other kinds have one form each and no sizes to choose.
 """
 
 from __future__ import annotations

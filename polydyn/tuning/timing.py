@@ -21,7 +21,7 @@ ALIGNMENT = 64
 _data: dict[int, npt.NDArray[np.float32]] = {}
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=64)
 def _open(library: str) -> ctypes.CDLL:
     return ctypes.CDLL(library)
 
@@ -50,4 +50,4 @@ def time_kernel(
         return min(spent) / 1e9
 
     first = max(run(1), 1e-9)
-    return min(first, run(max(LEAST, min(MOST, round(MEASURED / first)))))
+    return float(min(first, run(max(LEAST, min(MOST, round(MEASURED / first))))))

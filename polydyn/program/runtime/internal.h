@@ -86,11 +86,16 @@ typedef struct {
 
 typedef struct {
     pd_kernel *kernel;
-    const char *label, *name;
+    const char *name;
+} pd_named_kernel;
+
+typedef struct {
+    const char *label;
     int32_t buffers, first_buffer; /* into launch_buffers */
     int32_t symbols, first_symbol; /* into launch_symbols */
     int32_t tasks, scratch, work, flops, bytes, copied;
     int32_t skip_input, skip_output; /* skipped when these are at one address; -1: never */
+    int32_t first_kernel, choice;    /* into kernels; it runs kernel first_kernel + v[choice], without a choice the first */
 } pd_launch_entry;
 
 typedef struct {
@@ -108,6 +113,7 @@ typedef struct {
     const int32_t *slot_values;
     const pd_copy *copies;
     const pd_launch_entry *launches;
+    const pd_named_kernel *kernels;
     const pd_index_check *index_checks; /* by launch */
     const int32_t *launch_buffers, *launch_symbols, *output_dims;
     int (*check)(int64_t *v); /* what dim checks, guards and output dims need; 1: int64 overflow */

@@ -430,6 +430,10 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+static const pd_named_kernel *kernel_of(const pd_context *c, const pd_launch_entry *l) {
+    return &plan->kernels[l->first_kernel + (l->choice < 0 ? 0 : c->values[l->choice])];
+}
+
 static void launch(pd_context *c, int32_t k, void *const *inputs, void *const *outputs, int parallel) {
     const pd_launch_entry *l = &plan->launches[k];
     int64_t tasks = c->values[l->tasks];
@@ -438,7 +442,7 @@ static void launch(pd_context *c, int32_t k, void *const *inputs, void *const *o
     c->copied_bytes += c->values[l->copied];
     void **arguments = c->arguments + l->first_buffer;
     for (int32_t b = 0; b < l->buffers; b++) arguments[b] = c->buffers[plan->launch_buffers[l->first_buffer + b]];
-    pd_job job = {.kernel = l->kernel,
+    pd_job job = {.kernel = kernel_of(c, l)->kernel,
                   .buffers = arguments,
                   .symbols = c->symbols + l->first_symbol,
                   .tasks = tasks,
@@ -506,7 +510,7 @@ EXPORT int32_t pd_launch(const pd_context *c, int32_t k, pd_launch_info *info) {
     const pd_launch_entry *l = &plan->launches[k];
     const int64_t *v = c->values;
     *info = (pd_launch_info){.label = l->label,
-                             .kernel = l->name,
+                             .kernel = kernel_of(c, l)->name,
                              .tasks = v[l->tasks],
                              .work = v[l->work],
                              .flops = v[l->flops],
