@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.programs import B, L, buffers, feeds, kernel, launch
 
 from polydyn.dispatch.decision import ArgMin, Decision, Entry, Leaf, Split, choose
 from polydyn.errors import PolydynError, ScheduleError
@@ -15,6 +14,7 @@ from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import Choice, HostPlan, Variant
 from polydyn.schedules.index import Index, maximum, minimum
+from tests.programs import B, L, buffers, feeds, kernel, launch
 
 KERNELS = tuple(
     kernel(f"tag{k}", 2, 1, f"float *y = buf[1]; for (int64_t i = begin; i < end; i++) y[i] = {k}000 + sym[0];")

@@ -47,7 +47,7 @@ def time_kernel(
         numbers = (ctypes.c_int64(tasks), ctypes.c_int64(threads), ctypes.c_int64(scratch))
         if call(which, pointers, integers, *numbers, count, spent):
             raise MemoryError("no memory for a kernel's scratch")
-        return min(spent) / 1e9
+        return float(min(spent)) / 1e9
 
     first = max(run(1), 1e-9)
-    return float(min(first, run(max(LEAST, min(MOST, round(MEASURED / first))))))
+    return min(first, run(max(LEAST, min(MOST, round(MEASURED / first)))))
