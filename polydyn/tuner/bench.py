@@ -23,7 +23,6 @@ from polydyn.tuning.measure import Answer, Workers
 from polydyn.tuning.space import usage
 from polydyn.tuning.task import Task
 
-TIMER = "polydyn.tuning.timing:time_kernel"
 LEAF = "pd_cpu.h"
 POOL = ("pool.c", "internal.h", "polydyn.h")
 DEPTHS = (1, 9)

@@ -1,4 +1,4 @@
-/* timing.c: runs kernels of a measuring library as the host program would, and times them (tuning/timing.py). */
+/* timing.c: runs kernels of a measuring library as the host program would, and times them (tuner/timing.py). */
 #include <stdlib.h>
 #include <time.h>
 

@@ -14,6 +14,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+TIMER = "polydyn.tuner.timing:time_kernel"
+"""What ``measure.Workers`` are to run."""
 MEASURED = 4e-3
 LEAST, MOST = 3, 200
 ALIGNMENT = 64

@@ -1,0 +1,1 @@
+"""Tuning real kernels: the bench of this machine, its calibration, and ``polydyn.tune``."""
