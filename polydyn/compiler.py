@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
-from polydyn.build.features import architecture, machine_features
-from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget
+from polydyn.build.features import architecture, available_cores, machine_features
+from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel
+from polydyn.dispatch.searches import ChosenByRecords
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
@@ -18,15 +20,18 @@ from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
 from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.verify import verify_graph
-from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, bind
+from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
 from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.host import size_bytes
-from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
+from polydyn.program.plan import Buffer, Choice, HostPlan, KernelSource, Launch, Variant
 from polydyn.program.program import Program
+from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.schedules.index import ZERO, Index, product
+from polydyn.tuning.records import Records
+from polydyn.tuning.strategy import strategy
 
 LEAF = "pd_cpu.h"
 
@@ -36,11 +41,12 @@ class Options:
     """Choices that change what is compiled.
 
     ``merge``: contractions that share an operand become one (GEMM merging). ``attention``: scores, softmax and values
-    become one kernel.
+    become one kernel. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
     """
 
     merge: bool = True
     attention: bool = True
+    strategy: str = "polydyn"
 
 
 def compile(
@@ -50,14 +56,17 @@ def compile(
     dims: Mapping[str, tuple[int, int | None]] | None = None,
     threads: int | None = None,
     options: Options | None = None,
+    records: str | os.PathLike[str] | None = None,
 ) -> Program:
     """Compiles an ONNX model once, for every shape.
 
     ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``.
     ``dims``: inclusive ranges of dynamic dims by name, checked on every call; no range means [0, inf).
-    ``threads``: of every call, default all cores of this process. Raises PolydynError, see ``polydyn.errors``.
+    ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only
+    read; equal records give equal programs. Raises PolydynError, see ``polydyn.errors``.
     """
-    return build_program(plan_program(model, target=target, dims=dims, options=options), target=target, threads=threads)
+    plan = plan_program(model, target=target, dims=dims, options=options, records=records, threads=threads)
+    return build_program(plan, target=target, threads=threads)
 
 
 def plan_program(
@@ -66,13 +75,32 @@ def plan_program(
     target: str = "cpu",
     dims: Mapping[str, tuple[int, int | None]] | None = None,
     options: Options | None = None,
+    records: str | os.PathLike[str] | None = None,
+    threads: int | None = None,
 ) -> HostPlan:
     """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
-    return plan_graph(import_model(model, dims), target=target, options=options)
+    graph = import_model(model, dims)
+    if records is None:
+        return plan_graph(graph, target=target, options=options)
+    name = strategy((options or Options()).strategy).name
+    with Records.open(records, readonly=True) as opened:
+        tuner = ChosenByRecords(opened, name, cpu_target(target), target, threads or available_cores())
+        return plan_graph(graph, target=target, options=options, tuner=tuner)
 
 
-def plan_graph(graph: Graph, *, target: str = "cpu", options: Options | None = None) -> HostPlan:
+def plan_graph(
+    graph: Graph, *, target: str = "cpu", options: Options | None = None, tuner: ChosenByRecords | None = None
+) -> HostPlan:
     """The host plan of a graph of primitives."""
+    graph, builder, placed = place_kernels(graph, target=target, options=options, tuner=tuner)
+    notes = (*graph.notes, *builder.notes, *(tuner.notes if tuner else ()))
+    return host_plan(builder.plan, placed, builder.target, replace(graph, notes=notes))
+
+
+def place_kernels(
+    graph: Graph, *, target: str = "cpu", options: Options | None = None, tuner: Tuner | None = None
+) -> tuple[Graph, KernelBuilder, list[PlacedKernel]]:
+    """The graph as it was fused, the builder with its fusion plan, and the kernels in launch order."""
     processor, options = cpu_target(target), options or Options()
     graph = fold(graph)
     if options.merge:
@@ -81,10 +109,8 @@ def plan_graph(graph: Graph, *, target: str = "cpu", options: Options | None = N
     plan = fuse(graph)
     if options.attention:
         plan = fuse_attention(plan)
-    builder = KernelBuilder(plan, processor)
-    placed = [k for g in plan.groups for k in builder.place(g)]
-    graph = replace(graph, notes=(*graph.notes, *builder.notes))
-    return host_plan(plan, placed, processor, graph)
+    builder = KernelBuilder(plan, processor, tuner)
+    return graph, builder, [k for g in plan.groups for k in builder.place(g)]
 
 
 def cpu_target(target: str) -> CpuTarget:
@@ -108,10 +134,9 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
     header = files("polydyn.codegen") / "leaf" / LEAF
     buffers = _buffers(plan, placed, constants)
     kernels = {
-        p.kernel.name: KernelSource(
-            p.kernel.name, p.kernel.text, p.key, len(p.kernel.buffers), len(p.kernel.symbols), p.kernel.notes
-        )
+        k.name: KernelSource(k.name, k.text, p.key, len(k.buffers), len(k.symbols), k.notes)
         for p in placed
+        for k in (p.alternatives.kernels if p.alternatives else (p.kernel,))
     }
     launches = tuple(_launch(plan, p, buffers) for p in placed)
     writers = {b: k for k, p in enumerate(placed) for b in _written(p)}
@@ -172,16 +197,17 @@ def _copies(placed: list[PlacedKernel]) -> list[str]:
 
 
 def _launch(plan: FusionPlan, p: PlacedKernel, buffers: Mapping[str, Buffer]) -> Launch:
-    k, params = p.kernel, p.lowered.params
-    symbols = dict(params)
-    for s in k.symbols[len(params) :]:
-        symbols[s] = bind(params, k.launch[s])
+    k, params, own = p.kernel, p.lowered.params, _variant(p, p.kernel)
+    choice = None
+    if p.alternatives is not None:
+        decision = map_indices(p.alternatives.decision, lambda i: bind(params, i))
+        choice = Choice(tuple(_variant(p, k) for k in p.alternatives.kernels), decision)
     return Launch(
         k.name,
         tuple(p.lowered.buffers[a] for a in k.buffers),
-        tuple(symbols[s] for s in k.symbols),
-        bind(symbols, k.tasks),
-        bind(symbols, k.scratch),
+        own.symbols,
+        own.tasks,
+        own.scratch,
         p.flops,
         label=f"{p.fused.kind} {p.fused.outputs[0]}",
         flops=p.flops,
@@ -190,8 +216,18 @@ def _launch(plan: FusionPlan, p: PlacedKernel, buffers: Mapping[str, Buffer]) ->
         bytes=sum((size_bytes(buffers[b]) for b in sorted(set(p.lowered.buffers.values()))), ZERO),
         names=k.symbols,
         choices=len(k.symbols) - len(params),
-        reasons=p.fused.reasons,
+        reasons=(*p.fused.reasons, *(p.alternatives.reasons if p.alternatives else ())),
+        choice=choice,
     )
+
+
+def _variant(p: PlacedKernel, k: Kernel) -> Variant:
+    """A kernel of a placed group with its launch over the model's symbols."""
+    params = p.lowered.params
+    symbols = dict(params)
+    for s in k.symbols[len(params) :]:
+        symbols[s] = bind(params, k.launch[s])
+    return Variant(k.name, tuple(symbols[s] for s in k.symbols), bind(symbols, k.tasks), bind(symbols, k.scratch))
 
 
 def _shared(plan: FusionPlan, group: FusedGroup) -> tuple[str, str] | None:

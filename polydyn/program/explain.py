@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polydyn.dispatch.decision import choose
-from polydyn.dispatch.decision import explain as explain_decision
 from polydyn.errors import InputError
 from polydyn.program.expressions import decision_from_json, evaluate, symbols_of
+from polydyn.schedules.decision import choose
+from polydyn.schedules.decision import explain as explain_decision
 
 THREADS = "nth"
 WORK_PER_THREAD = 32768

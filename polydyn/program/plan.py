@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from polydyn.dispatch.decision import Decision
 from polydyn.graph.ir import Guard, SymbolSource
+from polydyn.schedules.decision import Decision
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import Index
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from polydyn.dispatch.decision import verify_decision
 from polydyn.errors import PolydynError
 from polydyn.program.evaluation import THREADS
 from polydyn.program.host import RELATIONS, ROLES
 from polydyn.program.plan import Choice, HostPlan, KernelSource, Launch
+from polydyn.schedules.decision import verify_decision
 from polydyn.schedules.expr import DTYPES, ITEMSIZE
 from polydyn.schedules.index import Index
 

@@ -41,7 +41,8 @@ class _Built:
 
 
 class CpuBench:
-    """Measures kernels of one task on this machine. ``failures``: why a compile-time part did not build or run.
+    """Measures kernels of one task on this machine. ``failures``: why a compile-time part did not build or run;
+    ``measured``: how many launches were timed.
 
     ``workers``: one process that runs ``TIMER``. ``hardware.units`` threads are used.
     """
@@ -51,6 +52,7 @@ class CpuBench:
     def __init__(self, task: Task, hardware: Hardware, workers: Workers) -> None:
         self.task, self.hardware, self.workers = task, hardware, workers
         self.failures: dict[Part, str] = {}
+        self.measured = 0
         self._built: dict[Part, _Built] = {}
 
     # -- Bench ---------------------------------------------------------------------------------------------------
@@ -131,6 +133,7 @@ class CpuBench:
         out = [math.inf] * len(launches)
         asked = [(i, self._arguments(t, s, tasks)) for i, (t, s) in enumerate(launches) if t.compile in self._built]
         answers = self.workers.map([a for _, a in asked])
+        self.measured += len(asked)
         for (i, _), answer in zip(asked, answers, strict=True):
             out[i] = self._seconds(launches[i][0], answer)
         return out
