@@ -37,6 +37,7 @@ from polydyn.codegen.passes.registers import partial_unroll, registers, share_lo
 from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, variants
 from polydyn.codegen.passes.vectorise import vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
+from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Op, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement
@@ -54,13 +55,18 @@ V = Index.of
 class ContractTuple:
     """The compile-time part of a tile tuple: register tile ``rows`` x ``vectors``, steps of a reduction block, unroll.
 
-    The launch-time part, rows and columns of a task, is an argument of ``ContractKernel.shares``.
+    The launch-time part, rows and columns of a task, is an argument of ``ContractKernel.shares``. CodegenError: a size
+    below 1.
     """
 
     rows: int
     vectors: int
     block: int = REDUCTION_BLOCK
     unroll: int = ROW_UNROLL
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.vectors, self.block, self.unroll) < 1:
+            raise CodegenError(f"{self} has a size below 1", rule="tiles are not empty")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ _LAZY = {
     "compile": "polydyn.compiler",
     "load": "polydyn.program.program",
     "Program": "polydyn.program.program",
+    "tune": "polydyn.tuner",
 }
 """Public name -> its module, imported at first use: loading a saved program needs numpy only."""
 

@@ -72,11 +72,12 @@ def main(debug: bool) -> None:
 @main.command("compile")
 @click.argument("model")
 @click.option("-o", "--output", required=True, help="The artifact to write.")
+@click.option("--records", help="A record file of polydyn tune, which chooses tiles; it is only read.")
 @of_machine
-def compile_(model: str, output: str, dims: tuple[Any, ...], target: str, threads: int | None) -> None:
+def compile_(model: str, output: str, records: str | None, dims: tuple[Any, ...], target: str, threads: int | None) -> None:
     """Compile MODEL and write an artifact, which runs without a compiler."""
     start = time.perf_counter()
-    program = compile_model(model, target=target, dims=dict(dims), threads=threads)
+    program = compile_model(model, target=target, dims=dict(dims), threads=threads, records=records)
     seconds = time.perf_counter() - start
     program.save(output)
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
