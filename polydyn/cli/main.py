@@ -74,7 +74,9 @@ def main(debug: bool) -> None:
 @click.option("-o", "--output", required=True, help="The artifact to write.")
 @click.option("--records", help="A record file of polydyn tune, which chooses tiles; it is only read.")
 @of_machine
-def compile_(model: str, output: str, records: str | None, dims: tuple[Any, ...], target: str, threads: int | None) -> None:
+def compile_(
+    model: str, output: str, records: str | None, dims: tuple[Any, ...], target: str, threads: int | None
+) -> None:
     """Compile MODEL and write an artifact, which runs without a compiler."""
     start = time.perf_counter()
     program = compile_model(model, target=target, dims=dict(dims), threads=threads, records=records)

@@ -85,7 +85,16 @@ class CpuBench:
             raise BuildError(f"tuple {tile} does not run: {self.failures.get(tile.compile, 'time limit')}")
         fixed, step = zip(*(self._line(tile, row) for row in times), strict=True)
         used = usage(self.task.backbone, self.hardware, tile)
-        return Kernel(tile, used, fixed[0], step[0], fixed[1], step[1])
+        return Kernel(tile, used, fixed[0], step[0], fixed[1], step[1], *self._partial(tile))
+
+    def _partial(self, tile: Tile) -> list[float]:
+        """The times of register tiles of one and of three rows over that of a full one."""
+        row = self.task.form.roles.row
+        full = tile.get(f"w.{row}")
+        sizes = {x.name: x.extent or (DEPTHS[1] * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
+        sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
+        spent = self.run([(tile, sizes | {row: m}) for m in (1, min(3, full), full)], 1)
+        return [t / spent[-1] for t in spent[:-1]]
 
     def _line(self, tile: Tile, times: Sequence[float]) -> tuple[float, float]:
         """(fixed, per step) of the time of a wave."""
