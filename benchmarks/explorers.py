@@ -84,7 +84,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--noise", type=float, default=0.03, help="share of a tuple's speed that no model knows")
     options = parser.parse_args()
-    for name, space, costs, explorers in measured(options.records, options.threads) if options.records else simulated(options.noise):
+    groups = measured(options.records, options.threads) if options.records else simulated(options.noise)
+    for name, space, costs, explorers in groups:
         optimum = min(costs.values())
         print(f"\n{name}: {len(space)} tuples\n{'explorer':30}" + "".join(f"{n:>9}" for n in AT) + "   <1 %    s/run")
         for label, explorer in explorers.items():

@@ -9,7 +9,6 @@ from importlib.resources import files
 
 from polydyn.build.features import architecture, available_cores, machine_features
 from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel
-from polydyn.dispatch.searches import ChosenByRecords
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
@@ -30,6 +29,7 @@ from polydyn.program.program import Program
 from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.schedules.index import ZERO, Index, product
+from polydyn.searches import ChosenByRecords
 from polydyn.tuning.records import Records
 from polydyn.tuning.strategy import strategy
 

@@ -22,7 +22,7 @@ import polydyn
 from polydyn.checked import CheckedProgram
 from polydyn.cli import main
 from polydyn.compiler import Options, cpu_target, plan_program
-from polydyn.errors import ArtifactError, InputError
+from polydyn.errors import ArtifactError, InputError, ScheduleError
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.decision import Leaf
@@ -113,10 +113,19 @@ def test_missing_files_and_strategies_are_refused(tmp_path: Path) -> None:
         tune(linear(), tmp_path / "r.db", options=Options(strategy="fast"))
 
 
-def test_a_search_whose_measurements_are_gone_is_refused(records: Path, tmp_path: Path) -> None:
+def test_a_compilation_needs_outcomes_only(records: Path, tmp_path: Path) -> None:
+    with Records.open(records, readonly=True) as source, Records.open(tmp_path / "tuned.db") as short:
+        short.put(r for r in source.rows() if r.kind == "search")
+    for name, path in (("a", records), ("b", tmp_path / "tuned.db")):
+        polydyn.compile(linear(), records=path, threads=1).save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_search_that_names_kernels_it_lacks_is_refused(records: Path, tmp_path: Path) -> None:
     with Records.open(records, readonly=True) as source, Records.open(tmp_path / "torn.db") as torn:
-        torn.put(r for r in source.rows() if r.kind != "wave")
-    with pytest.raises(InputError, match="lack tuple"):
+        found = [r for r in source.rows() if r.kind == "search"]
+        torn.put(replace(r, note=json.dumps(json.loads(r.note) | {"tiles": []})) for r in found)
+    with pytest.raises(ScheduleError, match="of 0"):
         polydyn.compile(linear(), records=tmp_path / "torn.db", threads=1)
 
 

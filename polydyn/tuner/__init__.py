@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 from polydyn.build.features import available_cores
 from polydyn.compiler import Options, cpu_target, place_kernels
-from polydyn.dispatch.searches import Search
 from polydyn.errors import UnsupportedError
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.kernels import bind
 from polydyn.schedules.index import Index
+from polydyn.searches import outcome, search_record
 from polydyn.tuner.bench import CpuBench
 from polydyn.tuner.calibrate import machine
 from polydyn.tuner.timing import TIMER
+from polydyn.tuning.backbone import Problem
 from polydyn.tuning.measure import Workers
 from polydyn.tuning.records import Records
 from polydyn.tuning.select import Instance
@@ -132,7 +133,7 @@ def tune(
     with Records.open(records) as opened, Workers(TIMER, timeout=TIMEOUT) as workers:
         for number, placed in enumerate(tasks, 1):
             begin, task = time.monotonic(), placed.task
-            search = Search(row.name, trials, seed, *placed.instances(seen))
+            problem = Problem(task.key, task.backbone, *placed.instances(seen))
             bench = CpuBench(task, hardware, workers)
 
             def tell(tried: int, cost: float, number: int = number) -> None:
@@ -140,10 +141,8 @@ def tune(
                     spent = time.monotonic() - start
                     report(Progress(number, len(tasks), tried, trials, 1 / cost if cost else 0.0, spent))
 
-            tuned = tune_task(
-                row, search.problem(task), hardware, bench, trials=trials, seed=seed, records=opened, report=tell
-            )
-            opened.put([search.record(task, hardware)])
+            tuned = tune_task(row, problem, hardware, bench, trials=trials, seed=seed, records=opened, report=tell)
+            opened.put([search_record(outcome(tuned, hardware), task)])
             seconds = time.monotonic() - begin
             done.append(TunedGroup(placed.label, len(tuned.kernels), tuned.binaries, bench.measured, seconds))
     return done
