@@ -27,6 +27,7 @@ from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
 from polydyn.program.program import Program
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.schedules.index import ZERO, Index, product
+from polydyn.shapes.sizes import Dims, sizes_by_name
 
 LEAF = "pd_cpu.h"
 
@@ -47,14 +48,15 @@ def compile(
     model: ModelLike,
     *,
     target: str = "cpu",
-    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    dims: Dims | None = None,
     threads: int | None = None,
     options: Options | None = None,
 ) -> Program:
     """Compiles an ONNX model once, for every shape.
 
     ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``.
-    ``dims``: inclusive ranges of dynamic dims by name, checked on every call; no range means [0, inf).
+    ``dims``: what is known of dynamic dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple
+    and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. Raises PolydynError, see ``polydyn.errors``.
     """
     return build_program(plan_program(model, target=target, dims=dims, options=options), target=target, threads=threads)
@@ -64,11 +66,12 @@ def plan_program(
     model: ModelLike,
     *,
     target: str = "cpu",
-    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    dims: Dims | None = None,
     options: Options | None = None,
 ) -> HostPlan:
     """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
-    return plan_graph(import_model(model, dims), target=target, options=options)
+    plan = plan_graph(import_model(model, dims), target=target, options=options)
+    return replace(plan, dims=sizes_by_name(dims))
 
 
 def plan_graph(graph: Graph, *, target: str = "cpu", options: Options | None = None) -> HostPlan:

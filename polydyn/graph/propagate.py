@@ -26,6 +26,7 @@ from polydyn.graph.shape_values import infer_value
 from polydyn.graph.typed import Asking, Typed
 from polydyn.schedules.index import Index
 from polydyn.shapes.context import ShapeContext, Undecided
+from polydyn.shapes.sizes import Dims
 
 
 def load_operators() -> Mapping[str, registry.Operator]:
@@ -36,7 +37,7 @@ def load_operators() -> Mapping[str, registry.Operator]:
     return registry.OPERATORS
 
 
-def propagate(graph: ImportedGraph, dims: Mapping[str, tuple[int, int | None]] | None = None) -> Typed:
+def propagate(graph: ImportedGraph, dims: Dims | None = None) -> Typed:
     """Infers the shape of every tensor. UnsupportedError lists all operators that are not built, by name."""
     check_supported(graph.nodes)
     facts = ShapeContext(dims)

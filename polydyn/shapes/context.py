@@ -8,14 +8,17 @@ dim-collapse equality of BladeDISC 3. Ranges, divisibility and learned inequalit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import gcd
 
 from polydyn.errors import ShapeError
 from polydyn.schedules.index import Atom, Index, IndexLike, floordiv, maximum, minimum
 from polydyn.schedules.ranges import Ranges
 from polydyn.shapes import prove
+from polydyn.shapes.multiples import Multiples
 from polydyn.shapes.rules import Rules, content
+from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 
 class Undecided(ShapeError):
@@ -35,15 +38,18 @@ class Assumed:
 class ShapeContext:
     """Facts about dims. Sizes are >= 0 unless a range says more; nothing is ever specialised without a guard."""
 
-    def __init__(self, dims: Mapping[str, tuple[int, int | None]] | None = None) -> None:
+    def __init__(self, dims: Dims | None = None) -> None:
         self.ranges: dict[str, tuple[int, int | None]] = {}
         self.notes: list[str] = []
         self.version = 0
         """Grows with every new fact."""
-        self._asked = dict(dims or {})
+        self._asked = sizes_by_name(dims)
+        self._where: dict[str, str] = {}
         self._rules = Rules()
+        self._multiples = Multiples()
         self._equations: list[tuple[Index, str]] = []
         self._facts: list[tuple[Index, str]] = []
+        self._divisible: list[tuple[Index, Index, str]] = []
         self._exact: set[Atom] = set()
         self._guards: dict[tuple[Index, str, Index], Assumed] = {}
         self._cache: dict[Index, Index] = {}
@@ -54,8 +60,9 @@ class ShapeContext:
         """A symbol of the model's inputs, with the user's range if there is one; the same name is the same symbol."""
         if symbol not in self._rules.order:
             self._rules.declare(symbol)
+            self._where[symbol] = where
             if symbol in self._asked:
-                self._restrict(symbol, *self._asked[symbol], where)
+                self._restrict(symbol, self._asked[symbol], where)
         return self.canonical(Index.of(symbol))
 
     def fresh(self, hint: str) -> Index:
@@ -81,22 +88,23 @@ class ShapeContext:
                 dim=unknown[0], remedy=f"the dynamic dims of this model are: {known}",
             )  # fmt: skip
 
-    def _restrict(self, symbol: str, low: int, high: int | None, where: str) -> None:
-        if low < 0 or (high is not None and high < low):
-            raise ShapeError(f"the range ({low}, {high}) holds no size", dim=symbol, remedy="give 0 <= low <= high")
-        why = f"dim {symbol} of {where}: the program was compiled for {low} <= {symbol}" + (
-            "" if high is None else f" <= {high}"
-        )
-        s = Index.of(symbol)
+    def _restrict(self, symbol: str, asked: Sizes, where: str) -> None:
+        """What the user says of a dim is checked on every call."""
+        place, s = f"dim {symbol} of {where}: the program was compiled for", Index.of(symbol)
+        why = f"{place} {asked.low} <= {symbol}" + ("" if asked.high is None else f" <= {asked.high}")
+        low, high = asked.bounds
         if low == high:
             self._assume(s, "==", Index.of(low), why)
             self._learn(s - low, why)
             return
         self.ranges[symbol] = (low, high)
-        if low:
-            self._assume(Index.of(low), "<=", s, why)
-        if high is not None:
-            self._assume(s, "<=", Index.of(high), why)
+        if asked.low:
+            self._assume(Index.of(asked.low), "<=", s, why)
+        if asked.high is not None:
+            self._assume(s, "<=", Index.of(asked.high), why)
+        if asked.multiple > 1:
+            self._assume(s, "%==", Index.of(asked.multiple), f"{place} multiples of {asked.multiple}")
+            self._divisible.append((s, Index.of(asked.multiple), why))
         self._changed()
 
     # -- asking --------------------------------------------------------------------------------------------------
@@ -122,9 +130,11 @@ class ShapeContext:
         """
         if not any(isinstance(a, Atom) for a in p.atoms()):
             return p
+        return self._multiples.outside(self._simplify(self._multiples.inside(p), ranges))
 
+    def _simplify(self, p: Index, ranges: Ranges | None) -> Index:
         def atom(a: Atom) -> Index:
-            args = tuple(self.simplify(x, ranges) for x in a.args)
+            args = tuple(self._simplify(x, ranges) for x in a.args)
             if a.kind == "fetch":
                 return Index({(Atom("fetch", args, a.name),): 1})
             if a.kind == "floordiv":
@@ -161,8 +171,12 @@ class ShapeContext:
 
     def nonnegative(self, p: IndexLike, ranges: Ranges | None = None) -> bool:
         """True when ``p >= 0`` is proven from ranges and learned inequalities."""
-        facts = [f for f, _ in self._facts]
-        return prove.nonnegative(Index.of(p), prove.Known(self.ranges, tuple(facts), ranges or {}))
+        inside = self._multiples.inside
+        facts = tuple(inside(f) for f, _ in self._facts)
+        iterators = {v: inside(e) for v, e in (ranges or {}).items()}
+        return prove.nonnegative(
+            inside(Index.of(p)), prove.Known(self._multiples.ranges(self.ranges), facts, iterators)
+        )  # fmt: skip
 
     def equal(self, a: IndexLike, b: IndexLike) -> bool | None:
         """True or False when proven, None when undecided."""
@@ -173,8 +187,9 @@ class ShapeContext:
         if self.nonnegative(d - 1) or self.nonnegative(-d - 1):
             return False
         g = content(d)
-        offset = d.terms.get((), 0)
-        if offset % content(d - offset):
+        whole = self._multiples.inside(d)
+        offset = whole.terms.get((), 0)
+        if offset % content(whole - offset):
             return False
         known = {self.canonical(e) for e, _ in self._equations}
         reduced = Index({m: v // g for m, v in d.terms.items()})
@@ -236,8 +251,7 @@ class ShapeContext:
         if a.constant is not None and n.constant is not None:
             raise ShapeError(f"{a} is not a multiple of {n}{self._chain((a, n))}", dim=str(a), rule=why)
         self._assume(a, "%==", n, why)
-        loose = [x for x in floordiv(a, n).atoms() if isinstance(x, Atom) and x.kind == "floordiv" and x.args[1] == n]
-        self._exact.update(loose)
+        self._divisible.append((a, n, why))
         self._changed()
 
     def broadcast(self, a: IndexLike, b: IndexLike, why: str, assume: bool = True) -> Index:
@@ -273,6 +287,30 @@ class ShapeContext:
     def _changed(self) -> None:
         self.version += 1
         self._cache.clear()
+        if self._divisible:
+            self._divide_again()
+            self._cache.clear()
+
+    def _divide_again(self) -> None:
+        """What is a multiple of what, said about the dims as they are now."""
+        self._multiples, self._exact = Multiples(), set()
+        others: list[tuple[Index, Index]] = []
+        for dim, divisor, why in self._divisible:
+            a, n = self.canonical(dim), self.canonical(divisor)
+            by, size = n.constant, a.constant
+            single = _single_symbol(a)
+            if by is not None and size is not None:
+                if size % by if by else size:
+                    message = f"{dim} must be {size}, which is not a multiple of {by}{self._chain((dim,))}"
+                    raise ShapeError(message, dim=str(dim), rule=why)
+            elif by and single:
+                self._multiples.learn(single[0], by // gcd(by, single[1]))
+            else:
+                others.append((a, n))
+        for a, n in others:
+            x, m = self._multiples.inside(a), self._multiples.inside(n)
+            loose = floordiv(x, m).atoms()
+            self._exact |= {y for y in loose if isinstance(y, Atom) and y.kind == "floordiv" and y.args[1] == m}
 
     def _learn(self, d: Index, why: str) -> None:
         symbol = self._rules.add(d, why)
@@ -308,13 +346,29 @@ class ShapeContext:
         self._changed()
 
     def _chain(self, dims: Iterable[IndexLike]) -> str:
-        whys = self._rules.reasons(s for d in dims for s in Index.of(d).symbols())
-        return "".join(f"\n  because: {w}" for w in whys)
+        """Everything known of the symbols of dims, a line each: equalities, then ranges and multiples."""
+        symbols, whys = self._rules.related(s for d in dims for s in Index.of(d).symbols())
+        of_sizes = [g for g in self._guards.values() if g.relation != "=="]
+        whys += [g.message for g in of_sizes if g.left.symbols() | g.right.symbols() <= symbols]
+        return "".join(f"\n  because: {w}" for w in dict.fromkeys(whys))
+
+    def undecided(self, question: str, dims: Iterable[IndexLike]) -> str:
+        """A message for what cannot be decided: the question, where the symbols come from, the facts known of them."""
+        asked = [Index.of(d) for d in dims]
+        symbols = sorted({s for d in asked for s in (*d.symbols(), *self.canonical(d).symbols())})
+        origins = "".join(f"\n  {s} is {self._where[s]}" for s in symbols if s in self._where)
+        return f"{question}{origins}{self._chain(asked) or chr(10) + '  nothing else is known'}"
 
 
 def _without(m: tuple[str | Atom, ...], a: Atom) -> tuple[str | Atom, ...]:
     i = m.index(a)
     return m[:i] + m[i + 1 :]
+
+
+def _single_symbol(p: Index) -> tuple[str, int] | None:
+    """``(s, c)`` when p is ``c * s``."""
+    ((m, c),) = p.terms.items() if len(p.terms) == 1 else (((), 0),)
+    return (m[0], c) if len(m) == 1 and isinstance(m[0], str) else None
 
 
 def _extreme_choice(d: Index) -> list[tuple[Index, Index]]:

@@ -99,8 +99,8 @@ class Rules:
         others = [m for m in others if not any(_divides(m, n) or _inside(m, n) for n in d.terms if n != m)]
         return max(others, key=lambda m: (len(m), str(m)), default=None)
 
-    def reasons(self, symbols: Iterable[str]) -> list[str]:
-        """Why these symbols (and what they were replaced by) are not free."""
+    def related(self, symbols: Iterable[str]) -> tuple[set[str], list[str]]:
+        """The symbols with those they were replaced by, and why they are not free."""
         out: dict[str, None] = {}
         todo, seen = sorted(set(symbols)), set[str]()
         while todo:
@@ -110,7 +110,7 @@ class Rules:
                 if s in self._why:
                     out[self._why[s]] = None
                     todo += sorted(self._symbols[s].symbols())
-        return list(out)
+        return seen, list(out)
 
 
 def _divides(lead: Monomial, m: Monomial) -> bool:
