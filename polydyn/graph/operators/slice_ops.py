@@ -114,6 +114,8 @@ def infer_split(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     value, out, start = ctx.value(x.name), [], 0
     for p in parts:
         part = None
+        if p.constant is None:
+            value = None  # nor is it known where the next parts begin
         if value is not None and p.constant is not None:
             part = np.take(value, range(start, start + p.constant), axis=axis)
             start += p.constant
@@ -181,8 +183,21 @@ def infer_pad(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     if mode not in ("constant", "edge", "reflect", "wrap"):
         raise UnsupportedError(f"Pad in mode {mode} is not supported", node=node.name)
     pads = pads_of(node, ctx)
+    if mode != "constant":
+        _pads_inside(node, ctx, mode, pads)
     shape = tuple(d + pads[a][0] + pads[a][1] if a in pads else d for a, d in enumerate(x.shape))
     return (Inferred(x.dtype, shape),)
+
+
+def _pads_inside(node: OnnxNode, ctx: InferContext, mode: str, pads: dict[int, tuple[Dim, Dim]]) -> None:
+    """Elements outside repeat some inside: for reflect there must be more than any pad, else at least one."""
+    x = ctx.tensor(node.inputs[0])
+    for a, sides in pads.items():
+        for pad in sides:
+            needed = maximum(pad, 0)
+            why = f"axis {a} of {x.name} has {x.shape[a]} elements and is padded by {pad} in mode {mode}"
+            some = minimum(needed, 1)  # no pad, no need
+            ctx.at_most(needed + some if mode == "reflect" else some, x.shape[a], why)
 
 
 @operator("Pad", infer=infer_pad)
