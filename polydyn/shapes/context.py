@@ -233,6 +233,10 @@ class ShapeContext:
         if self.nonnegative(a - b - 1):
             raise ShapeError(f"{a} can never be at most {b}{self._chain((a, b))}", dim=str(a), rule=why)
         self._assume(a, "<=", b, why)
+        self._learn_at_most(a, b, why)
+
+    def _learn_at_most(self, a: Index, b: Index, why: str) -> None:
+        """``a <= b`` from now on."""
         if a.is_symbol and b.constant is not None:
             low, high = self.ranges.get(str(a), (0, None))
             self.ranges[str(a)] = (low, int(b) if high is None else min(high, int(b)))
@@ -262,14 +266,33 @@ class ShapeContext:
         a, b = self.canonical(a), self.canonical(b)
         if a == 1 or b == 1:
             return b if a == 1 else a
-        if self.equal(a, b):
+        if a == 0 or b == 0:
+            self.at_most(a + b, 1, why)  # whatever the other is, the result is empty
+            return Index.of(0)
+        known = self.equal(a, b)
+        if known:
             return self.unify(a, b, why)
-        decided = self.nonnegative(a - 2) or self.nonnegative(b - 2) or self.equal(a, b) is False
+        if known is False:
+            return self._broadcast_different(a, b, why)
+        decided = self.nonnegative(a - 2) or self.nonnegative(b - 2)
         if not decided and not assume:
             raise Undecided(f"whether {a} and {b} are equal or one of them is 1 is not known", dim=str(a), rule=why)
         out = self.unify(a, b, why)
         self.notes.append(f"{why}: {a} and {b} are taken to be equal (they could also be 1 and broadcast)")
         return out
+
+    def _broadcast_different(self, a: Index, b: Index, why: str) -> Index:
+        """Of two dims that are never equal one must be 1."""
+        large_a, large_b = self.nonnegative(a - 2), self.nonnegative(b - 2)
+        if large_a and large_b:
+            return self.unify(a, b, why)  # which says that this cannot be
+        if not large_a and not large_b:
+            raise ShapeError(
+                self.undecided(f"{a} and {b} are never equal, and which of them is 1 is not known", (a, b)),
+                dim=f"{a} and {b}", rule=why, remedy="give ranges of the dims that decide it",
+            )  # fmt: skip
+        self.unify(b if large_a else a, 1, why)
+        return a if large_a else b
 
     def guards(self) -> tuple[Assumed, ...]:
         """Everything assumed, in the order it was learned, less divisibilities that later equalities made exact."""
@@ -313,6 +336,7 @@ class ShapeContext:
             self._exact |= {y for y in loose if isinstance(y, Atom) and y.kind == "floordiv" and y.args[1] == m}
 
     def _learn(self, d: Index, why: str) -> None:
+        extremes = _extreme_bounds(d)
         symbol = self._rules.add(d, why)
         if symbol is None:
             self._equations.append((Index({m: v // content(d) for m, v in d.terms.items()}), why))
@@ -327,6 +351,10 @@ class ShapeContext:
                     f"{symbol} must be {value}, which the range ({low}, {high}) does not allow", dim=symbol, rule=why,
                     remedy=f"give a range of {symbol} that contains it",
                 ) from e  # fmt: skip
+        for less, more in extremes:
+            p, q = self.canonical(less), self.canonical(more)
+            if not self.nonnegative(q - p):
+                self._learn_at_most(p, q, why)
 
     def _narrow(self, value: Index, low: int, high: int | None, why: str) -> None:
         """The range of a symbol that was replaced holds for its replacement (its guards exist already)."""
@@ -346,10 +374,9 @@ class ShapeContext:
         self._changed()
 
     def _chain(self, dims: Iterable[IndexLike]) -> str:
-        """Everything known of the symbols of dims, a line each: equalities, then ranges and multiples."""
+        """Everything learned of the symbols of dims, a line each: what replaced them, then the rest."""
         symbols, whys = self._rules.related(s for d in dims for s in Index.of(d).symbols())
-        of_sizes = [g for g in self._guards.values() if g.relation != "=="]
-        whys += [g.message for g in of_sizes if g.left.symbols() | g.right.symbols() <= symbols]
+        whys += [g.message for g in self._guards.values() if g.left.symbols() | g.right.symbols() <= symbols]
         return "".join(f"\n  because: {w}" for w in dict.fromkeys(whys))
 
     def undecided(self, question: str, dims: Iterable[IndexLike]) -> str:
@@ -369,6 +396,17 @@ def _single_symbol(p: Index) -> tuple[str, int] | None:
     """``(s, c)`` when p is ``c * s``."""
     ((m, c),) = p.terms.items() if len(p.terms) == 1 else (((), 0),)
     return (m[0], c) if len(m) == 1 and isinstance(m[0], str) else None
+
+
+def _extreme_bounds(d: Index) -> list[tuple[Index, Index]]:
+    """Inequalities that follow from ``d == 0`` where d holds a min or max alone: it is no more than its arguments."""
+    out: list[tuple[Index, Index]] = []
+    for m, v in sorted(d.terms.items(), key=str):
+        a = m[0] if len(m) == 1 else None
+        if abs(v) == 1 and isinstance(a, Atom) and a.kind in ("min", "max"):
+            value = (Index({m: v}) - d) * v
+            out += [(value, x) if a.kind == "min" else (x, value) for x in a.args]
+    return out
 
 
 def _extreme_choice(d: Index) -> list[tuple[Index, Index]]:

@@ -92,7 +92,7 @@ def _reduced_value(value: Array, axes: tuple[int, ...], keepdims: bool, f: Calla
     rows = rows.reshape(-1, *rows.shape[len(axes) :])
     out = np.empty(rows.shape[1:], object)
     for i in np.ndindex(*out.shape):
-        out[i] = f(*(row[i] for row in rows))
+        out[i] = f(*(row[i] if i else row for row in rows))
     return np.expand_dims(out, axes) if keepdims else out
 
 

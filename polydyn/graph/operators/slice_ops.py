@@ -33,7 +33,9 @@ def wrap(i: Dim, n: Dim) -> Dim:
 
 
 def cut(n: Dim, start: Dim, end: Dim, step: int) -> Cut:
-    """numpy's slice of an axis of size n, clamped as numpy does."""
+    """A slice of an axis of size n, clamped as ONNX says: as numpy does, but a start before the axis is its first
+    element also for negative steps.
+    """
     if step == 0:
         raise ShapeError("a step of 0", rule="steps of Slice are not 0")
     s, e = start.constant, end.constant
@@ -44,7 +46,7 @@ def cut(n: Dim, start: Dim, end: Dim, step: int) -> Cut:
         return Cut(first, step, maximum((last - first).ceildiv(step), 0))
     first = n - 1 if s is not None and s >= END else Index.of(-1) if s is not None and s <= -END else wrap(start, n)
     last = n - 1 if e is not None and e >= END else Index.of(-1) if e is not None and e <= -END else wrap(end, n)
-    first, last = minimum(maximum(first, -1), n - 1), minimum(maximum(last, -1), n - 1)
+    first, last = minimum(maximum(first, 0), n - 1), minimum(maximum(last, -1), n - 1)  # 0: unlike numpy
     return Cut(first, step, maximum((first - last).ceildiv(-step), 0))
 
 
