@@ -51,10 +51,10 @@ fuzz-shapes: $(VENV)/.extra-test
 	$(BIN)/python -m benchmarks.fuzz_shapes $(SEEDS)
 
 shape-inference: $(VENV)/.extra-bench models
-	$(BIN)/python -m benchmarks.shape_inference $(wildcard $(MODELS)/*.onnx)
+	$(BIN)/python -m benchmarks.shape_inference $(MODELS)/*.onnx
 
 guards: $(VENV)/.extra-bench models
-	$(BIN)/python -m benchmarks.guards $(wildcard $(MODELS)/*.onnx)
+	$(BIN)/python -m benchmarks.guards $(MODELS)/*.onnx
 
 # PyTorch is a rival here, so the extra that exports models is needed too. ARGS: --quick, --only, --rounds, ...
 ARGS   ?=

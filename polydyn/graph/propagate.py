@@ -124,6 +124,15 @@ class _Worklist:
                 break
             node, _ = self.parked.pop(next(iter(self.parked)))
             self.visit(node, assume=True)
+        self.demand_sizes()
+
+    def demand_sizes(self) -> None:
+        """No call makes a size negative: a guard where that is not proven, also for tensors that fusion removes."""
+        for node in self.nodes:
+            for name in filter(None, node.outputs):
+                for axis, d in enumerate(self.view.tensor(name).shape):
+                    why = f"{node.name} ({node.op}): axis {axis} of {name} has {d} elements"
+                    self.facts.at_most(0, d, why)
 
     def add(self, nodes: list[OnnxNode]) -> None:
         """Makes nodes known and queues the eligible ones."""
