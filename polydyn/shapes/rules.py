@@ -100,17 +100,14 @@ class Rules:
         return max(others, key=lambda m: (len(m), str(m)), default=None)
 
     def related(self, symbols: Iterable[str]) -> tuple[set[str], list[str]]:
-        """The symbols with those they were replaced by, and why they are not free."""
-        out: dict[str, None] = {}
-        todo, seen = sorted(set(symbols)), set[str]()
-        while todo:
-            s = todo.pop(0)
-            if s not in seen:
-                seen.add(s)
-                if s in self._why:
-                    out[self._why[s]] = None
-                    todo += sorted(self._symbols[s].symbols())
-        return seen, list(out)
+        """The symbols with those that replaced them or that they replaced, and why."""
+        seen = set(symbols)
+        while True:
+            more = {s for s in self._symbols for x in [{s, *self._symbols[s].symbols()}] if x & seen}
+            more |= {x for s in more for x in self._symbols[s].symbols()}
+            if more <= seen:
+                return seen, [why for s, why in self._why.items() if s in seen]
+            seen |= more
 
 
 def _divides(lead: Monomial, m: Monomial) -> bool:
