@@ -49,6 +49,7 @@ fuzz: $(VENV)/.extra-test
 
 fuzz-shapes: $(VENV)/.extra-test
 	$(BIN)/python -m benchmarks.fuzz_shapes $(SEEDS)
+	POLYDYN_EXAMPLES=$(SEEDS) $(BIN)/python -m pytest -q tests/test_shape_facts.py tests/test_dims.py
 
 shape-inference: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.shape_inference $(MODELS)/*.onnx

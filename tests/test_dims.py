@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
-from test_shape_facts import SIZES, exact, expressions
+from test_shape_facts import EXAMPLES, SIZES, exact, expressions
 from tiny import model, node
 
 import polydyn
@@ -95,7 +95,7 @@ def test_multiples_follow_equalities_learned_later() -> None:
         c.unify("L", 12, "late")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(expressions)
 def test_what_multiples_simplify_keeps_its_value(p: Index) -> None:
     c = ShapeContext({"A": Sizes(multiple=5), "B": Sizes(2, None, 2)})
