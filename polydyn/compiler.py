@@ -30,6 +30,7 @@ from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.schedules.index import ZERO, Index, product
 from polydyn.searches import ChosenByRecords
+from polydyn.shapes.sizes import Dims, sizes_by_name
 from polydyn.tuning.records import Records
 from polydyn.tuning.strategy import strategy
 
@@ -53,7 +54,7 @@ def compile(
     model: ModelLike,
     *,
     target: str = "cpu",
-    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    dims: Dims | None = None,
     threads: int | None = None,
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
@@ -61,7 +62,8 @@ def compile(
     """Compiles an ONNX model once, for every shape.
 
     ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``.
-    ``dims``: inclusive ranges of dynamic dims by name, checked on every call; no range means [0, inf).
+    ``dims``: what is known of dynamic dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple
+    and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only
     read; equal records give equal programs. Raises PolydynError, see ``polydyn.errors``.
     """
@@ -73,7 +75,7 @@ def plan_program(
     model: ModelLike,
     *,
     target: str = "cpu",
-    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    dims: Dims | None = None,
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
     threads: int | None = None,
@@ -81,11 +83,13 @@ def plan_program(
     """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
     graph = import_model(model, dims)
     if records is None:
-        return plan_graph(graph, target=target, options=options)
-    name = strategy((options or Options()).strategy).name
-    with Records.open(records, readonly=True) as opened:
-        tuner = ChosenByRecords(opened, name, cpu_target(target), target, threads or available_cores())
-        return plan_graph(graph, target=target, options=options, tuner=tuner)
+        plan = plan_graph(graph, target=target, options=options)
+    else:
+        name = strategy((options or Options()).strategy).name
+        with Records.open(records, readonly=True) as opened:
+            tuner = ChosenByRecords(opened, name, cpu_target(target), target, threads or available_cores())
+            plan = plan_graph(graph, target=target, options=options, tuner=tuner)
+    return replace(plan, dims=sizes_by_name(dims))
 
 
 def plan_graph(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,8 @@ from polydyn.shapes.context import ShapeContext, Undecided
 
 SIZES = (0, 1, 2, 5, 10, 127, 128)
 NAMES = ("A", "B", "C")
-
+EXAMPLES = int(os.environ.get("POLYDYN_EXAMPLES", "100"))
+"""``make fuzz-shapes`` asks for more."""
 
 
 def exact(p: Index, env: dict[str, int]) -> int | None:
@@ -62,7 +64,7 @@ def points(**ranges: tuple[int, int | None]) -> list[dict[str, int]]:
     return [dict(zip(NAMES, p, strict=True)) for p in itertools.product(*allowed)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(expressions, st.sampled_from([{}, {"A": (1, 128)}, {"A": (2, None), "B": (0, 1)}]))
 def test_canonical_keeps_the_value_and_proofs_are_true(p: Index, ranges: dict[str, tuple[int, int | None]]) -> None:
     c = context(**ranges)
@@ -73,7 +75,7 @@ def test_canonical_keeps_the_value_and_proofs_are_true(p: Index, ranges: dict[st
         assert all(a >= 0 for a, _ in values), p
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(expressions, expressions)
 def test_equal_is_never_wrong(a: Index, b: Index) -> None:
     known = context().equal(a, b)
@@ -82,7 +84,7 @@ def test_equal_is_never_wrong(a: Index, b: Index) -> None:
     assert known is None or not same or (all(same) if known else not any(same)), (a, b, known)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(expressions, expressions, expressions)
 def test_what_follows_from_a_learned_equality_holds_wherever_the_guards_hold(a: Index, b: Index, p: Index) -> None:
     c = context()

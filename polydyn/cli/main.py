@@ -19,10 +19,10 @@ from rich.table import Table
 import polydyn
 from polydyn.cli.batch import run_batch
 from polydyn.cli.doctor import findings
-from polydyn.cli.inputs import dim_range, feeds_for, named_files, sizes
+from polydyn.cli.inputs import dim_sizes, feeds_for, named_files, sizes
 from polydyn.compiler import compile as compile_model
 from polydyn.errors import PolydynError
-from polydyn.program.explain import text_table
+from polydyn.program.explain import declared, text_table
 from polydyn.program.program import Program, load
 
 console = Console(highlight=False, soft_wrap=True)
@@ -43,11 +43,14 @@ class Commands(click.Group):
             ctx.exit(1)
 
 
+DIM_HELP = "Sizes of a dim; L=8:512:8 for multiples of 8, L=1:512@128,384 (or @128:0.6,384:0.4) for likely ones."
+
+
 def of_machine(f: Any) -> Any:
     """Options that every command takes which may have to compile."""
     f = click.option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores.")(f)
     f = click.option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2 or cpu:avx512.")(f)
-    return click.option("--dim", "dims", type=dim_range, metavar="B=1:64", multiple=True, help="Range of a dim.")(f)
+    return click.option("--dim", "dims", type=dim_sizes, metavar="B=1:64", multiple=True, help=DIM_HELP)(f)
 
 
 def open_program(path: str, dims: tuple[Any, ...], target: str, threads: int | None) -> Program:
@@ -136,6 +139,7 @@ def inspect(program: str, dims: tuple[Any, ...], target: str, threads: int | Non
         "symbols": [f"{s}: {where}" for s, where in opened.symbols.items()],
         "inputs": [f"{n}: {t}" for n, t in opened.inputs.items()],
         "outputs": [f"{n}: {t}" for n, t in opened.outputs.items()],
+        "compiled for": [f"{name}: {sizes}" for name, sizes in declared(m).items()] or ["any size of every symbol"],
         "guards, checked on every call": opened.guards,
         "indices, checked on every call": [f"{c['rule']}: {c['message']}" for c in m["index_checks"]],
         "host operators": ["none: every operator is compiled (native: 0, python: 0)"],

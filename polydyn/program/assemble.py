@@ -151,6 +151,7 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
             if launch.skip_if_same
         ],
         "symbols": [{"symbol": s.symbol, "input": s.input, "axis": s.axis} for s in plan.sources],
+        "dims": {name: sizes.to_json() for name, sizes in sorted(plan.dims.items())},
         "guards": [_guard(g) for g in plan.guards],
         "kernels": [{"name": k.name, "digest": k.digest, "notes": list(k.notes)} for k in plan.kernels],
         "launches": [_launch(launch) for launch in plan.launches],

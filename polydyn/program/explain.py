@@ -13,6 +13,7 @@ from polydyn.errors import InputError
 from polydyn.program.expressions import decision_from_json, evaluate, symbols_of
 from polydyn.schedules.decision import choose
 from polydyn.schedules.decision import explain as explain_decision
+from polydyn.shapes.sizes import Sizes
 
 THREADS = "nth"
 WORK_PER_THREAD = 32768
@@ -55,6 +56,8 @@ class Explanation:
     threads: int
     launches: tuple[ExplainedLaunch, ...]
     notes: tuple[str, ...] = field(default=())
+    sizes: Mapping[str, Sizes] = field(default_factory=dict)
+    """What the program was compiled for, by dim."""
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -71,7 +74,8 @@ class Explanation:
             )
             for x in self.launches
         ]  # fmt: skip
-        return f"{self._title()}\n\n{text_table(heading, rows)}"
+        title = "\n".join([self._title(), *(f"{name}: compiled for {sizes}" for name, sizes in self.sizes.items())])
+        return f"{title}\n\n{text_table(heading, rows)}"
 
     __repr__ = __str__
 
@@ -146,7 +150,13 @@ def explain(manifest: Mapping[str, Any], dims: Mapping[str, int], threads: int) 
     env = values | {THREADS: threads}
     reasons = {k["name"]: tuple(k["notes"]) for k in manifest["kernels"]}
     launches = tuple(_launch(x, env, threads, reasons) for x in manifest["launches"])
-    return Explanation(manifest["name"], dict(dims) or values, threads, launches, tuple(manifest["notes"]))
+    notes = tuple(manifest["notes"])
+    return Explanation(manifest["name"], dict(dims) or values, threads, launches, notes, declared(manifest))
+
+
+def declared(manifest: Mapping[str, Any]) -> dict[str, Sizes]:
+    """What the user said of the dims when the program was compiled."""
+    return {name: Sizes(**fields) for name, fields in manifest.get("dims", {}).items()}
 
 
 def _launch(

@@ -123,6 +123,8 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
     position = {n: i for i, n in enumerate(plan.inputs)}
     origin = {s.symbol: s for s in plan.sources}
     bound = {(s.input, s.axis) for s in plan.sources if plan.buffers[s.input].shape[s.axis] == Index.of(s.symbol)}
+    whys = {side: g.message for g in plan.guards if g.relation == "==" for side in (g.right, g.left)}
+    symbol_at = {(s.input, s.axis): Index.of(s.symbol) for s in plan.sources}
     dims = []
     for name in plan.inputs:
         for axis, dim in enumerate(plan.buffers[name].shape):
@@ -130,7 +132,8 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
                 continue
             where = "; ".join(f"{s} = axis {origin[s].axis} of '{origin[s].input}'" for s in sorted(dim.symbols()))
             text = _bare(dim) + (f" ({where})" if where else "")
-            dims.append(f"{{{position[name]}, {axis}, {values.of(dim)}, {quote(text)}}}")
+            why = whys.get(symbol_at.get((name, axis), dim), "")
+            dims.append(f"{{{position[name]}, {axis}, {values.of(dim)}, {quote(text)}, {quote(why)}}}")
     output_dims = [str(values.of(d)) for n in plan.outputs for d in plan.buffers[n].shape]
     guards = []
     for g in plan.guards:

@@ -5,12 +5,14 @@ Everything above hands this to ``polydyn/program``; nothing there looks back at 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.schedules.decision import Decision
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import Index
+from polydyn.shapes.sizes import Sizes
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ class HostPlan:
 
     ``constants``: name -> array in its final, packed form. ``outputs``/``inputs`` in the model's order. ``launches`` in
     execution order; every intermediate is written before it is read. ``headers``: file name -> text of C headers, all
-    of them included, in this order, before kernels' texts.
+    of them included, in this order, before kernels' texts. ``dims``: what the user said of dynamic dims; its ranges and
+    multiples are guards already, its likely sizes are for tuning and dispatch.
     """
 
     name: str
@@ -133,3 +136,4 @@ class HostPlan:
     notes: tuple[str, ...] = ()
     headers: dict[str, str] = field(default_factory=dict)
     index_checks: tuple[IndexCheck, ...] = ()
+    dims: Mapping[str, Sizes] = field(default_factory=dict)

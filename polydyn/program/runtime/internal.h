@@ -49,8 +49,8 @@ typedef struct {
 
 typedef struct {
     int32_t input, axis, value;
-    const char *text;
-} pd_dim_check; /* the input's dim must be v[value] */
+    const char *text, *message;
+} pd_dim_check; /* the input's dim must be v[value], because of message */
 
 typedef struct {
     int32_t left, right, relation; /* '=', '<' (less or equal), '%' (multiple of) */

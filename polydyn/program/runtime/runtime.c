@@ -215,8 +215,10 @@ static int32_t check_dims(const pd_context *c) {
         const pd_dim_check *d = &plan->dim_checks[k];
         int64_t got = dims[first[d->input] + d->axis];
         if (got != v[d->value])
-            return fail(PD_INPUT, "input '%s' of shape %s: axis %d is %" PRId64 ", but %s is %" PRId64 " in this call",
-                        plan->inputs[d->input].name, plan->inputs[d->input].shape, d->axis, got, d->text, v[d->value]);
+            return fail(PD_INPUT,
+                        "input '%s' of shape %s: axis %d is %" PRId64 ", but %s is %" PRId64 " in this call%s%s",
+                        plan->inputs[d->input].name, plan->inputs[d->input].shape, d->axis, got, d->text, v[d->value],
+                        d->message[0] ? "\n  because: " : "", d->message);
     }
     return PD_OK;
 }
