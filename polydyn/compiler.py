@@ -9,15 +9,11 @@ from importlib.resources import files
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget
 from polydyn.errors import UnsupportedError
-from polydyn.fusion.attention import fuse_attention
-from polydyn.fusion.grouping import fuse
+from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.expand import import_model
-from polydyn.graph.fold import fold
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
-from polydyn.graph.passes.merge import merge_contractions
-from polydyn.graph.verify import verify_graph
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, bind
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
@@ -35,12 +31,14 @@ LEAF = "pd_cpu.h"
 class Options:
     """Choices that change what is compiled.
 
-    ``merge``: contractions that share an operand become one (GEMM merging). ``attention``: scores, softmax and values
-    become one kernel.
+    ``without``: names of passes that are left out, of ``polydyn.fusion.pipeline.PASSES``: ``merge`` (GEMM merging),
+    ``stitch``, ``attention`` ... Results are the same but for rounding; InputError when there is no such pass.
     """
 
-    merge: bool = True
-    attention: bool = True
+    without: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_names(self.without)
 
 
 def compile(
@@ -74,13 +72,8 @@ def plan_program(
 def plan_graph(graph: Graph, *, target: str = "cpu", options: Options | None = None) -> HostPlan:
     """The host plan of a graph of primitives."""
     processor, options = cpu_target(target), options or Options()
-    graph = fold(graph)
-    if options.merge:
-        graph = merge_contractions(graph)
-    verify_graph(graph)
-    plan = fuse(graph)
-    if options.attention:
-        plan = fuse_attention(plan)
+    graph = rewrite_graph(graph, options.without)
+    plan = fusion_plan(graph, options.without)
     builder = KernelBuilder(plan, processor)
     placed = [k for g in plan.groups for k in builder.place(g)]
     graph = replace(graph, notes=(*graph.notes, *builder.notes))
@@ -190,7 +183,7 @@ def _launch(plan: FusionPlan, p: PlacedKernel, buffers: Mapping[str, Buffer]) ->
         bytes=sum((size_bytes(buffers[b]) for b in sorted(set(p.lowered.buffers.values()))), ZERO),
         names=k.symbols,
         choices=len(k.symbols) - len(params),
-        reasons=p.fused.reasons,
+        reasons=(*p.fused.reasons, *plan.why_apart(p.fused)),
     )
 
 

@@ -123,7 +123,7 @@ def test_rows_masked_everywhere_give_what_the_model_gives() -> None:
 def test_apart_and_together_agree_and_threads_do_not_change_bits() -> None:
     model = CASES["mask"]
     f = feeds(model, 2, 37, 41)
-    apart = polydyn.compile(model, options=Options(attention=False))
+    apart = polydyn.compile(model, options=Options(without=frozenset({"attention"})))
     assert sum(label.startswith("contract ") for label in apart.launches) == 2
     one, two = (polydyn.compile(model, threads=t).run(f)["y"] for t in (1, 2))
     np.testing.assert_array_equal(one, two)

@@ -11,10 +11,12 @@ from typing import Any
 
 import polydyn
 from polydyn.build.cache import digest, write_atomically
+from polydyn.compiler import Options
 from polydyn.errors import InputError, PolydynError
+from polydyn.fusion.pipeline import check_names
 
 EXAMPLE = 'write [{"model": "a.onnx", "output": "a.polydyn"}]'
-KEYS = {"model", "output", "dims", "target"}
+KEYS = {"model", "output", "dims", "target", "without"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Job:
     output: Path
     dims: Mapping[str, tuple[int, int | None]]
     target: str = "cpu"
+    without: frozenset[str] = frozenset()
 
     def key(self) -> str:
         """What determines the artifact: the model's bytes, the arguments, polydyn's version. InputError: unreadable."""
@@ -32,7 +35,8 @@ class Job:
             content = self.model.read_bytes()
         except OSError as e:
             raise InputError(f"cannot read {self.model}: {e.strerror}", remedy="correct the job's model") from e
-        return digest(content, json.dumps(sorted(self.dims.items())), self.target, polydyn.__version__)
+        arguments = json.dumps([sorted(self.dims.items()), sorted(self.without)])
+        return digest(content, arguments, self.target, polydyn.__version__)
 
 
 def read_jobs(path: Path) -> list[Job]:
@@ -58,7 +62,8 @@ def _job(folder: Path, row: Any, position: int) -> Job:
         dims = {str(k): (int(v[0]), None if v[1] is None else int(v[1])) for k, v in row.get("dims", {}).items()}
     except (TypeError, ValueError, IndexError, KeyError, AttributeError) as e:
         raise InputError(f"the dims of job {position} are malformed", remedy='write "dims": {"B": [1, 64]}') from e
-    return Job(folder / row["model"], folder / row["output"], dims, str(row.get("target", "cpu")))
+    without = check_names(list(map(str, row.get("without", []))))
+    return Job(folder / row["model"], folder / row["output"], dims, str(row.get("target", "cpu")), without)
 
 
 def run_batch(path: Path, say: Callable[[str], None]) -> int:
@@ -80,7 +85,8 @@ def run_batch(path: Path, say: Callable[[str], None]) -> int:
                 say(f"{place}: done before")
                 continue
             start = time.perf_counter()
-            program = polydyn.compile(job.model, dims=job.dims, target=job.target)
+            options = Options(job.without)
+            program = polydyn.compile(job.model, dims=job.dims, target=job.target, options=options)
             program.save(job.output)
         except PolydynError as e:
             failed += 1

@@ -20,7 +20,7 @@ def fuse_attention(plan: FusionPlan) -> FusionPlan:
     by_output = {t: g for g in plan.groups for t in g.outputs}
     readers: dict[str, list[FusedGroup]] = {}
     for g in plan.groups:
-        for t in {t for n in g.nodes for t in n.inputs}:
+        for t in {t for n in g.nodes for t in plan.inputs[n.output]}:
             readers.setdefault(t, []).append(g)
     swallowed: set[int] = set()
     joined: dict[int, FusedGroup] = {}
@@ -58,7 +58,8 @@ def _parts(
     if not any(n.reduce for n in rows.nodes) or not _only(readers, rows.outputs, values) or _kept(plan, rows):
         return None
     rank = len(plan.graph.tensors[rows.outputs[0]].shape)
-    made = [by_output[t] for n in rows.nodes for t in n.inputs if t in by_output and by_output[t] is not rows]
+    read = [t for n in rows.nodes for t in plan.inputs[n.output]]
+    made = [by_output[t] for t in read if t in by_output and by_output[t] is not rows]
     for scores in made:
         same = scores.kind == "contract" and len(scores.outputs) == 1 and rows.prefix == rank - 1
         if same and _shape(plan, scores) == _shape(plan, rows) and _only(readers, scores.outputs, rows):

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polydyn.errors import CodegenError
-from polydyn.fusion.split import split_merged_axes
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, iterators, value_size
 from polydyn.schedules.expr import INTEGERS, Const, FromIndex, Load, Op, Value, map_index, substitute, transform
 from polydyn.schedules.index import Atom, Index, fetch
@@ -20,9 +19,8 @@ INLINE_SIZE = 6
 """A map that loads nothing (iota, sizes) is recomputed by its readers when it has at most so many operations."""
 
 
-def inline(graph: Graph) -> Graph:
+def inline_views(graph: Graph) -> Graph:
     """The graph without views and trivial maps (those that are graph outputs stay as copies)."""
-    graph = _absorb_permutations(graph)
     kept: list[Node] = []
     sources: dict[str, Compute] = {}
     for n in graph.nodes:
@@ -37,7 +35,7 @@ def inline(graph: Graph) -> Graph:
     needed = {t for n in kept if isinstance(n, Concat) for t in n.parts}
     extra = [sources[t] for t in sources if t in needed]
     order = {n.output: i for i, n in enumerate(graph.nodes)}
-    return split_merged_axes(replace(graph, nodes=tuple(sorted([*kept, *extra], key=lambda n: order[n.output]))))
+    return replace(graph, nodes=tuple(sorted([*kept, *extra], key=lambda n: order[n.output])))
 
 
 def _trivial(n: Compute) -> bool:
@@ -95,7 +93,7 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
     return replace(n, body=body)
 
 
-def _absorb_permutations(graph: Graph) -> Graph:
+def absorb_permutations(graph: Graph) -> Graph:
     """``transpose(compute(...))`` becomes the computation in the transposed order, when only the transpose reads it."""
     producers = graph.producer()
     consumers = graph.consumers()
