@@ -16,6 +16,7 @@ from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.rules import elementwise, epilogue, stitch
 from polydyn.fusion.separate import separate, write_in_place
+from polydyn.fusion.sink import sink_epilogues
 from polydyn.fusion.split import split_merged_axes
 from polydyn.fusion.verify import verify_plan
 from polydyn.graph.fold import fold
@@ -52,6 +53,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
     Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),
     Pass("stitch", "groups around reductions join (BladeDISC 4.2)", join=stitch),
+    Pass("sink", "an epilogue that only makes traffic goes to its reader (BladeDISC 4.1)", groups=sink_epilogues),
     Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),
 )
 """Passes that decide what a kernel is: over the graph first, then over groups."""

@@ -49,10 +49,11 @@ def own_prefix(graph: Graph, n: Compute) -> int:
 
 def epilogue(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
     """Element-wise readers join the contraction whose output they read element by element (TSCompiler 4.2)."""
+    if b.kind == "contract":
+        other = "fusion stops at another backbone's group" if a.kind == "contract" else "a backbone begins its group"
+        return f"{other}; its operands come from memory"
     if a.kind != "contract":
         return None
-    if b.kind == "contract":
-        return "both are backbones: fusion stops at another backbone's group"
     graph = plan.graph
     shape = graph.tensors[a.nodes[0].output].shape
     for n in b.nodes:
