@@ -3,10 +3,11 @@
 usage: python -m benchmarks.fusion MODEL.onnx | FOLDER ... [--shape B=1,L=128] [--gemms] [--save NAME]
 
 For each model the passes are added one after another, from none to all: those that remove views first, since views are
-what other rewritings leave behind, then all others in the order of the pipeline. ``kernels``: launches. ``MB``: distinct bytes read and written, launch by launch, of each tensor no more than the loads can touch.
-``GEMMs``: kernels around a sum of products. Works on the fusion plan: nothing is compiled. Without ``--shape`` the last
-stored shape of the model is taken. For transformers the kernels of a layer and outside of layers are counted too (what
-the first layer has more than the others counts as outside). ``--gemms``: also the GEMMs with attention off, before and after merging.
+what other rewritings leave behind, then all others in the order of the pipeline. ``kernels``: launches. ``MB``:
+distinct bytes read and written, launch by launch, of each tensor no more than the loads can touch. ``GEMMs``: kernels
+around a sum of products. Works on the fusion plan: nothing is compiled. Without ``--shape`` the last stored shape of the
+model is taken. For transformers the kernels of a layer and outside of layers are counted too (what the first layer has
+more than the others counts as outside). ``--gemms``: also the GEMMs with attention off, before and after merging.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def plan_without(graph: Graph, off: Collection[str]) -> FusionPlan:
 
 def table(graph: Graph, shape: Mapping[str, int]) -> list[Row]:
     """A row for no pass at all, then one for each pass added in order."""
-    return [_row(plan_without(graph, ADDED[k:]), ADDED[k - 1] if k else "nothing", shape) for k in range(len(ADDED) + 1)]
+    steps = enumerate(("nothing", *ADDED))
+    return [_row(plan_without(graph, ADDED[k:]), after, shape) for k, after in steps]
 
 
 def _row(plan: FusionPlan, after: str, shape: Mapping[str, int]) -> Row:

@@ -99,7 +99,7 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
     """Buffers, packed constants, kernels and launches of a placed fusion plan of ``graph``."""
     constants = _constants(plan, placed)
     header = files("polydyn.codegen") / "leaf" / LEAF
-    buffers = _buffers(plan, placed, constants)
+    buffers = _buffers(plan, placed, constants, graph)
     kernels = {
         p.kernel.name: KernelSource(
             p.kernel.name, p.kernel.text, p.key, len(p.kernel.buffers), len(p.kernel.symbols), p.kernel.notes
@@ -137,8 +137,10 @@ def _constants(plan: FusionPlan, placed: list[PlacedKernel]) -> dict[str, Array]
     return out
 
 
-def _buffers(plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[str, Array]) -> dict[str, Buffer]:
-    graph = plan.graph
+def _buffers(
+    plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[str, Array], graph: Graph
+) -> dict[str, Buffer]:
+    """``graph``: has the shapes of inputs and outputs as the caller knows them; the plan may have split their axes."""
     used = {n for p in placed for n in p.lowered.buffers.values()} | set(graph.inputs) | set(graph.outputs)
     out: dict[str, Buffer] = {}
     for name in sorted(used):
@@ -146,7 +148,7 @@ def _buffers(plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[st
             a = constants[name]
             out[name] = Buffer(name, str(a.dtype), tuple(map(Index.of, a.shape)), "constant")
             continue
-        t = graph.tensors[name]
+        t = (plan.graph if name not in graph.outputs else graph).tensors[name]
         role = "input" if name in graph.inputs else "output" if name in graph.outputs else "intermediate"
         out[name] = Buffer(name, t.dtype, t.shape, role, plan.strides.get(name, ()))
     return out

@@ -16,7 +16,7 @@ from polydyn.fusion.partition import Join
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
 from polydyn.schedules.expr import Load, Op, loads
-from polydyn.schedules.index import ONE, ZERO, Index
+from polydyn.schedules.index import ONE, ZERO, Index, product
 
 
 def is_contraction(n: Compute) -> bool:
@@ -109,9 +109,9 @@ def _shares_rows(graph: Graph, n: Compute, made: list[Compute], p: int) -> str |
         return f"group-dims differ: {_dims(graph, n)} does not begin with ({', '.join(map(str, rows))})"
     if not _aligned(graph, n, made):
         return "no locality: it reads other rows of the group than its own"
-    inner = tuple(e for e in shape[p:] if e != ONE)
-    if inner and inner not in {_tile_dims(graph, m, p) for m in made}:
-        return f"tile-dims differ: no node of the group runs over ({', '.join(map(str, inner))})"
+    inner = product(shape[p:])
+    if inner != ONE and inner not in {_tile_dims(graph, m, p) for m in made}:
+        return f"tile-dims differ: no node of the group runs over {inner} elements of a row"
     return None
 
 
@@ -143,8 +143,9 @@ def _trailing(n: Compute, own: Collection[str], p: int) -> bool:
     return all([str(i) for i in x.index[p:]] == wanted for x in loads(n.body) if x.buffer in own)
 
 
-def _tile_dims(graph: Graph, m: Compute, p: int) -> tuple[Index, ...]:
-    return tuple(e for e in (*graph.tensors[m.output].shape[p:], *m.reduction) if e != ONE)
+def _tile_dims(graph: Graph, m: Compute, p: int) -> Index:
+    """The product of the tile-dims: how many elements of a row a node runs over."""
+    return product((*graph.tensors[m.output].shape[p:], *m.reduction))
 
 
 def _aligned(graph: Graph, n: Compute, made: Iterable[Compute]) -> bool:

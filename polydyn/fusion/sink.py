@@ -16,7 +16,6 @@ from polydyn.fusion.rules import elementwise, own_prefix, stitch
 from polydyn.fusion.traffic import may_rise
 from polydyn.graph.ir import Compute
 
-
 WHY = "off-chip traffic would rise: the contraction would write both"
 
 
@@ -28,7 +27,7 @@ def sink_epilogues(plan: FusionPlan) -> FusionPlan:
     for n in reversed(plan.graph.nodes):
         a = groups.get(n.output)
         readers = {id(groups[r]): groups[r] for r in plan.readers.get(n.output, ()) if r in groups}
-        if a is None or a.kind != "contract" or n is a.nodes[0] or n.output in plan.kept or len(readers) != 1:
+        if a is None or not isinstance(n, Compute) or a.kind != "contract" or n is a.nodes[0] or n.output in plan.kept or len(readers) != 1:
             continue
         (b,) = readers.values()
         moved = _moved(plan, a, b, n) if b is not a else None
