@@ -5,8 +5,8 @@ usage: python -m benchmarks.fusion MODEL.onnx | FOLDER ... [--shape B=1,L=128] [
 For each model the passes are added one after another, from none to all: those that remove views first, since views are
 what other rewritings leave behind, then all others in the order of the pipeline. ``kernels``: launches. ``MB``:
 distinct bytes read and written, launch by launch, of each tensor no more than the loads can touch. ``GEMMs``: kernels
-around a sum of products. Works on the fusion plan: nothing is compiled. Without ``--shape`` the last stored shape of the
-model is taken. For transformers the kernels of a layer and outside of layers are counted too (what the first layer has
+around a sum of products. Works on the fusion plan: nothing is compiled. Without ``--shape`` the last stored shape is
+taken. For transformers the kernels of a layer and outside of layers are counted too (what the first layer has
 more than the others counts as outside). ``--gemms``: also the GEMMs with attention off, before and after merging.
 """
 

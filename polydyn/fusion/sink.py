@@ -27,8 +27,9 @@ def sink_epilogues(plan: FusionPlan) -> FusionPlan:
     for n in reversed(plan.graph.nodes):
         a = groups.get(n.output)
         readers = {id(groups[r]): groups[r] for r in plan.readers.get(n.output, ()) if r in groups}
-        if a is None or not isinstance(n, Compute) or a.kind != "contract" or n is a.nodes[0] or n.output in plan.kept or len(readers) != 1:
+        if a is None or a.kind != "contract" or n.output in (a.nodes[0].output, *plan.kept) or len(readers) != 1:
             continue
+        assert isinstance(n, Compute), "concatenations are in no group"
         (b,) = readers.values()
         moved = _moved(plan, a, b, n) if b is not a else None
         for g in moved or ():
