@@ -14,6 +14,7 @@ from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.inline import absorb_permutations, inline_views
 from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.plan import FusionPlan
+from polydyn.fusion.recompute import recompute_producers
 from polydyn.fusion.rules import elementwise, epilogue, stitch
 from polydyn.fusion.separate import separate, write_in_place
 from polydyn.fusion.sink import sink_epilogues
@@ -53,6 +54,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
     Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),
     Pass("stitch", "groups around reductions join (BladeDISC 4.2)", join=stitch),
+    Pass("recompute", "readers compute cheap producers again (BladeDISC 4.2 input-inline)", groups=recompute_producers),
     Pass("sink", "an epilogue that only makes traffic goes to its reader (BladeDISC 4.1)", groups=sink_epilogues),
     Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),
 )

@@ -15,7 +15,7 @@ from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.partition import Join
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
-from polydyn.schedules.expr import Load, Op, loads
+from polydyn.schedules.expr import ITEMSIZE, Load, Op, loads
 from polydyn.schedules.index import ONE, ZERO, Index, product
 
 
@@ -50,8 +50,11 @@ def own_prefix(graph: Graph, n: Compute) -> int:
 def epilogue(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
     """Element-wise readers join the contraction whose output they read element by element (TSCompiler 4.2)."""
     if b.kind == "contract":
-        other = "fusion stops at another backbone's group" if a.kind == "contract" else "a backbone begins its group"
-        return f"{other}; its operands come from memory"
+        if a.kind == "contract":
+            return "fusion stops at another backbone's group; its operands come from memory"
+        if any(_narrows(n) and n.output in plan.inputs[b.nodes[0].output] for n in a.nodes):
+            return "a cast stays with what makes the operand: inside, the product's inputs would be wider in memory"
+        return "a backbone begins its group; its operands come from memory"
     if a.kind != "contract":
         return None
     graph = plan.graph
@@ -97,6 +100,11 @@ def stitch(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
         made.append(n)
     reduces = any(not n.is_map for n in b.nodes)
     return Join(prefix, "reduces rows that the group makes (stitch)" if reduces else "element-wise on shared rows")
+
+
+def _narrows(n: Compute) -> bool:
+    """Whether a node stores its result in fewer bytes than it computes with."""
+    return isinstance(n.body, Op) and n.body.name == "cast" and ITEMSIZE[n.body.args[0].dtype] > ITEMSIZE[n.body.dtype]
 
 
 # -- locality --------------------------------------------------------------------------------------------------------

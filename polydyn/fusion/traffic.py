@@ -34,25 +34,46 @@ def size_of(graph: Graph, tensor: str) -> Index:
     return product(t.shape) * ITEMSIZE[t.dtype]
 
 
-def may_rise(plan: FusionPlan, before: Sequence[FusedGroup], after: Sequence[FusedGroup]) -> str | None:
+def may_rise(
+    plan: FusionPlan, before: Sequence[FusedGroup], after: Sequence[FusedGroup], rewritten: FusionPlan | None = None
+) -> str | None:
     """Why ``after`` may move more bytes than ``before``; None when it is proven not to.
 
-    A join without recomputation only loses terms, which needs no arithmetic.
+    ``rewritten``: the plan that ``after`` belongs to, where nodes have changed. A join without recomputation only loses
+    terms, which needs no arithmetic: what two groups read apart they read together. Of other terms
+    whole tensors are added, and only what loads surely touch is saved.
     """
     old: Counter[Term] = Counter(k for g in before for k in terms(plan, g))
-    new: Counter[Term] = Counter(k for g in after for k in terms(plan, g))
+    new: Counter[Term] = Counter(k for g in after for k in terms(rewritten or plan, g))
     added, removed = new - old, old - new
     if not added:
         return None
-    more, less = _bytes(plan.graph, added), _bytes(plan.graph, removed)
+    more = sum((size_of(plan.graph, t) * n for (_, t), n in added.items()), ZERO)
+    less = sum((_least(plan, before, k) * n for k, n in removed.items()), ZERO)
     if nonnegative(less - more, known(plan.graph.guards)):
         return None
     names = ", ".join(t for _, t in sorted(added))
     return f"off-chip traffic may rise: {more} more bytes ({names}), {less} fewer"
 
 
-def _bytes(graph: Graph, counted: Mapping[Term, int]) -> Index:
-    return sum((size_of(graph, t) * n for (_, t), n in counted.items()), ZERO)
+def _least(plan: FusionPlan, groups: Sequence[FusedGroup], key: Term) -> Index:
+    """Bytes of a term at least: a read counts where a load of every group visits each element."""
+    kind, tensor = key
+    reading = [g for g in groups if key in terms(plan, g)]
+    whole = all(any(_visits_all(plan.graph, n, tensor) for n in g.nodes) for g in reading)
+    return size_of(plan.graph, tensor) if kind == "write" or whole else ZERO
+
+
+def _visits_all(graph: Graph, n: Compute, tensor: str) -> bool:
+    """Whether a load of the tensor runs over all of it: plain iterators of the same extents, each once."""
+    extents = dict(iterators(graph, n))
+    shape = graph.tensors[tensor].shape
+    for x in loads(n.body):
+        if x.buffer == tensor:
+            moving = [(str(i), e) for i, e in zip(x.index, shape, strict=True) if e != ONE]
+            if all(extents.get(i) == e for i, e in moving) and len(dict(moving)) == len(moving):
+                return True
+    return False
 
 
 @lru_cache(maxsize=64)
