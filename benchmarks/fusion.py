@@ -52,11 +52,12 @@ def plan_without(graph: Graph, off: Collection[str]) -> FusionPlan:
 
 def table(graph: Graph, shape: Mapping[str, int]) -> list[Row]:
     """A row for no pass at all, then one for each pass added in order."""
-    steps = enumerate(("nothing", *ADDED))
-    return [_row(plan_without(graph, ADDED[k:]), after, shape) for k, after in steps]
+    return [row_without(graph, ADDED[k:], shape, after) for k, after in enumerate(("nothing", *ADDED))]
 
 
-def _row(plan: FusionPlan, after: str, shape: Mapping[str, int]) -> Row:
+def row_without(graph: Graph, off: Collection[str], shape: Mapping[str, int], after: str = "") -> Row:
+    """The row of a pipeline without some passes."""
+    plan = plan_without(graph, off)
     return Row(after, len(plan.groups), gemms(plan), sum(moved_at(plan, g, shape) for g in plan.groups))
 
 

@@ -76,7 +76,7 @@ def plan_graph(graph: Graph, *, target: str = "cpu", options: Options | None = N
     plan = fusion_plan(graph, options.without)
     builder = KernelBuilder(plan, processor)
     placed = [k for g in plan.groups for k in builder.place(g)]
-    graph = replace(graph, notes=(*graph.notes, *builder.notes))
+    graph = replace(graph, notes=(*plan.graph.notes, *builder.notes))
     return host_plan(plan, placed, processor, graph)
 
 
