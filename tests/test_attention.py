@@ -135,6 +135,8 @@ def test_weights_that_others_read_stay_apart() -> None:
     model.graph.output.append(helper.make_tensor_value_info("p", TensorProto.FLOAT, ["B", 2, "Q", "K"]))
     program = polydyn.compile(model)
     assert not any(label.startswith("attention ") for label in program.launches)
+    reasons = [r for x in program.manifest["launches"] for r in x["reasons"]]
+    assert any("no attention: others read what its rows give" in r for r in reasons)
     f = feeds(model, 2, 5, 6)
     expected = ort.InferenceSession(model.SerializeToString()).run(["y", "p"], f)
     got = program.run(f)

@@ -79,7 +79,7 @@ def test_two_unknown_sizes_are_equal_under_a_guard_or_refused_by_name() -> None:
     for n in (1, 5):
         x = np.ones(n, np.float32)
         np.testing.assert_array_equal(program.run({"a": x, "b": x})["y"], x + x)
-    with pytest.raises(InputError, match="axis 0 is 5, but A .* is 1 in this call"):
+    with pytest.raises(InputError, match=r"axis 0 is 5, but A .* is 1 in this call"):
         program.run({"a": np.ones(1, np.float32), "b": np.ones(5, np.float32)})
 
 
