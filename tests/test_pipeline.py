@@ -82,7 +82,7 @@ def test_an_unknown_pass_is_refused_by_name() -> None:
 
 def test_each_pass_says_what_it_does() -> None:
     assert len(set(NAMES)) == len(NAMES)
-    assert all(p.what and sum(x is not None for x in (p.graph, p.groups, p.join)) == 1 for p in PASSES)
+    assert all(p.what and sum(x is not None for x in (p.graph, p.groups, p.join)) <= 1 for p in PASSES)
 
 
 def test_the_command_line_has_the_switch(tmp_path: Path) -> None:

@@ -28,9 +28,10 @@ from polydyn.graph.verify import verify_graph
 
 @dataclass(frozen=True)
 class Pass:
-    """One step: a rewriting of the graph, a rewriting of the groups, or a rule by which groups join; one of the three.
+    """One step: a rewriting of the graph, a rewriting of the groups, or a rule by which groups join.
 
-    ``what``: one line for people, with the paper's section.
+    With none of the three it is the switch of a step that a later stage takes. ``what``: one line for people, with the
+    paper's section.
     """
 
     name: str
