@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
@@ -35,10 +35,10 @@ class Options:
     ``stitch``, ``attention`` ... Results are the same but for rounding; InputError when there is no such pass.
     """
 
-    without: frozenset[str] = frozenset()
+    without: Collection[str] = frozenset()
 
     def __post_init__(self) -> None:
-        check_names(self.without)
+        object.__setattr__(self, "without", check_names(self.without))
 
 
 def compile(
