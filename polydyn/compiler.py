@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from polydyn.build.features import architecture, available_cores, machine_features
 from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel
 from polydyn.errors import UnsupportedError
-from polydyn.fusion.attention import fuse_attention
-from polydyn.fusion.grouping import fuse
+from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.expand import import_model
-from polydyn.graph.fold import fold
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
-from polydyn.graph.passes.merge import merge_contractions
-from polydyn.graph.verify import verify_graph
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
@@ -41,13 +37,16 @@ LEAF = "pd_cpu.h"
 class Options:
     """Choices that change what is compiled.
 
-    ``merge``: contractions that share an operand become one (GEMM merging). ``attention``: scores, softmax and values
-    become one kernel. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
+    ``without``: names of passes that are left out, of ``polydyn.fusion.pipeline.PASSES``: ``merge`` (GEMM merging),
+    ``stitch``, ``attention`` ... Results are the same but for rounding; InputError when there is no such pass.
+    ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
     """
 
-    merge: bool = True
-    attention: bool = True
+    without: Collection[str] = frozenset()
     strategy: str = "polydyn"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "without", check_names(self.without))
 
 
 def compile(
@@ -106,15 +105,11 @@ def place_kernels(
 ) -> tuple[Graph, KernelBuilder, list[PlacedKernel]]:
     """The graph as it was fused, the builder with its fusion plan, and the kernels in launch order."""
     processor, options = cpu_target(target), options or Options()
-    graph = fold(graph)
-    if options.merge:
-        graph = merge_contractions(graph)
-    verify_graph(graph)
-    plan = fuse(graph)
-    if options.attention:
-        plan = fuse_attention(plan)
+    graph = rewrite_graph(graph, options.without)
+    plan = fusion_plan(graph, options.without)
     builder = KernelBuilder(plan, processor, tuner)
-    return graph, builder, [k for g in plan.groups for k in builder.place(g)]
+    placed = [k for g in plan.groups for k in builder.place(g)]
+    return replace(graph, notes=plan.graph.notes), builder, placed
 
 
 def cpu_target(target: str) -> CpuTarget:
@@ -136,7 +131,7 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
     """Buffers, packed constants, kernels and launches of a placed fusion plan of ``graph``."""
     constants = _constants(plan, placed)
     header = files("polydyn.codegen") / "leaf" / LEAF
-    buffers = _buffers(plan, placed, constants)
+    buffers = _buffers(plan, placed, constants, graph)
     kernels = {
         k.name: KernelSource(k.name, k.text, p.key, len(k.buffers), len(k.symbols), k.notes)
         for p in placed
@@ -173,8 +168,10 @@ def _constants(plan: FusionPlan, placed: list[PlacedKernel]) -> dict[str, Array]
     return out
 
 
-def _buffers(plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[str, Array]) -> dict[str, Buffer]:
-    graph = plan.graph
+def _buffers(
+    plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[str, Array], graph: Graph
+) -> dict[str, Buffer]:
+    """``graph``: has the shapes of inputs and outputs as the caller knows them; the plan may have split their axes."""
     used = {n for p in placed for n in p.lowered.buffers.values()} | set(graph.inputs) | set(graph.outputs)
     out: dict[str, Buffer] = {}
     for name in sorted(used):
@@ -182,7 +179,7 @@ def _buffers(plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[st
             a = constants[name]
             out[name] = Buffer(name, str(a.dtype), tuple(map(Index.of, a.shape)), "constant")
             continue
-        t = graph.tensors[name]
+        t = (plan.graph if name not in graph.outputs else graph).tensors[name]
         role = "input" if name in graph.inputs else "output" if name in graph.outputs else "intermediate"
         out[name] = Buffer(name, t.dtype, t.shape, role, plan.strides.get(name, ()))
     return out
@@ -220,7 +217,7 @@ def _launch(plan: FusionPlan, p: PlacedKernel, buffers: Mapping[str, Buffer]) ->
         bytes=sum((size_bytes(buffers[b]) for b in sorted(set(p.lowered.buffers.values()))), ZERO),
         names=k.symbols,
         choices=len(k.symbols) - len(params),
-        reasons=(*p.fused.reasons, *(p.alternatives.reasons if p.alternatives else ())),
+        reasons=(*p.fused.reasons, *plan.why_apart(p.fused), *(p.alternatives.reasons if p.alternatives else ())),
         choice=choice,
     )
 

@@ -320,17 +320,14 @@ def floordiv(x: Index, n: Index) -> Index:
             return q + rc // c
         return q + _nested_floordiv(r, Index.of(c))
     q, r = polynomial_division(x, n)
-    if not r.terms:
-        return q
-    return q + Index({(Atom("floordiv", (r, n)),): 1})
+    return q + _nested_floordiv(r, n) if r.terms else q
 
 
 def _nested_floordiv(r: Index, n: Index) -> Index:
-    """``(y // a) // b`` is ``y // (a*b)`` when nothing else is added."""
-    if len(r.terms) == 1:
-        ((m, v),) = r.terms.items()
-        if v == 1 and len(m) == 1 and isinstance(m[0], Atom) and m[0].kind == "floordiv" and m[0].args[1].constant:
-            return floordiv(m[0].args[0], m[0].args[1] * n)
+    """``(y // a) // b`` is ``y // (a*b)`` when nothing else is added; a size of 0 gives 0 both ways."""
+    a = _single_atom(r)
+    if a is not None and a.kind == "floordiv":
+        return floordiv(a.args[0], a.args[1] * n)
     return Index({(Atom("floordiv", (r, n)),): 1})
 
 

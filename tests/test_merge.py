@@ -53,7 +53,7 @@ def test_merged_graphs_compute_the_same(m: onnx.ModelProto) -> None:
 def test_biases_stay_epilogues_of_one_kernel() -> None:
     labels = compile(BIASED).launches
     assert sum(x.startswith("contract ") for x in labels) == 1
-    apart = compile(BIASED, options=Options(merge=False)).launches
+    apart = compile(BIASED, options=Options(without=frozenset({"merge"}))).launches
     assert sum(x.startswith("contract ") for x in apart) == 3
 
 

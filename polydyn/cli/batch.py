@@ -11,11 +11,13 @@ from typing import Any
 
 import polydyn
 from polydyn.build.cache import digest, write_atomically
+from polydyn.compiler import Options
 from polydyn.errors import InputError, PolydynError, ShapeError
+from polydyn.fusion.pipeline import check_names
 from polydyn.shapes.sizes import Sizes, SizesLike, sizes_by_name
 
 EXAMPLE = 'write [{"model": "a.onnx", "output": "a.polydyn"}]'
-KEYS = {"model", "output", "dims", "target"}
+KEYS = {"model", "output", "dims", "target", "without"}
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Job:
     output: Path
     dims: Mapping[str, Sizes]
     target: str = "cpu"
+    without: frozenset[str] = frozenset()
 
     def key(self) -> str:
         """What determines the artifact: the model's bytes, the arguments, polydyn's version. InputError: unreadable."""
@@ -33,8 +36,9 @@ class Job:
             content = self.model.read_bytes()
         except OSError as e:
             raise InputError(f"cannot read {self.model}: {e.strerror}", remedy="correct the job's model") from e
-        dims = json.dumps({name: sizes.to_json() for name, sizes in self.dims.items()}, sort_keys=True)
-        return digest(content, dims, self.target, polydyn.__version__)
+        dims = {name: sizes.to_json() for name, sizes in self.dims.items()}
+        arguments = json.dumps([dims, sorted(self.without)], sort_keys=True)
+        return digest(content, arguments, self.target, polydyn.__version__)
 
 
 def read_jobs(path: Path) -> list[Job]:
@@ -61,7 +65,8 @@ def _job(folder: Path, row: Any, position: int) -> Job:
     except (TypeError, AttributeError, ShapeError) as e:
         remedy = 'write "dims": {"B": [1, 64]} or {"L": {"low": 8, "high": 512, "multiple": 8, "likely": [128]}}'
         raise InputError(f"the dims of job {position} are malformed: {e}", remedy=remedy) from e
-    return Job(folder / row["model"], folder / row["output"], dims, str(row.get("target", "cpu")))
+    without = check_names(list(map(str, row.get("without", []))))
+    return Job(folder / row["model"], folder / row["output"], dims, str(row.get("target", "cpu")), without)
 
 
 def _sizes(given: Any) -> SizesLike:
@@ -88,7 +93,8 @@ def run_batch(path: Path, say: Callable[[str], None]) -> int:
                 say(f"{place}: done before")
                 continue
             start = time.perf_counter()
-            program = polydyn.compile(job.model, dims=job.dims, target=job.target)
+            options = Options(job.without)
+            program = polydyn.compile(job.model, dims=job.dims, target=job.target, options=options)
             program.save(job.output)
         except PolydynError as e:
             failed += 1

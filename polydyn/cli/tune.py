@@ -29,7 +29,7 @@ from polydyn.tuning.strategy import STRATEGIES
 @of_machine
 def tune(
     model: str, records: str, strategy: str, trials: int, seed: int, log: str | None,
-    dims: tuple[Any, ...], target: str, threads: int | None,
+    dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Tune the matmul-like kernels of MODEL on this machine. Stopped, it goes on from there when called again."""
     seen = read_log(Path(log)) if log else []
@@ -48,7 +48,7 @@ def tune(
             )
 
         groups = tune_model(
-            model, records, target=target, dims=dict(dims), threads=threads, options=Options(strategy=strategy),
+            model, records, target=target, dims=dict(dims), threads=threads, options=Options(frozenset(without), strategy),
             trials=trials, seed=seed, seen=seen, report=report,
         )  # fmt: skip
     heading = ("group", "", "tuples kept", "binaries", "measured now", "seconds")
