@@ -38,9 +38,9 @@ def verify_body(body: Body, symbols: Iterable[str], buffers: Iterable[str], *, l
 def _check(body: Body, bound: frozenset[str], regs: dict[str, int], buffers: frozenset[str], lowered: bool) -> None:
     for n in body:
         for i in node_indices(n):
-            if i.symbols() - bound:
+            if not i.symbols() <= bound:
                 raise CodegenError(f"unbound {sorted(i.symbols() - bound)} in {i} of {type(n).__name__}")
-            if {a.name for a in i.fetches()} - buffers:
+            if i.fetches() and {a.name for a in i.fetches()} - buffers:
                 raise CodegenError(f"fetch from unknown buffer in {i}")
         if isinstance(n, (Store, Def, Set)):
             _check_values(n, regs, buffers, lowered)

@@ -136,7 +136,13 @@ def _compare(c: Compare) -> str:
 
 def _free(body: Body) -> set[str]:
     """Symbols used but not bound in the body."""
-    used = {s for n in walk(body) for i in node_indices(n) for s in i.symbols()}
-    return used - {n.var for n in walk(body) if isinstance(n, (For, Let))}
+    used: set[str] = set()
+    bound: set[str] = set()
+    for n in walk(body):
+        if isinstance(n, (For, Let)):
+            bound.add(n.var)
+        for i in node_indices(n):
+            used |= i.symbols()
+    return used - bound
 
 
