@@ -448,16 +448,15 @@ def _indices(x: object) -> Iterator[Index]:
             yield from i
 
 
-def used_buffers(body: Body) -> set[str]:
-    """Buffers that are stored to, loaded from or fetched from."""
+def node_buffers(n: Node) -> set[str]:
+    """Buffers that one node stores to, loads from or fetches from."""
     out: set[str] = set()
-    for n in walk(body):
-        if isinstance(n, Store):
-            out.add(n.buffer)
-        if isinstance(n, (Store, Def, Set)):
-            out.update(x.buffer for x in walk_value(n.value) if isinstance(x, FlatLoad))
-        if isinstance(n, Call):
-            out.update(x.buffer for a in n.args for x in walk_value(a) if isinstance(x, Pointer))
-        for i in node_indices(n):
-            out.update(a.name for a in i.fetches())
+    if isinstance(n, Store):
+        out.add(n.buffer)
+    if isinstance(n, (Store, Def, Set)):
+        out.update(x.buffer for x in walk_value(n.value) if isinstance(x, FlatLoad))
+    if isinstance(n, Call):
+        out.update(x.buffer for a in n.args for x in walk_value(a) if isinstance(x, Pointer))
+    for i in node_indices(n):
+        out.update(a.name for a in i.fetches())
     return out

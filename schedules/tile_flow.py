@@ -260,23 +260,30 @@ def check_panel_box(tiles: ContractTiles) -> None:
     tiles holds them all, those that a wider variant of the micro-kernel reads besides included.
     """
     vectors = tiles.columns // tiles.width
-    dims = ("N", "c_lo", "c_hi", "c_j", "q")
-    f = frame("read", dims, ())
-    start = Index.of("N") - Index.of("c_j") * tiles.columns
-    inside = [*between("c_lo", "c_j", "c_hi"), *between(0, "q", vectors), below(Index.of("q") * tiles.width, start)]
-    inside += [at_least("c_lo", 0), at_least("N", 0)]
-    vector = (Index.of("c_j") - "c_lo") * vectors + "q"
-    for x in _arguments(tiles.panels):
-        bad = f.where([*inside, at_least(vector, x)])
-        if not bad.is_empty():
-            raise LegalityError(
-                f"a live column is read from a panel that is not packed: vector {vector} of {tiles.panels}\n"
-                f"  for example {sample(bad)}",
-                tensor="panel", rule="panel boxes",
-            )  # fmt: skip
+    _check_packed(tiles.columns, tiles.width, tiles.panels)
     missing = tiles.panel_size - Index.of("S") * vectors * tiles.vector_size
     if not is_nonnegative(missing):
         raise LegalityError(
             f"{tiles.panel_size} elements do not hold {vectors}*S vectors of {tiles.vector_size} elements",
             tensor="panel", rule="panel boxes",
         )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _check_packed(columns: int, width: int, panels: Index) -> None:
+    """Every live column of a share is in a packed vector."""
+    vectors = columns // width
+    dims = ("N", "c_lo", "c_hi", "c_j", "q")
+    f = frame("read", dims, ())
+    start = Index.of("N") - Index.of("c_j") * columns
+    inside = [*between("c_lo", "c_j", "c_hi"), *between(0, "q", vectors), below(Index.of("q") * width, start)]
+    inside += [at_least("c_lo", 0), at_least("N", 0)]
+    vector = (Index.of("c_j") - "c_lo") * vectors + "q"
+    for x in _arguments(panels):
+        bad = f.where([*inside, at_least(vector, x)])
+        if not bad.is_empty():
+            raise LegalityError(
+                f"a live column is read from a panel that is not packed: vector {vector} of {panels}\n"
+                f"  for example {sample(bad)}",
+                tensor="panel", rule="panel boxes",
+            )  # fmt: skip
