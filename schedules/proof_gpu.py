@@ -87,6 +87,30 @@ class GpuTiles:
         return {n: Index.of(v) for n, v in sizes.items()}
 
 
+def check_tile(tiles: GpuTiles) -> None:
+    """The cheap test of one more tile of a tree whose form is proven: LegalityError when the tile is not whole.
+
+    The grid carries no dependence along rows and columns, every accumulation of an element is one unit's, and the
+    reduction is cut in order, so any sizes are legal that cover a block: units, fragments and points make up the tile
+    in shared memory, and loads of fragments divide the fragments. Every tile that is emitted is proven besides.
+    """
+    for a, x in enumerate("ij"):
+        if tiles.block(a) != tiles.copied[a]:
+            raise LegalityError(
+                f"a block has {tiles.block(a)} of {x}, {tiles.copied[a]} are copied", rule="whole tiles"
+            )
+        if tiles.fragments[a] % tiles.loads[a]:
+            raise LegalityError(
+                f"{tiles.loads[a]} loads do not divide {tiles.fragments[a]} fragments of {x}", rule="whole tiles"
+            )
+        if tiles.interleaved and (tiles.points[a] != 1 or tiles.loads[a] != tiles.fragments[a]):
+            raise LegalityError(f"interleaved units have single points along {x}", rule="whole tiles")
+    if tiles.block_steps != tiles.copied[2]:
+        raise LegalityError(f"a tile has {tiles.block_steps} steps, {tiles.copied[2]} are copied", rule="whole tiles")
+    if min(*tiles.units, *tiles.fragments, *tiles.points, *tiles.steps, *tiles.loads) < 1:
+        raise LegalityError(f"sizes of {tiles} must be positive", rule="whole tiles")
+
+
 def prove_gpu_contract(group: Group, roles: Roles, tiled: TiledGroup, tiles: GpuTiles) -> None:
     """The tree computes the group for these tiles; made once for all groups of one skeleton.
 

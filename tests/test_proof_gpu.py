@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from polydyn.codegen.cuda_contract import FMA_TILES, MMA_TILES, CudaTile
 from polydyn.schedules.dependence import analyse
@@ -14,7 +16,7 @@ from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.isl_util import at_least
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof_gpu import STEP, GpuTiles, check_units, linear, prove_gpu_contract
+from polydyn.schedules.proof_gpu import STEP, GpuTiles, check_tile, check_units, linear, prove_gpu_contract
 from polydyn.schedules.skeleton import skeleton
 from polydyn.schedules.tiling import Roles, TiledGroup
 from polydyn.schedules.tree import Band, Mark, Sequence, Tree
@@ -63,6 +65,43 @@ def test_every_tile_is_proven_for_all_sizes(tile: CudaTile) -> None:
 def test_constant_extents_share_the_proof_of_their_skeleton() -> None:
     g = batched(64)
     prove_gpu_contract(g, ROLES, gpu_contract_tree(g, ROLES), SMALL)
+
+
+SIZES = st.sampled_from([1, 2, 3])
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.tuples(SIZES, SIZES), st.tuples(SIZES, SIZES), st.tuples(SIZES, SIZES), st.booleans(), st.integers(0, 11))
+def test_the_cheap_check_of_a_tile_agrees_with_the_proof(
+    units: tuple[int, int], fragments: tuple[int, int], steps: tuple[int, int], interleaved: bool, short: int
+) -> None:
+    points = (1, 1) if interleaved else (2, 4)
+    loads = fragments if interleaved else (1, fragments[1])
+    whole = GpuTiles(units, fragments, points, steps, loads, (0, 0, 0), interleaved)
+    copied = (whole.block(0), whole.block(1), whole.block_steps)
+    wrong = short < 3  # one of the copied sizes one short
+    tiles = replace(whole, copied=tuple(c - (wrong and a == short) for a, c in enumerate(copied)))  # type: ignore[arg-type]
+    verdicts = []
+    for check in (check_tile, lambda t: prove(tiles=t)):
+        try:
+            check(tiles)
+            verdicts.append(True)
+        except LegalityError:
+            verdicts.append(False)
+    assert verdicts == [not wrong, not wrong]
+
+
+def test_the_cheap_check_names_what_is_not_whole() -> None:
+    for t in (*FMA_TILES, *MMA_TILES):
+        check_tile(t.proven())
+    with pytest.raises(LegalityError, match="a block has 16 of i, 15 are copied"):
+        check_tile(replace(SMALL, copied=(15, 16, 8)))
+    with pytest.raises(LegalityError, match="2 loads do not divide 1 fragments of j"):
+        check_tile(replace(SMALL, loads=(1, 2)))
+    with pytest.raises(LegalityError, match="a tile has 8 steps, 4 are copied"):
+        check_tile(replace(SMALL, copied=(16, 16, 4)))
+    with pytest.raises(LegalityError, match="interleaved units have single points"):
+        check_tile(replace(SMALL, interleaved=True))
 
 
 # -- what is wrong is refused, with a witness ------------------------------------------------------------------------
