@@ -24,7 +24,8 @@ from polydyn.codegen.cpu_dot import DotKernel
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.cuda_contract import FMA_TILES, MMA_TILES, CudaTile
 from polydyn.codegen.ir import Body
-from polydyn.codegen.isl_ast import forget, generate
+from polydyn.codegen.isl_ast import forget as forget_trees
+from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget
 from polydyn.codegen.passes.bind import bind
 from polydyn.compiler import cpu_target
@@ -37,6 +38,7 @@ from polydyn.lowering.attention import AttentionGroup
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.kernels import Form, KernelBuilder
 from polydyn.schedules.dependence import analyse
+from polydyn.schedules.dependence import forget as forget_dependences
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
@@ -112,8 +114,8 @@ def cost(form: Form, target: CpuTarget, rounds: int) -> dict[str, object]:
     once: Times = {}
     tile: Times = {}
     for _ in range(rounds):
-        forget()
-        forget_flows()
+        for f in (forget_trees, forget_flows, forget_dependences):
+            f()
         clock, again = _Clock(), _Clock()
         candidate = _once(form, target, clock)
         again("cpu tile", candidate)
@@ -129,8 +131,8 @@ def _once(form: Form, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
     if isinstance(form, AttentionGroup):
         return _attention(form, target, clock)
     group = form.lowered.group if isinstance(form, ContractGroup) else form.group
-    deps = analyse(group, positive=False)
     clock("dependences", lambda: analyse(group, positive=False))
+    deps = analyse(group, positive=False)
     kernel: ContractKernel | NestKernel
     if isinstance(form, ContractGroup):
         build = DotKernel if form.dot else ContractKernel

@@ -423,7 +423,17 @@ def substitute(body: Body, env: Mapping[str, IndexLike]) -> Body:
             new = memo[i] = i.subs(env)
         return new
 
-    return rewrite(body, lambda n: map_node_indices(n, g))
+    return rewrite(body, lambda n: n if mentions(n)[0].isdisjoint(env) else map_node_indices(n, g))
+
+
+def mentions(n: Node) -> tuple[frozenset[str], frozenset[str]]:
+    """(symbols, buffers fetched from) of every Index of one node; remembered by the node, which never changes."""
+    found: tuple[frozenset[str], frozenset[str]] | None = n.__dict__.get("_mentions")
+    if found is None:
+        indices = set(node_indices(n))
+        fetched = frozenset(a.name for i in indices for a in i.fetches())
+        found = n.__dict__["_mentions"] = frozenset().union(*(i.symbols() for i in indices)), fetched
+    return found
 
 
 def node_indices(n: Node) -> Iterator[Index]:
@@ -457,6 +467,4 @@ def node_buffers(n: Node) -> set[str]:
         out.update(x.buffer for x in walk_value(n.value) if isinstance(x, FlatLoad))
     if isinstance(n, Call):
         out.update(x.buffer for a in n.args for x in walk_value(a) if isinstance(x, Pointer))
-    for i in node_indices(n):
-        out.update(a.name for a in i.fetches())
-    return out
+    return out | mentions(n)[1]

@@ -127,7 +127,6 @@ def _attempt(f: Callable[[], _T]) -> _T | None:
         return None
 
 
-@lru_cache(maxsize=512)
 def _dependences(form: Form, facts: Facts) -> Dependences:
     return analyse(form.group(), facts, positive=False)
 

@@ -19,8 +19,8 @@ from polydyn.codegen.ir import (
     Store,
     Switch,
     bodies,
+    mentions,
     node_buffers,
-    node_indices,
     walk,
 )  # fmt: skip
 from polydyn.codegen.printers.c_values import CTYPE, ValuePrinter, index_text, vector_type
@@ -77,8 +77,7 @@ class KernelPrinter:
                 if isinstance(n, (For, Let)):
                     bound.add(n.var)
                 buffers.update(node_buffers(n))
-                for i in node_indices(n):
-                    used.update(i.symbols())
+                used.update(mentions(n)[0])
                 for x in bodies(n):
                     visit(x)
 
