@@ -28,7 +28,6 @@ from polydyn.schedules.isl_util import (
     frame,
     maps,
     pair,
-    sample_pair,
     union_maps,
 )
 from polydyn.schedules.model import Group
@@ -38,7 +37,7 @@ from polydyn.schedules.skeleton import Form, check_instance, skeleton
 from polydyn.schedules.tiling import Roles, TiledGroup
 from polydyn.schedules.tree import TileStatement, Tree, to_isl
 from polydyn.schedules.verify import Coordinate, check_parallel, check_tree, expansion
-from polydyn.schedules.witness import dependence_error
+from polydyn.schedules.witness import dependence_error, flow_error
 
 STEP = "step"
 """The linear reduction."""
@@ -251,12 +250,8 @@ class _Flow:
         flow = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_schedule_map(order).compute_flow()
         for m in maps(flow.get_must_no_source()):
             if not m.is_empty():
-                at, cell, where = sample_pair(m)
                 s, array = pair(m)
-                raise LegalityError(
-                    f"{s} reads {array}{cell} where nothing was written\n  for example {s}{at} at {where}",
-                    node=s, tensor=array, rule="tile-space data flow",
-                )  # fmt: skip
+                raise flow_error(f"{s} reads {array} where nothing was written", m, s, array, self.ctx)
         for m in maps(flow.get_full_must_dependence()):
             self._same_epoch(m)
 
@@ -268,12 +263,8 @@ class _Flow:
         )
         bad = edge.subtract(made.apply_range(wanted.reverse()))
         if not bad.is_empty():
-            source, at, where = sample_pair(bad)
-            raise LegalityError(
-                f"{t} reads {array} of another tile or step, which {s} wrote\n"
-                f"  for example {s}{source} and {t}{at} at {where}",
-                node=f"{s} -> {t}", tensor=array, rule="tile-space data flow",
-            )  # fmt: skip
+            what = f"{t} reads {array} of another tile or step, which {s} wrote"
+            raise flow_error(what, bad, f"{s} -> {t}", array, self.ctx)
 
     def _accesses(self, writes: bool) -> list[isl.Map]:
         """Instances -> cells. Sums and fragments belong to a unit; tiles in shared memory to the block."""

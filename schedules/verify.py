@@ -73,7 +73,8 @@ def check_bounds(group: Group, deps: Dependences) -> None:
             m = access_relation(group, s, access).intersect_params(deps.context)
             bad = m.subtract_range(array_box(group, access.array))
             if not bad.is_empty():
-                raise set_error(f"{access.array} is accessed outside its shape", bad.domain(), s.name, deps.context)
+                what = f"{access.array} is accessed outside its shape"
+                raise set_error(what, bad.domain(), s.name, deps.context, access.array)
 
 
 def check_parallel(
