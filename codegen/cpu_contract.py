@@ -342,8 +342,16 @@ class ContractKernel:
         def shares(b: Body) -> Body:
             if not p.promote:
                 return b
+
+            def panel(x: Body) -> Body:
+                return (Alloc("panel", self.col_value.dtype, size, "scratch", x),)
+
+            def block(n: Node) -> Node:  # a new panel for each: a checked build sees what the last one has left
+                return replace(n, body=panel(n.body)) if isinstance(n, For) and n.var == "b_k" else n
+
             inner = bind(b, {"V_j": panels})
-            return (Let("c_lo", lo, (Alloc("panel", self.col_value.dtype, size, "scratch", inner),)),)
+            blocks = rewrite(inner, block)
+            return (Let("c_lo", lo, panel(inner) if blocks is inner else blocks),)
 
         body = consume(body, "kblock", shares)
         body, count = tasks(fold(body))
