@@ -48,8 +48,8 @@ def tune(
             )
 
         groups = tune_model(
-            model, records, target=target, dims=dict(dims), threads=threads, options=Options(frozenset(without), strategy),
-            trials=trials, seed=seed, seen=seen, report=report,
+            model, records, target=target, dims=dict(dims), threads=threads, trials=trials, seed=seed, seen=seen,
+            options=Options(frozenset(without), strategy), report=report,
         )  # fmt: skip
     heading = ("group", "", "tuples kept", "binaries", "measured now", "seconds")
     rows = [(g.label, "", str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}") for g in groups]
