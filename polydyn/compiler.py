@@ -26,6 +26,7 @@ from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.host import size_bytes
 from polydyn.program.plan import Buffer, Choice, HostPlan, KernelSource, Launch, Variant
 from polydyn.program.program import Program
+from polydyn.program.waves import join_waves
 from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.schedules.index import ZERO, Index, product
@@ -41,11 +42,13 @@ class Options:
     """Choices that change what is compiled.
 
     ``merge``: contractions that share an operand become one (GEMM merging). ``attention``: scores, softmax and values
-    become one kernel. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
+    become one kernel. ``horizontal``: launches that need nothing of each other run in one fork-join. ``strategy``:
+    whose searches in the records choose tiles (``polydyn.tuning.strategy``).
     """
 
     merge: bool = True
     attention: bool = True
+    horizontal: bool = True
     strategy: str = "polydyn"
 
 
@@ -94,7 +97,8 @@ def plan_graph(
     """The host plan of a graph of primitives."""
     graph, builder, placed = place_kernels(graph, target=target, options=options, tuner=tuner)
     notes = (*graph.notes, *builder.notes, *(tuner.notes if tuner else ()))
-    return host_plan(builder.plan, placed, builder.target, replace(graph, notes=notes))
+    host = host_plan(builder.plan, placed, builder.target, replace(graph, notes=notes))
+    return join_waves(host) if (options or Options()).horizontal else host
 
 
 def place_kernels(
@@ -218,6 +222,8 @@ def _launch(plan: FusionPlan, p: PlacedKernel, buffers: Mapping[str, Buffer]) ->
         choices=len(k.symbols) - len(params),
         reasons=(*p.fused.reasons, *(p.alternatives.reasons if p.alternatives else ())),
         choice=choice,
+        kind=p.fused.kind,
+        writes=tuple(_written(p)),
     )
 
 
