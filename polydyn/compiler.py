@@ -17,6 +17,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
+from polydyn.graph.passes.batch import batch_contractions
 from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.verify import verify_graph
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind
@@ -41,12 +42,14 @@ LEAF = "pd_cpu.h"
 class Options:
     """Choices that change what is compiled.
 
-    ``merge``: contractions that share an operand become one (GEMM merging). ``attention``: scores, softmax and values
-    become one kernel. ``horizontal``: launches that need nothing of each other run in one fork-join. ``strategy``:
-    whose searches in the records choose tiles (``polydyn.tuning.strategy``).
+    ``merge``: contractions that share an operand become one (GEMM merging). ``batch``: independent contractions of
+    equal shapes become a batched one. ``attention``: scores, softmax and values become one kernel. ``horizontal``:
+    launches that need nothing of each other run in one fork-join. ``strategy``: whose searches in the records choose
+    tiles (``polydyn.tuning.strategy``).
     """
 
     merge: bool = True
+    batch: bool = True
     attention: bool = True
     horizontal: bool = True
     strategy: str = "polydyn"
@@ -109,6 +112,8 @@ def place_kernels(
     graph = fold(graph)
     if options.merge:
         graph = merge_contractions(graph)
+    if options.batch:
+        graph = batch_contractions(graph)
     verify_graph(graph)
     plan = fuse(graph)
     if options.attention:
