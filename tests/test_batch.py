@@ -10,6 +10,7 @@ from graphs import Sheet, matmul, random_inputs, wrong
 
 from benchmarks.fuzz import compile_graph
 from benchmarks.random_graphs import random_feeds, random_graph
+from polydyn.compiler import Options, plan_graph
 from polydyn.graph.ir import Compute, Graph
 from polydyn.graph.passes.batch import batch_contractions
 from polydyn.graph.passes.merge import merge_contractions
@@ -46,20 +47,22 @@ def top_of(s: Sheet, name: str, source: str) -> None:
     s.let(name, shape[:-1], s.at(source, *(f"d{a}" for a in range(len(shape) - 1)), "r0"), shape[-1:], "max")
 
 
-def towers(*rows: str, depth: int = 2) -> Sheet:
-    """Towers of ``x -> tanh -> x @ w + b -> tanh -> ...`` that share nothing, one for each number of rows."""
+def towers(*rows: str, depth: int = 2, cut: int = 8) -> Sheet:
+    """Towers of ``x -> tanh -> x @ w + b -> rows minus their maximum -> ...`` that share nothing, one for each number
+    of rows. Of each result's 12 + ``cut`` columns 12 go on.
+    """
     s = Sheet(**{f"x{k}": (m, 12) for k, m in enumerate(rows)})
     for k, m in enumerate(rows):
         t = f"x{k}"
         for d in range(depth):
-            s.constant(f"w{k}{d}", weights(12, 12))
-            s.constant(f"b{k}{d}", weights(12))
-            map_of(s, f"e{k}{d}", t)
+            s.constant(f"w{k}{d}", weights(12, 12 + cut))
+            s.constant(f"b{k}{d}", weights(12 + cut))
+            s.let(f"e{k}{d}", (m, 12), op("tanh", s.at(t, "d0", "d1")))
             matmul(s, f"m{k}{d}", f"e{k}{d}", f"w{k}{d}")
-            s.let(f"c{k}{d}", (m, 12), op("add", s.at(f"m{k}{d}", "d0", "d1"), s.at(f"b{k}{d}", "d1")))
-            s.let(f"n{k}{d}", (m,), s.at(f"c{k}{d}", "d0", "r0"), (12,), "max")
+            s.let(f"c{k}{d}", (m, 12 + cut), op("add", s.at(f"m{k}{d}", "d0", "d1"), s.at(f"b{k}{d}", "d1")))
+            s.let(f"n{k}{d}", (m,), s.at(f"c{k}{d}", "d0", "r0"), (12 + cut,), "max")
             t = f"t{k}{d}"
-            s.let(t, (m, 12), op("sub", s.at(f"c{k}{d}", "d0", "d1"), s.at(f"n{k}{d}", "d0")))
+            s.let(t, (m, 12 + cut), op("sub", s.at(f"c{k}{d}", "d0", "d1"), s.at(f"n{k}{d}", "d0")))
         top_of(s, f"o{k}", t)
     return s
 
@@ -83,6 +86,13 @@ def test_biases_are_stacked_into_the_epilogue() -> None:
     one, _ = compile_graph(towers("M", "M").graph("o0", "o1"))
     assert sum(x.startswith("contract ") for x in one.launches) == 2
     assert not any("is a copy of" in n for n in one.manifest["notes"])
+
+
+def test_the_switch_leaves_products_apart() -> None:
+    graph = towers("M", "M").graph("o0", "o1")
+    for options, count in ((Options(), 2), (Options(batch=False), 4)):
+        kinds = [x.kind for x in plan_graph(graph, options=options).launches]
+        assert kinds.count("contract") == count
 
 
 def test_equal_sizes_under_two_names_are_not_guessed() -> None:
@@ -133,6 +143,13 @@ def test_batches_of_activations_only() -> None:
     graph = s.graph("o0", "o1")
     assert sums(batched(graph)) == 1
     assert not wrong(graph, *({"M": m, "N": n, "K": k} for m, n, k in ((0, 2, 3), (3, 0, 1), (5, 6, 0), (17, 33, 9))))
+
+
+def test_what_attention_would_keep_in_one_kernel_stays_apart() -> None:
+    graph = towers("M", "M", cut=0).graph("o0", "o1")
+    out = batched(graph)
+    assert any("m00, m10" in n and "may be one attention kernel" in n for n in out.notes)
+    assert any("m01, m11: merged into one batched contraction" in n for n in out.notes)
 
 
 def test_a_dependent_pair_is_never_batched() -> None:

@@ -219,7 +219,7 @@ def test_merges_that_were_made_count_as_paths() -> None:
     exp_of(s, "ez", "z")
     matmul(s, "b1", "ez", "u")
     total_of(s, "s1", "b1")
-    s.let("e0", (12, 7), op("tanh", s.at("s1", "d0")))
+    s.let("e0", (12, 9), op("tanh", s.at("s1", "d0")))
     exp_of(s, "e1", "q")
     matmul(s, "a0", "p", "e0")
     matmul(s, "a1", "p", "e1")
@@ -246,6 +246,28 @@ def test_sizes_that_are_not_decided_keep_products_apart() -> None:
         s.let(f"o{t}", (m, n), s.at(f"m{t}", "d0", "d1", "r0"), (7,), "max")
     text = note_of(s, "op", "oq")
     assert "whether M equals N is not decided" in text and "whether H equals L is not decided" in text
+
+
+def test_keys_and_values_of_all_decoder_layers_are_one_product_of_the_encoding() -> None:
+    """Grouped queries too: keys and values are narrower than queries, and queries read something else."""
+    s = Sheet(encoding=("L", 12), x=("T", 12))
+    s.constant("wq", R.standard_normal((12, 16)).astype(np.float32))
+    exp_of(s, "q0", "x")
+    for layer in range(2):
+        matmul(s, f"pq{layer}", f"q{layer}", "wq")
+        for kind in "kv":
+            s.constant(f"w{kind}{layer}", R.standard_normal((12, 4)).astype(np.float32))
+            matmul(s, f"p{kind}{layer}", "encoding", f"w{kind}{layer}")
+            total_of(s, f"s{kind}{layer}", f"p{kind}{layer}")
+        s.let(f"z{layer}", (), s.at(f"sk{layer}", "r0"), ("L",), "sum")
+        total_of(s, f"sq{layer}", f"pq{layer}")
+        s.let(f"q{layer + 1}", ("T", 12), op("tanh", op("add", s.at(f"sq{layer}", "d0"), s.at(f"z{layer}"))))
+    graph = s.graph("q2", "sv0", "sv1")
+    out = merged(graph)
+    assert sums(graph) - sums(out) == 3
+    assert any("pk0, pv0, pk1, pv1: merged into one contraction" in n for n in out.notes)
+    assert any("pq0, pq1: not merged: one depends on another" in n for n in out.notes)
+    assert not wrong(graph, {"L": 0, "T": 3}, {"L": 9, "T": 1})
 
 
 def test_dependences_and_order() -> None:

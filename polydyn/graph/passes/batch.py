@@ -10,8 +10,8 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from polydyn.graph.ir import Compute, Graph
-from polydyn.graph.passes.join import Stacked, Workplace
-from polydyn.graph.passes.merge import as_contraction, join_members
+from polydyn.graph.passes.join import Stacked, Workplace, as_contraction
+from polydyn.graph.passes.merge import join_members
 from polydyn.schedules.expr import Load, Value, transform
 
 BATCHED = "merged into one batched contraction (their shapes are equal)"

@@ -20,7 +20,7 @@ import numpy as np
 
 from polydyn.graph.ir import Compute, Concat, Dim, Graph, Node, Tensor, dim_name
 from polydyn.graph.passes.order import Dependences, in_order
-from polydyn.schedules.expr import Array, Const, FromIndex, Load, Op, Value, children, load, loads, substitute
+from polydyn.schedules.expr import Array, Const, FromIndex, Load, Op, Value, children, indices, load, loads, substitute
 from polydyn.schedules.index import ONE, ZERO, Index
 
 
@@ -53,6 +53,14 @@ class _Constants:
 
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     axis: int | None
+
+
+def as_contraction(n: Node) -> Compute | None:
+    """The node, when it is a sum of products of two loaded operands of which each runs along axes of its own."""
+    if not isinstance(n, Compute) or n.reduce != "sum" or not isinstance(n.body, Op) or n.body.name != "mul":
+        return None
+    a, b = ({s for i in indices(v) for s in i.symbols() if s[:1] == "d"} for v in n.body.args)
+    return n if a - b and b - a and all(len(loads(v)) == 1 for v in n.body.args) else None
 
 
 class Workplace:
@@ -195,6 +203,26 @@ class Join:
                 raise Refusal("a part of a concatenation would have to be copied")
             if any(self._is_lost(r, m.output) for r in readers):
                 raise Refusal("what follows differs, an epilogue would become a kernel of its own")
+
+            if self._feeds_rows(m.output):
+                raise Refusal("rows made of it feed a product, all three may be one attention kernel")
+
+    def _feeds_rows(self, t: str) -> bool:
+        """Whether a product's only-read operand of the same shape is made by row reductions of ``t`` (attention)."""
+        stack, seen = [(t, False)], set[tuple[str, bool]]()
+        while stack:
+            x, reduced = state = stack.pop()
+            if state in seen:
+                continue
+            seen.add(state)
+            for r in self.place.consumers[x]:
+                if not isinstance(r, Compute):
+                    continue
+                if as_contraction(r) is None:
+                    stack.append((r.output, reduced or not r.is_map))
+                elif reduced and self._shape(x) == self._shape(t) and len(self.place.consumers[x]) == 1:
+                    return True
+        return False
 
     def _is_lost(self, r: Node, t: str) -> bool:
         """Whether the reader could have been an epilogue: element-wise, and all else it reads is there before ``t``."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
-from polydyn.graph.ir import Compute, Graph, Node, dim_name
-from polydyn.graph.passes.join import Along, Different, Form, Join, Refusal, Workplace
+from polydyn.graph.ir import Compute, Graph, dim_name
+from polydyn.graph.passes.join import Along, Different, Form, Join, Refusal, Workplace, as_contraction
 from polydyn.schedules.expr import Op, indices, loads
 
 MERGED = "merged into one contraction (they share the operand {operand})"
@@ -33,14 +33,6 @@ def merge_contractions(graph: Graph) -> Graph:
         forms = [Along(a) for a in reversed(range(rank)) if dim_name(a) not in run]
         join_members(place, members, forms, MERGED.format(operand=loads(shared)[0].buffer))
     return place.finish()
-
-
-def as_contraction(n: Node) -> Compute | None:
-    """The node, when it is a sum of products of two loaded operands of which each runs along axes of its own."""
-    if not isinstance(n, Compute) or n.reduce != "sum" or not isinstance(n.body, Op) or n.body.name != "mul":
-        return None
-    a, b = ({s for i in indices(v) for s in i.symbols() if s[:1] == "d"} for v in n.body.args)
-    return n if a - b and b - a and all(len(loads(v)) == 1 for v in n.body.args) else None
 
 
 def join_members(place: Workplace, members: Sequence[Compute], forms: Iterable[Form], done: str) -> None:
