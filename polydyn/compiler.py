@@ -22,6 +22,7 @@ from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.host import size_bytes
 from polydyn.program.plan import Buffer, Choice, HostPlan, KernelSource, Launch, Variant
 from polydyn.program.program import Program
+from polydyn.program.waves import join_waves
 from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.schedules.index import ZERO, Index, product
@@ -38,8 +39,8 @@ class Options:
     """Choices that change what is compiled.
 
     ``without``: names of passes that are left out, of ``polydyn.fusion.pipeline.PASSES``: ``merge`` (GEMM merging),
-    ``stitch``, ``attention`` ... Results are the same but for rounding; InputError when there is no such pass.
-    ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
+    ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is no such
+    pass. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
     """
 
     without: Collection[str] = frozenset()
@@ -97,7 +98,8 @@ def plan_graph(
     """The host plan of a graph of primitives."""
     graph, builder, placed = place_kernels(graph, target=target, options=options, tuner=tuner)
     notes = (*graph.notes, *builder.notes, *(tuner.notes if tuner else ()))
-    return host_plan(builder.plan, placed, builder.target, replace(graph, notes=notes))
+    host = host_plan(builder.plan, placed, builder.target, replace(graph, notes=notes))
+    return host if "horizontal" in (options or Options()).without else join_waves(host)
 
 
 def place_kernels(
@@ -219,6 +221,8 @@ def _launch(plan: FusionPlan, p: PlacedKernel, buffers: Mapping[str, Buffer]) ->
         choices=len(k.symbols) - len(params),
         reasons=(*p.fused.reasons, *plan.why_apart(p.fused), *(p.alternatives.reasons if p.alternatives else ())),
         choice=choice,
+        kind=p.fused.kind,
+        writes=tuple(_written(p)),
     )
 
 

@@ -44,6 +44,7 @@ class Pass:
 REWRITES: tuple[Pass, ...] = (
     Pass("fold", "what reads only constants is computed once", graph=fold),
     Pass("merge", "contractions that share an operand become one (BladeDISC 4.3)", graph=merge_contractions),
+    Pass("batch", "independent contractions of equal shapes become a batched one", graph=batch_contractions),
 )
 """Passes over the graph that keep its views."""
 
@@ -58,6 +59,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("recompute", "readers compute cheap producers again (BladeDISC 4.2 input-inline)", groups=recompute_producers),
     Pass("sink", "an epilogue that only makes traffic goes to its reader (BladeDISC 4.1)", groups=sink_epilogues),
     Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),
+    Pass("horizontal", "launches that need nothing of each other run in one fork-join (program/waves.py)"),
 )
 """Passes that decide what a kernel is: over the graph first, then over groups."""
 

@@ -83,7 +83,8 @@ class Launch:
     buffers it names.
     ``names``: of the symbols, for people; the last ``choices`` of them are chosen at launch, the others are sizes.
     ``reasons``: why its primitives became one kernel. ``choice``: kernel, symbols, tasks and scratch are then those of
-    the variant that the decision names; the launch's own are not used.
+    the variant that the decision names; the launch's own are not used. ``kind``: of its group. ``writes``: the buffers
+    it writes, in parts that no other launch writes; None: not known, it may read and write all of them.
     """
 
     kernel: str
@@ -101,6 +102,8 @@ class Launch:
     choices: int = 0
     reasons: tuple[str, ...] = ()
     choice: Choice | None = None
+    kind: str = ""
+    writes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ class HostPlan:
 
     ``constants``: name -> array in its final, packed form. ``outputs``/``inputs`` in the model's order. ``launches`` in
     execution order; every intermediate is written before it is read. ``headers``: file name -> text of C headers, all
-    of them included, in this order, before kernels' texts. ``dims``: what the user said of dynamic dims; its ranges and
+    of them included, in this order, before kernels' texts. ``waves``: how many launches, in order, run side by side
+    (``program/waves.py``); () when each runs alone. ``dims``: what the user said of dynamic dims; its ranges and
     multiples are guards already, its likely sizes are for tuning and dispatch.
     """
 
@@ -137,3 +141,4 @@ class HostPlan:
     headers: dict[str, str] = field(default_factory=dict)
     index_checks: tuple[IndexCheck, ...] = ()
     dims: Mapping[str, Sizes] = field(default_factory=dict)
+    waves: tuple[int, ...] = ()
