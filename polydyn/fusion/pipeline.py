@@ -22,6 +22,7 @@ from polydyn.fusion.split import split_merged_axes
 from polydyn.fusion.verify import verify_plan
 from polydyn.graph.fold import fold
 from polydyn.graph.ir import Graph
+from polydyn.graph.passes.batch import batch_contractions
 from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.verify import verify_graph
 
