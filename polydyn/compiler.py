@@ -39,8 +39,8 @@ class Options:
     """Choices that change what is compiled.
 
     ``without``: names of passes that are left out, of ``polydyn.fusion.pipeline.PASSES``: ``merge`` (GEMM merging),
-    ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is no such
-    pass. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
+    ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is none
+    of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
     """
 
     without: Collection[str] = frozenset()
