@@ -78,7 +78,7 @@ def plan_graph(graph: Graph, *, target: str = "cpu", options: Options | None = N
     if options.merge:
         graph = merge_contractions(graph)
     verify_graph(graph)
-    plan = fuse(graph)
+    plan = fuse(graph, promotion=True)
     if options.attention:
         plan = fuse_attention(plan)
     builder = KernelBuilder(plan, processor)

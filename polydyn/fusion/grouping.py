@@ -5,20 +5,24 @@ Rules, in order (TSCompiler 4.2 backbone first; BladeDISC 4.2 stitch):
 2. an element-wise node joins an element-wise or stitch group whose rows it shares;
 3. a reduction over trailing axes joins the group that makes its rows (stitch);
 4. otherwise it starts a group.
+With ``promotion`` maps that only a product or a window reads join it first (prologue).
 A join must not create a cycle between groups (convexity).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 from polydyn.codegen.passes.vectorise import has_lanes
 from polydyn.fusion.append import find_appends, free_strides, part_name
 from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.inline import inline
-from polydyn.fusion.plan import FusedGroup, FusionPlan, Window
+from polydyn.fusion.layout import channels_last
+from polydyn.fusion.plan import FusedGroup, FusionPlan, Prologue, Window
+from polydyn.fusion.prologue import compose, is_guarded_view, may_join, row_operand
 from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, reduction_name
-from polydyn.schedules.expr import Load, Op, load, loads
+from polydyn.schedules.expr import Load, Op, indices, load, loads
 from polydyn.schedules.index import ONE, ZERO, Index
 
 
@@ -31,6 +35,7 @@ class _Open:
     prefix: int
     reasons: list[str]
     before: set[int] = field(default_factory=set)
+    prologue: Prologue | None = None
 
 
 def is_contraction(n: Compute) -> bool:
@@ -43,8 +48,9 @@ def is_contraction(n: Compute) -> bool:
 
 
 class _Grouping:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, promotion: bool, private: Collection[str]) -> None:
+        """``private``: tensors that one node reads, in one place, and that need not exist in memory."""
+        self.graph, self.promotion, self.private = graph, promotion, private
         self.groups: list[_Open] = []
         self.home: dict[str, int] = {}
 
@@ -52,8 +58,12 @@ class _Grouping:
 
     def add(self, n: Compute) -> None:
         """Places one node."""
+        plain, reasons = n, [f"{n.output}: starts a KIND group"]
+        n, maps = self._with_prologue(n) if self.promotion else (n, ())
+        reasons += [f"{m.output}: joins the promotion of {n.output}'s operand (prologue)" for m in maps]
+        prologue = Prologue(maps, plain) if maps else None
         producers = dict.fromkeys(self.home[t] for t in n.inputs if t in self.home)
-        ranked = sorted(producers, key=lambda g: (self.groups[g].kind != "contract", -g))
+        ranked = [] if maps else sorted(producers, key=lambda g: (self.groups[g].kind != "contract", -g))
         for g in ranked:
             prefix = self.groups[g].prefix
             why = self._joins(n, self.groups[g])
@@ -61,9 +71,50 @@ class _Grouping:
                 self._join(n, g, why)
                 return
             self.groups[g].prefix = prefix
-        kind = "contract" if is_contraction(n) and self._tileable(n) else "nest"
-        self.groups.append(_Open(kind, [n], self._own_prefix(n), [f"{n.output}: starts a {kind} group"]))
+        kind = "contract" if self._is_product(plain) and self._tileable(plain) else "nest"
+        reasons[0] = reasons[0].replace("KIND", kind)
+        self.groups.append(_Open(kind, [n], self._own_prefix(n), reasons, prologue=prologue))
         self._settle(n, len(self.groups) - 1)
+
+    def _is_product(self, n: Compute) -> bool:
+        """A contraction whose last axis, along which vectors run, is in one operand only.
+
+        With promotion there is no need for others (a depthwise convolution, channels last) to be contractions.
+        """
+        if not is_contraction(n) or not self.promotion:
+            return is_contraction(n)
+        assert isinstance(n.body, Op)
+        shape = self._shape(n)
+        last = dim_name(max((a for a, e in enumerate(shape) if e != ONE), default=0))
+        return not all(any(last in i.symbols() for i in indices(v)) for v in n.body.args)
+
+    def _with_prologue(self, n: Compute) -> tuple[Compute, tuple[Compute, ...]]:
+        """The node with the maps that it alone reads put into its body, and those maps in order."""
+        joined: tuple[Compute, ...] = ()
+        if n.is_map:
+            return n, joined
+        product, plain = self._is_product(n) and self._tileable(n), n
+        while True:
+            for t in dict.fromkeys(x.buffer for x in loads(plain.body)):
+                maps = self._chain(t)
+                operand = row_operand(plain, t) if product else None
+                fits = maps and (all(map(is_guarded_view, maps)) if not product else operand is not None)
+                if fits and (operand is None or may_join(self.graph, plain, operand, maps)):
+                    self.groups[self.home[t]].nodes.clear()
+                    plain, joined = compose(plain, maps), (*maps, *joined)
+                    break
+            else:
+                return plain, joined
+
+    def _chain(self, tensor: str) -> tuple[Compute, ...]:
+        """The maps of the group that makes a tensor, when nothing but the tensor leaves it and one node reads that."""
+        if tensor not in self.private or tensor not in self.home:
+            return ()
+        nodes = self.groups[self.home[tensor]].nodes
+        read = {t for m in nodes for t in m.inputs}
+        inner = all(m.output == tensor or (m.output in self.private and m.output in read) for m in nodes)
+        ok = self.groups[self.home[tensor]].kind == "nest" and inner and all(m.is_map for m in nodes)
+        return tuple(nodes) if ok and nodes and nodes[-1].output == tensor else ()
 
     def _joins(self, n: Compute, g: _Open) -> str | None:
         """The reason for joining, or None."""
@@ -174,9 +225,13 @@ class _Grouping:
                 other.before |= new
 
 
-def fuse(graph: Graph) -> FusionPlan:
-    """The fusion plan of a graph of primitives."""
-    source = graph = inline(graph)
+def fuse(graph: Graph, promotion: bool = False) -> FusionPlan:
+    """The fusion plan of a graph of primitives.
+
+    ``promotion``: the target's contractions copy a row operand that is not plain to scratch. Then convolutions are
+    computed channels last, and prologues join them.
+    """
+    source = graph = channels_last(inline(graph)) if promotion else inline(graph)
     tensors = dict(graph.tensors)
     windows: dict[str, Window] = {}
     nodes: list[Compute] = []
@@ -201,7 +256,15 @@ def fuse(graph: Graph) -> FusionPlan:
         graph.name, graph.inputs, graph.outputs, tensors, graph.constants, tuple(nodes), graph.sources, graph.guards
     )
     appends = find_appends(source)
-    return FusionPlan(graph, _groups(graph, windows), windows, appends, free_strides(appends))
+    groups = _groups(graph, windows, promotion)
+    return FusionPlan(_as_grouped(graph, groups), groups, windows, appends, free_strides(appends))
+
+
+def _as_grouped(graph: Graph, groups: tuple[FusedGroup, ...]) -> Graph:
+    """The graph with prologues inside their readers."""
+    gone = {m.output for g in groups if g.prologue for m in g.prologue.maps}
+    new = {g.nodes[0].output: g.nodes[0] for g in groups if g.prologue}
+    return replace(graph, nodes=tuple(new.get(n.output, n) for n in graph.nodes if n.output not in gone))
 
 
 def _read_counts(graph: Graph) -> dict[str, int]:
@@ -212,21 +275,32 @@ def _read_counts(graph: Graph) -> dict[str, int]:
     return counts
 
 
-def _groups(graph: Graph, windows: dict[str, Window]) -> tuple[FusedGroup, ...]:
+def _private(graph: Graph, windows: dict[str, Window]) -> set[str]:
+    """Tensors that one node reads, in one place, and nobody outside sees."""
+    count = dict.fromkeys(graph.tensors, 0)
+    for n in graph.nodes:
+        assert isinstance(n, Compute)
+        fetched = [a.name for i in indices(n.body) for a in i.fetches()]
+        for t in (*(x.buffer for x in loads(n.body)), *fetched, *fetched):
+            count[t] += 1
+    return {t for t, c in count.items() if c == 1 and t not in graph.outputs and t not in windows}
+
+
+def _groups(graph: Graph, windows: dict[str, Window], promotion: bool) -> tuple[FusedGroup, ...]:
     """Groups nodes; a reader of a concatenation depends on the writers of all its parts."""
     parts: dict[str, list[str]] = {}
     for name, w in windows.items():
         parts.setdefault(w.target, []).append(name)
-    grouping = _Grouping(graph)
+    grouping = _Grouping(graph, promotion, _private(graph, windows))
     for n in _in_order(graph.nodes, parts):
         grouping.add(n)
         for target, names in parts.items():
             if n.output in names and all(p in grouping.home for p in names):
                 _link(grouping, target, names)
     consumers: dict[str, set[int]] = {}
-    for m in graph.nodes:
-        for t in m.inputs:
-            consumers.setdefault(t, set()).add(grouping.home[m.output])
+    for g, o in enumerate(grouping.groups):
+        for t in (t for m in o.nodes for t in m.inputs):
+            consumers.setdefault(t, set()).add(g)
     out = []
     for g, o in enumerate(grouping.groups):
         outputs = tuple(
@@ -234,7 +308,7 @@ def _groups(graph: Graph, windows: dict[str, Window]) -> tuple[FusedGroup, ...]:
             for n in o.nodes
             if n.output in graph.outputs or n.output in windows or consumers.get(n.output, set()) - {g}
         )
-        out.append(FusedGroup(o.kind, tuple(o.nodes), outputs, o.prefix, tuple(o.reasons)))
+        out.append(FusedGroup(o.kind, tuple(o.nodes), outputs, o.prefix, tuple(o.reasons), prologue=o.prologue))
     order = sorted(range(len(out)), key=lambda g: (len(grouping.groups[g].before), g))
     return tuple(out[g] for g in order if out[g].outputs)
 

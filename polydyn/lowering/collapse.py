@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from polydyn.lowering.flatten import FlatNode, map_addresses
-from polydyn.schedules.expr import FromIndex, Load, walk
+from polydyn.schedules.expr import FromIndex, Load, Value, walk
 from polydyn.schedules.index import Atom, Index
 
 Axis = tuple[str, Index]
@@ -21,7 +21,7 @@ def collapse_shared(nodes: tuple[FlatNode, ...]) -> tuple[FlatNode, ...]:
     i = 0
     while i + 1 < len(nodes[0].shared):
         x, y = nodes[0].shared[i], nodes[0].shared[i + 1]
-        if all(_mergeable(p, x, y) for n in nodes for p in _positions(n)):
+        if all(mergeable(p, x, y) for n in nodes for p in _positions(n)):
             nodes = tuple(_merge_shared(n, i) for n in nodes)
         else:
             i += 1
@@ -33,7 +33,7 @@ def collapse_reduction(node: FlatNode) -> FlatNode:
     i = 0
     while i + 1 < len(node.reduction):
         x, y = node.reduction[i], node.reduction[i + 1]
-        if all(_mergeable(p, x, y) for p in _positions(node)):
+        if all(mergeable(p, x, y) for p in _positions(node)):
             merged = (y[0], x[1] * y[1])
             node = replace(node, reduction=(*node.reduction[:i], merged, *node.reduction[i + 2 :]))
             node = map_addresses(node, {x[0]: Index.of(0)})
@@ -52,14 +52,20 @@ def _merge_shared(n: FlatNode, i: int) -> FlatNode:
 def _positions(n: FlatNode) -> Iterator[Index]:
     """Every integer expression that may depend on iterators: addresses, plain indices, local subscripts."""
     yield n.address
-    for v in walk(n.body):
-        if isinstance(v, Load):
-            yield from v.index
-        elif isinstance(v, FromIndex):
-            yield v.index
+    yield from value_positions(n.body)
 
 
-def _mergeable(p: Index, x: Axis, y: Axis) -> bool:
+def value_positions(v: Value) -> Iterator[Index]:
+    """The same of a value."""
+    for x in walk(v):
+        if isinstance(x, Load):
+            yield from x.index
+        elif isinstance(x, FromIndex):
+            yield x.index
+
+
+def mergeable(p: Index, x: Axis, y: Axis) -> bool:
+    """Whether an expression moves ``extent(y)`` times as much for a step of ``x`` as for a step of ``y``."""
     if not p.symbols() & {x[0], y[0]}:
         return True
     cx, rest = p.split(x[0])
@@ -74,6 +80,6 @@ def _atom_mergeable(a: Atom, x: Axis, y: Axis) -> bool:
         return True
     if a.kind == "floordiv" and {x[0], y[0]} & a.args[1].symbols():
         return False
-    return all(_mergeable(i, x, y) for i in a.args)
+    return all(mergeable(i, x, y) for i in a.args)
 
 

@@ -73,7 +73,7 @@ class KernelBuilder:
         return tuple(map(self._place, group.parts))
 
     def _place(self, group: FusedGroup) -> PlacedKernel:
-        form = lower_contract(self.plan, group, self.target.width) if group.kind == "contract" else None
+        form = lower_contract(self.plan, group, self.target.width, promotion=True) if group.kind == "contract" else None
         return self._placed(group, form or lower_nest(self.plan, group))
 
     def _placed(self, group: FusedGroup, form: Form) -> PlacedKernel:
@@ -91,7 +91,7 @@ class KernelBuilder:
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
-            return form.lowered.key(form.roles, sorted(form.packed), form.dot, self.target)
+            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
         return form.key(self.target)
@@ -108,7 +108,7 @@ class KernelBuilder:
         deps = analyse(group, positive=False)
         roles, _ = schedule_contract(group, form.roles, deps.under(context(group)))
         build = DotKernel if form.dot else ContractKernel
-        kernel = build(f"contract_{key[:12]}", group, roles, self.target, form.packed)
+        kernel = build(f"contract_{key[:12]}", group, roles, self.target, form.packed, fill=form.fill)
         prove_contract(group, roles, kernel.tree(), kernel.tiles(), deps)
         return kernel.build()
 

@@ -1,0 +1,62 @@
+"""Hoisting: divisions that do not change in an inner loop get a name outside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from polydyn.codegen.ir import Body, For, Let, Node, map_node_indices, node_indices, rewrite, walk
+from polydyn.schedules.index import Atom, Index
+
+
+def hoist_divisions(body: Body, prefix: str) -> Body:
+    """Every floor division is computed once per iteration of the innermost loop that it depends on.
+
+    Names ``<prefix><n>`` stand for the quotients; divisions that depend on no loop of the body stay where they are.
+    """
+    names: dict[Atom, str] = {}
+
+    def inside(b: Body) -> Body:
+        return tuple(loop(n) if isinstance(n, For) else n for n in b)
+
+    def loop(n: For) -> Node:
+        inner = {x.var for x in walk(n.body) if isinstance(x, (For, Let))}
+        found: list[tuple[str, Index]] = []
+        body = n.body
+        while True:
+            atoms = (a for x in walk(body) for i in node_indices(x) for a in _simple(i))
+            ready = (a for a in atoms if n.var in _symbols(a) and not _symbols(a) & inner)
+            a = next(ready, None)
+            if a is None:
+                break
+            name = names.setdefault(a, f"{prefix}{len(names)}")
+            inner_value = Index({(a,): 1})
+            found.append((name, inner_value))
+            body = rewrite(body, lambda x, a=a, s=name: map_node_indices(x, lambda i: _put(i, a, s)))  # type: ignore[misc]
+        body = inside(body)
+        for name, value in reversed(found):
+            body = (Let(name, value, body),)
+        return replace(n, body=body)
+
+    return inside(body)
+
+
+def _simple(i: Index) -> Iterator[Atom]:
+    """Floor divisions without others inside."""
+    for a in i.atoms():
+        if isinstance(a, Atom):
+            inner = [x for arg in a.args for x in _simple(arg)]
+            yield from inner
+            if a.kind == "floordiv" and not inner:
+                yield a
+
+
+def _symbols(a: Atom) -> frozenset[str]:
+    return frozenset(s for i in a.args for s in i.symbols())
+
+
+def _put(i: Index, a: Atom, name: str) -> Index:
+    def f(b: Atom) -> Index:
+        return Index.of(name) if b == a else Index({(replace(b, args=tuple(_put(x, a, name) for x in b.args)),): 1})
+
+    return i.map_atoms(f) if i.atoms() else i

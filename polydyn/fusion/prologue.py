@@ -1,0 +1,101 @@
+"""Prologues: maps that only one product or window reads are computed where it reads them (TSCompiler 5.3).
+
+On the CPU the row operand of such a product is copied to scratch by a promotion statement; the copy then computes the
+prologue's value instead (a guarded load for a padding), and the prologue's result never exists in memory. Reductions
+that are no contraction take in paddings only: one comparison for each tap instead of a padded copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from polydyn.graph.ir import Compute, Graph, dim_name
+from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, substitute, transform, walk
+
+MOST_OPERATIONS = 8
+"""Of a prologue that is computed again for every tap of a window."""
+COSTLY = frozenset(("exp", "log", "tanh", "erf", "sin", "cos", "pow", "sigmoid", "sqrt", "div", "fmod", "mod"))
+
+
+def compose(n: Compute, maps: Sequence[Compute]) -> Compute:
+    """The node with every read of the maps replaced by what they compute."""
+    bodies = {m.output: m.body for m in maps}
+
+    def put(v: Value) -> Value:
+        if not isinstance(v, Load) or v.buffer not in bodies:
+            return v
+        return transform(substitute(bodies[v.buffer], {dim_name(a): i for a, i in enumerate(v.index)}), put)
+
+    return replace(n, body=transform(n.body, put))
+
+
+def is_guarded_view(m: Compute) -> bool:
+    """A padding: one load under a condition on subscripts, a constant elsewhere."""
+    b = m.body
+    if m.reduce is not None or not (isinstance(b, Op) and b.name == "where"):
+        return False
+    return isinstance(b.args[1], Load) and isinstance(b.args[2], Const) and not loads(b.args[0])
+
+
+def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) -> bool:
+    """Whether the maps are cheap enough to be computed where the product ``n`` reads them.
+
+    ``operand``: the part of ``n`` that reads them. Traffic falls as nobody else reads their results; what grows is the
+    number of evaluations: once for each tap of the window.
+    """
+    last = maps[-1]
+    if any(i.fetches() for m in maps for i in indices(m.body)):
+        return False
+    if all(is_guarded_view(m) for m in maps):
+        return True
+    other = _other_operand(n, operand)
+    if not (isinstance(other, Load) and other.buffer in graph.constants):
+        return False
+    if any(m.body.dtype != "float32" or x.dtype != "float32" for m in maps for x in (m.body, *loads(m.body))):
+        return False
+    reads = [x for x in loads(operand) if x.buffer == last.output]
+    taps = sum(_is_reduction(s) for s in {s for x in reads for i in x.index for s in i.symbols()}) > 1
+    work = [v for m in maps for v in walk(m.body) if isinstance(v, Op)]
+    return not taps or (len(work) <= MOST_OPERATIONS and not any(v.name in COSTLY for v in work))
+
+
+def row_operand(n: Compute, tensor: str) -> Value | None:
+    """The operand of the product ``n`` that reads a tensor, when the other one has a column of its own."""
+    assert isinstance(n.body, Op)
+    for own, other in (n.body.args, n.body.args[::-1]):
+        if tensor in {x.buffer for x in loads(own)}:
+            if tensor in {x.buffer for x in loads(other)} or not isinstance(other, Load):
+                return None
+            column = {s for s in _symbols(other) - _symbols(own) if _is_axis(s)}
+            return own if column else None
+    return None
+
+
+def is_windowed(n: Compute) -> bool:
+    """Whether a subscript moves with an output axis and a reduction, or by steps: a convolution of any kind."""
+    for x in loads(n.body):
+        for i in x.index:
+            axes = [s for s in i.symbols() if _is_axis(s)]
+            moves = any(map(_is_reduction, i.symbols())) or any(i.split(s)[0] != 1 for s in axes)
+            if axes and moves and i.is_polynomial:
+                return True
+    return False
+
+
+def _is_axis(symbol: str) -> bool:
+    return symbol[:1] == "d" and symbol[1:].isdigit()
+
+
+def _is_reduction(symbol: str) -> bool:
+    return symbol[:1] == "r" and symbol[1:].isdigit()
+
+
+def _other_operand(n: Compute, operand: Value) -> Value | None:
+    assert isinstance(n.body, Op)
+    rest = [a for a in n.body.args if a is not operand]
+    return rest[0] if len(rest) == 1 else None
+
+
+def _symbols(v: Value) -> frozenset[str]:
+    return frozenset(s for i in indices(v) for s in i.symbols())
