@@ -36,7 +36,7 @@ from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.hoist import hoist_divisions
 from polydyn.codegen.passes.registers import partial_unroll, registers, share_loads, unroll
-from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, variants
+from polydyn.codegen.passes.tiles import balance, clip, flatten_loops, mark_parallel, tasks, variants
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
@@ -330,8 +330,10 @@ class ContractKernel:
         """The micro-kernel for a number of live rows: registers and shared loads."""
         body = unroll(bind(body, {"P_i": rows}), ("p_i", "p_j"))
         body = registers(body, self.tile_name, self.acc.value.dtype)
-        innermost = self.roles.inner[-1] if self.roles.inner else "p_k"
-        return partial_unroll(share_loads(body, self.shared_name), innermost, self.plan.unroll)
+        for _ in self.roles.inner:
+            body = flatten_loops(body, "p_k")
+        steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in ("p_k", *self.roles.inner)]
+        return partial_unroll(share_loads(body, self.shared_name), steps[-1] if steps else "p_k", self.plan.unroll)
 
     def masked(self, body: Body, width: int) -> Body:
         """Vectorises the columns; nests that touch memory by column get a masked twin for the last tile."""

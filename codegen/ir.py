@@ -19,13 +19,17 @@ from polydyn.schedules.index import ONE, Index, IndexLike
 
 @dataclass(frozen=True)
 class FlatLoad(Value):
-    """``lanes`` elements of ``buffer`` from ``address``, ``stride`` elements apart; only ``mask`` lanes when given."""
+    """``lanes`` elements of ``buffer`` from ``address``, ``stride`` elements apart; only ``mask`` lanes when given.
+
+    ``guard``: a boolean in lanes; where it is false nothing is read and the lane is 0.
+    """
 
     buffer: str
     address: Index
     lanes: int = 1
     stride: Index = ONE
     mask: Index | None = None
+    guard: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,15 @@ class Ramp(Value):
 
     start: Index
     step: Index
+    lanes: int
+
+
+@dataclass(frozen=True)
+class Between(Value):
+    """A boolean in every lane: true for ``low <= lane < high``."""
+
+    low: Index
+    high: Index
     lanes: int
 
 
@@ -298,6 +311,8 @@ def subvalues(v: Value) -> tuple[Value, ...]:
         return (v.value,)
     if isinstance(v, Apply):
         return v.args
+    if isinstance(v, FlatLoad):
+        return () if v.guard is None else (v.guard,)
     return (v.new, v.old) if isinstance(v, Blend) else children(v)
 
 
@@ -316,6 +331,8 @@ def map_value(v: Value, f: Callable[[Value], Value]) -> Value:
         v = replace(v, value=map_value(v.value, f))
     elif isinstance(v, Blend):
         v = replace(v, new=map_value(v.new, f), old=map_value(v.old, f))
+    elif isinstance(v, FlatLoad) and v.guard is not None:
+        v = replace(v, guard=map_value(v.guard, f))
     return f(v)
 
 
@@ -332,7 +349,7 @@ def map_values(body: Body, f: Callable[[Value], Value]) -> Body:
 
 def lanes_of(v: Value) -> int:
     """Lanes of the result."""
-    if isinstance(v, (FlatLoad, Reg, Broadcast, Ramp)):
+    if isinstance(v, (FlatLoad, Reg, Broadcast, Ramp, Between)):
         return v.lanes
     if isinstance(v, Horizontal):
         return 1
@@ -363,6 +380,8 @@ def map_value_indices(v: Value, g: Callable[[Index], Index]) -> Value:
             return replace(x, address=g(x.address))
         if isinstance(x, Ramp):
             return replace(x, start=g(x.start), step=g(x.step))
+        if isinstance(x, Between):
+            return replace(x, low=g(x.low), high=g(x.high))
         return replace(x, count=g(x.count)) if isinstance(x, Blend) else x
 
     return map_value(v, f)
