@@ -77,7 +77,7 @@ class _Grouping:
         self._settle(n, len(self.groups) - 1)
 
     def _is_product(self, n: Compute) -> bool:
-        """A contraction whose last axis, along which vectors run, is in one operand only.
+        """A contraction whose last axis, along which vectors run, moves in one operand only (as ``d // n`` it does not).
 
         With promotion there is no need for others (a depthwise convolution, channels last) to be contractions.
         """
@@ -86,7 +86,7 @@ class _Grouping:
         assert isinstance(n.body, Op)
         shape = self._shape(n)
         last = dim_name(max((a for a, e in enumerate(shape) if e != ONE), default=0))
-        return not all(any(last in i.symbols() for i in indices(v)) for v in n.body.args)
+        return not all(any(last in i.atoms() for i in indices(v)) for v in n.body.args)
 
     def _with_prologue(self, n: Compute) -> tuple[Compute, tuple[Compute, ...]]:
         """The node with the maps that it alone reads put into its body, and those maps in order."""

@@ -73,9 +73,14 @@ def row_operand(n: Compute, tensor: str) -> Value | None:
 
 
 def is_windowed(n: Compute) -> bool:
-    """Whether a subscript moves with an output axis and a reduction, or by steps: a convolution of any kind."""
+    """Whether a subscript moves with an output axis and a reduction, or by steps, or an axis is cut into groups.
+
+    That is a convolution of any kind but the plain 1x1, which is a matrix product.
+    """
     for x in loads(n.body):
         for i in x.index:
+            if any(not isinstance(a, str) and a.kind == "floordiv" and _is_axis(str(a.args[0])) for a in i.atoms()):
+                return True
             axes = [s for s in i.symbols() if _is_axis(s)]
             moves = any(map(_is_reduction, i.symbols())) or any(i.split(s)[0] != 1 for s in axes)
             if axes and moves and i.is_polynomial:

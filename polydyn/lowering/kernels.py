@@ -19,6 +19,7 @@ from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CPU_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
+from polydyn.lowering.prologue import prove_prologue
 from polydyn.schedules.addresses import check_addresses
 from polydyn.schedules.dependence import analyse
 from polydyn.schedules.index import ZERO, Index, product
@@ -46,8 +47,8 @@ Form: TypeAlias = ContractGroup | AttentionGroup | LoweredGroup
 class KernelBuilder:
     """Schedules, proves and builds each distinct kernel once.
 
-    ``forms``: what each kernel was built from, by key. ``proven``: keys of the kernels in order.
-    ``unproven``: outputs whose addresses are injective by construction only.
+    ``forms``: what each kernel was built from, by key. ``proven``: keys of the kernels in order. ``unproven``: outputs
+    whose addresses are injective, and tensors that prologues read in bounds, by construction only.
     """
 
     def __init__(self, plan: FusionPlan, target: CpuTarget) -> None:
@@ -79,6 +80,7 @@ class KernelBuilder:
     def _placed(self, group: FusedGroup, form: Form) -> PlacedKernel:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
         verify_group(lowered.group)
+        self.unproven += prove_prologue(self.plan, group)
         free = {x for names in self.plan.strides.values() for x in names}
         self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params, free)]
         key = self._key(form)
