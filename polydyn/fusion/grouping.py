@@ -20,7 +20,7 @@ from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.inline import inline
 from polydyn.fusion.layout import channels_last
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Prologue, Window
-from polydyn.fusion.prologue import compose, is_guarded_view, may_join, row_operand
+from polydyn.fusion.prologue import compose, has_column, is_guarded_view, is_windowed, may_join, row_operand
 from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, reduction_name
 from polydyn.schedules.expr import Load, Op, indices, load, loads
 from polydyn.schedules.index import ONE, ZERO, Index
@@ -77,16 +77,11 @@ class _Grouping:
         self._settle(n, len(self.groups) - 1)
 
     def _is_product(self, n: Compute) -> bool:
-        """A contraction whose last axis, along which vectors run, moves in one operand only (as ``d // n`` it does not).
+        """A contraction that can share a register tile: with promotion, no depthwise convolution.
 
-        With promotion there is no need for others (a depthwise convolution, channels last) to be contractions.
+        Such a window has no column of its own: vectors run along its last axis as in any nest.
         """
-        if not is_contraction(n) or not self.promotion:
-            return is_contraction(n)
-        assert isinstance(n.body, Op)
-        shape = self._shape(n)
-        last = dim_name(max((a for a, e in enumerate(shape) if e != ONE), default=0))
-        return not all(any(last in i.atoms() for i in indices(v)) for v in n.body.args)
+        return is_contraction(n) and not (self.promotion and is_windowed(n) and not has_column(n))
 
     def _with_prologue(self, n: Compute) -> tuple[Compute, tuple[Compute, ...]]:
         """The node with the maps that it alone reads put into its body, and those maps in order."""

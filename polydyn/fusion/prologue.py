@@ -67,9 +67,15 @@ def row_operand(n: Compute, tensor: str) -> Value | None:
         if tensor in {x.buffer for x in loads(own)}:
             if tensor in {x.buffer for x in loads(other)} or not isinstance(other, Load):
                 return None
-            column = {s for s in _symbols(other) - _symbols(own) if _is_axis(s)}
-            return own if column else None
+            return own if _axes(other) - _axes(own) else None
     return None
+
+
+def has_column(n: Compute) -> bool:
+    """Whether both operands of a product move along an output axis along which the other one does not."""
+    assert isinstance(n.body, Op)
+    a, b = (_axes(v) for v in n.body.args)
+    return bool(a - b and b - a)
 
 
 def is_windowed(n: Compute) -> bool:
@@ -102,5 +108,6 @@ def _other_operand(n: Compute, operand: Value) -> Value | None:
     return rest[0] if len(rest) == 1 else None
 
 
-def _symbols(v: Value) -> frozenset[str]:
-    return frozenset(s for i in indices(v) for s in i.symbols())
+def _axes(v: Value) -> frozenset[str]:
+    """The output axes along which an operand moves step by step (cut into groups, ``d // n``, it does not)."""
+    return frozenset(a for i in indices(v) for a in i.atoms() if isinstance(a, str) and _is_axis(a))
