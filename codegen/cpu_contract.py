@@ -408,7 +408,8 @@ class ContractKernel:
         verify_body(body, (*symbols, "begin", "end"), (*buffers, self.tile_name))
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         text = KernelPrinter(self.name, buffers, outputs, symbols).kernel(body)
-        note = f"register tile {p.rows}x{self.nr}, reduction block {p.block}" + (", columns packed" * p.promote) + (", rows copied" * p.fill)
+        note = f"register tile {p.rows}x{self.nr}, reduction block {p.block}"
+        note += ", columns packed" * p.promote + ", rows copied" * p.fill
         return Kernel(
             self.name, text, tuple(buffers), symbols, self._launch(nt, mt), count, scratch_bytes(body),
             (note, *dict.fromkeys(self.notes)),

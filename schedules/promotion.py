@@ -37,8 +37,7 @@ def check_loads(
         shape = shapes.get(x.buffer)
         if shape is None:
             continue
-        known = [equals(a, b) if r == "==" else at_least(b, a) for a, r, b in facts if r in ("==", "<=") and _affine(a - b)]
-        sides = [(i, e) for i, e in zip(x.index, shape, strict=True)]
+        known = [equals(a, b) if r == "==" else at_least(b, a) for a, r, b in facts if r != "%==" and _affine(a - b)]
         exprs = [*x.index, *shape, *(e for _, e in iterators), *(c.expr for c in guards)]
         if not all(map(_affine, exprs)):
             unproven.append(x.buffer)
@@ -48,7 +47,7 @@ def check_loads(
         f = frame("instance", names, params)
         sizes = param_set(params, [*known, *(at_least(p, 0) for p in params)], positive=False)
         inside = f.where([*box, *guards]).intersect_params(sizes)
-        for axis, (i, e) in enumerate(sides):
+        for axis, (i, e) in enumerate(zip(x.index, shape, strict=True)):
             bad = inside.intersect(f.where([at_least(-1, i)]).union(f.where([at_least(i, e)])))
             if not bad.is_empty():
                 raise LegalityError(
@@ -77,10 +76,10 @@ def _conditions(v: Value) -> Iterator[Condition]:
     if not isinstance(v, Op):
         return
     if v.name == "and":
-        for a in v.args:
-            yield from _conditions(a)
-    sides = [_integer(a) for a in v.args]
-    if len(sides) != 2 or sides[0] is None or sides[1] is None:
+        for arg in v.args:
+            yield from _conditions(arg)
+    sides = [i for a in v.args for i in _integer(a)]
+    if len(sides) != 2:
         return
     a, b = sides
     if v.name in ("ge", "lt"):
@@ -89,7 +88,8 @@ def _conditions(v: Value) -> Iterator[Condition]:
         yield at_least(b, a) if v.name == "le" else below(b, a)
 
 
-def _integer(v: Value) -> Index | None:
+def _integer(v: Value) -> tuple[Index, ...]:
+    """The integer that a value is, if it is one of subscripts."""
     if isinstance(v, FromIndex):
-        return v.index
-    return Index.of(v.value) if isinstance(v, Const) and isinstance(v.value, int) else None
+        return (v.index,)
+    return (Index.of(v.value),) if isinstance(v, Const) and isinstance(v.value, int) else ()

@@ -91,8 +91,8 @@ def check_tile_flow(
     """
     whole = tiles.blocks == ONE  # one block of any size: the proof is the same for all
     free = replace(tiles, block=Index.of("K")) if whole else tiles
-    sizes = dict.fromkeys(("panel_size", "vector_size", "fill_size", "pitch", "steps"), ONE)
-    _check(tree, statements, params, replace(free, **sizes), roles.batch, roles.inner)
+    free = replace(free, panel_size=ONE, vector_size=ONE, fill_size=ONE, pitch=ONE, steps=ONE)
+    _check(tree, statements, params, free, roles.batch, roles.inner)
 
 
 @lru_cache(maxsize=1024)

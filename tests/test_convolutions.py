@@ -44,13 +44,13 @@ def floats(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def conv(weight: Sequence[int], tail: Sequence[str] = ("Relu",), image: Any = None, **attributes: Any) -> onnx.ModelProto:
+def conv(weight: Sequence[int], tail: Sequence[str] = ("Relu",), **attributes: Any) -> onnx.ModelProto:
     """Conv with a bias, then one-input nodes."""
     o, c, *kernel = weight
     names = ["c", *(f"t{k}" for k in range(len(tail) - 1)), "y"]
     nodes = [node("Conv", "x w b", names[0] if tail else "y", **attributes)]
     nodes += [node(t, names[k], names[k + 1]) for k, t in enumerate(tail)]
-    dims = image or ["N", c * attributes.get("group", 1), *"HWD"[: len(kernel)]]
+    dims = ["N", c * attributes.get("group", 1), *"HWD"[: len(kernel)]]
     return model(nodes, {"x": (F, dims)}, ["y"], {"w": floats(*weight), "b": floats(o)})
 
 

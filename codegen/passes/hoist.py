@@ -30,9 +30,8 @@ def hoist_divisions(body: Body, prefix: str) -> Body:
             if a is None:
                 break
             name = names.setdefault(a, f"{prefix}{len(names)}")
-            inner_value = Index({(a,): 1})
-            found.append((name, inner_value))
-            body = rewrite(body, lambda x, a=a, s=name: map_node_indices(x, lambda i: _put(i, a, s)))  # type: ignore[misc]
+            found.append((name, Index({(a,): 1})))
+            body = _named(body, a, name)
         body = inside(body)
         for name, value in reversed(found):
             body = (Let(name, value, body),)
@@ -53,6 +52,10 @@ def _simple(i: Index) -> Iterator[Atom]:
 
 def _symbols(a: Atom) -> frozenset[str]:
     return frozenset(s for i in a.args for s in i.symbols())
+
+
+def _named(body: Body, a: Atom, name: str) -> Body:
+    return rewrite(body, lambda x: map_node_indices(x, lambda i: _put(i, a, name)))
 
 
 def _put(i: Index, a: Atom, name: str) -> Index:

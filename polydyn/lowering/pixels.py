@@ -67,7 +67,7 @@ def needs_promotion(n: FlatNode, roles: Roles) -> bool:
 
 
 def _split_groups(nodes: tuple[FlatNode, ...]) -> tuple[FlatNode, ...]:
-    """An output channel that is used as ``o // n`` becomes two iterators (group, channel in it) with ``o = n*g + c``."""
+    """An output channel used as ``o // n`` becomes two iterators (group, channel in it): ``o = n*g + c``."""
     for x, e in nodes[0].shared:
         size = next((n for n in _divisors(nodes[0].body, x) if e.constant and e.constant % n == 0), None)
         if size is None or e.constant is None:
