@@ -20,9 +20,10 @@ from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.inline import inline
 from polydyn.fusion.layout import channels_last
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Prologue, Window
-from polydyn.fusion.prologue import compose, has_column, is_guarded_view, is_windowed, may_join, row_operand
+from polydyn.fusion.products import has_column, is_contraction, is_windowed
+from polydyn.fusion.prologue import compose, is_guarded_view, is_shuffled, may_join, row_operand
 from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, reduction_name
-from polydyn.schedules.expr import Load, Op, indices, load, loads
+from polydyn.schedules.expr import Load, indices, load, loads
 from polydyn.schedules.index import ONE, ZERO, Index
 
 
@@ -36,15 +37,6 @@ class _Open:
     reasons: list[str]
     before: set[int] = field(default_factory=set)
     prologue: Prologue | None = None
-
-
-def is_contraction(n: Compute) -> bool:
-    """A sum of products of two loaded operands: matmul, convolution and their like."""
-    if n.reduce != "sum" or not (isinstance(n.body, Op) and n.body.name == "mul") or n.body.dtype != "float32":
-        return False
-    a, b = (frozenset(s for x in loads(v) for i in x.index for s in i.symbols()) for v in n.body.args)
-    axes = {s for s in a | b if s.startswith("d")}
-    return bool(loads(n.body.args[0]) and loads(n.body.args[1])) and bool((a ^ b) & axes)
 
 
 class _Grouping:
@@ -93,7 +85,8 @@ class _Grouping:
             for t in dict.fromkeys(x.buffer for x in loads(plain.body)):
                 maps = self._chain(t)
                 operand = row_operand(plain, t) if product else None
-                fits = maps and (all(map(is_guarded_view, maps)) if not product else operand is not None)
+                padding = all(is_guarded_view(m) and not is_shuffled(m) for m in maps)
+                fits = maps and (operand is not None if product else padding)
                 if fits and (operand is None or may_join(self.graph, plain, operand, maps)):
                     self.groups[self.home[t]].nodes.clear()
                     plain, joined = compose(plain, maps), (*maps, *joined)

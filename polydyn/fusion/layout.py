@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.fusion.prologue import is_windowed
+import numpy as np
+
+from polydyn.fusion.products import has_column, is_contraction, is_windowed
 from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name
 from polydyn.schedules.expr import FLOATS, Load, Op, Value, indices, load, loads, substitute, transform
 from polydyn.schedules.index import Index
@@ -33,6 +35,7 @@ class _Layout:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.tensors = dict(graph.tensors)
+        self.constants = dict(graph.constants)
         self.last: dict[str, str] = {}
         """Tensor -> the one that holds the same elements channels last."""
         self.nodes: list[Node] = []
@@ -54,13 +57,15 @@ class _Layout:
                 self._concat(n)
             else:
                 self._compute(n)
-        return replace(self.graph, nodes=tuple(self.nodes), tensors=self.tensors)
+        return replace(self.graph, nodes=tuple(self.nodes), tensors=self.tensors, constants=self.constants)
 
     def _compute(self, n: Compute) -> None:
         n, wanted = replace(n, body=transform(n.body, self._reread)), self._wanted(n)
         if not wanted:
             self.nodes.append(n)
             return
+        if is_contraction(n) and not has_column(n):
+            n = replace(n, body=transform(n.body, self._taps_first))
         rank = len(self.graph.tensors[n.output].shape)
         name = self._new(n.output)
         env = {dim_name(a): Index.of(dim_name(moved(a, rank))) for a in range(rank)}
@@ -72,7 +77,7 @@ class _Layout:
         if t.name in self.kept or t.dtype not in FLOATS or len(t.shape) < 3:
             return False
         return _is_convolution(n, len(t.shape)) or any(
-            x.buffer in self.last and len(x.index) == len(t.shape) and x.index[1] == Index.of(dim_name(1))
+            x.buffer in self.last and len(x.index) == len(t.shape) and x.index[1].symbols() == {dim_name(1)}
             for x in loads(n.body)
         )
 
@@ -81,6 +86,17 @@ class _Layout:
             return v
         n, c, *spatial = v.index
         return replace(v, buffer=self.last[v.buffer], index=(n, *spatial, c))
+
+    def _taps_first(self, v: Value) -> Value:
+        """The weights of a depthwise convolution, [C, ...], with channels last too: vectors run along them."""
+        if not isinstance(v, Load) or v.buffer not in self.graph.constants or v.index[0] != Index.of(dim_name(1)):
+            return v
+        c, *taps = v.index
+        name, array = f"{v.buffer}{SUFFIX}", self.graph.constants[v.buffer]
+        c_size, *sizes = self.tensors[v.buffer].shape
+        self.constants[name] = np.ascontiguousarray(np.moveaxis(array, 0, -1))
+        self.tensors[name] = Tensor(name, v.dtype, (*sizes, c_size))
+        return replace(v, buffer=name, index=(*taps, c))
 
     def _concat(self, n: Concat) -> None:
         rank = len(self.graph.tensors[n.output].shape)

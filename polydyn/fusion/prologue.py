@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from polydyn.fusion.products import axes_of, is_reduction
 from polydyn.graph.ir import Compute, Graph, dim_name
 from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, substitute, transform, walk
 
@@ -38,6 +39,11 @@ def is_guarded_view(m: Compute) -> bool:
     return isinstance(b.args[1], Load) and isinstance(b.args[2], Const) and not loads(b.args[0])
 
 
+def is_shuffled(m: Compute) -> bool:
+    """Whether a subscript is no polynomial: a copy in order serves vectors better than reading it for every tap."""
+    return not all(i.is_polynomial for x in loads(m.body) for i in x.index)
+
+
 def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) -> bool:
     """Whether the maps are cheap enough to be computed where the product ``n`` reads them.
 
@@ -55,7 +61,7 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     if any(m.body.dtype != "float32" or x.dtype != "float32" for m in maps for x in (m.body, *loads(m.body))):
         return False
     reads = [x for x in loads(operand) if x.buffer == last.output]
-    taps = sum(_is_reduction(s) for s in {s for x in reads for i in x.index for s in i.symbols()}) > 1
+    taps = sum(is_reduction(s) for s in {s for x in reads for i in x.index for s in i.symbols()}) > 1
     work = [v for m in maps for v in walk(m.body) if isinstance(v, Op)]
     return not taps or (len(work) <= MOST_OPERATIONS and not any(v.name in COSTLY for v in work))
 
@@ -67,47 +73,11 @@ def row_operand(n: Compute, tensor: str) -> Value | None:
         if tensor in {x.buffer for x in loads(own)}:
             if tensor in {x.buffer for x in loads(other)} or not isinstance(other, Load):
                 return None
-            return own if _axes(other) - _axes(own) else None
+            return own if axes_of(other) - axes_of(own) else None
     return None
-
-
-def has_column(n: Compute) -> bool:
-    """Whether both operands of a product move along an output axis along which the other one does not."""
-    assert isinstance(n.body, Op)
-    a, b = (_axes(v) for v in n.body.args)
-    return bool(a - b and b - a)
-
-
-def is_windowed(n: Compute) -> bool:
-    """Whether a subscript moves with an output axis and a reduction, or by steps, or an axis is cut into groups.
-
-    That is a convolution of any kind but the plain 1x1, which is a matrix product.
-    """
-    for x in loads(n.body):
-        for i in x.index:
-            if any(not isinstance(a, str) and a.kind == "floordiv" and _is_axis(str(a.args[0])) for a in i.atoms()):
-                return True
-            axes = [s for s in i.symbols() if _is_axis(s)]
-            moves = any(map(_is_reduction, i.symbols())) or any(i.split(s)[0] != 1 for s in axes)
-            if axes and moves and i.is_polynomial:
-                return True
-    return False
-
-
-def _is_axis(symbol: str) -> bool:
-    return symbol[:1] == "d" and symbol[1:].isdigit()
-
-
-def _is_reduction(symbol: str) -> bool:
-    return symbol[:1] == "r" and symbol[1:].isdigit()
 
 
 def _other_operand(n: Compute, operand: Value) -> Value | None:
     assert isinstance(n.body, Op)
     rest = [a for a in n.body.args if a is not operand]
     return rest[0] if len(rest) == 1 else None
-
-
-def _axes(v: Value) -> frozenset[str]:
-    """The output axes along which an operand moves step by step (cut into groups, ``d // n``, it does not)."""
-    return frozenset(a for i in indices(v) for a in i.atoms() if isinstance(a, str) and _is_axis(a))

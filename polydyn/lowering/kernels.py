@@ -11,8 +11,8 @@ from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_dot import DotKernel
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.kernel import CpuTarget, Kernel
-from polydyn.fusion.grouping import is_contraction
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.products import is_contraction
 from polydyn.graph.ir import iterators
 from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract

@@ -7,14 +7,13 @@ guards it. The promotion statement FILL copies it to scratch, so only that state
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusionPlan
-from polydyn.lowering.collapse import Axis, mergeable, value_positions
+from polydyn.lowering.collapse import Axis, mergeable, split_divided, value_positions
 from polydyn.lowering.flatten import FlatNode, map_addresses
 from polydyn.schedules.expr import Load, Op, Value, indices, loads, map_index, substitute
-from polydyn.schedules.index import ONE, ZERO, Atom, Index
+from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.ranges import simplify
 from polydyn.schedules.tiling import Roles
 
@@ -33,7 +32,7 @@ def as_matrix_product(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tu
 
     None when no operand is a plain load with a column of its own. The row is ``one`` when there is no pixel.
     """
-    nodes = _split_groups(nodes)
+    nodes = split_divided(nodes)
     found = _operands(plan, nodes[0])
     if found is None or not nodes[0].reduction:
         return None
@@ -61,45 +60,6 @@ def needs_promotion(n: FlatNode, roles: Roles) -> bool:
     return not isinstance(row, Load) or any(
         i.symbols() & set(names) and any(x in i.split(x)[1].symbols() for x in names) for i in row.index
     )
-
-
-# -- groups of channels ----------------------------------------------------------------------------------------------
-
-
-def _split_groups(nodes: tuple[FlatNode, ...]) -> tuple[FlatNode, ...]:
-    """An output channel used as ``o // n`` becomes two iterators (group, channel in it): ``o = n*g + c``."""
-    for x, e in nodes[0].shared:
-        size = next((n for n in _divisors(nodes[0].body, x) if e.constant and e.constant % n == 0), None)
-        if size is None or e.constant is None:
-            continue
-        group = f"{x}g"
-        env = {x: Index.of(group) * size + x}
-        pair = ((group, Index.of(e.constant // size)), (x, Index.of(size)))
-        out = []
-        for n in nodes:
-            shared = tuple(p for a in n.shared for p in (pair if a[0] == x else (a,)) if p[1] != ONE)
-            drop = {y: ZERO for y, extent in pair if extent == ONE}
-            ranges = dict([*shared, *n.reduction])
-            moved = map_addresses(map_addresses(n, env), drop)
-            body = map_index(moved.body, lambda i, r=ranges: simplify(i, r))  # type: ignore[misc]
-            out.append(replace(moved, shared=shared, body=body))
-        return tuple(out)
-    return nodes
-
-
-def _divisors(v: Value, x: str) -> Iterator[int]:
-    for i in indices(v):
-        for a in _atoms(i):
-            if a.kind == "floordiv" and a.args[0] == Index.of(x) and a.args[1].constant:
-                yield a.args[1].constant
-
-
-def _atoms(i: Index) -> Iterator[Atom]:
-    for a in i.atoms():
-        if isinstance(a, Atom):
-            yield a
-            for x in a.args:
-                yield from _atoms(x)
 
 
 # -- operands --------------------------------------------------------------------------------------------------------
