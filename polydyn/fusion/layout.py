@@ -77,8 +77,7 @@ class _Layout:
         if t.name in self.kept or t.dtype not in FLOATS or len(t.shape) < 3:
             return False
         return _is_convolution(n, len(t.shape)) or any(
-            x.buffer in self.last and len(x.index) == len(t.shape) and x.index[1].symbols() == {dim_name(1)}
-            for x in loads(n.body)
+            x.buffer in self.last and len(x.index) == len(t.shape) and _along_channels(x.index[1]) for x in loads(n.body)
         )
 
     def _reread(self, v: Value) -> Value:
@@ -131,6 +130,12 @@ class _Layout:
         self.tensors[name] = Tensor(name, t.dtype, (n, *spatial, c))
         self.last[tensor] = name
         return name
+
+
+def _along_channels(subscript: Index) -> bool:
+    """Whether a channel subscript is one of the output's channels, shuffled perhaps, or moves step by step with it."""
+    c = dim_name(1)
+    return subscript.symbols() == {c} or (subscript.is_polynomial and subscript.split(c)[0] == 1)
 
 
 def _is_convolution(n: Compute, rank: int) -> bool:
