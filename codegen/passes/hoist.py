@@ -24,8 +24,8 @@ def hoist_divisions(body: Body, prefix: str) -> Body:
         found: list[tuple[str, Index]] = []
         body = n.body
         while True:
-            atoms = (a for x in walk(body) for i in node_indices(x) for a in _simple(i))
-            ready = (a for a in atoms if n.var in _symbols(a) and not _symbols(a) & inner)
+            atoms = (a for x in walk(body) for i in node_indices(x) for a in _varying(i, n.var))
+            ready = (a for a in atoms if not _symbols(a) & inner)
             a = next(ready, None)
             if a is None:
                 break
@@ -40,13 +40,13 @@ def hoist_divisions(body: Body, prefix: str) -> Body:
     return inside(body)
 
 
-def _simple(i: Index) -> Iterator[Atom]:
-    """Floor divisions without others inside."""
+def _varying(i: Index, var: str) -> Iterator[Atom]:
+    """Floor divisions that depend on ``var`` and hold no others that do."""
     for a in i.atoms():
-        if isinstance(a, Atom):
-            inner = [x for arg in a.args for x in _simple(arg)]
-            yield from inner
-            if a.kind == "floordiv" and not inner:
+        if isinstance(a, Atom) and var in _symbols(a):
+            held = [x for arg in a.args for x in _varying(arg, var)]
+            yield from held
+            if a.kind == "floordiv" and not held:
                 yield a
 
 
