@@ -76,9 +76,8 @@ class _Layout:
         t = self.graph.tensors[n.output]
         if t.name in self.kept or t.dtype not in FLOATS or len(t.shape) < 3:
             return False
-        return _is_convolution(n, len(t.shape)) or any(
-            x.buffer in self.last and len(x.index) == len(t.shape) and _along_channels(x.index[1]) for x in loads(n.body)
-        )
+        read = [x for x in loads(n.body) if x.buffer in self.last and len(x.index) == len(t.shape)]
+        return _is_convolution(n, len(t.shape)) or any(_along_channels(x.index[1]) for x in read)
 
     def _reread(self, v: Value) -> Value:
         if not isinstance(v, Load) or v.buffer not in self.last:
