@@ -34,7 +34,7 @@ from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.hoist import hoist_divisions
+from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards
 from polydyn.codegen.passes.registers import partial_unroll, registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import balance, clip, flatten_loops, mark_parallel, tasks, variants
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
@@ -305,11 +305,12 @@ class ContractKernel:
             if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
                 return n
             try:
-                return vectorise_loop(n, self.target.width)
+                return partial_unroll(vectorise_loop(n, self.target.width), n.var, ROW_UNROLL)
             except CodegenError as e:
                 self.notes.append(f"rows are copied element by element: {e}")
                 return n
 
+        body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)
         return hoist_divisions(rewrite(body, vector), "q_")
 
     def _live_reduction(self) -> Index:

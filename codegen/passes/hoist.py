@@ -1,12 +1,58 @@
-"""Hoisting: divisions that do not change in an inner loop get a name outside it."""
+"""Hoisting: what does not change in an inner loop is computed or decided outside it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 
-from polydyn.codegen.ir import Body, For, Let, Node, map_node_indices, node_indices, rewrite, walk
+from polydyn.codegen.ir import Body, Compare, For, If, Let, Node, Store, map_node_indices, node_indices, rewrite, walk
+from polydyn.schedules.expr import Const, FromIndex, Op, Value
 from polydyn.schedules.index import Atom, Index
+
+
+def hoist_guards(loop: For) -> Body:
+    """A loop that stores one guarded value: what of the guard does not depend on the loop chooses between two loops."""
+    store = loop.body[0] if len(loop.body) == 1 else None
+    if not isinstance(store, Store) or not (isinstance(store.value, Op) and store.value.name == "where"):
+        return (loop,)
+    guard, then, orelse = store.value.args
+    outside: list[Compare] = []
+    inside: list[Value] = []
+    for part in _conjuncts(guard):
+        c = _compare(part)
+        fixed = c is not None and loop.var not in c.left.symbols() | c.right.symbols()
+        outside += [c] if c is not None and fixed else []
+        inside += [] if fixed else [part]
+    if not outside:
+        return (loop,)
+    value = then
+    if inside:
+        value = replace(store.value, args=(reduce(lambda a, b: Op("bool", "and", (a, b)), inside), then, orelse))
+    loops = ((replace(loop, body=(replace(store, value=v),)),) for v in (value, orelse))
+    return (If(tuple(outside), *loops),)
+
+
+def _conjuncts(v: Value) -> Iterator[Value]:
+    if isinstance(v, Op) and v.name == "and":
+        for a in v.args:
+            yield from _conjuncts(a)
+    else:
+        yield v
+
+
+def _compare(v: Value) -> Compare | None:
+    """A comparison of integers that are no data."""
+    relation = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}.get(v.name) if isinstance(v, Op) else None
+    if relation is None or not isinstance(v, Op):
+        return None
+    sides = []
+    for a in v.args:
+        if isinstance(a, FromIndex):
+            sides.append(a.index)
+        elif isinstance(a, Const) and isinstance(a.value, int):
+            sides.append(Index.of(a.value))
+    return Compare(relation, *sides) if len(sides) == 2 else None
 
 
 def hoist_divisions(body: Body, prefix: str) -> Body:
