@@ -34,7 +34,7 @@ from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards
+from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
 from polydyn.codegen.passes.registers import partial_unroll, registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import balance, clip, flatten_loops, mark_parallel, tasks, variants
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
@@ -311,7 +311,9 @@ class ContractKernel:
                 return n
 
         body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)
-        return hoist_divisions(rewrite(body, vector), "q_")
+        body = rewrite(body, vector)
+        body = tuple(hoist_masks(n, "m_") if isinstance(n, For) else n for n in body)
+        return hoist_divisions(body, "q_")
 
     def _live_reduction(self) -> Index:
         return self.K - V("b_k") * self.plan.block

@@ -6,7 +6,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 
-from polydyn.codegen.ir import Body, Compare, For, If, Let, Node, Store, map_node_indices, node_indices, rewrite, walk
+from polydyn.codegen.ir import (
+    Between,
+    Body,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Let,
+    Node,
+    Reg,
+    Store,
+    map_node_indices,
+    map_values,
+    node_indices,
+    rewrite,
+    walk,
+)  # fmt: skip
 from polydyn.schedules.expr import Const, FromIndex, Op, Value
 from polydyn.schedules.index import Atom, Index
 
@@ -31,6 +48,23 @@ def hoist_guards(loop: For) -> Body:
         value = replace(store.value, args=(reduce(lambda a, b: Op("bool", "and", (a, b)), inside), then, orelse))
     loops = ((replace(loop, body=(replace(store, value=v),)),) for v in (value, orelse))
     return (If(tuple(outside), *loops),)
+
+
+def hoist_masks(loop: For, prefix: str) -> For:
+    """Guards of vector loads that no loop inside changes become registers at the top of the loop."""
+    inner = {x.var for x in walk(loop.body) if isinstance(x, (For, Let))}
+    found: dict[Value, Reg] = {}
+
+    def f(v: Value) -> Value:
+        if not isinstance(v, FlatLoad) or not isinstance(v.guard, Between):
+            return v
+        if (v.guard.low.symbols() | v.guard.high.symbols()) & inner:
+            return v
+        reg = found.setdefault(v.guard, Reg("bool", f"{prefix}{len(found)}", v.lanes))
+        return replace(v, guard=reg)
+
+    body = map_values(loop.body, f)
+    return replace(loop, body=(*(Def(r.name, g, r.lanes) for g, r in found.items()), *body))
 
 
 def _conjuncts(v: Value) -> Iterator[Value]:

@@ -153,6 +153,8 @@ def _guarded(v: Op) -> Value:
                 return x
             if x.lanes == 1 or x.stride != 1 or x.dtype != "float32":
                 raise CodegenError("a guarded load of stride other than 1 cannot be speculated in vector lanes")
+            if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two
+                return replace(x, mask=None, guard=replace(guard, high=minimum(guard.high, x.mask)))
             return replace(x, guard=guard if x.guard is None else Op("bool", "and", (x.guard, guard)))
 
         return f
