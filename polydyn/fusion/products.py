@@ -16,17 +16,20 @@ def is_contraction(n: Compute) -> bool:
 
 
 def is_windowed(n: Compute) -> bool:
-    """Whether a subscript moves with an output axis and a reduction, or by steps, or an axis is cut into groups.
+    """Whether the product is a convolution of any kind but the plain 1x1, which is a matrix product.
 
-    That is a convolution of any kind but the plain 1x1, which is a matrix product.
+    A subscript of one operand moves with an output axis that the other operand has not, and with a reduction or by
+    steps; or an axis is cut into groups, ``d // n``.
     """
-    for x in loads(n.body):
-        for i in x.index:
+    assert isinstance(n.body, Op)
+    for own, other in (n.body.args, n.body.args[::-1]):
+        elsewhere = {s for i in indices(other) for s in i.symbols()}
+        for i in indices(own):
             if any(not isinstance(a, str) and a.kind == "floordiv" and is_axis(str(a.args[0])) for a in i.atoms()):
                 return True
-            axes = [s for s in i.symbols() if is_axis(s)]
-            moves = any(map(is_reduction, i.symbols())) or any(i.split(s)[0] != 1 for s in axes)
-            if axes and moves and i.is_polynomial:
+            axes = {s for s in i.symbols() - elsewhere if is_axis(s)}
+            steps = any(s in i.atoms() and i.split(s)[0] != 1 for s in axes)
+            if axes and (steps or any(map(is_reduction, i.symbols()))):
                 return True
     return False
 

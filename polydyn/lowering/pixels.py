@@ -13,7 +13,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.collapse import Axis, mergeable, split_divided, value_positions
 from polydyn.lowering.flatten import FlatNode, map_addresses
 from polydyn.schedules.expr import Load, Op, Value, indices, loads, map_index, substitute
-from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.ranges import simplify
 from polydyn.schedules.tiling import Roles
 
@@ -67,14 +67,15 @@ def needs_promotion(n: FlatNode, roles: Roles) -> bool:
 
 def _operands(plan: FusionPlan, n: FlatNode) -> Operands | None:
     assert isinstance(n.body, Op)
-    best: tuple[tuple[bool, int], Operands] | None = None
+    best: tuple[tuple[bool, int, bool], Operands] | None = None
     for k, v in enumerate(n.body.args):
         own, other = _symbols(v), _symbols(n.body.args[1 - k])
         cols = tuple(x for x, _ in n.shared if x in own and x not in other)
         rows = tuple(x for x, _ in n.shared if x in other and x not in own)
         if not isinstance(v, Load) or not cols:
             continue
-        score = (v.buffer in plan.graph.constants, -len(cols))
+        unit = any(n.address.split(x)[0] == ONE for x in cols)
+        score = (v.buffer in plan.graph.constants, -len(cols), unit)
         if best is None or score > best[0]:
             best = score, Operands(k, cols, rows)
     return best[1] if best else None
