@@ -238,6 +238,28 @@ def test_a_tensor_that_stays_joins_one_that_moved() -> None:
     agrees(model(nodes, {"x": (F, ["N", 3, "H", "W"])}, ["y"], {"w": floats(5, 3, 1, 1)}), {"x": floats(2, 3, 3, 5)})
 
 
+def test_shuffled_channels_are_padded_in_order_and_read_by_vectors() -> None:
+    """ShuffleNet's unit: groups of channels, shuffled, then a depthwise convolution with a padding."""
+    nodes = [
+        node("Conv", "x w", "c", group=3), node("Reshape", "c split", "e"),
+        node("Transpose", "e", "f", perm=[0, 2, 1, 3, 4]),
+        node("Reshape", "f whole", "g"), node("Conv", "g v", "h", group=36, pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("GlobalAveragePool", "h", "y"),
+    ]  # fmt: skip
+    constants = {"w": floats(36, 4, 1, 1), "v": floats(36, 1, 3, 3)}
+    constants |= {"split": np.array([0, 3, 12, 5, 7]), "whole": np.array([0, 36, 5, 7])}
+    plan = agrees(model(nodes, {"x": (F, ["N", 12, 5, 7])}, ["y"], constants), {"x": floats(2, 12, 5, 7)})
+    assert len(plan.launches) == 4 and not [n for k in plan.kernels for n in k.notes if "scalar" in n]
+
+
+@pytest.mark.parametrize("beta", [0.75, 0.6])
+def test_windows_over_channels_stay_channels_last(beta: float) -> None:
+    nodes = [node("Conv", "x w", "c"), node("LRN", "c", "l", size=5, alpha=0.5, beta=beta), node("Conv", "l v", "y")]
+    m = model(nodes, {"x": (F, ["N", 3, "H", "W"])}, ["y"], {"w": floats(21, 3, 1, 1), "v": floats(4, 21, 1, 1)})
+    plan = agrees(m, {"x": floats(2, 3, 4, 5)}, {"x": floats(1, 3, 1, 1)})
+    assert "l@last" in plan.buffers and not [n for k in plan.kernels for n in k.notes if "scalar" in n]
+
+
 # -- passes ----------------------------------------------------------------------------------------------------------
 
 
