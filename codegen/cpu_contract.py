@@ -35,7 +35,7 @@ from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
-from polydyn.codegen.passes.registers import partial_unroll, registers, share_loads, unroll
+from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import balance, clip, flatten_loops, mark_parallel, tasks, variants
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
@@ -59,13 +59,18 @@ V = Index.of
 class ContractTuple:
     """The compile-time part of a tile tuple: register tile ``rows`` x ``vectors``, steps of a reduction block, unroll.
 
-    The launch-time part, rows and columns of a task, is an argument of ``ContractKernel.shares``.
+    The launch-time part, rows and columns of a task, is an argument of ``ContractKernel.shares``. CodegenError: a size
+    below 1.
     """
 
     rows: int
     vectors: int
     block: int = REDUCTION_BLOCK
     unroll: int = ROW_UNROLL
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.vectors, self.block, self.unroll) < 1:
+            raise CodegenError(f"{self} has a size below 1", rule="tiles are not empty")
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ class ContractKernel:
         self.R = product(self.extents[x] for x in roles.inner)
         self.row_value, self.col_value = operands(self.acc, roles)
         self.chosen, self.notes = chosen, list[str]()
+        self.copies: Copies = {}
         self.plan = self._plan(packed, fill) if rows is None else self._part(self._plan(packed, fill), rows)
 
     @staticmethod
@@ -327,11 +333,11 @@ class ContractKernel:
         if self.plan.blocks != ONE:
             body = clip(body, ("p_k",), self._live_reduction())
         body = consume(lower(body, coordinates, self._table(width)), "reduce", lambda b: b)
-        return self.masked(body, width)
+        return unroll(self.masked(body, width), ("p_j",))
 
     def rows(self, body: Body, rows: int) -> Body:
         """The micro-kernel for a number of live rows: registers and shared loads."""
-        body = unroll(bind(body, {"P_i": rows}), ("p_i", "p_j"))
+        body = unroll(bind(body, {"P_i": rows}), ("p_i",), self.copies)
         body = registers(body, self.tile_name, self.acc.value.dtype)
         for _ in self.roles.inner:
             body = flatten_loops(body, "p_k")
@@ -396,12 +402,11 @@ class ContractKernel:
 
         def shares(b: Body) -> Body:
             if p.promote:
-                inner = bind(b, {"V_j": panels})
-                b = (Let("c_lo", lo, (Alloc("panel", self.col_value.dtype, size, "scratch", inner),)),)
+                panel = ("panel", self.col_value.dtype, size)
+                b = (Let("c_lo", lo, _allocated(bind(b, {"V_j": panels}), *panel)),)
             if p.fill:
-                inner = bind(b, {"A_i": self._filled()})
-                rows = Alloc("rows", self.row_value.dtype, self._fill_size(mt.ceildiv("B_i")), "scratch", inner)
-                b = (Let("r_lo", first, (Let("r_hi", end, (rows,)),)),)
+                rows = ("rows", self.row_value.dtype, self._fill_size(mt.ceildiv("B_i")))
+                b = (Let("r_lo", first, (Let("r_hi", end, _allocated(bind(b, {"A_i": self._filled()}), *rows)),)),)
             return b
 
         body = consume(body, "kblock", shares)
@@ -467,6 +472,16 @@ class ContractKernel:
             return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, need.ceildiv(maximum(1, mt))))}
         bj = maximum(1, minimum(nt, need))
         return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
+
+
+def _allocated(body: Body, buffer: str, dtype: str, size: Index) -> Body:
+    """Scratch inside the loop over reduction blocks: new for each, so that a checked build sees what the last left."""
+
+    def new(b: Body) -> Body:
+        return (Alloc(buffer, dtype, size, "scratch", b),)
+
+    blocks = rewrite(body, lambda n: replace(n, body=new(n.body)) if isinstance(n, For) and n.var == "b_k" else n)
+    return new(body) if blocks is body else blocks
 
 
 def _symbols(x: Load) -> frozenset[str]:

@@ -47,6 +47,7 @@ from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import ONE, ZERO, Index, product
 from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.proof_gpu import GpuTiles, prove_gpu_contract
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
@@ -83,6 +84,15 @@ class CudaTile:
         """The instruction's m, n, k."""
         return (16, 8, 16) if self.instruction == "mma" else (1, 1, 1)
 
+    def proven(self) -> GpuTiles:
+        """The sizes as proofs want them."""
+        m, n, k = self.shape
+        fragments, mma = (self.wm // m, self.wn // n), self.instruction == "mma"
+        return GpuTiles(
+            (self.bm // self.wm, self.bn // self.wn), fragments, (m, n), (self.bk // k, k),
+            (self.wm // 16, self.wn // 16) if mma else fragments, (self.bm, self.bn, self.bk), not mma,
+        )  # fmt: skip
+
 
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
 MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
@@ -111,6 +121,7 @@ class CudaContractKernel:
         widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[self.dtype] and not (w == 8 and self.dtype == "float32")]
         out: dict[str, CudaKernel] = {}
         for t in chosen:
+            prove_gpu_contract(self.group, self.roles, gpu_contract_tree(self.group, self.roles), t.proven())
             for w in widths:
                 k = _Version(self, t, w).build()
                 out.setdefault(k.version, k)

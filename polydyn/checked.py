@@ -19,7 +19,6 @@ import numpy as np
 from polydyn.build.cache import digest, stored_file
 from polydyn.build.compiler import build_library
 from polydyn.compiler import Options, plan_program
-from polydyn.dispatch.decision import choose
 from polydyn.errors import InputError, PolydynError
 from polydyn.graph.importer import ModelLike
 from polydyn.program.assemble import kernel_units
@@ -27,7 +26,9 @@ from polydyn.program.evaluation import THREADS
 from polydyn.program.plan import Buffer, HostPlan, Launch
 from polydyn.program.program import numpy_dtype
 from polydyn.program.verify import verify_host_plan
+from polydyn.schedules.decision import choose
 from polydyn.schedules.expr import Array
+from polydyn.shapes.sizes import Dims
 
 SCHEDULES = ((1, 1), (1, -1), (2, 1), (3, -1), (7, 1))
 """(threads, direction of the tasks); the first is the reference."""
@@ -80,7 +81,7 @@ def compile_checked(
     model: ModelLike,
     *,
     target: str = "cpu",
-    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    dims: Dims | None = None,
     options: Options | None = None,
 ) -> CheckedProgram:
     """``polydyn.compile``, with checks. Same arguments and errors."""

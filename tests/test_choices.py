@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polydyn.dispatch.decision import ArgMin, Decision, Entry, Leaf, Split, choose
 from polydyn.errors import PolydynError, ScheduleError
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import Choice, HostPlan, Variant
+from polydyn.schedules.decision import ArgMin, Decision, Entry, Leaf, Split, choose
 from polydyn.schedules.index import Index, maximum, minimum
 from tests.programs import B, L, buffers, feeds, kernel, launch
 

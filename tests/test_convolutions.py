@@ -17,11 +17,10 @@ from polydyn.codegen.passes.hoist import hoist_divisions
 from polydyn.codegen.passes.tiles import flatten_loops
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.compiler import plan_program
-from polydyn.fusion.grouping import fuse
+from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
-from polydyn.graph.fold import fold
 from polydyn.graph.operators.common import in_range
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.prologue import prove_prologue
@@ -67,7 +66,7 @@ def agrees(m: onnx.ModelProto, *feeds: dict[str, Array], checked: bool = False) 
 
 
 def fused(m: onnx.ModelProto) -> FusionPlan:
-    return fuse(fold(import_model(m)), promotion=True)
+    return fusion_plan(rewrite_graph(import_model(m)))
 
 
 def lowered(plan: FusionPlan, group: int = 0) -> ContractGroup:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from polydyn.dispatch.combine import combine, pair_form
-from polydyn.dispatch.decision import ArgMin, Entry, Leaf, Split, choose, explain, verify_decision, walk
 from polydyn.dispatch.tree import features_of, fit_classifier, fit_tree
 from polydyn.errors import ScheduleError
+from polydyn.schedules.decision import ArgMin, Entry, Leaf, Split, choose, explain, verify_decision, walk
 from polydyn.schedules.index import Index
 
 L, B = Index.of("L"), Index.of("B")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from polydyn.dispatch.build import build_dispatch, over
-from polydyn.dispatch.decision import ArgMin, choose, verify_decision
 from polydyn.errors import BuildError, InputError
+from polydyn.schedules.decision import ArgMin, choose, verify_decision
 from polydyn.schedules.index import Index
 from polydyn.tuning.backbone import GroupKey, Problem, Shape, Tile, gemm
 from polydyn.tuning.cost import Kernel

@@ -1,5 +1,6 @@
 """The command line: the words of the Python interface, as commands."""
 
 from polydyn.cli.main import main
+from polydyn.cli.tune import tune
 
-__all__ = ["main"]
+__all__ = ["main", "tune"]

@@ -9,8 +9,8 @@ from itertools import combinations, product
 import numpy as np
 
 from polydyn.dispatch.combine import PairForm, pair_form
-from polydyn.dispatch.decision import ArgMin, Decision, Entry, Leaf, Split, verify_decision
 from polydyn.dispatch.tree import features_of, fit_classifier, fit_tree
+from polydyn.schedules.decision import ArgMin, Decision, Entry, map_indices, verify_decision
 from polydyn.schedules.index import Index
 from polydyn.tuning.strategy import Tuned
 
@@ -38,9 +38,12 @@ _PAIRED = 6
 """How many kernels (the most used) are combined with each other; more would only lengthen the comparison."""
 
 
-def build_dispatch(tuned: Tuned) -> Dispatch:
-    """The dispatch of a tuned group by its strategy's dispatcher; verified. KeyError: unknown dispatcher."""
-    made = DISPATCHERS[tuned.dispatcher](tuned)
+def build_dispatch(tuned: Tuned, pairs: bool = True) -> Dispatch:
+    """The dispatch of a tuned group by its strategy's dispatcher; verified. KeyError: unknown dispatcher.
+
+    ``pairs``: launches of two kernels are candidates too, where the strategy knows them.
+    """
+    made = (DISPATCHERS[tuned.dispatcher] if pairs else SINGLES[tuned.dispatcher])(tuned)
     verify_decision(made.decision, len(made.programs), frozenset(_symbols(tuned)))
     return made
 
@@ -109,27 +112,16 @@ DISPATCHERS: Mapping[str, Callable[[Tuned], Dispatch]] = {
     "combine": _combine,
 }
 """Column ``dispatcher`` of the strategies."""
+SINGLES = {**DISPATCHERS, "combine": _argmin}
+"""The same with one kernel for a launch."""
 
 
 def over(dispatch: Dispatch, extents: Mapping[str, Index]) -> Dispatch:
     """The dispatch with loop symbols replaced by the model's own expressions (``{"i": B * L}``)."""
 
     programs = tuple(p if p.pair is None else replace(p, pair=_pair_over(p.pair, extents)) for p in dispatch.programs)
-    return Dispatch(programs, _decision_over(dispatch.decision, extents))
+    return Dispatch(programs, map_indices(dispatch.decision, lambda i: i.subs(extents)))
 
 
 def _pair_over(pair: PairForm, extents: Mapping[str, Index]) -> PairForm:
     return replace(pair, bigs=pair.bigs.subs(extents), smalls=pair.smalls.subs(extents), guard=pair.guard.subs(extents))
-
-
-def _decision_over(d: Decision, extents: Mapping[str, Index]) -> Decision:
-    if isinstance(d, Split):
-        low, high = _decision_over(d.low, extents), _decision_over(d.high, extents)
-        return Split(d.index.subs(extents), d.threshold, low, high)
-    if isinstance(d, Leaf):
-        return d
-    return ArgMin(
-        tuple(
-            Entry(e.kernel, e.cost.subs(extents), None if e.guard is None else e.guard.subs(extents)) for e in d.entries
-        )
-    )

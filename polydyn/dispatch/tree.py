@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.dispatch.decision import ArgMin, Decision, Entry, Leaf, Split
 from polydyn.errors import UnsupportedError
+from polydyn.schedules.decision import ArgMin, Decision, Entry, Leaf, Split
 from polydyn.schedules.index import Index
 from polydyn.tuning.select import Table, shares
 

@@ -1,4 +1,4 @@
-"""Channels last: what convolutions compute has the order [N, spatial..., C] in memory (docs/adr/0006-convolutions.md).
+"""Channels last: what convolutions compute has the order [N, spatial..., C] in memory (docs/adr/0010-convolutions.md).
 
 Then a convolution is a matrix product with output channels as columns, its weights a packed constant of unit stride and
 its rows pixels whose channels lie together. The order spreads to what reads channel ``d1`` of such a tensor element by

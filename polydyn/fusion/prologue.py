@@ -7,16 +7,68 @@ that are no contraction take in paddings only: one comparison for each tap inste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from polydyn.fusion.plan import FusedGroup, FusionPlan, Prologue
 from polydyn.fusion.products import axes_of, is_reduction
-from polydyn.graph.ir import Compute, Graph, dim_name
+from polydyn.graph.ir import Compute, Graph, Node, dim_name
 from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, substitute, transform, walk
 
 MOST_OPERATIONS = 8
 """Of a prologue that is computed again for every tap of a window."""
 COSTLY = frozenset(("exp", "log", "tanh", "erf", "sin", "cos", "pow", "sigmoid", "sqrt", "div", "fmod", "mod"))
+
+
+def join_prologues(plan: FusionPlan) -> FusionPlan:
+    """The plan with maps that a single product or window reads inside it, as far as they are cheap enough."""
+    alone = {g.outputs[0]: g for g in plan.groups if g.kind == "nest" and len(g.nodes) == 1 and g.nodes[0].is_map}
+    once = _read_once(plan)
+    new: dict[str, Node] = {}
+    gone: set[str] = set()
+    groups = []
+    for g in plan.groups:
+        core, maps = _joined(plan.graph, g, {t: alone[t].nodes[0] for t in once & alone.keys()})
+        if maps:
+            new[core.output], gone = core, gone | {m.output for m in maps}
+            why = (f"{m.output}: joins the promotion of {core.output}'s operand (prologue)" for m in maps)
+            nodes = (core, *g.nodes[1:])
+            g = replace(g, nodes=nodes, reasons=(*g.reasons, *why), prologue=Prologue(maps, g.nodes[0]))
+        groups.append(g)
+    graph_nodes = tuple(new.get(n.output, n) for n in plan.graph.nodes if n.output not in gone)
+    kept = tuple(g for g in groups if g.nodes[0].output not in gone)
+    return replace(plan, graph=replace(plan.graph, nodes=graph_nodes), groups=kept)
+
+
+def _read_once(plan: FusionPlan) -> set[str]:
+    """Tensors that one node reads, in one place, and that need not be in memory."""
+    count: Counter[str] = Counter()
+    for n in plan.graph.nodes:
+        assert isinstance(n, Compute), "concatenations are windows by now"
+        fetched = [a.name for i in indices(n.body) for a in i.fetches()]
+        count.update([*(x.buffer for x in loads(n.body)), *fetched, *fetched])
+    return {t for t, c in count.items() if c == 1 and t not in plan.kept}
+
+
+def _joined(graph: Graph, g: FusedGroup, maps: Mapping[str, Compute]) -> tuple[Compute, tuple[Compute, ...]]:
+    """The first node of a group with what may join it put into its body, and what joined, in order."""
+    core, joined = g.nodes[0], tuple[Compute, ...]()
+    if core.is_map:
+        return core, joined
+    found = True
+    while found:
+        found = False
+        for m in (maps[t] for t in dict.fromkeys(x.buffer for x in loads(core.body)) if t in maps):
+            if g.kind == "contract":
+                operand = row_operand(core, m.output)
+                fits = operand is not None and may_join(graph, core, operand, (m, *joined))
+            else:
+                fits = is_guarded_view(m) and not is_shuffled(m)
+            if fits:
+                core, joined, found = compose(core, (m,)), (m, *joined), True
+                break
+    return core, joined
 
 
 def compose(n: Compute, maps: Sequence[Compute]) -> Compute:
@@ -50,7 +102,6 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     ``operand``: the part of ``n`` that reads them. Traffic falls as nobody else reads their results; what grows is the
     number of evaluations: once for each tap of the window.
     """
-    last = maps[-1]
     if any(i.fetches() for m in maps for i in indices(m.body)):
         return False
     if all(is_guarded_view(m) for m in maps):
@@ -60,8 +111,7 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
         return False
     if any(m.body.dtype != "float32" or x.dtype != "float32" for m in maps for x in (m.body, *loads(m.body))):
         return False
-    reads = [x for x in loads(operand) if x.buffer == last.output]
-    taps = sum(is_reduction(s) for s in {s for x in reads for i in x.index for s in i.symbols()}) > 1
+    taps = sum(is_reduction(s) for s in {s for x in loads(operand) for i in x.index for s in i.symbols()}) > 1
     work = [v for m in maps for v in walk(m.body) if isinstance(v, Op)]
     return not taps or (len(work) <= MOST_OPERATIONS and not any(v.name in COSTLY for v in work))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from polydyn.codegen.cpu_attention import AttentionKernel, SeparateKernels
 from polydyn.codegen.cpu_contract import ContractKernel
@@ -21,13 +21,25 @@ from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.schedules.addresses import check_addresses
-from polydyn.schedules.dependence import analyse
+from polydyn.schedules.decision import Decision
 from polydyn.schedules.index import ZERO, Index, product
 from polydyn.schedules.model import Group, verify_group
-from polydyn.schedules.polyhedra import context
-from polydyn.schedules.proof import prove_contract, prove_nest
 from polydyn.schedules.proof_attention import prove_attention
-from polydyn.schedules.schedule import schedule_attention, schedule_contract, schedule_nest
+from polydyn.schedules.reuse import Proofs
+from polydyn.schedules.schedule import schedule_attention
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """The kernels that a group chooses among at run time, and how.
+
+    ``kernels``: one for each option; options with equal names share a binary and differ in ``launch``. ``decision``:
+    over the group's parameters and ``nth``. ``reasons``: lines for ``explain``.
+    """
+
+    kernels: tuple[Kernel, ...]
+    decision: Decision
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,9 +51,26 @@ class PlacedKernel:
     kernel: Kernel
     key: str
     flops: Index
+    alternatives: Alternatives | None = None
 
 
 Form: TypeAlias = ContractGroup | AttentionGroup | LoweredGroup
+
+
+class Tuner(Protocol):
+    """What chooses a contraction's sizes from measurements; ``polydyn.tuning.chosen`` is one."""
+
+    def builders(self, key: str, form: ContractGroup) -> TunedBuilders | None:
+        """The tuned forms of a group whose roles are solved; None when nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class TunedBuilders:
+    """Tuned forms of one group, before they are proven and built: a builder and launch for each option."""
+
+    options: tuple[tuple[ContractKernel, dict[str, Index]], ...]
+    decision: Decision
+    reasons: tuple[str, ...] = ()
 
 
 class KernelBuilder:
@@ -51,8 +80,9 @@ class KernelBuilder:
     whose addresses are injective, and tensors that prologues read in bounds, by construction only.
     """
 
-    def __init__(self, plan: FusionPlan, target: CpuTarget) -> None:
-        self.plan, self.target = plan, target
+    def __init__(self, plan: FusionPlan, target: CpuTarget, tuner: Tuner | None = None) -> None:
+        self.plan, self.target, self.tuner = plan, target, tuner
+        self.alternatives: dict[str, Alternatives] = {}
         self.kernels: dict[str, Kernel] = {}
         self.forms: dict[str, Form] = {}
         self.notes: list[str] = []
@@ -89,7 +119,7 @@ class KernelBuilder:
             self.kernels[key] = self._build(form, key)
             self.proven.append(key)
         flops = sum((_flops(self.plan, group, i) for i in range(len(group.nodes))), ZERO)
-        return PlacedKernel(group, lowered, self.kernels[key], key, flops)
+        return PlacedKernel(group, lowered, self.kernels[key], key, flops, self.alternatives.get(key))
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
@@ -107,18 +137,28 @@ class KernelBuilder:
 
     def _contract(self, form: ContractGroup, key: str) -> Kernel:
         group = form.lowered.group
-        deps = analyse(group, positive=False)
-        roles, _ = schedule_contract(group, form.roles, deps.under(context(group)))
+        proofs = Proofs(group)
+        roles = proofs.contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
         kernel = build(f"contract_{key[:12]}", group, roles, self.target, form.packed, fill=form.fill)
-        prove_contract(group, roles, kernel.tree(), kernel.tiles(), deps)
-        return kernel.build()
+        proofs.prove_contract(roles, kernel.tree(), kernel.tiles())
+        tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
+        if tuned is None:
+            return kernel.build()
+        built: dict[str, Kernel] = {}
+        for builder, _ in tuned.options:
+            if builder.name not in built:
+                proofs.prove_contract(roles, builder.tree(), builder.tiles())
+                built[builder.name] = builder.build()
+        options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
+        self.alternatives[key] = Alternatives(options, tuned.decision, tuned.reasons)
+        return options[0]
 
     def _nest(self, group: Group, key: str) -> Kernel:
-        deps = analyse(group, positive=False)
-        schedule = schedule_nest(group, deps.under(context(group)))
+        proofs = Proofs(group)
+        schedule = proofs.nest()
         kernel = NestKernel(f"nest_{key[:12]}", group, schedule.band, schedule.phases, self.target)
-        prove_nest(group, kernel.tree(), schedule.band, schedule.phases, deps)
+        proofs.prove_nest(kernel.tree(), schedule.band, schedule.phases)
         built = kernel.build()
         return replace(built, notes=(*built.notes, *schedule.notes))
 

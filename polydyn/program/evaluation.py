@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from polydyn.dispatch.decision import ArgMin, Decision, Leaf
 from polydyn.errors import UnsupportedError
+from polydyn.schedules.decision import ArgMin, Decision, Leaf
 from polydyn.schedules.index import Atom, Index
 
 THREADS = "nth"

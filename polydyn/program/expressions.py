@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, TypeAlias
 
-from polydyn.dispatch.decision import ArgMin, Decision, Entry, Leaf, Split
 from polydyn.errors import ArtifactError
+from polydyn.schedules.decision import ArgMin, Decision, Entry, Leaf, Split
 from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum, product
 
 Expression: TypeAlias = "int | str | list[Any]"

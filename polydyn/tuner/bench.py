@@ -41,7 +41,8 @@ class _Built:
 
 
 class CpuBench:
-    """Measures kernels of one task on this machine. ``failures``: why a compile-time part did not build or run.
+    """Measures kernels of one task on this machine. ``failures``: why a compile-time part did not build or run;
+    ``measured``: how many launches were timed.
 
     ``workers``: one process that runs ``TIMER``. ``hardware.units`` threads are used.
     """
@@ -51,6 +52,7 @@ class CpuBench:
     def __init__(self, task: Task, hardware: Hardware, workers: Workers) -> None:
         self.task, self.hardware, self.workers = task, hardware, workers
         self.failures: dict[Part, str] = {}
+        self.measured = 0
         self._built: dict[Part, _Built] = {}
 
     # -- Bench ---------------------------------------------------------------------------------------------------
@@ -83,7 +85,16 @@ class CpuBench:
             raise BuildError(f"tuple {tile} does not run: {self.failures.get(tile.compile, 'time limit')}")
         fixed, step = zip(*(self._line(tile, row) for row in times), strict=True)
         used = usage(self.task.backbone, self.hardware, tile)
-        return Kernel(tile, used, fixed[0], step[0], fixed[1], step[1])
+        return Kernel(tile, used, fixed[0], step[0], fixed[1], step[1], *self._partial(tile))
+
+    def _partial(self, tile: Tile) -> list[float]:
+        """The times of register tiles of one and of three rows over that of a full one."""
+        row = self.task.form.roles.row
+        full = tile.get(f"w.{row}")
+        sizes = {x.name: x.extent or (DEPTHS[1] * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
+        sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
+        spent = self.run([(tile, sizes | {row: m}) for m in (1, min(3, full), full)], 1)
+        return [t / spent[-1] for t in spent[:-1]]
 
     def _line(self, tile: Tile, times: Sequence[float]) -> tuple[float, float]:
         """(fixed, per step) of the time of a wave."""
@@ -131,6 +142,7 @@ class CpuBench:
         out = [math.inf] * len(launches)
         asked = [(i, self._arguments(t, s, tasks)) for i, (t, s) in enumerate(launches) if t.compile in self._built]
         answers = self.workers.map([a for _, a in asked])
+        self.measured += len(asked)
         for (i, _), answer in zip(asked, answers, strict=True):
             out[i] = self._seconds(launches[i][0], answer)
         return out

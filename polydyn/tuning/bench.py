@@ -75,7 +75,7 @@ def _own(records: Records, key: GroupKey, hardware: Hardware, source: str) -> It
     return (r for r in records.rows(group=key, hardware=hardware) if r.source == source)
 
 
-_TIMES = ("fixed", "step", "alone_fixed", "alone_step")
+_TIMES = ("fixed", "step", "alone_fixed", "alone_step", "one_row", "three_rows")
 _RESOURCES = ("local", "registers", "threads")
 
 

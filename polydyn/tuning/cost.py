@@ -26,7 +26,8 @@ class Kernel:
     """A kernel and what is known of it.
 
     Seconds, from records or an analytical model: ``fixed`` + ``step`` per block step of the reduction is the time of
-    a full wave (as many blocks as fit the machine); ``alone_*`` the same with one block per unit.
+    a full wave (as many blocks as fit the machine); ``alone_*`` the same with one block per unit. ``one_row``,
+    ``three_rows``: on a CPU, the time of a register tile with so many live rows, as share of a full one.
     """
 
     tile: Tile
@@ -35,6 +36,8 @@ class Kernel:
     step: float
     alone_fixed: float
     alone_step: float
+    one_row: float = 0.0
+    three_rows: float = 0.0
 
 
 def picoseconds(seconds: float) -> int:
@@ -250,28 +253,46 @@ def polydyn(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     A unit with u blocks of which o are resident needs at least ``u`` times its share of a full wave and at least
     ``ceil(u / o)`` times the latency of a lone block; the machine needs the time of its memory traffic. The two overlap
     but for an eighth of the shorter one, which also ranks kernels where memory alone decides. A split
-    reduction adds the traffic of its partial results. On a CPU the last tile is exact: a thread never needs more than
-    the useful work.
+    reduction adds the traffic of its partial results. On a CPU tiles are exact (``_exact``).
     """
     tile = kernel.tile
+    if hardware.kind == "cpu":
+        busy, traffic = _exact(backbone, hardware, kernel), _traffic(backbone, hardware)
+        return maximum(busy, traffic) + minimum(busy, traffic) // 8
     per_unit = max(1, blocks_per_unit(kernel.used, hardware))
     walk, share = steps(backbone, tile), grid(backbone, tile).ceildiv(hardware.units)
     block = picoseconds(kernel.fixed / per_unit) + picoseconds(kernel.step / per_unit) * walk
     alone = picoseconds(kernel.alone_fixed) + picoseconds(kernel.alone_step) * walk
-    busy = share * block
-    if hardware.kind == "cpu":
-        busy = minimum(busy, _useful(backbone, kernel))
-    else:
-        busy = maximum(busy, share.ceildiv(per_unit) * alone)
+    busy = maximum(share * block, share.ceildiv(per_unit) * alone)
     traffic = _traffic(backbone, hardware)
     return maximum(busy, traffic) + minimum(busy, traffic) // 8 + _partials(backbone, hardware, tile)
 
 
-def _useful(backbone: Backbone, kernel: Kernel) -> Index:
-    """Time of the exact iteration space on one thread at the full tile's rate."""
-    per = math.prod(kernel.tile.level("b").values())
-    rate = round((kernel.fixed + kernel.step) * PICO * (1 << 8) / per)
-    return (product(backbone.extent(x.name) for x in backbone.loops) * max(1, rate)) // (1 << 8)
+def _exact(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
+    """Time of the exact iteration space on a CPU's threads.
+
+    M rows are ``t = ceil(M / r)`` register tiles of ``M // t`` rows or one more. A tile of x rows needs x times a row's
+    share of a full block, but at least what its loads and the latency of few multiply-adds take: a line through the
+    measured times of one and of three rows. Threads take whole tasks.
+    """
+    tile, block = kernel.tile, kernel.tile.level("b")
+    *batch, m, n = ("", "", *(x.name for x in backbone.parallel))
+    rows, r = (backbone.extent(m), tile[f"w.{m}"]) if m else (Index.of(1), 1)
+    full = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, tile)
+    row = (full * backbone.extent(n)).ceildiv(block.get(m, 1) * block[n])
+    tiles = rows.ceildiv(r)
+    least = rows // maximum(1, tiles)
+    longer = rows - least * tiles
+    first, slope = (round(_UNIT * x) for x in (kernel.one_row, (kernel.three_rows - kernel.one_row) / 2))
+
+    def one(x: Index) -> Index:
+        return maximum(row * x, (row * r * (first + (x - 1) * slope)) // _UNIT)
+
+    busy = product(backbone.extent(x) for x in batch if x) * ((tiles - longer) * one(least) + longer * one(least + 1))
+    if hardware.units == 1:
+        return busy
+    tasks = maximum(1, grid(backbone, tile))
+    return busy.ceildiv(tasks) * tasks.ceildiv(hardware.units)
 
 
 def _traffic(backbone: Backbone, hardware: Hardware) -> Index:

@@ -6,11 +6,11 @@ compare closed-form costs (``ArgMin``). ``choose`` is its meaning; the generated
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from polydyn.errors import ScheduleError
+from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index
 
 
@@ -78,6 +78,18 @@ def walk(decision: Decision) -> Iterator[Decision]:
     if isinstance(decision, Split):
         yield from walk(decision.low)
         yield from walk(decision.high)
+
+
+def map_indices(decision: Decision, f: Callable[[Index], Index]) -> Decision:
+    """The decision with ``f`` applied to every expression."""
+    if isinstance(decision, Split):
+        low, high = map_indices(decision.low, f), map_indices(decision.high, f)
+        return Split(f(decision.index), decision.threshold, low, high)
+    if isinstance(decision, Leaf):
+        return decision
+    return ArgMin(
+        tuple(Entry(e.kernel, f(e.cost), None if e.guard is None else f(e.guard)) for e in decision.entries)
+    )
 
 
 def choose(decision: Decision, env: Mapping[str, int]) -> int:

@@ -1,0 +1,70 @@
+"""``polydyn tune``: measures tile tuples of a model's contractions on this machine and keeps them in a record file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from polydyn.cli.main import console, main, of_machine
+from polydyn.compiler import Options
+from polydyn.errors import InputError
+from polydyn.program.explain import text_table
+from polydyn.tuner import TRIALS, Seen
+from polydyn.tuner import Progress as State
+from polydyn.tuner import tune as tune_model
+from polydyn.tuning.strategy import STRATEGIES
+
+
+@main.command()
+@click.argument("model")
+@click.option("--records", required=True, help="The record file to add to; it is made when it does not exist.")
+@click.option("--strategy", default="polydyn", show_default=True, type=click.Choice(sorted(STRATEGIES)))
+@click.option("--trials", default=TRIALS, show_default=True, type=click.IntRange(1), help="Tuples for each group.")
+@click.option("--seed", default=0, show_default=True, type=int)
+@click.option("--from-log", "log", help="Shapes met in traffic: JSON of Program.shapes_seen().")
+@of_machine
+def tune(
+    model: str, records: str, strategy: str, trials: int, seed: int, log: str | None,
+    dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Tune the matmul-like kernels of MODEL on this machine. Stopped, it goes on from there when called again."""
+    seen = read_log(Path(log)) if log else []
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[best]}"), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        line = bar.add_task("lowering", total=None, best="")
+
+        def report(p: State) -> None:
+            done = (p.group - 1) * p.wanted + min(p.trials, p.wanted)
+            text = f"best {p.best / 1e9:.1f} GFLOP/s"
+            bar.update(
+                line, total=p.groups * p.wanted, completed=done, description=f"group {p.group} of {p.groups}", best=text
+            )
+
+        groups = tune_model(
+            model, records, target=target, dims=dict(dims), threads=threads, trials=trials, seed=seed, seen=seen,
+            options=Options(frozenset(without), strategy), report=report,
+        )  # fmt: skip
+    heading = ("group", "", "tuples kept", "binaries", "measured now", "seconds")
+    rows = [(g.label, "", str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}") for g in groups]
+    console.print(text_table(heading, rows), markup=False)
+    console.print(f"compile with --records {records}", markup=False)
+
+
+def read_log(path: Path) -> list[Seen]:
+    """Shapes with counts from a JSON list of {"dims": {...}, "count": n}. InputError: another form."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return [({str(n): int(v) for n, v in x["dims"].items()}, int(x["count"])) for x in data]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise InputError(
+            f"{path.name} is no log of shapes ({e})",
+            rule='a JSON list of {"dims": {"B": 1, "L": 61}, "count": 12}',
+            remedy="write json.dumps(program.shapes_seen()) to it",
+        ) from e
