@@ -35,6 +35,7 @@ from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.registers import partial_unroll, registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, variants
+from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
@@ -263,7 +264,7 @@ class ContractKernel:
         live = self.N - V("c_lo") * self.nr - V("v") * w
         body = vectorise_tile(body, "lane", w, mask_extent=live)
         whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
-        return fold(whole)
+        return transpose_copies(fold(whole), "a_k", w) if has_transposes(self.target) else fold(whole)
 
     def _live_reduction(self) -> Index:
         return self.K - V("b_k") * self.plan.block
@@ -345,7 +346,7 @@ class ContractKernel:
             return (Let("c_lo", lo, (Alloc("panel", self.col_value.dtype, size, "scratch", inner),)),)
 
         body = consume(body, "kblock", shares)
-        body, count = tasks(fold(body))
+        body, count = tasks(fold(body), runs=True)
         symbols = (*self.group.params, "B_i", "B_j")
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
         verify_body(body, (*symbols, "begin", "end"), (*buffers, self.tile_name))

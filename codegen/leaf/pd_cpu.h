@@ -341,4 +341,35 @@ PD_HORIZONTAL(f32, vf32, vi32)
 #endif
 PD_HORIZONTAL(i32, vi32, vi32)
 PD_HORIZONTAL(i64, vi64, vi64)
+
+/* d[at + PD_W*c + l] = b[i + l*s + c] for columns c < m, lanes l < n (0 in the other lanes): a block transposed in
+   registers, in log2(PD_W) steps that exchange off-diagonal blocks */
+#if defined(PD_LANES) && !defined(PD_CHECKED)
+#define PD_EXCHANGE(S)                                                                                                \
+  if (S < PD_W) {                                                                                                     \
+    const vi32 lanes = PD_LANES, low = lanes + (((lanes & S) != 0) & (PD_W - S)), high = low + S;                      \
+    _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) if (!(r & S)) {                                            \
+      vf32 a = v[r], b = v[(r + S) & (PD_W - 1)];                                                                      \
+      v[r] = __builtin_shuffle(a, b, low);                                                                            \
+      v[(r + S) & (PD_W - 1)] = __builtin_shuffle(a, b, high);                                                         \
+    }                                                                                                                 \
+  }
+PD_INLINE void pd_transpose_block(vf32 *restrict v) { PD_EXCHANGE(1) PD_EXCHANGE(2) PD_EXCHANGE(4) PD_EXCHANGE(8) }
+static __attribute__((noinline, unused)) void pd_transpose_f32(f32 *d, i64 at, const f32 *b, i64 i, i64 s, i64 n, i64 m) {
+  vf32 v[PD_W];
+  if (n >= PD_W && m >= PD_W) {
+    _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) v[r] = vload_f32(b, i + r * s);
+    pd_transpose_block(v);
+    _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) vstore_f32(d, at + r * PD_W, v[r]);
+    return;
+  }
+  _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) v[r] = r < n ? vloadm_f32(b, i + r * s, m) : (vf32){0};
+  pd_transpose_block(v);
+  _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) if (r < m) vstore_f32(d, at + r * PD_W, v[r]);
+}
+#else                                                      /* a macro: checked accesses know buffers by their names */
+#define pd_transpose_f32(d, at, b, i, s, n, m)                                                                         \
+  for (i64 pd_c = 0; pd_c < PD_W && pd_c < (m); ++pd_c)                                                                \
+    vstore_f32(d, (at) + pd_c * PD_W, vloads_f32(b, (i) + pd_c, s, PD_MIN(n, PD_W)))
+#endif
 #endif

@@ -158,7 +158,7 @@ class KernelBuilder:
         deps = analyse(group, positive=False)
         schedule = schedule_nest(group, deps.under(context(group)))
         kernel = NestKernel(f"nest_{key[:12]}", group, schedule.band, schedule.phases, self.target)
-        prove_nest(group, kernel.tree(), schedule.band, schedule.phases, deps)
+        prove_nest(group, kernel.tree(), schedule.band, schedule.phases, deps, kernel.across)
         built = kernel.build()
         return replace(built, notes=(*built.notes, *schedule.notes))
 
