@@ -19,6 +19,7 @@ from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
 from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.verify import verify_graph
+from polydyn.lowering.aliases import without_reshapes
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
@@ -93,7 +94,8 @@ def plan_graph(
 ) -> HostPlan:
     """The host plan of a graph of primitives."""
     graph, builder, placed = place_kernels(graph, target=target, options=options, tuner=tuner)
-    notes = (*graph.notes, *builder.notes, *(tuner.notes if tuner else ()))
+    placed, aliases = without_reshapes(builder.plan, placed)
+    notes = (*graph.notes, *builder.notes, *aliases, *(tuner.notes if tuner else ()))
     return host_plan(builder.plan, placed, builder.target, replace(graph, notes=notes))
 
 

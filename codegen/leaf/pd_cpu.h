@@ -45,11 +45,18 @@ PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
 }
 PD_INLINE void vstorem_f32(f32 *b, i64 i, vf32 v, i64 n) { __builtin_ia32_storeups512_mask(b + i, v, pd_lanes(n)); }
 #else
+#if defined(__AVX__) && PD_W == 8
+PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
+  const vi32 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+  return (vf32)__builtin_ia32_maskloadps256((const vf32 *)(b + i), lanes < (i32)PD_MAX(PD_MIN(n, 8), 0));
+}
+#else
 PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
   vf32 v = {0};
   for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = b[i + l];
   return v;
 }
+#endif
 PD_INLINE void vstorem_f32(f32 *b, i64 i, vf32 v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) b[i + l] = v[l]; }
 #endif
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from polydyn.codegen.ir import Body, For, Let, Mark, Node, Outline, Switch, rewrite
+from polydyn.codegen.ir import Body, For, If, Let, Mark, Node, Outline, Switch, rewrite
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import ZERO, Index, IndexLike, maximum, minimum, product
 
@@ -45,6 +45,20 @@ def variants(on: Index, cases: Mapping[int, Body], outline: str | None = None) -
     if len(bodies) == 1:
         return next(iter(bodies.values()))
     return (Switch(on, tuple(bodies.items())),)
+
+
+def unswitch(body: Body) -> Body:
+    """A choice that is all of a loop's body and does not depend on its variable is made once, outside of the loop."""
+
+    def f(n: Node) -> Node:
+        if not (isinstance(n, For) and len(n.body) == 1 and isinstance(n.body[0], If)):
+            return n
+        choice = n.body[0]
+        if any(n.var in (c.left.symbols() | c.right.symbols()) for c in choice.cond):
+            return n
+        return If(choice.cond, (replace(n, body=choice.then),), (replace(n, body=choice.orelse),))
+
+    return rewrite(body, f)
 
 
 def tasks(body: Body, mark: str = "task", runs: bool = False) -> tuple[Body, Index]:
