@@ -9,7 +9,7 @@ import pytest
 from polydyn.codegen.ir import Body, Compare, FlatLoad, For, If, Let, Mark, Set, Store, Switch
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
-from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, variants
+from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, unswitch, variants
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.show import show
 from polydyn.schedules.errors import CodegenError
@@ -124,6 +124,17 @@ def test_variants_switch_only_between_several() -> None:
     (s,) = variants(ix("r"), {3: (ROW,), 4: (ROW,)}, "f")
     assert isinstance(s, Switch) and [k for k, _ in s.cases] == [3, 4]
     assert "outline f_3" in show((s,))
+
+
+def test_a_choice_that_no_iteration_changes_is_made_once() -> None:
+    a, b = copy(ix(0), at("x", "k")), copy(ix(1), at("x", "k"))
+    outer = If((Compare("<=", ix("c"), ix("N")),), (a,), (b,))
+    (chosen,) = unswitch((loop("r", "R", loop("k", "K", outer)),))
+    assert isinstance(chosen, If) and chosen.then == (loop("r", "R", loop("k", "K", a)),)
+    inner = (loop("k", "K", If((Compare("<=", ix("k"), ix("N")),), (a,), (b,))),)
+    assert unswitch(inner) == inner
+    both = (loop("k", "K", outer, a),)
+    assert unswitch(both) == both
 
 
 def test_a_run_of_tasks_divides_once() -> None:

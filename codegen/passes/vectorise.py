@@ -179,8 +179,9 @@ def vectorise_loop(loop: For, width: int, chains: int = 4) -> Body:
     for reg, (reduction, dtype) in accumulators.items():
         parts: list[Value] = [Reg(dtype, x, width) for x in names[reg]]
         while len(parts) > 1:  # in pairs: a chain would be longer
-            pairs = zip(parts[::2], parts[1::2], strict=True)
-            parts = [Op(dtype, REDUCTIONS[reduction], pair) for pair in pairs]
+            pairs = zip(parts[::2], parts[1::2], strict=False)
+            single = parts[len(parts) // 2 * 2 :]
+            parts = [*(Op(dtype, REDUCTIONS[reduction], pair) for pair in pairs), *single]
         out.append(Set(reg, Horizontal(dtype, reduction, parts[0]), 1, reduction))
     return tuple(out)
 
