@@ -180,8 +180,8 @@ def vectorise_loop(loop: For, width: int, chains: int = 4) -> Body:
         parts: list[Value] = [Reg(dtype, x, width) for x in names[reg]]
         while len(parts) > 1:  # in pairs: a chain would be longer
             pairs = zip(parts[::2], parts[1::2], strict=False)
-            single = parts[len(parts) // 2 * 2 :]
-            parts = [*(Op(dtype, REDUCTIONS[reduction], pair) for pair in pairs), *single]
+            odd = parts[len(parts) // 2 * 2 :]
+            parts = [*(Op(dtype, REDUCTIONS[reduction], pair) for pair in pairs), *odd]
         out.append(Set(reg, Horizontal(dtype, reduction, parts[0]), 1, reduction))
     return tuple(out)
 
