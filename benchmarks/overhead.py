@@ -1,9 +1,9 @@
 """The cost of one call outside the kernels: programs whose kernels do nothing.
 
 Dynamic dims: both of the input, B and L, drawn from 1..64; ``same`` repeats one shape, ``new`` changes it on every
-call, ``bound`` repeats a bound call. ``1 thread`` launches run on the caller, ``2 threads`` pay one join per launch. Microseconds per call, median and
-99th percentile. Run: ``python -m benchmarks.overhead`` from the repository's root; with model files as arguments, the
-programs are those of the models, every kernel's body taken out.
+call, ``bound`` repeats a bound call. ``1 thread`` launches run on the caller, ``2 threads`` pay one join per launch.
+Microseconds per call, median and 99th percentile. Run: ``python -m benchmarks.overhead`` from the repository's root;
+with model files as arguments, the programs are those of the models, every kernel's body taken out.
 """
 
 from __future__ import annotations
