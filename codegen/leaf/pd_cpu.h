@@ -110,11 +110,12 @@ PD_EXTREMES(u8) PD_EXTREMES(u16) PD_EXTREMES(u32) PD_EXTREMES(u64)
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
 PD_INLINE vf32 vgreater(vf32 a, vf32 b) { return (vf32)__builtin_ia32_maxps512_mask(a, b, b, 0xffff, 4); }
 PD_INLINE vf32 vless(vf32 a, vf32 b) { return (vf32)__builtin_ia32_minps512_mask(a, b, b, 0xffff, 4); }
-PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) {         /* lanes where a is NaN keep it */
-  return (vf32)__builtin_ia32_maxps512_mask(a, b, a, __builtin_ia32_cmpps512_mask(a, a, 7, 0xffff, 4), 4);
+/* lanes where b is NaN keep it; b, as a reduction's accumulator is a and should not wait for the comparison */
+PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) {
+  return (vf32)__builtin_ia32_maxps512_mask(b, a, b, __builtin_ia32_cmpps512_mask(b, b, 7, 0xffff, 4), 4);
 }
 PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) {
-  return (vf32)__builtin_ia32_minps512_mask(a, b, a, __builtin_ia32_cmpps512_mask(a, a, 7, 0xffff, 4), 4);
+  return (vf32)__builtin_ia32_minps512_mask(b, a, b, __builtin_ia32_cmpps512_mask(b, b, 7, 0xffff, 4), 4);
 }
 #else
 #if defined(__AVX__) && PD_W == 8
@@ -124,8 +125,8 @@ PD_INLINE vf32 vless(vf32 a, vf32 b) { return (vf32)__builtin_ia32_minps256(a, b
 PD_INLINE vf32 vgreater(vf32 a, vf32 b) { return vsel_f32(a > b, a, b); }
 PD_INLINE vf32 vless(vf32 a, vf32 b) { return vsel_f32(a < b, a, b); }
 #endif
-PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) { return vsel_f32(a != a, a, vgreater(a, b)); }
-PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) { return vsel_f32(a != a, a, vless(a, b)); }
+PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) { return vsel_f32(b != b, b, vgreater(b, a)); }
+PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) { return vsel_f32(b != b, b, vless(b, a)); }
 #endif
 PD_INLINE vi32 pd_max_vi32(vi32 a, vi32 b) { return vsel_i32(a > b, a, b); }
 PD_INLINE vi32 pd_min_vi32(vi32 a, vi32 b) { return vsel_i32(a < b, a, b); }
