@@ -30,6 +30,7 @@ from polydyn.codegen.ir import (
     Undefined,
     consume,
     rewrite,
+    substitute,
     walk,
     walk_value,
 )  # fmt: skip
@@ -277,7 +278,8 @@ class NestKernel:
         if self.tiled:
             body = bind(body, {"B_t": self.extents[self.prefix[-1]].ceildiv("P_t")})
         if self.across:
-            body = bind(body, {"B_u": self.extents[self.across].ceildiv(self.target.width)})
+            # not folded: the tile's start is named later
+            body = substitute(body, {"B_u": self.extents[self.across].ceildiv(self.target.width)})
         body, count, scratch = self._versions(body, coordinates)
         symbols = (*self.group.params, *(("P_t",) if self.tiled else ()))
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}

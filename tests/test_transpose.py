@@ -80,6 +80,15 @@ def test_transposed_operands_at_ugly_sizes(target: str) -> None:
             np.testing.assert_allclose(program.run(feeds)["y"], want, rtol=3e-6)
 
 
+@pytest.mark.parametrize("rows", [1, 7, 16, 40])
+def test_constant_axes(rows: int) -> None:
+    made = model([node("Transpose", "x", "y", perm=[1, 0])], {"x": ("float32", ["R", rows])}, ["y"])
+    program = polydyn.compile(made, threads=1)
+    for length in (1, 15, 33):
+        x = np.random.default_rng(0).standard_normal((length, rows), np.float32)
+        assert (program.run({"x": x})["y"] == x.T).all()
+
+
 def test_transposes_pass_every_check() -> None:
     plain, checked = polydyn.compile(turned(), threads=1), compile_checked(turned())
     for rows, length in SIZES:
