@@ -12,10 +12,9 @@ from polydyn.lowering.contract import lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
-from polydyn.schedules.dependence import analyse
 from polydyn.schedules.model import verify_group
-from polydyn.schedules.polyhedra import context
-from polydyn.schedules.schedule import schedule_nest
+from polydyn.schedules.reuse import Proofs
+from polydyn.schedules.tiling import nest_tree
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,17 @@ class CudaBuilder:
             lowered, key = contract.lowered, contract.lowered.key(contract.roles, "cuda")
             if key not in self.kernels:
                 verify_group(lowered.group)
-                kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, contract.roles)
-                self.kernels[key] = kernel.versions()
+                product = CudaContractKernel(f"contract_{key[:12]}", lowered.group, contract.roles)
+                self.kernels[key] = product.versions()
             return (PlacedCuda(group, lowered, self.kernels[key]),)
         lowered = lower_nest(self.plan, group)
         key = lowered.key("cuda")
         if key not in self.kernels:
             verify_group(lowered.group)
-            deps = analyse(lowered.group, positive=False)
-            nest = schedule_nest(lowered.group, deps.under(context(lowered.group)))
-            self.kernels[key] = CudaNestKernel(f"nest_{key[:12]}", lowered.group, nest.band, nest.phases).versions()
+            nest = Proofs(lowered.group).nest()
+            kernel = CudaNestKernel(f"nest_{key[:12]}", lowered.group, nest.band, nest.phases)
+            for k in (kernel, kernel.recomputed()):
+                tree = nest_tree(k.group, k.prefix, k.phases, False)
+                Proofs(k.group).prove_nest(tree, k.prefix, k.phases)
+            self.kernels[key] = kernel.versions()
         return (PlacedCuda(group, lowered, self.kernels[key]),)
