@@ -100,7 +100,7 @@ class NestKernel:
     def _short(self) -> bool:
         """Whether no inner loop fills a vector."""
         loops = [self.extents[x].constant for s in self.group.statements for x in inner_iterators(s, self.prefix)]
-        return all(e is not None and e < self.target.width for e in loops)
+        return all(e is not None and 1 < e < self.target.width for e in loops)
 
     def _strided(self, iterator: object) -> int:
         """Accesses to memory that are not of stride 0 or 1 along the statement's vector iterator."""
