@@ -4,21 +4,21 @@ Two instructions: ``fma`` (a thread and one element, float32) and ``mma`` (a war
 cores, f16 or bf16 with float32 accumulators). Both operands come through a ring of ``stages`` tiles in shared memory;
 a tile lies there as it lies in global memory (unit stride along the reduction or along its own iterator), so copies
 stay wide, XOR-swizzled against bank conflicts. Elements outside the operand arrive as zeros, which makes M, N and K
-arbitrary.
+arbitrary. Sums of tensor cores pass through shared memory once more, so that epilogues load and store whole rows, 16
+bytes a lane where addresses allow it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from polydyn.codegen.check import verify_body
-from polydyn.codegen.cuda_copies import Operand, copy_of, multiples
+from polydyn.codegen.cuda_copies import Operand, copy_of
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.ir import (
     Alloc,
-    Apply,
     Body,
     Call,
     Compare,
@@ -26,35 +26,40 @@ from polydyn.codegen.ir import (
     For,
     If,
     Inst,
+    Let,
     Mark,
     Pointer,
     Store,
+    Tile,
     consume,
     substitute,
-    substitute_value,
     walk,
 )  # fmt: skip
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.gpu import assign, pipeline, rasterise, spread, unrolled
+from polydyn.codegen.passes.gpu import WARP, assign, pipeline, rasterise, spread, unrolled
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.passes.widen import widen
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
-from polydyn.schedules.index import ONE, ZERO, Index, product
+from polydyn.schedules.index import ZERO, Index, product
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
+SHARE = "share"
+"""The iterator of a split reduction."""
 LANE = V("lane")
-PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
 RASTER = 8
 """Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
 UNROLLED = dict.fromkeys(("f_i", "f_j", "f_k", "g_i", "g_j", "row_half", "column_of_pair"), "unroll")
+STAGED = 16
+"""Rows of a unit that are in shared memory at a time on their way to the epilogue: those of a fragment."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +114,16 @@ class CudaContractKernel:
         """A version for each tile and each width of copies that the addresses may allow, widest first."""
         chosen = tiles or self._useful(MMA_TILES if self.dtype in HALF else FMA_TILES)
         widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[self.dtype] and not (w == 8 and self.dtype == "float32")]
-        out: dict[str, CudaKernel] = {}
-        for t in chosen:
-            for w in widths:
-                k = _Version(self, t, w).build()
-                out.setdefault(k.version, k)
-        return tuple(out.values())
+        return tuple(k for t in chosen for k in self._of_tile(t, widths))
 
+    def _of_tile(self, tile: CudaTile, widths: list[int]) -> list[CudaKernel]:
+        """The versions of one tile, without those that may be launched only where an earlier one may."""
+        out: list[CudaKernel] = []
+        for width, wide in ((widths[0], True), *((w, False) for w in widths)):
+            k = _Version(self, tile, width, wide).build()
+            if not any(set(earlier.multiples) <= set(k.multiples) for earlier in out):
+                out.append(k)
+        return out
 
     def _useful(self, tiles: tuple[CudaTile, ...]) -> tuple[CudaTile, ...]:
         """Tiles from the largest to the smallest, without those that a constant extent would leave half empty."""
@@ -128,10 +136,11 @@ class CudaContractKernel:
 
 
 class _Version:
-    """One tile with one width of copies."""
+    """One tile with one width of copies; ``wide``: epilogues store 16 bytes at once."""
 
-    def __init__(self, of: CudaContractKernel, tile: CudaTile, width: int) -> None:
-        self.of, self.tile = of, tile
+    def __init__(self, of: CudaContractKernel, tile: CudaTile, width: int, wide: bool) -> None:
+        self.of, self.tile, self.wide = of, tile, wide
+        self.wanted: dict[tuple[Index, int], None] = {}
         self.group, self.roles, self.extents = of.group, of.roles, of.extents
         if (tile.instruction == "mma") != (of.dtype in HALF):
             raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy="mma for float16 and bfloat16")
@@ -176,37 +185,75 @@ class _Version:
         """Accumulators start at zero."""
         return (Store("acc", self._register(a), Const("float32", 0.0)),)
 
+    def stage(self, a: Mapping[str, Index]) -> Body:
+        """A lane's two columns of a fragment to shared memory.
+
+        Row r of a group of eight lies at 2 (r mod 4) + r / 4: then neither the writing half-warps (four rows, two
+        chunks of 16 bytes each) nor the reading quarters (two rows, every other chunk) meet in a bank.
+        """
+        group, half = LANE // 4, V("row_half")
+        row = group % 4 * 2 + group // 4 + half * 8
+        place = self._staged(row, a["f_j"] * 8 + LANE % 4 * 2)
+        first = self._register(a).subs({"column_of_pair": 0})
+        return (Call("pd_sts_wide<2>", (place, Pointer("float32", "acc", first))),)
+
+    def _staged(self, row: Index, column: Index) -> Tile:
+        wn = self.tile.wn
+        return Tile("float32", "stage", V("warp") * (STAGED * wn), row, column, wn, 4)
+
     def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """An epilogue on registers, stored where the element exists."""
-        row, col = self._place(a)
-        env = self._env(a, row, col, ZERO)
+        """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
+        env = self._env(a, *self._place(a), ZERO)
         own = self.of.acc.array
         value = flat(
             self.group, s.value, env, lambda x: FlatLoad(x.dtype, "acc", self._register(a)) if x.buffer == own else None
         )
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
-        live = (Compare("<", env[self.roles.row], self.of.M), Compare("<", env[self.roles.col], self.of.N))
-        single = If(live, (Store(s.array, address, value),))
-        if self.tile.instruction == "fma":
-            return (single,)
-        separate = (For("column_of_pair", ZERO, V(2), (single,)),)
-        even = self._even(s)
-        if even is None or value.dtype not in PACK:
-            return separate
-        pair = tuple(substitute_value(value, {"column_of_pair": e}) for e in (0, 1))
-        place = Pointer("uint32", s.array, address.subs({"column_of_pair": 0}))
-        packed = Call("pd_stg<uint32_t>", (place, Apply("uint32", PACK[value.dtype], pair)))
-        first = tuple(replace(c, left=c.left.subs({"column_of_pair": 0})) for c in live)
-        return (If(even, (If(first, (packed,)),), separate),)
+        return (If(self._live(env), (Store(s.array, address, value),)),)
 
-    def _even(self, s: Statement) -> tuple[Compare, ...] | None:
-        """When the two columns of a lane may be stored as one: all even; None when they are not neighbours."""
-        address = self.group.arrays[s.array].address(s.index)
-        stride, rest = address.split(self.roles.col)
-        wanted = multiples(rest, 2, frozenset(self.extents))
-        if stride != ONE or self.roles.col in rest.symbols() or wanted is None:
-            return None
-        return tuple(Compare("==", i % 2, ZERO) for i in dict.fromkeys((self.of.N, *(i for i, _ in wanted))))
+    def done_staged(self, s: Statement, a: Mapping[str, Index]) -> Body:
+        """An epilogue on a vector of a row that lies in shared memory."""
+        t, v = self.tile, self._vector(s)
+        row = a["b_i"] * t.bm + a["w_i"] * t.wm + a["f_i"] * STAGED
+        row = row + a["e_i"] // 8 * 8 + a["e_i"] % 8 // 2 + a["e_i"] % 2 * 4
+        vector = a["b_j"] * (t.bn // v) + a["w_j"] * (t.wn // v) + a["e_j"]
+        at = self._env({**a, "b_i": ZERO, "b_j": ZERO}, V("e_row"), V("e_vec") * v + "e_v", ZERO)
+        own = self.of.acc.array
+        value = flat(self.group, s.value, at, lambda x: FlatLoad(x.dtype, "sum", V("e_v")) if x.buffer == own else None)
+        address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
+        element: Body = (Store(s.array, address, value),)
+        if v > 1:
+            made = widen(element, "e_v", v, self._global(), (*self.roles.batch, "e_row", "e_vec", "e_v", SHARE))
+            assert made is not None, "_vector has tried"
+            element = made[0]
+            self.wanted |= dict.fromkeys((*made[1], *(((self.of.N, v),) if self.of.N.constant is None else ())))
+        else:
+            element = substitute(element, {"e_v": 0})
+        piece = min(v, 4)
+        loads = tuple(
+            Call(f"pd_lds_wide<{piece}>", (Pointer("float32", "sum", V(e)), self._staged(a["e_i"], a["e_j"] * v + e)))
+            for e in range(0, v, piece)
+        )
+        live = self._live({k: i.subs({"e_v": 0}) for k, i in at.items()})
+        body: Body = (Alloc("sum", "float32", V(v), "register", (*loads, If(live, element))),)
+        return (Let("e_row", row, (Let("e_vec", vector, body),)),)
+
+    def _live(self, env: Mapping[str, Index]) -> tuple[Compare, ...]:
+        return (Compare("<", env[self.roles.row], self.of.M), Compare("<", env[self.roles.col], self.of.N))
+
+    def _global(self) -> dict[str, str]:
+        return {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+
+    def _vector(self, s: Statement) -> int:
+        """Columns that an epilogue loads and stores at once: 16 bytes of its result, or one."""
+        v = 16 // ITEMSIZE[s.value.dtype]
+        if not self.wide or v not in (4, 8) or (self.of.N.constant or 0) % v:
+            return 1
+        env = {self.roles.col: V("e_vec") * v + "e_v"}
+        address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
+        own = frozenset((*self.extents, "e_vec", "e_v", SHARE))
+        made = widen((Store(s.array, address, Const(s.value.dtype, 0.0)),), "e_v", v, self._global(), own)
+        return v if made is not None else 1
 
     def fragment(self, which: int, a: Mapping[str, Index]) -> Body:
         """Shared memory -> registers: a float, or 16 x 16 elements by ldmatrix (for B: two fragments)."""
@@ -256,8 +303,8 @@ class _Version:
             return substitute((inst,), dict.fromkeys(points, ZERO))
         row, col = LANE // 4 + V("row_half") * 8, LANE % 4 * 2 + V("column_of_pair")
         leaf = substitute((inst,), {"p_i": row, "p_j": col})
-        if inst.statement != "INIT":  # an epilogue decides itself whether it stores pairs
-            return (For("row_half", ZERO, V(2), leaf),)
+        if inst.statement == "STAGE":  # both columns move at once
+            return (For("row_half", ZERO, V(2), substitute((inst,), {"p_i": row, "p_j": LANE % 4 * 2})),)
         return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
 
     def copy(self, body: Body) -> Body:
@@ -269,26 +316,51 @@ class _Version:
         kind = "unroll" if c.asynchronous else "unroll2"  # registers of many loads in flight would spill
         return spread(body, "s_k" if c.along_k else c.own, self.tile.threads, kind)
 
+    def store(self, body: Body) -> Body:
+        """An epilogue's rows in shared memory -> global memory, dealt to the lanes of the warp that put them there."""
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        s = self.of.epilogues[int(inst.statement[4:])]
+        v = self._vector(s)
+        body = bind(body, {"E_i": STAGED, "E_j": self.tile.wn // v, "E_v": 1})  # the point band is one access
+        body = lower(body, self.coordinates, {inst.statement: partial(self.done_staged, s)})
+        sync = Call("pd_syncwarp")
+        return (sync, *spread(body, "e_j", WARP, "unroll" if v > 1 else "unroll2", "lane"), sync)
+
+    def epilogue(self, body: Body) -> Body:
+        """The sums' way through shared memory, where the ring was."""
+        if self.tile.instruction == "fma":
+            return body
+        size = V(self.tile.threads // WARP * STAGED * self.tile.wn)
+        return (Call("pd_syncthreads"), Alloc("stage", "float32", size, "shared", body))
+
+    def ring(self, body: Body) -> Body:
+        """The pipelined loop in its shared memory."""
+        body = pipeline(body, "b_k", self.tile.stages, _split)
+        for c in self.copies:
+            body = (Alloc(c.name, c.dtype, V(c.elements * self.tile.stages), "shared", body),)
+        return body
+
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
     def build(self) -> CudaKernel:
         """The kernel."""
         t, (m, n, k) = self.tile, self.tile.shape
-        tiled = gpu_contract_tree(self.group, self.roles)
+        tiled = gpu_contract_tree(self.group, self.roles, t.instruction == "mma")
         self.coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
         loads = (t.wm // 16, t.wn // 16) if t.instruction == "mma" else self.frag
         sizes = {"F_i": self.frag[0], "F_j": self.frag[1], "F_k": t.bk // k, "G_i": loads[0], "G_j": loads[1]}
         sizes |= {"W_i": t.bm // t.wm, "W_j": t.bn // t.wn, "P_i": m, "P_j": n, "P_k": k}
         counts = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn), "B_k": self.of.K.ceildiv(t.bk)}
+        counts["B_s"] = V(1)
         body = consume(body, "copy", self.copy)
-        body = consume(body, "pipeline", lambda b: pipeline(b, "b_k", t.stages, _split))
+        body = consume(body, "pipeline", self.ring)
         body = bind(body, {**sizes, **counts})
         unit = V("warp") if t.instruction == "mma" else V("tid")
         body = assign(body, {"w_i": unit // (t.bn // t.wn), "w_j": unit % (t.bn // t.wn)})
         body = consume(body, "instruction", self.instruction)
-        for mark in ("multiply", "epilogue"):
-            body = consume(body, mark, lambda b: b)
+        body = consume(consume(body, "store", self.store), "epilogue", self.epilogue)
+        body = consume(body, "multiply", lambda b: b)
         steps = {"f_k": "unroll2"} if t.instruction == "fma" else {}  # more would keep too many operands in registers
         body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
         body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
@@ -301,19 +373,18 @@ class _Version:
             "FRAG_A": lambda a: self.fragment(0, a),
             "FRAG_B": lambda a: self.fragment(1, a),
             "ACC": self.accumulate,
+            "STAGE": self.stage,
         }
         return table | {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.of.epilogues)}
 
     def _allocate(self, body: Body) -> Body:
-        t, tensor = self.tile, self.tile.instruction == "mma"
+        tensor = self.tile.instruction == "mma"
         fi, fj = self.frag
         registers = (("acc", "float32", fi * fj * (4 if tensor else 1)),
                      ("a_frag", "uint32" if tensor else "float32", fi * (4 if tensor else 1)),
                      ("b_frag", "uint32" if tensor else "float32", fj * (2 if tensor else 1)))  # fmt: skip
         for name, dtype, size in registers:
             body = (Alloc(name, dtype, V(size), "register", body),)
-        for c in self.copies:
-            body = (Alloc(c.name, c.dtype, V(c.elements * t.stages), "shared", body),)
         return body
 
     def _kernel(self, body: Body, count: Index) -> CudaKernel:
@@ -322,11 +393,12 @@ class _Version:
         verify_body(body, (*group.params, *THREAD), buffers)
         outputs = [n for n, a in group.arrays.items() if a.role == "output"]
         version = f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
+        version += "_wide" * (max(map(self._vector, self.of.epilogues)) > 1)
         name = f"{self.of.name}_{version}"
         # many narrow copies need more registers than two blocks of the largest tile leave
         blocks = t.blocks if min(c.bytes for c in self.copies) >= 8 else max(1, t.blocks // 2)
         text = CudaPrinter(name, buffers, outputs, group.params, t.threads).kernel(body, blocks)
-        wide = tuple(dict.fromkeys(x for c in self.copies for x in c.multiples))
+        wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.wanted)))
         return CudaKernel(
             name, text, tuple(buffers), group.params, t.threads, count, shared_bytes(body), version, wide
         )

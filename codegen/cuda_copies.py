@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Tile
 from polydyn.codegen.lower import flat
+from polydyn.codegen.passes.widen import multiples
 from polydyn.codegen.printers.cuda_values import STORAGE, WRITE
 from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Load, Op, Value
-from polydyn.schedules.index import ONE, ZERO, Atom, Index, maximum, minimum
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 from polydyn.schedules.model import Group
 
 V = Index.of
@@ -150,24 +151,3 @@ def copy_of(
 
 def _batch(group: Group, x: Operand) -> list[str]:
     return [n for s in group.statements for n, _ in s.iters]
-
-
-def multiples(rest: Index, vector: int, iterators: frozenset[str]) -> tuple[tuple[Index, int], ...] | None:
-    """What must be multiples of ``vector`` so that ``rest`` is one for all iterators; None when it cannot be said."""
-    if vector == 1:
-        return ()
-    parts: dict[tuple[str, ...], Index] = {}
-    for m, c in rest.terms.items():
-        if any(isinstance(a, Atom) for a in m):
-            return None
-        moving = tuple(a for a in m if a in iterators)
-        fixed = tuple(a for a in m if a not in moving)
-        parts[moving] = parts.get(moving, ZERO) + Index({fixed: c})
-    wanted = []
-    for p in parts.values():
-        if all(c % vector == 0 for c in p.terms.values()):
-            continue
-        if p.constant is not None:
-            return None
-        wanted.append((p, vector))
-    return tuple(dict.fromkeys(wanted))

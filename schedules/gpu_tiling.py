@@ -3,11 +3,14 @@
 The levels are TSCompiler 5.2's block, warp and instruction tiles. A *unit* is what executes one instruction tile: a
 warp (tensor cores) or a thread (CUDA cores); its instruction is m x n x k, or 1 x 1 x 1. Sunk statements (initialiser
 and epilogues) are pulled out of the reduction loop: distributed before and after it. Promotion statements copy both
-operands global -> shared once for each k tile, and shared -> registers once for each instruction step.
+operands global -> shared once for each k tile, and shared -> registers once for each instruction step. With tensor
+cores the sums are promoted too: registers -> shared, one fragment's rows of a unit at a time, so that the epilogues can
+walk along rows of memory.
 
-Coordinates: batch iterators keep their names; ``b_x`` tile of the block, ``w_x`` unit, ``f_x`` fragment of the unit,
-``p_x`` point of the instruction; ``s_x`` row and column of a copied tile. Upper-case parameters are their extents;
-``G_x`` counts loads of fragments (one load may fill several).
+Coordinates: batch iterators keep their names; ``b_s`` share of the reduction's tiles, ``b_x`` tile of the block,
+``w_x`` unit, ``f_x`` fragment of the unit, ``p_x`` point of the instruction; ``s_x`` row and column of a copied tile;
+``e_i``, ``e_j``, ``e_v`` row, vector and element of an epilogue. Upper-case parameters are their extents; ``G_x``
+counts loads of fragments (one load may fill several).
 """
 
 from __future__ import annotations
@@ -18,45 +21,47 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles, TiledGroup
 from polydyn.schedules.tree import Band, Mark, TileStatement, Tree, sequence
 
-PAIRS = (
-    ("b_i", "B_i"), ("b_j", "B_j"), ("b_k", "B_k"), ("w_i", "W_i"), ("w_j", "W_j"), ("f_i", "F_i"), ("f_j", "F_j"),
-    ("f_k", "F_k"), ("g_i", "G_i"), ("g_j", "G_j"), ("p_i", "P_i"), ("p_j", "P_j"), ("p_k", "P_k"), ("s_i", "S_i"),
-    ("s_j", "S_j"), ("s_k", "S_k"),
-)  # fmt: skip
+PAIRS = tuple((x, x[0].upper() + x[1:]) for x in (
+    "b_s", "b_i", "b_j", "b_k", "w_i", "w_j", "f_i", "f_j", "f_k", "g_i", "g_j", "p_i", "p_j", "p_k", "s_i", "s_j",
+    "s_k", "e_i", "e_j", "e_v",
+))  # fmt: skip
 EXTENTS = tuple(p for _, p in PAIRS)
 
 
-def gpu_contract_tree(group: Group, roles: Roles) -> TiledGroup:
-    """The GPU tree of {init, accumulate, epilogues...}.
+def gpu_contract_tree(group: Group, roles: Roles, staged: bool) -> TiledGroup:
+    """The GPU tree of {init, accumulate, epilogues...}; ``staged``: the sums go through shared memory.
 
-    Statements: INIT; COPY_A, COPY_B (global -> shared); FRAG_A, FRAG_B (shared -> registers); ACC; DONE<n>. All
-    reductions of the group are one linear reduction here: ``b_k``, ``f_k``, ``p_k`` tile it, ``s_k`` is its place in
-    the tile.
-    Marks: ``task``, ``pipeline`` (the k-tile loop), ``copy``, ``multiply``, ``instruction``, ``epilogue``.
+    Statements: INIT; COPY_A, COPY_B (global -> shared); FRAG_A, FRAG_B (shared -> registers); ACC; STAGE (registers ->
+    shared); DONE<n>. All reductions of the group are one linear reduction here: ``b_k``, ``f_k``, ``p_k`` tile it,
+    ``s_k`` is its place in the tile.
+    Marks: ``task``, ``pipeline`` (the k-tile loop), ``copy``, ``multiply``, ``instruction``, ``epilogue``, ``store``.
     """
     accumulation = next(s for s in group.statements if s.reduce)
     epilogues = [s for s in group.statements if s.role == "epilogue"]
     extents = dict(accumulation.iters)
-    named = {f"E_{n}": extents[n] for n in roles.batch}
-    bounds = {n: Index.of(f"E_{n}") for n in roles.batch} | {c: Index.of(e) for c, e in PAIRS}
-    block, unit, fragment, point = (*roles.batch, "b_i", "b_j"), ("w_i", "w_j"), ("f_i", "f_j"), ("p_i", "p_j")
+    named = {f"N_{n}": extents[n] for n in roles.batch}
+    bounds = {n: Index.of(f"N_{n}") for n in roles.batch} | {c: Index.of(e) for c, e in PAIRS}
+    block, unit, fragment, point = (*roles.batch, "b_s", "b_i", "b_j"), ("w_i", "w_j"), ("f_i", "f_j"), ("p_i", "p_j")
 
     def statement(name: str, *coords: str) -> TileStatement:
         box: tuple[Condition, ...] = tuple(c for x in coords for c in between(0, x, bounds[x]))
         return TileStatement(name, coords, box)
 
     done = [f"DONE{n}" for n, _ in enumerate(epilogues)]
+    registers = (*unit, *fragment, *point)
+    last = (*unit, "f_i", "e_i", "e_j", "e_v") if staged else registers
     step = (*block, "b_k", *unit, "f_k")
     statements = [
-        statement("INIT", *block, *unit, *fragment, *point),
+        statement("INIT", *block, *registers),
         statement("COPY_A", *block, "b_k", "s_i", "s_k"),
         statement("COPY_B", *block, "b_k", "s_k", "s_j"),
         statement("FRAG_A", *step, "g_i"),
         statement("FRAG_B", *step, "g_j"),
         statement("ACC", *step, *fragment, *point, "p_k"),
-        *(statement(d, *block, *unit, *fragment, *point) for d in done),
+        *((statement("STAGE", *block, *registers),) if staged else ()),
+        *(statement(d, *block, *last) for d in done),
     ]
-    registers = Band((*unit, *fragment), Mark("instruction", Band(point)))
+    own = Band((*unit, *fragment), Mark("instruction", Band(point)))
     multiply = Band((*unit, "f_k"), sequence(
         ("FRAG_A", Band(("g_i",))), ("FRAG_B", Band(("g_j",))),
         ("ACC", Band(fragment, Mark("instruction", Band((*point, "p_k"))))),
@@ -66,9 +71,13 @@ def gpu_contract_tree(group: Group, roles: Roles) -> TiledGroup:
         (["FRAG_A", "FRAG_B", "ACC"], Mark("multiply", multiply)),
     )  # fmt: skip
     inside = ["COPY_A", "COPY_B", "FRAG_A", "FRAG_B", "ACC"]
-    whole = sequence(
-        ("INIT", registers), (inside, Mark("pipeline", Band(("b_k",), tile))),
-        *((d, Mark("epilogue", registers)) for d in done),
-    )  # fmt: skip
+    ends: list[tuple[list[str] | str, Tree]] = [(d, Mark("epilogue", own)) for d in done]
+    if staged:
+        rows = sequence(
+            ("STAGE", Band(("f_j",), Mark("instruction", Band(point)))),
+            *((d, Mark("store", Band(("e_i", "e_j", "e_v")))) for d in done),
+        )  # fmt: skip
+        ends = [(["STAGE", *done], Mark("epilogue", Band((*unit, "f_i"), rows)))]
+    whole = sequence(("INIT", own), (inside, Mark("pipeline", Band(("b_k",), tile))), *ends)
     tree = Mark("task", Band(block, whole))
     return TiledGroup(tree, tuple(statements), (*named, *EXTENTS), block, named)

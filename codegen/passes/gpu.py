@@ -80,8 +80,10 @@ def rasterise(body: Body, rows: str, columns: str, height: int) -> Body:
     return rewrite(body, f)
 
 
-def spread(body: Body, inner: str, threads: int, kind: str) -> Body:
-    """Deals a nest of two loops of constant extents to the threads of a block, loop ``inner`` running fastest.
+def spread(body: Body, inner: str, threads: int, kind: str, thread: str = "tid") -> Body:
+    """Deals a nest of two loops of constant extents to ``threads`` threads, loop ``inner`` running fastest.
+
+    ``thread`` counts them: ``tid`` in a block, ``lane`` in a warp.
 
     What is left for a thread is a loop of the given ``kind``; a remainder is guarded.
     """
@@ -95,13 +97,13 @@ def spread(body: Body, inner: str, threads: int, kind: str) -> Body:
     leaf = pair[1].body
 
     def at(round_: IndexLike) -> Body:
-        linear = V("tid") + Index.of(round_) * threads
+        linear = V(thread) + Index.of(round_) * threads
         return substitute(leaf, {fast.var: linear % fast.hi, slow.var: linear // fast.hi})
 
     whole, rest = divmod(trips, threads)
     out: Body = (For("u", V(0), V(whole), at("u"), kind),) if whole else ()
     if rest:
-        out += (If((Compare("<", V("tid"), V(rest)),), at(whole)),)
+        out += (If((Compare("<", V(thread), V(rest)),), at(whole)),)
     return out
 
 
