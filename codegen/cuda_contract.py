@@ -11,12 +11,14 @@ bytes a lane where addresses allow it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from polydyn.codegen.check import verify_body
 from polydyn.codegen.cuda_copies import Operand, copy_of
-from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.codegen.cuda_emit import emit, ordered
+from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel
+from polydyn.codegen.cuda_nest import CudaNestKernel
+from polydyn.codegen.cuda_split import SHARE, SHARES, combining_group, partial_group
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -40,21 +42,20 @@ from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.gpu import WARP, assign, pipeline, rasterise, spread, unrolled
-from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.passes.tiles import balance, mark_parallel, tasks
 from polydyn.codegen.passes.widen import widen
-from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
-from polydyn.schedules.index import ZERO, Index, product
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
-SHARE = "share"
-"""The iterator of a split reduction."""
 LANE = V("lane")
+SHARE_STEPS = 8
+"""Reduction tiles that a share of a split reduction has at least, when there are enough."""
 RASTER = 8
 """Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
 UNROLLED = dict.fromkeys(("f_i", "f_j", "f_k", "g_i", "g_j", "row_half", "column_of_pair"), "unroll")
@@ -94,10 +95,10 @@ MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64
 
 
 class CudaContractKernel:
-    """Builds the versions of one matmul-like group."""
+    """Builds the versions of one matmul-like group; ``shares``: into how many parts the reduction is split."""
 
-    def __init__(self, name: str, group: Group, roles: Roles) -> None:
-        self.name, self.group, self.roles = name, group, roles
+    def __init__(self, name: str, group: Group, roles: Roles, shares: Index = ONE) -> None:
+        self.name, self.group, self.roles, self.shares = name, group, roles, shares
         self.acc = next(s for s in group.statements if s.reduce)
         self.epilogues = [s for s in group.statements if s.role == "epilogue"]
         self.extents = dict(self.acc.iters)
@@ -111,18 +112,38 @@ class CudaContractKernel:
         self.dtype, self.values = row.dtype, (row, col)
 
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
-        """A version for each tile and each width of copies that the addresses may allow, widest first."""
-        chosen = tiles or self._useful(MMA_TILES if self.dtype in HALF else FMA_TILES)
-        widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[self.dtype] and not (w == 8 and self.dtype == "float32")]
-        return tuple(k for t in chosen for k in self._of_tile(t, widths))
+        """A version for each tile and each width of copies that the addresses may allow, widest first.
 
-    def _of_tile(self, tile: CudaTile, widths: list[int]) -> list[CudaKernel]:
+        Before them those of the smallest tile with a split reduction, for shapes that leave multiprocessors idle.
+        """
+        chosen = tiles or self._useful(MMA_TILES if self.dtype in HALF else FMA_TILES)
+        return ordered((*self._split(chosen[-1]), *(k for t in chosen for k in self._of_tile(t))))
+
+    def _split(self, tile: CudaTile) -> list[CudaKernel]:
+        """The versions whose reduction is split, when it can be long enough."""
+        steps = self.K.ceildiv(tile.bk)
+        if (steps.constant or 2 * SHARE_STEPS) < 2 * SHARE_STEPS:
+            return []
+        batch = product(self.extents[x] for x in self.roles.batch)
+        blocks = batch * self.M.ceildiv(tile.bm) * self.N.ceildiv(tile.bn)
+        shares = minimum(V(MULTIPROCESSORS) * tile.blocks // maximum(1, blocks), steps // SHARE_STEPS)
+        parts = CudaContractKernel(self.name, partial_group(self.group), self.roles, V(SHARES))
+        again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
+        size = V(SHARES) * batch * self.M * self.N * ITEMSIZE["float32"]
+        split = Compare(">=", V(SHARES), V(2))
+        return [
+            replace(k, conditions=(split, *k.conditions), launch={SHARES: shares}, workspace=size, after=(again,))
+            for k in parts._of_tile(tile)
+        ]
+
+    def _of_tile(self, tile: CudaTile) -> list[CudaKernel]:
         """The versions of one tile, without those that may be launched only where an earlier one may."""
+        widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[self.dtype] and not (w == 8 and self.dtype == "float32")]
         out: list[CudaKernel] = []
         for width, wide in ((widths[0], True), *((w, False) for w in widths)):
-            k = _Version(self, tile, width, wide).build()
-            if not any(set(earlier.multiples) <= set(k.multiples) for earlier in out):
-                out.append(k)
+            made = _Version(self, tile, width, wide).build()
+            if not any(set(earlier.multiples) <= set(made[0].multiples) for earlier in out):
+                out += made
         return out
 
     def _useful(self, tiles: tuple[CudaTile, ...]) -> tuple[CudaTile, ...]:
@@ -159,7 +180,7 @@ class _Version:
     def _env(self, a: Mapping[str, Index], row: Index, col: Index, k: Index) -> dict[str, Index]:
         """Iterators of the group at a place of the block; the linear reduction is taken apart."""
         r, t = self.roles, self.tile
-        env = {x: a[x] for x in r.batch}
+        env = {x: a[x] for x in r.batch} | {SHARE: a.get("b_s", ZERO)}
         env[r.row], env[r.col] = a["b_i"] * t.bm + row, a["b_j"] * t.bn + col
         rest = a.get("b_k", ZERO) * t.bk + k
         for x in reversed(r.inner):
@@ -223,7 +244,7 @@ class _Version:
         address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
         element: Body = (Store(s.array, address, value),)
         if v > 1:
-            made = widen(element, "e_v", v, self._global(), (*self.roles.batch, "e_row", "e_vec", "e_v", SHARE))
+            made = widen(element, "e_v", v, self._global(), (*self.roles.batch, "e_row", "e_vec", "e_v", "b_s"))
             assert made is not None, "_vector has tried"
             element = made[0]
             self.wanted |= dict.fromkeys((*made[1], *(((self.of.N, v),) if self.of.N.constant is None else ())))
@@ -342,8 +363,8 @@ class _Version:
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
-    def build(self) -> CudaKernel:
-        """The kernel."""
+    def build(self) -> tuple[CudaKernel, ...]:
+        """The kernel, with indices of both widths."""
         t, (m, n, k) = self.tile, self.tile.shape
         tiled = gpu_contract_tree(self.group, self.roles, t.instruction == "mma")
         self.coordinates = tiled.coordinates()
@@ -352,7 +373,8 @@ class _Version:
         sizes = {"F_i": self.frag[0], "F_j": self.frag[1], "F_k": t.bk // k, "G_i": loads[0], "G_j": loads[1]}
         sizes |= {"W_i": t.bm // t.wm, "W_j": t.bn // t.wn, "P_i": m, "P_j": n, "P_k": k}
         counts = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn), "B_k": self.of.K.ceildiv(t.bk)}
-        counts["B_s"] = V(1)
+        counts["B_s"] = self.of.shares
+        body = balance(body, "b_k", counts["B_k"], self.of.shares, "b_s")
         body = consume(body, "copy", self.copy)
         body = consume(body, "pipeline", self.ring)
         body = bind(body, {**sizes, **counts})
@@ -365,7 +387,7 @@ class _Version:
         body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
         body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
         body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
-        return self._kernel(fold(body), count)
+        return self._kernels(fold(body), count)
 
     def _table(self) -> dict[str, Lowering]:
         table: dict[str, Lowering] = {
@@ -387,21 +409,21 @@ class _Version:
             body = (Alloc(name, dtype, V(size), "register", body),)
         return body
 
-    def _kernel(self, body: Body, count: Index) -> CudaKernel:
-        t, group = self.tile, self.group
-        buffers = {n: a.dtype for n, a in group.arrays.items() if a.role != "local"}
-        verify_body(body, (*group.params, *THREAD), buffers)
-        outputs = [n for n, a in group.arrays.items() if a.role == "output"]
-        version = f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
-        version += "_wide" * (max(map(self._vector, self.of.epilogues)) > 1)
-        name = f"{self.of.name}_{version}"
+    def _kernels(self, body: Body, count: Index) -> tuple[CudaKernel, ...]:
+        t, of = self.tile, self.of
+        version = "split_" * (of.shares != ONE)
+        version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
+        version += "_wide" * (max(map(self._vector, of.epilogues)) > 1)
         # many narrow copies need more registers than two blocks of the largest tile leave
         blocks = t.blocks if min(c.bytes for c in self.copies) >= 8 else max(1, t.blocks // 2)
-        text = CudaPrinter(name, buffers, outputs, group.params, t.threads).kernel(body, blocks)
         wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.wanted)))
-        return CudaKernel(
-            name, text, tuple(buffers), group.params, t.threads, count, shared_bytes(body), version, wide
-        )
+        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
+        known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "b_s": of.shares, "block": rows * columns}
+        known |= {"strip": rows + RASTER, "strip_rows": RASTER, "task": count}
+        known |= {x: self.extents[x] for x in self.roles.batch}
+        symbols = self.group.params
+        kernel = CudaKernel(f"{of.name}_{version}", "", (), symbols, t.threads, count, ZERO, version, wide)
+        return emit(kernel, body, self.group.arrays, known, blocks)
 
 
 def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:

@@ -25,11 +25,12 @@ def plan_of(
     inputs: Mapping[str, tuple[Any, ...]],
     outputs: list[str],
     constants: Arrays | None = None,
-    dtype: str = "float32",
+    dtype: str | Mapping[str, str] = "float32",
 ) -> FusionPlan:
-    """The fusion plan of a small model; ``inputs``: name -> dims."""
+    """The fusion plan of a small model; ``inputs``: name -> dims; ``dtype``: of all inputs or of each."""
+    of = {n: dtype if isinstance(dtype, str) else dtype[n] for n in inputs}
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info(n, TYPES[dtype], list(s)) for n, s in inputs.items()],
+        nodes, "g", [helper.make_tensor_value_info(n, TYPES[of[n]], list(s)) for n, s in inputs.items()],
         [helper.make_empty_tensor_value_info(o) for o in outputs],
         [onnx.numpy_helper.from_array(a, n) for n, a in (constants or {}).items()],
     )  # fmt: skip

@@ -13,6 +13,7 @@ from onnx import helper
 
 from benchmarks.gpu.emulated import Arrays, first_fit, module, placed, run, version
 from polydyn.codegen.cuda_contract import CudaContractKernel, CudaTile
+from polydyn.codegen.cuda_emit import LONG
 from polydyn.errors import BuildError, CodegenError, UnsupportedError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
@@ -64,15 +65,44 @@ def chosen(word: str) -> Callable[[PlacedCuda, dict[str, int]], Any]:
 # -- element-wise and rows -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 31), (1, 257), (256, 1), (3, 0)])
-def test_element_wise_with_broadcast(shape: tuple[int, int]) -> None:
-    plan = plan_of([node("Add", ["x", "b"], ["t"]), node("Gelu", ["t"], ["y"])], {"x": ("M", "N"), "b": ("N",)}, ["y"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_element_wise_with_broadcast(dtype: str) -> None:
+    """Vectors of 16 bytes where the rows' length allows it, single elements elsewhere."""
+    nodes = [node("Add", ["x", "b"], ["t"]), node("Add", ["t", "c"], ["u"]), node("Gelu", ["u"], ["y"])]
+    plan = plan_of(nodes, {"x": ("M", "N"), "b": ("N",), "c": ("M", 1)}, ["y"], dtype=dtype)
+    kernels = placed(plan)
+    used = set()
+
+    def fit(p: PlacedCuda, env: dict[str, int]) -> Any:
+        used.add(first_fit(p, env).version)
+        return first_fit(p, env)
+
+    for shape in ((1, 1), (7, 31), (1, 257), (256, 1), (3, 0), (5, 72), (33, 8)):
+        rng = np.random.default_rng(0)
+        x, b, c = (normal(rng, *s).astype(dtype) for s in (shape, shape[1:], (shape[0], 1)))
+        t = (x.astype(np.float64) + b) + c
+        for reverse in (False, True):
+            got, _ = run(plan, {"x": x, "b": b, "c": c}, fit, kernels, reverse=reverse)
+            assert close(got["y"], 0.5 * t * (1 + erf(t / math.sqrt(2))), 2e-6 if dtype == "float32" else 3e-3), shape
+    assert used == {"wide", "thread"}
+
+
+def test_element_wise_vectors_of_several_types() -> None:
+    """A comparison of floats chooses among integers: accesses of 1, 4 and 8 bytes an element; a guarded load stays."""
+    nodes = [
+        node("Greater", ["x", "z"], ["g"]), node("Where", ["g", "i", "j"], ["y"]), node("Cast", ["g"], ["h"], to=1),
+        node("Pad", ["x", "p"], ["q"]), node("Add", ["q", "h"], ["r"]), node("Not", ["g"], ["n"]),
+    ]  # fmt: skip
+    constants = {"z": np.array(0, np.float32), "p": np.array([0, 0, 0, 0])}
+    types = {"x": "float32", "i": "int64", "j": "int64"}
+    plan = plan_of(nodes, {"x": ("M", "N"), "i": ("M", "N"), "j": ("N",)}, ["y", "r", "n"], constants, types)
     rng = np.random.default_rng(0)
-    x, b = normal(rng, *shape), normal(rng, shape[1])
-    t = (x + b).astype(np.float64)
-    for reverse in (False, True):
-        got, _ = run(plan, {"x": x, "b": b}, reverse=reverse)
-        assert close(got["y"], 0.5 * t * (1 + erf(t / math.sqrt(2))))
+    for shape in ((3, 8), (2, 7)):
+        x, i = normal(rng, *shape), rng.integers(-9, 9, shape)
+        feeds = {"x": x, "i": i, "j": i[0].copy()}
+        got, _ = run(plan, feeds)
+        assert (got["y"] == np.where(x > 0, i, i[0])).all() and (got["n"] == ~(x > 0)).all()
+        assert close(got["r"], x + (x > 0))
 
 
 def test_transposition_and_integers() -> None:
@@ -169,17 +199,47 @@ def test_gemm_with_fused_epilogue(dtype: str, tile: CudaTile, trans: tuple[bool,
         assert close(got["y"], want, 2e-6 if dtype == "float32" else 2e-3), shape
         assert count.ldmatrix_conflicts == count.shared_conflicts == 0, shape
         assert count.mma > 0 or dtype == "float32" or shape[2] == 0
-    assert used == {k.version for k in kernels[0].versions}
+    assert used == {k.version for k in kernels[0].versions if not k.after}, "too short for a split reduction"
 
 
 def test_narrow_versions_give_the_same_bits() -> None:
     plan = gemm("float16")
     kernels = tiled(plan, SMALL_MMA)
     feeds, want = gemm_case(72, 72, 136, np.float16)
-    versions = [k.version for k in kernels[0].versions]
+    versions = [k.version for k in kernels[0].versions if k.version.startswith("mma") and not k.version.endswith(LONG)]
     assert [v.split("_")[3] for v in versions] == ["16", "8", "4", "2"]
     results = [run(plan, feeds, chosen(v), kernels)[0]["y"] for v in versions]
     assert all((r == results[0]).all() for r in results) and close(results[0], want, 2e-3)
+
+
+@pytest.mark.parametrize(("dtype", "tile"), [("float32", SMALL_FMA), ("float16", SMALL_MMA)])
+def test_split_reduction(dtype: str, tile: CudaTile) -> None:
+    """Partial sums in the workspace, added in order by a second launch: equal bits in any order of blocks."""
+    plan = gemm(dtype)
+    kernels = tiled(plan, tile)
+    for shape in ((1, 31, 2 * 8 * tile.bk + 1), (65, 72, 24 * tile.bk), (64, 64, 1000)):
+        feeds, want = gemm_case(*shape, np.dtype(dtype))
+        results = [run(plan, feeds, first_fit, kernels, reverse)[0]["y"] for reverse in (False, True)]
+        assert first_fit(kernels[0], params(kernels[0], shape)).version.startswith("split")
+        assert close(results[0], want, 4e-6 if dtype == "float32" else 4e-3) and (results[0] == results[1]).all()
+    full = params(kernels[0], (64 * 132 * 2, 64, 4096))
+    assert not first_fit(kernels[0], full).after, "enough blocks without"
+
+
+def params(p: PlacedCuda, shape: tuple[int, int, int]) -> dict[str, int]:
+    """The parameters of a gemm."""
+    return {n: i.evaluate(dict(zip("MNK", shape, strict=True))) for n, i in p.lowered.params.items()}
+
+
+def test_long_indices_where_short_ones_overflow() -> None:
+    (p,) = tiled(gemm("float16"), SMALL_MMA)
+    short, long = (first_fit(p, params(p, (m, 4096, 64))) for m in (1 << 18, 1 << 20))
+    assert long.version == short.version + LONG
+    assert "int64_t b_i" in long.text and "int32_t b_i" in short.text and "(int64_t)" not in short.text
+    plan = gemm("float16")
+    feeds, want = gemm_case(65, 72, 40, np.float16)
+    got, _ = run(plan, feeds, lambda p, env: next(k for k in p.versions if k.version == long.version), (p,))
+    assert close(got["y"], want, 2e-3)
 
 
 def test_bfloat16_batched() -> None:
@@ -289,7 +349,7 @@ def test_row_kernels_compile_without_spills() -> None:
 
 BROKEN = {
     "one barrier fewer": ("pd_cp_async_wait<1>();\n    pd_syncthreads();", "pd_cp_async_wait<1>();"),
-    "sums staged into a ring that is still read": ("pd_cp_async_wait<0>();\n  pd_syncthreads();", "pd_cp_async_wait<0>();"),
+    "sums staged into a ring in use": ("pd_cp_async_wait<0>();\n  pd_syncthreads();", "pd_cp_async_wait<0>();"),
     "rows of another warp": ("((512*warp) + pd_swizzled<32, 4, 8>((int)(8*u", "(pd_swizzled<32, 4, 8>((int)(8*u"),
     "column guard dropped": (" && (8*e_vec) < n1", ""),
 }  # fmt: skip
