@@ -16,6 +16,7 @@ from functools import partial
 
 from polydyn.codegen.cuda_copies import Operand, copy_of
 from polydyn.codegen.cuda_emit import emit, ordered
+from polydyn.codegen.cuda_gemv import Product, gemv_versions
 from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.codegen.cuda_split import SHARE, SHARES, combining_group, partial_group
@@ -114,10 +115,15 @@ class CudaContractKernel:
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
         """A version for each tile and each width of copies that the addresses may allow, widest first.
 
-        Before them those of the smallest tile with a split reduction, for shapes that leave multiprocessors idle.
+        Before them those for few rows, and those of the smallest tile with a split reduction, for shapes that leave
+        multiprocessors idle.
         """
         chosen = tiles or self._useful(MMA_TILES if self.dtype in HALF else FMA_TILES)
-        return ordered((*self._split(chosen[-1]), *(k for t in chosen for k in self._of_tile(t))))
+        return ordered((*self.few_rows(), *self._split(chosen[-1]), *(k for t in chosen for k in self._of_tile(t))))
+
+    def few_rows(self) -> list[CudaKernel]:
+        """The versions for few rows."""
+        return gemv_versions(self.name, Product(self.group, self.roles, self.values))
 
     def _split(self, tile: CudaTile) -> list[CudaKernel]:
         """The versions whose reduction is split, when it can be long enough."""

@@ -23,7 +23,7 @@ from polydyn.schedules.tree import Band, Mark, TileStatement, Tree, sequence
 
 PAIRS = tuple((x, x[0].upper() + x[1:]) for x in (
     "b_s", "b_i", "b_j", "b_k", "w_i", "w_j", "f_i", "f_j", "f_k", "g_i", "g_j", "p_i", "p_j", "p_k", "s_i", "s_j",
-    "s_k", "e_i", "e_j", "e_v",
+    "s_k", "e_i", "e_j", "e_v", "w_k", "l_j", "l_k",
 ))  # fmt: skip
 EXTENTS = tuple(p for _, p in PAIRS)
 
@@ -80,4 +80,38 @@ def gpu_contract_tree(group: Group, roles: Roles, staged: bool) -> TiledGroup:
         ends = [(["STAGE", *done], Mark("epilogue", Band((*unit, "f_i"), rows)))]
     whole = sequence(("INIT", own), (inside, Mark("pipeline", Band(("b_k",), tile))), *ends)
     tree = Mark("task", Band(block, whole))
+    return TiledGroup(tree, tuple(statements), (*named, *EXTENTS), block, named)
+
+
+def gpu_gemv_tree(group: Group, roles: Roles) -> TiledGroup:
+    """The GPU tree of a product with few rows, whose reduction is dealt to lanes as well as its columns.
+
+    Statements: INIT, ACC, DONE<n>. Columns are dealt to blocks, warps and lanes (``b_j``, ``w_j``, ``l_j``), steps of
+    the reduction to warps and lanes (``w_k``, ``l_k``) and then in turn (``b_k``); a lane has ``p_i x p_j x p_k``
+    points.
+    Marks: ``task``, ``reduce`` (what ends in the combination of lanes), ``leaf``, ``epilogue``.
+    """
+    accumulation = next(s for s in group.statements if s.reduce)
+    done = [f"DONE{n}" for n in range(sum(s.role == "epilogue" for s in group.statements))]
+    extents = dict(accumulation.iters)
+    named = {f"N_{n}": extents[n] for n in roles.batch}
+    bounds = {n: Index.of(f"N_{n}") for n in roles.batch} | {c: Index.of(e) for c, e in PAIRS}
+    block, columns, steps = (*roles.batch, "b_i", "b_j"), ("w_j", "l_j"), ("w_k", "l_k")
+    own = (*block, *columns, "p_i", "p_j")
+
+    def statement(name: str, *coords: str) -> TileStatement:
+        return TileStatement(name, coords, tuple(c for x in coords for c in between(0, x, bounds[x])))
+
+    statements = [
+        statement("INIT", *own, *steps),
+        statement("ACC", *own, *steps, "b_k", "p_k"),
+        *(statement(d, *own) for d in done),
+    ]
+    point = Band(("p_i", "p_j"))
+    reduce = Mark("reduce", Band(("b_k",), Mark("leaf", Band(("p_i", "p_j", "p_k")))))
+    body = sequence(
+        (["INIT", "ACC"], Band(steps, sequence(("INIT", point), ("ACC", reduce)))),
+        *((d, Mark("epilogue", point)) for d in done),
+    )  # fmt: skip
+    tree = Mark("task", Band(block, Band(columns, body)))
     return TiledGroup(tree, tuple(statements), (*named, *EXTENTS), block, named)

@@ -8,7 +8,7 @@ from polydyn.codegen.cuda_contract import CudaContractKernel
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.lowering.contract import lower_contract
+from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
@@ -41,13 +41,10 @@ class CudaBuilder:
         for n in group.nodes:
             check_dtypes(n, CUDA_DTYPES, "CUDA")
         contract = lower_contract(self.plan, group, 0) if group.kind == "contract" else None
-        if contract is not None and contract.roles.row != "one":  # without rows nothing is shared: a thread an element
-            lowered, key = contract.lowered, contract.lowered.key(contract.roles, "cuda")
-            if key not in self.kernels:
-                verify_group(lowered.group)
-                kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, contract.roles)
-                self.kernels[key] = kernel.versions()
-            return (PlacedCuda(group, lowered, self.kernels[key]),)
+        if contract is not None:
+            placed = self._contract(group, contract)
+            if placed is not None:
+                return (placed,)
         lowered = lower_nest(self.plan, group)
         key = lowered.key("cuda")
         if key not in self.kernels:
@@ -56,3 +53,14 @@ class CudaBuilder:
             nest = schedule_nest(lowered.group, deps.under(context(lowered.group)))
             self.kernels[key] = CudaNestKernel(f"nest_{key[:12]}", lowered.group, nest.band, nest.phases).versions()
         return (PlacedCuda(group, lowered, self.kernels[key]),)
+
+    def _contract(self, group: FusedGroup, form: ContractGroup) -> PlacedCuda | None:
+        """The kernels of a product; None when it has one row and no vectors: then nothing is shared, nor wide."""
+        lowered, key = form.lowered, form.lowered.key(form.roles, "cuda")
+        kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles)
+        if form.roles.row == "one" and not kernel.few_rows():
+            return None
+        if key not in self.kernels:
+            verify_group(lowered.group)
+            self.kernels[key] = kernel.versions()
+        return PlacedCuda(group, lowered, self.kernels[key])
