@@ -1,116 +1,35 @@
-"""CUDA kernels for matmul-like groups, from the GPU tree through mark-directed passes.
-
-Two instructions: ``fma`` (a thread and one element, float32) and ``mma`` (a warp and m16n8k16 fragments on tensor
-cores, f16 or bf16 with float32 accumulators). Both operands come through a ring of ``stages`` tiles in shared memory;
-a tile lies there as it lies in global memory (unit stride along the reduction or along its own iterator), so copies
-stay wide, XOR-swizzled against bank conflicts. Elements outside the operand arrive as zeros, which makes M, N and K
-arbitrary. Sums of tensor cores pass through shared memory once more, so that epilogues load and store whole rows, 16
-bytes a lane where addresses allow it.
-"""
+"""CUDA kernels for matmul-like groups: which tiles, widths of copies, shares of the reduction a group is built for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
-from polydyn.codegen.cuda_copies import Operand, copy_of
-from polydyn.codegen.cuda_emit import emit, ordered
-from polydyn.codegen.cuda_gemv import Product, gemv_versions
+from polydyn.codegen.cuda_emit import ordered
+from polydyn.codegen.cuda_gemv import gemv_versions
 from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
-from polydyn.codegen.cuda_split import SHARE, SHARES, combining_group, partial_group
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Call,
-    Compare,
-    FlatLoad,
-    For,
-    If,
-    Inst,
-    Let,
-    Mark,
-    Pointer,
-    Store,
-    Tile,
-    consume,
-    substitute,
-    walk,
-)  # fmt: skip
-from polydyn.codegen.isl_ast import generate
-from polydyn.codegen.lower import Lowering, flat, lower
-from polydyn.codegen.operands import operands
-from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.gpu import WARP, assign, pipeline, rasterise, spread, unrolled
-from polydyn.codegen.passes.tiles import balance, mark_parallel, tasks
-from polydyn.codegen.passes.widen import widen
+from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct
+from polydyn.codegen.cuda_split import SHARES, combining_group, partial_group
+from polydyn.codegen.ir import Compare
 from polydyn.codegen.printers.cuda_values import HALF
-from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
-from polydyn.schedules.gpu_tiling import gpu_contract_tree
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.expr import ITEMSIZE
+from polydyn.schedules.index import Index, maximum, minimum, product
+from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
-LANE = V("lane")
 SHARE_STEPS = 8
 """Reduction tiles that a share of a split reduction has at least, when there are enough."""
-RASTER = 8
-"""Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
-UNROLLED = dict.fromkeys(("f_i", "f_j", "f_k", "g_i", "g_j", "row_half", "column_of_pair"), "unroll")
-STAGED = 16
-"""Rows of a unit that are in shared memory at a time on their way to the epilogue: those of a fragment."""
-
-
-@dataclass(frozen=True)
-class CudaTile:
-    """A binary's tile: block ``bm x bn x bk`` elements, a unit's share ``wm x wn``, ``stages`` of the ring.
-
-    ``instruction``: ``fma`` or ``mma``; ``blocks``: wanted per multiprocessor (bounds the registers).
-    """
-
-    instruction: str
-    bm: int
-    bn: int
-    bk: int
-    wm: int
-    wn: int
-    stages: int
-    blocks: int = 1
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.bm // self.wm * (self.bn // self.wn) * (32 if self.instruction == "mma" else 1)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The instruction's m, n, k."""
-        return (16, 8, 16) if self.instruction == "mma" else (1, 1, 1)
-
-
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
 MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
 
 
 class CudaContractKernel:
-    """Builds the versions of one matmul-like group; ``shares``: into how many parts the reduction is split."""
+    """Builds the versions of one matmul-like group."""
 
-    def __init__(self, name: str, group: Group, roles: Roles, shares: Index = ONE) -> None:
-        self.name, self.group, self.roles, self.shares = name, group, roles, shares
-        self.acc = next(s for s in group.statements if s.reduce)
-        self.epilogues = [s for s in group.statements if s.role == "epilogue"]
-        self.extents = dict(self.acc.iters)
-        self.M, self.N = self.extents[roles.row], self.extents[roles.col]
-        self.K = product(self.extents[x] for x in (roles.block, *roles.inner))
-        row, col = _narrow(operands(self.acc, roles))
-        if row.dtype != col.dtype or row.dtype not in ("float32", *HALF):
-            raise CodegenError(
-                f"a product of {row.dtype} and {col.dtype} is not built for CUDA", remedy="float32, float16, bfloat16"
-            )
-        self.dtype, self.values = row.dtype, (row, col)
+    def __init__(self, name: str, group: Group, roles: Roles) -> None:
+        self.name, self.group, self.roles = name, group, roles
+        self.product = ProductGroup(name, group, roles)
 
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
         """A version for each tile and each width of copies that the addresses may allow, widest first.
@@ -118,43 +37,35 @@ class CudaContractKernel:
         Before them those for few rows, and those of the smallest tile with a split reduction, for shapes that leave
         multiprocessors idle.
         """
-        chosen = tiles or self._useful(MMA_TILES if self.dtype in HALF else FMA_TILES)
-        return ordered((*self.few_rows(), *self._split(chosen[-1]), *(k for t in chosen for k in self._of_tile(t))))
+        chosen = tiles or self._useful(MMA_TILES if self.product.dtype in HALF else FMA_TILES)
+        whole = [k for t in chosen for k in _of_tile(self.product, t)]
+        return ordered((*self.few_rows(), *self._split(chosen[-1]), *whole))
 
     def few_rows(self) -> list[CudaKernel]:
         """The versions for few rows."""
-        return gemv_versions(self.name, Product(self.group, self.roles, self.values))
+        return gemv_versions(self.product)
 
     def _split(self, tile: CudaTile) -> list[CudaKernel]:
         """The versions whose reduction is split, when it can be long enough."""
-        steps = self.K.ceildiv(tile.bk)
+        p = self.product
+        steps = p.K.ceildiv(tile.bk)
         if (steps.constant or 2 * SHARE_STEPS) < 2 * SHARE_STEPS:
             return []
-        batch = product(self.extents[x] for x in self.roles.batch)
-        blocks = batch * self.M.ceildiv(tile.bm) * self.N.ceildiv(tile.bn)
+        batch = product(p.extents[x] for x in self.roles.batch)
+        blocks = batch * p.M.ceildiv(tile.bm) * p.N.ceildiv(tile.bn)
         shares = minimum(V(MULTIPROCESSORS) * tile.blocks // maximum(1, blocks), steps // SHARE_STEPS)
-        parts = CudaContractKernel(self.name, partial_group(self.group), self.roles, V(SHARES))
+        parts = ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES))
         again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
-        size = V(SHARES) * batch * self.M * self.N * ITEMSIZE["float32"]
+        size = V(SHARES) * batch * p.M * p.N * ITEMSIZE["float32"]
         split = Compare(">=", V(SHARES), V(2))
         return [
             replace(k, conditions=(split, *k.conditions), launch={SHARES: shares}, workspace=size, after=(again,))
-            for k in parts._of_tile(tile)
+            for k in _of_tile(parts, tile)
         ]
-
-    def _of_tile(self, tile: CudaTile) -> list[CudaKernel]:
-        """The versions of one tile, without those that may be launched only where an earlier one may."""
-        widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[self.dtype] and not (w == 8 and self.dtype == "float32")]
-        out: list[CudaKernel] = []
-        for width, wide in ((widths[0], True), *((w, False) for w in widths)):
-            made = _Version(self, tile, width, wide).build()
-            if not any(set(earlier.multiples) <= set(made[0].multiples) for earlier in out):
-                out += made
-        return out
 
     def _useful(self, tiles: tuple[CudaTile, ...]) -> tuple[CudaTile, ...]:
         """Tiles from the largest to the smallest, without those that a constant extent would leave half empty."""
-        m, n = self.M.constant, self.N.constant
+        m, n = self.product.M.constant, self.product.N.constant
 
         def useful(t: CudaTile) -> bool:
             return (m is None or 2 * m > t.bm) and (n is None or 2 * n > t.bn)
@@ -162,284 +73,12 @@ class CudaContractKernel:
         return tuple(t for t in tiles if t is tiles[-1] or useful(t))
 
 
-class _Version:
-    """One tile with one width of copies; ``wide``: epilogues store 16 bytes at once."""
-
-    def __init__(self, of: CudaContractKernel, tile: CudaTile, width: int, wide: bool) -> None:
-        self.of, self.tile, self.wide = of, tile, wide
-        self.wanted: dict[tuple[Index, int], None] = {}
-        self.group, self.roles, self.extents = of.group, of.roles, of.extents
-        if (tile.instruction == "mma") != (of.dtype in HALF):
-            raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy="mma for float16 and bfloat16")
-        m, n, _ = tile.shape
-        self.frag = (tile.wm // m, tile.wn // n)
-        swizzle = 8 if tile.instruction == "mma" else 4
-        a = Operand("tile_a", of.values[0], "s_i", tile.bm, of.M)
-        b = Operand("tile_b", of.values[1], "s_j", tile.bn, of.N)
-        self.copies = tuple(
-            copy_of(self.group, x, self._env, tile.bk, of.K, width, swizzle, tile.instruction == "fma" and x is b)
-            for x in (a, b)
-        )
-
-    # -- where things are ----------------------------------------------------------------------------------------
-
-    def _env(self, a: Mapping[str, Index], row: Index, col: Index, k: Index) -> dict[str, Index]:
-        """Iterators of the group at a place of the block; the linear reduction is taken apart."""
-        r, t = self.roles, self.tile
-        env = {x: a[x] for x in r.batch} | {SHARE: a.get("b_s", ZERO)}
-        env[r.row], env[r.col] = a["b_i"] * t.bm + row, a["b_j"] * t.bn + col
-        rest = a.get("b_k", ZERO) * t.bk + k
-        for x in reversed(r.inner):
-            env[x], rest = rest % self.of.extents[x], rest // self.of.extents[x]
-        env[r.block] = rest
-        return env
-
-    def _place(self, a: Mapping[str, Index]) -> tuple[Index, Index]:
-        """(row, column) of a fragment's point inside the block."""
-        t, (m, n, _) = self.tile, self.tile.shape
-        if t.instruction == "fma":  # units are interleaved: neighbouring threads have neighbouring columns
-            return a["f_i"] * (t.bm // t.wm) + a["w_i"], a["f_j"] * (t.bn // t.wn) + a["w_j"]
-        return a["w_i"] * t.wm + a["f_i"] * m + a["p_i"], a["w_j"] * t.wn + a["f_j"] * n + a["p_j"]
-
-    def _register(self, a: Mapping[str, Index]) -> Index:
-        """The accumulator of a point: a lane holds rows g, g+8 and two columns of an m16n8 fragment."""
-        fragment = a["f_i"] * self.frag[1] + a["f_j"]
-        return fragment if self.tile.instruction == "fma" else fragment * 4 + V("row_half") * 2 + V("column_of_pair")
-
-    # -- statements ----------------------------------------------------------------------------------------------
-
-    def init(self, a: Mapping[str, Index]) -> Body:
-        """Accumulators start at zero."""
-        return (Store("acc", self._register(a), Const("float32", 0.0)),)
-
-    def stage(self, a: Mapping[str, Index]) -> Body:
-        """A lane's two columns of a fragment to shared memory.
-
-        Row r of a group of eight lies at 2 (r mod 4) + r / 4: then neither the writing half-warps (four rows, two
-        chunks of 16 bytes each) nor the reading quarters (two rows, every other chunk) meet in a bank.
-        """
-        group, half = LANE // 4, V("row_half")
-        row = group % 4 * 2 + group // 4 + half * 8
-        place = self._staged(row, a["f_j"] * 8 + LANE % 4 * 2)
-        first = self._register(a).subs({"column_of_pair": 0})
-        return (Call("pd_sts_wide<2>", (place, Pointer("float32", "acc", first))),)
-
-    def _staged(self, row: Index, column: Index) -> Tile:
-        wn = self.tile.wn
-        return Tile("float32", "stage", V("warp") * (STAGED * wn), row, column, wn, 4)
-
-    def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
-        env = self._env(a, *self._place(a), ZERO)
-        own = self.of.acc.array
-        value = flat(
-            self.group, s.value, env, lambda x: FlatLoad(x.dtype, "acc", self._register(a)) if x.buffer == own else None
-        )
-        address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
-        return (If(self._live(env), (Store(s.array, address, value),)),)
-
-    def done_staged(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """An epilogue on a vector of a row that lies in shared memory."""
-        t, v = self.tile, self._vector(s)
-        row = a["b_i"] * t.bm + a["w_i"] * t.wm + a["f_i"] * STAGED
-        row = row + a["e_i"] // 8 * 8 + a["e_i"] % 8 // 2 + a["e_i"] % 2 * 4
-        vector = a["b_j"] * (t.bn // v) + a["w_j"] * (t.wn // v) + a["e_j"]
-        at = self._env({**a, "b_i": ZERO, "b_j": ZERO}, V("e_row"), V("e_vec") * v + "e_v", ZERO)
-        own = self.of.acc.array
-        value = flat(self.group, s.value, at, lambda x: FlatLoad(x.dtype, "sum", V("e_v")) if x.buffer == own else None)
-        address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
-        element: Body = (Store(s.array, address, value),)
-        if v > 1:
-            made = widen(element, "e_v", v, self._global(), (*self.roles.batch, "e_row", "e_vec", "e_v", "b_s"))
-            assert made is not None, "_vector has tried"
-            element = made[0]
-            self.wanted |= dict.fromkeys((*made[1], *(((self.of.N, v),) if self.of.N.constant is None else ())))
-        else:
-            element = substitute(element, {"e_v": 0})
-        piece = min(v, 4)
-        loads = tuple(
-            Call(f"pd_lds_wide<{piece}>", (Pointer("float32", "sum", V(e)), self._staged(a["e_i"], a["e_j"] * v + e)))
-            for e in range(0, v, piece)
-        )
-        live = self._live({k: i.subs({"e_v": 0}) for k, i in at.items()})
-        body: Body = (Alloc("sum", "float32", V(v), "register", (*loads, If(live, element))),)
-        return (Let("e_row", row, (Let("e_vec", vector, body),)),)
-
-    def _live(self, env: Mapping[str, Index]) -> tuple[Compare, ...]:
-        return (Compare("<", env[self.roles.row], self.of.M), Compare("<", env[self.roles.col], self.of.N))
-
-    def _global(self) -> dict[str, str]:
-        return {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
-
-    def _vector(self, s: Statement) -> int:
-        """Columns that an epilogue loads and stores at once: 16 bytes of its result, or one."""
-        v = 16 // ITEMSIZE[s.value.dtype]
-        if not self.wide or v not in (4, 8) or (self.of.N.constant or 0) % v:
-            return 1
-        env = {self.roles.col: V("e_vec") * v + "e_v"}
-        address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
-        own = frozenset((*self.extents, "e_vec", "e_v", SHARE))
-        made = widen((Store(s.array, address, Const(s.value.dtype, 0.0)),), "e_v", v, self._global(), own)
-        return v if made is not None else 1
-
-    def fragment(self, which: int, a: Mapping[str, Index]) -> Body:
-        """Shared memory -> registers: a float, or 16 x 16 elements by ldmatrix (for B: two fragments)."""
-        t, c = self.tile, self.copies[which]
-        unit, load = (a["w_i"], a["g_i"]) if which == 0 else (a["w_j"], a["g_j"])
-        if t.instruction == "fma":
-            units = t.bm // t.wm if which == 0 else t.bn // t.wn
-            return (Store("ab"[which] + "_frag", load, c.tile(a["b_k"], load * units + unit, a["f_k"], t.stages)),)
-        own, k = unit * (t.wm if which == 0 else t.wn) + load * 16, a["f_k"] * 16
-        # matrix m = lane / 8 of the four: A wants rows m % 2 and k m / 2 in this order, B the reverse
-        low, high = LANE % 16, LANE // 16 * 8
-        split_low, split_high = LANE // 8 % 2 * 8, LANE // 16 * 8 + LANE % 8
-        if which == 0:
-            own, k = (own + low, k + high) if c.along_k else (own + split_low, k + split_high)
-        else:
-            own, k = (own + split_high, k + split_low) if c.along_k else (own + high, k + low)
-        function = "pd_ldmatrix_x4_trans" if not c.along_k else "pd_ldmatrix_x4"
-        place = c.tile(a["b_k"], own, k, t.stages)
-        return (Call(function, (Pointer("uint32", "ab"[which] + "_frag", load * 4), place)),)
-
-    def accumulate(self, a: Mapping[str, Index]) -> Body:
-        """One instruction."""
-        fragment = a["f_i"] * self.frag[1] + a["f_j"]
-        if self.tile.instruction == "fma":
-            pair = (FlatLoad("float32", "a_frag", a["f_i"]), FlatLoad("float32", "b_frag", a["f_j"]))
-            return (Store("acc", fragment, Op("float32", "mul", pair), "sum"),)
-        kind = "f16" if self.of.dtype == "float16" else "bf16"
-        args = (
-            Pointer("float32", "acc", fragment * 4),
-            Pointer("uint32", "a_frag", a["f_i"] * 4),
-            Pointer("uint32", "b_frag", a["f_j"] * 2),
-        )
-        return (Call(f"pd_mma_m16n8k16_{kind}", args),)
-
-    # -- marks ---------------------------------------------------------------------------------------------------
-
-    def instruction(self, body: Body) -> Body:
-        """Tensorization: an accumulation's point band is one instruction; elsewhere a lane takes its own points."""
-        if self.tile.instruction == "fma":
-            return body
-        inst = next(n for n in walk(body) if isinstance(n, Inst))
-        trips = [n.hi for n in walk(body) if isinstance(n, For)]
-        if inst.statement == "ACC":
-            if trips != [V(x) for x in self.tile.shape]:
-                raise CodegenError(f"points {trips} are not the instruction {self.tile.shape}")
-            points = [n.var for n in walk(body) if isinstance(n, For)]
-            return substitute((inst,), dict.fromkeys(points, ZERO))
-        row, col = LANE // 4 + V("row_half") * 8, LANE % 4 * 2 + V("column_of_pair")
-        leaf = substitute((inst,), {"p_i": row, "p_j": col})
-        if inst.statement == "STAGE":  # both columns move at once
-            return (For("row_half", ZERO, V(2), substitute((inst,), {"p_i": row, "p_j": LANE % 4 * 2})),)
-        return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
-
-    def copy(self, body: Body) -> Body:
-        """Global -> shared, dealt to all threads of the block, the unit-stride side innermost."""
-        inst = next(n for n in walk(body) if isinstance(n, Inst))
-        c = self.copies[0 if inst.statement == "COPY_A" else 1]
-        body = bind(body, {f"S{x[1:]}": n for x, n in c.trips().items()})
-        body = lower(body, self.coordinates, {inst.statement: lambda a: c.issue(a, self.tile.stages)})
-        kind = "unroll" if c.asynchronous else "unroll2"  # registers of many loads in flight would spill
-        return spread(body, "s_k" if c.along_k else c.own, self.tile.threads, kind)
-
-    def store(self, body: Body) -> Body:
-        """An epilogue's rows in shared memory -> global memory, dealt to the lanes of the warp that put them there."""
-        inst = next(n for n in walk(body) if isinstance(n, Inst))
-        s = self.of.epilogues[int(inst.statement[4:])]
-        v = self._vector(s)
-        body = bind(body, {"E_i": STAGED, "E_j": self.tile.wn // v, "E_v": 1})  # the point band is one access
-        body = lower(body, self.coordinates, {inst.statement: partial(self.done_staged, s)})
-        sync = Call("pd_syncwarp")
-        return (sync, *spread(body, "e_j", WARP, "unroll" if v > 1 else "unroll2", "lane"), sync)
-
-    def epilogue(self, body: Body) -> Body:
-        """The sums' way through shared memory, where the ring was."""
-        if self.tile.instruction == "fma":
-            return body
-        size = V(self.tile.threads // WARP * STAGED * self.tile.wn)
-        return (Call("pd_syncthreads"), Alloc("stage", "float32", size, "shared", body))
-
-    def ring(self, body: Body) -> Body:
-        """The pipelined loop in its shared memory."""
-        body = pipeline(body, "b_k", self.tile.stages, _split)
-        for c in self.copies:
-            body = (Alloc(c.name, c.dtype, V(c.elements * self.tile.stages), "shared", body),)
-        return body
-
-    # -- the whole kernel ----------------------------------------------------------------------------------------
-
-    def build(self) -> tuple[CudaKernel, ...]:
-        """The kernel, with indices of both widths."""
-        t, (m, n, k) = self.tile, self.tile.shape
-        tiled = gpu_contract_tree(self.group, self.roles, t.instruction == "mma")
-        self.coordinates = tiled.coordinates()
-        body = mark_parallel(generate(tiled), tiled.coincident)
-        loads = (t.wm // 16, t.wn // 16) if t.instruction == "mma" else self.frag
-        sizes = {"F_i": self.frag[0], "F_j": self.frag[1], "F_k": t.bk // k, "G_i": loads[0], "G_j": loads[1]}
-        sizes |= {"W_i": t.bm // t.wm, "W_j": t.bn // t.wn, "P_i": m, "P_j": n, "P_k": k}
-        counts = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn), "B_k": self.of.K.ceildiv(t.bk)}
-        counts["B_s"] = self.of.shares
-        body = balance(body, "b_k", counts["B_k"], self.of.shares, "b_s")
-        body = consume(body, "copy", self.copy)
-        body = consume(body, "pipeline", self.ring)
-        body = bind(body, {**sizes, **counts})
-        unit = V("warp") if t.instruction == "mma" else V("tid")
-        body = assign(body, {"w_i": unit // (t.bn // t.wn), "w_j": unit % (t.bn // t.wn)})
-        body = consume(body, "instruction", self.instruction)
-        body = consume(consume(body, "store", self.store), "epilogue", self.epilogue)
-        body = consume(body, "multiply", lambda b: b)
-        steps = {"f_k": "unroll2"} if t.instruction == "fma" else {}  # more would keep too many operands in registers
-        body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
-        body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
-        body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
-        return self._kernels(fold(body), count)
-
-    def _table(self) -> dict[str, Lowering]:
-        table: dict[str, Lowering] = {
-            "INIT": self.init,
-            "FRAG_A": lambda a: self.fragment(0, a),
-            "FRAG_B": lambda a: self.fragment(1, a),
-            "ACC": self.accumulate,
-            "STAGE": self.stage,
-        }
-        return table | {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.of.epilogues)}
-
-    def _allocate(self, body: Body) -> Body:
-        tensor = self.tile.instruction == "mma"
-        fi, fj = self.frag
-        registers = (("acc", "float32", fi * fj * (4 if tensor else 1)),
-                     ("a_frag", "uint32" if tensor else "float32", fi * (4 if tensor else 1)),
-                     ("b_frag", "uint32" if tensor else "float32", fj * (2 if tensor else 1)))  # fmt: skip
-        for name, dtype, size in registers:
-            body = (Alloc(name, dtype, V(size), "register", body),)
-        return body
-
-    def _kernels(self, body: Body, count: Index) -> tuple[CudaKernel, ...]:
-        t, of = self.tile, self.of
-        version = "split_" * (of.shares != ONE)
-        version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
-        version += "_wide" * (max(map(self._vector, of.epilogues)) > 1)
-        # many narrow copies need more registers than two blocks of the largest tile leave
-        blocks = t.blocks if min(c.bytes for c in self.copies) >= 8 else max(1, t.blocks // 2)
-        wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.wanted)))
-        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
-        known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "b_s": of.shares, "block": rows * columns}
-        known |= {"strip": rows + RASTER, "strip_rows": RASTER, "task": count}
-        known |= {x: self.extents[x] for x in self.roles.batch}
-        symbols = self.group.params
-        kernel = CudaKernel(f"{of.name}_{version}", "", (), symbols, t.threads, count, ZERO, version, wide)
-        return emit(kernel, body, self.group.arrays, known, blocks)
-
-
-def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:
-    """Operands that were stored in 16 bits and only widened: tensor cores multiply them exactly into float32."""
-    inner = [v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == "float32" else v for v in pair]
-    same = inner[0].dtype == inner[1].dtype and inner[0].dtype in HALF
-    return (inner[0], inner[1]) if same else pair
-
-
-def _split(body: Body) -> tuple[Body, Body]:
-    """(copies, uses) of a k tile."""
-    uses = tuple(n for n in body if isinstance(n, Mark) and n.name == "multiply")
-    return tuple(n for n in body if n not in uses), uses
+def _of_tile(product: ProductGroup, tile: CudaTile) -> list[CudaKernel]:
+    """The versions of one tile, without those that may be launched only where an earlier one may."""
+    widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[product.dtype] and not (w == 8 and product.dtype == "float32")]
+    out: list[CudaKernel] = []
+    for width, wide in ((widths[0], True), *((w, False) for w in widths)):
+        made = TiledProduct(product, tile, width, wide).build()
+        if not any(set(earlier.multiples) <= set(made[0].multiples) for earlier in out):
+            out += made
+    return out

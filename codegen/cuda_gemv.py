@@ -8,11 +8,11 @@ warps that share a column are combined by shuffles, then through shared memory, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from polydyn.codegen.cuda_emit import emit
 from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.codegen.cuda_product import ProductGroup
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -35,11 +35,10 @@ from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.gpu import assign, unrolled
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.passes.widen import widen
-from polydyn.schedules.expr import ITEMSIZE, Const, Load, Op, Value, const
+from polydyn.schedules.expr import ITEMSIZE, Const, Load, Op, const
 from polydyn.schedules.gpu_tiling import gpu_gemv_tree
 from polydyn.schedules.index import ZERO, Index, IndexLike, minimum
-from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.tiling import Roles
+from polydyn.schedules.model import Statement
 
 V = Index.of
 ROWS = (2, 8)
@@ -50,40 +49,26 @@ COLUMNS = 4
 """Lanes of a warp on different columns, or vectors of columns."""
 
 
-@dataclass(frozen=True)
-class Product:
-    """A matmul-like group, its roles and its operands (row, column) as they are stored."""
-
-    group: Group
-    roles: Roles
-    values: tuple[Value, Value]
-
-
-def gemv_versions(name: str, product: Product) -> list[CudaKernel]:
+def gemv_versions(product: ProductGroup) -> list[CudaKernel]:
     """The versions for few rows, fewest first; none when the column operand cannot be read in vectors."""
-    acc = next(s for s in product.group.statements if s.reduce)
-    rows = dict(acc.iters)[product.roles.row].constant
     column = product.values[1]
-    if product.roles.inner or not isinstance(column, Load) or (rows or 1) > ROWS[-1]:
+    if product.roles.inner or not isinstance(column, Load) or (product.M.constant or 1) > ROWS[-1]:
         return []
     address = product.group.arrays[column.buffer].address(column.index)
     for along_k, x in ((True, product.roles.block), (False, product.roles.col)):
         stride, rest = address.split(x)
         if stride == 1 and x not in rest.symbols():
-            return [k for r in ROWS for k in _Gemv(name, product, r, along_k).build()]
+            return [k for r in ROWS for k in _Gemv(product, r, along_k).build()]
     return []
 
 
 class _Gemv:
     """One version; ``along_k``: vectors run along the reduction."""
 
-    def __init__(self, name: str, product: Product, rows: int, along_k: bool) -> None:
-        self.name, self.product, self.rows, self.along_k = name, product, rows, along_k
-        self.group, self.roles = product.group, product.roles
-        self.acc = next(s for s in self.group.statements if s.reduce)
-        self.epilogues = [s for s in self.group.statements if s.role == "epilogue"]
-        self.extents = dict(self.acc.iters)
-        self.M, self.N, self.K = (self.extents[x] for x in (self.roles.row, self.roles.col, self.roles.block))
+    def __init__(self, product: ProductGroup, rows: int, along_k: bool) -> None:
+        self.name, self.product, self.rows, self.along_k = product.name, product, rows, along_k
+        self.group, self.roles, self.extents = product.group, product.roles, product.extents
+        self.M, self.N, self.K = product.M, product.N, product.K
         self.vector = 16 // ITEMSIZE[product.values[1].dtype]
         self.columns = 1 if along_k else self.vector
         self.warps = (4, 2) if along_k else (1, 8)  # on columns, on steps
@@ -111,7 +96,7 @@ class _Gemv:
         body = assign(fold(body), self.at)
         body = consume(consume(body, "reduce", self.reduce), "epilogue", self.epilogue)
         table: dict[str, Lowering] = {"INIT": self.init}
-        table |= {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.epilogues)}
+        table |= {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.product.epilogues)}
         body = unrolled(lower(body, tiled.coordinates(), table), dict.fromkeys(("p_i", "p_j"), "unroll"))
         body = substitute(body, self.at)
         body, count = tasks(fold(body))
@@ -218,7 +203,7 @@ class _Gemv:
         row = V("b_i") * self.rows + a["p_i"]
         env = self._env(row, "p", ZERO)
         env[self.roles.col] = env[self.roles.col].subs({"p": a["p_j"]})
-        own, place = self.acc.array, a["p_i"] * self.columns + a["p_j"]
+        own, place = self.product.acc.array, a["p_i"] * self.columns + a["p_j"]
         value = flat(self.group, s.value, env, lambda x: FlatLoad(x.dtype, "acc", place) if x.buffer == own else None)
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         return (If((Compare("<", row, self.M),), (Store(s.array, address, value),)),)
