@@ -84,8 +84,11 @@ class Copy:
         row, column, pitch = (own, k, self.bk) if self.along_k else (k, own, self.operand.extent)
         return Tile(self.dtype, self.name, b_k % stages * self.elements, row, column, pitch, self.chunk)
 
-    def issue(self, a: Mapping[str, Index], stages: int) -> Body:
-        """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand."""
+    def issue(self, a: Mapping[str, Index], stages: int, slot: Index | None = None) -> Body:
+        """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand.
+
+        ``slot``: what counts the tiles in the ring, the reduction's tile when not given.
+        """
         scale = self.vector
         own, k = (a[self.own], a["s_k"] * scale) if self.along_k else (a[self.own] * scale, a["s_k"])
         row, col = (own, ZERO) if self.own == "s_i" else (ZERO, own)
@@ -94,7 +97,7 @@ class Copy:
         live = self.operand.whole - at * self.operand.extent - own
         steps = self.reduction - a["b_k"] * self.bk - k
         value = flat(self.group, self.operand.value, env, lambda x: None)
-        place = self.tile(a["b_k"], own, k, stages)
+        place = self.tile(a["b_k"] if slot is None else slot, own, k, stages)
         if not self.asynchronous:
             return (_through_register(place, value, live, steps),)
         assert isinstance(value, FlatLoad)

@@ -126,13 +126,13 @@ class TiledProduct:
         a = Operand(f"tile_a{tag}", of.values[0], "s_i", tile.bm, of.M)
         b = Operand(f"tile_b{tag}", of.values[1], "s_j", tile.bn, of.N)
         self.copies = tuple(
-            copy_of(self.group, x, self._env, tile.bk, of.K, width, swizzle, tile.instruction == "fma" and x is b)
+            copy_of(self.group, x, self.env, tile.bk, of.K, width, swizzle, tile.instruction == "fma" and x is b)
             for x in (a, b)
         )
 
     # -- where things are ----------------------------------------------------------------------------------------
 
-    def _env(self, a: Mapping[str, Index], row: Index, col: Index, k: Index) -> dict[str, Index]:
+    def env(self, a: Mapping[str, Index], row: Index, col: Index, k: Index) -> dict[str, Index]:
         """Iterators of the group at a place of the block; the linear reduction is taken apart."""
         r, t = self.roles, self.tile
         env = {x: a[x] for x in r.batch} | {SHARE: a.get("b_s", ZERO)}
@@ -143,14 +143,14 @@ class TiledProduct:
         env[r.block] = rest
         return env
 
-    def _place(self, a: Mapping[str, Index]) -> tuple[Index, Index]:
+    def place(self, a: Mapping[str, Index]) -> tuple[Index, Index]:
         """(row, column) of a fragment's point inside the block."""
         t, (m, n, _) = self.tile, self.tile.shape
         if t.instruction == "fma":  # units are interleaved: neighbouring threads have neighbouring columns
             return a["f_i"] * (t.bm // t.wm) + a["w_i"], a["f_j"] * (t.bn // t.wn) + a["w_j"]
         return a["w_i"] * t.wm + a["f_i"] * m + a["p_i"], a["w_j"] * t.wn + a["f_j"] * n + a["p_j"]
 
-    def _register(self, a: Mapping[str, Index]) -> Index:
+    def register(self, a: Mapping[str, Index]) -> Index:
         """The accumulator of a point: a lane holds rows g, g+8 and two columns of an m16n8 fragment."""
         fragment = a["f_i"] * self.frag[1] + a["f_j"]
         return fragment if self.tile.instruction == "fma" else fragment * 4 + V("row_half") * 2 + V("column_of_pair")
@@ -159,7 +159,7 @@ class TiledProduct:
 
     def init(self, a: Mapping[str, Index]) -> Body:
         """Accumulators start at zero."""
-        return (Store(self.acc, self._register(a), Const("float32", 0.0)),)
+        return (Store(self.acc, self.register(a), Const("float32", 0.0)),)
 
     def stage(self, a: Mapping[str, Index]) -> Body:
         """A lane's two columns of a fragment to shared memory.
@@ -170,7 +170,7 @@ class TiledProduct:
         group, half = LANE // 4, V("row_half")
         row = group % 4 * 2 + group // 4 + half * 8
         place = self._staged(row, a["f_j"] // 4, a["f_j"] % 4 * 8 + LANE % 4 * 2)
-        first = self._register(a).subs({"column_of_pair": 0})
+        first = self.register(a).subs({"column_of_pair": 0})
         return (Call("pd_sts_wide<2>", (place, Pointer("float32", self.acc, first))),)
 
     def _staged(self, row: Index, slab: Index, column: Index) -> Tile:
@@ -180,25 +180,25 @@ class TiledProduct:
 
     def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
-        env = self._env(a, *self._place(a), ZERO)
-        value = self.epilogue_value(s, env, FlatLoad("float32", self.acc, self._register(a)))
+        env = self.env(a, *self.place(a), ZERO)
+        value = self.epilogue_value(s, env, FlatLoad("float32", self.acc, self.register(a)))
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
-        return (If(self._live(env), (Store(s.array, address, value),)),)
+        return (If(self.live(env), (Store(s.array, address, value),)),)
 
     def done_staged(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on a vector of a row that lies in shared memory."""
-        t, v = self.tile, self._vector(s)
-        row = a["b_i"] * t.bm + a["w_i"] * t.wm + a["f_i"] * STAGED
+        t, v = self.tile, self.vector(s)
+        row = a["b_i"] * t.bm + a["w_i"] * t.wm + a.get("f_i", ZERO) * STAGED
         row = row + a["e_i"] // 8 * 8 + a["e_i"] % 8 // 2 + a["e_i"] % 2 * 4
         slab, part = V("slab"), a["e_j"]
-        vector = a["b_j"] * (t.bn // v) + a["w_j"] * (t.wn // v) + slab * (SLAB // v) + part
-        at = self._env({**a, "b_i": ZERO, "b_j": ZERO}, V("e_row"), V("e_vec") * v + "e_v", ZERO)
+        vector = a.get("b_j", ZERO) * (t.bn // v) + a.get("w_j", ZERO) * (t.wn // v) + slab * (SLAB // v) + part
+        at = self.env({**a, "b_i": ZERO, "b_j": ZERO}, V("e_row"), V("e_vec") * v + "e_v", ZERO)
         value = self.epilogue_value(s, at, FlatLoad("float32", "sum", V("e_v")))
         address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
         element: Body = (Store(s.array, address, value),)
         if v > 1:
             made = widen(element, "e_v", v, self._global(), (*self.roles.batch, "e_row", "e_vec", "e_v", "b_s"))
-            assert made is not None, "_vector has tried"
+            assert made is not None, "vector has tried"
             element = made[0]
             self.wanted |= dict.fromkeys((*made[1], *(((self.of.N, v),) if self.of.N.constant is None else ())))
         else:
@@ -208,7 +208,7 @@ class TiledProduct:
             Call(f"pd_lds_wide<{piece}>", (Pointer("float32", "sum", V(e)), self._staged(a["e_i"], slab, part * v + e)))
             for e in range(0, v, piece)
         )
-        live = self._live({k: i.subs({"e_v": 0}) for k, i in at.items()})
+        live = self.live({k: i.subs({"e_v": 0}) for k, i in at.items()})
         body: Body = (Alloc("sum", "float32", V(v), "register", (*loads, If(live, element))),)
         return (Let("e_row", row, (Let("e_vec", vector, body),)),)
 
@@ -216,13 +216,14 @@ class TiledProduct:
         """What an epilogue stores, ``total`` being the sum of the products."""
         return flat(self.group, s.value, env, lambda x: total if x.buffer == self.of.acc.array else None)
 
-    def _live(self, env: Mapping[str, Index]) -> tuple[Compare, ...]:
+    def live(self, env: Mapping[str, Index]) -> tuple[Compare, ...]:
+        """Whether an element exists."""
         return (Compare("<", env[self.roles.row], self.of.M), Compare("<", env[self.roles.col], self.of.N))
 
     def _global(self) -> dict[str, str]:
         return {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
 
-    def _vector(self, s: Statement) -> int:
+    def vector(self, s: Statement) -> int:
         """Columns that an epilogue loads and stores at once: 16 bytes of its result, or one."""
         v = 16 // ITEMSIZE[s.value.dtype]
         if not self.wide or v not in (4, 8) or (self.of.N.constant or 0) % v:
@@ -298,7 +299,7 @@ class TiledProduct:
         """An epilogue's rows in shared memory -> global memory, dealt to the lanes of the warp that put them there."""
         inst = next(n for n in walk(body) if isinstance(n, Inst))
         s = self.of.epilogues[int(inst.statement[4:])]
-        v = self._vector(s)
+        v = self.vector(s)
         body = bind(body, {"E_i": STAGED, "E_j": SLAB // v, "E_v": 1})  # the point band is one access
         body = lower(body, self.coordinates, {inst.statement: partial(self.done_staged, s)})
         kind, sync = "unroll" if v > 1 else "unroll2", Call("pd_syncwarp")
@@ -314,7 +315,7 @@ class TiledProduct:
 
     def ring(self, body: Body) -> Body:
         """The pipelined loop in its shared memory."""
-        body = pipeline(body, "b_k", self.tile.stages, _split)
+        body = pipeline(body, "b_k", self.tile.stages, split_copies)
         for c in self.copies:
             body = (Alloc(c.name, c.dtype, V(c.elements * self.tile.stages), "shared", body),)
         return body
@@ -371,7 +372,7 @@ class TiledProduct:
         t, of = self.tile, self.of
         version = "split_" * (of.shares != ONE)
         version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
-        version += "_wide" * (max(map(self._vector, of.epilogues)) > 1)
+        version += "_wide" * (max(map(self.vector, of.epilogues)) > 1)
         # many narrow copies need more registers than two blocks of the largest tile leave
         blocks = t.blocks if min(c.bytes for c in self.copies) >= 8 else max(1, t.blocks // 2)
         wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.wanted)))
@@ -391,7 +392,7 @@ def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:
     return (inner[0], inner[1]) if same else pair
 
 
-def _split(body: Body) -> tuple[Body, Body]:
+def split_copies(body: Body) -> tuple[Body, Body]:
     """(copies, uses) of a k tile."""
     uses = tuple(n for n in body if isinstance(n, Mark) and n.name == "multiply")
     return tuple(n for n in body if n not in uses), uses

@@ -19,7 +19,7 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import Condition, between
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles, TiledGroup
-from polydyn.schedules.tree import Band, Mark, TileStatement, Tree, sequence
+from polydyn.schedules.tree import Band, Leaf, Mark, TileStatement, Tree, sequence
 
 PAIRS = tuple((x, x[0].upper() + x[1:]) for x in (
     "b_s", "b_i", "b_j", "b_k", "w_i", "w_j", "f_i", "f_j", "f_k", "g_i", "g_j", "p_i", "p_j", "p_k", "s_i", "s_j",
@@ -115,3 +115,59 @@ def gpu_gemv_tree(group: Group, roles: Roles) -> TiledGroup:
     )  # fmt: skip
     tree = Mark("task", Band(block, Band(columns, body)))
     return TiledGroup(tree, tuple(statements), (*named, *EXTENTS), block, named)
+
+
+def gpu_attention_tree(scores: Group, score_roles: Roles, epilogues: int) -> TiledGroup:
+    """The GPU tree of an attention with online softmax; ``epilogues``: of the values.
+
+    A block has rows ``b_i`` of queries, a warp (``w_i``) 16 of them, and walks over tiles of keys ``b_l``. Coordinates
+    of scores end in ``1``, those of values in ``2``. Statements: COPY_Q, COPY_K, COPY_V (global -> shared); START;
+    INIT, FRAG_Q, FRAG_K, ACC1 and LOGIT (scores); ROWS (maximum, sum and weights of the keys so far, all of a warp's
+    rows); FRAG_W, FRAG_V, ACC2 (values); FINISH (division by the sum), STAGE, DONE<n>. Marks as in
+    ``gpu_contract_tree``.
+    """
+    batch = score_roles.batch
+    extents = dict(next(s for s in scores.statements if s.reduce).iters)
+    named = {f"N_{n}": extents[n] for n in batch}
+    block, rows, keys = (*batch, "b_i"), ("w_i",), ("b_l", "w_i")
+    statements: list[TileStatement] = []
+
+    def bound(x: str) -> Index:
+        return Index.of(f"N_{x}" if x in batch else x[0].upper() + x[1:])
+
+    def add(name: str, *coords: str) -> str:
+        conditions = tuple(c for x in (*block, *coords) for c in between(0, x, bound(x)))
+        statements.append(TileStatement(name, (*block, *coords), conditions))
+        return name
+
+    def points(n: str) -> Tree:
+        return Band((f"f_j{n}",), Mark("instruction", Band(("p_i", f"p_j{n}"))))
+
+    def product(n: str, fragments: tuple[str, str]) -> tuple[list[str], Tree]:
+        row, column = fragments
+        acc = (f"f_j{n}", "p_i", f"p_j{n}", f"p_k{n}")
+        names = [add(row, *keys, f"f_k{n}"), add(column, *keys, f"f_k{n}", f"g_j{n}")]
+        names.append(add(f"ACC{n}", *keys, f"f_k{n}", *acc))
+        leaf = Band(acc[:1], Mark("instruction", Band(acc[1:])))
+        return names, Band((f"f_k{n}",), sequence((row, Leaf()), (column, Band((f"g_j{n}",))), (names[2], leaf)))
+
+    copies = [(add(n, "b_l", "s_j", "s_k"), Mark("copy", Band(("s_j", "s_k")))) for n in ("COPY_K", "COPY_V")]
+    first, second = product("1", ("FRAG_Q", "FRAG_K")), product("2", ("FRAG_W", "FRAG_V"))
+    used = sequence(
+        (add("INIT", *keys, "f_j1", "p_i", "p_j1"), points("1")), first,
+        (add("LOGIT", *keys, "f_j1", "p_i", "p_j1"), points("1")), (add("ROWS", *keys), Leaf()), second,
+    )  # fmt: skip
+    inside = ["INIT", *first[0], "LOGIT", "ROWS", *second[0]]
+    loop = sequence(*copies, (inside, Mark("multiply", Band(rows, used))))
+    done = [add(f"DONE{n}", *rows, "e_i", "e_j", "e_v") for n in range(epilogues)]
+    ends = sequence(
+        (add("FINISH", *rows), Leaf()), (add("STAGE", *rows, "f_j2", "p_i", "p_j2"), points("2")),
+        *((d, Mark("store", Band(("e_i", "e_j", "e_v")))) for d in done),
+    )  # fmt: skip
+    whole = sequence(
+        (add("COPY_Q", "s_i", "s_k"), Mark("copy", Band(("s_i", "s_k")))), (add("START", *rows), Band(rows)),
+        (["COPY_K", "COPY_V", *inside], Mark("pipeline", Band(("b_l",), loop))),
+        (["FINISH", "STAGE", *done], Mark("epilogue", Band(rows, ends))),
+    )  # fmt: skip
+    sizes = dict.fromkeys(str(bound(x)) for s in statements for x in s.coords if x not in batch)
+    return TiledGroup(Mark("task", Band(block, whole)), tuple(statements), (*named, *sizes), block, named)

@@ -14,14 +14,15 @@ Wanted = tuple[tuple[Index, int], ...]
 
 
 def multiples(rest: Index, vector: int, iterators: Collection[str]) -> Wanted | None:
-    """What must be multiples of ``vector`` so that ``rest`` is one for all iterators; None when it cannot be said."""
+    """What must be multiples of ``vector`` so that ``rest`` is one for all iterators; None when it cannot be said.
+
+    Floor divisions, minima and maxima may have any value, as iterators may.
+    """
     if vector == 1:
         return ()
     parts: dict[tuple[str | Atom, ...], Index] = {}
     for m, c in rest.terms.items():
-        if any(isinstance(a, Atom) for a in m):
-            return None
-        moving = tuple(a for a in m if a in iterators)
+        moving = tuple(a for a in m if isinstance(a, Atom) or a in iterators)
         fixed = tuple(a for a in m if a not in moving)
         parts[moving] = parts.get(moving, ZERO) + Index({fixed: c})
     wanted = []

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polydyn.codegen.cuda_attention import CudaAttentionKernel
 from polydyn.codegen.cuda_contract import CudaContractKernel
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.schedules.dependence import analyse
+from polydyn.schedules.errors import CodegenError, ScheduleError
 from polydyn.schedules.model import verify_group
 from polydyn.schedules.polyhedra import context
-from polydyn.schedules.schedule import schedule_nest
+from polydyn.schedules.proof_attention import prove_row_blocks
+from polydyn.schedules.schedule import schedule_attention, schedule_nest
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,16 @@ class CudaBuilder:
     def __init__(self, plan: FusionPlan) -> None:
         self.plan = plan
         self.kernels: dict[str, tuple[CudaKernel, ...]] = {}
+        self.notes: list[str] = []
 
     def place(self, group: FusedGroup) -> tuple[PlacedCuda, ...]:
-        """The kernels of one group (three of an attention). UnsupportedError, CodegenError: not built, by name."""
+        """The kernels of one group (three of an attention that one kernel cannot do).
+
+        UnsupportedError, CodegenError: not built, by name.
+        """
         if group.kind == "attention":
-            return tuple(p for part in group.parts for p in self.place(part))
+            whole = self._attention(group)
+            return (whole,) if whole else tuple(p for part in group.parts for p in self.place(part))
         for n in group.nodes:
             check_dtypes(n, CUDA_DTYPES, "CUDA")
         contract = lower_contract(self.plan, group, 0) if group.kind == "contract" else None
@@ -62,5 +71,25 @@ class CudaBuilder:
             return None
         if key not in self.kernels:
             verify_group(lowered.group)
+            self.kernels[key] = kernel.versions()
+        return PlacedCuda(group, lowered, self.kernels[key])
+
+    def _attention(self, group: FusedGroup) -> PlacedCuda | None:
+        """The kernel of a whole attention; None, with a note, when it is better run in parts."""
+        for n in group.nodes:
+            check_dtypes(n, CUDA_DTYPES, "CUDA")
+        form = lower_attention(self.plan, group)
+        if form is None:
+            return None
+        lowered = form.lowered
+        key = lowered.key(form.parts, "cuda")
+        if key not in self.kernels:
+            try:
+                kernel = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, schedule_attention(form.parts))
+            except (CodegenError, ScheduleError) as e:
+                self.notes.append(f"{group.outputs[0]}: attention in parts: {e}")
+                return None
+            verify_group(lowered.group)
+            prove_row_blocks(lowered.group, kernel.parts)
             self.kernels[key] = kernel.versions()
         return PlacedCuda(group, lowered, self.kernels[key])
