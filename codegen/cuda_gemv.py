@@ -19,11 +19,13 @@ from polydyn.codegen.ir import (
     Body,
     Call,
     Compare,
+    Def,
     FlatLoad,
     For,
     If,
     Inst,
     Let,
+    Reg,
     Store,
     consume,
     substitute,
@@ -32,10 +34,10 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.gpu import assign, unrolled
+from polydyn.codegen.passes.gpu import assign, spread, unrolled
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.passes.widen import widen
-from polydyn.schedules.expr import ITEMSIZE, Const, Load, Op, const
+from polydyn.schedules.expr import ITEMSIZE, Const, Load, Op, const, op
 from polydyn.schedules.gpu_tiling import gpu_gemv_tree
 from polydyn.schedules.index import ZERO, Index, IndexLike, minimum
 from polydyn.schedules.model import Statement
@@ -88,13 +90,17 @@ class _Gemv:
         warp_j, warp_k = self.warps
         sizes: dict[str, IndexLike] = {"B_i": self.M.ceildiv(self.rows), "B_j": self.N.ceildiv(self.block)}
         sizes |= {"W_j": warp_j, "W_k": warp_k, "L_j": COLUMNS, "L_k": STEPS, "B_k": self._trips()}
+        sizes |= {"E_i": self.rows, "E_j": self.block}
         sizes |= {"P_i": self.rows, "P_j": self.columns, "P_k": self.vector if self.along_k else 1}
         lane, warp = V("lane"), V("warp")
         lanes = {"l_j": lane // STEPS, "l_k": lane % STEPS} if self.along_k else {"l_j": lane % 4, "l_k": lane // 4}
         self.at = {"w_j": warp % warp_j, "w_k": warp // warp_j, **lanes}
+        self.at |= {x: ZERO for x in ("b_i", "b_j") if Index.of(sizes[x.upper()[:2] + x[2]]) == 1}  # no such loop
         body = consume(substitute(body, sizes), "leaf", self.leaf)
         body = assign(fold(body), self.at)
-        body = consume(consume(body, "reduce", self.reduce), "epilogue", self.epilogue)
+        threads = 32 * warp_j * warp_k
+        body = consume(body, "reduce", self.reduce)
+        body = consume(body, "store", lambda b: spread(b, "e_j", threads, "unroll"))
         table: dict[str, Lowering] = {"INIT": self.init}
         table |= {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.product.epilogues)}
         body = unrolled(lower(body, tiled.coordinates(), table), dict.fromkeys(("p_i", "p_j"), "unroll"))
@@ -102,12 +108,12 @@ class _Gemv:
         body, count = tasks(fold(body))
         body = bind(body, {"begin": "bid", "end": V("bid") + 1})
         body = (Alloc("acc", "float32", V(self.rows * self.columns), "register", body),)
+        body = (Alloc("sums", "float32", V(self.rows * self.block * warp_k), "shared", body),)
         version = f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}"
         known: dict[str, IndexLike] = {"b_i": sizes["B_i"], "b_j": sizes["B_j"], "task": count}
         known |= {x: self.extents[x] for x in self.roles.batch}
         few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
-        threads, symbols = 32 * warp_j * warp_k, self.group.params
-        kernel = CudaKernel(f"{self.name}_{version}", "", (), symbols, threads, count, ZERO, version,
+        kernel = CudaKernel(f"{self.name}_{version}", "", (), self.group.params, threads, count, ZERO, version,
                             tuple(self.wanted), conditions=few)  # fmt: skip
         return emit(kernel, body, self.group.arrays, known)
 
@@ -175,38 +181,37 @@ class _Gemv:
         across = tuple(
             Store("acc", V("r"), Apply("float32", "pd_shfl_xor", (own, const(s, "int32"))), "sum") for s in steps
         )
-        size = self.rows * self.columns
-        out = (*loop, For("r", ZERO, V(size), across, "unroll"))
-        warp_j, warp_k = self.warps
-        column = V("w_j") * COLUMNS + "l_j"
-        cell = V("r") * (warp_j * COLUMNS) + column  # neighbouring lanes in neighbouring banks
-        block = size * warp_j * COLUMNS
-        keep = Store("sums", V("w_k") * block + cell, own)
-        add = tuple(
-            Store("acc", V("r"), FlatLoad("float32", "sums", cell + w * block), "sum" if w else None)
-            for w in range(warp_k)
+        keep = tuple(
+            Store("sums", self._sum(V("w_k"), V(r), column), FlatLoad("float32", "acc", self._register(r, c)))
+            for r in range(self.rows)
+            for c, column in enumerate(self._columns())
         )
-        shared: Body = (
-            If((Compare("==", V("l_k"), ZERO),), (For("r", ZERO, V(size), (keep,), "unroll"),)),
-            Call("pd_syncthreads"),
-            For("r", ZERO, V(size), add, "unroll"),
-        )
-        return (*out, Alloc("sums", "float32", V(block * warp_k), "shared", shared))
+        combine = For("r", ZERO, V(self.rows * self.columns), across, "unroll")
+        return (*loop, combine, If((Compare("==", V("l_k"), ZERO),), keep), Call("pd_syncthreads"))
 
-    def epilogue(self, body: Body) -> Body:
-        """One lane of a column stores it."""
-        first = (Compare("==", V("w_k"), ZERO), Compare("==", V("l_k"), ZERO))
-        return (Let("j_vec", self._column(), (If((*first, self._live()), body),)),)
+    def _columns(self) -> list[Index]:
+        """The lane's columns in the block."""
+        first = (V("w_j") * COLUMNS + "l_j") * self.columns
+        return [first + c for c in range(self.columns)]
+
+    def _sum(self, warp: Index, row: Index, column: Index) -> Index:
+        """Where a warp leaves its sum of an element of the block."""
+        return (warp * self.rows + row) * self.block + column
 
     def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """An epilogue of one element."""
-        row = V("b_i") * self.rows + a["p_i"]
-        env = self._env(row, "p", ZERO)
-        env[self.roles.col] = env[self.roles.col].subs({"p": a["p_j"]})
-        own, place = self.product.acc.array, a["p_i"] * self.columns + a["p_j"]
-        value = flat(self.group, s.value, env, lambda x: FlatLoad(x.dtype, "acc", place) if x.buffer == own else None)
+        """An element of the block: the warps' sums in their order, then the epilogue."""
+        parts = [FlatLoad("float32", "sums", self._sum(V(w), a["e_i"], a["e_j"])) for w in range(self.warps[1])]
+        row, column = V("b_i") * self.rows + "e_row", V("b_j") * self.block + "e_column"
+        env = {x: V(x) for x in self.roles.batch} | {self.roles.row: row, self.roles.col: column}
+        env[self.roles.block] = ZERO
+        value = self.product.epilogue_value(s, env, Reg("float32", "total"))
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
-        return (If((Compare("<", row, self.M),), (Store(s.array, address, value),)),)
+        total: Value = parts[0]
+        for x in parts[1:]:
+            total = op("add", total, x)
+        live = (Compare("<", row, self.M), Compare("<", column, self.N))
+        body: Body = (If(live, (Def("total", total), Store(s.array, address, value))),)
+        return (Let("e_row", a["e_i"], (Let("e_column", a["e_j"], body),)),)
 
 
 def unrolled_by(body: Body, var: str, times: int) -> Body:

@@ -106,6 +106,10 @@ class ProductGroup:
             )
         self.dtype, self.values = row.dtype, (row, col)
 
+    def epilogue_value(self, s: Statement, env: Mapping[str, IndexLike], total: Value) -> Value:
+        """What an epilogue stores, ``total`` being the sum of the products."""
+        return flat(self.group, s.value, env, lambda x: total if x.buffer == self.acc.array else None)
+
 
 class TiledProduct:
     """One tile with one width of copies; ``wide``: epilogues store 16 bytes at once.
@@ -181,7 +185,7 @@ class TiledProduct:
     def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
         env = self.env(a, *self.place(a), ZERO)
-        value = self.epilogue_value(s, env, FlatLoad("float32", self.acc, self.register(a)))
+        value = self.of.epilogue_value(s, env, FlatLoad("float32", self.acc, self.register(a)))
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         return (If(self.live(env), (Store(s.array, address, value),)),)
 
@@ -193,7 +197,7 @@ class TiledProduct:
         slab, part = V("slab"), a["e_j"]
         vector = a.get("b_j", ZERO) * (t.bn // v) + a.get("w_j", ZERO) * (t.wn // v) + slab * (SLAB // v) + part
         at = self.env({**a, "b_i": ZERO, "b_j": ZERO}, V("e_row"), V("e_vec") * v + "e_v", ZERO)
-        value = self.epilogue_value(s, at, FlatLoad("float32", "sum", V("e_v")))
+        value = self.of.epilogue_value(s, at, FlatLoad("float32", "sum", V("e_v")))
         address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
         element: Body = (Store(s.array, address, value),)
         if v > 1:
@@ -211,10 +215,6 @@ class TiledProduct:
         live = self.live({k: i.subs({"e_v": 0}) for k, i in at.items()})
         body: Body = (Alloc("sum", "float32", V(v), "register", (*loads, If(live, element))),)
         return (Let("e_row", row, (Let("e_vec", vector, body),)),)
-
-    def epilogue_value(self, s: Statement, env: Mapping[str, IndexLike], total: Value) -> Value:
-        """What an epilogue stores, ``total`` being the sum of the products."""
-        return flat(self.group, s.value, env, lambda x: total if x.buffer == self.of.acc.array else None)
 
     def live(self, env: Mapping[str, Index]) -> tuple[Compare, ...]:
         """Whether an element exists."""

@@ -88,33 +88,30 @@ def gpu_gemv_tree(group: Group, roles: Roles) -> TiledGroup:
 
     Statements: INIT, ACC, DONE<n>. Columns are dealt to blocks, warps and lanes (``b_j``, ``w_j``, ``l_j``), steps of
     the reduction to warps and lanes (``w_k``, ``l_k``) and then in turn (``b_k``); a lane has ``p_i x p_j x p_k``
-    points.
-    Marks: ``task``, ``reduce`` (what ends in the combination of lanes), ``leaf``, ``epilogue``.
+    points. The block's sums are ``e_i x e_j``. Marks: ``task``, ``reduce`` (ends in the combination of lanes),
+    ``leaf``, ``store``.
     """
     accumulation = next(s for s in group.statements if s.reduce)
     done = [f"DONE{n}" for n in range(sum(s.role == "epilogue" for s in group.statements))]
     extents = dict(accumulation.iters)
     named = {f"N_{n}": extents[n] for n in roles.batch}
     bounds = {n: Index.of(f"N_{n}") for n in roles.batch} | {c: Index.of(e) for c, e in PAIRS}
-    block, columns, steps = (*roles.batch, "b_i", "b_j"), ("w_j", "l_j"), ("w_k", "l_k")
-    own = (*block, *columns, "p_i", "p_j")
+    block, lanes = (*roles.batch, "b_i", "b_j"), ("w_j", "l_j", "w_k", "l_k")
 
     def statement(name: str, *coords: str) -> TileStatement:
         return TileStatement(name, coords, tuple(c for x in coords for c in between(0, x, bounds[x])))
 
     statements = [
-        statement("INIT", *own, *steps),
-        statement("ACC", *own, *steps, "b_k", "p_k"),
-        *(statement(d, *own) for d in done),
+        statement("INIT", *block, *lanes, "p_i", "p_j"),
+        statement("ACC", *block, *lanes, "b_k", "p_i", "p_j", "p_k"),
+        *(statement(d, *block, "e_i", "e_j") for d in done),
     ]
-    point = Band(("p_i", "p_j"))
     reduce = Mark("reduce", Band(("b_k",), Mark("leaf", Band(("p_i", "p_j", "p_k")))))
     body = sequence(
-        (["INIT", "ACC"], Band(steps, sequence(("INIT", point), ("ACC", reduce)))),
-        *((d, Mark("epilogue", point)) for d in done),
+        (["INIT", "ACC"], Band(lanes, sequence(("INIT", Band(("p_i", "p_j"))), ("ACC", reduce)))),
+        *((d, Mark("store", Band(("e_i", "e_j")))) for d in done),
     )  # fmt: skip
-    tree = Mark("task", Band(block, Band(columns, body)))
-    return TiledGroup(tree, tuple(statements), (*named, *EXTENTS), block, named)
+    return TiledGroup(Mark("task", Band(block, body)), tuple(statements), (*named, *EXTENTS), block, named)
 
 
 def gpu_attention_tree(scores: Group, score_roles: Roles, epilogues: int) -> TiledGroup:

@@ -1,6 +1,6 @@
 """Whole models on the emulation: every group's CUDA kernel runs on the CPU, results against ONNX Runtime.
 
-    python -m benchmarks.gpu.emulated tests/data/bert_tiny.onnx [...] [--shape N]
+    python -m benchmarks.gpu.emulated tests/data/bert_tiny.onnx [...] [--shape N] [--dtype float16]
 """
 
 from __future__ import annotations
@@ -8,19 +8,21 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from benchmarks.accuracy import TOLERANCE, error, reference
+from benchmarks.accuracy import error, reference
+from benchmarks.gpu.halves import BOUND, NUMPY_TYPE, of_type
 from benchmarks.models.inputs import feeds as inputs_of
 from benchmarks.models.inputs import shapes
 from polydyn.codegen.cuda_emit import LONG
 from polydyn.codegen.cuda_kernel import WORKSPACE, CudaKernel
 from polydyn.codegen.printers.cuda import PRELUDE
+from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
@@ -41,6 +43,21 @@ MULTIPROCESSORS = 132
 def module(*texts: str) -> EmulatedModule:
     """Kernels compiled together: most of a compilation is the header."""
     return EmulatedModule(compile_emulated(PRELUDE + "".join(t.removeprefix(PRELUDE) for t in texts)))
+
+
+def plan_of(path: Path, dtype: str) -> FusionPlan:
+    """The fusion plan of a stored model, its float tensors being of the given type."""
+    return fuse_attention(fuse(merge_contractions(fold(import_model(of_type(path, dtype))))))
+
+
+def dims_of(plan: FusionPlan, feeds: Arrays) -> dict[str, int]:
+    """The model's symbols at a shape of its inputs."""
+    return {s.symbol: feeds[s.input].shape[s.axis] for s in plan.graph.sources}
+
+
+def params_of(p: PlacedCuda, dims: Mapping[str, int]) -> dict[str, int]:
+    """The group's parameters for the model's symbols."""
+    return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
 
 
 def placed(plan: FusionPlan) -> tuple[PlacedCuda, ...]:
@@ -75,7 +92,7 @@ def run(
     ``together``: all versions of a kernel are compiled at once.
     """
     graph = plan.graph
-    dims = {s.symbol: feeds[s.input].shape[s.axis] for s in graph.sources}
+    dims = dims_of(plan, feeds)
     memory: Arrays = {n: np.ascontiguousarray(feeds[n]) for n in feeds}
     counters = []
 
@@ -90,7 +107,7 @@ def run(
         return memory[name]
 
     for p in kernels or placed(plan):
-        env = {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
+        env = params_of(p, dims)
         first = choose(p, env)
         assert first.fits(env, SHARED, MULTIPROCESSORS)
         env = first.values(env, MULTIPROCESSORS)
@@ -111,18 +128,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--shape", type=int, default=1, help="which of the model's shapes")
+    parser.add_argument("--dtype", choices=BOUND, default="float32")
     options = parser.parse_args()
     wrong = 0
     for path in options.models:
         shape = shapes(path.stem)[options.shape]
-        plan = fuse(merge_contractions(fold(import_model(path))))
+        plan = plan_of(path, options.dtype)
         kernels, start = placed(plan), time.perf_counter()
-        got, counters = run(plan, inputs_of(onnx.load(path), shape), kernels=kernels, together=False)
+        feeds = inputs_of(onnx.load(path), shape)
+        narrow = {n: a.astype(NUMPY_TYPE[options.dtype]) if a.dtype == np.float32 else a for n, a in feeds.items()}
+        got, counters = run(plan, narrow, kernels=kernels, together=False)
         (want,) = reference(path, [shape])
-        difference, seconds = error(got, want), time.perf_counter() - start
+        difference = error({n: got[n].astype(w.dtype) for n, w in want.items()}, want)
+        seconds = time.perf_counter() - start
         conflicts = sum(c.shared_conflicts + c.ldmatrix_conflicts for c in counters)
-        wrong += not difference <= TOLERANCE
-        print(f"{path.stem:20} {dict(shape)}: {len(kernels)} launches, error {difference:.1e}, "
+        wrong += not difference <= BOUND[options.dtype]
+        print(f"{path.stem:20} {options.dtype} {dict(shape)}: {len(kernels)} launches, error {difference:.1e}, "
               f"{conflicts} bank conflicts, {seconds:.1f} s", flush=True)  # fmt: skip
     return wrong
 
