@@ -37,7 +37,7 @@ from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.gpu import assign, spread, unrolled
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.passes.widen import widen
-from polydyn.schedules.expr import ITEMSIZE, Const, Load, Op, const, op
+from polydyn.schedules.expr import ITEMSIZE, Const, Load, Op, Value, const, op
 from polydyn.schedules.gpu_tiling import gpu_gemv_tree
 from polydyn.schedules.index import ZERO, Index, IndexLike, minimum
 from polydyn.schedules.model import Statement
