@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from polydyn.codegen.cuda_emit import emit
 from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.codegen.cuda_product import LANE, CudaTile, ProductGroup, TiledProduct, split_copies
+from polydyn.codegen.cuda_product import LANE, SLAB, CudaTile, ProductGroup, TiledProduct, split_copies
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -51,7 +51,7 @@ DEPTHS = (32, 64, 128)
 PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
 HALVES, PAIR = V("row_half"), V("column_of_pair")
 LOWEST = Const("float32", float("-inf"))
-UNROLLED = ("f_j1", "f_k1", "g_j1", "f_j2", "f_k2", "g_j2", "row_half", "column_of_pair", "fragment")
+UNROLLED = ("f_j1", "f_k1", "g_j1", "f_j2", "f_k2", "g_j2", "e_s", "e_f", "row_half", "column_of_pair", "fragment")
 
 
 class CudaAttentionKernel:
@@ -114,6 +114,7 @@ class _Version:
         sizes: dict[str, IndexLike] = {"B_i": rows, "B_l": keys, "W_i": WARPS, "P_i": 16}
         sizes |= {"F_j1": KEYS // 8, "G_j1": KEYS // 16, "F_k1": depth // 16, "P_j1": 8, "P_k1": 16}
         sizes |= {"F_j2": columns // 8, "G_j2": columns // 16, "F_k2": KEYS // 16, "P_j2": 8, "P_k2": 16}
+        sizes |= {"E_s": columns // SLAB, "E_f": SLAB // 8}
         body = consume(body, "copy", self.copy)
         body = consume(body, "pipeline", self.ring)
         body = assign(bind(body, sizes), {"w_i": "warp"})

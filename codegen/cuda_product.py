@@ -55,7 +55,9 @@ V = Index.of
 LANE = V("lane")
 RASTER = 8
 """Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
-UNROLLED = dict.fromkeys(("f_i", "f_j", "f_k", "g_i", "g_j", "row_half", "column_of_pair"), "unroll")
+UNROLLED = dict.fromkeys(
+    ("f_i", "f_j", "f_k", "g_i", "g_j", "e_s", "e_f", "row_half", "column_of_pair"), "unroll"
+)
 SLAB = 32
 """Columns of a staged slab: floats that fill all banks."""
 STAGED = 16
@@ -119,6 +121,7 @@ class TiledProduct:
 
     def __init__(self, of: ProductGroup, tile: CudaTile, width: int, wide: bool, tag: str = "") -> None:
         self.of, self.tile, self.wide = of, tile, wide
+        self.unit = V("warp")
         self.acc, self.frags = f"acc{tag}", (f"a_frag{tag}", f"b_frag{tag}")
         self.wanted: dict[tuple[Index, int], None] = {}
         self.group, self.roles, self.extents = of.group, of.roles, of.extents
@@ -173,14 +176,14 @@ class TiledProduct:
         """
         group, half = LANE // 4, V("row_half")
         row = group % 4 * 2 + group // 4 + half * 8
-        place = self._staged(row, a["f_j"] // 4, a["f_j"] % 4 * 8 + LANE % 4 * 2)
-        first = self.register(a).subs({"column_of_pair": 0})
+        place = self._staged(row, a["e_f"] * 8 + LANE % 4 * 2)
+        fragment = a["e_s"] * (SLAB // 8) + a["e_f"]
+        first = self.register({"f_i": ZERO, **a, "f_j": fragment}).subs({"column_of_pair": 0})
         return (Call("pd_sts_wide<2>", (place, Pointer("float32", self.acc, first))),)
 
-    def _staged(self, row: Index, slab: Index, column: Index) -> Tile:
-        """A place of the warp's staged rows: slabs of 128 bytes, one after another."""
-        start = V("warp") * (STAGED * self.tile.wn) + slab * (STAGED * SLAB)
-        return Tile("float32", "stage", start, row, column, SLAB, 4)
+    def _staged(self, row: Index, column: Index) -> Tile:
+        """A place of the rows that the warp has staged."""
+        return Tile("float32", "stage", self.unit * (STAGED * SLAB), row, column, SLAB, 4)
 
     def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
@@ -194,8 +197,8 @@ class TiledProduct:
         t, v = self.tile, self.vector(s)
         row = a["b_i"] * t.bm + a["w_i"] * t.wm + a.get("f_i", ZERO) * STAGED
         row = row + a["e_i"] // 8 * 8 + a["e_i"] % 8 // 2 + a["e_i"] % 2 * 4
-        slab, part = V("slab"), a["e_j"]
-        vector = a.get("b_j", ZERO) * (t.bn // v) + a.get("w_j", ZERO) * (t.wn // v) + slab * (SLAB // v) + part
+        part = a["e_j"]
+        vector = a.get("b_j", ZERO) * (t.bn // v) + a.get("w_j", ZERO) * (t.wn // v) + a["e_s"] * (SLAB // v) + part
         at = self.env({**a, "b_i": ZERO, "b_j": ZERO}, V("e_row"), V("e_vec") * v + "e_v", ZERO)
         value = self.of.epilogue_value(s, at, FlatLoad("float32", "sum", V("e_v")))
         address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
@@ -209,7 +212,7 @@ class TiledProduct:
             element = substitute(element, {"e_v": 0})
         piece = min(v, 4)
         loads = tuple(
-            Call(f"pd_lds_wide<{piece}>", (Pointer("float32", "sum", V(e)), self._staged(a["e_i"], slab, part * v + e)))
+            Call(f"pd_lds_wide<{piece}>", (Pointer("float32", "sum", V(e)), self._staged(a["e_i"], part * v + e)))
             for e in range(0, v, piece)
         )
         live = self.live({k: i.subs({"e_v": 0}) for k, i in at.items()})
@@ -302,15 +305,14 @@ class TiledProduct:
         v = self.vector(s)
         body = bind(body, {"E_i": STAGED, "E_j": SLAB // v, "E_v": 1})  # the point band is one access
         body = lower(body, self.coordinates, {inst.statement: partial(self.done_staged, s)})
-        kind, sync = "unroll" if v > 1 else "unroll2", Call("pd_syncwarp")
-        slabs = For("slab", ZERO, V(self.tile.wn // SLAB), spread(body, "e_j", WARP, kind, "lane"), "unroll")
-        return (sync, slabs, sync)
+        sync = Call("pd_syncwarp")
+        return (sync, *spread(body, "e_j", WARP, "unroll" if v > 1 else "unroll2", "lane"), sync)
 
     def epilogue(self, body: Body) -> Body:
         """The sums' way through shared memory, where the ring was."""
         if self.tile.instruction == "fma":
             return body
-        size = V(self.tile.threads // WARP * STAGED * self.tile.wn)
+        size = V(self.tile.threads // WARP * STAGED * SLAB)
         return (Call("pd_syncthreads"), Alloc("stage", "float32", size, "shared", body))
 
     def ring(self, body: Body) -> Body:
@@ -330,6 +332,7 @@ class TiledProduct:
         body = mark_parallel(generate(tiled), tiled.coincident)
         loads = (t.wm // 16, t.wn // 16) if t.instruction == "mma" else self.frag
         sizes = {"F_i": self.frag[0], "F_j": self.frag[1], "F_k": t.bk // k, "G_i": loads[0], "G_j": loads[1]}
+        sizes |= {"E_s": t.wn // SLAB, "E_f": SLAB // 8}
         sizes |= {"W_i": t.bm // t.wm, "W_j": t.bn // t.wn, "P_i": m, "P_j": n, "P_k": k}
         counts = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn), "B_k": self.of.K.ceildiv(t.bk)}
         counts["B_s"] = self.of.shares

@@ -9,7 +9,8 @@ walk along rows of memory.
 
 Coordinates: batch iterators keep their names; ``b_s`` share of the reduction's tiles, ``b_x`` tile of the block,
 ``w_x`` unit, ``f_x`` fragment of the unit, ``p_x`` point of the instruction; ``s_x`` row and column of a copied tile;
-``e_i``, ``e_j``, ``e_v`` row, vector and element of an epilogue. Upper-case parameters are their extents; ``G_x``
+``e_s``, ``e_f`` slab of staged columns and fragment in it, ``e_i``, ``e_j``, ``e_v`` row, vector and element of an
+epilogue. Upper-case parameters are their extents; ``G_x``
 counts loads of fragments (one load may fill several).
 """
 
@@ -23,7 +24,7 @@ from polydyn.schedules.tree import Band, Leaf, Mark, TileStatement, Tree, sequen
 
 PAIRS = tuple((x, x[0].upper() + x[1:]) for x in (
     "b_s", "b_i", "b_j", "b_k", "w_i", "w_j", "f_i", "f_j", "f_k", "g_i", "g_j", "p_i", "p_j", "p_k", "s_i", "s_j",
-    "s_k", "e_i", "e_j", "e_v", "w_k", "l_j", "l_k",
+    "s_k", "e_s", "e_f", "e_i", "e_j", "e_v", "w_k", "l_j", "l_k",
 ))  # fmt: skip
 EXTENTS = tuple(p for _, p in PAIRS)
 
@@ -49,7 +50,8 @@ def gpu_contract_tree(group: Group, roles: Roles, staged: bool) -> TiledGroup:
 
     done = [f"DONE{n}" for n, _ in enumerate(epilogues)]
     registers = (*unit, *fragment, *point)
-    last = (*unit, "f_i", "e_i", "e_j", "e_v") if staged else registers
+    slab = (*unit, "f_i", "e_s")
+    last = (*slab, "e_i", "e_j", "e_v") if staged else registers
     step = (*block, "b_k", *unit, "f_k")
     statements = [
         statement("INIT", *block, *registers),
@@ -58,7 +60,7 @@ def gpu_contract_tree(group: Group, roles: Roles, staged: bool) -> TiledGroup:
         statement("FRAG_A", *step, "g_i"),
         statement("FRAG_B", *step, "g_j"),
         statement("ACC", *step, *fragment, *point, "p_k"),
-        *((statement("STAGE", *block, *registers),) if staged else ()),
+        *((statement("STAGE", *block, *slab, "e_f", *point),) if staged else ()),
         *(statement(d, *block, *last) for d in done),
     ]
     own = Band((*unit, *fragment), Mark("instruction", Band(point)))
@@ -74,10 +76,10 @@ def gpu_contract_tree(group: Group, roles: Roles, staged: bool) -> TiledGroup:
     ends: list[tuple[list[str] | str, Tree]] = [(d, Mark("epilogue", own)) for d in done]
     if staged:
         rows = sequence(
-            ("STAGE", Band(("f_j",), Mark("instruction", Band(point)))),
+            ("STAGE", Band(("e_f",), Mark("instruction", Band(point)))),
             *((d, Mark("store", Band(("e_i", "e_j", "e_v")))) for d in done),
         )  # fmt: skip
-        ends = [(["STAGE", *done], Mark("epilogue", Band((*unit, "f_i"), rows)))]
+        ends = [(["STAGE", *done], Mark("epilogue", Band(slab, rows)))]
     whole = sequence(("INIT", own), (inside, Mark("pipeline", Band(("b_k",), tile))), *ends)
     tree = Mark("task", Band(block, whole))
     return TiledGroup(tree, tuple(statements), (*named, *EXTENTS), block, named)
@@ -156,11 +158,13 @@ def gpu_attention_tree(scores: Group, score_roles: Roles, epilogues: int) -> Til
     )  # fmt: skip
     inside = ["INIT", *first[0], "LOGIT", "ROWS", *second[0]]
     loop = sequence(*copies, (inside, Mark("multiply", Band(rows, used))))
-    done = [add(f"DONE{n}", *rows, "e_i", "e_j", "e_v") for n in range(epilogues)]
-    ends = sequence(
-        (add("FINISH", *rows), Leaf()), (add("STAGE", *rows, "f_j2", "p_i", "p_j2"), points("2")),
+    done = [add(f"DONE{n}", *rows, "e_s", "e_i", "e_j", "e_v") for n in range(epilogues)]
+    stage = add("STAGE", *rows, "e_s", "e_f", "p_i", "p_j2")
+    slab = sequence(
+        (stage, Band(("e_f",), Mark("instruction", Band(("p_i", "p_j2"))))),
         *((d, Mark("store", Band(("e_i", "e_j", "e_v")))) for d in done),
     )  # fmt: skip
+    ends = sequence((add("FINISH", *rows), Leaf()), ([stage, *done], Band(("e_s",), slab)))
     whole = sequence(
         (add("COPY_Q", "s_i", "s_k"), Mark("copy", Band(("s_i", "s_k")))), (add("START", *rows), Band(rows)),
         (["COPY_K", "COPY_V", *inside], Mark("pipeline", Band(("b_l",), loop))),
