@@ -10,6 +10,7 @@ from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct
 from polydyn.codegen.cuda_split import SHARES, combining_group, partial_group
+from polydyn.codegen.cuda_wgmma import wgmma_versions
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.expr import ITEMSIZE
@@ -39,7 +40,8 @@ class CudaContractKernel:
         """
         chosen = tiles or self._useful(MMA_TILES if self.product.dtype in HALF else FMA_TILES)
         whole = [k for t in chosen for k in _of_tile(self.product, t)]
-        return ordered((*self.few_rows(), *self._split(chosen[-1]), *whole))
+        hopper = [] if tiles else wgmma_versions(self.product)
+        return ordered((*self.few_rows(), *self._split(chosen[-1]), *hopper, *whole))
 
     def few_rows(self) -> list[CudaKernel]:
         """The versions for few rows."""

@@ -36,7 +36,8 @@ def emit(
     guard = narrow_conditions(body, bounds)
 
     def printed(name: str, index_type: str) -> str:
-        printer = CudaPrinter(name, buffers, outputs, kernel.symbols, kernel.threads, index_type)
+        printer = CudaPrinter(name, buffers, outputs, kernel.symbols, kernel.threads, index_type,
+                              [m.name for m in kernel.maps])  # fmt: skip
         return printer.kernel(body, blocks)
 
     name = kernel.name + "_long"

@@ -17,14 +17,33 @@ MULTIPROCESSORS = "multiprocessors"
 
 
 @dataclass(frozen=True)
+class TensorMapOf:
+    """A tensor map that a kernel takes: a strided view of a buffer, in elements; dims innermost first.
+
+    The base is ``offset`` elements into the buffer, dim 0 is dense, ``strides`` are those of dims 1, 2, ...; a copy
+    moves a ``box``, swizzled by 128 bytes (``polydyn.gpu.tensormap.TensorMap`` wants the strides in bytes). Dims,
+    strides and offset are over the symbols.
+    """
+
+    name: str
+    buffer: str
+    dtype: str
+    offset: Index
+    dims: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    box: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class CudaKernel:
     """One version of a group's kernel.
 
-    The parameters are the ``buffers`` (pointers) and then the ``symbols`` (int64): parameters of the group, then those
-    of ``launch``, whose values are given over the group's parameters and ``MULTIPROCESSORS``. ``grid``: blocks, a
-    one-dimensional grid; ``smem``: bytes of dynamic shared memory; both over the symbols. A version may be launched
-    where every index of ``multiples`` is a multiple of its number (elements), all ``conditions`` hold and ``smem`` fits
-    the device. ``version`` names the choice.
+    The parameters are the ``maps`` (128 bytes each, by value), the ``buffers`` (pointers) and then the ``symbols``
+    (int64): parameters of the group, then those of ``launch``, whose values are given over the group's parameters and
+    ``MULTIPROCESSORS``. ``grid``: blocks, a one-dimensional grid; ``smem``: bytes of dynamic shared memory; both over
+    the symbols. A version may be launched where every index of ``multiples`` is a multiple of its number (elements),
+    all ``conditions`` hold and ``smem`` fits the device. ``version`` names the choice. ``arch``: the oldest
+    architecture that has the instructions; other than ``sm_80`` it is also the only one.
 
     ``workspace``: bytes, over the symbols, of the buffer ``WORKSPACE`` (16-byte aligned, contents undefined before and
     after) that is among the buffers of the kernel and of those ``after`` it. The latter are launched next, in order,
@@ -45,14 +64,20 @@ class CudaKernel:
     launch: Mapping[str, Index] = field(default_factory=dict)
     workspace: Index = ZERO
     after: tuple[CudaKernel, ...] = ()
+    maps: tuple[TensorMapOf, ...] = ()
+    arch: str = "sm_80"
 
     def values(self, env: Mapping[str, int], multiprocessors: int) -> dict[str, int]:
         """The values of all symbols for the values of the group's parameters."""
         known = {**env, MULTIPROCESSORS: multiprocessors}
         return {**env, **{n: i.evaluate(known) for n, i in self.launch.items()}}
 
-    def fits(self, env: Mapping[str, int], limit: int = SHARED_LIMIT, multiprocessors: int = 108) -> bool:
-        """Whether this version may be launched for these values of the group's parameters."""
+    def fits(
+        self, env: Mapping[str, int], limit: int = SHARED_LIMIT, multiprocessors: int = 108, arch: str = "sm_80"
+    ) -> bool:
+        """Whether this version may be launched for these values of the group's parameters, on such a device."""
+        if self.arch not in ("sm_80", arch):
+            return False
         known = self.values(env, multiprocessors)
         whole = all(i.evaluate(known) % n == 0 for i, n in self.multiples)
         return whole and all(c.holds(known) for c in self.conditions) and self.smem.evaluate(known) <= limit

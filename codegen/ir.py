@@ -110,6 +110,13 @@ class Pointer(Value):
     address: Index
 
 
+@dataclass(frozen=True)
+class Parameter(Value):
+    """The address of a kernel parameter that is passed by value (a tensor map), an argument of ``Call``."""
+
+    name: str
+
+
 # -- nodes -----------------------------------------------------------------------------------------------------------
 
 

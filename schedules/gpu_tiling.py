@@ -85,6 +85,46 @@ def gpu_contract_tree(group: Group, roles: Roles, staged: bool) -> TiledGroup:
     return TiledGroup(tree, tuple(statements), (*named, *EXTENTS), block, named)
 
 
+def gpu_wgmma_tree(group: Group, roles: Roles) -> TiledGroup:
+    """The GPU tree of a product whose instructions read shared memory and are issued by warpgroups.
+
+    Statements: INIT; COPY_A, COPY_B (TMA boxes, ``s_j`` panels of B); ACC, whose leaf is the whole step of a warpgroup
+    (``g_i``); STAGE and DONE<n> as in ``gpu_contract_tree``, by warps (``w_i``). Marks: ``task``, ``roles`` (what
+    producer and consumers share), ``multiply``, ``instruction``, ``epilogue``, ``store``.
+    """
+    accumulation = next(s for s in group.statements if s.reduce)
+    done = [f"DONE{n}" for n in range(sum(s.role == "epilogue" for s in group.statements))]
+    extents = dict(accumulation.iters)
+    named = {f"N_{n}": extents[n] for n in roles.batch}
+    bounds = {n: Index.of(f"N_{n}") for n in roles.batch} | {c: Index.of(e) for c, e in PAIRS}
+    block, point = (*roles.batch, "b_i", "b_j"), ("p_i", "p_j")
+
+    def statement(name: str, *coords: str) -> TileStatement:
+        conditions = tuple(c for x in (*block, *coords) for c in between(0, x, bounds[x]))
+        return TileStatement(name, (*block, *coords), conditions)
+
+    statements = [
+        statement("INIT", "w_i", "f_j", *point),
+        statement("COPY_A", "b_k"), statement("COPY_B", "b_k", "s_j"),
+        statement("ACC", "b_k", "g_i", "f_k", *point, "p_k"),
+        statement("STAGE", "w_i", "e_s", "e_f", *point),
+        *(statement(d, "w_i", "e_s", "e_i", "e_j", "e_v") for d in done),
+    ]  # fmt: skip
+    step = Mark("multiply", Band(("g_i",), Mark("instruction", Band(("f_k", *point, "p_k")))))
+    loop = sequence(("COPY_A", Leaf()), ("COPY_B", Band(("s_j",))), ("ACC", step))
+    rows = sequence(
+        ("STAGE", Band(("e_f",), Mark("instruction", Band(point)))),
+        *((d, Mark("store", Band(("e_i", "e_j", "e_v")))) for d in done),
+    )  # fmt: skip
+    whole = sequence(
+        ("INIT", Band(("w_i", "f_j"), Mark("instruction", Band(point)))),
+        (["COPY_A", "COPY_B", "ACC"], Band(("b_k",), loop)),
+        (["STAGE", *done], Mark("epilogue", Band(("w_i", "e_s"), rows))),
+    )  # fmt: skip
+    tree = Mark("task", Band(block, Mark("roles", whole)))
+    return TiledGroup(tree, tuple(statements), (*named, *EXTENTS), block, named)
+
+
 def gpu_gemv_tree(group: Group, roles: Roles) -> TiledGroup:
     """The GPU tree of a product with few rows, whose reduction is dealt to lanes as well as its columns.
 

@@ -20,29 +20,34 @@ from benchmarks.gpu.halves import BOUND, NUMPY_TYPE, of_type
 from benchmarks.models.inputs import feeds as inputs_of
 from benchmarks.models.inputs import shapes
 from polydyn.codegen.cuda_emit import LONG
-from polydyn.codegen.cuda_kernel import WORKSPACE, CudaKernel
-from polydyn.codegen.printers.cuda import PRELUDE
+from polydyn.codegen.cuda_kernel import WORKSPACE, CudaKernel, TensorMapOf
+from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
+from polydyn.gpu.tensormap import TensorMap
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.graph.passes.merge import merge_contractions
 from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
+from polydyn.schedules.expr import ITEMSIZE
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 SHARED = 227 * 1024
 """Bytes of shared memory a block may have on the emulated device (as on an H200)."""
-MULTIPROCESSORS = 132
+MULTIPROCESSORS, ARCH = 132, "sm_90a"
 """Of the same device."""
 
 
 @functools.cache
 def module(*texts: str) -> EmulatedModule:
     """Kernels compiled together: most of a compilation is the header."""
-    return EmulatedModule(compile_emulated(PRELUDE + "".join(t.removeprefix(PRELUDE) for t in texts)))
+    hopper = any(t.startswith(HOPPER_PRELUDE) for t in texts)
+    bodies = (t.removeprefix(PRELUDE).removeprefix(HOPPER_PRELUDE) for t in texts)
+    text = (HOPPER_PRELUDE if hopper else PRELUDE) + "".join(bodies)
+    return EmulatedModule(compile_emulated(text, arch=90 if hopper else 80))
 
 
 def plan_of(path: Path, dtype: str) -> FusionPlan:
@@ -71,12 +76,21 @@ def version(p: PlacedCuda, word: str) -> CudaKernel:
     return next(k for k in p.versions if k.version.startswith(word))
 
 
-def _kind(k: CudaKernel) -> tuple[bool, bool]:
-    return k.version.endswith(LONG), bool(k.after)
+def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> bytes:
+    """The tensor map of a kernel over an array."""
+    size = ITEMSIZE[m.dtype]
+    dims, strides = (tuple(i.evaluate(env) for i in x) for x in (m.dims, m.strides))
+    made = TensorMap(m.dtype, dims, tuple(s * size for s in strides), m.box)
+    return made.emulated(a.ctypes.data + m.offset.evaluate(env) * size)
 
 
-def first_fit(p: PlacedCuda, env: dict[str, int]) -> CudaKernel:
-    return next(k for k in p.versions if k.fits(env, SHARED, MULTIPROCESSORS))
+def _kind(k: CudaKernel) -> tuple[bool, bool, str]:
+    return k.version.endswith(LONG), bool(k.after), k.arch
+
+
+def first_fit(p: PlacedCuda, env: dict[str, int], arch: str = "sm_80") -> CudaKernel:
+    """The best version for an architecture, on a device of otherwise the emulated one's size."""
+    return next(k for k in p.versions if k.fits(env, SHARED, MULTIPROCESSORS, arch))
 
 
 def run(
@@ -109,13 +123,14 @@ def run(
     for p in kernels or placed(plan):
         env = params_of(p, dims)
         first = choose(p, env)
-        assert first.fits(env, SHARED, MULTIPROCESSORS)
+        assert first.fits(env, SHARED, MULTIPROCESSORS, ARCH)
         env = first.values(env, MULTIPROCESSORS)
         workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
         alike = [v for v in p.versions if _kind(v) == _kind(first)]
         for k in (first, *first.after):
             grid, smem = k.grid.evaluate(env), k.smem.evaluate(env)
-            args: list[Any] = [workspace if a == WORKSPACE else array(p.lowered.buffers[a]) for a in k.buffers]
+            args: list[Any] = [encoded(m, array(p.lowered.buffers[m.buffer]), env) for m in k.maps]
+            args += [workspace if a == WORKSPACE else array(p.lowered.buffers[a]) for a in k.buffers]
             args += [np.int64(env[s]) for s in k.symbols]
             if grid > 0:
                 built = module(*(v.text for v in alike)) if together and k is first else module(k.text)

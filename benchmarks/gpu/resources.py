@@ -14,12 +14,12 @@ from pathlib import Path
 
 import onnx
 
-from benchmarks.gpu.emulated import MULTIPROCESSORS, dims_of, first_fit, params_of, plan_of
+from benchmarks.gpu.emulated import dims_of, params_of, plan_of
 from benchmarks.gpu.halves import ONNX_TYPE
 from benchmarks.models.inputs import feeds, shapes
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.gpu import hardware
-from polydyn.gpu.compiler import KernelUse, compile_cuda
+from polydyn.gpu.compiler import compile_cuda
 from polydyn.lowering.cuda import CudaBuilder
 
 DEVICE = {"sm_80": "a100", "sm_86": "rtx3090", "sm_89": "rtx4090", "sm_90a": "h200"}
@@ -34,8 +34,9 @@ class Chosen:
     smem: int
 
 
-def chosen(path: Path, dtype: str) -> tuple[list[Chosen], list[str]]:
-    """The distinct kernels that a model's shapes launch, and the builder's notes."""
+def chosen(path: Path, dtype: str, arch: str) -> tuple[list[Chosen], list[str]]:
+    """The distinct kernels that a model's shapes launch on a device, and the builder's notes."""
+    device = hardware.load(DEVICE[arch])
     plan = plan_of(path, dtype)
     builder = CudaBuilder(plan)
     model = onnx.load(path)
@@ -44,23 +45,27 @@ def chosen(path: Path, dtype: str) -> tuple[list[Chosen], list[str]]:
     for group in plan.groups:
         for p in builder.place(group):
             for env in (params_of(p, d) for d in dims):
-                first = first_fit(p, env)
-                known = first.values(env, MULTIPROCESSORS)
+                size = (device.smem_per_block, device.multiprocessors, arch)
+                first = next(k for k in p.versions if k.fits(env, *size))
+                known = first.values(env, device.multiprocessors)
                 for k in (first, *first.after):
                     smem = max(k.smem.evaluate(known), found[k.name].smem if k.name in found else 0)
                     found[k.name] = Chosen(k, group.kind, smem)
     return list(found.values()), builder.notes
 
 
-def row(c: Chosen, arch: str) -> tuple[str, KernelUse]:
-    """Registers, spilled bytes and resident blocks as text, and what the compiler said."""
-    use = compile_cuda(c.kernel.text, arch).kernels[c.kernel.name]
-    blocks = hardware.load(DEVICE[arch]).resident_blocks(c.kernel.threads, use.registers, c.smem)
-    return f"{use.registers:5} {use.spill_stores + use.spill_loads:6} {blocks:6}", use
+def show(c: Chosen, arch: str) -> tuple[str, bool]:
+    """The kernel's line, and whether it spills."""
+    k = c.kernel
+    use = compile_cuda(k.text, arch).kernels[k.name]
+    spilled = use.spill_stores + use.spill_loads
+    blocks = hardware.load(DEVICE[arch]).resident_blocks(k.threads, use.registers, c.smem)
+    line = f"{c.kind + ' ' + k.version:44} {k.threads:7} {c.smem:6} {use.registers:9} {spilled:6} {blocks:6}"
+    return line, spilled > 0
 
 
 def main() -> int:
-    """Prints the table; the number of kernels that spill."""
+    """Prints the tables; the number of kernels that spill."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--dtype", choices=ONNX_TYPE, default="float16")
@@ -68,15 +73,14 @@ def main() -> int:
     options = parser.parse_args()
     spilling = 0
     for path in options.models:
-        kernels, notes = chosen(path, options.dtype)
-        heads = "  ".join(f"{a:>5} spills blocks" for a in options.arch)
-        print(f"\n{path.stem}, {options.dtype}: {len(kernels)} kernels\n{'kernel':44} threads   smem  {heads}")
-        for c in kernels:
-            rows = [row(c, a) for a in options.arch]
-            spilling += any(use.spill_stores or use.spill_loads for _, use in rows)
-            text = "  ".join(r for r, _ in rows)
-            print(f"{c.kind + ' ' + c.kernel.version:44} {c.kernel.threads:7} {c.smem:6}  {text}", flush=True)
-        print(*(f"note: {n}" for n in notes), sep="\n")
+        for arch in options.arch:
+            kernels, notes = chosen(path, options.dtype, arch)
+            print(f"\n{path.stem}, {options.dtype}, {arch}: {len(kernels)} kernels\n"
+                  f"{'kernel':44} threads   smem registers spills blocks")  # fmt: skip
+            for line, spills in (show(c, arch) for c in kernels):
+                spilling += spills
+                print(line, flush=True)
+            print("".join(f"note: {n}\n" for n in notes), end="")
     print(f"\n{spilling} kernels spill registers")
     return spilling
 

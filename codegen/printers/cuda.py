@@ -37,6 +37,8 @@ template <int P, int C, int L> PD_DEV int pd_swizzled(int row, int column) {
 }
 """
 """What every file begins with, once."""
+HOPPER_PRELUDE = PRELUDE.replace("pd_device.cuh", "pd_hopper.cuh")
+"""The same for kernels with tensor maps."""
 ALIGN = 16
 THREAD = {"tid": "pd_tid()", "bid": "pd_bid_x()", "lane": "pd_tid() % 32", "warp": "pd_tid() / 32"}
 """Symbols that every kernel may use."""
@@ -72,11 +74,14 @@ class CudaPrinter:
         symbols: Sequence[str],
         threads: int,
         index_type: str = "int64_t",
+        maps: Sequence[str] = (),
     ) -> None:
         """``buffers``: parameter name -> dtype, in order; ``outputs``: those written; ``symbols``: int64 parameters.
 
-        ``index_type``: of all index arithmetic; the parameters are int64 in any case.
+        ``index_type``: of all index arithmetic; the parameters are int64 in any case. ``maps``: tensor maps, which are
+        the first parameters.
         """
+        self.maps = tuple(maps)
         self.name, self.outputs, self.symbols, self.threads = name, set(outputs), tuple(symbols), threads
         self.index_type = index_type
         self.places = {n: Place(d, "global") for n, d in buffers.items()}
@@ -88,6 +93,7 @@ class CudaPrinter:
         arguments = (*self.places, *self.symbols)
         params = [f"{'' if b in self.outputs else 'const '}{STORAGE[p.dtype]} *{b}" for b, p in self.places.items()]
         narrow = self.index_type != "int64_t"
+        params = [*(f"PD_TMAP({m})" for m in self.maps), *params]
         params += [f"int64_t {s}{'_wide' if narrow else ''}" for s in self.symbols]
         used = {s for n in walk(body) for i in node_indices(n) for s in i.symbols()}
         text = self._body(body, 1)
@@ -99,7 +105,7 @@ class CudaPrinter:
         smem = "  PD_DYN_SMEM(smem);\n" if "smem" in text else ""
         unused = "".join(f"  (void){s};\n" for s in arguments)
         head = f"PD_KERNEL({self.name}, {self.threads}, {blocks})({', '.join(params)}) {{\n{smem}{head}{unused}"
-        return f"{PRELUDE}{head}{text}}}\nPD_EXPORT({self.name}, {self.threads});\n"
+        return f"{HOPPER_PRELUDE if self.maps else PRELUDE}{head}{text}}}\nPD_EXPORT({self.name}, {self.threads});\n"
 
     def _body(self, body: Body, depth: int) -> str:
         return "".join(self._node(n, depth) for n in body)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polydyn.codegen.ir import Apply, FlatLoad, Pointer, Reg, Store, Tile, Undefined
+from polydyn.codegen.ir import Apply, FlatLoad, Parameter, Pointer, Reg, Store, Tile, Undefined
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
@@ -71,6 +71,8 @@ class CudaValues:
             return self._read(v.dtype, f"pd_lds<{STORAGE[v.dtype]}>({self.pointer(v)})")
         if isinstance(v, Pointer):
             return self.pointer(v)
+        if isinstance(v, Parameter):
+            return f"&{v.name}"
         if isinstance(v, FromIndex):
             return f"(({REGISTER[v.dtype]}){self.index(v.index)})"
         if isinstance(v, Apply):
@@ -86,6 +88,8 @@ class CudaValues:
     def pointer(self, v: Tile | Pointer) -> str:
         """The address of an element."""
         place = self.places[v.buffer]
+        if isinstance(v, Pointer) and place.scope == "shared":
+            return f"({STORAGE[v.dtype]} *)({self.shared(v.buffer, self.index(v.address))})"
         if isinstance(v, Pointer):
             text = f"{v.buffer} + {self.index(v.address)}"
             return text if v.dtype == place.dtype else f"({REGISTER[v.dtype]} *)({text})"
