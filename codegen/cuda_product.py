@@ -327,7 +327,8 @@ class TiledProduct:
     def build(self) -> tuple[CudaKernel, ...]:
         """The kernel, with indices of both widths."""
         t, (m, n, k) = self.tile, self.tile.shape
-        tiled = gpu_contract_tree(self.group, self.roles, t.instruction == "mma")
+        split = self.of.shares != ONE
+        tiled = gpu_contract_tree(self.group, self.roles, t.instruction == "mma", split)
         self.coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
         loads = (t.wm // 16, t.wn // 16) if t.instruction == "mma" else self.frag
@@ -335,8 +336,9 @@ class TiledProduct:
         sizes |= {"E_s": t.wn // SLAB, "E_f": SLAB // 8}
         sizes |= {"W_i": t.bm // t.wm, "W_j": t.bn // t.wn, "P_i": m, "P_j": n, "P_k": k}
         counts = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn), "B_k": self.of.K.ceildiv(t.bk)}
-        counts["B_s"] = self.of.shares
-        body = balance(body, "b_k", counts["B_k"], self.of.shares, "b_s")
+        if split:
+            counts["B_s"] = self.of.shares
+            body = balance(body, "b_k", counts["B_k"], self.of.shares, "b_s")
         body = consume(body, "copy", self.copy)
         body = consume(body, "pipeline", self.ring)
         body = bind(body, {**sizes, **counts})

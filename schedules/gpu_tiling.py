@@ -29,8 +29,10 @@ PAIRS = tuple((x, x[0].upper() + x[1:]) for x in (
 EXTENTS = tuple(p for _, p in PAIRS)
 
 
-def gpu_contract_tree(group: Group, roles: Roles, staged: bool) -> TiledGroup:
-    """The GPU tree of {init, accumulate, epilogues...}; ``staged``: the sums go through shared memory.
+def gpu_contract_tree(group: Group, roles: Roles, staged: bool = False, split: bool = False) -> TiledGroup:
+    """The GPU tree of {init, accumulate, epilogues...}.
+
+    ``staged``: the sums go through shared memory. ``split``: blocks have shares (``b_s``) of the reduction's tiles.
 
     Statements: INIT; COPY_A, COPY_B (global -> shared); FRAG_A, FRAG_B (shared -> registers); ACC; STAGE (registers ->
     shared); DONE<n>. All reductions of the group are one linear reduction here: ``b_k``, ``f_k``, ``p_k`` tile it,
@@ -42,7 +44,8 @@ def gpu_contract_tree(group: Group, roles: Roles, staged: bool) -> TiledGroup:
     extents = dict(accumulation.iters)
     named = {f"N_{n}": extents[n] for n in roles.batch}
     bounds = {n: Index.of(f"N_{n}") for n in roles.batch} | {c: Index.of(e) for c, e in PAIRS}
-    block, unit, fragment, point = (*roles.batch, "b_s", "b_i", "b_j"), ("w_i", "w_j"), ("f_i", "f_j"), ("p_i", "p_j")
+    block = (*roles.batch, *(("b_s",) if split else ()), "b_i", "b_j")
+    unit, fragment, point = ("w_i", "w_j"), ("f_i", "f_j"), ("p_i", "p_j")
 
     def statement(name: str, *coords: str) -> TileStatement:
         box: tuple[Condition, ...] = tuple(c for x in coords for c in between(0, x, bounds[x]))

@@ -340,7 +340,7 @@ def test_one_tree_for_all_tiles() -> None:
     plan = gemm("float32")
     form = lower_contract(plan, plan.groups[0], 0)
     assert form is not None
-    tree = gpu_contract_tree(form.lowered.group, form.roles, True)
+    tree = gpu_contract_tree(form.lowered.group, form.roles, staged=True, split=True)
     verify_tree(tree.tree, tree.statements, tree.params)
     assert tree.coincident == ("b_s", "b_i", "b_j")
 
