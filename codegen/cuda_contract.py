@@ -21,6 +21,8 @@ from polydyn.schedules.tiling import Roles
 V = Index.of
 SHARE_STEPS = 8
 """Reduction tiles that a share of a split reduction has at least, when there are enough."""
+WAVES = 2
+"""Blocks for each multiprocessor that a split reduction fills the device with."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
 MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
 
@@ -55,7 +57,7 @@ class CudaContractKernel:
             return []
         batch = product(p.extents[x] for x in self.roles.batch)
         blocks = batch * p.M.ceildiv(tile.bm) * p.N.ceildiv(tile.bn)
-        shares = minimum(V(MULTIPROCESSORS) * tile.blocks // maximum(1, blocks), steps // SHARE_STEPS)
+        shares = minimum(V(MULTIPROCESSORS) * WAVES // maximum(1, blocks), steps // SHARE_STEPS)
         parts = ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES))
         again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
         size = V(SHARES) * batch * p.M * p.N * ITEMSIZE["float32"]
