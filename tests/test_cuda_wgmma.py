@@ -110,7 +110,7 @@ BUGS = {
     "no barrier after init": ("  pd_syncthreads();\n  if (tid < 128)", "  if (tid < 128)"),
     "the other warpgroup's rows": ("4096*(tid/128)", "0*(tid/128)"),
     "panels of B": ("((int32_t)8192))", "((int32_t)4096))"),
-    "rows of another warp": ("((512*warp + (-2048))", "((512*(warp^1) + (-2048))"),
+    "rows of another warp": ("(sum + 4, smem + 131136 + ((512*warp", "(sum + 4, smem + 131136 + ((512*(warp^1)"),
 }  # fmt: skip
 
 
