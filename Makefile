@@ -1,6 +1,6 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
 # make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types | make bench
-# make bench-gemm | make bench-stitch | make bench-cpu | SEEDS=500 make fuzz | make emulate | make models | make wheel | make clean
+# make bench-gemm | make bench-stitch | make bench-cpu | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make guards | make emulate | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -12,7 +12,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu fuzz accuracy emulate models tiny-models wheel clean
+.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu fuzz fuzz-shapes shape-inference guards accuracy emulate models tiny-models wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -46,6 +46,17 @@ bench: $(VENV)/.extra-bench
 
 fuzz: $(VENV)/.extra-test
 	$(BIN)/python -m benchmarks.fuzz $(SEEDS)
+
+fuzz-shapes: $(VENV)/.extra-test
+	$(BIN)/python -m benchmarks.fuzz_shapes $(SEEDS)
+	POLYDYN_EXAMPLES=$(SEEDS) $(BIN)/python -m pytest -q tests/test_shape_facts.py tests/test_dims.py
+
+shape-inference: $(VENV)/.extra-bench models
+	$(BIN)/python -m benchmarks.shape_inference $(MODELS)/*.onnx
+
+guards: $(VENV)/.extra-bench models
+	$(BIN)/python -m benchmarks.guards $(MODELS)/*.onnx
+
 # PyTorch is a rival here, so the extra that exports models is needed too. ARGS: --quick, --only, --rounds, ...
 ARGS   ?=
 bench-gemm: $(VENV)/.extra-bench $(VENV)/.extra-export

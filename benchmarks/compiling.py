@@ -78,18 +78,18 @@ def child(path: str, kind: str, shapes: int) -> dict[str, float]:
     out["compiler_peak_mb"] = _peak(resource.RUSAGE_CHILDREN)
     if kind == "warm" and shapes:
         proto = onnx.load(path, load_external_data=False)
-        drawn = _shapes(inputs.symbols(proto), shapes)
+        drawn = draw_shapes(inputs.symbols(proto), shapes)
         for s in (drawn[0], *drawn[1:20]):
             program.run(inputs.feeds(proto, s))
-        out["before_mb"] = _resident()
+        out["before_mb"] = resident()
         for s in drawn[1:]:
             program.run(inputs.feeds(proto, s))
-        out["after_mb"] = _resident()
+        out["after_mb"] = resident()
     return out
 
 
-def _shapes(symbols: Sequence[str], count: int) -> list[dict[str, int]]:
-    """The largest shape first, then random ones."""
+def draw_shapes(symbols: Sequence[str], count: int) -> list[dict[str, int]]:
+    """The largest shape first, then random ones; a mask over past and new tokens is as long as both."""
     r = np.random.default_rng(0)
 
     def draw(s: str) -> int:
@@ -98,14 +98,16 @@ def _shapes(symbols: Sequence[str], count: int) -> list[dict[str, int]]:
         return int(r.integers(1, SMALL.get(s, 64) + 1))
 
     largest = {s: 128 if s in ("H", "W") else SMALL.get(s, 64) for s in symbols}
-    return [largest, *({s: draw(s) for s in symbols} for _ in range(count))]
+    drawn = [largest, *({s: draw(s) for s in symbols} for _ in range(count))]
+    return [{**s, "T": s["L"] + s["P"]} if {"L", "P", "T"} <= s.keys() else s for s in drawn]
 
 
 def _peak(who: int) -> float:
     return resource.getrusage(who).ru_maxrss / 1024
 
 
-def _resident() -> float:
+def resident() -> float:
+    """MB of this process in memory."""
     fields = Path("/proc/self/statm").read_text().split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 

@@ -20,6 +20,7 @@ from polydyn.codegen.ir import (
     Store,
     bodies,
     lanes_of,
+    mentions,
     node_indices,
     walk_value,
 )  # fmt: skip
@@ -37,11 +38,12 @@ def verify_body(body: Body, symbols: Iterable[str], buffers: Iterable[str], *, l
 
 def _check(body: Body, bound: frozenset[str], regs: dict[str, int], buffers: frozenset[str], lowered: bool) -> None:
     for n in body:
-        for i in node_indices(n):
-            if i.symbols() - bound:
-                raise CodegenError(f"unbound {sorted(i.symbols() - bound)} in {i} of {type(n).__name__}")
-            if {a.name for a in i.fetches()} - buffers:
-                raise CodegenError(f"fetch from unknown buffer in {i}")
+        symbols, fetched = mentions(n)
+        if not symbols <= bound:
+            where = next(i for i in node_indices(n) if not i.symbols() <= bound)
+            raise CodegenError(f"unbound {sorted(symbols - bound)} in {where} of {type(n).__name__}")
+        if not fetched <= buffers:
+            raise CodegenError(f"fetch from unknown buffers {sorted(fetched - buffers)} in {type(n).__name__}")
         if isinstance(n, (Store, Def, Set)):
             _check_values(n, regs, buffers, lowered)
         if lowered and isinstance(n, (Inst, Mark)):

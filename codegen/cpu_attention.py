@@ -71,7 +71,7 @@ class AttentionKernel:
         body = consume(body, "block", lambda b: self._block(b, coordinates))
         body = substitute(consume(body, "share", self._share), {"c_lo": 0})
         body, count = tasks(fold(body))
-        body = (Let(ROW_STRIDE, self._row_stride(), self.nest.scratch(body)),)
+        body = (Let(ROW_STRIDE, self._row_stride(), body),)
         return self._kernel(fold(body), count)
 
     # -- pieces --------------------------------------------------------------------------------------------------
@@ -82,9 +82,6 @@ class AttentionKernel:
 
     def _share(self, body: Body) -> Body:
         s = self.scores
-        size = V(ROW_STRIDE) * s.plan.rows
-        for name in ("weights", "scores"):
-            body = (Alloc(name, "float32", size, "scratch", body),)
         if s.plan.promote:
             panels = s.N.ceildiv(self.target.width)
             panel = s.N.ceildiv(s.nr) * s.nr * s.K * s.R
@@ -113,7 +110,10 @@ class AttentionKernel:
             return bind(b, {"P_i": r})
 
         cases = {r: case(r) for r in self.scores.row_cases()}
-        return (Let(FIRST_ROW, first, variants(following - V(FIRST_ROW), cases, self.name)),)
+        block: Body = (Let(FIRST_ROW, first, variants(following - V(FIRST_ROW), cases, self.name)),)
+        for name in ("weights", "scores"):  # of this block: a checked build sees what the block before has left
+            block = (Alloc(name, "float32", V(ROW_STRIDE) * self.scores.plan.rows, "scratch", block),)
+        return self.nest.scratch(block)
 
     def _rows(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
         """The stitch statements on the rows of the block."""

@@ -33,7 +33,7 @@ from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.registers import partial_unroll, registers, share_loads, unroll
+from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, variants
 from polydyn.codegen.passes.vectorise import vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
@@ -111,6 +111,7 @@ class ContractKernel:
         self.R = product(self.extents[x] for x in roles.inner)
         self.row_value, self.col_value = operands(self.acc, roles)
         self.chosen = chosen
+        self.copies: Copies = {}
         self.plan = self._plan(packed) if rows is None else self._part(self._plan(packed), rows)
 
     @staticmethod
@@ -277,11 +278,11 @@ class ContractKernel:
         if self.plan.blocks != ONE:
             body = clip(body, ("p_k",), self._live_reduction())
         body = consume(lower(body, coordinates, self._table(width)), "reduce", lambda b: b)
-        return self.masked(body, width)
+        return unroll(self.masked(body, width), ("p_j",))
 
     def rows(self, body: Body, rows: int) -> Body:
         """The micro-kernel for a number of live rows: registers and shared loads."""
-        body = unroll(bind(body, {"P_i": rows}), ("p_i", "p_j"))
+        body = unroll(bind(body, {"P_i": rows}), ("p_i",), self.copies)
         body = registers(body, self.tile_name, self.acc.value.dtype)
         innermost = self.roles.inner[-1] if self.roles.inner else "p_k"
         return partial_unroll(share_loads(body, self.shared_name), innermost, self.plan.unroll)
@@ -341,8 +342,16 @@ class ContractKernel:
         def shares(b: Body) -> Body:
             if not p.promote:
                 return b
+
+            def panel(x: Body) -> Body:
+                return (Alloc("panel", self.col_value.dtype, size, "scratch", x),)
+
+            def block(n: Node) -> Node:  # a new panel for each: a checked build sees what the last one has left
+                return replace(n, body=panel(n.body)) if isinstance(n, For) and n.var == "b_k" else n
+
             inner = bind(b, {"V_j": panels})
-            return (Let("c_lo", lo, (Alloc("panel", self.col_value.dtype, size, "scratch", inner),)),)
+            blocks = rewrite(inner, block)
+            return (Let("c_lo", lo, panel(inner) if blocks is inner else blocks),)
 
         body = consume(body, "kblock", shares)
         body, count = tasks(fold(body))

@@ -40,7 +40,7 @@ class DotKernel(ContractKernel):
 
     def rows(self, body: Body, rows: int) -> Body:
         """The micro-kernel for a number of live rows: scalar tile first, then lanes along the reduction."""
-        body = unroll(bind(body, {"P_i": rows}), ("p_i", "p_j"))
+        body = unroll(bind(body, {"P_i": rows}), ("p_i",), self.copies)
         body = share_loads(registers(body, self.tile_name, self.acc.value.dtype), self.shared_name)
         chains = max(1, CHAINS // (rows * int(self.N)))
 

@@ -14,8 +14,10 @@ from polydyn.codegen.cuda_wgmma import wgmma_versions
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.expr import ITEMSIZE
+from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index, maximum, minimum, product
 from polydyn.schedules.model import Group
+from polydyn.schedules.proof_gpu import prove_gpu_contract
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
@@ -41,6 +43,8 @@ class CudaContractKernel:
         multiprocessors idle.
         """
         chosen = tiles or self._useful(MMA_TILES if self.product.dtype in HALF else FMA_TILES)
+        for t in chosen:
+            prove_gpu_contract(self.group, self.roles, gpu_contract_tree(self.group, self.roles), t.proven())
         whole = [k for t in chosen for k in _of_tile(self.product, t)]
         hopper = [] if tiles else wgmma_versions(self.product)
         return ordered((*self.few_rows(), *self._split(chosen[-1]), *hopper, *whole))

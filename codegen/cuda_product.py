@@ -49,6 +49,7 @@ from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.proof_gpu import GpuTiles
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
@@ -89,6 +90,15 @@ class CudaTile:
     def shape(self) -> tuple[int, int, int]:
         """The instruction's m, n, k."""
         return (16, 8, 16) if self.instruction == "mma" else (1, 1, 1)
+
+    def proven(self) -> GpuTiles:
+        """The sizes as proofs want them."""
+        m, n, k = self.shape
+        fragments, mma = (self.wm // m, self.wn // n), self.instruction == "mma"
+        return GpuTiles(
+            (self.bm // self.wm, self.bn // self.wn), fragments, (m, n), (self.bk // k, k),
+            (self.wm // 16, self.wn // 16) if mma else fragments, (self.bm, self.bn, self.bk), not mma,
+        )  # fmt: skip
 
 
 class ProductGroup:

@@ -7,9 +7,10 @@ a flat address, one lane or a vector), ``Reg`` (a named register value) and ``Br
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from polydyn.schedules.expr import FromIndex, Load, Op, Value, children
 from polydyn.schedules.index import ONE, Index, IndexLike
@@ -258,11 +259,21 @@ class Outline:
 Node: TypeAlias = "For | If | Let | Mark | Inst | Switch | Alloc | Store | Def | Set | Call | Outline"
 Body: TypeAlias = "tuple[Node, ...]"
 
+INDEX_FIELDS: dict[type, tuple[str, ...]] = {
+    FlatLoad: ("address", "stride", "mask"), Load: ("index",), FromIndex: ("index",), Tile: ("start", "row", "column"),
+    Pointer: ("address",), Ramp: ("start", "step"), Blend: ("count",),
+    For: ("lo", "hi"), Let: ("value",), Inst: ("args",), Switch: ("on",), Alloc: ("size",),
+    Store: ("address", "stride", "mask"),
+}  # fmt: skip
+"""Where nodes and values hold an Index, None, or a tuple of them; conditions of ``If`` and values of nodes besides."""
+
 # -- traversal -------------------------------------------------------------------------------------------------------
 
 
 def bodies(n: Node) -> tuple[Body, ...]:
     """The child bodies of a node."""
+    if isinstance(n, (Store, Def, Set)):  # most nodes
+        return ()
     if isinstance(n, If):
         return (n.then, n.orelse)
     if isinstance(n, Switch):
@@ -281,22 +292,29 @@ def with_bodies(n: Node, new: tuple[Body, ...]) -> Node:
 
 def walk(body: Body) -> Iterator[Node]:
     """All nodes, outermost first."""
-    for n in body:
+    stack = list(reversed(body))
+    while stack:
+        n = stack.pop()
         yield n
-        for b in bodies(n):
-            yield from walk(b)
+        for b in reversed(bodies(n)):
+            stack.extend(reversed(b))
 
 
 def rewrite(body: Body, f: Callable[[Node], Node | Body]) -> Body:
-    """Bottom-up: every node is replaced by ``f(node)``, a node or a body that is spliced in."""
+    """Bottom-up: every node is replaced by ``f(node)``, a node or a body that is spliced in.
+
+    What ``f`` leaves as it is stays the same object.
+    """
     out: list[Node] = []
     for n in body:
-        inner = bodies(n)
-        if inner:
-            n = with_bodies(n, tuple(rewrite(b, f) for b in inner))
+        old = bodies(n)
+        if old:
+            new = tuple([rewrite(b, f) for b in old])
+            if any(a is not b for a, b in zip(old, new, strict=True)):
+                n = with_bodies(n, new)
         r = f(n)
         out.extend(r) if isinstance(r, tuple) else out.append(r)
-    return tuple(out)
+    return body if len(out) == len(body) and all(map(operator.is_, out, body)) else tuple(out)
 
 
 def consume(body: Body, mark: str, f: Callable[[Body], Body]) -> Body:
@@ -314,18 +332,24 @@ def subvalues(v: Value) -> tuple[Value, ...]:
 
 
 def walk_value(v: Value) -> Iterator[Value]:
-    """The expression and all its parts."""
-    yield v
-    for x in subvalues(v):
-        yield from walk_value(x)
+    """The expression and all its parts, outermost first."""
+    stack = [v]
+    while stack:
+        x = stack.pop()
+        yield x
+        if not isinstance(x, (Reg, FlatLoad)):  # most parts
+            stack.extend(reversed(subvalues(x)))
 
 
 def map_value(v: Value, f: Callable[[Value], Value]) -> Value:
-    """Rebuilds bottom-up with ``f`` applied to every part."""
+    """Rebuilds bottom-up with ``f`` applied to every part; what ``f`` leaves as it is stays the same object."""
     if isinstance(v, (Op, Apply)):
-        v = replace(v, args=tuple(map_value(a, f) for a in v.args))
+        args = tuple([map_value(a, f) for a in v.args])
+        if not all(map(operator.is_, args, v.args)):
+            v = replace(v, args=args)
     elif isinstance(v, (Broadcast, Horizontal)):
-        v = replace(v, value=map_value(v.value, f))
+        inner = map_value(v.value, f)
+        v = v if inner is v.value else replace(v, value=inner)
     elif isinstance(v, Blend):
         v = replace(v, new=map_value(v.new, f), old=map_value(v.old, f))
     return f(v)
@@ -348,7 +372,7 @@ def lanes_of(v: Value) -> int:
         return v.lanes
     if isinstance(v, Horizontal):
         return 1
-    return max((lanes_of(x) for x in subvalues(v)), default=1)
+    return max([lanes_of(x) for x in subvalues(v)], default=1)
 
 
 # -- substitution ----------------------------------------------------------------------------------------------------
@@ -361,75 +385,98 @@ def substitute_value(v: Value, env: Mapping[str, IndexLike]) -> Value:
 
 def map_value_indices(v: Value, g: Callable[[Index], Index]) -> Value:
     """Applies ``g`` to every Index inside a value."""
-
-    def f(x: Value) -> Value:
-        if isinstance(x, FlatLoad):
-            return replace(x, address=g(x.address), stride=g(x.stride), mask=None if x.mask is None else g(x.mask))
-        if isinstance(x, Load):
-            return replace(x, index=tuple(map(g, x.index)))
-        if isinstance(x, FromIndex):
-            return replace(x, index=g(x.index))
-        if isinstance(x, Tile):
-            return replace(x, start=g(x.start), row=g(x.row), column=g(x.column))
-        if isinstance(x, Pointer):
-            return replace(x, address=g(x.address))
-        if isinstance(x, Ramp):
-            return replace(x, start=g(x.start), step=g(x.step))
-        return replace(x, count=g(x.count)) if isinstance(x, Blend) else x
-
-    return map_value(v, f)
+    return map_value(v, lambda x: _with_indices(x, g))
 
 
 def map_node_indices(n: Node, g: Callable[[Index], Index]) -> Node:
     """Applies ``g`` to every Index of one node (not of its child bodies)."""
-    if isinstance(n, For):
-        return replace(n, lo=g(n.lo), hi=g(n.hi))
-    if isinstance(n, If):
-        return replace(n, cond=tuple(Compare(c.relation, g(c.left), g(c.right)) for c in n.cond))
-    if isinstance(n, Let):
-        return replace(n, value=g(n.value))
-    if isinstance(n, Inst):
-        return replace(n, args=tuple(map(g, n.args)))
-    if isinstance(n, Switch):
-        return replace(n, on=g(n.on))
-    if isinstance(n, Alloc):
-        return replace(n, size=g(n.size))
-    if isinstance(n, Store):
-        mask = None if n.mask is None else g(n.mask)
-        return replace(n, address=g(n.address), stride=g(n.stride), mask=mask, value=map_value_indices(n.value, g))
-    if isinstance(n, (Def, Set)):
-        return replace(n, value=map_value_indices(n.value, g))
-    if isinstance(n, Call):
+    if isinstance(n, (Store, Def, Set)):
+        value = map_value_indices(n.value, g)
+        n = n if value is n.value else replace(n, value=value)
+    elif isinstance(n, Call):
         return replace(n, args=tuple(map_value_indices(a, g) for a in n.args))
-    return n
+    elif isinstance(n, If):
+        sides = [(g(c.left), g(c.right)) for c in n.cond]
+        if any(a is not c.left or b is not c.right for (a, b), c in zip(sides, n.cond, strict=True)):
+            return replace(n, cond=tuple(Compare(c.relation, *x) for c, x in zip(n.cond, sides, strict=True)))
+        return n
+    return _with_indices(n, g)
+
+
+_T = TypeVar("_T")
+
+
+def _with_indices(x: _T, g: Callable[[Index], Index]) -> _T:
+    """Applies ``g`` to the Index fields of a node or value; the same object when none changes."""
+    changed: dict[str, Any] = {}
+    for name in INDEX_FIELDS.get(type(x), ()):
+        old: Any = getattr(x, name)
+        if isinstance(old, Index):
+            new: Any = g(old)
+        elif old is None:
+            continue
+        else:
+            new = tuple(map(g, old))
+            new = old if all(map(operator.is_, new, old)) else new
+        if new is not old:
+            changed[name] = new
+    return replace(x, **changed) if changed else x  # type: ignore[type-var]
 
 
 def substitute(body: Body, env: Mapping[str, IndexLike]) -> Body:
     """Substitutes symbols everywhere in the body (names bound inside must not be among them)."""
-    return rewrite(body, lambda n: map_node_indices(n, lambda i: i.subs(env)))
+    memo: dict[Index, Index] = {}  # unrolled and vectorised bodies repeat their addresses
+
+    def g(i: Index) -> Index:
+        if i.symbols().isdisjoint(env):
+            return i
+        new = memo.get(i)
+        if new is None:
+            new = memo[i] = i.subs(env)
+        return new
+
+    return rewrite(body, lambda n: n if mentions(n)[0].isdisjoint(env) else map_node_indices(n, g))
+
+
+def mentions(n: Node) -> tuple[frozenset[str], frozenset[str]]:
+    """(symbols, buffers fetched from) of every Index of one node; remembered by the node, which never changes."""
+    found: tuple[frozenset[str], frozenset[str]] | None = n.__dict__.get("_mentions")
+    if found is None:
+        indices = set(node_indices(n))
+        fetched = frozenset(a.name for i in indices for a in i.fetches())
+        found = n.__dict__["_mentions"] = frozenset().union(*(i.symbols() for i in indices)), fetched
+    return found
 
 
 def node_indices(n: Node) -> Iterator[Index]:
     """Every Index of one node, those inside its values included."""
-    found: list[Index] = []
+    yield from _indices(n)
+    if isinstance(n, If):
+        for c in n.cond:
+            yield c.left
+            yield c.right
+    for v in (n.value,) if isinstance(n, (Store, Def, Set)) else n.args if isinstance(n, Call) else ():
+        for x in walk_value(v):
+            yield from _indices(x)
 
-    def g(i: Index) -> Index:
-        found.append(i)
-        return i
 
-    map_node_indices(n, g)
-    yield from found
+def _indices(x: object) -> Iterator[Index]:
+    """The Index fields of a node or value."""
+    for name in INDEX_FIELDS.get(type(x), ()):
+        i = getattr(x, name)
+        if isinstance(i, Index):
+            yield i
+        elif i is not None:
+            yield from i
 
 
-def used_buffers(body: Body) -> set[str]:
-    """Buffers that are stored to, loaded from or fetched from."""
+def node_buffers(n: Node) -> set[str]:
+    """Buffers that one node stores to, loads from or fetches from."""
     out: set[str] = set()
-    for n in walk(body):
-        if isinstance(n, Store):
-            out.add(n.buffer)
-        if isinstance(n, (Store, Def, Set)):
-            out |= {x.buffer for x in walk_value(n.value) if isinstance(x, FlatLoad)}
-        if isinstance(n, Call):
-            out |= {x.buffer for a in n.args for x in walk_value(a) if isinstance(x, Pointer)}
-        out |= {a.name for i in node_indices(n) for a in i.fetches()}
-    return out
+    if isinstance(n, Store):
+        out.add(n.buffer)
+    if isinstance(n, (Store, Def, Set)):
+        out.update(x.buffer for x in walk_value(n.value) if isinstance(x, FlatLoad))
+    if isinstance(n, Call):
+        out.update(x.buffer for a in n.args for x in walk_value(a) if isinstance(x, Pointer))
+    return out | mentions(n)[1]

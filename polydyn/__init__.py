@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polydyn.program.program import Program as Program
     from polydyn.program.program import load as load
+    from polydyn.shapes.sizes import Sizes as Sizes
 
 __version__ = "0.1.0"
 
@@ -20,6 +21,7 @@ _LAZY = {
     "load": "polydyn.program.program",
     "Program": "polydyn.program.program",
     "tune": "polydyn.tuner",
+    "Sizes": "polydyn.shapes.sizes",
 }
 """Public name -> its module, imported at first use: loading a saved program needs numpy only."""
 

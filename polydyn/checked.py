@@ -28,6 +28,7 @@ from polydyn.program.program import numpy_dtype
 from polydyn.program.verify import verify_host_plan
 from polydyn.schedules.decision import choose
 from polydyn.schedules.expr import Array
+from polydyn.shapes.sizes import Dims
 
 SCHEDULES = ((1, 1), (1, -1), (2, 1), (3, -1), (7, 1))
 """(threads, direction of the tasks); the first is the reference."""
@@ -80,7 +81,7 @@ def compile_checked(
     model: ModelLike,
     *,
     target: str = "cpu",
-    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    dims: Dims | None = None,
     options: Options | None = None,
 ) -> CheckedProgram:
     """``polydyn.compile``, with checks. Same arguments and errors."""

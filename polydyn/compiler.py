@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from polydyn.build.features import architecture, available_cores, machine_features
 from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel
 from polydyn.errors import UnsupportedError
-from polydyn.fusion.attention import fuse_attention
-from polydyn.fusion.grouping import fuse
+from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.expand import import_model
-from polydyn.graph.fold import fold
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
-from polydyn.graph.passes.merge import merge_contractions
-from polydyn.graph.verify import verify_graph
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
@@ -26,10 +22,12 @@ from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.host import size_bytes
 from polydyn.program.plan import Buffer, Choice, HostPlan, KernelSource, Launch, Variant
 from polydyn.program.program import Program
+from polydyn.program.waves import join_waves
 from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.schedules.index import ZERO, Index, product
 from polydyn.searches import ChosenByRecords
+from polydyn.shapes.sizes import Dims, sizes_by_name
 from polydyn.tuning.records import Records
 from polydyn.tuning.strategy import strategy
 
@@ -40,20 +38,23 @@ LEAF = "pd_cpu.h"
 class Options:
     """Choices that change what is compiled.
 
-    ``merge``: contractions that share an operand become one (GEMM merging). ``attention``: scores, softmax and values
-    become one kernel. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
+    ``without``: names of passes that are left out, of ``polydyn.fusion.pipeline.PASSES``: ``merge`` (GEMM merging),
+    ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is none
+    of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
     """
 
-    merge: bool = True
-    attention: bool = True
+    without: Collection[str] = frozenset()
     strategy: str = "polydyn"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "without", check_names(self.without))
 
 
 def compile(
     model: ModelLike,
     *,
     target: str = "cpu",
-    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    dims: Dims | None = None,
     threads: int | None = None,
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
@@ -61,7 +62,8 @@ def compile(
     """Compiles an ONNX model once, for every shape.
 
     ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``.
-    ``dims``: inclusive ranges of dynamic dims by name, checked on every call; no range means [0, inf).
+    ``dims``: what is known of dynamic dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple
+    and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only
     read; equal records give equal programs. Raises PolydynError, see ``polydyn.errors``.
     """
@@ -73,7 +75,7 @@ def plan_program(
     model: ModelLike,
     *,
     target: str = "cpu",
-    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    dims: Dims | None = None,
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
     threads: int | None = None,
@@ -81,11 +83,13 @@ def plan_program(
     """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
     graph = import_model(model, dims)
     if records is None:
-        return plan_graph(graph, target=target, options=options)
-    name = strategy((options or Options()).strategy).name
-    with Records.open(records, readonly=True) as opened:
-        tuner = ChosenByRecords(opened, name, cpu_target(target), target, threads or available_cores())
-        return plan_graph(graph, target=target, options=options, tuner=tuner)
+        plan = plan_graph(graph, target=target, options=options)
+    else:
+        name = strategy((options or Options()).strategy).name
+        with Records.open(records, readonly=True) as opened:
+            tuner = ChosenByRecords(opened, name, cpu_target(target), target, threads or available_cores())
+            plan = plan_graph(graph, target=target, options=options, tuner=tuner)
+    return replace(plan, dims=sizes_by_name(dims))
 
 
 def plan_graph(
@@ -94,7 +98,8 @@ def plan_graph(
     """The host plan of a graph of primitives."""
     graph, builder, placed = place_kernels(graph, target=target, options=options, tuner=tuner)
     notes = (*graph.notes, *builder.notes, *(tuner.notes if tuner else ()))
-    return host_plan(builder.plan, placed, builder.target, replace(graph, notes=notes))
+    host = host_plan(builder.plan, placed, builder.target, replace(graph, notes=notes))
+    return host if "horizontal" in (options or Options()).without else join_waves(host)
 
 
 def place_kernels(
@@ -102,15 +107,11 @@ def place_kernels(
 ) -> tuple[Graph, KernelBuilder, list[PlacedKernel]]:
     """The graph as it was fused, the builder with its fusion plan, and the kernels in launch order."""
     processor, options = cpu_target(target), options or Options()
-    graph = fold(graph)
-    if options.merge:
-        graph = merge_contractions(graph)
-    verify_graph(graph)
-    plan = fuse(graph)
-    if options.attention:
-        plan = fuse_attention(plan)
+    graph = rewrite_graph(graph, options.without)
+    plan = fusion_plan(graph, options.without)
     builder = KernelBuilder(plan, processor, tuner)
-    return graph, builder, [k for g in plan.groups for k in builder.place(g)]
+    placed = [k for g in plan.groups for k in builder.place(g)]
+    return replace(graph, notes=plan.graph.notes), builder, placed
 
 
 def cpu_target(target: str) -> CpuTarget:
@@ -132,7 +133,7 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
     """Buffers, packed constants, kernels and launches of a placed fusion plan of ``graph``."""
     constants = _constants(plan, placed)
     header = files("polydyn.codegen") / "leaf" / LEAF
-    buffers = _buffers(plan, placed, constants)
+    buffers = _buffers(plan, placed, constants, graph)
     kernels = {
         k.name: KernelSource(k.name, k.text, p.key, len(k.buffers), len(k.symbols), k.notes)
         for p in placed
@@ -169,8 +170,10 @@ def _constants(plan: FusionPlan, placed: list[PlacedKernel]) -> dict[str, Array]
     return out
 
 
-def _buffers(plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[str, Array]) -> dict[str, Buffer]:
-    graph = plan.graph
+def _buffers(
+    plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[str, Array], graph: Graph
+) -> dict[str, Buffer]:
+    """``graph``: has the shapes of inputs and outputs as the caller knows them; the plan may have split their axes."""
     used = {n for p in placed for n in p.lowered.buffers.values()} | set(graph.inputs) | set(graph.outputs)
     out: dict[str, Buffer] = {}
     for name in sorted(used):
@@ -178,7 +181,7 @@ def _buffers(plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[st
             a = constants[name]
             out[name] = Buffer(name, str(a.dtype), tuple(map(Index.of, a.shape)), "constant")
             continue
-        t = graph.tensors[name]
+        t = (plan.graph if name not in graph.outputs else graph).tensors[name]
         role = "input" if name in graph.inputs else "output" if name in graph.outputs else "intermediate"
         out[name] = Buffer(name, t.dtype, t.shape, role, plan.strides.get(name, ()))
     return out
@@ -216,8 +219,10 @@ def _launch(plan: FusionPlan, p: PlacedKernel, buffers: Mapping[str, Buffer]) ->
         bytes=sum((size_bytes(buffers[b]) for b in sorted(set(p.lowered.buffers.values()))), ZERO),
         names=k.symbols,
         choices=len(k.symbols) - len(params),
-        reasons=(*p.fused.reasons, *(p.alternatives.reasons if p.alternatives else ())),
+        reasons=(*p.fused.reasons, *plan.why_apart(p.fused), *(p.alternatives.reasons if p.alternatives else ())),
         choice=choice,
+        kind=p.fused.kind,
+        writes=tuple(_written(p)),
     )
 
 

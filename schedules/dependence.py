@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import islpy as isl
 
 from polydyn.schedules.isl_util import Condition, maps, pair, union_maps
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.model import Array, Group, Statement
 from polydyn.schedules.polyhedra import (
     access_relation,
     context,
@@ -69,6 +69,20 @@ def analyse(group: Group, facts: Iterable[Condition] = (), positive: bool = True
 
     LegalityError: a local or an output is read where nothing was written.
     """
+    return _analyse(group.name, group.params, tuple(group.arrays.items()), group.statements, tuple(facts), positive)
+
+
+def forget() -> None:
+    """Forgets what was analysed so far, for measuring."""
+    _analyse.cache_clear()
+
+
+@lru_cache(maxsize=64)
+def _analyse(
+    name: str, params: tuple[str, ...], arrays: tuple[tuple[str, Array], ...], statements: tuple[Statement, ...],
+    facts: tuple[Condition, ...], positive: bool,
+) -> Dependences:  # fmt: skip
+    group = Group(name, params, dict(arrays), statements)
     ctx, order = context(group, facts, positive), original_order(group)
     reads, writes, may = read_relation(group), write_relation(group), write_relation(group, exact=False)
     raw = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_may_source(may)

@@ -48,7 +48,7 @@ def _key(atom: str | Atom) -> tuple[int, str]:
 class Index:
     """A polynomial in normal form; immutable, hashable, with the arithmetic operators of ``int``."""
 
-    __slots__ = ("_hash", "_str", "_symbols", "terms")
+    __slots__ = ("_fetches", "_hash", "_str", "_symbols", "terms")
 
     terms: dict[Monomial, int]
 
@@ -57,6 +57,7 @@ class Index:
         self._hash: int | None = None
         self._str: str | None = None
         self._symbols: frozenset[str] | None = None
+        self._fetches: frozenset[Atom] | None = None
 
     @staticmethod
     def of(x: IndexLike) -> Index:
@@ -116,14 +117,14 @@ class Index:
 
     def fetches(self) -> frozenset[Atom]:
         """All ``fetch`` atoms, nested ones included."""
-        out: set[Atom] = set()
-        for a in self.atoms():
-            if isinstance(a, Atom):
-                if a.kind == "fetch":
-                    out.add(a)
-                for x in a.args:
-                    out |= x.fetches()
-        return frozenset(out)
+        if self._fetches is None:
+            out: set[Atom] = set()
+            for m in self.terms:
+                for a in m:
+                    if not isinstance(a, str):
+                        out.update((a,) if a.kind == "fetch" else (), *(x.fetches() for x in a.args))
+            self._fetches = frozenset(out)
+        return self._fetches
 
     def split(self, symbol: str) -> tuple[Index, Index]:
         """``(c, r)`` with ``self == c * symbol + r``; ``symbol`` may remain in ``r`` only inside an atom.
@@ -207,7 +208,24 @@ class Index:
         """Substitutes symbols, simultaneously."""
         if self.symbols().isdisjoint(env):
             return self
-        return self._rebuild(lambda s: Index.of(env[s]) if s in env else Index({(s,): 1}), lambda name: name)
+        total: dict[Monomial, int] = {}
+        for m, v in self.terms.items():
+            kept: list[str | Atom] = []
+            p = Index({(): v})
+            for a in m:
+                if isinstance(a, str):
+                    if a in env:
+                        p = p * Index.of(env[a])
+                    else:
+                        kept.append(a)
+                elif all(x.symbols().isdisjoint(env) for x in a.args):
+                    kept.append(a)
+                else:
+                    args = tuple(x.subs(env) for x in a.args)
+                    p = p * (fetch(a.name, args) if a.kind == "fetch" else _MAKE[a.kind](args))
+            for k, w in (p * Index({tuple(kept): 1}) if kept else p).terms.items():
+                total[k] = total.get(k, 0) + w
+        return Index(total)
 
     def rename_fetches(self, names: Mapping[str, str]) -> Index:
         """Renames the tensors that ``fetch`` atoms read."""
@@ -320,17 +338,14 @@ def floordiv(x: Index, n: Index) -> Index:
             return q + rc // c
         return q + _nested_floordiv(r, Index.of(c))
     q, r = polynomial_division(x, n)
-    if not r.terms:
-        return q
-    return q + Index({(Atom("floordiv", (r, n)),): 1})
+    return q + _nested_floordiv(r, n) if r.terms else q
 
 
 def _nested_floordiv(r: Index, n: Index) -> Index:
-    """``(y // a) // b`` is ``y // (a*b)`` when nothing else is added."""
-    if len(r.terms) == 1:
-        ((m, v),) = r.terms.items()
-        if v == 1 and len(m) == 1 and isinstance(m[0], Atom) and m[0].kind == "floordiv" and m[0].args[1].constant:
-            return floordiv(m[0].args[0], m[0].args[1] * n)
+    """``(y // a) // b`` is ``y // (a*b)`` when nothing else is added; a size of 0 gives 0 both ways."""
+    a = _single_atom(r)
+    if a is not None and a.kind == "floordiv":
+        return floordiv(a.args[0], a.args[1] * n)
     return Index({(Atom("floordiv", (r, n)),): 1})
 
 

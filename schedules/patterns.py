@@ -2,7 +2,8 @@
 
 ``contraction`` (matmul-like, conv-like, pad+conv+element-wise): everything sinks into the backbone's loops, consumers
 at an unknown shift of its reduction rows. ``stitch`` (element-wise, reduce, multi-reduce): the common loops outside,
-then a phase, so that the shifts cannot skew one reduction against the next. ``total`` is the original order.
+then a phase, so that the shifts cannot skew one reduction against the next. ``isl``: the outermost parallel loops of
+isl's own scheduler. ``total`` is the original order.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from polydyn.schedules.dependence import Dependences, is_accumulation
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import Load, Op, loads, walk
 from polydyn.schedules.index import IndexLike
+from polydyn.schedules.isl_schedule import iterator_of, shared_loops
 from polydyn.schedules.matrix import Row, ScheduleMatrix, Unknown, matrix, row
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.polyhedra import is_exact, read_accesses
@@ -47,21 +49,25 @@ class Choice:
     declined: tuple[tuple[str, str], ...]
 
 
+NAMES = ("contraction", "stitch", "isl", "total")
+"""The patterns in order."""
+
+
 class _DeclinedError(Exception):
     """A pattern does not apply; the message is the reason."""
 
 
-def choose(group: Group, deps: Dependences, among: Sequence[str] = ("contraction", "stitch", "total")) -> Choice:
+def choose(group: Group, deps: Dependences, among: Sequence[str] = NAMES) -> Choice:
     """The schedule of a group: the first pattern ``among`` the named that applies and solves; ``total`` always does."""
     declined: list[tuple[str, str]] = []
     for name, build in (p for p in PATTERNS if p[0] in among):
         try:
-            p = build(group)
+            p = build(group, deps)
             return Choice(p, solve(p.matrix, group, deps), tuple(declined))
         except _DeclinedError as e:
             declined.append((name, str(e)))
         except (LegalityError, ScheduleError) as e:
-            if build is total:
+            if name == "total":
                 raise
             declined.append((name, str(e).splitlines()[0]))
     reasons = "; ".join(f"{n}: {why}" for n, why in declined)
@@ -69,8 +75,8 @@ def choose(group: Group, deps: Dependences, among: Sequence[str] = ("contraction
 
 
 def pattern(group: Group) -> Pattern:
-    """The first pattern that applies, its shifts not solved yet."""
-    for _, build in PATTERNS:
+    """The first pattern that applies by its form, its shifts not solved yet."""
+    for build in (contraction, stitch, total):
         try:
             return build(group)
         except _DeclinedError:
@@ -225,6 +231,28 @@ def _nested(s: Statement, t: Statement, inner: dict[str, tuple[str, ...]]) -> bo
     return all(loops <= set(same_iterators(s, a, t, b)) for a, b in met)
 
 
+# -- isl's scheduler -------------------------------------------------------------------------------------------------
+
+
+def found_by_isl(group: Group, deps: Dependences) -> Pattern:
+    """The outermost parallel loops of isl's own scheduler, below them the statements in the original order."""
+    _refuse_opaque(group)
+    if len(group.statements) == 1:
+        raise _DeclinedError("one statement")
+    band = shared_loops(group, deps)
+    rows: dict[str, list[Row | IndexLike]] = {}
+    for i, s in enumerate(group.statements):
+        inside = {iterator_of(s, e) for e in band[s.name]}
+        rows[s.name] = [*band[s.name], i, *(x for x in s.iterators if x not in inside)]
+    depth, size = max(map(len, rows.values())), len(band[group.statements[0].name])
+    dominant = max(group.statements, key=lambda s: len(s.iters))
+    names = tuple(iterator_of(dominant, e) for e in band[dominant.name])
+    roles = {s.name: "backbone" if s.reduce else "map" for s in group.statements}
+    roles |= dict.fromkeys(_initialisers(group), "init")
+    phases = {s.name: i for i, s in enumerate(group.statements)}
+    return Pattern("isl", _padded(group, rows), _labels((*names, ""), depth), roles, phases, size)
+
+
 # -- total -----------------------------------------------------------------------------------------------------------
 
 
@@ -252,9 +280,10 @@ def _refuse_opaque(group: Group) -> None:
                 raise _DeclinedError(f"{s.name} reads {a.array} at positions known only at run time")
 
 
-PATTERNS: Sequence[tuple[str, Callable[[Group], Pattern]]] = (
-    ("contraction", contraction),
-    ("stitch", stitch),
-    ("total", total),
+PATTERNS: Sequence[tuple[str, Callable[[Group, Dependences], Pattern]]] = (
+    ("contraction", lambda g, _: contraction(g)),
+    ("stitch", lambda g, _: stitch(g)),
+    ("isl", found_by_isl),
+    ("total", lambda g, _: total(g)),
 )
 """In order; each answers or declines, the last always answers."""

@@ -23,7 +23,7 @@ from polydyn.schedules.polyhedra import read_accesses, statement_frame
 from polydyn.schedules.tile_flow import SHARE, ContractTiles, check_panel_box, check_tile_flow
 from polydyn.schedules.tiling import Roles, TiledGroup, inner_iterators, stages
 from polydyn.schedules.tree import TileStatement, bind_statement, to_isl
-from polydyn.schedules.verify import Coordinate, band_properties, check_parallel, check_tree, expansion, tiled_order
+from polydyn.schedules.verify import Coordinate, band_properties, check_parallel, check_tree, expansion
 from polydyn.schedules.witness import dependence_error
 
 NEST_TILE = 8
@@ -103,8 +103,8 @@ def check_tiles(
     statements, params, ctx = bind_tiles(group, tiled, statements, bound, cover)
     schedule = to_isl(tiled.tree, statements, params)
     images = expansion(group, coords)
-    check_tree(group, deps, images, schedule, ctx)
-    check_parallel(group, deps.under(ctx), tiled_order(images, schedule, ctx), range(len(tiled.coincident)))
+    order = check_tree(group, deps, images, schedule, ctx)
+    check_parallel(group, deps.under(ctx), order, range(len(tiled.coincident)))
 
 
 def bind_tiles(

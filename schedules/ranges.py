@@ -103,11 +103,34 @@ def _simplify_extreme(kind: str, args: tuple[Index, ...], ranges: Ranges) -> Ind
 
 
 def divide(x: Index, n: Index, ranges: Ranges) -> Index:
-    """``x // n`` where a remainder that the ranges prove to lie in [0, n) vanishes."""
+    """``x // n`` where a remainder that the ranges prove to lie in [0, n) vanishes.
+
+    ``(g*y + r) // (g*m)`` is ``y // m`` where ``0 <= r < g``: a place inside an image does not move its channel.
+    """
     q = floordiv(x, n)
     loose = [a for a in q.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1] == n]
     for a in loose:
         r = a.args[0]
-        if is_nonnegative(r, ranges) and is_nonnegative(n - 1 - r, ranges):
+        if _remainder(r, n, ranges):
             q = q - Index({(a,): 1})
+            continue
+        for g in _common_factors(n):
+            y, rest = polynomial_division(r, g)
+            if y.terms and rest.terms and _remainder(rest, g, ranges):
+                q = q - Index({(a,): 1}) + divide(y, floordiv(n, g), ranges)
+                break
     return q
+
+
+def _remainder(r: Index, n: Index, ranges: Ranges) -> bool:
+    """Whether ``0 <= r < n`` is proven."""
+    return is_nonnegative(r, ranges) and is_nonnegative(n - 1 - r, ranges)
+
+
+def _common_factors(n: Index) -> list[Index]:
+    """The largest proper divisors of a product: without its coefficient, without one of its symbols."""
+    if len(n.terms) != 1:
+        return []
+    ((m, c),) = n.terms.items()
+    out = [Index({m: 1})] if c > 1 and m else []
+    return out + [Index({m[:k] + m[k + 1 :]: c}) for k in range(len(m)) if len(m) > 1 or c > 1]

@@ -24,12 +24,12 @@ from polydyn.schedules.isl_util import (
     pair,
     param_set,
     sample,
-    sample_pair,
     union_maps,
 )
 from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree import TileStatement, Tree, bind_statement, to_isl
+from polydyn.schedules.witness import flow_error
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,13 @@ def _check(
     coords = {s.name: s.coords for s in statements}
     reads, writes, elements = _accesses(coords, tiles, batch, inner)
     order = check_flow(tree, live, names, ctx, (reads, writes, elements))
-    _check_sums(order, elements, coords, names)
+    _check_sums(order, elements, coords, names, ctx)
+
+
+def forget_flows() -> None:
+    """Forgets what was proven so far, for measuring."""
+    _check.cache_clear()
+    _check_packed.cache_clear()
 
 
 def check_flow(
@@ -138,17 +144,15 @@ def check_flow(
     flow = info.set_schedule_map(order).compute_flow()
     for m in maps(flow.get_must_no_source()):
         if not m.is_empty():
-            raise LegalityError(
-                f"{pair(m)[0]} reads {pair(m)[1]} where nothing was written\n  for example {sample(m.domain())}",
-                node=pair(m)[0], tensor=pair(m)[1], rule="tile-space data flow",
-            )  # fmt: skip
+            s, array = pair(m)
+            raise flow_error(f"{s} reads {array} where nothing was written", m, s, array, ctx)
     for m in maps(flow.get_full_must_dependence()):
-        _check_source(m, elements, coords, names)
+        _check_source(m, elements, coords, names, ctx)
     return order
 
 
 def _check_sums(
-    order: isl.UnionMap, elements: Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...]
+    order: isl.UnionMap, elements: Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...], ctx: isl.Set
 ) -> None:
     """In every register tile LOAD comes before the accumulations of its block and SAVE after them."""
     time = {pair(m)[0]: m for m in maps(order)}
@@ -160,16 +164,12 @@ def _check_sums(
         same = before.apply_range(after.reverse())
         bad = same.intersect(time[s].lex_ge_map(time[t]))
         if not bad.is_empty():
-            first, then, where = sample_pair(bad)
-            raise LegalityError(
-                f"{t} runs before {s} of the same block and register tile\n"
-                f"  for example {t}{then} before {s}{first} at {where}",
-                node=f"{s} -> {t}", tensor="acc", rule="tile-space data flow",
-            )  # fmt: skip
+            what = f"{t} runs before {s} of the same block and register tile"
+            raise flow_error(what, bad, f"{s} -> {t}", "acc", ctx)
 
 
 def _check_source(
-    m: isl.Map, elements: Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...]
+    m: isl.Map, elements: Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...], ctx: isl.Set
 ) -> None:
     """Every read of a full dependence (source -> [sink -> array element]) gets the element that it wants."""
     sink = m.range().unwrap()
@@ -180,11 +180,8 @@ def _check_source(
     )
     bad = edge.subtract(made.apply_range(wanted.reverse()))
     if not bad.is_empty():
-        source, at, where = sample_pair(bad)
-        raise LegalityError(
-            f"{t} reads {array} of another element, which {s} wrote\n  for example {s}{source} and {t}{at} at {where}",
-            node=f"{s} -> {t}", tensor=array, rule="tile-space data flow",
-        )  # fmt: skip
+        what = f"{t} reads {array} of another element, which {s} wrote"
+        raise flow_error(what, bad, f"{s} -> {t}", array, ctx)
 
 
 def _sizes(tiles: ContractTiles) -> dict[str, Index]:
@@ -260,23 +257,30 @@ def check_panel_box(tiles: ContractTiles) -> None:
     tiles holds them all, those that a wider variant of the micro-kernel reads besides included.
     """
     vectors = tiles.columns // tiles.width
-    dims = ("N", "c_lo", "c_hi", "c_j", "q")
-    f = frame("read", dims, ())
-    start = Index.of("N") - Index.of("c_j") * tiles.columns
-    inside = [*between("c_lo", "c_j", "c_hi"), *between(0, "q", vectors), below(Index.of("q") * tiles.width, start)]
-    inside += [at_least("c_lo", 0), at_least("N", 0)]
-    vector = (Index.of("c_j") - "c_lo") * vectors + "q"
-    for x in _arguments(tiles.panels):
-        bad = f.where([*inside, at_least(vector, x)])
-        if not bad.is_empty():
-            raise LegalityError(
-                f"a live column is read from a panel that is not packed: vector {vector} of {tiles.panels}\n"
-                f"  for example {sample(bad)}",
-                tensor="panel", rule="panel boxes",
-            )  # fmt: skip
+    _check_packed(tiles.columns, tiles.width, tiles.panels)
     missing = tiles.panel_size - Index.of("S") * vectors * tiles.vector_size
     if not is_nonnegative(missing):
         raise LegalityError(
             f"{tiles.panel_size} elements do not hold {vectors}*S vectors of {tiles.vector_size} elements",
             tensor="panel", rule="panel boxes",
         )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _check_packed(columns: int, width: int, panels: Index) -> None:
+    """Every live column of a share is in a packed vector."""
+    vectors = columns // width
+    dims = ("N", "c_lo", "c_hi", "c_j", "q")
+    f = frame("read", dims, ())
+    start = Index.of("N") - Index.of("c_j") * columns
+    inside = [*between("c_lo", "c_j", "c_hi"), *between(0, "q", vectors), below(Index.of("q") * width, start)]
+    inside += [at_least("c_lo", 0), at_least("N", 0)]
+    vector = (Index.of("c_j") - "c_lo") * vectors + "q"
+    for x in _arguments(panels):
+        bad = f.where([*inside, at_least(vector, x)])
+        if not bad.is_empty():
+            raise LegalityError(
+                f"a live column is read from a panel that is not packed: vector {vector} of {panels}\n"
+                f"  violated: {bad.coalesce()}\n  for example {sample(bad)}",
+                tensor="panel", rule="panel boxes",
+            )  # fmt: skip

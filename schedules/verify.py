@@ -31,6 +31,17 @@ Rows: TypeAlias = Mapping[str, Sequence[IndexLike]]
 """Statement -> affine schedule rows, outermost first."""
 
 
+Timeline: TypeAlias = dict[str, list[isl.Map]]
+"""Statement -> one map per time dimension."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tiled:
+    """When the original instances of a tiled group run."""
+
+    rows: Timeline
+
+
 @dataclass(frozen=True)
 class Coordinate:
     """``floor(iterator / divide)``, then modulo ``modulo`` when given: one tile-space coordinate of one level."""
@@ -62,19 +73,23 @@ def check_bounds(group: Group, deps: Dependences) -> None:
             m = access_relation(group, s, access).intersect_params(deps.context)
             bad = m.subtract_range(array_box(group, access.array))
             if not bad.is_empty():
-                raise set_error(f"{access.array} is accessed outside its shape", bad.domain(), s.name, deps.context)
+                what = f"{access.array} is accessed outside its shape"
+                raise set_error(what, bad.domain(), s.name, deps.context, access.array)
 
 
 def check_parallel(
     group: Group,
     deps: Dependences,
-    schedule: Rows | isl.UnionMap,
+    schedule: Rows | isl.UnionMap | Tiled,
     parallel: Collection[int],
     allow_reassociation: bool = False,
 ) -> None:
     """No dependence is carried by a row that runs in parallel. LegalityError names row, statements and instances."""
-    union = rows_to_map(group, _indices(schedule)) if isinstance(schedule, Mapping) else schedule
-    timeline = _timeline(group, union)
+    if isinstance(schedule, Tiled):
+        timeline = schedule.rows
+    else:
+        union = rows_to_map(group, _indices(schedule)) if isinstance(schedule, Mapping) else schedule
+        timeline = _timeline(group, union)
     for m in deps.pairs(allow_reassociation):
         for d, live, s, t in _walk(m, timeline):
             if d in parallel:
@@ -138,13 +153,14 @@ def check_tree(
     context: isl.Set,
     padded: Collection[str] | None = (),
     allow_reassociation: bool = False,
-) -> None:
+) -> Tiled:
     """A tile-space schedule computes the group, for the tile sizes of ``expansion``.
 
     Proves, under ``context`` (which ties tile counts and tile sizes to the parameters) and ``deps.context``:
     the expansion is injective and maps every original instance into the schedule's domain; a tile-space instance of a
     group's statement that is no image is in ``padded`` (None: not checked); every original dependence runs strictly
     forwards. LegalityError with a witness otherwise. Statements of the tree that are not the group's are ignored.
+    Returns when the original instances run.
     """
     ctx = deps.context.intersect(context)
     tree = _timed(schedule)
@@ -166,13 +182,24 @@ def check_tree(
         if padded is not None and s.name not in padded:
             extra = present[s.name].subtract(m.range())
             _must_be_empty(extra, "tile-space instances run that the group does not have", s.name, ctx)
-    union = union_maps(images.values()).apply_range(tree)
-    _check_order(group, deps.pairs(allow_reassociation), _timeline(group, union), ctx)
+    order = tiled_order(group, expansion, schedule, ctx)
+    _check_order(group, deps.pairs(allow_reassociation), order.rows, ctx)
+    return order
 
 
-def tiled_order(expansion: isl.UnionMap, schedule: isl.Schedule | isl.UnionMap, context: isl.Set) -> isl.UnionMap:
-    """When original instances run: the expansion, then the tile-space schedule."""
-    return expansion.intersect_params(context).apply_range(_timed(schedule))
+def tiled_order(
+    group: Group, expansion: isl.UnionMap, schedule: isl.Schedule | isl.UnionMap, context: isl.Set
+) -> Tiled:
+    """When original instances run: the expansion, then the tile-space schedule, row by row.
+
+    Each row is composed on its own: isl finds the function in the composed relation again only with much work.
+    """
+    images = {pair(m)[0]: m.intersect_params(context) for m in maps(expansion)}
+    tree = schedule if isinstance(schedule, isl.UnionMap) else schedule.get_map()
+    return Tiled(_complete(group, {
+        pair(m)[0]: [images[pair(m)[0]].apply_range(row) for row in split_rows(m)]
+        for m in maps(tree) if pair(m)[0] in images
+    }))  # fmt: skip
 
 
 def _timed(schedule: isl.Schedule | isl.UnionMap) -> isl.UnionMap:
@@ -194,16 +221,15 @@ def _collision(m: isl.Map, name: str, ctx: isl.Set) -> LegalityError:
 
 # -- the order check -------------------------------------------------------------------------------------------------
 
-_Timeline: TypeAlias = dict[str, list[isl.Map]]
-"""Statement -> one map per time dimension."""
-
-
 def _indices(schedule: Rows) -> dict[str, tuple[Index, ...]]:
     return {n: tuple(map(Index.of, r)) for n, r in schedule.items()}
 
 
-def _timeline(group: Group, schedule: isl.UnionMap) -> _Timeline:
-    found = {pair(m)[0]: split_rows(m) for m in maps(schedule)}
+def _timeline(group: Group, schedule: isl.UnionMap) -> Timeline:
+    return _complete(group, {pair(m)[0]: split_rows(m) for m in maps(schedule)})
+
+
+def _complete(group: Group, found: Timeline) -> Timeline:
     missing = [s.name for s in group.statements if s.name not in found and not iteration_domain(group, s).is_empty()]
     if missing:
         raise ScheduleError(f"the schedule has no rows for {missing}")
@@ -212,7 +238,7 @@ def _timeline(group: Group, schedule: isl.UnionMap) -> _Timeline:
     return found
 
 
-def _walk(m: isl.Map, timeline: _Timeline) -> Iterator[tuple[int, isl.Map, isl.Map, isl.Map]]:
+def _walk(m: isl.Map, timeline: Timeline) -> Iterator[tuple[int, isl.Map, isl.Map, isl.Map]]:
     """Row by row: its number, the dependences that the rows before leave open, the rows of both statements."""
     source, sink = (timeline[n] for n in pair(m))
     for d, (s, t) in enumerate(zip(source, sink, strict=True)):
@@ -222,7 +248,7 @@ def _walk(m: isl.Map, timeline: _Timeline) -> Iterator[tuple[int, isl.Map, isl.M
             return
 
 
-def _check_order(group: Group, pairs: Sequence[isl.Map], timeline: _Timeline, ctx: isl.Set) -> None:
+def _check_order(group: Group, pairs: Sequence[isl.Map], timeline: Timeline, ctx: isl.Set) -> None:
     for m in pairs:
         m = m.intersect_params(ctx)
         live = m

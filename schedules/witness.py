@@ -36,6 +36,18 @@ def set_error(what: str, bad: isl.Set, statement: str, context: isl.Set, tensor:
     )
 
 
+def flow_error(what: str, bad: isl.Map, node: str, tensor: str, context: isl.Set) -> LegalityError:
+    """The error for a read in tile space that does not get what it wants (``bad``: not empty, two tuples)."""
+    (s, t), (source, sink, params) = pair(bad), sample_pair(bad)
+    return LegalityError(
+        f"{what}\n  violated: {bad.gist_params(context).coalesce()}\n"
+        f"  for example {s}{source} and {t}{sink} at {params}",
+        node=node,
+        tensor=tensor,
+        rule="tile-space data flow",
+    )
+
+
 def _shared_arrays(group: Group, s: str, t: str) -> Iterable[str]:
     touched = []
     for name in (s, t):

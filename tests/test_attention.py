@@ -123,7 +123,7 @@ def test_rows_masked_everywhere_give_what_the_model_gives() -> None:
 def test_apart_and_together_agree_and_threads_do_not_change_bits() -> None:
     model = CASES["mask"]
     f = feeds(model, 2, 37, 41)
-    apart = polydyn.compile(model, options=Options(attention=False))
+    apart = polydyn.compile(model, options=Options(without=frozenset({"attention"})))
     assert sum(label.startswith("contract ") for label in apart.launches) == 2
     one, two = (polydyn.compile(model, threads=t).run(f)["y"] for t in (1, 2))
     np.testing.assert_array_equal(one, two)
@@ -135,6 +135,8 @@ def test_weights_that_others_read_stay_apart() -> None:
     model.graph.output.append(helper.make_tensor_value_info("p", TensorProto.FLOAT, ["B", 2, "Q", "K"]))
     program = polydyn.compile(model)
     assert not any(label.startswith("attention ") for label in program.launches)
+    reasons = [r for x in program.manifest["launches"] for r in x["reasons"]]
+    assert any("no attention: others read what its rows give" in r for r in reasons)
     f = feeds(model, 2, 5, 6)
     expected = ort.InferenceSession(model.SerializeToString()).run(["y", "p"], f)
     got = program.run(f)

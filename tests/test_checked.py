@@ -103,6 +103,36 @@ def test_a_wrong_kernel_is_caught(what: str) -> None:
         edited(kind, lambda text: re.sub(pattern, replacement, text)).run(x(9))
 
 
+def only(p: HostPlan, kind: str, change: Callable[[str], str]) -> CheckedProgram:
+    """The program with the text of its kernels of a kind changed; at least one text must be."""
+    kernels = tuple(replace(k, text=change(k.text)) if k.name.startswith(kind) else k for k in p.kernels)
+    assert kernels != p.kernels
+    return CheckedProgram(replace(p, kernels=kernels))
+
+
+def test_what_the_row_block_before_has_left_is_not_seen() -> None:
+    """With more heads than threads a task has all blocks of rows, which reuse one piece of scratch."""
+    inputs = feeds(load("bert_tiny"), {"B": 2, "L": 40})
+    for buffer in ("weights", "scores"):
+        stale = re.compile(rf"(vstorem?_f32\({buffer}, .*;)")
+        p = plan_program(path_of("bert_tiny"))
+        program = only(p, "attention", lambda t, stale=stale: stale.sub(r"if (o_i == 0) \1", t))  # type: ignore[misc]
+        with pytest.raises(CheckError, match=rf"reads element \d+ of {buffer} .*, which was never written"):
+            program.run(inputs)
+
+
+def test_what_the_reduction_block_before_has_packed_is_not_seen() -> None:
+    nodes = [node("MatMul", "a t", "y"), node("Transpose", "b", "t", perm=[1, 0])][::-1]
+    made = model(nodes, {"a": ("float32", ["M", "K"]), "b": ("float32", ["N", "K"])}, ["y"])
+    p = plan_program(made, target="cpu:avx2")
+    r = np.random.default_rng(0)
+    inputs = {"a": r.standard_normal((5, 1600), np.float32), "b": r.standard_normal((9, 1600), np.float32)}
+    CheckedProgram(p).run(inputs)
+    program = only(p, "contract", lambda t: re.sub(r"(vstore_f32\(panel, .*;)", r"if (b_k == 0) \1", t))
+    with pytest.raises(CheckError, match=r"reads element \d+ of panel .*, which was never written"):
+        program.run(inputs)
+
+
 def test_a_panel_one_short_is_caught() -> None:
     p = plan()
     name = next(n for n in p.constants if "@" in n)

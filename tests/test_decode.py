@@ -24,7 +24,7 @@ from benchmarks.accuracy import TOLERANCE, error
 from benchmarks.decode import decode
 from polydyn.build.compiler import find_compiler
 from polydyn.errors import InputError, PolydynError
-from polydyn.fusion import grouping
+from polydyn.fusion import separate
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import Buffer, HostPlan
 from polydyn.program.program import Program
@@ -273,7 +273,7 @@ def test_refuses_malformed_strides_in_plans() -> None:
 
 
 def test_free_strides_leave_vector_code_alone(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "find_appends", lambda graph: ())
+    monkeypatch.setattr(separate, "find_appends", lambda graph: ())
     dense = polydyn.compile(path_of("gpt2_past_tiny"), threads=1)
     assert not dense.appendable
     loads = [Counter(re.findall(r"\bv(?:load|store)\w*(?=\()", "".join(p.sources.values()))) for p in (dense, program)]

@@ -32,6 +32,7 @@ from polydyn.schedules.schedule import schedule_attention, schedule_contract, sc
 from polydyn.schedules.tile_flow import ContractTiles, check_panel_box
 from polydyn.schedules.tiling import Roles, TiledGroup, attention_tree, contract_tree, nest_tree
 from polydyn.schedules.tree import Band, Mark, Sequence, Tree
+from polydyn.schedules.verify import check_bounds, check_legal, check_parallel
 from tests.polyhedral_groups import array, group, layer_norm, ld, matmul, softmax, statement
 
 V = Index.of
@@ -116,6 +117,37 @@ def test_every_kernel_of_a_model_is_proven_once(name: str) -> None:
 
 def refused(what: str, example: str = "for example") -> pytest.RaisesExc[LegalityError]:
     return pytest.raises(LegalityError, match=rf"{what}(.|\n)*{example}")
+
+
+def test_every_kind_of_failure_carries_its_witness() -> None:
+    """Statements, array, what is violated under the context, one sample point with its sizes."""
+    x, g = softmax(), positive(softmax())
+    tiled = contract_tree(G, ROLES, True)
+    flat = {q.name: [k, *q.iterators, *([0] * (2 - len(q.iters)))] for k, q in enumerate(x.statements)}
+    early = {**flat, "Y": [2, "r", "l"]}
+    backwards = {n: [-V("l") if v == "l" and n == "M1" else v for v in r] for n, r in flat.items()}
+    hole = replace(x, statements=x.statements[1:])
+    big = replace(x, arrays={**x.arrays, "y": array("y", "output", "R", V("L") - 1)})
+    order = ("INIT", "ACC", "LOAD", "SAVE", "DONE0")
+    tasks = replace(tiled, coincident=(*tiled.coincident, "b_k"))
+    kinds = {
+        ("D1 -> Y", "d"): lambda: check_legal(x, g, early),
+        ("M1 -> M1", "m"): lambda: check_legal(x, g, backwards),
+        ("D1 -> D1", "d"): lambda: check_parallel(x, g, flat, [2]),
+        ("M1", "m"): lambda: analyse(hole),
+        ("Y", "y"): lambda: check_bounds(big, g),
+        ("ACC -> ACC", "acc"): lambda: prove(tiled=replace(tiled, tree=reordered(tiled.tree, order))),
+        ("ACC", "panel"): lambda: prove(tiles(short=1)),
+        ("ACC", None): lambda: prove(tiles(blocks=maximum(1, K // 8))),
+        ("ACC -> ACC", "D"): lambda: prove(tiled=tasks),
+    }
+    for (node, tensor), fails in kinds.items():
+        with pytest.raises(LegalityError) as caught:
+            fails()
+        text = str(caught.value)
+        assert (caught.value.node, caught.value.tensor) == (node, tensor), text
+        assert "violated: [" in text and "for example " in text, text
+        assert any(f"'{p}': " in text.split("for example ")[1] for p in ("R", "L", "M", "N", "K", "k0", "n0")), text
 
 
 def test_epilogue_at_the_first_step() -> None:

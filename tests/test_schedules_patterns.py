@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import islpy as isl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,9 +13,11 @@ from polydyn.schedules.dependence import analyse
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import Value, const, op
 from polydyn.schedules.index import Index, IndexLike, fetch
+from polydyn.schedules.isl_schedule import shared_loops
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.patterns import Choice, choose, pattern
 from polydyn.schedules.polyhedra import reads
+from polydyn.schedules.schedule import schedule_nest
 from polydyn.schedules.verify import band_properties, check_legal
 from tests.polyhedral_groups import (
     PAD_CONV_FACTS,
@@ -113,13 +117,62 @@ def test_transposed_reuse_is_one_nest() -> None:
 def test_reuse_in_two_orders_falls_to_the_original_order() -> None:
     c = answer(elementwise(op("add", ld("t", "i", "j"), ld("t", "j", "i"))))
     assert c.pattern.name == "total" and c.pattern.phases == {"A": 0, "B": 1}
-    assert [n for n, _ in c.declined] == ["contraction", "stitch"]
+    assert [n for n, _ in c.declined] == ["contraction", "stitch", "isl"]
 
 
 def test_opaque_reuse_is_refused_by_fusing_patterns() -> None:
     c = answer(elementwise(ld("t", fetch("x", ["i", "j"]), "j")))
     assert c.pattern.name == "total"
     assert c.declined[1] == ("stitch", "B reads t at positions known only at run time")
+
+
+def flipped() -> Group:
+    """A reads its input, B reads A's result from the other end: no pattern has a common loop."""
+    i: dict[str, IndexLike] = {"i": "M"}
+    return group(
+        "flip", "M", [array("x", "input", "M"), array("t", "local", "M"), array("y", "output", "M")],
+        [statement("A", i, "t", "i", op("exp", ld("x", "i"))),
+         statement("B", i, "y", "i", op("neg", ld("t", Index.of("M") - 1 - "i")))],
+    )  # fmt: skip
+
+
+def test_isl_finds_parallel_loops_that_patterns_do_not() -> None:
+    g = flipped()
+    d = analyse(g)
+    c = choose(g, d)
+    assert c.pattern.name == "isl" and c.pattern.band == 1
+    assert [n for n, _ in c.declined] == ["contraction", "stitch"]
+    ends = {c.solved.exprs(s.name)[0] - (1 if s.name == "A" else -1) * Index.of("i") for s in g.statements}
+    rows = {s.name: c.solved.exprs(s.name)[:1] for s in g.statements}
+    assert band_properties(g, d, {}, rows) == ((True,), True) and len(ends) == 2
+    check_legal(g, d, c.solved.schedule(g))
+    wrong = {"A": [Index.of("i")], "B": [Index.of("i")]}  # the control: not every pair of loops is parallel
+    assert not band_properties(g, d, {}, wrong)[0][0]
+    for size in (1, 2, 5):
+        env = {"M": size}
+        assert run(g, env, lambda s, at, env=env: c.solved.time(s.name, at)) == original(g, env)
+
+
+def test_isl_pipelines_padding_into_the_band_which_costs_parallel_loops() -> None:
+    """Why matrices come first (POLYHEDRAL.md 6): of n, h, w, o only n stays coincident for isl."""
+    g = pad_conv()
+    assert [str(x) for x in shared_loops(g, analyse(g, PAD_CONV_FACTS))["S3"]] == ["n"]
+    g = matmul()
+    assert [str(x) for x in shared_loops(g, analyse(g))["S3"]] == ["i", "j"]
+
+
+def test_isl_gives_up_at_its_limit_and_the_total_pattern_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polydyn.schedules.isl_schedule.MAX_OPERATIONS", 50)
+    g = flipped()
+    limit = isl.DEFAULT_CONTEXT.get_max_operations()
+    c = choose(g, analyse(g))
+    assert c.pattern.name == "total" and c.declined[-1] == ("isl", "isl used more than 50 operations")
+    assert isl.DEFAULT_CONTEXT.get_max_operations() == limit
+    assert isl.DEFAULT_CONTEXT.get_schedule_outer_coincidence() == 0
+    s = schedule_nest(g, analyse(g))
+    assert s.band == () and "isl used more than 50 operations" in s.notes[0]
+    monkeypatch.undo()
+    assert choose(g, analyse(g)).pattern.name == "isl"  # isl works on as before
 
 
 def test_scalar_statement() -> None:
@@ -210,6 +263,31 @@ def test_chosen_schedules_compute_the_group(g: Group) -> None:
                 return (-t[0], *t[1:])
 
             assert run(g, env, reverse) == want
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(groups())
+def test_the_total_pattern_computes_any_group(g: Group) -> None:
+    d = analyse(g)
+    c = choose(g, d, ("total",))
+    assert c.pattern.name == "total" and not c.declined and not c.solved.shifts
+    check_legal(g, d, c.solved.schedule(g))
+    for size in (1, 2, 4):
+        env = {"M": size}
+        assert run(g, env, lambda s, at, env=env: c.solved.time(s.name, at)) == original(g, env)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(groups())
+def test_what_isl_schedules_computes_the_group(g: Group) -> None:
+    d = analyse(g)
+    c = choose(g, d, ("isl", "total"))
+    assert c.pattern.name == "isl" or c.declined
+    rows = {s.name: c.solved.exprs(s.name)[: c.pattern.band] for s in g.statements}
+    assert all(band_properties(g, d, {}, rows)[0])
+    for size in (1, 2, 4):
+        env = {"M": size}
+        assert run(g, env, lambda s, at, env=env: c.solved.time(s.name, at)) == original(g, env)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

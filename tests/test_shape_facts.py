@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 
 from polydyn.errors import ShapeError
 from polydyn.schedules.index import Atom, Index, maximum, minimum
+from polydyn.schedules.ranges import divide
 from polydyn.shapes.context import ShapeContext, Undecided
 
 SIZES = (0, 1, 2, 5, 10, 127, 128)
 NAMES = ("A", "B", "C")
-
+EXAMPLES = int(os.environ.get("POLYDYN_EXAMPLES", "100"))
+"""``make fuzz-shapes`` asks for more."""
 
 
 def exact(p: Index, env: dict[str, int]) -> int | None:
@@ -62,7 +65,7 @@ def points(**ranges: tuple[int, int | None]) -> list[dict[str, int]]:
     return [dict(zip(NAMES, p, strict=True)) for p in itertools.product(*allowed)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(expressions, st.sampled_from([{}, {"A": (1, 128)}, {"A": (2, None), "B": (0, 1)}]))
 def test_canonical_keeps_the_value_and_proofs_are_true(p: Index, ranges: dict[str, tuple[int, int | None]]) -> None:
     c = context(**ranges)
@@ -73,7 +76,7 @@ def test_canonical_keeps_the_value_and_proofs_are_true(p: Index, ranges: dict[st
         assert all(a >= 0 for a, _ in values), p
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(expressions, expressions)
 def test_equal_is_never_wrong(a: Index, b: Index) -> None:
     known = context().equal(a, b)
@@ -82,7 +85,7 @@ def test_equal_is_never_wrong(a: Index, b: Index) -> None:
     assert known is None or not same or (all(same) if known else not any(same)), (a, b, known)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(expressions, expressions, expressions)
 def test_what_follows_from_a_learned_equality_holds_wherever_the_guards_hold(a: Index, b: Index, p: Index) -> None:
     c = context()
@@ -172,3 +175,24 @@ def test_divisibility() -> None:
     assert [(str(g.left), g.relation, str(g.right)) for g in c.guards()] == [("A", "%==", "4")]
     c.unify(Index.of("B") // 8 * 8, "B", "the same, said as an equation")
     assert c.guards()[-1].relation == "%==" and c.is_multiple("B", 8)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 2), (3, 0, 5), (1, 1, 1), (2, 7, 3), (5, 4, 0)])
+def test_nested_divisions_by_sizes_become_one(sizes: tuple[int, int, int]) -> None:
+    a, b, c = map(Index.of, "abc")
+    x = Index.of("x") + a
+    assert str((x // b) // c) == str(x // (b * c))
+    env = dict(zip("abc", sizes, strict=True))
+    for v in range(40):
+        whole = v + env["a"]
+        by_hand = (whole // env["b"] if env["b"] else 0) // env["c"] if env["c"] else 0
+        assert ((x // b) // c).evaluate(env | {"x": v}) == by_hand
+
+
+def test_a_place_inside_an_image_does_not_move_its_channel() -> None:
+    h, w = map(Index.of, "HW")
+    c, i, j = map(Index.of, "cij")
+    ranges = {"c": Index.of(8), "i": h, "j": w}
+    assert divide(c * h * w + i * w + j, 4 * h * w, ranges) == c // 4
+    assert divide(c * h + i, 4 * h, ranges) == c // 4
+    assert divide(c * h + i + 1, 4 * h, ranges) != c // 4, "the last row of an image carries over"

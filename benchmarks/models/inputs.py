@@ -61,7 +61,7 @@ SHAPES: dict[str, list[Shape]] = {
 
 def family(name: str) -> str:
     """The key of SHAPES for a model's name: ``bert_tiny`` and ``bert_base`` are ``bert``; KeyError when unknown."""
-    parts = [p for p in name.split("_") if p not in ("tiny", "base", "small")]
+    parts = [p for p in name.split("_") if p not in ("tiny", "base", "small", "large")]
     key = "_".join(parts).replace("resnet50", "resnet")
     if key not in SHAPES:
         raise KeyError(f"no shapes are stored for the model {name!r}; known: {', '.join(SHAPES)}")

@@ -171,8 +171,14 @@ def build_source(name: str) -> Source:
     return source
 
 
+BY_NAME_ONLY = {"bert_large"}
+"""Not among ``all``: 1.2 GB of weights (the vocabulary is cut), needed to count its kernels only."""
+
 TORCH_MODELS: dict[str, Callable[[], Source]] = {
     "bert_base": bert,
+    "bert_large": lambda: bert(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, vocab_size=1000
+    ),
     "albert_base": lambda: albert(hidden_size=768, num_attention_heads=12, intermediate_size=3072),
     "gpt2": gpt2,
     "gpt2_past": gpt2_past,

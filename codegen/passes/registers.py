@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import count
+from typing import TypeAlias
 
 from polydyn.codegen.ir import (
     Body,
@@ -27,10 +28,24 @@ from polydyn.codegen.ir import (
 )  # fmt: skip
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value
+from polydyn.schedules.index import Index
+
+Copies: TypeAlias = "dict[tuple[int, Index], tuple[Body, Body]]"
+"""(identity of a loop's body, value of its variable) -> (the body, its copy for the value)."""
 
 
-def unroll(body: Body, loops: Collection[str]) -> Body:
-    """Unrolls the named loops completely; their extents must be constants."""
+def unroll(body: Body, loops: Collection[str], copies: Copies | None = None) -> Body:
+    """Unrolls the named loops completely; their extents must be constants.
+
+    ``copies`` remembers the iterations of loops: variants of one body with other trip counts share them.
+    """
+    known: Copies = {} if copies is None else copies
+
+    def copy(loop: For, at: Index) -> Body:
+        key = id(loop.body), at
+        if key not in known:
+            known[key] = loop.body, substitute(loop.body, {loop.var: at})
+        return known[key][1]
 
     def f(n: Node) -> Node | Body:
         if not (isinstance(n, For) and n.var in loops):
@@ -38,7 +53,7 @@ def unroll(body: Body, loops: Collection[str]) -> Body:
         trips = (n.hi - n.lo).constant
         if trips is None:
             raise CodegenError(f"{n.var} in [{n.lo}, {n.hi}) has no constant extent to unroll")
-        return tuple(x for i in range(trips) for x in substitute(n.body, {n.var: n.lo + i}))
+        return tuple(x for i in range(trips) for x in copy(n, n.lo + i))
 
     return rewrite(body, f)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from polydyn.codegen.ir import (
     Blend,
@@ -51,6 +52,18 @@ def has_lanes(v: Value, more: Collection[str] = ()) -> bool:
     return all(x.dtype in (RAMP_DTYPES if isinstance(x, FromIndex) else dtypes) for x in walk_value(v))
 
 
+@lru_cache(maxsize=4096)
+def _split(i: Index, var: str, start: Index, width: int) -> tuple[Index, Index]:
+    """(stride per lane, rest) of an expression where ``var`` is ``start + lane``."""
+    if var not in i.symbols():
+        return ZERO, i
+    moved = simplify(i.subs({var: start + LANE}), {LANE: Index.of(width)})
+    stride, rest = moved.split(LANE)
+    if LANE in rest.symbols() or LANE in stride.symbols():
+        raise CodegenError(f"{i} is not affine in the lane of {var}")
+    return stride, rest
+
+
 class _Lanes:
     """Rewrites one iteration's body for lanes ``start + @lane`` of ``var``."""
 
@@ -60,13 +73,7 @@ class _Lanes:
 
     def split(self, i: Index) -> tuple[Index, Index]:
         """(stride per lane, rest)."""
-        if self.var not in i.symbols():
-            return ZERO, i
-        moved = simplify(i.subs({self.var: self.start + LANE}), {LANE: Index.of(self.width)})
-        stride, rest = moved.split(LANE)
-        if LANE in rest.symbols() or LANE in stride.symbols():
-            raise CodegenError(f"{i} is not affine in the lane of {self.var}")
-        return stride, rest
+        return _split(i, self.var, self.start, self.width)
 
     def value(self, v: Value) -> Value:
         out = map_value(v, self._part)

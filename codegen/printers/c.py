@@ -18,8 +18,9 @@ from polydyn.codegen.ir import (
     Set,
     Store,
     Switch,
-    node_indices,
-    used_buffers,
+    bodies,
+    mentions,
+    node_buffers,
     walk,
 )  # fmt: skip
 from polydyn.codegen.printers.c_values import CTYPE, ValuePrinter, index_text, vector_type
@@ -43,13 +44,14 @@ class KernelPrinter:
         self.name, self.buffers, self.outputs, self.symbols = name, dict(buffers), set(outputs), list(symbols)
         self.dtypes = dict(buffers)
         self.functions: dict[str, str] = {}
+        self.outlined: dict[str, tuple[set[str], set[str]]] = {}
 
     def kernel(self, body: Body) -> str:
         """The kernel's C text (without headers)."""
         for n in walk(body):
             if isinstance(n, Alloc):
                 self.dtypes[n.buffer] = n.dtype
-        used, free = used_buffers(body), _free(body)
+        used, free = self._names(body)
         text = self._body(body, 1)
         decl = "".join(
             f"  {self._pointer(b)} = buf[{i}];\n" for i, b in enumerate(self.buffers) if b in used
@@ -57,6 +59,30 @@ class KernelPrinter:
         unused = "  (void)buf; (void)sym; (void)scratch; (void)begin; (void)end;\n"
         head = f"void {self.name}(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch) {{\n"
         return "".join(self.functions.values()) + head + decl + unused + text + "}\n"
+
+    def _names(self, body: Body) -> tuple[set[str], set[str]]:
+        """(buffers used, symbols used but not bound) in the body; those of what is outlined are remembered."""
+        buffers: set[str] = set()
+        used: set[str] = set()
+        bound: set[str] = set()
+
+        def visit(b: Body) -> None:
+            for n in b:
+                if isinstance(n, Outline):
+                    inner = self.outlined.get(n.name) or self._names(n.body)
+                    self.outlined[n.name] = inner
+                    buffers.update(inner[0])
+                    used.update(inner[1])
+                    continue
+                if isinstance(n, (For, Let)):
+                    bound.add(n.var)
+                buffers.update(node_buffers(n))
+                used.update(mentions(n)[0])
+                for x in bodies(n):
+                    visit(x)
+
+        visit(body)
+        return buffers, used - bound
 
     def _pointer(self, buffer: str) -> str:
         const = "" if buffer in self.outputs or buffer not in self.buffers else "const "
@@ -109,7 +135,7 @@ class KernelPrinter:
         return f"{t}{{\n{t}{head}\n{inner}{t}}}\n"
 
     def _outline(self, n: Outline, depth: int) -> str:
-        buffers, free = sorted(used_buffers(n.body)), sorted(_free(n.body))
+        buffers, free = map(sorted, self._names(n.body))
         params = [self._pointer(b) for b in buffers] + [f"i64 {v}" for v in free] + ["void *scratch"]
         text = f"{{\n  (void)scratch;\n{self._body(n.body, 1)}}}\n"
         self.functions[n.name] = f"static __attribute__((noinline)) void {n.name}({', '.join(params)}) {text}"
@@ -132,11 +158,3 @@ def _combined(reduce: str | None, old: Value, new: Value) -> Value:
 
 def _compare(c: Compare) -> str:
     return f"{index_text(c.left)} {c.relation} {index_text(c.right)}"
-
-
-def _free(body: Body) -> set[str]:
-    """Symbols used but not bound in the body."""
-    used = {s for n in walk(body) for i in node_indices(n) for s in i.symbols()}
-    return used - {n.var for n in walk(body) if isinstance(n, (For, Let))}
-
-

@@ -11,10 +11,13 @@ from typing import Any
 
 import polydyn
 from polydyn.build.cache import digest, write_atomically
-from polydyn.errors import InputError, PolydynError
+from polydyn.compiler import Options
+from polydyn.errors import InputError, PolydynError, ShapeError
+from polydyn.fusion.pipeline import check_names
+from polydyn.shapes.sizes import Sizes, SizesLike, sizes_by_name
 
 EXAMPLE = 'write [{"model": "a.onnx", "output": "a.polydyn"}]'
-KEYS = {"model", "output", "dims", "target"}
+KEYS = {"model", "output", "dims", "target", "without"}
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,9 @@ class Job:
 
     model: Path
     output: Path
-    dims: Mapping[str, tuple[int, int | None]]
+    dims: Mapping[str, Sizes]
     target: str = "cpu"
+    without: frozenset[str] = frozenset()
 
     def key(self) -> str:
         """What determines the artifact: the model's bytes, the arguments, polydyn's version. InputError: unreadable."""
@@ -32,7 +36,9 @@ class Job:
             content = self.model.read_bytes()
         except OSError as e:
             raise InputError(f"cannot read {self.model}: {e.strerror}", remedy="correct the job's model") from e
-        return digest(content, json.dumps(sorted(self.dims.items())), self.target, polydyn.__version__)
+        dims = {name: sizes.to_json() for name, sizes in self.dims.items()}
+        arguments = json.dumps([dims, sorted(self.without)], sort_keys=True)
+        return digest(content, arguments, self.target, polydyn.__version__)
 
 
 def read_jobs(path: Path) -> list[Job]:
@@ -55,10 +61,17 @@ def _job(folder: Path, row: Any, position: int) -> Job:
     if not isinstance(row, dict) or not {"model", "output"} <= row.keys() or row.keys() - KEYS:
         raise InputError(f"job {position} is malformed: {row}", remedy=f"its keys are {', '.join(sorted(KEYS))}")
     try:
-        dims = {str(k): (int(v[0]), None if v[1] is None else int(v[1])) for k, v in row.get("dims", {}).items()}
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError) as e:
-        raise InputError(f"the dims of job {position} are malformed", remedy='write "dims": {"B": [1, 64]}') from e
-    return Job(folder / row["model"], folder / row["output"], dims, str(row.get("target", "cpu")))
+        dims = sizes_by_name({str(k): _sizes(v) for k, v in row.get("dims", {}).items()})
+    except (TypeError, AttributeError, ShapeError) as e:
+        remedy = 'write "dims": {"B": [1, 64]} or {"L": {"low": 8, "high": 512, "multiple": 8, "likely": [128]}}'
+        raise InputError(f"the dims of job {position} are malformed: {e}", remedy=remedy) from e
+    without = check_names(list(map(str, row.get("without", []))))
+    return Job(folder / row["model"], folder / row["output"], dims, str(row.get("target", "cpu")), without)
+
+
+def _sizes(given: Any) -> SizesLike:
+    """[low, high] or the fields of ``Sizes``."""
+    return Sizes(**given) if isinstance(given, dict) else tuple(given)
 
 
 def run_batch(path: Path, say: Callable[[str], None]) -> int:
@@ -80,7 +93,8 @@ def run_batch(path: Path, say: Callable[[str], None]) -> int:
                 say(f"{place}: done before")
                 continue
             start = time.perf_counter()
-            program = polydyn.compile(job.model, dims=job.dims, target=job.target)
+            options = Options(job.without)
+            program = polydyn.compile(job.model, dims=job.dims, target=job.target, options=options)
             program.save(job.output)
         except PolydynError as e:
             failed += 1

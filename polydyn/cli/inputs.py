@@ -9,10 +9,11 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.errors import InputError
+from polydyn.errors import InputError, ShapeError
 from polydyn.program.explain import resolve_dims
 from polydyn.program.expressions import evaluate
 from polydyn.program.program import Program, numpy_dtype
+from polydyn.shapes.sizes import Sizes
 
 Array = npt.NDArray[Any]
 
@@ -26,14 +27,28 @@ def sizes(text: str) -> dict[str, int]:
         raise click.UsageError(f"{text!r} is not of the form B=1,L=8") from None
 
 
-def dim_range(text: str) -> tuple[str, tuple[int, int | None]]:
-    """``B=1:64`` as (name, (low, high)); ``B=1:`` has no upper end, ``B=7`` is one size. UsageError: another form."""
+def dim_sizes(text: str) -> tuple[str, Sizes]:
+    """``B=1:64``, ``L=8:512:8`` (multiples of 8), ``L=1:512@128:0.6,384:0.4`` (likely sizes).
+
+    Likely sizes need no probabilities.
+    ``B=1:`` has no upper end, ``B=7`` is one size. UsageError: another form, or no such sizes exist.
+    """
     try:
-        name, _, span = text.partition("=")
-        low, colon, high = span.partition(":")
-        return name.strip(), (int(low), (int(high) if high else None) if colon else int(low))
+        name, equals, said = text.partition("=")
+        span, _, likely = said.partition("@")
+        low, *rest = span.split(":")
+        pairs = [item.partition(":")[::2] for item in likely.split(",")] if likely else []
+        if not equals or len(rest) > 2:
+            raise ValueError
+        return name.strip(), Sizes(
+            int(low), (int(rest[0]) if rest[0] else None) if rest else int(low), int(rest[1]) if len(rest) == 2 else 1,
+            tuple(int(n) for n, _ in pairs), tuple(float(p) for _, p in pairs if p),
+        )  # fmt: skip
     except ValueError:
-        raise click.UsageError(f"{text!r} is not of the form B=1:64") from None
+        message = f"{text!r} is not of the form B=1:64, L=8:512:8 or L=1:512@128:0.6,384:0.4"
+        raise click.UsageError(message) from None
+    except ShapeError as e:
+        raise click.UsageError(f"{text!r}: {e}") from None
 
 
 def named_files(items: Iterable[str]) -> dict[str, Array]:

@@ -19,10 +19,12 @@ from rich.table import Table
 import polydyn
 from polydyn.cli.batch import run_batch
 from polydyn.cli.doctor import findings
-from polydyn.cli.inputs import dim_range, feeds_for, named_files, sizes
+from polydyn.cli.inputs import dim_sizes, feeds_for, named_files, sizes
+from polydyn.compiler import Options
 from polydyn.compiler import compile as compile_model
 from polydyn.errors import PolydynError
-from polydyn.program.explain import text_table
+from polydyn.fusion.pipeline import NAMES
+from polydyn.program.explain import declared, text_table
 from polydyn.program.program import Program, load
 
 console = Console(highlight=False, soft_wrap=True)
@@ -43,14 +45,21 @@ class Commands(click.Group):
             ctx.exit(1)
 
 
+DIM_HELP = "Sizes of a dim; L=8:512:8 for multiples of 8, L=1:512@128,384 (or @128:0.6,384:0.4) for likely ones."
+
+
 def of_machine(f: Any) -> Any:
     """Options that every command takes which may have to compile."""
     f = click.option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores.")(f)
     f = click.option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2 or cpu:avx512.")(f)
-    return click.option("--dim", "dims", type=dim_range, metavar="B=1:64", multiple=True, help="Range of a dim.")(f)
+    switch = click.Choice(NAMES)
+    f = click.option("--without", type=switch, multiple=True, help="A fusion pass to leave out, as in stitch.")(f)
+    return click.option("--dim", "dims", type=dim_sizes, metavar="B=1:64", multiple=True, help=DIM_HELP)(f)
 
 
-def open_program(path: str, dims: tuple[Any, ...], target: str, threads: int | None) -> Program:
+def open_program(
+    path: str, dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...]
+) -> Program:
     """The program in an artifact, or a model compiled now (fast when the cache has its kernels)."""
     try:
         with open(path, "rb") as f:
@@ -59,7 +68,7 @@ def open_program(path: str, dims: tuple[Any, ...], target: str, threads: int | N
         artifact = False  # compile says what is wrong with the path
     if artifact:
         return load(path, threads=threads)
-    return compile_model(path, target=target, dims=dict(dims), threads=threads)
+    return compile_model(path, target=target, dims=dict(dims), threads=threads, options=Options(frozenset(without)))
 
 
 @click.group(cls=Commands)
@@ -75,11 +84,13 @@ def main(debug: bool) -> None:
 @click.option("--records", help="A record file of polydyn tune, which chooses tiles; it is only read.")
 @of_machine
 def compile_(
-    model: str, output: str, records: str | None, dims: tuple[Any, ...], target: str, threads: int | None
-) -> None:
+    model: str, output: str, records: str | None, dims: tuple[Any, ...], target: str, threads: int | None,
+    without: tuple[str, ...],
+) -> None:  # fmt: skip
     """Compile MODEL and write an artifact, which runs without a compiler."""
     start = time.perf_counter()
-    program = compile_model(model, target=target, dims=dict(dims), threads=threads, records=records)
+    options = Options(frozenset(without))
+    program = compile_model(model, target=target, dims=dict(dims), threads=threads, options=options, records=records)
     seconds = time.perf_counter() - start
     program.save(output)
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
@@ -98,13 +109,13 @@ def compile_(
 @of_machine
 def run(
     program: str, shape: dict[str, int] | None, files: tuple[str, ...], output_dir: str | None,
-    dims: tuple[Any, ...], target: str, threads: int | None,
+    dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run PROGRAM (an artifact or a model) once and describe its outputs.
 
     Inputs without a file are made up: seeded normal numbers, and zeros and ones for integers.
     """
-    opened = open_program(program, dims, target, threads)
+    opened = open_program(program, dims, target, threads, without)
     feeds = feeds_for(opened, shape or {}, named_files(files))
     start = time.perf_counter()
     results = opened.run(feeds)
@@ -128,14 +139,17 @@ def run(
 @main.command()
 @click.argument("program")
 @of_machine
-def inspect(program: str, dims: tuple[Any, ...], target: str, threads: int | None) -> None:
+def inspect(
+    program: str, dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...]
+) -> None:
     """Say what PROGRAM (an artifact or a model) takes, gives, demands and consists of."""
-    opened = open_program(program, dims, target, threads)
+    opened = open_program(program, dims, target, threads, without)
     m = opened.manifest
     sections = {
         "symbols": [f"{s}: {where}" for s, where in opened.symbols.items()],
         "inputs": [f"{n}: {t}" for n, t in opened.inputs.items()],
         "outputs": [f"{n}: {t}" for n, t in opened.outputs.items()],
+        "compiled for": [f"{name}: {sizes}" for name, sizes in declared(m).items()] or ["any size of every symbol"],
         "guards, checked on every call": opened.guards,
         "indices, checked on every call": [f"{c['rule']}: {c['message']}" for c in m["index_checks"]],
         "host operators": ["none: every operator is compiled (native: 0, python: 0)"],
@@ -160,10 +174,10 @@ def inspect(program: str, dims: tuple[Any, ...], target: str, threads: int | Non
 @of_machine
 def explain(
     program: str, shape: dict[str, int], why: bool, peak: float | None, bandwidth: float | None,
-    dims: tuple[Any, ...], target: str, threads: int | None,
+    dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Which kernel every launch of PROGRAM uses at a shape, with its tiles, work and reasons."""
-    explained = open_program(program, dims, target, threads).explain(**shape)
+    explained = open_program(program, dims, target, threads, without).explain(**shape)
     console.print(explained.details() if why else str(explained), markup=False)
     if peak and bandwidth:
         least = sum(x.seconds(peak * 1e9, bandwidth * 1e9) for x in explained.launches)
@@ -177,10 +191,10 @@ def explain(
 @of_machine
 def profile(
     program: str, shape: dict[str, int] | None, files: tuple[str, ...],
-    dims: tuple[Any, ...], target: str, threads: int | None,
+    dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...],
 ) -> None:  # fmt: skip
     """The time of every kernel of PROGRAM at a shape (medians of five calls)."""
-    opened = open_program(program, dims, target, threads)
+    opened = open_program(program, dims, target, threads, without)
     times = opened.profile(feeds_for(opened, shape or {}, named_files(files)))
     total = sum(t.nanoseconds for t in times) or 1
     heading = ("kernel", "first launch", "calls", "time us", "GFLOP/s", "GB/s", "share")
@@ -201,8 +215,8 @@ def profile(
 def batch(jobs: str) -> None:
     """Compile the list of models in a JSON file, skipping what is done; 1 when a job failed.
 
-    JOBS holds a list of {"model": path, "output": path}, with "dims": {"B": [1, 64]}, "target" if
-    wanted; paths are relative to the file.
+    JOBS holds a list of {"model": path, "output": path}, with "dims": {"B": [1, 64]}, "target", "without":
+    ["stitch"] if wanted; paths are relative to the file.
     """
     failed = run_batch(Path(jobs), lambda line: console.print(line, markup=False))
     sys.exit(1 if failed else 0)

@@ -29,7 +29,7 @@ from polydyn.tuning.strategy import STRATEGIES
 @of_machine
 def tune(
     model: str, records: str, strategy: str, trials: int, seed: int, log: str | None,
-    dims: tuple[Any, ...], target: str, threads: int | None,
+    dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Tune the matmul-like kernels of MODEL on this machine. Stopped, it goes on from there when called again."""
     seen = read_log(Path(log)) if log else []
@@ -48,8 +48,8 @@ def tune(
             )
 
         groups = tune_model(
-            model, records, target=target, dims=dict(dims), threads=threads, options=Options(strategy=strategy),
-            trials=trials, seed=seed, seen=seen, report=report,
+            model, records, target=target, dims=dict(dims), threads=threads, trials=trials, seed=seed, seen=seen,
+            options=Options(frozenset(without), strategy), report=report,
         )  # fmt: skip
     heading = ("group", "", "tuples kept", "binaries", "measured now", "seconds")
     rows = [(g.label, "", str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}") for g in groups]

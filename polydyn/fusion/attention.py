@@ -20,13 +20,20 @@ def fuse_attention(plan: FusionPlan) -> FusionPlan:
     by_output = {t: g for g in plan.groups for t in g.outputs}
     readers: dict[str, list[FusedGroup]] = {}
     for g in plan.groups:
-        for t in {t for n in g.nodes for t in n.inputs}:
+        for t in {t for n in g.nodes for t in plan.inputs[n.output]}:
             readers.setdefault(t, []).append(g)
     swallowed: set[int] = set()
     joined: dict[int, FusedGroup] = {}
+    refused = dict(plan.refused)
     for g in plan.groups:
-        parts = _parts(plan, g, by_output, readers)
-        if parts is None or {id(p) for p in parts} & swallowed:
+        rows = _rows(plan, g, by_output)
+        if rows is None:
+            continue
+        parts = _parts(plan, g, rows, by_output, readers)
+        if parts is None or isinstance(parts, str):
+            refused |= {(t, g.nodes[0].output): f"no attention: {parts}" for t in rows.outputs if parts}
+            continue
+        if {id(p) for p in parts} & swallowed:
             continue
         scores, rows, values = parts
         swallowed |= {id(scores), id(rows)}
@@ -39,33 +46,40 @@ def fuse_attention(plan: FusionPlan) -> FusionPlan:
             (scores, rows, values),
         )
     groups = tuple(joined.get(id(g), g) for g in plan.groups if id(g) not in swallowed)
-    return replace(plan, groups=groups)
+    return replace(plan, groups=groups, refused=refused)
+
+
+def _rows(plan: FusionPlan, values: FusedGroup, by_output: dict[str, FusedGroup]) -> FusedGroup | None:
+    """The stitch group whose result is the row operand of a contraction."""
+    weights = _row_operand(plan.graph, values.nodes[0]) if values.kind == "contract" else None
+    rows = by_output.get(weights.buffer) if weights is not None else None
+    return rows if rows is not None and rows.kind == "nest" and any(n.reduce for n in rows.nodes) else None
 
 
 def _parts(
     plan: FusionPlan,
     values: FusedGroup,
+    rows: FusedGroup,
     by_output: dict[str, FusedGroup],
     readers: dict[str, list[FusedGroup]],
-) -> tuple[FusedGroup, FusedGroup, FusedGroup] | None:
-    """The three groups that end in ``values``, when they form an attention."""
-    if values.kind != "contract":
-        return None
-    weights = _row_operand(plan.graph, values.nodes[0])
-    rows = by_output.get(weights.buffer) if weights is not None else None
-    if rows is None or rows.kind != "nest" or rows.outputs != (weights.buffer if weights else "",):
-        return None
-    if not any(n.reduce for n in rows.nodes) or not _only(readers, rows.outputs, values) or _kept(plan, rows):
-        return None
+) -> tuple[FusedGroup, FusedGroup, FusedGroup] | str | None:
+    """The three groups that end in ``values``, when they form an attention; why not, when they nearly do."""
     rank = len(plan.graph.tensors[rows.outputs[0]].shape)
-    made = [by_output[t] for n in rows.nodes for t in n.inputs if t in by_output and by_output[t] is not rows]
+    read = [t for n in rows.nodes for t in plan.inputs[n.output]]
+    made = [by_output[t] for t in read if t in by_output and by_output[t] is not rows]
+    why = None
     for scores in made:
-        same = scores.kind == "contract" and len(scores.outputs) == 1 and rows.prefix == rank - 1
-        if same and _shape(plan, scores) == _shape(plan, rows) and _only(readers, scores.outputs, rows):
-            if _kept(plan, scores) or not _row_by_row(plan, rows, scores.outputs[0]):
-                return None
+        if scores.kind != "contract" or rows.prefix != rank - 1 or _shape(plan, scores) != _shape(plan, rows):
+            continue
+        if len(rows.outputs) != 1 or not _only(readers, rows.outputs, values) or _kept(plan, rows):
+            return "others read what its rows give"
+        if len(scores.outputs) != 1 or not _only(readers, scores.outputs, rows) or _kept(plan, scores):
+            why = "others read the scores"
+        elif not _row_by_row(plan, rows, scores.outputs[0]):
+            why = "its rows read scores of other rows"
+        else:
             return scores, rows, values
-    return None
+    return why
 
 
 def _row_by_row(plan: FusionPlan, rows: FusedGroup, scores: str) -> bool:

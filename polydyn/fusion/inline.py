@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polydyn.errors import CodegenError
-from polydyn.fusion.split import split_merged_axes
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, iterators, value_size
 from polydyn.schedules.expr import INTEGERS, Const, FromIndex, Load, Op, Value, map_index, substitute, transform
 from polydyn.schedules.index import Atom, Index, fetch
@@ -20,10 +19,14 @@ INLINE_SIZE = 6
 """A map that loads nothing (iota, sizes) is recomputed by its readers when it has at most so many operations."""
 
 
-def inline(graph: Graph) -> Graph:
-    """The graph without views and trivial maps (those that are graph outputs stay as copies)."""
-    graph = _absorb_permutations(graph)
+def inline_views(graph: Graph) -> Graph:
+    """The graph without views and trivial maps (those that are graph outputs stay as copies).
+
+    A broadcast that the shape facts prove to change nothing (BladeDISC 3.2) is noted; one that is not decided stays in
+    the readers' subscripts, as a remainder by the source's size.
+    """
     kept: list[Node] = []
+    notes: list[str] = []
     sources: dict[str, Compute] = {}
     for n in graph.nodes:
         if isinstance(n, Concat):
@@ -32,12 +35,22 @@ def inline(graph: Graph) -> Graph:
         n = _rewrite(graph, n, sources)
         if n.output not in graph.outputs and (n.is_view or _trivial(n)):
             sources[n.output] = n
+            notes += _unnecessary(graph, n)
         else:
             kept.append(n)
     needed = {t for n in kept if isinstance(n, Concat) for t in n.parts}
     extra = [sources[t] for t in sources if t in needed]
     order = {n.output: i for i, n in enumerate(graph.nodes)}
-    return split_merged_axes(replace(graph, nodes=tuple(sorted([*kept, *extra], key=lambda n: order[n.output]))))
+    nodes = tuple(sorted([*kept, *extra], key=lambda n: order[n.output]))
+    return replace(graph, nodes=nodes, notes=(*graph.notes, *notes))
+
+
+def _unnecessary(graph: Graph, n: Compute) -> list[str]:
+    """The note on a view that is its source."""
+    if not isinstance(n.body, Load) or graph.tensors[n.output].shape != graph.tensors[n.body.buffer].shape:
+        return []
+    same = all(i == Index.of(dim_name(a)) for a, i in enumerate(n.body.index))
+    return [f"{n.output} is {n.body.buffer}: the shapes are proven equal, nothing is broadcast"] if same else []
 
 
 def _trivial(n: Compute) -> bool:
@@ -95,7 +108,7 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
     return replace(n, body=body)
 
 
-def _absorb_permutations(graph: Graph) -> Graph:
+def absorb_permutations(graph: Graph) -> Graph:
     """``transpose(compute(...))`` becomes the computation in the transposed order, when only the transpose reads it."""
     producers = graph.producer()
     consumers = graph.consumers()

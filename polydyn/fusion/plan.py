@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from polydyn.fusion.append import Append
 from polydyn.graph.ir import Compute, Graph
@@ -44,6 +46,7 @@ class FusionPlan:
 
     ``windows``: tensors written straight into a part of another tensor. ``appends``: outputs that may share memory with
     an input. ``strides``: tensors whose leading strides are the caller's, with the symbols that hold those strides.
+    ``refused``: (tensor, reader) -> why the reader did not join the group that makes the tensor.
     """
 
     graph: Graph
@@ -51,6 +54,43 @@ class FusionPlan:
     windows: dict[str, Window] = field(default_factory=dict)
     appends: tuple[Append, ...] = ()
     strides: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    @cached_property
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """A node's output -> the tensors it reads."""
+        return {n.output: n.inputs for n in self.graph.nodes}
+
+    @cached_property
+    def readers(self) -> dict[str, tuple[str, ...]]:
+        """Tensor -> the outputs of the nodes that read it."""
+        out: dict[str, list[str]] = {}
+        for reader, inputs in self.inputs.items():
+            for t in inputs:
+                out.setdefault(t, []).append(reader)
+        return {t: tuple(r) for t, r in out.items()}
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Tensors that must be in memory whoever reads them: outputs, and parts of concatenations."""
+        return frozenset((*self.graph.outputs, *self.windows))
+
+    def outputs_of(self, nodes: tuple[Compute, ...]) -> tuple[str, ...]:
+        """The tensors that a group of these nodes leaves in memory."""
+        names = {n.output for n in nodes}
+        return tuple(
+            t for t in (n.output for n in nodes)
+            if t in self.kept or any(r not in names for r in self.readers.get(t, ()))
+        )  # fmt: skip
+
+    def why_apart(self, group: FusedGroup) -> tuple[str, ...]:
+        """One line for every tensor that a group reads from another group: why they are not one kernel."""
+        own = {n.output for n in group.nodes}
+        made = ({n.output for n in self.graph.nodes} | {w.target for w in self.windows.values()}) - own
+        pairs = [(t, n.output) for n in group.nodes for t in self.inputs[n.output] if t in made]
+        parts = {w.target: "it is a concatenation that several kernels write" for w in self.windows.values()}
+        default = "no pass that is on joins such a pair"
+        return tuple(f"{r}: apart from {t}: {self.refused.get((t, r), parts.get(t, default))}" for t, r in pairs)
 
     def strides_of(self, tensor: str) -> tuple[Index, ...]:
         """Strides of a tensor in memory, in elements."""

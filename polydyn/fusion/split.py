@@ -1,46 +1,119 @@
-"""Splitting merged axes: a tensor that its element-wise readers see as (B, L, N) is computed as (B, L, N).
+"""Splitting merged axes, so that neighbours run over the same dims (BladeDISC 3: dim collapse equality).
 
-Exporters flatten rows before a matrix product, (B, L, K) to (B*L, K), and unflatten after it. Once views are gone, the
-product runs over ``B*L`` rows while what follows runs over (B, L), and neither can be an epilogue of the other. Reading
-``c[L*d0 + d1, d2]`` with ``0 <= d1 < L`` is reading a tensor of shape (B, L, N), and a dense one has the same memory.
+Exporters flatten rows before a matrix product, (B, L, K) to (B*L, K), and unflatten after it; a group norm reads the
+statistics of ``channel // size``. Once views are gone one side runs over ``B*L`` rows and the other over (B, L), and
+neither can join the other. Both ways the merged axis comes apart: a dense tensor over (B, L, N) has the memory of one
+over (B*L, N). Outputs of the model too: the fusion plan then has their memory, the program their shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, iterators
+from polydyn.fusion.rules import is_contraction
+from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, iterators, reduction_name
 from polydyn.schedules.expr import Load, Value, loads, map_index, substitute, transform
-from polydyn.schedules.index import ZERO, Index, product
+from polydyn.schedules.index import ONE, ZERO, Atom, Index, product
 from polydyn.schedules.model import row_major
 from polydyn.schedules.ranges import divide, simplify
 
+Factors = tuple[Index, ...]
+
 
 def split_merged_axes(graph: Graph) -> Graph:
-    """The graph with merged axes split where that makes an element-wise reader read element by element."""
-    nodes: dict[str, Node] = {n.output: n for n in graph.nodes}
-    tensors = dict(graph.tensors)
-    readers = graph.consumers()
-    for name in reversed([n.output for n in graph.nodes]):
-        n = nodes[name]
-        if not isinstance(n, Compute) or name in graph.outputs:
-            continue
-        users = [nodes[u.output] for u in readers[name]]
-        if any(isinstance(u, Concat) or _fetched(u, name) for u in users):
-            continue
-        found = _split(tensors, name, [u for u in users if isinstance(u, Compute)])
-        if found is None:
-            continue
-        axis, factors = found
-        view = replace(graph, tensors=tensors)
-        for u in users:
-            assert isinstance(u, Compute)
-            nodes[u.output] = _reread(view, u, name, axis, factors)
-        shape = tensors[name].shape
-        tensors[name] = Tensor(name, tensors[name].dtype, (*shape[:axis], *factors, *shape[axis + 1 :]))
-        nodes[name] = _recompute(replace(graph, tensors=tensors), n, axis, factors, len(shape))
-    return replace(graph, nodes=tuple(nodes[n.output] for n in graph.nodes), tensors=tensors)
+    """The graph with merged axes split where that makes a reader read element by element."""
+    s = _Splitter(graph)
+    names = [n.output for n in graph.nodes]
+    changed = True
+    while changed:  # every split makes an extent a proper divisor of what it was, so there is an end
+        changed = False
+        for t in names:
+            changed |= s.as_read(t)
+        for t in reversed(names):
+            changed |= s.as_used(t)
+    return s.graph()
+
+
+class _Splitter:
+    """The nodes and tensors as they are so far."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.source = graph
+        self.nodes: dict[str, Node] = {n.output: n for n in graph.nodes}
+        self.tensors = dict(graph.tensors)
+        self.readers = {t: [n.output for n in users] for t, users in graph.consumers().items()}
+
+    def graph(self) -> Graph:
+        """The graph as it is."""
+        return replace(self.source, nodes=tuple(self.nodes.values()), tensors=self.tensors)
+
+    def as_used(self, name: str) -> bool:
+        """Splits an axis of a tensor that an element-wise reader runs over in parts."""
+        n, users = self._free(name)
+        found = _parts_used(self.tensors, name, users) if n else None
+        if n is None or found is None:
+            return False
+        self._split_axis(n, *found)
+        return True
+
+    def as_read(self, name: str) -> bool:
+        """Splits an axis of a node (or a reduction) that reads a computed tensor along parts of it."""
+        n = self.nodes[name]
+        if not isinstance(n, Compute) or is_contraction(n):
+            return False
+        for x in loads(n.body):
+            if not isinstance(self.nodes.get(x.buffer), Compute):
+                continue
+            for iterator, factors in _parts_read(self.view(), n, x):
+                if iterator.startswith("r"):
+                    self._split_reduction(n, int(iterator[1:]), factors)
+                    return True
+                if self._free(name)[0]:
+                    self._split_axis(n, int(iterator[1:]), factors)
+                    return True
+        return False
+
+    def view(self) -> Graph:
+        """The graph with the shapes as they are, for questions about one node."""
+        return replace(self.source, tensors=self.tensors)
+
+    def _free(self, name: str) -> tuple[Compute | None, list[Compute]]:
+        """The node and its readers, when all of them can be rewritten."""
+        n = self.nodes[name]
+        users = [self.nodes[u] for u in self.readers[name]]
+        if not isinstance(n, Compute) or any(isinstance(u, Concat) or _fetched(u, name) for u in users):
+            return None, []
+        return n, [u for u in users if isinstance(u, Compute)]
+
+    def _split_axis(self, n: Compute, axis: int, factors: Factors) -> None:
+        for u in self._free(n.output)[1]:
+            self.nodes[u.output] = _reread(self.view(), u, n.output, axis, factors)
+        shape = self.tensors[n.output].shape
+        more = len(factors) - 1
+        env = {dim_name(axis): _linear(axis, factors, dim_name)}
+        env |= {dim_name(a): Index.of(dim_name(a + more)) for a in range(axis + 1, len(shape))}
+        split = (*shape[:axis], *factors, *shape[axis + 1 :])
+        self.tensors[n.output] = replace(self.tensors[n.output], shape=split)
+        self._rewrite(n, env)
+
+    def _split_reduction(self, n: Compute, j: int, factors: Factors) -> None:
+        more = len(factors) - 1
+        env = {reduction_name(j): _linear(j, factors, reduction_name)}
+        env |= {reduction_name(k): Index.of(reduction_name(k + more)) for k in range(j + 1, len(n.reduction))}
+        self._rewrite(replace(n, reduction=(*n.reduction[:j], *factors, *n.reduction[j + 1 :])), env)
+
+    def _rewrite(self, n: Compute, env: Mapping[str, Index]) -> None:
+        """The node over other iterators than those of its body."""
+        ranges = dict(iterators(self.view(), n))
+        body = map_index(substitute(n.body, env), lambda i: simplify(i, ranges))
+        self.nodes[n.output] = replace(n, body=body)
+
+
+def _linear(first: int, factors: Factors, name: Callable[[int], str]) -> Index:
+    """The merged subscript, of the iterators from ``first`` on."""
+    parts = [Index.of(name(first + k)) for k in range(len(factors))]
+    return sum((p * s for p, s in zip(parts, row_major(factors), strict=True)), ZERO)
 
 
 def _fetched(u: Node, name: str) -> bool:
@@ -49,9 +122,7 @@ def _fetched(u: Node, name: str) -> bool:
     )
 
 
-def _split(
-    tensors: Mapping[str, Tensor], name: str, users: list[Compute]
-) -> tuple[int, tuple[Index, ...]] | None:
+def _parts_used(tensors: Mapping[str, Tensor], name: str, users: list[Compute]) -> tuple[int, Factors] | None:
     """(axis, factors) of a merged axis that an element-wise reader runs over in parts."""
     shape = tensors[name].shape
     for u in users:
@@ -62,16 +133,40 @@ def _split(
             for axis, i in enumerate(x.index):
                 parts = len(own) - len(shape) + 1
                 factors = own[axis : axis + parts]
-                merged = [Index.of(dim_name(a)) for a in range(axis, axis + parts)]
-                linear = sum((m * s for m, s in zip(merged, row_major(factors), strict=True)), ZERO)
                 rest = [Index.of(dim_name(a)) for a in range(len(own)) if not axis <= a < axis + parts]
-                others = [e for a, e in enumerate(x.index) if a != axis]
-                if parts > 1 and i == linear and others == rest and product(factors) == shape[axis]:
+                others = [(e, shape[a]) for a, e in enumerate(x.index) if a != axis]
+                aligned = all(e == d or (e == ZERO and size == ONE) for (e, size), d in zip(others, rest, strict=True))
+                merged = parts > 1 and i == _linear(axis, factors, dim_name)
+                if merged and aligned and product(factors) == shape[axis]:
                     return axis, factors
     return None
 
 
-def _reread(graph: Graph, u: Compute, name: str, axis: int, factors: tuple[Index, ...]) -> Compute:
+def _parts_read(graph: Graph, n: Compute, x: Load) -> list[tuple[str, Factors]]:
+    """(iterator, factors) of a merged iterator ``d`` that reads a tensor at ``d // s``.
+
+    Either the rest of the subscripts use ``d % s``, or the tensor holds one number for each ``d // s`` and the node
+    runs over more axes behind ``d`` (a group's statistics; not an image that grows by ``s``).
+    """
+    shape = graph.tensors[x.buffer].shape
+    extents = dict(iterators(graph, n))
+    out: list[tuple[str, Factors]] = []
+    for k, i in enumerate(x.index):
+        atom = next(iter(i.atoms()), None) if len(i.terms) == 1 else None
+        if not isinstance(atom, Atom) or atom.kind != "floordiv" or i != Index({(atom,): 1}):
+            continue
+        d, s = str(atom.args[0]), atom.args[1]
+        if d not in extents or shape[k] * s != extents[d]:
+            continue
+        rest = any(d in j.symbols() for m, j in enumerate(x.index) if m != k)
+        last = d == dim_name(len(graph.tensors[n.output].shape) - 1)
+        statistic = d.startswith("d") and not last and all(e == ONE for e in shape[k + 1 :])
+        if rest or statistic:
+            out.append((d, (shape[k], s)))
+    return out
+
+
+def _reread(graph: Graph, u: Compute, name: str, axis: int, factors: Factors) -> Compute:
     """The reader with its reads of the split tensor at the parts of the merged subscript."""
     ranges = dict(iterators(graph, u))
     steps = row_major(factors)
@@ -87,13 +182,3 @@ def _reread(graph: Graph, u: Compute, name: str, axis: int, factors: tuple[Index
         return replace(v, index=(*v.index[:axis], *parts, *v.index[axis + 1 :]))
 
     return replace(u, body=transform(u.body, f))
-
-
-def _recompute(graph: Graph, n: Compute, axis: int, factors: tuple[Index, ...], rank: int) -> Compute:
-    """The tensor computed over the split axes."""
-    more = len(factors) - 1
-    parts = [Index.of(dim_name(axis + k)) for k in range(len(factors))]
-    env = {dim_name(axis): sum((p * s for p, s in zip(parts, row_major(factors), strict=True)), ZERO)}
-    env |= {dim_name(a): Index.of(dim_name(a + more)) for a in range(axis + 1, rank)}
-    ranges = dict(iterators(graph, n))
-    return replace(n, body=map_index(substitute(n.body, env), lambda i: simplify(i, ranges)))

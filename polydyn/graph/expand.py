@@ -6,7 +6,6 @@ primitive reads one as data, or it is an output of the model, a Compute over ``F
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from polydyn.errors import PolydynError, UnsupportedError
@@ -21,12 +20,13 @@ from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, indices, load, map_index, op, transform
 from polydyn.schedules.index import Index, fetch, product
 from polydyn.schedules.ranges import Ranges, upper_bound
+from polydyn.shapes.sizes import Dims
 
 
-def import_model(model: ModelLike, dims: Mapping[str, tuple[int, int | None]] | None = None) -> Graph:
+def import_model(model: ModelLike, dims: Dims | None = None) -> Graph:
     """ONNX to a verified Graph of primitives with symbolic shapes.
 
-    ``dims``: ranges of dynamic dims by name, inclusive, ``None`` for no upper end; checked on every call.
+    ``dims``: what is known of dynamic dims by name, (low, high) or ``Sizes``; checked on every call.
     Raises ModelError, UnsupportedError or ShapeError, each naming node and tensor.
     """
     graph = expand(propagate(load_model(model), dims))

@@ -26,6 +26,7 @@ from polydyn.graph.shape_values import infer_value
 from polydyn.graph.typed import Asking, Typed
 from polydyn.schedules.index import Index
 from polydyn.shapes.context import ShapeContext, Undecided
+from polydyn.shapes.sizes import Dims
 
 
 def load_operators() -> Mapping[str, registry.Operator]:
@@ -36,7 +37,7 @@ def load_operators() -> Mapping[str, registry.Operator]:
     return registry.OPERATORS
 
 
-def propagate(graph: ImportedGraph, dims: Mapping[str, tuple[int, int | None]] | None = None) -> Typed:
+def propagate(graph: ImportedGraph, dims: Dims | None = None) -> Typed:
     """Infers the shape of every tensor. UnsupportedError lists all operators that are not built, by name."""
     check_supported(graph.nodes)
     facts = ShapeContext(dims)
@@ -123,6 +124,15 @@ class _Worklist:
                 break
             node, _ = self.parked.pop(next(iter(self.parked)))
             self.visit(node, assume=True)
+        self.demand_sizes()
+
+    def demand_sizes(self) -> None:
+        """No call makes a size negative: a guard where that is not proven, also for tensors that fusion removes."""
+        for node in self.nodes:
+            for name in filter(None, node.outputs):
+                for axis, d in enumerate(self.view.tensor(name).shape):
+                    why = f"{node.name} ({node.op}): axis {axis} of {name} has {d} elements"
+                    self.facts.at_most(0, d, why)
 
     def add(self, nodes: list[OnnxNode]) -> None:
         """Makes nodes known and queues the eligible ones."""
@@ -164,7 +174,7 @@ class _Worklist:
     def visit(self, node: OnnxNode, assume: bool) -> None:
         """ComputeSymShape, then the successors."""
         if node.op == "If":
-            self.splice(node)
+            self.decide(node, assume)
             return
         looks = self.looks(node)
         ask = Asking(node, self.view, assume)
@@ -204,15 +214,27 @@ class _Worklist:
             if c.name not in self.processed and c not in self.queue and self.eligible(c):
                 self.queue.append(c)
 
-    def splice(self, node: OnnxNode) -> None:
-        """An If whose condition is known is replaced by the nodes of its branch."""
-        condition = self.view.constant(node.inputs[0])
-        if condition is None:
+    def decide(self, node: OnnxNode, assume: bool) -> None:
+        """An If waits until its condition is known; a condition on data never is."""
+        name = node.inputs[0]
+        condition, value = self.view.constant(name), self.view.value(name)
+        if condition is not None:
+            self.splice(node, bool(condition.reshape(-1)[0]))
+        elif not assume:
+            self.parked[node.name] = (node, self.facts.version)
+        elif value is not None:
+            question = f"the condition {name} of If is {value.item()}: no fact says whether that is 0 or 1"
+            remedy = "give ranges of the dims that decide it, or export the model without control flow"
+            raise Asking(node, self.view, assume).undecided(question, (value.item(),), remedy)
+        else:
             raise UnsupportedError(
                 "If is supported only where its condition follows from the model and its shapes", node=node.name,
-                tensor=node.inputs[0], remedy="export the model without control flow",
+                tensor=name, remedy="export the model without control flow",
             )  # fmt: skip
-        branch: ImportedGraph = node.attribute("then_branch" if condition.reshape(-1)[0] else "else_branch")
+
+    def splice(self, node: OnnxNode, condition: bool) -> None:
+        """An If is replaced by the nodes of one branch."""
+        branch: ImportedGraph = node.attribute("then_branch" if condition else "else_branch")
         inner = {o for n in branch.nodes for o in n.outputs if o} | branch.constants.keys()
         branch = _renamed(branch, {x: f"{node.name}/{x}" for x in inner})
         self.constants |= branch.constants

@@ -116,17 +116,22 @@ def _mul(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
 
 def _div(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
     if isinstance(a, Index) and isinstance(b, Index):
-        if q.facts.nonnegative(a) and q.facts.nonnegative(b):
-            return a // b
-        if q.facts.nonnegative(-a) and q.facts.nonnegative(b):
-            return -((-a) // b)
-        return None
+        if q.facts.nonnegative(b):
+            return _truncated(q, a, b)
+        return -_truncated(q, a, -b) if q.facts.nonnegative(-b) else None
     x, y = _ratio(a), _ratio(b)
     d = y.top.constant
     if not d:
         return None
     sign = 1 if d > 0 else -1
     return Ratio(x.top * y.bottom * sign, x.bottom * abs(d))
+
+
+def _truncated(q: _Asked, a: Index, b: Index) -> Index:
+    """``a / b`` towards zero for a size b, as integer division and casts from floats do."""
+    if q.facts.nonnegative(a):
+        return a // b
+    return maximum(a, 0) // b - maximum(-a, 0) // b
 
 
 def _mod(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
@@ -147,9 +152,9 @@ def _neg(q: _Asked, a: Scalar) -> Scalar | None:
 
 
 def _abs(q: _Asked, a: Scalar) -> Scalar | None:
-    if q.facts.nonnegative(_ratio(a).top):
-        return a
-    return _neg(q, a) if q.facts.nonnegative(-_ratio(a).top) else None
+    x = _ratio(a)
+    top = maximum(x.top, -x.top)
+    return Ratio(top, x.bottom) if isinstance(a, Ratio) else top
 
 
 def _floor(q: _Asked, a: Scalar) -> Scalar | None:
@@ -165,27 +170,21 @@ def _cast(q: _Asked, a: Scalar, *like: Scalar) -> Scalar | None:
     if to in FLOATS:
         return _ratio(a)
     if to == "bool":
-        return _not(q, c) if (c := _compare(q, _ratio(a).top, Index.of(0), "eq")) is not None else None
-    if isinstance(a, Index):
-        return a
-    if q.facts.nonnegative(a.top):
-        return a.top // a.bottom
-    return -((-a.top) // a.bottom) if q.facts.nonnegative(-a.top) else None
+        return 1 - _compare(q, a, Index.of(0), "eq")
+    return a if isinstance(a, Index) else _truncated(q, a.top, Index.of(a.bottom))
 
 
-def _compare(q: _Asked, a: Scalar, b: Scalar, relation: str) -> Index | None:
+def _compare(q: _Asked, a: Scalar, b: Scalar, relation: str) -> Index:
+    """1 or 0; where facts do not decide, an expression that every call evaluates."""
     x, y = _ratio(a), _ratio(b)
-    d = x.top * y.bottom - y.top * x.bottom
+    d = q.facts.canonical(x.top * y.bottom - y.top * x.bottom)
     if relation == "eq":
         known = q.facts.equal(d, 0)
-        return None if known is None else Index.of(int(known))
+        return 1 - minimum(1, maximum(d, -d)) if known is None else Index.of(int(known))
     if relation in ("gt", "ge"):
         d = -d
-    strict = relation in ("lt", "gt")  # now: d < 0 or d <= 0
-    d = q.facts.canonical(d)
-    if q.facts.nonnegative(-d - 1 if strict else -d):
-        return Index.of(1)
-    return Index.of(0) if q.facts.nonnegative(d if strict else d - 1) else None
+    below = maximum(0, minimum(1, -d if relation in ("lt", "gt") else 1 - d))  # d < 0, or d <= 0
+    return q.facts.canonical(below)
 
 
 def _comparison(relation: str) -> Callable[..., Scalar | None]:
@@ -205,10 +204,13 @@ def _or(q: _Asked, a: Scalar, b: Scalar) -> Scalar | None:
 
 
 def _where(q: _Asked, c: Scalar, a: Scalar, b: Scalar) -> Scalar | None:
-    known = c.constant if isinstance(c, Index) else None
-    if known is None:
-        return a if a == b else None
-    return a if known else b
+    if not isinstance(c, Index):
+        return None
+    if c.constant is None and a != b:  # a choice that every call makes: c is 0 or 1
+        x, y = _ratio(a), _ratio(b)
+        top = y.top * x.bottom + c * (x.top * y.bottom - y.top * x.bottom)
+        return Ratio(top, x.bottom * y.bottom) if isinstance(a, Ratio) or isinstance(b, Ratio) else top
+    return a if c.constant else b
 
 
 VALUES: Mapping[str, Callable[..., Any]] = {

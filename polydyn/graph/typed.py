@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from polydyn.errors import UnsupportedError
+from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.importer import ImportedGraph
 from polydyn.graph.ir import SymbolSource, Tensor
 from polydyn.graph.operators.registry import Inferred, OnnxNode
 from polydyn.graph.shape_values import as_constant, dims_only, elements
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import Index
-from polydyn.shapes.context import ShapeContext
+from polydyn.shapes.context import ShapeContext, Undecided
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,17 @@ class Asking:
         """Learns a divisibility that the node needs."""
         self.known.facts.assume_multiple(a, n, self.because(why))
 
+    def undecided(self, question: str, dims: Sequence[Index], remedy: str) -> ShapeError:
+        """The error for a question that no fact decides."""
+        kind = ShapeError if self.assume else Undecided
+        dim = ", ".join(map(str, dims))
+        return kind(self.known.facts.undecided(question, dims), node=self.place, dim=dim, remedy=remedy)
+
+    @property
+    def place(self) -> str:
+        """The node with its operator."""
+        return f"{self.node.name} ({self.node.op})"
+
     def fresh(self, hint: str) -> Index:
         """A size that only the data decides: not supported yet, so it is refused here by name."""
         raise UnsupportedError(
@@ -103,4 +114,4 @@ class Asking:
 
     def because(self, why: str) -> str:
         """The reason with the node's name, once."""
-        return why if self.node.name in why else f"{self.node.name} ({self.node.op}): {why}"
+        return why if self.node.name in why else f"{self.place}: {why}"

@@ -21,13 +21,11 @@ from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.schedules.addresses import check_addresses
 from polydyn.schedules.decision import Decision
-from polydyn.schedules.dependence import analyse
 from polydyn.schedules.index import ZERO, Index, product
 from polydyn.schedules.model import Group, verify_group
-from polydyn.schedules.polyhedra import context
-from polydyn.schedules.proof import prove_contract, prove_nest
 from polydyn.schedules.proof_attention import prove_attention
-from polydyn.schedules.schedule import schedule_attention, schedule_contract, schedule_nest
+from polydyn.schedules.reuse import Proofs
+from polydyn.schedules.schedule import schedule_attention
 
 
 @dataclass(frozen=True)
@@ -137,28 +135,28 @@ class KernelBuilder:
 
     def _contract(self, form: ContractGroup, key: str) -> Kernel:
         group = form.lowered.group
-        deps = analyse(group, positive=False)
-        roles, _ = schedule_contract(group, form.roles, deps.under(context(group)))
+        proofs = Proofs(group)
+        roles = proofs.contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
         kernel = build(f"contract_{key[:12]}", group, roles, self.target, form.packed)
-        prove_contract(group, roles, kernel.tree(), kernel.tiles(), deps)
+        proofs.prove_contract(roles, kernel.tree(), kernel.tiles())
         tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         if tuned is None:
             return kernel.build()
         built: dict[str, Kernel] = {}
         for builder, _ in tuned.options:
             if builder.name not in built:
-                prove_contract(group, roles, builder.tree(), builder.tiles(), deps)
+                proofs.prove_contract(roles, builder.tree(), builder.tiles())
                 built[builder.name] = builder.build()
         options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
         self.alternatives[key] = Alternatives(options, tuned.decision, tuned.reasons)
         return options[0]
 
     def _nest(self, group: Group, key: str) -> Kernel:
-        deps = analyse(group, positive=False)
-        schedule = schedule_nest(group, deps.under(context(group)))
+        proofs = Proofs(group)
+        schedule = proofs.nest()
         kernel = NestKernel(f"nest_{key[:12]}", group, schedule.band, schedule.phases, self.target)
-        prove_nest(group, kernel.tree(), schedule.band, schedule.phases, deps)
+        proofs.prove_nest(kernel.tree(), schedule.band, schedule.phases)
         built = kernel.build()
         return replace(built, notes=(*built.notes, *schedule.notes))
 

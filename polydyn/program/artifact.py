@@ -30,7 +30,7 @@ import numpy.typing as npt
 from polydyn.build.features import architecture, machine_features
 from polydyn.errors import ArtifactError
 
-FORMAT = 2
+FORMAT = 3
 """Version of the file's layout and manifest."""
 
 ABI = 2

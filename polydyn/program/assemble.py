@@ -17,6 +17,7 @@ from polydyn.program.plan import Choice, HostPlan, IndexCheck, Launch
 from polydyn.program.program import Program
 from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
+from polydyn.program.waves import wave_ranges
 
 BATCH = 10
 """Kernels per translation unit: headers are parsed once per unit, and units compile in parallel."""
@@ -151,9 +152,11 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
             if launch.skip_if_same
         ],
         "symbols": [{"symbol": s.symbol, "input": s.input, "axis": s.axis} for s in plan.sources],
+        "dims": {name: sizes.to_json() for name, sizes in sorted(plan.dims.items())},
         "guards": [_guard(g) for g in plan.guards],
         "kernels": [{"name": k.name, "digest": k.digest, "notes": list(k.notes)} for k in plan.kernels],
         "launches": [_launch(launch) for launch in plan.launches],
+        "waves": [len(r) for r in wave_ranges(plan)],
         "index_checks": [_index_check(c) for c in plan.index_checks],
         "memory": [list(s.tenants) for s in host.slots],
         "notes": list(plan.notes),

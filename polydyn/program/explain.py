@@ -6,17 +6,18 @@ Everything comes from the manifest, so a loaded artifact explains itself without
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polydyn.errors import InputError
 from polydyn.program.expressions import decision_from_json, evaluate, symbols_of
 from polydyn.schedules.decision import choose
 from polydyn.schedules.decision import explain as explain_decision
+from polydyn.shapes.sizes import Sizes
 
 THREADS = "nth"
 WORK_PER_THREAD = 32768
-"""``WORK_PER_THREAD`` of runtime.c."""
+"""``PD_WORK_PER_THREAD`` of the runtime."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class ExplainedLaunch:
     ``sizes``: the kernel's parameters; ``choices``: what is chosen at launch (tiles and their counts); ``flops`` and
     ``bytes`` (of the distinct buffers read and written); ``scratch``: bytes per thread; ``reasons``: why its
     primitives became one kernel, and what its code generator decided; ``selection``: the tests on the way to the
-    chosen kernel, and the candidates with their estimates in picoseconds, best first (tuned launches only).
+    chosen kernel, and the candidates with their estimates in picoseconds, best first (tuned launches only);
+    ``wave``: launches of one wave start together, each on as many of their threads as ``threads`` says.
     """
 
     label: str
@@ -40,6 +42,7 @@ class ExplainedLaunch:
     scratch: int
     reasons: tuple[str, ...]
     selection: tuple[str, ...] = ()
+    wave: int = 0
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
         """The least time that a machine with these limits needs: computing or moving memory, whichever is longer."""
@@ -55,23 +58,35 @@ class Explanation:
     threads: int
     launches: tuple[ExplainedLaunch, ...]
     notes: tuple[str, ...] = field(default=())
+    sizes: Mapping[str, Sizes] = field(default_factory=dict)
+    """What the program was compiled for, by dim."""
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """Different kernels in order of first launch; launches without tasks are skipped."""
         return tuple(dict.fromkeys(x.kernel for x in self.launches if x.tasks > 0))
 
+    @property
+    def waves(self) -> tuple[tuple[ExplainedLaunch, ...], ...]:
+        """The launches that run, by wave: each wave is one fork-join when it takes more than one thread."""
+        found: dict[int, list[ExplainedLaunch]] = {}
+        for x in self.launches:
+            if x.tasks > 0:
+                found.setdefault(x.wave, []).append(x)
+        return tuple(map(tuple, found.values()))
+
     def __str__(self) -> str:
-        heading = ("launch", "kernel", "tasks", "threads", "launch choices", "MFLOP", "MB", "FLOP/byte")
+        heading = ("launch", "kernel", "wave", "tasks", "threads", "launch choices", "MFLOP", "MB", "FLOP/byte")
         rows = [
             (
-                x.label, x.kernel, str(x.tasks), str(x.threads) if x.tasks > 0 else "skipped",
+                x.label, x.kernel, str(x.wave), str(x.tasks), str(x.threads) if x.tasks > 0 else "skipped",
                 " ".join(f"{k}={v}" for k, v in x.choices.items()) or "-",
                 f"{x.flops / 1e6:.3f}", f"{x.bytes / 1e6:.3f}", f"{x.flops / x.bytes:.1f}" if x.bytes else "-",
             )
             for x in self.launches
         ]  # fmt: skip
-        return f"{self._title()}\n\n{text_table(heading, rows)}"
+        title = "\n".join([self._title(), *(f"{name}: compiled for {sizes}" for name, sizes in self.sizes.items())])
+        return f"{title}\n\n{text_table(heading, rows)}"
 
     __repr__ = __str__
 
@@ -91,7 +106,7 @@ class Explanation:
         running = sum(x.tasks > 0 for x in self.launches)
         return (
             f"{self.name or 'model'} at {dims}, {self.threads} thread{'s' * (self.threads != 1)}: "
-            f"{running} launches of {len(self.kernels)} kernels, "
+            f"{running} launches of {len(self.kernels)} kernels in {len(self.waves)} waves, "
             f"{sum(x.flops for x in self.launches) / 1e6:.2f} MFLOP"
         )
 
@@ -145,8 +160,18 @@ def explain(manifest: Mapping[str, Any], dims: Mapping[str, int], threads: int) 
     values = resolve_dims(manifest, dims)
     env = values | {THREADS: threads}
     reasons = {k["name"]: tuple(k["notes"]) for k in manifest["kernels"]}
-    launches = tuple(_launch(x, env, threads, reasons) for x in manifest["launches"])
-    return Explanation(manifest["name"], dict(dims) or values, threads, launches, tuple(manifest["notes"]))
+    waves = [w for w, count in enumerate(manifest["waves"]) for _ in range(count)]
+    launches = tuple(
+        replace(_launch(x, env, threads, reasons), wave=w)
+        for x, w in zip(manifest["launches"], waves, strict=True)
+    )
+    notes = tuple(manifest["notes"])
+    return Explanation(manifest["name"], dict(dims) or values, threads, launches, notes, declared(manifest))
+
+
+def declared(manifest: Mapping[str, Any]) -> dict[str, Sizes]:
+    """What the user said of the dims when the program was compiled."""
+    return {name: Sizes(**fields) for name, fields in manifest.get("dims", {}).items()}
 
 
 def _launch(

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polydyn.program.evaluation import Evaluation, evaluation_function
-from polydyn.program.memory import Slot, live_ranges, plan_slots
+from polydyn.program.memory import Slot, live_ranges, plan_slots, verify_slots
 from polydyn.program.plan import Buffer, HostPlan, Launch
+from polydyn.program.waves import touched_by_wave, wave_ranges
 from polydyn.schedules.expr import DTYPES, ITEMSIZE
 from polydyn.schedules.index import Index, product
 
@@ -60,10 +61,12 @@ def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_byt
     tables = _check_tables(plan, values)
     check = values.lines
     values.lines = []
-    slots = plan_slots(live_ranges(_intermediates(plan), (launch.buffers for launch in plan.launches)))
+    lives = live_ranges(_intermediates(plan), touched_by_wave(plan))
+    slots = plan_slots(lives)
+    verify_slots(lives, slots)
     order = {name: i for i, name in enumerate(_used_buffers(plan))}
     tables |= _memory_tables(plan, values, slots, order, constant_offsets)
-    tables |= _launch_tables(plan, values, order) | _index_tables(plan, values, order)
+    tables |= _launch_tables(plan, values, order) | _index_tables(plan, values, order) | _wave_tables(plan)
     scalars = _counts(plan, tables) | {"value_count": values.count, "weight_bytes": weight_bytes}
     declarations = "\n".join(f"pd_kernel {k.name};" for k in plan.kernels)
     arrays = "\n".join(
@@ -123,6 +126,8 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
     position = {n: i for i, n in enumerate(plan.inputs)}
     origin = {s.symbol: s for s in plan.sources}
     bound = {(s.input, s.axis) for s in plan.sources if plan.buffers[s.input].shape[s.axis] == Index.of(s.symbol)}
+    whys = {side: g.message for g in plan.guards if g.relation == "==" for side in (g.right, g.left)}
+    symbol_at = {(s.input, s.axis): Index.of(s.symbol) for s in plan.sources}
     dims = []
     for name in plan.inputs:
         for axis, dim in enumerate(plan.buffers[name].shape):
@@ -130,7 +135,8 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
                 continue
             where = "; ".join(f"{s} = axis {origin[s].axis} of '{origin[s].input}'" for s in sorted(dim.symbols()))
             text = _bare(dim) + (f" ({where})" if where else "")
-            dims.append(f"{{{position[name]}, {axis}, {values.of(dim)}, {quote(text)}}}")
+            why = whys.get(symbol_at.get((name, axis), dim), "")
+            dims.append(f"{{{position[name]}, {axis}, {values.of(dim)}, {quote(text)}, {quote(why)}}}")
     output_dims = [str(values.of(d)) for n in plan.outputs for d in plan.buffers[n].shape]
     guards = []
     for g in plan.guards:
@@ -222,6 +228,10 @@ def _variant_values(launch: Launch, values: Evaluation) -> tuple[int, list[int]]
     return choice, values.select(choice, [(v.tasks, v.scratch, *v.symbols) for v in launch.choice.variants])
 
 
+def _wave_tables(plan: HostPlan) -> Tables:
+    return {"waves": ("pd_wave", [f"{{{r.start}, {len(r)}}}" for r in wave_ranges(plan)])}
+
+
 def _index_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> Tables:
     rows = [
         f"{{{c.launch}, {order[c.buffer]}, {DTYPES.index(b.dtype)}, {values.of(product(b.shape))}, "
@@ -238,6 +248,7 @@ def _counts(plan: HostPlan, tables: Tables) -> dict[str, int]:
         "guard_count": "guards", "sign_check_count": "sign_checks", "buffer_count": "buffers", "slot_count": "slots",
         "copy_count": "copies", "launch_count": "launches", "launch_buffer_count": "launch_buffers",
         "launch_symbol_count": "launch_symbols", "output_dim_count": "output_dims", "index_check_count": "index_checks",
+        "wave_count": "waves",
     }  # fmt: skip
     dims = sum(len(plan.buffers[n].shape) for n in plan.inputs)
     return {field: len(tables[name][1]) for field, name in names.items()} | {"input_dim_count": dims}

@@ -1,8 +1,8 @@
 """The memory plan: intermediates share slots of the arena where their lives do not overlap.
 
-The launch order is static, so live ranges are known at compile time although sizes are not: tensors are coloured into
-slots, a slot is as large as its largest tenant, and where slots begin is a prefix sum that the host program evaluates
-for every new shape.
+Time is counted in waves: launches that run side by side are simultaneous. The order of waves is static, so live ranges
+are known at compile time although sizes are not: tensors are coloured into slots, a slot is as large as its largest
+tenant, and where slots begin is a prefix sum that the host program evaluates for every new shape.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from polydyn.errors import PolydynError
 from polydyn.schedules.index import Index
 
 SAMPLES = (61, 384)
@@ -18,7 +19,7 @@ SAMPLES = (61, 384)
 
 @dataclass(frozen=True)
 class Life:
-    """An intermediate: bytes over the symbols, first and last launch that mentions it (inclusive)."""
+    """An intermediate: bytes over the symbols, first and last wave that mentions it (inclusive)."""
 
     name: str
     bytes: Index
@@ -26,7 +27,7 @@ class Life:
     last: int
 
     def overlaps(self, other: Life) -> bool:
-        """True when both are alive during one launch: an output never shares with an input of its launch."""
+        """True when both are alive during one wave: an output never shares with an input of its wave."""
         return self.first <= other.last and other.first <= self.last
 
 
@@ -38,14 +39,14 @@ class Slot:
     sizes: tuple[Index, ...]
 
 
-def live_ranges(sizes: Mapping[str, Index], launches: Iterable[Iterable[str]]) -> tuple[Life, ...]:
-    """The life of every tensor in ``sizes``, given the tensors that each launch touches, in order.
+def live_ranges(sizes: Mapping[str, Index], waves: Iterable[Iterable[str]]) -> tuple[Life, ...]:
+    """The life of every tensor in ``sizes``, given the tensors that each wave touches, in order.
 
-    A tensor that no launch touches has no life and gets no memory.
+    A tensor that no wave touches has no life and gets no memory.
     """
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    for i, touched in enumerate(launches):
+    for i, touched in enumerate(waves):
         for name in touched:
             if name in sizes:
                 first.setdefault(name, i)
@@ -72,3 +73,27 @@ def plan_slots(lives: Iterable[Life]) -> tuple[Slot, ...]:
         else:
             slots.append([life])
     return tuple(Slot(tuple(t.name for t in s), tuple(dict.fromkeys(t.bytes for t in s))) for s in slots)
+
+
+def arena_estimate(slots: Iterable[Slot]) -> int:
+    """Bytes of all slots, summed over the sample sizes: what two plans are compared by."""
+    return sum(max(s.evaluate(dict.fromkeys(s.symbols(), n)) for s in slot.sizes) for slot in slots for n in SAMPLES)
+
+
+def verify_slots(lives: Iterable[Life], slots: Iterable[Slot]) -> None:
+    """Raises PolydynError unless every life is in exactly one slot that is large enough for it, and no two tenants of
+    a slot are alive in one wave.
+    """
+    by_name = {x.name: x for x in lives}
+    tenants: set[str] = set()
+    for slot in slots:
+        for k, name in enumerate(slot.tenants):
+            life = by_name.get(name)
+            if life is None or name in tenants or life.bytes not in slot.sizes:
+                raise PolydynError("the memory plan places it wrongly", tensor=name, rule=f"one slot each: {slot}")
+            tenants.add(name)
+            for other in slot.tenants[:k]:
+                if life.overlaps(by_name[other]):
+                    raise PolydynError(f"it shares memory with '{other}', alive at the same time", tensor=name)
+    if by_name.keys() - tenants:
+        raise PolydynError("the memory plan forgets it", tensor=min(by_name.keys() - tenants))

@@ -5,12 +5,14 @@ Everything above hands this to ``polydyn/program``; nothing there looks back at 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.schedules.decision import Decision
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import Index
+from polydyn.shapes.sizes import Sizes
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class Launch:
     buffers it names.
     ``names``: of the symbols, for people; the last ``choices`` of them are chosen at launch, the others are sizes.
     ``reasons``: why its primitives became one kernel. ``choice``: kernel, symbols, tasks and scratch are then those of
-    the variant that the decision names; the launch's own are not used.
+    the variant that the decision names; the launch's own are not used. ``kind``: of its group. ``writes``: the buffers
+    it writes, in parts that no other launch writes; None: not known, it may read and write all of them.
     """
 
     kernel: str
@@ -99,6 +102,8 @@ class Launch:
     choices: int = 0
     reasons: tuple[str, ...] = ()
     choice: Choice | None = None
+    kind: str = ""
+    writes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,9 @@ class HostPlan:
 
     ``constants``: name -> array in its final, packed form. ``outputs``/``inputs`` in the model's order. ``launches`` in
     execution order; every intermediate is written before it is read. ``headers``: file name -> text of C headers, all
-    of them included, in this order, before kernels' texts.
+    of them included, in this order, before kernels' texts. ``waves``: how many launches, in order, run side by side
+    (``program/waves.py``); () when each runs alone. ``dims``: what the user said of dynamic dims; its ranges and
+    multiples are guards already, its likely sizes are for tuning and dispatch.
     """
 
     name: str
@@ -133,3 +140,5 @@ class HostPlan:
     notes: tuple[str, ...] = ()
     headers: dict[str, str] = field(default_factory=dict)
     index_checks: tuple[IndexCheck, ...] = ()
+    dims: Mapping[str, Sizes] = field(default_factory=dict)
+    waves: tuple[int, ...] = ()

@@ -9,6 +9,7 @@ from polydyn.errors import PolydynError
 from polydyn.program.evaluation import THREADS
 from polydyn.program.host import RELATIONS, ROLES
 from polydyn.program.plan import Choice, HostPlan, KernelSource, Launch
+from polydyn.program.waves import verify_waves
 from polydyn.schedules.decision import verify_decision
 from polydyn.schedules.expr import DTYPES, ITEMSIZE
 from polydyn.schedules.index import Index
@@ -29,6 +30,7 @@ def verify_host_plan(plan: HostPlan) -> None:
       an output are the same memory mentions both, and they have the same rank and item size;
     - every launch names a kernel of the plan with as many buffers and symbols as it takes; kernel names are C names;
     - every index check names an integer buffer of its launch;
+    - launches write buffers that they name; waves respect dependences (``verify_waves``);
     - no launch writes what is unknown: every buffer it names exists, and every output is mentioned by some launch.
     """
     _verify_buffers(plan)
@@ -40,6 +42,7 @@ def verify_host_plan(plan: HostPlan) -> None:
         if g.relation not in RELATIONS:
             raise PolydynError(f"a guard has the unknown relation {g.relation!r}", rule=g.message)
     _verify_launches(plan, symbols | _verify_strides(plan, symbols) | {THREADS})
+    verify_waves(plan)
     for c in plan.index_checks:
         _only([c.size, c.offset], symbols, f"the check '{c.message}'")
         inside = 0 <= c.launch < len(plan.launches) and c.buffer in plan.launches[c.launch].buffers
@@ -146,6 +149,9 @@ def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
         missing = [b for b in launch.buffers if b not in plan.buffers]
         if missing:
             raise PolydynError(f"{place} uses an unknown buffer", tensor=missing[0])
+        unnamed = set(launch.writes or ()) - set(launch.buffers)
+        if unnamed:
+            raise PolydynError(f"{place} writes a buffer that it does not name", tensor=min(unnamed))
         _verify_skip(plan, launch, place)
         numbers = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes, launch.copied)
         _only((*launch.symbols, *numbers), symbols, place)

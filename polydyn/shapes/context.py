@@ -8,14 +8,17 @@ dim-collapse equality of BladeDISC 3. Ranges, divisibility and learned inequalit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import gcd
 
 from polydyn.errors import ShapeError
 from polydyn.schedules.index import Atom, Index, IndexLike, floordiv, maximum, minimum
 from polydyn.schedules.ranges import Ranges
 from polydyn.shapes import prove
+from polydyn.shapes.multiples import Multiples
 from polydyn.shapes.rules import Rules, content
+from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 
 class Undecided(ShapeError):
@@ -35,15 +38,18 @@ class Assumed:
 class ShapeContext:
     """Facts about dims. Sizes are >= 0 unless a range says more; nothing is ever specialised without a guard."""
 
-    def __init__(self, dims: Mapping[str, tuple[int, int | None]] | None = None) -> None:
+    def __init__(self, dims: Dims | None = None) -> None:
         self.ranges: dict[str, tuple[int, int | None]] = {}
         self.notes: list[str] = []
         self.version = 0
         """Grows with every new fact."""
-        self._asked = dict(dims or {})
+        self._asked = sizes_by_name(dims)
+        self._where: dict[str, str] = {}
         self._rules = Rules()
+        self._multiples = Multiples()
         self._equations: list[tuple[Index, str]] = []
         self._facts: list[tuple[Index, str]] = []
+        self._divisible: list[tuple[Index, Index, str]] = []
         self._exact: set[Atom] = set()
         self._guards: dict[tuple[Index, str, Index], Assumed] = {}
         self._cache: dict[Index, Index] = {}
@@ -54,8 +60,9 @@ class ShapeContext:
         """A symbol of the model's inputs, with the user's range if there is one; the same name is the same symbol."""
         if symbol not in self._rules.order:
             self._rules.declare(symbol)
+            self._where[symbol] = where
             if symbol in self._asked:
-                self._restrict(symbol, *self._asked[symbol], where)
+                self._restrict(symbol, self._asked[symbol], where)
         return self.canonical(Index.of(symbol))
 
     def fresh(self, hint: str) -> Index:
@@ -81,22 +88,23 @@ class ShapeContext:
                 dim=unknown[0], remedy=f"the dynamic dims of this model are: {known}",
             )  # fmt: skip
 
-    def _restrict(self, symbol: str, low: int, high: int | None, where: str) -> None:
-        if low < 0 or (high is not None and high < low):
-            raise ShapeError(f"the range ({low}, {high}) holds no size", dim=symbol, remedy="give 0 <= low <= high")
-        why = f"dim {symbol} of {where}: the program was compiled for {low} <= {symbol}" + (
-            "" if high is None else f" <= {high}"
-        )
-        s = Index.of(symbol)
+    def _restrict(self, symbol: str, asked: Sizes, where: str) -> None:
+        """What the user says of a dim is checked on every call."""
+        place, s = f"dim {symbol} of {where}: the program was compiled for", Index.of(symbol)
+        why = f"{place} {asked.low} <= {symbol}" + ("" if asked.high is None else f" <= {asked.high}")
+        low, high = asked.bounds
         if low == high:
             self._assume(s, "==", Index.of(low), why)
             self._learn(s - low, why)
             return
         self.ranges[symbol] = (low, high)
-        if low:
-            self._assume(Index.of(low), "<=", s, why)
-        if high is not None:
-            self._assume(s, "<=", Index.of(high), why)
+        if asked.low:
+            self._assume(Index.of(asked.low), "<=", s, why)
+        if asked.high is not None:
+            self._assume(s, "<=", Index.of(asked.high), why)
+        if asked.multiple > 1:
+            self._assume(s, "%==", Index.of(asked.multiple), f"{place} multiples of {asked.multiple}")
+            self._divisible.append((s, Index.of(asked.multiple), why))
         self._changed()
 
     # -- asking --------------------------------------------------------------------------------------------------
@@ -122,9 +130,11 @@ class ShapeContext:
         """
         if not any(isinstance(a, Atom) for a in p.atoms()):
             return p
+        return self._multiples.outside(self._simplify(self._multiples.inside(p), ranges))
 
+    def _simplify(self, p: Index, ranges: Ranges | None) -> Index:
         def atom(a: Atom) -> Index:
-            args = tuple(self.simplify(x, ranges) for x in a.args)
+            args = tuple(self._simplify(x, ranges) for x in a.args)
             if a.kind == "fetch":
                 return Index({(Atom("fetch", args, a.name),): 1})
             if a.kind == "floordiv":
@@ -161,8 +171,12 @@ class ShapeContext:
 
     def nonnegative(self, p: IndexLike, ranges: Ranges | None = None) -> bool:
         """True when ``p >= 0`` is proven from ranges and learned inequalities."""
-        facts = [f for f, _ in self._facts]
-        return prove.nonnegative(Index.of(p), prove.Known(self.ranges, tuple(facts), ranges or {}))
+        inside = self._multiples.inside
+        facts = tuple(inside(f) for f, _ in self._facts)
+        iterators = {v: inside(e) for v, e in (ranges or {}).items()}
+        return prove.nonnegative(
+            inside(Index.of(p)), prove.Known(self._multiples.ranges(self.ranges), facts, iterators)
+        )  # fmt: skip
 
     def equal(self, a: IndexLike, b: IndexLike) -> bool | None:
         """True or False when proven, None when undecided."""
@@ -173,8 +187,9 @@ class ShapeContext:
         if self.nonnegative(d - 1) or self.nonnegative(-d - 1):
             return False
         g = content(d)
-        offset = d.terms.get((), 0)
-        if offset % content(d - offset):
+        whole = self._multiples.inside(d)
+        offset = whole.terms.get((), 0)
+        if offset % content(whole - offset):
             return False
         known = {self.canonical(e) for e, _ in self._equations}
         reduced = Index({m: v // g for m, v in d.terms.items()})
@@ -218,6 +233,10 @@ class ShapeContext:
         if self.nonnegative(a - b - 1):
             raise ShapeError(f"{a} can never be at most {b}{self._chain((a, b))}", dim=str(a), rule=why)
         self._assume(a, "<=", b, why)
+        self._learn_at_most(a, b, why)
+
+    def _learn_at_most(self, a: Index, b: Index, why: str) -> None:
+        """``a <= b`` from now on."""
         if a.is_symbol and b.constant is not None:
             low, high = self.ranges.get(str(a), (0, None))
             self.ranges[str(a)] = (low, int(b) if high is None else min(high, int(b)))
@@ -236,8 +255,7 @@ class ShapeContext:
         if a.constant is not None and n.constant is not None:
             raise ShapeError(f"{a} is not a multiple of {n}{self._chain((a, n))}", dim=str(a), rule=why)
         self._assume(a, "%==", n, why)
-        loose = [x for x in floordiv(a, n).atoms() if isinstance(x, Atom) and x.kind == "floordiv" and x.args[1] == n]
-        self._exact.update(loose)
+        self._divisible.append((a, n, why))
         self._changed()
 
     def broadcast(self, a: IndexLike, b: IndexLike, why: str, assume: bool = True) -> Index:
@@ -248,14 +266,33 @@ class ShapeContext:
         a, b = self.canonical(a), self.canonical(b)
         if a == 1 or b == 1:
             return b if a == 1 else a
-        if self.equal(a, b):
+        if a == 0 or b == 0:
+            self.at_most(a + b, 1, why)  # whatever the other is, the result is empty
+            return Index.of(0)
+        known = self.equal(a, b)
+        if known:
             return self.unify(a, b, why)
-        decided = self.nonnegative(a - 2) or self.nonnegative(b - 2) or self.equal(a, b) is False
+        if known is False:
+            return self._broadcast_different(a, b, why)
+        decided = self.nonnegative(a - 2) or self.nonnegative(b - 2)
         if not decided and not assume:
             raise Undecided(f"whether {a} and {b} are equal or one of them is 1 is not known", dim=str(a), rule=why)
         out = self.unify(a, b, why)
         self.notes.append(f"{why}: {a} and {b} are taken to be equal (they could also be 1 and broadcast)")
         return out
+
+    def _broadcast_different(self, a: Index, b: Index, why: str) -> Index:
+        """Of two dims that are never equal one must be 1."""
+        large_a, large_b = self.nonnegative(a - 2), self.nonnegative(b - 2)
+        if large_a and large_b:
+            return self.unify(a, b, why)  # which says that this cannot be
+        if not large_a and not large_b:
+            raise ShapeError(
+                self.undecided(f"{a} and {b} are never equal, and which of them is 1 is not known", (a, b)),
+                dim=f"{a} and {b}", rule=why, remedy="give ranges of the dims that decide it",
+            )  # fmt: skip
+        self.unify(b if large_a else a, 1, why)
+        return a if large_a else b
 
     def guards(self) -> tuple[Assumed, ...]:
         """Everything assumed, in the order it was learned, less divisibilities that later equalities made exact."""
@@ -273,8 +310,33 @@ class ShapeContext:
     def _changed(self) -> None:
         self.version += 1
         self._cache.clear()
+        if self._divisible:
+            self._divide_again()
+            self._cache.clear()
+
+    def _divide_again(self) -> None:
+        """What is a multiple of what, said about the dims as they are now."""
+        self._multiples, self._exact = Multiples(), set()
+        others: list[tuple[Index, Index]] = []
+        for dim, divisor, why in self._divisible:
+            a, n = self.canonical(dim), self.canonical(divisor)
+            by, size = n.constant, a.constant
+            single = _single_symbol(a)
+            if by is not None and size is not None:
+                if size % by if by else size:
+                    message = f"{dim} must be {size}, which is not a multiple of {by}{self._chain((dim,))}"
+                    raise ShapeError(message, dim=str(dim), rule=why)
+            elif by and single:
+                self._multiples.learn(single[0], by // gcd(by, single[1]))
+            else:
+                others.append((a, n))
+        for a, n in others:
+            x, m = self._multiples.inside(a), self._multiples.inside(n)
+            loose = floordiv(x, m).atoms()
+            self._exact |= {y for y in loose if isinstance(y, Atom) and y.kind == "floordiv" and y.args[1] == m}
 
     def _learn(self, d: Index, why: str) -> None:
+        extremes = _extreme_bounds(d)
         symbol = self._rules.add(d, why)
         if symbol is None:
             self._equations.append((Index({m: v // content(d) for m, v in d.terms.items()}), why))
@@ -289,6 +351,10 @@ class ShapeContext:
                     f"{symbol} must be {value}, which the range ({low}, {high}) does not allow", dim=symbol, rule=why,
                     remedy=f"give a range of {symbol} that contains it",
                 ) from e  # fmt: skip
+        for less, more in extremes:
+            p, q = self.canonical(less), self.canonical(more)
+            if not self.nonnegative(q - p):
+                self._learn_at_most(p, q, why)
 
     def _narrow(self, value: Index, low: int, high: int | None, why: str) -> None:
         """The range of a symbol that was replaced holds for its replacement (its guards exist already)."""
@@ -308,13 +374,39 @@ class ShapeContext:
         self._changed()
 
     def _chain(self, dims: Iterable[IndexLike]) -> str:
-        whys = self._rules.reasons(s for d in dims for s in Index.of(d).symbols())
-        return "".join(f"\n  because: {w}" for w in whys)
+        """Everything learned of the symbols of dims, a line each: what replaced them, then the rest."""
+        symbols, whys = self._rules.related(s for d in dims for s in Index.of(d).symbols())
+        whys += [g.message for g in self._guards.values() if g.left.symbols() | g.right.symbols() <= symbols]
+        return "".join(f"\n  because: {w}" for w in dict.fromkeys(whys))
+
+    def undecided(self, question: str, dims: Iterable[IndexLike]) -> str:
+        """A message for what cannot be decided: the question, where the symbols come from, the facts known of them."""
+        asked = [Index.of(d) for d in dims]
+        symbols = sorted({s for d in asked for s in (*d.symbols(), *self.canonical(d).symbols())})
+        origins = "".join(f"\n  {s} is {self._where[s]}" for s in symbols if s in self._where)
+        return f"{question}{origins}{self._chain(asked) or chr(10) + '  nothing else is known'}"
 
 
 def _without(m: tuple[str | Atom, ...], a: Atom) -> tuple[str | Atom, ...]:
     i = m.index(a)
     return m[:i] + m[i + 1 :]
+
+
+def _single_symbol(p: Index) -> tuple[str, int] | None:
+    """``(s, c)`` when p is ``c * s``."""
+    ((m, c),) = p.terms.items() if len(p.terms) == 1 else (((), 0),)
+    return (m[0], c) if len(m) == 1 and isinstance(m[0], str) else None
+
+
+def _extreme_bounds(d: Index) -> list[tuple[Index, Index]]:
+    """Inequalities that follow from ``d == 0`` where d holds a min or max alone: it is no more than its arguments."""
+    out: list[tuple[Index, Index]] = []
+    for m, v in sorted(d.terms.items(), key=str):
+        a = m[0] if len(m) == 1 else None
+        if abs(v) == 1 and isinstance(a, Atom) and a.kind in ("min", "max"):
+            value = (Index({m: v}) - d) * v
+            out += [(value, x) if a.kind == "min" else (x, value) for x in a.args]
+    return out
 
 
 def _extreme_choice(d: Index) -> list[tuple[Index, Index]]:

@@ -99,18 +99,15 @@ class Rules:
         others = [m for m in others if not any(_divides(m, n) or _inside(m, n) for n in d.terms if n != m)]
         return max(others, key=lambda m: (len(m), str(m)), default=None)
 
-    def reasons(self, symbols: Iterable[str]) -> list[str]:
-        """Why these symbols (and what they were replaced by) are not free."""
-        out: dict[str, None] = {}
-        todo, seen = sorted(set(symbols)), set[str]()
-        while todo:
-            s = todo.pop(0)
-            if s not in seen:
-                seen.add(s)
-                if s in self._why:
-                    out[self._why[s]] = None
-                    todo += sorted(self._symbols[s].symbols())
-        return list(out)
+    def related(self, symbols: Iterable[str]) -> tuple[set[str], list[str]]:
+        """The symbols with those that replaced them or that they replaced, and why."""
+        seen = set(symbols)
+        while True:
+            more = {s for s in self._symbols for x in [{s, *self._symbols[s].symbols()}] if x & seen}
+            more |= {x for s in more for x in self._symbols[s].symbols()}
+            if more <= seen:
+                return seen, [why for s, why in self._why.items() if s in seen]
+            seen |= more
 
 
 def _divides(lead: Monomial, m: Monomial) -> bool:

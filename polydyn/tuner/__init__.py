@@ -16,6 +16,7 @@ from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.kernels import bind
 from polydyn.schedules.index import Index
 from polydyn.searches import outcome, search_record
+from polydyn.shapes.sizes import Dims
 from polydyn.tuner.bench import CpuBench
 from polydyn.tuner.calibrate import machine
 from polydyn.tuner.timing import TIMER
@@ -84,7 +85,7 @@ def tasks_of(
     model: ModelLike,
     *,
     target: str = "cpu",
-    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    dims: Dims | None = None,
     options: Options | None = None,
 ) -> list[PlacedTask]:
     """The groups of a model that can be tuned, each at its first place."""
@@ -109,7 +110,7 @@ def tune(
     records: str | os.PathLike[str],
     *,
     target: str = "cpu",
-    dims: Mapping[str, tuple[int, int | None]] | None = None,
+    dims: Dims | None = None,
     threads: int | None = None,
     options: Options | None = None,
     trials: int = TRIALS,

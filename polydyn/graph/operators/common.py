@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from polydyn.errors import ModelError, UnsupportedError
+from polydyn.errors import ModelError, ShapeError, UnsupportedError
 from polydyn.graph.ir import Dim, dim_name, reduction_name
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode
 from polydyn.schedules.expr import FLOATS, Const, FromIndex, Value, cast, const, load, op
@@ -55,6 +55,20 @@ def broadcast_all(node: OnnxNode, ctx: InferContext, shapes: Sequence[Shape]) ->
         for axis, dim in enumerate(shape, rank - len(shape)):
             out[axis] = ctx.broadcast(out[axis], dim, f"{node.op} {node.name} broadcasts axis {axis}")
     return tuple(out)
+
+
+def fits(node: OnnxNode, ctx: InferContext, name: str, shape: Shape) -> None:
+    """A parameter broadcasts to ``shape`` and no further: each of its dims is 1 or that of the shape."""
+    given_shape = ctx.tensor(name).shape
+    if len(given_shape) > len(shape):
+        raise ShapeError(f"{name} has {len(given_shape)} axes, at most {len(shape)} fit", tensor=name, node=node.name)
+    for axis, dim in enumerate(given_shape):
+        wanted = shape[len(shape) - len(given_shape) + axis]
+        why = f"axis {axis} of {name} fits {list(shape)}"
+        if dim.constant is None:
+            dim = ctx.broadcast(wanted, dim, why)
+        if dim != 1:
+            ctx.unify(dim, wanted, why)
 
 
 def broadcast_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:

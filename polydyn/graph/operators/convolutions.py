@@ -34,7 +34,11 @@ def conv_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     if not 3 <= len(x.shape) <= 5:
         raise refuse(node, f"{len(x.shape) - 2} spatial axes")
     why = f"Conv {node.name} has {node.attribute('group', 1)} groups"
-    ctx.unify(x.shape[1], w.shape[1] * node.attribute("group", 1), why)
+    groups = node.attribute("group", 1)
+    ctx.unify(x.shape[1], w.shape[1] * groups, why)
+    ctx.unify(w.shape[0] // groups * groups, w.shape[0], why)
+    if bias := given(node.inputs, 2):
+        ctx.unify(ctx.tensor(bias).shape[0], w.shape[0], f"Conv {node.name} has one {bias} per output channel")
     axes = _windows(node, ctx)
     fit(node, ctx, axes)
     return (Inferred(x.dtype, (x.shape[0], w.shape[0], *(a.output for a in axes))),)

@@ -58,7 +58,10 @@ def infer_gather_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, 
     x, i = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     if len(x.shape) != len(i.shape):
         raise ShapeError(f"{x.name} and {i.name} have different ranks", tensor=i.name, rule="GatherElements")
-    axis_of(node.attribute("axis", 0), len(x.shape))
+    axis = axis_of(node.attribute("axis", 0), len(x.shape))
+    for a, (n, m) in enumerate(zip(i.shape, x.shape, strict=True)):
+        if a != axis:
+            ctx.at_most(n, m, f"axis {a} of {i.name} is no longer than that of {x.name}")
     return (Inferred(x.dtype, i.shape),)
 
 
@@ -107,6 +110,7 @@ def infer_one_hot(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     i, values = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[2])
     (depth,) = sizes(node, ctx, 1, "depth") or ()
     axis = axis_of(node.attribute("axis", -1), len(i.shape) + 1)
+    ctx.unify(values.shape[0], Index.of(2), f"{values.name} holds the off and the on value")
     return (Inferred(values.dtype, (*i.shape[:axis], depth, *i.shape[axis:])),)
 
 

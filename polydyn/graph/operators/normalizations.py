@@ -12,6 +12,7 @@ from polydyn.graph.operators.common import (
     aligned,
     at,
     emit,
+    fits,
     given,
     iterators,
     like,
@@ -138,13 +139,26 @@ def _groups(node: OnnxNode, ctx: ExpandContext, count: Dim) -> None:
     emit(ctx, node, _affine(y, scale, shift))
 
 
-@operator("InstanceNormalization", infer=same_as_input)
+def groups_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The input's type and shape; whole groups of channels, a parameter for each channel or group."""
+    t = ctx.tensor(node.inputs[0])
+    parameters = channels = t.shape[1]
+    if node.op == "GroupNormalization":
+        count = Index.of(node.attribute("num_groups"))
+        ctx.unify(channels // count * count, channels, f"the channels of {t.name} are {count} groups")
+        parameters = channels if node.opset >= 21 else count
+    for x in node.inputs[1:3]:
+        ctx.unify(ctx.tensor(x).shape[0], parameters, f"{node.op} {node.name} has {parameters} of {x}")
+    return (Inferred(t.dtype, t.shape),)
+
+
+@operator("InstanceNormalization", infer=groups_infer)
 def instance_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
     """Each channel of each sample to mean 0 and variance 1, then scale and bias per channel."""
     _groups(node, ctx, ctx.tensor(node.inputs[0]).shape[1])
 
 
-@operator("GroupNormalization", infer=same_as_input)
+@operator("GroupNormalization", infer=groups_infer)
 def group_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
     """Groups of channels together; scale and bias per group before opset 21, per channel since."""
     _groups(node, ctx, Index.of(node.attribute("num_groups")))
@@ -157,6 +171,9 @@ def layer_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """The input's shape, then mean and inverse deviation with ones on the normalized axes."""
     t = ctx.tensor(node.inputs[0])
     axes = _trailing(node, len(t.shape))
+    for x in node.inputs[1:]:
+        if x:
+            fits(node, ctx, x, t.shape)
     statistics = Inferred(_stash(node, t.dtype), reduced_shape(t.shape, axes, keepdims=True))
     return (Inferred(t.dtype, t.shape), statistics, statistics)[: len(node.outputs)]
 

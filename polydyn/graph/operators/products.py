@@ -12,6 +12,7 @@ from polydyn.graph.operators.common import (
     at,
     broadcast_all,
     emit,
+    fits,
     given,
     iterators,
     like,
@@ -62,6 +63,8 @@ def gemm_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     m, k = reversed(a.shape) if node.attribute("transA", 0) else a.shape
     n, inner = b.shape if node.attribute("transB", 0) else reversed(b.shape)
     ctx.unify(k, inner, f"Gemm {node.name} contracts {a.name} with {b.name}")
+    if c := given(node.inputs, 2):
+        fits(node, ctx, c, (m, n))
     return (Inferred(a.dtype, (m, n)),)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from polydyn.graph.ir import reduction_name
 from polydyn.graph.operators.common import (
     Shape,
@@ -22,8 +24,8 @@ from polydyn.graph.operators.common import (
     wide,
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.schedules.expr import FromIndex, Value, const, op
-from polydyn.schedules.index import ONE, Index
+from polydyn.schedules.expr import Array, FromIndex, Value, const, op
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 
 Context = InferContext | ExpandContext
 
@@ -66,8 +68,32 @@ def reduce_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """The input's shape without the reduced axes, or with ones in their place."""
     t = ctx.tensor(node.inputs[0])
     axes = reduced_axes(node, ctx)
-    shape = t.shape if axes is None else reduced_shape(t.shape, axes, bool(node.attribute("keepdims", 1)))
+    keepdims = bool(node.attribute("keepdims", 1))
+    shape = t.shape if axes is None else reduced_shape(t.shape, axes, keepdims)
+    value = ctx.value(t.name)
+    if value is not None and node.op in OF_SIZES:
+        value = value if axes is None else _reduced_value(value, axes, keepdims, OF_SIZES[node.op])
+        return (Inferred(t.dtype, shape, value),)
     return (Inferred(t.dtype, shape),)
+
+
+OF_SIZES: dict[str, Callable[..., Index]] = {
+    "ReduceSum": lambda *xs: sum(xs, ZERO), "ReduceProd": lambda *xs: product(xs),
+    "ReduceMax": maximum, "ReduceMin": minimum,
+}  # fmt: skip
+"""What reductions do to shape arithmetic."""
+
+
+def _reduced_value(value: Array, axes: tuple[int, ...], keepdims: bool, f: Callable[..., Index]) -> Array | None:
+    """Shape arithmetic reduced over axes; None for the extreme of nothing."""
+    if any(value.shape[a] == 0 for a in axes):
+        return None
+    rows = np.moveaxis(value, axes, range(len(axes)))
+    rows = rows.reshape(-1, *rows.shape[len(axes) :])
+    out = np.empty(rows.shape[1:], object)
+    for i in np.ndindex(*out.shape):
+        out[i] = f(*(row[i] if i else row for row in rows))
+    return np.expand_dims(out, axes) if keepdims else out
 
 
 def _identity(x: Value) -> Value:

@@ -6,10 +6,11 @@ runs once, with all shapes known, and writes primitives. Nothing after expansion
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from polydyn.errors import ShapeError
 from polydyn.graph.ir import Dim, Tensor
 from polydyn.schedules.expr import Array, Value
 
@@ -66,6 +67,12 @@ class InferContext(Protocol):
 
     def broadcast(self, a: Dim, b: Dim, why: str) -> Dim:
         """The broadcast of two dims by numpy's rule."""
+
+    def undecided(self, question: str, dims: Sequence[Dim], remedy: str) -> ShapeError:
+        """The error for a question about dims that no fact decides: it says where they come from and what is known.
+
+        While facts may still arrive it is one that has the node asked again.
+        """
 
     def fresh(self, hint: str) -> Dim:
         """A new symbol for a size that only the data decides (counted as invented)."""

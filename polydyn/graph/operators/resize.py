@@ -90,6 +90,9 @@ def resize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     shape = list(t.shape)
     for a in resized_axes(node, ctx):
         shape[a.axis] = a.output
+        if given(node.inputs, 3):  # scaled, nothing stays nothing
+            why = f"axis {a.axis} of {t.name} is resized from {a.size} to {a.output}"
+            ctx.at_most(minimum(a.output, 1), a.size, why)
     return (Inferred(t.dtype, tuple(shape)),)
 
 
@@ -184,6 +187,7 @@ def depth_to_space_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, .
     t = ctx.tensor(node.inputs[0])
     n, c, h, w = t.shape
     b = node.attribute("blocksize")
+    ctx.unify(c // (b * b) * (b * b), c, f"the channels of {t.name} are cut into blocks of {b} x {b}")
     return (Inferred(t.dtype, (n, c // (b * b), h * b, w * b)),)
 
 
@@ -203,6 +207,8 @@ def space_to_depth_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, .
     t = ctx.tensor(node.inputs[0])
     n, c, h, w = t.shape
     b = node.attribute("blocksize")
+    for size, axis in ((h, "height"), (w, "width")):
+        ctx.unify(size // b * b, size, f"the {axis} of {t.name} is cut into blocks of {b}")
     return (Inferred(t.dtype, (n, c * (b * b), h // b, w // b)),)
 
 

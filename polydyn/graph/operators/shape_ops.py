@@ -108,10 +108,8 @@ def infer_squeeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     if given is None:
         for a, d in enumerate(x.shape):
             if d != 1 and ctx.equal(d, ONE) is None:
-                raise ShapeError(
-                    f"whether axis {a} of {x.name} is 1 is not known, so the rank of the result is not known",
-                    tensor=x.name, dim=str(d), remedy="give the axes of Squeeze, or a range of the dim that excludes 1",
-                )  # fmt: skip
+                question = f"whether axis {a} of {x.name}, {d}, is 1 is not known, nor then the rank of the result"
+                raise ctx.undecided(question, (d,), "give the axes of Squeeze, or a range of the dim that decides it")
         gone = {a for a, d in enumerate(x.shape) if ctx.equal(d, ONE)}
     else:
         gone = {axis_of(a, len(x.shape)) for a in given}

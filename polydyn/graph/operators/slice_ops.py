@@ -33,7 +33,9 @@ def wrap(i: Dim, n: Dim) -> Dim:
 
 
 def cut(n: Dim, start: Dim, end: Dim, step: int) -> Cut:
-    """numpy's slice of an axis of size n, clamped as numpy does."""
+    """A slice of an axis of size n, clamped as ONNX says: as numpy does, but a start before the axis is its first
+    element also for negative steps.
+    """
     if step == 0:
         raise ShapeError("a step of 0", rule="steps of Slice are not 0")
     s, e = start.constant, end.constant
@@ -44,7 +46,7 @@ def cut(n: Dim, start: Dim, end: Dim, step: int) -> Cut:
         return Cut(first, step, maximum((last - first).ceildiv(step), 0))
     first = n - 1 if s is not None and s >= END else Index.of(-1) if s is not None and s <= -END else wrap(start, n)
     last = n - 1 if e is not None and e >= END else Index.of(-1) if e is not None and e <= -END else wrap(end, n)
-    first, last = minimum(maximum(first, -1), n - 1), minimum(maximum(last, -1), n - 1)
+    first, last = minimum(maximum(first, 0), n - 1), minimum(maximum(last, -1), n - 1)  # 0: unlike numpy
     return Cut(first, step, maximum((first - last).ceildiv(-step), 0))
 
 
@@ -114,6 +116,8 @@ def infer_split(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     value, out, start = ctx.value(x.name), [], 0
     for p in parts:
         part = None
+        if p.constant is None:
+            value = None  # nor is it known where the next parts begin
         if value is not None and p.constant is not None:
             part = np.take(value, range(start, start + p.constant), axis=axis)
             start += p.constant
@@ -181,8 +185,21 @@ def infer_pad(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     if mode not in ("constant", "edge", "reflect", "wrap"):
         raise UnsupportedError(f"Pad in mode {mode} is not supported", node=node.name)
     pads = pads_of(node, ctx)
+    if mode != "constant":
+        _pads_inside(node, ctx, mode, pads)
     shape = tuple(d + pads[a][0] + pads[a][1] if a in pads else d for a, d in enumerate(x.shape))
     return (Inferred(x.dtype, shape),)
+
+
+def _pads_inside(node: OnnxNode, ctx: InferContext, mode: str, pads: dict[int, tuple[Dim, Dim]]) -> None:
+    """Elements outside repeat some inside: for reflect there must be more than any pad, else at least one."""
+    x = ctx.tensor(node.inputs[0])
+    for a, sides in pads.items():
+        for pad in sides:
+            needed = maximum(pad, 0)
+            why = f"axis {a} of {x.name} has {x.shape[a]} elements and is padded by {pad} in mode {mode}"
+            some = minimum(needed, 1)  # no pad, no need
+            ctx.at_most(needed + some if mode == "reflect" else some, x.shape[a], why)
 
 
 @operator("Pad", infer=infer_pad)

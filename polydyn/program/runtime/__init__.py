@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-UNITS = ("runtime.c", "strided.c", "pool.c", "indices.c")
+UNITS = ("runtime.c", "strided.c", "pool.c", "waves.c", "indices.c")
 """Translation units."""
 
 HEADERS = ("polydyn.h", "internal.h")

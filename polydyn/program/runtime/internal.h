@@ -13,12 +13,19 @@ typedef void pd_kernel(void *const *buffers, const int64_t *symbols, int64_t beg
 
 typedef struct pd_pool pd_pool;
 
-/* One parallel region: thread t of n runs tasks [T*t/n, T*(t+1)/n). */
+/* One launch of a job: thread t of n runs tasks [starts[t], starts[t+1]), without starts [T*t/n, T*(t+1)/n). */
 typedef struct {
     pd_kernel *kernel;
     void *const *buffers;
     const int64_t *symbols;
     int64_t tasks;
+    const int64_t *starts;
+} pd_part;
+
+/* One parallel region: the launches of a wave, which know nothing of each other. */
+typedef struct {
+    const pd_part *parts;
+    int64_t count;
     int64_t threads;
     char *scratch;
     int64_t scratch_stride;
@@ -31,6 +38,9 @@ int pd_pool_acquire(pd_pool *pool, int64_t threads);
 void pd_pool_release(pd_pool *pool);
 /* Runs the job; the pool must be acquired when job->threads > 1. The caller is thread 0. */
 void pd_pool_run(pd_pool *pool, const pd_job *job);
+
+/* A launch gets another thread for every so many operations: below that a join costs more than it saves. */
+#define PD_WORK_PER_THREAD 32768
 
 /* ---- subscripts (indices.c) ---- */
 
@@ -49,8 +59,8 @@ typedef struct {
 
 typedef struct {
     int32_t input, axis, value;
-    const char *text;
-} pd_dim_check; /* the input's dim must be v[value] */
+    const char *text, *message;
+} pd_dim_check; /* the input's dim must be v[value], because of message */
 
 typedef struct {
     int32_t left, right, relation; /* '=', '<' (less or equal), '%' (multiple of) */
@@ -99,9 +109,13 @@ typedef struct {
 } pd_launch_entry;
 
 typedef struct {
+    int32_t first, count; /* launches that run side by side */
+} pd_wave;
+
+typedef struct {
     int32_t input_count, output_count, symbol_count, value_count, dim_check_count, guard_count, sign_check_count;
     int32_t buffer_count, slot_count, copy_count, launch_count, launch_buffer_count, launch_symbol_count;
-    int32_t input_dim_count, output_dim_count, index_check_count;
+    int32_t input_dim_count, output_dim_count, index_check_count, wave_count;
     int64_t weight_bytes;
     const pd_io *inputs, *outputs;
     const pd_source *sources;
@@ -114,6 +128,7 @@ typedef struct {
     const pd_copy *copies;
     const pd_launch_entry *launches;
     const pd_named_kernel *kernels;
+    const pd_wave *waves;               /* of all launches, in order */
     const pd_index_check *index_checks; /* by launch */
     const int32_t *launch_buffers, *launch_symbols, *output_dims;
     int (*check)(int64_t *v); /* what dim checks, guards and output dims need; 1: int64 overflow */
@@ -121,6 +136,13 @@ typedef struct {
 } pd_plan;
 
 extern const pd_plan pd_the_plan __attribute__((visibility("hidden")));
+
+/* ---- waves (waves.c) ---- */
+
+/* How many of `threads` threads a wave takes, at the values v. When it has several launches, `starts` (threads + 1 for
+ * each launch of the plan) gets which tasks each thread runs; `launch_threads`: what each launch would take alone. */
+int64_t pd_plan_wave(const pd_wave *wave, const int64_t *v, int64_t threads, const int64_t *launch_threads,
+                     int64_t *starts);
 
 /* ---- arrays with strides (strided.c), in bytes ---- */
 

@@ -92,7 +92,7 @@ int32_t pd_shapes(pd_context *context, const pd_tensor *inputs, const int64_t *c
  * an index tensor holds an index outside its axis; the outputs are then in part written. */
 int32_t pd_run(pd_context *context, const void *const *inputs, void *const *outputs);
 
-/* pd_run, and the time of every launch in nanoseconds. */
+/* pd_run, and the time of every launch in nanoseconds. Launches that pd_run starts together run one by one here. */
 int32_t pd_profile(pd_context *context, const void *const *inputs, void *const *outputs, int64_t *nanoseconds);
 
 int32_t pd_launch(const pd_context *context, int32_t launch, pd_launch_info *info);

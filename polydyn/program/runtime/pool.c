@@ -70,10 +70,17 @@ static void put(worker *w, uint32_t state) {
     if (atomic_exchange_explicit(&w->state, state, memory_order_acq_rel) == ASLEEP) futex_wake(&w->state);
 }
 
+/* Where thread t's tasks of a launch begin; T*t/n without T*t. */
+static inline int64_t start(const pd_part *p, int64_t t, int64_t threads) {
+    return p->starts ? p->starts[t] : p->tasks / threads * t + p->tasks % threads * t / threads;
+}
+
 static void share(const pd_job *job, int64_t t) {
-    int64_t q = job->tasks / job->threads, r = job->tasks % job->threads; /* T*t/n without T*t */
-    int64_t begin = q * t + r * t / job->threads, end = q * (t + 1) + r * (t + 1) / job->threads;
-    if (begin < end) job->kernel(job->buffers, job->symbols, begin, end, job->scratch + t * job->scratch_stride);
+    char *scratch = job->scratch + t * job->scratch_stride;
+    for (const pd_part *p = job->parts; p < job->parts + job->count; p++) {
+        int64_t begin = start(p, t, job->threads), end = start(p, t + 1, job->threads);
+        if (begin < end) p->kernel(p->buffers, p->symbols, begin, end, scratch);
+    }
 }
 
 /* Waits for a share, takes it and returns POSTED; or returns QUIT. */
@@ -184,18 +191,20 @@ void pd_pool_release(pd_pool *p) { atomic_store_explicit(&p->busy, 0, memory_ord
 
 void pd_pool_run(pd_pool *p, const pd_job *job) {
     if (job->threads <= 1) {
-        job->kernel(job->buffers, job->symbols, 0, job->tasks, job->scratch);
+        for (const pd_part *q = job->parts; q < job->parts + job->count; q++)
+            q->kernel(q->buffers, q->symbols, 0, q->tasks, job->scratch);
         return;
     }
     p->job = *job;
-    if (p->job.threads > p->count + 1) p->job.threads = p->count + 1;
-    for (int64_t i = 0; i < p->job.threads - 1; i++) put(p->workers[i], POSTED);
+    int64_t workers = pd_min(job->threads - 1, p->count); /* fewer when the system gave no more threads */
+    for (int64_t i = 0; i < workers; i++) put(p->workers[i], POSTED);
     share(&p->job, 0);
-    for (int64_t i = 0; i < p->job.threads - 1; i++) {
+    for (int64_t t = workers + 1; t < job->threads; t++) share(&p->job, t);
+    for (int64_t i = 0; i < workers; i++) {
         uint32_t posted = POSTED;
         if (atomic_compare_exchange_strong(&p->workers[i]->state, &posted, IDLE)) share(&p->job, i + 1);
     }
-    for (int64_t i = 0; i < p->job.threads - 1; i++)
+    for (int64_t i = 0; i < workers; i++)
         for (uint32_t spins = 0; atomic_load_explicit(&p->workers[i]->state, memory_order_acquire) == RUNNING; spins++) {
             if (spins < JOIN_SPINS) relax();
             else sched_yield();

@@ -16,8 +16,6 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define ALIGN 64
-/* A launch gets another thread for every so many operations: below that a join costs more than it saves. */
-#define WORK_PER_THREAD 32768
 
 struct pd_program {
     pd_pool *pool;
@@ -37,7 +35,9 @@ struct pd_context {
     int64_t *staged;        /* per input: offset of its dense copy in the arena, -1: used in place */
     int64_t *values;
     int64_t *symbols;       /* per launch, gathered from values */
-    int64_t *launch_threads;
+    int64_t *launch_threads, *wave_threads;
+    int64_t *starts;        /* per launch, threads + 1 of them: which tasks of a launch in a wave each thread runs */
+    pd_part *parts;         /* of the wave that runs */
     void **buffers;         /* per buffer */
     void **arguments;       /* per launch, gathered from buffers */
     int64_t scratch_offset, scratch_stride, planned_bytes;
@@ -150,6 +150,9 @@ EXPORT void pd_context_free(pd_context *c) {
     free(c->values);
     free(c->symbols);
     free(c->launch_threads);
+    free(c->wave_threads);
+    free(c->starts);
+    free(c->parts);
     free(c->buffers);
     free(c->arguments);
     free(c->arena);
@@ -174,10 +177,13 @@ EXPORT int32_t pd_context_new(pd_program *program, int32_t threads, pd_context *
     c->values = zeros(plan->value_count, sizeof *c->values);
     c->symbols = zeros(plan->launch_symbol_count, sizeof *c->symbols);
     c->launch_threads = zeros(plan->launch_count, sizeof *c->launch_threads);
+    c->wave_threads = zeros(plan->wave_count, sizeof *c->wave_threads);
+    c->starts = zeros(plan->launch_count, ((size_t)threads + 1) * sizeof *c->starts);
+    c->parts = zeros(plan->launch_count, sizeof *c->parts);
     c->buffers = zeros(plan->buffer_count, sizeof *c->buffers);
     c->arguments = zeros(plan->launch_buffer_count, sizeof *c->arguments);
     if (!c->dims || !c->strides || !c->output_strides || !c->given || !c->staged || !c->values || !c->symbols ||
-        !c->launch_threads || !c->buffers || !c->arguments) {
+        !c->launch_threads || !c->wave_threads || !c->starts || !c->parts || !c->buffers || !c->arguments) {
         pd_context_free(c);
         return fail(PD_MEMORY, "out of memory");
     }
@@ -215,8 +221,10 @@ static int32_t check_dims(const pd_context *c) {
         const pd_dim_check *d = &plan->dim_checks[k];
         int64_t got = dims[first[d->input] + d->axis];
         if (got != v[d->value])
-            return fail(PD_INPUT, "input '%s' of shape %s: axis %d is %" PRId64 ", but %s is %" PRId64 " in this call",
-                        plan->inputs[d->input].name, plan->inputs[d->input].shape, d->axis, got, d->text, v[d->value]);
+            return fail(PD_INPUT,
+                        "input '%s' of shape %s: axis %d is %" PRId64 ", but %s is %" PRId64 " in this call%s%s",
+                        plan->inputs[d->input].name, plan->inputs[d->input].shape, d->axis, got, d->text, v[d->value],
+                        d->message[0] ? "\n  because: " : "", d->message);
     }
     return PD_OK;
 }
@@ -282,9 +290,12 @@ static int32_t evaluate(pd_context *c) {
     c->most_threads = 1;
     for (int32_t k = 0; k < plan->launch_count; k++) {
         const pd_launch_entry *l = &plan->launches[k];
-        int64_t n = pd_min(pd_min(c->threads, v[l->tasks]), 1 + v[l->work] / WORK_PER_THREAD);
+        int64_t n = pd_min(pd_min(c->threads, v[l->tasks]), 1 + v[l->work] / PD_WORK_PER_THREAD);
         c->launch_threads[k] = pd_max(n, 1);
-        c->most_threads = pd_max(c->most_threads, n);
+    }
+    for (int32_t w = 0; w < plan->wave_count; w++) {
+        c->wave_threads[w] = pd_plan_wave(&plan->waves[w], v, c->threads, c->launch_threads, c->starts);
+        c->most_threads = pd_max(c->most_threads, c->wave_threads[w]);
     }
     c->evaluations++;
     return PD_OK;
@@ -434,22 +445,30 @@ static const pd_named_kernel *kernel_of(const pd_context *c, const pd_launch_ent
     return &plan->kernels[l->first_kernel + (l->choice < 0 ? 0 : c->values[l->choice])];
 }
 
-static void launch(pd_context *c, int32_t k, void *const *inputs, void *const *outputs, int parallel) {
+/* Makes launch k a part of a job; 0 when it has nothing to do. */
+static int prepare(pd_context *c, int32_t k, void *const *inputs, void *const *outputs, pd_part *part) {
     const pd_launch_entry *l = &plan->launches[k];
     int64_t tasks = c->values[l->tasks];
-    if (tasks <= 0) return;
-    if (l->skip_input >= 0 && inputs[l->skip_input] == outputs[l->skip_output]) return; /* see check_shared */
+    if (tasks <= 0) return 0;
+    if (l->skip_input >= 0 && inputs[l->skip_input] == outputs[l->skip_output]) return 0; /* see check_shared */
     c->copied_bytes += c->values[l->copied];
     void **arguments = c->arguments + l->first_buffer;
     for (int32_t b = 0; b < l->buffers; b++) arguments[b] = c->buffers[plan->launch_buffers[l->first_buffer + b]];
-    pd_job job = {.kernel = kernel_of(c, l)->kernel,
-                  .buffers = arguments,
-                  .symbols = c->symbols + l->first_symbol,
-                  .tasks = tasks,
-                  .threads = parallel ? c->launch_threads[k] : 1,
+    *part = (pd_part){.kernel = kernel_of(c, l)->kernel,
+                      .buffers = arguments,
+                      .symbols = c->symbols + l->first_symbol,
+                      .tasks = tasks};
+    return 1;
+}
+
+/* Runs c->parts in one parallel region. */
+static void run_parts(pd_context *c, int64_t count, int64_t threads) {
+    pd_job job = {.parts = c->parts,
+                  .count = count,
+                  .threads = threads,
                   .scratch = c->arena + c->scratch_offset,
                   .scratch_stride = c->scratch_stride};
-    pd_pool_run(c->program->pool, &job);
+    if (count) pd_pool_run(c->program->pool, &job);
 }
 
 /* Scans the index tensors that launch k is the first to read; `next` is the first check not yet made. */
@@ -466,6 +485,31 @@ static int32_t check_indices(const pd_context *c, int32_t k, int32_t *next) {
     return PD_OK;
 }
 
+typedef struct {
+    void *const *inputs, *const *outputs;
+    int parallel;
+    int32_t next_check;
+    int64_t *nanoseconds; /* per launch; NULL: nobody asks */
+} pd_call;
+
+/* One wave; when times are asked for its launches run one after the other. */
+static int32_t run_wave(pd_context *c, int32_t w, pd_call *call) {
+    const pd_wave *wave = &plan->waves[w];
+    int64_t count = 0;
+    int32_t code = PD_OK;
+    for (int32_t k = wave->first; k < wave->first + wave->count && code == PD_OK; k++) {
+        int64_t begun = call->nanoseconds ? now_ns() : 0;
+        code = check_indices(c, k, &call->next_check);
+        if (code != PD_OK || !prepare(c, k, call->inputs, call->outputs, &c->parts[count])) continue;
+        if (call->nanoseconds) run_parts(c, 1, call->parallel ? c->launch_threads[k] : 1);
+        else if (wave->count > 1) c->parts[count].starts = c->starts + k * (c->threads + 1);
+        count += !call->nanoseconds;
+        if (call->nanoseconds) call->nanoseconds[k] = now_ns() - begun;
+    }
+    if (code == PD_OK) run_parts(c, count, call->parallel ? c->wave_threads[w] : 1);
+    return code;
+}
+
 static int32_t run(pd_context *c, const void *const *inputs, void *const *outputs, int64_t *nanoseconds) {
     if (!c->ready) return fail(PD_USAGE, "pd_run needs a successful pd_shapes before it");
     void *dense[plan->input_count + 1];
@@ -478,13 +522,9 @@ static int32_t run(pd_context *c, const void *const *inputs, void *const *output
         if (p->role == PD_OUTPUT_ROLE) c->buffers[b] = outputs[p->index];
     }
     int parallel = c->most_threads > 1 && pd_pool_acquire(c->program->pool, c->most_threads);
-    int32_t next = 0;
-    for (int32_t k = 0; k < plan->launch_count && code == PD_OK; k++) {
-        int64_t start = nanoseconds ? now_ns() : 0;
-        code = check_indices(c, k, &next);
-        if (code == PD_OK) launch(c, k, dense, outputs, parallel);
-        if (nanoseconds) nanoseconds[k] = now_ns() - start;
-    }
+    pd_call call = {.inputs = dense, .outputs = outputs, .parallel = parallel, .nanoseconds = nanoseconds};
+    if (nanoseconds) memset(nanoseconds, 0, (size_t)plan->launch_count * sizeof *nanoseconds);
+    for (int32_t w = 0; w < plan->wave_count && code == PD_OK; w++) code = run_wave(c, w, &call);
     if (parallel) pd_pool_release(c->program->pool);
     if (code != PD_OK) return code;
     for (int32_t k = 0; k < plan->copy_count; k++) {

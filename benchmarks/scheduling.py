@@ -1,0 +1,207 @@
+"""What schedules cost: once for each group, and for one more tile of a group.
+
+usage: python -m benchmarks.scheduling MODEL.onnx ... [--target cpu:avx512] [--rounds 3] [--quick]
+
+Once, in a warm process and with nothing remembered: dependences, schedule, proof and tree (isl's AST as loop IR) of
+every distinct kernel; allowed are 300 ms. For one more tile: on the GPU's tree, binding the tile's sizes, the check
+that the tile is whole, and its resources (threads, shared memory, registers), 3 ms; a CPU macro-kernel with all its
+variants of rows and vectors, 60 ms from the tree to C text, without the C compiler. Milliseconds of CPU time, the
+least of the rounds. ``--quick``: one round, results in benchmarks/out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks import record
+from polydyn.codegen.cpu_attention import AttentionKernel
+from polydyn.codegen.cpu_contract import ContractKernel
+from polydyn.codegen.cpu_dot import DotKernel
+from polydyn.codegen.cpu_nest import NestKernel
+from polydyn.codegen.cuda_contract import FMA_TILES, MMA_TILES
+from polydyn.codegen.cuda_product import CudaTile
+from polydyn.codegen.ir import Body
+from polydyn.codegen.isl_ast import forget as forget_trees
+from polydyn.codegen.isl_ast import generate
+from polydyn.codegen.kernel import CpuTarget
+from polydyn.codegen.passes.bind import bind
+from polydyn.compiler import cpu_target
+from polydyn.fusion.attention import fuse_attention
+from polydyn.fusion.grouping import fuse
+from polydyn.graph.expand import import_model
+from polydyn.graph.fold import fold
+from polydyn.graph.passes.merge import merge_contractions
+from polydyn.lowering.attention import AttentionGroup
+from polydyn.lowering.contract import ContractGroup
+from polydyn.lowering.kernels import Form, KernelBuilder
+from polydyn.schedules.dependence import analyse
+from polydyn.schedules.dependence import forget as forget_dependences
+from polydyn.schedules.gpu_tiling import gpu_contract_tree
+from polydyn.schedules.index import Index
+from polydyn.schedules.model import Group
+from polydyn.schedules.polyhedra import context
+from polydyn.schedules.proof import prove_contract, prove_nest
+from polydyn.schedules.proof_attention import prove_attention
+from polydyn.schedules.proof_gpu import check_tile
+from polydyn.schedules.schedule import schedule_attention, schedule_contract, schedule_nest
+from polydyn.schedules.tile_flow import forget_flows
+
+ALLOWED = {"once": 300.0, "cpu tile": 60.0, "gpu tile": 3.0}
+"""Milliseconds."""
+SHARED_BYTES, THREADS, REGISTERS = 99 * 1024, 1024, 65536
+"""Of a block on the smallest GPU that is aimed at (sm_80 lends 163 KB, sm_86 and sm_89 99 KB)."""
+
+Times = dict[str, float]
+
+
+class _Clock:
+    """Milliseconds of CPU time, by name."""
+
+    def __init__(self) -> None:
+        self.times: Times = {}
+
+    def __call__(self, name: str, f: Callable[[], object]) -> object:
+        start = time.process_time()
+        out = f()
+        self.times[name] = self.times.get(name, 0.0) + (time.process_time() - start) * 1e3
+        return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--target", default="cpu")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    target = cpu_target(args.target)
+    rounds = 1 if args.quick else args.rounds
+    rows = [measure(m, target, rounds) for m in args.models]
+    total = [g for r in rows for g in r["groups"]]  # type: ignore[attr-defined]
+    print(f"all: {summary(total)}")
+    folder = record.SCRATCH if args.quick else record.RESULTS
+    path = record.save("scheduling", folder=folder, target=target.name, allowed_ms=ALLOWED, models=rows)
+    print(f"written: {path.name}")
+
+
+def measure(path: str, target: CpuTarget, rounds: int) -> Mapping[str, object]:
+    """All distinct kernels of one model."""
+    plan = fuse_attention(fuse(merge_contractions(fold(import_model(path, None)))))
+    builder = KernelBuilder(plan, target)
+    for g in plan.groups:  # the process is warm after that
+        builder.place(g)
+    groups = [{"kernel": builder.kernels[k].name, **cost(f, target, rounds)} for k, f in builder.forms.items()]
+    print(f"{Path(path).stem:<14} {summary(groups)}", flush=True)
+    return {"model": Path(path).stem, "groups": groups}
+
+
+def summary(groups: Sequence[Mapping[str, object]]) -> str:
+    """Median and maximum of each cost, and whether it stays within what is allowed."""
+    out = []
+    for what, most in ALLOWED.items():
+        ms = [float(str(g[what])) for g in groups if what in g]
+        if ms:
+            out.append(f"{what}: median {median(ms):.1f}, most {max(ms):.1f} of {most:.0f} ms, "
+                       f"{sum(x > most for x in ms)} above")  # fmt: skip
+    return f"{len(groups)} kernels; " + "; ".join(out)
+
+
+def cost(form: Form, target: CpuTarget, rounds: int) -> dict[str, object]:
+    """The costs of one kernel, the least of the rounds for each part."""
+    once: Times = {}
+    tile: Times = {}
+    for _ in range(rounds):
+        for f in (forget_trees, forget_flows, forget_dependences):
+            f()
+        clock, again = _Clock(), _Clock()
+        candidate = _once(form, target, clock)
+        again("cpu tile", candidate)
+        if isinstance(form, ContractGroup):
+            _gpu(form, again)
+        for best, now in ((once, clock.times), (tile, again.times)):
+            best.update({n: min(ms, best.get(n, ms)) for n, ms in now.items()})
+    return {"once": round(sum(once.values()), 2), **{n: round(v, 3) for n, v in {**once, **tile}.items()}}
+
+
+def _once(form: Form, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
+    """Runs the parts of the one-off cost; returns what builds the kernel for one more tile."""
+    if isinstance(form, AttentionGroup):
+        return _attention(form, target, clock)
+    group = form.lowered.group if isinstance(form, ContractGroup) else form.group
+    clock("dependences", lambda: analyse(group, positive=False))
+    deps = analyse(group, positive=False)
+    kernel: ContractKernel | NestKernel
+    if isinstance(form, ContractGroup):
+        build = DotKernel if form.dot else ContractKernel
+        roles, packed = form.roles, form.packed
+        found: list = []  # type: ignore[type-arg]
+        clock("schedule", lambda: found.append(schedule_contract(group, roles, deps.under(context(group)))[0]))
+
+        def contraction() -> ContractKernel:
+            return build("contract", group, found[0], target, packed)
+
+        kernel = contraction()
+        tiled, tiles = kernel.tree(), kernel.tiles()
+        clock("proof", lambda: prove_contract(group, found[0], tiled, tiles, deps))
+        clock("tree", lambda: generate(contraction().tree()))
+        return lambda: contraction().build()
+    return _nest(group, target, clock)
+
+
+def _nest(group: Group, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
+    deps = analyse(group, positive=False)
+    found: list = []  # type: ignore[type-arg]
+    clock("schedule", lambda: found.append(schedule_nest(group, deps.under(context(group)))))
+    s = found[0]
+
+    def nest() -> NestKernel:
+        return NestKernel("nest", group, s.band, s.phases, target)
+
+    tiled = nest().tree()
+    clock("proof", lambda: prove_nest(group, tiled, s.band, s.phases, deps))
+    clock("tree", lambda: generate(tiled))
+    return lambda: nest().build()
+
+
+def _attention(form: AttentionGroup, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
+    """Dependences of the parts are found inside the schedule and the proof."""
+    group = form.lowered.group
+    found: list = []  # type: ignore[type-arg]
+    clock("schedule", lambda: found.append(schedule_attention(form.parts)))
+
+    def kernel() -> AttentionKernel:
+        return AttentionKernel("attention", group, found[0], target, frozenset())
+
+    first = kernel()
+    tiled, tiles = first.tree(), first.tiles()
+    clock("proof", lambda: prove_attention(group, found[0], tiled, tiles))
+    clock("tree", lambda: generate(tiled))
+    return lambda: kernel().build()
+
+
+def _gpu(form: ContractGroup, clock: _Clock) -> None:
+    """Candidates on the GPU's tree of this group; the mean of all tiles."""
+    group = form.lowered.group
+    body = generate(gpu_contract_tree(group, form.roles))
+    tiles = (*FMA_TILES, *MMA_TILES)
+    clock("gpu tile", lambda: [candidate(body, t) for t in tiles])
+    clock.times["gpu tile"] /= len(tiles)
+
+
+def candidate(body: Body, tile: CudaTile) -> bool:
+    """Binds and checks one tile: whole, and whether a block of it fits the GPU."""
+    sizes = tile.proven()
+    check_tile(sizes)
+    bind(body, {**sizes.extents(), **{f"B_{x}": Index.of(f"blocks_{x}") for x in "ijk"}})
+    width = 2 if tile.instruction == "mma" else 4
+    shared = (tile.bm + tile.bn) * tile.bk * width * tile.stages
+    registers = tile.threads * (tile.bm * tile.bn // tile.threads + 40)
+    return shared <= SHARED_BYTES and tile.threads <= THREADS and registers * tile.blocks <= REGISTERS
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""A partition of primitives into groups that passes merge, kept convex; what a merge moves to and from memory.
+
+BladeDISC 4.1: small fusions first, larger ones by merging them. A pass walks the groups in topological order and asks a
+``Rule`` about each group and each group that it reads. A join happens when the rule agrees, when the groups stay
+convex (no third group lies between the two: the graph of groups has no cycle), and when off-chip traffic does not rise.
+Every answer is kept, the refusals too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.traffic import may_rise
+
+
+@dataclass(frozen=True)
+class Join:
+    """A rule's yes: the leading axes that the joined group shares, its kind, and the reason in one line."""
+
+    prefix: int
+    why: str
+    kind: str = "nest"
+
+
+Rule = Callable[[FusionPlan, FusedGroup, FusedGroup], "Join | str | None"]
+"""``rule(plan, producer, reader)``: a Join, a reason against it, or None when such a pair is not its business."""
+
+
+def join_groups(plan: FusionPlan, rule: Rule) -> FusionPlan:
+    """The plan after one pass: every group joins the groups that it reads as far as ``rule`` allows.
+
+    Producers are tried backbones first, then the latest first; a group that has joined is tried again as a whole.
+    """
+    p = Partition(plan)
+    for start in p.order():
+        b: int | None = start
+        while b is not None:
+            b = next((a for a in p.producers(b) if p.try_join(a, b, rule)), None)
+    return p.plan()
+
+
+class Partition:
+    """Groups under construction, each numbered by the place of its first node.
+
+    ``before``: for each group the bit set of the groups that must run first.
+    """
+
+    def __init__(self, plan: FusionPlan) -> None:
+        """``plan``: groups in launch order."""
+        self._plan = plan
+        self._position = {n.output: k for k, n in enumerate(plan.graph.nodes)}
+        self._inputs = plan.inputs
+        self.groups: dict[int, FusedGroup] = {}
+        self.home: dict[str, int] = {}
+        self.refused = dict(plan.refused)
+        for g in plan.groups:
+            self._place(self._position[g.nodes[0].output], g)
+        self._concats: dict[int, set[str]] = {}
+        for t, w in plan.windows.items():
+            k = self.home.setdefault(w.target, len(self._position) + len(self._concats))
+            self._concats.setdefault(k, set()).add(t)
+        self.before = self._closure()
+
+    def _place(self, k: int, g: FusedGroup) -> None:
+        self.groups[k] = g
+        self.home |= {n.output: k for n in g.nodes}
+
+    def order(self) -> list[int]:
+        """The groups, producers first."""
+        return sorted(self.groups, key=lambda g: (self.before[g].bit_count(), g))
+
+    def reads(self, g: int) -> set[int]:
+        """The groups (and concatenations) whose results a group reads."""
+        if g in self._concats:
+            return {self.home[t] for t in self._concats[g]}
+        return {self.home[t] for n in self.groups[g].nodes for t in self._inputs[n.output] if t in self.home} - {g}
+
+    def producers(self, g: int) -> list[int]:
+        """The groups that a group reads, in the order in which it should try to join them."""
+        found = [a for a in self.reads(g) if a in self.groups]
+        return sorted(found, key=lambda a: (self.groups[a].kind != "contract", -a))
+
+    def try_join(self, a: int, b: int, rule: Rule) -> bool:
+        """Joins reader ``b`` to producer ``a`` (the number of the result) if all agree; else keeps the reason."""
+        verdict = rule(self._plan, self.groups[a], self.groups[b])
+        if isinstance(verdict, Join):
+            verdict = self.cycle(a, b) or self._rise(a, b) or verdict
+        if verdict is None or isinstance(verdict, str):
+            if verdict:
+                self._refuse(a, b, verdict)
+            return False
+        self.join(a, b, verdict)
+        return True
+
+    def cycle(self, a: int, b: int) -> str | None:
+        """Why joining would break convexity: a path between the two through a third group."""
+        for x, y in ((a, b), (b, a)):
+            for p in sorted(self.reads(y) - {x}):
+                if self.before[p] >> x & 1:
+                    through = self.groups[p].nodes[0].output if p in self.groups else "a concatenation"
+                    return f"a cycle: {through} must run between the two (convexity)"
+        return None
+
+    def _rise(self, a: int, b: int) -> str | None:
+        apart = [self.groups[a], self.groups[b]]
+        joined = self._joined(a, b, Join(0, ""))
+        return may_rise(self._plan, apart, [joined])
+
+    def _joined(self, a: int, b: int, join: Join) -> FusedGroup:
+        x, y = self.groups[a], self.groups[b]
+        nodes = tuple(sorted((*x.nodes, *y.nodes), key=lambda n: self._position[n.output]))
+        reasons = (*x.reasons, f"{y.nodes[0].output}: {join.why}", *y.reasons[1:])  # the first: how it began
+        return FusedGroup(join.kind, nodes, self._plan.outputs_of(nodes), join.prefix, reasons)
+
+    def join(self, a: int, b: int, join: Join) -> None:
+        """Makes one group of two, under the number ``a``; the caller has asked ``cycle``."""
+        self._place(a, self._joined(a, b, join))
+        del self.groups[b]
+        mine, both = 1 << a, 1 << a | 1 << b
+        below = (self.before[a] | self.before.pop(b)) & ~both
+        self.before[a] = below
+        for g, mask in self.before.items():
+            if g != a and mask & both:
+                self.before[g] = mask | below | mine
+
+    def _refuse(self, a: int, b: int, why: str) -> None:
+        made = {n.output for n in self.groups[a].nodes}
+        for n in self.groups[b].nodes:
+            for t in self._inputs[n.output]:
+                if t in made:
+                    self.refused[t, n.output] = why
+
+    def plan(self) -> FusionPlan:
+        """The plan of the groups as they are, in launch order."""
+        return replace(self._plan, groups=tuple(self.groups[g] for g in self.order()), refused=self.refused)
+
+    def _closure(self) -> dict[int, int]:
+        before: dict[int, int] = {}
+
+        def visit(g: int) -> int:
+            stack = [g]
+            while stack:
+                top = stack[-1]
+                missing = [p for p in self.reads(top) if p not in before]
+                if missing:
+                    stack += missing
+                    continue
+                stack.pop()
+                mask = 0
+                for p in self.reads(top):
+                    mask |= before[p] | 1 << p
+                before[top] = mask
+            return before[g]
+
+        for g in (*self.groups, *self._concats):
+            if g not in before:
+                visit(g)
+        return before
+

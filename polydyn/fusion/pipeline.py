@@ -1,0 +1,102 @@
+"""The fusion pipeline as data: passes in order, each with a name, a switch and its source in the papers.
+
+TSCompiler 4.2 and BladeDISC 4.1: passes over the symbolic graph, then passes over groups, each making larger groups of
+those the passes before it made. A new pass is one line in ``PASSES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from polydyn.errors import InputError
+from polydyn.fusion.attention import fuse_attention
+from polydyn.fusion.inline import absorb_permutations, inline_views
+from polydyn.fusion.partition import Rule, join_groups
+from polydyn.fusion.plan import FusionPlan
+from polydyn.fusion.recompute import recompute_producers
+from polydyn.fusion.rules import elementwise, epilogue, stitch
+from polydyn.fusion.separate import separate, write_in_place
+from polydyn.fusion.sink import sink_epilogues
+from polydyn.fusion.split import split_merged_axes
+from polydyn.fusion.verify import verify_plan
+from polydyn.graph.fold import fold
+from polydyn.graph.ir import Graph
+from polydyn.graph.passes.batch import batch_contractions
+from polydyn.graph.passes.merge import merge_contractions
+from polydyn.graph.verify import verify_graph
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One step: a rewriting of the graph, a rewriting of the groups, or a rule by which groups join.
+
+    With none of the three it is the switch of a step that a later stage takes. ``what``: one line for people, with the
+    paper's section.
+    """
+
+    name: str
+    what: str
+    graph: Callable[[Graph], Graph] | None = None
+    groups: Callable[[FusionPlan], FusionPlan] | None = None
+    join: Rule | None = None
+
+
+REWRITES: tuple[Pass, ...] = (
+    Pass("fold", "what reads only constants is computed once", graph=fold),
+    Pass("merge", "contractions that share an operand become one (BladeDISC 4.3)", graph=merge_contractions),
+    Pass("batch", "independent contractions of equal shapes become a batched one", graph=batch_contractions),
+)
+"""Passes over the graph that keep its views."""
+
+FUSION: tuple[Pass, ...] = (
+    Pass("transpose", "a producer writes the permuted order that its reader wants", graph=absorb_permutations),
+    Pass("views", "views and scalars vanish into their readers (BladeDISC 4.2 input-inline)", graph=inline_views),
+    Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
+    Pass("windows", "parts of a concatenation are written in place", groups=write_in_place),
+    Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
+    Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),
+    Pass("stitch", "groups around reductions join (BladeDISC 4.2)", join=stitch),
+    Pass("recompute", "readers compute cheap producers again (BladeDISC 4.2 input-inline)", groups=recompute_producers),
+    Pass("sink", "an epilogue that only makes traffic goes to its reader (BladeDISC 4.1)", groups=sink_epilogues),
+    Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),
+    Pass("horizontal", "launches that need nothing of each other run in one fork-join (program/waves.py)"),
+)
+"""Passes that decide what a kernel is: over the graph first, then over groups."""
+
+PASSES = (*REWRITES, *FUSION)
+NAMES = tuple(p.name for p in PASSES)
+
+
+def check_names(names: Collection[str]) -> frozenset[str]:
+    """The names of passes to leave out. InputError: there is no such pass."""
+    unknown = sorted(set(names) - set(NAMES))
+    if unknown:
+        raise InputError(f"there is no pass {', '.join(unknown)}", remedy=f"the passes are {', '.join(NAMES)}")
+    return frozenset(names)
+
+
+def rewrite_graph(graph: Graph, without: Collection[str] = ()) -> Graph:
+    """The graph after ``REWRITES`` without the passes named; its notes say which passes of the pipeline are off."""
+    off = check_names(without)
+    graph = _rewritten(graph, REWRITES, off)
+    return replace(graph, notes=(*graph.notes, *(f"pass {n} is off" for n in NAMES if n in off)))
+
+
+def fusion_plan(graph: Graph, without: Collection[str] = ()) -> FusionPlan:
+    """The groups of a rewritten graph: ``FUSION`` without the passes named."""
+    off = check_names(without)
+    plan = separate(_rewritten(graph, FUSION, off))
+    for p in FUSION:
+        if p.name not in off:
+            plan = p.groups(plan) if p.groups else join_groups(plan, p.join) if p.join else plan
+    verify_plan(plan)
+    return plan
+
+
+def _rewritten(graph: Graph, passes: tuple[Pass, ...], off: frozenset[str]) -> Graph:
+    for p in passes:
+        if p.graph and p.name not in off:
+            graph = p.graph(graph)
+            verify_graph(graph)
+    return graph

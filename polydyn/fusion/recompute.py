@@ -1,0 +1,113 @@
+"""Input-inline (BladeDISC 4.2): a cheap element-wise producer is computed again by its readers, where traffic falls.
+
+It joins neither reader (they read it along other axes, or are several), but its result need not go through memory. The
+bytes decide: two readers of ``a + b`` read ``a`` and ``b`` twice and save writing and reading the sum; with many
+readers that is a loss. So is a broadcast: every element would be computed again for each place that reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.traffic import known, may_rise
+from polydyn.graph.ir import Compute, Graph, dim_name, iterators, value_size
+from polydyn.schedules.expr import Load, Op, Value, loads, map_index, substitute, transform, walk
+from polydyn.schedules.index import product
+from polydyn.schedules.ranges import simplify
+from polydyn.shapes.prove import nonnegative
+
+MOST_OPERATIONS = 6
+"""Of a value that is computed again."""
+CHEAP = frozenset(
+    ("add", "sub", "mul", "max", "min", "neg", "abs", "cast", "where", "select", "and", "or", "xor", "not")
+) | {"lt", "le", "eq", "ne", "gt", "ge"}  # fmt: skip
+
+
+def recompute_producers(plan: FusionPlan) -> FusionPlan:
+    """The plan without the element-wise groups that all their readers can compute again for fewer bytes."""
+    refused = dict(plan.refused)
+    home = {n.output: g for g in plan.groups for n in g.nodes}
+    for first in [g.nodes[0].output for g in plan.groups]:
+        g = home[first]  # as it is now
+        if g.kind != "nest" or len(g.outputs) != 1 or g.outputs[0] in plan.kept or not all(n.is_map for n in g.nodes):
+            continue
+        reading = plan.readers[g.outputs[0]]
+        readers = list({id(home[r]): home[r] for r in reading if home[r] is not g}.values())
+        found = _dissolved(plan, g, readers)
+        if isinstance(found, FusionPlan):
+            plan = found
+            home = {n.output: x for x in plan.groups for n in x.nodes} | {first: g}
+            continue
+        for pair in ((g.outputs[0], r) for r in reading if home[r] is not g):
+            refused[pair] = "; ".join([*filter(None, [refused.get(pair)]), f"not computed again: {found}"])
+    return replace(plan, refused=refused)
+
+
+def _dissolved(plan: FusionPlan, g: FusedGroup, readers: list[FusedGroup]) -> FusionPlan | str:
+    """The plan with one group dissolved into its readers, or why not."""
+    made = replace(g.nodes[-1], body=_body(g))
+    why = _too_much(plan, made, readers)
+    if why:
+        return why
+    grown = [_grown(plan.graph, r, made) for r in readers]
+    new = {n.output: n for r in grown for n in r.nodes}
+    gone = {n.output for n in g.nodes}
+    nodes = tuple(new.get(n.output, n) for n in plan.graph.nodes if n.output not in gone)
+    swap = {id(r): x for r, x in zip(readers, grown, strict=True)}
+    groups = tuple(swap.get(id(r), r) for r in plan.groups if r is not g)
+    after = replace(plan, graph=replace(plan.graph, nodes=nodes), groups=groups)
+    return may_rise(plan, (g, *readers), grown, after) or after
+
+
+def _body(g: FusedGroup) -> Value:
+    """The value of the last node of an element-wise group over what the group reads."""
+    made: dict[str, Value] = {}
+
+    def put(v: Value) -> Value:
+        return made.get(v.buffer, v) if isinstance(v, Load) else v
+
+    for n in g.nodes:
+        made[n.output] = transform(n.body, put)
+    return made[g.nodes[-1].output]
+
+
+def _too_much(plan: FusionPlan, made: Compute, readers: list[FusedGroup]) -> str | None:
+    """Why a group is not worth computing again, whatever the bytes."""
+    operations = [v.name for v in walk(made.body) if isinstance(v, Op)]
+    if value_size(made.body) > MOST_OPERATIONS or not set(operations) <= CHEAP:
+        return "it costs more than a few simple operations"
+    size = product(plan.graph.tensors[made.output].shape)
+    for r in readers:
+        if r.kind != "nest":
+            return "a contraction reads it, once for every tile"
+        points = 0 * size
+        for n in r.nodes:
+            extents = dict(iterators(plan.graph, n))
+            if any(a.name == made.output for x in loads(n.body) for i in x.index for a in i.fetches()):
+                return "its elements are subscripts"
+            places = {x.index for x in loads(n.body) if x.buffer == made.output}
+            points = points + product(extents.values()) * len(places)
+        if not nonnegative(size - points, known(plan.graph.guards)):
+            return f"it would be computed {points} times for {size} elements (a broadcast, or read more than once)"
+    return None
+
+
+def _grown(graph: Graph, r: FusedGroup, made: Compute) -> FusedGroup:
+    """A reader with the value of ``made`` in place of its loads."""
+    nodes = tuple(_inlined(graph, n, made) for n in r.nodes)
+    return replace(r, nodes=nodes, reasons=(*r.reasons, f"{made.output}: computed again here (input-inline)"))
+
+
+def _inlined(graph: Graph, n: Compute, made: Compute) -> Compute:
+    if not any(x.buffer == made.output for x in loads(n.body)):
+        return n
+    ranges = dict(iterators(graph, n))
+
+    def put(v: Value) -> Value:
+        if not (isinstance(v, Load) and v.buffer == made.output):
+            return v
+        inside = substitute(made.body, {dim_name(a): i for a, i in enumerate(v.index)})
+        return map_index(inside, lambda i: simplify(i, ranges))
+
+    return replace(n, body=transform(n.body, put))

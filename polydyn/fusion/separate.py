@@ -1,0 +1,81 @@
+"""The plan that fuses nothing: every primitive is a kernel, every part of a concatenation is copied into its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polydyn.fusion.append import find_appends, free_strides, part_name
+from polydyn.fusion.plan import FusedGroup, FusionPlan, Window
+from polydyn.fusion.rules import is_contraction, is_tileable, own_prefix
+from polydyn.graph.ir import Compute, Graph, Node, Tensor, dim_name
+from polydyn.schedules.expr import load
+from polydyn.schedules.index import ZERO, Index
+
+
+def separate(graph: Graph) -> FusionPlan:
+    """Each node a group of its own; a concatenation becomes one copy for each part, into a window of the result."""
+    tensors = dict(graph.tensors)
+    windows: dict[str, Window] = {}
+    nodes: list[Compute] = []
+    for n in _needed(graph):
+        if isinstance(n, Compute):
+            nodes.append(n)
+            continue
+        offset = ZERO
+        for k, part in enumerate(n.parts):
+            name = part_name(n.output, k)
+            t = tensors[part]
+            tensors[name] = Tensor(name, t.dtype, t.shape)
+            index = tuple(Index.of(dim_name(a)) for a in range(len(t.shape)))
+            nodes.append(Compute(name, load(part, index, t.dtype), origin=n.origin))
+            windows[name] = Window(n.output, n.axis, offset)
+            offset = offset + t.shape[n.axis]
+    appends = find_appends(graph)
+    graph = replace(graph, tensors=tensors, nodes=tuple(nodes))
+    groups = tuple(_alone(graph, n) for n in nodes)
+    return FusionPlan(graph, groups, windows, appends, free_strides(appends))
+
+
+def _needed(graph: Graph) -> list[Node]:
+    """The nodes that an output depends on."""
+    wanted = set(graph.outputs)
+    kept = []
+    for n in reversed(graph.nodes):
+        if n.output in wanted:
+            wanted |= set(n.inputs)
+            kept.append(n)
+    return kept[::-1]
+
+
+def _alone(graph: Graph, n: Compute) -> FusedGroup:
+    kind = "contract" if is_contraction(n) and is_tileable(graph, n) else "nest"
+    return FusedGroup(kind, (n,), (n.output,), own_prefix(graph, n), (f"{n.output}: starts a {kind} group",))
+
+
+def write_in_place(plan: FusionPlan) -> FusionPlan:
+    """What only a concatenation reads is written straight into its part of the result; its copy goes."""
+    made = {n.output for n in plan.graph.nodes}
+    windows, gone = dict(plan.windows), set[str]()
+    refused = dict(plan.refused)
+    copies = [n for n in plan.graph.nodes if n.output in plan.windows]
+    for n in copies:
+        (part,) = n.inputs
+        why = _kept_apart(plan, part, made)
+        if part in windows or why:
+            refused[part, n.output] = why or "it is a part of another concatenation too"
+            continue
+        windows = {(part if t == n.output else t): w for t, w in windows.items()}  # parts stay in order
+        gone.add(n.output)
+    graph = replace(plan.graph, nodes=tuple(n for n in plan.graph.nodes if n.output not in gone))
+    groups = tuple(g for g in plan.groups if g.nodes[0].output not in gone)
+    return replace(plan, graph=graph, groups=groups, windows=windows, refused=refused)
+
+
+def _kept_apart(plan: FusionPlan, part: str, made: set[str]) -> str | None:
+    if part not in made:
+        return "it is no kernel's result, so it is copied into the concatenation"
+    if part in plan.graph.outputs:
+        return "it is an output of the model too, so it is copied into the concatenation"
+    if len(plan.readers[part]) > 1:
+        return "others read it too, so it is copied into the concatenation"
+    return None

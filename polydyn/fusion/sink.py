@@ -1,0 +1,57 @@
+"""Epilogues that only make traffic go to their reader's kernel.
+
+The epilogue pass takes every element-wise reader it can, so that ``x = a @ b`` with ``x * x`` for a norm writes both.
+Where the operands stay in memory anyway and one group reads the result, that group computes it from them: one tensor
+fewer is written and read. "Not all memory-intensive fusions are better to be fused with a producer compute-intensive
+op" (BladeDISC 4.1), decided by counting bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polydyn.fusion.partition import Join
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.rules import elementwise, own_prefix, stitch
+from polydyn.fusion.traffic import may_rise
+from polydyn.graph.ir import Compute
+
+WHY = "off-chip traffic would rise: the contraction would write both"
+
+
+def sink_epilogues(plan: FusionPlan) -> FusionPlan:
+    """The plan with epilogues moved to the one group that reads them, where that moves fewer bytes."""
+    groups = {n.output: g for g in plan.groups for n in g.nodes}
+    refused = dict(plan.refused)
+    order = [g.nodes[0].output for g in plan.groups]
+    for n in reversed(plan.graph.nodes):
+        a = groups.get(n.output)
+        readers = {id(groups[r]): groups[r] for r in plan.readers.get(n.output, ()) if r in groups}
+        if a is None or a.kind != "contract" or n.output in (a.nodes[0].output, *plan.kept) or len(readers) != 1:
+            continue
+        assert isinstance(n, Compute), "concatenations are in no group"
+        (b,) = readers.values()
+        moved = _moved(plan, a, b, n) if b is not a else None
+        for g in moved or ():
+            groups |= {m.output: g for m in g.nodes}
+        if moved:
+            refused |= {(t, n.output): WHY for t in plan.inputs[n.output]}
+            order = [moved[1].nodes[0].output if t == b.nodes[0].output else t for t in order]
+    return replace(plan, groups=tuple(groups[t] for t in order), refused=refused)
+
+
+def _moved(plan: FusionPlan, a: FusedGroup, b: FusedGroup, n: Compute) -> tuple[FusedGroup, FusedGroup] | None:
+    """Both groups after ``n`` went from contraction ``a`` to its reader ``b``; None when that is no gain."""
+    alone = FusedGroup("nest", (n,), (n.output,), own_prefix(plan.graph, n), (f"{n.output}: starts a nest group",))
+    join = elementwise(plan, alone, b) or stitch(plan, alone, b)
+    if not isinstance(join, Join):
+        return None
+    left = tuple(m for m in a.nodes if m is not n)
+    place = list(plan.inputs)
+    nodes = tuple(sorted((n, *b.nodes), key=lambda m: place.index(m.output)))
+    reasons = tuple(r for r in a.reasons if not r.startswith(f"{n.output}: "))
+    why = f"{n.output}: {join.why}, no epilogue of {a.nodes[0].output}"
+    rest = replace(a, nodes=left, outputs=plan.outputs_of(left), reasons=reasons)
+    grown = FusedGroup("nest", nodes, plan.outputs_of(nodes), join.prefix, (why, *b.reasons))
+    gains = len(rest.outputs) < len(a.outputs) and may_rise(plan, (a, b), (rest, grown)) is None
+    return (rest, grown) if gains else None

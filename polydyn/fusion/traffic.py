@@ -1,0 +1,127 @@
+"""Bytes that a group moves to and from memory, and the rule that fusing must not raise them (BladeDISC 4.1).
+
+A kernel reads every distinct element that its loads name once, and writes its outputs once. Sizes stay symbolic: a
+rewrite is accepted when what it adds is proven to be no more than what it removes, under the ranges that the program
+guards. Where that is not decided the groups stay apart: both ways are right, and the choice does not depend on the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.graph.ir import Compute, Graph, Guard, iterators
+from polydyn.schedules.expr import ITEMSIZE, indices, loads
+from polydyn.schedules.index import ONE, ZERO, Index, product
+from polydyn.shapes.prove import Known, nonnegative
+
+Term = tuple[str, str]
+"""(``read`` or ``write``, tensor)."""
+
+
+def terms(plan: FusionPlan, group: FusedGroup) -> set[Term]:
+    """What a group reads and writes."""
+    made = {n.output for n in group.nodes}
+    read = {t for n in group.nodes for t in plan.inputs[n.output]} - made
+    return {*(("read", t) for t in read), *(("write", t) for t in group.outputs)}
+
+
+def size_of(graph: Graph, tensor: str) -> Index:
+    """Bytes of a whole tensor."""
+    t = graph.tensors[tensor]
+    return product(t.shape) * ITEMSIZE[t.dtype]
+
+
+def may_rise(
+    plan: FusionPlan, before: Sequence[FusedGroup], after: Sequence[FusedGroup], rewritten: FusionPlan | None = None
+) -> str | None:
+    """Why ``after`` may move more bytes than ``before``; None when it is proven not to.
+
+    ``rewritten``: the plan that ``after`` belongs to, where nodes have changed. A join without recomputation only loses
+    terms, which needs no arithmetic: what two groups read apart they read together. Of other terms
+    whole tensors are added, and only what loads surely touch is saved.
+    """
+    old: Counter[Term] = Counter(k for g in before for k in terms(plan, g))
+    new: Counter[Term] = Counter(k for g in after for k in terms(rewritten or plan, g))
+    added, removed = new - old, old - new
+    if not added:
+        return None
+    more = sum((size_of(plan.graph, t) * n for (_, t), n in added.items()), ZERO)
+    less = sum((_least(plan, before, k) * n for k, n in removed.items()), ZERO)
+    if nonnegative(less - more, known(plan.graph.guards)):
+        return None
+    names = ", ".join(t for _, t in sorted(added))
+    return f"off-chip traffic may rise: {more} more bytes ({names}), {less} fewer"
+
+
+def _least(plan: FusionPlan, groups: Sequence[FusedGroup], key: Term) -> Index:
+    """Bytes of a term at least: a read counts where a load of every group visits each element."""
+    kind, tensor = key
+    reading = [g for g in groups if key in terms(plan, g)]
+    whole = all(any(_visits_all(plan.graph, n, tensor) for n in g.nodes) for g in reading)
+    return size_of(plan.graph, tensor) if kind == "write" or whole else ZERO
+
+
+def _visits_all(graph: Graph, n: Compute, tensor: str) -> bool:
+    """Whether a load of the tensor runs over all of it: plain iterators of the same extents, each once."""
+    extents = dict(iterators(graph, n))
+    shape = graph.tensors[tensor].shape
+    for x in loads(n.body):
+        if x.buffer == tensor:
+            moving = [(str(i), e) for i, e in zip(x.index, shape, strict=True) if e != ONE]
+            if all(extents.get(i) == e for i, e in moving) and len(dict(moving)) == len(moving):
+                return True
+    return False
+
+
+@lru_cache(maxsize=64)
+def known(guards: tuple[Guard, ...]) -> Known:
+    """What every call is checked to meet, for proofs: ranges of symbols, and inequalities."""
+    ranges: dict[str, tuple[int, int | None]] = {}
+    facts: list[Index] = []
+    for g in guards:
+        if g.relation != "<=":
+            continue
+        if g.left.constant is not None and g.right.is_symbol:
+            low, high = ranges.get(str(g.right), (0, None))
+            ranges[str(g.right)] = (max(low, int(g.left)), high)
+        elif g.left.is_symbol and g.right.constant is not None:
+            low, high = ranges.get(str(g.left), (0, None))
+            ranges[str(g.left)] = (low, int(g.right) if high is None else min(high, int(g.right)))
+        else:
+            facts.append(g.right - g.left)
+    return Known(ranges, tuple(facts), {})
+
+
+def moved_at(plan: FusionPlan, group: FusedGroup, sizes: Mapping[str, int]) -> int:
+    """Bytes that a group moves at a shape: of each tensor no more than its loads can touch."""
+    made = {n.output for n in group.nodes}
+    touched: Counter[str] = Counter()
+    for n in group.nodes:
+        for t, points in _touched(plan.graph, n).items():
+            if t not in made:
+                touched[t] += points.evaluate(sizes)
+    total = sum(size_of(plan.graph, t).evaluate(sizes) for t in group.outputs)
+    for t, points_at in touched.items():
+        tensor = plan.graph.tensors[t]
+        total += min(points_at, product(tensor.shape).evaluate(sizes)) * ITEMSIZE[tensor.dtype]
+    return total
+
+
+def _touched(graph: Graph, n: Compute) -> dict[str, Index]:
+    """For every tensor that a node reads, the number of different subscripts at which it does (at most)."""
+    extents = dict(iterators(graph, n))
+    seen: dict[str, set[tuple[Index, ...]]] = {}
+    for x in loads(n.body):
+        seen.setdefault(x.buffer, set()).add(x.index)
+    for i in indices(n.body):
+        for a in i.fetches():
+            seen.setdefault(a.name, set()).add(a.args)
+
+    def points(index: tuple[Index, ...]) -> Index:
+        used = {s for i in index for s in i.symbols()}
+        return product([ONE, *(e for x, e in extents.items() if x in used)])
+
+    return {t: sum((points(i) for i in at), ZERO) for t, at in seen.items()}

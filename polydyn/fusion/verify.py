@@ -1,0 +1,46 @@
+"""verify_plan: the invariants of a FusionPlan."""
+
+from __future__ import annotations
+
+from polydyn.errors import PolydynError
+from polydyn.fusion.plan import FusionPlan
+
+
+def verify_plan(plan: FusionPlan) -> None:
+    """Checks that
+
+    1. every node that something needs is in exactly one group, and groups list their nodes in topological order;
+    2. the graph of groups has no cycle and the launch order respects it, so that every group is convex: a reader of a
+       concatenation comes after the kernels of all its parts;
+    3. the outputs of a group are those of its tensors that are outputs of the model, parts of a concatenation, or read
+       by other groups.
+
+    A violation is a bug in polydyn, raised as PolydynError that names the tensor.
+    """
+    position = {n.output: k for k, n in enumerate(plan.graph.nodes)}
+    launch: dict[str, int] = {}
+    for k, g in enumerate(plan.groups):
+        at = [position[n.output] for n in g.nodes]
+        if at != sorted(at):
+            raise _bug("a group whose nodes are out of order", g.nodes[0].output)
+        for n in g.nodes:
+            if n.output in launch:
+                raise _bug("a node in two groups", n.output)
+            launch[n.output] = k
+        if g.outputs != plan.outputs_of(g.nodes):
+            raise _bug(f"a group with the outputs {g.outputs}, not {plan.outputs_of(g.nodes)}", g.nodes[0].output)
+    parts: dict[str, list[str]] = {}
+    for t, w in plan.windows.items():
+        parts.setdefault(w.target, []).append(t)
+    for k, g in enumerate(plan.groups):
+        for n in g.nodes:
+            for t in plan.inputs[n.output]:
+                for made in parts.get(t, [t] if t in position else []):
+                    if made not in launch:
+                        raise _bug("read, but no group makes it", made)
+                    if launch[made] > k or (launch[made] == k and t in parts):
+                        raise _bug(f"{n.output} reads it before it is whole", made)
+
+
+def _bug(message: str, tensor: str) -> PolydynError:
+    return PolydynError(f"the fusion plan broke an invariant: {message}", tensor=tensor)

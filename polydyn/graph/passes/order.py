@@ -1,0 +1,54 @@
+"""What depends on what in a graph, and a topological order after nodes were put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from polydyn.errors import PolydynError
+from polydyn.graph.ir import Graph, Node
+
+
+class Dependences:
+    """For every node's output the set of nodes it depends on, itself included, as bits."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._position = {n.output: k for k, n in enumerate(graph.nodes)}
+        self._before: list[int] = []
+        for k, n in enumerate(graph.nodes):
+            bits = 1 << k
+            for t in n.inputs:
+                if t in self._position:
+                    bits |= self._before[self._position[t]]
+            self._before.append(bits)
+
+    def depends(self, t: str, on: str) -> bool:
+        """Whether tensor ``t`` is computed from ``on``, or is it."""
+        place, other = self._position.get(t), self._position.get(on)
+        return t == on or (place is not None and other is not None and bool(self._before[place] >> other & 1))
+
+    def independent(self, outputs: Sequence[str]) -> bool:
+        """Whether there is no path between any two of these nodes."""
+        places = [self._position[t] for t in outputs]
+        return not any(self._before[a] >> b & 1 for a in places for b in places if a != b)
+
+
+def in_order(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """The nodes in a topological order that keeps the given one where it can. PolydynError: there is a cycle."""
+    nodes = tuple(nodes)
+    made = {n.output: n for n in nodes}
+    done: dict[str, Node] = {}
+    open_: set[str] = set()
+    for n in nodes:
+        stack = [n.output]
+        while stack:
+            t = stack[-1]
+            wanted = [i for i in made[t].inputs if i in made and i not in done]
+            if t in done or not wanted:
+                done.setdefault(t, made[t])
+                open_.discard(stack.pop())
+            elif t in open_:
+                raise PolydynError("nodes were merged that depend on one another", tensor=t)
+            else:
+                open_.add(t)
+                stack += reversed(wanted)
+    return tuple(done.values())

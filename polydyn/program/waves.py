@@ -1,0 +1,160 @@
+"""Waves: launches that need nothing of each other run in one fork-join (TSCompiler 4.2, BladeDISC 4.3, horizontally).
+
+The launches of a wave follow each other, are of one kind (so that their work counts can be compared) and none of them
+reads what another one writes; the memory plan treats them as simultaneous. Threads get tasks of all of them, see
+``runtime/waves.c``. Launches are put into another order, still topological, where that makes waves meet: everything
+moves towards its first reader, what nobody reads stays as early as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from polydyn.errors import PolydynError
+from polydyn.program.memory import arena_estimate, live_ranges, plan_slots
+from polydyn.program.plan import HostPlan, IndexCheck, Launch
+from polydyn.schedules.expr import ITEMSIZE
+from polydyn.schedules.index import product
+
+MEMORY_FACTOR = 1.25
+"""Waves must not make the arena (at ``memory.SAMPLES``) larger than so many times that of the launches one by one."""
+
+
+def join_waves(plan: HostPlan) -> HostPlan:
+    """The plan with its launches in waves: of the orders tried the first whose arena is small enough.
+
+    Tried: the order by levels; the given order. A launch whose ``writes`` are not known stays where it is, alone.
+    """
+    before = _after(plan.launches)
+    limit = MEMORY_FACTOR * _arena(plan)
+    for waves in (_by_level(plan.launches, before), _in_order(plan.launches, before)):
+        joined = _arranged(plan, waves)
+        if _arena(joined) <= limit:
+            verify_waves(joined)
+            return joined
+    return plan
+
+
+def wave_ranges(plan: HostPlan) -> tuple[range, ...]:
+    """The launches of every wave. PolydynError: the plan's waves are not its launches."""
+    counts = plan.waves or (1,) * len(plan.launches)
+    if any(n < 1 for n in counts) or sum(counts) != len(plan.launches):
+        raise PolydynError(f"waves of {counts} launches, the plan has {len(plan.launches)}")
+    ends = [sum(counts[: k + 1]) for k in range(len(counts))]
+    return tuple(range(e - n, e) for n, e in zip(counts, ends, strict=True))
+
+
+def touched_by_wave(plan: HostPlan) -> list[list[str]]:
+    """The buffers that the launches of each wave mention."""
+    return [[b for k in wave for b in plan.launches[k].buffers] for wave in wave_ranges(plan)]
+
+
+def verify_waves(plan: HostPlan) -> None:
+    """Raises PolydynError unless
+
+    - every launch is in one wave, and one whose ``writes`` are not known is alone in its wave;
+    - all writers of a buffer come before its readers, in earlier waves.
+
+    Launches of unknown ``writes`` are taken to be in a right order.
+    """
+    written: dict[str, int] = {}
+    read: dict[str, int] = {}
+    for w, wave in enumerate(wave_ranges(plan)):
+        for launch in (plan.launches[k] for k in wave):
+            if launch.writes is None:
+                if len(wave) > 1:
+                    raise PolydynError(f"what launch '{_name(launch)}' writes is not known, so it must run alone")
+                continue
+            for b in launch.writes:
+                written[b] = max(w, written.get(b, w))
+            for b in _reads(launch):
+                read[b] = min(w, read.get(b, w))
+    for b, w in written.items():
+        if b in read and read[b] <= w:
+            raise PolydynError(
+                f"wave {read[b]} reads what wave {w} writes", tensor=b, rule="all writers run before all readers"
+            )
+
+
+def _name(launch: Launch) -> str:
+    return launch.label or launch.kernel
+
+
+def _reads(launch: Launch) -> list[str]:
+    return [b for b in dict.fromkeys(launch.buffers) if b not in (launch.writes or ())]
+
+
+def _after(launches: Sequence[Launch]) -> list[set[int]]:
+    """For every launch the earlier ones that it must follow, direct ones only.
+
+    Writers of parts of one buffer need no order; launches whose writes are not known keep theirs with everything.
+    """
+    writers: dict[str, list[int]] = {}
+    readers: dict[str, list[int]] = {}
+    before: list[set[int]] = []
+    barrier: int | None = None
+    for k, launch in enumerate(launches):
+        if launch.writes is None:
+            before.append(set(range(k)))
+            barrier = k
+        else:
+            found = {j for b in _reads(launch) for j in writers.get(b, [])}
+            found |= {j for b in launch.writes for j in readers.get(b, [])}
+            before.append(found | ({barrier} if barrier is not None else set()))
+            for b in launch.writes:
+                writers.setdefault(b, []).append(k)
+            for b in _reads(launch):
+                readers.setdefault(b, []).append(k)
+    return before
+
+
+def _by_level(launches: Sequence[Launch], before: Sequence[set[int]]) -> list[list[int]]:
+    """Waves by (level, kind): one level before the first reader's, or the least possible when there is no reader."""
+    early: list[int] = []
+    for found in before:
+        early.append(1 + max((early[j] for j in found), default=-1))
+    late: dict[int, int] = {}
+    for k in reversed(range(len(launches))):
+        level = late.setdefault(k, early[k])
+        for j in before[k]:
+            late[j] = min(late.get(j, level - 1), level - 1)
+    waves: dict[tuple[int, str], list[int]] = {}
+    for k, launch in enumerate(launches):
+        kind = f"?{k}" if launch.writes is None else launch.kind
+        waves.setdefault((late[k], kind), []).append(k)
+    order = sorted(waves, key=lambda key: (key[0], waves[key][0]))
+    return [waves[key] for key in order]
+
+
+def _in_order(launches: Sequence[Launch], before: Sequence[set[int]]) -> list[list[int]]:
+    """Waves of launches that stand next to each other already."""
+    waves: list[list[int]] = []
+    for k, launch in enumerate(launches):
+        last = waves[-1] if waves else []
+        fits = last and launches[last[0]].writes is not None and launch.writes is not None
+        if fits and launches[last[0]].kind == launch.kind and before[k].isdisjoint(last):
+            last.append(k)
+        else:
+            waves.append([k])
+    return waves
+
+
+def _arranged(plan: HostPlan, waves: Sequence[Sequence[int]]) -> HostPlan:
+    order = [k for wave in waves for k in wave]
+    launches = tuple(plan.launches[k] for k in order)
+    checks = tuple(sorted((_moved(c, plan, order) for c in plan.index_checks), key=lambda c: c.launch))
+    return replace(plan, launches=launches, waves=tuple(map(len, waves)), index_checks=checks)
+
+
+def _moved(check: IndexCheck, plan: HostPlan, order: Sequence[int]) -> IndexCheck:
+    """The check before the launch that is now the first to read the buffer, of those that came at or after its own."""
+    known = (at for at, k in enumerate(order) if k >= check.launch and check.buffer in plan.launches[k].buffers)
+    return replace(check, launch=min(known))
+
+
+def _arena(plan: HostPlan) -> int:
+    sizes = {
+        b.name: product(b.shape) * ITEMSIZE[b.dtype] for b in plan.buffers.values() if b.role == "intermediate"
+    }
+    return arena_estimate(plan_slots(live_ranges(sizes, touched_by_wave(plan))))

@@ -1,0 +1,69 @@
+"""Sizes that are multiples of a constant: ``L = 8 * k`` without inventing a symbol that a user would see.
+
+Inside a simplification or a proof ``L`` is written ``8 * %L``, where ``%L`` stands for ``L // 8``; polynomial
+arithmetic then does everything (``L // 4`` is ``2 * %L``, ``(L * W + 3) // 8`` is ``%L * W``). Outside, ``%L`` is the
+atom ``L // 8`` and ``8 * (L // 8)`` is ``L``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import lcm
+
+from polydyn.schedules.index import Atom, Index, Monomial, fetch, floordiv, maximum, minimum
+
+MARK = "%"
+"""First character of the symbols that stand for quotients; no model's symbol begins with it."""
+
+
+class Multiples:
+    """Symbol -> the largest constant that it is known to be a multiple of."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, int] = {}
+        self._forward: dict[str, Index] = {}
+
+    def learn(self, symbol: str, n: int) -> None:
+        """``symbol`` is a multiple of ``n`` too."""
+        self.of[symbol] = lcm(n, self.of.get(symbol, 1))
+        self._forward[symbol] = Index.of(MARK + symbol) * self.of[symbol]
+
+    def inside(self, p: Index) -> Index:
+        """``L`` written as ``8 * %L``."""
+        return p.subs(self._forward) if self._forward else p
+
+    def ranges(self, sizes: Mapping[str, tuple[int, int | None]]) -> Mapping[str, tuple[int, int | None]]:
+        """The ranges of symbols, with those of the quotients."""
+        if not self.of:
+            return sizes
+        out = dict(sizes)
+        for s, n in self.of.items():
+            low, high = out.pop(s, (0, None))
+            out[MARK + s] = (-(-low // n), None if high is None else high // n)
+        return out
+
+    def outside(self, p: Index) -> Index:
+        """``8 * %L`` written as ``L``, and what is left of ``%L`` as ``L // 8``."""
+        if not any(s.startswith(MARK) for s in p.symbols()):
+            return p
+        p = p.map_atoms(self._atom)
+        out: Index = Index({})
+        for m, c in p.terms.items():
+            out = out + self._term(m, c)
+        return out
+
+    def _atom(self, a: Atom) -> Index:
+        args = tuple(self.outside(x) for x in a.args)
+        if a.kind == "fetch":
+            return fetch(a.name, args)
+        return floordiv(*args) if a.kind == "floordiv" else (minimum if a.kind == "min" else maximum)(*args)
+
+    def _term(self, m: Monomial, c: int) -> Index:
+        """One product. Its coefficient, as far as it goes, turns quotients back into symbols."""
+        for k, a in enumerate(m):
+            if isinstance(a, str) and a.startswith(MARK):
+                s, rest = Index.of(a[len(MARK) :]), m[:k] + m[k + 1 :]
+                n = self.of[str(s)]
+                whole = abs(c) // n * (1 if c > 0 else -1)
+                return s * self._term(rest, whole) + floordiv(s, Index.of(n)) * self._term(rest, c - whole * n)
+        return Index({m: c})

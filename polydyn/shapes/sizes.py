@@ -1,0 +1,113 @@
+"""What the user knows of a dynamic dim: its range, a multiple, the sizes that are likely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isclose
+from typing import Any, TypeAlias, Union
+
+from polydyn.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that a dynamic dim may have.
+
+    ``low``, ``high``: inclusive, ``high`` None for no upper end. ``multiple``: every size is a multiple of it. Both are
+    checked on every call and used in proofs. ``likely``: sizes that are worth tuning for; they restrict nothing.
+    ``probabilities``: of the likely sizes, in their order, adding up to 1; none given means equally likely.
+    ShapeError: no size is left, or a likely size is none of them.
+    """
+
+    low: int = 0
+    high: int | None = None
+    multiple: int = 1
+    likely: tuple[int, ...] = ()
+    probabilities: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("likely", "probabilities"):
+            object.__setattr__(self, field, tuple(getattr(self, field)))
+        numbers = [self.low, self.multiple, *self.likely, *([] if self.high is None else [self.high])]
+        odd = next((n for n in numbers if isinstance(n, bool) or not isinstance(n, int)), None)
+        if odd is not None:
+            raise ShapeError(f"{odd!r} is no size", remedy="give integers")
+        if self.multiple < 1:
+            raise ShapeError(f"sizes are no multiples of {self.multiple}", remedy="give a multiple >= 1")
+        first, last = self.bounds
+        if self.low < 0 or (last is not None and last < first):
+            raise ShapeError(f"the range {self.range_text()} holds no size", remedy="give 0 <= low <= high")
+        self._check_likely()
+
+    def _check_likely(self) -> None:
+        outside = [n for n in self.likely if not self.holds(n)]
+        if outside:
+            raise ShapeError(
+                f"the likely size {outside[0]} is not in the range {self.range_text()}",
+                remedy="likely sizes are among those that are allowed",
+            )
+        if len(set(self.likely)) < len(self.likely):
+            raise ShapeError(f"a likely size is given twice: {list(self.likely)}", remedy="give each once")
+        if not self.probabilities:
+            return
+        if len(self.probabilities) != len(self.likely):
+            raise ShapeError(
+                f"{len(self.probabilities)} probabilities for {len(self.likely)} likely sizes", remedy="give one each"
+            )
+        total = sum(self.probabilities)
+        if min(self.probabilities) < 0 or not isclose(total, 1, abs_tol=1e-6):
+            raise ShapeError(
+                f"the probabilities {list(self.probabilities)} add up to {total:g}",
+                remedy="give numbers >= 0 that add up to 1",
+            )
+
+    @property
+    def bounds(self) -> tuple[int, int | None]:
+        """The least and the largest size that is allowed (multiples counted)."""
+        m = self.multiple
+        return -(-self.low // m) * m, None if self.high is None else self.high // m * m
+
+    def holds(self, size: int) -> bool:
+        """Whether a size is allowed."""
+        return self.low <= size and (self.high is None or size <= self.high) and size % self.multiple == 0
+
+    def range_text(self) -> str:
+        """``1..512``, with the multiple if there is one."""
+        end = "" if self.high is None else str(self.high)
+        return f"{self.low}..{end}" + (f", multiples of {self.multiple}" if self.multiple > 1 else "")
+
+    def __str__(self) -> str:
+        shares = self.probabilities or (None,) * len(self.likely)
+        likely = [
+            str(n) if p is None else f"{n} ({100 * p:g} %)" for n, p in zip(self.likely, shares, strict=True)
+        ]  # fmt: skip
+        return self.range_text() + (f", likely {', '.join(likely)}" if likely else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for manifests."""
+        return {
+            "low": self.low, "high": self.high, "multiple": self.multiple,
+            "likely": list(self.likely), "probabilities": list(self.probabilities),
+        }  # fmt: skip
+
+
+SizesLike: TypeAlias = Union[Sizes, "tuple[int, int | None]"]
+"""What users may give for a dim: ``Sizes``, or just (low, high)."""
+Dims: TypeAlias = Mapping[str, SizesLike]
+"""Dynamic dims by name."""
+
+
+def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:
+    """Everything as ``Sizes``. ShapeError names the dim."""
+    out: dict[str, Sizes] = {}
+    for name, given in (dims or {}).items():
+        try:
+            out[name] = given if isinstance(given, Sizes) else Sizes(*given)
+        except ShapeError as e:
+            raise ShapeError(e.args[0].split("\n")[0], dim=name, remedy=e.remedy) from None
+        except TypeError:
+            raise ShapeError(
+                f"{given!r} are no sizes", dim=name, remedy="give (low, high) or polydyn.Sizes"
+            ) from None  # fmt: skip
+    return out

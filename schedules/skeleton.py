@@ -1,0 +1,163 @@
+"""Skeletons: a group without its constants, so that one proof serves every group that is an instance of it.
+
+Extents that are numbers become parameters (equal numbers the same one), and what no proof looks at is dropped: what is
+computed from the elements, reads of arrays that the group does not write, where elements lie in memory. A proof holds
+for all values of the parameters under the skeleton's facts. It is valid for a group that is its skeleton with
+parameters replaced by values (``instantiate`` gives exactly the group's form) for which the facts hold; both are
+checked for every group, without isl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from polydyn.schedules.errors import LegalityError
+from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, indices, loads, transform
+from polydyn.schedules.index import Index
+from polydyn.schedules.isl_util import Condition, at_least
+from polydyn.schedules.model import Array, Group, Statement
+
+OUTSIDE = Array("outside", "float32", (), "input", ())
+"""Stands for everything that a group reads and does not write."""
+
+_SEEN = ("where", "mul")
+"""Operations that matter: guards of reads, and what makes a sum of products."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """The part of a group that dependences and schedules see; hashable. Equal forms have equal proofs."""
+
+    params: tuple[str, ...]
+    arrays: tuple[Array, ...]
+    statements: tuple[Statement, ...]
+
+    def group(self) -> Group:
+        """The form as a group of its own."""
+        return Group("skeleton", self.params, {a.name: a for a in (*self.arrays, OUTSIDE)}, self.statements)
+
+    def subs(self, env: Mapping[str, Index]) -> tuple[tuple[Array, ...], tuple[Statement, ...]]:
+        """Arrays and statements with parameters replaced."""
+        arrays = tuple(replace(a, shape=tuple(e.subs(env) for e in a.shape)) for a in self.arrays)
+        return arrays, tuple(_rename(s, env) for s in self.statements)
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """``form`` under ``facts``; ``env``: what its parameters stand for in one group (numbers, or that group's own)."""
+
+    form: Form
+    facts: tuple[Condition, ...]
+    env: tuple[tuple[str, Index], ...]
+
+    def lift(self, e: Index) -> Index:
+        """An expression over the group's parameters, over the skeleton's instead; a number that is an extent becomes
+        its parameter. What it stands for is the caller's to check (``lower``).
+        """
+        numbers = {v.constant: n for n, v in self.env if v.constant is not None}
+        if e.constant in numbers and e.constant is not None:
+            return Index.of(numbers[e.constant])
+        return e.subs({str(v): n for n, v in self.env if v.is_symbol})
+
+    def lower(self, e: Index) -> Index:
+        """What an expression over the skeleton's parameters is in the group."""
+        return e.subs(dict(self.env))
+
+
+def skeleton(group: Group) -> Skeleton | None:
+    """The skeleton of a group; None where positions known only at run time decide what is written."""
+    plain = form(group)
+    if plain is None:
+        return None
+    names: dict[Index, str] = {}
+
+    def name(e: Index) -> Index:
+        if e not in names:
+            number = e.constant is not None
+            names[e] = f"{'k' if number else 'n'}{sum((x.constant is not None) == number for x in names)}"
+        return Index.of(names[e])
+
+    own = frozenset(plain.params)
+    for s in plain.statements:
+        for _, e in s.iters:
+            name(e)
+    extents = dict(names)
+    for s in plain.statements:
+        for i in (*s.index, *(i for x in _kept(s) for i in x.index)):
+            for x in sorted(i.symbols() & own):
+                name(Index.of(x))
+    for a in plain.arrays:
+        for e in a.shape:
+            for x in sorted(e.symbols()):
+                name(Index.of(x))
+    env = {str(e): Index.of(n) for e, n in names.items() if e.is_symbol}
+
+    def extent(e: Index) -> Index:
+        return Index.of(extents[e]) if e in extents else e.subs(env)
+
+    statements = tuple(
+        replace(_rename(s, env), iters=tuple((x, extent(e)) for x, e in s.iters)) for s in plain.statements
+    )
+    arrays = tuple(replace(a, shape=tuple(map(extent, a.shape))) for a in plain.arrays)
+    values = tuple((n, e) for e, n in names.items())
+    facts = tuple(at_least(n, 0) for n, e in values if e.constant is not None)
+    return Skeleton(Form(tuple(names.values()), arrays, statements), facts, values)
+
+
+def check_instance(s: Skeleton, group: Group) -> None:
+    """A proof about the skeleton is one about the group: the form is the group's with the parameters replaced, and the
+    facts hold for what they are replaced by. LegalityError otherwise.
+    """
+    env, own = dict(s.env), form(group)
+    if own is None or s.form.subs(env) != (own.arrays, own.statements):
+        raise LegalityError(
+            f"group {group.name} is no instance of the skeleton it was taken for with {env}", rule="proof reuse"
+        )
+    for c in s.facts:
+        value = c.expr.subs(env).constant
+        if value is None or (value != 0 if c.equality else value < 0):
+            raise LegalityError(f"the proof assumes {c}; here it is {c.expr.subs(env)}", rule="proof reuse")
+
+
+def form(group: Group) -> Form | None:
+    """The group without what proofs do not look at, in canonical names; None where a fetched position is written or
+    read back.
+    """
+    written = {n: f"w{k}" for k, n in enumerate(dict.fromkeys(s.array for s in group.statements))}
+    statements = []
+    for s in group.statements:
+        bare = replace(s, value=transform(s.value, lambda v: _bare(v, written)), array=written[s.array])
+        if any(i.fetches() for i in (*bare.index, *(i for x in _kept(bare) for i in x.index))):
+            return None
+        statements.append(bare)
+    for s in group.statements:
+        if any(f.name in written for i in indices(s.value) for f in i.fetches()):
+            return None
+    arrays = tuple(Array(w, "float32", group.arrays[n].shape, group.arrays[n].role, ()) for n, w in written.items())
+    return Form(group.params, arrays, tuple(statements))
+
+
+def _bare(v: Value, written: Mapping[str, str]) -> Value:
+    """The leaves that proofs see: reads of what the group writes."""
+    if isinstance(v, Load):
+        return Load("float32", written[v.buffer], v.index) if v.buffer in written else Load("float32", OUTSIDE.name, ())
+    if isinstance(v, (Const, FromIndex)):
+        return Const("float32", 0.0)
+    return Op("float32", v.name if v.name in _SEEN else "any", v.args) if isinstance(v, Op) else v
+
+
+def _kept(s: Statement) -> list[Load]:
+    return [x for x in loads(s.value) if x.buffer != OUTSIDE.name]
+
+
+def _rename(s: Statement, env: Mapping[str, Index]) -> Statement:
+    def f(v: Value) -> Value:
+        return replace(v, index=tuple(i.subs(env) for i in v.index)) if isinstance(v, Load) else v
+
+    return replace(
+        s,
+        iters=tuple((n, e.subs(env)) for n, e in s.iters),
+        index=tuple(i.subs(env) for i in s.index),
+        value=transform(s.value, f),
+    )
