@@ -1,6 +1,6 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
 # make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types | make bench
-# make bench-gemm | make bench-stitch | make bench-cpu | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make guards | make emulate | make models | make wheel | make clean
+# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make guards | make emulate | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -12,7 +12,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu fuzz fuzz-shapes shape-inference guards accuracy emulate models tiny-models wheel clean
+.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu bench-fusion fuzz fuzz-shapes shape-inference guards accuracy emulate models tiny-models wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -64,6 +64,9 @@ bench-gemm: $(VENV)/.extra-bench $(VENV)/.extra-export
 
 bench-stitch: $(VENV)/.extra-bench $(VENV)/.extra-export
 	$(BIN)/python -m benchmarks.stitch --threads $(THREADS) $(ARGS)
+
+bench-fusion: models
+	$(BIN)/python -m benchmarks.fusion $(MODELS) --gemms
 
 bench-cpu: models
 	$(BIN)/python -m benchmarks.cpu_all $(MODELS) $(ARGS)

@@ -32,7 +32,8 @@ from polydyn.program.explain import text_table
 
 LAYER = re.compile(r"/(?:layer|block|h|layers|albert_layers)\.(\d+)/")
 
-ADDED = tuple(p.name for p in sorted(PASSES, key=lambda p: not (p in FUSION and p.graph)))
+ON_PLANS = [p for p in PASSES if p.graph or p.groups or p.join]
+ADDED = tuple(p.name for p in sorted(ON_PLANS, key=lambda p: not (p in FUSION and p.graph)))
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,10 @@ def gemms(plan: FusionPlan) -> int:
 
 
 def layers(plan: FusionPlan) -> tuple[int, int] | None:
-    """(kernels of a layer, kernels outside of layers) of a transformer, by the names that exporters give to nodes."""
+    """(kernels of a layer, kernels outside of layers) of a transformer, by the names that exporters give to nodes.
+
+    None where the names do not tell layers apart (ALBERT's share theirs with their weights).
+    """
     if not any(g.kind == "attention" for g in plan.groups):
         return None
     where: Counter[str] = Counter()
@@ -75,7 +79,7 @@ def layers(plan: FusionPlan) -> tuple[int, int] | None:
         found = [m.group(1) for n in g.nodes for m in [LAYER.search(n.origin)] if m]
         where[found[0] if found else ""] += 1
     inside = [count for layer, count in where.items() if layer]
-    return (min(inside), len(plan.groups) - min(inside) * len(inside)) if inside else None
+    return (min(inside), len(plan.groups) - min(inside) * len(inside)) if len(inside) > 1 else None
 
 
 def measure(path: Path, shape: Mapping[str, int], count_gemms: bool) -> dict[str, object]:
@@ -90,7 +94,8 @@ def measure(path: Path, shape: Mapping[str, int], count_gemms: bool) -> dict[str
         out["kernels_per_layer"], out["kernels_outside"] = found
         print(f"kernels of a layer: {found[0]}, outside of layers: {found[1]}")
     if count_gemms:
-        before, after = (gemms(plan_without(graph, off)) for off in (("attention", "merge"), ("attention",)))
+        apart = ("attention", "merge", "batch")
+        before, after = gemms(plan_without(graph, apart)), gemms(plan_without(graph, apart[:1]))
         out["gemms_unmerged"], out["gemms_merged"] = before, after
         print(f"GEMM kernels with attention off: {before} before merging, {after} after")
     print(flush=True)

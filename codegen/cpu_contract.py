@@ -1,7 +1,8 @@
 """CPU kernels for matmul-like groups: from the tile-space tree to register-tiled C (CPU.md 1 and 2).
 
 Constants come in panels as wide as a vector, ``[col/W][reduction][W]``; a column operand that is neither such a
-constant nor of unit stride is packed by the promotion statement PACK.
+constant nor of unit stride is packed by the promotion statement PACK. A row operand that is more than a load (a padded
+image, seen as a matrix of pixels) is computed into rows of scratch by the promotion statement FILL.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, unroll
-from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, variants
-from polydyn.codegen.passes.vectorise import vectorise_tile
+from polydyn.codegen.passes.tiles import balance, clip, flatten_loops, mark_parallel, tasks, variants
+from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Op, Value, loads
@@ -48,6 +50,8 @@ REDUCTION_BLOCK = 768
 """Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (CPU.md 2)."""
 ROW_UNROLL = 4
 """Reduction steps unrolled: with few rows the loop overhead shows otherwise (CPU.md 2)."""
+FILL_ELEMENTS = 1 << 16
+"""Elements of rows that FILL copies at a time: a quarter of a 1 MB L2."""
 V = Index.of
 
 
@@ -71,13 +75,14 @@ class ContractTuple:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Decisions for one kernel: register tile, reduction block, packing."""
+    """Decisions for one kernel: register tile, reduction block, packing of columns, copying of rows."""
 
     rows: int
     vectors: int
     block: Index
     blocks: Index
     promote: bool
+    fill: bool
     carrier: Statement | None
     unroll: int = ROW_UNROLL
 
@@ -95,8 +100,10 @@ class ContractKernel:
         rows: int | None = None,
         label: str = "",
         chosen: ContractTuple | None = None,
+        fill: bool = False,
     ) -> None:
-        """``packed``: arrays already laid out in panels along the column iterator. ``chosen``: tuned sizes.
+        """``packed``: arrays already laid out in panels along the column iterator. ``chosen``: tuned sizes. ``fill``:
+        FILL copies the rows.
 
         ``rows``: the register tile's rows when the kernel is a part of an attention, which also means one block.
         ``label``: tells the registers of such parts apart.
@@ -110,9 +117,9 @@ class ContractKernel:
         self.M, self.N, self.K = (self.extents[x] for x in (roles.row, roles.col, roles.block))
         self.R = product(self.extents[x] for x in roles.inner)
         self.row_value, self.col_value = operands(self.acc, roles)
-        self.chosen = chosen
+        self.chosen, self.notes = chosen, list[str]()
         self.copies: Copies = {}
-        self.plan = self._plan(packed) if rows is None else self._part(self._plan(packed), rows)
+        self.plan = self._plan(packed, fill) if rows is None else self._part(self._plan(packed, fill), rows)
 
     @staticmethod
     def lanes(target: CpuTarget) -> int:
@@ -121,17 +128,17 @@ class ContractKernel:
 
     # -- decisions -----------------------------------------------------------------------------------------------
 
-    def _plan(self, packed: frozenset[str]) -> _Plan:
+    def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
         rows, vectors = self.tile()
         columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
         in_place = all(x.buffer in packed or self._stride(x) == ONE for x in columns)
         carrier = next((s for s in self.epilogues if s.value.dtype == "float32"), None)
         k, r = self.K.constant, self.R.constant
         steps, unroll = (self.chosen.block, self.chosen.unroll) if self.chosen else (REDUCTION_BLOCK, ROW_UNROLL)
-        block = max(16, steps // r) if r else steps
+        block = max(1 if fill else 16, steps // r) if r else steps
         if carrier is None or self.acc.value.dtype != "float32" or (k is not None and k <= block * 4 // 3):
-            return _Plan(rows, vectors, self.K, ONE, not in_place, carrier, unroll)
-        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), not in_place, carrier, unroll)
+            return _Plan(rows, vectors, self.K, ONE, not in_place, fill, carrier, unroll)
+        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), not in_place, fill, carrier, unroll)
 
     def _part(self, p: _Plan, rows: int) -> _Plan:
         most = max((v for r, v, _ in self.target.tiles if r >= rows), default=1)
@@ -165,8 +172,21 @@ class ContractKernel:
         p, w = self.plan, self.width
         panels, vector = self._panels(V("N"), V("c_hi")), p.block * self.R * w
         return ContractTiles(
-            p.rows, self.nr, w, p.block, p.blocks, p.promote, panels, self._panel_size(V("S")), vector
-        )
+            p.rows, self.nr, w, p.block, p.blocks, p.promote, panels, self._panel_size(V("S")), vector,
+            p.fill, self._filled(), self._fill_size(V("S")), self._pitch(), p.block * self.R,
+        )  # fmt: skip
+
+    def _filled(self) -> Index:
+        """Rows that FILL copies for the share [r_lo, r_hi) of rows."""
+        return V("r_hi") - "r_lo"
+
+    def _pitch(self) -> Index:
+        """Elements from one row of scratch to the next: not a power of two, which would meet in few sets of a cache."""
+        return self.plan.block * self.R + self.width
+
+    def _fill_size(self, share: Index) -> Index:
+        """Elements allocated for at most ``share`` row tiles."""
+        return share * self.plan.rows * self._pitch()
 
     def _panels(self, columns: Index, c_hi: Index) -> Index:
         """Vectors of columns that PACK fills for the share [c_lo, c_hi) of column tiles."""
@@ -211,7 +231,8 @@ class ContractKernel:
             return self.group.arrays[c.array].address(tuple(i.subs(self._env(a)) for i in c.index))
 
         def accumulate(a: Mapping[str, Index]) -> Body:
-            row, col = value(self.row_value, a), self._column(a)
+            row = self._row(a) if self.plan.fill else value(self.row_value, a)
+            col = self._column(a)
             return (Store(self.tile_name, acc(a), Op(dtype, "mul", (row, col)), self.acc.reduce),)
 
         def done(s: Statement) -> Lowering:
@@ -242,6 +263,11 @@ class ContractKernel:
         address = ((j // w) * (self.plan.block * self.R) + self._step(a, a["p_k"])) * w + j % w
         return FlatLoad(self.col_value.dtype, "panel", address)
 
+    def _row(self, a: Mapping[str, Index]) -> Value:
+        """The row operand from scratch."""
+        address = (V("o_i") + a["p_i"] - "r_lo") * self._pitch() + self._step(a, a["p_k"])
+        return FlatLoad(self.row_value.dtype, "rows", address)
+
     def _step(self, a: Mapping[str, Index], k: Index) -> Index:
         for x in self.roles.inner:
             k = k * self.extents[x] + a[x]
@@ -266,6 +292,35 @@ class ContractKernel:
         whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
         return fold(whole)
 
+    def fill(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+        """The promotion statement of the rows: the operand with its prologue, vectors along the last reduction."""
+        r = self.roles
+
+        def f(a: Mapping[str, Index]) -> Body:
+            env = {x: a[x] for x in (*r.batch, *r.inner)}
+            env[r.row] = V("r_lo") + a["a_i"]
+            env[r.block] = a.get("b_k", ZERO) * self.plan.block + a["a_k"]
+            address = a["a_i"] * self._pitch() + self._step(a, a["a_k"])
+            return (Store("rows", address, flat(self.group, self.row_value, env, lambda x: None)),)
+
+        body = lower(body, coordinates, {"FILL": f})
+        if self.plan.blocks != ONE:
+            body = clip(body, ("a_k",), self._live_reduction())
+
+        def vector(n: Node) -> Node | Body:
+            if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
+                return n
+            try:
+                return partial_unroll(vectorise_loop(n, self.target.width), n.var, ROW_UNROLL)
+            except CodegenError as e:
+                self.notes.append(f"rows are copied element by element: {e}")
+                return n
+
+        body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)
+        body = rewrite(body, vector)
+        body = tuple(hoist_masks(n, "m_") if isinstance(n, For) else n for n in body)
+        return hoist_divisions(body, "q_")
+
     def _live_reduction(self) -> Index:
         return self.K - V("b_k") * self.plan.block
 
@@ -284,15 +339,17 @@ class ContractKernel:
         """The micro-kernel for a number of live rows: registers and shared loads."""
         body = unroll(bind(body, {"P_i": rows}), ("p_i",), self.copies)
         body = registers(body, self.tile_name, self.acc.value.dtype)
-        innermost = self.roles.inner[-1] if self.roles.inner else "p_k"
-        return partial_unroll(share_loads(body, self.shared_name), innermost, self.plan.unroll)
+        for _ in self.roles.inner:
+            body = flatten_loops(body, "p_k")
+        steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in ("p_k", *self.roles.inner)]
+        return partial_unroll(share_loads(body, self.shared_name), steps[-1] if steps else "p_k", self.plan.unroll)
 
     def masked(self, body: Body, width: int) -> Body:
         """Vectorises the columns; nests that touch memory by column get a masked twin for the last tile."""
         w, n = self.width, self.N.constant
         start = V("c_j") * self.nr
         # with columns of unknown number the last tile may be wider than what was packed: those lanes are masked
-        safe = {self.tile_name} if n is None else {self.tile_name, "panel"}
+        safe = {self.tile_name, "rows"} if n is None else {self.tile_name, "rows", "panel"}
         exact = n is not None and n % w == 0
 
         def f(x: Node) -> Node | Body:
@@ -322,7 +379,7 @@ class ContractKernel:
 
     def tree(self) -> TiledGroup:
         """The tile-space tree that the kernel is generated from."""
-        return contract_tree(self.group, self.roles, self.plan.promote)
+        return contract_tree(self.group, self.roles, self.plan.promote, self.plan.fill)
 
     def build(self) -> Kernel:
         """The kernel."""
@@ -333,25 +390,24 @@ class ContractKernel:
         body = bind(body, {"B_k": p.blocks, "P_k": p.block, "W": w})
         if p.promote:
             body = consume(body, "promote", lambda b: self.pack(b, coordinates))
+        if p.fill:
+            body = consume(body, "fill", lambda b: self.fill(b, coordinates))
         nt, mt = self.N.ceildiv(self.nr), self.M.ceildiv(p.rows)
         body = balance(balance(body, "c_j", nt, "B_j", "b_j"), "c_i", mt, "B_i", "b_i")
         body = self._variants(body, coordinates)
         lo, hi = nt * "b_j" // "B_j", nt * (V("b_j") + 1) // "B_j"
         panels, size = self._panels(self.N, hi), self._panel_size(nt.ceildiv("B_j"))
 
+        first, end = (mt * (V("b_i") + k) // "B_i" * self.M // maximum(1, mt) for k in (0, 1))
+
         def shares(b: Body) -> Body:
-            if not p.promote:
-                return b
-
-            def panel(x: Body) -> Body:
-                return (Alloc("panel", self.col_value.dtype, size, "scratch", x),)
-
-            def block(n: Node) -> Node:  # a new panel for each: a checked build sees what the last one has left
-                return replace(n, body=panel(n.body)) if isinstance(n, For) and n.var == "b_k" else n
-
-            inner = bind(b, {"V_j": panels})
-            blocks = rewrite(inner, block)
-            return (Let("c_lo", lo, panel(inner) if blocks is inner else blocks),)
+            if p.promote:
+                panel = ("panel", self.col_value.dtype, size)
+                b = (Let("c_lo", lo, _allocated(bind(b, {"V_j": panels}), *panel)),)
+            if p.fill:
+                rows = ("rows", self.row_value.dtype, self._fill_size(mt.ceildiv("B_i")))
+                b = (Let("r_lo", first, (Let("r_hi", end, _allocated(bind(b, {"A_i": self._filled()}), *rows)),)),)
+            return b
 
         body = consume(body, "kblock", shares)
         body, count = tasks(fold(body))
@@ -360,10 +416,12 @@ class ContractKernel:
         verify_body(body, (*symbols, "begin", "end"), (*buffers, self.tile_name))
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         text = KernelPrinter(self.name, buffers, outputs, symbols).kernel(body)
-        note = f"register tile {p.rows}x{self.nr}, reduction block {p.block}" + (", columns packed" * p.promote)
+        note = f"register tile {p.rows}x{self.nr}, reduction block {p.block}"
+        note += ", columns packed" * p.promote + ", rows copied" * p.fill
         return Kernel(
-            self.name, text, tuple(buffers), symbols, self._launch(nt, mt), count, scratch_bytes(body), (note,)
-        )
+            self.name, text, tuple(buffers), symbols, self._launch(nt, mt), count, scratch_bytes(body),
+            (note, *dict.fromkeys(self.notes)),
+        )  # fmt: skip
 
     def _variants(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
         """A switch over exact row counts, inside it over live vectors, around outlined micro-kernels."""
@@ -407,8 +465,23 @@ class ContractKernel:
         """Equal shares for the threads: whole batches first, then column panels, then rows."""
         batch = product(self.extents[x] for x in self.roles.batch)
         need = maximum(1, V("nth").ceildiv(maximum(1, batch)))
+        if self.plan.fill:  # rows first, in blocks that stay in the cache: copying them again for other columns costs
+            steps = self.plan.block * self.R
+            most = 16 if steps.constant is None else max(1, FILL_ELEMENTS // (self.plan.rows * max(1, int(steps))))
+            bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
+            return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, need.ceildiv(maximum(1, mt))))}
         bj = maximum(1, minimum(nt, need))
         return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
+
+
+def _allocated(body: Body, buffer: str, dtype: str, size: Index) -> Body:
+    """Scratch inside the loop over reduction blocks: new for each, so that a checked build sees what the last left."""
+
+    def new(b: Body) -> Body:
+        return (Alloc(buffer, dtype, size, "scratch", b),)
+
+    blocks = rewrite(body, lambda n: replace(n, body=new(n.body)) if isinstance(n, For) and n.var == "b_k" else n)
+    return new(body) if blocks is body else blocks
 
 
 def _symbols(x: Load) -> frozenset[str]:

@@ -87,9 +87,14 @@ class NestKernel:
         """Whether the band's last iterator is the better vector direction."""
         if not any(inner_iterators(s, self.prefix) for s in self.group.statements):
             return True
-        return self._strided(lambda s: self.prefix[-1]) < self._strided(
-            lambda s: s.iterators[-1] if inner_iterators(s, self.prefix) else ""
-        )
+        along = self._strided(lambda s: self.prefix[-1])
+        inner = self._strided(lambda s: s.iterators[-1] if inner_iterators(s, self.prefix) else "")
+        return along < inner or (along == inner and self._short())
+
+    def _short(self) -> bool:
+        """Whether no inner loop fills a vector."""
+        loops = [self.extents[x].constant for s in self.group.statements for x in inner_iterators(s, self.prefix)]
+        return all(e is not None and e < self.target.width for e in loops)
 
     def _strided(self, iterator: object) -> int:
         """Accesses to memory that are not of stride 0 or 1 along the statement's vector iterator."""

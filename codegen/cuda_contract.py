@@ -30,10 +30,10 @@ MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64
 
 
 class CudaContractKernel:
-    """Builds the versions of one matmul-like group."""
+    """Builds the versions of one matmul-like group; ``arch``: those of newer architectures only when asked for."""
 
-    def __init__(self, name: str, group: Group, roles: Roles) -> None:
-        self.name, self.group, self.roles = name, group, roles
+    def __init__(self, name: str, group: Group, roles: Roles, arch: str = "sm_80") -> None:
+        self.name, self.group, self.roles, self.arch = name, group, roles, arch
         self.product = ProductGroup(name, group, roles)
 
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
@@ -46,7 +46,7 @@ class CudaContractKernel:
         for t in chosen:
             prove_gpu_contract(self.group, self.roles, gpu_contract_tree(self.group, self.roles), t.proven())
         whole = [k for t in chosen for k in _of_tile(self.product, t)]
-        hopper = [] if tiles else wgmma_versions(self.product)
+        hopper = wgmma_versions(self.product) if self.arch == "sm_90a" and not tiles else []
         return ordered((*self.few_rows(), *self._split(chosen[-1]), *hopper, *whole))
 
     def few_rows(self) -> list[CudaKernel]:

@@ -20,13 +20,17 @@ from polydyn.schedules.index import ONE, Index, IndexLike
 
 @dataclass(frozen=True)
 class FlatLoad(Value):
-    """``lanes`` elements of ``buffer`` from ``address``, ``stride`` elements apart; only ``mask`` lanes when given."""
+    """``lanes`` elements of ``buffer`` from ``address``, ``stride`` elements apart; only ``mask`` lanes when given.
+
+    ``guard``: a boolean in lanes; where it is false nothing is read and the lane is 0.
+    """
 
     buffer: str
     address: Index
     lanes: int = 1
     stride: Index = ONE
     mask: Index | None = None
+    guard: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,15 @@ class Ramp(Value):
 
     start: Index
     step: Index
+    lanes: int
+
+
+@dataclass(frozen=True)
+class Between(Value):
+    """A boolean in every lane: true for ``low <= lane < high``."""
+
+    low: Index
+    high: Index
     lanes: int
 
 
@@ -261,7 +274,7 @@ Body: TypeAlias = "tuple[Node, ...]"
 
 INDEX_FIELDS: dict[type, tuple[str, ...]] = {
     FlatLoad: ("address", "stride", "mask"), Load: ("index",), FromIndex: ("index",), Tile: ("start", "row", "column"),
-    Pointer: ("address",), Ramp: ("start", "step"), Blend: ("count",),
+    Pointer: ("address",), Ramp: ("start", "step"), Blend: ("count",), Between: ("low", "high"),
     For: ("lo", "hi"), Let: ("value",), Inst: ("args",), Switch: ("on",), Alloc: ("size",),
     Store: ("address", "stride", "mask"),
 }  # fmt: skip
@@ -328,6 +341,8 @@ def subvalues(v: Value) -> tuple[Value, ...]:
         return (v.value,)
     if isinstance(v, Apply):
         return v.args
+    if isinstance(v, FlatLoad):
+        return () if v.guard is None else (v.guard,)
     return (v.new, v.old) if isinstance(v, Blend) else children(v)
 
 
@@ -352,6 +367,8 @@ def map_value(v: Value, f: Callable[[Value], Value]) -> Value:
         v = v if inner is v.value else replace(v, value=inner)
     elif isinstance(v, Blend):
         v = replace(v, new=map_value(v.new, f), old=map_value(v.old, f))
+    elif isinstance(v, FlatLoad) and v.guard is not None:
+        v = replace(v, guard=map_value(v.guard, f))
     return f(v)
 
 
@@ -368,7 +385,7 @@ def map_values(body: Body, f: Callable[[Value], Value]) -> Body:
 
 def lanes_of(v: Value) -> int:
     """Lanes of the result."""
-    if isinstance(v, (FlatLoad, Reg, Broadcast, Ramp)):
+    if isinstance(v, (FlatLoad, Reg, Broadcast, Ramp, Between)):
         return v.lanes
     if isinstance(v, Horizontal):
         return 1

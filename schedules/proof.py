@@ -20,7 +20,7 @@ from polydyn.schedules.index import ONE, ZERO, Atom, Index, IndexLike
 from polydyn.schedules.isl_util import Condition, at_least, below, equals, frame, pair, param_set
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.polyhedra import read_accesses, statement_frame
-from polydyn.schedules.tile_flow import SHARE, ContractTiles, check_panel_box, check_tile_flow
+from polydyn.schedules.tile_flow import SHARE, ContractTiles, check_fill_box, check_panel_box, check_tile_flow
 from polydyn.schedules.tiling import Roles, TiledGroup, inner_iterators, stages
 from polydyn.schedules.tree import TileStatement, bind_statement, to_isl
 from polydyn.schedules.verify import Coordinate, band_properties, check_parallel, check_tree, expansion
@@ -51,6 +51,8 @@ def prove_contract(group: Group, roles: Roles, tiled: TiledGroup, tiles: Contrac
     check_tile_flow(tiled.tree, tiled.statements, tiled.params, tiles, roles)
     if tiles.promote:
         check_panel_box(tiles)
+    if tiles.fill:
+        check_fill_box(tiles)
 
 
 def prove_nest(

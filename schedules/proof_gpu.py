@@ -19,7 +19,7 @@ import islpy as isl
 
 from polydyn.schedules.dependence import Dependences, analyse
 from polydyn.schedules.errors import LegalityError, ScheduleError
-from polydyn.schedules.expr import Load, Op, Value
+from polydyn.schedules.expr import Op
 from polydyn.schedules.index import ZERO, Index, IndexLike, product
 from polydyn.schedules.isl_util import (
     Condition,
@@ -31,7 +31,7 @@ from polydyn.schedules.isl_util import (
     union_maps,
 )
 from polydyn.schedules.model import Group
-from polydyn.schedules.polyhedra import read_accesses
+from polydyn.schedules.polyhedra import read_accesses, statement_frame
 from polydyn.schedules.proof import bind_tiles, check_band
 from polydyn.schedules.skeleton import Form, check_instance, skeleton
 from polydyn.schedules.tiling import Roles, TiledGroup
@@ -160,19 +160,14 @@ def _prove(
 
 
 def check_neutral(group: Group) -> None:
-    """Padded steps change no sum: what accumulates is a product of operands that padding makes zero."""
+    """Padded steps change no sum: it is one of products, and copies put zeros into both operands' tiles there."""
     acc = next(s for s in group.statements if s.reduce)
     v = acc.value
-    operands = v.args if isinstance(v, Op) and v.name == "mul" else ()
-    if acc.reduce != "sum" or len(operands) != 2 or not all(_zero_for_zero(x) for x in operands):
+    if acc.reduce != "sum" or not (isinstance(v, Op) and v.name == "mul"):
         raise LegalityError(
             f"padding is not neutral for {acc.name}: it is no sum of products of two operands",
             node=acc.name, rule="neutral fill",
         )  # fmt: skip
-
-
-def _zero_for_zero(v: Value) -> bool:
-    return isinstance(v, Load) or (isinstance(v, Op) and v.name == "cast" and _zero_for_zero(v.args[0]))
 
 
 def linear(group: Group, roles: Roles) -> Group:
@@ -217,15 +212,16 @@ def check_units(
     group: Group, deps: Dependences, table: dict[str, Coordinate | IndexLike], ctx: isl.Set
 ) -> None:
     """Units of a block run at once between barriers: no dependence may lead from one to another."""
-    units = [table["w_i"], table["w_j"]]
-    which = expansion(group, {s.name: units for s in group.statements})
-    of = {pair(m)[0]: m.set_tuple_name(isl.dim_type.out, "") for m in maps(which)}
+    units = [c.expr() if isinstance(c, Coordinate) else Index.of(c) for c in (table["w_i"], table["w_j"])]
+    needed = frozenset(x for u in units for x in u.symbols())
+    known = [x for x in group.statements if needed <= {*x.iterators}]
+    of = {x.name: statement_frame(group, x).map_to("", units) for x in known}
     for m in deps.strict_pairs:
         s, t = pair(m)
-        if s in of and t in of:
-            bad = m.subtract(of[s].apply_range(of[t].reverse())).intersect_params(ctx)
-            if not bad.is_empty():
-                raise dependence_error("two units meet one element", bad, group, ctx)
+        bad = m.subtract(of[s].apply_range(of[t].reverse())) if s in of and t in of else m
+        bad = bad.intersect_params(ctx)
+        if not bad.is_empty():
+            raise dependence_error("two units meet one element", bad, group, ctx)
 
 
 class _Flow:

@@ -21,7 +21,7 @@ from polydyn.schedules.polyhedra import context
 from polydyn.schedules.proof import prove_contract, prove_nest
 from polydyn.schedules.schedule import NestSchedule, schedule_contract, schedule_nest
 from polydyn.schedules.skeleton import Form, Skeleton, check_instance, skeleton
-from polydyn.schedules.tile_flow import ContractTiles, check_panel_box
+from polydyn.schedules.tile_flow import ContractTiles, check_fill_box, check_panel_box
 from polydyn.schedules.tiling import Roles, TiledGroup
 
 _T = TypeVar("_T")
@@ -69,6 +69,8 @@ class Proofs:
         if s and lifted and general and _contract_holds(s.form, s.facts, roles, _Frozen(lifted), general):
             if tiles.promote:
                 check_panel_box(tiles)
+            if tiles.fill:
+                check_fill_box(tiles)
             self.reused += 1
             return
         prove_contract(self.group, roles, tiled, tiles, self.dependences)
@@ -101,7 +103,9 @@ class Proofs:
         blocks = ONE if tiles.blocks == ONE else maximum(1, steps.ceildiv(block))
         if s.lower(block) != tiles.block or s.lower(blocks) != tiles.blocks:
             return None
-        return replace(tiles, block=block, blocks=blocks, panel_size=Index.of("S") * tiles.columns, vector_size=ONE)
+        share = Index.of("S")
+        free = replace(tiles, fill_size=share * tiles.rows, pitch=ONE, steps=ONE)
+        return replace(free, block=block, blocks=blocks, panel_size=share * tiles.columns, vector_size=ONE)
 
 
 class _Frozen:

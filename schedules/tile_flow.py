@@ -39,7 +39,9 @@ class ContractTiles:
     ``rows``, ``columns``: the register tile; ``width``: lanes; ``block``: reduction steps per block (P_k), ``blocks``
     their number (B_k). ``panels``: vectors that PACK fills, over ``N`` and the share ``[c_lo, c_hi)`` of column tiles;
     ``panel_size``: elements allocated for a share of at most ``S`` column tiles; ``vector_size``: elements of one
-    vector of columns, over all steps of a block. They matter with ``promote`` only.
+    vector of columns, over all steps of a block. They matter with ``promote`` only. ``fill``: FILL copies the row
+    operand: ``filled`` rows over the share ``[r_lo, r_hi)`` of rows, ``pitch`` elements apart, in ``fill_size``
+    elements for a share of at most ``S`` row tiles, ``steps`` elements of each are used.
     """
 
     rows: int
@@ -51,6 +53,11 @@ class ContractTiles:
     panels: Index = ZERO
     panel_size: Index = ZERO
     vector_size: Index = ZERO
+    fill: bool = False
+    filled: Index = ZERO
+    fill_size: Index = ZERO
+    pitch: Index = ZERO
+    steps: Index = ZERO
 
     def row(self, share: Mapping[str, int]) -> Index:
         """The row of a tile-space instance, when blocks have ``share["i"]`` register tiles."""
@@ -84,7 +91,8 @@ def check_tile_flow(
     """
     whole = tiles.blocks == ONE  # one block of any size: the proof is the same for all
     free = replace(tiles, block=Index.of("K")) if whole else tiles
-    _check(tree, statements, params, replace(free, panel_size=ONE, vector_size=ONE), roles.batch, roles.inner)
+    free = replace(free, panel_size=ONE, vector_size=ONE, fill_size=ONE, pitch=ONE, steps=ONE)
+    _check(tree, statements, params, free, roles.batch, roles.inner)
 
 
 @lru_cache(maxsize=1024)
@@ -189,6 +197,7 @@ def _sizes(tiles: ContractTiles) -> dict[str, Index]:
     sizes: dict[str, IndexLike] = {"P_i": tiles.rows, "P_j": tiles.columns, "P_k": tiles.block, "W": tiles.width}
     sizes |= {"C_i": SHARE["i"], "C_j": SHARE["j"], "V_j": SHARE["j"] * (tiles.columns // tiles.width)}
     sizes |= {"B_k": 1} if tiles.blocks == ONE else {}
+    sizes |= {"A_i": SHARE["i"] * tiles.rows} if tiles.fill else {}
     return {n: Index.of(v) for n, v in sizes.items()}
 
 
@@ -200,9 +209,15 @@ def _live(s: TileStatement, tiles: ContractTiles) -> TileStatement:
     if "p_k" in s.coords:
         conditions.append(below(tiles.step("p_k"), "K"))
     if "a_k" in s.coords:
+        conditions.append(below(tiles.step("a_k"), "K"))
+    if "a_i" in s.coords:
+        first = Index.of("b_i") * (SHARE["i"] * tiles.rows)
+        ends = ("M", first + SHARE["i"] * tiles.rows)  # the share ends at the last row or after its last tile
+        conditions += [below("a_i", tiles.filled.subs({"r_lo": first, "r_hi": end})) for end in ends]
+    if "v" in s.coords:
         low = Index.of("b_j") * SHARE["j"]
         count = tiles.panels.subs({"c_lo": low, "c_hi": low + SHARE["j"]})
-        conditions += [below(tiles.step("a_k"), "K"), *(below("v", x) for x in _arguments(count))]
+        conditions += [below("v", x) for x in _arguments(count)]
     return replace(s, conditions=(*s.conditions, *conditions))
 
 
@@ -226,7 +241,7 @@ def _accesses(
     def at(*names: str) -> list[Index]:
         return [Index.of(n) for n in names]
 
-    done = [n for n in coords if n not in ("INIT", "LOAD", "ACC", "SAVE", "PACK")]
+    done = [n for n in coords if n not in ("INIT", "LOAD", "ACC", "SAVE", "PACK", "FILL")]
     tile = at(*batch, "b_i", "b_j", "c_j", "c_i", "p_i", "p_j")
     point, block = at("p_i", "p_j"), Index.of("b_k")
     reads: Accesses = {"acc": dict.fromkeys(("ACC", "SAVE", *done), point), "mem": {"LOAD": tile}}
@@ -247,6 +262,14 @@ def _accesses(
             "PACK": [*at(*batch), packed, tiles.step("a_k"), *at(*inner)],
             "ACC reads": [*at(*batch), tiles.col(SHARE), tiles.step("p_k"), *at(*inner)],
         }
+    if tiles.fill:
+        first = Index.of("b_i") * (SHARE["i"] * tiles.rows)
+        reads["rows"] = {"ACC": [tiles.row(SHARE) - first, *at("p_k", *inner)]}
+        writes["rows"] = {"FILL": at("a_i", "a_k", *inner)}
+        elements["rows"] = {
+            "FILL": [*at(*batch), first + "a_i", tiles.step("a_k"), *at(*inner)],
+            "ACC reads": [*at(*batch), tiles.row(SHARE), tiles.step("p_k"), *at(*inner)],
+        }
     return reads, writes, elements
 
 
@@ -264,6 +287,19 @@ def check_panel_box(tiles: ContractTiles) -> None:
             f"{tiles.panel_size} elements do not hold {vectors}*S vectors of {tiles.vector_size} elements",
             tensor="panel", rule="panel boxes",
         )  # fmt: skip
+
+
+def check_fill_box(tiles: ContractTiles) -> None:
+    """What is allocated for ``S`` row tiles holds all their rows, and a row its steps (a tile has at most ``rows``)."""
+    for missing, what in (
+        (tiles.fill_size - Index.of("S") * tiles.rows * tiles.pitch, f"{tiles.fill_size} elements for S row tiles"),
+        (tiles.pitch - tiles.steps, f"rows {tiles.pitch} elements apart"),
+    ):
+        if not is_nonnegative(missing):
+            raise LegalityError(
+                f"{what} do not hold {tiles.rows}*S rows of {tiles.steps} steps, {tiles.pitch} elements apart",
+                tensor="rows", rule="panel boxes",
+            )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)

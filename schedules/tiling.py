@@ -59,11 +59,12 @@ class TiledGroup:
 TILE_PARAMS = ("B_i", "B_j", "B_k", "C_i", "C_j", "P_i", "P_j", "P_k")
 
 
-def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
+def contract_tree(group: Group, roles: Roles, promote: bool, fill: bool = False) -> TiledGroup:
     """The CPU tree of {init, accumulate, epilogues...}; with ``promote`` a copy statement packs the column operand.
 
     Statements: INIT, LOAD, ACC, SAVE, DONE<n>; LOAD and SAVE carry the accumulator through memory between reduction
-    blocks. PACK fills panels ``[v][k][inner..][lane]`` for the current block of columns and reduction block. Sunk
+    blocks. PACK fills panels ``[v][k][inner..][lane]`` for the current block of columns and reduction block; FILL, with
+    ``fill``, copies the row operand to ``[row][k][inner..]`` for the current block of rows and reduction block. Sunk
     statements are guarded by their step of the schedule matrix, read at tile level: 0 is ``b_k = 0``, K-1 is
     ``b_k = B_k - 1``.
     """
@@ -74,7 +75,7 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
     bounds = {n: Index.of(f"E_{n}") for n in (*roles.batch, *roles.inner)}
     bounds |= {f"{a}_{x}": Index.of(f"{a.upper()}_{x}") for a, x in (
         ("b", "i"), ("b", "j"), ("b", "k"), ("c", "i"), ("c", "j"), ("p", "i"), ("p", "j"), ("p", "k"))}  # fmt: skip
-    bounds |= {"v": Index.of("V_j"), "a_k": Index.of("P_k"), "lane": Index.of("W")}
+    bounds |= {"v": Index.of("V_j"), "a_k": Index.of("P_k"), "lane": Index.of("W"), "a_i": Index.of("A_i")}
 
     def statement(name: str, coords: tuple[str, ...], *extra: Condition) -> TileStatement:
         box = [c for x in coords for c in between(0, x, bounds[x])]
@@ -100,8 +101,13 @@ def contract_tree(group: Group, roles: Roles, promote: bool) -> TiledGroup:
     if promote:
         statements.append(statement("PACK", (*outer, "v", "a_k", *roles.inner, "lane")))
         body = sequence(("PACK", Mark("promote", Band(("v", "a_k", *roles.inner, "lane")))), (names, body))
+        names.append("PACK")
+    if fill:
+        copy = ("a_i", "a_k", *roles.inner)
+        statements.append(statement("FILL", (*outer, *copy)))
+        body = sequence(("FILL", Mark("fill", Band(copy))), (names, body))
     tree = Mark("task", Band((*roles.batch, "b_i", "b_j"), Mark("kblock", Band(("b_k",), body))))
-    params = (*named, *TILE_PARAMS, *(("V_j", "W") if promote else ()))
+    params = (*named, *TILE_PARAMS, *(("V_j", "W") if promote else ()), *(("A_i",) if fill else ()))
     return TiledGroup(tree, tuple(statements), params, (*roles.batch, "b_i", "b_j"), named)
 
 

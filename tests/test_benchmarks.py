@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from stored import MODELS, load, one_head_scaled, path_of
 
+from benchmarks import scheduling
 from benchmarks.accuracy import TOLERANCE, error, reference
 from benchmarks.bound import products
 from benchmarks.limits import Limits
@@ -19,6 +20,7 @@ from benchmarks.models.light import redraw
 from benchmarks.ops import draw, models
 from benchmarks.protocol import Contestant, spread, take_turns, verdict
 from benchmarks.rows import Field, clipped, geomean, judge
+from polydyn.codegen.kernel import AVX2
 
 
 def test_every_model_has_eight_shapes_over_its_symbols() -> None:
@@ -27,6 +29,18 @@ def test_every_model_has_eight_shapes_over_its_symbols() -> None:
         assert len(shapes(name)) == 8
         assert all(set(s) == set(symbols(load(name))) for s in shapes(name)), name
     assert {family(n) for n in MODELS} == set(SHAPES)
+
+
+def test_scheduling_costs_have_all_parts() -> None:
+    row = scheduling.measure(path_of("bert_tiny"), AVX2, 1)
+    groups = row["groups"]
+    assert isinstance(groups, list) and len(groups) >= 8
+    for g in groups:
+        kind = g["kernel"].partition("_")[0]
+        parts = {"schedule", "proof", "tree", *(() if kind == "attention" else ("dependences",))}
+        assert parts <= set(g) and abs(g["once"] - sum(g[p] for p in parts)) < 0.02
+        assert ("gpu tile" in g) == (kind == "contract") and g["cpu tile"] > 0
+    assert scheduling.summary(groups).startswith(f"{len(groups)} kernels; once: median")
 
 
 def test_an_unknown_model_has_no_stored_shapes() -> None:

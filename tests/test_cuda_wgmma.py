@@ -12,7 +12,7 @@ import pytest
 from cuda_groups import plan_of, with_bugs
 from onnx import helper
 
-from benchmarks.gpu.emulated import first_fit, params_of, placed, run
+from benchmarks.gpu.emulated import ARCH, first_fit, params_of, placed, run
 from polydyn.codegen.cuda_emit import LONG
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.fusion.plan import FusionPlan
@@ -65,7 +65,7 @@ def right(plan: FusionPlan, k: CudaKernel, p: PlacedCuda, feeds: dict[str, Array
 @pytest.mark.parametrize(("dtype", "trans_b"), [("float16", False), ("float16", True), ("bfloat16", False)])
 def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
     plan = product(dtype, trans_b)
-    (p,) = placed(plan)
+    (p,) = placed(plan, ARCH)
     names = [k.version for k in p.versions if k.arch == "sm_90a" and not k.version.endswith(LONG)]
     assert [n for n in names if n.endswith("wide")] == ["wgmma_128x256x64_4_wide", "wgmma_128x128x64_4_wide"]
     short = replace(p, versions=tuple(k for k in p.versions if k.version in names))
@@ -79,18 +79,18 @@ def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
 
 def test_batched_and_odd_columns() -> None:
     plan = product("float16", False, True)
-    (p,) = placed(plan)
+    (p,) = placed(plan, ARCH)
     feeds, want = case("float16", False, 70, 72, 136, 3)
     k = hopper(p)
     assert len(k.maps[0].dims) == 3 and right(plan, k, p, feeds, want)
     plan = product("float16", True)
-    (p,) = placed(plan)
+    (p,) = placed(plan, ARCH)
     feeds, want = case("float16", True, 65, 77, 264)  # rows of the result are not aligned, operands are
     assert right(plan, next(k for k in p.versions if k.version == "wgmma_128x128x64_4"), p, feeds, want)
 
 
 def test_only_where_the_device_and_the_pitches_allow_it() -> None:
-    (p,) = placed(product("float16", False))
+    (p,) = placed(product("float16", False), ARCH)
     dims = {"M": 4096, "N": 4096, "K": 4096}
     assert first_fit(p, params_of(p, dims)).version.startswith("mma")
     assert first_fit(p, params_of(p, dims), "sm_90a").version == "wgmma_128x256x64_4_wide"
@@ -117,7 +117,7 @@ BUGS = {
 @pytest.fixture(scope="module")
 def broken() -> tuple[FusionPlan, PlacedCuda]:
     plan = product("float16", False)
-    (p,) = placed(plan)
+    (p,) = placed(plan, ARCH)
     return plan, replace(p, versions=with_bugs(hopper(p, "wgmma_128x128x64_4_wide"), BUGS))
 
 
@@ -132,7 +132,7 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedCuda]
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_compiles_without_spills_and_stays_asynchronous(trans_b: bool) -> None:
-    (p,) = placed(product("float16", trans_b))
+    (p,) = placed(product("float16", trans_b), ARCH)
     for word in ("wgmma_128x256", "wgmma_128x128"):
         k = hopper(p, word)
         made = compile_cuda(k.text, "sm_90a")

@@ -13,6 +13,7 @@ from polydyn.codegen.cpu_attention import AttentionKernel
 from polydyn.codegen.kernel import AVX2, AVX512
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
+from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.graph.passes.merge import merge_contractions
@@ -29,7 +30,7 @@ from polydyn.schedules.polyhedra import context
 from polydyn.schedules.proof import prove_contract, prove_nest
 from polydyn.schedules.proof_attention import prove_attention
 from polydyn.schedules.schedule import schedule_attention, schedule_contract, schedule_nest
-from polydyn.schedules.tile_flow import ContractTiles, check_panel_box
+from polydyn.schedules.tile_flow import ContractTiles, check_fill_box, check_panel_box
 from polydyn.schedules.tiling import Roles, TiledGroup, attention_tree, contract_tree, nest_tree
 from polydyn.schedules.tree import Band, Mark, Sequence, Tree
 from polydyn.schedules.verify import check_bounds, check_legal, check_parallel
@@ -102,7 +103,7 @@ def test_what_no_pattern_fuses_runs_one_nest_after_another_and_says_so() -> None
 
 @pytest.mark.parametrize("name", ["bert_tiny", "gpt2_tiny", "t5_tiny", "vit_tiny"])
 def test_every_kernel_of_a_model_is_proven_once(name: str) -> None:
-    plan = fuse_attention(fuse(merge_contractions(fold(import_model(path_of(name), None)))))
+    plan = fusion_plan(rewrite_graph(import_model(path_of(name), None)))
     builder = KernelBuilder(plan, AVX512 if name == "bert_tiny" else AVX2)
     placed = [k for g in plan.groups for k in builder.place(g)]
     assert builder.proven == list(dict.fromkeys(p.key for p in placed))
@@ -211,6 +212,39 @@ def test_panel_one_short() -> None:
         prove(tiles(short=1))
     with pytest.raises(LegalityError, match="do not hold"):
         check_panel_box(replace(tiles(), panel_size=V("S") * 8 * 8 - 1))
+
+
+def filling(short: int = 0, block: IndexLike = 8, blocks: Index | None = None) -> ContractTiles:
+    """Tiles of a kernel that also copies its rows; ``short``: rows too few."""
+    t = tiles(block, blocks)
+    pitch = t.block + 4
+    rows = {"filled": V("r_hi") - "r_lo" - short, "fill_size": V("S") * 4 * pitch, "pitch": pitch, "steps": t.block}
+    return replace(t, fill=True, **rows)
+
+
+def test_copied_rows() -> None:
+    tiled = contract_tree(G, ROLES, True, fill=True)
+    prove(filling(), tiled=tiled)
+    prove(filling(block="K", blocks=V(1)), tiled=tiled)
+    with refused("ACC reads rows where nothing was written"):
+        prove(filling(short=1), tiled=tiled)
+    with pytest.raises(LegalityError, match="do not hold"):
+        check_fill_box(replace(filling(), fill_size=V("S") * 4 * 12 - 1))
+    with pytest.raises(LegalityError, match="do not hold"):
+        check_fill_box(replace(filling(), pitch=V(7), fill_size=V("S") * 28))
+
+    def late(tree: Tree) -> Tree:
+        if isinstance(tree, Sequence) and any("FILL" in part for part, _ in tree.children):
+            return Sequence(tree.children[::-1])
+        return replace(tree, child=late(tree.child)) if isinstance(tree, (Band, Mark)) else tree
+
+    with refused("ACC reads rows"):
+        prove(filling(), tiled=replace(tiled, tree=late(tiled.tree)))
+    once = tuple(
+        replace(s, conditions=(*s.conditions, equals("b_k", 0))) if s.name == "FILL" else s for s in tiled.statements
+    )
+    with refused("ACC reads rows of another element, which FILL wrote"):
+        prove(filling(), tiled=replace(tiled, statements=once))
 
 
 def test_reduction_blocks_as_tasks() -> None:

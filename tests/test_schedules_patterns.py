@@ -55,6 +55,43 @@ def test_pad_conv() -> None:
     assert c.solved.exprs("S4")[5:] == (Index.of("I") - 1, 2, 2)
 
 
+def conv(spatial: int, stride: int, dilation: int, grouped: bool) -> Group:
+    """{Conv, Bias + Relu} with 1 to 3 spatial dims, the filter's extents and channels symbolic."""
+    names = "hwd"[:spatial]
+    out: dict[str, IndexLike] = {"n": "N", **({"g": "G"} if grouped else {}), "o": "O", **{x: x.upper() for x in names}}
+    red: dict[str, IndexLike] = {"c": "I", **{f"r{x}": f"R{x}" for x in names}}
+    at, front = list(out), ["n", "g"] if grouped else ["n"]
+    window = [Index.of(x) * stride + Index.of(f"r{x}") * dilation for x in names]
+    big = [Index.of(x.upper()) * stride + Index.of(f"R{x}") * dilation for x in names]
+    weights = [*(["g"] if grouped else []), "o", *red]
+    shape = list(out.values())
+    params = [str(e) for e in (*out.values(), *red.values())]
+    extents = {**out, **red}
+    return group(
+        "conv", " ".join(params),
+        [array("X", "input", *(extents[x] for x in front), "I", *big),
+         array("F", "constant", *(extents[x] for x in weights)), array("B", "constant", "O"),
+         array("D", "local", *shape), array("Y", "output", *shape)],
+        [statement("S2", out, "D", " ".join(at), const(0, F)),
+         statement("S3", {**out, **red}, "D", " ".join(at),
+                   op("mul", ld("X", *front, "c", *window), ld("F", *weights)), "sum"),
+         statement("S4", out, "Y", " ".join(at), op("max", op("add", ld("D", *at), ld("B", "o")), const(0, F)))],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("spatial", "stride", "dilation"), [(1, 1, 1), (1, 3, 2), (2, 2, 1), (2, 1, 2), (3, 2, 3)])
+def test_conv_like(spatial: int, stride: int, dilation: int, grouped: bool) -> None:
+    g = conv(spatial, stride, dilation, grouped)
+    c = answer(g)
+    assert c.pattern.name == "conv-like" and not c.declined
+    own = ("n", *(["g"] if grouped else []), "o", *"hwd"[:spatial])
+    assert c.pattern.dims == (*own, "c", *(f"r{x}" for x in "hwd"[:spatial])) and c.pattern.band == len(own)
+    last = (Index.of("I") - 1, *(Index.of(f"R{x}") - 1 for x in "hwd"[:spatial]))
+    assert c.solved.exprs("S4")[len(own) :] == last
+    assert c.solved.exprs("S2")[len(own) :] == (0,) * len(last)
+
+
 def test_reductions_get_phases() -> None:
     c = answer(softmax())
     assert c.pattern.name == "multi-reduce" and c.pattern.dims == ("r", "", "l")

@@ -65,9 +65,9 @@ def params_of(p: PlacedCuda, dims: Mapping[str, int]) -> dict[str, int]:
     return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
 
 
-def placed(plan: FusionPlan) -> tuple[PlacedCuda, ...]:
+def placed(plan: FusionPlan, arch: str = "sm_80") -> tuple[PlacedCuda, ...]:
     """The kernels of a plan, in launch order."""
-    builder = CudaBuilder(plan)
+    builder = CudaBuilder(plan, arch)
     return tuple(p for g in plan.groups for p in builder.place(g))
 
 

@@ -38,7 +38,7 @@ def chosen(path: Path, dtype: str, arch: str) -> tuple[list[Chosen], list[str]]:
     """The distinct kernels that a model's shapes launch on a device, and the builder's notes."""
     device = hardware.load(DEVICE[arch])
     plan = plan_of(path, dtype)
-    builder = CudaBuilder(plan)
+    builder = CudaBuilder(plan, arch)
     model = onnx.load(path)
     dims = [dims_of(plan, feeds(model, s)) for s in shapes(path.stem)]
     found: dict[str, Chosen] = {}

@@ -37,12 +37,18 @@ PD_INLINE f64 pdc_undefined_f64(void) { u64 u = 0x7ffca5a5a5a5a5a5u; f64 x; memc
     pdc_lanes(name, s, n);                                                                                            \
     for (i64 l = 0; l < PD_W && l < n; ++l) { T x = v[l]; pdc_write(b, i + l * s, &x, sizeof x, PDC_KIND(x), name); }  \
   }
+static __attribute__((noinline, unused)) vf32 pdc_vloadg_f32(const f32 *b, i64 i, vb c, const char *name) {
+  vf32 v = {0};
+  for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = *(const f32 *)pdc_read(b, i + l, sizeof *b, name);
+  return v;
+}
 PD_MEMORY(f32, vf32)
 PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
 
 #define vload_f32(b, i) pdc_vload_f32(b, i, 1, PD_W, #b)
+#define vloadg_f32(b, i, c) pdc_vloadg_f32(b, i, c, #b)
 #define vload_i32(b, i) pdc_vload_i32(b, i, 1, PD_W, #b)
 #define vload_i64(b, i) pdc_vload_i64(b, i, 1, PD_W, #b)
 #define vload_u8(b, i) pdc_vload_u8(b, i, 1, PD_W, #b)

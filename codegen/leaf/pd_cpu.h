@@ -74,6 +74,18 @@ PD_MEMORY(u8, vu8)
 PD_MASKED(i32, vi32)
 PD_MASKED(i64, vi64)
 PD_MASKED(u8, vu8)
+/* only lanes whose guard is true, the others are 0 */
+#if defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
+  return (vf32)__builtin_ia32_loadups512_mask(b + i, (vf32){0}, (unsigned short)__builtin_ia32_cvtd2mask512(c));
+}
+#else
+PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
+  vf32 v = {0};
+  for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = b[i + l];
+  return v;
+}
+#endif
 #endif
 
 #define PD_VALUES(T, V)                                                                                               \
@@ -87,6 +99,7 @@ PD_VALUES(u8, vu8)
 PD_INLINE vb vbool(vu8 x) { return __builtin_convertvector(x, vi32) != 0; }
 PD_INLINE vu8 vbyte(vb x) { return __builtin_convertvector(-x, vu8); }
 PD_INLINE vb vlive(i64 n) { return vramp_i32(0, 1) < (i32)(n > PD_W ? PD_W : n < 0 ? 0 : n); }
+PD_INLINE vb vbetween(i64 low, i64 high) { return ~vlive(low) & vlive(high); }
 PD_INLINE vf32 vsel_f32(vb c, vf32 a, vf32 b) { return (vf32)((c & (vi32)a) | (~c & (vi32)b)); }
 PD_INLINE vi32 vsel_i32(vb c, vi32 a, vi32 b) { return (c & a) | (~c & b); }
 PD_INLINE vi64 vsel_i64(vb c, vi64 a, vi64 b) { vi64 m = __builtin_convertvector(c, vi64); return (m & a) | (~m & b); }

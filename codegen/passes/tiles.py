@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from polydyn.codegen.ir import Body, For, Let, Mark, Node, Outline, Switch, rewrite
+from polydyn.codegen.ir import Body, For, Let, Mark, Node, Outline, Switch, node_indices, rewrite, substitute, walk
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
 
@@ -34,6 +34,32 @@ def clip(body: Body, loops: Collection[str], extent: Index) -> Body:
         return replace(n, hi=minimum(n.hi, extent)) if isinstance(n, For) and n.var in loops else n
 
     return rewrite(body, f)
+
+
+def flatten_loops(body: Body, outer: str) -> Body:
+    """The loop ``outer`` and the loop directly inside it become one where every index moves alike along both.
+
+    That is ``extent(inner)`` times as much for a step of ``outer`` as for a step of the inner loop.
+    """
+
+    def f(n: Node) -> Node:
+        if not (isinstance(n, For) and n.var == outer and len(n.body) == 1 and isinstance(n.body[0], For)):
+            return n
+        inner = n.body[0]
+        alike = all(_alike(i, n.var, inner) for x in walk(inner.body) for i in node_indices(x))
+        if n.lo != ZERO or inner.lo != ZERO or not alike or n.var in inner.hi.symbols():
+            return n
+        body = substitute(inner.body, {inner.var: n.var, n.var: ZERO})
+        return For(n.var, ZERO, n.hi * inner.hi, body, n.kind)
+
+    return rewrite(body, f)
+
+
+def _alike(i: Index, outer: str, inner: For) -> bool:
+    a, rest = i.split(outer)
+    b, rest = rest.split(inner.var)
+    names = {outer, inner.var}
+    return not names & (a.symbols() | b.symbols() | rest.symbols()) and a == b * inner.hi
 
 
 def variants(on: Index, cases: Mapping[int, Body], outline: str | None = None) -> Body:

@@ -7,11 +7,12 @@ tail accumulates under a predicate, so that padding needs no neutral fill (CPU.m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 from polydyn.codegen.ir import (
+    Between,
     Blend,
     Body,
     Compare,
@@ -35,8 +36,8 @@ from polydyn.codegen.ir import (
     with_bodies,
 )  # fmt: skip
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import REDUCTIONS, FromIndex, Op, Value, neutral
-from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.expr import REDUCTIONS, Const, FromIndex, Op, Value, neutral
+from polydyn.schedules.index import ZERO, Index, maximum, minimum
 from polydyn.schedules.ranges import simplify
 
 LANE = "@lane"
@@ -96,8 +97,8 @@ class _Lanes:
         if isinstance(v, Reg) and v.name in self.local:
             return replace(v, lanes=self.width)
         if isinstance(v, Op) and v.name == "where" and lanes_of(v.args[0]) > 1 and any(map(_loads, v.args[1:])):
-            raise CodegenError("a guarded load cannot be speculated in vector lanes")
-        return v
+            return _guarded(v)
+        return _range(v, self.width) if isinstance(v, Op) and v.dtype == "bool" else v
 
     def body(self, body: Body) -> Body:
         out: list[Node] = []
@@ -133,6 +134,44 @@ class _Lanes:
         if isinstance(n, Let):
             return replace(n, value=inv(n.value))
         return replace(n, cond=tuple(Compare(c.relation, inv(c.left), inv(c.right)) for c in n.cond))
+
+
+def _range(v: Op, width: int) -> Value:
+    """Comparisons of consecutive integers with one that all lanes share are ranges of lanes."""
+    a, b = v.args[0], v.args[-1]
+    if v.name == "and" and isinstance(a, Between) and isinstance(b, Between):
+        return Between("bool", maximum(a.low, b.low), minimum(a.high, b.high), width)
+    if v.name not in ("ge", "lt") or not isinstance(a, Ramp) or a.step != 1 or a.dtype != "int64":
+        return v
+    bound = b.index if isinstance(b, FromIndex) else Index.of(int(b.value)) if isinstance(b, Const) else None
+    if bound is None:
+        return v
+    first = bound - a.start
+    return Between("bool", first, Index.of(width), width) if v.name == "ge" else Between("bool", ZERO, first, width)
+
+
+def _guarded(v: Op) -> Value:
+    """A choice by lane: each branch loads in its own lanes only, then both are evaluated."""
+    inside, then, orelse = v.args
+
+    def under(guard: Value) -> Callable[[Value], Value]:
+        def f(x: Value) -> Value:
+            if not isinstance(x, FlatLoad):
+                return x
+            if x.lanes == 1 or x.stride != 1 or x.dtype != "float32":
+                raise CodegenError("a guarded load of stride other than 1 cannot be speculated in vector lanes")
+            if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two
+                return replace(x, mask=None, guard=replace(guard, high=minimum(guard.high, x.mask)))
+            return replace(x, guard=guard if x.guard is None else Op("bool", "and", (x.guard, guard)))
+
+        return f
+
+    then = map_value(then, under(inside))
+    if isinstance(then, FlatLoad) and orelse == Const("float32", 0.0):
+        return then  # lanes that are not loaded are 0
+    if _loads(orelse):
+        orelse = map_value(orelse, under(Op("bool", "not", (inside,))))
+    return replace(v, name="select", args=(inside, then, orelse))
 
 
 def _loads(v: Value) -> bool:

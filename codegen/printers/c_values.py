@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from polydyn.codegen.ir import Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, Undefined, lanes_of
+from polydyn.codegen.ir import Between, Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, Undefined, lanes_of
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
@@ -59,6 +59,8 @@ class ValuePrinter:
             return f"(({CTYPE[v.dtype]}){index_text(v.index)})"
         if isinstance(v, Ramp):
             return self._ramp(v)
+        if isinstance(v, Between):
+            return f"vbetween({index_text(v.low)}, {index_text(v.high)})"
         if isinstance(v, Broadcast):
             return self.text(v.value, v.lanes)
         if isinstance(v, Horizontal):
@@ -80,7 +82,10 @@ class ValuePrinter:
         if v.lanes == 1:
             return f"PD_AT({v.buffer}, {index_text(v.address)})"
         t, p = CTYPE[v.dtype], f"{v.buffer}, {index_text(v.address)}"
-        if v.stride != 1:
+        if v.guard is not None:
+            guard = self.text(v.guard, v.lanes)
+            text = f"vloadg_{t}({p}, {guard if v.mask is None else f'({guard} & vlive({index_text(v.mask)}))'})"
+        elif v.stride != 1:
             text = f"vloads_{t}({p}, {index_text(v.stride)}, {'PD_W' if v.mask is None else index_text(v.mask)})"
         elif v.mask is not None:
             text = f"vloadm_{t}({p}, {index_text(v.mask)})"

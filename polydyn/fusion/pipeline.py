@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from polydyn.errors import InputError
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.inline import absorb_permutations, inline_views
+from polydyn.fusion.layout import channels_last
 from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.plan import FusionPlan
+from polydyn.fusion.prologue import join_prologues
 from polydyn.fusion.recompute import recompute_producers
 from polydyn.fusion.rules import elementwise, epilogue, stitch
 from polydyn.fusion.separate import separate, write_in_place
@@ -53,8 +55,10 @@ FUSION: tuple[Pass, ...] = (
     Pass("transpose", "a producer writes the permuted order that its reader wants", graph=absorb_permutations),
     Pass("views", "views and scalars vanish into their readers (BladeDISC 4.2 input-inline)", graph=inline_views),
     Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
+    Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
     Pass("windows", "parts of a concatenation are written in place", groups=write_in_place),
     Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
+    Pass("prologue", "maps that one product or window reads join it (TSCompiler 5.3)", groups=join_prologues),
     Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),
     Pass("stitch", "groups around reductions join (BladeDISC 4.2)", join=stitch),
     Pass("recompute", "readers compute cheap producers again (BladeDISC 4.2 input-inline)", groups=recompute_producers),

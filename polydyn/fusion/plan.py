@@ -22,6 +22,14 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Prologue:
+    """Maps that a group's first node computes where it reads them; ``reader``: that node as it was before."""
+
+    maps: tuple[Compute, ...]
+    reader: Compute
+
+
+@dataclass(frozen=True)
 class FusedGroup:
     """One kernel to be.
 
@@ -29,7 +37,7 @@ class FusedGroup:
     ``attention`` (contraction, stitch, contraction).
     ``nodes`` in topological order; ``outputs``: tensors others read; ``prefix``: leading axes that all nodes share.
     ``reasons``: one line for each node that joined. ``parts`` (attention): the groups it is made of,
-    scores, rows, values.
+    scores, rows, values. ``prologue``: what was put into the body of the first node.
     """
 
     kind: str
@@ -38,6 +46,7 @@ class FusedGroup:
     prefix: int
     reasons: tuple[str, ...]
     parts: tuple[FusedGroup, ...] = ()
+    prologue: Prologue | None = None
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,6 @@ from polydyn.schedules.expr import ITEMSIZE, Load, Op, loads
 from polydyn.schedules.index import ONE, ZERO, Index, product
 
 
-def is_contraction(n: Compute) -> bool:
-    """A sum of products of two loaded operands: matmul, convolution and their like."""
-    if n.reduce != "sum" or not (isinstance(n.body, Op) and n.body.name == "mul") or n.body.dtype != "float32":
-        return False
-    a, b = (frozenset(s for x in loads(v) for i in x.index for s in i.symbols()) for v in n.body.args)
-    axes = {s for s in a | b if s.startswith("d")}
-    return bool(loads(n.body.args[0]) and loads(n.body.args[1])) and bool((a ^ b) & axes)
-
-
 def is_tileable(graph: Graph, n: Compute) -> bool:
     """Whether a register tile can compute the node: in vector lanes, which evaluate all branches.
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from polydyn.fusion.append import find_appends, free_strides, part_name
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Window
-from polydyn.fusion.rules import is_contraction, is_tileable, own_prefix
+from polydyn.fusion.products import has_column, is_contraction, is_windowed
+from polydyn.fusion.rules import is_tileable, own_prefix
 from polydyn.graph.ir import Compute, Graph, Node, Tensor, dim_name
 from polydyn.schedules.expr import load
 from polydyn.schedules.index import ZERO, Index
@@ -48,7 +49,10 @@ def _needed(graph: Graph) -> list[Node]:
 
 
 def _alone(graph: Graph, n: Compute) -> FusedGroup:
-    kind = "contract" if is_contraction(n) and is_tileable(graph, n) else "nest"
+    product = is_contraction(n) and is_tileable(graph, n)
+    if product and is_windowed(n) and not has_column(n):  # depthwise: vectors along the last axis, as in any nest
+        product = False
+    kind = "contract" if product else "nest"
     return FusedGroup(kind, (n,), (n.output,), own_prefix(graph, n), (f"{n.output}: starts a {kind} group",))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from polydyn.fusion.rules import is_contraction
+from polydyn.fusion.products import is_contraction
 from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, iterators, reduction_name
 from polydyn.schedules.expr import Load, Value, loads, map_index, substitute, transform
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, product

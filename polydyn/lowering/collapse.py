@@ -1,4 +1,4 @@
-"""Collapsing: adjacent iterators that walk memory like one become one.
+"""Collapsing: adjacent iterators that walk memory like one become one; splitting, where one walks like two.
 
 ``(x, y)`` collapse when every address moves by ``extent(y)`` times as much for a step of ``x`` as for a step of ``y``
 (BladeDISC's dim collapse, decided on addresses): the rows (B, L) of a dense activation become B*L rows.
@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from polydyn.lowering.flatten import FlatNode, map_addresses
-from polydyn.schedules.expr import FromIndex, Load, walk
-from polydyn.schedules.index import Atom, Index
+from polydyn.schedules.expr import FromIndex, Load, Value, indices, map_index, walk
+from polydyn.schedules.index import ONE, ZERO, Atom, Index
+from polydyn.schedules.ranges import simplify
 
 Axis = tuple[str, Index]
 
@@ -21,7 +22,7 @@ def collapse_shared(nodes: tuple[FlatNode, ...]) -> tuple[FlatNode, ...]:
     i = 0
     while i + 1 < len(nodes[0].shared):
         x, y = nodes[0].shared[i], nodes[0].shared[i + 1]
-        if all(_mergeable(p, x, y) for n in nodes for p in _positions(n)):
+        if all(mergeable(p, x, y) for n in nodes for p in _positions(n)):
             nodes = tuple(_merge_shared(n, i) for n in nodes)
         else:
             i += 1
@@ -33,7 +34,7 @@ def collapse_reduction(node: FlatNode) -> FlatNode:
     i = 0
     while i + 1 < len(node.reduction):
         x, y = node.reduction[i], node.reduction[i + 1]
-        if all(_mergeable(p, x, y) for p in _positions(node)):
+        if all(mergeable(p, x, y) for p in _positions(node)):
             merged = (y[0], x[1] * y[1])
             node = replace(node, reduction=(*node.reduction[:i], merged, *node.reduction[i + 2 :]))
             node = map_addresses(node, {x[0]: Index.of(0)})
@@ -52,14 +53,20 @@ def _merge_shared(n: FlatNode, i: int) -> FlatNode:
 def _positions(n: FlatNode) -> Iterator[Index]:
     """Every integer expression that may depend on iterators: addresses, plain indices, local subscripts."""
     yield n.address
-    for v in walk(n.body):
-        if isinstance(v, Load):
-            yield from v.index
-        elif isinstance(v, FromIndex):
-            yield v.index
+    yield from value_positions(n.body)
 
 
-def _mergeable(p: Index, x: Axis, y: Axis) -> bool:
+def value_positions(v: Value) -> Iterator[Index]:
+    """The same of a value."""
+    for x in walk(v):
+        if isinstance(x, Load):
+            yield from x.index
+        elif isinstance(x, FromIndex):
+            yield x.index
+
+
+def mergeable(p: Index, x: Axis, y: Axis) -> bool:
+    """Whether an expression moves ``extent(y)`` times as much for a step of ``x`` as for a step of ``y``."""
     if not p.symbols() & {x[0], y[0]}:
         return True
     cx, rest = p.split(x[0])
@@ -74,6 +81,44 @@ def _atom_mergeable(a: Atom, x: Axis, y: Axis) -> bool:
         return True
     if a.kind == "floordiv" and {x[0], y[0]} & a.args[1].symbols():
         return False
-    return all(_mergeable(i, x, y) for i in a.args)
+    return all(mergeable(i, x, y) for i in a.args)
 
 
+def split_divided(nodes: tuple[FlatNode, ...]) -> tuple[FlatNode, ...]:
+    """An iterator that the first node uses as ``x // n`` becomes two, ``x = n*outer + inner``, in all nodes.
+
+    Groups of channels and shuffled channels are affine in the two; ``n`` must divide the extent. The outer one is
+    named ``<x>g``.
+    """
+    for x, e in nodes[0].shared:
+        size = next((n for n in _divisors(nodes[0].body, x) if e.constant and e.constant % n == 0), None)
+        if size is None or e.constant is None:
+            continue
+        group = f"{x}g"
+        env = {x: Index.of(group) * size + x}
+        pair = ((group, Index.of(e.constant // size)), (x, Index.of(size)))
+        out = []
+        for n in nodes:
+            shared = tuple(p for a in n.shared for p in (pair if a[0] == x else (a,)) if p[1] != ONE)
+            drop = {y: ZERO for y, extent in pair if extent == ONE}
+            ranges = dict([*shared, *n.reduction])
+            moved = map_addresses(map_addresses(n, env), drop)
+            body = map_index(moved.body, lambda i, r=ranges: simplify(i, r))  # type: ignore[misc]
+            out.append(replace(moved, shared=shared, body=body))
+        return tuple(out)
+    return nodes
+
+
+def _divisors(v: Value, x: str) -> Iterator[int]:
+    for i in indices(v):
+        for a in _atoms(i):
+            if a.kind == "floordiv" and a.args[0] == Index.of(x) and a.args[1].constant:
+                yield a.args[1].constant
+
+
+def _atoms(i: Index) -> Iterator[Atom]:
+    for a in i.atoms():
+        if isinstance(a, Atom):
+            yield a
+            for x in a.args:
+                yield from _atoms(x)

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.products import is_windowed
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
 from polydyn.lowering.output import output_array
+from polydyn.lowering.pixels import as_matrix_product, needs_promotion
 from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, transform
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
@@ -26,20 +28,24 @@ LARGE = 1000
 class ContractGroup:
     """A lowered group of kind contract, the roles of its iterators, and its packed arrays.
 
-    ``dot``: few columns, so that vectors run along the reduction.
+    ``dot``: few columns, so that vectors run along the reduction. ``fill``: the row operand is copied to scratch.
     """
 
     lowered: LoweredGroup
     roles: Roles
     packed: frozenset[str]
     dot: bool = False
+    fill: bool = False
 
 
-def lower_contract(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
+def lower_contract(plan: FusionPlan, group: FusedGroup, width: int, promotion: bool = False) -> ContractGroup | None:
     """The matmul-like form, or None when no pair of iterators separates the operands.
 
-    ``width``: columns of a panel of packed constants; with 0 constants stay as they are.
+    ``width``: columns of a panel of packed constants; with 0 constants stay as they are. ``promotion``: the target can
+    copy a row operand to scratch; without it there are no prologues.
     """
+    if promotion and (group.prologue or is_windowed(group.nodes[0])):
+        return _lower_pixels(plan, group, width)
     nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
     core = collapse_reduction(nodes[0])
     if not core.reduction or any(n.inner for n in nodes):
@@ -52,6 +58,19 @@ def lower_contract(plan: FusionPlan, group: FusedGroup, width: int) -> ContractG
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
         core = replace(core, shared=(("one", ONE), *core.shared))
     return replace(_Builder(plan, group, core, nodes, roles, 1 if dot else width).build(), dot=dot)
+
+
+def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
+    """The form of a convolution, or of another product whose row operand is more than a load."""
+    flat = tuple(flatten(plan, group, n) for n in group.nodes)
+    found = None if any(n.inner for n in flat) else as_matrix_product(plan, flat)
+    if found is None:
+        return None
+    nodes, roles = found
+    if roles.row == "one":
+        nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
+    built = _Builder(plan, group, nodes[0], nodes, roles, width).build()
+    return replace(built, fill=needs_promotion(nodes[0], roles))
 
 
 def _few_columns(plan: FusionPlan, n: FlatNode, roles: Roles) -> bool:

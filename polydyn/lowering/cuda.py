@@ -14,12 +14,12 @@ from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
-from polydyn.schedules.dependence import analyse
 from polydyn.schedules.errors import CodegenError, ScheduleError
 from polydyn.schedules.model import verify_group
-from polydyn.schedules.polyhedra import context
 from polydyn.schedules.proof_attention import prove_row_blocks
-from polydyn.schedules.schedule import schedule_attention, schedule_nest
+from polydyn.schedules.reuse import Proofs
+from polydyn.schedules.schedule import schedule_attention
+from polydyn.schedules.tiling import nest_tree
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,13 @@ class PlacedCuda:
 
 
 class CudaBuilder:
-    """Builds each distinct kernel once."""
+    """Builds each distinct kernel once.
 
-    def __init__(self, plan: FusionPlan) -> None:
-        self.plan = plan
+    ``arch``: with ``sm_90a`` also versions that only it can run, for launchers that make tensor maps.
+    """
+
+    def __init__(self, plan: FusionPlan, arch: str = "sm_80") -> None:
+        self.plan, self.arch = plan, arch
         self.kernels: dict[str, tuple[CudaKernel, ...]] = {}
         self.notes: list[str] = []
 
@@ -58,15 +61,18 @@ class CudaBuilder:
         key = lowered.key("cuda")
         if key not in self.kernels:
             verify_group(lowered.group)
-            deps = analyse(lowered.group, positive=False)
-            nest = schedule_nest(lowered.group, deps.under(context(lowered.group)))
-            self.kernels[key] = CudaNestKernel(f"nest_{key[:12]}", lowered.group, nest.band, nest.phases).versions()
+            nest = Proofs(lowered.group).nest()
+            kernel = CudaNestKernel(f"nest_{key[:12]}", lowered.group, nest.band, nest.phases)
+            for k in (kernel, kernel.recomputed()):
+                tree = nest_tree(k.group, k.prefix, k.phases, False)
+                Proofs(k.group).prove_nest(tree, k.prefix, k.phases)
+            self.kernels[key] = kernel.versions()
         return (PlacedCuda(group, lowered, self.kernels[key]),)
 
     def _contract(self, group: FusedGroup, form: ContractGroup) -> PlacedCuda | None:
         """The kernels of a product; None when it has one row and no vectors: then nothing is shared, nor wide."""
         lowered, key = form.lowered, form.lowered.key(form.roles, "cuda")
-        kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles)
+        kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch)
         if form.roles.row == "one" and not kernel.few_rows():
             return None
         if key not in self.kernels:

@@ -11,14 +11,15 @@ from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_dot import DotKernel
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.kernel import CpuTarget, Kernel
-from polydyn.fusion.grouping import is_contraction
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.products import is_contraction
 from polydyn.graph.ir import iterators
 from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CPU_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
+from polydyn.lowering.prologue import prove_prologue
 from polydyn.schedules.addresses import check_addresses
 from polydyn.schedules.decision import Decision
 from polydyn.schedules.index import ZERO, Index, product
@@ -75,8 +76,8 @@ class TunedBuilders:
 class KernelBuilder:
     """Schedules, proves and builds each distinct kernel once.
 
-    ``forms``: what each kernel was built from, by key. ``proven``: keys of the kernels in order.
-    ``unproven``: outputs whose addresses are injective by construction only.
+    ``forms``: what each kernel was built from, by key. ``proven``: keys of the kernels in order. ``unproven``: outputs
+    whose addresses are injective, and tensors that prologues read in bounds, by construction only.
     """
 
     def __init__(self, plan: FusionPlan, target: CpuTarget, tuner: Tuner | None = None) -> None:
@@ -103,12 +104,13 @@ class KernelBuilder:
         return tuple(map(self._place, group.parts))
 
     def _place(self, group: FusedGroup) -> PlacedKernel:
-        form = lower_contract(self.plan, group, self.target.width) if group.kind == "contract" else None
+        form = lower_contract(self.plan, group, self.target.width, promotion=True) if group.kind == "contract" else None
         return self._placed(group, form or lower_nest(self.plan, group))
 
     def _placed(self, group: FusedGroup, form: Form) -> PlacedKernel:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
         verify_group(lowered.group)
+        self.unproven += prove_prologue(self.plan, group)
         free = {x for names in self.plan.strides.values() for x in names}
         self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params, free)]
         key = self._key(form)
@@ -121,7 +123,7 @@ class KernelBuilder:
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
-            return form.lowered.key(form.roles, sorted(form.packed), form.dot, self.target)
+            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
         return form.key(self.target)
@@ -138,7 +140,7 @@ class KernelBuilder:
         proofs = Proofs(group)
         roles = proofs.contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
-        kernel = build(f"contract_{key[:12]}", group, roles, self.target, form.packed)
+        kernel = build(f"contract_{key[:12]}", group, roles, self.target, form.packed, fill=form.fill)
         proofs.prove_contract(roles, kernel.tree(), kernel.tiles())
         tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         if tuned is None:

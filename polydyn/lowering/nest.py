@@ -6,24 +6,39 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.lowering.collapse import collapse_reduction, collapse_shared
+from polydyn.lowering.collapse import collapse_reduction, collapse_shared, split_divided
 from polydyn.lowering.flatten import FlatNode, flatten, map_addresses
 from polydyn.lowering.group import Canonical, LoweredGroup
 from polydyn.lowering.output import output_array
 from polydyn.schedules.expr import Load, Value, loads, neutral
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
 
 
 def lower_nest(plan: FusionPlan, group: FusedGroup) -> LoweredGroup:
     """Statements of a nest group: an initialiser and an update for each reduction, one statement for each map."""
-    nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
+    nodes = tuple(flatten(plan, group, n) for n in group.nodes)
+    if len(nodes) == 1 and nodes[0].reduce is None:
+        nodes = (_reads_in_order(nodes[0]),)
+    nodes = collapse_shared(nodes)
     if len(nodes) == 1:
         nodes = (collapse_reduction(nodes[0]),)
     builder = NestBuilder(Canonical({n: t.dtype for n, t in plan.graph.tensors.items()}), group.outputs, nodes)
     for n in nodes:
         builder.add(n)
     return LoweredGroup(builder.names.group(tuple(builder.statements)), builder.names.buffers, builder.names.params)
+
+
+def _reads_in_order(n: FlatNode) -> FlatNode:
+    """A copy that shuffles its last axis runs over the parts of that axis, the one with neighbours in memory inside."""
+    if n.inner or not n.shared:
+        return n
+    last = n.shared[-1][0]
+    (split,) = split_divided((n,))
+    if [x for x, _ in split.shared[-2:]] != [f"{last}g", last]:
+        return n
+    first = [x.index[0].split(f"{last}g")[0] for x in loads(split.body)]
+    return replace(split, shared=(*split.shared[:-2], split.shared[-1], split.shared[-2])) if ONE in first else n
 
 
 class NestBuilder:

@@ -69,7 +69,9 @@ class Task:
             tile[f"b.{roles.block}"],
             tile.get(f"w.{roles.block}"),
         )
-        return ContractKernel(name, self.group, roles, self.target, self.form.packed, chosen=chosen)
+        return ContractKernel(
+            name, self.group, roles, self.target, self.form.packed, chosen=chosen, fill=self.form.fill
+        )
 
     def shares(self, builder: ContractKernel, tile: Tile) -> dict[str, Index]:
         """The values of the launch-time symbols, over the kernel's other symbols."""

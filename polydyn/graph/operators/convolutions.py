@@ -1,4 +1,4 @@
-"""Conv: a padded copy where there is padding, then one sum of products with affine subscripts."""
+"""Conv: a guarded view where there is padding (fusion puts it into its reader), then one sum of products."""
 
 from __future__ import annotations
 

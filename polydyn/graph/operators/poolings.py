@@ -104,5 +104,7 @@ def local_response(node: OnnxNode, ctx: ExpandContext) -> None:
     total = at(ctx, ctx.compute(t.shape, squares, reduction=(Index.of(size),), reduce="sum"), index)
     scaled = op("mul", like(node.attribute("alpha", 1e-4) / size, total), total)
     base = op("add", like(node.attribute("bias", 1.0), total), scaled)
-    power = op("pow", base, like(node.attribute("beta", 0.75), base))
+    root = op("sqrt", base)
+    beta = node.attribute("beta", 0.75)
+    power = op("mul", root, op("sqrt", root)) if beta == 0.75 else op("pow", base, like(beta, base))
     emit(ctx, node, op("div", wide(at(ctx, t.name, index)), power))

@@ -1,0 +1,145 @@
+"""Hoisting: what does not change in an inner loop is computed or decided outside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
+
+from polydyn.codegen.ir import (
+    Between,
+    Body,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Let,
+    Node,
+    Reg,
+    Store,
+    map_node_indices,
+    map_values,
+    node_indices,
+    rewrite,
+    walk,
+)  # fmt: skip
+from polydyn.schedules.expr import Const, FromIndex, Op, Value
+from polydyn.schedules.index import Atom, Index
+
+
+def hoist_guards(loop: For) -> Body:
+    """A loop that stores one guarded value: what of the guard does not depend on the loop chooses between two loops."""
+    store = loop.body[0] if len(loop.body) == 1 else None
+    if not isinstance(store, Store) or not (isinstance(store.value, Op) and store.value.name == "where"):
+        return (loop,)
+    guard, then, orelse = store.value.args
+    outside: list[Compare] = []
+    inside: list[Value] = []
+    for part in _conjuncts(guard):
+        c = _compare(part)
+        fixed = c is not None and loop.var not in c.left.symbols() | c.right.symbols()
+        outside += [c] if c is not None and fixed else []
+        inside += [] if fixed else [part]
+    if not outside:
+        return (loop,)
+    value = then
+    if inside:
+        value = replace(store.value, args=(reduce(lambda a, b: Op("bool", "and", (a, b)), inside), then, orelse))
+    loops = ((replace(loop, body=(replace(store, value=v),)),) for v in (value, orelse))
+    return (If(tuple(outside), *loops),)
+
+
+def hoist_masks(loop: For, prefix: str) -> For:
+    """Guards of vector loads that no loop inside changes become registers at the top of the loop."""
+    inner = {x.var for x in walk(loop.body) if isinstance(x, (For, Let))}
+    found: dict[Value, Reg] = {}
+
+    def f(v: Value) -> Value:
+        if not isinstance(v, FlatLoad) or not isinstance(v.guard, Between):
+            return v
+        if (v.guard.low.symbols() | v.guard.high.symbols()) & inner:
+            return v
+        reg = found.setdefault(v.guard, Reg("bool", f"{prefix}{len(found)}", v.lanes))
+        return replace(v, guard=reg)
+
+    body = map_values(loop.body, f)
+    return replace(loop, body=(*(Def(r.name, g, r.lanes) for g, r in found.items()), *body))
+
+
+def _conjuncts(v: Value) -> Iterator[Value]:
+    if isinstance(v, Op) and v.name == "and":
+        for a in v.args:
+            yield from _conjuncts(a)
+    else:
+        yield v
+
+
+def _compare(v: Value) -> Compare | None:
+    """A comparison of integers that are no data."""
+    relation = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}.get(v.name) if isinstance(v, Op) else None
+    if relation is None or not isinstance(v, Op):
+        return None
+    sides = []
+    for a in v.args:
+        if isinstance(a, FromIndex):
+            sides.append(a.index)
+        elif isinstance(a, Const) and isinstance(a.value, int):
+            sides.append(Index.of(a.value))
+    return Compare(relation, *sides) if len(sides) == 2 else None
+
+
+def hoist_divisions(body: Body, prefix: str) -> Body:
+    """Every floor division is computed once per iteration of the innermost loop that it depends on.
+
+    Names ``<prefix><n>`` stand for the quotients; divisions that depend on no loop of the body stay where they are.
+    """
+    names: dict[Atom, str] = {}
+
+    def inside(b: Body) -> Body:
+        return tuple(loop(n) if isinstance(n, For) else n for n in b)
+
+    def loop(n: For) -> Node:
+        inner = {x.var for x in walk(n.body) if isinstance(x, (For, Let))}
+        found: list[tuple[str, Index]] = []
+        body = n.body
+        while True:
+            atoms = (a for x in walk(body) for i in node_indices(x) for a in _varying(i, n.var))
+            ready = (a for a in atoms if not _symbols(a) & inner)
+            a = next(ready, None)
+            if a is None:
+                break
+            name = names.setdefault(a, f"{prefix}{len(names)}")
+            found.append((name, Index({(a,): 1})))
+            body = _named(body, a, name)
+        body = inside(body)
+        for name, value in reversed(found):
+            body = (Let(name, value, body),)
+        return replace(n, body=body)
+
+    return inside(body)
+
+
+def _varying(i: Index, var: str) -> Iterator[Atom]:
+    """Floor divisions that depend on ``var`` and hold no others that do."""
+    for a in i.atoms():
+        if isinstance(a, Atom) and var in _symbols(a):
+            held = [x for arg in a.args for x in _varying(arg, var)]
+            yield from held
+            if a.kind == "floordiv" and not held:
+                yield a
+
+
+def _symbols(a: Atom) -> frozenset[str]:
+    return frozenset(s for i in a.args for s in i.symbols())
+
+
+def _named(body: Body, a: Atom, name: str) -> Body:
+    return rewrite(body, lambda x: map_node_indices(x, lambda i: _put(i, a, name)))
+
+
+def _put(i: Index, a: Atom, name: str) -> Index:
+    def f(b: Atom) -> Index:
+        return Index.of(name) if b == a else Index({(replace(b, args=tuple(_put(x, a, name) for x in b.args)),): 1})
+
+    return i.map_atoms(f) if i.atoms() else i

@@ -1,0 +1,152 @@
+"""Channels last: what convolutions compute has the order [N, spatial..., C] in memory (docs/adr/0010-convolutions.md).
+
+Then a convolution is a matrix product with output channels as columns, its weights a packed constant of unit stride and
+its rows pixels whose channels lie together. The order spreads to what reads channel ``d1`` of such a tensor element by
+element, window by window or reduced over pixels; other readers subscript the new order. Only intermediates change:
+inputs and outputs of the model keep their order, and so does what is computed element by element on the way to an
+output: its kernel writes the model's order at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from polydyn.fusion.products import has_column, is_contraction, is_windowed
+from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name
+from polydyn.schedules.expr import FLOATS, Load, Op, Value, indices, load, loads, substitute, transform
+from polydyn.schedules.index import Index
+
+SUFFIX = "@last"
+
+
+def channels_last(graph: Graph) -> Graph:
+    """The graph with convolutions and what follows them in channels-last order."""
+    return _Layout(graph).run()
+
+
+def moved(axis: int, rank: int) -> int:
+    """Where an axis goes: channels (axis 1) to the end, spatial axes one to the front."""
+    return axis if axis == 0 else rank - 1 if axis == 1 else axis - 1
+
+
+class _Layout:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.tensors = dict(graph.tensors)
+        self.constants = dict(graph.constants)
+        self.last: dict[str, str] = {}
+        """Tensor -> the one that holds the same elements channels last."""
+        self.nodes: list[Node] = []
+        self.kept = self._kept()
+
+    def _kept(self) -> set[str]:
+        """Outputs, and tensors whose one reader makes a kept tensor of them element by element."""
+        kept, readers = set(self.graph.outputs), self.graph.consumers()
+        for n in reversed(self.graph.nodes):
+            if isinstance(n, Compute) and n.is_map and n.output in kept:
+                same = tuple(Index.of(dim_name(a)) for a in range(len(self.graph.tensors[n.output].shape)))
+                kept |= {x.buffer for x in loads(n.body) if x.index == same and len(readers[x.buffer]) == 1}
+        return kept
+
+    def run(self) -> Graph:
+        """The rewritten graph."""
+        for n in self.graph.nodes:
+            if isinstance(n, Concat):
+                self._concat(n)
+            else:
+                self._compute(n)
+        return replace(self.graph, nodes=tuple(self.nodes), tensors=self.tensors, constants=self.constants)
+
+    def _compute(self, n: Compute) -> None:
+        n, wanted = replace(n, body=transform(n.body, self._reread)), self._wanted(n)
+        if not wanted:
+            self.nodes.append(n)
+            return
+        if is_contraction(n) and not has_column(n):
+            n = replace(n, body=transform(n.body, self._taps_first))
+        rank = len(self.graph.tensors[n.output].shape)
+        name = self._new(n.output)
+        env = {dim_name(a): Index.of(dim_name(moved(a, rank))) for a in range(rank)}
+        self.nodes.append(replace(n, output=name, body=substitute(n.body, env)))
+
+    def _wanted(self, n: Compute) -> bool:
+        """Whether the node's result should be channels last."""
+        t = self.graph.tensors[n.output]
+        if t.name in self.kept or t.dtype not in FLOATS or len(t.shape) < 3:
+            return False
+        read = [x for x in loads(n.body) if x.buffer in self.last and len(x.index) == len(t.shape)]
+        return _is_convolution(n, len(t.shape)) or any(_along_channels(x.index[1]) for x in read)
+
+    def _reread(self, v: Value) -> Value:
+        if not isinstance(v, Load) or v.buffer not in self.last:
+            return v
+        n, c, *spatial = v.index
+        return replace(v, buffer=self.last[v.buffer], index=(n, *spatial, c))
+
+    def _taps_first(self, v: Value) -> Value:
+        """The weights of a depthwise convolution, [C, ...], with channels last too: vectors run along them."""
+        if not isinstance(v, Load) or v.buffer not in self.graph.constants or v.index[0] != Index.of(dim_name(1)):
+            return v
+        c, *taps = v.index
+        name, array = f"{v.buffer}{SUFFIX}", self.graph.constants[v.buffer]
+        c_size, *sizes = self.tensors[v.buffer].shape
+        self.constants[name] = np.ascontiguousarray(np.moveaxis(array, 0, -1))
+        self.tensors[name] = Tensor(name, v.dtype, (*sizes, c_size))
+        return replace(v, buffer=name, index=(*taps, c))
+
+    def _concat(self, n: Concat) -> None:
+        rank = len(self.graph.tensors[n.output].shape)
+        inner = n.output not in self.graph.outputs and rank >= 3
+        if not inner or not any(p in self.last for p in n.parts):
+            self.nodes.append(replace(n, parts=tuple(self._first(p) for p in n.parts)))
+            return
+        parts = tuple(self._as_last(p, n.origin) for p in n.parts)
+        self.nodes.append(replace(n, output=self._new(n.output), parts=parts, axis=moved(n.axis, rank)))
+
+    def _as_last(self, tensor: str, origin: str) -> str:
+        """The tensor channels last, copied when it is not."""
+        if tensor not in self.last:
+            rank = len(self.graph.tensors[tensor].shape)
+            index = tuple(Index.of(dim_name(moved(a, rank))) for a in range(rank))
+            body = load(tensor, index, self.graph.tensors[tensor].dtype)
+            self.nodes.append(Compute(self._new(tensor), body, origin=origin))
+        return self.last[tensor]
+
+    def _first(self, tensor: str) -> str:
+        """The tensor in its own order, copied when it is channels last."""
+        if tensor in self.last and not any(m.output == tensor for m in self.nodes):
+            index = tuple(Index.of(dim_name(a)) for a in range(len(self.graph.tensors[tensor].shape)))
+            v = self._reread(load(tensor, index, self.graph.tensors[tensor].dtype))
+            self.nodes.append(Compute(tensor, v, origin="layout"))
+        return tensor
+
+    def _new(self, tensor: str) -> str:
+        t = self.graph.tensors[tensor]
+        n, c, *spatial = t.shape
+        name = f"{tensor}{SUFFIX}"
+        self.tensors[name] = Tensor(name, t.dtype, (n, *spatial, c))
+        self.last[tensor] = name
+        return name
+
+
+def _along_channels(subscript: Index) -> bool:
+    """Whether a channel subscript is one of the output's channels, shuffled perhaps, or moves step by step with it."""
+    c = dim_name(1)
+    return subscript.symbols() == {c} or (subscript.is_polynomial and subscript.split(c)[0] == 1)
+
+
+def _is_convolution(n: Compute, rank: int) -> bool:
+    """A sum of products over pixels: one operand has axis 1 and no pixel, the other one pixels.
+
+    With one pixel axis only windows count; a product without them is a matrix product.
+    """
+    if n.reduce != "sum" or not (isinstance(n.body, Op) and n.body.name == "mul") or rank < 3:
+        return False
+    axes = [{s for i in indices(v) for s in i.symbols()} for v in n.body.args]
+    pixels = {dim_name(a) for a in range(2, rank)}
+    for weights, image in (axes, axes[::-1]):
+        if dim_name(1) in weights and not weights & (pixels | {dim_name(0)}) and image & pixels:
+            return is_windowed(n) or (rank > 3 and dim_name(0) in image)
+    return False

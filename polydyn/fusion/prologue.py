@@ -1,0 +1,133 @@
+"""Prologues: maps that only one product or window reads are computed where it reads them (TSCompiler 5.3).
+
+On the CPU the row operand of such a product is copied to scratch by a promotion statement; the copy then computes the
+prologue's value instead (a guarded load for a padding), and the prologue's result never exists in memory. Reductions
+that are no contraction take in paddings only: one comparison for each tap instead of a padded copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from polydyn.fusion.plan import FusedGroup, FusionPlan, Prologue
+from polydyn.fusion.products import axes_of, is_reduction
+from polydyn.graph.ir import Compute, Graph, Node, dim_name
+from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, substitute, transform, walk
+
+MOST_OPERATIONS = 8
+"""Of a prologue that is computed again for every tap of a window."""
+COSTLY = frozenset(("exp", "log", "tanh", "erf", "sin", "cos", "pow", "sigmoid", "sqrt", "div", "fmod", "mod"))
+
+
+def join_prologues(plan: FusionPlan) -> FusionPlan:
+    """The plan with maps that a single product or window reads inside it, as far as they are cheap enough."""
+    alone = {g.outputs[0]: g for g in plan.groups if g.kind == "nest" and len(g.nodes) == 1 and g.nodes[0].is_map}
+    once = _read_once(plan)
+    new: dict[str, Node] = {}
+    gone: set[str] = set()
+    groups = []
+    for g in plan.groups:
+        core, maps = _joined(plan.graph, g, {t: alone[t].nodes[0] for t in once & alone.keys()})
+        if maps:
+            new[core.output], gone = core, gone | {m.output for m in maps}
+            why = (f"{m.output}: joins the promotion of {core.output}'s operand (prologue)" for m in maps)
+            nodes = (core, *g.nodes[1:])
+            g = replace(g, nodes=nodes, reasons=(*g.reasons, *why), prologue=Prologue(maps, g.nodes[0]))
+        groups.append(g)
+    graph_nodes = tuple(new.get(n.output, n) for n in plan.graph.nodes if n.output not in gone)
+    kept = tuple(g for g in groups if g.nodes[0].output not in gone)
+    return replace(plan, graph=replace(plan.graph, nodes=graph_nodes), groups=kept)
+
+
+def _read_once(plan: FusionPlan) -> set[str]:
+    """Tensors that one node reads, in one place, and that need not be in memory."""
+    count: Counter[str] = Counter()
+    for n in plan.graph.nodes:
+        assert isinstance(n, Compute), "concatenations are windows by now"
+        fetched = [a.name for i in indices(n.body) for a in i.fetches()]
+        count.update([*(x.buffer for x in loads(n.body)), *fetched, *fetched])
+    return {t for t, c in count.items() if c == 1 and t not in plan.kept}
+
+
+def _joined(graph: Graph, g: FusedGroup, maps: Mapping[str, Compute]) -> tuple[Compute, tuple[Compute, ...]]:
+    """The first node of a group with what may join it put into its body, and what joined, in order."""
+    core, joined = g.nodes[0], tuple[Compute, ...]()
+    if core.is_map:
+        return core, joined
+    found = True
+    while found:
+        found = False
+        for m in (maps[t] for t in dict.fromkeys(x.buffer for x in loads(core.body)) if t in maps):
+            if g.kind == "contract":
+                operand = row_operand(core, m.output)
+                fits = operand is not None and may_join(graph, core, operand, (m, *joined))
+            else:
+                fits = is_guarded_view(m) and not is_shuffled(m)
+            if fits:
+                core, joined, found = compose(core, (m,)), (m, *joined), True
+                break
+    return core, joined
+
+
+def compose(n: Compute, maps: Sequence[Compute]) -> Compute:
+    """The node with every read of the maps replaced by what they compute."""
+    bodies = {m.output: m.body for m in maps}
+
+    def put(v: Value) -> Value:
+        if not isinstance(v, Load) or v.buffer not in bodies:
+            return v
+        return transform(substitute(bodies[v.buffer], {dim_name(a): i for a, i in enumerate(v.index)}), put)
+
+    return replace(n, body=transform(n.body, put))
+
+
+def is_guarded_view(m: Compute) -> bool:
+    """A padding: one load under a condition on subscripts, a constant elsewhere."""
+    b = m.body
+    if m.reduce is not None or not (isinstance(b, Op) and b.name == "where"):
+        return False
+    return isinstance(b.args[1], Load) and isinstance(b.args[2], Const) and not loads(b.args[0])
+
+
+def is_shuffled(m: Compute) -> bool:
+    """Whether a subscript is no polynomial: a copy in order serves vectors better than reading it for every tap."""
+    return not all(i.is_polynomial for x in loads(m.body) for i in x.index)
+
+
+def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) -> bool:
+    """Whether the maps are cheap enough to be computed where the product ``n`` reads them.
+
+    ``operand``: the part of ``n`` that reads them. Traffic falls as nobody else reads their results; what grows is the
+    number of evaluations: once for each tap of the window.
+    """
+    if any(i.fetches() for m in maps for i in indices(m.body)):
+        return False
+    if all(is_guarded_view(m) for m in maps):
+        return True
+    other = _other_operand(n, operand)
+    if not (isinstance(other, Load) and other.buffer in graph.constants):
+        return False
+    if any(m.body.dtype != "float32" or x.dtype != "float32" for m in maps for x in (m.body, *loads(m.body))):
+        return False
+    taps = sum(is_reduction(s) for s in {s for x in loads(operand) for i in x.index for s in i.symbols()}) > 1
+    work = [v for m in maps for v in walk(m.body) if isinstance(v, Op)]
+    return not taps or (len(work) <= MOST_OPERATIONS and not any(v.name in COSTLY for v in work))
+
+
+def row_operand(n: Compute, tensor: str) -> Value | None:
+    """The operand of the product ``n`` that reads a tensor, when the other one has a column of its own."""
+    assert isinstance(n.body, Op)
+    for own, other in (n.body.args, n.body.args[::-1]):
+        if tensor in {x.buffer for x in loads(own)}:
+            if tensor in {x.buffer for x in loads(other)} or not isinstance(other, Load):
+                return None
+            return own if axes_of(other) - axes_of(own) else None
+    return None
+
+
+def _other_operand(n: Compute, operand: Value) -> Value | None:
+    assert isinstance(n.body, Op)
+    rest = [a for a in n.body.args if a is not operand]
+    return rest[0] if len(rest) == 1 else None

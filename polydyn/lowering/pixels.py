@@ -1,0 +1,150 @@
+"""Convolutions as matrix products (implicit GEMM, TSCompiler 5.4): pixels become rows, taps and channels one reduction.
+
+The row operand of a convolution is no matrix: its address is not affine in one iterator for all pixels, and a padding
+guards it. The promotion statement FILL copies it to scratch, so only that statement needs the subscripts ``row // W``,
+``row % W`` that iterators in common bring into the row operand; everything else must be affine in the merged iterator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from polydyn.fusion.plan import FusionPlan
+from polydyn.lowering.collapse import Axis, mergeable, split_divided, value_positions
+from polydyn.lowering.flatten import FlatNode, map_addresses
+from polydyn.schedules.expr import Load, Op, Value, indices, loads, map_index, substitute
+from polydyn.schedules.index import ONE, ZERO, Index
+from polydyn.schedules.ranges import simplify
+from polydyn.schedules.tiling import Roles
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The operands of a product by what their iterators are for; ``column`` is the place of the column operand."""
+
+    column: int
+    cols: tuple[str, ...]
+    rows: tuple[str, ...]
+
+
+def as_matrix_product(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[FlatNode, ...], Roles] | None:
+    """The nodes of a convolution and its epilogue over (batch.., row, column), and the roles.
+
+    None when no operand is a plain load with a column of its own. The row is ``one`` when there is no pixel.
+    """
+    nodes = split_divided(nodes)
+    found = _operands(plan, nodes[0])
+    if found is None or not nodes[0].reduction:
+        return None
+    col = max(found.cols, key=lambda x: (_size(dict(nodes[0].shared)[x]), x))
+    batch = [x for x, _ in nodes[0].shared if x not in found.rows and x != col]
+    order = [*batch, *found.rows, col]
+    nodes = tuple(replace(n, shared=tuple((x, dict(n.shared)[x]) for x in order)) for n in nodes)
+    first, last = len(batch), len(batch) + len(found.rows)
+    while last - first > 1 and _rows_mergeable(nodes, found.column, last - 2):
+        nodes = tuple(_merge_rows(n, k == 0, found.column, last - 2) for k, n in enumerate(nodes))
+        last -= 1
+    core = _merge_reductions(nodes[0], found.column)
+    shared = [x for x, _ in core.shared]
+    row = shared[last - 1] if found.rows else "one"
+    block, *inner = (x for x, _ in core.reduction)
+    roles = Roles(tuple(x for x in shared if x not in (row, col)), row, col, block, tuple(inner))
+    return (core, *nodes[1:]), roles
+
+
+def needs_promotion(n: FlatNode, roles: Roles) -> bool:
+    """Whether the row operand is more than a load at an address that is affine in the row and the reductions."""
+    assert isinstance(n.body, Op)
+    (row,) = (v for v in n.body.args if roles.col not in _symbols(v))
+    names = (roles.row, roles.block, *roles.inner)
+    return not isinstance(row, Load) or any(
+        i.symbols() & set(names) and any(x in i.split(x)[1].symbols() for x in names) for i in row.index
+    )
+
+
+# -- operands --------------------------------------------------------------------------------------------------------
+
+
+def _operands(plan: FusionPlan, n: FlatNode) -> Operands | None:
+    assert isinstance(n.body, Op)
+    best: tuple[tuple[bool, int, bool], Operands] | None = None
+    for k, v in enumerate(n.body.args):
+        own, other = _symbols(v), _symbols(n.body.args[1 - k])
+        cols = tuple(x for x, _ in n.shared if x in own and x not in other)
+        rows = tuple(x for x, _ in n.shared if x in other and x not in own)
+        if not isinstance(v, Load) or not cols:
+            continue
+        unit = any(n.address.split(x)[0] == ONE for x in cols)
+        score = (v.buffer in plan.graph.constants, -len(cols), unit)
+        if best is None or score > best[0]:
+            best = score, Operands(k, cols, rows)
+    return best[1] if best else None
+
+
+def _symbols(v: Value) -> frozenset[str]:
+    return frozenset(s for i in indices(v) for s in i.symbols())
+
+
+def _size(e: Index) -> int:
+    return 1000 if e.constant is None else min(e.constant, 1000)
+
+
+# -- merging ---------------------------------------------------------------------------------------------------------
+
+
+def _rows_mergeable(nodes: tuple[FlatNode, ...], column: int, at: int) -> bool:
+    """Whether everything but the row operand moves alike along two neighbouring iterators."""
+    x, y = nodes[0].shared[at : at + 2]
+    rest = [p for n in nodes[1:] for p in (n.address, *value_positions(n.body))]
+    assert isinstance(nodes[0].body, Op)
+    rest += [nodes[0].address, *value_positions(nodes[0].body.args[column])]
+    return all(mergeable(p, x, y) for p in rest)
+
+
+def _merge_rows(n: FlatNode, core: bool, column: int, at: int) -> FlatNode:
+    x, y = n.shared[at : at + 2]
+    shared = (*n.shared[:at], (y[0], x[1] * y[1]), *n.shared[at + 2 :])
+    if not core:
+        return map_addresses(replace(n, shared=shared), {x[0]: ZERO})
+    assert isinstance(n.body, Op)
+    ranges = dict([*shared, *n.reduction])
+    args = tuple(
+        substitute(v, {x[0]: ZERO}) if k == column else merged(v, x, y, ranges) for k, v in enumerate(n.body.args)
+    )
+    return replace(n, shared=shared, body=replace(n.body, args=args), address=n.address.subs({x[0]: ZERO}))
+
+
+def _merge_reductions(n: FlatNode, column: int) -> FlatNode:
+    """At most two reductions: what the row operand walks fastest, as far as it walks alike, and all the others."""
+    assert isinstance(n.body, Op)
+    row = n.body.args[1 - column]
+    wide = max(loads(row), key=lambda x: len(x.index[0].symbols()))
+    reduction = sorted(n.reduction, key=lambda a: _steepness(wide.index[0].split(a[0])[0]), reverse=True)
+    n = replace(n, reduction=tuple(reduction))
+    at = len(reduction) - 2
+    while at >= 0:
+        x, y = n.reduction[at : at + 2]
+        assert isinstance(n.body, Op)
+        if at + 2 < len(n.reduction) or all(mergeable(p, x, y) for p in value_positions(n.body.args[1 - column])):
+            reduced = (*n.reduction[:at], (y[0], x[1] * y[1]), *n.reduction[at + 2 :])
+            ranges = dict([*n.shared, *reduced])
+            args = tuple(merged(v, x, y, ranges) for v in n.body.args)
+            n = replace(n, reduction=reduced, body=replace(n.body, args=args))
+        at -= 1
+    return n
+
+
+def _steepness(stride: Index) -> tuple[int, int]:
+    """Strides in order of size, as far as symbols tell: degree first."""
+    degree = max((len(m) for m in stride.terms), default=0)
+    return degree, sum(abs(c) for m, c in stride.terms.items() if len(m) == degree)
+
+
+def merged(v: Value, x: Axis, y: Axis, ranges: dict[str, Index]) -> Value:
+    """The expression over one iterator, named as ``y``, for both: affine where it walks alike, else by division."""
+    if all(mergeable(p, x, y) for p in value_positions(v)):
+        return substitute(v, {x[0]: ZERO})
+    whole = Index.of(y[0])
+    outer = whole // y[1]
+    moved = substitute(v, {x[0]: outer, y[0]: whole - outer * y[1]})
+    return map_index(moved, lambda i: simplify(i, ranges))

@@ -1,0 +1,25 @@
+"""The proof that a group's prologue may be computed inside its promotion statement."""
+
+from __future__ import annotations
+
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.graph.ir import iterators
+from polydyn.schedules.promotion import check_loads
+
+
+def prove_prologue(plan: FusionPlan, group: FusedGroup) -> tuple[str, ...]:
+    """Every element that the reader wants is made by the prologue, and the prologue's own loads are in bounds.
+
+    Returns the tensors for which sizes are no affine expressions. LegalityError with an instance otherwise.
+    """
+    if group.prologue is None:
+        return ()
+    graph, reader, core = plan.graph, group.prologue.reader, group.nodes[0]
+    made = {m.output: graph.tensors[m.output].shape for m in group.prologue.maps}
+    read = {t: graph.tensors[t].shape for t in core.inputs}
+    facts = [(g.left, g.relation, g.right) for g in graph.guards]
+    loops = tuple(iterators(graph, core))
+    missing = check_loads(reader.output, loops, reader.body, made, facts)
+    for m in group.prologue.maps:
+        missing += check_loads(m.output, tuple(iterators(graph, m)), m.body, made, facts)
+    return missing + check_loads(core.output, loops, core.body, read, facts)
