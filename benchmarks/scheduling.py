@@ -22,7 +22,8 @@ from polydyn.codegen.cpu_attention import AttentionKernel
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_dot import DotKernel
 from polydyn.codegen.cpu_nest import NestKernel
-from polydyn.codegen.cuda_contract import FMA_TILES, MMA_TILES, CudaTile
+from polydyn.codegen.cuda_contract import FMA_TILES, MMA_TILES
+from polydyn.codegen.cuda_product import CudaTile
 from polydyn.codegen.ir import Body
 from polydyn.codegen.isl_ast import forget as forget_trees
 from polydyn.codegen.isl_ast import generate

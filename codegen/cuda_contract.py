@@ -1,136 +1,79 @@
-"""CUDA kernels for matmul-like groups, from the GPU tree through mark-directed passes.
-
-Two instructions: ``fma`` (a thread and one element, float32) and ``mma`` (a warp and m16n8k16 fragments on tensor
-cores, f16 or bf16 with float32 accumulators). Both operands come through a ring of ``stages`` tiles in shared memory;
-a tile lies there as it lies in global memory (unit stride along the reduction or along its own iterator), so copies
-stay wide, XOR-swizzled against bank conflicts. Elements outside the operand arrive as zeros, which makes M, N and K
-arbitrary.
-"""
+"""CUDA kernels for matmul-like groups: which tiles, widths of copies, shares of the reduction a group is built for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
-from polydyn.codegen.check import verify_body
-from polydyn.codegen.cuda_copies import Operand, copy_of, multiples
-from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.codegen.ir import (
-    Alloc,
-    Apply,
-    Body,
-    Call,
-    Compare,
-    FlatLoad,
-    For,
-    If,
-    Inst,
-    Mark,
-    Pointer,
-    Store,
-    consume,
-    substitute,
-    substitute_value,
-    walk,
-)  # fmt: skip
-from polydyn.codegen.isl_ast import generate
-from polydyn.codegen.lower import Lowering, flat, lower
-from polydyn.codegen.operands import operands
-from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.gpu import assign, pipeline, rasterise, spread, unrolled
-from polydyn.codegen.passes.tiles import mark_parallel, tasks
-from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
+from polydyn.codegen.cuda_emit import ordered
+from polydyn.codegen.cuda_gemv import gemv_versions
+from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel
+from polydyn.codegen.cuda_nest import CudaNestKernel
+from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct
+from polydyn.codegen.cuda_split import SHARES, combining_group, partial_group
+from polydyn.codegen.cuda_wgmma import wgmma_versions
+from polydyn.codegen.ir import Compare
 from polydyn.codegen.printers.cuda_values import HALF
-from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
+from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
-from polydyn.schedules.index import ONE, ZERO, Index, product
-from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.proof_gpu import GpuTiles, prove_gpu_contract
+from polydyn.schedules.index import Index, maximum, minimum, product
+from polydyn.schedules.model import Group
+from polydyn.schedules.proof_gpu import prove_gpu_contract
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
-LANE = V("lane")
-PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
-RASTER = 8
-"""Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
-UNROLLED = dict.fromkeys(("f_i", "f_j", "f_k", "g_i", "g_j", "row_half", "column_of_pair"), "unroll")
-
-
-@dataclass(frozen=True)
-class CudaTile:
-    """A binary's tile: block ``bm x bn x bk`` elements, a unit's share ``wm x wn``, ``stages`` of the ring.
-
-    ``instruction``: ``fma`` or ``mma``; ``blocks``: wanted per multiprocessor (bounds the registers).
-    """
-
-    instruction: str
-    bm: int
-    bn: int
-    bk: int
-    wm: int
-    wn: int
-    stages: int
-    blocks: int = 1
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.bm // self.wm * (self.bn // self.wn) * (32 if self.instruction == "mma" else 1)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The instruction's m, n, k."""
-        return (16, 8, 16) if self.instruction == "mma" else (1, 1, 1)
-
-    def proven(self) -> GpuTiles:
-        """The sizes as proofs want them."""
-        m, n, k = self.shape
-        fragments, mma = (self.wm // m, self.wn // n), self.instruction == "mma"
-        return GpuTiles(
-            (self.bm // self.wm, self.bn // self.wn), fragments, (m, n), (self.bk // k, k),
-            (self.wm // 16, self.wn // 16) if mma else fragments, (self.bm, self.bn, self.bk), not mma,
-        )  # fmt: skip
-
-
+SHARE_STEPS = 8
+"""Reduction tiles that a share of a split reduction has at least, when there are enough."""
+WAVES = 2
+"""Blocks for each multiprocessor that a split reduction fills the device with."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
 MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
 
 
 class CudaContractKernel:
-    """Builds the versions of one matmul-like group."""
+    """Builds the versions of one matmul-like group; ``arch``: those of newer architectures only when asked for."""
 
-    def __init__(self, name: str, group: Group, roles: Roles) -> None:
-        self.name, self.group, self.roles = name, group, roles
-        self.acc = next(s for s in group.statements if s.reduce)
-        self.epilogues = [s for s in group.statements if s.role == "epilogue"]
-        self.extents = dict(self.acc.iters)
-        self.M, self.N = self.extents[roles.row], self.extents[roles.col]
-        self.K = product(self.extents[x] for x in (roles.block, *roles.inner))
-        row, col = _narrow(operands(self.acc, roles))
-        if row.dtype != col.dtype or row.dtype not in ("float32", *HALF):
-            raise CodegenError(
-                f"a product of {row.dtype} and {col.dtype} is not built for CUDA", remedy="float32, float16, bfloat16"
-            )
-        self.dtype, self.values = row.dtype, (row, col)
+    def __init__(self, name: str, group: Group, roles: Roles, arch: str = "sm_80") -> None:
+        self.name, self.group, self.roles, self.arch = name, group, roles, arch
+        self.product = ProductGroup(name, group, roles)
 
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
-        """A version for each tile and each width of copies that the addresses may allow, widest first."""
-        chosen = tiles or self._useful(MMA_TILES if self.dtype in HALF else FMA_TILES)
-        widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[self.dtype] and not (w == 8 and self.dtype == "float32")]
-        out: dict[str, CudaKernel] = {}
+        """A version for each tile and each width of copies that the addresses may allow, widest first.
+
+        Before them those for few rows, and those of the smallest tile with a split reduction, for shapes that leave
+        multiprocessors idle.
+        """
+        chosen = tiles or self._useful(MMA_TILES if self.product.dtype in HALF else FMA_TILES)
         for t in chosen:
             prove_gpu_contract(self.group, self.roles, gpu_contract_tree(self.group, self.roles), t.proven())
-            for w in widths:
-                k = _Version(self, t, w).build()
-                out.setdefault(k.version, k)
-        return tuple(out.values())
+        whole = [k for t in chosen for k in _of_tile(self.product, t)]
+        hopper = wgmma_versions(self.product) if self.arch == "sm_90a" and not tiles else []
+        return ordered((*self.few_rows(), *self._split(chosen[-1]), *hopper, *whole))
 
+    def few_rows(self) -> list[CudaKernel]:
+        """The versions for few rows."""
+        return gemv_versions(self.product)
+
+    def _split(self, tile: CudaTile) -> list[CudaKernel]:
+        """The versions whose reduction is split, when it can be long enough."""
+        p = self.product
+        steps = p.K.ceildiv(tile.bk)
+        if (steps.constant or 2 * SHARE_STEPS) < 2 * SHARE_STEPS:
+            return []
+        batch = product(p.extents[x] for x in self.roles.batch)
+        blocks = batch * p.M.ceildiv(tile.bm) * p.N.ceildiv(tile.bn)
+        shares = minimum(V(MULTIPROCESSORS) * WAVES // maximum(1, blocks), steps // SHARE_STEPS)
+        parts = ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES))
+        again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
+        size = V(SHARES) * batch * p.M * p.N * ITEMSIZE["float32"]
+        split = Compare(">=", V(SHARES), V(2))
+        return [
+            replace(k, conditions=(split, *k.conditions), launch={SHARES: shares}, workspace=size, after=(again,))
+            for k in _of_tile(parts, tile)
+        ]
 
     def _useful(self, tiles: tuple[CudaTile, ...]) -> tuple[CudaTile, ...]:
         """Tiles from the largest to the smallest, without those that a constant extent would leave half empty."""
-        m, n = self.M.constant, self.N.constant
+        m, n = self.product.M.constant, self.product.N.constant
 
         def useful(t: CudaTile) -> bool:
             return (m is None or 2 * m > t.bm) and (n is None or 2 * n > t.bn)
@@ -138,219 +81,12 @@ class CudaContractKernel:
         return tuple(t for t in tiles if t is tiles[-1] or useful(t))
 
 
-class _Version:
-    """One tile with one width of copies."""
-
-    def __init__(self, of: CudaContractKernel, tile: CudaTile, width: int) -> None:
-        self.of, self.tile = of, tile
-        self.group, self.roles, self.extents = of.group, of.roles, of.extents
-        if (tile.instruction == "mma") != (of.dtype in HALF):
-            raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy="mma for float16 and bfloat16")
-        m, n, _ = tile.shape
-        self.frag = (tile.wm // m, tile.wn // n)
-        swizzle = 8 if tile.instruction == "mma" else 4
-        a = Operand("tile_a", of.values[0], "s_i", tile.bm, of.M)
-        b = Operand("tile_b", of.values[1], "s_j", tile.bn, of.N)
-        self.copies = tuple(
-            copy_of(self.group, x, self._env, tile.bk, of.K, width, swizzle, tile.instruction == "fma" and x is b)
-            for x in (a, b)
-        )
-
-    # -- where things are ----------------------------------------------------------------------------------------
-
-    def _env(self, a: Mapping[str, Index], row: Index, col: Index, k: Index) -> dict[str, Index]:
-        """Iterators of the group at a place of the block; the linear reduction is taken apart."""
-        r, t = self.roles, self.tile
-        env = {x: a[x] for x in r.batch}
-        env[r.row], env[r.col] = a["b_i"] * t.bm + row, a["b_j"] * t.bn + col
-        rest = a.get("b_k", ZERO) * t.bk + k
-        for x in reversed(r.inner):
-            env[x], rest = rest % self.of.extents[x], rest // self.of.extents[x]
-        env[r.block] = rest
-        return env
-
-    def _place(self, a: Mapping[str, Index]) -> tuple[Index, Index]:
-        """(row, column) of a fragment's point inside the block."""
-        t, (m, n, _) = self.tile, self.tile.shape
-        if t.instruction == "fma":  # units are interleaved: neighbouring threads have neighbouring columns
-            return a["f_i"] * (t.bm // t.wm) + a["w_i"], a["f_j"] * (t.bn // t.wn) + a["w_j"]
-        return a["w_i"] * t.wm + a["f_i"] * m + a["p_i"], a["w_j"] * t.wn + a["f_j"] * n + a["p_j"]
-
-    def _register(self, a: Mapping[str, Index]) -> Index:
-        """The accumulator of a point: a lane holds rows g, g+8 and two columns of an m16n8 fragment."""
-        fragment = a["f_i"] * self.frag[1] + a["f_j"]
-        return fragment if self.tile.instruction == "fma" else fragment * 4 + V("row_half") * 2 + V("column_of_pair")
-
-    # -- statements ----------------------------------------------------------------------------------------------
-
-    def init(self, a: Mapping[str, Index]) -> Body:
-        """Accumulators start at zero."""
-        return (Store("acc", self._register(a), Const("float32", 0.0)),)
-
-    def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
-        """An epilogue on registers, stored where the element exists."""
-        row, col = self._place(a)
-        env = self._env(a, row, col, ZERO)
-        own = self.of.acc.array
-        value = flat(
-            self.group, s.value, env, lambda x: FlatLoad(x.dtype, "acc", self._register(a)) if x.buffer == own else None
-        )
-        address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
-        live = (Compare("<", env[self.roles.row], self.of.M), Compare("<", env[self.roles.col], self.of.N))
-        single = If(live, (Store(s.array, address, value),))
-        if self.tile.instruction == "fma":
-            return (single,)
-        separate = (For("column_of_pair", ZERO, V(2), (single,)),)
-        even = self._even(s)
-        if even is None or value.dtype not in PACK:
-            return separate
-        pair = tuple(substitute_value(value, {"column_of_pair": e}) for e in (0, 1))
-        place = Pointer("uint32", s.array, address.subs({"column_of_pair": 0}))
-        packed = Call("pd_stg<uint32_t>", (place, Apply("uint32", PACK[value.dtype], pair)))
-        first = tuple(replace(c, left=c.left.subs({"column_of_pair": 0})) for c in live)
-        return (If(even, (If(first, (packed,)),), separate),)
-
-    def _even(self, s: Statement) -> tuple[Compare, ...] | None:
-        """When the two columns of a lane may be stored as one: all even; None when they are not neighbours."""
-        address = self.group.arrays[s.array].address(s.index)
-        stride, rest = address.split(self.roles.col)
-        wanted = multiples(rest, 2, frozenset(self.extents))
-        if stride != ONE or self.roles.col in rest.symbols() or wanted is None:
-            return None
-        return tuple(Compare("==", i % 2, ZERO) for i in dict.fromkeys((self.of.N, *(i for i, _ in wanted))))
-
-    def fragment(self, which: int, a: Mapping[str, Index]) -> Body:
-        """Shared memory -> registers: a float, or 16 x 16 elements by ldmatrix (for B: two fragments)."""
-        t, c = self.tile, self.copies[which]
-        unit, load = (a["w_i"], a["g_i"]) if which == 0 else (a["w_j"], a["g_j"])
-        if t.instruction == "fma":
-            units = t.bm // t.wm if which == 0 else t.bn // t.wn
-            return (Store("ab"[which] + "_frag", load, c.tile(a["b_k"], load * units + unit, a["f_k"], t.stages)),)
-        own, k = unit * (t.wm if which == 0 else t.wn) + load * 16, a["f_k"] * 16
-        # matrix m = lane / 8 of the four: A wants rows m % 2 and k m / 2 in this order, B the reverse
-        low, high = LANE % 16, LANE // 16 * 8
-        split_low, split_high = LANE // 8 % 2 * 8, LANE // 16 * 8 + LANE % 8
-        if which == 0:
-            own, k = (own + low, k + high) if c.along_k else (own + split_low, k + split_high)
-        else:
-            own, k = (own + split_high, k + split_low) if c.along_k else (own + high, k + low)
-        function = "pd_ldmatrix_x4_trans" if not c.along_k else "pd_ldmatrix_x4"
-        place = c.tile(a["b_k"], own, k, t.stages)
-        return (Call(function, (Pointer("uint32", "ab"[which] + "_frag", load * 4), place)),)
-
-    def accumulate(self, a: Mapping[str, Index]) -> Body:
-        """One instruction."""
-        fragment = a["f_i"] * self.frag[1] + a["f_j"]
-        if self.tile.instruction == "fma":
-            pair = (FlatLoad("float32", "a_frag", a["f_i"]), FlatLoad("float32", "b_frag", a["f_j"]))
-            return (Store("acc", fragment, Op("float32", "mul", pair), "sum"),)
-        kind = "f16" if self.of.dtype == "float16" else "bf16"
-        args = (
-            Pointer("float32", "acc", fragment * 4),
-            Pointer("uint32", "a_frag", a["f_i"] * 4),
-            Pointer("uint32", "b_frag", a["f_j"] * 2),
-        )
-        return (Call(f"pd_mma_m16n8k16_{kind}", args),)
-
-    # -- marks ---------------------------------------------------------------------------------------------------
-
-    def instruction(self, body: Body) -> Body:
-        """Tensorization: an accumulation's point band is one instruction; elsewhere a lane takes its own points."""
-        if self.tile.instruction == "fma":
-            return body
-        inst = next(n for n in walk(body) if isinstance(n, Inst))
-        trips = [n.hi for n in walk(body) if isinstance(n, For)]
-        if inst.statement == "ACC":
-            if trips != [V(x) for x in self.tile.shape]:
-                raise CodegenError(f"points {trips} are not the instruction {self.tile.shape}")
-            points = [n.var for n in walk(body) if isinstance(n, For)]
-            return substitute((inst,), dict.fromkeys(points, ZERO))
-        row, col = LANE // 4 + V("row_half") * 8, LANE % 4 * 2 + V("column_of_pair")
-        leaf = substitute((inst,), {"p_i": row, "p_j": col})
-        if inst.statement != "INIT":  # an epilogue decides itself whether it stores pairs
-            return (For("row_half", ZERO, V(2), leaf),)
-        return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
-
-    def copy(self, body: Body) -> Body:
-        """Global -> shared, dealt to all threads of the block, the unit-stride side innermost."""
-        inst = next(n for n in walk(body) if isinstance(n, Inst))
-        c = self.copies[0 if inst.statement == "COPY_A" else 1]
-        body = bind(body, {f"S{x[1:]}": n for x, n in c.trips().items()})
-        body = lower(body, self.coordinates, {inst.statement: lambda a: c.issue(a, self.tile.stages)})
-        kind = "unroll" if c.asynchronous else "unroll2"  # registers of many loads in flight would spill
-        return spread(body, "s_k" if c.along_k else c.own, self.tile.threads, kind)
-
-    # -- the whole kernel ----------------------------------------------------------------------------------------
-
-    def build(self) -> CudaKernel:
-        """The kernel."""
-        t, (m, n, k) = self.tile, self.tile.shape
-        tiled = gpu_contract_tree(self.group, self.roles)
-        self.coordinates = tiled.coordinates()
-        body = mark_parallel(generate(tiled), tiled.coincident)
-        loads = (t.wm // 16, t.wn // 16) if t.instruction == "mma" else self.frag
-        sizes = {"F_i": self.frag[0], "F_j": self.frag[1], "F_k": t.bk // k, "G_i": loads[0], "G_j": loads[1]}
-        sizes |= {"W_i": t.bm // t.wm, "W_j": t.bn // t.wn, "P_i": m, "P_j": n, "P_k": k}
-        counts = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn), "B_k": self.of.K.ceildiv(t.bk)}
-        body = consume(body, "copy", self.copy)
-        body = consume(body, "pipeline", lambda b: pipeline(b, "b_k", t.stages, _split))
-        body = bind(body, {**sizes, **counts})
-        unit = V("warp") if t.instruction == "mma" else V("tid")
-        body = assign(body, {"w_i": unit // (t.bn // t.wn), "w_j": unit % (t.bn // t.wn)})
-        body = consume(body, "instruction", self.instruction)
-        for mark in ("multiply", "epilogue"):
-            body = consume(body, mark, lambda b: b)
-        steps = {"f_k": "unroll2"} if t.instruction == "fma" else {}  # more would keep too many operands in registers
-        body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
-        body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
-        body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
-        return self._kernel(fold(body), count)
-
-    def _table(self) -> dict[str, Lowering]:
-        table: dict[str, Lowering] = {
-            "INIT": self.init,
-            "FRAG_A": lambda a: self.fragment(0, a),
-            "FRAG_B": lambda a: self.fragment(1, a),
-            "ACC": self.accumulate,
-        }
-        return table | {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.of.epilogues)}
-
-    def _allocate(self, body: Body) -> Body:
-        t, tensor = self.tile, self.tile.instruction == "mma"
-        fi, fj = self.frag
-        registers = (("acc", "float32", fi * fj * (4 if tensor else 1)),
-                     ("a_frag", "uint32" if tensor else "float32", fi * (4 if tensor else 1)),
-                     ("b_frag", "uint32" if tensor else "float32", fj * (2 if tensor else 1)))  # fmt: skip
-        for name, dtype, size in registers:
-            body = (Alloc(name, dtype, V(size), "register", body),)
-        for c in self.copies:
-            body = (Alloc(c.name, c.dtype, V(c.elements * t.stages), "shared", body),)
-        return body
-
-    def _kernel(self, body: Body, count: Index) -> CudaKernel:
-        t, group = self.tile, self.group
-        buffers = {n: a.dtype for n, a in group.arrays.items() if a.role != "local"}
-        verify_body(body, (*group.params, *THREAD), buffers)
-        outputs = [n for n, a in group.arrays.items() if a.role == "output"]
-        version = f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
-        name = f"{self.of.name}_{version}"
-        # many narrow copies need more registers than two blocks of the largest tile leave
-        blocks = t.blocks if min(c.bytes for c in self.copies) >= 8 else max(1, t.blocks // 2)
-        text = CudaPrinter(name, buffers, outputs, group.params, t.threads).kernel(body, blocks)
-        wide = tuple(dict.fromkeys(x for c in self.copies for x in c.multiples))
-        return CudaKernel(
-            name, text, tuple(buffers), group.params, t.threads, count, shared_bytes(body), version, wide
-        )
-
-
-def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:
-    """Operands that were stored in 16 bits and only widened: tensor cores multiply them exactly into float32."""
-    inner = [v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == "float32" else v for v in pair]
-    same = inner[0].dtype == inner[1].dtype and inner[0].dtype in HALF
-    return (inner[0], inner[1]) if same else pair
-
-
-def _split(body: Body) -> tuple[Body, Body]:
-    """(copies, uses) of a k tile."""
-    uses = tuple(n for n in body if isinstance(n, Mark) and n.name == "multiply")
-    return tuple(n for n in body if n not in uses), uses
+def _of_tile(product: ProductGroup, tile: CudaTile) -> list[CudaKernel]:
+    """The versions of one tile, without those that may be launched only where an earlier one may."""
+    widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[product.dtype] and not (w == 8 and product.dtype == "float32")]
+    out: list[CudaKernel] = []
+    for width, wide in ((widths[0], True), *((w, False) for w in widths)):
+        made = TiledProduct(product, tile, width, wide).build()
+        if not any(set(earlier.multiples) <= set(made[0].multiples) for earlier in out):
+            out += made
+    return out

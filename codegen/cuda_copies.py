@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Tile
 from polydyn.codegen.lower import flat
+from polydyn.codegen.passes.widen import multiples
 from polydyn.codegen.printers.cuda_values import STORAGE, WRITE
 from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Load, Op, Value
-from polydyn.schedules.index import ONE, ZERO, Atom, Index, maximum, minimum
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 from polydyn.schedules.model import Group
 
 V = Index.of
@@ -83,8 +84,11 @@ class Copy:
         row, column, pitch = (own, k, self.bk) if self.along_k else (k, own, self.operand.extent)
         return Tile(self.dtype, self.name, b_k % stages * self.elements, row, column, pitch, self.chunk)
 
-    def issue(self, a: Mapping[str, Index], stages: int) -> Body:
-        """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand."""
+    def issue(self, a: Mapping[str, Index], stages: int, slot: Index | None = None) -> Body:
+        """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand.
+
+        ``slot``: what counts the tiles in the ring, the reduction's tile when not given.
+        """
         scale = self.vector
         own, k = (a[self.own], a["s_k"] * scale) if self.along_k else (a[self.own] * scale, a["s_k"])
         row, col = (own, ZERO) if self.own == "s_i" else (ZERO, own)
@@ -93,7 +97,7 @@ class Copy:
         live = self.operand.whole - at * self.operand.extent - own
         steps = self.reduction - a["b_k"] * self.bk - k
         value = flat(self.group, self.operand.value, env, lambda x: None)
-        place = self.tile(a["b_k"], own, k, stages)
+        place = self.tile(a["b_k"] if slot is None else slot, own, k, stages)
         if not self.asynchronous:
             return (_through_register(place, value, live, steps),)
         assert isinstance(value, FlatLoad)
@@ -150,24 +154,3 @@ def copy_of(
 
 def _batch(group: Group, x: Operand) -> list[str]:
     return [n for s in group.statements for n, _ in s.iters]
-
-
-def multiples(rest: Index, vector: int, iterators: frozenset[str]) -> tuple[tuple[Index, int], ...] | None:
-    """What must be multiples of ``vector`` so that ``rest`` is one for all iterators; None when it cannot be said."""
-    if vector == 1:
-        return ()
-    parts: dict[tuple[str, ...], Index] = {}
-    for m, c in rest.terms.items():
-        if any(isinstance(a, Atom) for a in m):
-            return None
-        moving = tuple(a for a in m if a in iterators)
-        fixed = tuple(a for a in m if a not in moving)
-        parts[moving] = parts.get(moving, ZERO) + Index({fixed: c})
-    wanted = []
-    for p in parts.values():
-        if all(c % vector == 0 for c in p.terms.values()):
-            continue
-        if p.constant is not None:
-            return None
-        wanted.append((p, vector))
-    return tuple(dict.fromkeys(wanted))

@@ -3,6 +3,7 @@
 Three mappings of the shared rows (the coincident band) and of the loops inside them:
 
 - ``thread``: a thread per element of the band, inner reductions serial (element-wise, reductions over outer axes);
+- ``wide``: a thread per 16 bytes of neighbouring elements, without reductions, where addresses allow it;
 - ``warp``: a warp per row, inner loops dealt to lanes, row results combined by shuffles;
 - ``block``: a block per row, combined through shared memory as well.
 
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.codegen.check import verify_body
 from polydyn.codegen.cpu_nest import NestKernel
+from polydyn.codegen.cuda_emit import emit, ordered
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.ir import (
     Alloc,
@@ -23,6 +24,7 @@ from polydyn.codegen.ir import (
     Compare,
     Def,
     FlatLoad,
+    For,
     If,
     Node,
     Set,
@@ -30,23 +32,27 @@ from polydyn.codegen.ir import (
     consume,
     map_value,
     rewrite,
+    substitute,
     walk,
-)
+)  # fmt: skip
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.gpu import WARP, combine_block, combine_lanes, deal, reductions, register
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
-from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
+from polydyn.codegen.passes.widen import widen
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Load, Value, substitute, transform
-from polydyn.schedules.index import Index, product
+from polydyn.schedules.expr import ITEMSIZE, Load, Value, transform
+from polydyn.schedules.expr import substitute as substitute_in
+from polydyn.schedules.index import ONE, ZERO, Index, product
 from polydyn.schedules.model import Group
-from polydyn.schedules.tiling import inner_iterators, nest_tree
+from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree
 
 THREADS = 256
+MOST_LANES = 8
+"""Elements of a vector; of bytes 16 would fit, which is too much arithmetic in a row for one thread."""
 SCALAR = CpuTarget("scalar", 1, ())
 V = Index.of
 
@@ -64,11 +70,11 @@ class CudaNestKernel:
         inner = any(inner_iterators(s, self.prefix) for s in self.group.statements)
         along = NestKernel(self.name, light.group, self.prefix, light.phases, SCALAR).tiled
         if (not inner or along or self._short()) and not light._rows():
-            return (light.build("thread"),)
-        out = [self.build("warp"), self.build("block")]
-        if self._rows():
-            out += [replace(light.build("block"), version="block recompute")] if not light._rows() else []
-        return tuple(out)
+            return ordered((*light.wide(), *light.build("thread")))
+        out = [*self.build("warp"), *self.build("block")]
+        if self._rows() and not light._rows():
+            out += [replace(k, version=k.version.replace("block", "block recompute")) for k in light.build("block")]
+        return ordered(out)
 
     def _short(self) -> bool:
         """Whether the inner loops are surely too short for a warp."""
@@ -95,29 +101,64 @@ class CudaNestKernel:
 
     # -- one version ---------------------------------------------------------------------------------------------
 
-    def build(self, version: str) -> CudaKernel:
-        """The kernel of one mapping."""
-        tiled = nest_tree(self.group, self.prefix, self.phases, False)
-        body = mark_parallel(generate(tiled), tiled.coincident)
+    def build(self, version: str) -> tuple[CudaKernel, ...]:
+        """The kernel of one mapping, with indices of both widths."""
+        body, tiled = self._generated(False)
         table = {s.name: self.plain.lowering(s) for s in self.group.statements}
         body = lower(body, tiled.coordinates(), table)
         body = consume(body, "stage", lambda b: self._stage(b, version))
         body = consume(body, "row", lambda b: self._row(b, version))
+        return self._kernels(body, version, {"thread": THREADS, "warp": THREADS // WARP, "block": 1}[version])
+
+    def wide(self) -> tuple[CudaKernel, ...]:
+        """A thread per vector of the band's last iterator; nothing when results cannot be stored as vectors."""
+        outputs = [a for a in self.group.arrays.values() if a.role == "output"]
+        lanes = min(MOST_LANES, 16 // max(ITEMSIZE[a.dtype] for a in outputs))
+        extent = self.plain.extents[self.prefix[-1]] if self.prefix else ONE
+        if lanes == 1 or (extent.constant or 0) % lanes:
+            return ()
+        kernel = NestKernel(self.name, self.group, self.prefix, self.phases, SCALAR, rows=True)
+        kernel.tiled = True
+        body, tiled = self._generated(True)
+        body = bind(body, {"B_t": extent // lanes, "E_t": lanes})
+        body = lower(body, tiled.coordinates(), {s.name: kernel.lowering(s) for s in self.group.statements})
+        body = substitute(consume(consume(body, "stage", lambda b: b), "row", kernel.row), {"o_t": V("b_t") * lanes})
+        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        wanted = {(extent, lanes): None} if extent.constant is None else {}
+
+        def tile(b: Body) -> Body:
+            (loop,) = b
+            made = widen(loop.body, "t", lanes, buffers, (*self.prefix, "b_t", "t")) if isinstance(loop, For) else None
+            if made is None:
+                raise CodegenError(f"{self.name} has no vectors along {self.prefix[-1]}")
+            wanted.update(dict.fromkeys(made[1]))
+            return made[0]
+
+        try:
+            return self._kernels(consume(body, "tile", tile), "wide", THREADS, tuple(wanted))
+        except CodegenError:
+            return ()
+
+    def _generated(self, tiled: bool) -> tuple[Body, TiledGroup]:
+        tree = nest_tree(self.group, self.prefix, self.phases, tiled)
+        return mark_parallel(generate(tree), tree.coincident), tree
+
+    def _kernels(
+        self, body: Body, version: str, rows: int, wanted: tuple[tuple[Index, int], ...] = ()
+    ) -> tuple[CudaKernel, ...]:
+        """``rows``: tasks of a block."""
         body, count = tasks(fold(body))
-        rows = {"thread": THREADS, "warp": THREADS // WARP, "block": 1}[version]
-        task = V("bid") * rows + {"thread": V("tid"), "warp": V("warp"), "block": V(0)}[version]
+        task = V("bid") * rows + {THREADS: V("tid"), THREADS // WARP: V("warp"), 1: V(0)}[rows]
         body = bind(body, {"begin": task, "end": task + 1})
-        if version != "block":
+        if rows > 1:
             body = (If((Compare("<", task, count),), body),)
         body = self._shared(body, version)
-        symbols = self.group.params
-        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
-        verify_body(body, (*symbols, *THREAD), buffers)
-        outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
-        name = f"{self.name}_{version}"
-        text = CudaPrinter(name, buffers, outputs, symbols, THREADS).kernel(body)
-        grid = count.ceildiv(rows)
-        return CudaKernel(name, text, tuple(buffers), symbols, THREADS, grid, shared_bytes(body), version)
+        grid, name = count.ceildiv(rows), f"{self.name}_{version}"
+        known = {x: self.plain.extents[x] for x in self.prefix} | {"task": count + THREADS}
+        if self.prefix:
+            known["b_t"] = self.plain.extents[self.prefix[-1]]
+        kernel = CudaKernel(name, "", (), self.group.params, THREADS, grid, ZERO, version, wanted)
+        return emit(kernel, body, self.group.arrays, known)
 
     def _stage(self, body: Body, version: str) -> Body:
         if version == "thread":
@@ -192,7 +233,7 @@ def _inlined(group: Group, array: str) -> Group:
     def f(v: Value) -> Value:
         if not (isinstance(v, Load) and v.buffer == array):
             return v
-        return substitute(writer.value, dict(zip(names, v.index, strict=True)))
+        return substitute_in(writer.value, dict(zip(names, v.index, strict=True)))
 
     kept = [s for s in group.statements if s is not writer]
     arrays = {n: a for n, a in group.arrays.items() if n != array}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from polydyn.schedules.dependence import analyse
+from polydyn.schedules.dependence import Dependences, analyse
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.isl_util import Condition, at_least, below, param_set
@@ -27,10 +27,7 @@ def prove_attention(
 ) -> None:
     """The tree of an attention group, for the kernel's register tiles and every size of every dim, 0 included."""
     batch, rows = parts.score_roles.batch, parts.row_prefix
-    whole = _tile_names(unfold(group, batch, "local"), parts)
-    deps = analyse(whole, positive=False)
-    check_band(whole, deps, rows)
-    check_rows(unfold(parts.rows, batch, "local"), rows)
+    whole, deps = prove_row_blocks(group, parts)
     stitch = unfold(parts.rows, batch)
     check_lanes(stitch, analyse(stitch, positive=False), rows, parts.phases)
     sizes = _Sizes(parts, tiles)
@@ -41,6 +38,19 @@ def prove_attention(
     check_tiles(whole, deps, tiled, statements, coords, bound, cover)
     bound_statements, params, ctx = bind_tiles(whole, tiled, statements, bound, cover)
     check_flow(tiled.tree, bound_statements, params, ctx.intersect(param_set(params)), sizes.accesses(whole, tiled))
+
+
+def prove_row_blocks(group: Group, parts: AttentionParts) -> tuple[Group, Dependences]:
+    """Any partition of the rows into blocks is legal: no dependence moves along them, no statement reads other rows.
+
+    Returns the group with arrays of all rows, its statements named as in the tree, and its dependences.
+    """
+    batch, rows = parts.score_roles.batch, parts.row_prefix
+    whole = _tile_names(unfold(group, batch, "local"), parts)
+    deps = analyse(whole, positive=False)
+    check_band(whole, deps, rows)
+    check_rows(unfold(parts.rows, batch, "local"), rows)
+    return whole, deps
 
 
 def _tile_names(group: Group, parts: AttentionParts) -> Group:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from cuda_groups import plan_of
+from cuda_groups import plan_of, with_bugs
 from onnx import helper
 
-from benchmarks.gpu.emulated import Arrays, first_fit, module, placed, run, version
-from polydyn.codegen.cuda_contract import CudaContractKernel, CudaTile
-from polydyn.errors import BuildError, CodegenError, UnsupportedError
+from benchmarks.gpu.emulated import Arrays, first_fit, placed, run, version
+from polydyn.codegen.cuda_contract import CudaContractKernel
+from polydyn.codegen.cuda_emit import LONG
+from polydyn.codegen.cuda_product import CudaTile
+from polydyn.errors import CodegenError, UnsupportedError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
@@ -64,15 +67,44 @@ def chosen(word: str) -> Callable[[PlacedCuda, dict[str, int]], Any]:
 # -- element-wise and rows -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 31), (1, 257), (256, 1), (3, 0)])
-def test_element_wise_with_broadcast(shape: tuple[int, int]) -> None:
-    plan = plan_of([node("Add", ["x", "b"], ["t"]), node("Gelu", ["t"], ["y"])], {"x": ("M", "N"), "b": ("N",)}, ["y"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_element_wise_with_broadcast(dtype: str) -> None:
+    """Vectors of 16 bytes where the rows' length allows it, single elements elsewhere."""
+    nodes = [node("Add", ["x", "b"], ["t"]), node("Add", ["t", "c"], ["u"]), node("Gelu", ["u"], ["y"])]
+    plan = plan_of(nodes, {"x": ("M", "N"), "b": ("N",), "c": ("M", 1)}, ["y"], dtype=dtype)
+    kernels = placed(plan)
+    used = set()
+
+    def fit(p: PlacedCuda, env: dict[str, int]) -> Any:
+        used.add(first_fit(p, env).version)
+        return first_fit(p, env)
+
+    for shape in ((1, 1), (7, 31), (1, 257), (256, 1), (3, 0), (5, 72), (33, 8)):
+        rng = np.random.default_rng(0)
+        x, b, c = (normal(rng, *s).astype(dtype) for s in (shape, shape[1:], (shape[0], 1)))
+        t = (x.astype(np.float64) + b) + c
+        for reverse in (False, True):
+            got, _ = run(plan, {"x": x, "b": b, "c": c}, fit, kernels, reverse=reverse)
+            assert close(got["y"], 0.5 * t * (1 + erf(t / math.sqrt(2))), 2e-6 if dtype == "float32" else 3e-3), shape
+    assert used == {"wide", "thread"}
+
+
+def test_element_wise_vectors_of_several_types() -> None:
+    """A comparison of floats chooses among integers: accesses of 1, 4 and 8 bytes an element; a guarded load stays."""
+    nodes = [
+        node("Greater", ["x", "z"], ["g"]), node("Where", ["g", "i", "j"], ["y"]), node("Cast", ["g"], ["h"], to=1),
+        node("Pad", ["x", "p"], ["q"]), node("Add", ["q", "h"], ["r"]), node("Not", ["g"], ["n"]),
+    ]  # fmt: skip
+    constants = {"z": np.array(0, np.float32), "p": np.array([0, 0, 0, 0])}
+    types = {"x": "float32", "i": "int64", "j": "int64"}
+    plan = plan_of(nodes, {"x": ("M", "N"), "i": ("M", "N"), "j": ("N",)}, ["y", "r", "n"], constants, types)
     rng = np.random.default_rng(0)
-    x, b = normal(rng, *shape), normal(rng, shape[1])
-    t = (x + b).astype(np.float64)
-    for reverse in (False, True):
-        got, _ = run(plan, {"x": x, "b": b}, reverse=reverse)
-        assert close(got["y"], 0.5 * t * (1 + erf(t / math.sqrt(2))))
+    for shape in ((3, 8), (2, 7)):
+        x, i = normal(rng, *shape), rng.integers(-9, 9, shape)
+        feeds = {"x": x, "i": i, "j": i[0].copy()}
+        got, _ = run(plan, feeds)
+        assert (got["y"] == np.where(x > 0, i, i[0])).all() and (got["n"] == ~(x > 0)).all()
+        assert close(got["r"], x + (x > 0))
 
 
 def test_transposition_and_integers() -> None:
@@ -143,8 +175,8 @@ def tiled(plan: FusionPlan, tile: CudaTile) -> tuple[PlacedCuda, ...]:
     (group,) = plan.groups
     form = lower_contract(plan, group, 0)
     assert form is not None
-    kernel = CudaContractKernel("contract", form.lowered.group, form.roles)
-    return (PlacedCuda(group, form.lowered, kernel.versions((tile,))),)
+    versions = CudaContractKernel("contract", form.lowered.group, form.roles).versions((tile,))
+    return (PlacedCuda(group, form.lowered, tuple(k for k in versions if not k.version.startswith("gemv"))),)
 
 
 @pytest.mark.parametrize(
@@ -169,17 +201,88 @@ def test_gemm_with_fused_epilogue(dtype: str, tile: CudaTile, trans: tuple[bool,
         assert close(got["y"], want, 2e-6 if dtype == "float32" else 2e-3), shape
         assert count.ldmatrix_conflicts == count.shared_conflicts == 0, shape
         assert count.mma > 0 or dtype == "float32" or shape[2] == 0
-    assert used == {k.version for k in kernels[0].versions}
+    assert used == {k.version for k in kernels[0].versions if not k.after}, "too short for a split reduction"
 
 
 def test_narrow_versions_give_the_same_bits() -> None:
     plan = gemm("float16")
     kernels = tiled(plan, SMALL_MMA)
     feeds, want = gemm_case(72, 72, 136, np.float16)
-    versions = [k.version for k in kernels[0].versions]
-    assert [v.rsplit("_", 2)[1] for v in versions] == ["16", "8", "4", "2"]
+    versions = [k.version for k in kernels[0].versions if k.version.startswith("mma") and not k.version.endswith(LONG)]
+    assert [v.split("_")[3] for v in versions] == ["16", "8", "4", "2"]
     results = [run(plan, feeds, chosen(v), kernels)[0]["y"] for v in versions]
     assert all((r == results[0]).all() for r in results) and close(results[0], want, 2e-3)
+
+
+@pytest.mark.parametrize(("dtype", "tile"), [("float32", SMALL_FMA), ("float16", SMALL_MMA)])
+def test_split_reduction(dtype: str, tile: CudaTile) -> None:
+    """Partial sums in the workspace, added in order by a second launch: equal bits in any order of blocks."""
+    plan = gemm(dtype)
+    kernels = tiled(plan, tile)
+    for shape in ((1, 31, 2 * 8 * tile.bk + 1), (65, 72, 24 * tile.bk), (64, 64, 1000)):
+        feeds, want = gemm_case(*shape, np.dtype(dtype))
+        results = [run(plan, feeds, first_fit, kernels, reverse)[0]["y"] for reverse in (False, True)]
+        assert first_fit(kernels[0], params(kernels[0], shape)).version.startswith("split")
+        assert close(results[0], want, 4e-6 if dtype == "float32" else 4e-3) and (results[0] == results[1]).all()
+    full = params(kernels[0], (64 * 132 * 2, 64, 4096))
+    assert not first_fit(kernels[0], full).after, "enough blocks without"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_few_rows(dtype: str, trans_b: bool) -> None:
+    """Vectors along the reduction or along the columns, lanes combined; equal bits in any order of warps."""
+    import ml_dtypes
+
+    plan = gemm(dtype, trans_b=trans_b)
+    (p,) = placed(plan)
+    assert not first_fit(p, params(p, (9, 64, 64))).version.startswith("gemv")
+    kernels = (replace(p, versions=tuple(k for k in p.versions if k.version.startswith("gemv"))),)
+    kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    lanes = 16 // kind.itemsize
+    used = set()
+    for m, n, k in ((1, 31, 40), (2, 257, 8), (3, 16, 1048), (8, 65, 16), (7, 1, 0), (1, 64, 131)):
+        n, k = (n, k // lanes * lanes) if trans_b else (-(-n // lanes) * lanes, k)
+        feeds, want = gemm_case(m, n, k, kind, trans_b=trans_b)
+        env = params(kernels[0], (m, n, k))
+        used.add(first_fit(kernels[0], env).version)
+        results = [run(plan, feeds, first_fit, kernels, reverse) for reverse in (False, True)]
+        assert close(results[0][0]["y"], want, {4: 2e-6, 2: 4e-3 if dtype == "float16" else 3e-2}[kind.itemsize])
+        assert (results[0][0]["y"] == results[1][0]["y"]).all()
+        assert results[0][1][0].shared_conflicts == 0
+    way = "k" if trans_b else "n"
+    assert used == {f"gemv_2_{way}{lanes}", f"gemv_8_{way}{lanes}"}
+
+
+def test_lanes_that_are_not_combined_are_seen() -> None:
+    plan = gemm("float16", trans_b=True)
+    (p,) = placed(plan)
+    k = first_fit(p, params(p, (2, 32, 512)))
+    feeds, want = gemm_case(2, 32, 512, np.float16, trans_b=True)
+    for old, new in (("((int32_t)4LL)", "((int32_t)8LL)"), ("  pd_syncthreads();", "")):
+        broken = replace(k, text=k.text.replace(old, new))
+        assert broken.text != k.text
+        right = 0
+        for reverse in (False, True):
+            got, _ = run(plan, feeds, lambda p, env, b=broken: b, (p,), reverse, together=False)
+            right += close(got["y"], want, 4e-3)
+        assert right < 2, old
+
+
+def params(p: PlacedCuda, shape: tuple[int, int, int]) -> dict[str, int]:
+    """The parameters of a gemm."""
+    return {n: i.evaluate(dict(zip("MNK", shape, strict=True))) for n, i in p.lowered.params.items()}
+
+
+def test_long_indices_where_short_ones_overflow() -> None:
+    (p,) = tiled(gemm("float16"), SMALL_MMA)
+    short, long = (first_fit(p, params(p, (m, 4096, 64))) for m in (1 << 18, 1 << 20))
+    assert long.version == short.version + LONG
+    assert "int64_t b_i" in long.text and "int32_t b_i" in short.text and "(int64_t)" not in short.text
+    plan = gemm("float16")
+    feeds, want = gemm_case(65, 72, 40, np.float16)
+    got, _ = run(plan, feeds, lambda p, env: next(k for k in p.versions if k.version == long.version), (p,))
+    assert close(got["y"], want, 2e-3)
 
 
 def test_bfloat16_batched() -> None:
@@ -216,7 +319,7 @@ def test_one_constant_k_tile_keeps_its_pipeline() -> None:
     got, _ = run(plan, {"x": x})
     assert close(got["y"], x.astype(np.float64) @ w)
     (p,) = placed(plan)
-    assert all("64x64" in k.version for k in p.versions), "24 columns leave most of a 128-column tile empty"
+    assert not any("128x128" in k.version for k in p.versions), "24 columns leave most of a 128-column tile empty"
 
 
 def test_depthwise_convolution_is_a_thread_per_element() -> None:
@@ -225,7 +328,8 @@ def test_depthwise_convolution_is_a_thread_per_element() -> None:
     plan = plan_of([node("Conv", ["x", "w"], ["y"], group=6, pads=[1, 1, 1, 1])], {"x": ("B", 6, "H", "W")}, ["y"],
                    {"w": w})  # fmt: skip
     kernels = placed(plan)
-    assert [k.version for p in kernels for k in p.versions] == ["thread", "thread"], "padding, products"
+    names = {k.version.removesuffix(LONG) for p in kernels for k in p.versions}
+    assert names <= {"thread", "wide"}, "padding, products"
     x = normal(rng, 2, 6, 5, 7)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
@@ -237,9 +341,9 @@ def test_one_tree_for_all_tiles() -> None:
     plan = gemm("float32")
     form = lower_contract(plan, plan.groups[0], 0)
     assert form is not None
-    tree = gpu_contract_tree(form.lowered.group, form.roles)
+    tree = gpu_contract_tree(form.lowered.group, form.roles, staged=True, split=True)
     verify_tree(tree.tree, tree.statements, tree.params)
-    assert tree.coincident == ("b_i", "b_j")
+    assert tree.coincident == ("b_s", "b_i", "b_j")
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------
@@ -271,12 +375,15 @@ def test_half_precision_stays_refused_on_the_cpu() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_contractions_compile_without_spills(dtype: str, arch: str) -> None:
     (p,) = placed(gemm(dtype))
-    for k in {v.version.split("x")[0]: v for v in reversed(p.versions)}.values():
+    tile = "fma" if dtype == "float32" else "mma"
+    for k in (version(p, f"{tile}_128"), version(p, f"{tile}_64"), version(p, "gemv_8"), version(p, "split")):
         use = compile_cuda(k.text, arch).kernels[k.name]
         assert use.spill_stores == use.spill_loads == use.stack == 0, k.version
+    for word, wanted in ((tile, ("cp.async.cg.shared.global",)), ("gemv", ("ld.global.v4",))):
+        k = version(p, word)
         text = compile_cuda(k.text, arch, kind="ptx").image.decode(errors="replace")
-        assert "cp.async.cg.shared.global" in text, k.version
-        assert dtype == "float32" or ("ldmatrix.sync" in text and "mma.sync.aligned.m16n8k16" in text)
+        wanted += ("ldmatrix.sync", "mma.sync.aligned.m16n8k16", "st.global.v4") if word == "mma" else ()
+        assert all(w in text for w in wanted), k.version
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
@@ -287,23 +394,30 @@ def test_row_kernels_compile_without_spills() -> None:
         assert use.spill_stores == 0 and use.registers <= 64
 
 
-def test_the_emulator_refuses_a_broken_pipeline() -> None:
-    """The ring of a generated kernel, weakened: one barrier fewer is caught."""
+BROKEN = {
+    "one barrier fewer": ("pd_cp_async_wait<1>();\n    pd_syncthreads();", "pd_cp_async_wait<1>();"),
+    "sums staged into a ring in use": ("pd_cp_async_wait<0>();\n  pd_syncthreads();", "pd_cp_async_wait<0>();"),
+    "rows of another warp": ("((512*warp) + pd_swizzled<32, 4, 8>((int)(8*u", "(pd_swizzled<32, 4, 8>((int)(8*u"),
+    "column guard dropped": (" && (8*e_vec) < n1", ""),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def broken() -> tuple[FusionPlan, PlacedCuda]:
     plan = gemm("float16")
     (p,) = tiled(plan, SMALL_MMA)
-    k = p.versions[0]
-    text = k.text.replace("pd_cp_async_wait<1>();\n    pd_syncthreads();", "pd_cp_async_wait<1>();")
-    assert text != k.text
+    return plan, replace(p, versions=with_bugs(version(p, "mma"), BROKEN))
+
+
+@pytest.mark.parametrize("bug", BROKEN)
+def test_the_emulator_refuses_a_broken_kernel(bug: str, broken: tuple[FusionPlan, PlacedCuda]) -> None:
+    plan, p = broken
     feeds, want = gemm_case(72, 72, 200, np.float16)
-    env = {n: i.evaluate({"M": 72, "N": 72, "K": 200}) for n, i in p.lowered.params.items()}
-    out = np.zeros((72, 72), np.float16)
-    names = [p.lowered.buffers[a] for a in k.buffers]
-    args = [out if n == "y" else feeds[n] for n in names] + [np.int64(env[s]) for s in k.symbols]
-    wrong, grid, smem = 0, k.grid.evaluate(env), k.smem.evaluate(env)
+    wrong = 0
     for reverse in (False, True):
         try:
-            module(text).launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse)
-            wrong += not close(out, want, 2e-3)
-        except (DeviceError, BuildError):
+            got, _ = run(plan, feeds, lambda p, env: p.versions[list(BROKEN).index(bug)], (p,), reverse)
+            wrong += not close(got["y"], want, 2e-3)
+        except DeviceError:
             wrong += 1
     assert wrong

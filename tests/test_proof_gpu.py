@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polydyn.codegen.cuda_contract import FMA_TILES, MMA_TILES, CudaTile
+from polydyn.codegen.cuda_contract import FMA_TILES, MMA_TILES
+from polydyn.codegen.cuda_product import CudaTile
 from polydyn.schedules.dependence import analyse
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import const, op

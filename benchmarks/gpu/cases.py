@@ -273,6 +273,30 @@ def math_cases() -> list[Case]:
     ]
 
 
+def wide_cases() -> list[Case]:
+    """Vectors of every kind of element: all bits of integers, all finite halves that fit."""
+    r, cases = RNG(5), []
+    kinds: dict[str, Array] = {
+        "f16": r.standard_normal(512).astype(np.float16), "bf16": to_bf16(r.standard_normal(512).astype(np.float32)),
+        "f32": r.standard_normal(512).astype(np.float32), "s8": r.integers(-128, 128, 512, np.int8),
+        "u16": r.integers(0, 1 << 16, 512, np.uint16), "s32": r.integers(-(1 << 31), 1 << 31, 512, np.int32),
+        "s64": r.integers(-(1 << 63), (1 << 63) - 1, 512, np.int64),
+    }  # fmt: skip
+    for kind, n in (("f16", 8), ("f16", 2), ("bf16", 8), ("f32", 4), ("f32", 8), ("s8", 8), ("u16", 4), ("s32", 4),
+                    ("s64", 2)):  # fmt: skip
+        a = kinds[kind][: 64 * n].reshape(64, n)
+        name = f"wide_{kind}_{n}"
+        cases.append(Case(name, "primitives.cu", name, 64, (a, np.zeros_like(a)), {1: a[:, ::-1].copy()}))
+    for n in (1, 2, 4):
+        a = kinds["f32"][: 64 * n].reshape(64, n)
+        name = f"wide_shared_{n}"
+        cases.append(Case(name, "primitives.cu", name, 64, (a, np.zeros_like(a)), {1: a[::-1].copy()}, 64 * n * 4))
+    return cases
+
+
 def all_cases() -> list[Case]:
     """Every case that runs on sm_80 and newer."""
-    return [*ldmatrix_cases(), *mma_cases(), *cp_async_cases(), *movement_cases(), *conversion_cases(), *math_cases()]
+    return [
+        *ldmatrix_cases(), *mma_cases(), *cp_async_cases(), *movement_cases(), *conversion_cases(), *math_cases(),
+        *wide_cases(),
+    ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Whole models on the emulation: every group's CUDA kernel runs on the CPU, results against ONNX Runtime.
 
-    python -m benchmarks.gpu.emulated tests/data/bert_tiny.onnx [...] [--shape N]
+    python -m benchmarks.gpu.emulated tests/data/bert_tiny.onnx [...] [--shape N] [--dtype float16]
 """
 
 from __future__ import annotations
@@ -8,41 +8,66 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from benchmarks.accuracy import TOLERANCE, error, reference
+from benchmarks.accuracy import error, reference
+from benchmarks.gpu.halves import BOUND, NUMPY_TYPE, of_type
 from benchmarks.models.inputs import feeds as inputs_of
 from benchmarks.models.inputs import shapes
-from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.codegen.printers.cuda import PRELUDE
+from polydyn.codegen.cuda_emit import LONG
+from polydyn.codegen.cuda_kernel import WORKSPACE, CudaKernel, TensorMapOf
+from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
+from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.grouping import fuse
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
+from polydyn.gpu.tensormap import TensorMap
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.graph.passes.merge import merge_contractions
 from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
+from polydyn.schedules.expr import ITEMSIZE
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 SHARED = 227 * 1024
 """Bytes of shared memory a block may have on the emulated device (as on an H200)."""
+MULTIPROCESSORS, ARCH = 132, "sm_90a"
+"""Of the same device."""
 
 
 @functools.cache
 def module(*texts: str) -> EmulatedModule:
     """Kernels compiled together: most of a compilation is the header."""
-    return EmulatedModule(compile_emulated(PRELUDE + "".join(t.removeprefix(PRELUDE) for t in texts)))
+    hopper = any(t.startswith(HOPPER_PRELUDE) for t in texts)
+    bodies = (t.removeprefix(PRELUDE).removeprefix(HOPPER_PRELUDE) for t in texts)
+    text = (HOPPER_PRELUDE if hopper else PRELUDE) + "".join(bodies)
+    return EmulatedModule(compile_emulated(text, arch=90 if hopper else 80))
 
 
-def placed(plan: FusionPlan) -> tuple[PlacedCuda, ...]:
+def plan_of(path: Path, dtype: str) -> FusionPlan:
+    """The fusion plan of a stored model, its float tensors being of the given type."""
+    return fuse_attention(fuse(merge_contractions(fold(import_model(of_type(path, dtype))))))
+
+
+def dims_of(plan: FusionPlan, feeds: Arrays) -> dict[str, int]:
+    """The model's symbols at a shape of its inputs."""
+    return {s.symbol: feeds[s.input].shape[s.axis] for s in plan.graph.sources}
+
+
+def params_of(p: PlacedCuda, dims: Mapping[str, int]) -> dict[str, int]:
+    """The group's parameters for the model's symbols."""
+    return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
+
+
+def placed(plan: FusionPlan, arch: str = "sm_80") -> tuple[PlacedCuda, ...]:
     """The kernels of a plan, in launch order."""
-    builder = CudaBuilder(plan)
+    builder = CudaBuilder(plan, arch)
     return tuple(p for g in plan.groups for p in builder.place(g))
 
 
@@ -51,8 +76,21 @@ def version(p: PlacedCuda, word: str) -> CudaKernel:
     return next(k for k in p.versions if k.version.startswith(word))
 
 
-def first_fit(p: PlacedCuda, env: dict[str, int]) -> CudaKernel:
-    return next(k for k in p.versions if k.fits(env, SHARED))
+def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> bytes:
+    """The tensor map of a kernel over an array."""
+    size = ITEMSIZE[m.dtype]
+    dims, strides = (tuple(i.evaluate(env) for i in x) for x in (m.dims, m.strides))
+    made = TensorMap(m.dtype, dims, tuple(s * size for s in strides), m.box)
+    return made.emulated(a.ctypes.data + m.offset.evaluate(env) * size)
+
+
+def _kind(k: CudaKernel) -> tuple[bool, bool, str]:
+    return k.version.endswith(LONG), bool(k.after), k.arch
+
+
+def first_fit(p: PlacedCuda, env: dict[str, int], arch: str = "sm_80") -> CudaKernel:
+    """The best version for an architecture, on a device of otherwise the emulated one's size."""
+    return next(k for k in p.versions if k.fits(env, SHARED, MULTIPROCESSORS, arch))
 
 
 def run(
@@ -68,7 +106,7 @@ def run(
     ``together``: all versions of a kernel are compiled at once.
     """
     graph = plan.graph
-    dims = {s.symbol: feeds[s.input].shape[s.axis] for s in graph.sources}
+    dims = dims_of(plan, feeds)
     memory: Arrays = {n: np.ascontiguousarray(feeds[n]) for n in feeds}
     counters = []
 
@@ -83,14 +121,20 @@ def run(
         return memory[name]
 
     for p in kernels or placed(plan):
-        env = {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
-        k = choose(p, env)
-        assert k.fits(env, SHARED)
-        grid, smem = k.grid.evaluate(env), k.smem.evaluate(env)
-        args = [array(p.lowered.buffers[a]) for a in k.buffers] + [np.int64(env[s]) for s in k.symbols]
-        if grid > 0:
-            built = module(*(v.text for v in p.versions)) if together else module(k.text)
-            counters.append(built.launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse))
+        env = params_of(p, dims)
+        first = choose(p, env)
+        assert first.fits(env, SHARED, MULTIPROCESSORS, ARCH)
+        env = first.values(env, MULTIPROCESSORS)
+        workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
+        alike = [v for v in p.versions if _kind(v) == _kind(first)]
+        for k in (first, *first.after):
+            grid, smem = k.grid.evaluate(env), k.smem.evaluate(env)
+            args: list[Any] = [encoded(m, array(p.lowered.buffers[m.buffer]), env) for m in k.maps]
+            args += [workspace if a == WORKSPACE else array(p.lowered.buffers[a]) for a in k.buffers]
+            args += [np.int64(env[s]) for s in k.symbols]
+            if grid > 0:
+                built = module(*(v.text for v in alike)) if together and k is first else module(k.text)
+                counters.append(built.launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse))
     return {n: array(n) for n in graph.outputs}, counters
 
 
@@ -99,18 +143,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--shape", type=int, default=1, help="which of the model's shapes")
+    parser.add_argument("--dtype", choices=BOUND, default="float32")
     options = parser.parse_args()
     wrong = 0
     for path in options.models:
         shape = shapes(path.stem)[options.shape]
-        plan = fuse(merge_contractions(fold(import_model(path))))
+        plan = plan_of(path, options.dtype)
         kernels, start = placed(plan), time.perf_counter()
-        got, counters = run(plan, inputs_of(onnx.load(path), shape), kernels=kernels, together=False)
+        feeds = inputs_of(onnx.load(path), shape)
+        narrow = {n: a.astype(NUMPY_TYPE[options.dtype]) if a.dtype == np.float32 else a for n, a in feeds.items()}
+        got, counters = run(plan, narrow, kernels=kernels, together=False)
         (want,) = reference(path, [shape])
-        difference, seconds = error(got, want), time.perf_counter() - start
+        difference = error({n: got[n].astype(w.dtype) for n, w in want.items()}, want)
+        seconds = time.perf_counter() - start
         conflicts = sum(c.shared_conflicts + c.ldmatrix_conflicts for c in counters)
-        wrong += not difference <= TOLERANCE
-        print(f"{path.stem:20} {dict(shape)}: {len(kernels)} launches, error {difference:.1e}, "
+        wrong += not difference <= BOUND[options.dtype]
+        print(f"{path.stem:20} {options.dtype} {dict(shape)}: {len(kernels)} launches, error {difference:.1e}, "
               f"{conflicts} bank conflicts, {seconds:.1f} s", flush=True)  # fmt: skip
     return wrong
 

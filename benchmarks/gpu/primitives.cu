@@ -191,3 +191,37 @@ PD_KERNEL(integers, 64, 1)(const int32_t *a, const int32_t *b, int n, int32_t *o
   }
 }
 PD_EXPORT(integers, 64);
+
+// ---- neighbouring elements as one access: a vector each way, reversed inside --------------------------------------
+#define WIDE(name, T, R, N)                                                                              \
+  PD_KERNEL(name, 64, 1)(const T *in, T *out) {                                                          \
+    R r[N], q[N];                                                                                        \
+    pd_ldg_wide<N>(r, in + pd_tid() * N);                                                                \
+    for (int e = 0; e < N; e++) q[e] = r[N - 1 - e];                                                     \
+    pd_stg_wide<N>(out + pd_tid() * N, q);                                                               \
+  }                                                                                                      \
+  PD_EXPORT(name, 64);
+WIDE(wide_f16_8, pd_half, float, 8)
+WIDE(wide_f16_2, pd_half, float, 2)
+WIDE(wide_bf16_8, pd_bf16, float, 8)
+WIDE(wide_f32_4, float, float, 4)
+WIDE(wide_f32_8, float, float, 8)
+WIDE(wide_s8_8, int8_t, int8_t, 8)
+WIDE(wide_u16_4, uint16_t, uint16_t, 4)
+WIDE(wide_s32_4, int32_t, int32_t, 4)
+WIDE(wide_s64_2, int64_t, int64_t, 2)
+#define WIDE_SHARED(name, N)                                                                             \
+  PD_KERNEL(name, 64, 1)(const float *in, float *out) {                                                  \
+    PD_DYN_SMEM(smem);                                                                                   \
+    float r[N], q[N];                                                                                    \
+    int t = pd_tid();                                                                                    \
+    pd_ldg_wide<N>(r, in + t * N);                                                                       \
+    pd_sts_wide<N>(smem + t * N * 4, r);                                                                 \
+    pd_syncthreads();                                                                                    \
+    pd_lds_wide<N>(q, smem + (63 - t) * N * 4);                                                          \
+    pd_stg_wide<N>(out + t * N, q);                                                                      \
+  }                                                                                                      \
+  PD_EXPORT(name, 64);
+WIDE_SHARED(wide_shared_1, 1)
+WIDE_SHARED(wide_shared_2, 2)
+WIDE_SHARED(wide_shared_4, 4)

@@ -106,4 +106,5 @@ PD_DEV void pd_mma_m16n8k8_tf32(float *d, const uint32_t *a, const uint32_t *b) 
 PD_DEV void pd_mma_m16n8k32_s8(int32_t *d, const uint32_t *a, const uint32_t *b) { PD_MMA("m16n8k32", "s32.s8.s8.s32", "+r"); }
 PD_DEV void pd_mma_m16n8k32_u8s8(int32_t *d, const uint32_t *a, const uint32_t *b) { PD_MMA("m16n8k32", "s32.u8.s8.s32", "+r"); }
 
+#include "pd_wide.h"
 #endif

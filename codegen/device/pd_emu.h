@@ -216,3 +216,4 @@ PD_DEV void pd_mma_m16n8k32_s8(int32_t *d, const uint32_t *a, const uint32_t *b,
 PD_DEV void pd_mma_m16n8k32_u8s8(int32_t *d, const uint32_t *a, const uint32_t *b, PD_SITE) {
   pd_emu_mma<4>("mma.u8s8", site, d, a, b, pdemu::U8(), pdemu::S8());
 }
+#include "pd_wide.h"

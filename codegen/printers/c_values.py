@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 
 from polydyn.codegen.ir import Between, Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, Undefined, lanes_of
+from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
-from polydyn.schedules.index import Atom, Index
-from polydyn.schedules.ranges import is_nonnegative
 
 CTYPE = {
     "float32": "f32", "float64": "f64", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
@@ -28,32 +26,8 @@ def vector_type(dtype: str) -> str:
     return "vb" if dtype == "bool" else f"v{CTYPE[dtype]}"
 
 
-@lru_cache(maxsize=65536)
-def index_text(i: Index) -> str:
-    """An int64 C expression. Floor division is C division where the dividend is surely >= 0."""
-    if not i.terms:
-        return "0"
-    parts = []
-    for m, c in sorted(i.terms.items(), key=lambda t: (-len(t[0]), str(t[0]))):
-        factors = [a if isinstance(a, str) else _atom_text(a) for a in m]
-        if c != 1 or not m:
-            factors.insert(0, str(c) if c >= 0 else f"({c})")
-        parts.append("*".join(factors))
-    return parts[0] if len(parts) == 1 and "*" not in parts[0] else "(" + " + ".join(parts) + ")"
-
-
-def _atom_text(a: Atom) -> str:
-    args = [index_text(x) for x in a.args]
-    if a.kind == "floordiv":
-        if all(is_nonnegative(x) for x in a.args):
-            return f"({args[0]}/{args[1]})"
-        return f"pd_fdiv({args[0]}, {args[1]})"
-    if a.kind == "fetch":
-        return f"(i64)PD_AT({a.name}, {args[0]})"
-    out = args[0]
-    for x in args[1:]:
-        out = f"{'PD_MIN' if a.kind == 'min' else 'PD_MAX'}({out}, {x})"
-    return out
+index_text = IndexText("pd_fdiv({0}, {1})", "PD_MIN({0}, {1})", "PD_MAX({0}, {1})", "(i64)PD_AT({0}, {1})")
+"""int64 C expressions."""
 
 
 class ValuePrinter:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from polydyn.codegen.ir import Alloc, Body, Call, Compare, Def, For, If, Let, Mark, Reg, Set, Store, node_indices, walk
-from polydyn.codegen.printers.cuda_values import REGISTER, STORAGE, CudaValues, Place, index_text
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Compare,
+    Def,
+    For,
+    If,
+    Let,
+    Mark,
+    Node,
+    Reg,
+    Set,
+    Store,
+    bodies,
+    node_indices,
+    walk,
+)
+from polydyn.codegen.printers.cuda_values import REGISTER, STORAGE, CudaValues, Place
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, REDUCTIONS, Op
-from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.index import ZERO, Index, maximum
 
 PRELUDE = """#include "pd_device.cuh"
 
@@ -20,17 +37,26 @@ template <int P, int C, int L> PD_DEV int pd_swizzled(int row, int column) {
 }
 """
 """What every file begins with, once."""
+HOPPER_PRELUDE = PRELUDE.replace("pd_device.cuh", "pd_hopper.cuh")
+"""The same for kernels with tensor maps."""
 ALIGN = 16
-THREAD = {
-    "tid": ("int", "pd_tid()"), "bid": ("int64_t", "pd_bid_x()"), "lane": ("int", "pd_tid() % 32"),
-    "warp": ("int", "pd_tid() / 32"),
-}  # fmt: skip
+THREAD = {"tid": "pd_tid()", "bid": "pd_bid_x()", "lane": "pd_tid() % 32", "warp": "pd_tid() / 32"}
 """Symbols that every kernel may use."""
 
 
 def shared_bytes(body: Body) -> Index:
-    """Dynamic shared memory of a block: all allocations of scope ``shared``, each rounded to 16 bytes."""
-    return sum((_bytes(n) for n in walk(body) if isinstance(n, Alloc) and n.scope == "shared"), ZERO)
+    """Dynamic shared memory of a block: allocations inside one another add up, those side by side share memory."""
+    return _most(_node_bytes(n) for n in body)
+
+
+def _node_bytes(n: Node) -> Index:
+    inner = _most(map(shared_bytes, bodies(n)))
+    return inner + _bytes(n) if isinstance(n, Alloc) and n.scope == "shared" else inner
+
+
+def _most(sizes: Iterable[Index]) -> Index:
+    used = [s for s in sizes if s != ZERO]
+    return maximum(*used) if used else ZERO
 
 
 def _bytes(n: Alloc) -> Index:
@@ -41,26 +67,45 @@ class CudaPrinter:
     """Prints one kernel."""
 
     def __init__(
-        self, name: str, buffers: Mapping[str, str], outputs: Sequence[str], symbols: Sequence[str], threads: int
+        self,
+        name: str,
+        buffers: Mapping[str, str],
+        outputs: Sequence[str],
+        symbols: Sequence[str],
+        threads: int,
+        index_type: str = "int64_t",
+        maps: Sequence[str] = (),
     ) -> None:
-        """``buffers``: parameter name -> dtype, in order; ``outputs``: those written; ``symbols``: int64 parameters."""
+        """``buffers``: parameter name -> dtype, in order; ``outputs``: those written; ``symbols``: int64 parameters.
+
+        ``index_type``: of all index arithmetic; the parameters are int64 in any case. ``maps``: tensor maps, which are
+        the first parameters.
+        """
+        self.maps = tuple(maps)
         self.name, self.outputs, self.symbols, self.threads = name, set(outputs), tuple(symbols), threads
+        self.index_type = index_type
         self.places = {n: Place(d, "global") for n, d in buffers.items()}
-        self.values = CudaValues(self.places)
+        self.values = CudaValues(self.places, index_type)
         self.offset = ZERO
 
     def kernel(self, body: Body, blocks: int = 1) -> str:
         """The file: includes, the kernel, its export. ``blocks``: wanted per multiprocessor."""
         arguments = (*self.places, *self.symbols)
         params = [f"{'' if b in self.outputs else 'const '}{STORAGE[p.dtype]} *{b}" for b, p in self.places.items()]
-        params += [f"int64_t {s}" for s in self.symbols]
+        narrow = self.index_type != "int64_t"
+        params = [*(f"PD_TMAP({m})" for m in self.maps), *params]
+        params += [f"int64_t {s}{'_wide' if narrow else ''}" for s in self.symbols]
         used = {s for n in walk(body) for i in node_indices(n) for s in i.symbols()}
         text = self._body(body, 1)
-        head = "".join(f"  const {THREAD[s][0]} {s} = {THREAD[s][1]};\n" for s in THREAD if s in used)
+        kinds = {s: "int" if s != "bid" else self.index_type for s in THREAD}
+        head = "".join(f"  const {kinds[s]} {s} = {THREAD[s]};\n" for s in THREAD if s in used)
+        if narrow:
+            t = self.index_type
+            head = "".join(f"  const {t} {s} = ({t}){s}_wide;\n" for s in self.symbols) + head
         smem = "  PD_DYN_SMEM(smem);\n" if "smem" in text else ""
         unused = "".join(f"  (void){s};\n" for s in arguments)
-        head = f"PD_KERNEL({self.name}, {self.threads}, {blocks})({', '.join(params)}) {{\n{smem}{unused}{head}"
-        return f"{PRELUDE}{head}{text}}}\nPD_EXPORT({self.name}, {self.threads});\n"
+        head = f"PD_KERNEL({self.name}, {self.threads}, {blocks})({', '.join(params)}) {{\n{smem}{head}{unused}"
+        return f"{HOPPER_PRELUDE if self.maps else PRELUDE}{head}{text}}}\nPD_EXPORT({self.name}, {self.threads});\n"
 
     def _body(self, body: Body, depth: int) -> str:
         return "".join(self._node(n, depth) for n in body)
@@ -71,10 +116,11 @@ class CudaPrinter:
             return self._for(n, depth)
         if isinstance(n, If):
             orelse = f" else {{\n{self._body(n.orelse, depth + 1)}{t}}}" if n.orelse else ""
-            cond = " && ".join(map(_compare, n.cond))
+            cond = " && ".join(map(self._compare, n.cond))
             return f"{t}if ({cond}) {{\n{self._body(n.then, depth + 1)}{t}}}{orelse}\n"
         if isinstance(n, Let):
-            return f"{t}{{\n{t}const int64_t {n.var} = {index_text(n.value)};\n{self._body(n.body, depth)}{t}}}\n"
+            head = f"const {self.index_type} {n.var} = {self.values.index(n.value)};"
+            return f"{t}{{\n{t}{head}\n{self._body(n.body, depth)}{t}}}\n"
         if isinstance(n, Alloc):
             return self._alloc(n, depth)
         if isinstance(n, Call):
@@ -93,8 +139,8 @@ class CudaPrinter:
 
     def _for(self, n: For, depth: int) -> str:
         """``unroll`` (fully), ``unroll<n>``; ``warp``, ``block``: dealt to its lanes or threads."""
-        t, lo, hi = "  " * depth, index_text(n.lo), index_text(n.hi)
-        kind, step = "int64_t", f"++{n.var}"
+        t, lo, hi = "  " * depth, self.values.index(n.lo), self.values.index(n.hi)
+        kind, step = self.index_type, f"++{n.var}"
         if n.kind in ("warp", "block"):
             lo = f"{lo} + {'pd_tid() % 32' if n.kind == 'warp' else 'pd_tid()'}"
             step = f"{n.var} += {32 if n.kind == 'warp' else self.threads}"
@@ -109,15 +155,17 @@ class CudaPrinter:
     def _alloc(self, n: Alloc, depth: int) -> str:
         t = "  " * depth
         if n.scope == "shared":
-            self.places[n.buffer] = Place(n.dtype, "shared", self.offset)
-            self.offset = self.offset + _bytes(n)
-            return self._body(n.body, depth)
+            start = self.offset
+            self.places[n.buffer] = Place(n.dtype, "shared", start)
+            self.offset = start + _bytes(n)
+            text = self._body(n.body, depth)
+            self.offset = start
+            return text
         if n.scope != "register":
             raise CodegenError(f"{n.buffer}: scope {n.scope} has no CUDA form")
         self.places[n.buffer] = Place(n.dtype, "register")
-        head = f"{REGISTER[n.dtype]} {n.buffer}[{index_text(n.size)}];"
+        head = f"{REGISTER[n.dtype]} {n.buffer}[{self.values.index(n.size)}];"
         return f"{t}{{\n{t}{head}\n{self._body(n.body, depth)}{t}}}\n"
 
-
-def _compare(c: Compare) -> str:
-    return f"{index_text(c.left)} {c.relation} {index_text(c.right)}"
+    def _compare(self, c: Compare) -> str:
+        return f"{self.values.index(c.left)} {c.relation} {self.values.index(c.right)}"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
-from polydyn.codegen.ir import Apply, FlatLoad, Pointer, Reg, Store, Tile, Undefined
+from polydyn.codegen.ir import Apply, FlatLoad, Parameter, Pointer, Reg, Store, Tile, Undefined
+from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
-from polydyn.schedules.index import ZERO, Atom, Index
-from polydyn.schedules.ranges import is_nonnegative
+from polydyn.schedules.index import ZERO, Index
 
 STORAGE = {
     "float16": "pd_half", "bfloat16": "pd_bf16", "float32": "float", "float64": "double", "int8": "int8_t",
@@ -43,39 +42,20 @@ class Place:
     offset: Index = ZERO
 
 
-@lru_cache(maxsize=65536)
-def index_text(i: Index) -> str:
-    """An int64 expression."""
-    if not i.terms:
-        return "0"
-    parts = []
-    for m, c in sorted(i.terms.items(), key=lambda t: (-len(t[0]), str(t[0]))):
-        factors = [a if isinstance(a, str) else _atom_text(a) for a in m]
-        if c != 1 or not m:
-            factors.insert(0, str(c) if c >= 0 else f"({c})")
-        parts.append(" * ".join(factors))
-    return parts[0] if len(parts) == 1 and " * " not in parts[0] else "(" + " + ".join(parts) + ")"
+def _index_text(t: str) -> IndexText:
+    pair = f"(({t}){{0}}, ({t}){{1}})"
+    return IndexText(f"pd_floordiv{pair}", f"pd_imin{pair}", f"pd_imax{pair}", f"({t})pd_ldg({{0}} + {{1}})")
 
 
-def _atom_text(a: Atom) -> str:
-    args = [index_text(x) for x in a.args]
-    if a.kind == "floordiv":
-        if all(is_nonnegative(x) for x in a.args):
-            return f"({args[0]} / {args[1]})"
-        return f"pd_floordiv((int64_t){args[0]}, (int64_t){args[1]})"
-    if a.kind == "fetch":
-        return f"(int64_t)pd_ldg({a.name} + {args[0]})"
-    out = args[0]
-    for x in args[1:]:
-        out = f"pd_i{a.kind}((int64_t){out}, (int64_t){x})"
-    return out
+INDEX_TEXT = {t: _index_text(t) for t in ("int32_t", "int64_t")}
+"""Index expressions of either width."""
 
 
 class CudaValues:
     """Prints values; ``places`` says where every buffer lives."""
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
-        self.places = places
+    def __init__(self, places: Mapping[str, Place], index_type: str = "int64_t") -> None:
+        self.places, self.index = places, INDEX_TEXT[index_type]
 
     def text(self, v: Value) -> str:
         """A C++ expression of the register type of ``v``."""
@@ -91,8 +71,10 @@ class CudaValues:
             return self._read(v.dtype, f"pd_lds<{STORAGE[v.dtype]}>({self.pointer(v)})")
         if isinstance(v, Pointer):
             return self.pointer(v)
+        if isinstance(v, Parameter):
+            return f"&{v.name}"
         if isinstance(v, FromIndex):
-            return f"(({REGISTER[v.dtype]}){index_text(v.index)})"
+            return f"(({REGISTER[v.dtype]}){self.index(v.index)})"
         if isinstance(v, Apply):
             return f"{v.function}({', '.join(map(self.text, v.args))})"
         if isinstance(v, Op):
@@ -106,21 +88,23 @@ class CudaValues:
     def pointer(self, v: Tile | Pointer) -> str:
         """The address of an element."""
         place = self.places[v.buffer]
+        if isinstance(v, Pointer) and place.scope == "shared":
+            return f"({STORAGE[v.dtype]} *)({self.shared(v.buffer, self.index(v.address))})"
         if isinstance(v, Pointer):
-            text = f"{v.buffer} + {index_text(v.address)}"
+            text = f"{v.buffer} + {self.index(v.address)}"
             return text if v.dtype == place.dtype else f"({REGISTER[v.dtype]} *)({text})"
-        base = f"smem + {index_text(place.offset)}"
+        base = f"smem + {self.index(place.offset)}"
         size = f"(int)sizeof({STORAGE[v.dtype]})"
         line = 128 // (v.chunk * ITEMSIZE[v.dtype])
-        swizzled = f"pd_swizzled<{v.pitch}, {v.chunk}, {line}>((int){index_text(v.row)}, (int){index_text(v.column)})"
-        return f"{base} + ({index_text(v.start)} + {swizzled}) * {size}"
+        swizzled = f"pd_swizzled<{v.pitch}, {v.chunk}, {line}>((int){self.index(v.row)}, (int){self.index(v.column)})"
+        return f"{base} + ({self.index(v.start)} + {swizzled}) * {size}"
 
     def _read(self, dtype: str, text: str) -> str:
         return f"{READ[dtype]}({text})" if dtype in READ else text
 
     def _load(self, v: FlatLoad) -> str:
         place = self.places[v.buffer]
-        at = index_text(v.address)
+        at = self.index(v.address)
         if v.lanes != 1:
             raise CodegenError(f"a load of {v.lanes} lanes has no CUDA form")
         if place.scope == "register":
@@ -132,14 +116,14 @@ class CudaValues:
     def shared(self, buffer: str, at: str) -> str:
         """The address of an element of a plain array in shared memory."""
         place = self.places[buffer]
-        return f"smem + {index_text(place.offset)} + {at} * (int)sizeof({STORAGE[place.dtype]})"
+        return f"smem + {self.index(place.offset)} + {at} * (int)sizeof({STORAGE[place.dtype]})"
 
     def store(self, n: Store) -> str:
         """The statement that stores, or combines and stores."""
         value: Value = n.value
         if n.reduce is not None:
             value = Op(value.dtype, REDUCTIONS[n.reduce], (FlatLoad(value.dtype, n.buffer, n.address), value))
-        place, x, at = self.places[n.buffer], self.text(value), index_text(n.address)
+        place, x, at = self.places[n.buffer], self.text(value), self.index(n.address)
         if place.scope == "register":
             return f"{n.buffer}[{at}] = {x};"
         x = f"{WRITE[place.dtype]}({x})" if place.dtype in WRITE else x

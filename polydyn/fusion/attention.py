@@ -95,11 +95,16 @@ def _row_by_row(plan: FusionPlan, rows: FusedGroup, scores: str) -> bool:
 
 
 def _row_operand(graph: Graph, n: Compute) -> Load | None:
-    """The operand that is read at (rows.., reduction): a plain load whose last subscript is the reduction."""
+    """The operand that is read at (rows.., reduction): a plain load whose last subscript is the reduction.
+
+    It may be widened to the type of the product.
+    """
     assert isinstance(n.body, Op)
     if len(n.reduction) != 1:
         return None
     for v in n.body.args:
+        if isinstance(v, Op) and v.name == "cast":
+            v = v.args[0]
         if isinstance(v, Load) and v.buffer not in graph.constants and v.index:
             *front, last = v.index
             names = [str(i) for i in front if i.constant != 0]

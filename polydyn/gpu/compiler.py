@@ -101,7 +101,7 @@ def _compiler(prefer: str | None) -> Nvrtc | tuple[str, str]:
 @functools.cache
 def _headers() -> dict[str, str]:
     """The device side of the headers; the emulation's are not needed."""
-    names = ("pd_device.cuh", "pd_hopper.cuh", "pd_scalar.h")
+    names = ("pd_device.cuh", "pd_hopper.cuh", "pd_scalar.h", "pd_wide.h")
     return {name: (HEADERS / name).read_text() for name in names}
 
 

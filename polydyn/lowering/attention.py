@@ -17,7 +17,7 @@ from polydyn.lowering.flatten import FlatNode, flatten, map_addresses
 from polydyn.lowering.group import Canonical, LoweredGroup
 from polydyn.lowering.nest import NestBuilder
 from polydyn.lowering.output import output_array
-from polydyn.schedules.expr import Const, Load, Op, Value, indices
+from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.model import Array, Group, Statement
 from polydyn.schedules.tiling import AttentionParts, Roles
@@ -67,8 +67,7 @@ def _value_nodes(plan: FusionPlan, values: FusedGroup, weights: str) -> tuple[Fl
     """The nodes of the second contraction with the rows' iterators named as the scores name them."""
     graph = plan.graph
     body = values.nodes[0].body
-    assert isinstance(body, Op)
-    read = next(v for v in body.args if isinstance(v, Load) and v.buffer == weights)
+    read = next(v for v in loads(body) if v.buffer == weights)
     names: dict[str, str] = {}
     for a, i in enumerate(read.index[:-1]):
         if i.is_symbol and graph.tensors[weights].shape[a] != ONE:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polydyn.codegen.cuda_attention import CudaAttentionKernel
 from polydyn.codegen.cuda_contract import CudaContractKernel
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.lowering.contract import lower_contract
+from polydyn.lowering.attention import lower_attention
+from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
+from polydyn.schedules.errors import CodegenError, ScheduleError
 from polydyn.schedules.model import verify_group
+from polydyn.schedules.proof_attention import prove_row_blocks
 from polydyn.schedules.reuse import Proofs
+from polydyn.schedules.schedule import schedule_attention
 from polydyn.schedules.tiling import nest_tree
 
 
@@ -27,26 +32,31 @@ class PlacedCuda:
 
 
 class CudaBuilder:
-    """Builds each distinct kernel once."""
+    """Builds each distinct kernel once.
 
-    def __init__(self, plan: FusionPlan) -> None:
-        self.plan = plan
+    ``arch``: with ``sm_90a`` also versions that only it can run, for launchers that make tensor maps.
+    """
+
+    def __init__(self, plan: FusionPlan, arch: str = "sm_80") -> None:
+        self.plan, self.arch = plan, arch
         self.kernels: dict[str, tuple[CudaKernel, ...]] = {}
+        self.notes: list[str] = []
 
     def place(self, group: FusedGroup) -> tuple[PlacedCuda, ...]:
-        """The kernels of one group (three of an attention). UnsupportedError, CodegenError: not built, by name."""
+        """The kernels of one group (three of an attention that one kernel cannot do).
+
+        UnsupportedError, CodegenError: not built, by name.
+        """
         if group.kind == "attention":
-            return tuple(p for part in group.parts for p in self.place(part))
+            whole = self._attention(group)
+            return (whole,) if whole else tuple(p for part in group.parts for p in self.place(part))
         for n in group.nodes:
             check_dtypes(n, CUDA_DTYPES, "CUDA")
         contract = lower_contract(self.plan, group, 0) if group.kind == "contract" else None
-        if contract is not None and contract.roles.row != "one":  # without rows nothing is shared: a thread an element
-            lowered, key = contract.lowered, contract.lowered.key(contract.roles, "cuda")
-            if key not in self.kernels:
-                verify_group(lowered.group)
-                product = CudaContractKernel(f"contract_{key[:12]}", lowered.group, contract.roles)
-                self.kernels[key] = product.versions()
-            return (PlacedCuda(group, lowered, self.kernels[key]),)
+        if contract is not None:
+            placed = self._contract(group, contract)
+            if placed is not None:
+                return (placed,)
         lowered = lower_nest(self.plan, group)
         key = lowered.key("cuda")
         if key not in self.kernels:
@@ -58,3 +68,34 @@ class CudaBuilder:
                 Proofs(k.group).prove_nest(tree, k.prefix, k.phases)
             self.kernels[key] = kernel.versions()
         return (PlacedCuda(group, lowered, self.kernels[key]),)
+
+    def _contract(self, group: FusedGroup, form: ContractGroup) -> PlacedCuda | None:
+        """The kernels of a product; None when it has one row and no vectors: then nothing is shared, nor wide."""
+        lowered, key = form.lowered, form.lowered.key(form.roles, "cuda")
+        kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch)
+        if form.roles.row == "one" and not kernel.few_rows():
+            return None
+        if key not in self.kernels:
+            verify_group(lowered.group)
+            self.kernels[key] = kernel.versions()
+        return PlacedCuda(group, lowered, self.kernels[key])
+
+    def _attention(self, group: FusedGroup) -> PlacedCuda | None:
+        """The kernel of a whole attention; None, with a note, when it is better run in parts."""
+        for n in group.nodes:
+            check_dtypes(n, CUDA_DTYPES, "CUDA")
+        form = lower_attention(self.plan, group)
+        if form is None:
+            return None
+        lowered = form.lowered
+        key = lowered.key(form.parts, "cuda")
+        if key not in self.kernels:
+            try:
+                kernel = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, schedule_attention(form.parts))
+            except (CodegenError, ScheduleError) as e:
+                self.notes.append(f"{group.outputs[0]}: attention in parts: {e}")
+                return None
+            verify_group(lowered.group)
+            prove_row_blocks(lowered.group, kernel.parts)
+            self.kernels[key] = kernel.versions()
+        return PlacedCuda(group, lowered, self.kernels[key])

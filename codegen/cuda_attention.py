@@ -1,0 +1,278 @@
+"""CUDA kernels for attention groups: scores, online softmax and values in one kernel, on tensor cores.
+
+A block keeps 64 rows of queries, four warps 16 each, and walks over tiles of 64 keys that come through a ring in shared
+memory. Scores stay in registers: fragments of sums are, packed to 16 bits, the fragments of the second product. Row
+statistics are kept by the four lanes of a row. A row all of whose logits are -inf has sum 0 and gives NaN, as the model
+does; a row without keys gives 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from polydyn.codegen.cuda_emit import emit
+from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.codegen.cuda_product import LANE, SLAB, CudaTile, ProductGroup, TiledProduct, split_copies
+from polydyn.codegen.ir import (
+    Alloc,
+    Apply,
+    Body,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Inst,
+    Reg,
+    Set,
+    Store,
+    consume,
+    substitute,
+    walk,
+)  # fmt: skip
+from polydyn.codegen.isl_ast import generate
+from polydyn.codegen.lower import Lowering, flat, lower
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.gpu import assign, pipeline, spread, unrolled
+from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Const, Load, Value, const, op, transform
+from polydyn.schedules.gpu_tiling import gpu_attention_tree
+from polydyn.schedules.index import ZERO, Index, IndexLike
+from polydyn.schedules.model import Group
+from polydyn.schedules.online_softmax import softmax_logit
+from polydyn.schedules.tiling import AttentionParts
+
+V = Index.of
+ROWS, KEYS, STAGES, WARPS = 64, 64, 2, 4
+DEPTHS = (32, 64, 128)
+"""Head sizes that tiles are made for; others are filled up with zeros."""
+PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
+HALVES, PAIR = V("row_half"), V("column_of_pair")
+LOWEST = Const("float32", float("-inf"))
+UNROLLED = ("f_j1", "f_k1", "g_j1", "f_j2", "f_k2", "g_j2", "e_s", "e_f", "row_half", "column_of_pair", "fragment")
+
+
+class CudaAttentionKernel:
+    """Builds the versions of one attention group.
+
+    CodegenError or ScheduleError: it is better run as kernels of its parts (says why).
+    """
+
+    def __init__(self, name: str, group: Group, parts: AttentionParts) -> None:
+        self.name, self.group, self.parts = name, group, parts
+        self.scores = ProductGroup(name, parts.scores, parts.score_roles)
+        self.values = ProductGroup(name, parts.values, parts.value_roles)
+        if self.scores.dtype not in HALF or self.values.dtype != self.scores.dtype or parts.score_roles.inner:
+            raise CodegenError(f"an attention of {self.scores.dtype} on tensor cores", remedy="float16 or bfloat16")
+        self.depths = tuple(_depth(x) for x in (self.scores.K, self.values.N))
+        logit = softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
+        (score,) = self.scores.epilogues
+        self.logit = transform(logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
+
+    def versions(self) -> tuple[CudaKernel, ...]:
+        """Versions for wide and for narrower accesses, those that may be launched only where an earlier one may left
+        out.
+        """
+        out: list[CudaKernel] = []
+        for width, wide in ((16, True), (16, False), (8, False), (4, False), (2, False)):
+            made = _Version(self, width, wide).build()
+            if not any(set(k.multiples) <= set(made[0].multiples) for k in out):
+                out += made
+        return tuple(sorted(out, key=lambda k: k.name.endswith("_long")))
+
+
+def _depth(extent: Index) -> int:
+    """The head size of the tiles."""
+    n = extent.constant
+    if n is None or n > DEPTHS[-1]:
+        raise CodegenError(f"an attention with heads of {extent}", remedy=f"a constant of at most {DEPTHS[-1]}")
+    return next(d for d in DEPTHS if n <= d)
+
+
+class _Version:
+    """One width of accesses."""
+
+    def __init__(self, of: CudaAttentionKernel, width: int, wide: bool) -> None:
+        self.of, self.name, self.group, self.parts = of, of.name, of.group, of.parts
+        depth, columns = of.depths
+        first = CudaTile("mma", ROWS, KEYS, depth, ROWS // WARPS, KEYS, STAGES)
+        second = CudaTile("mma", ROWS, columns, KEYS, ROWS // WARPS, columns, STAGES)
+        self.scores = TiledProduct(of.scores, first, width, wide, "1")
+        self.values = TiledProduct(of.values, second, width, wide, "2")
+        self.copies = {"COPY_Q": self.scores.copies[0], "COPY_K": self.scores.copies[1],
+                       "COPY_V": self.values.copies[1]}  # fmt: skip
+
+    def build(self) -> tuple[CudaKernel, ...]:
+        """The kernel, with indices of both widths."""
+        depth, columns = self.of.depths
+        tiled = gpu_attention_tree(self.parts.scores, self.parts.score_roles, len(self.of.values.epilogues))
+        self.coordinates = self.values.coordinates = tiled.coordinates()
+        body = mark_parallel(generate(tiled), tiled.coincident)
+        rows, keys = self.of.scores.M.ceildiv(ROWS), self.of.scores.N.ceildiv(KEYS)
+        sizes: dict[str, IndexLike] = {"B_i": rows, "B_l": keys, "W_i": WARPS, "P_i": 16}
+        sizes |= {"F_j1": KEYS // 8, "G_j1": KEYS // 16, "F_k1": depth // 16, "P_j1": 8, "P_k1": 16}
+        sizes |= {"F_j2": columns // 8, "G_j2": columns // 16, "F_k2": KEYS // 16, "P_j2": 8, "P_k2": 16}
+        sizes |= {"E_s": columns // SLAB, "E_f": SLAB // 8}
+        body = consume(body, "copy", self.copy)
+        body = consume(body, "pipeline", self.ring)
+        body = assign(bind(body, sizes), {"w_i": "warp"})
+        body = consume(body, "instruction", self.instruction)
+        body = consume(consume(body, "store", self.values.store), "epilogue", self.values.epilogue)
+        body = lower(consume(body, "multiply", lambda b: b), self.coordinates, self._table())
+        body, count = tasks(fold(unrolled(body, dict.fromkeys(UNROLLED, "unroll"))))
+        body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
+        wanted = [*(x for c in self.copies.values() for x in c.multiples), *self.values.wanted]
+        version = f"attention_{ROWS}x{KEYS}x{depth}_{'_'.join(str(c.bytes) for c in self.copies.values())}"
+        version += "_wide" * any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
+        extents = self.of.scores.extents
+        known: dict[str, IndexLike] = {"b_i": rows, "b_l": keys, "task": count}
+        known |= {x: extents[x] for x in self.parts.score_roles.batch}
+        kernel = CudaKernel(f"{self.name}_{version}", "", (), self.group.params, WARPS * 32, count, ZERO, version,
+                            tuple(dict.fromkeys(wanted)))  # fmt: skip
+        arrays = {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
+        return emit(kernel, fold(body), arrays, known, 3 if depth + columns <= 128 else 2)
+
+    # -- marks ---------------------------------------------------------------------------------------------------
+
+    def copy(self, body: Body) -> Body:
+        """Global -> shared, dealt to all threads of the block."""
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        c = self.copies[inst.statement]
+        stages = 1 if inst.statement == "COPY_Q" else STAGES
+
+        def issue(a: Mapping[str, Index]) -> Body:
+            return c.issue(self._view(a, inst.statement == "COPY_V"), stages, a.get("b_l", ZERO))
+
+        body = bind(body, {f"S{x[1:]}": n for x, n in c.trips().items()})
+        body = lower(body, self.coordinates, {inst.statement: issue})
+        return spread(body, "s_k" if c.along_k else c.own, WARPS * 32, "unroll" if c.asynchronous else "unroll2")
+
+    def ring(self, body: Body) -> Body:
+        """The walk over the keys, in its shared memory."""
+        body = pipeline(body, "b_l", STAGES, split_copies)
+        for n in ("COPY_K", "COPY_V"):
+            c = self.copies[n]
+            body = (Alloc(c.name, c.dtype, V(c.elements * STAGES), "shared", body),)
+        return body
+
+    def instruction(self, body: Body) -> Body:
+        """Tensorization: products are one instruction; elsewhere a lane takes its own points of a fragment."""
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        points = [n.var for n in walk(body) if isinstance(n, For)]
+        if inst.statement.startswith("ACC"):
+            return substitute((inst,), dict.fromkeys(points, ZERO))
+        leaf = substitute((inst,), {points[0]: LANE // 4 + HALVES * 8, points[1]: LANE % 4 * 2 + PAIR})
+        if inst.statement == "STAGE":  # both columns move at once
+            return (For("row_half", ZERO, V(2), substitute(leaf, {"column_of_pair": 0})),)
+        return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def _view(self, a: Mapping[str, Index], values: bool) -> dict[str, Index]:
+        """Coordinates of one of the products as that product names them."""
+        fixed = dict.fromkeys(("f_i", "g_i", "w_j", "b_j", "b_k"), ZERO)
+        fixed["b_k" if values else "b_j"] = a.get("b_l", ZERO)
+        suffix = "2" if values else "1"
+        return fixed | {x.removesuffix(suffix) if "_" in x else x: i for x, i in a.items()}
+
+    def _table(self) -> dict[str, Lowering]:
+        scores, values = self.scores, self.values
+        return {
+            "START": self.start,
+            "INIT": lambda a: scores.init(self._view(a, False)),
+            "FRAG_Q": lambda a: scores.fragment(0, self._view(a, False)),
+            "FRAG_K": lambda a: scores.fragment(1, self._view(a, False) | {"b_k": a["b_l"]}),
+            "ACC1": lambda a: scores.accumulate(self._view(a, False)),
+            "LOGIT": self.logits,
+            "ROWS": self.rows,
+            "FRAG_W": self.weights,
+            "FRAG_V": lambda a: values.fragment(1, self._view(a, True)),
+            "ACC2": lambda a: values.accumulate(self._view(a, True)),
+            "FINISH": self.finish,
+            "STAGE": lambda a: values.stage(self._view(a, True)),
+        }
+
+    def start(self, a: Mapping[str, Index]) -> Body:
+        """Nothing seen yet."""
+        zero = Const("float32", 0.0)
+        half: Body = (Store("top", HALVES, LOWEST), Store("total", HALVES, zero), *self._values(lambda v: zero))
+        return (For("row_half", ZERO, V(2), half),)
+
+    def logits(self, a: Mapping[str, Index]) -> Body:
+        """The logit of a score; -inf beyond the last key."""
+        view = self._view(a, False)
+        row, col = self.scores.place(view)
+        env = self.scores.env(view, row, col, ZERO)
+        own, place = self.of.scores.acc.array, self.scores.register(view)
+        score = FlatLoad("float32", "acc1", place)
+        value = flat(self.group, self.of.logit, env, lambda x: score if x.buffer == own else None)
+        return (If(self.scores.live(env), (Store("acc1", place, value),), (Store("acc1", place, LOWEST),)),)
+
+    def rows(self, a: Mapping[str, Index]) -> Body:
+        """Online softmax: the new maximum, what was there scaled to it, weights and their sum."""
+        top, total = (FlatLoad("float32", n, HALVES) for n in ("top", "total"))
+        peak, scale, part = (Reg("float32", n) for n in ("peak", "scale", "part"))
+        score = FlatLoad("float32", "acc1", V("fragment") * 4 + HALVES * 2 + PAIR)
+        one, zero = Const("float32", 1.0), Const("float32", 0.0)
+        weight = op("where", op("eq", score, LOWEST), zero, op("exp", op("sub", score, peak)))
+        shrink = op("where", op("eq", peak, top), one, op("exp", op("sub", top, peak)))  # also when both are -inf
+        half: Body = (
+            Def("peak", top),
+            *self._scores((Set("peak", score, 1, "max"),)),
+            *_across("peak", "max"),
+            Def("scale", shrink),
+            Def("part", zero),
+            *self._scores((Store("acc1", score.address, weight), Set("part", score, 1, "sum"))),
+            Store("total", HALVES, op("add", op("mul", total, scale), part)),
+            Store("top", HALVES, peak),
+            *self._values(lambda v: op("mul", v, scale)),
+        )
+        return (For("row_half", ZERO, V(2), half),)
+
+    def weights(self, a: Mapping[str, Index]) -> Body:
+        """Two fragments of weights, packed, are the row operand of an instruction with 16 keys."""
+
+        def packed(register: int) -> Value:
+            at = (a["f_k2"] * 2 + register // 2) * 4 + register % 2 * 2
+            pair = tuple(FlatLoad("float32", "acc1", at + e) for e in range(2))
+            return Apply("uint32", PACK[self.of.values.dtype], pair)
+
+        return tuple(Store("a_frag2", V(r), packed(r)) for r in range(4))
+
+    def finish(self, a: Mapping[str, Index]) -> Body:
+        """Values over the sum of the weights, unless there are no keys."""
+        whole = Reg("float32", "whole")
+        half: Body = (
+            Def("whole", FlatLoad("float32", "total", HALVES)),
+            *_across("whole", "sum"),
+            *self._values(lambda v: op("div", v, whole)),
+        )
+        return (If((Compare(">", self.of.scores.N, ZERO),), (For("row_half", ZERO, V(2), half),)),)
+
+    def _scores(self, leaf: Body) -> Body:
+        pair = For("column_of_pair", ZERO, V(2), leaf)
+        return (For("fragment", ZERO, V(KEYS // 8), (pair,)),)
+
+    def _values(self, f: Callable[[Value], Value]) -> Body:
+        at = V("fragment") * 4 + HALVES * 2 + PAIR
+        leaf: Body = (Store("acc2", at, f(FlatLoad("float32", "acc2", at))),)
+        pair = For("column_of_pair", ZERO, V(2), leaf)
+        return (For("fragment", ZERO, V(self.of.depths[1] // 8), (pair,)),)
+
+    def _allocate(self, body: Body) -> Body:
+        columns = self.of.depths[1]
+        registers = (("top", "float32", 2), ("total", "float32", 2), ("acc1", "float32", KEYS // 2),
+                     ("acc2", "float32", columns // 2), ("a_frag1", "uint32", 4), ("b_frag1", "uint32", KEYS // 4),
+                     ("a_frag2", "uint32", 4), ("b_frag2", "uint32", columns // 4))  # fmt: skip
+        for name, dtype, size in registers:
+            body = (Alloc(name, dtype, V(size), "register", body),)
+        c = self.copies["COPY_Q"]
+        return (Alloc(c.name, c.dtype, V(c.elements), "shared", body),)
+
+
+def _across(register: str, reduce: str) -> Body:
+    """The four lanes of a row agree."""
+    own = Reg("float32", register)
+    return tuple(Set(register, Apply("float32", "pd_shfl_xor", (own, const(o, "int32"))), 1, reduce) for o in (1, 2))

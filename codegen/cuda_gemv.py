@@ -1,0 +1,221 @@
+"""CUDA kernels for products with few rows: bound by the memory that the column operand comes from.
+
+Every lane reads 16 bytes of the column operand at a time, along the reduction or along the columns, whichever memory
+has; eight lanes make up the other direction. Few rows are kept in registers, so each element is read once. Lanes and
+warps that share a column are combined by shuffles, then through shared memory, in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from polydyn.codegen.cuda_emit import emit
+from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.codegen.cuda_product import ProductGroup
+from polydyn.codegen.ir import (
+    Alloc,
+    Apply,
+    Body,
+    Call,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Inst,
+    Let,
+    Reg,
+    Store,
+    consume,
+    substitute,
+    walk,
+)  # fmt: skip
+from polydyn.codegen.isl_ast import generate
+from polydyn.codegen.lower import Lowering, flat, lower
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.gpu import assign, spread, unrolled
+from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.passes.widen import widen
+from polydyn.schedules.expr import ITEMSIZE, Const, Load, Op, Value, const, op
+from polydyn.schedules.gpu_tiling import gpu_gemv_tree
+from polydyn.schedules.index import ZERO, Index, IndexLike, minimum
+from polydyn.schedules.model import Statement
+
+V = Index.of
+ROWS = (2, 8)
+"""Rows that a version keeps in registers, and the most it is launched for."""
+STEPS = 8
+"""Lanes that share the reduction: with 16 bytes each they read whole lines of 128 bytes."""
+COLUMNS = 4
+"""Lanes of a warp on different columns, or vectors of columns."""
+
+
+def gemv_versions(product: ProductGroup) -> list[CudaKernel]:
+    """The versions for few rows, fewest first; none when the column operand cannot be read in vectors."""
+    column = product.values[1]
+    if product.roles.inner or not isinstance(column, Load) or (product.M.constant or 1) > ROWS[-1]:
+        return []
+    address = product.group.arrays[column.buffer].address(column.index)
+    for along_k, x in ((True, product.roles.block), (False, product.roles.col)):
+        stride, rest = address.split(x)
+        if stride == 1 and x not in rest.symbols():
+            return [k for r in ROWS for k in _Gemv(product, r, along_k).build()]
+    return []
+
+
+class _Gemv:
+    """One version; ``along_k``: vectors run along the reduction."""
+
+    def __init__(self, product: ProductGroup, rows: int, along_k: bool) -> None:
+        self.name, self.product, self.rows, self.along_k = product.name, product, rows, along_k
+        self.group, self.roles, self.extents = product.group, product.roles, product.extents
+        self.M, self.N, self.K = product.M, product.N, product.K
+        self.vector = 16 // ITEMSIZE[product.values[1].dtype]
+        self.columns = 1 if along_k else self.vector
+        self.warps = (4, 2) if along_k else (1, 8)  # on columns, on steps
+        self.step = STEPS * self.warps[1] * (self.vector if along_k else 1)
+        self.block = COLUMNS * self.warps[0] * self.columns
+        self.wanted: dict[tuple[Index, int], None] = {}
+        along = self.K if along_k else self.N
+        if along.constant is None:
+            self.wanted[along, self.vector] = None
+
+    def build(self) -> tuple[CudaKernel, ...]:
+        """The kernel, with indices of both widths; nothing when the addresses do not allow vectors."""
+        if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
+            return ()
+        tiled = gpu_gemv_tree(self.group, self.roles)
+        body = mark_parallel(generate(tiled), tiled.coincident)
+        warp_j, warp_k = self.warps
+        sizes: dict[str, IndexLike] = {"B_i": self.M.ceildiv(self.rows), "B_j": self.N.ceildiv(self.block)}
+        sizes |= {"W_j": warp_j, "W_k": warp_k, "L_j": COLUMNS, "L_k": STEPS, "B_k": self._trips()}
+        sizes |= {"E_i": self.rows, "E_j": self.block}
+        sizes |= {"P_i": self.rows, "P_j": self.columns, "P_k": self.vector if self.along_k else 1}
+        lane, warp = V("lane"), V("warp")
+        lanes = {"l_j": lane // STEPS, "l_k": lane % STEPS} if self.along_k else {"l_j": lane % 4, "l_k": lane // 4}
+        self.at = {"w_j": warp % warp_j, "w_k": warp // warp_j, **lanes}
+        self.at |= {x: ZERO for x in ("b_i", "b_j") if Index.of(sizes[x.upper()[:2] + x[2]]) == 1}  # no such loop
+        body = consume(substitute(body, sizes), "leaf", self.leaf)
+        body = assign(fold(body), self.at)
+        threads = 32 * warp_j * warp_k
+        body = consume(body, "reduce", self.reduce)
+        body = consume(body, "store", lambda b: spread(b, "e_j", threads, "unroll"))
+        table: dict[str, Lowering] = {"INIT": self.init}
+        table |= {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.product.epilogues)}
+        body = unrolled(lower(body, tiled.coordinates(), table), dict.fromkeys(("p_i", "p_j"), "unroll"))
+        body = substitute(body, self.at)
+        body, count = tasks(fold(body))
+        body = bind(body, {"begin": "bid", "end": V("bid") + 1})
+        body = (Alloc("acc", "float32", V(self.rows * self.columns), "register", body),)
+        body = (Alloc("sums", "float32", V(self.rows * self.block * warp_k), "shared", body),)
+        version = f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}"
+        known: dict[str, IndexLike] = {"b_i": sizes["B_i"], "b_j": sizes["B_j"], "task": count}
+        known |= {x: self.extents[x] for x in self.roles.batch}
+        few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
+        kernel = CudaKernel(f"{self.name}_{version}", "", (), self.group.params, threads, count, ZERO, version,
+                            tuple(self.wanted), conditions=few)  # fmt: skip
+        return emit(kernel, body, self.group.arrays, known)
+
+    # -- places --------------------------------------------------------------------------------------------------
+
+    def _first(self) -> Index:
+        """The lane's first step of the reduction, in vectors along it."""
+        return V("w_k") * STEPS + "l_k"
+
+    def _trips(self) -> Index:
+        """Vectors of the reduction that a lane has."""
+        vectors = self.K // self.vector if self.along_k else self.K
+        return (vectors - self._first()).ceildiv(STEPS * self.warps[1])
+
+    def _column(self) -> Index:
+        """The lane's column, or vector of columns."""
+        return (V("b_j") * self.warps[0] + "w_j") * COLUMNS + "l_j"
+
+    def _live(self) -> Compare:
+        return Compare("<", self._column() * self.columns, self.N)
+
+    def _env(self, row: Index, point: str, k: Index) -> dict[str, Index]:
+        column = V("j_vec") if self.along_k else V("j_vec") * self.vector + point
+        own = {self.roles.row: row, self.roles.col: column, self.roles.block: k}
+        return {x: V(x) for x in self.roles.batch} | own
+
+    def _register(self, row: int, column: IndexLike) -> Index:
+        return V(row * self.columns) + column
+
+    # -- pieces --------------------------------------------------------------------------------------------------
+
+    def init(self, a: Mapping[str, Index]) -> Body:
+        """Sums start at zero."""
+        return (Store("acc", a["p_i"] * self.columns + a["p_j"], Const("float32", 0.0)),)
+
+    def leaf(self, body: Body) -> Body:
+        """The points of a lane: a vector of the column operand times what all rows have there.
+
+        Rows beyond the last are the last one again; their sums are not stored.
+        """
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        assert inst.statement == "ACC"
+        k = V("k_vec") * self.vector + "p" if self.along_k else V("k_vec")
+        points: Body = ()
+        for r in range(self.rows):
+            env = self._env(V(f"row{r}"), "p", k)
+            pair = tuple(flat(self.group, v, env, lambda x: None) for v in self.product.values)
+            place = self._register(r, ZERO if self.along_k else V("p"))
+            points += (Store("acc", place, Op("float32", "mul", pair), "sum"),)
+        symbols = (*self.roles.batch, "k_vec", "j_vec", "p", *(f"row{r}" for r in range(self.rows)))
+        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        made = widen(points, "p", self.vector, buffers, symbols)
+        assert made is not None, "nothing is stored to memory here"
+        self.wanted |= dict.fromkeys(made[1])
+        return (Let("k_vec", V("b_k") * (STEPS * self.warps[1]) + self._first(), made[0]),)
+
+    def reduce(self, body: Body) -> Body:
+        """The loop of a lane, for columns that exist, and the combination of all lanes of a column."""
+        loop: Body = unrolled_by(body, "b_k", 4)
+        for r in range(self.rows):
+            loop = (Let(f"row{r}", minimum(V("b_i") * self.rows + r, self.M - 1), loop),)
+        loop = (If((self._live(),), (Let("j_vec", self._column(), loop),)),)
+        own = FlatLoad("float32", "acc", V("r"))
+        steps = [s if self.along_k else s * COLUMNS for s in (4, 2, 1)]
+        across = tuple(
+            Store("acc", V("r"), Apply("float32", "pd_shfl_xor", (own, const(s, "int32"))), "sum") for s in steps
+        )
+        keep = tuple(
+            Store("sums", self._sum(V("w_k"), V(r), column), FlatLoad("float32", "acc", self._register(r, c)))
+            for r in range(self.rows)
+            for c, column in enumerate(self._columns())
+        )
+        combine = For("r", ZERO, V(self.rows * self.columns), across, "unroll")
+        return (*loop, combine, If((Compare("==", V("l_k"), ZERO),), keep), Call("pd_syncthreads"))
+
+    def _columns(self) -> list[Index]:
+        """The lane's columns in the block."""
+        first = (V("w_j") * COLUMNS + "l_j") * self.columns
+        return [first + c for c in range(self.columns)]
+
+    def _sum(self, warp: Index, row: Index, column: Index) -> Index:
+        """Where a warp leaves its sum of an element of the block."""
+        return (warp * self.rows + row) * self.block + column
+
+    def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
+        """An element of the block: the warps' sums in their order, then the epilogue."""
+        parts = [FlatLoad("float32", "sums", self._sum(V(w), a["e_i"], a["e_j"])) for w in range(self.warps[1])]
+        row, column = V("b_i") * self.rows + "e_row", V("b_j") * self.block + "e_column"
+        env = {x: V(x) for x in self.roles.batch} | {self.roles.row: row, self.roles.col: column}
+        env[self.roles.block] = ZERO
+        value = self.product.epilogue_value(s, env, Reg("float32", "total"))
+        address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
+        total: Value = parts[0]
+        for x in parts[1:]:
+            total = op("add", total, x)
+        live = (Compare("<", row, self.M), Compare("<", column, self.N))
+        body: Body = (If(live, (Def("total", total), Store(s.array, address, value))),)
+        return (Let("e_row", a["e_i"], (Let("e_column", a["e_j"], body),)),)
+
+
+def unrolled_by(body: Body, var: str, times: int) -> Body:
+    """Loop ``var`` with so many iterations in flight."""
+    return tuple(
+        For(n.var, n.lo, n.hi, n.body, f"unroll{times}") if isinstance(n, For) and n.var == var else n for n in body
+    )

@@ -1,0 +1,413 @@
+"""One version of a product on the GPU: a tile with copies of one width, from the GPU tree through mark-directed passes.
+
+Two instructions: ``fma`` (a thread and one element, float32) and ``mma`` (a warp and m16n8k16 fragments on tensor
+cores, f16 or bf16 with float32 accumulators). Both operands come through a ring of ``stages`` tiles in shared memory;
+a tile lies there as it lies in global memory (unit stride along the reduction or along its own iterator), so copies
+stay wide, XOR-swizzled against bank conflicts. Elements outside the operand arrive as zeros, which makes M, N and K
+arbitrary. Sums of tensor cores pass through shared memory once more, so that epilogues load and store whole rows, 16
+bytes a lane where addresses allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from polydyn.codegen.cuda_copies import Operand, copy_of
+from polydyn.codegen.cuda_emit import emit
+from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.codegen.cuda_split import SHARE
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Compare,
+    FlatLoad,
+    For,
+    If,
+    Inst,
+    Let,
+    Mark,
+    Pointer,
+    Store,
+    Tile,
+    consume,
+    substitute,
+    walk,
+)  # fmt: skip
+from polydyn.codegen.isl_ast import generate
+from polydyn.codegen.lower import Lowering, flat, lower
+from polydyn.codegen.operands import operands
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.gpu import WARP, assign, pipeline, rasterise, spread, unrolled
+from polydyn.codegen.passes.tiles import balance, mark_parallel, tasks
+from polydyn.codegen.passes.widen import widen
+from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
+from polydyn.schedules.gpu_tiling import gpu_contract_tree
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.proof_gpu import GpuTiles
+from polydyn.schedules.tiling import Roles
+
+V = Index.of
+LANE = V("lane")
+RASTER = 8
+"""Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
+UNROLLED = dict.fromkeys(
+    ("f_i", "f_j", "f_k", "g_i", "g_j", "e_s", "e_f", "row_half", "column_of_pair"), "unroll"
+)
+SLAB = 32
+"""Columns of a staged slab: floats that fill all banks."""
+STAGED = 16
+"""Rows of a unit that are in shared memory at a time on their way to the epilogue: those of a fragment."""
+
+
+@dataclass(frozen=True)
+class CudaTile:
+    """A binary's tile: block ``bm x bn x bk`` elements, a unit's share ``wm x wn``, ``stages`` of the ring.
+
+    ``instruction``: ``fma`` or ``mma``; ``blocks``: wanted per multiprocessor (bounds the registers).
+    """
+
+    instruction: str
+    bm: int
+    bn: int
+    bk: int
+    wm: int
+    wn: int
+    stages: int
+    blocks: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.bm // self.wm * (self.bn // self.wn) * (32 if self.instruction == "mma" else 1)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The instruction's m, n, k."""
+        return (16, 8, 16) if self.instruction == "mma" else (1, 1, 1)
+
+    def proven(self) -> GpuTiles:
+        """The sizes as proofs want them."""
+        m, n, k = self.shape
+        fragments, mma = (self.wm // m, self.wn // n), self.instruction == "mma"
+        return GpuTiles(
+            (self.bm // self.wm, self.bn // self.wn), fragments, (m, n), (self.bk // k, k),
+            (self.wm // 16, self.wn // 16) if mma else fragments, (self.bm, self.bn, self.bk), not mma,
+        )  # fmt: skip
+
+
+class ProductGroup:
+    """A matmul-like group: its operands as they are stored, its extents; ``shares``: parts of the reduction."""
+
+    def __init__(self, name: str, group: Group, roles: Roles, shares: Index = ONE) -> None:
+        self.name, self.group, self.roles, self.shares = name, group, roles, shares
+        self.acc = next(s for s in group.statements if s.reduce)
+        self.epilogues = [s for s in group.statements if s.role == "epilogue"]
+        self.extents = dict(self.acc.iters)
+        self.M, self.N = self.extents[roles.row], self.extents[roles.col]
+        self.K = product(self.extents[x] for x in (roles.block, *roles.inner))
+        row, col = _narrow(operands(self.acc, roles))
+        if row.dtype != col.dtype or row.dtype not in ("float32", *HALF):
+            raise CodegenError(
+                f"a product of {row.dtype} and {col.dtype} is not built for CUDA", remedy="float32, float16, bfloat16"
+            )
+        self.dtype, self.values = row.dtype, (row, col)
+
+    def epilogue_value(self, s: Statement, env: Mapping[str, IndexLike], total: Value) -> Value:
+        """What an epilogue stores, ``total`` being the sum of the products."""
+        return flat(self.group, s.value, env, lambda x: total if x.buffer == self.acc.array else None)
+
+
+class TiledProduct:
+    """One tile with one width of copies; ``wide``: epilogues store 16 bytes at once.
+
+    ``tag`` is part of all names inside the kernel, for kernels of several products.
+    """
+
+    def __init__(self, of: ProductGroup, tile: CudaTile, width: int, wide: bool, tag: str = "") -> None:
+        self.of, self.tile, self.wide = of, tile, wide
+        self.unit = V("warp")
+        self.acc, self.frags = f"acc{tag}", (f"a_frag{tag}", f"b_frag{tag}")
+        self.wanted: dict[tuple[Index, int], None] = {}
+        self.group, self.roles, self.extents = of.group, of.roles, of.extents
+        if (tile.instruction == "mma") != (of.dtype in HALF):
+            raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy="mma for float16 and bfloat16")
+        m, n, _ = tile.shape
+        self.frag = (tile.wm // m, tile.wn // n)
+        swizzle = 8 if tile.instruction == "mma" else 4
+        a = Operand(f"tile_a{tag}", of.values[0], "s_i", tile.bm, of.M)
+        b = Operand(f"tile_b{tag}", of.values[1], "s_j", tile.bn, of.N)
+        self.copies = tuple(
+            copy_of(self.group, x, self.env, tile.bk, of.K, width, swizzle, tile.instruction == "fma" and x is b)
+            for x in (a, b)
+        )
+
+    # -- where things are ----------------------------------------------------------------------------------------
+
+    def env(self, a: Mapping[str, Index], row: Index, col: Index, k: Index) -> dict[str, Index]:
+        """Iterators of the group at a place of the block; the linear reduction is taken apart."""
+        r, t = self.roles, self.tile
+        env = {x: a[x] for x in r.batch} | {SHARE: a.get("b_s", ZERO)}
+        env[r.row], env[r.col] = a["b_i"] * t.bm + row, a["b_j"] * t.bn + col
+        rest = a.get("b_k", ZERO) * t.bk + k
+        for x in reversed(r.inner):
+            env[x], rest = rest % self.of.extents[x], rest // self.of.extents[x]
+        env[r.block] = rest
+        return env
+
+    def place(self, a: Mapping[str, Index]) -> tuple[Index, Index]:
+        """(row, column) of a fragment's point inside the block."""
+        t, (m, n, _) = self.tile, self.tile.shape
+        if t.instruction == "fma":  # units are interleaved: neighbouring threads have neighbouring columns
+            return a["f_i"] * (t.bm // t.wm) + a["w_i"], a["f_j"] * (t.bn // t.wn) + a["w_j"]
+        return a["w_i"] * t.wm + a["f_i"] * m + a["p_i"], a["w_j"] * t.wn + a["f_j"] * n + a["p_j"]
+
+    def register(self, a: Mapping[str, Index]) -> Index:
+        """The accumulator of a point: a lane holds rows g, g+8 and two columns of an m16n8 fragment."""
+        fragment = a["f_i"] * self.frag[1] + a["f_j"]
+        return fragment if self.tile.instruction == "fma" else fragment * 4 + V("row_half") * 2 + V("column_of_pair")
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def init(self, a: Mapping[str, Index]) -> Body:
+        """Accumulators start at zero."""
+        return (Store(self.acc, self.register(a), Const("float32", 0.0)),)
+
+    def stage(self, a: Mapping[str, Index]) -> Body:
+        """A lane's two columns of a fragment to shared memory.
+
+        Row r of a group of eight lies at 2 (r mod 4) + r / 4: then neither the writing half-warps (four rows, two
+        chunks of 16 bytes each) nor the reading quarters (two rows, every other chunk) meet in a bank.
+        """
+        group, half = LANE // 4, V("row_half")
+        row = group % 4 * 2 + group // 4 + half * 8
+        place = self._staged(row, a["e_f"] * 8 + LANE % 4 * 2)
+        fragment = a["e_s"] * (SLAB // 8) + a["e_f"]
+        first = self.register({"f_i": ZERO, **a, "f_j": fragment}).subs({"column_of_pair": 0})
+        return (Call("pd_sts_wide<2>", (place, Pointer("float32", self.acc, first))),)
+
+    def _staged(self, row: Index, column: Index) -> Tile:
+        """A place of the rows that the warp has staged."""
+        return Tile("float32", "stage", self.unit * (STAGED * SLAB), row, column, SLAB, 4)
+
+    def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
+        """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
+        env = self.env(a, *self.place(a), ZERO)
+        value = self.of.epilogue_value(s, env, FlatLoad("float32", self.acc, self.register(a)))
+        address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
+        return (If(self.live(env), (Store(s.array, address, value),)),)
+
+    def done_staged(self, s: Statement, a: Mapping[str, Index]) -> Body:
+        """An epilogue on a vector of a row that lies in shared memory."""
+        t, v = self.tile, self.vector(s)
+        row = a["b_i"] * t.bm + a["w_i"] * t.wm + a.get("f_i", ZERO) * STAGED
+        row = row + a["e_i"] // 8 * 8 + a["e_i"] % 8 // 2 + a["e_i"] % 2 * 4
+        part = a["e_j"]
+        vector = a.get("b_j", ZERO) * (t.bn // v) + a.get("w_j", ZERO) * (t.wn // v) + a["e_s"] * (SLAB // v) + part
+        at = self.env({**a, "b_i": ZERO, "b_j": ZERO}, V("e_row"), V("e_vec") * v + "e_v", ZERO)
+        value = self.of.epilogue_value(s, at, FlatLoad("float32", "sum", V("e_v")))
+        address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
+        element: Body = (Store(s.array, address, value),)
+        if v > 1:
+            made = widen(element, "e_v", v, self._global(), (*self.roles.batch, "e_row", "e_vec", "e_v", "b_s"))
+            assert made is not None, "vector has tried"
+            element = made[0]
+            self.wanted |= dict.fromkeys((*made[1], *(((self.of.N, v),) if self.of.N.constant is None else ())))
+        else:
+            element = substitute(element, {"e_v": 0})
+        piece = min(v, 4)
+        loads = tuple(
+            Call(f"pd_lds_wide<{piece}>", (Pointer("float32", "sum", V(e)), self._staged(a["e_i"], part * v + e)))
+            for e in range(0, v, piece)
+        )
+        live = self.live({k: i.subs({"e_v": 0}) for k, i in at.items()})
+        body: Body = (Alloc("sum", "float32", V(v), "register", (*loads, If(live, element))),)
+        return (Let("e_row", row, (Let("e_vec", vector, body),)),)
+
+    def live(self, env: Mapping[str, Index]) -> tuple[Compare, ...]:
+        """Whether an element exists."""
+        return (Compare("<", env[self.roles.row], self.of.M), Compare("<", env[self.roles.col], self.of.N))
+
+    def _global(self) -> dict[str, str]:
+        return {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+
+    def vector(self, s: Statement) -> int:
+        """Columns that an epilogue loads and stores at once: 16 bytes of its result, or one."""
+        v = 16 // ITEMSIZE[s.value.dtype]
+        if not self.wide or v not in (4, 8) or (self.of.N.constant or 0) % v:
+            return 1
+        env = {self.roles.col: V("e_vec") * v + "e_v"}
+        address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
+        own = frozenset((*self.extents, "e_vec", "e_v", SHARE))
+        made = widen((Store(s.array, address, Const(s.value.dtype, 0.0)),), "e_v", v, self._global(), own)
+        return v if made is not None else 1
+
+    def fragment(self, which: int, a: Mapping[str, Index]) -> Body:
+        """Shared memory -> registers: a float, or 16 x 16 elements by ldmatrix (for B: two fragments)."""
+        t, c = self.tile, self.copies[which]
+        unit, load = (a["w_i"], a["g_i"]) if which == 0 else (a["w_j"], a["g_j"])
+        if t.instruction == "fma":
+            units = t.bm // t.wm if which == 0 else t.bn // t.wn
+            return (Store(self.frags[which], load, c.tile(a["b_k"], load * units + unit, a["f_k"], t.stages)),)
+        own, k = unit * (t.wm if which == 0 else t.wn) + load * 16, a["f_k"] * 16
+        # matrix m = lane / 8 of the four: A wants rows m % 2 and k m / 2 in this order, B the reverse
+        low, high = LANE % 16, LANE // 16 * 8
+        split_low, split_high = LANE // 8 % 2 * 8, LANE // 16 * 8 + LANE % 8
+        if which == 0:
+            own, k = (own + low, k + high) if c.along_k else (own + split_low, k + split_high)
+        else:
+            own, k = (own + split_high, k + split_low) if c.along_k else (own + high, k + low)
+        function = "pd_ldmatrix_x4_trans" if not c.along_k else "pd_ldmatrix_x4"
+        place = c.tile(a["b_k"], own, k, t.stages)
+        return (Call(function, (Pointer("uint32", self.frags[which], load * 4), place)),)
+
+    def accumulate(self, a: Mapping[str, Index]) -> Body:
+        """One instruction."""
+        fragment = a["f_i"] * self.frag[1] + a["f_j"]
+        if self.tile.instruction == "fma":
+            pair = (FlatLoad("float32", self.frags[0], a["f_i"]), FlatLoad("float32", self.frags[1], a["f_j"]))
+            return (Store(self.acc, fragment, Op("float32", "mul", pair), "sum"),)
+        kind = "f16" if self.of.dtype == "float16" else "bf16"
+        args = (
+            Pointer("float32", self.acc, fragment * 4),
+            Pointer("uint32", self.frags[0], a["f_i"] * 4),
+            Pointer("uint32", self.frags[1], a["f_j"] * 2),
+        )
+        return (Call(f"pd_mma_m16n8k16_{kind}", args),)
+
+    # -- marks ---------------------------------------------------------------------------------------------------
+
+    def instruction(self, body: Body) -> Body:
+        """Tensorization: an accumulation's point band is one instruction; elsewhere a lane takes its own points."""
+        if self.tile.instruction == "fma":
+            return body
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        trips = [n.hi for n in walk(body) if isinstance(n, For)]
+        if inst.statement == "ACC":
+            if trips != [V(x) for x in self.tile.shape]:
+                raise CodegenError(f"points {trips} are not the instruction {self.tile.shape}")
+            points = [n.var for n in walk(body) if isinstance(n, For)]
+            return substitute((inst,), dict.fromkeys(points, ZERO))
+        row, col = LANE // 4 + V("row_half") * 8, LANE % 4 * 2 + V("column_of_pair")
+        leaf = substitute((inst,), {"p_i": row, "p_j": col})
+        if inst.statement == "STAGE":  # both columns move at once
+            return (For("row_half", ZERO, V(2), substitute((inst,), {"p_i": row, "p_j": LANE % 4 * 2})),)
+        return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
+
+    def copy(self, body: Body) -> Body:
+        """Global -> shared, dealt to all threads of the block, the unit-stride side innermost."""
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        c = self.copies[0 if inst.statement == "COPY_A" else 1]
+        body = bind(body, {f"S{x[1:]}": n for x, n in c.trips().items()})
+        body = lower(body, self.coordinates, {inst.statement: lambda a: c.issue(a, self.tile.stages)})
+        kind = "unroll" if c.asynchronous else "unroll2"  # registers of many loads in flight would spill
+        return spread(body, "s_k" if c.along_k else c.own, self.tile.threads, kind)
+
+    def store(self, body: Body) -> Body:
+        """An epilogue's rows in shared memory -> global memory, dealt to the lanes of the warp that put them there."""
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        s = self.of.epilogues[int(inst.statement[4:])]
+        v = self.vector(s)
+        body = bind(body, {"E_i": STAGED, "E_j": SLAB // v, "E_v": 1})  # the point band is one access
+        body = lower(body, self.coordinates, {inst.statement: partial(self.done_staged, s)})
+        sync = Call("pd_syncwarp")
+        return (sync, *spread(body, "e_j", WARP, "unroll" if v > 1 else "unroll2", "lane"), sync)
+
+    def epilogue(self, body: Body) -> Body:
+        """The sums' way through shared memory, where the ring was."""
+        if self.tile.instruction == "fma":
+            return body
+        size = V(self.tile.threads // WARP * STAGED * SLAB)
+        return (Call("pd_syncthreads"), Alloc("stage", "float32", size, "shared", body))
+
+    def ring(self, body: Body) -> Body:
+        """The pipelined loop in its shared memory."""
+        body = pipeline(body, "b_k", self.tile.stages, split_copies)
+        for c in self.copies:
+            body = (Alloc(c.name, c.dtype, V(c.elements * self.tile.stages), "shared", body),)
+        return body
+
+    # -- the whole kernel ----------------------------------------------------------------------------------------
+
+    def build(self) -> tuple[CudaKernel, ...]:
+        """The kernel, with indices of both widths."""
+        t, (m, n, k) = self.tile, self.tile.shape
+        split = self.of.shares != ONE
+        tiled = gpu_contract_tree(self.group, self.roles, t.instruction == "mma", split)
+        self.coordinates = tiled.coordinates()
+        body = mark_parallel(generate(tiled), tiled.coincident)
+        loads = (t.wm // 16, t.wn // 16) if t.instruction == "mma" else self.frag
+        sizes = {"F_i": self.frag[0], "F_j": self.frag[1], "F_k": t.bk // k, "G_i": loads[0], "G_j": loads[1]}
+        sizes |= {"E_s": t.wn // SLAB, "E_f": SLAB // 8}
+        sizes |= {"W_i": t.bm // t.wm, "W_j": t.bn // t.wn, "P_i": m, "P_j": n, "P_k": k}
+        counts = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn), "B_k": self.of.K.ceildiv(t.bk)}
+        if split:
+            counts["B_s"] = self.of.shares
+            body = balance(body, "b_k", counts["B_k"], self.of.shares, "b_s")
+        body = consume(body, "copy", self.copy)
+        body = consume(body, "pipeline", self.ring)
+        body = bind(body, {**sizes, **counts})
+        unit = V("warp") if t.instruction == "mma" else V("tid")
+        body = assign(body, {"w_i": unit // (t.bn // t.wn), "w_j": unit % (t.bn // t.wn)})
+        body = consume(body, "instruction", self.instruction)
+        body = consume(consume(body, "store", self.store), "epilogue", self.epilogue)
+        body = consume(body, "multiply", lambda b: b)
+        steps = {"f_k": "unroll2"} if t.instruction == "fma" else {}  # more would keep too many operands in registers
+        body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
+        body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
+        body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
+        return self._kernels(fold(body), count)
+
+    def _table(self) -> dict[str, Lowering]:
+        table: dict[str, Lowering] = {
+            "INIT": self.init,
+            "FRAG_A": lambda a: self.fragment(0, a),
+            "FRAG_B": lambda a: self.fragment(1, a),
+            "ACC": self.accumulate,
+            "STAGE": self.stage,
+        }
+        return table | {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.of.epilogues)}
+
+    def _allocate(self, body: Body) -> Body:
+        tensor = self.tile.instruction == "mma"
+        fi, fj = self.frag
+        registers = ((self.acc, "float32", fi * fj * (4 if tensor else 1)),
+                     (self.frags[0], "uint32" if tensor else "float32", fi * (4 if tensor else 1)),
+                     (self.frags[1], "uint32" if tensor else "float32", fj * (2 if tensor else 1)))  # fmt: skip
+        for name, dtype, size in registers:
+            body = (Alloc(name, dtype, V(size), "register", body),)
+        return body
+
+    def _kernels(self, body: Body, count: Index) -> tuple[CudaKernel, ...]:
+        t, of = self.tile, self.of
+        version = "split_" * (of.shares != ONE)
+        version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
+        version += "_wide" * (max(map(self.vector, of.epilogues)) > 1)
+        # many narrow copies need more registers than two blocks of the largest tile leave
+        blocks = t.blocks if min(c.bytes for c in self.copies) >= 8 else max(1, t.blocks // 2)
+        wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.wanted)))
+        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
+        known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "b_s": of.shares, "block": rows * columns}
+        known |= {"strip": rows + RASTER, "strip_rows": RASTER, "task": count}
+        known |= {x: self.extents[x] for x in self.roles.batch}
+        symbols = self.group.params
+        kernel = CudaKernel(f"{of.name}_{version}", "", (), symbols, t.threads, count, ZERO, version, wide)
+        return emit(kernel, body, self.group.arrays, known, blocks)
+
+
+def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:
+    """Operands that were stored in 16 bits and only widened: tensor cores multiply them exactly into float32."""
+    inner = [v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == "float32" else v for v in pair]
+    same = inner[0].dtype == inner[1].dtype and inner[0].dtype in HALF
+    return (inner[0], inner[1]) if same else pair
+
+
+def split_copies(body: Body) -> tuple[Body, Body]:
+    """(copies, uses) of a k tile."""
+    uses = tuple(n for n in body if isinstance(n, Mark) and n.name == "multiply")
+    return tuple(n for n in body if n not in uses), uses

@@ -1,0 +1,246 @@
+"""Products on sm_90a: wgmma from shared memory, fed by TMA through a ring of mbarriers, warp-specialised.
+
+One warpgroup produces: a single thread waits until a slot of the ring is empty and lets TMA fill it, tails with zeros.
+The others consume: a warpgroup's whole step of the reduction is one group of asynchronous instructions on 64 rows; a
+slot is released when the group after it has been issued and its own has retired. Tensor maps carry extents and pitches,
+so one kernel serves every shape whose pitches are multiples of 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from polydyn.codegen.cuda_emit import emit
+from polydyn.codegen.cuda_kernel import CudaKernel, TensorMapOf
+from polydyn.codegen.cuda_product import LANE, SLAB, STAGED, UNROLLED, CudaTile, ProductGroup, TiledProduct
+from polydyn.codegen.ir import (
+    Alloc,
+    Apply,
+    Body,
+    Call,
+    Compare,
+    For,
+    Inst,
+    Parameter,
+    Pointer,
+    consume,
+    substitute,
+    walk,
+)  # fmt: skip
+from polydyn.codegen.isl_ast import generate
+from polydyn.codegen.lower import Lowering, lower
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.gpu import WARP, assign, rasterise, specialise, unrolled
+from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.passes.widen import multiples
+from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.schedules.expr import FromIndex, Load, Value
+from polydyn.schedules.gpu_tiling import gpu_wgmma_tree
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
+from polydyn.schedules.model import Group
+
+V = Index.of
+WARPGROUP, ROWS, STEP = 128, 64, 64
+"""Threads of a warpgroup, rows of its instruction, steps of the reduction in a tile: 128 bytes of 16-bit elements."""
+CONSUMERS = 2
+PANEL = 64
+"""Columns of a panel, when the column operand is contiguous along them."""
+TILES = ((256, 4), (128, 4))
+"""Columns of a block and slots of the ring."""
+RASTER = 8
+ALIGN = 8
+"""Elements: pitches and bases of tensor maps are multiples of 16 bytes."""
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """An operand behind a tensor map: ``along_k`` says which side is contiguous, ``outer`` the batch iterators."""
+
+    buffer: str
+    dtype: str
+    along_k: bool
+    offset: Index
+    pitch: Index
+    outer: tuple[tuple[str, Index], ...]
+    wanted: tuple[tuple[Index, int], ...]
+
+
+def wgmma_versions(product: ProductGroup) -> list[CudaKernel]:
+    """The versions for sm_90a, largest tile first; none when an operand cannot be reached by TMA."""
+    r = product.roles
+    if product.dtype not in HALF or r.inner or product.shares != ONE:
+        return []
+    a = _mapped(product.group, product.values[0], r.row, r.block, r.batch)
+    b = _mapped(product.group, product.values[1], r.col, r.block, r.batch)
+    if a is None or b is None or not a.along_k:
+        return []
+    n = product.N.constant
+    tiles = [t for t in TILES if n is None or 2 * n > t[0] or t is TILES[-1]]
+    made = [k for t in tiles for wide in (True, False) for k in _Version(product, (a, b), *t, wide).build()]
+    return [k for i, k in enumerate(made) if not any(_alike(k, e) for e in made[:i])]
+
+
+def _alike(k: CudaKernel, earlier: CudaKernel) -> bool:
+    """Whether the earlier one may be launched wherever this one may, with the same tile and width of indices."""
+    same = k.version.split("_")[:2] == earlier.version.split("_")[:2]
+    long = [x.name.endswith("_long") for x in (k, earlier)]
+    return same and long[0] == long[1] and set(earlier.multiples) <= set(k.multiples)
+
+
+def _mapped(group: Group, v: Value, own: str, k: str, batch: tuple[str, ...]) -> _Mapped | None:
+    """How TMA reaches an operand; None when its address is not linear with aligned pitches."""
+    if not isinstance(v, Load):
+        return None
+    rest = group.arrays[v.buffer].address(v.index)
+    strides: dict[str, Index] = {}
+    for x in (own, k, *batch):
+        strides[x], rest = rest.split(x)
+    iterators = {own, k, *batch}
+    if any(i.symbols() & iterators for i in (rest, *strides.values())) or not rest.is_polynomial:
+        return None
+    along_k = strides[k] == ONE
+    if not along_k and strides[own] != ONE:
+        return None
+    pitch = strides[own] if along_k else strides[k]
+    outer = tuple((x, strides[x]) for x in batch if strides[x] != ZERO)
+    if len(outer) > 2 or pitch == ZERO:
+        return None
+    wanted: dict[tuple[Index, int], None] = {}
+    for i in (rest, pitch, *(s for _, s in outer)):
+        need = multiples(i, ALIGN, ())
+        if need is None:
+            return None
+        wanted |= dict.fromkeys(need)
+    return _Mapped(v.buffer, v.dtype, along_k, rest, pitch, outer, tuple(wanted))
+
+
+class _Version:
+    """One tile; ``wide``: epilogues store 16 bytes at once."""
+
+    def __init__(
+        self, of: ProductGroup, maps: tuple[_Mapped, _Mapped], columns: int, stages: int, wide: bool
+    ) -> None:
+        self.of, self.maps, self.columns, self.stages = of, maps, columns, stages
+        self.group, self.roles = of.group, of.roles
+        rows = CONSUMERS * ROWS
+        self.tile = CudaTile("mma", rows, columns, STEP, STAGED, columns, stages)
+        self.product = TiledProduct(of, self.tile, 16, wide)
+        self.product.unit = V("warp") - WARPGROUP // WARP
+
+    def build(self) -> tuple[CudaKernel, ...]:
+        """The kernel, with indices of both widths."""
+        of, t = self.of, self.tile
+        tiled = gpu_wgmma_tree(self.group, self.roles)
+        self.coordinates = self.product.coordinates = tiled.coordinates()
+        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
+        sizes: dict[str, IndexLike] = {"B_i": rows, "B_j": columns, "W_i": t.bm // STAGED, "G_i": CONSUMERS}
+        sizes |= {"F_j": self.columns // 8, "F_k": STEP // 16, "E_s": self.columns // SLAB, "E_f": SLAB // 8}
+        sizes |= {"S_j": 1 if self.maps[1].along_k else self.columns // PANEL, "B_k": of.K.ceildiv(STEP)}
+        body = mark_parallel(generate(tiled), tiled.coincident)
+        body = consume(body, "instruction", self.instruction)
+        body = consume(substitute(body, sizes), "roles", self.specialised)
+        unit = V("warp") - WARPGROUP // WARP
+        body = assign(fold(body), {"w_i": unit, "g_i": V("tid") // WARPGROUP - 1})
+        body = consume(consume(body, "store", self.product.store), "epilogue", self.epilogue)
+        body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED)
+        body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
+        body = bind(body, {"begin": "bid", "end": V("bid") + 1})
+        body = (Alloc("acc", "float32", V(self.columns // 2), "register", body),)
+        return self._kernels(fold(body), count)
+
+    def _kernels(self, body: Body, count: Index) -> tuple[CudaKernel, ...]:
+        of, t = self.of, self.tile
+        version = f"wgmma_{t.bm}x{t.bn}x{t.bk}_{self.stages}"
+        version += "_wide" * (max(map(self.product.vector, of.epilogues)) > 1)
+        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
+        known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "block": rows * columns, "task": count}
+        known |= {"strip": rows + RASTER, "strip_rows": RASTER, **{x: of.extents[x] for x in self.roles.batch}}
+        wanted = (*(w for m in self.maps for w in m.wanted), *self.product.wanted)
+        kernel = CudaKernel(
+            f"{of.name}_{version}", "", (), self.group.params, (CONSUMERS + 1) * WARPGROUP, count, ZERO, version,
+            tuple(dict.fromkeys(wanted)), conditions=(Compare(">=", of.K, ONE),), maps=self._tensor_maps(),
+            arch="sm_90a",
+        )  # fmt: skip
+        return emit(kernel, body, self.group.arrays, known)
+
+    def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
+        of, out = self.of, []
+        for name, m, whole, tile in (("map_a", self.maps[0], of.M, self.tile.bm),
+                                     ("map_b", self.maps[1], of.N, self.columns)):  # fmt: skip
+            inner = (of.K, whole) if m.along_k else (whole, of.K)
+            box = (STEP, tile) if m.along_k else (PANEL, STEP)
+            dims = (*inner, *(of.extents[x] for x, _ in m.outer))
+            strides = (m.pitch, *(s for _, s in m.outer))
+            out.append(TensorMapOf(name, m.buffer, m.dtype, m.offset, dims, strides, (*box, *[1] * len(m.outer))))
+        return tuple(out)
+
+    # -- marks ---------------------------------------------------------------------------------------------------
+
+    def specialised(self, body: Body) -> Body:
+        """Producer and consumers of the ring."""
+        elements = (self.tile.bm * STEP, self.columns * STEP)
+        body = specialise(body, "b_k", self.stages, CONSUMERS, sum(elements) * 2)
+        for name, size in zip(("tile_b", "tile_a"), reversed(elements), strict=True):
+            body = (Alloc(name, self.of.dtype, V(size * self.stages), "shared", body),)
+        return body
+
+    def instruction(self, body: Body) -> Body:
+        """Tensorization: a warpgroup's step of the reduction is one asynchronous group; elsewhere a lane's points."""
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        points = [n.var for n in walk(body) if isinstance(n, For)]
+        if inst.statement == "ACC":
+            return substitute((inst,), dict.fromkeys(points, ZERO))
+        half, pair = V("row_half"), V("column_of_pair")
+        leaf = substitute((inst,), {points[0]: LANE // 4 + half * 8, points[1]: LANE % 4 * 2 + pair})
+        if inst.statement == "STAGE":  # both columns move at once
+            return (For("row_half", ZERO, V(2), substitute(leaf, {"column_of_pair": 0})),)
+        return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
+
+    def epilogue(self, body: Body) -> Body:
+        """The warps' places for staged rows."""
+        size = CONSUMERS * WARPGROUP // WARP * STAGED * SLAB
+        return (Alloc("stage", "float32", V(size), "shared", body),)
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def _table(self) -> dict[str, Lowering]:
+        return {
+            "INIT": lambda a: self.product.init({"f_i": ZERO, **a}),
+            "COPY_A": partial(self.copy, 0),
+            "COPY_B": partial(self.copy, 1),
+            "ACC": self.accumulate,
+            "STAGE": self.product.stage,
+        }
+
+    def _slot(self, which: int, a: Mapping[str, Index], more: IndexLike = 0) -> Pointer:
+        """An element of the current slot of an operand's ring."""
+        size = (self.tile.bm if which == 0 else self.columns) * STEP
+        return Pointer(self.of.dtype, "tile_" + "ab"[which], a["b_k"] % self.stages * size + more)
+
+    def copy(self, which: int, a: Mapping[str, Index]) -> Body:
+        """One box of an operand (a panel of it, when it is contiguous along its columns)."""
+        m, panel = self.maps[which], a.get("s_j", ZERO)
+        own = a["b_i"] * self.tile.bm if which == 0 else a["b_j"] * self.columns + panel * PANEL
+        inner = (a["b_k"] * STEP, own) if m.along_k else (own, a["b_k"] * STEP)
+        at = (*inner, *(a[x] for x, _ in m.outer))
+        bar = Pointer("uint64", "full", a["b_k"] % self.stages)
+        place = self._slot(which, a, panel * (PANEL * STEP))
+        coordinates = (FromIndex("int32", i) for i in at)
+        function = f"pd_tma_load_{len(at)}d"
+        return (Call(function, (place, Parameter("uint64", "map_" + "ab"[which]), *coordinates, bar)),)
+
+    def accumulate(self, a: Mapping[str, Index]) -> Body:
+        """Four instructions of 16 steps."""
+        kind = "f16" if self.of.dtype == "float16" else "bf16"
+        along_k, k = self.maps[1].along_k, V("f_k")
+        rows = Apply("uint64", "pd_desc_k", (self._slot(0, a, a["g_i"] * (ROWS * STEP) + k * 16),))
+        if along_k:
+            columns = Apply("uint64", "pd_desc_k", (self._slot(1, a, k * 16),))
+        else:
+            panel = FromIndex("int32", V(PANEL * STEP * 2))
+            columns = Apply("uint64", "pd_desc_mn", (self._slot(1, a, k * (16 * PANEL)), panel))
+        function = f"pd_wgmma_m64n{self.columns}k16_{kind}<{int(not along_k)}>"
+        args = (Pointer("float32", "acc", ZERO), rows, columns, FromIndex("int32", ONE))
+        return (For("f_k", ZERO, V(STEP // 16), (Call(function, args),), "unroll"),)

@@ -1,0 +1,106 @@
+"""When 32-bit index arithmetic is enough: a bound of every integer that a kernel computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import lcm
+
+from polydyn.codegen.ir import Body, Compare, For, Let, bodies, node_indices
+from polydyn.schedules.index import ZERO, Atom, Index
+from polydyn.schedules.ranges import is_nonnegative
+
+LIMIT = 2**31 - 1
+MOST_THREADS = 1024
+Bound = tuple[Index, int]
+"""A polynomial with non-negative coefficients, and what it is divided by."""
+
+
+class _UnknownValueError(Exception):
+    """A value read from memory: nothing is known about it."""
+
+
+def narrow_conditions(body: Body, known: Mapping[str, Index]) -> tuple[Compare, ...] | None:
+    """What must hold for all index arithmetic of a body to stay below 2**31; None when that cannot be said.
+
+    ``known``: upper bounds of names over the parameters: of the thread symbols, and of names bound inside (block and
+    tile numbers) whose own arithmetic the caller answers for. Every sum is bounded by the sum of the absolute values of
+    its terms, so partial results are too, in any order.
+    """
+    bounds = _Bounds(known)
+    try:
+        bounds.visit(body, bounds.known)
+    except _UnknownValueError:
+        return None
+    found = dict.fromkeys(_ceiling(b) for b in bounds.found)
+    if any((b.constant or 0) > LIMIT for b in found):
+        return None
+    symbolic = [b for b in found if b.constant is None]
+    most = [b for b in symbolic if not any(_covers(o, b) for o in symbolic if o != b)]
+    return tuple(Compare("<=", b, Index.of(LIMIT)) for b in most)
+
+
+def _ceiling(b: Bound) -> Index:
+    return Index({m: -(-c // b[1]) for m, c in b[0].terms.items()})
+
+
+def _covers(a: Index, b: Index) -> bool:
+    return all(a.terms.get(m, 0) >= c for m, c in b.terms.items())
+
+
+class _Bounds:
+    def __init__(self, known: Mapping[str, Index]) -> None:
+        self.found: dict[Bound, None] = {}
+        self.known = {n: self.of(i, {}) for n, i in known.items()}
+
+    def visit(self, body: Body, env: Mapping[str, Bound]) -> None:
+        for n in body:
+            inner = env
+            if isinstance(n, Let) and n.var in self.known:
+                self.visit(n.body, env)
+                continue
+            for i in node_indices(n):
+                self.of(i, env)
+            if isinstance(n, For):  # dealt loops step over their end
+                step = MOST_THREADS if n.kind in ("warp", "block") else 0
+                inner = {**env, n.var: self.known.get(n.var) or self.of(n.hi + step, env)}
+            elif isinstance(n, Let):
+                inner = {**env, n.var: self.of(n.value, env)}
+            for b in bodies(n):
+                self.visit(b, inner)
+
+    def of(self, i: Index, env: Mapping[str, Bound]) -> Bound:
+        """The bound of an expression; it and those of its parts are found."""
+        terms: list[Bound] = []
+        for m, c in i.terms.items():
+            term, by = Index.of(abs(c)), 1
+            for a in m:
+                bound, divisor = env.get(a, (Index.of(a), 1)) if isinstance(a, str) else self._atom(a, env)
+                term, by = term * bound, by * divisor
+            terms.append((term, by))
+        out = _sum(terms)
+        self.found[out] = None
+        return out
+
+    def _atom(self, a: Atom, env: Mapping[str, Bound]) -> Bound:
+        if a.kind == "fetch":
+            raise _UnknownValueError
+        bounds = [self.of(x, env) for x in a.args]
+        if a.kind == "floordiv":
+            return bounds[0][0], bounds[0][1] * (a.args[1].constant or 1)
+        fixed = [x.constant for x in a.args if x.constant is not None]
+        if a.kind == "min" and fixed and min(fixed) >= 0 and all(map(_nonnegative, a.args)):
+            return Index.of(min(fixed)), 1
+        return _sum(bounds)
+
+
+def _sum(bounds: list[Bound]) -> Bound:
+    whole = lcm(*(by for _, by in bounds))
+    return sum((t * (whole // by) for t, by in bounds), ZERO), whole
+
+
+def _nonnegative(i: Index) -> bool:
+    if is_nonnegative(i):
+        return True
+    (a, *more) = i.atoms() or ("",)
+    clamped = isinstance(a, Atom) and not more and i == Index({(a,): 1}) and a.kind == "max"
+    return clamped and isinstance(a, Atom) and any(x.constant is not None and int(x) >= 0 for x in a.args)

@@ -1,0 +1,194 @@
+"""Attention as one CUDA kernel with online softmax, on the strict emulation against numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from cuda_groups import plan_of, with_bugs
+from onnx import helper
+
+from benchmarks.gpu.emulated import first_fit, placed, run
+from polydyn.errors import ScheduleError
+from polydyn.fusion.attention import fuse_attention
+from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu.compiler import compile_cuda, find_nvcc
+from polydyn.gpu.errors import DeviceError
+from polydyn.lowering.attention import lower_attention
+from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
+from polydyn.schedules.expr import Op, op
+from polydyn.schedules.online_softmax import softmax_logit
+
+node = helper.make_node
+Array = np.ndarray[Any, Any]
+
+
+def attention(
+    dtype: str = "float16", depth: int = 64, width: int = 64, heads: int = 2, groups: int = 1, transposed: bool = False
+) -> FusionPlan:
+    """softmax(q k' / 8 + mask) v with ``heads`` heads, ``groups`` of them on one key; keys perhaps as (depth, T)."""
+    kv = heads // groups
+    nodes = []
+    for x in ("k", "v"):
+        if groups > 1:  # (B, kv, T, d) -> (B, kv, groups, T, d) -> (B, heads, T, d)
+            d = depth if x == "k" else width
+            shape = [0, kv, 1, -1, d], [1, 1, groups, 1, 1], [0, heads, -1, d]
+            names = [f"{x}{n}" for n in ("one", "many", "all")]
+            nodes += [node("Constant", [], [n], value_ints=s) for n, s in zip(names, shape, strict=True)]
+            nodes += [node("Reshape", [x, names[0]], [f"{x}5"]), node("Expand", [f"{x}5", names[1]], [f"{x}e"]),
+                      node("Reshape", [f"{x}e", names[2]], [f"{x}h"])]  # fmt: skip
+        else:
+            nodes.append(node("Identity", [x], [f"{x}h"]))
+    if not transposed:
+        nodes.append(node("Transpose", ["kh"], ["kt"], perm=[0, 1, 3, 2]))
+    nodes += [
+        node("MatMul", ["q", "kh" if transposed else "kt"], ["s"]), node("Mul", ["s", "c"], ["t"]),
+        node("Add", ["t", "m"], ["u"]), node("Softmax", ["u"], ["w"], axis=-1), node("MatMul", ["w", "vh"], ["y"]),
+    ]  # fmt: skip
+    kind = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}[dtype]
+    shapes = {
+        "q": ("B", heads, "L", depth), "k": ("B", kv, depth, "T") if transposed else ("B", kv, "T", depth),
+        "v": ("B", kv, "T", width), "m": ("B", 1, "L", "T"),
+    }  # fmt: skip
+    return fuse_attention(plan_of(nodes, shapes, ["y"], {"c": np.array(0.125, kind)}, dtype))
+
+
+def case(
+    plan: FusionPlan, length: int, keys: int, mask: str = "none", batch: int = 1
+) -> tuple[dict[str, Array], Array]:
+    """Inputs and the expected output; masks: ``none``, -inf above a diagonal, in row 0, before the last two keys."""
+    rng = np.random.default_rng(length * 1009 + keys)
+    dims = {"B": batch, "L": length, "T": keys}
+    kind = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+    feeds = {}
+    for n in ("q", "k", "v", "m"):
+        t = plan.graph.tensors[n]
+        feeds[n] = rng.standard_normal([i.evaluate(dims) for i in t.shape]).astype(kind[t.dtype])
+    rows, columns = np.indices((length, keys))
+    if mask == "causal":
+        feeds["m"][..., columns > rows + 3] = -np.inf
+    if mask == "row":
+        feeds["m"][..., rows == 0] = -np.inf
+    if mask == "late":
+        feeds["m"][..., columns < keys - 2] = -np.inf
+    q, k, v, m = (feeds[n].astype(np.float64) for n in ("q", "k", "v", "m"))
+    heads = q.shape[1]
+    k = k if k.shape[-1] == q.shape[-1] and k.shape[-2] == keys else k.swapaxes(-1, -2)
+    k, v = (np.repeat(x, heads // x.shape[1], axis=1) for x in (k, v))
+    with np.errstate(invalid="ignore"):
+        s = q @ k.swapaxes(-1, -2) * 0.125 + m
+        e = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf))
+        return feeds, (e / e.sum(-1, keepdims=True)) @ v
+
+
+def right(
+    plan: FusionPlan, kernels: tuple[PlacedCuda, ...], *of: Any, tolerance: float = 4e-3, choose: Any = first_fit
+) -> None:
+    """Both orders of warps give the reference, and the same bits."""
+    feeds, want = case(plan, *of)
+    results = []
+    for reverse in (False, True):
+        got, (count,) = run(plan, feeds, choose, kernels, reverse)
+        y = got["y"].astype(np.float64)
+        assert (np.isnan(y) == np.isnan(want)).all(), of
+        assert np.abs(np.nan_to_num(y) - np.nan_to_num(want)).max(initial=0) <= tolerance, of
+        assert count.ldmatrix_conflicts == count.shared_conflicts == 0, of
+        results.append(got["y"].view(np.uint16))
+    assert (results[0] == results[1]).all()
+
+
+def test_every_length_and_mask() -> None:
+    plan = attention()
+    kernels = placed(plan)
+    (p,) = kernels
+    assert p.versions[0].version == "attention_64x64x64_16_16_16_wide" and len(p.versions) == 2, "32 and 64 bits"
+    for length, keys, mask in (
+        (1, 1, "none"), (7, 31, "causal"), (63, 65, "none"), (64, 64, "causal"), (65, 63, "row"), (3, 200, "late"),
+        (130, 197, "causal"), (5, 129, "row"),
+    ):  # fmt: skip
+        right(plan, kernels, length, keys, mask, 2 if length < 8 else 1)
+
+
+def test_rows_without_keys_are_zero() -> None:
+    plan = attention()
+    feeds, _ = case(plan, 5, 0)
+    got, _ = run(plan, feeds)
+    assert (got["y"] == 0).all() and got["y"].shape == (1, 2, 5, 64)
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "heads", "groups", "transposed", "dtype"),
+    [(64, 64, 4, 2, False, "float16"), (40, 16, 1, 1, False, "float16"), (128, 128, 1, 1, False, "bfloat16"),
+     (32, 64, 2, 1, True, "float16"), (15, 9, 1, 1, False, "float16")],
+)  # fmt: skip
+def test_head_sizes_groups_and_layouts(
+    depth: int, width: int, heads: int, groups: int, transposed: bool, dtype: str
+) -> None:
+    plan = attention(dtype, depth, width, heads, groups, transposed)
+    kernels = placed(plan)
+    assert len(kernels) == 1
+    for length, keys in ((3, 72), (65, 67)):
+        right(plan, kernels, length, keys, "causal", tolerance=3e-2 if dtype == "bfloat16" else 4e-3)
+
+
+BUGS = {
+    "sums not scaled to the new maximum": ("total[row_half] * scale", "total[row_half] * 1.0f"),
+    "values not scaled to the new maximum": ("* scale);\n        }", "* 1.0f);\n        }"),
+    "lanes of a row disagree": ("peak = pd_max(peak, pd_shfl_xor(peak, ((int32_t)2LL)));", ""),
+    "-inf minus -inf": ("(peak == top[row_half]) ? 1.0f : pd_exp", "false ? 1.0f : pd_exp"),
+    "keys beyond the last": ("} else {\n            acc1[(column_of", "} else {\n            acc2[(column_of"),
+    "next keys over those in use": ("pd_cp_async_wait<0>();\n    pd_syncthreads();", "pd_cp_async_wait<0>();"),
+    "weights in the wrong order": ("pd_pack_f16x2(acc1[(8*f_k2 + 2)]", "pd_pack_f16x2(acc1[(8*f_k2 + 4)]"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def broken() -> tuple[FusionPlan, PlacedCuda]:
+    plan = attention()
+    (p,) = placed(plan)
+    return plan, replace(p, versions=with_bugs(p.versions[0], BUGS))
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedCuda]) -> None:
+    plan, p = broken
+    caught = 0
+    for mask in ("late", "none"):
+        try:
+            right(plan, (p,), 17, 131, mask, choose=lambda p, env: p.versions[list(BUGS).index(bug)])
+        except (AssertionError, DeviceError):
+            caught += 1
+    assert caught
+
+
+def test_what_is_no_softmax_stays_in_parts() -> None:
+    plan = attention("float32")
+    builder = CudaBuilder(plan)
+    assert len([p for g in plan.groups for p in builder.place(g)]) == 3
+    assert "an attention of float32 on tensor cores" in builder.notes[0]
+    form = lower_attention(attention(), attention().groups[0])
+    assert form is not None
+    rows = form.parts.rows
+    softmax_logit(rows, form.parts.row_prefix, "j")
+    last = next(s for s in rows.statements if s.array == "weights")
+    squared = replace(last, value=op("mul", last.value, last.value))
+    other = replace(rows, statements=tuple(squared if s is last else s for s in rows.statements))
+    with pytest.raises(ScheduleError, match="the weights are not exp"):
+        softmax_logit(other, form.parts.row_prefix, "j")
+    half = next(s for s in rows.statements if isinstance(s.value, Op) and s.value.name == "exp")
+    twice = replace(half, value=op("exp", op("add", half.value.args[0], half.value.args[0])))  # type: ignore[attr-defined]
+    other = replace(rows, statements=tuple(twice if s is half else s for s in rows.statements))
+    with pytest.raises(ScheduleError, match="the sum of the rows is not that"):
+        softmax_logit(other, form.parts.row_prefix, "j")
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+@pytest.mark.parametrize("depth", [64, 128])
+def test_attention_compiles_without_spills(depth: int) -> None:
+    (p,) = placed(attention("float16", depth, depth))
+    for arch in ("sm_80", "sm_90a"):
+        use = compile_cuda(p.versions[0].text, arch).kernels[p.versions[0].name]
+        assert use.spill_stores == use.spill_loads == 0

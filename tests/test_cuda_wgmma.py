@@ -1,0 +1,142 @@
+"""Generated wgmma kernels with TMA and an mbarrier ring, on the strict emulation against numpy."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from cuda_groups import plan_of, with_bugs
+from onnx import helper
+
+from benchmarks.gpu.emulated import ARCH, first_fit, params_of, placed, run
+from polydyn.codegen.cuda_emit import LONG
+from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu.compiler import compile_cuda, find_nvcc
+from polydyn.gpu.errors import DeviceError
+from polydyn.lowering.cuda import PlacedCuda
+
+node = helper.make_node
+Array = np.ndarray[Any, Any]
+KIND = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def product(dtype: str, trans_b: bool, batched: bool = False) -> FusionPlan:
+    """relu(A B + bias) + residual."""
+    head = ("B",) if batched else ()
+    nodes = [
+        *([node("Transpose", ["w"], ["t"], perm=[0, 2, 1] if batched else [1, 0])] if trans_b else []),
+        node("MatMul", ["x", "t" if trans_b else "w"], ["p"]), node("Add", ["p", "b"], ["q"]),
+        node("Relu", ["q"], ["a"]), node("Add", ["a", "r"], ["y"]),
+    ]  # fmt: skip
+    w = (*head, "N", "K") if trans_b else (*head, "K", "N")
+    shapes = {"x": (*head, "M", "K"), "w": w, "b": ("N",), "r": (*head, "M", "N")}
+    return plan_of(nodes, shapes, ["y"], dtype=dtype)
+
+
+def case(dtype: str, trans_b: bool, m: int, n: int, k: int, batch: int = 0) -> tuple[dict[str, Array], Array]:
+    rng = np.random.default_rng(m + n * 7 + k)
+    head = (batch,) if batch else ()
+    shapes = ((*head, m, k), (*head, k, n), (n,), (*head, m, n))
+    x, w, b, r = (rng.standard_normal(s).astype(KIND[dtype]) for s in shapes)
+    want = np.maximum(x.astype(np.float64) @ w.astype(np.float64) + b.astype(np.float64), 0) + r.astype(np.float64)
+    return {"x": x, "w": w.swapaxes(-1, -2).copy() if trans_b else w, "b": b, "r": r}, want
+
+
+def hopper(p: PlacedCuda, word: str = "wgmma") -> CudaKernel:
+    return next(k for k in p.versions if k.version.startswith(word))
+
+
+def right(plan: FusionPlan, k: CudaKernel, p: PlacedCuda, feeds: dict[str, Array], want: Array) -> bool:
+    """Both orders give the reference, the same bits, and no bank conflicts."""
+    got = [run(plan, feeds, lambda p, env: k, (p,), reverse) for reverse in (False, True)]
+    tolerance = 2e-3 if feeds["x"].dtype == np.float16 else 2e-2
+    error = np.abs(got[0][0]["y"].astype(np.float64) - want).max(initial=0)
+    same = (got[0][0]["y"].view(np.uint16) == got[1][0]["y"].view(np.uint16)).all()
+    near = bool(error <= tolerance * max(1.0, np.abs(want).max()))
+    counts = got[0][1][0]
+    return near and bool(same) and counts.shared_conflicts == 0 and counts.wgmma > 0
+
+
+@pytest.mark.parametrize(("dtype", "trans_b"), [("float16", False), ("float16", True), ("bfloat16", False)])
+def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
+    plan = product(dtype, trans_b)
+    (p,) = placed(plan, ARCH)
+    names = [k.version for k in p.versions if k.arch == "sm_90a" and not k.version.endswith(LONG)]
+    assert [n for n in names if n.endswith("wide")] == ["wgmma_128x256x64_4_wide", "wgmma_128x128x64_4_wide"]
+    short = replace(p, versions=tuple(k for k in p.versions if k.version in names))
+    for shape in ((1, 8, 8), (131, 80, 456), (129, 264, 72)):
+        feeds, want = case(dtype, trans_b, *shape)
+        for name in names:
+            k = next(k for k in p.versions if k.version == name)
+            if k.fits(params_of(p, dict(zip("MNK", shape, strict=True))), 227 * 1024, 132, "sm_90a"):
+                assert right(plan, k, short, feeds, want), (name, shape)
+
+
+def test_batched_and_odd_columns() -> None:
+    plan = product("float16", False, True)
+    (p,) = placed(plan, ARCH)
+    feeds, want = case("float16", False, 70, 72, 136, 3)
+    k = hopper(p)
+    assert len(k.maps[0].dims) == 3 and right(plan, k, p, feeds, want)
+    plan = product("float16", True)
+    (p,) = placed(plan, ARCH)
+    feeds, want = case("float16", True, 65, 77, 264)  # rows of the result are not aligned, operands are
+    assert right(plan, next(k for k in p.versions if k.version == "wgmma_128x128x64_4"), p, feeds, want)
+
+
+def test_only_where_the_device_and_the_pitches_allow_it() -> None:
+    (p,) = placed(product("float16", False), ARCH)
+    dims = {"M": 4096, "N": 4096, "K": 4096}
+    assert first_fit(p, params_of(p, dims)).version.startswith("mma")
+    assert first_fit(p, params_of(p, dims), "sm_90a").version == "wgmma_128x256x64_4_wide"
+    assert not hopper(p).fits(params_of(p, dims), 99 * 1024, 132, "sm_90a"), "a ring of 192 KB"
+    for other in ({"N": 4095}, {"K": 4092}, {"K": 0}):
+        assert first_fit(p, params_of(p, {**dims, **other}), "sm_90a").version.startswith("mma")
+
+
+BUGS = {
+    "expects too few bytes": ("((int32_t)32768)", "((int32_t)24576)"),
+    "consumers' parity": ("((int32_t)((b_k/4) + (-2)*(b_k/8)))", "((int32_t)(1 - (b_k/4) + 2*(b_k/8)))"),
+    "producer does not wait": ("pd_mbar_wait((uint64_t *)(smem + 131104", "(void)((uint64_t *)(smem + 131104"),
+    "slot released too early": ("(b_k + (-4)*((b_k + 3)/4) + 3)", "(b_k + (-4)*(b_k/4))"),
+    "wait too weak": ("pd_wgmma_wait<1>();", "pd_wgmma_wait<2>();"),
+    "no final wait": ("      pd_wgmma_wait<0>();\n", ""),
+    "no fence before the group": ("pd_wgmma_fence();", ""),
+    "no barrier after init": ("  pd_syncthreads();\n  if (tid < 128)", "  if (tid < 128)"),
+    "the other warpgroup's rows": ("4096*(tid/128)", "0*(tid/128)"),
+    "panels of B": ("((int32_t)8192))", "((int32_t)4096))"),
+    "rows of another warp": ("(sum + 4, smem + 131136 + ((512*warp", "(sum + 4, smem + 131136 + ((512*(warp^1)"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def broken() -> tuple[FusionPlan, PlacedCuda]:
+    plan = product("float16", False)
+    (p,) = placed(plan, ARCH)
+    return plan, replace(p, versions=with_bugs(hopper(p, "wgmma_128x128x64_4_wide"), BUGS))
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedCuda]) -> None:
+    plan, p = broken
+    feeds, want = case("float16", False, 131, 72, 456)
+    with contextlib.suppress(DeviceError):
+        assert not right(plan, p.versions[list(BUGS).index(bug)], p, feeds, want)
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_compiles_without_spills_and_stays_asynchronous(trans_b: bool) -> None:
+    (p,) = placed(product("float16", trans_b), ARCH)
+    for word in ("wgmma_128x256", "wgmma_128x128"):
+        k = hopper(p, word)
+        made = compile_cuda(k.text, "sm_90a")
+        use = made.kernels[k.name]
+        assert use.spill_stores == use.spill_loads == 0 and "C75" not in made.log, "serialized wgmma"
+        text = compile_cuda(k.text, "sm_90a", kind="ptx").image.decode(errors="replace")
+        assert all(w in text for w in ("wgmma.mma_async", "cp.async.bulk.tensor", "setmaxnreg", "st.global.v4"))
