@@ -138,8 +138,13 @@ class Compare:
     def decided(self) -> bool | None:
         """True or False when the difference is a constant."""
         d = (self.left - self.right).constant
-        if d is None:
-            return None
+        return None if d is None else self._relates(d)
+
+    def holds(self, env: Mapping[str, int]) -> bool:
+        """Whether it holds for these values of its symbols."""
+        return self._relates((self.left - self.right).evaluate(env))
+
+    def _relates(self, d: int) -> bool:
         return {"==": d == 0, "!=": d != 0, "<": d < 0, "<=": d <= 0, ">": d > 0, ">=": d >= 0}[self.relation]
 
 
