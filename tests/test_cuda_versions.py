@@ -15,7 +15,9 @@ from programs import B, buffers
 from polydyn.codegen.cuda_kernel import TensorMapOf
 from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.errors import InputError
-from polydyn.gpu.compiler import device_headers
+from polydyn.gpu.compiler import device_headers, find_nvcc
+from polydyn.gpu.images import ImageSource, build_images
+from polydyn.gpu.nvrtc import find_nvrtc
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
 from polydyn.program.cuda_program import CudaProgram
@@ -117,6 +119,28 @@ def test_kernels_after_share_a_workspace() -> None:
     p = program(small, split, kernels=(add("a"), add("b"), add("c")))
     assert [difference(p, b) for b in (2, 3, 100, 1, 5)] == [7, 11, 11, 7, 11]
     assert p.explain(B=3).launches[0].selection[-1] == "followed by b"
+
+
+@pytest.mark.skipif(find_nvcc() is None and find_nvrtc() is None, reason="neither nvcc nor NVRTC is installed")
+def test_kernels_for_one_architecture_are_compiled_for_it_alone() -> None:
+    kernels = [("mapped", "sm_90a"), ("a", "sm_80"), ("b", "sm_80")]
+    sources = {"mapped.cu": MAPPED, "a.cu": add("a").text, "b.cu": add("b").text} | device_headers()
+    built = build_images(kernels, sources, ("sm_89", "sm_90a"))
+    units = {n.replace("kernels_00", "") for n in built.files}
+    assert units == {"sm_89/1.cubin", "sm_90a/0.cubin", "sm_90a/1.cubin", "ptx/1.ptx"}
+    assert set(built.resources["mapped"]) == {"sm_90a"} and set(built.resources["b"]) == {"sm_89", "sm_90a"}
+
+    class Device:
+        device_name = "NVIDIA"
+
+        def __init__(self, arch: int) -> None:
+            self.arch = arch
+
+    for arch, special, image in ((89, 89, "sm_89/kernels_001.cubin"), (90, 90, "sm_90a/kernels_001.cubin"),
+                                 (80, 0, "ptx/kernels_001.ptx"), (120, 0, "ptx/kernels_001.ptx")):  # fmt: skip
+        source = ImageSource(Device(arch), kernels, built.files, sources)  # type: ignore[arg-type]
+        assert source.special == special and source.image(1) is built.files[image]
+    assert source.image(2) is source.image(1)
 
 
 def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:

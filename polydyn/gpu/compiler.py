@@ -19,13 +19,13 @@ from polydyn.codegen.device import HEADERS
 from polydyn.errors import BuildError, UnsupportedError
 from polydyn.gpu.cache import cached, content_key
 from polydyn.gpu.nvrtc import Nvrtc, find_nvrtc
+from polydyn.gpu.targets import ARCHITECTURES
 
 __all__ = [
     "ARCHITECTURES", "Compiled", "KernelUse", "compile_cuda", "compiler_version", "device_headers", "find_nvcc",
     "parse_ptxas",
 ]  # fmt: skip
 
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from polydyn.build.features import available_cores
-from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.errors import BuildError
 from polydyn.gpu.compiler import compile_cuda, compiler_version, device_headers
 from polydyn.gpu.driver import Driver
@@ -63,8 +62,8 @@ def build_images(kernels: Sequence[Kernel], sources: Mapping[str, str], archs: I
     except BuildError:
         note = f"no CUDA compiler was found: kernels for {', '.join(wanted)} are sources, compiled where they run"
         return Images({}, note=note)
-    units = _units(kernels)
-    texts = [joined(sources[f"{kernels[k][0]}.cu"] for k in u.kernels) for u in units]
+    units = _units(kernels, sources)
+    texts = [joined([sources[f"{kernels[k][0]}.cu"] for k in u.kernels]) for u in units]
     jobs = [(i, a, "cubin") for a in wanted for i, u in enumerate(units) if u.arch in (BASE, a)]
     jobs += [(i, BASE, "ptx") for i, u in enumerate(units) if u.arch == BASE]
     with ThreadPoolExecutor(available_cores()) as pool:
@@ -85,17 +84,23 @@ class _Unit(NamedTuple):
     kernels: list[int]
 
 
-def _units(kernels: Sequence[Kernel]) -> list[_Unit]:
-    units = []
-    for arch in dict.fromkeys(a for _, a in kernels):
-        own = [k for k, (_, a) in enumerate(kernels) if a == arch]
-        units += [_Unit(arch, own[i : i + BATCH]) for i in range(0, len(own), BATCH)]
-    return units
+def _units(kernels: Sequence[Kernel], sources: Mapping[str, str]) -> list[_Unit]:
+    """Kernels of one architecture that begin alike."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for k, (name, arch) in enumerate(kernels):
+        alike.setdefault((arch, _split(sources[f"{name}.cu"])[0]), []).append(k)
+    return [_Unit(arch, own[i : i + BATCH]) for (arch, _), own in alike.items() for i in range(0, len(own), BATCH)]
 
 
-def joined(texts: Iterable[str]) -> str:
-    """Kernels as one file; what each begins with comes once."""
-    return PRELUDE + "\n".join(t.removeprefix(PRELUDE) for t in texts)
+def _split(text: str) -> tuple[str, str]:
+    """What a kernel's file begins with (includes, templates), and the kernel."""
+    head, mark, rest = text.partition("PD_KERNEL(")
+    return head, mark + rest
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Kernels that begin alike as one file; what they begin with comes once."""
+    return _split(texts[0])[0] + "\n".join(_split(t)[1] for t in texts)
 
 
 def _name(folder: str, unit: int, kind: str) -> str:
@@ -119,7 +124,7 @@ class ImageSource:
             raise WrongArchitectureError(
                 f"the device is sm_{driver.arch}, kernels need {BASE}", remedy="use a newer device"
             )
-        units = list(enumerate(_units(kernels)))
+        units = list(enumerate(_units(kernels, sources)))
         self._unit = {k: i for i, u in units for k in u.kernels}
         self._found = next(
             (

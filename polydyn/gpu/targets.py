@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from polydyn.errors import UnsupportedError
-from polydyn.gpu.compiler import ARCHITECTURES
 
-__all__ = ["BASE", "CUDA_TARGETS", "EMULATED", "architectures", "is_cuda", "special_arch"]
+__all__ = [
+    "ARCHITECTURES", "BASE", "CUDA_TARGETS", "EMULATED", "architectures", "is_cuda", "special_arch",
+]  # fmt: skip
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
+"""What kernels are compiled for."""
 
 EMULATED = "emulated"
 """The architecture of the CPU libcuda: kernels are compiled for strict emulation."""
