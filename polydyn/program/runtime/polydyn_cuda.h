@@ -1,4 +1,4 @@
-/* polydyn_cuda.h: what the C interface of a program for a CUDA device has beyond polydyn.h (docs/adr/0006-cuda-runtime.md).
+/* polydyn_cuda.h: what the C interface of a program for a CUDA device has beyond polydyn.h (docs/adr/0011-cuda-runtime.md).
  *
  * The driver is opened by name, so a program needs no CUDA headers and no CUDA library to be linked or loaded:
  *
