@@ -1,6 +1,6 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
 # make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types | make bench
-# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make guards | make emulate | make models | make wheel | make clean
+# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make guards | make emulate | make gpu-pack | make gpu | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -12,7 +12,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu bench-fusion fuzz fuzz-shapes shape-inference guards accuracy emulate models tiny-models wheel clean
+.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu bench-fusion fuzz fuzz-shapes shape-inference guards accuracy emulate gpu gpu-pack models tiny-models wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -76,6 +76,15 @@ accuracy: $(VENV)/.extra-bench models
 
 emulate: $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.gpu.emulated $(EMULATED)
+
+# For a day with a GPU: PACK=gpu.tar.gz make gpu-pack here, then there, unpacked: PACK=pack make gpu
+PACK   ?= benchmarks/out/gpu.tar.gz
+gpu-pack: $(VENV)/.extra-bench
+	mkdir -p $(dir $(PACK))
+	$(BIN)/python -m benchmarks.gpu.pack $(PACK) $(ARGS)
+
+gpu:
+	$(PYTHON) -m benchmarks.gpu.run_all --pack $(PACK) $(ARGS)
 
 models: $(VENV)/.extra-export $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.models.export $(MODELS) all

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from typing import TypeAlias
 
 from polydyn.build.features import architecture, available_cores, machine_features
+from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel, TensorMapOf
+from polydyn.codegen.cuda_kernel import WORKSPACE as CUDA_WORKSPACE
 from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.gpu.cache import content_key
+from polydyn.gpu.compiler import device_headers
+from polydyn.gpu.targets import CUDA_TARGETS, is_cuda
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
 from polydyn.lowering.aliases import without_reshapes
-from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind
+from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
+from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind, flops
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
 from polydyn.program.bounds import place_bounds, without_duplicates
+from polydyn.program.evaluation import THREADS
 from polydyn.program.host import size_bytes
-from polydyn.program.plan import Buffer, Choice, HostPlan, KernelSource, Launch, Variant
+from polydyn.program.plan import WORKSPACE, Buffer, Choice, HostPlan, KernelSource, Launch, Variant, Version
 from polydyn.program.program import Program
 from polydyn.program.waves import join_waves
 from polydyn.schedules.decision import map_indices
@@ -33,6 +41,8 @@ from polydyn.tuning.records import Records
 from polydyn.tuning.strategy import strategy
 
 LEAF = "pd_cpu.h"
+
+Placed: TypeAlias = "PlacedKernel | PlacedCuda"
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,8 @@ def compile(
 ) -> Program:
     """Compiles an ONNX model once, for every shape.
 
-    ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``.
+    ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``;
+    ``cuda:sm_80`` (86, 89, 90a, 100), ``cuda`` (all of them), ``cuda:emulated`` (docs/adr/0011-cuda-runtime.md).
     ``dims``: what is known of dynamic dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple
     and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only
@@ -85,6 +96,8 @@ def plan_program(
     graph = import_model(model, dims)
     if records is None:
         plan = plan_graph(graph, target=target, options=options)
+    elif is_cuda(target):
+        raise UnsupportedError("records choose among CPU kernels", remedy=f"compile for {target} without records")
     else:
         name = strategy((options or Options()).strategy).name
         with Records.open(records, readonly=True) as opened:
@@ -97,6 +110,8 @@ def plan_graph(
     graph: Graph, *, target: str = "cpu", options: Options | None = None, tuner: ChosenByRecords | None = None
 ) -> HostPlan:
     """The host plan of a graph of primitives."""
+    if is_cuda(target):
+        return cuda_plan(graph, options or Options())
     graph, builder, placed = place_kernels(graph, target=target, options=options, tuner=tuner)
     placed, aliases = without_reshapes(builder.plan, placed)
     notes = (*graph.notes, *builder.notes, *aliases, *(tuner.notes if tuner else ()))
@@ -126,15 +141,17 @@ def cpu_target(target: str) -> CpuTarget:
     known = {"cpu:avx512": AVX512, "cpu:avx2": AVX2}
     if target not in known:
         raise UnsupportedError(
-            f"target {target} is not built", rule="known targets", remedy=f"use cpu, {', '.join(known)}"
+            f"target {target} is not built",
+            rule="known targets",
+            remedy=f"use cpu, {', '.join((*known, *CUDA_TARGETS))}",
         )
     return known[target]
 
 
 def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, graph: Graph) -> HostPlan:
     """Buffers, packed constants, kernels and launches of a placed fusion plan of ``graph``."""
-    constants = _constants(plan, placed)
     header = files("polydyn.codegen") / "leaf" / LEAF
+    constants = _constants(plan, placed)
     buffers = _buffers(plan, placed, constants, graph)
     kernels = {
         k.name: KernelSource(k.name, k.text, p.key, len(k.buffers), len(k.symbols), k.notes)
@@ -142,6 +159,40 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
         for k in (p.alternatives.kernels if p.alternatives else (p.kernel,))
     }
     launches = tuple(_launch(plan, p, buffers) for p in placed)
+    headers = {LEAF: f"#define PD_W {target.width}\n{header.read_text()}"}  # every unit includes it first
+    return _host_plan(graph, placed, constants, buffers, kernels, launches, headers)
+
+
+def cuda_plan(graph: Graph, options: Options) -> HostPlan:
+    """The host plan of a graph for a CUDA device: every launch with all its versions."""
+    graph = rewrite_graph(graph, options.without)
+    plan = fusion_plan(graph, options.without)
+    graph = replace(graph, notes=plan.graph.notes)
+    builder = CudaBuilder(plan)
+    placed = [k for g in plan.groups for k in builder.place(g)]
+    constants = _constants(plan, placed)
+    buffers = _buffers(plan, placed, constants, graph)
+    sources = {
+        k.name: KernelSource(k.name, k.text, content_key(k.text), len(k.buffers), len(k.symbols), k.notes, k.arch)
+        for p in placed
+        for v in p.versions
+        for k in (v, *v.after)
+    }
+    launches = tuple(_cuda_launch(plan, p, buffers) for p in placed)
+    graph = replace(graph, notes=(*graph.notes, *builder.notes))
+    whole = _host_plan(graph, placed, constants, buffers, sources, launches, dict(device_headers()))
+    return replace(whole, place="cuda")
+
+
+def _host_plan(
+    graph: Graph,
+    placed: Sequence[Placed],
+    constants: dict[str, Array],
+    buffers: dict[str, Buffer],
+    kernels: Mapping[str, KernelSource],
+    launches: tuple[Launch, ...],
+    headers: dict[str, str],
+) -> HostPlan:
     writers = {b: k for k, p in enumerate(placed) for b in _written(p)}
     bounds = place_bounds(graph, buffers, launches, writers)
     return HostPlan(
@@ -155,12 +206,12 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
         tuple(kernels.values()),
         launches,
         (*graph.notes, *_copies(placed), *bounds.notes),
-        {LEAF: f"#define PD_W {target.width}\n{header.read_text()}"},  # every unit includes it first
+        headers,
         bounds.checks,
     )
 
 
-def _constants(plan: FusionPlan, placed: list[PlacedKernel]) -> dict[str, Array]:
+def _constants(plan: FusionPlan, placed: Sequence[Placed]) -> dict[str, Array]:
     out: dict[str, Array] = {}
     for p in placed:
         for name in p.lowered.buffers.values():
@@ -173,7 +224,7 @@ def _constants(plan: FusionPlan, placed: list[PlacedKernel]) -> dict[str, Array]
 
 
 def _buffers(
-    plan: FusionPlan, placed: list[PlacedKernel], constants: Mapping[str, Array], graph: Graph
+    plan: FusionPlan, placed: Sequence[Placed], constants: Mapping[str, Array], graph: Graph
 ) -> dict[str, Buffer]:
     """``graph``: has the shapes of inputs and outputs as the caller knows them; the plan may have split their axes."""
     used = {n for p in placed for n in p.lowered.buffers.values()} | set(graph.inputs) | set(graph.outputs)
@@ -189,13 +240,13 @@ def _buffers(
     return out
 
 
-def _written(p: PlacedKernel) -> list[str]:
+def _written(p: Placed) -> list[str]:
     """The buffers that a kernel writes."""
     arrays = p.lowered.group.arrays
     return [b for a, b in p.lowered.buffers.items() if arrays[a].role == "output"]
 
 
-def _copies(placed: list[PlacedKernel]) -> list[str]:
+def _copies(placed: Sequence[Placed]) -> list[str]:
     """The kernels that only move elements."""
     nodes = [n for p in placed for n in p.fused.nodes if len(p.fused.nodes) == 1]
     return [f"{n.output} is a copy of {n.inputs[0]}" for n in nodes if n.is_view]
@@ -235,6 +286,65 @@ def _variant(p: PlacedKernel, k: Kernel) -> Variant:
     for s in k.symbols[len(params) :]:
         symbols[s] = bind(params, k.launch[s])
     return Variant(k.name, tuple(symbols[s] for s in k.symbols), bind(symbols, k.tasks), bind(symbols, k.scratch))
+
+
+def _cuda_launch(plan: FusionPlan, p: PlacedCuda, buffers: Mapping[str, Buffer]) -> Launch:
+    params, names = p.lowered.params, p.lowered.buffers
+    kernels = [k for v in p.versions for k in (v, *v.after)]
+    arrays = [a for k in kernels for a in (*k.buffers, *(m.buffer for m in k.maps))]
+    used = [names[a] for a in arrays if a != CUDA_WORKSPACE]
+    return Launch(
+        p.versions[0].name,
+        tuple(dict.fromkeys(used)),
+        tuple(params.values()),
+        sum((product(plan.graph.tensors[n].shape) for n in p.fused.outputs), ZERO),  # nothing to do without elements
+        ZERO,
+        ZERO,
+        label=f"{p.fused.kind} {p.fused.outputs[0]}",
+        flops=flops(plan, p.fused),
+        skip_if_same=_shared(plan, p.fused),
+        copied=_copied(plan, p.fused),
+        bytes=sum((size_bytes(buffers[b]) for b in sorted(set(used))), ZERO),
+        names=tuple(params),
+        reasons=p.fused.reasons,
+        versions=tuple(_version(k, params, names) for k in p.versions),
+    )
+
+
+def _version(k: CudaKernel, params: Mapping[str, Index], names: Mapping[str, str]) -> Version:
+    """A version and what comes after it, which shares its launch-time symbols."""
+    device = {**params, MULTIPROCESSORS: Index.of(THREADS)}
+    known = {**params, **{s: bind(device, e) for s, e in k.launch.items()}}
+    multiples = [(bind(known, i), "%==", Index.of(n)) for i, n in k.multiples]
+    conditions = [_condition(bind(known, c.left), c.relation, bind(known, c.right)) for c in k.conditions]
+    return Version(
+        k.name,
+        k.version,
+        tuple(WORKSPACE if a == CUDA_WORKSPACE else names[a] for a in k.buffers),
+        tuple(known[s] for s in k.symbols),
+        bind(known, k.grid),
+        bind(known, k.smem),
+        k.threads,
+        (*multiples, *conditions),
+        bind(known, k.workspace),
+        tuple(_version(x, known, names) for x in k.after),
+        tuple(_tensor_map(m, known, names) for m in k.maps),
+        k.arch,
+    )
+
+
+def _tensor_map(m: TensorMapOf, known: Mapping[str, Index], names: Mapping[str, str]) -> TensorMapOf:
+    dims, strides = (tuple(bind(known, i) for i in x) for x in (m.dims, m.strides))
+    return replace(m, buffer=names[m.buffer], offset=bind(known, m.offset), dims=dims, strides=strides)
+
+
+def _condition(left: Index, relation: str, right: Index) -> tuple[Index, str, Index]:
+    """A comparison of integers as a guard's relation."""
+    forms = {
+        "==": (left, "==", right), "<=": (left, "<=", right), ">=": (right, "<=", left),
+        "<": (left + 1, "<=", right), ">": (right + 1, "<=", left),
+    }  # fmt: skip
+    return forms[relation]
 
 
 def _shared(plan: FusionPlan, group: FusedGroup) -> tuple[str, str] | None:

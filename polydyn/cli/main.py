@@ -51,7 +51,7 @@ DIM_HELP = "Sizes of a dim; L=8:512:8 for multiples of 8, L=1:512@128,384 (or @1
 def of_machine(f: Any) -> Any:
     """Options that every command takes which may have to compile."""
     f = click.option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores.")(f)
-    f = click.option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2 or cpu:avx512.")(f)
+    f = click.option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:avx512, cuda:sm_80 ...")(f)
     switch = click.Choice(NAMES)
     f = click.option("--without", type=switch, multiple=True, help="A fusion pass to leave out, as in stitch.")(f)
     return click.option("--dim", "dims", type=dim_sizes, metavar="B=1:64", multiple=True, help=DIM_HELP)(f)

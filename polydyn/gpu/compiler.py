@@ -19,10 +19,13 @@ from polydyn.codegen.device import HEADERS
 from polydyn.errors import BuildError, UnsupportedError
 from polydyn.gpu.cache import cached, content_key
 from polydyn.gpu.nvrtc import Nvrtc, find_nvrtc
+from polydyn.gpu.targets import ARCHITECTURES
 
-__all__ = ["ARCHITECTURES", "Compiled", "KernelUse", "compile_cuda", "compiler_version", "find_nvcc", "parse_ptxas"]
+__all__ = [
+    "ARCHITECTURES", "Compiled", "KernelUse", "compile_cuda", "compiler_version", "device_headers", "find_nvcc",
+    "parse_ptxas",
+]  # fmt: skip
 
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,10 @@ def _compiler(prefer: str | None) -> Nvrtc | tuple[str, str]:
 
 
 @functools.cache
-def _headers() -> dict[str, str]:
-    """The device side of the headers; the emulation's are not needed."""
-    names = ("pd_device.cuh", "pd_hopper.cuh", "pd_scalar.h", "pd_wide.h")
-    return {name: (HEADERS / name).read_text() for name in names}
+def device_headers() -> dict[str, str]:
+    """The device side of the headers that kernels may include, by name; the emulation's are not needed."""
+    paths = sorted(p for p in HEADERS.glob("pd_*.*h") if not p.name.startswith("pd_emu"))
+    return {p.name: p.read_text() for p in paths}
 
 
 def compile_cuda(
@@ -126,7 +129,7 @@ def compile_cuda(
     tool = _compiler(compiler)
     flags = [f"-D{k}={v}" for k, v in sorted((defines or {}).items())]
     version = tool.version if isinstance(tool, Nvrtc) else tool[1]
-    key = content_key(source, *_headers().values(), arch, kind, version, *flags)
+    key = content_key(source, *device_headers().values(), arch, kind, version, *flags)
 
     def make(scratch: Path) -> list[tuple[str, bytes]]:
         if isinstance(tool, Nvrtc):
@@ -145,11 +148,11 @@ def _run_nvrtc(tool: Nvrtc, source: str, arch: str, kind: str, flags: list[str])
     options = ["-std=c++17", "-default-device", f"-arch={target}", *flags]
     if kind == "cubin":
         options.append("--ptxas-options=-v")
-    return tool.compile(source, _headers(), options, kind.upper())
+    return tool.compile(source, device_headers(), options, kind.upper())
 
 
 def _run_nvcc(path: str, source: str, arch: str, kind: str, flags: list[str], scratch: Path) -> tuple[bytes, str]:
-    for name, text in _headers().items():
+    for name, text in device_headers().items():
         (scratch / name).write_text(text)
     (scratch / "kernel.cu").write_text(source)
     compute = arch.replace("sm_", "compute_")

@@ -5,14 +5,15 @@ otherwise; both share the device's primary context, so torch and cupy tensors ar
 integers. Sizes are bytes, times milliseconds.
 
 When a kernel breaks its context (illegal address and the like), every pointer, module, function, stream and event is
-gone. The driver then makes a new context, counts ``generation`` up and raises DeviceLostError; the next call works.
+gone. The driver then makes a new context (``renew``), counts ``generation`` up and raises DeviceLostError; the next
+call works. With ``deferred`` it only raises: ``session``, which shares it between threads, renews when all have left.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -37,6 +38,18 @@ class Driver(abc.ABC):
     arch: int
     """Compute capability as a number: 80, 86, 89, 90, 100."""
     generation: int = 0
+    deferred: bool = False
+    """Whether a broken context is left to somebody else to renew."""
+    context: int
+    """The CUcontext."""
+
+    @abc.abstractmethod
+    def renew(self) -> None:
+        """A new context in place of a broken one. Raises DriverMissingError when there is none to be had."""
+
+    @abc.abstractmethod
+    def fail(self, code: int, call: str, detail: str = "") -> NoReturn:
+        """Raises what a CUresult other than 0 means; a broken context is renewed before."""
 
     @abc.abstractmethod
     def attribute(self, code: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class CtypesDriver(Driver):
         self._allocated: dict[int, int] = {}
         self._launch = self._cuda.cuLaunchKernel
         self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-        self._context = self._retain()
+        self.context = self._retain()
         self.arch = self.attribute(_MAJOR) * 10 + self.attribute(_MINOR)
 
     # ---- context and errors
@@ -71,30 +71,35 @@ class CtypesDriver(Driver):
 
     def _enter(self) -> None:
         """Makes the context current, always: other users of the device (torch, pycuda) change what is current."""
-        self._cuda.cuCtxSetCurrent(ctypes.c_void_p(self._context))
+        self._cuda.cuCtxSetCurrent(ctypes.c_void_p(self.context))
 
     def _call(self, function: str, *args: Any, detail: str = "") -> None:
         self._enter()
         code = getattr(self._cuda, function)(*args)
         if code:
-            self._fail(code, function, detail)
+            self.fail(code, function, detail)
 
-    def _fail(self, code: int, call: str, detail: str = "") -> None:
+    def fail(self, code: int, call: str, detail: str = "") -> NoReturn:
         """Raises what ``code`` means, after renewing a broken context."""
         name, text = self._words(code)
         if code not in LOST:
             raise driver_error(code, name, text, call, detail)
+        seen = f"{call}; {detail}" if detail else call
+        message = f"a kernel broke the context: {text} ({name}, {code}), seen at {seen}"
+        remedy = "load modules and buffers again; run under compute-sanitizer"
+        if not self.deferred:
+            try:
+                self.renew()
+            except DriverMissingError as e:
+                message, remedy = f"{message}; a new context failed: {e}", "restart the process"
+        raise DeviceLostError(message, code=code, remedy=remedy)
+
+    def renew(self) -> None:
+        """Resets the primary context."""
         self._cuda.cuDevicePrimaryCtxReset_v2(self._device)
         self._allocated.clear()
         self.generation += 1
-        message = f"a kernel broke the context: {text} ({name}, {code}), seen at {call}"
-        try:
-            self._context = self._retain()
-        except DriverMissingError as e:
-            raise DeviceLostError(
-                f"{message}; a new context failed: {e}", code=code, remedy="restart the process"
-            ) from None
-        raise DeviceLostError(message, code=code, remedy="load modules and buffers again; run under compute-sanitizer")
+        self.context = self._retain()
 
     def close(self) -> None:
         """Releases the primary context; the object is of no use afterwards."""
@@ -186,7 +191,7 @@ class CtypesDriver(Driver):
         params = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])
         code = self._launch(function, *grid, threads, 1, 1, smem, stream or None, ctypes.addressof(params), None)
         if code:
-            self._fail(code, "cuLaunchKernel", f"grid {grid}, {threads} threads, {smem} bytes of shared memory")
+            self.fail(code, "cuLaunchKernel", f"grid {grid}, {threads} threads, {smem} bytes of shared memory")
 
     # ---- streams and events
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.gpu.driver import LOST, Argument
+from polydyn.gpu.driver import Argument
 from polydyn.gpu.driver_ctypes import CtypesDriver
 from polydyn.gpu.errors import DeviceError, DriverMissingError, WrongArchitectureError
 
@@ -93,11 +93,11 @@ class PycudaDriver(CtypesDriver):
             )
         return self._objects[handle]
 
-    def _fail(self, code: int, call: str, detail: str = "") -> None:
-        if code in LOST:  # pycuda's objects must go while their context still exists, or their destructors abort
-            self._objects = {}
-            _pop(self._pycuda, self._pushed)
-        super()._fail(code, call, detail)
+    def renew(self) -> None:
+        """Resets the primary context, and takes it up in pycuda again."""
+        self._objects = {}  # they must go while their context still exists, or their destructors abort
+        _pop(self._pycuda, self._pushed)
+        super().renew()
 
     def load_module(self, image: bytes) -> int:
         """A cubin or PTX."""

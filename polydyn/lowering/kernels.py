@@ -118,8 +118,7 @@ class KernelBuilder:
             self.forms[key] = form
             self.kernels[key] = self._build(form, key)
             self.proven.append(key)
-        flops = sum((_flops(self.plan, group, i) for i in range(len(group.nodes))), ZERO)
-        return PlacedKernel(group, lowered, self.kernels[key], key, flops, self.alternatives.get(key))
+        return PlacedKernel(group, lowered, self.kernels[key], key, flops(self.plan, group), self.alternatives.get(key))
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
@@ -167,6 +166,11 @@ class KernelBuilder:
         kernel = AttentionKernel(f"attention_{key[:12]}", form.lowered.group, parts, self.target, frozenset())
         prove_attention(form.lowered.group, parts, kernel.tree(), kernel.tiles())
         return kernel.build()
+
+
+def flops(plan: FusionPlan, group: FusedGroup) -> Index:
+    """Operations of a group over the model's symbols."""
+    return sum((_flops(plan, group, i) for i in range(len(group.nodes))), ZERO)
 
 
 def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:

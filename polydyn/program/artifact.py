@@ -1,9 +1,9 @@
 """The artifact: a program as a plain zip, and as a value in memory.
 
 Members: ``weights.bin`` (first, stored, its data at byte 4096 of the file, so that it is mapped and never copied),
-``manifest.json``, ``lib.so``, ``sources/*``. The archive's comment is the manifest's hash; the manifest has the hashes
-of all other members. Equal programs give equal bytes. Hashes find damage, they are no signatures: loading an artifact
-runs the native code in it.
+``manifest.json``, ``lib.so``, ``sources/*``, and of a program for a device ``images/*``. The archive's comment is the
+manifest's hash; the manifest has the hashes of all other members. Equal programs give equal bytes. Hashes find damage,
+they are no signatures: loading an artifact runs the native code in it.
 
 Standard library and numpy only.
 """
@@ -20,7 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ FORMAT = 3
 ABI = 2
 """``PD_ABI_VERSION`` of polydyn.h."""
 
-WEIGHTS, MANIFEST, LIBRARY, SOURCES = "weights.bin", "manifest.json", "lib.so", "sources/"
+WEIGHTS, MANIFEST, LIBRARY, SOURCES, IMAGES = "weights.bin", "manifest.json", "lib.so", "sources/", "images/"
 WEIGHTS_OFFSET = 4096
 """Byte of the file where the weights begin: a page, so that any reader can map them."""
 
@@ -58,13 +58,15 @@ class Artifact:
     """A compiled program.
 
     ``manifest``: JSON data (versions, target, features, symbols, guards, inputs, outputs, launches). ``sources``: file
-    name -> C text of everything in the library. ``library``: the shared library. ``weights``: uint8, 64-byte aligned.
+    name -> C (and CUDA) text of everything in the library. ``library``: the shared library. ``weights``: uint8, 64-byte
+    aligned. ``images``: kernels for devices, ``<architecture>/<unit>.<kind>`` -> what a driver loads.
     """
 
     manifest: Mapping[str, Any]
     sources: Mapping[str, str]
     library: bytes
     weights: Bytes
+    images: Mapping[str, bytes] = field(default_factory=dict)
 
 
 SAMPLE = 4096
@@ -127,6 +129,7 @@ def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
 def _write(artifact: Artifact, f: Any) -> None:
     members = {LIBRARY: artifact.library}
     members |= {SOURCES + name: text.encode() for name, text in sorted(artifact.sources.items())}
+    members |= {IMAGES + name: image for name, image in sorted(artifact.images.items())}
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
     hashes[WEIGHTS] = hashlib.sha256(artifact.weights.data).hexdigest()
     weights = {"offset": WEIGHTS_OFFSET, "bytes": int(artifact.weights.size)}
@@ -177,7 +180,8 @@ def read_artifact(path: str | os.PathLike[str], *, verify: bool = False, check_m
     if LIBRARY not in data:
         raise _damaged(path, f"member {LIBRARY} is missing")
     sources = {n[len(SOURCES) :]: c.decode() for n, c in data.items() if n.startswith(SOURCES)}
-    return Artifact(manifest, sources, data[LIBRARY], weights)
+    images = {n[len(IMAGES) :]: c for n, c in data.items() if n.startswith(IMAGES)}
+    return Artifact(manifest, sources, data[LIBRARY], weights, images)
 
 
 def _damaged(path: str | os.PathLike[str], why: str) -> ArtifactError:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import polydyn
-from polydyn.build.compiler import build_library
+from polydyn.build.compiler import Library, build_library
 from polydyn.build.features import architecture
+from polydyn.codegen.cuda_kernel import TensorMapOf
+from polydyn.errors import BuildError
+from polydyn.gpu.images import build_images
+from polydyn.gpu.targets import architectures, is_cuda
 from polydyn.graph.ir import Guard
 from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
 from polydyn.program.expressions import decision_to_json, to_json
 from polydyn.program.host import HostProgram, host_program, shape_text
-from polydyn.program.plan import Choice, HostPlan, IndexCheck, Launch
-from polydyn.program.program import Program
+from polydyn.program.plan import Choice, HostPlan, IndexCheck, KernelSource, Launch, Version
+from polydyn.program.program import Program, open_program
 from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
 from polydyn.program.waves import wave_ranges
@@ -26,11 +31,12 @@ BATCH = 10
 def build_program(plan: HostPlan, *, target: str = "cpu", threads: int | None = None) -> Program:
     """Compiles a host plan into a program.
 
-    ``target``: a name in ``polydyn.build.compiler.TARGETS``. ``threads``: of every call, default all cores this
-    process may use. Errors: PolydynError (malformed plan), UnsupportedError (sizes that depend on data), BuildError.
+    ``target``: a name in ``polydyn.build.compiler.TARGETS`` or ``polydyn.gpu.targets.CUDA_TARGETS``. ``threads``: of
+    every call, default all cores this process may use. Errors: PolydynError (malformed plan), UnsupportedError (sizes
+    that depend on data), BuildError.
     """
     artifact, compiled = build_artifact(plan, target)
-    return Program(artifact, threads=threads, compilations=compiled)
+    return open_program(artifact, threads=threads, compilations=compiled)
 
 
 def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
@@ -39,39 +45,63 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
     used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
     offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
     host = host_program(plan, offsets, int(weights.size))
-    files = sources() | plan.headers | {"host.c": host.text} | kernel_units(plan)
-    units, headers = _split(files)
-    library = build_library(units, headers, target)
-    manifest = _manifest(plan, host) | {
+    files = sources(plan.place) | plan.headers | {"host.c": host.text} | kernel_units(plan)
+    library = build_library(*_split(files), host_target(target))
+    artifact = Artifact(_manifest(plan, host) | _made(library, target), files, library.data, weights)
+    return (artifact if plan.place == "cpu" else with_images(artifact, target)), library.compiled
+
+
+def host_target(target: str) -> str:
+    """What the library with the host program is compiled for: on a device, any processor of this architecture."""
+    return "cpu:baseline" if is_cuda(target) else target
+
+
+def _made(library: Library, target: str) -> dict[str, Any]:
+    return {
         "target": target,
         "architecture": architecture(),
         "features": list(library.features),
         "compiler": library.compiler,
     }
-    return Artifact(manifest, files, library.data, weights), library.compiled
+
+
+def with_images(artifact: Artifact, target: str) -> Artifact:
+    """The artifact of a CUDA program with what a CUDA compiler makes of its kernels, as far as there is one."""
+    kernels = [(k["name"], k["arch"]) for k in artifact.manifest["kernels"]]
+    built = build_images(kernels, artifact.sources, architectures(target))
+    more = {
+        "kernels": [k | {"resources": built.resources.get(k["name"], {})} for k in artifact.manifest["kernels"]],
+        "cuda": {
+            "compiler": built.compiler, "images": sorted({n.partition("/")[0] for n in built.files}),
+            "note": built.note,
+        },
+    }  # fmt: skip
+    return replace(artifact, manifest=dict(artifact.manifest) | more, images=built.files)
 
 
 def rebuild(path: str | os.PathLike[str], to: str | os.PathLike[str], target: str = "cpu") -> None:
-    """Compiles an artifact's sources again, for this machine, into another artifact."""
+    """Compiles an artifact's sources again, for this machine, into another artifact.
+
+    BuildError: a program for a device cannot become one for the CPU, nor the other way round.
+    """
     old = read_artifact(path, verify=True, check_machine=False)
-    library = build_library(*_split(dict(old.sources)), target)
-    manifest = dict(old.manifest) | {
-        "target": target,
-        "architecture": architecture(),
-        "features": list(library.features),
-        "compiler": library.compiler,
-    }
-    write_artifact(Artifact(manifest, old.sources, library.data, old.weights), to)
+    if is_cuda(target) != ("cuda" in old.manifest):
+        raise BuildError(f"{path} is for {old.manifest['target']}, not for {target}", remedy="compile the model again")
+    library = build_library(*_split(dict(old.sources)), host_target(target))
+    new = Artifact(dict(old.manifest) | _made(library, target), old.sources, library.data, old.weights)
+    write_artifact(with_images(new, target) if is_cuda(target) else new, to)
 
 
 def _split(files: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Translation units and headers."""
+    """Translation units and headers of the library."""
     units = {n: t for n, t in files.items() if n.endswith(".c")}
-    return units, {n: t for n, t in files.items() if n not in units}
+    return units, {n: t for n, t in files.items() if n.endswith(".h")}
 
 
 def kernel_units(plan: HostPlan) -> dict[str, str]:
-    """Translation units (file name -> C text) with a plan's kernels."""
+    """Translation units (file name -> C text) with a plan's kernels; on a device, a CUDA file for each."""
+    if plan.place != "cpu":
+        return {f"{k.name}.cu": k.text for k in plan.kernels}
     units = {}
     includes = "\n".join(["#include <stdint.h>", *(f'#include "{h}"' for h in plan.headers)])
     for start in range(0, len(plan.kernels), BATCH):
@@ -95,6 +125,10 @@ def _index_check(c: IndexCheck) -> dict[str, Any]:
     return {"rule": f"{c.buffer}{shift} in [-{c.size}, {c.size})", "message": c.message}
 
 
+def _kernel(k: KernelSource, place: str) -> dict[str, Any]:
+    return {"name": k.name, "digest": k.digest, "notes": list(k.notes)} | ({} if place == "cpu" else {"arch": k.arch})
+
+
 def _launch(launch: Launch) -> dict[str, Any]:
     return {
         "label": launch.label or launch.kernel,
@@ -109,7 +143,33 @@ def _launch(launch: Launch) -> dict[str, Any]:
         "flops": to_json(launch.flops),
         "bytes": to_json(launch.bytes),
         "reasons": list(launch.reasons),
+        **({"versions": [_version(v) for v in launch.versions]} if launch.versions else {}),
     } | ({} if launch.choice is None else {"choice": _choice(launch.choice)})
+
+
+def _version(v: Version) -> dict[str, Any]:
+    return {
+        "kernel": v.kernel,
+        "name": v.name,
+        "buffers": list(v.buffers),
+        "symbols": [to_json(s) for s in v.symbols],
+        "grid": to_json(v.grid),
+        "smem": to_json(v.smem),
+        "threads": v.threads,
+        "workspace": to_json(v.workspace),
+        "conditions": [
+            {"rule": f"{a} {relation} {b}", "left": to_json(a), "relation": relation, "right": to_json(b)}
+            for a, relation, b in v.conditions
+        ],
+        "after": [_version(x) for x in v.after],
+        "arch": v.arch,
+        "maps": [_map(m) for m in v.maps],
+    }
+
+
+def _map(m: TensorMapOf) -> dict[str, Any]:
+    sizes = {"dims": [to_json(d) for d in m.dims], "strides": [to_json(s) for s in m.strides]}
+    return {"buffer": m.buffer, "dtype": m.dtype, "offset": to_json(m.offset), "box": list(m.box)} | sizes
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
@@ -154,7 +214,7 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         "symbols": [{"symbol": s.symbol, "input": s.input, "axis": s.axis} for s in plan.sources],
         "dims": {name: sizes.to_json() for name, sizes in sorted(plan.dims.items())},
         "guards": [_guard(g) for g in plan.guards],
-        "kernels": [{"name": k.name, "digest": k.digest, "notes": list(k.notes)} for k in plan.kernels],
+        "kernels": [_kernel(k, plan.place) for k in plan.kernels],
         "launches": [_launch(launch) for launch in plan.launches],
         "waves": [len(r) for r in wave_ranges(plan)],
         "index_checks": [_index_check(c) for c in plan.index_checks],

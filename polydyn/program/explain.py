@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polydyn.errors import InputError
+from polydyn.gpu.targets import special_arch
 from polydyn.program.expressions import decision_from_json, evaluate, symbols_of
 from polydyn.schedules.decision import choose
 from polydyn.schedules.decision import explain as explain_decision
@@ -28,7 +29,8 @@ class ExplainedLaunch:
     ``bytes`` (of the distinct buffers read and written); ``scratch``: bytes per thread; ``reasons``: why its
     primitives became one kernel, and what its code generator decided; ``selection``: the tests on the way to the
     chosen kernel, and the candidates with their estimates in picoseconds, best first (tuned launches only);
-    ``wave``: launches of one wave start together, each on as many of their threads as ``threads`` says.
+    ``wave``: launches of one wave start together, each on as many of their threads as ``threads`` says
+    ``selection`` on a device: the version that is taken and why none before it is.
     """
 
     label: str
@@ -150,19 +152,38 @@ def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[s
         )  # fmt: skip
     for g in manifest["guards"]:
         a, b = evaluate(g["left"], values), evaluate(g["right"], values)
-        if not {"==": a == b, "<=": a <= b, "%==": a % b == 0 if b else a == 0}[g["relation"]]:
+        if not _holds(a, g["relation"], b):
             raise InputError(g["message"], rule=f"{g['rule']}, here {a} and {b}")
     return {s: values[s] for s in known}
 
 
-def explain(manifest: Mapping[str, Any], dims: Mapping[str, int], threads: int) -> Explanation:
-    """The explanation of a program's manifest at a shape."""
+@dataclass(frozen=True)
+class Device:
+    """What decides which versions may be launched.
+
+    ``shared_limit``: bytes of shared memory that a block may have; ``special``: the compute capability whose own
+    instructions kernels may use, 0 for none.
+    """
+
+    shared_limit: int
+    special: int
+
+
+def explain(
+    manifest: Mapping[str, Any], dims: Mapping[str, int], threads: int, device: Device | None = None
+) -> Explanation:
+    """The explanation of a program's manifest at a shape.
+
+    On a device ``threads`` is the number of its multiprocessors; launches have blocks as tasks and the threads of a
+    block as threads.
+    """
     values = resolve_dims(manifest, dims)
     env = values | {THREADS: threads}
     reasons = {k["name"]: tuple(k["notes"]) for k in manifest["kernels"]}
     waves = [w for w, count in enumerate(manifest["waves"]) for _ in range(count)]
+    uses = {k["name"]: k.get("resources", {}) for k in manifest["kernels"]}
     launches = tuple(
-        replace(_launch(x, env, threads, reasons), wave=w)
+        replace(_launch(x, env, threads, reasons) if device is None else _device_launch(x, env, uses, device), wave=w)
         for x, w in zip(manifest["launches"], waves, strict=True)
     )
     notes = tuple(manifest["notes"])
@@ -194,6 +215,54 @@ def _launch(
         (*x["reasons"], *notes[taken["kernel"]]),
         selection,
     )
+
+
+def _device_launch(
+    x: Mapping[str, Any], env: Mapping[str, int], uses: Mapping[str, Mapping[str, Mapping[str, int]]], device: Device
+) -> ExplainedLaunch:
+    """The first version that may be launched, as cuda_run.c chooses, and why not those before it."""
+    selection = []
+    for v in x["versions"]:
+        refused = refusal(v, env, device)
+        if not refused:
+            break
+        selection.append(f"not {v['name']}: {refused}")
+    selection.append(f"no version runs at this size, {v['name']} least" if refused else f"taken: {v['name']}")
+    selection += [f"followed by {a['kernel']}" for a in v["after"] if evaluate(a["grid"], env) > 0]
+    use = next(iter(uses.get(v["kernel"], {}).values()), {})
+    spills = use.get("spill_stores", 0) + use.get("spill_loads", 0)
+    return ExplainedLaunch(
+        x["label"],
+        v["kernel"],
+        evaluate(v["grid"], env),
+        v["threads"],
+        {name: evaluate(e, env) for name, e in zip(x["names"], x["symbols"], strict=True)},
+        {"smem": evaluate(v["smem"], env), **({"registers": use["registers"], "spills": spills} if use else {})},
+        evaluate(x["flops"], env),
+        evaluate(x["bytes"], env),
+        0,
+        tuple(x["reasons"]),
+        tuple(selection),
+    )
+
+
+def refusal(v: Mapping[str, Any], env: Mapping[str, int], device: Device) -> str:
+    """Why a version cannot be taken; empty when it can."""
+    if special_arch(v["arch"]) not in (0, device.special):
+        return f"it is for {v['arch']}"
+    smem = evaluate(v["smem"], env)
+    if smem > device.shared_limit:
+        return f"it needs {smem} bytes of shared memory, a block has {device.shared_limit}"
+    for c in v["conditions"]:
+        a, b = evaluate(c["left"], env), evaluate(c["right"], env)
+        if not _holds(a, c["relation"], b):
+            return f"{c['rule']} does not hold: {a}, {b}"
+    return ""
+
+
+def _holds(a: int, relation: str, b: int) -> bool:
+    """The relations of guards."""
+    return {"==": a == b, "<=": a <= b, "%==": a % b == 0 if b else a == 0}[relation]
 
 
 def _taken(x: Mapping[str, Any], env: Mapping[str, int]) -> tuple[Mapping[str, Any], tuple[str, ...]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polydyn.program.evaluation import Evaluation, evaluation_function
+from polydyn.program.host_device import RELATIONS, Tables, device_tables, quote
 from polydyn.program.memory import Slot, live_ranges, plan_slots, verify_slots
 from polydyn.program.plan import Buffer, HostPlan, Launch
 from polydyn.program.waves import touched_by_wave, wave_ranges
@@ -18,7 +19,6 @@ ROLES = {
     "constant": "PD_CONSTANT_ROLE",
     "intermediate": "PD_INTERMEDIATE_ROLE",
 }
-RELATIONS = {"==": "=", "<=": "<", "%==": "%"}
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,6 @@ def _bare(x: Index) -> str:
     return text[1:-1] if len(x.terms) > 1 and text.startswith("(") else text
 
 
-def quote(text: str) -> str:
-    """A C string literal; everything but plain ASCII as octal bytes."""
-    plain = set(range(32, 127)) - {ord('"'), ord("\\"), ord("?")}
-    return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in text.encode()) + '"'
-
-
 def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_bytes: int) -> HostProgram:
     """C text for a verified plan whose constants lie at the given offsets of the weights.
 
@@ -66,9 +60,11 @@ def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_byt
     verify_slots(lives, slots)
     order = {name: i for i, name in enumerate(_used_buffers(plan))}
     tables |= _memory_tables(plan, values, slots, order, constant_offsets)
-    tables |= _launch_tables(plan, values, order) | _index_tables(plan, values, order) | _wave_tables(plan)
+    tables |= _index_tables(plan, values, order) | _wave_tables(plan)
+    launches, choosers = device_tables(plan, values, order) if plan.place != "cpu" else (None, [])
+    tables |= launches or _launch_tables(plan, values, order)
     scalars = _counts(plan, tables) | {"value_count": values.count, "weight_bytes": weight_bytes}
-    declarations = "\n".join(f"pd_kernel {k.name};" for k in plan.kernels)
+    declarations = "\n".join(f"pd_kernel {k.name};" for k in plan.kernels if plan.place == "cpu")
     arrays = "\n".join(
         f"static const {kind} {name}[] = {{\n    {_rows(rows) or '0'}\n}};" for name, (kind, rows) in tables.items()
     )
@@ -83,15 +79,12 @@ def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_byt
             declarations,
             evaluation_function("check", check),
             evaluation_function("plan_sizes", values.lines),
+            *choosers,
             arrays,
             f"const pd_plan pd_the_plan = {{\n    {fields}\n}};\n",
         ]
     )
     return HostProgram(text, slots)
-
-
-Tables = dict[str, tuple[str, list[str]]]
-"""Name of a C array -> element type and one initialiser per element."""
 
 
 def _rows(rows: Sequence[str]) -> str:
@@ -248,7 +241,9 @@ def _counts(plan: HostPlan, tables: Tables) -> dict[str, int]:
         "guard_count": "guards", "sign_check_count": "sign_checks", "buffer_count": "buffers", "slot_count": "slots",
         "copy_count": "copies", "launch_count": "launches", "launch_buffer_count": "launch_buffers",
         "launch_symbol_count": "launch_symbols", "output_dim_count": "output_dims", "index_check_count": "index_checks",
-        "wave_count": "waves",
+        "wave_count": "waves", "kernel_count": "kernels",
     }  # fmt: skip
     dims = sum(len(plan.buffers[n].shape) for n in plan.inputs)
+    optional = {"version_count": "versions", "condition_count": "conditions", "map_count": "maps"}
+    names |= {field: name for field, name in optional.items() if name in tables}
     return {field: len(tables[name][1]) for field, name in names.items()} | {"input_dim_count": dims}

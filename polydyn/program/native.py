@@ -82,6 +82,9 @@ class Native:
         memory = ctypes.c_void_p(self.weights.ctypes.data if self.weights.size else None)
         self.check(lib.pd_open(None, memory, ctypes.c_int64(0), size, ctypes.byref(self.program)))
 
+    def before_close(self) -> None:
+        """Called before contexts and the program are freed."""
+
     def check(self, code: int) -> None:
         """Raises what the library's error code means."""
         if code == OK:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from polydyn.codegen.cuda_kernel import TensorMapOf
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.schedules.decision import Decision
 from polydyn.schedules.expr import Array
@@ -35,7 +36,7 @@ class Buffer:
 @dataclass(frozen=True)
 class KernelSource:
     """One compiled kernel: C text of ``void NAME(void *const *buf, const int64_t *sym, int64_t begin, int64_t end,
-    void *scratch)``, which processes tasks [begin, end) of its flattened coincident band.
+    void *scratch)``, which processes tasks [begin, end) of its flattened coincident band. On a device: CUDA text.
 
     ``digest``: content hash of all that determines the text. The text includes no headers (``HostPlan.headers``).
     """
@@ -47,6 +48,8 @@ class KernelSource:
     symbols: int
     notes: tuple[str, ...] = ()
     """What its code generator decided, for ``explain``."""
+    arch: str = "sm_80"
+    """On a device: the oldest architecture it can be compiled for; other than ``sm_80`` it is also the only one."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,36 @@ class Choice:
     decision: Decision
 
 
+WORKSPACE = ""
+"""Among the buffers of a version: memory of its own, whose contents nobody else reads."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One kernel that a launch on a device may be.
+
+    ``buffers`` and ``symbols``: the kernel's parameters (pointers, then int64) over the model's names and ``nth``, here
+    the device's multiprocessors; before them ``maps``, by value. ``grid``: blocks, one-dimensional; ``smem``: bytes of
+    dynamic shared memory; ``threads``: of a block. It may be launched when every condition holds (relations are those
+    of a ``Guard``), ``smem`` fits the device, and ``arch`` is sm_80 or the device's own. ``name``: of the choice.
+    ``workspace``: bytes that it shares with the kernels ``after`` it, which are launched next; their conditions count
+    for nothing.
+    """
+
+    kernel: str
+    name: str
+    buffers: tuple[str, ...]
+    symbols: tuple[Index, ...]
+    grid: Index
+    smem: Index
+    threads: int
+    conditions: tuple[tuple[Index, str, Index], ...] = ()
+    workspace: Index = field(default_factory=lambda: Index.of(0))
+    after: tuple[Version, ...] = ()
+    maps: tuple[TensorMapOf, ...] = ()
+    arch: str = "sm_80"
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch.
@@ -84,7 +117,9 @@ class Launch:
     ``names``: of the symbols, for people; the last ``choices`` of them are chosen at launch, the others are sizes.
     ``reasons``: why its primitives became one kernel. ``choice``: kernel, symbols, tasks and scratch are then those of
     the variant that the decision names; the launch's own are not used. ``kind``: of its group. ``writes``: the buffers
-    it writes, in parts that no other launch writes; None: not known, it may read and write all of them.
+    it writes, in parts that no other launch writes; None: not known, it may read and write all of them. ``versions``:
+    on a device, the kernels it may be, of which the first that may be launched is; ``kernel`` is then one of them,
+    ``tasks`` is 0 when there is nothing to do.
     """
 
     kernel: str
@@ -104,6 +139,7 @@ class Launch:
     choice: Choice | None = None
     kind: str = ""
     writes: tuple[str, ...] | None = None
+    versions: tuple[Version, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,3 +178,5 @@ class HostPlan:
     index_checks: tuple[IndexCheck, ...] = ()
     dims: Mapping[str, Sizes] = field(default_factory=dict)
     waves: tuple[int, ...] = ()
+    place: str = "cpu"
+    """Where it runs: ``cpu``, or ``cuda`` (launches then have versions)."""

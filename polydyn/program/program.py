@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -18,7 +18,7 @@ from polydyn.errors import InputError
 from polydyn.program.artifact import Artifact, read_artifact, write_artifact
 from polydyn.program.bound import BoundCall, refuse_conversions
 from polydyn.program.explain import Explanation, explain
-from polydyn.program.native import DTYPE_CODES, Context, Native, address_of
+from polydyn.program.native import DTYPE_CODES, Context, LaunchInfo, Native, address_of
 from polydyn.program.sharing import refuse_sharing, surely_apart
 
 Array = npt.NDArray[Any]
@@ -55,7 +55,7 @@ class Program:
         self.compilations = compilations
         """Translation units that were compiled to make this program; 0 from the cache or an artifact."""
         self.threads = threads if threads is not None else min(available_cores(), 256)
-        self._native = Native(artifact)
+        self._native = self._open_library(artifact)
         self._contexts: list[Context] = []
         self._free: list[Context] = []
         manifest = artifact.manifest
@@ -65,6 +65,9 @@ class Program:
         self._pairs = {(a["input"], a["output"]) for a in manifest["appendable"]}
         close = weakref.finalize(self, _close, self._native, self._contexts)
         close.atexit = False  # threads may still be calling then; the process takes everything with it
+
+    def _open_library(self, artifact: Artifact) -> Native:
+        return Native(artifact)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -222,7 +225,7 @@ class Program:
         found: dict[str, Any] = next(i for i in self._artifact.manifest["inputs"] if i["name"] == name)
         return found
 
-    def _check_ranks(self, arrays: list[Array]) -> None:
+    def _check_ranks(self, arrays: Sequence[Any]) -> None:
         for array, declared in zip(arrays, self._artifact.manifest["inputs"], strict=True):
             if array.ndim != len(declared["shape"]):
                 raise InputError(
@@ -330,11 +333,7 @@ class Program:
             count = len(self.manifest["launches"])
             times = [context.profile(addresses, to, count) for _ in range(repeats + 1)][1:]
             infos = [context.launch(k) for k in range(count)]
-        return [
-            LaunchTime(i.label.decode(), i.kernel.decode(), ns, i.flops, i.bytes, i.tasks, i.threads)
-            for k, i in enumerate(infos)
-            for ns in [round(median(t[k] for t in times))]
-        ]
+        return launch_times(infos, times)
 
     def explain(self, **dims: int) -> Explanation:
         """What every launch would do at a shape, without running: kernel, tiles, tasks, threads, work and reasons.
@@ -350,15 +349,34 @@ class Program:
 
 
 def _close(native: Native, contexts: list[Context]) -> None:
+    native.before_close()
     for context in contexts:
         native.library.pd_context_free(context.handle)
     native.library.pd_close(native.program)
 
 
+def launch_times(infos: Sequence[LaunchInfo], times: Sequence[Sequence[int]]) -> list[LaunchTime]:
+    """What each launch had to do, and the median of its times."""
+    return [
+        LaunchTime(i.label.decode(), i.kernel.decode(), ns, i.flops, i.bytes, i.tasks, i.threads)
+        for k, i in enumerate(infos)
+        for ns in [round(median(t[k] for t in times))]
+    ]
+
+
+def open_program(artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> Program:
+    """The program of an artifact, for where it runs."""
+    if "cuda" in artifact.manifest:
+        from polydyn.program.cuda_program import CudaProgram
+
+        return CudaProgram(artifact, compilations=compilations)
+    return Program(artifact, threads=threads, compilations=compilations)
+
+
 def load(path: str | os.PathLike[str], *, threads: int | None = None, verify: bool = False) -> Program:
-    """Opens a saved program; needs no compiler and imports numpy only.
+    """Opens a saved program; needs no compiler and imports numpy only. On a device: a ``CudaProgram``.
 
     ``verify`` reads and checks the weights' hash too. Loading runs native code from the file: hashes find damage, they
     are no signatures. ArtifactError: damaged, or made for another version or processor.
     """
-    return Program(read_artifact(path, verify=verify), threads=threads)
+    return open_program(read_artifact(path, verify=verify), threads=threads)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from polydyn.errors import PolydynError
 from polydyn.program.evaluation import THREADS
-from polydyn.program.host import RELATIONS, ROLES
-from polydyn.program.plan import Choice, HostPlan, KernelSource, Launch
+from polydyn.program.host import ROLES
+from polydyn.program.host_device import RELATIONS
+from polydyn.program.plan import WORKSPACE, Choice, HostPlan, KernelSource, Launch, Version
 from polydyn.program.waves import verify_waves
 from polydyn.schedules.decision import verify_decision
 from polydyn.schedules.expr import DTYPES, ITEMSIZE
@@ -16,6 +17,9 @@ from polydyn.schedules.index import Index
 
 MAX_RANK = 16
 """``PD_MAX_RANK`` of polydyn.h."""
+
+MAX_BLOCK = 1024
+"""Threads of a block on any device."""
 
 
 def verify_host_plan(plan: HostPlan) -> None:
@@ -28,7 +32,8 @@ def verify_host_plan(plan: HostPlan) -> None:
     - every expression uses only those symbols (launch arithmetic also ``nth`` and the callers' strides);
     - strides are symbols of their own, fewer than axes, of inputs and outputs only; a launch skipped when an input and
       an output are the same memory mentions both, and they have the same rank and item size;
-    - every launch names a kernel of the plan with as many buffers and symbols as it takes; kernel names are C names;
+    - every launch (on a device: every version of it) names a kernel of the plan with as many buffers and symbols as it
+      takes; kernel names are C names; launches have versions on a device only, and there at least one;
     - every index check names an integer buffer of its launch;
     - launches write buffers that they name; waves respect dependences (``verify_waves``);
     - no launch writes what is unknown: every buffer it names exists, and every output is mentioned by some launch.
@@ -134,6 +139,27 @@ def _verify_choice(
         _only((*v.symbols, v.tasks, v.scratch), symbols, place)
 
 
+def _verify_version(
+    launch: Launch, v: Version, kernels: Mapping[str, KernelSource], symbols: frozenset[str], place: str
+) -> None:
+    place = f"{place}, version {v.name}"
+    _verify_kernel(kernels, v.kernel, (len(v.buffers), len(v.symbols)), place)
+    sides = [x for left, _, right in v.conditions for x in (left, right)]
+    _only((*v.symbols, v.grid, v.smem, v.workspace, *sides), symbols, place)
+    sizes = [i for m in v.maps for i in (m.offset, *m.dims, *m.strides)]
+    _only(sizes, symbols, f"{place}, its tensor maps")
+    if any(len(m.dims) != len(m.box) or len(m.strides) != len(m.dims) - 1 for m in v.maps):
+        raise PolydynError(f"{place} has a tensor map whose dims, strides and box do not match")
+    if not {*v.buffers, *(m.buffer for m in v.maps)} <= {*launch.buffers, WORKSPACE}:
+        raise PolydynError(f"{place} uses a buffer that the launch does not name")
+    if not 1 <= v.threads <= MAX_BLOCK:
+        raise PolydynError(f"{place} has blocks of {v.threads} threads")
+    if any(relation not in RELATIONS for _, relation, _ in v.conditions):
+        raise PolydynError(f"{place} has an unknown condition")
+    for x in v.after:
+        _verify_version(launch, x, kernels, symbols, place)
+
+
 def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
     kernels = {k.name: k for k in plan.kernels}
     _once((k.name for k in plan.kernels), "kernel")
@@ -143,7 +169,12 @@ def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
     touched: set[str] = set()
     for launch in plan.launches:
         place = f"launch '{launch.label or launch.kernel}'"
-        _verify_kernel(kernels, launch.kernel, (len(launch.buffers), len(launch.symbols)), place)
+        if bool(launch.versions) != (plan.place != "cpu"):
+            raise PolydynError(f"{place} has {len(launch.versions)} versions in a program for {plan.place}")
+        for v in launch.versions:
+            _verify_version(launch, v, kernels, symbols, place)
+        if not launch.versions:
+            _verify_kernel(kernels, launch.kernel, (len(launch.buffers), len(launch.symbols)), place)
         if launch.choice is not None:
             _verify_choice(launch, launch.choice, kernels, symbols, place)
         missing = [b for b in launch.buffers if b not in plan.buffers]

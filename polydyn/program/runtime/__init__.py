@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-UNITS = ("runtime.c", "strided.c", "pool.c", "waves.c", "indices.c")
-"""Translation units."""
+COMMON = ("runtime.c", "strided.c", "indices.c")
+PLACES = {"cpu": ("cpu.c", "pool.c", "waves.c"), "cuda": ("cuda.c", "cuda_run.c")}
+"""Where a program runs -> the translation units for it, beside the common ones."""
+
+UNITS = (*COMMON, *PLACES["cpu"])
+"""Translation units of a CPU program."""
 
 HEADERS = ("polydyn.h", "internal.h")
 """``polydyn.h`` is the public C ABI; ``internal.h`` is shared by the units and the generated host program."""
 
+CUDA_HEADERS = ("polydyn_cuda.h", "cuda_internal.h")
+"""Further headers of a CUDA program; ``polydyn_cuda.h`` is public."""
 
-def sources() -> dict[str, str]:
-    """File name -> text of every unit and header."""
+
+def sources(place: str = "cpu") -> dict[str, str]:
+    """File name -> text of every unit and header of a program that runs on ``cpu`` or ``cuda``."""
     here = Path(__file__).parent
-    return {name: (here / name).read_text(encoding="utf-8") for name in (*UNITS, *HEADERS)}
+    headers = (*HEADERS, *(CUDA_HEADERS if place == "cuda" else ()))
+    names = (*COMMON, *PLACES[place], *headers)
+    return {name: (here / name).read_text(encoding="utf-8") for name in names}

@@ -7,6 +7,10 @@
 
 #include "polydyn.h"
 
+/* runtime.c, strided.c, indices.c: any program. cpu.c and pool.c: on the CPU. cuda.c: on a CUDA device. */
+
+#define PD_EXPORT __attribute__((visibility("default")))
+
 typedef void pd_kernel(void *const *buffers, const int64_t *symbols, int64_t begin, int64_t end, void *scratch);
 
 /* ---- the thread pool (pool.c) ---- */
@@ -95,7 +99,7 @@ typedef struct {
 } pd_index_check;
 
 typedef struct {
-    pd_kernel *kernel;
+    pd_kernel *kernel; /* NULL: it runs on a device */
     const char *name;
 } pd_named_kernel;
 
@@ -106,7 +110,32 @@ typedef struct {
     int32_t tasks, scratch, work, flops, bytes, copied;
     int32_t skip_input, skip_output; /* skipped when these are at one address; -1: never */
     int32_t first_kernel, choice;    /* into kernels; it runs kernel first_kernel + v[choice], without a choice the first */
+    int32_t versions, first_version; /* rows of a device program */
+    int (*choose)(int64_t *v);       /* evaluates what its versions need; 1: int64 overflow */
 } pd_launch_entry;
+
+/* One kernel that a launch of a device program may be: the first whose conditions hold and whose shared memory fits. */
+typedef struct {
+    int32_t kernel, threads;
+    int32_t buffers, first_buffer;       /* into launch_buffers, -1: the workspace */
+    int32_t symbols, first_symbol;       /* into launch_symbols */
+    int32_t grid, smem, workspace;       /* values: blocks, bytes of shared memory and of the workspace */
+    int32_t conditions, first_condition; /* into conditions */
+    int32_t maps, first_map;             /* into maps; parameters before the buffers */
+    int32_t arch;                        /* the only one that it runs on, 0: any */
+    int32_t after;                       /* so many rows behind this one are launched after it, no versions of their own */
+} pd_version;
+
+typedef struct {
+    int32_t left, right, relation; /* as of a guard */
+} pd_condition;
+
+/* A tensor map over a buffer: a view that begins v[offset] bytes into it. */
+typedef struct {
+    int32_t buffer, dtype, rank, offset;
+    int32_t first_size; /* into map_sizes: values of the dims, innermost first, then of the outer strides in bytes */
+    uint32_t box[5];
+} pd_tensor_map;
 
 typedef struct {
     int32_t first, count; /* launches that run side by side */
@@ -116,6 +145,7 @@ typedef struct {
     int32_t input_count, output_count, symbol_count, value_count, dim_check_count, guard_count, sign_check_count;
     int32_t buffer_count, slot_count, copy_count, launch_count, launch_buffer_count, launch_symbol_count;
     int32_t input_dim_count, output_dim_count, index_check_count, wave_count;
+    int32_t kernel_count, version_count, condition_count, map_count;
     int64_t weight_bytes;
     const pd_io *inputs, *outputs;
     const pd_source *sources;
@@ -131,6 +161,10 @@ typedef struct {
     const pd_wave *waves;               /* of all launches, in order */
     const pd_index_check *index_checks; /* by launch */
     const int32_t *launch_buffers, *launch_symbols, *output_dims;
+    const pd_version *versions;
+    const pd_condition *conditions;
+    const pd_tensor_map *maps;
+    const int32_t *map_sizes;
     int (*check)(int64_t *v); /* what dim checks, guards and output dims need; 1: int64 overflow */
     int (*plan)(int64_t *v);  /* everything else */
 } pd_plan;
@@ -143,6 +177,59 @@ extern const pd_plan pd_the_plan __attribute__((visibility("hidden")));
  * each launch of the plan) gets which tasks each thread runs; `launch_threads`: what each launch would take alone. */
 int64_t pd_plan_wave(const pd_wave *wave, const int64_t *v, int64_t threads, const int64_t *launch_threads,
                      int64_t *starts);
+
+/* ---- programs and contexts (runtime.c) ---- */
+
+struct pd_program {
+    const char *weights;   /* in host memory */
+    const char *constants; /* where kernels read them */
+    void *map;
+    size_t map_bytes;
+    void *place; /* what cpu.c or cuda.c keeps: the pool, the device */
+};
+
+struct pd_context {
+    pd_program *program;
+    int64_t threads;
+    int ready;               /* the sizes are those of `dims` */
+    int64_t *dims;           /* of all inputs, one after the other */
+    int64_t *strides;        /* in bytes, alike */
+    int64_t *output_strides; /* in bytes, of all outputs, one after the other */
+    int32_t *given;          /* per output: its strides are the caller's, else dense */
+    int32_t *places;         /* per input, then per output: 0 when kernels can use the caller's array where it is */
+    int64_t *staged;         /* per input, then per output: offset of its dense copy in the arena, -1: used in place */
+    int64_t *values;
+    void **buffers; /* per buffer */
+    int64_t scratch_offset, scratch_stride, staging_offset, planned_bytes;
+    int64_t evaluations, copied_bytes;
+    char *arena;
+    int64_t arena_bytes;
+    void *place; /* what cpu.c or cuda.c keeps */
+};
+
+__attribute__((format(printf, 2, 3))) int32_t pd_fail(int32_t code, const char *format, ...);
+/* Bytes of output o, dense. */
+int64_t pd_output_bytes(const pd_context *c, int32_t o);
+/* Refuses an output that begins where its beginning is, but walks the memory in another way. */
+int32_t pd_check_shared(const pd_context *c, void *const *inputs, void *const *outputs);
+/* Whether a launch only copies an input to where it is already. */
+static inline int pd_skipped(const pd_launch_entry *l, void *const *inputs, void *const *outputs) {
+    return l->skip_input >= 0 && inputs[l->skip_input] == outputs[l->skip_output];
+}
+/* PD_INPUT when the integers of an index check, at `data`, leave their axis. */
+int32_t pd_check_index(const pd_context *c, const pd_index_check *check, const void *data);
+
+/* ---- where a program runs: cpu.c, or cuda.c ---- */
+
+extern const int64_t pd_arena_align; /* bytes: everything in the arena begins at a multiple */
+int32_t pd_place_program(pd_program *p);
+void pd_displace_program(pd_program *p);
+int32_t pd_place_context(pd_context *c);
+void pd_displace_context(pd_context *c); /* the arena too */
+/* After every evaluation of new sizes: the arena holds planned_bytes, launches are chosen anew. */
+int32_t pd_place_sizes(pd_context *c);
+/* Fills in what only the place knows of a launch: threads, and on a device the kernel and its blocks. */
+void pd_place_info(const pd_context *c, int32_t k, pd_launch_info *info);
 
 /* ---- arrays with strides (strided.c), in bytes ---- */
 

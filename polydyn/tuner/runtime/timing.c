@@ -23,14 +23,15 @@ EXPORT int32_t pdt_time(int32_t which, void *const *buffers, const int64_t *symb
     char *memory = aligned_alloc(256, stride * threads + 256);
     if (!pool) pool = pd_pool_new();
     if (!memory || !pool) return 1;
-    pd_job job = {pdt_kernels[which], buffers, symbols, tasks, threads < tasks ? threads : tasks, memory, stride};
+    pd_part part = {.kernel = pdt_kernels[which], .buffers = buffers, .symbols = symbols, .tasks = tasks};
+    pd_job job = {&part, 1, threads < tasks ? threads : tasks, memory, stride};
     if (job.threads > 1 && !pd_pool_acquire(pool, job.threads)) job.threads = 1;
     for (int32_t i = 0; i < count; i++) {
         int64_t start = now_ns();
         if (job.threads > 1)
             pd_pool_run(pool, &job);
         else if (tasks > 0)
-            job.kernel(buffers, symbols, 0, tasks, memory);
+            part.kernel(buffers, symbols, 0, tasks, memory);
         nanoseconds[i] = now_ns() - start;
     }
     if (job.threads > 1) pd_pool_release(pool);

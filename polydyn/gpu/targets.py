@@ -1,0 +1,43 @@
+"""The names of CUDA targets and what each stands for."""
+
+from __future__ import annotations
+
+from polydyn.errors import UnsupportedError
+
+__all__ = [
+    "ARCHITECTURES", "BASE", "CUDA_TARGETS", "EMULATED", "architectures", "is_cuda", "special_arch",
+]  # fmt: skip
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
+"""What kernels are compiled for."""
+
+EMULATED = "emulated"
+"""The architecture of the CPU libcuda: kernels are compiled for strict emulation."""
+
+BASE = "sm_80"
+"""Every program has its kernels as PTX for this architecture too, for devices that it does not name."""
+
+CUDA_TARGETS = ("cuda", *(f"cuda:{a}" for a in (*ARCHITECTURES, EMULATED)))
+"""Targets of ``polydyn.compile``: ``cuda`` is every architecture."""
+
+
+def special_arch(arch: str) -> int:
+    """The compute capability that a kernel with instructions of its own needs (90 for sm_90a); 0 for the others."""
+    return 0 if arch == BASE else int("".join(c for c in arch if c.isdigit()))
+
+
+def is_cuda(target: str) -> bool:
+    """Whether a target is a CUDA one. UnsupportedError: it begins like one and is none."""
+    if target.partition(":")[0] != "cuda":
+        return False
+    if target not in CUDA_TARGETS:
+        raise UnsupportedError(
+            f"target {target} is not built", rule="known targets", remedy=f"use {', '.join(CUDA_TARGETS)}"
+        )
+    return True
+
+
+def architectures(target: str) -> tuple[str, ...]:
+    """The architectures that a CUDA target is compiled for."""
+    is_cuda(target)
+    return ARCHITECTURES if target == "cuda" else (target.partition(":")[2],)

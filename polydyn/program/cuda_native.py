@@ -1,0 +1,143 @@
+"""ctypes bindings of what a program for a CUDA device has beyond ``native`` (``runtime/polydyn_cuda.h``)."""
+
+from __future__ import annotations
+
+import ctypes
+
+from polydyn.errors import PolydynError
+from polydyn.gpu.errors import DriverMissingError
+from polydyn.gpu.images import ImageSource
+from polydyn.gpu.session import Session
+from polydyn.program.artifact import Artifact
+from polydyn.program.native import Context, Native
+
+DEVICE = 6
+"""``PD_DEVICE``."""
+
+_IMAGE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+"""``pd_cuda_image``."""
+
+ON_DEVICE, ON_HOST, TO_COPY = 0, 1, 2
+"""``PD_ON_DEVICE``, ``PD_ON_HOST``, ``PD_TO_COPY``."""
+
+
+class CudaNative(Native):
+    """An opened library whose kernels are loaded into a session's context by ``open``."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        super().__init__(artifact)
+        self.session: Session | None = None
+        self._images: _Images | None = None
+        self.special = 0
+        """The compute capability whose own instructions kernels may use; 0: none's."""
+        self.generation = -1
+        """Of the session, when ``open`` was last called; -1: never."""
+        lib = self.library
+        lib.pd_cuda_stream.restype = ctypes.c_void_p
+        lib.pd_cuda_run.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int32, ctypes.c_void_p]
+
+    def open(self, artifact: Artifact, session: Session) -> None:
+        """Loads the weights; kernels follow when they are launched. Within ``session.use``.
+
+        WrongArchitectureError: the device is too old, or has neither image nor source. DeviceMemoryError.
+        """
+        kernels = [(k["name"], k["arch"]) for k in artifact.manifest["kernels"]]
+        source = ImageSource(session.driver, kernels, artifact.images, artifact.sources)
+        self.session, self._images = session, _Images(source)
+        library, context = session.library.encode(), ctypes.c_void_p(session.driver.context)
+        self.special = source.special
+        code = self.library.pd_cuda_open(self.program, library, context, self._images.callback, None, self.special)
+        self.check(code)
+        self.generation = session.generation
+
+    def lost(self) -> None:
+        """The context is gone with everything in it."""
+        self.library.pd_cuda_lost(self.program)
+        self.generation = -1
+
+    def before_close(self) -> None:
+        """Nothing is given back to a context that is gone."""
+        if self.session is not None and self.generation != self.session.generation:
+            self.lost()
+
+    def check(self, code: int) -> None:
+        """Raises what the library's error code means; what the driver says as the driver's own errors."""
+        if code != DEVICE:
+            super().check(code)
+            return
+        message = (self.library.pd_error() or b"").decode(errors="replace")
+        result = self.library.pd_cuda_result()
+        failed = self._images.failed.pop() if self._images is not None and self._images.failed else None
+        if failed is not None:
+            raise failed
+        if not result or self.session is None:
+            raise DriverMissingError(message, remedy="install the NVIDIA driver")
+        call, _, detail = message.partition(" failed: ")
+        self.session.driver.fail(result, call, detail.partition("); ")[2])
+
+
+class _Images:
+    """Images for the library, which asks for them by the number of a kernel; each stays alive with this object."""
+
+    def __init__(self, source: ImageSource) -> None:
+        self._source = source
+        self._kept: dict[bytes, ctypes.Array[ctypes.c_char]] = {}
+        self.failed: list[PolydynError] = []
+        """What could not be given, for ``check`` to raise."""
+        self.callback = _IMAGE(self._give)
+
+    def _give(self, _: object, kernel: int) -> int | None:
+        try:
+            image = self._source.image(kernel)
+        except PolydynError as e:
+            self.failed.append(e)
+            return None
+        if image not in self._kept:
+            self._kept[image] = ctypes.create_string_buffer(image, len(image))
+        return ctypes.addressof(self._kept[image])
+
+
+class CudaContext(Context):
+    """A context on the device; ``places`` say where each input and then each output of a call lies."""
+
+    __slots__ = ("_cuda", "_places", "stream")
+
+    def __init__(
+        self,
+        native: CudaNative,
+        multiprocessors: int,
+        inputs: list[tuple[int, int]],
+        output_ranks: list[int],
+        strided: list[int],
+    ) -> None:
+        super().__init__(native, multiprocessors, inputs, output_ranks, strided)
+        self._cuda = native.library
+        self._places = (ctypes.c_int32 * (len(inputs) + len(output_ranks) + 1))()
+        self.stream = int(native.library.pd_cuda_stream(self.handle) or 0)
+
+    def prepare_at(self, key: list[tuple[int, ...]], places: tuple[int, ...]) -> None:
+        """``pd_shapes`` for arrays of these shapes and strides at these places; ``key`` becomes both."""
+        self._places[: len(places)] = list(places)
+        self._cuda.pd_cuda_places(self.handle, self._places)
+        self.prepare(key)
+        self.key = [*key, places]
+
+    def run_on(self, inputs: list[int], outputs: list[int], stream: int, detached: bool) -> None:
+        """``pd_cuda_run`` on these addresses; ``stream`` 0 is the context's own."""
+        self._input_pack(self.input_pointers, 0, *inputs)
+        self._output_pack(self.output_pointers, 0, *outputs)
+        code = self._cuda.pd_cuda_run(
+            self.handle, self.input_pointers, self.output_pointers, stream or None, detached, None
+        )
+        if code:
+            self._native.check(code)
+
+    def profile(self, inputs: list[int], outputs: list[int], launches: int) -> list[int]:
+        """Nanoseconds of every launch on the device."""
+        self._input_pack(self.input_pointers, 0, *inputs)
+        self._output_pack(self.output_pointers, 0, *outputs)
+        table = (ctypes.c_int64 * (launches + 1))()
+        code = self._cuda.pd_cuda_run(self.handle, self.input_pointers, self.output_pointers, None, 0, table)
+        if code:
+            self._native.check(code)
+        return list(table)[:launches]

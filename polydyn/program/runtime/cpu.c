@@ -1,0 +1,204 @@
+/* cpu.c: running a program on the CPU: its arena, its threads, the launch loop. */
+#define _GNU_SOURCE
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "internal.h"
+
+/* What a context has beyond its sizes. */
+typedef struct {
+    int64_t *symbols; /* per launch, gathered from values */
+    int64_t *threads, *wave_threads;
+    int64_t *starts;  /* per launch, threads + 1 of them: which tasks of a launch in a wave each thread runs */
+    pd_part *parts;   /* of the wave that runs */
+    void **arguments; /* per launch, gathered from buffers */
+    int64_t most_threads;
+} pd_cpu;
+
+static const pd_plan *const plan = &pd_the_plan;
+const int64_t pd_arena_align = 64;
+
+int32_t pd_place_program(pd_program *p) { return (p->place = pd_pool_new()) ? PD_OK : PD_MEMORY; }
+void pd_displace_program(pd_program *p) { pd_pool_free(p->place); }
+
+int32_t pd_place_context(pd_context *c) {
+    pd_cpu *x = c->place = calloc(1, sizeof *x);
+    if (!x) return pd_fail(PD_MEMORY, "out of memory");
+    x->symbols = calloc((size_t)plan->launch_symbol_count + 1, sizeof *x->symbols);
+    x->threads = calloc((size_t)plan->launch_count + 1, sizeof *x->threads);
+    x->wave_threads = calloc((size_t)plan->wave_count + 1, sizeof *x->wave_threads);
+    x->starts = calloc((size_t)plan->launch_count + 1, ((size_t)c->threads + 1) * sizeof *x->starts);
+    x->parts = calloc((size_t)plan->launch_count + 1, sizeof *x->parts);
+    x->arguments = calloc((size_t)plan->launch_buffer_count + 1, sizeof *x->arguments);
+    int all = x->symbols && x->threads && x->wave_threads && x->starts && x->parts && x->arguments;
+    return all ? PD_OK : pd_fail(PD_MEMORY, "out of memory");
+}
+
+void pd_displace_context(pd_context *c) {
+    pd_cpu *x = c->place;
+    free(c->arena);
+    if (!x) return;
+    free(x->symbols);
+    free(x->threads);
+    free(x->wave_threads);
+    free(x->starts);
+    free(x->parts);
+    free(x->arguments);
+    free(x);
+}
+
+int32_t pd_place_sizes(pd_context *c) {
+    pd_cpu *x = c->place;
+    const int64_t *v = c->values;
+    for (int32_t k = 0; k < plan->launch_symbol_count; k++) x->symbols[k] = v[plan->launch_symbols[k]];
+    x->most_threads = 1;
+    for (int32_t k = 0; k < plan->launch_count; k++) {
+        const pd_launch_entry *l = &plan->launches[k];
+        int64_t n = pd_min(pd_min(c->threads, v[l->tasks]), 1 + v[l->work] / PD_WORK_PER_THREAD);
+        x->threads[k] = pd_max(n, 1);
+    }
+    for (int32_t w = 0; w < plan->wave_count; w++) {
+        x->wave_threads[w] = pd_plan_wave(&plan->waves[w], v, c->threads, x->threads, x->starts);
+        x->most_threads = pd_max(x->most_threads, x->wave_threads[w]);
+    }
+    if (c->planned_bytes <= c->arena_bytes) return PD_OK;
+    char *arena = aligned_alloc((size_t)pd_arena_align, (size_t)c->planned_bytes);
+    if (!arena) return pd_fail(PD_MEMORY, "this call needs %" PRId64 " bytes for intermediates", c->planned_bytes);
+    free(c->arena);
+    c->arena = arena;
+    c->arena_bytes = c->planned_bytes;
+    return PD_OK;
+}
+
+/* ---- pd_run ---- */
+
+static int32_t take_inputs(pd_context *c, const void *const *inputs, void **dense) {
+    const int64_t *dims = c->dims, *strides = c->strides;
+    for (int32_t i = 0; i < plan->input_count; i++) {
+        int64_t item = pd_item_bytes[plan->inputs[i].dtype];
+        if ((uintptr_t)inputs[i] % (uintptr_t)item)
+            return pd_fail(PD_INPUT, "input '%s' is not aligned to its elements", plan->inputs[i].name);
+        dense[i] = (void *)inputs[i];
+        if (c->staged[i] >= 0) {
+            dense[i] = c->arena + c->staged[i];
+            pd_copy_strided(dense[i], inputs[i], plan->inputs[i].rank, dims, strides, item);
+            c->copied_bytes += pd_dense_bytes(&plan->inputs[i], dims);
+        }
+        dims += plan->inputs[i].rank;
+        strides += plan->inputs[i].rank;
+    }
+    return PD_OK;
+}
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static const pd_named_kernel *kernel_of(const pd_context *c, const pd_launch_entry *l) {
+    return &plan->kernels[l->first_kernel + (l->choice < 0 ? 0 : c->values[l->choice])];
+}
+
+/* Makes launch k a part of a job; 0 when it has nothing to do. */
+static int prepare(pd_context *c, int32_t k, void *const *inputs, void *const *outputs, pd_part *part) {
+    const pd_cpu *x = c->place;
+    const pd_launch_entry *l = &plan->launches[k];
+    int64_t tasks = c->values[l->tasks];
+    if (tasks <= 0) return 0;
+    if (pd_skipped(l, inputs, outputs)) return 0; /* see pd_check_shared */
+    c->copied_bytes += c->values[l->copied];
+    void **arguments = x->arguments + l->first_buffer;
+    for (int32_t b = 0; b < l->buffers; b++) arguments[b] = c->buffers[plan->launch_buffers[l->first_buffer + b]];
+    *part = (pd_part){.kernel = kernel_of(c, l)->kernel,
+                      .buffers = arguments,
+                      .symbols = x->symbols + l->first_symbol,
+                      .tasks = tasks};
+    return 1;
+}
+
+/* Runs the parts of a wave in one parallel region. */
+static void run_parts(pd_context *c, int64_t count, int64_t threads) {
+    pd_job job = {.parts = ((const pd_cpu *)c->place)->parts,
+                  .count = count,
+                  .threads = threads,
+                  .scratch = c->arena + c->scratch_offset,
+                  .scratch_stride = c->scratch_stride};
+    if (count) pd_pool_run(c->program->place, &job);
+}
+
+/* Scans the index tensors that launch k is the first to read; `next` is the first check not yet made. */
+static int32_t check_indices(const pd_context *c, int32_t k, int32_t *next) {
+    int32_t code = PD_OK;
+    for (; *next < plan->index_check_count && plan->index_checks[*next].launch == k && code == PD_OK; ++*next)
+        code = pd_check_index(c, &plan->index_checks[*next], c->buffers[plan->index_checks[*next].buffer]);
+    return code;
+}
+
+typedef struct {
+    void *const *inputs, *const *outputs;
+    int parallel;
+    int32_t next_check;
+    int64_t *nanoseconds; /* per launch; NULL: nobody asks */
+} pd_call;
+
+/* One wave; when times are asked for its launches run one after the other. */
+static int32_t run_wave(pd_context *c, int32_t w, pd_call *call) {
+    const pd_wave *wave = &plan->waves[w];
+    const pd_cpu *x = c->place;
+    int64_t count = 0;
+    int32_t code = PD_OK;
+    for (int32_t k = wave->first; k < wave->first + wave->count && code == PD_OK; k++) {
+        int64_t begun = call->nanoseconds ? now_ns() : 0;
+        code = check_indices(c, k, &call->next_check);
+        if (code != PD_OK || !prepare(c, k, call->inputs, call->outputs, &x->parts[count])) continue;
+        if (call->nanoseconds) run_parts(c, 1, call->parallel ? x->threads[k] : 1);
+        else if (wave->count > 1) x->parts[count].starts = x->starts + k * (c->threads + 1);
+        count += !call->nanoseconds;
+        if (call->nanoseconds) call->nanoseconds[k] = now_ns() - begun;
+    }
+    if (code == PD_OK) run_parts(c, count, call->parallel ? x->wave_threads[w] : 1);
+    return code;
+}
+
+static int32_t run(pd_context *c, const void *const *inputs, void *const *outputs, int64_t *nanoseconds) {
+    if (!c->ready) return pd_fail(PD_USAGE, "pd_run needs a successful pd_shapes before it");
+    void *dense[plan->input_count + 1];
+    int32_t code = take_inputs(c, inputs, dense);
+    if (code == PD_OK) code = pd_check_shared(c, dense, outputs);
+    if (code != PD_OK) return code;
+    for (int32_t b = 0; b < plan->buffer_count; b++) {
+        const pd_buffer *p = &plan->buffers[b];
+        if (p->role == PD_INPUT_ROLE) c->buffers[b] = dense[p->index];
+        if (p->role == PD_OUTPUT_ROLE) c->buffers[b] = outputs[p->index];
+    }
+    int64_t threads = ((const pd_cpu *)c->place)->most_threads;
+    int parallel = threads > 1 && pd_pool_acquire(c->program->place, threads);
+    pd_call call = {.inputs = dense, .outputs = outputs, .parallel = parallel, .nanoseconds = nanoseconds};
+    if (nanoseconds) memset(nanoseconds, 0, (size_t)plan->launch_count * sizeof *nanoseconds);
+    for (int32_t w = 0; w < plan->wave_count && code == PD_OK; w++) code = run_wave(c, w, &call);
+    if (parallel) pd_pool_release(c->program->place);
+    if (code != PD_OK) return code;
+    for (int32_t k = 0; k < plan->copy_count; k++) {
+        const pd_copy *p = &plan->copies[k];
+        if (c->values[p->bytes] <= 0) continue;
+        memcpy(outputs[p->output], c->buffers[p->buffer], (size_t)c->values[p->bytes]);
+        c->copied_bytes += c->values[p->bytes];
+    }
+    return PD_OK;
+}
+
+PD_EXPORT int32_t pd_run(pd_context *c, const void *const *inputs, void *const *outputs) {
+    return run(c, inputs, outputs, NULL);
+}
+
+PD_EXPORT int32_t pd_profile(pd_context *c, const void *const *inputs, void *const *outputs, int64_t *nanoseconds) {
+    return run(c, inputs, outputs, nanoseconds);
+}
+
+void pd_place_info(const pd_context *c, int32_t k, pd_launch_info *info) {
+    info->kernel = kernel_of(c, &plan->launches[k])->name;
+    info->threads = ((const pd_cpu *)c->place)->threads[k];
+}

@@ -1,0 +1,67 @@
+/* polydyn_cuda.h: what the C interface of a program for a CUDA device has beyond polydyn.h (docs/adr/0011-cuda-runtime.md).
+ *
+ * The driver is opened by name, so a program needs no CUDA headers and no CUDA library to be linked or loaded:
+ *
+ *     pd_open(path, NULL, offset, size, &program);
+ *     pd_cuda_open(program, "libcuda.so.1", cu_context, image, user, 0);
+ *     pd_context_new(program, multiprocessors, &context);
+ *     pd_cuda_places(context, places);                 where inputs and outputs lie
+ *     pd_shapes(context, inputs, NULL, output_dims);
+ *     pd_cuda_run(context, input_data, output_data, stream, 0, NULL);
+ *
+ * The CUcontext is the caller's (pycuda's, torch's, the primary one) and is pushed for the time of a call.
+ */
+#ifndef POLYDYN_CUDA_H
+#define POLYDYN_CUDA_H
+
+#include <stdint.h>
+
+#include "polydyn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { PD_DEVICE = 6 }; /* an error code: a driver call failed, see pd_cuda_result */
+
+/* Where an array of a call lies: device memory that kernels use (aligned to 16 bytes), host memory, or device memory that
+ * is copied first (inputs only). */
+enum { PD_ON_DEVICE, PD_ON_HOST, PD_TO_COPY };
+
+/* The CUresult behind this thread's last PD_DEVICE. */
+int32_t pd_cuda_result(void);
+
+/* Gives the image (cubin, or PTX that ends in a zero) that holds a kernel, NULL when there is none. Equal addresses are
+ * one module. It must stay where it is until pd_close or pd_cuda_lost. */
+typedef const void *(*pd_cuda_image)(void *user, int32_t kernel);
+
+/* Loads the weights into the context; kernels are loaded when they are first launched, through `image`, which may be
+ * called from any thread that runs a context. `arch`: the compute capability whose own instructions images have (90 for
+ * sm_90a), 0 for none. Again after pd_cuda_lost, before contexts are made. */
+int32_t pd_cuda_open(pd_program *program, const char *driver, void *cu_context, pd_cuda_image image, void *user,
+                     int32_t arch);
+
+/* The name of a kernel, NULL when its number is too large. */
+const char *pd_cuda_kernel(const pd_program *program, int32_t kernel);
+
+/* The CUcontext is gone, and all that was in it: nothing is given back, contexts of this program are only freed. */
+void pd_cuda_lost(pd_program *program);
+
+/* For each input, then each output: PD_ON_DEVICE ... . Before pd_shapes, when they differ from the last call's. */
+void pd_cuda_places(pd_context *context, const int32_t *places);
+
+/* Computes. `stream`: a CUstream, NULL for the context's own. Returns when outputs are there; with `detached`, and no
+ * output on the host, when everything is on its way (errors of kernels then appear at a later call). Device outputs are
+ * aligned to 16 bytes. `nanoseconds`: NULL, or room for the time of every launch. */
+int32_t pd_cuda_run(pd_context *context, const void *const *inputs, void *const *outputs, void *stream,
+                    int32_t detached, int64_t *nanoseconds);
+
+/* The context's own stream. */
+void *pd_cuda_stream(const pd_context *context);
+
+/* pd_launch tells, after a run, the kernel that was chosen, its blocks (`tasks`) and the threads of a block. */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,204 @@
+"""Programs for a CUDA device that fail, on the CPU libcuda: a clear error, and the context goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cuda_programs import check, relu
+from programs import B, buffers
+from tiny import model, node
+
+import polydyn
+from polydyn.codegen.printers.cuda import PRELUDE
+from polydyn.errors import PolydynError, UnsupportedError
+from polydyn.gpu import session
+from polydyn.gpu.array import DeviceArray
+from polydyn.gpu.compiler import device_headers
+from polydyn.gpu.errors import DeviceLostError, DeviceMemoryError, DriverMissingError, WrongArchitectureError
+from polydyn.gpu.images import ImageSource
+from polydyn.gpu.session import Session, open_session
+from polydyn.graph.ir import SymbolSource
+from polydyn.program.assemble import build_program
+from polydyn.program.cuda_program import CudaProgram
+from polydyn.program.plan import HostPlan, KernelSource, Launch, Version
+from polydyn.program.verify import verify_host_plan
+from polydyn.schedules.index import Index
+
+SHIFT = f"""{PRELUDE}PD_KERNEL(shift, 32, 1)(const float *x, float *y, int64_t n, int64_t by) {{
+  const int64_t at = pd_bid_x() * 32 + pd_tid();
+  if (at < n) pd_stg(y + at + (at == 100 ? by : 0), pd_ldg(x + at));
+}}
+PD_EXPORT(shift, 32);
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def device() -> Iterator[Session]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYDYN_LIBCUDA", "emulated")
+        yield open_session()
+
+
+def shift() -> CudaProgram:
+    """``y = x``; a kernel that stores far away when there are more than 100 elements."""
+    one, by = Index.of(1), Index.of(1 << 40)
+    version = Version("shift", "only", ("x", "y"), (B, by), B.ceildiv(32), Index.of(0), 32)
+    launch = Launch("shift", ("x", "y"), (B,), B, Index.of(0), one, label="the shift", versions=(version,))
+    program = build_program(
+        HostPlan(
+            name="shift", inputs=("x",), outputs=("y",),
+            buffers=buffers(("x", "float32", (B,), "input"), ("y", "float32", (B,), "output")),
+            constants={}, sources=(SymbolSource("B", "x", 0),), guards=(),
+            kernels=(KernelSource("shift", SHIFT, "", 2, 2),), launches=(launch,), headers=dict(device_headers()),
+            place="cuda",
+        ),
+        target="cuda:emulated",
+    )  # fmt: skip
+    assert isinstance(program, CudaProgram)
+    return program
+
+
+def test_a_failing_kernel_breaks_nothing_for_long(device: Session) -> None:
+    bad, good = shift(), relu()
+    x = np.arange(100, dtype=np.float32)
+    assert np.array_equal(bad.run({"x": x})["y"], x)
+    check(good, 3)
+    kept, before = DeviceArray.of(device, x), device.generation
+    with pytest.raises(DeviceLostError, match="out-of-bounds global access"):
+        bad.run({"x": np.zeros(101, np.float32)})
+    assert device.generation == before + 1
+    with pytest.raises(DeviceLostError, match="the memory was lost"):
+        kept.numpy()
+    check(good, 5)  # loads its kernels and weights again
+    assert np.array_equal(bad.run({"x": x})["y"], x)
+    assert good.counters["contexts"] == 1
+
+
+def test_a_detached_run_reports_later(device: Session) -> None:
+    bad, good = shift(), relu()
+    x = DeviceArray.of(device, np.zeros(101, np.float32))
+    with pytest.raises(DeviceLostError, match="out-of-bounds"):
+        bad.run({"x": x}, stream=2)["y"].numpy()
+    check(good, 2)
+
+
+def test_callers_of_other_threads_go_on(device: Session) -> None:
+    """Whoever meets the broken context gets DeviceLostError, never a wrong result, and may call again."""
+    bad, good = shift(), relu()
+    check(good, 1)
+    results: list[str] = []
+    go_on = threading.Event()
+
+    def caller() -> None:
+        while not go_on.is_set():
+            try:
+                check(good, 4)
+                results.append("right")
+            except DeviceLostError:
+                results.append("lost")
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    try:
+        for _ in range(5):
+            with pytest.raises(DeviceLostError):
+                bad.run({"x": np.zeros(101, np.float32)})
+    finally:
+        go_on.set()
+        thread.join()
+    check(good, 4)
+    assert results
+
+
+def test_out_of_memory_names_the_bytes_and_smaller_calls_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = relu()
+    check(program, 2)
+    monkeypatch.setenv("PDEMU_MEMORY", "1000000")
+    with pytest.raises(DeviceMemoryError, match="bytes for intermediates"):
+        check(program, 100_000)
+    check(program, 3)
+    fresh = relu()
+    monkeypatch.setenv("PDEMU_MEMORY", "10")
+    with pytest.raises(DeviceMemoryError, match="bytes of weights"):
+        check(fresh, 1)
+    monkeypatch.delenv("PDEMU_MEMORY")
+    check(fresh, 1)
+
+
+def test_the_arena_grows_and_stays() -> None:
+    program = relu()
+    sizes = []
+    for n in (2, 50, 7, 99, 2):
+        check(program, n)
+        sizes.append(program.counters["arena_bytes"])
+    assert sizes[0] < sizes[1] == sizes[2] < sizes[3] == sizes[4] and sizes[0] % 256 == 0
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = relu()
+    monkeypatch.setenv("POLYDYN_LIBCUDA", "libno-such-cuda.so.1")
+    with pytest.raises(DriverMissingError, match="no CUDA driver"):
+        program.run({"x": np.zeros((1, 8), np.float32)})
+    monkeypatch.setenv("POLYDYN_LIBCUDA", "emulated")
+    check(program, 2)  # a driver that comes later is found
+
+
+def test_wrong_architecture(device: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = relu()
+    monkeypatch.setenv("PDEMU_SM", "75")
+    with pytest.raises(WrongArchitectureError, match="no kernel image"):
+        check(program, 1)
+    monkeypatch.delenv("PDEMU_SM")
+    check(program, 1)
+
+    class Old:
+        device_name, arch = "Tesla T4", 75
+
+    with pytest.raises(WrongArchitectureError, match="sm_75, kernels need sm_80"):
+        ImageSource(Old(), [], {}, {})  # type: ignore[arg-type]
+
+
+def test_a_context_that_cannot_be_renewed_says_so(device: Session) -> None:
+    class Dead:
+        generation, deferred = 0, False
+
+        def renew(self) -> None:
+            raise DriverMissingError("the device fell off the bus")
+
+    dead = session.Session(Dead(), "")  # type: ignore[arg-type]
+
+    def lose() -> None:
+        with dead.use(), dead.use():  # nested uses count once
+            raise DeviceLostError("gone")
+
+    with pytest.raises(DeviceLostError, match="gone"):
+        lose()
+    with pytest.raises(DeviceLostError, match="fell off the bus"):
+        lose()
+
+
+def test_malformed_device_plans_are_refused() -> None:
+    launch = Launch("k", ("x",), (), B, B, B, label="l")
+    version = Version("k", "v", ("x",), (), B, B, 32)
+    plan = HostPlan(
+        name="p", inputs=("x",), outputs=(), buffers=buffers(("x", "float32", (B,), "input")), constants={},
+        sources=(SymbolSource("B", "x", 0),), guards=(), kernels=(KernelSource("k", "", "", 1, 0),),
+        launches=(replace(launch, versions=(version,)),), place="cuda",
+    )  # fmt: skip
+    verify_host_plan(plan)
+    for bad, message in (
+        ((), "0 versions in a program for cuda"), ((replace(version, kernel="q"),), "kernel 'q', which the plan lacks"),
+        ((replace(version, buffers=("y",)),), "uses a buffer that the launch does not name"),
+        ((replace(version, threads=2000),), "blocks of 2000 threads"), ((replace(version, symbols=(B,)),), "1 symbols"),
+        ((replace(version, grid=Index.of("Q")),), "without a source"),
+        ((replace(version, conditions=((B, "!=", B),)),), "unknown condition"),
+        ((replace(version, after=(replace(version, grid=Index.of("Q")),)),), "without a source"),
+    ):  # fmt: skip
+        with pytest.raises(PolydynError, match=message):
+            verify_host_plan(replace(plan, launches=(replace(launch, versions=bad),)))
+    with pytest.raises(UnsupportedError, match="cuda:sm_70 is not built"):
+        polydyn.compile(model([node("Relu", "x", "y")], {"x": ("float32", ["N"])}, ["y"]), target="cuda:sm_70")

@@ -1,0 +1,301 @@
+"""Programs for a CUDA device, compiled once for every shape, on the CPU libcuda: results, arrays, streams, callers."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from stored import path_of
+from tiny import model, node
+
+import polydyn
+from benchmarks.accuracy import TOLERANCE, error, reference
+from benchmarks.models.inputs import feeds as inputs_of
+from polydyn.errors import InputError
+from polydyn.gpu import dlpack
+from polydyn.gpu.array import DeviceArray
+from polydyn.gpu.dlpack import CUDA, capsule, view
+from polydyn.gpu.session import Session, open_session
+from polydyn.program.cuda_program import CudaProgram, stream_handle
+
+W = np.linspace(-1, 1, 8 * 36, dtype=np.float32).reshape(8, 36)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def device() -> Iterator[Session]:
+    """The CPU libcuda, for everything that opens a device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYDYN_LIBCUDA", "emulated")
+        yield open_session()
+
+
+@pytest.fixture(scope="module")
+def layer() -> CudaProgram:
+    """``y = softmax(x @ w)`` and ``z = table[i] + x``, for x of [B, 8] and i of [B]."""
+    nodes = [
+        node("MatMul", "x w", "t"), node("Softmax", "t", "y", axis=-1),
+        node("Gather", "table i", "g", axis=0), node("Add", "g x", "z"),
+    ]  # fmt: skip
+    ins = {"x": ("float32", ["B", 8]), "i": ("int64", ["B"]), "table": ("float32", ["T", 8])}
+    return compiled(model(nodes, ins, ["y", "z"], {"w": W}))
+
+
+def compiled(m: Any) -> CudaProgram:
+    program = polydyn.compile(m, target="cuda:emulated")
+    assert isinstance(program, CudaProgram)
+    return program
+
+
+def feeds(b: int, t: int = 5, seed: int = 0) -> dict[str, Any]:
+    r = np.random.default_rng(seed + b)
+    x = r.standard_normal((b, 8)).astype(np.float32)
+    return {"x": x, "i": r.integers(-t, t, b), "table": r.standard_normal((t, 8)).astype(np.float32)}
+
+
+def expected(f: dict[str, Any]) -> dict[str, Any]:
+    e = np.exp(f["x"] @ W - (f["x"] @ W).max(-1, keepdims=True))
+    return {"y": e / e.sum(-1, keepdims=True), "z": f["table"][f["i"]] + f["x"]}
+
+
+def close(got: dict[str, Any], f: dict[str, Any]) -> None:
+    want = expected(f)
+    for name, a in got.items():
+        a = a.numpy() if isinstance(a, DeviceArray) else a
+        np.testing.assert_allclose(a, want[name], 1e-5, 1e-6, err_msg=name)
+
+
+def on_device(session: Session, f: dict[str, Any]) -> dict[str, Any]:
+    return {n: DeviceArray.of(session, a) for n, a in f.items()}
+
+
+@pytest.mark.parametrize("name", ["bert_tiny", "gpt2_tiny"])
+def test_models_run_at_every_shape_compiled_once(name: str) -> None:
+    path = path_of(name)
+    program, loaded = compiled(path), onnx.load(path)
+    some = [{"B": 1, "L": 1}, {"B": 2, "L": 13}, {"B": 3, "L": 67}]
+    for shape, want in zip(some, reference(path, some), strict=True):
+        assert error(program.run(inputs_of(loaded, shape)), want) <= TOLERANCE, shape
+    counters = program.counters
+    assert counters["evaluations"] == len(some) and counters["contexts"] == 1
+    one, two = (program.run(inputs_of(loaded, some[-1])) for _ in range(2))
+    assert all(np.array_equal(a, two[n]) for n, a in one.items())
+    assert program.counters["evaluations"] == len(some), "a known shape costs no evaluation"
+
+
+def test_explain_says_what_runs() -> None:
+    nodes = [node("MatMul", "x y", "m"), node("Softmax", "m", "z", axis=-1)]
+    program = compiled(model(nodes, {"x": ("float32", ["M", "K"]), "y": ("float32", ["K", "N"])}, ["z"]))
+    chosen = set()
+    for m, k, n in ((5, 8, 12), (5, 7, 9), (130, 4, 4), (2, 3, 9000)):
+        f = {"x": np.ones((m, k), np.float32), "y": np.ones((k, n), np.float32)}
+        explained, ran = program.explain(M=m, K=k, N=n).launches, program.profile(f, 1)
+        assert [(e.kernel, e.tasks, e.threads) for e in explained] == [(r.kernel, r.tasks, r.threads) for r in ran]
+        chosen.add(tuple(e.kernel for e in explained))
+    assert len(chosen) >= 3, "pitches and lengths of rows take different versions"
+    wide = program.explain(M=2, K=3, N=9000).details()
+    assert "not warp: it needs 288000 bytes of shared memory" in wide and "taken: block" in wide
+    assert "of 4" not in wide and "% 4" not in wide
+
+
+def test_sizes_0_and_1_and_changing_shapes(layer: CudaProgram) -> None:
+    for b in (3, 0, 1, 40, 1, 129, 0, 3):
+        f = feeds(b)
+        got = layer.run(f)
+        assert got["y"].shape == (b, 36)
+        close(got, f)
+
+
+def test_host_arrays_of_any_kind_and_the_callers_outputs(layer: CudaProgram) -> None:
+    f = feeds(6)
+    strided = {n: np.repeat(a, 2, 0)[::2] if n != "x" else np.asfortranarray(a) for n, a in f.items()}
+    close(layer.run(strided), f)
+    out = {"y": np.empty((6, 36), np.float32), "z": np.empty((6, 8), np.float32)}
+    got = layer.run(f, out)
+    assert got["y"] is out["y"] and got["z"] is out["z"]
+    close(got, f)
+    wrong = (
+        ({"q": out["y"]}, "no output 'q'"), ({"y": out["z"]}, "shape"), ({"y": out["y"].astype(np.float64)}, "float32"),
+        ({"z": f["x"]}, "share memory"),
+    )  # fmt: skip
+    for bad, message in wrong:
+        with pytest.raises(InputError, match=message):
+            layer.run(f, bad)
+    with pytest.raises(InputError, match="float64"):
+        layer.run(f | {"x": f["x"].astype(np.float64)})
+    with pytest.raises(InputError, match="axis 0 is 6, but B"):
+        layer.run(f | {"x": f["x"][:5]})
+
+
+def test_indices_outside_are_refused_on_host_and_device(layer: CudaProgram, device: Session) -> None:
+    bad = feeds(4) | {"i": np.array([0, 5, 1, 1])}
+    for f in (bad, on_device(device, bad)):
+        with pytest.raises(InputError, match="element 1 is 5"):
+            layer.run(f)
+    close(layer.run(feeds(4)), feeds(4))
+
+
+def test_tensors_stay_on_the_device(layer: CudaProgram, device: Session) -> None:
+    f = feeds(9)
+    moved = layer.counters["bytes_copied"]
+    got = layer.run(on_device(device, f))
+    assert all(isinstance(a, DeviceArray) for a in got.values()) and layer.counters["bytes_copied"] == moved
+    close(got, f)
+    mixed = layer.run(f | {"x": DeviceArray.of(device, f["x"])})
+    assert isinstance(mixed["y"], DeviceArray)
+    close(mixed, f)
+    y, z = DeviceArray(device, (9, 36), "float32", 4), np.empty((9, 8), np.float32)
+    got = layer.run(f, {"y": y, "z": z})
+    assert got["y"] is y and got["z"] is z
+    close(got, f)
+
+
+class Foreign:
+    """What a tensor of another library looks like: a part of an allocation, with strides of its own."""
+
+    def __init__(self, base: DeviceArray, offset: int, shape: tuple[int, ...], dtype: str = "float32") -> None:
+        self.base, self.offset, self.shape, self.dtype = base, offset, shape, dtype
+        self.asked: list[int] = []
+
+    def __dlpack__(self, stream: int | None = None) -> object:
+        self.asked.append(stream or 0)
+        return capsule(self.base.pointer + self.offset, self.shape, self.dtype, self.base, (CUDA, 0))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, 0
+
+
+def test_tensors_of_other_libraries(layer: CudaProgram, device: Session) -> None:
+    f = feeds(4)
+    table = np.concatenate([np.zeros(3, np.float32), f["table"].reshape(-1)])
+    tensor = Foreign(DeviceArray.of(device, table), 12, (5, 8))  # not aligned to 16 bytes
+    close(layer.run(f | {"table": tensor}), f)
+    close(layer.run(f | {"table": tensor}, stream=2), f)
+    assert tensor.asked[0] > 2 and tensor.asked[1] == 2, "the exporter learns on which stream its tensor is read"
+    with pytest.raises(InputError, match="float16"):
+        layer.run(f | {"x": Foreign(tensor.base, 0, (4, 8), "float16")})
+    with pytest.raises(InputError, match=r"3 axes|2 axes|has 1 axes"):
+        layer.run(f | {"x": Foreign(tensor.base, 0, (32,))})
+
+    class Interface:
+        __cuda_array_interface__ = DeviceArray.of(device, f["x"].T.copy()).__cuda_array_interface__ | {
+            "shape": (4, 8), "strides": (4, 16),
+        }  # fmt: skip
+
+    with pytest.raises(InputError, match="not dense"):
+        layer.run(f | {"x": Interface()})
+    base = DeviceArray.of(device, np.concatenate([f["x"].reshape(-1)] * 2))
+    with pytest.raises(InputError, match="shares memory with 'x'"):
+        layer.run(f | {"x": Foreign(base, 0, (4, 8))}, {"z": Foreign(base, 16, (4, 8))})
+
+
+def test_capsules_keep_and_free_their_memory(device: Session) -> None:
+    data = np.arange(6, dtype=np.int16).reshape(2, 3)
+    a = DeviceArray.of(device, data)
+    tensor = Foreign(a, 0, (2, 3), "int16")
+    seen = view(tensor, 1)
+    assert (seen.shape, seen.strides, seen.dtype, seen.dense) == ((2, 3), (6, 2), "int16", True)
+    pointer, allocated = a.pointer, device.driver._allocated  # type: ignore[attr-defined]
+    with pytest.raises((BufferError, RuntimeError)):
+        np.from_dlpack(a)
+    del a, tensor
+    assert pointer in allocated, "a view keeps the memory"
+    del seen
+    capsule(0, (1,), "float32", None, (CUDA, 0))
+    assert pointer not in allocated, "capsules that nobody took, or that are gone, keep nothing"
+
+
+def test_a_consumer_frees_what_it_took(device: Session) -> None:
+    host = np.arange(4, dtype=np.float32)
+
+    class Host:
+        def __dlpack__(self, **_: object) -> object:
+            return capsule(host.ctypes.data, (4,), "float32", host, (1, 0))
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    taken = np.from_dlpack(Host())
+    assert np.array_equal(taken, host) and any(e.owner is host for e in dlpack._exported.values())
+    del taken
+    assert not any(e.owner is host for e in dlpack._exported.values())
+
+
+def test_streams(layer: CudaProgram, device: Session) -> None:
+    with device.use() as driver:
+        first, second = driver.stream(), driver.stream()
+    f = feeds(7)
+    x = on_device(device, f)
+    results = [layer.run(x, stream=s) for s in (first, second, first)]
+    assert layer.counters["contexts"] == 1, "a run on another stream waits for the arena, on the device"
+    for got in results:
+        close(got, f)
+    close(layer.run(f, stream=second), f)
+    for bad in ("s", 1.5, object()):
+        with pytest.raises(InputError, match="no stream"):
+            layer.run(f, stream=bad)
+
+    class Torch:
+        cuda_stream = 0
+
+    assert stream_handle(Torch()) == 1 and stream_handle(None) == 0
+    with device.use() as driver:
+        driver.synchronize(first)
+        driver.free_stream(first)
+        driver.free_stream(second)
+
+
+def test_two_callers_and_two_programs(layer: CudaProgram) -> None:
+    other = compiled(model([node("Relu", "x", "y")], {"x": ("float32", ["N"])}, ["y"]))
+
+    def call(k: int) -> None:
+        f = feeds(1 + k % 5, seed=k)
+        close(layer.run(f), f)
+        x = np.arange(-k, 9.0, dtype=np.float32)
+        assert np.array_equal(other.run({"x": x})["y"], np.maximum(x, 0))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(call, range(12)))
+
+
+def test_outputs_that_are_inputs_and_constants() -> None:
+    past = model(
+        [node("Concat", "p x", "q", axis=0), node("Relu", "x", "y"), node("Identity", "x", "same")],
+        {"p": ("float32", ["P", 4]), "x": ("float32", ["L", 4])}, ["q", "y", "same", "c"],
+        {"c": np.arange(4, dtype=np.float32)},
+    )  # fmt: skip
+    program = compiled(past)
+    for p, n in ((3, 2), (0, 1), (1, 0)):
+        a, b = np.arange(p * 4, dtype=np.float32).reshape(p, 4), -np.arange(n * 4, dtype=np.float32).reshape(n, 4)
+        got = program.run({"p": a, "x": b})
+        assert np.array_equal(got["q"], np.concatenate([a, b])) and np.array_equal(got["y"], np.maximum(b, 0))
+        assert np.array_equal(got["same"], b) and np.array_equal(got["c"], np.arange(4))
+
+
+def test_a_cache_grows_in_place_on_the_device(device: Session) -> None:
+    program = compiled(
+        model(
+            [node("Concat", "p x", "q", axis=0)],
+            {"p": ("float32", ["P", 4]), "x": ("float32", ["L", 4])}, ["q"],
+        )
+    )  # fmt: skip
+    assert program.appendable == {"q": "p"}
+    cache = DeviceArray.of(device, np.zeros((9, 4), np.float32))
+    for n in range(9):
+        row = np.full((1, 4), n, np.float32)
+        got = program.run({"p": Foreign(cache, 0, (n, 4)), "x": row}, {"q": Foreign(cache, 0, (n + 1, 4))})
+        assert isinstance(got["q"], Foreign)
+    assert np.array_equal(cache.numpy(), np.repeat(np.arange(9, dtype=np.float32), 4).reshape(9, 4))
+
+
+def test_pycuda_memory_is_used_where_it_lies(layer: CudaProgram) -> None:
+    pytest.importorskip("pycuda")
+    ctypes.CDLL(open_session().library, ctypes.RTLD_GLOBAL)
+    gpuarray = pytest.importorskip("pycuda.gpuarray")
+    f = feeds(4)
+    got = layer.run(f | {"x": gpuarray.to_gpu(f["x"])})
+    close(got, f)

@@ -1,0 +1,158 @@
+"""What a version of a launch may ask for, with hand-written kernels on the CPU libcuda.
+
+Conditions, launch-time symbols, a workspace and kernels after it, tensor maps, architectures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from programs import B, buffers
+
+from polydyn.codegen.cuda_kernel import TensorMapOf
+from polydyn.codegen.printers.cuda import PRELUDE
+from polydyn.errors import InputError
+from polydyn.gpu.compiler import device_headers, find_nvcc
+from polydyn.gpu.images import ImageSource, build_images
+from polydyn.gpu.nvrtc import find_nvrtc
+from polydyn.graph.ir import SymbolSource
+from polydyn.program.assemble import build_program
+from polydyn.program.cuda_program import CudaProgram
+from polydyn.program.plan import WORKSPACE, HostPlan, KernelSource, Launch, Version
+from polydyn.schedules.index import Index, minimum
+
+ONE, NTH = Index.of(1), Index.of("nth")
+ROW = Index.of(32)
+
+ADD = PRELUDE + """PD_KERNEL(NAME, 32, 1)(const float *x, float *y, int64_t by) {
+  const int64_t at = pd_bid_x() * 32 + pd_tid();
+  pd_stg(y + at, pd_ldg(x + at) + (float)by);
+}
+PD_EXPORT(NAME, 32);
+"""
+# a block doubles a row; the row comes to shared memory by TMA
+MAPPED = PRELUDE + """#include "pd_hopper.cuh"
+PD_KERNEL(mapped, 32, 1)(PD_TMAP(map), const float *x, float *y) {
+  PD_DYN_SMEM(smem);
+  uint64_t *bar = (uint64_t *)(smem + 128);
+  if (pd_tid() == 0) {
+    pd_mbar_init(bar, 1);
+    pd_fence_mbar_init();
+    pd_mbar_expect_tx(bar, 128);
+    pd_tma_load_2d(smem, &map, 0, (int)pd_bid_x(), bar);
+  }
+  pd_syncthreads();
+  pd_mbar_wait(bar, 0);
+  pd_stg(y + pd_bid_x() * 32 + pd_tid(), 2 * pd_lds<float>(smem + pd_tid() * 4));
+  (void)x;
+}
+PD_EXPORT(mapped, 32);
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def device() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYDYN_LIBCUDA", "emulated")
+        yield
+
+
+def add(name: str) -> KernelSource:
+    """``y = x + by`` on rows of 32."""
+    return KernelSource(name, ADD.replace("NAME", name), "", 2, 1)
+
+
+def version(kernel: str, by: Index, *arrays: str) -> Version:
+    return Version(kernel, kernel, arrays or ("x", "y"), (by,), B, Index.of(0), 32)
+
+
+def program(*versions: Version, kernels: tuple[KernelSource, ...]) -> CudaProgram:
+    """One launch from x to y, both [B, 32]."""
+    launch = Launch(versions[0].kernel, ("x", "y"), (B,), B, Index.of(0), ONE, "l", names=("b",), versions=versions)
+    made = build_program(
+        HostPlan(
+            name="p", inputs=("x",), outputs=("y",), launches=(launch,), kernels=kernels, guards=(), constants={},
+            buffers=buffers(("x", "float32", (B, ROW), "input"), ("y", "float32", (B, ROW), "output")),
+            sources=(SymbolSource("B", "x", 0),), headers=dict(device_headers()), place="cuda",
+        ),
+        target="cuda:emulated",
+    )  # fmt: skip
+    assert isinstance(made, CudaProgram)
+    return made
+
+
+def difference(p: CudaProgram, b: int) -> float:
+    x = np.arange(b * 32, dtype=np.float32).reshape(b, 32)
+    got = p.run({"x": x})["y"] - x
+    assert (got == got[0, 0]).all()
+    assert p.profile({"x": x}, 1)[0].kernel == p.explain(B=b).launches[0].kernel
+    return float(got[0, 0])
+
+
+def test_the_first_version_whose_conditions_hold_is_taken() -> None:
+    first, second, last = version("a", ONE), version("b", Index.of(2)), version("c", Index.of(3))
+    first = replace(first, conditions=((B, "<=", Index.of(4)), (B, "%==", Index.of(2))))
+    second = replace(second, conditions=((B * 2, "==", Index.of(10)),))
+    p = program(first, second, last, kernels=(add("a"), add("b"), add("c")))
+    assert [difference(p, b) for b in (1, 2, 3, 4, 5, 6)] == [3, 1, 3, 1, 2, 3]
+    assert "not a: B <= 4 does not hold: 6, 4" in p.explain(B=6).details()
+    only = program(first, kernels=(add("a"),))
+    assert difference(only, 4) == 1
+    with pytest.raises(InputError, match="no version of l runs at this size"):
+        only.run({"x": np.zeros((5, 32), np.float32)})
+    assert only.run({"x": np.zeros((0, 32), np.float32)})["y"].shape == (0, 32)
+
+
+def test_launch_time_symbols_know_the_device() -> None:
+    p = program(version("a", minimum(NTH, B)), kernels=(add("a"),))
+    assert [difference(p, b) for b in (1, 3, 4, 9)] == [1, 3, 4, 4]  # the emulated device has 4 multiprocessors
+
+
+def test_kernels_after_share_a_workspace() -> None:
+    then = version("b", Index.of(10), WORKSPACE, "y")
+    never = replace(version("a", ONE, "y", "y"), grid=B - B)
+    split = replace(version("a", ONE, "x", WORKSPACE), workspace=B * 128, after=(never, then))
+    small = replace(version("c", Index.of(7)), conditions=((B, "<=", Index.of(2)),))
+    p = program(small, split, kernels=(add("a"), add("b"), add("c")))
+    assert [difference(p, b) for b in (2, 3, 100, 1, 5)] == [7, 11, 11, 7, 11]
+    assert p.explain(B=3).launches[0].selection[-1] == "followed by b"
+
+
+@pytest.mark.skipif(find_nvcc() is None and find_nvrtc() is None, reason="neither nvcc nor NVRTC is installed")
+def test_kernels_for_one_architecture_are_compiled_for_it_alone() -> None:
+    kernels = [("mapped", "sm_90a"), ("a", "sm_80"), ("b", "sm_80")]
+    sources = {"mapped.cu": MAPPED, "a.cu": add("a").text, "b.cu": add("b").text} | device_headers()
+    built = build_images(kernels, sources, ("sm_89", "sm_90a"))
+    units = {n.replace("kernels_00", "") for n in built.files}
+    assert units == {"sm_89/1.cubin", "sm_90a/0.cubin", "sm_90a/1.cubin", "ptx/1.ptx"}
+    assert set(built.resources["mapped"]) == {"sm_90a"} and set(built.resources["b"]) == {"sm_89", "sm_90a"}
+
+    class Device:
+        device_name = "NVIDIA"
+
+        def __init__(self, arch: int) -> None:
+            self.arch = arch
+
+    for arch, special, image in ((89, 89, "sm_89/kernels_001.cubin"), (90, 90, "sm_90a/kernels_001.cubin"),
+                                 (80, 0, "ptx/kernels_001.ptx"), (120, 0, "ptx/kernels_001.ptx")):  # fmt: skip
+        source = ImageSource(Device(arch), kernels, built.files, sources)  # type: ignore[arg-type]
+        assert source.special == special and source.image(1) is built.files[image]
+    assert source.image(2) is source.image(1)
+
+
+def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = TensorMapOf("map", "x", "float32", Index.of(0), (ROW, B), (ROW,), (32, 1))
+    hopper = Version("mapped", "tma", ("x", "y"), (), B, Index.of(256), 32, maps=(rows,), arch="sm_90a")
+    kernels = (KernelSource("mapped", MAPPED, "", 2, 0, arch="sm_90a"), add("a"))
+    p = program(hopper, version("a", ONE), kernels=kernels)
+    for b in (3, 1, 40):
+        x = np.random.default_rng(b).standard_normal((b, 32)).astype(np.float32)
+        assert np.array_equal(p.run({"x": x})["y"], 2 * x)
+        assert np.array_equal(p.run({"x": -x})["y"], -2 * x)
+    assert p.profile({"x": x}, 1)[0].kernel == "mapped" == p.explain(B=2).launches[0].kernel
+    monkeypatch.setattr("polydyn.gpu.images.ImageSource.special", 80)
+    older = program(hopper, version("a", ONE), kernels=kernels)
+    assert difference(older, 3) == 1 and "not tma: it is for sm_90a" in older.explain(B=3).details()
