@@ -1,9 +1,9 @@
 """The cost of one call outside the kernels: programs whose kernels do nothing.
 
 Dynamic dims: both of the input, B and L, drawn from 1..64; ``same`` repeats one shape, ``new`` changes it on every
-call. ``1 thread`` launches run on the caller, ``2 threads`` pay one join per launch. Microseconds per call, median and
-99th percentile. Run: ``python -m benchmarks.overhead`` from the repository's root; with model files as arguments, the
-programs are those of the models, every kernel's body taken out.
+call, ``bound`` repeats a bound call. ``1 thread`` launches run on the caller, ``2 threads`` pay one join per launch.
+Microseconds per call, median and 99th percentile. Run: ``python -m benchmarks.overhead`` from the repository's root;
+with model files as arguments, the programs are those of the models, every kernel's body taken out.
 """
 
 from __future__ import annotations
@@ -65,11 +65,12 @@ def feeds(same: bool) -> Iterator[dict[str, np.ndarray]]:
         yield made[i % len(made)]
 
 
-def measure(program: Program, same: bool) -> tuple[float, float]:
+def measure(program: Program, kind: str) -> tuple[float, float]:
     times = []
-    for f in feeds(same):
+    bound = program.bind(next(feeds(True)))
+    for f in feeds(kind != "new"):
         start = time.perf_counter_ns()
-        program.run(f)
+        bound() if kind == "bound" else program.run(f)
         times.append(time.perf_counter_ns() - start)
     times = sorted(times[100:])
     return times[len(times) // 2] / 1e3, times[len(times) * 99 // 100] / 1e3
@@ -109,9 +110,9 @@ def main(models: Sequence[str]) -> None:
     for launches in (1, 10, 100, 1000):
         for threads in (1, 2):
             program = build_program(stubbed(launches, 10**6), threads=threads)
-            for same in (True, False):
-                p50, p99 = measure(program, same)
-                print(f"{launches:>8} {threads:>8} {'same' if same else 'new':>7} {p50:>8.1f} {p99:>8.1f}", flush=True)
+            for kind in ("bound", "same", "new"):
+                p50, p99 = measure(program, kind)
+                print(f"{launches:>8} {threads:>8} {kind:>7} {p50:>8.1f} {p99:>8.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Who can be timed, each behind one interface: ``load(kind, path, threads)`` gives a Player, which gives calls.
 
 A call computes one model at one shape from given inputs, into memory allocated before the clock starts where the
-contestant allows it: polydyn by ``out=``, ONNX Runtime by io binding, PyTorch and numpy by ``out=`` for products.
+contestant allows it: polydyn by ``bind``, ONNX Runtime by io binding, PyTorch and numpy by ``out=`` for products.
 PyTorch and numpy have no ONNX importer: of the zoo's models PyTorch runs the source module (the same architecture,
 other random weights), of other models both run the nodes one after another, by their own fastest functions.
 """
@@ -56,8 +56,7 @@ def _polydyn(path: str, threads: int) -> Player:
     program = polydyn.compile(path, threads=threads)
 
     def prepare(feeds: Feeds) -> Call:
-        out = program.run(feeds)
-        return lambda: program.run(feeds, out=out)
+        return program.bind(feeds)
 
     return Player(prepare, polydyn.__version__)
 

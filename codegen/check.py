@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from polydyn.codegen.ir import (
     Alloc,
     Body,
+    Call,
     Def,
     FlatLoad,
     For,
@@ -21,6 +22,7 @@ from polydyn.codegen.ir import (
     bodies,
     lanes_of,
     mentions,
+    node_buffers,
     node_indices,
     walk_value,
 )  # fmt: skip
@@ -46,6 +48,8 @@ def _check(body: Body, bound: frozenset[str], regs: dict[str, int], buffers: fro
             raise CodegenError(f"fetch from unknown buffers {sorted(fetched - buffers)} in {type(n).__name__}")
         if isinstance(n, (Store, Def, Set)):
             _check_values(n, regs, buffers, lowered)
+        if isinstance(n, Call) and (unknown := node_buffers(n) - buffers):
+            raise CodegenError(f"{n.function} is called with unknown {sorted(unknown)}")
         if lowered and isinstance(n, (Inst, Mark)):
             raise CodegenError(f"{n.statement if isinstance(n, Inst) else n.name} was not consumed by any pass")
         inner, known = bound, buffers

@@ -70,7 +70,7 @@ class AttentionKernel:
             body = consume(body, "promote", lambda b: self.scores.pack(b, coordinates))
         body = consume(body, "block", lambda b: self._block(b, coordinates))
         body = substitute(consume(body, "share", self._share), {"c_lo": 0})
-        body, count = tasks(fold(body))
+        body, count = tasks(fold(body), runs=True)
         body = (Let(ROW_STRIDE, self._row_stride(), body),)
         return self._kernel(fold(body), count)
 

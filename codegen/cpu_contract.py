@@ -26,6 +26,7 @@ from polydyn.codegen.ir import (
     consume,
     node_indices,
     rewrite,
+    substitute,
     walk,
     walk_value,
 )  # fmt: skip
@@ -36,7 +37,8 @@ from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, unroll
-from polydyn.codegen.passes.tiles import balance, clip, flatten_loops, mark_parallel, tasks, variants
+from polydyn.codegen.passes.tiles import balance, clip, flatten_loops, mark_parallel, tasks, unswitch, variants
+from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
@@ -290,7 +292,7 @@ class ContractKernel:
         live = self.N - V("c_lo") * self.nr - V("v") * w
         body = vectorise_tile(body, "lane", w, mask_extent=live)
         whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
-        return fold(whole)
+        return transpose_copies(fold(whole), "a_k", w) if has_transposes(self.target) else fold(whole)
 
     def fill(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
         """The promotion statement of the rows: the operand with its prologue, vectors along the last reduction."""
@@ -345,22 +347,26 @@ class ContractKernel:
         return partial_unroll(share_loads(body, self.shared_name), steps[-1] if steps else "p_k", self.plan.unroll)
 
     def masked(self, body: Body, width: int) -> Body:
-        """Vectorises the columns; nests that touch memory by column get a masked twin for the last tile."""
+        """Vectorises the columns; nests that touch memory by column get a twin for the last tile, whose last vector is
+        masked (only that one: micro-kernels are exact in vectors). The choice is made outside of the reduction.
+        """
         w, n = self.width, self.N.constant
-        start = V("c_j") * self.nr
-        # with columns of unknown number the last tile may be wider than what was packed: those lanes are masked
-        safe = {self.tile_name, "rows"} if n is None else {self.tile_name, "rows", "panel"}
+        start, before = V("c_j") * self.nr, Index.of(width - self.width)
         exact = n is not None and n % w == 0
 
         def f(x: Node) -> Node | Body:
             if not (isinstance(x, For) and x.var == "p_i"):
                 return x
             full = vectorise_tile((x,), "p_j", w)
-            if exact or not self._touches_columns(x, safe):
+            if exact or not self._touches_columns(x, {self.tile_name, "panel", "rows"}):
                 return full
-            return If((Compare("<=", start + width, self.N),), full, vectorise_tile((x,), "p_j", w, self.N - start))
+            (last,) = vectorise_tile(_one_vector(x, before, w), "p_j", w, self.N - start - before)
+            head = vectorise_tile(_first_columns(x, before), "p_j", w) if width > w else ()
+            assert isinstance(last, For)
+            inner = tuple(y for z in head if isinstance(z, For) for y in z.body)
+            return If((Compare("<=", start + width, self.N),), full, (replace(last, body=(*inner, *last.body)),))
 
-        return rewrite(body, f)
+        return unswitch(rewrite(body, f))
 
     def _touches_columns(self, x: For, safe: set[str]) -> bool:
         """Whether an address in memory depends on the column (panels hold whole vectors)."""
@@ -410,7 +416,7 @@ class ContractKernel:
             return b
 
         body = consume(body, "kblock", shares)
-        body, count = tasks(fold(body))
+        body, count = tasks(fold(body), runs=True)
         symbols = (*self.group.params, "B_i", "B_j")
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
         verify_body(body, (*symbols, "begin", "end"), (*buffers, self.tile_name))
@@ -439,10 +445,10 @@ class ContractKernel:
         return consume(body, "micro", micro)
 
     def vector_cases(self) -> list[int]:
-        """Numbers of live vectors that get a micro-kernel of their own (masks cover what lies between)."""
+        """Numbers of live vectors that occur; each gets a micro-kernel of its own."""
         n, w, v = self.N.constant, self.width, self.plan.vectors
         if n is None:
-            return [x for x in (1, 2, 4, 8) if x < v] + [v]
+            return list(range(1, v + 1))
         whole = -(-n // w)
         return sorted({v, whole % v or v}) if whole >= v else [whole]
 
@@ -486,3 +492,19 @@ def _allocated(body: Body, buffer: str, dtype: str, size: Index) -> Body:
 
 def _symbols(x: Load) -> frozenset[str]:
     return frozenset(s for i in x.index for s in i.symbols())
+
+
+def _first_columns(nest: For, columns: Index) -> Body:
+    """The nest with its column loops ended early."""
+    return rewrite((nest,), lambda n: replace(n, hi=columns) if isinstance(n, For) and n.var == "p_j" else n)
+
+
+def _one_vector(nest: For, before: Index, width: int) -> Body:
+    """The nest with its column loops moved to the ``width`` columns behind the first ones."""
+
+    def f(n: Node) -> Node:
+        if not (isinstance(n, For) and n.var == "p_j"):
+            return n
+        return replace(n, hi=Index.of(width), body=substitute(n.body, {"p_j": V("p_j") + before}))
+
+    return rewrite((nest,), f)

@@ -30,6 +30,7 @@ from polydyn.codegen.ir import (
     Undefined,
     consume,
     rewrite,
+    substitute,
     walk,
     walk_value,
 )  # fmt: skip
@@ -38,6 +39,7 @@ from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.passes.transpose import has_transposes, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
@@ -48,6 +50,8 @@ from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree, sta
 
 MAP_TILE = 2048
 """Elements per task of an element-wise group: some microseconds of work."""
+TURNED_TILE = 256
+"""Elements along one axis of a task's tile that is as wide as a vector along another one."""
 REDUCE_TILE = 64
 """Elements per task when every element runs a reduction of its own."""
 STACK_BYTES = 8192
@@ -76,6 +80,8 @@ class NestKernel:
         self.stage_of = {s.name: n for n, st in enumerate(stages(group, prefix, phases)) for s in st}
         self.extents = {n: e for s in group.statements for n, e in s.iters}
         self.tiled = not rows and bool(prefix) and self._along_band()
+        self.across = self._across() if self.tiled else None
+        """An iterator of the band along which some load is dense that is strided along the last one."""
         self.place = {n: self._place(n) for n, a in group.arrays.items() if a.role == "local"}
         self.notes: list[str] = []
         self.again = False
@@ -111,6 +117,20 @@ class NestKernel:
                 count += stride not in (ZERO, ONE) or x in rest.symbols()
         return count
 
+    def _across(self) -> str | None:
+        maps = all(s.reduce is None and s.iterators == self.prefix for s in self.group.statements)
+        strided = [self.group.arrays[r.buffer].address(r.index) for s in self.group.statements for r in loads(s.value)]
+        last = self.prefix[-1]
+        for address in strided if maps and has_transposes(self.target) else ():
+            stride, rest = address.split(last)
+            if stride in (ZERO, ONE) or last in rest.symbols():
+                continue
+            for x in self.prefix[:-1]:
+                along, rest = address.split(x)
+                if along == ONE and x not in rest.symbols():
+                    return x
+        return None
+
     def _place(self, array: str) -> str:
         """Where a local lives: ``loop`` register, ``row`` register, or ``scratch``."""
         writers = [s for s in self.group.statements if s.array == array]
@@ -125,9 +145,11 @@ class NestKernel:
     # -- lowering ------------------------------------------------------------------------------------------------
 
     def _env(self, a: Mapping[str, Index]) -> dict[str, Index]:
-        env = {x: i for x, i in a.items() if x not in ("b_t", "t")}
+        env = {x: i for x, i in a.items() if x not in ("b_t", "t", "b_u", "u")}
         if self.tiled:
             env[self.prefix[-1]] = V("o_t") + a["t"]
+        if self.across:
+            env[self.across] = V("o_u") + a["u"]
         return env
 
     def _local(self, reader: Statement, x: Load, env: Mapping[str, Index]) -> Value | None:
@@ -251,7 +273,7 @@ class NestKernel:
 
     def tree(self) -> TiledGroup:
         """The tile-space tree that the kernel is generated from."""
-        return nest_tree(self.group, self.prefix, self.phases, self.tiled)
+        return nest_tree(self.group, self.prefix, self.phases, self.tiled, self.across)
 
     def build(self) -> Kernel:
         """The kernel."""
@@ -260,6 +282,9 @@ class NestKernel:
         body = mark_parallel(generate(tiled), tiled.coincident)
         if self.tiled:
             body = bind(body, {"B_t": self.extents[self.prefix[-1]].ceildiv("P_t")})
+        if self.across:
+            # not folded: the tile's start is named later
+            body = substitute(body, {"B_u": self.extents[self.across].ceildiv(self.target.width)})
         body, count, scratch = self._versions(body, coordinates)
         symbols = (*self.group.params, *(("P_t",) if self.tiled else ()))
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
@@ -297,18 +322,25 @@ class NestKernel:
         body = consume(body, "stage", (lambda b: b) if self.tiled else self.vector_inner)
         if self.tiled:
             body = consume(body, "tile", self._tile)
-        body, count = tasks(fold(body))
+        body, count = tasks(fold(body), runs=True)
         self.again = False
         return fold(body if again else self.scratch(body)), count
 
     def _tile(self, body: Body) -> Body:
-        extent = self.extents[self.prefix[-1]]
-        live = Let("E_t", minimum("P_t", extent - V("o_t")), self._vector_tile(body))
-        return (Let("o_t", V("b_t") * "P_t", (live,)),)
+        body = self._vector_tile(body)
+        if self.across:
+            body = transpose_loads(body, "u", self.target.width)
+            body = self._live("u", V(self.target.width), self.extents[self.across], body)
+        return self._live("t", V("P_t"), self.extents[self.prefix[-1]], body)
+
+    def _live(self, x: str, tile: Index, extent: Index, body: Body) -> Body:
+        """The tile's first element ``o_x``, and the live part ``E_x`` of it."""
+        live = Let(f"E_{x}", minimum(tile, extent - V(f"o_{x}")), body)
+        return (Let(f"o_{x}", V(f"b_{x}") * tile, (live,)),)
 
     def _launch(self) -> dict[str, Index]:
         if not self.tiled:
             return {}
         reduces = any(s.reduce for s in self.group.statements)
-        return {"P_t": V(REDUCE_TILE if reduces else MAP_TILE)}
+        return {"P_t": V(REDUCE_TILE if reduces else TURNED_TILE if self.across else MAP_TILE)}
 

@@ -15,6 +15,7 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
+from polydyn.lowering.aliases import without_reshapes
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
@@ -97,7 +98,8 @@ def plan_graph(
 ) -> HostPlan:
     """The host plan of a graph of primitives."""
     graph, builder, placed = place_kernels(graph, target=target, options=options, tuner=tuner)
-    notes = (*graph.notes, *builder.notes, *(tuner.notes if tuner else ()))
+    placed, aliases = without_reshapes(builder.plan, placed)
+    notes = (*graph.notes, *builder.notes, *aliases, *(tuner.notes if tuner else ()))
     host = host_plan(builder.plan, placed, builder.target, replace(graph, notes=notes))
     return host if "horizontal" in (options or Options()).without else join_waves(host)
 

@@ -56,26 +56,32 @@ def prove_contract(group: Group, roles: Roles, tiled: TiledGroup, tiles: Contrac
 
 
 def prove_nest(
-    group: Group, tiled: TiledGroup, band: tuple[str, ...], phases: dict[str, int], deps: Dependences
+    group: Group,
+    tiled: TiledGroup,
+    band: tuple[str, ...],
+    phases: dict[str, int],
+    deps: Dependences,
+    across: str | None = None,
 ) -> None:
-    """The tree of an element-wise or stitch group. ``deps``: sizes >= 0."""
+    """The tree of an element-wise or stitch group. ``deps``: sizes >= 0; ``across``: the second tiled iterator."""
     check_band(group, deps, band)
     check_rows(group, band)
     extents = {n: e for s in group.statements for n, e in s.iters}
     bound: dict[str, Index] = dict(tiled.extents)
     statements, along = list(tiled.statements), "b_t" in tiled.coincident
-    if along:
-        last, size = band[-1], extents[band[-1]]
-        bound |= {"B_t": size.ceildiv(NEST_TILE), "E_t": Index.of(NEST_TILE)}
-        row = Index.of("b_t") * NEST_TILE + "t"
+    tiles = {"t": band[-1], **({"u": across} if across else {})} if along else {}
+    for x, iterator in tiles.items():
+        size = extents[iterator]
+        bound |= {f"B_{x}": size.ceildiv(NEST_TILE), f"E_{x}": Index.of(NEST_TILE)}
+        row = Index.of(f"b_{x}") * NEST_TILE + x
         statements = [replace(s, conditions=(*s.conditions, below(row, size))) for s in statements]
-    else:
+    if not along:
         check_lanes(group, deps, band, phases)
     coords: dict[str, list[Coordinate | IndexLike]] = {}
     for s in group.statements:
-        head: list[Coordinate | IndexLike] = list(band)
-        if along:
-            head[-1:] = [Coordinate(last, NEST_TILE), Coordinate(last, 1, NEST_TILE)]
+        head: list[Coordinate | IndexLike] = [x for x in band if x not in tiles.values()]
+        head += [Coordinate(x, NEST_TILE) for x in tiles.values()]
+        head += [Coordinate(x, 1, NEST_TILE) for x in tiles.values()]
         coords[s.name] = [*head, *inner_iterators(s, band)]
     check_tiles(group, deps, tiled, statements, coords, bound, ())
 

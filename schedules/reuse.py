@@ -75,13 +75,15 @@ class Proofs:
             return
         prove_contract(self.group, roles, tiled, tiles, self.dependences)
 
-    def prove_nest(self, tiled: TiledGroup, band: tuple[str, ...], phases: dict[str, int]) -> None:
+    def prove_nest(
+        self, tiled: TiledGroup, band: tuple[str, ...], phases: dict[str, int], across: str | None = None
+    ) -> None:
         """``proof.prove_nest``."""
         s, lifted = self.skeleton, self._lift(tiled)
-        if s and lifted and _nest_holds(s.form, s.facts, _Frozen(lifted), band, tuple(phases.items())):
+        if s and lifted and _nest_holds(s.form, s.facts, _Frozen(lifted), band, tuple(phases.items()), across):
             self.reused += 1
             return
-        prove_nest(self.group, tiled, band, phases, self.dependences)
+        prove_nest(self.group, tiled, band, phases, self.dependences, across)
 
     def _lift(self, tiled: TiledGroup) -> TiledGroup | None:
         """The tree over the skeleton's parameters; None unless replacing them gives this tree."""
@@ -161,10 +163,15 @@ def _contract_holds(form: Form, facts: Facts, roles: Roles, tiled: _Frozen, tile
 
 @lru_cache(maxsize=512)
 def _nest_holds(
-    form: Form, facts: Facts, tiled: _Frozen, band: tuple[str, ...], phases: tuple[tuple[str, int], ...]
+    form: Form,
+    facts: Facts,
+    tiled: _Frozen,
+    band: tuple[str, ...],
+    phases: tuple[tuple[str, int], ...],
+    across: str | None,
 ) -> bool:
     def f() -> bool:
-        prove_nest(form.group(), tiled.tiled, band, dict(phases), _dependences(form, facts))
+        prove_nest(form.group(), tiled.tiled, band, dict(phases), _dependences(form, facts), across)
         return True
 
     return bool(_attempt(f))

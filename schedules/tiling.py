@@ -213,12 +213,15 @@ def _epilogues(group: Group) -> list[Statement]:
     return [s for s in group.statements if s.role == "epilogue"]
 
 
-def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], tiled: bool) -> TiledGroup:
+def nest_tree(
+    group: Group, prefix: tuple[str, ...], phases: dict[str, int], tiled: bool, across: str | None = None
+) -> TiledGroup:
     """The CPU tree of an element-wise or stitch group.
 
     ``prefix``: the iterators that all statements share, all coincident. ``phases``: statement -> phase. Statements of
     one phase with the same inner iterators share their loops. With ``tiled`` the last prefix iterator is tiled: block
-    ``b_t`` (a task coordinate) and point ``t``, the extent of the current tile being ``E_t``.
+    ``b_t`` (a task coordinate) and point ``t``, the extent of the current tile being ``E_t``. With ``across``, another
+    prefix iterator, that one is tiled too: ``b_u``, ``u`` and ``E_u``, inside ``t``.
     """
     extents: dict[str, Index] = {}
     for s in group.statements:
@@ -227,9 +230,10 @@ def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], til
                 raise ScheduleError(f"iterator {n} has the extents {extents[n]} and {e}", node=s.name)
     bounds = {n: Index.of(f"E_{n}") for n in extents}
     head = prefix[:-1] if tiled else prefix
-    task = (*head, "b_t") if tiled else head
-    shared = (*task, "t") if tiled else task
-    bounds |= {"b_t": Index.of("B_t"), "t": Index.of("E_t")}
+    head = tuple(x for x in head if x != across)
+    blocks, points = (("b_t", "b_u"), ("t", "u")) if across else (("b_t",), ("t",)) if tiled else ((), ())
+    task, shared = (*head, *blocks), (*head, *blocks, *points)
+    bounds |= {f"{a}_{x}".removeprefix("_"): Index.of(f"{b}_{x}") for a, b in (("b", "B"), ("", "E")) for x in "tu"}
     statements = []
     for s in group.statements:
         coords = (*shared, *inner_iterators(s, prefix))
@@ -243,11 +247,11 @@ def nest_tree(group: Group, prefix: tuple[str, ...], phases: dict[str, int], til
     body: Tree = sequence(*children) if len(children) > 1 else children[0][1]
     body = Mark("row", body)
     if tiled:
-        body = Mark("tile", Band(("t",), body))
+        body = Mark("tile", Band(points, body))
     tree = Mark("task", Band(task, body)) if task else Mark("task", body)
     used = {x for s in statements for x in s.coords} & extents.keys()
     named = {f"E_{n}": e for n, e in extents.items() if n in used}
-    params = (*named, *(("B_t", "E_t") if tiled else ()))
+    params = (*named, *(f"{a}_{x}" for x in points for a in "BE"))
     return TiledGroup(tree, tuple(statements), params, task, named)
 
 

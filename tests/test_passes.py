@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from polydyn.codegen.ir import Body, Compare, FlatLoad, For, If, Mark, Set, Store, Switch
+from polydyn.codegen.ir import Body, Compare, FlatLoad, For, If, Let, Mark, Set, Store, Switch
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
-from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, variants
+from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, unswitch, variants
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.show import show
 from polydyn.schedules.errors import CodegenError
@@ -124,6 +124,37 @@ def test_variants_switch_only_between_several() -> None:
     (s,) = variants(ix("r"), {3: (ROW,), 4: (ROW,)}, "f")
     assert isinstance(s, Switch) and [k for k, _ in s.cases] == [3, 4]
     assert "outline f_3" in show((s,))
+
+
+def test_a_choice_that_no_iteration_changes_is_made_once() -> None:
+    a, b = copy(ix(0), at("x", "k")), copy(ix(1), at("x", "k"))
+    outer = If((Compare("<=", ix("c"), ix("N")),), (a,), (b,))
+    (chosen,) = unswitch((loop("r", "R", loop("k", "K", outer)),))
+    assert isinstance(chosen, If) and chosen.then == (loop("r", "R", loop("k", "K", a)),)
+    inner = (loop("k", "K", If((Compare("<=", ix("k"), ix("N")),), (a,), (b,))),)
+    assert unswitch(inner) == inner
+    both = (loop("k", "K", outer, a),)
+    assert unswitch(both) == both
+
+
+def test_a_run_of_tasks_divides_once() -> None:
+    nest = (Mark("task", (loop("b", "B", loop("i", "N", copy(ix(0), at("x", "i")))),)),)
+    body, count = tasks(mark_parallel(nest, ("b", "i")), runs=True)
+    assert count == ix("B") * "N"
+    (run,) = body
+    assert isinstance(run, For) and run.var == "run"
+    (let,) = run.body
+    assert isinstance(let, Let) and isinstance(let.body[0], For)
+    inner = let.body[0]
+    for begin in range(13):
+        for end in range(begin, 13):
+            env = {"B": 4, "N": 3, "begin": begin, "end": end}
+            seen = [
+                3 * r + i
+                for r in range(run.lo.evaluate(env), run.hi.evaluate(env))
+                for i in range(inner.lo.evaluate({**env, "run": r}), inner.hi.evaluate({**env, "run": r}))
+            ]
+            assert seen == list(range(begin, end))
 
 
 def test_the_coincident_band_becomes_a_range_of_tasks() -> None:

@@ -312,7 +312,7 @@ def test_attention_parts_in_another_order(attention: tuple[Group, AttentionKerne
         return replace(tree, child=swapped(tree.child)) if isinstance(tree, (Band, Mark)) else tree
 
     prove_attention(group, kernel.parts, tiled, kernel.tiles())
-    with refused("backwards: ROW_R5 -> ACC2"):
+    with refused("backwards: ROW_R6 -> ACC2"):
         prove_attention(group, kernel.parts, replace(tiled, tree=swapped(tiled.tree)), kernel.tiles())
 
 

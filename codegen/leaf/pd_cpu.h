@@ -45,11 +45,18 @@ PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
 }
 PD_INLINE void vstorem_f32(f32 *b, i64 i, vf32 v, i64 n) { __builtin_ia32_storeups512_mask(b + i, v, pd_lanes(n)); }
 #else
+#if defined(__AVX__) && PD_W == 8
+PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
+  const vi32 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+  return (vf32)__builtin_ia32_maskloadps256((const vf32 *)(b + i), lanes < (i32)PD_MAX(PD_MIN(n, 8), 0));
+}
+#else
 PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
   vf32 v = {0};
   for (i64 l = 0; l < PD_W; ++l) if (l < n) v[l] = b[i + l];
   return v;
 }
+#endif
 PD_INLINE void vstorem_f32(f32 *b, i64 i, vf32 v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) b[i + l] = v[l]; }
 #endif
 
@@ -116,11 +123,12 @@ PD_EXTREMES(u8) PD_EXTREMES(u16) PD_EXTREMES(u32) PD_EXTREMES(u64)
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
 PD_INLINE vf32 vgreater(vf32 a, vf32 b) { return (vf32)__builtin_ia32_maxps512_mask(a, b, b, 0xffff, 4); }
 PD_INLINE vf32 vless(vf32 a, vf32 b) { return (vf32)__builtin_ia32_minps512_mask(a, b, b, 0xffff, 4); }
-PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) {         /* lanes where a is NaN keep it */
-  return (vf32)__builtin_ia32_maxps512_mask(a, b, a, __builtin_ia32_cmpps512_mask(a, a, 7, 0xffff, 4), 4);
+/* lanes where b is NaN keep it; b, as a reduction's accumulator is a and should not wait for the comparison */
+PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) {
+  return (vf32)__builtin_ia32_maxps512_mask(b, a, b, __builtin_ia32_cmpps512_mask(b, b, 7, 0xffff, 4), 4);
 }
 PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) {
-  return (vf32)__builtin_ia32_minps512_mask(a, b, a, __builtin_ia32_cmpps512_mask(a, a, 7, 0xffff, 4), 4);
+  return (vf32)__builtin_ia32_minps512_mask(b, a, b, __builtin_ia32_cmpps512_mask(b, b, 7, 0xffff, 4), 4);
 }
 #else
 #if defined(__AVX__) && PD_W == 8
@@ -130,8 +138,8 @@ PD_INLINE vf32 vless(vf32 a, vf32 b) { return (vf32)__builtin_ia32_minps256(a, b
 PD_INLINE vf32 vgreater(vf32 a, vf32 b) { return vsel_f32(a > b, a, b); }
 PD_INLINE vf32 vless(vf32 a, vf32 b) { return vsel_f32(a < b, a, b); }
 #endif
-PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) { return vsel_f32(a != a, a, vgreater(a, b)); }
-PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) { return vsel_f32(a != a, a, vless(a, b)); }
+PD_INLINE vf32 pd_max_vf32(vf32 a, vf32 b) { return vsel_f32(b != b, b, vgreater(b, a)); }
+PD_INLINE vf32 pd_min_vf32(vf32 a, vf32 b) { return vsel_f32(b != b, b, vless(b, a)); }
 #endif
 PD_INLINE vi32 pd_max_vi32(vi32 a, vi32 b) { return vsel_i32(a > b, a, b); }
 PD_INLINE vi32 pd_min_vi32(vi32 a, vi32 b) { return vsel_i32(a < b, a, b); }
@@ -179,8 +187,8 @@ PD_UNSIGNED(u8, u32) PD_UNSIGNED(u16, u32) PD_UNSIGNED(u32, u32) PD_UNSIGNED(u64
   PD_INLINE T pd_sigmoid_##T(T x) { T e = exp##S(-fabs##S(x)); return (x < 0 ? e : 1) / (1 + e); }
 PD_FLOATS(f32, f) PD_FLOATS(f64, )
 
-/* Largest errors over all float32 exponents, denormals included, in units in the last place: exp 1.0, tanh 2.1,
-   erf 1.4, sigmoid 2.3; scalar tails (libm) 0.6, 2.1, 0.9, 2.1 (tests/test_c_math.py). */
+/* Largest errors over all float32 exponents, denormals included, in units in the last place: exp 0.9 (1.1 where there is
+   no FMA), tanh 2.5, erf 1.3 (1.6), sigmoid 2.3; scalar tails (libm) 0.6, 2.1, 0.9, 2.3 (tests/test_c_math.py). */
 /* -- vector math ------------------------------------------------------------------------------------------------- */
 
 PD_INLINE vf32 pd_rint_fast(vf32 x) { const f32 magic = 12582912.0f; return (x + magic) - magic; } /* |x| < 2^22 */
@@ -196,60 +204,84 @@ PD_INLINE vf32 pd_scale2(vf32 p, vf32 n) {
 }
 #endif
 
-/* exp: Cody-Waite reduction by ln 2, degree 6 on [-ln2/2, ln2/2] (Cephes); NaN passes both clamps and all products */
-PD_INLINE vf32 pd_exp_inline_vf32(vf32 x) {
-  vf32 c = vless(vbcast_f32(89.0f), vgreater(vbcast_f32(-105.0f), x));
-  vf32 n = pd_rint_fast(c * 1.44269504088896341f);
-  vf32 r = c - n * 0.693359375f;
+/* x < limit ? a : b in every lane; NaN takes b */
+#if defined(__AVX512F__) && PD_W == 16
+PD_INLINE vf32 pd_below(vf32 x, f32 limit, vf32 a, vf32 b) {
+  return (vf32)__builtin_ia32_blendmps_512_mask(b, a, __builtin_ia32_cmpps512_mask(x, vbcast_f32(limit), 1, 0xffff, 4));
+}
+#else
+PD_INLINE vf32 pd_below(vf32 x, f32 limit, vf32 a, vf32 b) { return vsel_f32(x < limit, a, b); }
+#endif
+PD_INLINE vf32 pd_magnitude(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
+PD_INLINE vf32 pd_signed(vf32 a, vf32 x) { return (vf32)((vi32)a | ((vi32)x & (i32)0x80000000)); } /* a >= 0 */
+
+/* exp of [-105, 89]: Cody-Waite reduction by ln 2, minimax of degree 6 on [-ln2/2, ln2/2] */
+PD_INLINE vf32 pd_exp_bounded(vf32 x) {
+  vf32 n = pd_rint_fast(x * 1.44269504088896341f);
+  vf32 r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
-  vf32 p = 1.9875691500e-4f * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  vf32 p = 1.3814539557e-3f * r + 8.3687454462e-3f;
+  p = p * r + 4.1668388993e-2f;
+  p = p * r + 1.6666521132e-1f;
+  p = p * r + 4.9999994040e-1f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
   return pd_scale2(p, n);
 }
 
-/* tanh: odd polynomial near zero (Cephes), else (1 - t) / (1 + t) with t = exp(-2|x|) */
+/* NaN passes both clamps and all products */
+PD_INLINE vf32 pd_exp_inline_vf32(vf32 x) {
+  return pd_exp_bounded(vless(vbcast_f32(89.0f), vgreater(vbcast_f32(-105.0f), x)));
+}
+
+/* tanh: -m / (m + 2) with m = exp(-2|x|) - 1 = 2^n (exp(r) - 1) + (2^n - 1), which keeps its digits near zero */
 PD_INLINE vf32 pd_tanh_inline_vf32(vf32 x) {
-  vf32 a = (vf32)((vi32)x & 0x7fffffff), z = x * x;
-  vf32 p = -5.70498872745e-3f * z + 2.06390887954e-2f;
-  p = p * z - 5.37397155531e-2f;
-  p = p * z + 1.33314422036e-1f;
-  p = p * z - 3.33332819422e-1f;
-  p = p * z * x + x;
-  vf32 t = pd_exp_inline_vf32(-2.0f * a), q = (1.0f - t) / (1.0f + t);
-  q = (vf32)((vi32)q | ((vi32)x & (i32)0x80000000));
-  return vsel_f32(a < 0.625f, p, vsel_f32(x != x, x, q));
+  const f32 magic = 12582912.0f;
+  vf32 a = vless(vbcast_f32(9.1f), pd_magnitude(x));
+  vf32 t = a * -2.88539008177792681f + magic, n = t - magic;
+  vf32 s = (vf32)(((vi32)t << 23) + 0x3f800000);
+  vf32 r = a * -2.0f - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  vf32 p = 1.3882516725e-3f * r + 8.3665473101e-3f;
+  p = p * r + 4.1667200710e-2f;
+  p = p * r + 1.6666543420e-1f;
+  p = p * r + 4.9999998150e-1f;
+  vf32 q = r * s, m = p * r * q + q + (s - 1.0f);
+  return pd_signed(pd_magnitude(m / (m + 2.0f)), x);
 }
 
 /* erf: x times an even polynomial below 0.9, else 1 - exp(polynomial), which fits log(1 - erf) on [0.9, 4], where erf
-   has become 1; both are minimax for the relative error of erf */
+   has become 1; both are minimax for the relative error of erf. That exp is of [-19, -1.4], so that a short one does */
 PD_INLINE vf32 pd_erf_inline_vf32(vf32 x) {
-  vf32 a = (vf32)((vi32)x & 0x7fffffff), z = x * x;
+  vf32 a = pd_magnitude(x), z = x * x;
   vf32 s = -6.0903793201e-4f * z + 5.0119669177e-3f;
   s = s * z - 2.6778917022e-2f;
   s = s * z + 1.1282140762e-1f;
   s = s * z - 3.7612524629e-1f;
   s = s * z + 1.2837915123e-1f;
   s = s * x + x;
-  vf32 t = vsel_f32(a > 4.0f, vbcast_f32(4.0f), a);
+  vf32 t = vless(vbcast_f32(4.0f), a);
   vf32 g = 1.9821965543e-4f * t - 3.0654901639e-3f;
   g = g * t + 2.2315213457e-2f;
   g = g * t - 1.0411367565e-1f;
   g = g * t - 6.3697606325e-1f;
   g = g * t - 1.1277972460e+0f;
   g = g * t - 1.6644777497e-4f;
-  vf32 e = 1.0f - pd_exp_inline_vf32(g);
-  e = (vf32)((vi32)e | ((vi32)x & (i32)0x80000000));
-  return vsel_f32(a < 0.9f, s, vsel_f32(x != x, x, e));
+  const f32 magic = 12582912.0f;
+  vf32 u = g * 1.44269504088896341f + magic, r = g - (u - magic) * 0.693147182464599609375f;
+  vf32 p = 8.3125010133e-3f * r + 4.1890330613e-2f;
+  p = p * r + 1.6667115688e-1f;
+  p = p * r + 4.9999231100e-1f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  vf32 e = 1.0f - p * (vf32)(((vi32)u << 23) + 0x3f800000);
+  return pd_below(a, 0.9f, s, pd_signed(e, x));
 }
 
 /* sigmoid through exp(-|x|), so that small results keep their digits: e / (1 + e) below zero */
 PD_INLINE vf32 pd_sigmoid_inline_vf32(vf32 x) {
-  vf32 e = pd_exp_inline_vf32((vf32)((vi32)x | (i32)0x80000000));
-  return vsel_f32(x < 0.0f, e, vbcast_f32(1.0f)) / (1.0f + e);
+  vf32 e = pd_exp_bounded(vgreater(vbcast_f32(-105.0f), (vf32)((vi32)x | (i32)0x80000000)));
+  return pd_below(x, 0.0f, e, vbcast_f32(1.0f)) / (1.0f + e);
 }
 
 /* the same out of line: an epilogue on a register tile would otherwise hold a hundred copies */
@@ -305,7 +337,60 @@ PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x <
 #define PD_HORIZONTAL(T, V, M)                                                                                        \
   PD_HALVE(T, V, M, sum, v + u) PD_HALVE(T, V, M, prod, v * u)                                                         \
   PD_HALVE(T, V, M, max, pd_max_##V(v, u)) PD_HALVE(T, V, M, min, pd_min_##V(v, u))
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+/* the last two steps on 16 bytes; a row waits for them. An extreme of lanes of which one is NaN is that NaN */
+typedef f32 pd_quarter __attribute__((vector_size(16)));
+typedef i32 pd_places __attribute__((vector_size(16)));
+#define PD_QUARTER(NAME, OP, WIDE, FIRST)                                                                             \
+  PD_INLINE f32 pd_h##NAME##_vf32(vf32 v) {                                                                            \
+    const vi32 lanes = PD_LANES;                                                                                      \
+    FIRST                                                                                                             \
+    vf32 u = __builtin_shuffle(v, (lanes + 8) & 15); v = WIDE;                                                         \
+    u = __builtin_shuffle(v, (lanes + 4) & 15); v = WIDE;                                                              \
+    pd_quarter q, t;                                                                                                  \
+    memcpy(&q, &v, sizeof q);                                                                                         \
+    t = __builtin_shuffle(q, (pd_places){2, 3, 0, 1}); q = OP;                                                 \
+    t = __builtin_shuffle(q, (pd_places){1, 0, 3, 2}); q = OP;                                                 \
+    return q[0];                                                                                                      \
+  }
+#define PD_NAN if (__builtin_expect(__builtin_ia32_cmpps512_mask(v, v, 3, 0xffff, 4), 0)) return NAN;
+PD_QUARTER(sum, q + t, v + u, ) PD_QUARTER(prod, q * t, v * u, )
+PD_QUARTER(max, __builtin_ia32_maxps(q, t), vgreater(v, u), PD_NAN)
+PD_QUARTER(min, __builtin_ia32_minps(q, t), vless(v, u), PD_NAN)
+#else
 PD_HORIZONTAL(f32, vf32, vi32)
+#endif
 PD_HORIZONTAL(i32, vi32, vi32)
 PD_HORIZONTAL(i64, vi64, vi64)
+
+/* d[at + PD_W*c + l] = b[i + l*s + c] for columns c < m, lanes l < n (0 in the other lanes): a block transposed in
+   registers, in log2(PD_W) steps that exchange off-diagonal blocks */
+#if defined(PD_LANES) && !defined(PD_CHECKED)
+#define PD_EXCHANGE(S)                                                                                                \
+  if (S < PD_W) {                                                                                                     \
+    const vi32 lanes = PD_LANES, low = lanes + (((lanes & S) != 0) & (PD_W - S)), high = low + S;                      \
+    _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) if (!(r & S)) {                                            \
+      vf32 a = v[r], b = v[(r + S) & (PD_W - 1)];                                                                      \
+      v[r] = __builtin_shuffle(a, b, low);                                                                            \
+      v[(r + S) & (PD_W - 1)] = __builtin_shuffle(a, b, high);                                                         \
+    }                                                                                                                 \
+  }
+PD_INLINE void pd_transpose_block(vf32 *restrict v) { PD_EXCHANGE(1) PD_EXCHANGE(2) PD_EXCHANGE(4) PD_EXCHANGE(8) }
+static __attribute__((noinline, unused)) void pd_transpose_f32(f32 *d, i64 at, const f32 *b, i64 i, i64 s, i64 n, i64 m) {
+  vf32 v[PD_W];
+  if (n >= PD_W && m >= PD_W) {
+    _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) v[r] = vload_f32(b, i + r * s);
+    pd_transpose_block(v);
+    _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) vstore_f32(d, at + r * PD_W, v[r]);
+    return;
+  }
+  _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) v[r] = r < n ? vloadm_f32(b, i + r * s, m) : (vf32){0};
+  pd_transpose_block(v);
+  _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) if (r < m) vstore_f32(d, at + r * PD_W, v[r]);
+}
+#else                                                      /* a macro: checked accesses know buffers by their names */
+#define pd_transpose_f32(d, at, b, i, s, n, m)                                                                         \
+  for (i64 pd_c = 0; pd_c < PD_W && pd_c < (m); ++pd_c)                                                                \
+    vstore_f32(d, (at) + pd_c * PD_W, vloads_f32(b, (i) + pd_c, s, PD_MIN(n, PD_W)))
+#endif
 #endif

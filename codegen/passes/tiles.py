@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from polydyn.codegen.ir import Body, For, Let, Mark, Node, Outline, Switch, node_indices, rewrite, substitute, walk
+from polydyn.codegen.ir import Body, For, If, Let, Mark, Node, Outline, Switch, node_indices, rewrite, substitute, walk
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
+from polydyn.schedules.index import ZERO, Index, IndexLike, maximum, minimum, product
 
 
 def balance(body: Body, var: str, total: IndexLike, shares: IndexLike, share: IndexLike) -> Body:
@@ -73,11 +73,26 @@ def variants(on: Index, cases: Mapping[int, Body], outline: str | None = None) -
     return (Switch(on, tuple(bodies.items())),)
 
 
-def tasks(body: Body, mark: str = "task") -> tuple[Body, Index]:
+def unswitch(body: Body) -> Body:
+    """A choice that is all of a loop's body and does not depend on its variable is made once, outside of the loop."""
+
+    def f(n: Node) -> Node:
+        if not (isinstance(n, For) and len(n.body) == 1 and isinstance(n.body[0], If)):
+            return n
+        choice = n.body[0]
+        if any(n.var in (c.left.symbols() | c.right.symbols()) for c in choice.cond):
+            return n
+        return If(choice.cond, (replace(n, body=choice.then),), (replace(n, body=choice.orelse),))
+
+    return rewrite(body, f)
+
+
+def tasks(body: Body, mark: str = "task", runs: bool = False) -> tuple[Body, Index]:
     """The marked nest of coincident loops becomes a linear range of tasks [begin, end).
 
     Returns the body and the number of tasks. The loops directly below the mark, one inside the other, are the
-    coincident band; all must start at 0.
+    coincident band; all must start at 0. With ``runs`` the innermost of them stays a loop, over its part of the range,
+    so that the other coordinates are divided out once for a run of tasks instead of for each.
     """
     total: list[Index] = []
 
@@ -91,18 +106,28 @@ def tasks(body: Body, mark: str = "task") -> tuple[Body, Index]:
             inner = inner[0].body
         if any(x.lo != ZERO for x in band):
             raise CodegenError("a task loop does not start at 0")
-        number, rest, count = Index.of("task"), inner, ONE
-        for i, x in enumerate(reversed(band)):
-            outermost = i == len(band) - 1
-            rest = (Let(x.var, number if outermost else number % x.hi, rest),)
-            number, count = number // x.hi, count * x.hi
-        total.append(count)
-        return For("task", Index.of("begin"), Index.of("end"), rest, "serial")
+        total.append(product(x.hi for x in band))
+        begin, end = Index.of("begin"), Index.of("end")
+        if not runs or len(band) < 2:
+            return For("task", begin, end, _split(Index.of("task"), band, inner), "serial")
+        last, number = band[-1], Index.of("run")
+        lo, hi = maximum(0, begin - number * last.hi), minimum(last.hi, end - number * last.hi)
+        rest = _split(number, band[:-1], (For(last.var, lo, hi, inner, "serial"),))
+        return For("run", begin // last.hi, end.ceildiv(last.hi), rest, "serial")
 
     out = rewrite(body, f)
     if len(total) != 1:
         raise CodegenError(f"{len(total)} task marks in one kernel")
     return out, total[0]
+
+
+def _split(number: Index, band: list[For], body: Body) -> Body:
+    """The coordinates of the band's loops, from the number of a point in it."""
+    for i, x in enumerate(reversed(band)):
+        outermost = i == len(band) - 1
+        body = (Let(x.var, number if outermost else number % x.hi, body),)
+        number = number // x.hi
+    return body
 
 
 def mark_parallel(body: Body, loops: Collection[str]) -> Body:

@@ -223,10 +223,12 @@ def vectorise_loop(loop: For, width: int, chains: int = 4) -> Body:
         tail = _iteration(loop, full, width, loop.hi - full, first, "_t")
         out.append(If((Compare(">", loop.hi, full),), tail))
     for reg, (reduction, dtype) in accumulators.items():
-        total: Value = Reg(dtype, names[reg][0], width)
-        for x in names[reg][1:]:
-            total = Op(dtype, REDUCTIONS[reduction], (total, Reg(dtype, x, width)))
-        out.append(Set(reg, Horizontal(dtype, reduction, total), 1, reduction))
+        parts: list[Value] = [Reg(dtype, x, width) for x in names[reg]]
+        while len(parts) > 1:  # in pairs: a chain would be longer
+            pairs = zip(parts[::2], parts[1::2], strict=False)
+            odd = parts[len(parts) // 2 * 2 :]
+            parts = [*(Op(dtype, REDUCTIONS[reduction], pair) for pair in pairs), *odd]
+        out.append(Set(reg, Horizontal(dtype, reduction, parts[0]), 1, reduction))
     return tuple(out)
 
 

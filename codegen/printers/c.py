@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from polydyn.codegen.ir import (
     Alloc,
     Body,
+    Call,
     Compare,
     Def,
     For,
@@ -14,6 +15,7 @@ from polydyn.codegen.ir import (
     Let,
     Mark,
     Outline,
+    Pointer,
     Reg,
     Set,
     Store,
@@ -25,7 +27,7 @@ from polydyn.codegen.ir import (
 )  # fmt: skip
 from polydyn.codegen.printers.c_values import CTYPE, ValuePrinter, index_text, vector_type
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import REDUCTIONS, Op, Value
+from polydyn.schedules.expr import REDUCTIONS, FromIndex, Op, Value
 
 
 class KernelPrinter:
@@ -113,7 +115,14 @@ class KernelPrinter:
             return self._outline(n, depth)
         if isinstance(n, (Store, Def, Set)):
             return t + self._assignment(n) + "\n"
+        if isinstance(n, Call):
+            return f"{t}{n.function}({', '.join(map(self._argument, n.args))});\n"
         raise CodegenError(f"no C form for {n!r}")
+
+    def _argument(self, v: Value) -> str:
+        if isinstance(v, Pointer):
+            return f"{v.buffer}, {index_text(v.address)}"
+        return index_text(v.index) if isinstance(v, FromIndex) else ValuePrinter(self.dtypes).text(v)
 
     def _switch(self, n: Switch, depth: int) -> str:
         t, cases, before = "  " * depth, "", 0

@@ -134,6 +134,8 @@ class ValuePrinter:
         if v.name == "reciprocal":
             return f"({'1.0f' if source == 'float32' else '1'} / {args[0]})"
         if v.name == "div" and source in FLOATS:
+            if (inverse := _exact_inverse(v.args[1])) is not None:
+                return f"({args[0]} * {self.text(inverse, lanes)})"
             return f"({args[0]} / {args[1]})"
         suffix = vector_type(source) if lanes > 1 else CTYPE[source]
         if self.inline_math and suffix == "vf32" and v.name in INLINE_MATH:
@@ -158,6 +160,14 @@ class ValuePrinter:
             return f"(({self.text(c)}) ? {self.text(a, lanes)} : {self.text(b, lanes)})"
         kind = "i32" if v.dtype == "bool" else SHORT[v.dtype]
         return f"vsel_{kind}({self.text(c, lanes)}, {self.text(a, lanes)}, {self.text(b, lanes)})"
+
+
+def _exact_inverse(v: Value) -> Const | None:
+    """The reciprocal of a constant power of two: multiplying by it rounds as dividing does."""
+    if not isinstance(v, Const) or not math.isfinite(v.value):
+        return None
+    fraction, exponent = math.frexp(v.value)
+    return Const(v.dtype, 1 / float(v.value)) if abs(fraction) == 0.5 and abs(exponent) < 100 else None
 
 
 def _arithmetic(name: str, args: list[str], dtype: str, lanes: int) -> str:

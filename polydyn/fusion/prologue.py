@@ -23,13 +23,16 @@ COSTLY = frozenset(("exp", "log", "tanh", "erf", "sin", "cos", "pow", "sigmoid",
 
 def join_prologues(plan: FusionPlan) -> FusionPlan:
     """The plan with maps that a single product or window reads inside it, as far as they are cheap enough."""
-    alone = {g.outputs[0]: g for g in plan.groups if g.kind == "nest" and len(g.nodes) == 1 and g.nodes[0].is_map}
     once = _read_once(plan)
+    chains = {
+        g.outputs[0]: g.nodes for g in plan.groups
+        if g.kind == "nest" and len(g.outputs) == 1 and g.outputs[0] in once and all(n.is_map for n in g.nodes)
+    }  # fmt: skip
     new: dict[str, Node] = {}
     gone: set[str] = set()
     groups = []
     for g in plan.groups:
-        core, maps = _joined(plan.graph, g, {t: alone[t].nodes[0] for t in once & alone.keys()})
+        core, maps = _joined(plan.graph, g, chains)
         if maps:
             new[core.output], gone = core, gone | {m.output for m in maps}
             why = (f"{m.output}: joins the promotion of {core.output}'s operand (prologue)" for m in maps)
@@ -51,7 +54,9 @@ def _read_once(plan: FusionPlan) -> set[str]:
     return {t for t, c in count.items() if c == 1 and t not in plan.kept}
 
 
-def _joined(graph: Graph, g: FusedGroup, maps: Mapping[str, Compute]) -> tuple[Compute, tuple[Compute, ...]]:
+def _joined(
+    graph: Graph, g: FusedGroup, chains: Mapping[str, tuple[Compute, ...]]
+) -> tuple[Compute, tuple[Compute, ...]]:
     """The first node of a group with what may join it put into its body, and what joined, in order."""
     core, joined = g.nodes[0], tuple[Compute, ...]()
     if core.is_map:
@@ -59,14 +64,15 @@ def _joined(graph: Graph, g: FusedGroup, maps: Mapping[str, Compute]) -> tuple[C
     found = True
     while found:
         found = False
-        for m in (maps[t] for t in dict.fromkeys(x.buffer for x in loads(core.body)) if t in maps):
+        for t in (t for t in dict.fromkeys(x.buffer for x in loads(core.body)) if t in chains):
+            maps = chains[t]
             if g.kind == "contract":
-                operand = row_operand(core, m.output)
-                fits = operand is not None and may_join(graph, core, operand, (m, *joined))
+                operand = row_operand(core, t)
+                fits = operand is not None and may_join(graph, core, operand, (*maps, *joined))
             else:
-                fits = is_guarded_view(m) and not is_shuffled(m)
+                fits = all(is_guarded_view(m) and not is_shuffled(m) for m in maps)
             if fits:
-                core, joined, found = compose(core, (m,)), (m, *joined), True
+                core, joined, found = compose(core, maps), (*maps, *joined), True
                 break
     return core, joined
 
@@ -112,7 +118,7 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     if any(m.body.dtype != "float32" or x.dtype != "float32" for m in maps for x in (m.body, *loads(m.body))):
         return False
     taps = sum(is_reduction(s) for s in {s for x in loads(operand) for i in x.index for s in i.symbols()}) > 1
-    work = [v for m in maps for v in walk(m.body) if isinstance(v, Op)]
+    work = [v for m in maps if not is_guarded_view(m) for v in walk(m.body) if isinstance(v, Op)]
     return not taps or (len(work) <= MOST_OPERATIONS and not any(v.name in COSTLY for v in work))
 
 

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from polydyn.build.features import available_cores
 from polydyn.errors import InputError
 from polydyn.program.artifact import Artifact, read_artifact, write_artifact
+from polydyn.program.bound import BoundCall, refuse_conversions
 from polydyn.program.explain import Explanation, explain
-from polydyn.program.native import DTYPE_CODES, Context, Native
-from polydyn.program.sharing import refuse_sharing
+from polydyn.program.native import DTYPE_CODES, Context, Native, address_of
+from polydyn.program.sharing import refuse_sharing, surely_apart
 
 Array = npt.NDArray[Any]
 
@@ -76,14 +77,11 @@ class Program:
         output name -> array, the given ones included. InputError: which input, axis or rule, and why; after an
         index outside its axis (found while running) arrays in ``out`` are in part written.
         """
-        try:
-            context = self._free.pop()
-        except IndexError:
-            context = self._new_context()
+        context = self._take()
         try:
             arrays, addresses = self._bind(context, feeds, out)
-            results = self._allocate(context, out, arrays)
-            context.run(addresses, [a.__array_interface__["data"][0] for a in results.values()])
+            results, targets = self._allocate(context, out, arrays, addresses)
+            context.run(addresses, targets)
             return results
         finally:
             self._free.append(context)
@@ -91,6 +89,25 @@ class Program:
     def __call__(self, **feeds: Any) -> dict[str, Array]:
         """``run`` with inputs as keyword arguments."""
         return self.run(feeds)
+
+    def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> BoundCall:
+        """``run`` on these very arrays, to be repeated: everything is checked here, a call then only computes.
+
+        ``feeds``, ``out`` as for ``run``, but inputs must be arrays that need no conversion. Whoever calls the result
+        may change the arrays' elements in between, not their shapes.
+        """
+        context = self._take()
+        try:
+            arrays, addresses = self._bind(context, feeds, out)
+            refuse_conversions([name for name, _, _ in self._inputs], feeds, addresses)
+            results, targets = self._allocate(context, out, arrays, addresses)
+        except InputError:
+            self._free.append(context)
+            raise
+        context.point(addresses, targets)
+        call = BoundCall(context, self._native.check, arrays, results)
+        weakref.finalize(call, self._take_back, context).atexit = False  # until then this keeps the program
+        return call
 
     def _bind(
         self, context: Context, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None
@@ -109,10 +126,10 @@ class Program:
                 raise
             if type(array) is not np.ndarray or array.dtype is not dtype:
                 array = self._convert(name, dtype, array)
-            address = array.__array_interface__["data"][0]
+            address = address_of(array)
             if address & misaligned:
                 array = array.copy()
-                address = array.__array_interface__["data"][0]
+                address = address_of(array)
             arrays.append(array)
             addresses.append(address)
             key.append(array.shape)
@@ -127,15 +144,27 @@ class Program:
             context.prepare(key)
         return arrays, addresses
 
-    def _allocate(self, context: Context, out: Mapping[str, Array] | None, arrays: list[Array]) -> dict[str, Array]:
-        shapes = context.output_shapes
-        if not out:
-            return {name: np.empty(shape, dtype) for (name, dtype), shape in zip(self._outputs, shapes, strict=True)}
-        self._check_out(out, shapes, arrays)
-        return {
-            name: out[name] if name in out else np.empty(shape, dtype)
-            for (name, dtype), shape in zip(self._outputs, shapes, strict=True)
-        }
+    def _allocate(
+        self, context: Context, out: Mapping[str, Array] | None, arrays: list[Array], addresses: list[int]
+    ) -> tuple[dict[str, Array], list[int]]:
+        """The outputs by name, new ones where ``out`` has none, and their addresses."""
+        results: dict[str, Array] = {}
+        targets: list[int] = []
+        given = 0
+        for (name, dtype), shape in zip(self._outputs, context.output_shapes, strict=True):
+            if not out or name not in out:
+                array = np.empty(shape, dtype)
+            else:
+                given, array = given + 1, out[name]
+                if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
+                    raise InputError(
+                        f"out['{name}'] must be an array of {dtype} and shape {shape} in this call", tensor=name
+                    )
+            results[name] = array
+            targets.append(address_of(array))
+        if out:
+            self._check_out(out, given, results, targets, arrays, addresses)
+        return results, targets
 
     def _new_context(self) -> Context:
         manifest = self._artifact.manifest
@@ -145,12 +174,19 @@ class Program:
         self._contexts.append(context)
         return context
 
+    def _take(self) -> Context:
+        """A context for one call. Several threads may ask at once."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._new_context()
+
+    def _take_back(self, context: Context) -> None:
+        self._free.append(context)
+
     @contextmanager
     def _context(self) -> Iterator[Context]:
-        try:
-            context = self._free.pop()
-        except IndexError:
-            context = self._new_context()
+        context = self._take()
         try:
             yield context
         finally:
@@ -196,24 +232,29 @@ class Program:
                     remedy="reshape it",
                 )
 
-    def _check_out(self, out: Mapping[str, Array], shapes: list[tuple[int, ...]], arrays: list[Array]) -> None:
-        declared = {name: (dtype, shape) for (name, dtype), shape in zip(self._outputs, shapes, strict=True)}
+    def _check_out(
+        self,
+        out: Mapping[str, Array],
+        given: int,
+        results: Mapping[str, Array],
+        targets: list[int],
+        arrays: list[Array],
+        addresses: list[int],
+    ) -> None:
+        """Refuses given outputs that are unknown, of the wrong layout, or share memory."""
+        if given != len(out):
+            name = next(n for n in out if n not in results)
+            raise InputError(
+                f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(results)}"
+            )
         strided = {name for _, name, _ in self._strided}
         for name, array in out.items():
-            if name not in declared:
-                raise InputError(
-                    f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(declared)}"
-                )
-            dtype, shape = declared[name]
-            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
-                raise InputError(
-                    f"out['{name}'] must be an array of {dtype} and shape {shape} in this call", tensor=name
-                )
             dense = name in strided or array.flags.c_contiguous  # pd_shapes has checked the strides of the others
             if not (dense and array.flags.writeable and array.flags.aligned):
                 raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
-        inputs = {name: array for (name, _, _), array in zip(self._inputs, arrays, strict=True)}
-        refuse_sharing(inputs, out, self._pairs)
+        if not surely_apart([*arrays, *results.values()], [*addresses, *targets]):
+            inputs = {name: array for (name, _, _), array in zip(self._inputs, arrays, strict=True)}
+            refuse_sharing(inputs, out, self._pairs)
 
     # -- looking inside ----------------------------------------------------------------------------------------------
 
@@ -285,8 +326,7 @@ class Program:
         """The time of every launch (median over ``repeats`` calls after one that warms up), in execution order."""
         with self._context() as context:
             arrays, addresses = self._bind(context, feeds)
-            results = self._allocate(context, None, arrays)
-            to = [a.__array_interface__["data"][0] for a in results.values()]
+            _, to = self._allocate(context, None, arrays, addresses)
             count = len(self.manifest["launches"])
             times = [context.profile(addresses, to, count) for _ in range(repeats + 1)][1:]
             infos = [context.launch(k) for k in range(count)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,17 @@ def refuse_sharing(
             if (p_out or q_out) and _shares(a, b) and not ((p, q) in appendable and not p_out and _begins(a, b)):
                 _refuse(p, q, (p, q) in appendable and not p_out)
         live.append((high, k))
+
+
+def surely_apart(arrays: Iterable[Array], addresses: Iterable[int]) -> bool:
+    """Whether the arrays are dense and their spans of addresses disjoint; False says nothing."""
+    spans = []
+    for a, low in zip(arrays, addresses, strict=True):
+        if not a.flags.c_contiguous:
+            return False
+        spans.append((low, low + a.nbytes))
+    spans.sort()
+    return all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
 def _refuse_folded(name: str, a: Array) -> None:

@@ -33,7 +33,7 @@ from polydyn.schedules.index import ZERO, Index
 
 @operator("Softmax", "LogSoftmax", infer=same_as_input)
 def softmax(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``e / sum(e)`` with ``e = exp(x - max(x))``; before opset 13 over all axes from ``axis`` on."""
+    """``e * (1 / sum(e))`` with ``e = exp(x - max(x))``; before opset 13 over all axes from ``axis`` on."""
     t = ctx.tensor(node.inputs[0])
     rank = len(t.shape)
     new = node.opset >= 13
@@ -53,7 +53,9 @@ def softmax(node: OnnxNode, ctx: ExpandContext) -> None:
         return
     exp = ctx.compute(t.shape, op("exp", shifted))
     total = ctx.compute(shape, at(ctx, exp, inner), reduction=extents, reduce="sum")
-    emit(ctx, node, op("div", at(ctx, exp, here), at(ctx, total, kept)))
+    # one division a row: the sum is at least 1, so that its reciprocal costs half a unit in the last place
+    inverse = ctx.compute(shape, op("reciprocal", at(ctx, total, here)))
+    emit(ctx, node, op("mul", at(ctx, exp, here), at(ctx, inverse, kept)))
 
 
 # -- statistics ------------------------------------------------------------------------------------------------------

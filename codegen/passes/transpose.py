@@ -1,0 +1,113 @@
+"""Strided vector loads become transposes in registers: blocks of W rows of W elements, read and written in whole rows.
+
+A load whose lanes are ``stride`` elements apart, in a loop along which the memory is dense, touches W cache lines for
+every W elements. W iterations of that loop need the W x W block between them, which the leaf ``pd_transpose_f32``
+reads by rows. Both passes look at strides only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Def,
+    FlatLoad,
+    For,
+    Node,
+    Pointer,
+    Set,
+    Store,
+    map_values,
+    rewrite,
+    walk,
+    walk_value,
+)  # fmt: skip
+from polydyn.codegen.kernel import CpuTarget
+from polydyn.schedules.expr import FromIndex, Op, Value
+from polydyn.schedules.index import ONE, ZERO, Index, minimum
+
+LEAF = "pd_transpose_f32"
+
+
+def has_transposes(target: CpuTarget) -> bool:
+    """Whether the leaf exists for the target's vectors."""
+    return target.width in (4, 8, 16)
+
+
+def dense_along(v: Value, var: str, width: int) -> bool:
+    """Whether ``v`` is a float32 vector load of lanes far apart that is dense along the loop ``var``."""
+    if not isinstance(v, FlatLoad) or v.dtype != "float32" or v.lanes != width or v.stride in (ZERO, ONE):
+        return False
+    along, rest = v.address.split(var)
+    own = {var} & (rest.symbols() | v.stride.symbols() | (v.mask.symbols() if v.mask is not None else set()))
+    return along == ONE and not own
+
+
+def transpose_loads(body: Body, var: str, width: int) -> Body:
+    """Loops ``var`` of at most ``width`` iterations read such loads from blocks on the stack, transposed before them.
+
+    Before: ``for u: ... x[s*lane + u] ...``; after: ``block = transpose(x); for u: ... block[W*u + lane] ...``.
+    """
+
+    def f(n: Node) -> Node | Body:
+        if not (isinstance(n, For) and n.var == var):
+            return n
+        stored = {x.buffer for x in walk(n.body) if isinstance(x, Store)}
+        found = [v for v in _unguarded(n.body) if dense_along(v, var, width) and v.buffer not in stored]
+        out: Body = (n,)
+        for k, v in enumerate(dict.fromkeys(found)):
+            name = f"block{k}"
+            here = {v: FlatLoad(v.dtype, name, Index.of(var) * width, width)}
+            replaced = map_values(out, partial(_swap, here))
+            call = _call(Pointer(v.dtype, name, ZERO), v, n.lo, n.hi - n.lo, width, var)
+            out = (Alloc(name, v.dtype, Index.of(width * width), "stack", (call, *replaced)),)
+        return out
+
+    return rewrite(body, f)
+
+
+def transpose_copies(body: Body, var: str, width: int) -> Body:
+    """Loops ``var`` that only copy such a load to rows of W elements: a loop over blocks that are transposed in place.
+
+    Before: ``for k: panel[W*k + lane] = x[s*lane + k]``; after: ``for k: transpose(panel[W*W*k ...], x[W*k ...])``.
+    """
+
+    def f(n: Node) -> Node | Body:
+        if not (isinstance(n, For) and n.var == var and n.lo == ZERO and len(n.body) == 1):
+            return n
+        store = n.body[0]
+        if not isinstance(store, Store) or store.reduce or store.mask is not None or store.stride != ONE:
+            return n
+        along, at = store.address.split(var)
+        v = store.value
+        if along != width or var in at.symbols() or not dense_along(v, var, width):
+            return n
+        assert isinstance(v, FlatLoad)
+        first = Index.of(var) * width
+        target = Pointer(v.dtype, store.buffer, at + first * width)
+        call = _call(target, v, first, minimum(width, n.hi - first), width, var)
+        return For(var, ZERO, n.hi.ceildiv(width), (call,))
+
+    return rewrite(body, f)
+
+
+def _swap(table: Mapping[FlatLoad, Value], v: Value) -> Value:
+    return table.get(v, v) if isinstance(v, FlatLoad) else v
+
+
+def _call(to: Pointer, v: FlatLoad, first: Index, columns: Index, width: int, var: str) -> Call:
+    """``to[W*c + l] = v at var = first + c, lane l``, for all live lanes and columns."""
+    source = Pointer(v.dtype, v.buffer, v.address.subs({var: first}))
+    rows = Index.of(width) if v.mask is None else v.mask
+    return Call(LEAF, (to, source, *(FromIndex("int64", x) for x in (v.stride, rows, columns))))
+
+
+def _unguarded(body: Body) -> list[FlatLoad]:
+    """The loads that every iteration makes: none of a statement that guards one."""
+    values = [n.value for n in body if isinstance(n, (Store, Def, Set))]
+    plain = [v for v in values if not any(isinstance(x, Op) and x.name == "where" for x in walk_value(v))]
+    return [x for v in plain for x in walk_value(v) if isinstance(x, FlatLoad)]

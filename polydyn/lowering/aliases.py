@@ -1,0 +1,58 @@
+"""Outputs that are another tensor under a new shape: its producer writes them, and nothing is copied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polydyn.fusion.plan import FusionPlan
+from polydyn.lowering.kernels import PlacedKernel
+from polydyn.schedules.expr import Load
+from polydyn.schedules.index import product
+
+
+def without_reshapes(plan: FusionPlan, placed: list[PlacedKernel]) -> tuple[list[PlacedKernel], tuple[str, ...]]:
+    """The kernels without those that copy an intermediate to an output element by element in memory order; whoever
+    used the intermediate uses the output instead. Also a note for each.
+
+    Before: ``t = f(x); y = reshape(t)``; after: ``y = f(x)``, ``t`` being the same memory. Kept are copies of what is
+    an input, an output or a constant itself, lies inside another tensor, or has strides of the caller's choice.
+    """
+    notes: list[str] = []
+    names: dict[str, str] = {}
+    kept: list[PlacedKernel] = []
+    for p in placed:
+        pair = _same_memory(plan, p)
+        if pair is None or pair[0] in names:
+            kept.append(p)
+            continue
+        source, output = pair
+        names[source] = output
+        notes.append(f"{output} is {source} in another shape: one memory")
+
+    def renamed(p: PlacedKernel) -> PlacedKernel:
+        if names.keys().isdisjoint(p.lowered.buffers.values()):
+            return p
+        buffers = {a: names.get(b, b) for a, b in p.lowered.buffers.items()}
+        return replace(p, lowered=replace(p.lowered, buffers=buffers))
+
+    return [renamed(p) for p in kept], tuple(notes)
+
+
+def _same_memory(plan: FusionPlan, p: PlacedKernel) -> tuple[str, str] | None:
+    """(intermediate, output) when all that the kernel does is to copy the one to the other, address by address."""
+    group, buffers, graph = p.lowered.group, p.lowered.buffers, plan.graph
+    if len(group.statements) != 1:
+        return None
+    (s,) = group.statements
+    if s.reduce is not None or not isinstance(s.value, Load) or s.value.buffer == s.array:
+        return None
+    to, source = group.arrays[s.array], group.arrays[s.value.buffer]
+    output, tensor = buffers[s.array], buffers[s.value.buffer]
+    fixed = {*graph.inputs, *graph.outputs, *graph.constants, *plan.windows, *plan.strides}
+    fixed |= {w.target for w in plan.windows.values()}
+    if output not in graph.outputs or output in fixed - set(graph.outputs) or tensor in fixed:
+        return None
+    if any(a.copy == output for a in plan.appends) or to.dtype != source.dtype:
+        return None
+    whole = product(graph.tensors[tensor].shape) == product(graph.tensors[output].shape)
+    return (tensor, output) if whole and to.address(s.index) == source.address(s.value.index) else None

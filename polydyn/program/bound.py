@@ -1,0 +1,54 @@
+"""A call on fixed arrays, repeated at the cost of one call into C. Standard library and numpy only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.errors import InputError
+from polydyn.program.native import Context
+
+Array = npt.NDArray[Any]
+
+
+class BoundCall:
+    """``Program.run`` on the arrays given to ``Program.bind``: names, shapes, strides and memory are checked once.
+
+    Calling it reads the inputs as they are then, overwrites ``outputs`` (name -> array) and returns them. One call runs
+    at a time; others wait. It keeps the arrays, the program and a context (its arena included) for as long as it lives.
+    """
+
+    __slots__ = ("__weakref__", "_arrays", "_check", "_lock", "_run", "outputs")
+
+    def __init__(
+        self, context: Context, check: Callable[[int], None], arrays: list[Array], outputs: dict[str, Array]
+    ) -> None:
+        """``context``: prepared for these arrays, its pointers packed, and used by nobody else."""
+        self._run = partial(context.run_call, context.handle, context.input_pointers, context.output_pointers)
+        self._check, self._arrays, self._lock = check, arrays, threading.Lock()
+        self.outputs = outputs
+
+    def __call__(self) -> dict[str, Array]:
+        """Computes once more. InputError: an index tensor now holds an index outside its axis."""
+        with self._lock:
+            code = self._run()
+        if code:
+            self._check(code)
+        return self.outputs
+
+
+def refuse_conversions(names: list[str], feeds: Mapping[str, Any], addresses: list[int]) -> None:
+    """InputError for an input whose memory is not what the program would read: later calls would not see changes."""
+    for name, address in zip(names, addresses, strict=True):
+        given = feeds[name]
+        if not isinstance(given, np.ndarray) or given.__array_interface__["data"][0] != address:
+            raise InputError(
+                f"input '{name}' cannot be bound: it would have to be converted or copied first",
+                tensor=name,
+                remedy="bind an aligned numpy array of the input's dtype, or use run()",
+            )
