@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import (
-    Alloc,
     Body,
     Compare,
     Def,
@@ -26,7 +25,6 @@ from polydyn.codegen.ir import (
     consume,
     node_indices,
     rewrite,
-    substitute,
     walk,
     walk_value,
 )  # fmt: skip
@@ -37,7 +35,17 @@ from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, unroll
-from polydyn.codegen.passes.tiles import balance, clip, flatten_loops, mark_parallel, tasks, unswitch, variants
+from polydyn.codegen.passes.tiles import (
+    balance,
+    clip,
+    first_columns,
+    flatten_loops,
+    mark_parallel,
+    one_vector,
+    tasks,
+    unswitch,
+    variants,
+)  # fmt: skip
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
@@ -360,8 +368,8 @@ class ContractKernel:
             full = vectorise_tile((x,), "p_j", w)
             if exact or not self._touches_columns(x, {self.tile_name, "panel", "rows"}):
                 return full
-            (last,) = vectorise_tile(_one_vector(x, before, w), "p_j", w, self.N - start - before)
-            head = vectorise_tile(_first_columns(x, before), "p_j", w) if width > w else ()
+            (last,) = vectorise_tile(one_vector(x, before, w), "p_j", w, self.N - start - before)
+            head = vectorise_tile(first_columns(x, before), "p_j", w) if width > w else ()
             assert isinstance(last, For)
             inner = tuple(y for z in head if isinstance(z, For) for y in z.body)
             return If((Compare("<=", start + width, self.N),), full, (replace(last, body=(*inner, *last.body)),))
@@ -409,10 +417,10 @@ class ContractKernel:
         def shares(b: Body) -> Body:
             if p.promote:
                 panel = ("panel", self.col_value.dtype, size)
-                b = (Let("c_lo", lo, _allocated(bind(b, {"V_j": panels}), *panel)),)
+                b = (Let("c_lo", lo, allocated(bind(b, {"V_j": panels}), *panel)),)
             if p.fill:
                 rows = ("rows", self.row_value.dtype, self._fill_size(mt.ceildiv("B_i")))
-                b = (Let("r_lo", first, (Let("r_hi", end, _allocated(bind(b, {"A_i": self._filled()}), *rows)),)),)
+                b = (Let("r_lo", first, (Let("r_hi", end, allocated(bind(b, {"A_i": self._filled()}), *rows)),)),)
             return b
 
         body = consume(body, "kblock", shares)
@@ -480,31 +488,5 @@ class ContractKernel:
         return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
 
 
-def _allocated(body: Body, buffer: str, dtype: str, size: Index) -> Body:
-    """Scratch inside the loop over reduction blocks: new for each, so that a checked build sees what the last left."""
-
-    def new(b: Body) -> Body:
-        return (Alloc(buffer, dtype, size, "scratch", b),)
-
-    blocks = rewrite(body, lambda n: replace(n, body=new(n.body)) if isinstance(n, For) and n.var == "b_k" else n)
-    return new(body) if blocks is body else blocks
-
-
 def _symbols(x: Load) -> frozenset[str]:
     return frozenset(s for i in x.index for s in i.symbols())
-
-
-def _first_columns(nest: For, columns: Index) -> Body:
-    """The nest with its column loops ended early."""
-    return rewrite((nest,), lambda n: replace(n, hi=columns) if isinstance(n, For) and n.var == "p_j" else n)
-
-
-def _one_vector(nest: For, before: Index, width: int) -> Body:
-    """The nest with its column loops moved to the ``width`` columns behind the first ones."""
-
-    def f(n: Node) -> Node:
-        if not (isinstance(n, For) and n.var == "p_j"):
-            return n
-        return replace(n, hi=Index.of(width), body=substitute(n.body, {"p_j": V("p_j") + before}))
-
-    return rewrite((nest,), f)

@@ -9,7 +9,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from polydyn.codegen.ir import Body, For, If, Let, Mark, Node, Outline, Switch, node_indices, rewrite, substitute, walk
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    For,
+    If,
+    Let,
+    Mark,
+    Node,
+    Outline,
+    Switch,
+    node_indices,
+    rewrite,
+    substitute,
+    walk,
+)
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import ZERO, Index, IndexLike, maximum, minimum, product
 
@@ -137,3 +151,29 @@ def mark_parallel(body: Body, loops: Collection[str]) -> Body:
         return replace(n, kind="parallel") if isinstance(n, For) and n.var in loops else n
 
     return rewrite(body, f)
+
+
+def first_columns(nest: For, columns: Index) -> Body:
+    """The nest with its column loops ended early."""
+    return rewrite((nest,), lambda n: replace(n, hi=columns) if isinstance(n, For) and n.var == "p_j" else n)
+
+
+def one_vector(nest: For, before: Index, width: int) -> Body:
+    """The nest with its column loops moved to the ``width`` columns behind the first ones."""
+
+    def f(n: Node) -> Node:
+        if not (isinstance(n, For) and n.var == "p_j"):
+            return n
+        return replace(n, hi=Index.of(width), body=substitute(n.body, {"p_j": Index.of("p_j") + before}))
+
+    return rewrite((nest,), f)
+
+
+def allocated(body: Body, buffer: str, dtype: str, size: Index) -> Body:
+    """Scratch inside the loop over reduction blocks: new for each, so that a checked build sees what the last left."""
+
+    def new(b: Body) -> Body:
+        return (Alloc(buffer, dtype, size, "scratch", b),)
+
+    blocks = rewrite(body, lambda n: replace(n, body=new(n.body)) if isinstance(n, For) and n.var == "b_k" else n)
+    return new(body) if blocks is body else blocks

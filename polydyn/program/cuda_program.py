@@ -105,7 +105,7 @@ class CudaProgram(Program):
     def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> BoundCall:
         """UnsupportedError: a device's call is enqueued anew each time."""
         raise UnsupportedError(
-            "a program on a device has no bound calls", remedy="use run(feeds, out=..., stream=...), which does not wait"
+            "a program on a device has no bound calls", remedy="use run(feeds, out=..., stream=...): it does not wait"
         )
 
     def _take_ready(self, session: Session) -> CudaContext:
