@@ -36,7 +36,16 @@ from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import (
-    allocated, balance, clip, first_columns, flatten_loops, mark_parallel, one_vector, tasks, unswitch, variants,
+    allocated,
+    balance,
+    clip,
+    first_columns,
+    flatten_loops,
+    mark_parallel,
+    one_vector,
+    tasks,
+    unswitch,
+    variants,
 )  # fmt: skip
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
