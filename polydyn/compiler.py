@@ -41,6 +41,8 @@ from polydyn.tuning.records import Records
 from polydyn.tuning.strategy import strategy
 
 LEAF = "pd_cpu.h"
+NOT_ON_CUDA = ("layout", "prologue", "horizontal")
+"""Passes for the CPU's kernels and host program only."""
 
 Placed: TypeAlias = "PlacedKernel | PlacedCuda"
 
@@ -165,8 +167,9 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
 
 def cuda_plan(graph: Graph, options: Options) -> HostPlan:
     """The host plan of a graph for a CUDA device: every launch with all its versions."""
-    graph = rewrite_graph(graph, options.without)
-    plan = fusion_plan(graph, options.without)
+    off = {*options.without, *NOT_ON_CUDA}
+    graph = rewrite_graph(graph, off)
+    plan = fusion_plan(graph, off)
     graph = replace(graph, notes=plan.graph.notes)
     builder = CudaBuilder(plan)
     placed = [k for g in plan.groups for k in builder.place(g)]

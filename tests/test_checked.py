@@ -128,7 +128,7 @@ def test_what_the_reduction_block_before_has_packed_is_not_seen() -> None:
     r = np.random.default_rng(0)
     inputs = {"a": r.standard_normal((5, 1600), np.float32), "b": r.standard_normal((9, 1600), np.float32)}
     CheckedProgram(p).run(inputs)
-    program = only(p, "contract", lambda t: re.sub(r"(vstore_f32\(panel, .*;)", r"if (b_k == 0) \1", t))
+    program = only(p, "contract", lambda t: re.sub(r"(pd_transpose_f32\(panel, .*;)", r"if (b_k == 0) { \1 }", t))
     with pytest.raises(CheckError, match=r"reads element \d+ of panel .*, which was never written"):
         program.run(inputs)
 

@@ -132,7 +132,7 @@ def microseconds(stage: Stage, work: Callable[[int], None]) -> float:
 def program_us(stage: Stage, program: CudaProgram, given: Mapping[str, Any]) -> float:
     """A program's time on arrays that are on the device."""
     with stage.session.use():
-        context = program._take(stage.session)
+        context = program._take_ready(stage.session)
         call = Call(program, context, given, {}, 0)
         us = microseconds(stage, lambda stream: context.run_on(call.inputs, call.outputs, stream, True))
         program._idle.append(context)
@@ -312,7 +312,7 @@ def costs(stage: Stage, case: Result) -> Result:
         whole = host_us(lambda: program.run(host), repeat)
         device = host_us(lambda: program.run(given, stream=stream), repeat)
         driver.synchronize(stream)
-        context = program._take(stage.session)
+        context = program._take_ready(stage.session)
         call = Call(program, context, given, {}, stream)
         alone = host_us(lambda: context.run_on(call.inputs, call.outputs, stream, True), repeat)
         driver.synchronize(stream)
