@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from graphs import Sheet, matmul, wrong
+from onnx import helper, numpy_helper
 from stored import load, path_of
 
 import polydyn
 from benchmarks.models.inputs import feeds
+from benchmarks.ops import models
 from polydyn.build.features import machine_features
 from polydyn.compiler import plan_graph
 from polydyn.errors import InputError
@@ -124,3 +127,21 @@ def test_kernels_are_compiled_for_the_lanes_they_were_generated_for() -> None:
     assert not wrong(s.graph("y"), {"A": 9}, target="cpu:avx2")
     plan = plan_graph(s.graph("y"), target="cpu:avx2")
     assert plan.headers["pd_cpu.h"].startswith("#define PD_W 8\n")
+
+
+def test_some_rows_of_an_attention_are_computed_in_parts() -> None:
+    """The kernel of an attention runs over all rows; a model that keeps some of them used to be refused."""
+    made = models.attention(heads=2, depth=8)
+    made.graph.node.append(helper.make_node("Slice", ["o_t", "from", "to", "axis"], ["z"]))
+    del made.graph.output[:]
+    made.graph.output.append(helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, None))
+    for name, value in (("from", 0), ("to", 2), ("axis", 1)):
+        made.graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
+    whole = polydyn.compile(models.attention(heads=2, depth=8), threads=1)
+    some = polydyn.compile(made, threads=1)
+    for b, length in ((1, 1), (2, 5)):
+        r = np.random.default_rng(length)
+        x = {n: r.standard_normal((b, length, 16)).astype(np.float32) for n in "qkv"}
+        x["attention_mask"] = np.ones((b, length), np.int64)
+        rows = whole.run(x)["y"].reshape(b, length, 2, 8)[:, :2]
+        np.testing.assert_allclose(some.run(x)["z"], rows, rtol=1e-4, atol=1e-5)

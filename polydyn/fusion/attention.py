@@ -12,7 +12,7 @@ from dataclasses import replace
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
 from polydyn.schedules.expr import Load, Op, loads
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import ONE, Index
 
 
 def fuse_attention(plan: FusionPlan) -> FusionPlan:
@@ -77,6 +77,8 @@ def _parts(
             why = "others read the scores"
         elif not _row_by_row(plan, rows, scores.outputs[0]):
             why = "its rows read scores of other rows"
+        elif not _all_rows(plan, values.nodes[0], rows.outputs[0]):
+            why = "the values take part of the rows only"
         else:
             return scores, rows, values
     return why
@@ -92,6 +94,15 @@ def _row_by_row(plan: FusionPlan, rows: FusedGroup, scores: str) -> bool:
                 if not all(i == Index.of(dim_name(a)) or (i == 0 and e == 1) for a, (i, e) in enumerate(front)):
                     return False
     return True
+
+
+def _all_rows(plan: FusionPlan, values: Compute, weights: str) -> bool:
+    """Whether the second product runs over all rows of the weights."""
+    graph = plan.graph
+    extents = {dim_name(a): e for a, e in enumerate(graph.tensors[values.output].shape)}
+    read = next(x for x in loads(values.body) if x.buffer == weights)
+    shape = graph.tensors[weights].shape
+    return all(extents.get(str(i), ONE) == e for i, e in zip(read.index[:-1], shape[:-1], strict=True))
 
 
 def _row_operand(graph: Graph, n: Compute) -> Load | None:
