@@ -1,5 +1,7 @@
 /* guards.c: times the parts of pd_shapes. One unit with the runtime and the generated host program, whose functions are
  * static; built with the flags of every program (benchmarks/guards.py). */
+#include <time.h>
+
 #include "host.c"
 #include "runtime.c"
 
