@@ -30,11 +30,8 @@ from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget
 from polydyn.codegen.passes.bind import bind
 from polydyn.compiler import cpu_target
-from polydyn.fusion.attention import fuse_attention
-from polydyn.fusion.grouping import fuse
+from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
-from polydyn.graph.fold import fold
-from polydyn.graph.passes.merge import merge_contractions
 from polydyn.lowering.attention import AttentionGroup
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.kernels import Form, KernelBuilder
@@ -90,7 +87,7 @@ def main() -> None:
 
 def measure(path: str, target: CpuTarget, rounds: int) -> Mapping[str, object]:
     """All distinct kernels of one model."""
-    plan = fuse_attention(fuse(merge_contractions(fold(import_model(path, None)))))
+    plan = fusion_plan(rewrite_graph(import_model(path, None)))
     builder = KernelBuilder(plan, target)
     for g in plan.groups:  # the process is warm after that
         builder.place(g)
