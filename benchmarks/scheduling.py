@@ -139,7 +139,7 @@ def _once(form: Form, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
         clock("schedule", lambda: found.append(schedule_contract(group, roles, deps.under(context(group)))[0]))
 
         def contraction() -> ContractKernel:
-            return build("contract", group, found[0], target, packed)
+            return build("contract", group, found[0], target, packed, fill=form.fill)
 
         kernel = contraction()
         tiled, tiles = kernel.tree(), kernel.tiles()
