@@ -34,6 +34,7 @@ from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
+from polydyn.codegen.passes.prefetch import prefetch_next
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import (
     allocated,
@@ -63,6 +64,8 @@ ROW_UNROLL = 4
 """Reduction steps unrolled: with few rows the loop overhead shows otherwise (CPU.md 2)."""
 FILL_ELEMENTS = 1 << 16
 """Elements of rows that FILL copies at a time: a quarter of a 1 MB L2."""
+SHARED_ELEMENTS = 1 << 17
+"""Elements of a column operand that all blocks of rows read from the cache: half of a 1 MB L2."""
 V = Index.of
 
 
@@ -353,7 +356,8 @@ class ContractKernel:
         for _ in self.roles.inner:
             body = flatten_loops(body, "p_k")
         steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in ("p_k", *self.roles.inner)]
-        return partial_unroll(share_loads(body, self.shared_name), steps[-1] if steps else "p_k", self.plan.unroll)
+        body = partial_unroll(share_loads(body, self.shared_name), steps[-1] if steps else "p_k", self.plan.unroll)
+        return prefetch_next(body, "p_k", {"o_i": minimum(V("o_i") + rows, self.M - rows)})
 
     def masked(self, body: Body, width: int) -> Body:
         """Vectorises the columns; nests that touch memory by column get a twin for the last tile, whose last vector is
@@ -483,10 +487,19 @@ class ContractKernel:
         if self.plan.fill:  # rows first, in blocks that stay in the cache: copying them again for other columns costs
             steps = self.plan.block * self.R
             most = 16 if steps.constant is None else max(1, FILL_ELEMENTS // (self.plan.rows * max(1, int(steps))))
-            bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
-            return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, need.ceildiv(maximum(1, mt))))}
+            return self._row_blocks(mt, nt, most, need)
+        size, columns = (self.N * self.K * self.R).constant, nt.constant
+        if size is not None and columns is not None and columns > 1 and size <= SHARED_ELEMENTS:
+            most = max(1, FILL_ELEMENTS * int(self.N) // (self.plan.rows * max(1, size)))
+            return self._row_blocks(mt, nt, most, need)
         bj = maximum(1, minimum(nt, need))
         return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
+
+    @staticmethod
+    def _row_blocks(mt: Index, nt: Index, most: int, need: Index) -> dict[str, Index]:
+        """Blocks of at most ``most`` row tiles, a multiple of ``need``; columns are divided when rows are too few."""
+        bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
+        return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, need.ceildiv(maximum(1, mt))))}
 
 
 def _symbols(x: Load) -> frozenset[str]:

@@ -60,6 +60,7 @@ PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
 PD_INLINE void vstorem_f32(f32 *b, i64 i, vf32 v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) b[i + l] = v[l]; }
 #endif
 
+PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i); }
 #define PD_MEMORY(T, V)                                                                                               \
   PD_INLINE V vload_##T(const T *b, i64 i) { V v; memcpy(&v, b + i, sizeof v); return v; }                             \
   PD_INLINE void vstore_##T(T *b, i64 i, V v) { memcpy(b + i, &v, sizeof v); }                                         \
