@@ -33,6 +33,7 @@ from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
 from polydyn.codegen.passes.prefetch import prefetch_next
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, unroll
@@ -51,6 +52,7 @@ from polydyn.codegen.passes.tiles import (
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
+from polydyn.codegen.shares import SHARED_ELEMENTS, row_blocks, rows_that_stay
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Op, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
@@ -62,10 +64,6 @@ REDUCTION_BLOCK = 768
 """Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (CPU.md 2)."""
 ROW_UNROLL = 4
 """Reduction steps unrolled: with few rows the loop overhead shows otherwise (CPU.md 2)."""
-FILL_ELEMENTS = 1 << 16
-"""Elements of rows that FILL copies at a time: a quarter of a 1 MB L2."""
-SHARED_ELEMENTS = 1 << 17
-"""Elements of a column operand that all blocks of rows read from the cache: half of a 1 MB L2."""
 V = Index.of
 
 
@@ -146,6 +144,7 @@ class ContractKernel:
         rows, vectors = self.tile()
         columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
         in_place = all(x.buffer in packed or self._stride(x) == ONE for x in columns)
+        self.in_panels = bool(columns) and all(x.buffer in packed for x in columns)
         carrier = next((s for s in self.epilogues if s.value.dtype == "float32"), None)
         k, r = self.K.constant, self.R.constant
         steps, unroll = (self.chosen.block, self.chosen.unroll) if self.chosen else (REDUCTION_BLOCK, ROW_UNROLL)
@@ -340,9 +339,8 @@ class ContractKernel:
 
     # -- the micro-kernel ----------------------------------------------------------------------------------------
 
-    def vectors(self, body: Body, vectors: int, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
-        """The micro-kernel for a number of live vectors, its row count still a symbol."""
-        width = vectors * self.width
+    def vectors(self, body: Body, width: int, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+        """The micro-kernel for a number of columns, its row count still a symbol."""
         body = bind(body, {"P_j": width})
         if self.plan.blocks != ONE:
             body = clip(body, ("p_k",), self._live_reduction())
@@ -360,39 +358,16 @@ class ContractKernel:
         return prefetch_next(body, "p_k", {"o_i": minimum(V("o_i") + rows, self.M - rows)})
 
     def masked(self, body: Body, width: int) -> Body:
-        """Vectorises the columns; nests that touch memory by column get a twin for the last tile, whose last vector is
-        masked (only that one: micro-kernels are exact in vectors). The choice is made outside of the reduction.
-        """
-        w, n = self.width, self.N.constant
-        start, before = V("c_j") * self.nr, Index.of(width - self.width)
-        exact = n is not None and n % w == 0
-
-        def f(x: Node) -> Node | Body:
-            if not (isinstance(x, For) and x.var == "p_i"):
-                return x
-            full = vectorise_tile((x,), "p_j", w)
-            if exact or not self._touches_columns(x, {self.tile_name, "panel", "rows"}):
-                return full
-            (last,) = vectorise_tile(one_vector(x, before, w), "p_j", w, self.N - start - before)
-            head = vectorise_tile(first_columns(x, before), "p_j", w) if width > w else ()
-            assert isinstance(last, For)
-            inner = tuple(y for z in head if isinstance(z, For) for y in z.body)
-            return If((Compare("<=", start + width, self.N),), full, (replace(last, body=(*inner, *last.body)),))
-
-        return unswitch(rewrite(body, f))
-
-    def _touches_columns(self, x: For, safe: set[str]) -> bool:
-        """Whether an address in memory depends on the column (panels hold whole vectors)."""
+        """Vectorises the columns of a micro-kernel for ``width`` of them."""
+        n, last = self.N.constant, width % self.width or self.width
+        tail = None if n is None else n % self.nr
+        full = n is None or (width == self.nr and n >= self.nr)
+        partial = tail is None or (tail > 0 and width - self.step < tail)
         packed = {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.width}
-        for n in walk((x,)):
-            if not isinstance(n, (Store, Def, Set)):
-                continue
-            at = [(v.buffer, v.address) for v in walk_value(n.value) if isinstance(v, FlatLoad)]
-            at += [(n.buffer, n.address)] if isinstance(n, Store) else []
-            at += [(f.name, x) for i in node_indices(n) for f in i.fetches() for x in f.args]
-            if any(name not in safe | packed and "p_j" in i.symbols() for name, i in at):
-                return True
-        return False
+        live = self.N - V("c_j") * self.nr - (width - last)
+        exact = n is not None and n % last == 0
+        panels = frozenset({self.tile_name, "panel", "rows", *packed})
+        return vector_columns(body, Columns(self.width, width, live, full, partial, exact, self.tile_name, panels))
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
@@ -434,7 +409,7 @@ class ContractKernel:
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
         verify_body(body, (*symbols, "begin", "end"), (*buffers, self.tile_name))
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
-        text = KernelPrinter(self.name, buffers, outputs, symbols).kernel(body)
+        text = KernelPrinter(self.name, buffers, outputs, symbols, width=self.target.width).kernel(body)
         note = f"register tile {p.rows}x{self.nr}, reduction block {p.block}"
         note += ", columns packed" * p.promote + ", rows copied" * p.fill
         return Kernel(
@@ -443,36 +418,45 @@ class ContractKernel:
         )  # fmt: skip
 
     def _variants(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
-        """A switch over exact row counts, inside it over live vectors, around outlined micro-kernels."""
+        """A switch over exact row counts, inside it over live columns, around outlined micro-kernels."""
         mt = self.M.ceildiv(self.plan.rows)
         first, following = V("c_i") * self.M // mt, (V("c_i") + 1) * self.M // mt
         def micro(b: Body) -> Body:
-            wide = {c: self.vectors(b, c, coordinates) for c in self.vector_cases()}
+            wide = {c: self.vectors(b, c, coordinates) for c in self.column_cases()}
 
             def columns(r: int) -> Body:
                 cases = {c: self.rows(x, r) for c, x in wide.items()}
-                return variants(self.live_vectors(), cases, f"{self.name}_{r}")
+                return variants(self.live_columns(), cases, f"{self.name}_{r}")
 
             return (Let("o_i", first, variants(following - V("o_i"), {r: columns(r) for r in self.row_cases()})),)
 
         return consume(body, "micro", micro)
 
-    def vector_cases(self) -> list[int]:
-        """Numbers of live vectors that occur; each gets a micro-kernel of its own."""
-        n, w, v = self.N.constant, self.width, self.plan.vectors
+    @property
+    def step(self) -> int:
+        """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one where columns
+        come from panels and their number is known.
+        """
+        p, w = self.plan, self.width
+        narrow = w == self.target.width and self.target.narrow and self.N.constant is not None
+        return self.target.narrow if narrow and (p.promote or self.in_panels) else w
+
+    def column_cases(self) -> list[int]:
+        """Numbers of columns that micro-kernels are for; a tile takes the least that holds its live columns."""
+        n = self.N.constant
         if n is None:
-            return list(range(1, v + 1))
-        whole = -(-n // w)
-        return sorted({v, whole % v or v}) if whole >= v else [whole]
+            return list(range(self.width, self.nr + 1, self.width))
+        tail = -(-(n % self.nr) // self.step) * self.step
+        return sorted({tail or self.nr, self.nr if n >= self.nr else tail or self.nr})
 
     def row_cases(self) -> list[int]:
         """Numbers of live rows that occur."""
         m, r = self.M.constant, self.plan.rows
         return sorted({m // -(-m // r), -(-m // -(-m // r))}) if m else list(range(1, r + 1))
 
-    def live_vectors(self) -> Index:
-        """Vectors of the current register tile that hold columns."""
-        return minimum(self.plan.vectors, (self.N - V("c_j") * self.nr).ceildiv(self.width))
+    def live_columns(self) -> Index:
+        """Columns of the current register tile."""
+        return minimum(self.nr, self.N - V("c_j") * self.nr)
 
     def shares(self, rows: int, columns: int) -> dict[str, Index]:
         """The launch-time tile: tasks of about ``rows`` x ``columns`` results, in whole register tiles."""
@@ -481,25 +465,18 @@ class ContractKernel:
         return {"B_i": maximum(1, mt.ceildiv(height)), "B_j": maximum(1, nt.ceildiv(width))}
 
     def _launch(self, nt: Index, mt: Index) -> dict[str, Index]:
-        """Equal shares for the threads: whole batches first, then column panels, then rows."""
+        """Shares for the threads: whole batches first, then column panels, then rows; rows first where columns of few
+        elements are read again for every block of rows, or rows are copied again for every block of columns.
+        """
         batch = product(self.extents[x] for x in self.roles.batch)
         need = maximum(1, V("nth").ceildiv(maximum(1, batch)))
-        if self.plan.fill:  # rows first, in blocks that stay in the cache: copying them again for other columns costs
-            steps = self.plan.block * self.R
-            most = 16 if steps.constant is None else max(1, FILL_ELEMENTS // (self.plan.rows * max(1, int(steps))))
-            return self._row_blocks(mt, nt, most, need)
-        size, columns = (self.N * self.K * self.R).constant, nt.constant
-        if size is not None and columns is not None and columns > 1 and size <= SHARED_ELEMENTS:
-            most = max(1, FILL_ELEMENTS * int(self.N) // (self.plan.rows * max(1, size)))
-            return self._row_blocks(mt, nt, most, need)
+        if self.plan.fill:
+            return row_blocks(mt, nt, rows_that_stay(self.plan.rows, self.plan.block * self.R), need)
+        columns, steps = self.N.constant, (self.K * self.R).constant
+        if columns and steps and columns > self.nr and columns * steps <= SHARED_ELEMENTS:
+            return row_blocks(mt, nt, rows_that_stay(self.plan.rows, V(steps)), need)
         bj = maximum(1, minimum(nt, need))
         return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
-
-    @staticmethod
-    def _row_blocks(mt: Index, nt: Index, most: int, need: Index) -> dict[str, Index]:
-        """Blocks of at most ``most`` row tiles, a multiple of ``need``; columns are divided when rows are too few."""
-        bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
-        return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, need.ceildiv(maximum(1, mt))))}
 
 
 def _symbols(x: Load) -> frozenset[str]:

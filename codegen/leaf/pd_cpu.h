@@ -25,6 +25,7 @@ typedef i64 vi64 __attribute__((vector_size(8 * PD_W)));
 typedef u8 vu8 __attribute__((vector_size(PD_W)));
 typedef u32 vu32 __attribute__((vector_size(4 * PD_W)));
 typedef u64 vu64 __attribute__((vector_size(8 * PD_W)));
+typedef f32 hf32 __attribute__((vector_size(2 * PD_W)));         /* a narrow vector: half of a whole one */
 typedef vi32 vb;                                     /* a boolean in vector form: 0 or -1 in every lane */
 
 #ifdef PD_CHECKED
@@ -60,7 +61,6 @@ PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
 PD_INLINE void vstorem_f32(f32 *b, i64 i, vf32 v, i64 n) { for (i64 l = 0; l < PD_W; ++l) if (l < n) b[i + l] = v[l]; }
 #endif
 
-PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i); }
 #define PD_MEMORY(T, V)                                                                                               \
   PD_INLINE V vload_##T(const T *b, i64 i) { V v; memcpy(&v, b + i, sizeof v); return v; }                             \
   PD_INLINE void vstore_##T(T *b, i64 i, V v) { memcpy(b + i, &v, sizeof v); }                                         \
@@ -76,6 +76,13 @@ PD_MEMORY(f32, vf32)
 PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
+PD_INLINE hf32 hload_f32(const f32 *b, i64 i) { hf32 v; memcpy(&v, b + i, sizeof v); return v; }
+PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
+  hf32 v = {0};
+  for (i64 l = 0; l < PD_W / 2; ++l) if (l < n) v[l] = b[i + l];
+  return v;
+}
+PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i); }
 #define PD_MASKED(T, V)                                                                                               \
   PD_INLINE V vloadm_##T(const T *b, i64 i, i64 n) { return vloads_##T(b, i, 1, n); }                                  \
   PD_INLINE void vstorem_##T(T *b, i64 i, V v, i64 n) { vstores_##T(b, i, 1, v, n); }
@@ -94,6 +101,15 @@ PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
   return v;
 }
 #endif
+#endif
+
+PD_INLINE hf32 hbcast_f32(f32 x) { return x - (hf32){0}; }
+#if PD_W == 16 && __GNUC__ >= 12
+PD_INLINE vf32 vwiden_f32(hf32 h) {
+  return __builtin_shufflevector(h, h, 0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, -1, -1, -1);
+}
+#else
+PD_INLINE vf32 vwiden_f32(hf32 h) { vf32 v = {0}; memcpy(&v, &h, sizeof h); return v; }
 #endif
 
 #define PD_VALUES(T, V)                                                                                               \

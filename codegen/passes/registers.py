@@ -23,6 +23,7 @@ from polydyn.codegen.ir import (
     map_value,
     rewrite,
     substitute,
+    walk,
     walk_value,
     with_bodies,
 )  # fmt: skip
@@ -70,27 +71,35 @@ def partial_unroll(body: Body, var: str, factor: int) -> Body:
 def registers(body: Body, buffer: str, dtype: str) -> Body:
     """Scalar replacement: every access to ``buffer`` (which must have a constant address) becomes a named register.
 
-    The registers are declared at the top of the body.
+    The registers are declared at the top of the body, each with the lanes that it is set with; a read of more
+    lanes gets them all, the further ones holding anything.
     """
     seen: dict[int, int] = {}
 
-    def name(address: int | None, lanes: int) -> str:
+    def at(address: int | None) -> int:
         if address is None:
             raise CodegenError(f"an address of {buffer} is not constant: it cannot live in registers")
-        if seen.setdefault(address, lanes) != lanes:
-            raise CodegenError(f"{buffer}[{address}] is used with different numbers of lanes")
-        return f"{buffer}_{address}"
+        return address
+
+    for n in walk(body):
+        if isinstance(n, Store) and n.buffer == buffer:
+            a = at(n.address.constant)
+            if seen.setdefault(a, n.lanes) != n.lanes:
+                raise CodegenError(f"{buffer}[{a}] is set with {seen[a]} and with {n.lanes} lanes")
 
     def value(v: Value) -> Value:
         if isinstance(v, FlatLoad) and v.buffer == buffer:
-            return Reg(v.dtype, name(v.address.constant, v.lanes), v.lanes)
+            lanes = seen.setdefault(at(v.address.constant), v.lanes)
+            if lanes > v.lanes:
+                raise CodegenError(f"{v.lanes} of the {lanes} lanes of {buffer}[{v.address}] are read")
+            return Reg(v.dtype, f"{buffer}_{v.address.constant}", lanes)
         return v
 
     def f(n: Node) -> Node:
         if isinstance(n, (Store, Def, Set)):
             n = replace(n, value=map_value(n.value, value))
             if isinstance(n, Store) and n.buffer == buffer:
-                return Set(name(n.address.constant, n.lanes), n.value, n.lanes, n.reduce)
+                return Set(f"{buffer}_{n.address.constant}", n.value, n.lanes, n.reduce)
         return n
 
     out = rewrite(body, f)
@@ -119,7 +128,7 @@ def share_loads(body: Body, prefix: str = "t") -> Body:
                     source = Broadcast(v.dtype, v, lanes) if v.lanes < lanes else v
                     held[v] = Reg(v.dtype, f"{prefix}{next(fresh)}", lanes)
                     out.append(Def(held[v].name, source, lanes))
-                return held[v] if held[v].lanes <= width else v
+                return held[v] if held[v].lanes in (1, width) else v
 
             out.append(replace(n, value=map_value(n.value, shared)))
             if isinstance(n, Store):

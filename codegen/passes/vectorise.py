@@ -190,7 +190,7 @@ def vectorise_tile(body: Body, var: str, width: int, mask_extent: Index | None =
         trips = n.hi.constant
         if n.lo != ZERO or trips is None or trips % width:
             raise CodegenError(f"{var} in [{n.lo}, {n.hi}) is not a whole number of vectors of {width}")
-        start = Index.of(var) * width
+        start = Index.of(var) * width if trips > width else ZERO
         lanes = _Lanes(var, start, width, None if mask_extent is None else mask_extent - start)
         return For(var, ZERO, Index.of(trips // width), lanes.body(n.body), "vector")
 

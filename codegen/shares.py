@@ -1,0 +1,24 @@
+"""How a launch divides a product into tasks: blocks of rows and columns in whole register tiles."""
+
+from __future__ import annotations
+
+from polydyn.schedules.index import Index, maximum, minimum
+
+BLOCK_ELEMENTS = 1 << 16
+"""Elements of rows that a block of them reads or copies: a quarter of a 1 MB L2."""
+SHARED_ELEMENTS = 1 << 17
+"""Elements of a column operand that all blocks of rows read from the cache: half of a 1 MB L2."""
+
+
+def rows_that_stay(rows: int, steps: Index) -> int:
+    """Tiles of ``rows`` rows, each of ``steps`` elements, that stay in the cache together."""
+    return 16 if steps.constant is None else max(1, BLOCK_ELEMENTS // (rows * max(1, steps.constant)))
+
+
+def row_blocks(mt: Index, nt: Index, most: int, need: Index) -> dict[str, Index]:
+    """``mt`` x ``nt`` register tiles in blocks of at most ``most`` row tiles, their number a multiple of ``need``.
+
+    Columns are divided where row tiles are fewer than ``need``.
+    """
+    bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
+    return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, need.ceildiv(maximum(1, mt))))}
