@@ -40,7 +40,7 @@ typedef vi32 vb;                                     /* a boolean in vector form
 
 #if defined(__AVX512F__) && PD_W == 16
 typedef float pd_m512 __attribute__((vector_size(64), may_alias));
-PD_INLINE unsigned short pd_lanes(i64 n) { return (unsigned short)(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u); }
+PD_INLINE unsigned short pd_lanes(i64 n) { return (unsigned short)((1u << PD_MAX(PD_MIN(n, 16), 0)) - 1u); }
 PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
   return (vf32)__builtin_ia32_loadups512_mask(b + i, (vf32){0}, pd_lanes(n));
 }
@@ -129,6 +129,13 @@ PD_INLINE vi32 vsel_i32(vb c, vi32 a, vi32 b) { return (c & a) | (~c & b); }
 PD_INLINE vi64 vsel_i64(vb c, vi64 a, vi64 b) { vi64 m = __builtin_convertvector(c, vi64); return (m & a) | (~m & b); }
 typedef i8 vi8 __attribute__((vector_size(PD_W)));
 PD_INLINE vu8 vsel_u8(vb c, vu8 a, vu8 b) { vu8 m = (vu8)__builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
+
+/* v, out of a register */
+#if (defined(__AVX__) && !defined(__clang__) && PD_W >= 8)
+PD_INLINE vf32 vkeep_f32(vf32 v) { __asm__("" : "+v"(v)); return v; }
+#else
+PD_INLINE vf32 vkeep_f32(vf32 v) { return v; }
+#endif
 
 /* min and max hand NaN on, as numpy does */
 #define PD_EXTREMES(T)                                                                                                \
@@ -379,6 +386,46 @@ PD_HORIZONTAL(f32, vf32, vi32)
 #endif
 PD_HORIZONTAL(i32, vi32, vi32)
 PD_HORIZONTAL(i64, vi64, vi64)
+
+/* d[at + k] = the sum of all lanes of the k-th of eight vectors */
+#if defined(PD_LANES) && PD_W >= 8 && !defined(PD_CHECKED)
+typedef f32 pd_eight __attribute__((vector_size(32)));
+typedef i32 pd_eight_places __attribute__((vector_size(32)));
+#if PD_W == 16
+PD_INLINE pd_eight pd_halves(vf32 v) {
+#if __GNUC__ >= 12
+  return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  pd_eight half[2];
+  memcpy(half, &v, sizeof v);
+  return half[0] + half[1];
+#endif
+}
+#else
+PD_INLINE pd_eight pd_halves(vf32 v) { return v; }
+#endif
+PD_INLINE pd_eight pd_pairs(pd_eight a, pd_eight b) {
+  return __builtin_shuffle(a, b, (pd_eight_places){0, 8, 1, 9, 4, 12, 5, 13})
+       + __builtin_shuffle(a, b, (pd_eight_places){2, 10, 3, 11, 6, 14, 7, 15});
+}
+PD_INLINE pd_eight pd_fours(pd_eight a, pd_eight b) {
+  return __builtin_shuffle(a, b, (pd_eight_places){0, 1, 8, 9, 4, 5, 12, 13})
+       + __builtin_shuffle(a, b, (pd_eight_places){2, 3, 10, 11, 6, 7, 14, 15});
+}
+PD_INLINE void pd_sums_f32(f32 *d, i64 at, vf32 v0, vf32 v1, vf32 v2, vf32 v3, vf32 v4, vf32 v5, vf32 v6, vf32 v7) {
+  pd_eight a = pd_fours(pd_pairs(pd_halves(v0), pd_halves(v1)), pd_pairs(pd_halves(v2), pd_halves(v3)));
+  pd_eight b = pd_fours(pd_pairs(pd_halves(v4), pd_halves(v5)), pd_pairs(pd_halves(v6), pd_halves(v7)));
+  a = __builtin_shuffle(a, b, (pd_eight_places){0, 1, 2, 3, 8, 9, 10, 11})
+    + __builtin_shuffle(a, b, (pd_eight_places){4, 5, 6, 7, 12, 13, 14, 15});
+  memcpy(d + at, &a, sizeof a);
+}
+#else
+#define pd_sums_f32(d, at, v0, v1, v2, v3, v4, v5, v6, v7)                                                             \
+  do {                                                                                                                \
+    vf32 pd_v[8] = {v0, v1, v2, v3, v4, v5, v6, v7};                                                                   \
+    for (int pd_k = 0; pd_k < 8; ++pd_k) PD_PUT(d, (at) + pd_k, pd_hsum_vf32(pd_v[pd_k]));                             \
+  } while (0)
+#endif
 
 /* d[at + PD_W*c + l] = b[i + l*s + c] for columns c < m, lanes l < n (0 in the other lanes): a block transposed in
    registers, in log2(PD_W) steps that exchange off-diagonal blocks */

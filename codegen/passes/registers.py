@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import TypeAlias
 
 from polydyn.codegen.ir import (
+    Apply,
     Body,
     Broadcast,
     Def,
@@ -28,11 +29,12 @@ from polydyn.codegen.ir import (
     with_bodies,
 )  # fmt: skip
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Value
-from polydyn.schedules.index import Index
+from polydyn.schedules.expr import Value, neutral
+from polydyn.schedules.index import ZERO, Index
 
 Copies: TypeAlias = "dict[tuple[int, Index], tuple[Body, Body]]"
 """(identity of a loop's body, value of its variable) -> (the body, its copy for the value)."""
+V = Index.of
 
 
 def unroll(body: Body, loops: Collection[str], copies: Copies | None = None) -> Body:
@@ -64,6 +66,59 @@ def partial_unroll(body: Body, var: str, factor: int) -> Body:
 
     def f(n: Node) -> Node:
         return replace(n, kind=f"unroll{factor}") if isinstance(n, For) and n.var == var else n
+
+    return rewrite(body, f)
+
+
+def split_chains(body: Body, var: str, count: int) -> Body:
+    """Loops ``var`` from 0 add to ``count`` registers in turns, which do not wait for each other, instead of to one.
+
+    Before: ``for k: s += x[k]``; after: ``for k: s += x[count*k]; s1 += x[count*k + 1] ...``, the rest, ``s += s1 ...``.
+    """
+
+    def f(n: Node) -> Node | Body:
+        if not (isinstance(n, For) and n.var == var and n.lo == ZERO and count > 1):
+            return n
+        own = {x.reg for x in walk(n.body) if isinstance(x, Def)}
+        sums = {x.reg: x for x in walk(n.body) if isinstance(x, Set) and x.reduce and x.reg not in own}
+        main, out = n.hi // count, list[Node]()
+        steps: Body = ()
+        for c in range(count):
+            names = {r: f"{r}_{c}" for r in (own if c == 0 else {*own, *sums})}
+            steps += _renamed(substitute(n.body, {var: V(var) * count + c}), names)
+            out += [Def(names[r], neutral(str(x.reduce), x.value.dtype), x.lanes) for r, x in sums.items() if c]
+        out.append(replace(n, hi=main, body=steps))
+        out.append(replace(n, hi=n.hi - main * count, body=substitute(n.body, {var: main * count + var})))
+        out += [
+            Set(r, Reg(x.value.dtype, f"{r}_{c}", x.lanes), x.lanes, x.reduce)
+            for c in range(1, count)
+            for r, x in sums.items()
+        ]
+        return tuple(out)
+
+    return rewrite(body, f)
+
+
+def _renamed(body: Body, names: Mapping[str, str]) -> Body:
+    """The body with registers under other names."""
+
+    def value(v: Value) -> Value:
+        return replace(v, name=names[v.name]) if isinstance(v, Reg) and v.name in names else v
+
+    def f(n: Node) -> Node:
+        if isinstance(n, (Def, Set)):
+            return replace(n, reg=names.get(n.reg, n.reg), value=map_value(n.value, value))
+        return replace(n, value=map_value(n.value, value)) if isinstance(n, Store) else n
+
+    return rewrite(body, f)
+
+
+def keep_loads(body: Body) -> Body:
+    """Vectors that are loaded into registers stay there: a compiler may think that to load them again costs nothing."""
+
+    def f(n: Node) -> Node:
+        whole = isinstance(n, Def) and isinstance(n.value, FlatLoad) and n.value.dtype == "float32" and n.lanes > 1
+        return replace(n, value=Apply("float32", "vkeep_f32", (n.value,))) if isinstance(n, Def) and whole else n
 
     return rewrite(body, f)
 

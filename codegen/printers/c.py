@@ -66,10 +66,11 @@ class KernelPrinter:
         return "".join(self.functions.values()) + head + decl + unused + text + "}\n"
 
     def _names(self, body: Body) -> tuple[set[str], set[str]]:
-        """(buffers used, symbols used but not bound) in the body; those of what is outlined are remembered."""
+        """(buffers used but not made, symbols used but not bound) in the body; those of what is outlined are remembered."""
         buffers: set[str] = set()
         used: set[str] = set()
         bound: set[str] = set()
+        made: set[str] = set()
 
         def visit(b: Body) -> None:
             for n in b:
@@ -81,13 +82,15 @@ class KernelPrinter:
                     continue
                 if isinstance(n, (For, Let)):
                     bound.add(n.var)
+                if isinstance(n, Alloc):
+                    made.add(n.buffer)
                 buffers.update(node_buffers(n))
                 used.update(mentions(n)[0])
                 for x in bodies(n):
                     visit(x)
 
         visit(body)
-        return buffers, used - bound
+        return buffers - made, used - bound
 
     def _pointer(self, buffer: str) -> str:
         const = "" if buffer in self.outputs or buffer not in self.buffers else "const "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from polydyn.codegen.ir import Between, Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, Undefined, lanes_of
+from polydyn.codegen.ir import Apply, Between, Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, Undefined, lanes_of
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
@@ -81,6 +81,8 @@ class ValuePrinter:
         if isinstance(v, Blend):
             args = f"{self.text(v.new, lanes)}, {self.text(v.old, lanes)}"
             return f"vsel_{SHORT[v.dtype]}(vlive({index_text(v.count)}), {args})"
+        if isinstance(v, Apply):
+            return f"{v.function}({', '.join(self.text(a, lanes_of(a)) for a in v.args)})"
         if isinstance(v, Op):
             return self._op(v, lanes)
         raise CodegenError(f"no C form for {v!r}")
