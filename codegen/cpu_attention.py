@@ -134,7 +134,7 @@ class AttentionKernel:
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role in ("input", "output", "constant")}
         verify_body(body, (*symbols, "begin", "end"), buffers)
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
-        text = KernelPrinter(self.name, buffers, outputs, symbols, inline_math=True, width=self.target.width).kernel(body)
+        text = KernelPrinter(self.name, buffers, outputs, symbols, True, self.target.width).kernel(body)
         scratch = scratch_bytes(body).subs({ROW_STRIDE: self._row_stride()})
         note = f"row blocks of {self.scores.plan.rows}" + ", keys packed" * self.scores.plan.promote
         return Kernel(self.name, text, tuple(buffers), symbols, launch, count, scratch, (note, *self.nest.notes))

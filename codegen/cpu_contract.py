@@ -13,20 +13,14 @@ from dataclasses import dataclass, replace
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import (
     Body,
-    Compare,
-    Def,
     FlatLoad,
     For,
-    If,
     Let,
     Node,
-    Set,
     Store,
     consume,
-    node_indices,
     rewrite,
     walk,
-    walk_value,
 )  # fmt: skip
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
@@ -35,18 +29,15 @@ from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
-from polydyn.codegen.passes.prefetch import prefetch_next
+from polydyn.codegen.passes.prefetch import LINE, prefetch_next
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import (
     allocated,
     balance,
     clip,
-    first_columns,
     flatten_loops,
     mark_parallel,
-    one_vector,
     tasks,
-    unswitch,
     variants,
 )  # fmt: skip
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
@@ -141,17 +132,17 @@ class ContractKernel:
     # -- decisions -----------------------------------------------------------------------------------------------
 
     def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
-        rows, vectors = self.tile()
         columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
-        in_place = all(x.buffer in packed or self._stride(x) == ONE for x in columns)
         self.in_panels = bool(columns) and all(x.buffer in packed for x in columns)
+        self.promote = not all(x.buffer in packed or self._stride(x) == ONE for x in columns)
+        rows, vectors = self.tile()
         carrier = next((s for s in self.epilogues if s.value.dtype == "float32"), None)
         k, r = self.K.constant, self.R.constant
         steps, unroll = (self.chosen.block, self.chosen.unroll) if self.chosen else (REDUCTION_BLOCK, ROW_UNROLL)
         block = max(1 if fill else 16, steps // r) if r else steps
         if carrier is None or self.acc.value.dtype != "float32" or (k is not None and k <= block * 4 // 3):
-            return _Plan(rows, vectors, self.K, ONE, not in_place, fill, carrier, unroll)
-        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), not in_place, fill, carrier, unroll)
+            return _Plan(rows, vectors, self.K, ONE, self.promote, fill, carrier, unroll)
+        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), self.promote, fill, carrier, unroll)
 
     def _part(self, p: _Plan, rows: int) -> _Plan:
         most = max((v for r, v, _ in self.target.tiles if r >= rows), default=1)
@@ -168,9 +159,11 @@ class ContractKernel:
             rows, vectors, _ = max(self.target.tiles, key=lambda t: (t[1] <= 4, t[1]))
             return rows, vectors
 
+        step = self.step(n)
+
         def useful(tile: tuple[int, int, float]) -> float:
-            full, rest = divmod(-(-n // w), tile[1])
-            return (n / w) / (full * tile[1] / tile[2] + rest / (tile[2] * (0.75 if rest == 1 else 0.95)) + 1e-9)
+            full, rest = divmod(-(-n // step) * step / w, tile[1])
+            return (n / w) / (full * tile[1] / tile[2] + rest / (tile[2] * 0.95) + 1e-9)
 
         rows, vectors, _ = max(self.target.tiles, key=useful)
         return rows, min(vectors, max(1, -(-n // w)))
@@ -355,6 +348,8 @@ class ContractKernel:
             body = flatten_loops(body, "p_k")
         steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in ("p_k", *self.roles.inner)]
         body = partial_unroll(share_loads(body, self.shared_name), steps[-1] if steps else "p_k", self.plan.unroll)
+        if self.K.constant is not None and self.K.constant < 2 * LINE:
+            return body  # rows one after another are a stream that the processor prefetches by itself
         return prefetch_next(body, "p_k", {"o_i": minimum(V("o_i") + rows, self.M - rows)})
 
     def masked(self, body: Body, width: int) -> Body:
@@ -362,7 +357,7 @@ class ContractKernel:
         n, last = self.N.constant, width % self.width or self.width
         tail = None if n is None else n % self.nr
         full = n is None or (width == self.nr and n >= self.nr)
-        partial = tail is None or (tail > 0 and width - self.step < tail)
+        partial = tail is None or (tail > 0 and width - self.step(n) < tail)
         packed = {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.width}
         live = self.N - V("c_j") * self.nr - (width - last)
         exact = n is not None and n % last == 0
@@ -432,21 +427,20 @@ class ContractKernel:
 
         return consume(body, "micro", micro)
 
-    @property
-    def step(self) -> int:
+    def step(self, columns: int | None) -> int:
         """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one where columns
         come from panels and their number is known.
         """
-        p, w = self.plan, self.width
-        narrow = w == self.target.width and self.target.narrow and self.N.constant is not None
-        return self.target.narrow if narrow and (p.promote or self.in_panels) else w
+        narrow = self.target.narrow if columns is not None and self.width == self.target.width else 0
+        return narrow if narrow and (self.in_panels or self.promote) else self.width
 
     def column_cases(self) -> list[int]:
         """Numbers of columns that micro-kernels are for; a tile takes the least that holds its live columns."""
         n = self.N.constant
         if n is None:
             return list(range(self.width, self.nr + 1, self.width))
-        tail = -(-(n % self.nr) // self.step) * self.step
+        step = self.step(n)
+        tail = -(-(n % self.nr) // step) * step
         return sorted({tail or self.nr, self.nr if n >= self.nr else tail or self.nr})
 
     def row_cases(self) -> list[int]:

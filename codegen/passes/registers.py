@@ -140,7 +140,7 @@ def registers(body: Body, buffer: str, dtype: str) -> Body:
         if isinstance(n, Store) and n.buffer == buffer:
             a = at(n.address.constant)
             if seen.setdefault(a, n.lanes) != n.lanes:
-                raise CodegenError(f"{buffer}[{a}] is set with {seen[a]} and with {n.lanes} lanes")
+                raise CodegenError(f"{buffer}[{a}] is set with different numbers of lanes: {seen[a]}, {n.lanes}")
 
     def value(v: Value) -> Value:
         if isinstance(v, FlatLoad) and v.buffer == buffer:
