@@ -17,6 +17,7 @@ from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
 from polydyn.codegen.passes.sums import sum_together
 from polydyn.codegen.passes.vectorise import vectorise_loop
+from polydyn.codegen.shares import SHARED_ELEMENTS
 from polydyn.schedules.expr import Load, loads
 from polydyn.schedules.index import ONE
 from polydyn.schedules.model import Group
@@ -52,11 +53,12 @@ class DotKernel(ContractKernel):
         return few and plain and group.arrays[col.buffer].role == "input" and _dense(group, row, roles.block)
 
     def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
-        """A symbolic number of columns is a small one: they stay in the cache, the reduction is one block."""
+        """Columns that stay in the cache, as those of a symbolic number do, need no blocks of the reduction."""
         plan = super()._plan(packed, fill)
         columns = [x for x in loads(self.col_value) if x.buffer not in packed]
         promote = not all(_dense(self.group, x, self.roles.block) for x in columns)
-        if not promote and self.N.constant is not None:
+        size = (self.N * self.K).constant
+        if not promote and self.N.constant is not None and (size is None or size > SHARED_ELEMENTS):
             return replace(plan, promote=False)
         return replace(plan, promote=promote, block=self.K, blocks=ONE)
 

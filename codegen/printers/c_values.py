@@ -5,7 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from polydyn.codegen.ir import Apply, Between, Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, Undefined, lanes_of
+from polydyn.codegen.ir import (
+    Apply,
+    Between,
+    Blend,
+    Broadcast,
+    FlatLoad,
+    Horizontal,
+    Ramp,
+    Reg,
+    Store,
+    Undefined,
+    lanes_of,
+)
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
