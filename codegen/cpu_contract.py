@@ -350,7 +350,11 @@ class ContractKernel:
         body = partial_unroll(share_loads(body, self.shared_name), steps[-1] if steps else "p_k", self.plan.unroll)
         if self.K.constant is not None and self.K.constant < 2 * LINE:
             return body  # rows one after another are a stream that the processor prefetches by itself
-        return prefetch_next(body, "p_k", {"o_i": minimum(V("o_i") + rows, self.M - rows)})
+        return prefetch_next(body, "p_k", self.next_rows(rows))
+
+    def next_rows(self, rows: int, tiles: int = 1) -> dict[str, Index]:
+        """The first row of a tile further on, in bounds."""
+        return {"o_i": minimum(V("o_i") + tiles * rows, self.M - rows)}
 
     def masked(self, body: Body, width: int) -> Body:
         """Vectorises the columns of a micro-kernel for ``width`` of them."""

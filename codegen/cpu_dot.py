@@ -10,16 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polydyn.codegen.cpu_contract import ContractKernel, _Plan
-from polydyn.codegen.ir import Body, Def, For, Node, rewrite
+from polydyn.codegen.ir import Body, Compare, Def, For, If, Node, rewrite
 from polydyn.codegen.kernel import CpuTarget
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind
+from polydyn.codegen.passes.prefetch import AHEAD, prefetch_next
 from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
 from polydyn.codegen.passes.sums import sum_together
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.shares import SHARED_ELEMENTS
 from polydyn.schedules.expr import Load, loads
-from polydyn.schedules.index import ONE
+from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 
@@ -30,8 +31,11 @@ CHAINS = 8
 """Independent accumulators that hide the latency of an addition."""
 TILE_COLUMNS = 2
 """Columns of a register tile when their number is not known."""
+PAGE = 1024
+"""Elements of a page of memory, at whose end hardware prefetchers stop."""
 COLUMNS, LEAST_ROWS, LEAST_STEPS = 4, 24, 32
 """Up to so many computed columns vectors run along the reduction, from so many rows and steps on."""
+V = Index.of
 
 
 class DotKernel(ContractKernel):
@@ -81,9 +85,28 @@ class DotKernel(ContractKernel):
         def f(n: Node) -> Node | Body:
             if not (isinstance(n, For) and n.var == "p_k"):
                 return n
-            return keep_loads(sum_together(vectorise_loop(n, self.target.width, chains)))
+            loops = vectorise_loop(n, self.target.width, chains)
+            return keep_loads(sum_together(self._prefetched(loops, rows)))
 
         return rewrite(body, f)
+
+    def _prefetched(self, body: Body, rows: int) -> Body:
+        """Short rows are prefetched when they come from beyond the cache: long ones the processor follows by itself,
+        and where it has nothing to wait for, prefetches take the place of loads.
+        """
+        steps = self.K.constant
+        if steps is None or steps > PAGE:
+            return body
+
+        def f(n: Node) -> Node | Body:
+            if not (isinstance(n, For) and n.var == "p_k"):
+                return n
+            far = (Compare(">", self.M * steps, V(2 * SHARED_ELEMENTS)),)
+            tiles = -(-AHEAD // (rows * max(1, steps)))
+            return If(far, prefetch_next((n,), "p_k", self.next_rows(rows, tiles)), (n,))
+
+        first = next((i for i, n in enumerate(body) if isinstance(n, For)), None)
+        return body if first is None else (*body[:first], *rewrite(body[first : first + 1], f), *body[first + 1 :])
 
 
 def _dense(group: Group, x: Load, iterator: str) -> bool:
