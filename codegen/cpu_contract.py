@@ -30,7 +30,7 @@ from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
 from polydyn.codegen.passes.prefetch import LINE, prefetch_next
-from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, unroll
+from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, split_chains, unroll
 from polydyn.codegen.passes.tiles import (
     allocated,
     balance,
@@ -55,6 +55,8 @@ REDUCTION_BLOCK = 768
 """Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (CPU.md 2)."""
 ROW_UNROLL = 4
 """Reduction steps unrolled: with few rows the loop overhead shows otherwise (CPU.md 2)."""
+CHAINS = 4
+"""Vector sums that hide the latency of an addition; fewer accumulators get so many in all."""
 V = Index.of
 
 
@@ -156,10 +158,10 @@ class ContractKernel:
         if self.chosen:
             return self.chosen.rows, min(self.chosen.vectors, self.chosen.vectors if n is None else max(1, -(-n // w)))
         if n is None:
-            rows, vectors, _ = max(self.target.tiles, key=lambda t: (t[1] <= 4, t[1]))
+            rows, vectors, _ = self.target.tiles[0]
             return rows, vectors
 
-        step = self.step(n)
+        step = self.step
 
         def useful(tile: tuple[int, int, float]) -> float:
             full, rest = divmod(-(-n // step) * step / w, tile[1])
@@ -347,7 +349,13 @@ class ContractKernel:
         for _ in self.roles.inner:
             body = flatten_loops(body, "p_k")
         steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in ("p_k", *self.roles.inner)]
-        body = partial_unroll(share_loads(body, self.shared_name), steps[-1] if steps else "p_k", self.plan.unroll)
+        sums = sum(isinstance(n, Def) for n in body)
+        body = share_loads(body, self.shared_name)
+        if sums <= CHAINS // 2 and len(steps) == 1:
+            return split_chains(body, steps[-1], CHAINS // sums)
+        body = partial_unroll(body, steps[-1] if steps else "p_k", self.plan.unroll)
+        if self.N.constant is None:  # K is short where both operands are computed, and variants are many
+            return body
         if self.K.constant is not None and self.K.constant < 2 * LINE:
             return body  # rows one after another are a stream that the processor prefetches by itself
         return prefetch_next(body, "p_k", self.next_rows(rows))
@@ -361,7 +369,7 @@ class ContractKernel:
         n, last = self.N.constant, width % self.width or self.width
         tail = None if n is None else n % self.nr
         full = n is None or (width == self.nr and n >= self.nr)
-        partial = tail is None or (tail > 0 and width - self.step(n) < tail)
+        partial = tail is None or (tail > 0 and width - self.step < tail)
         packed = {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.width}
         live = self.N - V("c_j") * self.nr - (width - last)
         exact = n is not None and n % last == 0
@@ -431,20 +439,18 @@ class ContractKernel:
 
         return consume(body, "micro", micro)
 
-    def step(self, columns: int | None) -> int:
-        """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one where columns
-        come from panels and their number is known.
-        """
-        narrow = self.target.narrow if columns is not None and self.width == self.target.width else 0
-        return narrow if narrow and (self.in_panels or self.promote) else self.width
+    @property
+    def step(self) -> int:
+        """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one."""
+        narrow = self.width == self.target.width and self.acc.value.dtype == "float32"
+        return self.target.narrow if narrow and self.target.narrow else self.width
 
     def column_cases(self) -> list[int]:
         """Numbers of columns that micro-kernels are for; a tile takes the least that holds its live columns."""
         n = self.N.constant
         if n is None:
-            return list(range(self.width, self.nr + 1, self.width))
-        step = self.step(n)
-        tail = -(-(n % self.nr) // step) * step
+            return list(range(self.step, self.nr + 1, self.step))
+        tail = -(-(n % self.nr) // self.step) * self.step
         return sorted({tail or self.nr, self.nr if n >= self.nr else tail or self.nr})
 
     def row_cases(self) -> list[int]:

@@ -77,11 +77,17 @@ PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
 PD_INLINE hf32 hload_f32(const f32 *b, i64 i) { hf32 v; memcpy(&v, b + i, sizeof v); return v; }
+#if defined(__AVX512VL__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
+  return (hf32)__builtin_ia32_loadups256_mask(b + i, (hf32){0}, (unsigned char)((1u << PD_MAX(PD_MIN(n, 8), 0)) - 1u));
+}
+#else
 PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
   hf32 v = {0};
   for (i64 l = 0; l < PD_W / 2; ++l) if (l < n) v[l] = b[i + l];
   return v;
 }
+#endif
 PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i); }
 #define PD_MASKED(T, V)                                                                                               \
   PD_INLINE V vloadm_##T(const T *b, i64 i, i64 n) { return vloads_##T(b, i, 1, n); }                                  \
