@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import (
     Body,
+    Def,
     FlatLoad,
     For,
     Let,
@@ -56,7 +57,7 @@ REDUCTION_BLOCK = 768
 ROW_UNROLL = 4
 """Reduction steps unrolled: with few rows the loop overhead shows otherwise (CPU.md 2)."""
 CHAINS = 4
-"""Vector sums that hide the latency of an addition; fewer accumulators get so many in all."""
+"""Sums that hide the latency of an addition, twice as many of narrow vectors; fewer accumulators get so many in all."""
 V = Index.of
 
 
@@ -135,7 +136,6 @@ class ContractKernel:
 
     def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
         columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
-        self.in_panels = bool(columns) and all(x.buffer in packed for x in columns)
         self.promote = not all(x.buffer in packed or self._stride(x) == ONE for x in columns)
         rows, vectors = self.tile()
         carrier = next((s for s in self.epilogues if s.value.dtype == "float32"), None)
@@ -349,10 +349,11 @@ class ContractKernel:
         for _ in self.roles.inner:
             body = flatten_loops(body, "p_k")
         steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in ("p_k", *self.roles.inner)]
-        sums = sum(isinstance(n, Def) for n in body)
+        lanes = [n.lanes for n in body if isinstance(n, Def)]
+        chains = -(-(CHAINS if max(lanes) == self.target.width else 2 * CHAINS) // len(lanes))
         body = share_loads(body, self.shared_name)
-        if sums <= CHAINS // 2 and len(steps) == 1:
-            return split_chains(body, steps[-1], CHAINS // sums)
+        if chains > 1 and len(steps) == 1:
+            return split_chains(body, steps[-1], chains)
         body = partial_unroll(body, steps[-1] if steps else "p_k", self.plan.unroll)
         if self.N.constant is None:  # K is short where both operands are computed, and variants are many
             return body

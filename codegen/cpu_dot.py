@@ -7,6 +7,7 @@ the end. Columns that are not dense along the reduction are packed (constants by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from polydyn.codegen.cpu_contract import ContractKernel, _Plan
@@ -24,16 +25,16 @@ from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 
-ACCUMULATORS = {16: 20, 8: 12, 4: 20}
+ACCUMULATORS = {16: 24, 8: 12, 4: 20}
 """Vector accumulators of a register tile, by lanes; the other registers hold the operands."""
 ROWS = 8
 CHAINS = 8
 """Independent accumulators that hide the latency of an addition."""
-TILE_COLUMNS = 2
+TILE_COLUMNS = 4
 """Columns of a register tile when their number is not known."""
 PAGE = 1024
 """Elements of a page of memory, at whose end hardware prefetchers stop."""
-COLUMNS, LEAST_ROWS, LEAST_STEPS = 4, 24, 32
+COLUMNS, LEAST_ROWS, LEAST_STEPS = 4, 4, 8
 """Up to so many computed columns vectors run along the reduction, from so many rows and steps on."""
 V = Index.of
 
@@ -70,6 +71,18 @@ class DotKernel(ContractKernel):
         """As many rows as there are accumulators for."""
         columns = self.N.constant or TILE_COLUMNS
         return max(1, min(ROWS, ACCUMULATORS[self.target.width] // columns)), columns
+
+    def pack(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+        """The promotion statement: vectors along the reduction, the rest one by one."""
+        w = self.target.width
+
+        def f(n: Node) -> Node | Body:
+            if not (isinstance(n, For) and n.var == "a_k"):
+                return n
+            whole = n.hi // w * w
+            return (*vectorise_loop(replace(n, hi=whole), w), replace(n, lo=whole))
+
+        return rewrite(super().pack(body, coordinates), f)
 
     def masked(self, body: Body, width: int) -> Body:
         """Columns are not vectorised, nothing is masked."""

@@ -76,6 +76,21 @@ PD_MEMORY(f32, vf32)
 PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+/* whole vectors of elements 1 to 4 apart, out of vectors that begin and end at an element */
+PD_INLINE vf32 vunzip_f32(const f32 *b, i64 i, i64 s, i64 n) {
+  const vi32 l = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, e = l * (i32)s;
+  if (n < 16 || s < 1 || s > 4) return vloads_f32(b, i, s, n);
+  if (s == 1) return vload_f32(b, i);
+  if (s == 2) return __builtin_shuffle(vload_f32(b, i), vload_f32(b, i + 15), l * 2 - (l * 2 >= 16));
+  vf32 low = __builtin_shuffle(vload_f32(b, i), vload_f32(b, i + 16), e), high;
+  if (s == 3) high = __builtin_shuffle(vload_f32(b, i + 30), l * 3 - 30);
+  else high = __builtin_shuffle(vload_f32(b, i + 32), vload_f32(b, i + 45), l * 4 - 32 - 3 * (l * 4 >= 48));
+  vi32 first = e < 32;
+  return (vf32)((first & (vi32)low) | (~first & (vi32)high));
+}
+#define vloads_f32 vunzip_f32
+#endif
 PD_INLINE hf32 hload_f32(const f32 *b, i64 i) { hf32 v; memcpy(&v, b + i, sizeof v); return v; }
 #if defined(__AVX512VL__) && PD_W == 16 && !defined(__clang__)
 PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {

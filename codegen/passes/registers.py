@@ -73,7 +73,7 @@ def partial_unroll(body: Body, var: str, factor: int) -> Body:
 def split_chains(body: Body, var: str, count: int) -> Body:
     """Loops ``var`` from 0 add to ``count`` registers in turns, which do not wait for each other, instead of to one.
 
-    Before: ``for k: s += x[k]``; after: ``for k: s += x[count*k]; s1 += x[count*k + 1] ...``, the rest, ``s += s1 ...``.
+    Before: ``for k: s += x[k]``; after: ``for k: s += x[2*k]; s1 += x[2*k + 1]``, the rest, ``s += s1``.
     """
 
     def f(n: Node) -> Node | Body:

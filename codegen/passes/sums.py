@@ -13,8 +13,8 @@ LEAF, TOGETHER, LEAST = "pd_sums_f32", 8, 4
 def sum_together(body: Body) -> Body:
     """Runs of ``reg += sum of the lanes of v`` in float32 go through the leaf, eight at a time.
 
-    Before: ``r0 += hsum(v0); r1 += hsum(v1) ...``; after: ``sums = pd_sums(v0, v1 ...); r0 += sums[0] ...``. The lanes of
-    all vectors are added in the same order.
+    Before: ``r0 += hsum(v0); r1 += hsum(v1) ...``; after: ``sums = pd_sums(v0, v1 ...); r0 += sums[0] ...``.
+    The lanes of all vectors are added in the same order.
     """
     out: list[Node] = []
     run: list[Set] = []

@@ -66,7 +66,7 @@ class KernelPrinter:
         return "".join(self.functions.values()) + head + decl + unused + text + "}\n"
 
     def _names(self, body: Body) -> tuple[set[str], set[str]]:
-        """(buffers used but not made, symbols used but not bound) in the body; those of what is outlined are remembered."""
+        """(buffers used but not made, symbols used but not bound) in the body; remembered for what is outlined."""
         buffers: set[str] = set()
         used: set[str] = set()
         bound: set[str] = set()
