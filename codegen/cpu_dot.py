@@ -54,8 +54,9 @@ class DotKernel(ContractKernel):
         extents, (row, col) = dict(acc.iters), operands(acc, roles)
         n, k = extents[roles.col].constant, extents[roles.block].constant
         few = (n is None or n <= COLUMNS) and (k is None or k >= LEAST_STEPS) and not roles.inner
-        plain = isinstance(row, Load) and isinstance(col, Load) and acc.value.dtype == "float32"
-        return few and plain and group.arrays[col.buffer].role == "input" and _dense(group, row, roles.block)
+        if not (few and isinstance(row, Load) and isinstance(col, Load) and acc.value.dtype == "float32"):
+            return False
+        return group.arrays[col.buffer].role == "input" and _dense(group, row, roles.block)
 
     def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
         """Columns that stay in the cache, as those of a symbolic number do, need no blocks of the reduction."""

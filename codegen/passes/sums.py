@@ -36,12 +36,14 @@ def sum_together(body: Body) -> Body:
         run.clear()
 
     for n in body:
-        whole = isinstance(n, Set) and isinstance(n.value, Horizontal) and n.value.reduction == n.reduce == "sum"
-        if whole and n.value.dtype == "float32":
-            assert isinstance(n, Set)
+        if isinstance(n, Set) and isinstance(n.value, Horizontal) and _is_sum(n, n.value):
             run.append(n)
         else:
             flush()
             out.append(n)
     flush()
     return tuple(out)
+
+
+def _is_sum(n: Set, v: Horizontal) -> bool:
+    return v.reduction == n.reduce == "sum" and v.dtype == "float32"
