@@ -64,6 +64,8 @@ class ValuePrinter:
         lanes = lanes_of(v)
         if lanes == want or want == 1:
             return self._text(v, lanes)
+        if 1 < lanes < want and not isinstance(v, (Reg, FlatLoad)):
+            return self._text(v, want)
         s = self._text(v, lanes)
         if lanes > 1:
             return f"vwiden_{SHORT[v.dtype]}({s})"
