@@ -30,7 +30,7 @@ from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
-from polydyn.codegen.passes.prefetch import LINE, prefetch_next
+from polydyn.codegen.passes.prefetch import LINE, prefetch_next, share_panel
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, split_chains, unroll
 from polydyn.codegen.passes.tiles import (
     allocated,
@@ -125,6 +125,7 @@ class ContractKernel:
         self.row_value, self.col_value = operands(self.acc, roles)
         self.chosen, self.notes = chosen, list[str]()
         self.copies: Copies = {}
+        self.whole = rows is None
         self.plan = self._plan(packed, fill) if rows is None else self._part(self._plan(packed, fill), rows)
 
     @staticmethod
@@ -359,7 +360,16 @@ class ContractKernel:
             return body
         if self.K.constant is not None and self.K.constant < 2 * LINE:
             return body  # rows one after another are a stream that the processor prefetches by itself
-        return prefetch_next(body, "p_k", self.next_rows(rows))
+        panel = {"c_j": minimum(V("c_j") + 1, self.N.ceildiv(self.nr) - 1)} if self.streams() else None
+        return prefetch_next(body, "p_k", self.next_rows(rows), panel)
+
+    def streams(self) -> bool:
+        """Whether panels come from beyond the cache, each for all row tiles of a share."""
+        size = (self.N * self.K * self.R).constant
+        return self.whole and bool(self._panels_of_constants()) and size is not None and size > SHARED_ELEMENTS
+
+    def _panels_of_constants(self) -> set[str]:
+        return {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.width}
 
     def next_rows(self, rows: int, tiles: int = 1) -> dict[str, Index]:
         """The first row of a tile further on, in bounds."""
@@ -371,10 +381,9 @@ class ContractKernel:
         tail = None if n is None else n % self.nr
         full = n is None or (width == self.nr and n >= self.nr)
         partial = tail is None or (tail > 0 and width - self.step < tail)
-        packed = {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.width}
         live = self.N - V("c_j") * self.nr - (width - last)
         exact = n is not None and n % last == 0
-        panels = frozenset({self.tile_name, "panel", "rows", *packed})
+        panels = frozenset({self.tile_name, "panel", "rows", *self._panels_of_constants()})
         return vector_columns(body, Columns(self.width, width, live, full, partial, exact, self.tile_name, panels))
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
@@ -436,7 +445,11 @@ class ContractKernel:
                 cases = {c: self.rows(x, r) for c, x in wide.items()}
                 return variants(self.live_columns(), cases, f"{self.name}_{r}")
 
-            return (Let("o_i", first, variants(following - V("o_i"), {r: columns(r) for r in self.row_cases()})),)
+            tile: Body = variants(following - V("o_i"), {r: columns(r) for r in self.row_cases()})
+            if not self.streams():
+                return (Let("o_i", first, tile),)
+            lo, hi = (mt * (V("b_i") + k) // "B_i" for k in (0, 1))
+            return share_panel((Let("o_i", first, tile),), V("c_i") - lo, hi - lo)
 
         return consume(body, "micro", micro)
 

@@ -53,6 +53,7 @@ static __attribute__((noinline, unused)) hf32 pdc_hload_f32(const f32 *b, i64 i,
   return v;
 }
 PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { (void)b; (void)i; }
+PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 
 #define hload_f32(b, i) pdc_hload_f32(b, i, PD_W / 2, #b)
 #define hloadm_f32(b, i, n) pdc_hload_f32(b, i, n, #b)

@@ -7,45 +7,61 @@ for by line, spread over the loop. A prefetch reads nothing and may name any add
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from polydyn.codegen.ir import Body, Call, Def, FlatLoad, For, Node, Pointer, Set, rewrite, substitute, walk, walk_value
-from polydyn.schedules.index import ONE, ZERO, Index
+from polydyn.codegen.ir import Body, Call, Def, FlatLoad, For, Let, Node, Pointer, Set, rewrite, substitute, walk, walk_value
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 
-LEAF = "pd_prefetch_f32"
+LEAF, FAR = "pd_prefetch_f32", "pd_prefetch_far_f32"
+"""Into the first cache, into the second."""
+FIRST, END = "far_lo", "far_hi"
 LINE = 16
 """float32 elements of a cache line."""
 AHEAD = 4096
 """Elements of rows between what is used and what is prefetched: a memory's latency times its bandwidth, and more."""
 
 
-def prefetch_next(body: Body, var: str, following: Mapping[str, Index]) -> Body:
+def prefetch_next(
+    body: Body, var: str, following: Mapping[str, Index], panel: Mapping[str, Index] | None = None
+) -> Body:
     """Loops ``var`` prefetch their loads of float32 for the next tile, line by line.
 
     ``following``: what symbols stand for in the next tile; loads that depend on none of them are left alone, and so are
     those that are not dense along ``var``. A loop over vectors prefetches for every vector, one over elements in strips
     of a line.
+
+    ``panel``: what symbols stand for in the panel of columns that follows when all row tiles have used this one. The
+    tiles share the work of asking for it: each strip asks for its steps [``FIRST``, ``END``).
     """
 
     def f(n: Node) -> Node | Body:
         if not (isinstance(n, For) and n.var == var and n.lo == ZERO):
             return n
-        loads = [
-            v
-            for x in walk(n.body)
-            if isinstance(x, (Def, Set))
-            for v in walk_value(x.value)
-            if isinstance(v, FlatLoad) and v.dtype == "float32" and following.keys() & v.address.symbols()
-        ]
-        found = [v for v in dict.fromkeys(loads) if _dense(v, var)]
+        loads = list(dict.fromkeys(_loads(n)))
+        found = [v for v in loads if following.keys() & v.address.symbols() and _dense(v, var)]
+        far = [v for v in loads if panel and panel.keys() & v.address.symbols() and v.address.split(var)[0] == LINE]
         if not found:
             return n
         if n.kind == "vector":
-            return replace(n, body=(*_calls(found, following), *n.body))
-        return _strips(n, found, following)
+            return replace(n, body=(*_calls(LEAF, found, following), *n.body))
+        return _strips(n, _calls(LEAF, found, following), _calls(FAR, far, panel or {}))
 
     return rewrite(body, f)
+
+
+def share_panel(body: Body, number: Index, tiles: Index) -> Body:
+    """Around a row tile, ``number`` of ``tiles``: its steps of every strip, none when it is the only one."""
+    tiles = maximum(1, tiles)
+    for name, k in ((FIRST, 0), (END, 1)):
+        body = (Let(name, minimum(1, tiles - 1) * ((number + k) * LINE // tiles), body),)
+    return body
+
+
+def _loads(n: For) -> Iterator[FlatLoad]:
+    for x in walk(n.body):
+        if isinstance(x, (Def, Set)):
+            yield from (v for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.dtype == "float32")
 
 
 def _dense(v: FlatLoad, var: str) -> bool:
@@ -54,15 +70,17 @@ def _dense(v: FlatLoad, var: str) -> bool:
     return along and var not in rest.symbols()
 
 
-def _calls(loads: list[FlatLoad], env: Mapping[str, Index]) -> Body:
-    return tuple(Call(LEAF, (Pointer(v.dtype, v.buffer, v.address.subs(env)),)) for v in loads)
+def _calls(leaf: str, loads: list[FlatLoad], env: Mapping[str, Index]) -> Body:
+    return tuple(Call(leaf, (Pointer(v.dtype, v.buffer, v.address.subs(env)),)) for v in loads)
 
 
-def _strips(n: For, loads: list[FlatLoad], following: Mapping[str, Index]) -> Body:
-    """The loop in strips of a line's elements and what is left over, each begun by the prefetches."""
-    strip, whole = f"{n.var}_line", n.hi // LINE
-    s = Index.of(strip)
-    calls = _calls(loads, {**following, n.var: s * LINE})
-    rest = () if n.hi % LINE == ZERO else substitute(calls, {strip: whole})
-    inner = For(n.var, s * LINE, s * LINE + LINE, n.body, n.kind)
-    return (For(strip, ZERO, whole, (*calls, inner)), *rest, For(n.var, whole * LINE, n.hi, n.body, n.kind))
+def _strips(n: For, calls: Body, far: Body) -> Body:
+    """The loop in strips of a line's elements and what is left over, each begun by the calls."""
+    strip, step, whole = f"{n.var}_line", f"{n.var}_far", n.hi // LINE
+    start = Index.of(strip) * LINE
+    first = substitute(calls, {n.var: start})
+    if far:
+        first += (For(step, Index.of(FIRST), Index.of(END), tuple(substitute(far, {n.var: start + step}))),)
+    rest = () if n.hi % LINE == ZERO else substitute(calls, {n.var: whole * LINE})
+    inner = For(n.var, start, start + LINE, n.body, n.kind)
+    return (For(strip, ZERO, whole, (*first, inner)), *rest, For(n.var, whole * LINE, n.hi, n.body, n.kind))
