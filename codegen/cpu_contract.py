@@ -356,10 +356,9 @@ class ContractKernel:
         if chains > 1 and len(steps) == 1:
             return split_chains(body, steps[-1], chains)
         body = partial_unroll(body, steps[-1] if steps else "p_k", self.plan.unroll)
-        if self.N.constant is None:  # K is short where both operands are computed, and variants are many
+        short = self.K.constant is not None and self.K.constant < 2 * LINE  # rows one after another are one stream
+        if short or self.N.constant is None:  # K is short where both operands are computed, and variants are many
             return body
-        if self.K.constant is not None and self.K.constant < 2 * LINE:
-            return body  # rows one after another are a stream that the processor prefetches by itself
         panel = {"c_j": minimum(V("c_j") + 1, self.N.ceildiv(self.nr) - 1)} if self.streams() else None
         return prefetch_next(body, "p_k", self.next_rows(rows), panel)
 

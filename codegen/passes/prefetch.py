@@ -10,7 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from polydyn.codegen.ir import Body, Call, Def, FlatLoad, For, Let, Node, Pointer, Set, rewrite, substitute, walk, walk_value
+from polydyn.codegen.ir import (
+    Body,
+    Call,
+    Def,
+    FlatLoad,
+    For,
+    Let,
+    Node,
+    Pointer,
+    Set,
+    rewrite,
+    substitute,
+    walk,
+    walk_value,
+)  # fmt: skip
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 
 LEAF, FAR = "pd_prefetch_f32", "pd_prefetch_far_f32"
