@@ -44,7 +44,7 @@ from polydyn.codegen.passes.tiles import (
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
-from polydyn.codegen.shares import SHARED_ELEMENTS, row_blocks, rows_that_stay
+from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, rows_that_stay
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Op, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
@@ -482,7 +482,7 @@ class ContractKernel:
         return {"B_i": maximum(1, mt.ceildiv(height)), "B_j": maximum(1, nt.ceildiv(width))}
 
     def _launch(self, nt: Index, mt: Index) -> dict[str, Index]:
-        """Shares for the threads: whole batches first, then column panels, then rows; rows first where columns of few
+        """Shares for the threads: whole batches first, then column panels or rows; rows first where columns of few
         elements are read again for every block of rows, or rows are copied again for every block of columns.
         """
         batch = product(self.extents[x] for x in self.roles.batch)
@@ -492,8 +492,7 @@ class ContractKernel:
         columns, steps = self.N.constant, (self.K * self.R).constant
         if columns and steps and columns > self.nr and columns * steps <= SHARED_ELEMENTS:
             return row_blocks(mt, nt, rows_that_stay(self.plan.rows, V(steps)), need)
-        bj = maximum(1, minimum(nt, need))
-        return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
+        return even_shares(mt, nt, need)
 
 
 def _symbols(x: Load) -> frozenset[str]:

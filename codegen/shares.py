@@ -22,3 +22,15 @@ def row_blocks(mt: Index, nt: Index, most: int, need: Index) -> dict[str, Index]
     """
     bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
     return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, need.ceildiv(maximum(1, mt))))}
+
+
+def even_shares(mt: Index, nt: Index, need: Index) -> dict[str, Index]:
+    """``mt`` x ``nt`` register tiles in ``need`` shares: columns are divided, or rows where the largest share is less.
+
+    Every share reads all panels of its columns, and a panel costs as much as a row tile.
+    """
+    columns = nt.ceildiv(need) * (mt + 1)
+    rows = (mt.ceildiv(need) + 1) * nt
+    by_rows = minimum(1, maximum(0, columns - rows))
+    bj = 1 + (1 - by_rows) * (maximum(1, minimum(nt, need)) - 1)
+    return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
