@@ -52,8 +52,17 @@ def test_a_map_becomes_vectors_and_a_masked_tail(golden: Golden) -> None:
     golden("vectorise_map.txt", show(vectorise_loop(ROW, 8)))
 
 
-def test_a_sum_becomes_chains_a_rest_and_a_predicated_tail(golden: Golden) -> None:
+def test_a_sum_becomes_chains_a_rest_and_a_masked_tail(golden: Golden) -> None:
     golden("vectorise_sum.txt", show(vectorise_loop(SUM, 8)))
+
+
+def test_a_tail_is_predicated_unless_lanes_beyond_it_add_zero() -> None:
+    def tail(value: Value, reduction: str) -> bool:
+        return "else v_i0" in show(vectorise_loop(loop("i", "n", Set("v", value, 1, reduction)), 8))
+
+    assert not tail(at("x", "i"), "sum") and not tail(op("mul", at("x", "i"), at("y", "i")), "sum")
+    assert tail(at("x", "i"), "max") and tail(op("exp", at("x", "i")), "sum")
+    assert tail(op("mul", at("x", "i"), at("y", 0)), "sum"), "a lane beyond the end times infinity is not zero"
 
 
 def test_whole_vectors_have_no_tail() -> None:
