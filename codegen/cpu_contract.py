@@ -44,7 +44,7 @@ from polydyn.codegen.passes.tiles import (
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
-from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, rows_that_stay
+from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, rows_for_all, rows_that_stay
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Op, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
@@ -360,7 +360,8 @@ class ContractKernel:
         if short or self.N.constant is None:  # K is short where both operands are computed, and variants are many
             return body
         panel = {"c_j": minimum(V("c_j") + 1, self.N.ceildiv(self.nr) - 1)} if self.streams() else None
-        return prefetch_next(body, "p_k", self.next_rows(rows), panel)
+        whole = (self.K % LINE) == ZERO == (self.plan.block % LINE)
+        return prefetch_next(body, "p_k", self.next_rows(rows), panel, whole)
 
     def streams(self) -> bool:
         """Whether panels come from beyond the cache, each for all row tiles of a share."""
@@ -482,16 +483,15 @@ class ContractKernel:
         return {"B_i": maximum(1, mt.ceildiv(height)), "B_j": maximum(1, nt.ceildiv(width))}
 
     def _launch(self, nt: Index, mt: Index) -> dict[str, Index]:
-        """Shares for the threads: whole batches first, then column panels or rows; rows first where columns of few
-        elements are read again for every block of rows, or rows are copied again for every block of columns.
-        """
+        """Shares for the threads: whole batches first, then column panels or rows."""
         batch = product(self.extents[x] for x in self.roles.batch)
         need = maximum(1, V("nth").ceildiv(maximum(1, batch)))
         if self.plan.fill:
             return row_blocks(mt, nt, rows_that_stay(self.plan.rows, self.plan.block * self.R), need)
         columns, steps = self.N.constant, (self.K * self.R).constant
-        if columns and steps and columns > self.nr and columns * steps <= SHARED_ELEMENTS:
-            return row_blocks(mt, nt, rows_that_stay(self.plan.rows, V(steps)), need)
+        most = rows_for_all(self.plan.rows, columns, steps) if columns and steps and columns > self.nr else 0
+        if most:
+            return row_blocks(mt, nt, most, need)
         return even_shares(mt, nt, need)
 
 

@@ -8,11 +8,24 @@ BLOCK_ELEMENTS = 1 << 16
 """Elements of rows that a block of them reads or copies: a quarter of a 1 MB L2."""
 SHARED_ELEMENTS = 1 << 17
 """Elements of a column operand that all blocks of rows read from the cache: half of a 1 MB L2."""
+SHORT = 4
+"""Reduction steps for each row of a tile up to which its results outweigh what it reads."""
 
 
 def rows_that_stay(rows: int, steps: Index) -> int:
     """Tiles of ``rows`` rows, each of ``steps`` elements, that stay in the cache together."""
     return 16 if steps.constant is None else max(1, BLOCK_ELEMENTS // (rows * max(1, steps.constant)))
+
+
+def rows_for_all(rows: int, columns: int, steps: int) -> int:
+    """Row tiles of a block that goes through all columns; 0: each panel of columns should go through all rows.
+
+    Results are most of what moves when the reduction is short: they are written row by row. Columns that stay in the
+    cache let rows be read once instead of once for each panel.
+    """
+    if steps <= SHORT * rows:
+        return 1
+    return rows_that_stay(rows, Index.of(steps)) if columns * steps <= SHARED_ELEMENTS else 0
 
 
 def row_blocks(mt: Index, nt: Index, most: int, need: Index) -> dict[str, Index]:

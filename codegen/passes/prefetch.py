@@ -37,7 +37,11 @@ AHEAD = 4096
 
 
 def prefetch_next(
-    body: Body, var: str, following: Mapping[str, Index], panel: Mapping[str, Index] | None = None
+    body: Body,
+    var: str,
+    following: Mapping[str, Index],
+    panel: Mapping[str, Index] | None = None,
+    whole: bool = False,
 ) -> Body:
     """Loops ``var`` prefetch their loads of float32 for the next tile, line by line.
 
@@ -46,7 +50,8 @@ def prefetch_next(
     of a line.
 
     ``panel``: what symbols stand for in the panel of columns that follows when all row tiles have used this one. The
-    tiles share the work of asking for it: each strip asks for its steps [``FIRST``, ``END``).
+    tiles share the work of asking for it: each strip asks for its steps [``FIRST``, ``END``). ``whole``: the loop is a
+    whole number of strips, whatever its bound looks like.
     """
 
     def f(n: Node) -> Node | Body:
@@ -59,7 +64,7 @@ def prefetch_next(
             return n
         if n.kind == "vector":
             return replace(n, body=(*_calls(LEAF, found, following), *n.body))
-        return _strips(n, _calls(LEAF, found, following), _calls(FAR, far, panel or {}))
+        return _strips(n, _calls(LEAF, found, following), _calls(FAR, far, panel or {}), whole)
 
     return rewrite(body, f)
 
@@ -88,13 +93,15 @@ def _calls(leaf: str, loads: list[FlatLoad], env: Mapping[str, Index]) -> Body:
     return tuple(Call(leaf, (Pointer(v.dtype, v.buffer, v.address.subs(env)),)) for v in loads)
 
 
-def _strips(n: For, calls: Body, far: Body) -> Body:
+def _strips(n: For, calls: Body, far: Body, exact: bool) -> Body:
     """The loop in strips of a line's elements and what is left over, each begun by the calls."""
     strip, step, whole = f"{n.var}_line", f"{n.var}_far", n.hi // LINE
     start = Index.of(strip) * LINE
     first = substitute(calls, {n.var: start})
     if far:
         first += (For(step, Index.of(FIRST), Index.of(END), tuple(substitute(far, {n.var: start + step}))),)
-    rest = () if n.hi % LINE == ZERO else substitute(calls, {n.var: whole * LINE})
-    inner = For(n.var, start, start + LINE, n.body, n.kind)
-    return (For(strip, ZERO, whole, (*first, inner)), *rest, For(n.var, whole * LINE, n.hi, n.body, n.kind))
+    strips = For(strip, ZERO, whole, (*first, For(n.var, start, start + LINE, n.body, n.kind)))
+    if exact or n.hi % LINE == ZERO:
+        return (strips,)
+    rest = substitute(calls, {n.var: whole * LINE})
+    return (strips, *rest, For(n.var, whole * LINE, n.hi, n.body, n.kind))
