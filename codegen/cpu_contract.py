@@ -356,8 +356,8 @@ class ContractKernel:
         if chains > 1 and len(steps) == 1:
             return split_chains(body, steps[-1], chains)
         body = partial_unroll(body, steps[-1] if steps else "p_k", self.plan.unroll)
-        short = self.K.constant is not None and self.K.constant < 2 * LINE  # rows one after another are one stream
-        if short or self.N.constant is None:  # K is short where both operands are computed, and variants are many
+        near = self.plan.fill or (self.K.constant or LINE) < 2 * LINE  # in the cache, or rows are one stream
+        if near or self.N.constant is None:  # K is short where both operands are computed, and variants are many
             return body
         panel = {"c_j": minimum(V("c_j") + 1, self.N.ceildiv(self.nr) - 1)} if self.streams() else None
         whole = (self.K % LINE) == ZERO == (self.plan.block % LINE)
