@@ -409,7 +409,7 @@ PD_HORIZONTAL(f32, vf32, vi32)
 PD_HORIZONTAL(i32, vi32, vi32)
 PD_HORIZONTAL(i64, vi64, vi64)
 
-/* d[at + k] = the sum of all lanes of the k-th of eight vectors */
+/* d[at + k] = the sum of all lanes of the k-th of eight vectors: halves of 16 lanes, then each four lanes, then both */
 #if defined(PD_LANES) && PD_W >= 8 && !defined(PD_CHECKED)
 typedef f32 pd_eight __attribute__((vector_size(32)));
 typedef i32 pd_eight_places __attribute__((vector_size(32)));
@@ -442,10 +442,16 @@ PD_INLINE void pd_sums_f32(f32 *d, i64 at, vf32 v0, vf32 v1, vf32 v2, vf32 v3, v
   memcpy(d + at, &a, sizeof a);
 }
 #else
+PD_INLINE f32 pd_sum_four(vf32 v, int l) {
+  f32 x[4];
+  for (int k = 0; k < 4; ++k) x[k] = PD_W == 16 ? v[l + k] + v[(l + k + 8) % PD_W] : v[l + k];
+  return (x[0] + x[2]) + (x[1] + x[3]);
+}
+PD_INLINE f32 pd_sum_vf32(vf32 v) { return PD_W > 4 ? pd_sum_four(v, 0) + pd_sum_four(v, 4 % PD_W) : pd_sum_four(v, 0); }
 #define pd_sums_f32(d, at, v0, v1, v2, v3, v4, v5, v6, v7)                                                             \
   do {                                                                                                                \
     vf32 pd_v[8] = {v0, v1, v2, v3, v4, v5, v6, v7};                                                                   \
-    for (int pd_k = 0; pd_k < 8; ++pd_k) PD_PUT(d, (at) + pd_k, pd_hsum_vf32(pd_v[pd_k]));                             \
+    for (int pd_k = 0; pd_k < 8; ++pd_k) PD_PUT(d, (at) + pd_k, pd_sum_vf32(pd_v[pd_k]));                              \
   } while (0)
 #endif
 
