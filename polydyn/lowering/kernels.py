@@ -22,7 +22,7 @@ from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.schedules.addresses import check_addresses
 from polydyn.schedules.decision import Decision, Leaf, Split
-from polydyn.schedules.index import ZERO, Index, maximum, product
+from polydyn.schedules.index import ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof_attention import prove_attention
 from polydyn.schedules.reuse import Proofs
@@ -177,7 +177,8 @@ class KernelBuilder:
 
 def _with_dot(dot: DotKernel, others: Alternatives) -> Alternatives:
     """The alternatives with one more, for few columns and enough rows and steps."""
-    missing = maximum(dot.N - COLUMNS, LEAST_STEPS - dot.K, LEAST_ROWS - dot.M)
+    rows = minimum(LEAST_ROWS - dot.M, dot.N - 1)  # one column costs nothing to pack
+    missing = maximum(dot.N - COLUMNS, LEAST_STEPS - dot.K, rows)
     decision = Split(missing, 0, Leaf(len(others.kernels)), others.decision)
     reason = f"up to {COLUMNS} columns: vectors along the reduction"
     return Alternatives((*others.kernels, dot.build()), decision, (*others.reasons, reason))
