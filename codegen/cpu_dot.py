@@ -21,7 +21,7 @@ from polydyn.codegen.passes.sums import sum_together
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.shares import SHARED_ELEMENTS
 from polydyn.schedules.expr import Load, loads
-from polydyn.schedules.index import ONE, Index
+from polydyn.schedules.index import ONE, Index, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 
@@ -109,15 +109,18 @@ class DotKernel(ContractKernel):
         and where it has nothing to wait for, prefetches take the place of loads.
         """
         steps = self.K.constant
-        if steps is None or steps > PAGE:
+        if steps is not None and steps > PAGE:
             return body
+        size = product(self.extents[x] for x in self.roles.batch) * self.M * self.K
 
         def f(n: Node) -> Node | Body:
             if not (isinstance(n, For) and n.var == "p_k"):
                 return n
-            far = (Compare(">", self.M * steps, V(2 * SHARED_ELEMENTS)),)
-            tiles = -(-AHEAD // (rows * max(1, steps)))
-            return If(far, prefetch_next((n,), "p_k", self.next_rows(rows, tiles)), (n,))
+            far = (Compare(">", size, V(2 * SHARED_ELEMENTS)),)
+            following = {"o_i": V("o_i") + 2 * rows}  # the next batch's first rows where the rows end
+            if steps is not None:
+                following = self.next_rows(rows, -(-AHEAD // (rows * max(1, steps))))
+            return If(far, prefetch_next((n,), "p_k", following), (n,))
 
         first = next((i for i, n in enumerate(body) if isinstance(n, For)), None)
         return body if first is None else (*body[:first], *rewrite(body[first : first + 1], f), *body[first + 1 :])
