@@ -92,6 +92,11 @@ PD_INLINE vf32 vunzip_f32(const f32 *b, i64 i, i64 s, i64 n) {
 #define vloads_f32 vunzip_f32
 #endif
 PD_INLINE hf32 hload_f32(const f32 *b, i64 i) { hf32 v; memcpy(&v, b + i, sizeof v); return v; }
+PD_INLINE hf32 hloads_f32(const f32 *b, i64 i, i64 s, i64 n) {
+  hf32 v = {0};
+  for (i64 l = 0; l < PD_W / 2; ++l) if (l < n) v[l] = b[i + l * s];
+  return v;
+}
 #if defined(__AVX512VL__) && PD_W == 16 && !defined(__clang__)
 PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
   return (hf32)__builtin_ia32_loadups256_mask(b + i, (hf32){0}, (unsigned char)((1u << PD_MAX(PD_MIN(n, 8), 0)) - 1u));

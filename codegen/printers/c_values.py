@@ -115,7 +115,9 @@ class ValuePrinter:
             guard = self.text(v.guard, v.lanes)
             text = f"vloadg_{t}({p}, {guard if v.mask is None else f'({guard} & vlive({index_text(v.mask)}))'})"
         elif v.stride != 1:
-            text = f"vloads_{t}({p}, {index_text(v.stride)}, {'PD_W' if v.mask is None else index_text(v.mask)})"
+            prefix = self.prefix(v.lanes, v.dtype)
+            count = index_text(v.mask) if v.mask is not None else "PD_W" if prefix == "v" else str(v.lanes)
+            text = f"{prefix}loads_{t}({p}, {index_text(v.stride)}, {count})"
         elif v.mask is not None:
             text = f"{self.prefix(v.lanes, v.dtype)}loadm_{t}({p}, {index_text(v.mask)})"
         else:
