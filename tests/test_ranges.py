@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from polydyn.schedules.index import Index
 from polydyn.schedules.ranges import is_nonnegative, simplify, upper_bound
 
-I, J, K = map(Index.of, "ijk")
+ITERATORS = tuple(map(Index.of, "ijk"))
 EXTENTS = {"i": 4, "j": 6, "k": 3}
 RANGES = {v: Index.of(n) for v, n in EXTENTS.items()}
 POINTS = [dict(zip(EXTENTS, p, strict=True)) for p in product(*map(range, EXTENTS.values()))]
@@ -20,7 +20,7 @@ POINTS = [dict(zip(EXTENTS, p, strict=True)) for p in product(*map(range, EXTENT
 def quasi_affine(draw: st.DrawFn, depth: int = 2) -> Index:
     """Sums of iterators and of divisions of such sums by small constants, remainders among them."""
     out = Index.of(draw(st.integers(-6, 6)))
-    for v in (I, J, K):
+    for v in ITERATORS:
         out = out + v * draw(st.integers(-8, 8))
     for _ in range(draw(st.integers(0, 2)) if depth else 0):
         x, n, k = draw(quasi_affine(depth=depth - 1)), draw(st.integers(1, 9)), draw(st.integers(1, 5))

@@ -66,7 +66,7 @@ def _split(i: Index, var: str, start: Index, width: int) -> tuple[Index, Index]:
 
 
 def is_affine_in_lanes(i: Index, var: str, width: int, ranges: Mapping[str, Index]) -> bool:
-    """Whether an address moves by one stride from lane to lane, where vectors of ``var`` begin at multiples of width."""
+    """Whether an address moves by one stride a lane, where vectors of ``var`` begin at multiples of the width."""
     if var not in i.symbols():
         return True
     try:

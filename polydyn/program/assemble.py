@@ -122,7 +122,9 @@ def _guard(g: Guard) -> dict[str, Any]:
 
 def _index_check(c: IndexCheck) -> dict[str, Any]:
     shift = "" if c.offset == 0 else f" + {c.offset}"
-    return {"rule": f"{c.buffer}{shift} in [-{c.size}, {c.size})", "message": c.message}
+    first, step = c.part
+    name = c.buffer if step == 1 else f"{c.buffer}[..., {first}]"
+    return {"rule": f"{name}{shift} in [-{c.size}, {c.size})", "message": c.message}
 
 
 def _kernel(k: KernelSource, place: str) -> dict[str, Any]:

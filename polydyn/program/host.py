@@ -228,7 +228,7 @@ def _wave_tables(plan: HostPlan) -> Tables:
 def _index_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> Tables:
     rows = [
         f"{{{c.launch}, {order[c.buffer]}, {DTYPES.index(b.dtype)}, {values.of(product(b.shape))}, "
-        f"{values.of(c.size)}, {values.of(c.offset)}, {quote(c.message)}}}"
+        f"{values.of(c.size)}, {values.of(c.offset)}, {c.part[0]}, {c.part[1]}, {quote(c.message)}}}"
         for c in sorted(plan.index_checks, key=lambda c: c.launch)
         for b in [plan.buffers[c.buffer]]
     ]

@@ -2,7 +2,8 @@
 
 With ``y + before = stride * q + r`` the taps that meet an input element at ``y`` are ``k = r + stride * t``, and the
 element is ``q - t``: for a fixed ``r`` an ordinary convolution with every ``stride``-th tap, and no product is with one
-of the zeros that the textbook form puts between the input's elements.
+of the zeros that the textbook form puts between the input's elements. Taps ``dilation`` apart are a longer kernel with
+zeros among its taps.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from polydyn.graph.operators.common import (
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.schedules.expr import Value, op
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
+from polydyn.schedules.index import ONE, ZERO, Index
 
 
 @dataclass(frozen=True)
 class Spread:
     """One spatial axis: ``size`` elements put ``stride`` apart, each spread over ``kernel`` positions.
 
-    ``before`` positions are cut off at the front; ``output`` positions remain.
+    ``before`` positions are cut off at the front; ``output`` positions remain. ``reach``: of the kernel with dilation.
     """
 
     size: Dim
-    kernel: Dim
+    reach: Dim
+    dilation: int
     stride: int
     before: int
     output: Dim
@@ -45,7 +47,7 @@ class Spread:
     @property
     def taps(self) -> Dim:
         """How many taps can meet an element at one output position."""
-        return self.kernel.ceildiv(self.stride)
+        return self.reach.ceildiv(self.stride)
 
     @property
     def blocks(self) -> Dim:
@@ -54,7 +56,7 @@ class Spread:
 
 
 def _spreads(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Spread, ...]:
-    """The axes from the attributes. ModelError: attributes of another rank; UnsupportedError: dilations."""
+    """The axes from the attributes. ModelError: attributes of another rank; UnsupportedError: negative padding."""
     sizes, kernel = (ctx.tensor(n).shape[2:] for n in node.inputs[:2])
     rank = len(sizes)
     strides, dilations, extra = (
@@ -64,14 +66,13 @@ def _spreads(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Spread,
     pads = node.attribute("pads") or [0] * (2 * rank)
     if not len(kernel) == len(strides) == len(dilations) == len(extra) == len(pads) // 2 == rank:
         raise ModelError("kernel, strides, dilations, pads and output_padding do not fit the rank", node=node.name)
-    if any(d != 1 for d in dilations):
-        raise refuse(node, "dilation")
     if any(p < 0 for p in pads):
         raise refuse(node, "negative padding")
     mode, wanted = node.attribute("auto_pad", "NOTSET"), node.attribute("output_shape")
     out = []
     for a in range(rank):
-        full = (sizes[a] - 1) * strides[a] + kernel[a] + extra[a]
+        reach = (kernel[a] - 1) * dilations[a] + 1
+        full = (sizes[a] - 1) * strides[a] + reach + extra[a]
         if mode in ("SAME_UPPER", "SAME_LOWER") or wanted:
             length = Index.of(wanted[a]) if wanted else sizes[a] * strides[a]
             cut = (full - length).constant
@@ -81,7 +82,7 @@ def _spreads(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Spread,
         else:
             before, after = (0, 0) if mode == "VALID" else (int(pads[a]), int(pads[rank + a]))
             length = full - before - after
-        out.append(Spread(sizes[a], kernel[a], int(strides[a]), before, length))
+        out.append(Spread(sizes[a], reach, int(dilations[a]), int(strides[a]), before, length))
     return tuple(out)
 
 
@@ -99,7 +100,8 @@ def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     axes = _spreads(node, ctx)
     for number, a in enumerate(axes, 2):
         ctx.at_most(ONE, a.size, f"axis {number} of {node.inputs[0]} is {a.size}: it must have an element")
-        ctx.at_most(Index.of(a.before), a.output + a.before, f"axis {number} of {node.name}'s output has no negative size")
+        why = f"axis {number} of the output of {node.name} has no negative size"
+        ctx.at_most(Index.of(a.before), a.output + a.before, why)
     return (Inferred(x.dtype, (x.shape[0], channels, *(a.output for a in axes))),)
 
 
@@ -144,26 +146,29 @@ def _spread_out(axes: Sequence[Spread], of_strided: Sequence[Index]) -> list[Ind
 
 def _room_for_taps(ctx: ExpandContext, name: str, axes: Sequence[Spread]) -> str:
     """The input with zeros around it, so that every tap of every block reads an element."""
-    t = ctx.tensor(name)
-    return _zeros_around(ctx, name, [(a.taps - 1, a.blocks + a.taps - 1) for a in axes], t.shape[:2])
+    shape = ctx.tensor(name).shape
+    lengths = tuple(a.blocks + a.taps - 1 for a in axes)
+    if all(a.taps == 1 and n == size for a, n, size in zip(axes, lengths, shape[2:], strict=True)):
+        return name
+    n, c, *place = iterators(len(shape))
+    source = [i - (a.taps - 1) for i, a in zip(place, axes, strict=True)]
+    inside = all_of([in_range(i, a.size) for i, a in zip(source, axes, strict=True)])
+    return _where(ctx, (*shape[:2], *lengths), inside, at(ctx, name, (n, c, *source)))
 
 
 def _whole_taps(ctx: ExpandContext, name: str, axes: Sequence[Spread]) -> str:
-    """The weight with zeros behind its taps, up to whole multiples of the strides."""
-    t = ctx.tensor(name)
-    return _zeros_around(ctx, name, [(ZERO, a.taps * a.stride) for a in axes], t.shape[:2])
-
-
-def _zeros_around(
-    ctx: ExpandContext, name: str, axes: Sequence[tuple[IndexLike, Dim]], kept: Sequence[Dim]
-) -> str:
-    """The tensor with each axis behind the ``kept`` ones cut or filled to a length, after zeros: (zeros, length)."""
-    sizes = ctx.tensor(name).shape[len(kept) :]
-    if all(before == ZERO and length == size for (before, length), size in zip(axes, sizes, strict=True)):
+    """The weight with zeros among and behind its taps: dilated, and a whole multiple of the strides."""
+    shape = ctx.tensor(name).shape
+    lengths = tuple(a.taps * a.stride for a in axes)
+    if lengths == shape[2:]:
         return name
-    index = iterators(len(kept) + len(sizes))
-    source = [i - before for i, (before, _) in zip(index[len(kept) :], axes, strict=True)]
-    inside = all_of([in_range(i, size) for i, size in zip(source, sizes, strict=True)])
+    c, o, *place = iterators(len(shape))
+    source = [i // a.dilation for i, a in zip(place, axes, strict=True)]
+    inside = [in_range(i, k) for i, k in zip(source, shape[2:], strict=True)]
+    inside += [in_range(i % a.dilation, 1) for i, a in zip(place, axes, strict=True) if a.dilation > 1]
+    return _where(ctx, (*shape[:2], *lengths), all_of(inside), at(ctx, name, (c, o, *source)))
+
+
+def _where(ctx: ExpandContext, shape: tuple[Dim, ...], inside: Value | None, element: Value) -> str:
     assert inside is not None
-    element: Value = at(ctx, name, (*index[: len(kept)], *source))
-    return ctx.compute((*kept, *(length for _, length in axes)), op("where", inside, element, like(0, element)))
+    return ctx.compute(shape, op("where", inside, element, like(0, element)))

@@ -107,7 +107,7 @@ class ExpandContext(Protocol):
     def alias(self, output: str, source: str) -> None:
         """The node's output is an existing tensor under another name."""
 
-    def bound(self, indices: str, size: Dim) -> None:
+    def bound(self, indices: str, size: Dim, component: int | None = None) -> None:
         """Every element of ``indices`` is a subscript of an axis of ``size``: out of [-size, size) is refused."""
 
     def new_constant(self, array: Array, hint: str) -> str:

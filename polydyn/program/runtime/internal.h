@@ -48,8 +48,10 @@ void pd_pool_run(pd_pool *pool, const pd_job *job);
 
 /* ---- subscripts (indices.c) ---- */
 
-/* The position of the first of `count` integers outside [low, high), which goes to `found`; -1 when there is none. */
-int64_t pd_outside(const void *data, int64_t count, int32_t dtype, int64_t low, int64_t high, int64_t *found);
+/* The position of the first of the integers data[first], data[first + step], ... below `count` that lies outside
+ * [low, high); it goes to `found`. -1 when there is none. */
+int64_t pd_outside(const void *data, int64_t first, int64_t count, int64_t step, int32_t dtype, int64_t low, int64_t high,
+                   int64_t *found);
 
 /* ---- the program as data (generated) ---- */
 
@@ -94,7 +96,8 @@ typedef struct {
 
 typedef struct {
     int32_t launch, buffer, dtype; /* the buffer is scanned before this launch */
-    int32_t count, size, offset;   /* v[count] integers, each plus v[offset] in [-v[size], v[size]) */
+    int32_t count, size, offset;   /* of v[count] integers each one meant plus v[offset] lies in [-v[size], v[size]) */
+    int32_t first, step;           /* the integers meant */
     const char *message;
 } pd_index_check;
 

@@ -372,7 +372,7 @@ int32_t pd_check_index(const pd_context *c, const pd_index_check *p, const void 
     if (c->values[plan->launches[p->launch].tasks] <= 0) return PD_OK;
     int64_t found = 0, size = c->values[p->size], offset = c->values[p->offset];
     int64_t low = -size - offset, high = size - offset; /* sizes: far from overflow */
-    int64_t at = pd_outside(data, c->values[p->count], p->dtype, low, high, &found);
+    int64_t at = pd_outside(data, p->first, c->values[p->count], p->step, p->dtype, low, high, &found);
     if (at < 0) return PD_OK;
     return fail(PD_INPUT, "%s, here %" PRId64 ": element %" PRId64 " is %" PRId64, p->message, size, at, found);
 }
