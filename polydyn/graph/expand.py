@@ -159,6 +159,18 @@ class _Builder:
                 return
         self.bounds.append(IndexBound(indices, size, place, part=part))
 
+    def position(self, indices: str, at: tuple[Index, ...], size: Dim, ranges: Ranges) -> Index | None:
+        """A subscript that is a formula, inside its axis; None when it is data or may be negative."""
+        name = self.aliases.get(indices, indices)
+        self._ensure(name)
+        found = self.positions.resolve(fetch(name, at), self.aliases, [])
+        if (found.constant or 0) < 0:
+            found = found + size
+        if found.fetches() or not self.facts.nonnegative(found, ranges):
+            return None
+        self._inside(found, size, ranges)
+        return found
+
     def new_constant(self, array: Array, hint: str) -> str:
         """Adds a constant."""
         name = self._fresh(hint)
