@@ -1,8 +1,8 @@
 """ScatterND at positions that are formulas: how exporters write ``x[:, 1:] = y``.
 
 Every kernel of polydyn computes elements where they lie, so a scatter has to be turned round: an element asks whether
-and from where it is written. That is possible when each index of the updates moves along one axis of the data by 1; then
-no element is written twice either. Indices that are data would need a kernel that writes in an order; they are refused.
+and from where it is written. That is possible when each index of the updates moves along one axis of the data by 1;
+then no element is written twice. Indices that are data would need a kernel that writes in an order; they are refused.
 """
 
 from __future__ import annotations
