@@ -15,7 +15,6 @@ from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.partition import Join
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
-from polydyn.lowering.flatten import address_of
 from polydyn.schedules.expr import ITEMSIZE, Load, Op, loads
 from polydyn.schedules.index import ONE, ZERO, Index, product
 
@@ -104,7 +103,7 @@ def _scattered(plan: FusionPlan, n: Compute) -> str | None:
     ranges = {dim_name(a): e for a, e in enumerate(plan.graph.tensors[n.output].shape)}
     column = dim_name(own_prefix(plan.graph, n) - 1)
     for x in loads(n.body):
-        _, address = address_of(plan, x.buffer, x.index)
+        _, address = plan.address_of(x.buffer, x.index)
         if not is_affine_in_lanes(address, column, WIDEST, ranges):
             return x.buffer
     return None
