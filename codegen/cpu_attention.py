@@ -97,11 +97,11 @@ class AttentionKernel:
 
         def part(kernel: ContractKernel, mark: str, b: Body, r: int) -> Body:
             def micro(x: Body) -> Body:
-                for v in kernel.vector_cases():
+                for v in kernel.column_cases():
                     if (mark, v) not in wide:
                         wide[mark, v] = kernel.vectors(_unnumbered(x, mark[-1]), v, _numbered(coordinates, mark[-1]))
-                cases = {v: kernel.rows(wide[mark, v], r) for v in kernel.vector_cases()}
-                return variants(kernel.live_vectors(), cases)
+                cases = {v: kernel.rows(wide[mark, v], r) for v in kernel.column_cases()}
+                return variants(kernel.live_columns(), cases)
 
             return consume(b, mark, micro)
 
@@ -134,7 +134,7 @@ class AttentionKernel:
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role in ("input", "output", "constant")}
         verify_body(body, (*symbols, "begin", "end"), buffers)
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
-        text = KernelPrinter(self.name, buffers, outputs, symbols, inline_math=True).kernel(body)
+        text = KernelPrinter(self.name, buffers, outputs, symbols, True, self.target.width).kernel(body)
         scratch = scratch_bytes(body).subs({ROW_STRIDE: self._row_stride()})
         note = f"row blocks of {self.scores.plan.rows}" + ", keys packed" * self.scores.plan.promote
         return Kernel(self.name, text, tuple(buffers), symbols, launch, count, scratch, (note, *self.nest.notes))

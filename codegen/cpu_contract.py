@@ -13,43 +13,38 @@ from dataclasses import dataclass, replace
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import (
     Body,
-    Compare,
     Def,
     FlatLoad,
     For,
-    If,
     Let,
     Node,
-    Set,
     Store,
     consume,
-    node_indices,
     rewrite,
     walk,
-    walk_value,
 )  # fmt: skip
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
-from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, unroll
+from polydyn.codegen.passes.prefetch import LINE, prefetch_next, share_panel
+from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, split_chains, unroll
 from polydyn.codegen.passes.tiles import (
     allocated,
     balance,
     clip,
-    first_columns,
     flatten_loops,
     mark_parallel,
-    one_vector,
     tasks,
-    unswitch,
     variants,
 )  # fmt: skip
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
+from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, rows_for_all, rows_that_stay
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Op, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
@@ -61,8 +56,8 @@ REDUCTION_BLOCK = 768
 """Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (CPU.md 2)."""
 ROW_UNROLL = 4
 """Reduction steps unrolled: with few rows the loop overhead shows otherwise (CPU.md 2)."""
-FILL_ELEMENTS = 1 << 16
-"""Elements of rows that FILL copies at a time: a quarter of a 1 MB L2."""
+CHAINS = 4
+"""Sums that hide the latency of an addition, twice as many of narrow vectors; fewer accumulators get so many in all."""
 V = Index.of
 
 
@@ -130,6 +125,7 @@ class ContractKernel:
         self.row_value, self.col_value = operands(self.acc, roles)
         self.chosen, self.notes = chosen, list[str]()
         self.copies: Copies = {}
+        self.whole = rows is None
         self.plan = self._plan(packed, fill) if rows is None else self._part(self._plan(packed, fill), rows)
 
     @staticmethod
@@ -140,16 +136,16 @@ class ContractKernel:
     # -- decisions -----------------------------------------------------------------------------------------------
 
     def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
-        rows, vectors = self.tile()
         columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
-        in_place = all(x.buffer in packed or self._stride(x) == ONE for x in columns)
+        self.promote = not all(x.buffer in packed or self._stride(x) == ONE for x in columns)
+        rows, vectors = self.tile()
         carrier = next((s for s in self.epilogues if s.value.dtype == "float32"), None)
         k, r = self.K.constant, self.R.constant
         steps, unroll = (self.chosen.block, self.chosen.unroll) if self.chosen else (REDUCTION_BLOCK, ROW_UNROLL)
         block = max(1 if fill else 16, steps // r) if r else steps
         if carrier is None or self.acc.value.dtype != "float32" or (k is not None and k <= block * 4 // 3):
-            return _Plan(rows, vectors, self.K, ONE, not in_place, fill, carrier, unroll)
-        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), not in_place, fill, carrier, unroll)
+            return _Plan(rows, vectors, self.K, ONE, self.promote, fill, carrier, unroll)
+        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), self.promote, fill, carrier, unroll)
 
     def _part(self, p: _Plan, rows: int) -> _Plan:
         most = max((v for r, v, _ in self.target.tiles if r >= rows), default=1)
@@ -163,12 +159,14 @@ class ContractKernel:
         if self.chosen:
             return self.chosen.rows, min(self.chosen.vectors, self.chosen.vectors if n is None else max(1, -(-n // w)))
         if n is None:
-            rows, vectors, _ = max(self.target.tiles, key=lambda t: (t[1] <= 4, t[1]))
+            rows, vectors, _ = self.target.tiles[0]
             return rows, vectors
 
+        step = self.step
+
         def useful(tile: tuple[int, int, float]) -> float:
-            full, rest = divmod(-(-n // w), tile[1])
-            return (n / w) / (full * tile[1] / tile[2] + rest / (tile[2] * (0.75 if rest == 1 else 0.95)) + 1e-9)
+            full, rest = divmod(-(-n // step) * step / w, tile[1])
+            return (n / w) / (full * tile[1] / tile[2] + rest / (tile[2] * 0.95) + 1e-9)
 
         rows, vectors, _ = max(self.target.tiles, key=useful)
         return rows, min(vectors, max(1, -(-n // w)))
@@ -337,9 +335,8 @@ class ContractKernel:
 
     # -- the micro-kernel ----------------------------------------------------------------------------------------
 
-    def vectors(self, body: Body, vectors: int, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
-        """The micro-kernel for a number of live vectors, its row count still a symbol."""
-        width = vectors * self.width
+    def vectors(self, body: Body, width: int, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+        """The micro-kernel for a number of columns, its row count still a symbol."""
         body = bind(body, {"P_j": width})
         if self.plan.blocks != ONE:
             body = clip(body, ("p_k",), self._live_reduction())
@@ -353,42 +350,41 @@ class ContractKernel:
         for _ in self.roles.inner:
             body = flatten_loops(body, "p_k")
         steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in ("p_k", *self.roles.inner)]
-        return partial_unroll(share_loads(body, self.shared_name), steps[-1] if steps else "p_k", self.plan.unroll)
+        lanes = [n.lanes for n in body if isinstance(n, Def)]
+        chains = -(-(CHAINS if max(lanes) == self.target.width else 2 * CHAINS) // len(lanes))
+        body = share_loads(body, self.shared_name)
+        if chains > 1 and len(steps) == 1:
+            return split_chains(body, steps[-1], chains)
+        body = partial_unroll(body, steps[-1] if steps else "p_k", self.plan.unroll)
+        near = self.plan.fill or (self.K.constant or LINE) < 2 * LINE  # in the cache, or rows are one stream
+        if near or self.N.constant is None:  # K is short where both operands are computed, and variants are many
+            return body
+        panel = {"c_j": minimum(V("c_j") + 1, self.N.ceildiv(self.nr) - 1)} if self.streams() else None
+        whole = (self.K % LINE) == ZERO == (self.plan.block % LINE)
+        return prefetch_next(body, "p_k", self.next_rows(rows), panel, whole)
+
+    def streams(self) -> bool:
+        """Whether panels come from beyond the cache, each for all row tiles of a share."""
+        size = (self.N * self.K * self.R).constant
+        return self.whole and bool(self._panels_of_constants()) and size is not None and size > SHARED_ELEMENTS
+
+    def _panels_of_constants(self) -> set[str]:
+        return {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.width}
+
+    def next_rows(self, rows: int, tiles: int = 1) -> dict[str, Index]:
+        """The first row of a tile further on, in bounds."""
+        return {"o_i": minimum(V("o_i") + tiles * rows, self.M - rows)}
 
     def masked(self, body: Body, width: int) -> Body:
-        """Vectorises the columns; nests that touch memory by column get a twin for the last tile, whose last vector is
-        masked (only that one: micro-kernels are exact in vectors). The choice is made outside of the reduction.
-        """
-        w, n = self.width, self.N.constant
-        start, before = V("c_j") * self.nr, Index.of(width - self.width)
-        exact = n is not None and n % w == 0
-
-        def f(x: Node) -> Node | Body:
-            if not (isinstance(x, For) and x.var == "p_i"):
-                return x
-            full = vectorise_tile((x,), "p_j", w)
-            if exact or not self._touches_columns(x, {self.tile_name, "panel", "rows"}):
-                return full
-            (last,) = vectorise_tile(one_vector(x, before, w), "p_j", w, self.N - start - before)
-            head = vectorise_tile(first_columns(x, before), "p_j", w) if width > w else ()
-            assert isinstance(last, For)
-            inner = tuple(y for z in head if isinstance(z, For) for y in z.body)
-            return If((Compare("<=", start + width, self.N),), full, (replace(last, body=(*inner, *last.body)),))
-
-        return unswitch(rewrite(body, f))
-
-    def _touches_columns(self, x: For, safe: set[str]) -> bool:
-        """Whether an address in memory depends on the column (panels hold whole vectors)."""
-        packed = {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.width}
-        for n in walk((x,)):
-            if not isinstance(n, (Store, Def, Set)):
-                continue
-            at = [(v.buffer, v.address) for v in walk_value(n.value) if isinstance(v, FlatLoad)]
-            at += [(n.buffer, n.address)] if isinstance(n, Store) else []
-            at += [(f.name, x) for i in node_indices(n) for f in i.fetches() for x in f.args]
-            if any(name not in safe | packed and "p_j" in i.symbols() for name, i in at):
-                return True
-        return False
+        """Vectorises the columns of a micro-kernel for ``width`` of them."""
+        n, last = self.N.constant, width % self.width or self.width
+        tail = None if n is None else n % self.nr
+        full = n is None or (width == self.nr and n >= self.nr)
+        partial = tail is None or (tail > 0 and width - self.step < tail)
+        live = self.N - V("c_j") * self.nr - (width - last)
+        exact = n is not None and n % last == 0
+        panels = frozenset({self.tile_name, "panel", "rows", *self._panels_of_constants()})
+        return vector_columns(body, Columns(self.width, width, live, full, partial, exact, self.tile_name, panels))
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
@@ -430,7 +426,7 @@ class ContractKernel:
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
         verify_body(body, (*symbols, "begin", "end"), (*buffers, self.tile_name))
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
-        text = KernelPrinter(self.name, buffers, outputs, symbols).kernel(body)
+        text = KernelPrinter(self.name, buffers, outputs, symbols, width=self.target.width).kernel(body)
         note = f"register tile {p.rows}x{self.nr}, reduction block {p.block}"
         note += ", columns packed" * p.promote + ", rows copied" * p.fill
         return Kernel(
@@ -439,36 +435,46 @@ class ContractKernel:
         )  # fmt: skip
 
     def _variants(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
-        """A switch over exact row counts, inside it over live vectors, around outlined micro-kernels."""
+        """A switch over exact row counts, inside it over live columns, around outlined micro-kernels."""
         mt = self.M.ceildiv(self.plan.rows)
         first, following = V("c_i") * self.M // mt, (V("c_i") + 1) * self.M // mt
         def micro(b: Body) -> Body:
-            wide = {c: self.vectors(b, c, coordinates) for c in self.vector_cases()}
+            wide = {c: self.vectors(b, c, coordinates) for c in self.column_cases()}
 
             def columns(r: int) -> Body:
                 cases = {c: self.rows(x, r) for c, x in wide.items()}
-                return variants(self.live_vectors(), cases, f"{self.name}_{r}")
+                return variants(self.live_columns(), cases, f"{self.name}_{r}")
 
-            return (Let("o_i", first, variants(following - V("o_i"), {r: columns(r) for r in self.row_cases()})),)
+            tile: Body = variants(following - V("o_i"), {r: columns(r) for r in self.row_cases()})
+            if not self.streams():
+                return (Let("o_i", first, tile),)
+            lo, hi = (mt * (V("b_i") + k) // "B_i" for k in (0, 1))
+            return share_panel((Let("o_i", first, tile),), V("c_i") - lo, hi - lo)
 
         return consume(body, "micro", micro)
 
-    def vector_cases(self) -> list[int]:
-        """Numbers of live vectors that occur; each gets a micro-kernel of its own."""
-        n, w, v = self.N.constant, self.width, self.plan.vectors
+    @property
+    def step(self) -> int:
+        """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one."""
+        narrow = self.width == self.target.width and self.acc.value.dtype == "float32"
+        return self.target.narrow if narrow and self.target.narrow else self.width
+
+    def column_cases(self) -> list[int]:
+        """Numbers of columns that micro-kernels are for; a tile takes the least that holds its live columns."""
+        n = self.N.constant
         if n is None:
-            return list(range(1, v + 1))
-        whole = -(-n // w)
-        return sorted({v, whole % v or v}) if whole >= v else [whole]
+            return list(range(self.step, self.nr + 1, self.step))
+        tail = -(-(n % self.nr) // self.step) * self.step
+        return sorted({tail or self.nr, self.nr if n >= self.nr else tail or self.nr})
 
     def row_cases(self) -> list[int]:
         """Numbers of live rows that occur."""
         m, r = self.M.constant, self.plan.rows
         return sorted({m // -(-m // r), -(-m // -(-m // r))}) if m else list(range(1, r + 1))
 
-    def live_vectors(self) -> Index:
-        """Vectors of the current register tile that hold columns."""
-        return minimum(self.plan.vectors, (self.N - V("c_j") * self.nr).ceildiv(self.width))
+    def live_columns(self) -> Index:
+        """Columns of the current register tile."""
+        return minimum(self.nr, self.N - V("c_j") * self.nr)
 
     def shares(self, rows: int, columns: int) -> dict[str, Index]:
         """The launch-time tile: tasks of about ``rows`` x ``columns`` results, in whole register tiles."""
@@ -477,16 +483,16 @@ class ContractKernel:
         return {"B_i": maximum(1, mt.ceildiv(height)), "B_j": maximum(1, nt.ceildiv(width))}
 
     def _launch(self, nt: Index, mt: Index) -> dict[str, Index]:
-        """Equal shares for the threads: whole batches first, then column panels, then rows."""
+        """Shares for the threads: whole batches first, then column panels or rows."""
         batch = product(self.extents[x] for x in self.roles.batch)
         need = maximum(1, V("nth").ceildiv(maximum(1, batch)))
-        if self.plan.fill:  # rows first, in blocks that stay in the cache: copying them again for other columns costs
-            steps = self.plan.block * self.R
-            most = 16 if steps.constant is None else max(1, FILL_ELEMENTS // (self.plan.rows * max(1, int(steps))))
-            bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
-            return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, need.ceildiv(maximum(1, mt))))}
-        bj = maximum(1, minimum(nt, need))
-        return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
+        if self.plan.fill:
+            return row_blocks(mt, nt, rows_that_stay(self.plan.rows, self.plan.block * self.R), need)
+        columns, steps = self.N.constant, (self.K * self.R).constant
+        most = rows_for_all(self.plan.rows, columns, steps) if columns and steps and columns > self.nr else 0
+        if most:
+            return row_blocks(mt, nt, most, need)
+        return even_shares(mt, nt, need)
 
 
 def _symbols(x: Load) -> frozenset[str]:

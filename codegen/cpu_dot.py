@@ -1,24 +1,42 @@
 """CPU kernels for contractions with few columns: the same tree, vectors along the reduction.
 
 With two columns a vector of columns would waste seven lanes in eight. Here a register tile is ``rows x columns``
-accumulators of partial sums, each step loads one vector of every row and every column (constants are packed by
-columns), and the lanes are added up at the end.
+accumulators of partial sums, each step loads one vector of every row and every column, and the lanes are added up at
+the end. Columns that are not dense along the reduction are packed (constants by ``lowering``, others by PACK).
 """
 
 from __future__ import annotations
 
-from polydyn.codegen.cpu_contract import ContractKernel
-from polydyn.codegen.ir import Body, For, Node, rewrite
-from polydyn.codegen.kernel import CpuTarget
-from polydyn.codegen.passes.bind import bind
-from polydyn.codegen.passes.registers import registers, share_loads, unroll
-from polydyn.codegen.passes.vectorise import vectorise_loop
+from collections.abc import Mapping
+from dataclasses import replace
 
-ACCUMULATORS = 20
-"""Vector accumulators of a register tile; the other registers hold the operands."""
+from polydyn.codegen.cpu_contract import ContractKernel, _Plan
+from polydyn.codegen.ir import Body, Compare, Def, For, If, Node, rewrite
+from polydyn.codegen.kernel import CpuTarget
+from polydyn.codegen.operands import operands
+from polydyn.codegen.passes.bind import bind
+from polydyn.codegen.passes.prefetch import AHEAD, prefetch_next
+from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
+from polydyn.codegen.passes.sums import sum_together
+from polydyn.codegen.passes.vectorise import vectorise_loop
+from polydyn.codegen.shares import SHARED_ELEMENTS
+from polydyn.schedules.expr import Load, loads
+from polydyn.schedules.index import ONE, Index, product
+from polydyn.schedules.model import Group
+from polydyn.schedules.tiling import Roles
+
+ACCUMULATORS = {16: 24, 8: 12, 4: 20}
+"""Vector accumulators of a register tile, by lanes; the other registers hold the operands."""
 ROWS = 8
 CHAINS = 8
 """Independent accumulators that hide the latency of an addition."""
+TILE_COLUMNS = 4
+"""Columns of a register tile when their number is not known."""
+PAGE = 1024
+"""Elements of a page of memory, at whose end hardware prefetchers stop."""
+COLUMNS, LEAST_ROWS, LEAST_STEPS = 4, 4, 8
+"""Up to so many computed columns vectors run along the reduction, from so many rows and steps on."""
+V = Index.of
 
 
 class DotKernel(ContractKernel):
@@ -29,10 +47,43 @@ class DotKernel(ContractKernel):
         """One column for each register."""
         return 1
 
+    @staticmethod
+    def fits(group: Group, roles: Roles) -> bool:
+        """Whether two computed operands may have few columns, and rows are dense along the reduction."""
+        acc = next(s for s in group.statements if s.reduce)
+        extents, (row, col) = dict(acc.iters), operands(acc, roles)
+        n, k = extents[roles.col].constant, extents[roles.block].constant
+        few = (n is None or n <= COLUMNS) and (k is None or k >= LEAST_STEPS) and not roles.inner
+        if not (few and isinstance(row, Load) and isinstance(col, Load) and acc.value.dtype == "float32"):
+            return False
+        return group.arrays[col.buffer].role == "input" and _dense(group, row, roles.block)
+
+    def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
+        """Columns that stay in the cache, as those of a symbolic number do, need no blocks of the reduction."""
+        plan = super()._plan(packed, fill)
+        columns = [x for x in loads(self.col_value) if x.buffer not in packed]
+        promote = not all(_dense(self.group, x, self.roles.block) for x in columns)
+        size = (self.N * self.K).constant
+        if not promote and self.N.constant is not None and (size is None or size > SHARED_ELEMENTS):
+            return replace(plan, promote=False)
+        return replace(plan, promote=promote, block=self.K, blocks=ONE)
+
     def tile(self) -> tuple[int, int]:
         """As many rows as there are accumulators for."""
-        columns = int(self.N)
-        return max(1, min(ROWS, ACCUMULATORS // columns)), columns
+        columns = self.N.constant or TILE_COLUMNS
+        return max(1, min(ROWS, ACCUMULATORS[self.target.width] // columns)), columns
+
+    def pack(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+        """The promotion statement: vectors along the reduction, the rest one by one."""
+        w = self.target.width
+
+        def f(n: Node) -> Node | Body:
+            if not (isinstance(n, For) and n.var == "a_k"):
+                return n
+            whole = n.hi // w * w
+            return (*vectorise_loop(replace(n, hi=whole), w), replace(n, lo=whole))
+
+        return rewrite(super().pack(body, coordinates), f)
 
     def masked(self, body: Body, width: int) -> Body:
         """Columns are not vectorised, nothing is masked."""
@@ -42,9 +93,40 @@ class DotKernel(ContractKernel):
         """The micro-kernel for a number of live rows: scalar tile first, then lanes along the reduction."""
         body = unroll(bind(body, {"P_i": rows}), ("p_i",), self.copies)
         body = share_loads(registers(body, self.tile_name, self.acc.value.dtype), self.shared_name)
-        chains = max(1, CHAINS // (rows * int(self.N)))
+        sums = sum(isinstance(n, Def) and n.reg.startswith(self.tile_name) for n in body)
+        chains = max(1, CHAINS // max(1, sums))
 
         def f(n: Node) -> Node | Body:
-            return vectorise_loop(n, self.target.width, chains) if isinstance(n, For) and n.var == "p_k" else n
+            if not (isinstance(n, For) and n.var == "p_k"):
+                return n
+            loops = vectorise_loop(n, self.target.width, chains)
+            return keep_loads(sum_together(self._prefetched(loops, rows)))
 
         return rewrite(body, f)
+
+    def _prefetched(self, body: Body, rows: int) -> Body:
+        """Short rows are prefetched when they come from beyond the cache: long ones the processor follows by itself,
+        and where it has nothing to wait for, prefetches take the place of loads.
+        """
+        steps = self.K.constant
+        if steps is not None and steps > PAGE:
+            return body
+        size = product(self.extents[x] for x in self.roles.batch) * self.M * self.K
+
+        def f(n: Node) -> Node | Body:
+            if not (isinstance(n, For) and n.var == "p_k"):
+                return n
+            far = (Compare(">", size, V(2 * SHARED_ELEMENTS)),)
+            following = {"o_i": V("o_i") + 2 * rows}  # the next batch's first rows where the rows end
+            if steps is not None:
+                following = self.next_rows(rows, -(-AHEAD // (rows * max(1, steps))))
+            return If(far, prefetch_next((n,), "p_k", following), (n,))
+
+        first = next((i for i, n in enumerate(body) if isinstance(n, For)), None)
+        return body if first is None else (*body[:first], *rewrite(body[first : first + 1], f), *body[first + 1 :])
+
+
+def _dense(group: Group, x: Load, iterator: str) -> bool:
+    """Whether the next iteration reads the next element."""
+    stride, rest = group.arrays[x.buffer].address(x.index).split(iterator)
+    return stride == ONE and iterator not in rest.symbols()

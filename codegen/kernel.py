@@ -12,15 +12,17 @@ class CpuTarget:
     """What code generation needs to know of a processor.
 
     ``name``: ``avx512``, ``avx2``, ``neon`` or ``generic``. ``width``: float32 lanes. ``tiles``: register tiles
-    (rows, vectors) with their share of the peak (CPU.md 2), best first.
+    (rows, vectors) with their share of the peak (CPU.md 2), best first. ``narrow``: lanes of a narrower vector, whose
+    operations take half the time where a wide one is made of two; 0: there is none.
     """
 
     name: str
     width: int
     tiles: tuple[tuple[int, int, float], ...]
+    narrow: int = 0
 
 
-AVX512 = CpuTarget("avx512", 16, ((8, 3, 1.0), (6, 4, 0.99), (12, 2, 0.94), (16, 1, 0.75)))
+AVX512 = CpuTarget("avx512", 16, ((8, 3, 1.0), (6, 4, 0.99), (12, 2, 0.94), (16, 1, 0.75)), 8)
 AVX2 = CpuTarget("avx2", 8, ((6, 2, 1.0), (4, 3, 0.97), (12, 1, 0.75)))
 NEON = CpuTarget("neon", 4, ((8, 2, 1.0), (6, 4, 0.99), (12, 1, 0.8)))
 TARGETS = {t.name: t for t in (AVX512, AVX2, NEON)}

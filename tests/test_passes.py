@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from polydyn.codegen.ir import Body, Compare, FlatLoad, For, If, Let, Mark, Set, Store, Switch
+from polydyn.codegen.ir import Body, Call, Compare, FlatLoad, For, If, Let, Mark, Pointer, Set, Store, Switch, walk
 from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.prefetch import prefetch_next, share_panel
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, unswitch, variants
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
+from polydyn.codegen.shares import even_shares, row_blocks
 from polydyn.codegen.show import show
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value, const, op
@@ -49,8 +52,17 @@ def test_a_map_becomes_vectors_and_a_masked_tail(golden: Golden) -> None:
     golden("vectorise_map.txt", show(vectorise_loop(ROW, 8)))
 
 
-def test_a_sum_becomes_chains_a_rest_and_a_predicated_tail(golden: Golden) -> None:
+def test_a_sum_becomes_chains_a_rest_and_a_masked_tail(golden: Golden) -> None:
     golden("vectorise_sum.txt", show(vectorise_loop(SUM, 8)))
+
+
+def test_a_tail_is_predicated_unless_lanes_beyond_it_add_zero() -> None:
+    def tail(value: Value, reduction: str) -> bool:
+        return "else v_i0" in show(vectorise_loop(loop("i", "n", Set("v", value, 1, reduction)), 8))
+
+    assert not tail(at("x", "i"), "sum") and not tail(op("mul", at("x", "i"), at("y", "i")), "sum")
+    assert tail(at("x", "i"), "max") and tail(op("exp", at("x", "i")), "sum")
+    assert tail(op("mul", at("x", "i"), at("y", 0)), "sum"), "a lane beyond the end times infinity is not zero"
 
 
 def test_whole_vectors_have_no_tail() -> None:
@@ -165,3 +177,53 @@ def test_the_coincident_band_becomes_a_range_of_tasks() -> None:
         tasks(mark_parallel((Mark("task", (loop("b", "B", ROW, lo=1),)),), ("b",)))
     with pytest.raises(CodegenError, match="0 task marks"):
         tasks((ROW,))
+
+
+def test_rows_of_the_next_tile_are_prefetched_by_line() -> None:
+    product = op("mul", at("x", ix("i") * 40 + "k"), at("w", ix("k") * 16 + ix("c") * 640))
+    body = loop("k", 40, Set("v", product, 1, "sum"))
+
+    def calls(following: dict[str, Index], panel: dict[str, Index] | None = None) -> list[tuple[str, str, str]]:
+        found = [n for n in walk(prefetch_next((body,), "k", following, panel)) if isinstance(n, Call)]
+        return [(n.function, a.buffer, str(a.address)) for n in found for a in n.args if isinstance(a, Pointer)]
+
+    row, panel = {"i": ix("i") + 1}, {"c": ix("c") + 1}
+    strips = [("pd_prefetch_f32", "x", str(ix("i") * 40 + 40 + at)) for at in (ix("k_line") * 16, 32)]
+    assert calls(row) == strips, "a line in each strip and one before the rest"
+    step = ix("k_line") * 16 + "k_far"
+    assert calls(row, panel)[1] == ("pd_prefetch_far_f32", "w", str(step * 16 + ix("c") * 640 + 640))
+    assert calls({"j": ix("j") + 1}) == [], "no load of the loop depends on j"
+
+
+def test_row_tiles_share_the_steps_of_a_panel() -> None:
+    def steps(tiles: int) -> list[int]:
+        found: list[int] = []
+        for t in range(tiles):
+            (end,) = share_panel((ROW,), ix(t), ix(tiles))
+            assert isinstance(end, Let) and isinstance(end.body[0], Let)
+            found += range(end.body[0].value.evaluate({}), end.value.evaluate({}))
+        return found
+
+    assert steps(1) == [] and all(steps(n) == list(range(16)) for n in (2, 3, 7, 16, 40))
+
+
+def test_a_register_set_in_narrow_lanes_is_read_as_a_whole_vector() -> None:
+    narrow = Store("acc", ZERO, const(0, "float32"), None, 8)
+    wide = Store("y", ZERO, FlatLoad("float32", "acc", ZERO, 16), None, 16)
+    text = show(registers((narrow, wide), "acc", "float32"))
+    assert "def acc_0" in text and "acc" in text.splitlines()[-1]
+    with pytest.raises(CodegenError, match="of the 16 lanes"):
+        part = replace(wide, value=FlatLoad("float32", "acc", ZERO, 8))
+        registers((replace(narrow, lanes=16), part), "acc", "float32")
+
+
+def test_shares_divide_what_leaves_least_to_the_busiest() -> None:
+    def shares(rows: int, columns: int, threads: int) -> tuple[int, int]:
+        got = even_shares(ix(rows), ix(columns), ix(threads))
+        return got["B_i"].evaluate({}), got["B_j"].evaluate({})
+
+    assert shares(1, 16, 2) == (1, 2) and shares(126, 16, 2) == (1, 2), "columns where both divide evenly"
+    assert shares(20, 3, 2) == (2, 1), "rows where three column tiles would be one and two"
+    assert shares(2, 23, 2) == (1, 2), "few rows: every thread would read all columns"
+    assert shares(0, 16, 2) == (1, 2) and shares(1, 1, 4) == (1, 1)
+    assert row_blocks(ix(100), ix(4), 16, ix(2))["B_i"].evaluate({}) == 8

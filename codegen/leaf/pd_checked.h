@@ -47,6 +47,16 @@ PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
 
+static __attribute__((noinline, unused)) hf32 pdc_hload_f32(const f32 *b, i64 i, i64 n, const char *name) {
+  hf32 v = {0};
+  for (i64 l = 0; l < PD_W / 2 && l < n; ++l) v[l] = *(const f32 *)pdc_read(b, i + l, sizeof *b, name);
+  return v;
+}
+PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { (void)b; (void)i; }
+PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { (void)b; (void)i; }
+
+#define hload_f32(b, i) pdc_hload_f32(b, i, PD_W / 2, #b)
+#define hloadm_f32(b, i, n) pdc_hload_f32(b, i, n, #b)
 #define vload_f32(b, i) pdc_vload_f32(b, i, 1, PD_W, #b)
 #define vloadg_f32(b, i, c) pdc_vloadg_f32(b, i, c, #b)
 #define vload_i32(b, i) pdc_vload_i32(b, i, 1, PD_W, #b)

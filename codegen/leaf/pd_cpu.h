@@ -25,6 +25,7 @@ typedef i64 vi64 __attribute__((vector_size(8 * PD_W)));
 typedef u8 vu8 __attribute__((vector_size(PD_W)));
 typedef u32 vu32 __attribute__((vector_size(4 * PD_W)));
 typedef u64 vu64 __attribute__((vector_size(8 * PD_W)));
+typedef f32 hf32 __attribute__((vector_size(2 * PD_W)));         /* a narrow vector: half of a whole one */
 typedef vi32 vb;                                     /* a boolean in vector form: 0 or -1 in every lane */
 
 #ifdef PD_CHECKED
@@ -39,7 +40,7 @@ typedef vi32 vb;                                     /* a boolean in vector form
 
 #if defined(__AVX512F__) && PD_W == 16
 typedef float pd_m512 __attribute__((vector_size(64), may_alias));
-PD_INLINE unsigned short pd_lanes(i64 n) { return (unsigned short)(n >= 16 ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u); }
+PD_INLINE unsigned short pd_lanes(i64 n) { return (unsigned short)((1u << PD_MAX(PD_MIN(n, 16), 0)) - 1u); }
 PD_INLINE vf32 vloadm_f32(const f32 *b, i64 i, i64 n) {
   return (vf32)__builtin_ia32_loadups512_mask(b + i, (vf32){0}, pd_lanes(n));
 }
@@ -75,6 +76,35 @@ PD_MEMORY(f32, vf32)
 PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+/* whole vectors of elements 1 to 4 apart, out of vectors that begin and end at an element */
+PD_INLINE vf32 vunzip_f32(const f32 *b, i64 i, i64 s, i64 n) {
+  const vi32 l = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, e = l * (i32)s;
+  if (n < 16 || s < 1 || s > 4) return vloads_f32(b, i, s, n);
+  if (s == 1) return vload_f32(b, i);
+  if (s == 2) return __builtin_shuffle(vload_f32(b, i), vload_f32(b, i + 15), l * 2 - (l * 2 >= 16));
+  vf32 low = __builtin_shuffle(vload_f32(b, i), vload_f32(b, i + 16), e), high;
+  if (s == 3) high = __builtin_shuffle(vload_f32(b, i + 30), l * 3 - 30);
+  else high = __builtin_shuffle(vload_f32(b, i + 32), vload_f32(b, i + 45), l * 4 - 32 - 3 * (l * 4 >= 48));
+  vi32 first = e < 32;
+  return (vf32)((first & (vi32)low) | (~first & (vi32)high));
+}
+#define vloads_f32 vunzip_f32
+#endif
+PD_INLINE hf32 hload_f32(const f32 *b, i64 i) { hf32 v; memcpy(&v, b + i, sizeof v); return v; }
+#if defined(__AVX512VL__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
+  return (hf32)__builtin_ia32_loadups256_mask(b + i, (hf32){0}, (unsigned char)((1u << PD_MAX(PD_MIN(n, 8), 0)) - 1u));
+}
+#else
+PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
+  hf32 v = {0};
+  for (i64 l = 0; l < PD_W / 2; ++l) if (l < n) v[l] = b[i + l];
+  return v;
+}
+#endif
+PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i); }
+PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i, 0, 2); }
 #define PD_MASKED(T, V)                                                                                               \
   PD_INLINE V vloadm_##T(const T *b, i64 i, i64 n) { return vloads_##T(b, i, 1, n); }                                  \
   PD_INLINE void vstorem_##T(T *b, i64 i, V v, i64 n) { vstores_##T(b, i, 1, v, n); }
@@ -95,6 +125,15 @@ PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
 #endif
 #endif
 
+PD_INLINE hf32 hbcast_f32(f32 x) { return x - (hf32){0}; }
+#if PD_W == 16 && __GNUC__ >= 12
+PD_INLINE vf32 vwiden_f32(hf32 h) {
+  return __builtin_shufflevector(h, h, 0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, -1, -1, -1);
+}
+#else
+PD_INLINE vf32 vwiden_f32(hf32 h) { vf32 v = {0}; memcpy(&v, &h, sizeof h); return v; }
+#endif
+
 #define PD_VALUES(T, V)                                                                                               \
   PD_INLINE V vbcast_##T(T x) { return x - (V){0}; }                                                                   \
   PD_INLINE V vramp_##T(i64 a, i64 s) { V v; for (i64 l = 0; l < PD_W; ++l) v[l] = (T)(a + l * s); return v; }
@@ -112,6 +151,13 @@ PD_INLINE vi32 vsel_i32(vb c, vi32 a, vi32 b) { return (c & a) | (~c & b); }
 PD_INLINE vi64 vsel_i64(vb c, vi64 a, vi64 b) { vi64 m = __builtin_convertvector(c, vi64); return (m & a) | (~m & b); }
 typedef i8 vi8 __attribute__((vector_size(PD_W)));
 PD_INLINE vu8 vsel_u8(vb c, vu8 a, vu8 b) { vu8 m = (vu8)__builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
+
+/* v, out of a register */
+#if (defined(__AVX__) && !defined(__clang__) && PD_W >= 8)
+PD_INLINE vf32 vkeep_f32(vf32 v) { __asm__("" : "+v"(v)); return v; }
+#else
+PD_INLINE vf32 vkeep_f32(vf32 v) { return v; }
+#endif
 
 /* min and max hand NaN on, as numpy does */
 #define PD_EXTREMES(T)                                                                                                \
@@ -362,6 +408,52 @@ PD_HORIZONTAL(f32, vf32, vi32)
 #endif
 PD_HORIZONTAL(i32, vi32, vi32)
 PD_HORIZONTAL(i64, vi64, vi64)
+
+/* d[at + k] = the sum of all lanes of the k-th of eight vectors: halves of 16 lanes, then each four lanes, then both */
+#if defined(PD_LANES) && PD_W >= 8 && !defined(PD_CHECKED)
+typedef f32 pd_eight __attribute__((vector_size(32)));
+typedef i32 pd_eight_places __attribute__((vector_size(32)));
+#if PD_W == 16
+PD_INLINE pd_eight pd_halves(vf32 v) {
+#if __GNUC__ >= 12
+  return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  pd_eight half[2];
+  memcpy(half, &v, sizeof v);
+  return half[0] + half[1];
+#endif
+}
+#else
+PD_INLINE pd_eight pd_halves(vf32 v) { return v; }
+#endif
+PD_INLINE pd_eight pd_pairs(pd_eight a, pd_eight b) {
+  return __builtin_shuffle(a, b, (pd_eight_places){0, 8, 1, 9, 4, 12, 5, 13})
+       + __builtin_shuffle(a, b, (pd_eight_places){2, 10, 3, 11, 6, 14, 7, 15});
+}
+PD_INLINE pd_eight pd_fours(pd_eight a, pd_eight b) {
+  return __builtin_shuffle(a, b, (pd_eight_places){0, 1, 8, 9, 4, 5, 12, 13})
+       + __builtin_shuffle(a, b, (pd_eight_places){2, 3, 10, 11, 6, 7, 14, 15});
+}
+PD_INLINE void pd_sums_f32(f32 *d, i64 at, vf32 v0, vf32 v1, vf32 v2, vf32 v3, vf32 v4, vf32 v5, vf32 v6, vf32 v7) {
+  pd_eight a = pd_fours(pd_pairs(pd_halves(v0), pd_halves(v1)), pd_pairs(pd_halves(v2), pd_halves(v3)));
+  pd_eight b = pd_fours(pd_pairs(pd_halves(v4), pd_halves(v5)), pd_pairs(pd_halves(v6), pd_halves(v7)));
+  a = __builtin_shuffle(a, b, (pd_eight_places){0, 1, 2, 3, 8, 9, 10, 11})
+    + __builtin_shuffle(a, b, (pd_eight_places){4, 5, 6, 7, 12, 13, 14, 15});
+  memcpy(d + at, &a, sizeof a);
+}
+#else
+PD_INLINE f32 pd_sum_four(vf32 v, int l) {
+  f32 x[4];
+  for (int k = 0; k < 4; ++k) x[k] = PD_W == 16 ? v[l + k] + v[(l + k + 8) % PD_W] : v[l + k];
+  return (x[0] + x[2]) + (x[1] + x[3]);
+}
+PD_INLINE f32 pd_sum_vf32(vf32 v) { return PD_W > 4 ? pd_sum_four(v, 0) + pd_sum_four(v, 4 % PD_W) : pd_sum_four(v, 0); }
+#define pd_sums_f32(d, at, v0, v1, v2, v3, v4, v5, v6, v7)                                                             \
+  do {                                                                                                                \
+    vf32 pd_v[8] = {v0, v1, v2, v3, v4, v5, v6, v7};                                                                   \
+    for (int pd_k = 0; pd_k < 8; ++pd_k) PD_PUT(d, (at) + pd_k, pd_sum_vf32(pd_v[pd_k]));                              \
+  } while (0)
+#endif
 
 /* d[at + PD_W*c + l] = b[i + l*s + c] for columns c < m, lanes l < n (0 in the other lanes): a block transposed in
    registers, in log2(PD_W) steps that exchange off-diagonal blocks */

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import TypeAlias
 
 from polydyn.codegen.ir import (
+    Apply,
     Body,
     Broadcast,
     Def,
@@ -23,15 +24,17 @@ from polydyn.codegen.ir import (
     map_value,
     rewrite,
     substitute,
+    walk,
     walk_value,
     with_bodies,
 )  # fmt: skip
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Value
-from polydyn.schedules.index import Index
+from polydyn.schedules.expr import Value, neutral
+from polydyn.schedules.index import ZERO, Index
 
 Copies: TypeAlias = "dict[tuple[int, Index], tuple[Body, Body]]"
 """(identity of a loop's body, value of its variable) -> (the body, its copy for the value)."""
+V = Index.of
 
 
 def unroll(body: Body, loops: Collection[str], copies: Copies | None = None) -> Body:
@@ -67,30 +70,91 @@ def partial_unroll(body: Body, var: str, factor: int) -> Body:
     return rewrite(body, f)
 
 
+def split_chains(body: Body, var: str, count: int) -> Body:
+    """Loops ``var`` from 0 add to ``count`` registers in turns, which do not wait for each other, instead of to one.
+
+    Before: ``for k: s += x[k]``; after: ``for k: s += x[2*k]; s1 += x[2*k + 1]``, the rest, ``s += s1``.
+    """
+
+    def f(n: Node) -> Node | Body:
+        if not (isinstance(n, For) and n.var == var and n.lo == ZERO and count > 1):
+            return n
+        own = {x.reg for x in walk(n.body) if isinstance(x, Def)}
+        sums = {x.reg: x for x in walk(n.body) if isinstance(x, Set) and x.reduce and x.reg not in own}
+        main, out = n.hi // count, list[Node]()
+        steps: Body = ()
+        for c in range(count):
+            names = {r: f"{r}_{c}" for r in (own if c == 0 else {*own, *sums})}
+            steps += _renamed(substitute(n.body, {var: V(var) * count + c}), names)
+            out += [Def(names[r], neutral(str(x.reduce), x.value.dtype), x.lanes) for r, x in sums.items() if c]
+        out.append(replace(n, hi=main, body=steps))
+        out.append(replace(n, hi=n.hi - main * count, body=substitute(n.body, {var: main * count + var})))
+        out += [
+            Set(r, Reg(x.value.dtype, f"{r}_{c}", x.lanes), x.lanes, x.reduce)
+            for c in range(1, count)
+            for r, x in sums.items()
+        ]
+        return tuple(out)
+
+    return rewrite(body, f)
+
+
+def _renamed(body: Body, names: Mapping[str, str]) -> Body:
+    """The body with registers under other names."""
+
+    def value(v: Value) -> Value:
+        return replace(v, name=names[v.name]) if isinstance(v, Reg) and v.name in names else v
+
+    def f(n: Node) -> Node:
+        if isinstance(n, (Def, Set)):
+            return replace(n, reg=names.get(n.reg, n.reg), value=map_value(n.value, value))
+        return replace(n, value=map_value(n.value, value)) if isinstance(n, Store) else n
+
+    return rewrite(body, f)
+
+
+def keep_loads(body: Body) -> Body:
+    """Vectors that are loaded into registers stay there: a compiler may think that to load them again costs nothing."""
+
+    def f(n: Node) -> Node:
+        whole = isinstance(n, Def) and isinstance(n.value, FlatLoad) and n.value.dtype == "float32" and n.lanes > 1
+        return replace(n, value=Apply("float32", "vkeep_f32", (n.value,))) if isinstance(n, Def) and whole else n
+
+    return rewrite(body, f)
+
+
 def registers(body: Body, buffer: str, dtype: str) -> Body:
     """Scalar replacement: every access to ``buffer`` (which must have a constant address) becomes a named register.
 
-    The registers are declared at the top of the body.
+    The registers are declared at the top of the body, each with the lanes that it is set with; a read of more
+    lanes gets them all, the further ones holding anything.
     """
     seen: dict[int, int] = {}
 
-    def name(address: int | None, lanes: int) -> str:
+    def at(address: int | None) -> int:
         if address is None:
             raise CodegenError(f"an address of {buffer} is not constant: it cannot live in registers")
-        if seen.setdefault(address, lanes) != lanes:
-            raise CodegenError(f"{buffer}[{address}] is used with different numbers of lanes")
-        return f"{buffer}_{address}"
+        return address
+
+    for n in walk(body):
+        if isinstance(n, Store) and n.buffer == buffer:
+            a = at(n.address.constant)
+            if seen.setdefault(a, n.lanes) != n.lanes:
+                raise CodegenError(f"{buffer}[{a}] is set with different numbers of lanes: {seen[a]}, {n.lanes}")
 
     def value(v: Value) -> Value:
         if isinstance(v, FlatLoad) and v.buffer == buffer:
-            return Reg(v.dtype, name(v.address.constant, v.lanes), v.lanes)
+            lanes = seen.setdefault(at(v.address.constant), v.lanes)
+            if lanes > v.lanes:
+                raise CodegenError(f"{v.lanes} of the {lanes} lanes of {buffer}[{v.address}] are read")
+            return Reg(v.dtype, f"{buffer}_{v.address.constant}", lanes)
         return v
 
     def f(n: Node) -> Node:
         if isinstance(n, (Store, Def, Set)):
             n = replace(n, value=map_value(n.value, value))
             if isinstance(n, Store) and n.buffer == buffer:
-                return Set(name(n.address.constant, n.lanes), n.value, n.lanes, n.reduce)
+                return Set(f"{buffer}_{n.address.constant}", n.value, n.lanes, n.reduce)
         return n
 
     out = rewrite(body, f)
@@ -119,7 +183,7 @@ def share_loads(body: Body, prefix: str = "t") -> Body:
                     source = Broadcast(v.dtype, v, lanes) if v.lanes < lanes else v
                     held[v] = Reg(v.dtype, f"{prefix}{next(fresh)}", lanes)
                     out.append(Def(held[v].name, source, lanes))
-                return held[v] if held[v].lanes <= width else v
+                return held[v] if held[v].lanes in (1, width) else v
 
             out.append(replace(n, value=map_value(n.value, shared)))
             if isinstance(n, Store):

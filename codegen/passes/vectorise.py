@@ -201,7 +201,7 @@ def vectorise_tile(body: Body, var: str, width: int, mask_extent: Index | None =
         trips = n.hi.constant
         if n.lo != ZERO or trips is None or trips % width:
             raise CodegenError(f"{var} in [{n.lo}, {n.hi}) is not a whole number of vectors of {width}")
-        start = Index.of(var) * width
+        start = Index.of(var) * width if trips > width else ZERO
         lanes = _Lanes(var, start, width, None if mask_extent is None else mask_extent - start)
         return For(var, ZERO, Index.of(trips // width), lanes.body(n.body), "vector")
 
@@ -268,12 +268,15 @@ def _iteration(
     lanes = _Lanes(loop.var, start, width, mask)
     lanes.local |= set(accumulators)
     local = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
+    made = lanes.body(loop.body)
+    zero = {n.reg for n in walk(made) if isinstance(n, Def) and _zero_outside(n.value, frozenset())}
 
     def rename(n: Node) -> Node:
         if isinstance(n, (Def, Set)):
             reg = accumulators.get(n.reg, n.reg + suffix if n.reg in local else n.reg)
             n = replace(n, reg=reg)
-            if isinstance(n, Set) and n.reduce and reg in accumulators.values() and mask is not None:
+            counted = isinstance(n, Set) and n.reduce == "sum" and _zero_outside(n.value, zero)
+            if isinstance(n, Set) and n.reduce and reg in accumulators.values() and mask is not None and not counted:
                 old = Reg(n.value.dtype, reg, width)
                 new = Op(n.value.dtype, REDUCTIONS[n.reduce], (old, n.value))
                 n = Set(reg, Blend(n.value.dtype, new, old, mask), width)
@@ -284,5 +287,12 @@ def _iteration(
     def name(v: Value) -> Value:
         return replace(v, name=v.name + suffix) if isinstance(v, Reg) and v.name in local else v
 
-    return rewrite(lanes.body(loop.body), rename)
+    return rewrite(made, rename)
+
+
+def _zero_outside(v: Value, zero: Collection[str]) -> bool:
+    """Whether masked lanes of a value are 0: masked loads, registers ``zero``, products of nothing else."""
+    if isinstance(v, Op) and v.name == "mul":
+        return all(_zero_outside(a, zero) for a in v.args)
+    return (isinstance(v, FlatLoad) and v.mask is not None) or (isinstance(v, Reg) and v.name in zero)
 

@@ -40,9 +40,12 @@ class KernelPrinter:
         outputs: Sequence[str],
         symbols: Sequence[str],
         inline_math: bool = False,
+        width: int = 0,
     ) -> None:
-        """``buffers``: parameter name -> dtype, in ABI order; ``outputs``: those written; ``symbols``: ABI order."""
-        self.inline_math = inline_math
+        """``buffers``: parameter name -> dtype, in ABI order; ``outputs``: those written; ``symbols``: ABI order.
+        ``width``: lanes of a whole vector, where there are narrow ones too.
+        """
+        self.inline_math, self.width = inline_math, width
         self.name, self.buffers, self.outputs, self.symbols = name, dict(buffers), set(outputs), list(symbols)
         self.dtypes = dict(buffers)
         self.functions: dict[str, str] = {}
@@ -63,10 +66,11 @@ class KernelPrinter:
         return "".join(self.functions.values()) + head + decl + unused + text + "}\n"
 
     def _names(self, body: Body) -> tuple[set[str], set[str]]:
-        """(buffers used, symbols used but not bound) in the body; those of what is outlined are remembered."""
+        """(buffers used but not made, symbols used but not bound) in the body; remembered for what is outlined."""
         buffers: set[str] = set()
         used: set[str] = set()
         bound: set[str] = set()
+        made: set[str] = set()
 
         def visit(b: Body) -> None:
             for n in b:
@@ -78,13 +82,15 @@ class KernelPrinter:
                     continue
                 if isinstance(n, (For, Let)):
                     bound.add(n.var)
+                if isinstance(n, Alloc):
+                    made.add(n.buffer)
                 buffers.update(node_buffers(n))
                 used.update(mentions(n)[0])
                 for x in bodies(n):
                     visit(x)
 
         visit(body)
-        return buffers, used - bound
+        return buffers - made, used - bound
 
     def _pointer(self, buffer: str) -> str:
         const = "" if buffer in self.outputs or buffer not in self.buffers else "const "
@@ -127,7 +133,7 @@ class KernelPrinter:
     def _switch(self, n: Switch, depth: int) -> str:
         t, cases, before = "  " * depth, "", 0
         for k, b in n.cases:
-            labels = f"case {k}" if before in (0, k - 1) else f"case {before + 1} ... {k}"
+            labels = f"case {k}" if before == k - 1 else f"case {before + 1} ... {k}"
             cases += f"{t}{labels}: {{\n{self._body(b, depth + 1)}{t}}} break;\n"
             before = k
         return f"{t}switch ({index_text(n.on)}) {{\n{cases}{t}}}\n"
@@ -151,10 +157,11 @@ class KernelPrinter:
         return f"{'  ' * depth}{n.name}({', '.join([*buffers, *free, 'scratch'])});\n"
 
     def _assignment(self, n: Store | Def | Set) -> str:
-        values = ValuePrinter(self.dtypes, self.inline_math)
+        values = ValuePrinter(self.dtypes, self.inline_math, self.width)
         dtype = n.value.dtype
         if isinstance(n, Def):
-            kind = CTYPE[dtype] if n.lanes == 1 and dtype != "bool" else vector_type(dtype) if n.lanes > 1 else "int"
+            scalar = "int" if dtype == "bool" else CTYPE[dtype]
+            kind = scalar if n.lanes == 1 else values.prefix(n.lanes, dtype) + vector_type(dtype)[1:]
             return f"{kind} {n.reg} = {values.text(n.value, n.lanes)};"
         if isinstance(n, Set):
             return f"{n.reg} = {values.text(_combined(n.reduce, Reg(dtype, n.reg, n.lanes), n.value), n.lanes)};"

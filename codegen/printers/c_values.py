@@ -5,7 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from polydyn.codegen.ir import Between, Blend, Broadcast, FlatLoad, Horizontal, Ramp, Reg, Store, Undefined, lanes_of
+from polydyn.codegen.ir import (
+    Apply,
+    Between,
+    Blend,
+    Broadcast,
+    FlatLoad,
+    Horizontal,
+    Ramp,
+    Reg,
+    Store,
+    Undefined,
+    lanes_of,
+)
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
@@ -31,20 +43,35 @@ index_text = IndexText("pd_fdiv({0}, {1})", "PD_MIN({0}, {1})", "PD_MAX({0}, {1}
 
 
 class ValuePrinter:
-    """Prints values; ``dtypes`` gives the storage dtype of every buffer; ``inline_math`` expands vector functions."""
+    """Prints values; ``dtypes`` gives the storage dtype of every buffer; ``inline_math`` expands vector functions.
 
-    def __init__(self, dtypes: Mapping[str, str], inline_math: bool = False) -> None:
-        self.dtypes, self.inline_math = dtypes, inline_math
+    ``width``: lanes of a whole vector; vectors of fewer are narrow ones. 0: all are whole.
+    """
+
+    def __init__(self, dtypes: Mapping[str, str], inline_math: bool = False, width: int = 0) -> None:
+        self.dtypes, self.inline_math, self.width = dtypes, inline_math, width
+
+    def prefix(self, lanes: int, dtype: str) -> str:
+        """What names of vectors of so many lanes begin with."""
+        if lanes >= self.width:
+            return "v"
+        if dtype != "float32":
+            raise CodegenError(f"no narrow vectors of {dtype}")
+        return "h"
 
     def text(self, v: Value, want: int = 1) -> str:
-        """C text with ``want`` lanes (a scalar is broadcast)."""
+        """C text with ``want`` lanes: a scalar is broadcast, a narrow vector gets further lanes that hold anything."""
         lanes = lanes_of(v)
         if lanes == want or want == 1:
             return self._text(v, lanes)
+        if 1 < lanes < want and not isinstance(v, (Reg, FlatLoad)):
+            return self._text(v, want)
         s = self._text(v, lanes)
+        if lanes > 1:
+            return f"vwiden_{SHORT[v.dtype]}({s})"
         if v.dtype == "bool":
             return f"vbcast_i32(-(({s}) != 0))"
-        return f"vbcast_{SHORT[v.dtype]}({s})"
+        return f"{self.prefix(want, v.dtype)}bcast_{SHORT[v.dtype]}({s})"
 
     def _text(self, v: Value, lanes: int) -> str:
         if isinstance(v, Const):
@@ -68,6 +95,8 @@ class ValuePrinter:
         if isinstance(v, Blend):
             args = f"{self.text(v.new, lanes)}, {self.text(v.old, lanes)}"
             return f"vsel_{SHORT[v.dtype]}(vlive({index_text(v.count)}), {args})"
+        if isinstance(v, Apply):
+            return f"{v.function}({', '.join(self.text(a, lanes_of(a)) for a in v.args)})"
         if isinstance(v, Op):
             return self._op(v, lanes)
         raise CodegenError(f"no C form for {v!r}")
@@ -88,9 +117,9 @@ class ValuePrinter:
         elif v.stride != 1:
             text = f"vloads_{t}({p}, {index_text(v.stride)}, {'PD_W' if v.mask is None else index_text(v.mask)})"
         elif v.mask is not None:
-            text = f"vloadm_{t}({p}, {index_text(v.mask)})"
+            text = f"{self.prefix(v.lanes, v.dtype)}loadm_{t}({p}, {index_text(v.mask)})"
         else:
-            text = f"vload_{t}({p})"
+            text = f"{self.prefix(v.lanes, v.dtype)}load_{t}({p})"
         return f"vbool({text})" if v.dtype == "bool" else text
 
     def store(self, n: Store) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 from polydyn.codegen.cpu_attention import AttentionKernel, SeparateKernels
 from polydyn.codegen.cpu_contract import ContractKernel
-from polydyn.codegen.cpu_dot import DotKernel
+from polydyn.codegen.cpu_dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.fusion.plan import FusedGroup, FusionPlan
@@ -21,8 +21,8 @@ from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.schedules.addresses import check_addresses
-from polydyn.schedules.decision import Decision
-from polydyn.schedules.index import ZERO, Index, product
+from polydyn.schedules.decision import Decision, Leaf, Split
+from polydyn.schedules.index import ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof_attention import prove_attention
 from polydyn.schedules.reuse import Proofs
@@ -142,16 +142,23 @@ class KernelBuilder:
         kernel = build(f"contract_{key[:12]}", group, roles, self.target, form.packed, fill=form.fill)
         proofs.prove_contract(roles, kernel.tree(), kernel.tiles())
         tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
-        if tuned is None:
+        found = None
+        if tuned is not None:
+            built: dict[str, Kernel] = {}
+            for builder, _ in tuned.options:
+                if builder.name not in built:
+                    proofs.prove_contract(roles, builder.tree(), builder.tiles())
+                    built[builder.name] = builder.build()
+            options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
+            found = Alternatives(options, tuned.decision, tuned.reasons)
+        if not form.dot and not form.fill and DotKernel.fits(group, roles):
+            dot = DotKernel(f"dot_{key[:12]}", group, roles, self.target, form.packed)
+            proofs.prove_contract(roles, dot.tree(), dot.tiles())
+            found = _with_dot(dot, found or Alternatives((kernel.build(),), Leaf(0)))
+        if found is None:
             return kernel.build()
-        built: dict[str, Kernel] = {}
-        for builder, _ in tuned.options:
-            if builder.name not in built:
-                proofs.prove_contract(roles, builder.tree(), builder.tiles())
-                built[builder.name] = builder.build()
-        options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
-        self.alternatives[key] = Alternatives(options, tuned.decision, tuned.reasons)
-        return options[0]
+        self.alternatives[key] = found
+        return found.kernels[0]
 
     def _nest(self, group: Group, key: str) -> Kernel:
         proofs = Proofs(group)
@@ -166,6 +173,15 @@ class KernelBuilder:
         kernel = AttentionKernel(f"attention_{key[:12]}", form.lowered.group, parts, self.target, frozenset())
         prove_attention(form.lowered.group, parts, kernel.tree(), kernel.tiles())
         return kernel.build()
+
+
+def _with_dot(dot: DotKernel, others: Alternatives) -> Alternatives:
+    """The alternatives with one more, for few columns and enough rows and steps."""
+    rows = minimum(LEAST_ROWS - dot.M, dot.N - 1)  # one column costs nothing to pack
+    missing = maximum(dot.N - COLUMNS, LEAST_STEPS - dot.K, rows)
+    decision = Split(missing, 0, Leaf(len(others.kernels)), others.decision)
+    reason = f"up to {COLUMNS} columns: vectors along the reduction"
+    return Alternatives((*others.kernels, dot.build()), decision, (*others.reasons, reason))
 
 
 def flops(plan: FusionPlan, group: FusedGroup) -> Index:

@@ -1,0 +1,93 @@
+"""The columns of a register tile in vector lanes: whole vectors, a masked last one, a narrow last one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from polydyn.codegen.ir import (
+    Body,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Node,
+    Set,
+    Store,
+    node_indices,
+    rewrite,
+    walk,
+    walk_value,
+)  # fmt: skip
+from polydyn.codegen.passes.tiles import first_columns, one_vector, unswitch
+from polydyn.codegen.passes.vectorise import vectorise_tile
+from polydyn.schedules.index import Index
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A micro-kernel's columns.
+
+    ``count`` columns in vectors of ``width``, the last of them narrow when ``count`` is no multiple. ``live``: columns
+    from the last vector's first on; ``full``, ``partial``: whether tiles occur in which all of its lanes are columns,
+    and others; ``exact``: a partial tile's last vector is whole all the same. ``tile``: the accumulators' name,
+    ``safe``: buffers of whole vectors, which may be read beyond the last column.
+    """
+
+    width: int
+    count: int
+    live: Index
+    full: bool
+    partial: bool
+    exact: bool
+    tile: str
+    safe: frozenset[str]
+
+
+def vector_columns(body: Body, c: Columns) -> Body:
+    """Loops ``p_j`` in lanes. Nests that touch memory by column get a twin for a partial tile, in which the last vector
+    is masked (only that one: micro-kernels are exact in vectors); the choice is made outside of the reduction.
+
+    A narrow last vector is narrow where the accumulators change; what only reads them reads whole vectors.
+    """
+    last = c.count % c.width or c.width
+
+    def f(x: Node) -> Node | Body:
+        if not (isinstance(x, For) and x.var == "p_i"):
+            return x
+        touches = _touches_columns(x, c.safe)
+        if last < c.width:
+            if any(isinstance(n, Store) and n.buffer != c.tile for n in walk(x.body)):
+                return _split(x, c, c.width, c.live)
+            return _split(x, c, last, c.live if touches and not c.exact else None)
+        full = vectorise_tile((x,), "p_j", c.width)
+        if c.exact or not c.partial or not touches:
+            return full
+        masked = _split(x, c, c.width, c.live)
+        return If((Compare("<=", Index.of(c.width), c.live),), full, masked) if c.full else masked
+
+    return unswitch(rewrite(body, f))
+
+
+def _split(x: For, c: Columns, lanes: int, mask: Index | None) -> Body:
+    """The nest with its last vector apart, in ``lanes`` lanes and perhaps masked."""
+    before = c.count - (c.count % c.width or c.width)
+    (last,) = vectorise_tile(one_vector(x, Index.of(before), lanes), "p_j", lanes, mask)
+    head = vectorise_tile(first_columns(x, Index.of(before)), "p_j", c.width) if before else ()
+    assert isinstance(last, For)
+    inner = tuple(y for z in head if isinstance(z, For) for y in z.body)
+    return (replace(last, body=(*inner, *last.body)),)
+
+
+def _touches_columns(x: For, safe: Collection[str]) -> bool:
+    """Whether an address in memory depends on the column; that in a safe buffer does not count."""
+    for n in walk((x,)):
+        if not isinstance(n, (Store, Def, Set)):
+            continue
+        at = [(v.buffer, v.address) for v in walk_value(n.value) if isinstance(v, FlatLoad)]
+        at += [(n.buffer, n.address)] if isinstance(n, Store) else []
+        at += [(f.name, x) for i in node_indices(n) for f in i.fetches() for x in f.args]
+        if any(name not in safe and "p_j" in i.symbols() for name, i in at):
+            return True
+    return False

@@ -1,0 +1,107 @@
+"""Prefetching: a tile's reduction asks for the memory of the next tile while it computes.
+
+A register tile reads several short rows side by side. From beyond the second-level cache each of them is a stream of
+its own that ends before a hardware prefetcher has learnt it. The rows of the next tile are known, so they are asked
+for by line, spread over the loop. A prefetch reads nothing and may name any address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from polydyn.codegen.ir import (
+    Body,
+    Call,
+    Def,
+    FlatLoad,
+    For,
+    Let,
+    Node,
+    Pointer,
+    Set,
+    rewrite,
+    substitute,
+    walk,
+    walk_value,
+)  # fmt: skip
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
+
+LEAF, FAR = "pd_prefetch_f32", "pd_prefetch_far_f32"
+"""Into the first cache, into the second."""
+FIRST, END = "far_lo", "far_hi"
+LINE = 16
+"""float32 elements of a cache line."""
+AHEAD = 4096
+"""Elements of rows between what is used and what is prefetched: a memory's latency times its bandwidth, and more."""
+
+
+def prefetch_next(
+    body: Body,
+    var: str,
+    following: Mapping[str, Index],
+    panel: Mapping[str, Index] | None = None,
+    whole: bool = False,
+) -> Body:
+    """Loops ``var`` prefetch their loads of float32 for the next tile, line by line.
+
+    ``following``: what symbols stand for in the next tile; loads that depend on none of them are left alone, and so are
+    those that are not dense along ``var``. A loop over vectors prefetches for every vector, one over elements in strips
+    of a line.
+
+    ``panel``: what symbols stand for in the panel of columns that follows when all row tiles have used this one. The
+    tiles share the work of asking for it: each strip asks for its steps [``FIRST``, ``END``). ``whole``: the loop is a
+    whole number of strips, whatever its bound looks like.
+    """
+
+    def f(n: Node) -> Node | Body:
+        if not (isinstance(n, For) and n.var == var and n.lo == ZERO):
+            return n
+        loads = list(dict.fromkeys(_loads(n)))
+        found = [v for v in loads if following.keys() & v.address.symbols() and _dense(v, var)]
+        far = [v for v in loads if panel and panel.keys() & v.address.symbols() and v.address.split(var)[0] == LINE]
+        if not found:
+            return n
+        if n.kind == "vector":
+            return replace(n, body=(*_calls(LEAF, found, following), *n.body))
+        return _strips(n, _calls(LEAF, found, following), _calls(FAR, far, panel or {}), whole)
+
+    return rewrite(body, f)
+
+
+def share_panel(body: Body, number: Index, tiles: Index) -> Body:
+    """Around a row tile, ``number`` of ``tiles``: its steps of every strip, none when it is the only one."""
+    tiles = maximum(1, tiles)
+    for name, k in ((FIRST, 0), (END, 1)):
+        body = (Let(name, minimum(1, tiles - 1) * ((number + k) * LINE // tiles), body),)
+    return body
+
+
+def _loads(n: For) -> Iterator[FlatLoad]:
+    for x in walk(n.body):
+        if isinstance(x, (Def, Set)):
+            yield from (v for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.dtype == "float32")
+
+
+def _dense(v: FlatLoad, var: str) -> bool:
+    stride, rest = v.address.split(var)
+    along = stride == ONE if v.lanes == 1 else v.stride == ONE and stride.constant is not None
+    return along and var not in rest.symbols()
+
+
+def _calls(leaf: str, loads: list[FlatLoad], env: Mapping[str, Index]) -> Body:
+    return tuple(Call(leaf, (Pointer(v.dtype, v.buffer, v.address.subs(env)),)) for v in loads)
+
+
+def _strips(n: For, calls: Body, far: Body, exact: bool) -> Body:
+    """The loop in strips of a line's elements and what is left over, each begun by the calls."""
+    strip, step, whole = f"{n.var}_line", f"{n.var}_far", n.hi // LINE
+    start = Index.of(strip) * LINE
+    first = substitute(calls, {n.var: start})
+    if far:
+        first += (For(step, Index.of(FIRST), Index.of(END), tuple(substitute(far, {n.var: start + step}))),)
+    strips = For(strip, ZERO, whole, (*first, For(n.var, start, start + LINE, n.body, n.kind)))
+    if exact or n.hi % LINE == ZERO:
+        return (strips,)
+    rest = substitute(calls, {n.var: whole * LINE})
+    return (strips, *rest, For(n.var, whole * LINE, n.hi, n.body, n.kind))

@@ -1,0 +1,49 @@
+"""How a launch divides a product into tasks: blocks of rows and columns in whole register tiles."""
+
+from __future__ import annotations
+
+from polydyn.schedules.index import Index, maximum, minimum
+
+BLOCK_ELEMENTS = 1 << 16
+"""Elements of rows that a block of them reads or copies: a quarter of a 1 MB L2."""
+SHARED_ELEMENTS = 1 << 17
+"""Elements of a column operand that all blocks of rows read from the cache: half of a 1 MB L2."""
+SHORT = 4
+"""Reduction steps for each row of a tile up to which its results outweigh what it reads."""
+
+
+def rows_that_stay(rows: int, steps: Index) -> int:
+    """Tiles of ``rows`` rows, each of ``steps`` elements, that stay in the cache together."""
+    return 16 if steps.constant is None else max(1, BLOCK_ELEMENTS // (rows * max(1, steps.constant)))
+
+
+def rows_for_all(rows: int, columns: int, steps: int) -> int:
+    """Row tiles of a block that goes through all columns; 0: each panel of columns should go through all rows.
+
+    Results are most of what moves when the reduction is short: they are written row by row. Columns that stay in the
+    cache let rows be read once instead of once for each panel.
+    """
+    if steps <= SHORT * rows:
+        return 1
+    return rows_that_stay(rows, Index.of(steps)) if columns * steps <= SHARED_ELEMENTS else 0
+
+
+def row_blocks(mt: Index, nt: Index, most: int, need: Index) -> dict[str, Index]:
+    """``mt`` x ``nt`` register tiles in blocks of at most ``most`` row tiles, their number a multiple of ``need``.
+
+    Columns are divided where row tiles are fewer than ``need``.
+    """
+    bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
+    return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, need.ceildiv(maximum(1, mt))))}
+
+
+def even_shares(mt: Index, nt: Index, need: Index) -> dict[str, Index]:
+    """``mt`` x ``nt`` register tiles in ``need`` shares: columns are divided, or rows where the largest share is less.
+
+    Every share reads all panels of its columns, and a panel costs as much as a row tile.
+    """
+    columns = nt.ceildiv(need) * (mt + 1)
+    rows = (mt.ceildiv(need) + 1) * nt
+    by_rows = minimum(1, maximum(0, columns - rows))
+    bj = 1 + (1 - by_rows) * (maximum(1, minimum(nt, need)) - 1)
+    return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
