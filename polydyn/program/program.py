@@ -373,10 +373,10 @@ def open_program(artifact: Artifact, *, threads: int | None = None, compilations
     return Program(artifact, threads=threads, compilations=compilations)
 
 
-def load(path: str | os.PathLike[str], *, threads: int | None = None, verify: bool = False) -> Program:
+def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Program:
     """Opens a saved program; needs no compiler and imports numpy only. On a device: a ``CudaProgram``.
 
-    ``verify`` reads and checks the weights' hash too. Loading runs native code from the file: hashes find damage, they
-    are no signatures. ArtifactError: damaged, or made for another version or processor.
+    Every byte of the file is checked against its hash; the weights stay mapped. Loading runs native code from the file:
+    hashes find damage, they are no signatures. ArtifactError: damaged, or made for another version or processor.
     """
-    return open_program(read_artifact(path, verify=verify), threads=threads)
+    return open_program(read_artifact(path), threads=threads)
