@@ -8,6 +8,7 @@ a model that fits into the caches this is a yardstick, not a bound.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import tempfile
@@ -29,9 +30,15 @@ def bound(path: str, shape: Mapping[str, int], limits: Limits) -> float:
     return sum(limits.seconds(flops, size) for flops, size in products(path, shape))
 
 
+@functools.cache
+def _products(path: str, shape: tuple[tuple[str, int], ...]) -> list[tuple[int, int]]:
+    events = _events(path, dict(shape))
+    return [_cost(e["args"]) for e in events if e["args"].get("op_name") in ("MatMul", "Gemm", "Conv")]
+
+
 def products(path: str, shape: Mapping[str, int]) -> list[tuple[int, int]]:
     """(operations, bytes) of every product in the model at the shape."""
-    return [_cost(e["args"]) for e in _events(path, shape) if e["args"].get("op_name") in ("MatMul", "Gemm", "Conv")]
+    return _products(path, tuple(shape.items()))
 
 
 def _events(path: str, shape: Mapping[str, int]) -> Iterator[dict[str, Any]]:

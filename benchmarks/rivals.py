@@ -156,7 +156,7 @@ def _torch(path: str, threads: int, inductor: bool) -> Player:
     torch.set_grad_enabled(False)
     model = onnx.load(path)
     run = _torch_zoo(path) or _torch_nodes(model)
-    compiled = torch.compile(run, dynamic=True) if inductor else run
+    compiled = _inductor(run) if inductor else run
 
     def prepare(feeds: Feeds) -> Call:
         tensors = {n: torch.from_numpy(a) for n, a in feeds.items()}
@@ -165,6 +165,20 @@ def _torch(path: str, threads: int, inductor: bool) -> Player:
         return lambda: compiled(tensors)
 
     return Player(prepare, str(torch.__version__))
+
+
+def _inductor(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``torch.compile(dynamic=True)``, which compiles in the first call, and again where B or L is 1.
+
+    Its count of recompilations begins anew with every model, and one too many is an error instead of a silent return to
+    eager.
+    """
+    import torch
+    import torch._dynamo as dynamo
+
+    dynamo.reset()
+    dynamo.config.fail_on_recompile_limit_hit = True
+    return torch.compile(run, dynamic=True)
 
 
 def _torch_zoo(path: str) -> Callable[[Any], Any] | None:
