@@ -9,7 +9,7 @@ and how many really were is counted; what lies below this system, a disk's or a 
 
 Memory: a process's share of resident pages (PSS, which counts mapped weights once) after three runs at each of two
 shapes, smaller first, over the least it can be: the weights and the activations (arena, inputs, outputs of the larger
-shape). ``loaded``: a process that opened the artifact. ``compiled``: one that compiled the model itself, from the cache.
+shape). ``loaded``: a process that opened the artifact. ``compiled``: one that compiled the model (from the cache).
 Results go to benchmarks/results/opening.json.
 """
 

@@ -1,8 +1,8 @@
 """Draws a result of cpu_all, gemm or stitch: python -m benchmarks.plot RESULT.json ... writes RESULT.png beside it.
 
 A panel for each number of threads, one column per case: every rival's time over polydyn's (above 1: polydyn is faster),
-and how far the machine's limit would let ONNX Runtime's ratio go. The grey band is what an A/A run differs by. Cases
-stand by family, those of large families in the order of their ratio and without names. Logarithmic.
+and the machine's limit over polydyn's time. The grey band is what an A/A run differs by. Cases stand by family, those
+of long lists in the order of their ratio and without names. Logarithmic; limits far below the rivals are left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from benchmarks.rows import Row, names, times_ours
 NAMED = 80
 """Above so many cases the axis names families only."""
 
+TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100)
 MARKS = {"torch": ("s", "tab:orange"), "torch-inductor": ("D", "tab:red"), "openvino": ("^", "tab:purple"),
          "numpy": ("v", "tab:green")}  # fmt: skip
 
@@ -40,7 +41,7 @@ def draw(result: Path) -> Path | None:
     figure, axes = pyplot.subplots(len(counts), 1, figsize=(15, 6 * len(counts)), squeeze=False, layout="constrained")
     for axis, threads in zip(axes[:, 0], counts, strict=True):
         _panel(axis, [r for r in rows if r["threads"] == threads])
-        axis.set_title(f"{result.stem}, {threads} thread{'s' * (threads != 1)}")
+        axis.set_title(f"{result.stem}, {threads} thread{'s' * (threads != 1)}", loc="left")
     path = result.with_suffix(".png")
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
@@ -56,6 +57,8 @@ def order(rows: Sequence[Row]) -> list[Row]:
 
 
 def _panel(axis: Any, rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import NullLocator
+
     rows = order(rows)
     at = list(range(len(rows)))
     axis.fill_between(
@@ -63,22 +66,26 @@ def _panel(axis: Any, rows: Sequence[Row]) -> None:
         label="A/A spread",
     )  # fmt: skip
     axis.axhline(1, color="black", lw=0.8)
-    limits = [r["ratio"] * r["seconds"]["polydyn"] / r["bound"] if r["bound"] else float("nan") for r in rows]
-    axis.plot(at, limits, "_", ms=9, color="black", label="limit of the machine")
+    axis.plot(
+        at, [r["bound"] / r["seconds"]["polydyn"] for r in rows], "_", ms=9, color="black", label="limit of the machine"
+    )
     for name in (n for n in names(rows) if n in MARKS):
         mark, color = MARKS[name]
         played = [(i, times_ours(r, name)) for i, r in enumerate(rows) if name in r["seconds"]]
         axis.plot(*zip(*played, strict=True), mark, ms=4, mfc="none", color=color, label=name, alpha=0.8)
     axis.plot(at, [r["ratio"] for r in rows], "o", ms=5, color="tab:blue", label="ONNX Runtime")
     _name(axis, rows)
+    ratios = [times_ours(r, n) for r in rows for n in r["seconds"]]
     axis.set_yscale("log")
+    axis.set_ylim(0.7 * min(0.9, *ratios), 1.15 * max(ratios))
+    axis.set_yticks([t for t in TICKS if axis.get_ylim()[0] < t < axis.get_ylim()[1]])
     axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter("{x:g}" if axis.get_ylim()[1] < 10 * axis.get_ylim()[0] else "")
-    axis.grid(axis="y", which="both", color="0.92")
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.grid(axis="y", color="0.92")
     axis.set_axisbelow(True)
     axis.set_xlim(-1, len(rows))
     axis.set_ylabel("time / polydyn's time")
-    axis.legend(ncols=3)
+    axis.legend(ncols=7, loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
 
 
 def _name(axis: Any, rows: Sequence[Row]) -> None:
