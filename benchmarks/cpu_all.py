@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import arguments, record, report
-from benchmarks.bound import products
+from benchmarks.bound import bound, products
 from benchmarks.limits import Limits, measure
 from benchmarks.models.inputs import Shape, shapes
 from benchmarks.rows import Effort, Field, Row, progress
@@ -56,9 +56,8 @@ def shapes_of(model: str, given: Sequence[Shape] | None) -> Sequence[Shape]:
 def measured(field: Field, path: Path, at: Sequence[Shape], effort: Effort, limits: Limits) -> Iterator[Row]:
     """One row per shape of one model, which is loaded."""
     for shape in at:
-        groups = products(str(path), shape)
-        least = sum(limits.seconds(flops, size) for flops, size in groups)
-        row = field.measure(shape, effort, least, sum(flops for flops, _ in groups))
+        least, flops = bound(str(path), shape, limits), sum(p[0] for p in products(str(path), shape))
+        row = field.measure(shape, effort, least, flops)
         row |= {"case": path.stem, "family": path.stem}
         progress(row)
         yield row
@@ -83,13 +82,13 @@ def main() -> None:
 
 def run(plan: Sequence[tuple[Path, Sequence[Shape]]], threads: int, args: argparse.Namespace) -> list[Path]:
     """Every model on one number of threads, written one after the other; then the table."""
-    limits = measure(threads)
+    limits = measure(threads, caches=True)
     rows: list[Row] = []
     written: list[Path] = []
     effort, step = arguments.effort(args), 3 if args.quick else 1
     with Field(arguments.rivals(threads, args.also, "torch"), threads) as field:
         for path, at in plan:
-            limits = limits.or_better(measure(threads))
+            limits = limits.or_better(measure(threads, caches=True))
             field.load(path)
             of_model = list(measured(field, path, at[::step], effort, limits))
             keep = not args.quick and not args.shapes and path.stem in STANDARD

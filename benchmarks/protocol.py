@@ -50,6 +50,7 @@ class Contestant:
     def load(self, path: str | Path) -> None:
         """Loads or compiles a model in place of the one before; after a refusal, or its end, another may be loaded."""
         if self._process.poll() is not None:
+            self._process.communicate()  # closes its pipes
             self._process = self._start()
         answer = self._ask(do="load", path=str(Path(path).resolve()))
         self.seconds_to_load = answer["ready"]

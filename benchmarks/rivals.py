@@ -2,8 +2,9 @@
 
 A call computes one model at one shape from given inputs, into memory allocated before the clock starts where the
 contestant allows it: polydyn by ``bind``, ONNX Runtime by io binding, PyTorch and numpy by ``out=`` for products.
-PyTorch and numpy have no ONNX importer: of the zoo's models PyTorch runs the source module (the same architecture,
-other random weights), of other models both run the nodes one after another, by their own fastest functions.
+PyTorch and numpy have no ONNX importer: of the zoo's models PyTorch runs the source module (the same weights; attention by
+scaled_dot_product_attention, its default), of other models both run the nodes one after another, by their own fastest
+functions.
 """
 
 from __future__ import annotations
@@ -190,6 +191,9 @@ def _torch_zoo(path: str) -> Callable[[Any], Any] | None:
     except (ImportError, KeyError):
         return None
     module = source.module.eval()
+    inner = getattr(module, "module", module)
+    if getattr(inner, "_supports_sdpa", False):  # exported node by node, but this is what a user of it gets
+        inner.set_attn_implementation("sdpa")
     return lambda tensors: module(*(tensors[n] for n in source.inputs))
 
 

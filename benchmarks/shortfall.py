@@ -42,15 +42,16 @@ from benchmarks.limits import Limits, measure
 from benchmarks.models.inputs import Shape, feeds
 from benchmarks.ops import models
 from benchmarks.rows import Row, name_shape
-from polydyn.codegen.kernel import CpuTarget
-from polydyn.compiler import cpu_target, place_kernels, plan_graph
+from polydyn.compiler import host_plan, place_kernels
 from polydyn.fusion.plan import FusedGroup
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Graph, iterators
+from polydyn.lowering.aliases import without_reshapes
 from polydyn.program.assemble import build_program
 from polydyn.program.host import size_bytes
 from polydyn.program.plan import Buffer, HostPlan, Launch
 from polydyn.program.program import LaunchTime, Program
+from polydyn.program.waves import join_waves
 from polydyn.schedules.expr import Op, walk
 from polydyn.schedules.index import product
 
@@ -254,12 +255,11 @@ class Profiled:
     """A model compiled once: its program, its host plan, and the fused group behind every launch."""
 
     def __init__(self, path: str, threads: int) -> None:
-        graph = import_model(path)
-        self.target: CpuTarget = cpu_target("cpu")
-        self.graph, builder, placed = place_kernels(graph)
-        self.graph = builder.plan.graph
+        rewritten, builder, placed = place_kernels(import_model(path))
+        placed, _ = without_reshapes(builder.plan, placed)
+        self.graph, self.lanes = builder.plan.graph, builder.target.width
         self.groups = {f"{p.fused.kind} {p.fused.outputs[0]}": p.fused for p in placed}
-        self.plan: HostPlan = plan_graph(graph)
+        self.plan: HostPlan = join_waves(host_plan(builder.plan, placed, builder.target, rewritten))
         self.program: Program = build_program(self.plan, threads=threads)
 
     @property
@@ -268,19 +268,20 @@ class Profiled:
         nodes = [n for g in self.groups.values() for n in g.nodes]
         return {v.name for n in nodes for v in walk(n.body) if isinstance(v, Op) and v.name in FUNCTIONS}
 
+    def works(self, shape: Shape) -> dict[str, Work]:
+        """What every launch has to do, by label."""
+        env = {**self.symbols(shape), "nth": self.program.threads}
+        launches = [x for x in self.plan.launches if x.label in self.groups]
+        buffers, lanes = self.plan.buffers, self.lanes
+        return {x.label: work_of(self.graph, self.groups[x.label], x, buffers, env, lanes) for x in launches}
+
     def held(self, model: onnx.ModelProto, shape: Shape, machine: Machine, repeats: int) -> list[Held]:
-        """Every launch at a shape."""
+        """Every launch that runs at a shape."""
         times: list[LaunchTime] = self.program.profile(feeds(model, shape), repeats)
         streams = self.program.weight_bytes > machine.last_cache
-        env = {**self.symbols(shape), "nth": self.program.threads}
-        found = []
-        for launch, t in zip(self.plan.launches, times, strict=True):
-            if t.tasks <= 0 or launch.label not in self.groups:
-                continue
-            group = self.groups[launch.label]
-            work = work_of(self.graph, group, launch, self.plan.buffers, env, self.target.width)
-            found.append(hold(t.nanoseconds / 1e9, t.label, t.kernel, work, machine, streams))
-        return found
+        works = self.works(shape)
+        ran = [t for t in times if t.tasks > 0 and t.label in works]
+        return [hold(t.nanoseconds / 1e9, t.label, t.kernel, works[t.label], machine, streams) for t in ran]
 
     def symbols(self, shape: Shape) -> dict[str, int]:
         """Sizes of all symbols; 1 for strides that the caller may choose, which nothing here reads."""
@@ -298,14 +299,15 @@ def show(rows: Sequence[Row], title: str, top: int) -> None:
         label = r["label"] if len(r["label"]) <= 44 else "…" + r["label"][-43:]
         table.add_row(
             r["kernel"].rpartition("_")[0] + " " + r["kernel"][-4:], label, str(r["launches"]),
-            f"{r['seconds'] * 1e3:.2f}", f"{r['limit'] * 1e3:.2f}", f"{r['limit'] / r['seconds']:.0%}",
+            f"{r['seconds'] * 1e3:.2f}", f"{r['limit'] * 1e3:.2f}", f"{r['limit'] / max(r['seconds'], 1e-9):.0%}",
             f"{r['above'] * 1e3:.2f}", r["bound"], parts if r["reason"] != "at its limit" else r["reason"],
         )  # fmt: skip
     Console(width=190).print(table)
     seconds, limit = (sum(r[key] for r in rows) for key in ("seconds", "limit"))
     causes = {n: sum(r["causes"].get(n, 0.0) for r in rows) for n in (*CAUSES, "rest")}
     listed = ", ".join(f"{n} {s * 1e3:.2f}" for n, s in causes.items() if s >= 5e-6)
-    print(f"all: {seconds * 1e3:.2f} ms, limit {limit * 1e3:.2f} ({limit / seconds:.0%}); above it, ms: {listed}\n")
+    share = limit / max(seconds, 1e-9)
+    print(f"all: {seconds * 1e3:.2f} ms, limit {limit * 1e3:.2f} ({share:.0%}); above it, ms: {listed}\n")
 
 
 def main() -> None:
