@@ -2,9 +2,8 @@
 
 A call computes one model at one shape from given inputs, into memory allocated before the clock starts where the
 contestant allows it: polydyn by ``bind``, ONNX Runtime by io binding, PyTorch and numpy by ``out=`` for products.
-PyTorch and numpy have no ONNX importer: of the zoo's models PyTorch runs the source module (the same weights; attention by
-scaled_dot_product_attention, its default), of other models both run the nodes one after another, by their own fastest
-functions.
+PyTorch and numpy have no ONNX importer: of the zoo's models PyTorch runs the source module (the same weights, its
+default form of attention), of other models both run the nodes one after another, by their own fastest functions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where a model's time goes that the machine would not need: kernels, their time, their own limit, and the reason.
 
-usage: python -m benchmarks.shortfall MODEL.onnx B=2,L=509 ... [--threads N] [--repeats N] [--top N]
+usage: python -m benchmarks.shortfall MODEL.onnx B=2,L=509 ... [--threads 1 2] [--repeats N] [--top N]
 
 Every launch is timed inside whole runs (``Program.profile``: medians; launches of one wave one after the other) and
 held against its own limit: its operations at the FMA peak, or its bytes at the bandwidth of where they are (weights in
@@ -16,8 +16,8 @@ rates measured here:
 ``rest``           what none of them explains: instructions that are neither, latency, the launch itself
 
 A row is a kernel with all its launches, sorted by the milliseconds above the limit. Causes are upper estimates, cut at
-what is left; ``rest`` is what is open. Results go to benchmarks/results/shortfall.json, where a model at a shape on a
-number of threads replaces what was measured of it before.
+what is left; ``rest`` is what is open. Results go to benchmarks/results/shortfall.json (of models that cpu_all does not
+list to benchmarks/out/results), where a model at a shape on a number of threads replaces what was measured of it before.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from rich.table import Table
 import polydyn
 from benchmarks import record
 from benchmarks.arguments import parse_shape
+from benchmarks.cpu_all import STANDARD
 from benchmarks.limits import Limits, measure
 from benchmarks.models.inputs import Shape, feeds
 from benchmarks.ops import models
@@ -315,22 +316,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("shapes", nargs="+", type=parse_shape, metavar="B=1,L=8")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--top", type=int, default=12, help="rows to print; the file has all")
     args = parser.parse_args()
-    name = Path(args.model).stem
-    profiled = Profiled(args.model, args.threads)
-    limits = measure(args.threads, caches=True)
+    for threads in args.threads:
+        run(args.model, args.shapes, threads, args.repeats, args.top)
+
+
+def run(path: str, shapes: Sequence[Shape], threads: int, repeats: int, top: int) -> None:
+    """The tables of one model on one number of threads."""
+    name, model, profiled = Path(path).stem, onnx.load(path), Profiled(path, threads)
+    limits = measure(threads, caches=True)
     machine = Machine(limits, last_cache(), seconds_of_functions(profiled.functions))
     costs = ", ".join(f"{n} {s * 1e9:.2f}" for n, s in machine.functions.items())
     print(f"peak {limits.flops / 1e9:.0f} GFLOP/s, memory {limits.bandwidth / 1e9:.1f} GB/s; ns an element: {costs}")
-    model = onnx.load(args.model)
-    results = record.Results("shortfall", record.RESULTS)
-    for shape in args.shapes:
-        rows = merged(profiled.held(model, shape, machine, args.repeats))
-        show(rows, f"{name} {name_shape(shape)}, {args.threads} threads", args.top)
-        results.add(f"{name} {name_shape(shape)}", args.threads, rows, limits=vars(limits), functions=machine.functions)
+    results = record.Results("shortfall", record.RESULTS if name in STANDARD else record.SCRATCH)
+    for shape in shapes:
+        rows = merged(profiled.held(model, shape, machine, repeats))
+        show(rows, f"{name} {name_shape(shape)}, {threads} threads", top)
+        results.add(f"{name} {name_shape(shape)}", threads, rows, limits=vars(limits), functions=machine.functions)
 
 
 if __name__ == "__main__":
