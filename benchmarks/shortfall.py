@@ -17,7 +17,7 @@ rates measured here:
 
 A row is a kernel with all its launches, sorted by the milliseconds above the limit. Causes are upper estimates, cut at
 what is left; ``rest`` is what is open. Results go to benchmarks/results/shortfall.json (of models that cpu_all does not
-list to benchmarks/out/results), where a model at a shape on a number of threads replaces what was measured of it before.
+list to benchmarks/out/results), where a model at a shape on a number of threads replaces what was there of it.
 """
 
 from __future__ import annotations
