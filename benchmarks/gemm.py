@@ -7,9 +7,10 @@ x[M, K] @ constant[K, N], M symbolic: each (N, K) is compiled once and that prog
 a[B, M, K] @ b[B, K, N], all sizes symbolic, one program. Protocol: benchmarks/protocol.py. Times are whole calls from
 Python, into memory that exists; what such a call costs at least is printed first (M = N = K = 1) and not subtracted.
 The limit of a case is its operations at the FMA peak or its bytes at the bandwidth of where they fit (cache or
-memory), whichever is longer. ``--quick``: three rounds, the first row count of every fourth weight. After every weight
-benchmarks/results/gemm.json is written, in which a weight on a number of threads replaces what was measured of it
-before; of quick runs benchmarks/out/results/gemm.json. At the end, a plot beside it.
+memory), whichever is longer; where M, N, K >= 48 the summary has the share of the FMA peak too. ``--quick``: three
+rounds, the first row count of every fourth weight. After every weight benchmarks/results/gemm.json is written, in which
+a weight on a number of threads replaces what was measured of it before; of quick runs benchmarks/out/results/gemm.json.
+At the end, a plot beside it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from benchmarks.rows import Effort, Field, Row, Shape, progress
 
 Sizes = tuple[int, int, int, int]
 """B, M, N, K of a batched product."""
+LARGE = 48
+"""From here on in every size, arithmetic alone should rule."""
 
 
 def cost(shape: Shape, n: int, k: int) -> tuple[float, float]:
@@ -41,7 +44,7 @@ def constant_rows(field: Field, g: draw.Gemm, effort: Effort, limits: Limits) ->
     for m in g.ms:
         flops, size = cost({"M": m}, g.n, g.k)
         row = field.measure({"M": m}, effort, limits.seconds_again(flops, size), flops)
-        yield row | {"case": f"{g.family} N={g.n} K={g.k}", "family": g.family}
+        yield named(row, f"{g.family} N={g.n} K={g.k}", g.family, (m, g.n, g.k), limits)
 
 
 def batched_rows(field: Field, sizes: Sequence[Sizes], effort: Effort, limits: Limits) -> Iterator[Row]:
@@ -52,7 +55,15 @@ def batched_rows(field: Field, sizes: Sequence[Sizes], effort: Effort, limits: L
         shape = {"B": b, "M": m, "N": n, "K": k}
         flops, size = cost(shape, n, k)
         row = field.measure(shape, effort, limits.seconds_again(flops, size), flops)
-        yield row | {"case": "batched", "family": "batched"}
+        yield named(row, "batched", "batched", (m, n, k), limits)
+
+
+def named(row: Row, case: str, family: str, sizes: tuple[int, int, int], limits: Limits) -> Row:
+    """The row with its names; that of a product with M, N, K >= LARGE also with its share of the FMA peak."""
+    row |= {"case": case, "family": family}
+    if min(sizes) >= LARGE and "polydyn" in row["seconds"]:
+        row["of_peak"] = row["flops"] / row["seconds"]["polydyn"] / limits.flops
+    return row
 
 
 def call_overhead(field: Field, effort: Effort) -> dict[str, float]:

@@ -193,7 +193,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "cases": len(rows),
         "geomean": {"best onnxruntime": geomean(rows), **{n: geomean(rows, n) for n in rivals}},
         "gap_closed": clipped(rows),
-        "of_limit": {"mean": statistics.fmean(shares), "least": min(shares)} if shares else None,
+        "of_limit": _mean_and_least(shares),
+        "of_peak": _mean_and_least([r["of_peak"] for r in rows if "of_peak" in r]),
         "slower": [_named(r, "ratio") for r in rows if r.get("verdict") == "slower" and r["ratio"] < 0.97],
         "worst": [_named(r, "ratio") for r in _worst(rows, "ratio")],
         "worst_to_best": [_named(r, "to_best") for r in _worst(rows, "to_best")],
@@ -202,6 +203,10 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "differ": [f"{r['case']} {name_shape(r['shape'])}: {', '.join(r['differ'])}" for r in rows if r["differ"]],
         "refused": sorted({f"{r['case']}: {text}" for r in rows for text in r["refused"].values()}),
     }
+
+
+def _mean_and_least(shares: Sequence[float]) -> dict[str, float] | None:
+    return {"mean": statistics.fmean(shares), "least": min(shares)} if shares else None
 
 
 def _worst(rows: Sequence[Row], key: str) -> list[Row]:
@@ -220,8 +225,9 @@ def show_summary(found: Mapping[str, Any]) -> None:
     """Prints what ``summary`` found."""
     means = ", ".join(f"{x:.3f}x {n}" for n, x in found["geomean"].items())
     print(f"{found['cases']} cases; geomean {means}; gap to the limit closed {found['gap_closed']:.2f} (clipped mean)")
-    if share := found["of_limit"]:
-        print(f"  share of the limit: mean {share['mean']:.0%}, least {share['least']:.0%}")
+    for key, what in (("of_limit", "share of the limit"), ("of_peak", "share of the FMA peak, all sizes >= 48")):
+        if share := found[key]:
+            print(f"  {what}: mean {share['mean']:.0%}, least {share['least']:.0%}")
     print(f"  worst against ONNX Runtime: {_listed(found['worst'], 'ratio')}")
     print(
         f"  worst against the best rival: {_listed(found['worst_to_best'], 'to_best')}; "
