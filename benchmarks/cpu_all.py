@@ -90,6 +90,8 @@ def run(plan: Sequence[tuple[Path, Sequence[Shape]]], threads: int, args: argpar
         for path, at in plan:
             limits = limits.or_better(measure(threads, caches=True))
             field.load(path)
+            ready = ", ".join(f"{n} {p.seconds_to_load:.1f} s" for n, p in field.players.items())
+            print(f"{path.stem}, {threads} threads, loaded: {ready}", flush=True)
             of_model = list(measured(field, path, at[::step], effort, limits))
             keep = not args.quick and not args.shapes and path.stem in STANDARD
             results = record.Results("cpu_models", record.RESULTS if keep else record.SCRATCH)
