@@ -198,10 +198,11 @@ def merged(launches: Sequence[Held]) -> list[Row]:
             for name, s in h.causes.items():
                 causes[name] = causes.get(name, 0.0) + s
         above = sum(max(0.0, h.seconds - h.limit) for h in of_kernel)
+        bound = statistics.mode(h.bound for h in of_kernel)
         rows.append({
             "kernel": kernel, "label": of_kernel[0].label, "launches": len(of_kernel), "seconds": seconds,
-            "limit": limit, "above": above, "bound": statistics.mode(h.bound for h in of_kernel), "causes": causes,
-            "reason": reason(above, seconds, causes),
+            "limit": limit, "above": above, "bound": bound, "causes": causes,
+            "reason": reason(above, seconds, causes, bound),
         })  # fmt: skip
     return sorted(rows, key=lambda r: -float(r["above"]))
 
@@ -210,14 +211,15 @@ AT_LIMIT = 0.05
 """Of its time: what a kernel may be above its limit and still be called there."""
 
 
-def reason(above: float, seconds: float, causes: Mapping[str, float]) -> str:
-    """The largest causes, enough of them to explain half of what is above the limit."""
+def reason(above: float, seconds: float, causes: Mapping[str, float], bound: str) -> str:
+    """The largest causes, enough of them to explain half of what is above the limit; what ``rest`` lies with."""
     if above <= AT_LIMIT * seconds:
         return "at its limit"
     named, left = [], 0.5 * above
     for name, s in sorted(causes.items(), key=lambda c: -c[1]):
         if left > 0:
-            named.append(name)
+            reached = (seconds - above) / (seconds - above + causes["rest"])
+            named.append(f"{bound} at {reached:.0%} of its rate" if name == "rest" else name)
             left -= s
     return ", ".join(named)
 
@@ -293,15 +295,15 @@ class Profiled:
 def show(rows: Sequence[Row], title: str, top: int) -> None:
     """Prints a table."""
     table = Table(title=title)
-    for heading in ("kernel", "first launch", "launches", "ms", "limit ms", "of limit", "above ms", "bound", "of it"):
-        table.add_column(heading, justify="left" if heading in ("kernel", "first launch", "of it") else "right")
+    for heading in ("kernel", "first launch", "launches", "ms", "limit ms", "of limit", "above ms", "reason (ms)"):
+        table.add_column(heading, justify="left" if heading in ("kernel", "first launch", "reason (ms)") else "right")
     for r in rows[:top]:
         parts = ", ".join(f"{n} {s * 1e3:.2f}" for n, s in r["causes"].items() if s >= 0.05 * r["above"] and s > 0)
         label = r["label"] if len(r["label"]) <= 44 else "…" + r["label"][-43:]
         table.add_row(
             r["kernel"].rpartition("_")[0] + " " + r["kernel"][-4:], label, str(r["launches"]),
             f"{r['seconds'] * 1e3:.2f}", f"{r['limit'] * 1e3:.2f}", f"{r['limit'] / max(r['seconds'], 1e-9):.0%}",
-            f"{r['above'] * 1e3:.2f}", r["bound"], parts if r["reason"] != "at its limit" else r["reason"],
+            f"{r['above'] * 1e3:.2f}", f"{r['reason']} ({parts})" if parts else r["reason"],
         )  # fmt: skip
     Console(width=190).print(table)
     seconds, limit = (sum(r[key] for r in rows) for key in ("seconds", "limit"))

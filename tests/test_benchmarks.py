@@ -270,6 +270,10 @@ def test_kernels_are_sorted_by_what_they_lose_and_named_by_their_largest_cause()
     ]
     rows = merged(launches)
     assert [(r["kernel"], r["launches"], r["reason"]) for r in rows] == [("bad", 2, "erf"), ("good", 1, "at its limit")]
+    (slow,) = merged([Held("slow", "d", 3.0, 1.0, "memory", {"erf": 1.0, "rest": 1.0})])
+    assert slow["reason"] == "erf"
+    (open_,) = merged([Held("open", "d", 3.0, 1.0, "memory", {"erf": 0.5, "rest": 1.5})])
+    assert open_["reason"] == "memory at 40% of its rate"
     assert rows[0]["above"] == 2.0 and rows[0]["causes"] == pytest.approx({"erf": 1.4, "rest": 0.6})
 
 
@@ -277,15 +281,25 @@ def test_lanes_beyond_the_last_element_are_not_filled() -> None:
     assert [filled(n, 16) for n in (0, 1, 16, 17, 32)] == [1.0, 1 / 16, 1.0, 17 / 32, 1.0]
 
 
-def test_every_launch_is_held_and_its_functions_are_counted() -> None:
-    profiled = Profiled(path_of("bert_tiny"), threads=1)
+def test_every_launch_is_held_and_its_functions_are_counted(tmp_path: Path) -> None:
+    constants = {"table": (120, 32), "w": (32, 24)}
+    nodes = [
+        helper.make_node("Gather", ["table", "x"], ["rows"]),
+        helper.make_node("Softmax", ["rows"], ["s"]),
+        helper.make_node("MatMul", ["s", "w"], ["m"]),
+        helper.make_node("Erf", ["m"], ["y"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.INT64, ["B"])
+    drawn = {n: np.ones(s, np.float32) for n, s in constants.items()}
+    path = models.save(models.model("m", nodes, {"x": x}, drawn), tmp_path)
+    profiled = Profiled(str(path), threads=1)
     assert profiled.functions == {"exp", "erf"}
-    works = profiled.works({"B": 2, "L": 5})
-    calls = [w.calls for w in works.values() if w.calls]
-    assert calls == 2 * [{"exp": 2 * 4 * 5 * 5}, {"erf": 2 * 5 * 64}]
-    table = next(w for w in works.values() if w.weights > 0 and w.flops < 10_000)
-    assert table.weights < 120 * 32 * 4  # a Gather of ten tokens does not read 120 rows
-    held = profiled.held(load("bert_tiny"), {"B": 2, "L": 5}, MACHINE, repeats=1)
+    works = profiled.works({"B": 10})
+    rows, product = works.values()
+    assert rows.calls == {"exp": 10 * 32} and product.calls == {"erf": 10 * 24}
+    assert rows.weights < 120 * 32 * 4  # a Gather of ten rows does not read 120
+    assert rows.filled == 1.0 and product.filled in (24 / 32, 1.0)
+    held = profiled.held(onnx.load(str(path)), {"B": 10}, MACHINE, repeats=1)
     assert [h.label for h in held] == list(works)
     assert all(sum(h.causes.values()) == pytest.approx(max(0.0, h.seconds - h.limit)) for h in held)
 
