@@ -1,4 +1,4 @@
-"""Epilogues read other tensors along vectors of columns; what vectors would have to gather stays a kernel of its own."""
+"""Epilogues read other tensors along vectors of columns; what vectors would gather stays a kernel of its own."""
 
 from __future__ import annotations
 
