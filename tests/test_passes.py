@@ -204,7 +204,7 @@ def test_row_tiles_share_the_steps_of_a_panel() -> None:
             found += range(end.body[0].value.evaluate({}), end.value.evaluate({}))
         return found
 
-    assert steps(1) == [] and all(steps(n) == list(range(16)) for n in (2, 3, 7, 16, 40))
+    assert steps(1) == steps(17) == [] and all(steps(n) == list(range(16)) for n in (2, 3, 7, 16))
 
 
 def test_a_register_set_in_narrow_lanes_is_read_as_a_whole_vector() -> None:

@@ -70,10 +70,15 @@ def prefetch_next(
 
 
 def share_panel(body: Body, number: Index, tiles: Index) -> Body:
-    """Around a row tile, ``number`` of ``tiles``: its steps of every strip, none when it is the only one."""
+    """Around a row tile, ``number`` of ``tiles``: its steps of every strip.
+
+    None when it is the only one, which has nothing to overlap with, or one of more than a strip has steps: then the
+    rows, which are read again for every panel, need the cache more.
+    """
     tiles = maximum(1, tiles)
+    several = minimum(1, tiles - 1) * minimum(1, maximum(0, LINE + 1 - tiles))
     for name, k in ((FIRST, 0), (END, 1)):
-        body = (Let(name, minimum(1, tiles - 1) * ((number + k) * LINE // tiles), body),)
+        body = (Let(name, several * ((number + k) * LINE // tiles), body),)
     return body
 
 
