@@ -117,10 +117,11 @@ def vortex(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     """Vortex's run-time estimate: the top level analytically (Eq. 2-4) over the measured level below (hybrid).
 
     Loads and stores pass at the unit's share of the memory bandwidth; ``alone_step`` is the empirical cost of the level
-    below. The level-1 loop is the reduction; the grid (level 2) is parallel over the units.
+    below. The level-1 loop is the reduction; the grid (level 2) is parallel over the units. On a CPU our kernels copy
+    nothing at level 1 (Table 1's "-"): they read memory at level 0, whose cost is measured.
     """
     block = kernel.tile.level("b")
-    read, written = backbone.moved(block)
+    read, written = backbone.moved(block) if hardware.kind == "gpu" else (0, 0)
     share = hardware.memory_bandwidth / hardware.units
     lower = picoseconds(kernel.alone_step)
     inner = temporal_cost(
@@ -187,9 +188,16 @@ def prune_local(local: Sequence[float], costs: Sequence[Sequence[float]]) -> lis
 # -- FTuner 4-5: synthesis index analysis --------------------------------------------------------------------
 
 
-def pad_ratio(backbone: Backbone, tile: Tile, shape: Shape) -> float:
+def padding_tile(backbone: Backbone, hardware: Hardware, tile: Tile) -> dict[str, int]:
+    """What a kernel pads to: its block; on a CPU, where tiles are exact, its register tile, and no reduction."""
+    if hardware.kind == "gpu":
+        return tile.level("b")
+    return {**tile.level("w"), **{x.name: 1 for x in backbone.reduction}}
+
+
+def pad_ratio(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) -> float:
     """FTuner Eq. 2 (K.pad): bytes of the workload over its bytes when padded to the tile; 1 is no padding."""
-    block, sizes = tile.level("b"), backbone.sizes(shape)
+    block, sizes = padding_tile(backbone, hardware, tile), backbone.sizes(shape)
     rounded = {n: padded(v, block[n]) for n, v in sizes.items()}
     full = sum(backbone.moved(rounded))
     return sum(backbone.moved(sizes)) / full if full else 1.0
@@ -227,15 +235,26 @@ def sia_score(cmr: float, pad: float, occ: float, weights: tuple[float, float, f
 
 
 def ftuner(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
-    """FTuner's ranking as a cost: 3 minus the SIA score in units of 2**-20. Not a time; ranks one shape's kernels."""
-    one, block, tile = 1 << 20, kernel.tile.level("b"), kernel.tile
+    """FTuner's ranking as a cost: 3 minus the SIA score in units of 2**-20. Not a time; ranks one shape's kernels.
+
+    The memory time is Eq. 7's: the slower of global traffic and of the traffic of the local memory, which alone tells
+    register tiles of one block apart.
+    """
+    one, tile = 1 << 20, kernel.tile
     g, walk = grid(backbone, tile), steps(backbone, tile)
     units = hardware.units
+    own = tile.level("t") or tile.level("w")
+    block = {n: min(b, backbone.extent(n).constant or b) for n, b in tile.level("b").items()}
     read, written = backbone.moved(block)
-    rate = hardware.memory_bandwidth
-    memory = g * (walk * picoseconds(read / rate) + picoseconds(written / rate))
+    inner = math.prod(-(-block[n] // own[n]) for n in block) * sum(o.footprint(own) for o in backbone.inputs)
+    rate, local = hardware.memory_bandwidth, hardware.local_bandwidth * units
+    memory = maximum(
+        g * (walk * picoseconds(read / rate) + picoseconds(written / rate)),
+        g * walk * picoseconds((read + inner) / local),
+    )
     sizes = [backbone.extent(x.name) for x in backbone.loops]
-    room = [backbone.extent(x.name).ceildiv(block[x.name]) * block[x.name] for x in backbone.loops]
+    step = padding_tile(backbone, hardware, tile)
+    room = [backbone.extent(x.name).ceildiv(step[x.name]) * step[x.name] for x in backbone.loops]
     per_point = max(1, round(backbone.ops / hardware.peak(backbone.dtype) * PICO * _UNIT))
     compute = (product(sizes) * per_point) // _UNIT
     cmr = (compute * _UNIT) // maximum(1, (compute + memory) // _UNIT)
@@ -279,7 +298,8 @@ def _exact(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     *batch, m, n = ("", "", *(x.name for x in backbone.parallel))
     rows, r = (backbone.extent(m), tile[f"w.{m}"]) if m else (Index.of(1), 1)
     full = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, tile)
-    row = (full * backbone.extent(n)).ceildiv(block.get(m, 1) * block[n])
+    row = _share(backbone, n, block, full, whole=True)
+    row = _share(backbone, m, block, row, whole=False) if m else row
     tiles = rows.ceildiv(r)
     least = rows // maximum(1, tiles)
     longer = rows - least * tiles
@@ -293,6 +313,15 @@ def _exact(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
         return busy
     tasks = maximum(1, grid(backbone, tile))
     return busy.ceildiv(tasks) * tasks.ceildiv(hardware.units)
+
+
+def _share(backbone: Backbone, name: str, block: Shape, full: Index, whole: bool) -> Index:
+    """From a block's time to that of the ``whole`` loop, or of one iteration. Blocks share a static loop evenly."""
+    extent = backbone.extent(name)
+    if extent.constant is None:
+        return (full * extent).ceildiv(block[name]) if whole else full.ceildiv(block[name])
+    every = full * max(1, -(-extent.constant // block[name]))
+    return every if whole else every.ceildiv(max(1, extent.constant))
 
 
 def _traffic(backbone: Backbone, hardware: Hardware) -> Index:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from polydyn.tuning.backbone import Backbone, Tile
+from polydyn.tuning.backbone import Backbone, Loop, Tile
 from polydyn.tuning.hardware import Hardware, Instruction
 from polydyn.tuning.space import Space, aligned, bind, collect, limit_of, roles, unit_tile, usage, violation
 
@@ -56,13 +56,25 @@ def init_candidates(backbone: Backbone, level: Level, step: Mapping[str, int]) -
     choices = []
     for loop in backbone.loops:
         s = step[loop.name]
-        most = 1 if loop.name not in found else limit_of(loop, s, 32 * max(s, 8) if level.depth else 16 * s)
-        choices.append([(loop.name, v) for v in aligned(s, most)])
+        choices.append([(loop.name, v) for v in _sizes(loop, found.get(loop.name), s, level)])
     taken = {c: _bytes(backbone, level, dict(c)) for c in product(*choices)}
     fitting = {c: v for c, v in taken.items() if v <= level.high * level.capacity}
     # a backbone with short static extents cannot use more than it has
     least = level.low * min(level.capacity, max(fitting.values(), default=0))
     return [c for c, v in fitting.items() if v >= least]
+
+
+def _sizes(loop: Loop, role: str | None, step: int, level: Level) -> list[int]:
+    """Multiples of the step: powers of two, and three times those. A scalar reduction of level 0 is
+    unrolled or not."""
+    if role is None:
+        return [1]
+    if not level.depth and role == "k":
+        return [1, 4] if step == 1 else aligned(step, limit_of(loop, step, 16 * step))
+    if not level.depth:
+        return aligned(step, limit_of(loop, step, 16 * step), thirds=True)
+    most = 32 * max(step, 48 if role == "k" else 8)
+    return aligned(step, limit_of(loop, step, most), thirds=True)
 
 
 def _bytes(backbone: Backbone, level: Level, sizes: dict[str, int]) -> int:

@@ -162,13 +162,17 @@ _FREE = (1, 2, 3, 5, 8, 13, 16, 23, 31, 32, 47, 64, 97, 128, 197, 256, 389, 512,
 """Sizes of a dynamic loop that are tried when nothing is known: log-spaced, with and without alignment."""
 
 
-def sample_free_shapes(backbone: Backbone, most: int = 256) -> tuple[tuple[Instance, ...], tuple[float, ...]]:
+def sample_free_shapes(
+    backbone: Backbone, most: int = 256, flops: float | None = None
+) -> tuple[tuple[Instance, ...], tuple[float, ...]]:
     """Instances and equal weights when the user says nothing: sizes spaced by ratio, up to the machine's saturation.
 
-    With several dynamic loops the product is thinned evenly to at most ``most``.
+    With several dynamic loops the product is thinned evenly to at most ``most``. ``flops``: none with more operations.
     """
     names = [x.name for x in backbone.loops if x.extent is None]
     every = [tuple(zip(names, sizes, strict=True)) for sizes in product(_FREE, repeat=len(names))]
+    if flops is not None:
+        every = [s for s in every if backbone.flops(backbone.sizes(dict(s))) <= flops] or every[:1]
     step = max(1, math.ceil(len(every) / most))
     kept = tuple(every[::step])
     return kept, (1.0,) * len(kept)
