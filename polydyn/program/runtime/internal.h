@@ -202,6 +202,8 @@ struct pd_context {
     int32_t *places;         /* per input, then per output: 0 when kernels can use the caller's array where it is */
     int64_t *staged;         /* per input, then per output: offset of its dense copy in the arena, -1: used in place */
     int64_t *values;
+    int64_t *remembered; /* PD_REMEMBERED evaluations of dense calls, see runtime.c */
+    int64_t remembered_count;
     void **buffers; /* per buffer */
     int64_t scratch_offset, scratch_stride, staging_offset, planned_bytes;
     int64_t evaluations, copied_bytes;

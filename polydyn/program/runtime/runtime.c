@@ -121,8 +121,16 @@ EXPORT void pd_context_free(pd_context *c) {
     free(c->places);
     free(c->staged);
     free(c->values);
+    free(c->remembered);
     free(c->buffers);
     free(c);
+}
+
+/* Sizes and selections of the last few calls: key (dims, strides), then what `evaluate` makes of it. */
+#define PD_REMEMBERED 8
+
+static int32_t remembered_words(void) {
+    return 2 * plan->input_dim_count + plan->value_count + plan->input_count + plan->output_dim_count;
 }
 
 static void *zeros(int32_t count, size_t size) { return calloc((size_t)count + 1, size); }
@@ -142,8 +150,10 @@ EXPORT int32_t pd_context_new(pd_program *program, int32_t threads, pd_context *
     c->places = zeros(plan->input_count + plan->output_count, sizeof *c->places);
     c->staged = zeros(plan->input_count + plan->output_count, sizeof *c->staged);
     c->values = zeros(plan->value_count, sizeof *c->values);
+    c->remembered = zeros(PD_REMEMBERED * remembered_words(), sizeof *c->remembered);
     c->buffers = zeros(plan->buffer_count, sizeof *c->buffers);
-    int all = c->dims && c->strides && c->output_strides && c->given && c->places && c->staged && c->values && c->buffers;
+    int all = c->dims && c->strides && c->output_strides && c->given && c->places && c->staged && c->values &&
+              c->remembered && c->buffers;
     int32_t code = all ? pd_place_context(c) : fail(PD_MEMORY, "out of memory");
     if (code != PD_OK) {
         pd_context_free(c);
@@ -252,6 +262,51 @@ static int32_t evaluate(pd_context *c) {
     return PD_OK;
 }
 
+/* ---- pd_shapes: what is remembered ---- */
+
+/* The parts of an evaluation, in the order in which they are remembered; the first two are its key. */
+#define PARTS 5
+typedef struct { int64_t *data; size_t bytes; } part;
+
+static void parts_of(const pd_context *c, part p[PARTS]) {
+    size_t word = sizeof(int64_t), dims = (size_t)plan->input_dim_count * word;
+    p[0] = (part){c->dims, dims};
+    p[1] = (part){c->strides, dims};
+    p[2] = (part){c->values, (size_t)plan->value_count * word};
+    p[3] = (part){c->staged, (size_t)plan->input_count * word};
+    p[4] = (part){c->output_strides, (size_t)plan->output_dim_count * word};
+}
+
+/* Whether all arrays are the kernels' own kind: dense outputs, nothing that must be copied elsewhere first. */
+static int is_plain(const pd_context *c) {
+    int32_t other = 0;
+    for (int32_t o = 0; o < plan->output_count; o++) other |= c->given[o];
+    for (int32_t i = 0; i < plan->input_count + plan->output_count; i++) other |= c->places[i];
+    return !other;
+}
+
+/* Takes back the evaluation of these shapes and strides; 0 when it is not remembered. */
+static int recall(pd_context *c) {
+    part p[PARTS];
+    parts_of(c, p);
+    int64_t most = pd_min(c->remembered_count, PD_REMEMBERED);
+    for (int64_t k = 0; k < most; k++) {
+        const char *at = (const char *)(c->remembered + k * remembered_words());
+        if (memcmp(at, p[0].data, p[0].bytes) || memcmp(at + p[0].bytes, p[1].data, p[1].bytes)) continue;
+        for (int32_t i = 0; i < PARTS; at += p[i++].bytes) memcpy(p[i].data, at, p[i].bytes);
+        return 1;
+    }
+    return 0;
+}
+
+/* Keeps an evaluation in place of the oldest one. */
+static void remember(pd_context *c) {
+    part p[PARTS];
+    parts_of(c, p);
+    char *at = (char *)(c->remembered + c->remembered_count++ % PD_REMEMBERED * remembered_words());
+    for (int32_t i = 0; i < PARTS; at += p[i++].bytes) memcpy(at, p[i].data, p[i].bytes);
+}
+
 /* ---- pd_shapes: memory ---- */
 
 /* Reserves `bytes` at the end of the arena; -1 when sizes overflow. */
@@ -342,7 +397,11 @@ EXPORT int32_t pd_shapes(pd_context *c, const pd_tensor *inputs, const int64_t *
     for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = check_tensor(i, &inputs[i]);
     if (code != PD_OK) return code;
     if (take(c, inputs, output_strides) || !ready) {
-        code = evaluate(c);
+        int plain = is_plain(c);
+        if (!plain || !recall(c)) {
+            code = evaluate(c);
+            if (code == PD_OK && plain) remember(c);
+        }
         if (code == PD_OK) code = lay_out(c);
     }
     if (code != PD_OK) return code;
