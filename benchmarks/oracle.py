@@ -1,8 +1,8 @@
 """The oracle of a group: the best of a pool of tile tuples at every length, by a protocol that nobody can win by luck.
 
-All of the pool is timed at some lengths, the *anchors*, spaced by ratio. Between two of them the best of both are timed,
-and everything that strategies chose there. The best few and all that was chosen are timed again in turns. The oracle is
-taken from one half of the turns and scored on the other, like everything that is compared with it.
+All of the pool is timed at some lengths, the *anchors*, spaced by ratio. Between two of them the best of both are
+timed, and everything that strategies chose there. The best few and all that was chosen are timed again in turns. The
+oracle is taken from one half of the turns and scored on the other, like everything that is compared with it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def pool_of(bench: CpuBench, chosen: Iterable[Tile], count: int) -> list[Tile]:
 
 def anchors_of(count: int) -> list[int]:
     """Positions in a list of ``count`` lengths, spaced by ratio, both ends among them."""
-    return sorted({round(v) - 1 for v in np.geomspace(1, count, min(count, ANCHORS))} | {0, count - 1})
+    if count <= ANCHORS:
+        return list(range(count))
+    return sorted({round(v) - 1 for v in np.geomspace(1, count, ANCHORS)})
 
 
 def neighbours(anchors: Sequence[int], number: int) -> list[int]:

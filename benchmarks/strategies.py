@@ -6,8 +6,8 @@ Every workload is one group with dynamic sizes and a list of lengths. Each strat
 compiler cache (time counted); what its dispatcher launches at each length is compared with the oracle (``oracle.py``).
 Strategies whose papers take samples are given up to 16 of the lengths. A further row tells polydyn a part of the range
 only: lengths outside it are what the table's last columns are for. Times are of the kernel with warm caches, in C,
-thread pool included. Beside it: the share of the machine's bound, and the ratio to the best rival's whole call; an oracle
-below 0.9 of it makes the workload void. Papers' batches are cut to 1. A workload's result is stored when it is done.
+thread pool included. Beside it: the share of the machine's bound, and the ratio to rivals' whole calls; an oracle below
+0.9 of the best one makes the workload void. Papers' batches are cut to 1. Each workload is stored when it is done.
 """
 
 from __future__ import annotations

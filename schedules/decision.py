@@ -133,5 +133,6 @@ def explain(decision: Decision, env: Mapping[str, int]) -> tuple[str, ...]:
         lines += [f"kernel {k}: {c}" for c, _, k in others]
         lines += [f"kernel {k}: guard does not hold" for k in sorted(named - {k for _, _, k in ranked})]
     rest = ({n.kernel for n in every if isinstance(n, Leaf)} | forms.keys()) - named
-    lines += [f"kernel {k}: {forms[k].evaluate(env) if k in forms else 'no estimate'}, not compared here" for k in sorted(rest)]
+    for k in sorted(rest):
+        lines.append(f"kernel {k}: {forms[k].evaluate(env) if k in forms else 'no estimate'}, not compared here")
     return tuple(lines)
