@@ -115,8 +115,8 @@ def padded(quick: bool) -> list[dict[str, Any]]:
             rows.append({"kernels": name, "heights": sorted(cost), "primes_to": most, **asdict(counts)})
             (all_fixed, pad_fixed), (all_one, pad_one) = counts.falls("fixed"), counts.falls("one")
             print(f"{name}, heights {sorted(cost)}, primes to {most}: two kernels at {counts.mixed} lengths")
-            print(f"  executed / useful: fixed {counts.fixed / counts.useful:.3f}, one {counts.one / counts.useful:.3f},"
-                  f" two {counts.two / counts.useful:.3f}; falls {all_fixed:.2f}x and {all_one:.2f}x, its padding"
+            ratios = ", ".join(f"{n} {getattr(counts, n) / counts.useful:.3f}" for n in ("fixed", "one", "two"))
+            print(f"  executed / useful: {ratios}; falls {all_fixed:.2f}x and {all_one:.2f}x, its padding"
                   f" {pad_fixed:.1f}x and {pad_one:.1f}x", flush=True)  # fmt: skip
     return rows
 

@@ -33,7 +33,7 @@ from polydyn.tuning.microkernel import mutations
 from polydyn.tuning.records import Records
 from polydyn.tuning.rkernel import rkernel_space
 from polydyn.tuning.select import Selection, Table
-from polydyn.tuning.space import Space, instruction_of, usage
+from polydyn.tuning.space import Space, usage
 from polydyn.tuning.trust_region import trust_region
 from polydyn.tuning.ukernel import ukernel_space
 
@@ -47,7 +47,8 @@ Chooser = Callable[[Table, Sequence[float], Sequence[Tile]], Selection]
 class Strategy:
     """A row. ``cost`` None: the table is measured on every instance (BladeDISC). ``gpu_cost``: so it is on a CPU
     (DietCode: the factors of 5.3 are the GPU's, elsewhere 5.1's direct measurement is used). ``seeded``: the space is
-    built around the best tuple of a first search on the largest instance (DietCode). ``dispatcher``: a key of
+    built around the best tuple of a first search on the largest instance (DietCode). ``outside``: the share of the
+    weight that sizes have which the given shapes say nothing of. ``dispatcher``: a key of
     ``polydyn.dispatch.build.DISPATCHERS``.
     """
 
@@ -59,6 +60,7 @@ class Strategy:
     dispatcher: str
     seeded: bool = False
     gpu_cost: bool = False
+    outside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,12 @@ def tune(
         limit = None if cost else MEASURED_SECONDS * hardware.peak(problem.backbone.dtype)
         shapes, weights = select.sample_free_shapes(problem.backbone, flops=limit)
         problem = replace(problem, shapes=shapes, weights=weights)
-    if len(problem.weights) != len(problem.shapes):
+    elif len(problem.weights) != len(problem.shapes):
         raise InputError(
             f"{len(problem.shapes)} shapes have {len(problem.weights)} weights", rule="one weight per instance"
         )
+    elif strategy.outside:
+        problem = _with_others(problem, strategy.outside)
     if records is not None:
         bench = RecordedBench(bench, records, problem.key, hardware)
     objective = bench.per_operation if report is None else _reported(bench.per_operation, report)
@@ -132,6 +136,15 @@ def tune(
     table = _table(problem, bench, kernels, costs)
     chosen = strategy.choose(table, problem.weights, [k.tile for k in kernels])
     return _tuned(strategy, problem, kernels, costs, table, chosen, log)
+
+
+def _with_others(problem: Problem, share: float) -> Problem:
+    """The problem with sample-free sizes added, which have ``share`` of all weight: no call may become slow because
+    nobody foresaw it.
+    """
+    free = [s for s in select.sample_free_shapes(problem.backbone, 64)[0] if s not in problem.shapes]
+    each = sum(problem.weights) * share / (1 - share) / max(1, len(free))
+    return replace(problem, shapes=(*problem.shapes, *free), weights=(*problem.weights, *(each for _ in free)))
 
 
 def _reported(objective: Objective, report: Callable[[int, float], None]) -> Objective:
@@ -211,17 +224,17 @@ def _hybrid(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
     shapes = [backbone.sizes(dict(s)) for s in select.sample_free_shapes(backbone, 12)[0]]
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
-        largest: dict[Part, Tile] = {}
+        largest: dict[Part, tuple[int, Tile]] = {}
         for tile in space.tiles:
-            low = _level_zero(tile)
-            largest[low] = max(largest.get(low, tile), tile, key=lambda t: (backbone.flops(t.level("b")), t))
+            low, size = _level_zero(tile), backbone.flops(tile.level("b"))
+            largest[low] = max(largest.get(low, (size, tile)), (size, tile))
         step = -(-5 * len(largest) // max(1, 4 * trials))
-        first = in_order(list(largest.values())[::step])(space, objective, trials, seed)
+        first = in_order([t for _, t in largest.values()][::step])(space, objective, trials, seed)
         rates = {_level_zero(t.tile): t.cost for t in first if np.isfinite(t.cost)}
-        chosen: dict[tuple[str, Part], Tile] = {}
+        chosen: dict[tuple[Part, Part], Tile] = {}
         for tile in space.tiles:
             if _level_zero(tile) in rates:
-                at = instruction_of(backbone, hardware, tile).name, tuple(tile.level("b").items())
+                at = tuple(tile.level("v").items()), tuple(tile.level("b").items())
                 chosen[at] = min(chosen.get(at, tile), tile, key=lambda t: (rates[_level_zero(t)], t))
         columns = []
         for tile in chosen.values():
@@ -241,7 +254,7 @@ Part = tuple[tuple[str, int], ...]
 
 
 def _level_zero(tile: Tile) -> Part:
-    return (*tile.level("w").items(), *tile.level("v").items())
+    return tuple((n, v) for n, v in tile.compile + tile.launch if n[:2] in ("w.", "v."))
 
 
 def _sia_order(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
@@ -331,6 +344,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             model.polydyn,
             lambda table, weights, tiles: select.cover(table, weights, tiles),
             "tree",
+            outside=0.1,
         ),
     )
 }
