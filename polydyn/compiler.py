@@ -22,7 +22,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
 from polydyn.lowering.aliases import without_reshapes
-from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
+from polydyn.lowering.cuda import CudaBuilder, PlacedCuda, facts_of, needed
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind, flops
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
@@ -172,7 +172,8 @@ def cuda_plan(graph: Graph, options: Options) -> HostPlan:
     plan = fusion_plan(graph, off)
     graph = replace(graph, notes=plan.graph.notes)
     builder = CudaBuilder(plan)
-    placed = [k for g in plan.groups for k in builder.place(g)]
+    facts = facts_of(graph.guards)
+    placed = [needed(k, facts) for g in plan.groups for k in builder.place(g)]
     constants = _constants(plan, placed)
     buffers = _buffers(plan, placed, constants, graph)
     sources = {
