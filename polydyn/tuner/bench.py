@@ -88,13 +88,21 @@ class CpuBench:
         return Kernel(tile, used, fixed[0], step[0], fixed[1], step[1], *self._partial(tile))
 
     def _partial(self, tile: Tile) -> list[float]:
-        """The times of register tiles of one and of three rows over that of a full one."""
-        row = self.task.form.roles.row
-        full = tile.get(f"w.{row}")
+        """The times of register tiles of one and of three rows over that of a full one; where columns are dynamic, of
+        one vector of all rows and of one row over that of a full tile too.
+        """
+        row, col = self.task.form.roles.row, self.task.form.roles.col
+        full, wide = tile.get(f"w.{row}"), tile[f"w.{col}"]
         sizes = {x.name: x.extent or (DEPTHS[1] * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
         sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
         spent = self.run([(tile, sizes | {row: m}) for m in (1, min(3, full), full)], 1)
-        return [t / spent[-1] for t in spent[:-1]]
+        shares = [t / spent[-1] for t in spent[:-1]]
+        if next(x for x in self.task.backbone.loops if x.name == col).extent is not None:
+            return shares
+        lanes = self.task.target.width
+        asked = ((full, lanes), (1, lanes), (full, wide))
+        narrow = self.run([(tile, sizes | {row: m, col: n}) for m, n in asked], 1)
+        return [*shares, *(t / narrow[-1] for t in narrow[:-1])]
 
     def _line(self, tile: Tile, times: Sequence[float]) -> tuple[float, float]:
         """(fixed, per step) of the time of a wave."""
