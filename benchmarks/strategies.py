@@ -198,7 +198,7 @@ def score(work: Workload, options: argparse.Namespace, limits: Limits, workers: 
     backbone = placed.task.backbone
     hardware = machine(cpu_target("cpu"), "cpu", options.threads)
     rows = rows_of(work, placed, workers, hardware, options.trials)
-    asked = work.shapes[:: 8 if options.quick else 1]
+    asked = work.shapes[:: max(1, len(work.shapes) // 8) if options.quick else 1]
     shapes = [loops(placed, s) for s in asked]
     bench = CpuBench(placed.task, hardware, workers)
     pool = pool_of(bench, (k.tile for r in rows.values() for k in r.tuned.kernels), options.pool)
@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--pool", type=int, default=300)
     parser.add_argument("--only", nargs="*", default=[], help="parts of workloads' names")
-    parser.add_argument("--quick", action="store_true", help="every eighth length, results not kept")
+    parser.add_argument("--quick", action="store_true", help="about eight lengths, results not kept")
     options = parser.parse_args()
     limits = measure(options.threads, caches=True)
     with Workers(TIMER, timeout=30.0) as workers:
