@@ -28,6 +28,9 @@ POOL = ("pool.c", "internal.h", "polydyn.h")
 DEPTHS = (1, 9)
 """Blocks of a dynamic reduction that are run to tell the fixed part of a wave from the part of each block."""
 
+NARROW_DEPTH = 128
+"""Steps of a dynamic reduction in launches of few columns: longer ones would measure the memory of the wide ones."""
+
 Part = tuple[tuple[str, int], ...]
 
 
@@ -101,6 +104,7 @@ class CpuBench:
             return shares
         lanes = self.task.target.width
         asked = ((full, lanes), (1, lanes), (full, wide))
+        sizes |= {x.name: NARROW_DEPTH for x in self.task.backbone.reduction if x.extent is None}
         narrow = self.run([(tile, sizes | {row: m, col: n}) for m, n in asked], 1)
         return [*shares, *(t / narrow[-1] for t in narrow[:-1])]
 
