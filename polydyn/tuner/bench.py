@@ -25,11 +25,10 @@ from polydyn.tuning.task import Task
 
 LEAF = "pd_cpu.h"
 POOL = ("pool.c", "internal.h", "polydyn.h")
-DEPTHS = (1, 9)
-"""Blocks of a dynamic reduction that are run to tell the fixed part of a wave from the part of each block."""
-
-NARROW_DEPTH = 128
-"""Steps of a dynamic reduction in launches of few columns: longer ones would measure the memory of the wide ones."""
+SHORT, BLOCKS = 128, 9
+"""A dynamic reduction is run with so many steps and with so many blocks, to tell the fixed part of a wave from that of
+each block: what a short product spends on its tasks and accumulators is in the former.
+"""
 
 Part = tuple[tuple[str, int], ...]
 
@@ -75,13 +74,13 @@ class CpuBench:
         """As ``Bench``. BuildError: the tuple does not run."""
         block = tile.level("b")
         reductions = [x for x in self.task.backbone.reduction if x.extent is None]
-        depths = DEPTHS if reductions else DEPTHS[:1]
+        depths = (SHORT, None) if reductions else (None,)
         times: list[list[float]] = []
         for tasks in (self.hardware.units, 1):
             row = []
             for d in depths:
                 shape = {n: v * tasks if n == self.task.form.roles.row else v for n, v in block.items()}
-                shape |= {x.name: d * block[x.name] for x in reductions}
+                shape |= {x.name: d or BLOCKS * block[x.name] for x in reductions}
                 row.append(self.run([(tile, self.task.backbone.sizes(shape))], tasks)[0])
             times.append(row)
         if not all(math.isfinite(t) for row in times for t in row):
@@ -96,7 +95,7 @@ class CpuBench:
         """
         row, col = self.task.form.roles.row, self.task.form.roles.col
         full, wide = tile.get(f"w.{row}"), tile[f"w.{col}"]
-        sizes = {x.name: x.extent or (DEPTHS[1] * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
+        sizes = {x.name: x.extent or (BLOCKS * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
         sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
         spent = self.run([(tile, sizes | {row: m}) for m in (1, min(3, full), full)], 1)
         shares = [t / spent[-1] for t in spent[:-1]]
@@ -104,7 +103,8 @@ class CpuBench:
             return shares
         lanes = self.task.target.width
         asked = ((full, lanes), (1, lanes), (full, wide))
-        sizes |= {x.name: NARROW_DEPTH for x in self.task.backbone.reduction if x.extent is None}
+        # longer ones would measure the memory of the wide ones
+        sizes |= {x.name: SHORT for x in self.task.backbone.reduction if x.extent is None}
         narrow = self.run([(tile, sizes | {row: m, col: n}) for m, n in asked], 1)
         return [*shares, *(t / narrow[-1] for t in narrow[:-1])]
 
@@ -114,8 +114,10 @@ class CpuBench:
             sizes = self.task.backbone.sizes({x.name: 1 for x in self.task.backbone.loops})
             steps = math.prod(-(-sizes[x.name] // tile[f"b.{x.name}"]) for x in self.task.backbone.reduction)
             return 0.0, times[0] / max(1, steps)
-        step = max(0.0, (times[1] - times[0]) / (DEPTHS[1] - DEPTHS[0]))
-        return max(0.0, times[0] - step), step
+        blocks = [tile[f"b.{x.name}"] for x in self.task.backbone.reduction if x.extent is None]
+        first, last = math.prod(SHORT / b for b in blocks), BLOCKS ** len(blocks)  # in block steps
+        step = max(0.0, (times[1] - times[0]) / max(1.0, last - first))
+        return max(0.0, times[0] - first * step), step
 
     # -- building and running ------------------------------------------------------------------------------------
 
