@@ -173,6 +173,18 @@ def test_a_tuple_that_does_not_build_is_a_record_and_no_crash() -> None:
     assert cost == float("inf") and wrong.compile in bench.failures
 
 
+def test_what_is_known_of_sizes_makes_instances() -> None:
+    (placed,) = tasks_of(linear())
+    assert placed.expected(None) == placed.expected({"B": (1, 8)}) == []
+    dims = {"M": polydyn.Sizes(0, 64, 4, likely=(32,))}
+    shapes, weights = placed.instances(placed.expected(dims))
+    rows = [dict(s)[placed.task.form.roles.row] for s in shapes]
+    assert rows[0] == 4 and rows[-1] == 64 and max(zip(weights, rows, strict=True))[1] == 32
+    # a shape without work is left out
+    assert placed.instances([({"M": 0}, 5), ({"M": 3}, 2)])[1] == (2 * 3 * 33 * 40 * 2,)
+    assert placed.instances([({"M": 0}, 5)]) == ((), ())
+
+
 KILLED = """
 import sys
 from tests.test_tuner import TRIALS, linear
