@@ -49,11 +49,16 @@ def versions() -> dict[str, str]:
     return found
 
 
+def header() -> dict[str, Any]:
+    """What every result says of when, with what and where it was measured."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {"date": now, "versions": versions(), "machine": machine()}
+
+
 def save(name: str, *, folder: Path = RESULTS, **fields: Any) -> Path:
     """Writes FOLDER/NAME.json, by default in benchmarks/results, and returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    content = {"date": now, "versions": versions(), "machine": machine(), **fields}
+    content = {**header(), **fields}
     path = folder / f"{name}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path

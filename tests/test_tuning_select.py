@@ -100,7 +100,8 @@ def test_ranges_give_sizes_that_are_allowed_and_stand_for_all() -> None:
 
 
 def test_likely_sizes_weigh_most_and_restrict_nothing() -> None:
-    chances = {s["L"]: p for s, p in expected_shapes({"L": Sizes(1, 512, likely=(384, 128), probabilities=(0.25, 0.75))})}
+    sizes = Sizes(1, 512, likely=(384, 128), probabilities=(0.25, 0.75))
+    chances = {s["L"]: p for s, p in expected_shapes({"L": sizes})}
     assert chances[128] == pytest.approx(3 * chances[384], rel=0.1) and chances[128] + chances[384] > 0.9
     assert {1, 512} <= set(chances) and sum(chances.values()) == pytest.approx(1)
     equal = {s["L"]: p for s, p in expected_shapes({"L": Sizes(1, 512, likely=(100, 200))})}

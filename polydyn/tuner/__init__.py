@@ -73,7 +73,9 @@ class PlacedTask:
         """Shapes by what the user knows of the sizes that the group depends on; none when that is nothing."""
         used = {s for x in self.task.backbone.loops if x.extent is None for s in self.extents[x.name].symbols()}
         known = sizes_by_name(dims)
-        return expected_shapes({s: known.get(s, Sizes()) for s in sorted(used)}) if used & set(known) else []
+        if not used & set(known):
+            return []
+        return [(s, p) for s, p in expected_shapes({s: known.get(s, Sizes()) for s in sorted(used)})]
 
     def instances(self, seen: Iterable[Seen]) -> tuple[tuple[Instance, ...], tuple[float, ...]]:
         """What the model's shapes mean for the group's dynamic loops, with weights: count times operations.
@@ -133,7 +135,8 @@ def tune(
     Stopped at any moment, even killed, it loses no finished measurement: called again it goes on from there. Then
     ``polydyn.compile(model, records=...)`` compiles the kernels chosen. ``options.strategy`` names the strategy.
     ``seen``: shapes of the model with their counts (``Program.shapes_seen``), which decide what is kept; without them
-    the ranges, likely sizes and probabilities in ``dims`` do; without those sizes spaced by ratio. Raises PolydynError, see ``polydyn.errors``.
+    the ranges, likely sizes and probabilities in ``dims`` do; without those sizes spaced by ratio. Raises PolydynError,
+    see ``polydyn.errors``.
     """
     options = options or Options()
     row = strategy_of(options.strategy)
