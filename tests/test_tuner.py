@@ -140,6 +140,27 @@ def test_every_strategy_compiles_to_right_kernels(name: str, tmp_path: Path) -> 
         np.testing.assert_allclose(program.run({"x": inputs(m)})["y"], expected(inputs(m)), rtol=1e-4, atol=1e-5)
 
 
+def test_searches_for_several_numbers_of_threads_are_in_one_program(records: Path, tmp_path: Path) -> None:
+    with Records.open(records, readonly=True) as source, Records.open(tmp_path / "r.db") as both:
+        (found,) = (r for r in source.rows() if r.kind == "search")
+        tiles = sorted({r.tile for r in source.rows() if r.kind == "throughput" and not r.shape})
+        note = json.loads(found.note) | {"decision": {"kernel": 0}}
+        for units, tile in ((1, tiles[0]), (4, tiles[-1])):
+            text = json.dumps(note | {"tiles": [[tile.compile, tile.launch]]})
+            both.put([replace(found, hardware=replace(found.hardware, units=units), note=text)])
+    polydyn.compile(linear(), records=tmp_path / "r.db", threads=1).save(tmp_path / "a.polydyn")
+    polydyn.compile(linear(), records=tmp_path / "r.db", threads=4).save(tmp_path / "b.polydyn")
+    assert (tmp_path / "a.polydyn").read_bytes() == (tmp_path / "b.polydyn").read_bytes()
+    taken = []
+    for threads in (1, 2, 3, 8):
+        program = polydyn.load(tmp_path / "a.polydyn", threads=threads)
+        np.testing.assert_allclose(program.run({"x": inputs(61)})["y"], expected(inputs(61)), rtol=1e-4, atol=1e-5)
+        (launch,) = program.explain(M=61).launches
+        taken.append((launch.kernel, *launch.choices.items()))
+        assert any(f"nth = {threads} " in line for line in launch.selection)
+    assert taken[0] == taken[1] != taken[2] and taken[2][0] == taken[3][0]
+
+
 def forced(plan: HostPlan, kernel: int) -> HostPlan:
     """The plan with one kernel in place of the decision."""
     (launch,) = plan.launches
@@ -150,7 +171,7 @@ def forced(plan: HostPlan, kernel: int) -> HostPlan:
 def test_every_kept_kernel_passes_every_check(tmp_path: Path) -> None:
     options = Options(strategy="vortex")
     tune(linear(), tmp_path / "r.db", threads=1, trials=8, options=options)
-    plan = plan_program(linear(), records=tmp_path / "r.db", threads=1, options=options)
+    plan = plan_program(linear(), records=tmp_path / "r.db", options=options)
     (launch,) = plan.launches
     assert launch.choice is not None
     for k in range(len(launch.choice.variants)):
