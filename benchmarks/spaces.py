@@ -59,7 +59,7 @@ class Recorded:
         return Space(self.name, tuple(sorted(self.order)))
 
 
-def measure(task: Task, hardware: Any, space: Space, records: Records, workers: Workers) -> None:
+def measure(name: str, task: Task, hardware: Any, space: Space, records: Records, workers: Workers) -> None:
     """Adds what the records lack: ``PASSES`` measurements of every tuple."""
     bench = CpuBench(task, hardware, workers)
     known = [r for r in records.rows(group=task.key, hardware=hardware) if not r.shape]
@@ -68,7 +68,7 @@ def measure(task: Task, hardware: Any, space: Space, records: Records, workers: 
     parts = sorted({t.compile for t in space.tiles})
     batches = [set(parts[i : i + BINARIES]) for i in range(0, len(parts), BINARIES)]
     steps = [(n, b) for n in range(1, PASSES + 1) for b in batches]
-    for wanted, batch in track(steps, description=task.key.structure[:12]):
+    for wanted, batch in track(steps, description=name):
         tiles = [t for t in space.tiles if t.compile in batch and done[t] < wanted and t not in failed]
         costs = bench.per_operation(tiles)
         records.put(_record(task, hardware, t, c) for t, c in zip(tiles, costs, strict=True))
@@ -89,9 +89,10 @@ def record_spaces(path: str, threads: int) -> Iterator[Recorded]:
             (placed,) = tasks_of(models.gemm(n, k))
             task = placed.task
             space = loop_model(task.backbone, hardware)
-            measure(task, hardware, space, records, workers)
+            name = f"N={n} K={k}"
+            measure(name, task, hardware, space, records, workers)
             costs = recorded_costs(records, task.key, hardware, space)
-            yield Recorded(f"N={n} K={k}", aligned_order(space, task.backbone, hardware), costs)
+            yield Recorded(name, aligned_order(space, task.backbone, hardware), costs)
 
 
 def save(path: Path, groups: Sequence[Recorded], **fields: Any) -> None:
