@@ -204,6 +204,8 @@ def test_what_is_known_of_sizes_makes_instances() -> None:
     # a shape without work is left out
     assert placed.instances([({"M": 0}, 5), ({"M": 3}, 2)])[1] == (2 * 3 * 33 * 40 * 2,)
     assert placed.instances([({"M": 0}, 5)]) == ((), ())
+    with pytest.raises(InputError, match=r"\{'L': 3\} lacks a size of M"):
+        placed.instances([({"L": 3}, 1)])
 
 
 KILLED = """

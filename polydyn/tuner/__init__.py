@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from polydyn.build.features import available_cores
 from polydyn.compiler import Options, cpu_target, place_kernels
-from polydyn.errors import UnsupportedError
+from polydyn.errors import InputError, UnsupportedError
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.lowering.contract import ContractGroup
@@ -80,12 +80,19 @@ class PlacedTask:
     def instances(self, seen: Iterable[Seen]) -> tuple[tuple[Instance, ...], tuple[float, ...]]:
         """What the model's shapes mean for the group's dynamic loops, with weights: count times operations.
 
-        Shapes that leave the group nothing to compute say nothing of kernels.
+        Shapes that leave the group nothing to compute say nothing of kernels. InputError: a size is missing.
         """
         backbone = self.task.backbone
         dynamic = [x.name for x in self.task.backbone.loops if x.extent is None]
         counts: dict[Instance, float] = {}
+        needed = {s for n in dynamic for s in self.extents[n].symbols()}
         for dims, count in seen:
+            if needed - set(dims):
+                raise InputError(
+                    f"the shape {dict(dims)} lacks a size of {min(needed - set(dims))}",
+                    rule="a log of shapes gives every symbol of the model",
+                    remedy="take Program.save_shapes of this very model",
+                )
             at = tuple((n, self.extents[n].evaluate(dims)) for n in dynamic)
             counts[at] = counts.get(at, 0.0) + count
         work = {s: backbone.flops(backbone.sizes(dict(s))) for s in counts}
