@@ -198,6 +198,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.record:
         save(options.table, [measure(n, options.record, options.threads) for n in WORKLOADS], **record.header())
+    if not options.table.exists():
+        parser.error(f"there is no {options.table.name}: --record FILE measures it")
     results = []
     for table in load(options.table):
         rows = figures(table)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.explorers                            # the recorded spaces in benchmarks/results
     python -m benchmarks.explorers --records spaces.json.gz   # another table of benchmarks.spaces
-    python -m benchmarks.explorers --simulated                # three simulated groups
+    python -m benchmarks.explorers --simulated                # three simulated groups: no machine is needed
 
 Prints, per group and explorer, the mean regret (best so far over the optimum, minus 1) after some numbers of trials and
 the share of seeds within 1 % of the optimum at the last; writes all curves to explorers.json and draws them. Replaying
@@ -150,6 +150,8 @@ def main() -> int:
     parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--noise", type=float, default=0.03, help="share of a tuple's speed that no model knows")
     options = parser.parse_args()
+    if not options.simulated and not options.records.exists():
+        parser.error(f"there is no {options.records.name}: python -m benchmarks.spaces FILE records it")
     done = []
     for group in simulated(options.noise) if options.simulated else load(options.records):
         done.append(replay(group, options.seeds, max(AT)))
