@@ -332,6 +332,7 @@ class Program:
     def shapes_seen(self) -> list[dict[str, Any]]:
         """The shapes that calls had, most often first: ``{"dims": {"B": 1, "L": 61}, "count": 12}``.
 
+        ``dims``: every one of ``symbols``, those that a guard makes equal to another too.
         Counts of all threads since the program was opened; ``profile`` is not counted. The first 4096 different shapes
         are kept apart; ``counters["runs_not_logged"]`` counts the calls with others. Counting costs a call some
         nanoseconds, a call with a shape that the context did not have last well below a hundred.
