@@ -72,10 +72,15 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
+def header() -> dict[str, Any]:
+    """What every result says of when, with what and where it was measured."""
+    return {"date": now(), "versions": versions(), "machine": machine()}
+
+
 def save(name: str, *, folder: Path = RESULTS, **fields: Any) -> Path:
     """Writes FOLDER/NAME.json, by default in benchmarks/results, and returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"date": now(), "versions": versions(), "machine": machine(), **fields}
+    content = {**header(), **fields}
     path = folder / f"{name}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import TypeAlias
 
-from polydyn.build.features import architecture, available_cores, machine_features
+from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel, TensorMapOf
 from polydyn.codegen.cuda_kernel import WORKSPACE as CUDA_WORKSPACE
 from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel
@@ -80,9 +80,10 @@ def compile(
     ``dims``: what is known of dynamic dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple
     and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only
-    read; equal records give equal programs. Raises PolydynError, see ``polydyn.errors``.
+    read; equal records give equal programs. What was tuned for several numbers of threads is chosen by that of a
+    call. Raises PolydynError, see ``polydyn.errors``.
     """
-    plan = plan_program(model, target=target, dims=dims, options=options, records=records, threads=threads)
+    plan = plan_program(model, target=target, dims=dims, options=options, records=records)
     program = build_program(plan, target=target, threads=threads)
     del plan
     _return_memory()
@@ -102,7 +103,6 @@ def plan_program(
     dims: Dims | None = None,
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
-    threads: int | None = None,
 ) -> HostPlan:
     """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
     graph = import_model(model, dims)
@@ -113,7 +113,7 @@ def plan_program(
     else:
         name = strategy((options or Options()).strategy).name
         with Records.open(records, readonly=True) as opened:
-            tuner = ChosenByRecords(opened, name, cpu_target(target), target, threads or available_cores())
+            tuner = ChosenByRecords(opened, name, cpu_target(target), target)
             plan = plan_graph(graph, target=target, options=options, tuner=tuner)
     return replace(plan, dims=sizes_by_name(dims))
 

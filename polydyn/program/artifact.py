@@ -35,7 +35,7 @@ from polydyn.errors import ArtifactError
 FORMAT = 4
 """Version of the file's layout and manifest."""
 
-ABI = 2
+ABI = 3
 """``PD_ABI_VERSION`` of polydyn.h."""
 
 WEIGHTS, MANIFEST, LIBRARY, SOURCES, IMAGES = "weights.bin", "manifest.json", "lib.so", "sources/", "images/"

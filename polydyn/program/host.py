@@ -141,7 +141,7 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
         "inputs": ("pd_io", _io_rows(plan, plan.inputs)),
         "outputs": ("pd_io", _io_rows(plan, plan.outputs)),
         "output_dims": ("int32_t", output_dims),
-        "sources": ("pd_source", [f"{{{position[s.input]}, {s.axis}}}" for s in plan.sources]),
+        "sources": ("pd_source", [f"{{{position[s.input]}, {s.axis}, {quote(s.symbol)}}}" for s in plan.sources]),
         "dim_checks": ("pd_dim_check", dims),
         "guards": ("pd_guard", guards),
     }

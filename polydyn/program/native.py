@@ -70,7 +70,7 @@ class Native:
             ) from e
         lib = self.library
         lib.pd_error.restype = ctypes.c_char_p
-        for f in (lib.pd_arena_bytes, lib.pd_evaluations, lib.pd_copied_bytes):
+        for f in (lib.pd_arena_bytes, lib.pd_evaluations, lib.pd_copied_bytes, lib.pd_shapes_seen):
             f.restype = ctypes.c_int64
         if lib.pd_abi_version() != ABI:
             raise ArtifactError(
@@ -81,6 +81,17 @@ class Native:
         size = ctypes.c_int64(self.weights.size)
         memory = ctypes.c_void_p(self.weights.ctypes.data if self.weights.size else None)
         self.check(lib.pd_open(None, memory, ctypes.c_int64(0), size, ctypes.byref(self.program)))
+
+    def shapes_seen(self, symbols: int) -> tuple[list[list[int]], int]:
+        """``pd_shapes_seen``: rows of the sizes of the symbols and the number of runs; runs that found no room."""
+        others, room, found = ctypes.c_int64(), 0, 0
+        memory = (ctypes.c_int64 * 0)()
+        while not room or found > room:  # other threads may add rows meanwhile
+            room = found + 64
+            memory = (ctypes.c_int64 * (room * (symbols + 1)))()
+            found = self.library.pd_shapes_seen(self.program, memory, ctypes.c_int64(room), ctypes.byref(others))
+        numbers, width = list(memory), symbols + 1
+        return [numbers[k * width : (k + 1) * width] for k in range(found)], others.value
 
     def before_close(self) -> None:
         """Called before contexts and the program are freed."""

@@ -138,7 +138,7 @@ class CpuBench:
     def _compile(self, kernels: Mapping[Part, Source]) -> None:
         names = [k.name for k in kernels.values()]
         try:
-            library = build_library(*_units(list(kernels.values()), self.task.target.width), self.task.build)
+            library = build_library(*timing_units(list(kernels.values()), self.task.target.width), self.task.build)
         except BuildError as e:
             if len(kernels) == 1:
                 self.failures |= dict.fromkeys(kernels, str(e))
@@ -186,7 +186,7 @@ class CpuBench:
         }
 
 
-def _units(kernels: Sequence[Source], width: int) -> tuple[dict[str, str], dict[str, str]]:
+def timing_units(kernels: Sequence[Source], width: int) -> tuple[dict[str, str], dict[str, str]]:
     """Translation units and headers of a measuring library."""
     runtime = sources()
     leaf = (files("polydyn.codegen") / "leaf" / LEAF).read_text()

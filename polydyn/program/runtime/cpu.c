@@ -191,6 +191,7 @@ static int32_t run(pd_context *c, const void *const *inputs, void *const *output
 }
 
 PD_EXPORT int32_t pd_run(pd_context *c, const void *const *inputs, void *const *outputs) {
+    if (c->ready) pd_count_run(c);
     return run(c, inputs, outputs, NULL);
 }
 

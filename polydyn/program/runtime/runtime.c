@@ -65,8 +65,9 @@ EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int
         return fail(PD_WEIGHTS, "the program needs %" PRId64 " bytes of weights, %" PRId64 " were given",
                     plan->weight_bytes, bytes);
     pd_program *p = calloc(1, sizeof *p);
-    int32_t code = p ? pd_place_program(p) : PD_MEMORY;
+    int32_t code = p && (p->log = pd_log_new()) ? pd_place_program(p) : PD_MEMORY;
     if (code != PD_OK) {
+        if (p) pd_log_free(p->log);
         free(p);
         return fail(code, "out of memory");
     }
@@ -84,6 +85,7 @@ EXPORT void pd_close(pd_program *p) {
     if (!p) return;
     pd_displace_program(p);
     if (p->map) munmap(p->map, p->map_bytes);
+    pd_log_free(p->log);
     free(p);
 }
 
@@ -403,6 +405,7 @@ EXPORT int32_t pd_shapes(pd_context *c, const pd_tensor *inputs, const int64_t *
             if (code == PD_OK && plain) remember(c);
         }
         if (code == PD_OK) code = lay_out(c);
+        if (code == PD_OK) c->runs = pd_log_runs(c->program->log, c->values);
     }
     if (code != PD_OK) return code;
     for (int32_t k = 0; k < plan->output_dim_count; k++) output_dims[k] = c->values[plan->output_dims[k]];
