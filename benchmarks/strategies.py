@@ -8,6 +8,7 @@ Strategies whose papers take samples are given up to 16 of the lengths. A furthe
 only: lengths outside it are what the table's last columns are for. Times are of the kernel with warm caches, in C,
 thread pool included. Beside it: the share of the machine's bound, and the ratio to rivals' whole calls; an oracle below
 0.9 of the best one makes the workload void. Papers' batches are cut to 1. Each workload is stored when it is done.
+The bound knows second- and third-level caches: a product that fits the first level can pass it.
 """
 
 from __future__ import annotations
