@@ -223,7 +223,10 @@ class Alloc:
 
 @dataclass(frozen=True)
 class Store:
-    """``buffer[address ...] = value``, or combined with what is there when ``reduce`` names a reduction."""
+    """``buffer[address ...] = value``, or combined with what is there when ``reduce`` names a reduction.
+
+    ``stream``: where it is positive, whole aligned vectors may go to memory without passing through the caches.
+    """
 
     buffer: str
     address: Index
@@ -232,6 +235,7 @@ class Store:
     lanes: int = 1
     stride: Index = ONE
     mask: Index | None = None
+    stream: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -276,7 +280,7 @@ INDEX_FIELDS: dict[type, tuple[str, ...]] = {
     FlatLoad: ("address", "stride", "mask"), Load: ("index",), FromIndex: ("index",), Tile: ("start", "row", "column"),
     Pointer: ("address",), Ramp: ("start", "step"), Blend: ("count",), Between: ("low", "high"),
     For: ("lo", "hi"), Let: ("value",), Inst: ("args",), Switch: ("on",), Alloc: ("size",),
-    Store: ("address", "stride", "mask"),
+    Store: ("address", "stride", "mask", "stream"),
 }  # fmt: skip
 """Where nodes and values hold an Index, None, or a tuple of them; conditions of ``If`` and values of nodes besides."""
 

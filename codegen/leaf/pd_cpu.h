@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifndef PD_W
 #define PD_W 16
@@ -75,6 +76,23 @@ PD_MEMORY(f32, vf32)
 PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
+/* Where s > 0 an aligned vector goes around the caches: its line is not read first, and drives nothing out. pd_drain
+   must come before anybody else may read it. */
+#if defined(__clang__)
+#define PD_STREAM(to, v) __builtin_nontemporal_store(v, (vf32 *)(to))
+#elif defined(__AVX512F__) && PD_W == 16
+#define PD_STREAM(to, v) __builtin_ia32_movntps512(to, v)
+#elif defined(__AVX__) && PD_W == 8
+#define PD_STREAM(to, v) __builtin_ia32_movntps256(to, v)
+#elif defined(__SSE2__) && PD_W == 4
+#define PD_STREAM(to, v) __builtin_ia32_movntps(to, v)
+#else
+#define PD_STREAM(to, v) memcpy(to, &(v), sizeof(v))
+#endif
+PD_INLINE void vstream_f32(f32 *b, i64 i, vf32 v, i64 s) {
+  if (__builtin_expect(s > 0 && (uintptr_t)(b + i) % sizeof v == 0, 0)) PD_STREAM(b + i, v);
+  else vstore_f32(b, i, v);
+}
 #define PD_MASKED(T, V)                                                                                               \
   PD_INLINE V vloadm_##T(const T *b, i64 i, i64 n) { return vloads_##T(b, i, 1, n); }                                  \
   PD_INLINE void vstorem_##T(T *b, i64 i, V v, i64 n) { vstores_##T(b, i, 1, v, n); }
@@ -94,6 +112,26 @@ PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
 }
 #endif
 #endif
+
+#if defined(__SSE2__)
+#define pd_drain() __builtin_ia32_sfence()
+#else
+#define pd_drain() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#endif
+/* What a launch must move for its stores to stream: a core's share of the last level. Virtual machines report all of a
+   processor with many of them (glibc multiplies), so that more than the usual share is not believed. */
+#define PD_CACHE_BYTES pd_cache_bytes()
+PD_INLINE i64 pd_cache_bytes(void) {
+  static i64 bytes;
+  i64 n = __atomic_load_n(&bytes, __ATOMIC_RELAXED);
+  if (n) return n;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  n = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+  n = n > 0 ? PD_MIN(n, 32 << 20) : 32 << 20;
+  __atomic_store_n(&bytes, n, __ATOMIC_RELAXED);
+  return n;
+}
 
 #define PD_VALUES(T, V)                                                                                               \
   PD_INLINE V vbcast_##T(T x) { return x - (V){0}; }                                                                   \
@@ -388,7 +426,28 @@ static __attribute__((noinline, unused)) void pd_transpose_f32(f32 *d, i64 at, c
   pd_transpose_block(v);
   _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) if (r < m) vstore_f32(d, at + r * PD_W, v[r]);
 }
+/* the same to rows p elements apart; only live lanes of them are written, and whole lines may stream */
+static __attribute__((noinline, unused)) void pd_transpose_rows_f32(
+    f32 *restrict d, i64 at, const f32 *restrict b, i64 i, i64 s, i64 n, i64 m, i64 p, i64 stream) {
+  vf32 v[PD_W];
+  if (n >= PD_W && m >= PD_W) {
+    _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) v[r] = vload_f32(b, i + r * s);
+    pd_transpose_block(v);
+    if (sizeof *v == 64 && stream > 0) {
+      _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) vstream_f32(d, at + r * p, v[r], stream);
+      return;
+    }
+    _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) vstore_f32(d, at + r * p, v[r]);
+    return;
+  }
+  _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) v[r] = r < n ? vloadm_f32(b, i + r * s, m) : (vf32){0};
+  pd_transpose_block(v);
+  _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) if (r < m) vstorem_f32(d, at + r * p, v[r], n);
+}
 #else                                                      /* a macro: checked accesses know buffers by their names */
+#define pd_transpose_rows_f32(d, at, b, i, s, n, m, p, stream)                                                         \
+  for (i64 pd_c = 0; pd_c < PD_W && pd_c < (m); ++pd_c)                                                                \
+    vstorem_f32(d, (at) + pd_c * (p), vloads_f32(b, (i) + pd_c, s, PD_MIN(n, PD_W)), PD_MIN(n, PD_W))
 #define pd_transpose_f32(d, at, b, i, s, n, m)                                                                         \
   for (i64 pd_c = 0; pd_c < PD_W && pd_c < (m); ++pd_c)                                                                \
     vstore_f32(d, (at) + pd_c * PD_W, vloads_f32(b, (i) + pd_c, s, PD_MIN(n, PD_W)))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import struct
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from polydyn.build.cache import stored_file
@@ -20,6 +22,11 @@ DTYPE_CODES = (
 """The ``PD_<dtype>`` enumeration in order."""
 
 OK, INPUT, OVERFLOW, MEMORY = 0, 1, 2, 3
+
+LINE = 64
+"""Bytes of a cache line."""
+OUTPUT_BYTES = 4096
+"""Outputs from this size on begin with a cache line: numpy aligns to 16 bytes."""
 
 
 class Tensor(ctypes.Structure):
@@ -53,6 +60,15 @@ def address_of(array: npt.NDArray[Any]) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # the stub wants 3.12's Buffer
     except (TypeError, ValueError):
         return int(array.__array_interface__["data"][0])
+
+
+def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array that begins with a cache line when it is large, so that no vector of it lies across two."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < OUTPUT_BYTES:
+        return np.empty(shape, dtype)
+    memory = np.empty(size + LINE, np.uint8)
+    return np.ndarray(shape, dtype, memory, -address_of(memory) % LINE)
 
 
 class Native:
