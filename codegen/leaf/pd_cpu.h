@@ -226,7 +226,7 @@ PD_UNSIGNED(u8, u32) PD_UNSIGNED(u16, u32) PD_UNSIGNED(u32, u32) PD_UNSIGNED(u64
 PD_FLOATS(f32, f) PD_FLOATS(f64, )
 
 /* Largest errors over all float32 exponents, denormals included, in units in the last place: exp 0.9 (1.1 where there is
-   no FMA), tanh 2.5, erf 1.3 (1.6), sigmoid 2.3; scalar tails (libm) 0.6, 2.1, 0.9, 2.3 (tests/test_c_math.py). */
+   no FMA), tanh 2.5 (2.7), erf 1.3 (1.6), sigmoid 2.3; scalar tails (libm) 0.6, 2.1, 0.9, 2.3 (tests/test_c_math.py). */
 /* -- vector math ------------------------------------------------------------------------------------------------- */
 
 PD_INLINE vf32 pd_rint_fast(vf32 x) { const f32 magic = 12582912.0f; return (x + magic) - magic; } /* |x| < 2^22 */
@@ -251,7 +251,16 @@ PD_INLINE vf32 pd_below(vf32 x, f32 limit, vf32 a, vf32 b) {
 PD_INLINE vf32 pd_below(vf32 x, f32 limit, vf32 a, vf32 b) { return vsel_f32(x < limit, a, b); }
 #endif
 PD_INLINE vf32 pd_magnitude(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
-PD_INLINE vf32 pd_signed(vf32 a, vf32 x) { return (vf32)((vi32)a | ((vi32)x & (i32)0x80000000)); } /* a >= 0 */
+/* |a| with the sign of x */
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vf32 pd_signed(vf32 a, vf32 x) {
+  return (vf32)__builtin_ia32_pternlogd512_mask((vi32)a, (vi32)x, (vi32){0} + 0x7fffffff, 0xe4, 0xffff);
+}
+#else
+PD_INLINE vf32 pd_signed(vf32 a, vf32 x) {
+  return (vf32)(((vi32)a & 0x7fffffff) | ((vi32)x & (i32)0x80000000));
+}
+#endif
 
 /* exp of [-105, 89]: Cody-Waite reduction by ln 2, minimax of degree 6 on [-ln2/2, ln2/2] */
 PD_INLINE vf32 pd_exp_bounded(vf32 x) {
@@ -272,20 +281,22 @@ PD_INLINE vf32 pd_exp_inline_vf32(vf32 x) {
   return pd_exp_bounded(vless(vbcast_f32(89.0f), vgreater(vbcast_f32(-105.0f), x)));
 }
 
-/* tanh: -m / (m + 2) with m = exp(-2|x|) - 1 = 2^n (exp(r) - 1) + (2^n - 1), which keeps its digits near zero */
+/* tanh: |m / (m + 2)| with m = exp(-2|x|) - 1 = 2^n (exp(2r) - 1) - (1 - 2^n), which keeps its digits near zero; the
+   polynomial is minimax for (exp(2r) - 1) / r on [-ln2/4, ln2/4] with an exact first coefficient. m of the other sign
+   would save the sign's handling, but above 2 the sum m + 2 is rounded twice as coarsely */
 PD_INLINE vf32 pd_tanh_inline_vf32(vf32 x) {
   const f32 magic = 12582912.0f;
-  vf32 a = vless(vbcast_f32(9.1f), pd_magnitude(x));
-  vf32 t = a * -2.88539008177792681f + magic, n = t - magic;
+  vf32 h = vgreater(vbcast_f32(-9.1f), (vf32)((vi32)x | (i32)0x80000000));
+  vf32 t = h * 2.88539008177792681f + magic, n = t - magic;
   vf32 s = (vf32)(((vi32)t << 23) + 0x3f800000);
-  vf32 r = a * -2.0f - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  vf32 p = 1.3882516725e-3f * r + 8.3665473101e-3f;
-  p = p * r + 4.1667200710e-2f;
-  p = p * r + 1.6666543420e-1f;
-  p = p * r + 4.9999998150e-1f;
-  vf32 q = r * s, m = p * r * q + q + (s - 1.0f);
-  return pd_signed(pd_magnitude(m / (m + 2.0f)), x);
+  vf32 r = h - n * 0.346573590279972654709f;
+  vf32 p = 8.8757254183e-2f * r + 2.6772555709e-1f;
+  p = p * r + 6.6667944193e-1f;
+  p = p * r + 1.3333235979f;
+  p = p * r + 1.9999998808f;
+  p = p * r + 2.0f;
+  vf32 m = p * (r * s) - (1.0f - s);
+  return pd_signed(m / (m + 2.0f), x);
 }
 
 /* erf: x times an even polynomial below 0.9, else 1 - exp(polynomial), which fits log(1 - erf) on [0.9, 4], where erf
