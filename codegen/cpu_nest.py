@@ -43,6 +43,7 @@ from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.passes.transpose import by_blocks, has_transposes, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.printers.c import KernelPrinter
+from polydyn.codegen.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
@@ -62,15 +63,7 @@ ROW_BYTES = 1 << 20
 """Row buffers up to this, all together, lie in scratch: what an L2 cache holds."""
 MOST_OPERATIONS = 64
 """Of a value that is computed again in every pass."""
-STREAM = "stream_bytes"
-"""Launch-time symbol: stores go around the caches when it is no less than the last level holds."""
-READS = 3
-"""Bytes moved count up to so many times those written: little that is written is worth no detour."""
-SAMPLE = 1000
-"""What sizes are taken to be where strides are compared to find out which axis lies outside."""
 V = Index.of
-CACHE = V("PD_CACHE_BYTES")
-STREAMS = Compare(">=", V("stream"), ONE)
 
 
 class NestKernel:
@@ -148,20 +141,11 @@ class NestKernel:
 
     def _reading_order(self) -> tuple[str, ...]:
         """The task loops as the operands lie in memory, outermost first; none where that is how the output lies."""
-        head = [x for x in self.prefix[:-1] if x != self.across]
+        head = tuple(x for x in self.prefix[:-1] if x != self.across)
         if self.across:
             return (*head, "b_u", "b_t")
-        orders = set()
-        for s in self.group.statements:
-            for address in (self.group.arrays[r.buffer].address(r.index) for r in loads(s.value)):
-                parts = {x: address.split(x) for x in head}
-                if any(x in a.symbols() | rest.symbols() for x, (a, rest) in parts.items()):
-                    return ()
-                at = {x: a.subs(dict.fromkeys(a.symbols(), SAMPLE)).constant or 0 for x, (a, _) in parts.items()}
-                if all(at.values()):
-                    orders.add(tuple(sorted(head, key=lambda x: -at[x])))
-        order = orders.pop() if len(orders) == 1 else ()
-        return () if order == tuple(head) else (*order, "b_t")
+        order = reading_order(self.group, head)
+        return (*order, "b_t") if order else ()
 
     def _place(self, array: str) -> str:
         """Where a local lives: ``loop`` register, ``row`` register, or ``scratch``."""
@@ -327,7 +311,8 @@ class NestKernel:
         verify_body(body, (*symbols, "begin", "end", str(CACHE)), buffers)
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         text = KernelPrinter(self.name, buffers, outputs, symbols, inline_math=True).kernel(body)
-        return Kernel(self.name, text, tuple(buffers), symbols, launch, count, scratch, tuple(dict.fromkeys(self.notes)))
+        notes = tuple(dict.fromkeys(self.notes))
+        return Kernel(self.name, text, tuple(buffers), symbols, launch, count, scratch, notes)
 
     def _versions(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index, Index]:
         """(body, tasks, bytes of scratch): with row buffers, without, or both and a choice at run time."""
@@ -347,7 +332,7 @@ class NestKernel:
         return (If((fits,), out, self._version(body, coordinates, again=True)[0]),), count, bound
 
     def _streamed(self, body: Body, coordinates: Mapping[str, tuple[str, ...]], out: Body) -> Body:
-        """``out``, and where it streams tasks in the order in which operands are read: lines are written whole anyway."""
+        """``out``, and where it streams the same tasks as the operands lie: writes need not be in order then."""
         order = self._reading_order() if self.streams and self._maps() and not self.across else ()
         return (If((STREAMS,), self._version(body, coordinates, order=order)[0], out),) if order else out
 
@@ -386,18 +371,7 @@ class NestKernel:
         tile, long = TURNED_TILE if self.across else (REDUCE_TILE if reduces else MAP_TILE, 0)
         launch = {"P_t": V(tile)} if self.tiled else {}
         launch |= {"P_u": V(long)} if self.across else {}
-        return launch | ({STREAM: self._streaming()} if self.streams else {})
-
-    def _streaming(self) -> Index:
-        """Bytes that a launch moves; twice as many where lines of the output would be fetched in no order."""
-        read: dict[str, Index] = {}
-        for s in self.group.statements:
-            for r in loads(s.value):
-                a = self.group.arrays[r.buffer]
-                if a.role != "local":
-                    own = a.address(r.index).symbols()
-                    read[r.buffer] = product(e for x, e in s.iters if x in own) * ITEMSIZE[a.dtype]
-        outputs = (a for a in self.group.arrays.values() if a.role == "output")
-        written = sum((product(a.shape) * ITEMSIZE[a.dtype] for a in outputs), ZERO)
-        moved = minimum(sum(read.values(), written), written * READS)
-        return moved * 2 if self._maps() and self._reading_order() else moved
+        if not self.streams:
+            return launch
+        # lines that are written in no order are fetched one by one: streaming pays from half the size on
+        return launch | {STREAM: moved_bytes(self.group) * (2 if self._maps() and self._reading_order() else 1)}

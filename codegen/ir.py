@@ -223,10 +223,7 @@ class Alloc:
 
 @dataclass(frozen=True)
 class Store:
-    """``buffer[address ...] = value``, or combined with what is there when ``reduce`` names a reduction.
-
-    ``stream``: where it is positive, whole aligned vectors may go to memory without passing through the caches.
-    """
+    """``buffer[address ...] = value``, or ``reduce``d with what is there; ``stream`` > 0: may go around the caches."""
 
     buffer: str
     address: Index

@@ -68,7 +68,8 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]
     if size < OUTPUT_BYTES:
         return np.empty(shape, dtype)
     memory = np.empty(size + LINE, np.uint8)
-    return np.ndarray(shape, dtype, memory, -address_of(memory) % LINE)
+    array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, -address_of(memory) % LINE)
+    return array
 
 
 class Native:
