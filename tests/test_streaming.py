@@ -9,7 +9,7 @@ from tiny import model, node
 
 import polydyn
 from polydyn.compiler import plan_program
-from polydyn.program.native import LINE, OUTPUT_BYTES
+from polydyn.program.native import OUTPUT_BYTES, PAGE
 from polydyn.program.plan import HostPlan
 
 CACHE = 32 << 20
@@ -102,10 +102,10 @@ def sizes(made: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, int]
     return {d.dim_param: n for v, a in feeds.items() for d, n in zip(dims[v], a.shape, strict=True) if d.dim_param}
 
 
-def test_large_outputs_begin_with_a_line() -> None:
+def test_large_outputs_begin_with_a_page() -> None:
     program = polydyn.compile(summed(), threads=1)
     for rows in (0, 1, OUTPUT_BYTES // 4 // 61, OUTPUT_BYTES // 4 // 61 + 1, 5000):
         feeds = {n: np.ones((rows, 61), np.float32) for n in "xz"}
         y = program.run(feeds)["y"]
         assert y.shape == (rows, 61) and y.flags.c_contiguous and y.flags.writeable and (y == 2).all()
-        assert y.nbytes < OUTPUT_BYTES or y.ctypes.data % LINE == 0
+        assert y.nbytes < OUTPUT_BYTES or y.ctypes.data % PAGE == 0

@@ -23,10 +23,9 @@ DTYPE_CODES = (
 
 OK, INPUT, OVERFLOW, MEMORY = 0, 1, 2, 3
 
-LINE = 64
-"""Bytes of a cache line."""
-OUTPUT_BYTES = 4096
-"""Outputs from this size on begin with a cache line: numpy aligns to 16 bytes."""
+PAGE = 4096
+OUTPUT_BYTES = 1 << 14
+"""Outputs from this size on begin with a page: numpy aligns to 16 bytes."""
 
 
 class Tensor(ctypes.Structure):
@@ -63,12 +62,16 @@ def address_of(array: npt.NDArray[Any]) -> int:
 
 
 def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array that begins with a cache line when it is large, so that no vector of it lies across two."""
+    """An array that begins with a page when it is large, so that no vector of it lies across two cache lines.
+
+    A page and not a line: a load waits for stores in flight that agree with it in the last 12 bits of the address, and
+    a kernel that reads an array from its beginning is ahead of its stores unless the output lies lower in its page.
+    """
     size = math.prod(shape) * dtype.itemsize
     if size < OUTPUT_BYTES:
         return np.empty(shape, dtype)
-    memory = np.empty(size + LINE, np.uint8)
-    array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, -address_of(memory) % LINE)
+    memory = np.empty(size + PAGE, np.uint8)
+    array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, -address_of(memory) % PAGE)
     return array
 
 
