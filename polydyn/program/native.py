@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import struct
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from polydyn.build.cache import stored_file
@@ -20,6 +22,10 @@ DTYPE_CODES = (
 """The ``PD_<dtype>`` enumeration in order."""
 
 OK, INPUT, OVERFLOW, MEMORY = 0, 1, 2, 3
+
+PAGE = 4096
+OUTPUT_BYTES = 1 << 14
+"""Outputs from this size on begin with a page: numpy aligns to 16 bytes."""
 
 
 class Tensor(ctypes.Structure):
@@ -53,6 +59,20 @@ def address_of(array: npt.NDArray[Any]) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # the stub wants 3.12's Buffer
     except (TypeError, ValueError):
         return int(array.__array_interface__["data"][0])
+
+
+def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array that begins with a page when it is large, so that no vector of it lies across two cache lines.
+
+    A page and not a line: a load waits for stores in flight that agree with it in the last 12 bits of the address, and
+    a kernel that reads an array from its beginning is ahead of its stores unless the output lies lower in its page.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < OUTPUT_BYTES:
+        return np.empty(shape, dtype)
+    memory = np.empty(size + PAGE, np.uint8)
+    array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, -address_of(memory) % PAGE)
+    return array
 
 
 class Native:

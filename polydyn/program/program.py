@@ -20,7 +20,7 @@ from polydyn.errors import InputError
 from polydyn.program.artifact import Artifact, read_artifact, write_artifact
 from polydyn.program.bound import BoundCall, refuse_conversions
 from polydyn.program.explain import Explanation, explain
-from polydyn.program.native import DTYPE_CODES, Context, LaunchInfo, Native, address_of
+from polydyn.program.native import DTYPE_CODES, Context, LaunchInfo, Native, address_of, new_output
 from polydyn.program.sharing import refuse_sharing, surely_apart
 
 Array = npt.NDArray[Any]
@@ -158,7 +158,7 @@ class Program:
         given = 0
         for (name, dtype), shape in zip(self._outputs, context.output_shapes, strict=True):
             if not out or name not in out:
-                array = np.empty(shape, dtype)
+                array = new_output(shape, dtype)
             else:
                 given, array = given + 1, out[name]
                 if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:

@@ -241,7 +241,8 @@ static inline void pd_count_run(const pd_context *c) { __atomic_fetch_add(c->run
 
 /* ---- where a program runs: cpu.c, or cuda.c ---- */
 
-extern const int64_t pd_arena_align; /* bytes: everything in the arena begins at a multiple */
+extern const int64_t pd_arena_align; /* bytes: everything in the arena begins at a multiple; the arena itself with a page */
+#define PD_PAGE 4096
 int32_t pd_place_program(pd_program *p);
 void pd_displace_program(pd_program *p);
 int32_t pd_place_context(pd_context *c);

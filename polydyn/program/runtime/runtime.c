@@ -16,6 +16,7 @@
 #define EXPORT PD_EXPORT
 #define fail pd_fail
 #define ALIGN 64 /* of weights */
+#define LARGE 65536 /* bytes of what is worth a page of its own */
 
 static const pd_plan *const plan = &pd_the_plan;
 static const char *const dtype_names[] = {"float16", "bfloat16", "float32", "float64", "int8",   "int16", "int32",
@@ -311,9 +312,12 @@ static void remember(pd_context *c) {
 
 /* ---- pd_shapes: memory ---- */
 
-/* Reserves `bytes` at the end of the arena; -1 when sizes overflow. */
+/* Reserves `bytes` at the end of the arena; -1 when sizes overflow. What is large begins with a page: a load waits for
+ * stores in flight that agree with it in the last 12 bits of the address, which tensors that begin alike do not. */
 static int64_t reserve(int64_t *end, int64_t bytes) {
     int64_t at = *end, padded;
+    if (bytes >= LARGE && __builtin_add_overflow(at, PD_PAGE - 1, &at)) return -1;
+    if (bytes >= LARGE) at = at / PD_PAGE * PD_PAGE;
     if (bytes < 0 || __builtin_add_overflow(bytes, pd_arena_align - 1, &padded)) return -1;
     if (__builtin_add_overflow(at, padded / pd_arena_align * pd_arena_align, end)) return -1;
     return at;
