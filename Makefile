@@ -1,10 +1,11 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
-# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types | make bench
+# make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types
+# MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
 # make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make guards | make emulate | make gpu-pack | make gpu | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
-THREADS ?= 1
+THREADS ?= 1 2
 SEEDS  ?= 500
 MODELS ?= benchmarks/out/models
 EMULATED ?= $(wildcard tests/data/*_tiny.onnx)
@@ -12,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu bench-fusion fuzz fuzz-shapes shape-inference guards accuracy emulate gpu gpu-pack models tiny-models wheel clean
+.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference guards accuracy emulate gpu gpu-pack models tiny-models wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -41,8 +42,16 @@ check: lint types test
 checked: $(VENV)/.extra-test
 	$(BIN)/python -m pytest tests/test_checked.py -m ""
 
+# Rivals that are not installed are named and left out. ARGS: --quick, --rounds, --seconds, --also openvino, ...
+ARGS   ?=
 bench: $(VENV)/.extra-bench
-	$(BIN)/python benchmarks/models.py $(MODEL) $(SHAPES) --threads $(THREADS)
+	$(BIN)/python -m benchmarks.cpu_all $(MODEL) $(if $(SHAPES),--shapes $(SHAPES)) --threads $(THREADS) $(ARGS)
+
+shortfall: $(VENV)/.extra-bench
+	$(BIN)/python -m benchmarks.shortfall $(MODEL) $(SHAPES) --threads $(THREADS) $(ARGS)
+
+opening: models
+	$(BIN)/python -m benchmarks.opening $(MODELS)/bert_base.onnx $(ARGS)
 
 fuzz: $(VENV)/.extra-test
 	$(BIN)/python -m benchmarks.fuzz $(SEEDS)
@@ -57,8 +66,7 @@ shape-inference: $(VENV)/.extra-bench models
 guards: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.guards $(MODELS)/*.onnx
 
-# PyTorch is a rival here, so the extra that exports models is needed too. ARGS: --quick, --only, --rounds, ...
-ARGS   ?=
+# PyTorch is a rival here, so the extra that exports models is needed too. ARGS: as above, and --only FAMILY ...
 bench-gemm: $(VENV)/.extra-bench $(VENV)/.extra-export
 	$(BIN)/python -m benchmarks.gemm --threads $(THREADS) $(ARGS)
 
@@ -69,7 +77,7 @@ bench-fusion: models
 	$(BIN)/python -m benchmarks.fusion $(MODELS) --gemms
 
 bench-cpu: models
-	$(BIN)/python -m benchmarks.cpu_all $(MODELS) $(ARGS)
+	$(BIN)/python -m benchmarks.cpu_all $(MODELS) --threads $(THREADS) $(ARGS)
 
 accuracy: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.accuracy $(MODELS)

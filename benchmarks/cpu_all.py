@@ -1,15 +1,20 @@
 """Times whole models on the CPU: models x shapes x threads, beside ONNX Runtime and PyTorch.
 
-usage: python -m benchmarks.cpu_all FOLDER [--models NAME ...] [--threads 1 2] [--rounds N] [--also KIND ...] [--quick]
+usage: python -m benchmarks.cpu_all FOLDER | MODEL.onnx ... [--shapes B=1,L=8 ...] [--threads 1 2] [--rounds N]
+                                    [--seconds S] [--also torch-inductor openvino] [--quick]
 
-FOLDER holds the models (``make models``). Dynamic dims: B and L of text models, both in one compilation, at the sizes
-of TEXT; N of vit_base. Attention masks hold zeros where there is room. ONNX Runtime runs with its spinning pool and
-without on two or more threads, and the faster counts. PyTorch runs the module that the ONNX file was exported from,
-eager. ``--also torch-inductor`` adds torch.compile(dynamic=True), which compiles for half a minute and longer, ``--also
-openvino`` OpenVINO in fp32 (pip install openvino). The limit is that of benchmarks/bound.py. Prints one table per
-thread count and the mean share of the gap closed, each case clipped to [-1, 1]; writes
-benchmarks/results/cpu_models.json and a plot beside it. ``--quick``: three rounds, every third shape, results in
-benchmarks/out/results.
+FOLDER stands for its bert_base, albert_base, gpt2, t5_small (encoder) and vit_base (``make models`` writes them).
+Dynamic dims: B and L of text models, N of vit_base, all in one compilation, at the sizes of STANDARD; other models run
+at their stored shapes (benchmarks/models/inputs.py) or at those of ``--shapes``. Masks hold zeros where there is room.
+ONNX Runtime runs with its spinning pool and without on two or more threads, and the faster counts. PyTorch runs the
+module that the ONNX file was exported from, eager; a model without one it refuses. ``--also torch-inductor`` adds
+torch.compile(dynamic=True), which compiles for a minute or two, ``--also openvino`` OpenVINO in fp32 (pip install
+openvino). Who refuses a model or a shape is named below the table. The limit is that of benchmarks/bound.py.
+
+A case takes at most nine rounds and as many seconds of turns as ``--seconds`` says (10), but three rounds. After every
+model benchmarks/results/cpu_models.json is written, in which a model on a number of threads replaces what was measured
+of it before; with ``--quick`` (three rounds, every third shape), ``--shapes``, or a model that STANDARD does not list,
+benchmarks/out/results/cpu_models.json. At the end, a plot beside it.
 """
 
 from __future__ import annotations
@@ -17,82 +22,84 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks import plot, record
-from benchmarks.bound import products
+from benchmarks import arguments, record, report
+from benchmarks.bound import bound, products
 from benchmarks.limits import Limits, measure
-from benchmarks.models.inputs import Shape, family
-from benchmarks.rows import Field, Row, clipped, geomean, name_shape, show, show_summary, summary
+from benchmarks.models.inputs import Shape, shapes
+from benchmarks.rows import Effort, Field, Row, progress
 
-MODELS = ("bert_base", "albert_base", "gpt2", "t5_small", "vit_base")
 TEXT = [{"B": b, "L": n} for b, n in ((1, 1), (1, 8), (1, 32), (1, 61), (1, 128), (4, 61), (8, 128), (2, 509))]
-IMAGES = [{"N": n} for n in (1, 3)]
+PHOTOS = [{"N": 1, "H": h, "W": w} for h, w in ((224, 224), (193, 257))]
+MODELS = ("bert_base", "albert_base", "gpt2", "t5_small", "vit_base")
+STANDARD: dict[str, Sequence[Shape]] = {
+    **dict.fromkeys(MODELS[:4], TEXT),
+    "vit_base": [{"N": 1}, {"N": 3}],
+    "resnet50": PHOTOS,
+}
+"""The sizes at which models are compared."""
 
 
-def shapes_of(model: str) -> Sequence[Shape]:
-    """The sizes at which a model is compared; a tiny model takes no more than 160 positions."""
-    if family(model).startswith("vit"):
-        return IMAGES
-    return [s for s in TEXT if not model.endswith("_tiny") or s["L"] <= 160]
+def paths_of(given: Sequence[Path]) -> list[Path]:
+    """Model files, a folder replaced by its MODELS. FileNotFoundError names what is missing."""
+    paths = [f for p in given for f in ([p / f"{name}.onnx" for name in MODELS] if p.is_dir() else [p])]
+    if missing := [str(p) for p in paths if not p.exists()]:
+        raise FileNotFoundError(f"missing: {', '.join(missing)}; make models writes those of the zoo")
+    return paths
 
 
-def kinds(threads: int, also: Sequence[str]) -> list[str]:
-    """Who plays; polydyn last."""
-    ort = ["onnxruntime", *(["onnxruntime-nospin"] if threads > 1 else [])]
-    return [*ort, "torch", *also, "polydyn"]
+def shapes_of(model: str, given: Sequence[Shape] | None) -> Sequence[Shape]:
+    """The sizes at which a model is run. KeyError: none are stored for it."""
+    return given or STANDARD.get(model) or shapes(model)
 
 
-def measured(field: Field, path: Path, step: int, rounds: int, limits: Limits) -> Iterator[Row]:
-    """One row per shape of one model."""
-    field.load(path)
-    load = {name: p.seconds_to_load for name, p in field.players.items()}
-    for shape in shapes_of(path.stem)[::step]:
-        groups = products(str(path), shape)
-        least = sum(limits.seconds(flops, size) for flops, size in groups)
-        row = field.measure(shape, rounds, least, sum(flops for flops, _ in groups))
-        row |= {"case": path.stem, "family": path.stem, "threads": limits.threads, "seconds_to_load": load}
-        print(f"  {path.stem} {name_shape(shape)} ratio {row.get('ratio', float('nan')):.2f}", flush=True)
+def measured(field: Field, path: Path, at: Sequence[Shape], effort: Effort, limits: Limits) -> Iterator[Row]:
+    """One row per shape of one model, which is loaded."""
+    for shape in at:
+        least, flops = bound(str(path), shape, limits), sum(p[0] for p in products(str(path), shape))
+        row = field.measure(shape, effort, least, flops)
+        row |= {"case": path.stem, "family": path.stem}
+        progress(row)
         yield row
 
 
 def main() -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--also", nargs="+", default=[], choices=("torch-inductor", "openvino"))
-    parser.add_argument("--quick", action="store_true")
+    parser = arguments.parser(__doc__, seconds=10)
+    parser.add_argument("models", nargs="+", type=Path, metavar="FOLDER | MODEL.onnx")
+    parser.add_argument("--shapes", nargs="+", type=arguments.parse_shape, metavar="B=1,L=8")
     args = parser.parse_args()
-    paths = [args.folder / f"{name}.onnx" for name in args.models]
-    if missing := [p.name for p in paths if not p.exists()]:
-        parser.error(f"not in {args.folder}: {', '.join(missing)}; make models writes them")
+    try:
+        plan = [(p, shapes_of(p.stem, args.shapes)) for p in paths_of(args.models)]
+    except (FileNotFoundError, KeyError) as problem:
+        parser.error(f"{problem.args[0]}; sizes may be given, as in --shapes B=1,L=8")
 
-    rounds, step = (3, 3) if args.quick else (args.rounds, 1)
-    every: list[Row] = []
-    found: dict[str, Any] = {}
-    limits_found = []
+    written: list[Path] = []
     for threads in args.threads:
-        limits = measure(threads)
-        with Field(kinds(threads, args.also), threads) as field:
-            rows = [row for path in paths for row in measured(field, path, step, rounds, limits)]
-        title = f"{threads} threads; peak {limits.flops / 1e9:.0f} GFLOP/s, {limits.bandwidth / 1e9:.1f} GB/s"
-        show(rows, title, limits)
-        for model in dict.fromkeys(r["case"] for r in rows):
-            of_model = [r for r in rows if r["case"] == model]
-            print(f"{model}: {geomean(of_model):.3f}x onnxruntime, gap closed {clipped(of_model):.2f}")
-        found[f"{threads} threads"] = summary(rows)
-        show_summary(found[f"{threads} threads"])
-        every += rows
-        limits_found.append(vars(limits))
+        written += run(plan, threads, args)
+    arguments.finish(written)
 
-    whole = not args.quick and tuple(args.models) == MODELS
-    folder = record.RESULTS if whole else record.SCRATCH
-    path = record.save("cpu_models", folder=folder, rounds=rounds, limits=limits_found, summary=found, rows=every)
-    print(f"written: {path.relative_to(record.RESULTS.parent.parent)}")
-    plot.draw(path)
+
+def run(plan: Sequence[tuple[Path, Sequence[Shape]]], threads: int, args: argparse.Namespace) -> list[Path]:
+    """Every model on one number of threads, written one after the other; then the table."""
+    limits = measure(threads, caches=True)
+    rows: list[Row] = []
+    written: list[Path] = []
+    effort, step = arguments.effort(args), 3 if args.quick else 1
+    with Field(arguments.rivals(threads, args.also, "torch"), threads) as field:
+        for path, at in plan:
+            limits = limits.or_better(measure(threads, caches=True))
+            field.load(path)
+            ready = ", ".join(f"{n} {p.seconds_to_load:.1f} s" for n, p in field.players.items())
+            print(f"{path.stem}, {threads} threads, loaded: {ready}", flush=True)
+            of_model = list(measured(field, path, at[::step], effort, limits))
+            keep = not args.quick and not args.shapes and path.stem in STANDARD
+            results = record.Results("cpu_models", record.RESULTS if keep else record.SCRATCH)
+            results.add(path.stem, threads, of_model, limits=vars(limits), **field.about())
+            written.append(results.path)
+            rows += of_model
+    report.show_all(rows, "models", limits)
+    return written
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.demo MODEL.onnx [B=1,L=8 ...]
 
-Times are medians of a few calls in this process, to be looked at, not quoted: benchmarks/models.py compares properly.
+Times are medians of a few calls in this process, to be looked at, not quoted: benchmarks/cpu_all.py compares properly.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rich.table import Table
 
 import polydyn
 from benchmarks.accuracy import error
+from benchmarks.arguments import parse_shape
 from benchmarks.models.inputs import Shape, feeds, shapes, symbols
-from benchmarks.side_by_side import parse_shape
 
 SIZES = (1, 2, 7, 16, 33)
 

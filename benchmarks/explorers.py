@@ -1,43 +1,60 @@
 """Regret curves of the explorers, replayed on fully recorded spaces.
 
-    python -m benchmarks.explorers --seeds 100                      # three simulated groups
-    python -m benchmarks.explorers --records file.db --seeds 100    # three groups of this machine, recorded in the file
+    python -m benchmarks.explorers                            # the recorded spaces in benchmarks/results
+    python -m benchmarks.explorers --records spaces.json.gz   # another table of benchmarks.spaces
+    python -m benchmarks.explorers --simulated                # three simulated groups: no machine is needed
 
-Prints, per group and explorer, the mean regret (best so far over the optimum, minus 1) after some numbers of trials,
-and the share of seeds within 1 % of the optimum at the last.
+Prints, per group and explorer, the mean regret (best so far over the optimum, minus 1) after some numbers of trials and
+the share of seeds within 1 % of the optimum at the last; writes all curves to explorers.json and draws them. Replaying
+depends on the table and the seeds only. With the recorded spaces it ends with an error when the trust region
+does not beat both others at the last trial.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from benchmarks.ops import models
-from polydyn.compiler import cpu_target
-from polydyn.tuner import tasks_of
-from polydyn.tuner.bench import CpuBench
-from polydyn.tuner.calibrate import machine
-from polydyn.tuner.timing import TIMER
+from benchmarks import record
+from benchmarks.spaces import Recorded, load
 from polydyn.tuning.backbone import Backbone, Tile, gemm
-from polydyn.tuning.bench import RecordedBench
 from polydyn.tuning.explore import Explorer, aligned_order, in_order, random_search
 from polydyn.tuning.hardware import A100, T4, Hardware, cpu
 from polydyn.tuning.loop_model import loop_model
-from polydyn.tuning.measure import Workers
-from polydyn.tuning.records import Records
 from polydyn.tuning.replay import Simulated, regret
-from polydyn.tuning.space import Space
 from polydyn.tuning.trust_region import trust_region
 
 AT = (8, 16, 32, 50, 75, 100)
-BATCH = 64
-Group = tuple[str, Space, Mapping[Tile, float], Mapping[str, Explorer]]
+TABLE = record.RESULTS / "spaces_1t.json.gz"
+RANDOM, ALIGNED, REGIONS = "random", "aligned only", "trust region"
+Curves = npt.NDArray[np.float64]
 
 
-def simulated(noise: float) -> Iterator[Group]:
+@dataclass(frozen=True)
+class Replayed:
+    """A group's curves: explorer -> regret (seeds x trials); seconds of one run of each."""
+
+    group: Recorded
+    curves: Mapping[str, Curves]
+    seconds: Mapping[str, float]
+
+    @property
+    def beaten(self) -> bool:
+        """Whether the trust region's mean regret at the last trial is below random's and aligned-only's."""
+        last = {n: float(c[:, -1].mean()) for n, c in self.curves.items()}
+        return last[REGIONS] < min(last[RANDOM], last[ALIGNED])
+
+
+def simulated(noise: float) -> Iterator[Recorded]:
+    """Groups of a simulated machine."""
     groups: list[tuple[Backbone, Hardware]] = [
         (gemm(None, 3072, 1024, dtype="float16", item=2), A100),
         (gemm(None, 2304, 768), T4),
@@ -47,59 +64,106 @@ def simulated(noise: float) -> Iterator[Group]:
         space = loop_model(backbone, hardware)
         costs = Simulated(backbone, hardware, noise).per_operation(space.tiles)
         order = aligned_order(space, backbone, hardware)
-        yield hardware.name, space, dict(zip(space.tiles, costs, strict=True)), explorers_of(order)
-
-
-def measured(path: str, threads: int) -> Iterator[Group]:
-    """Three products on this machine. What the records lack is measured and added first; killed, it goes on later."""
-    target = cpu_target("cpu")
-    hardware = machine(target, "cpu", threads)
-    with Records.open(path) as records, Workers(TIMER) as workers:
-        for n, k in ((3072, 1024), (1024, 4096), (768, 768)):
-            (placed,) = tasks_of(models.gemm(n, k))
-            task = placed.task
-            space = loop_model(task.backbone, hardware)
-            bench = RecordedBench(CpuBench(task, hardware, workers), records, task.key, hardware)
-            for start in range(0, len(space), BATCH):
-                bench.per_operation(space.tiles[start : start + BATCH])
-            costs = dict(zip(space.tiles, bench.per_operation(space.tiles), strict=True))
-            order = aligned_order(space, task.backbone, hardware)
-            yield f"N={n} K={k} on {hardware.name}", space, costs, explorers_of(order)
+        yield Recorded(hardware.name, order, dict(zip(space.tiles, costs, strict=True)))
 
 
 def explorers_of(order: Sequence[Tile]) -> dict[str, Explorer]:
     """Who plays; ``order``: aligned tuples first."""
     return {
-        "random": random_search,
-        "aligned only": in_order(order),
-        "trust region": trust_region(order),
+        RANDOM: random_search,
+        ALIGNED: in_order(order),
+        REGIONS: trust_region(order),
         "trust region, random starts": trust_region(),
     }
 
 
-def main() -> None:
+def replay(group: Recorded, seeds: int, trials: int) -> Replayed:
+    """Every explorer with every seed (an explorer that knows no chance once)."""
+    optimum, space, curves, seconds = min(group.costs.values()), group.space, {}, {}
+    for label, explorer in explorers_of(group.order).items():
+        start = time.perf_counter()
+        rows = [
+            regret(explorer(space, lambda ts: [group.costs[t] for t in ts], trials, seed), optimum)
+            for seed in range(1 if label == ALIGNED else seeds)
+        ]
+        curves[label] = np.array([row + row[-1:] * (trials - len(row)) for row in rows])
+        seconds[label] = (time.perf_counter() - start) / len(rows)
+    return Replayed(group, curves, seconds)
+
+
+def show(replayed: Replayed) -> None:
+    """Prints a group's table."""
+    heading = f"{replayed.group.name}: {len(replayed.group.order)} tuples"
+    print(f"\n{heading}\n{'explorer':30}" + "".join(f"{n:>9}" for n in AT) + "   <1 %    s/run")
+    for label, curves in replayed.curves.items():
+        figures = "".join(f"{curves[:, n - 1].mean():9.2%}" for n in AT if n <= curves.shape[1])
+        print(f"{label:30}{figures}{(curves[:, -1] < 0.01).mean():7.0%}{replayed.seconds[label]:9.2f}", flush=True)
+
+
+def as_json(replayed: Replayed) -> dict[str, Any]:
+    """Mean, and the tenth and ninetieth of a hundred seeds, after each trial."""
+
+    def row(curves: Curves) -> dict[str, list[float]]:
+        low, high = np.quantile(curves, (0.1, 0.9), axis=0)
+        parts = {"mean": curves.mean(0), "low": low, "high": high}
+        return {n: [float(f"{x:.4g}") for x in v] for n, v in parts.items()}
+
+    return {
+        "group": replayed.group.name, "tuples": len(replayed.group.order),
+        "explorers": {n: row(c) for n, c in replayed.curves.items()},
+    }  # fmt: skip
+
+
+def draw(groups: Sequence[Mapping[str, Any]], path: Path) -> bool:
+    """Draws the curves of ``as_json``, a panel for each group; False without matplotlib (extra [bench])."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no plot: matplotlib is not installed (pip install -e .[bench])")
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(groups), figsize=(5 * len(groups), 4.5), squeeze=False, layout="constrained")
+    for axis, group in zip(axes[0], groups, strict=True):
+        for label, rows in group["explorers"].items():
+            at = range(1, len(rows["mean"]) + 1)
+            (line,) = axis.plot(at, [100 * x for x in rows["mean"]], label=label)
+            low, high = ([100 * x for x in rows[n]] for n in ("low", "high"))
+            axis.fill_between(at, low, high, color=line.get_color(), alpha=0.12)
+        axis.set_title(f"{group['group']}: {group['tuples']} tuples")
+        axis.set_xlabel("trials")
+        axis.set_yscale("symlog", linthresh=1)
+        axis.set_ylim(bottom=0)
+    axes[0][0].set_ylabel("best so far over the optimum, per cent more")
+    axes[0][0].legend()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    print(f"drawn: {path.name}")
+    return True
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--records")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--records", type=Path, default=TABLE, help="a table of benchmarks.spaces")
+    parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--noise", type=float, default=0.03, help="share of a tuple's speed that no model knows")
     options = parser.parse_args()
-    groups = measured(options.records, options.threads) if options.records else simulated(options.noise)
-    for name, space, costs, explorers in groups:
-        optimum = min(costs.values())
-        print(f"\n{name}: {len(space)} tuples\n{'explorer':30}" + "".join(f"{n:>9}" for n in AT) + "   <1 %    s/run")
-        for label, explorer in explorers.items():
-            start = time.perf_counter()
-            seeds = 1 if label == "aligned only" else options.seeds
-            curves = [
-                regret(explorer(space, lambda ts, c=costs: [c[t] for t in ts], max(AT), seed), optimum)  # type: ignore[misc]
-                for seed in range(seeds)
-            ]
-            table = np.array(curves)
-            spent = (time.perf_counter() - start) / seeds
-            figures = "".join(f"{table[:, n - 1].mean():9.2%}" for n in AT)
-            print(f"{label:30}{figures}{(table[:, -1] < 0.01).mean():7.0%}{spent:9.2f}", flush=True)
+    if not options.simulated and not options.records.exists():
+        parser.error(f"there is no {options.records.name}: python -m benchmarks.spaces FILE records it")
+    done = []
+    for group in simulated(options.noise) if options.simulated else load(options.records):
+        done.append(replay(group, options.seeds, max(AT)))
+        show(done[-1])
+    kept = not options.simulated and options.seeds >= 100 and options.records == TABLE
+    rows = [as_json(r) for r in done]
+    path = record.save("explorers", folder=record.RESULTS if kept else record.SCRATCH, seeds=options.seeds, groups=rows)
+    draw(rows, path.with_suffix(".png"))
+    lost = [] if options.simulated else [r.group.name for r in done if not r.beaten]
+    print("\n".join(f"{name}: the trust region does not win" for name in lost))
+    return 1 if lost else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,6 +3,7 @@
 A B A B ... so that drift of the machine meets all alike; medians; first an A/A run, the same program twice, whose
 spread is what the machine adds by itself: a ratio inside it is neither a win nor a loss. A thread pool that spins
 after its call would slow the next contestant, so a turn starts only when the CPU time of every process stands still.
+Whoever compiles at the first sight of a shape (PyTorch's Inductor) does so in a call that is not timed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 QUIET_SECONDS = 0.01
 TURN_SECONDS = 0.05
+FEWEST_ROUNDS = 3
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -29,12 +31,8 @@ class Contestant:
 
     def __init__(self, kind: str, path: str | Path | None, threads: int) -> None:
         """``kind``: one of ``benchmarks.rivals.KINDS``. ``path``: the first model, None to load one later."""
-        self.kind = kind
-        command = [sys.executable, "-m", "benchmarks.worker", kind, str(threads)]
-        env = {**os.environ, **dict.fromkeys(BLAS_THREADS, str(threads))}
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.kind, self._threads = kind, threads
+        self._process = self._start()
         self.seconds_to_load = 0.0
         self.version = ""
         if path is not None:
@@ -44,8 +42,16 @@ class Contestant:
                 self.close()
                 raise
 
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "benchmarks.worker", self.kind, str(self._threads)]
+        env = {**os.environ, **dict.fromkeys(BLAS_THREADS, str(self._threads))}
+        return subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
     def load(self, path: str | Path) -> None:
-        """Loads or compiles a model in place of the one before; after a refusal another may be loaded."""
+        """Loads or compiles a model in place of the one before; after a refusal, or its end, another may be loaded."""
+        if self._process.poll() is not None:
+            self._process.communicate()  # closes its pipes
+            self._process = self._start()
         answer = self._ask(do="load", path=str(Path(path).resolve()))
         self.seconds_to_load = answer["ready"]
         self.version = answer["version"]
@@ -79,10 +85,13 @@ class Contestant:
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "the process ended"}
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        answer: dict[str, Any] = json.loads(line) if line else {"error": f"the process ended ({self._process.wait()})"}
         if "error" in answer:
             raise RuntimeError(f"{self.kind}: {answer['error']}")
         return answer
@@ -104,39 +113,54 @@ def wait_until_quiet(contestants: Sequence[Contestant], limit: float = 5.0) -> N
     """Returns when no contestant has used CPU time for QUIET_SECONDS; RuntimeError after ``limit`` seconds."""
     deadline = time.perf_counter() + limit
     before = [c.cpu_seconds() for c in contestants]
+    busy = [c.kind for c in contestants]
     while time.perf_counter() < deadline:
         time.sleep(QUIET_SECONDS)
         after = [c.cpu_seconds() for c in contestants]
-        if all(b - a < 0.02 * QUIET_SECONDS for a, b in zip(before, after, strict=True)):
+        used = [b - a for a, b in zip(before, after, strict=True)]
+        busy = [c.kind for c, u in zip(contestants, used, strict=True) if u >= 0.02 * QUIET_SECONDS]
+        if not busy:
             return
         before = after
-    raise RuntimeError(f"not quiet after {limit} s: {', '.join(c.kind for c in contestants)}")
+    raise RuntimeError(f"not quiet after {limit} s: {', '.join(busy)}")
+
+
+def warm_up(player: Contestant, shape: Mapping[str, int]) -> float:
+    """Seconds of one call at the shape, after one whose time does not count. RuntimeError: it refuses the shape."""
+    player.run(shape)
+    (once,) = player.run(shape)
+    return statistics.median(player.run(shape, 3)) if once < TURN_SECONDS else once
+
+
+def rounds_for(seconds: float, seconds_a_call: Sequence[float], most: int) -> int:
+    """How many rounds of everybody's turns take about ``seconds``: FEWEST_ROUNDS at least, ``most`` at most."""
+    one = sum(max(TURN_SECONDS, s) + 2 * QUIET_SECONDS for s in seconds_a_call)
+    return max(min(FEWEST_ROUNDS, most), min(most, int(seconds / one)))
 
 
 def take_turns(
-    players: Sequence[Contestant], shape: Mapping[str, int], rounds: int, everybody: Sequence[Contestant] = ()
+    players: Sequence[Contestant],
+    seconds_a_call: Sequence[float],
+    shape: Mapping[str, int],
+    rounds: int,
+    everybody: Sequence[Contestant] = (),
 ) -> list[Series]:
-    """One Series per player. Each warms up once; short calls are repeated until a turn lasts TURN_SECONDS.
+    """One Series per player, all of them warm; calls are repeated until a turn lasts about TURN_SECONDS.
 
-    ``everybody``: processes that must be quiet before a turn (default: the players).
+    ``seconds_a_call``: of each player, as ``warm_up`` gives them. ``everybody``: processes that must be quiet before a
+    turn (default: the players).
     """
-    everybody = everybody or players
-    repeats = []
-    for p in players:
-        p.run(shape)
-        once = statistics.median(p.run(shape, 3))
-        repeats.append(max(1, min(1000, round(TURN_SECONDS / once))))
+    repeats = [max(1, min(1000, round(TURN_SECONDS / s))) for s in seconds_a_call]
     turns: list[list[float]] = [[] for _ in players]
     for _ in range(rounds):
         for p, repeat, mine in zip(players, repeats, turns, strict=True):
-            wait_until_quiet(everybody)
+            wait_until_quiet(everybody or players)
             mine.append(statistics.median(p.run(shape, repeat)))
     return [Series(tuple(t)) for t in turns]
 
 
-def spread(player: Contestant, shape: Mapping[str, int], rounds: int, everybody: Sequence[Contestant] = ()) -> float:
+def spread(a: Series, b: Series) -> float:
     """What an A/A run differs by, as a fraction: of the two medians, or of a typical pair of turns if that is more."""
-    a, b = take_turns([player, player], shape, rounds, everybody or [player])
     pairs = statistics.median(abs(x / y - 1) for x, y in zip(a.turns, b.turns, strict=True))
     return max(abs(a.median / b.median - 1), pairs)
 

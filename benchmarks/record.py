@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import polydyn
+
 RESULTS = Path(__file__).parent / "results"
 SCRATCH = Path(__file__).parent / "out" / "results"
 """For quick runs, whose numbers are not worth keeping; not under version control."""
-PACKAGES = ("polydyn", "onnx", "onnxruntime", "numpy", "islpy")
+PACKAGES = ("onnx", "onnxruntime", "numpy", "islpy", "torch", "openvino")
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "sve")
 
 
@@ -40,7 +44,7 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that take part, as installed."""
-    found = {}
+    found = {"polydyn": f"{polydyn.__version__} {commit()}".strip()}
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)
@@ -49,11 +53,59 @@ def versions() -> dict[str, str]:
     return found
 
 
+@functools.cache
+def commit() -> str:
+    """The commit that is measured, with ``-dirty`` where files other than results differ; empty outside a clone."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=RESULTS.parent.parent, capture_output=True, text=True).stdout
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+        return git("rev-parse", "--short", "HEAD").strip() + ("-dirty" if changed else "")
+    except OSError:
+        return ""
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def header() -> dict[str, Any]:
+    """What every result says of when, with what and where it was measured."""
+    return {"date": now(), "versions": versions(), "machine": machine()}
+
+
 def save(name: str, *, folder: Path = RESULTS, **fields: Any) -> Path:
     """Writes FOLDER/NAME.json, by default in benchmarks/results, and returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    content = {"date": now, "versions": versions(), "machine": machine(), **fields}
+    content = {**header(), **fields}
     path = folder / f"{name}.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
+
+
+class Results:
+    """The rows of a benchmark in one file, written after every part of it: an interrupted run keeps what it measured.
+
+    A part is one case on one number of threads; measured again, it takes the place of what the file held of it, and
+    all others stay. Every part says when and on which commit it was measured.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.path = folder / f"{name}.json"
+        held = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.parts: list[dict[str, Any]] = held.get("parts", [])
+        self.rows: list[dict[str, Any]] = held.get("rows", [])
+
+    def add(self, case: str, threads: int, rows: Sequence[Mapping[str, Any]], **about: Any) -> None:
+        """Puts in the rows of a part, with what is known ``about`` it, and writes the file."""
+
+        def others(held: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [x for x in held if (x["case"], x["threads"]) != (case, threads)]
+
+        part = {"case": case, "threads": threads, "date": now(), "versions": versions(), **about}
+        self.parts = [*others(self.parts), part]
+        self.rows = [*others(self.rows), *({**r, "case": case, "threads": threads} for r in rows)]
+        save(self.path.stem, folder=self.path.parent, parts=self.parts, rows=self.rows)

@@ -2,8 +2,8 @@
 
 A call computes one model at one shape from given inputs, into memory allocated before the clock starts where the
 contestant allows it: polydyn by ``bind``, ONNX Runtime by io binding, PyTorch and numpy by ``out=`` for products.
-PyTorch and numpy have no ONNX importer: of the zoo's models PyTorch runs the source module (the same architecture,
-other random weights), of other models both run the nodes one after another, by their own fastest functions.
+PyTorch and numpy have no ONNX importer: of the zoo's models PyTorch runs the source module (the same weights, its
+default form of attention), of other models both run the nodes one after another, by their own fastest functions.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _torch(path: str, threads: int, inductor: bool) -> Player:
     torch.set_grad_enabled(False)
     model = onnx.load(path)
     run = _torch_zoo(path) or _torch_nodes(model)
-    compiled = torch.compile(run, dynamic=True) if inductor else run
+    compiled = _inductor(run) if inductor else run
 
     def prepare(feeds: Feeds) -> Call:
         tensors = {n: torch.from_numpy(a) for n, a in feeds.items()}
@@ -165,6 +165,20 @@ def _torch(path: str, threads: int, inductor: bool) -> Player:
         return lambda: compiled(tensors)
 
     return Player(prepare, str(torch.__version__))
+
+
+def _inductor(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``torch.compile(dynamic=True)``, which compiles in the first call, and again where B or L is 1.
+
+    Its count of recompilations begins anew with every model, and one too many is an error instead of a silent return to
+    eager.
+    """
+    import torch
+    import torch._dynamo as dynamo
+
+    dynamo.reset()
+    dynamo.config.fail_on_recompile_limit_hit = True
+    return torch.compile(run, dynamic=True)
 
 
 def _torch_zoo(path: str) -> Callable[[Any], Any] | None:
@@ -176,6 +190,9 @@ def _torch_zoo(path: str) -> Callable[[Any], Any] | None:
     except (ImportError, KeyError):
         return None
     module = source.module.eval()
+    inner = getattr(module, "module", module)
+    if getattr(inner, "_supports_sdpa", False):  # exported node by node, but this is what a user of it gets
+        inner.set_attn_implementation("sdpa")
     return lambda tensors: module(*(tensors[n] for n in source.inputs))
 
 

@@ -6,19 +6,27 @@ import contextlib
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.limits import Limits
-from benchmarks.protocol import Contestant, spread, take_turns, verdict
+from benchmarks.protocol import Contestant, rounds_for, spread, take_turns, verdict, warm_up
 
 Row = dict[str, Any]
 Shape = Mapping[str, int]
 TOLERANCE = 1e-3
 """Allowed difference between contestants' outputs, relative to their scale: it finds wrong ones, not rounding."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a case is measured: ``rounds`` at most; fewer, but three, when they would take over ``seconds``."""
+
+    rounds: int
+    seconds: float
 
 
 class Field(contextlib.ExitStack):
@@ -46,18 +54,36 @@ class Field(contextlib.ExitStack):
             except RuntimeError as refusal:
                 self.refusals[name] = str(refusal)
 
-    def measure(self, shape: Shape, rounds: int, least: float, flops: float = 0) -> Row:
-        """One row. ``least``: the case's limit in seconds. RuntimeError when a call fails."""
-        players = list(self.players.values())
-        noise = spread(players[0], shape, rounds, players)
-        series = take_turns(players, shape, rounds)
-        seconds = {name: s.median for name, s in zip(self.players, series, strict=True)}
-        row = judge(seconds, noise, least) | {"shape": dict(shape), "flops": flops}
-        return row | {"refused": self.refusals, "differ": self._differ(shape)}
+    def measure(self, shape: Shape, effort: Effort, least: float, flops: float = 0) -> Row:
+        """One row. ``least``: the case's limit in seconds. Who refuses the shape is left out and named."""
+        calls: dict[str, float] = {}
+        refused = dict(self.refusals)
+        for name, player in self.players.items():
+            try:
+                calls[name] = warm_up(player, shape)
+            except RuntimeError as refusal:
+                refused[name] = str(refusal)
+        about = {"shape": dict(shape), "flops": flops, "refused": refused}
+        if not calls:
+            return judge({}, 0.0, least) | about | {"rounds": 0, "differ": []}
+        players, once = [self.players[n] for n in calls], list(calls.values())
+        rounds = rounds_for(effort.seconds, once, effort.rounds)
+        noise = spread(*take_turns([players[0]] * 2, [once[0]] * 2, shape, rounds, players))
+        series = take_turns(players, once, shape, rounds)
+        seconds = {name: s.median for name, s in zip(calls, series, strict=True)}
+        return judge(seconds, noise, least) | about | {"rounds": rounds, "differ": self._differ(shape, list(calls))}
 
-    def _differ(self, shape: Shape) -> list[str]:
+    def about(self) -> dict[str, Any]:
+        """Seconds to load or compile the current model, versions of those who play, and who refuses it and why."""
+        return {
+            "seconds_to_load": {n: p.seconds_to_load for n, p in self.players.items()},
+            "players": {n: p.version for n, p in self.players.items()},
+            "refusals": self.refusals,
+        }
+
+    def _differ(self, shape: Shape, names: Sequence[str]) -> list[str]:
         """Whose output is not the first player's (ONNX Runtime's)."""
-        samples = {name: p.sample(shape) for name, p in self.players.items()}
+        samples = {name: self.players[name].sample(shape) for name in names}
         expected, *_ = samples.values()
         scale = max(map(abs, expected), default=0.0) or 1.0
 
@@ -93,8 +119,7 @@ def geomean(rows: Sequence[Row], rival: str | None = None) -> float:
     def ratio(row: Row) -> float | None:
         if rival is None:
             return row.get("ratio")
-        times = row["seconds"]
-        return times[rival] / times["polydyn"] if {rival, "polydyn"} <= set(times) else None
+        return times_ours(row, rival) if {rival, "polydyn"} <= set(row["seconds"]) else None
 
     logs = [math.log(x) for x in map(ratio, rows) if x is not None]
     return math.exp(statistics.fmean(logs)) if logs else math.nan
@@ -105,21 +130,30 @@ def name_shape(shape: Shape) -> str:
     return ",".join(f"{k}={v}" for k, v in shape.items())
 
 
-def show(rows: Sequence[Row], title: str, limits: Limits) -> None:
-    """Prints the rows as a table for people."""
-    names = list(dict.fromkeys(n for r in rows for n in r["seconds"]))
+def progress(row: Row) -> None:
+    """Prints one line as soon as a case is measured."""
+    ours = row["seconds"].get("polydyn")
+    time = f"{ours * 1e3:.4g} ms" if ours else "refused"
+    ratio = f", ratio {row['ratio']:.2f}, {row['rounds']} rounds" if "ratio" in row else ""
+    print(f"  {row['case']} {name_shape(row['shape'])} {time}{ratio}", flush=True)
+
+
+def show(rows: Sequence[Row], title: str) -> None:
+    """Prints the rows as a table for people; rivals by their time over polydyn's, ONNX Runtime by its best form."""
+    rivals = [n for n in names(rows) if n != "polydyn" and not n.startswith("onnxruntime")]
+    unit, scale = ("ms", 1e3) if statistics.median(r["bound"] for r in rows) > 1e-3 else ("us", 1e6)
     columns: dict[str, Callable[[Row], str]] = {
         "case": lambda r: r["case"],
         "shape": lambda r: name_shape(r["shape"]),
-        **{f"{n} us": lambda r, n=n: f"{r['seconds'][n] * 1e6:.4g}" for n in names},
-        "ratio": lambda r: f"{r['ratio']:.2f}",
-        "to best": lambda r: f"{r['to_best']:.2f}",
+        f"polydyn {unit}": lambda r: f"{r['seconds']['polydyn'] * scale:.4g}",
+        "x ORT": lambda r: f"{r['ratio']:.2f}",
         "spread": lambda r: f"{r['spread']:.1%}",
         "verdict": lambda r: r["verdict"] + (" DIFFERS" if r["differ"] else ""),
-        "GFLOP/s": lambda r: f"{_rate(r):.1f}",
-        "of peak": lambda r: f"{_rate(r) * 1e9 / limits.flops:.0%}",
-        "limit us": lambda r: f"{r['bound'] * 1e6:.4g}",
+        f"limit {unit}": lambda r: f"{r['bound'] * scale:.4g}",
+        "of limit": lambda r: f"{r['bound'] / r['seconds']['polydyn']:.0%}",
         "gap closed": lambda r: f"{r['gap_closed']:.0%}",
+        **{f"x {n}": lambda r, n=n: f"{times_ours(r, n):.2f}" for n in rivals},
+        "GFLOP/s": lambda r: f"{r['flops'] / r['seconds']['polydyn'] / 1e9:.1f}" if r["flops"] else "-",
     }
     table = Table(title=title)
     for heading in columns:
@@ -129,11 +163,15 @@ def show(rows: Sequence[Row], title: str, limits: Limits) -> None:
     Console(width=190).print(table)
 
 
-def _rate(row: Row) -> float:
-    if not row["flops"]:
-        raise KeyError("nothing but moves")
-    rate: float = row["flops"] / row["seconds"]["polydyn"] / 1e9
-    return rate
+def names(rows: Sequence[Row]) -> list[str]:
+    """Everybody who played, in order."""
+    return list(dict.fromkeys(n for r in rows for n in r["seconds"]))
+
+
+def times_ours(row: Row, rival: str) -> float:
+    """A rival's time over polydyn's. KeyError: one of them did not play."""
+    seconds: Mapping[str, float] = row["seconds"]
+    return seconds[rival] / seconds["polydyn"]
 
 
 def _cell(row: Row, text: Callable[[Row], str]) -> str:
@@ -143,32 +181,60 @@ def _cell(row: Row, text: Callable[[Row], str]) -> str:
         return "-"
 
 
+WORST = 5
+"""How many of the worst cases a summary names."""
+
+
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """The figures over all cases: geometric means by rival, the clipped gap, the worst case against the best rival."""
-    rivals = list(dict.fromkeys(n for r in rows for n in r["seconds"] if n != "polydyn"))
-    worst = min((r for r in rows if "to_best" in r), key=lambda r: r["to_best"], default=None)
+    """The figures over all cases: geometric means by rival, shares of the limit, the clipped gap, the worst cases."""
+    rivals = [n for n in names(rows) if n != "polydyn"]
+    shares = [r["bound"] / r["seconds"]["polydyn"] for r in rows if "polydyn" in r["seconds"] and r["bound"]]
     return {
         "cases": len(rows),
         "geomean": {"best onnxruntime": geomean(rows), **{n: geomean(rows, n) for n in rivals}},
         "gap_closed": clipped(rows),
-        "worst_to_best": None if worst is None else {k: worst[k] for k in ("case", "shape", "to_best")},
-        "slower_than_0.9": sum(r.get("to_best", 1) < 0.9 for r in rows),
-        "below_limit": sum(min(r["seconds"].values()) < r["bound"] for r in rows),
+        "of_limit": _mean_and_least(shares),
+        "of_peak": _mean_and_least([r["of_peak"] for r in rows if "of_peak" in r]),
+        "slower": [_named(r, "ratio") for r in rows if r.get("verdict") == "slower" and r["ratio"] < 0.97],
+        "worst": [_named(r, "ratio") for r in _worst(rows, "ratio")],
+        "worst_to_best": [_named(r, "to_best") for r in _worst(rows, "to_best")],
+        "below_0.9_of_best": sum(r.get("to_best", 1) < 0.9 for r in rows),
+        "below_limit": sum(min(r["seconds"].values(), default=math.inf) < r["bound"] for r in rows),
         "differ": [f"{r['case']} {name_shape(r['shape'])}: {', '.join(r['differ'])}" for r in rows if r["differ"]],
-        "refused": sorted({text for r in rows for text in r["refused"].values()}),
+        "refused": sorted({f"{r['case']}: {text}" for r in rows for text in r["refused"].values()}),
     }
+
+
+def _mean_and_least(shares: Sequence[float]) -> dict[str, float] | None:
+    return {"mean": statistics.fmean(shares), "least": min(shares)} if shares else None
+
+
+def _worst(rows: Sequence[Row], key: str) -> list[Row]:
+    return sorted((r for r in rows if key in r), key=lambda r: float(r[key]))[:WORST]
+
+
+def _named(row: Row, key: str) -> dict[str, Any]:
+    return {"case": row["case"], "shape": row["shape"], key: round(row[key], 3)}
+
+
+def _listed(cases: Sequence[Mapping[str, Any]], key: str) -> str:
+    return "; ".join(f"{c[key]:.2f} {c['case']} {name_shape(c['shape'])}" for c in cases)
 
 
 def show_summary(found: Mapping[str, Any]) -> None:
     """Prints what ``summary`` found."""
     means = ", ".join(f"{x:.3f}x {n}" for n, x in found["geomean"].items())
     print(f"{found['cases']} cases; geomean {means}; gap to the limit closed {found['gap_closed']:.2f} (clipped mean)")
-    if worst := found["worst_to_best"]:
-        print(
-            f"worst against the best rival: {worst['to_best']:.2f} at {worst['case']} {name_shape(worst['shape'])}; "
-            f"{found['slower_than_0.9']} below 0.9"
-        )
+    for key, what in (("of_limit", "share of the limit"), ("of_peak", "share of the FMA peak, all sizes >= 48")):
+        if share := found[key]:
+            print(f"  {what}: mean {share['mean']:.0%}, least {share['least']:.0%}")
+    print(f"  worst against ONNX Runtime: {_listed(found['worst'], 'ratio')}")
+    print(
+        f"  worst against the best rival: {_listed(found['worst_to_best'], 'to_best')}; "
+        f"{found['below_0.9_of_best']} below 0.9"
+    )
+    print(f"  more than 3 % slower than ONNX Runtime: {_listed(found['slower'], 'ratio') or 'none'}")
     if found["below_limit"]:
-        print(f"{found['below_limit']} beat the limit: data in a larger cache, or the limits were measured while busy")
+        print(f"  {found['below_limit']} beat the limit: data in a cache, or the limits were measured while busy")
     for text in (*found["differ"], *found["refused"]):
         print("  " + text)

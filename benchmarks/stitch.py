@@ -1,13 +1,16 @@
 """Times the kernels around products: rows, attention, copies, and weights that stream from memory.
 
-usage: python -m benchmarks.stitch [--threads N] [--rounds N] [--only FAMILY ...] [--quick]
+usage: python -m benchmarks.stitch [--threads 1 2] [--rounds N] [--seconds S] [--only FAMILY ...]
+                                 [--also openvino] [--quick]
 
 Families: ``layer_norm`` and ``softmax`` (in the caches, from memory, ragged rows), ``attention`` (12 heads of 64, a
 mask with zeros; ONNX Runtime runs the same nodes and, as another contestant, its MultiHeadAttention; PyTorch runs its
 scaled_dot_product_attention), ``elementwise``, ``copies``, and ``linears``: 24 products whose weights, 226 MB in turn,
 no cache holds. Every size named in a shape is symbolic; each model is compiled once for all its shapes. Protocol:
 benchmarks/protocol.py. The limit is operations at the FMA peak or bytes at the bandwidth of where they fit, counted
-once each and as reads (exp and friends are taken to be free), whichever is longer.
+once each and as reads (exp and friends are taken to be free), whichever is longer. ``--quick``: three rounds, every
+second shape. After every model benchmarks/results/stitch.json is written, in which a model on a number of threads
+replaces what was measured of it before; of quick runs benchmarks/out/results/stitch.json. At the end, a plot beside it.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ from pathlib import Path
 
 import onnx
 
-from benchmarks import record
+from benchmarks import arguments, record, report
 from benchmarks.limits import Limits, measure
 from benchmarks.ops import models
 from benchmarks.rivals import NUMPY
-from benchmarks.rows import Field, Row, Shape, show, show_summary, summary
+from benchmarks.rows import Effort, Field, Row, Shape, progress
 
 FUSED = "onnxruntime-mha"
 """ONNX Runtime over its own fused attention operator."""
@@ -101,7 +104,7 @@ def works() -> list[Work]:
     ]
 
 
-def rows_of(field: Field, work: Work, shapes: Sequence[Shape], rounds: int, limits: Limits) -> Iterator[Row]:
+def rows_of(field: Field, work: Work, shapes: Sequence[Shape], effort: Effort, limits: Limits) -> Iterator[Row]:
     """One model, loaded once, at the shapes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -112,50 +115,41 @@ def rows_of(field: Field, work: Work, shapes: Sequence[Shape], rounds: int, limi
         field.load(models.save(work.model, folder), others)
     for shape in shapes:
         flops, size = work.cost(shape)
-        row = field.measure(shape, rounds, limits.seconds_again(flops, size), flops)
+        row = field.measure(shape, effort, limits.seconds_again(flops, size), flops)
         row |= {"case": work.model.graph.name, "family": work.family, "bytes": size}
-        ours = row["seconds"].get("polydyn")
-        ratio = f"{row['ratio']:.2f}" if "ratio" in row else "refused"
-        print(f"  {row['case']} {dict(shape)} {ours * 1e6 if ours else 0:.1f} us, ratio {ratio}", flush=True)
+        progress(row)
         yield row
 
 
-def kinds(threads: int) -> dict[str, str]:
+def kinds(threads: int, also: Sequence[str]) -> dict[str, str]:
     """Names in the table -> contestants."""
-    ort = ["onnxruntime", *(["onnxruntime-nospin"] if threads > 1 else [])]
-    fused = {k.replace("onnxruntime", FUSED, 1): k for k in ort}
-    return {**{k: k for k in ort}, **fused, "torch": "torch", "numpy": "numpy", "polydyn": "polydyn"}
+    fused = {k.replace("onnxruntime", FUSED, 1): k for k in arguments.onnxruntimes(threads)}
+    first, *others = arguments.rivals(threads, also, "torch", "numpy")
+    return {first: first, **fused, **{k: k for k in others}}
 
 
 def main() -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = arguments.parser(__doc__, seconds=2)
     parser.add_argument("--only", nargs="+", metavar="FAMILY")
-    parser.add_argument("--quick", action="store_true", help="three rounds, every second shape")
     args = parser.parse_args()
-    chosen = [w for w in works() if not args.only or w.family in args.only]
-    rounds, step = (3, 2) if args.quick else (args.rounds, 1)
-    limits = measure(args.threads, caches=True)
-    with Field(kinds(args.threads), args.threads) as field:
-        rows = [row for w in chosen for row in rows_of(field, w, w.shapes[::step], rounds, limits)]
-    title = f"{args.threads} threads; peak {limits.flops / 1e9:.0f} GFLOP/s, {limits.bandwidth / 1e9:.1f} GB/s"
-    show(rows, title, limits)
-    found = {f: summary([r for r in rows if r["family"] == f]) for f in dict.fromkeys(r["family"] for r in rows)}
-    for family, of_family in found.items():
-        print(f"{family}: ", end="")
-        show_summary(of_family)
-    path = record.save(
-        f"stitch_{args.threads}t",
-        folder=record.SCRATCH if args.quick or args.only else record.RESULTS,
-        threads=args.threads,
-        rounds=rounds,
-        limits=vars(limits),
-        families=found,
-        rows=rows,
-    )
-    print(f"written: {path.relative_to(record.RESULTS.parent.parent)}")
+    arguments.finish([path for threads in args.threads for path in run(threads, args)])
+
+
+def run(threads: int, args: argparse.Namespace) -> list[Path]:
+    """Every model on one number of threads, written one after the other; then the table."""
+    effort, limits = arguments.effort(args), measure(threads, caches=True)
+    results = record.Results("stitch", arguments.folder(args))
+    rows: list[Row] = []
+    with Field(kinds(threads, args.also), threads) as field:
+        for work in works():
+            if args.only and work.family not in args.only:
+                continue
+            of_model = list(rows_of(field, work, work.shapes[:: 2 if args.quick else 1], effort, limits))
+            results.add(work.model.graph.name, threads, of_model, limits=vars(limits), **field.about())
+            rows += of_model
+    report.show_all(rows, "kernels around products", limits)
+    return [results.path]
 
 
 if __name__ == "__main__":

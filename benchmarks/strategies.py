@@ -1,23 +1,28 @@
 """The five papers' systems and polydyn's own beside the oracle, on the same kernels of this machine.
 
-usage: python -m benchmarks.strategies [--threads N] [--trials N] [--pool N] [--only NAME ...] [--quick]
+usage: python -m benchmarks.strategies [--threads N] [--trials N] [--pool N] [--only PART ...] [--quick]
 
-Every workload is one group with dynamic sizes and a list of lengths. Each strategy tunes it from nothing (time
-counted); what its dispatcher launches at each length is compared with the oracle. The oracle is the best of a pool:
-everything any strategy kept, 100 random valid tuples, and aligned ones up to ``--pool``. All of the pool is timed once
-at every length; the best 12 there, and all that strategies chose, are timed again in turns. The oracle is taken from
-one half of the turns, all is scored on the other. Times are of the kernel with warm caches, in C, thread pool included.
-Beside it: the share of the machine's bound, and the ratio to ONNX Runtime's whole call. Papers' batches are cut to 1.
+Every workload is one group with dynamic sizes and a list of lengths. Each strategy tunes it from nothing, with an empty
+compiler cache (time counted); what its dispatcher launches at each length is compared with the oracle (``oracle.py``).
+Strategies whose papers take samples are given up to 16 of the lengths. A further row tells polydyn a part of the range
+only: lengths outside it are what the table's last columns are for. Times are of the kernel with warm caches, in C,
+thread pool included. Beside it: the share of the machine's bound, and the ratio to rivals' whole calls; an oracle below
+0.9 of the best one makes the workload void. Papers' batches are cut to 1. Each workload is stored when it is done.
+The bound knows second- and third-level caches: a product that fits the first level can pass it.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import json
+import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -27,46 +32,60 @@ import onnx
 from benchmarks import record
 from benchmarks.limits import Limits, measure
 from benchmarks.ops import models
+from benchmarks.oracle import Oracle, pool_of
 from benchmarks.protocol import Contestant
 from benchmarks.selection import nanoseconds
+from polydyn.build.cache import cache_dir
 from polydyn.compiler import cpu_target
-from polydyn.dispatch.build import build_dispatch
+from polydyn.dispatch.build import Dispatch, build_dispatch
 from polydyn.schedules.decision import choose
 from polydyn.tuner import PlacedTask, tasks_of
 from polydyn.tuner.bench import CpuBench
 from polydyn.tuner.calibrate import machine
 from polydyn.tuner.timing import TIMER
 from polydyn.tuning.backbone import Problem, Tile
-from polydyn.tuning.explore import aligned_order
 from polydyn.tuning.hardware import Hardware
-from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.measure import Workers
 from polydyn.tuning.strategy import STRATEGIES, Tuned, tune
 
-SAMPLED = ("dietcode", "bladedisc", "ftuner")
-"""Strategies that are given the lengths beforehand, as their papers do; the others are free of samples."""
-BEST, TURNS, RIVAL_LENGTHS = 12, 6, 8
+SAMPLED, SAMPLES = ("dietcode", "bladedisc", "ftuner"), 16
+"""Strategies that are given lengths beforehand, as their papers do, and how many; the others are free of samples."""
+RIVALS, RIVAL_LENGTHS, VOID = ("onnxruntime", "torch", "openvino"), 8, 0.9
+NAME = "strategies"
+Shapes = Sequence[dict[str, int]]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model of one group, and the shapes of its symbols to run."""
+    """A model of one group, and the shapes of its symbols to run. ``given``: the part of M's range that a row
+    of its own is told (empty: no such row).
+    """
 
     name: str
     model: Callable[[], onnx.ModelProto]
     shapes: tuple[dict[str, int], ...]
+    given: tuple[int, ...] = ()
+
+    @property
+    def range(self) -> str:
+        """The given part, in words."""
+        return f"{self.given[0]}..{self.given[1]}"
+
+    def inside(self, shape: dict[str, int]) -> bool:
+        """Whether a shape lies in the given part."""
+        return not self.given or self.given[0] <= shape["M"] <= self.given[1]
 
 
-def spaced(low: int, high: int, count: int, **fixed: int) -> tuple[dict[str, int], ...]:
+def spaced(low: int, high: int, count: int) -> tuple[dict[str, int], ...]:
     """``count`` values of M, evenly spaced."""
-    return tuple({"M": round(m), **fixed} for m in np.linspace(low, high, count))
+    return tuple({"M": round(m)} for m in np.linspace(low, high, count))
 
 
 LENGTHS = (5, 24, 43, 62, 81, 100, 119, 128)
 """FTuner's eight lengths."""
 WORKLOADS = (
-    Workload("BERT-large Dense (L,1024)x(1024,3072)", lambda: models.gemm(3072, 1024), spaced(1, 512, 62)),
-    Workload("BERT-large Dense (L,4096)x(4096,1024)", lambda: models.gemm(1024, 4096), spaced(1, 512, 62)),
+    Workload("BERT-large Dense (L,1024)x(1024,3072)", lambda: models.gemm(3072, 1024), spaced(1, 512, 62), (1, 128)),
+    Workload("BERT-large Dense (L,4096)x(4096,1024)", lambda: models.gemm(1024, 4096), spaced(1, 512, 62), (1, 128)),
     Workload("DietCode Dense (T,768)x(768,2304)", lambda: models.gemm(2304, 768), spaced(1, 128, 128)),
     Workload("FTuner Dense (L,768)x(768,768)", lambda: models.gemm(768, 768), tuple({"M": m} for m in LENGTHS)),
     Workload(
@@ -74,27 +93,27 @@ WORKLOADS = (
         models.batched_gemm,
         tuple({"B": 12, "M": m, "N": m, "K": 64} for m in LENGTHS),
     ),
-    Workload("Vortex Table 6 (M,2304)x(2304,768)", lambda: models.gemm(768, 2304), spaced(1, 384, 96)),
+    Workload("Vortex Table 6 (M,2304)x(2304,768)", lambda: models.gemm(768, 2304), spaced(1, 384, 96), (128, 256)),
 )
 
 
-@dataclass
-class Timed:
-    """Kernels of one task, timed: (tile, shape number) -> seconds of every turn."""
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: what a strategy keeps, its dispatch, and the seconds to get there (None: of another row)."""
 
-    bench: CpuBench
-    shapes: Sequence[dict[str, int]]
-    seconds: dict[tuple[Tile, int], list[float]] = field(default_factory=dict)
+    tuned: Tuned
+    dispatch: Dispatch
+    seconds: float | None
 
-    def run(self, tiles: Sequence[Tile], number: int) -> None:
-        """One more turn of each tile at a shape."""
-        spent = self.bench.run([(t, self.shapes[number]) for t in tiles])
-        for t, s in zip(tiles, spent, strict=True):
-            self.seconds.setdefault((t, number), []).append(s)
+    def tiles(self, shapes: Shapes) -> list[Tile]:
+        """What each shape launches."""
+        picked = [self.dispatch.programs[choose(self.dispatch.decision, s)].kernels[0] for s in shapes]
+        return [self.tuned.kernels[k].tile for k in picked]
 
-    def half(self, tile: Tile, number: int, odd: bool) -> float:
-        """Least seconds of every other turn after the first."""
-        return min(self.seconds[tile, number][2 - odd :: 2])
+    def selection(self, shapes: Shapes) -> float:
+        """Nanoseconds of one selection that is not cached."""
+        symbols = [x.name for x in self.tuned.backbone.loops if x.extent is None]
+        return nanoseconds(self.dispatch.decision, symbols, shapes)
 
 
 def loops(placed: PlacedTask, shape: dict[str, int]) -> dict[str, int]:
@@ -102,114 +121,158 @@ def loops(placed: PlacedTask, shape: dict[str, int]) -> dict[str, int]:
     return placed.task.backbone.sizes({n: e.evaluate(shape) for n, e in placed.extents.items()})
 
 
-def tuned_rows(
-    names: Sequence[str], placed: PlacedTask, bench: CpuBench, hardware: Hardware, shapes: Any, trials: int
-) -> dict[str, tuple[Tuned, float]]:
-    """Each strategy's result and the seconds it took, built and measured anew."""
-    out = {}
-    instances = placed.instances([(s, 1) for s in shapes])
-    for name in names:
-        fresh = CpuBench(placed.task, hardware, bench.workers)  # nothing built before counts
-        problem = Problem(placed.task.key, placed.task.backbone, *(instances if name in SAMPLED else ((), ())))
+@contextmanager
+def empty_cache() -> Iterator[None]:
+    """Everything is compiled anew inside; afterwards the usual cache has it."""
+    usual = cache_dir("objects").parent
+    with tempfile.TemporaryDirectory() as folder:
+        before = os.environ.get("POLYDYN_CACHE")
+        os.environ["POLYDYN_CACHE"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("POLYDYN_CACHE")
+            if before is not None:
+                os.environ["POLYDYN_CACHE"] = before
+            shutil.copytree(folder, usual, dirs_exist_ok=True)
+
+
+def tuned_row(
+    name: str, placed: PlacedTask, workers: Workers, hardware: Hardware, given: Shapes, trials: int
+) -> Row:
+    """A strategy's row, built and measured anew. ``given``: shapes of the model; up to 16 are its samples."""
+    task = placed.task
+    samples = given[:: -(-len(given) // SAMPLES)] if given else ()
+    instances = placed.instances([(s, 1) for s in samples]) if samples else ((), ())
+    with empty_cache():
         start = time.perf_counter()
-        tuned = tune(STRATEGIES[name], problem, hardware, fresh, trials=trials)
-        out[name] = tuned, time.perf_counter() - start
-    return out
+        bench = CpuBench(task, hardware, workers)
+        problem = Problem(task.key, task.backbone, *instances)
+        tuned = tune(STRATEGIES[name], problem, hardware, bench, trials=trials)
+        dispatch = build_dispatch(tuned, pairs=False)
+        return Row(tuned, dispatch, time.perf_counter() - start)
 
 
-def ablations(vortex: Tuned) -> dict[str, Tuned]:
+def ablations(vortex: Tuned) -> dict[str, Row]:
     """Vortex with one level static (one binary, its best on average; launch tiles free), and with both."""
     means = (vortex.table / vortex.table.max(0)).mean(1)
     parts = {k.tile.compile for k in vortex.kernels}
     share = {p: max(means[i] for i, k in enumerate(vortex.kernels) if k.tile.compile == p) for p in parts}
     binary = max(sorted(parts), key=lambda p: share[p])
     one = [i for i, k in enumerate(vortex.kernels) if k.tile.compile == binary]
-    return {"vortex, one level static": _only(vortex, one), "vortex, both static": _only(vortex, [int(means.argmax())])}
+    rows = {"vortex, one level static": one, "vortex, both static": [int(means.argmax())]}
+    return {name: _only(vortex, kept) for name, kept in rows.items()}
 
 
-def _only(tuned: Tuned, kept: Sequence[int]) -> Tuned:
+def _only(tuned: Tuned, kept: Sequence[int]) -> Row:
     table = tuned.table[list(kept)]
-    return replace(
+    part = replace(
         tuned,
         kernels=tuple(tuned.kernels[i] for i in kept),
         costs=tuple(tuned.costs[i] for i in kept) if tuned.costs else (),
         table=table,
         assigned=tuple(int(i) for i in table.argmax(0)),
     )
+    return Row(part, build_dispatch(part, pairs=False), None)
 
 
-def chosen(tuned: Tuned, shapes: Sequence[dict[str, int]]) -> tuple[list[Tile], float]:
-    """The tile that each shape launches, and nanoseconds of one selection."""
-    dispatch = build_dispatch(tuned, pairs=False)
-    symbols = [x.name for x in tuned.backbone.loops if x.extent is None]
-    picked = [dispatch.programs[choose(dispatch.decision, s)].kernels[0] for s in shapes]
-    return [tuned.kernels[k].tile for k in picked], nanoseconds(dispatch.decision, symbols, shapes)
+def rows_of(work: Workload, placed: PlacedTask, workers: Workers, hardware: Hardware, trials: int) -> dict[str, Row]:
+    """Every row of a workload's table."""
+
+    def row(name: str, given: Shapes) -> Row:
+        made = tuned_row(name, placed, workers, hardware, given, trials)
+        print(f"  {name}: {made.seconds:.0f} s", flush=True)
+        return made
+
+    rows = {name: row(name, work.shapes if name in SAMPLED else ()) for name in STRATEGIES}
+    rows |= ablations(rows["vortex"].tuned)
+    part = [s for s in work.shapes if work.inside(s)]
+    for name in ("polydyn", "dietcode") if work.given else ():
+        rows[f"{name}, told {work.range}"] = row(name, part)
+    return rows
 
 
 def score(work: Workload, options: argparse.Namespace, limits: Limits, workers: Workers) -> dict[str, Any]:
-    """One workload: a row for each strategy."""
+    """One workload: its table and what stands beside it."""
+    begin = time.perf_counter()
     (placed,) = tasks_of(work.model())
-    task = placed.task
+    backbone = placed.task.backbone
     hardware = machine(cpu_target("cpu"), "cpu", options.threads)
-    shapes = [loops(placed, s) for s in work.shapes][:: 8 if options.quick else 1]
-    bench = CpuBench(task, hardware, workers)
-    rows = tuned_rows(list(STRATEGIES), placed, bench, hardware, work.shapes, options.trials)
-    tuned = {n: t for n, (t, _) in rows.items()} | ablations(rows["vortex"][0])
-    picks = {n: chosen(t, shapes) for n, t in tuned.items()}
-    space = loop_model(task.backbone, hardware)
-    pool = list(dict.fromkeys(k.tile for t in tuned.values() for k in t.kernels))
-    pool += random.Random(1).sample(space.tiles, min(100, len(space)))
-    pool = list(dict.fromkeys([*pool, *aligned_order(space, task.backbone, hardware)]))[: max(len(pool), options.pool)]
+    rows = rows_of(work, placed, workers, hardware, options.trials)
+    asked = work.shapes[:: max(1, len(work.shapes) // 8) if options.quick else 1]
+    shapes = [loops(placed, s) for s in asked]
+    bench = CpuBench(placed.task, hardware, workers)
+    pool = pool_of(bench, (k.tile for r in rows.values() for k in r.tuned.kernels), options.pool)
     bench.build(pool)
-    timed = Timed(bench, shapes)
-    for number in range(len(shapes)):
-        timed.run(pool, number)
-        best = sorted(pool, key=lambda t: timed.seconds[t, number][0])[:BEST]
-        again = list(dict.fromkeys([*best, *(p[number] for p, _ in picks.values())]))
-        for _ in range(TURNS):
-            timed.run(again, number)
-    oracle = []
-    for number in range(len(shapes)):
-        turned = [t for t in pool if len(timed.seconds[t, number]) > 1]
-        oracle.append(timed.half(min(turned, key=lambda t: timed.half(t, number, False)), number, True))
-    flops = [task.backbone.flops(s) for s in shapes]
-    result: dict[str, Any] = {"workload": work.name, "pool": len(pool), "lengths": len(shapes), "strategies": {}}
-    for name, (tiles, spent) in picks.items():
-        share = [o / timed.half(t, i, True) for i, (t, o) in enumerate(zip(tiles, oracle, strict=True))]
-        t = tuned[name]
-        result["strategies"][name] = {
-            "mean": float(np.mean(share)), "worst": float(np.min(share)), "tuples": len(t.kernels),
-            "binaries": t.binaries, "offline_s": rows[name][1] if name in rows else None, "selection_ns": spent,
-        }  # fmt: skip
-    bound = [limits.seconds_again(f, sum(task.backbone.moved(s))) for f, s in zip(flops, shapes, strict=True)]
-    result["share_of_bound"] = float(np.mean([b / o for b, o in zip(bound, oracle, strict=True)]))
-    result["ratio_to_onnxruntime"] = rival(work, shapes, oracle, options)
-    return result
+    picks = {name: r.tiles(shapes) for name, r in rows.items()}
+    timed = Oracle(bench, shapes)
+    oracle = timed.measure(pool, list(zip(*picks.values(), strict=True)))
+    table = {}
+    for name, r in rows.items():
+        spent = [timed.half(t, i, True) for i, t in enumerate(picks[name])]
+        share = [o / s for o, s in zip(oracle, spent, strict=True)]
+        table[name] = _row(r, shapes, share, [work.inside(s) for s in asked] if "told" in name else [])
+    least = [limits.seconds_again(backbone.flops(s), sum(backbone.moved(s))) for s in shapes]
+    ratios = rivals(work, asked, oracle, options.threads)
+    return {
+        "workload": work.name, "threads": options.threads, "trials": options.trials, "lengths": len(shapes),
+        "pool": len(pool), "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "share_of_bound": float(np.mean([b / o for b, o in zip(least, oracle, strict=True)])),
+        "rivals": ratios, "void": min(ratios.values()) < VOID, "seconds": time.perf_counter() - begin,
+        "strategies": table,
+    }  # fmt: skip
 
 
-def rival(work: Workload, shapes: Sequence[dict[str, int]], oracle: Sequence[float], options: Any) -> float:
-    """Geometric mean of ONNX Runtime's time over the oracle's at some of the shapes."""
-    ratios = []
-    with tempfile.TemporaryDirectory() as folder:
-        player = Contestant("onnxruntime", models.save(work.model(), Path(folder)), options.threads)
-    step = max(1, len(shapes) // RIVAL_LENGTHS)
-    asked = work.shapes[:: 8 if options.quick else 1]
-    for i in range(0, len(shapes), step):
-        player.run(asked[i], 3)
-        ratios.append(min(player.run(asked[i], 20)) / oracle[i])
-    player.close()
-    return float(np.exp(np.mean(np.log(ratios))))
+def _row(r: Row, shapes: Shapes, share: Sequence[float], inside: Sequence[bool]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "mean": float(np.mean(share)), "worst": float(np.min(share)), "binaries": r.tuned.binaries,
+        "tuples": len(r.tuned.kernels), "offline_s": r.seconds, "selection_ns": r.selection(shapes),
+    }  # fmt: skip
+    outside = [x for x, known in zip(share, inside, strict=False) if not known]
+    return row | ({"outside_mean": float(np.mean(outside)), "outside_worst": min(outside)} if outside else {})
+
+
+def rivals(work: Workload, shapes: Shapes, oracle: Sequence[float], threads: int) -> dict[str, float]:
+    """Geometric mean of each rival's time over the oracle's at some of the shapes."""
+    found = {}
+    for kind in RIVALS:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                player = Contestant(kind, models.save(work.model(), Path(folder)), threads)
+            except RuntimeError:
+                continue  # not installed
+        ratios = []
+        with player:
+            for i in range(0, len(shapes), max(1, len(shapes) // RIVAL_LENGTHS)):
+                player.run(shapes[i], 3)
+                ratios.append(min(player.run(shapes[i], 20)) / oracle[i])
+        found[kind] = float(np.exp(np.mean(np.log(ratios))))
+    return found
 
 
 def show(result: dict[str, Any]) -> None:
     """Prints a workload's table."""
-    oracle = f"{result['share_of_bound']:.2f} of the bound, {result['ratio_to_onnxruntime']:.2f}x ONNX Runtime"
-    print(f"\n{result['workload']}: {result['lengths']} lengths, pool of {result['pool']}; oracle: {oracle}")
-    print(f"{'strategy':28}{'mean':>7}{'worst':>7}{'tuples':>8}{'binaries':>9}{'offline s':>11}{'select ns':>11}")
+    others = ", ".join(f"{x:.2f}x {n}" for n, x in result["rivals"].items())
+    print(f"\n{result['workload']}: {result['lengths']} lengths, pool of {result['pool']}, {result['seconds']:.0f} s")
+    print(f"oracle: {result['share_of_bound']:.2f} of the bound; {others}{'; VOID' * result['void']}")
+    print(f"{'strategy':28}{'mean':>7}{'worst':>7}{'tuples':>8}{'binaries':>9}{'offline s':>11}{'select ns':>11}"
+          f"{'outside':>9}{'worst':>7}")  # fmt: skip
     for name, r in result["strategies"].items():
         spent = "" if r["offline_s"] is None else f"{r['offline_s']:.1f}"
+        out = f"{r['outside_mean']:9.3f}{r['outside_worst']:7.3f}" if "outside_mean" in r else ""
         print(f"{name:28}{r['mean']:7.3f}{r['worst']:7.3f}{r['tuples']:8}{r['binaries']:9}{spent:>11}"
-              f"{r['selection_ns']:11.0f}", flush=True)  # fmt: skip
+              f"{r['selection_ns']:11.0f}{out}", flush=True)  # fmt: skip
+
+
+def store(result: dict[str, Any], folder: Path) -> None:
+    """Adds a workload to the results, in place of its last ones."""
+    path = folder / f"{NAME}.json"
+    known = json.loads(path.read_text())["results"] if path.exists() else []
+    same = (result["workload"], result["threads"])
+    kept = [r for r in known if (r["workload"], r["threads"]) != same]
+    order = [w.name for w in WORKLOADS]
+    results = sorted([*kept, result], key=lambda r: (r["threads"], order.index(r["workload"])))
+    record.save(NAME, folder=folder, results=results)
 
 
 def main() -> None:
@@ -218,17 +281,15 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--pool", type=int, default=300)
     parser.add_argument("--only", nargs="*", default=[], help="parts of workloads' names")
-    parser.add_argument("--quick", action="store_true", help="every eighth length, results not kept")
+    parser.add_argument("--quick", action="store_true", help="about eight lengths, results not kept")
     options = parser.parse_args()
     limits = measure(options.threads, caches=True)
-    wanted = [w for w in WORKLOADS if not options.only or any(o in w.name for o in options.only)]
-    results = []
     with Workers(TIMER, timeout=30.0) as workers:
-        for work in wanted:
-            results.append(score(work, options, limits, workers))
-            show(results[-1])
-    folder = record.SCRATCH if options.quick or options.only else record.RESULTS
-    record.save(f"strategies_{options.threads}t", folder=folder, trials=options.trials, results=results)
+        for work in WORKLOADS:
+            if not options.only or any(o in work.name for o in options.only):
+                result = score(work, options, limits, workers)
+                show(result)
+                store(result, record.SCRATCH if options.quick else record.RESULTS)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ they have one element per row, else in a row buffer. Row buffers come in version
 stack when the row is a short constant, in scratch when all of them fit ``ROW_BYTES``, and none at all, where every pass
 over the row computes its elements again from the inputs. Rows of unknown length get both of the last two and choose at
 run time, so that scratch is bounded whatever the row.
+Outputs go around the caches where a launch moves more than they hold; the launch says how much (``STREAM``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import (
     Alloc,
     Body,
+    Call,
     Compare,
     Def,
     FlatLoad,
@@ -30,7 +32,6 @@ from polydyn.codegen.ir import (
     Undefined,
     consume,
     rewrite,
-    substitute,
     walk,
     walk_value,
 )  # fmt: skip
@@ -39,9 +40,10 @@ from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
-from polydyn.codegen.passes.transpose import has_transposes, transpose_loads
+from polydyn.codegen.passes.transpose import by_blocks, has_transposes, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.printers.c import KernelPrinter
+from polydyn.codegen.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
@@ -50,8 +52,9 @@ from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree, sta
 
 MAP_TILE = 2048
 """Elements per task of an element-wise group: some microseconds of work."""
-TURNED_TILE = 256
-"""Elements along one axis of a task's tile that is as wide as a vector along another one."""
+TURNED_TILE = (16, 512)
+"""Elements of a task's tile along the output's rows and along those of a transposed operand, which are read in long
+runs: few of them at a time, so that prefetchers follow."""
 REDUCE_TILE = 64
 """Elements per task when every element runs a reduction of its own."""
 STACK_BYTES = 8192
@@ -82,6 +85,8 @@ class NestKernel:
         self.tiled = not rows and bool(prefix) and self._along_band()
         self.across = self._across() if self.tiled else None
         """An iterator of the band along which some load is dense that is strided along the last one."""
+        arrays = group.arrays.values()
+        self.streams = not rows and any(a.role == "output" and a.dtype == "float32" for a in arrays)
         self.place = {n: self._place(n) for n, a in group.arrays.items() if a.role == "local"}
         self.notes: list[str] = []
         self.again = False
@@ -117,11 +122,14 @@ class NestKernel:
                 count += stride not in (ZERO, ONE) or x in rest.symbols()
         return count
 
+    def _maps(self) -> bool:
+        """Whether every statement computes one element of the band."""
+        return self.tiled and all(s.reduce is None and s.iterators == self.prefix for s in self.group.statements)
+
     def _across(self) -> str | None:
-        maps = all(s.reduce is None and s.iterators == self.prefix for s in self.group.statements)
         strided = [self.group.arrays[r.buffer].address(r.index) for s in self.group.statements for r in loads(s.value)]
         last = self.prefix[-1]
-        for address in strided if maps and has_transposes(self.target) else ():
+        for address in strided if self._maps() and has_transposes(self.target) else ():
             stride, rest = address.split(last)
             if stride in (ZERO, ONE) or last in rest.symbols():
                 continue
@@ -130,6 +138,14 @@ class NestKernel:
                 if along == ONE and x not in rest.symbols():
                     return x
         return None
+
+    def _reading_order(self) -> tuple[str, ...]:
+        """The task loops as the operands lie in memory, outermost first; none where that is how the output lies."""
+        head = tuple(x for x in self.prefix[:-1] if x != self.across)
+        if self.across:
+            return (*head, "b_u", "b_t")
+        order = reading_order(self.group, head)
+        return (*order, "b_t") if order else ()
 
     def _place(self, array: str) -> str:
         """Where a local lives: ``loop`` register, ``row`` register, or ``scratch``."""
@@ -216,7 +232,8 @@ class NestKernel:
                 if self.again:
                     return (Def(held.name, value),)
                 return (Def(held.name, value), Store(s.array, address, held))
-            return (Store(s.array, self.group.arrays[s.array].address(target.index), value, s.reduce),)
+            address = self.group.arrays[s.array].address(target.index)
+            return (Store(s.array, address, value, s.reduce, stream=V("stream") if self.streams else None),)
 
         return f
 
@@ -283,17 +300,19 @@ class NestKernel:
         if self.tiled:
             body = bind(body, {"B_t": self.extents[self.prefix[-1]].ceildiv("P_t")})
         if self.across:
-            # not folded: the tile's start is named later
-            body = substitute(body, {"B_u": self.extents[self.across].ceildiv(self.target.width)})
+            body = bind(body, {"B_u": self.extents[self.across].ceildiv("P_u")})
         body, count, scratch = self._versions(body, coordinates)
-        symbols = (*self.group.params, *(("P_t",) if self.tiled else ()))
+        if self.streams:
+            drain = If((STREAMS,), (Call("pd_drain"),))
+            body = (Let("stream", V(STREAM) // CACHE, (*body, drain)),)
+        launch = self._launch()
+        symbols = (*self.group.params, *launch)
         buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
-        verify_body(body, (*symbols, "begin", "end"), buffers)
+        verify_body(body, (*symbols, "begin", "end", str(CACHE)), buffers)
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         text = KernelPrinter(self.name, buffers, outputs, symbols, inline_math=True).kernel(body)
-        return Kernel(
-            self.name, text, tuple(buffers), symbols, self._launch(), count, scratch, tuple(dict.fromkeys(self.notes))
-        )
+        notes = tuple(dict.fromkeys(self.notes))
+        return Kernel(self.name, text, tuple(buffers), symbols, launch, count, scratch, notes)
 
     def _versions(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index, Index]:
         """(body, tasks, bytes of scratch): with row buffers, without, or both and a choice at run time."""
@@ -301,7 +320,7 @@ class NestKernel:
         fits = Compare("<=", size, V(ROW_BYTES))
         if not self._buffered() or not self._can_repeat():
             out, count = self._version(body, coordinates)
-            return out, count, scratch_bytes(out)
+            return self._streamed(body, coordinates, out), count, scratch_bytes(out)
         if self.tiled or fits.decided() is False:  # lanes along the band cannot share a row buffer
             self.notes.append("several passes over every row, nothing is kept")
             return (*self._version(body, coordinates, again=True), ZERO)
@@ -312,25 +331,34 @@ class NestKernel:
         bound = minimum(scratch_bytes(out), V(ROW_BYTES + 64 * len(self._buffered())))
         return (If((fits,), out, self._version(body, coordinates, again=True)[0]),), count, bound
 
+    def _streamed(self, body: Body, coordinates: Mapping[str, tuple[str, ...]], out: Body) -> Body:
+        """``out``, and where it streams the same tasks as the operands lie: writes need not be in order then."""
+        order = self._reading_order() if self.streams and self._maps() and not self.across else ()
+        return (If((STREAMS,), self._version(body, coordinates, order=order)[0], out),) if order else out
+
     def _version(
-        self, body: Body, coordinates: Mapping[str, tuple[str, ...]], again: bool = False
+        self,
+        body: Body,
+        coordinates: Mapping[str, tuple[str, ...]],
+        again: bool = False,
+        order: tuple[str, ...] = (),
     ) -> tuple[Body, Index]:
-        """The lowered body of one version, and the number of tasks."""
+        """The lowered body of one version, and the number of tasks. ``order``: of the task loops."""
         self.again = again
         body = lower(body, coordinates, {s.name: self.lowering(s) for s in self.group.statements})
         body = consume(body, "row", self.row)
         body = consume(body, "stage", (lambda b: b) if self.tiled else self.vector_inner)
         if self.tiled:
             body = consume(body, "tile", self._tile)
-        body, count = tasks(fold(body), runs=True)
+        body, count = tasks(fold(body), runs=True, order=order or (self._reading_order() if self.across else ()))
         self.again = False
         return fold(body if again else self.scratch(body)), count
 
     def _tile(self, body: Body) -> Body:
         body = self._vector_tile(body)
         if self.across:
-            body = transpose_loads(body, "u", self.target.width)
-            body = self._live("u", V(self.target.width), self.extents[self.across], body)
+            body = transpose_loads(by_blocks(body, "u", self.target.width), "u", self.target.width)
+            body = self._live("u", V("P_u"), self.extents[self.across], body)
         return self._live("t", V("P_t"), self.extents[self.prefix[-1]], body)
 
     def _live(self, x: str, tile: Index, extent: Index, body: Body) -> Body:
@@ -339,8 +367,11 @@ class NestKernel:
         return (Let(f"o_{x}", V(f"b_{x}") * tile, (live,)),)
 
     def _launch(self) -> dict[str, Index]:
-        if not self.tiled:
-            return {}
         reduces = any(s.reduce for s in self.group.statements)
-        return {"P_t": V(REDUCE_TILE if reduces else TURNED_TILE if self.across else MAP_TILE)}
-
+        tile, long = TURNED_TILE if self.across else (REDUCE_TILE if reduces else MAP_TILE, 0)
+        launch = {"P_t": V(tile)} if self.tiled else {}
+        launch |= {"P_u": V(long)} if self.across else {}
+        if not self.streams:
+            return launch
+        # lines that are written in no order are fetched one by one: streaming pays from half the size on
+        return launch | {STREAM: moved_bytes(self.group) * (2 if self._maps() and self._reading_order() else 1)}

@@ -223,7 +223,7 @@ class Alloc:
 
 @dataclass(frozen=True)
 class Store:
-    """``buffer[address ...] = value``, or combined with what is there when ``reduce`` names a reduction."""
+    """``buffer[address ...] = value``, or ``reduce``d with what is there; ``stream`` > 0: may go around the caches."""
 
     buffer: str
     address: Index
@@ -232,6 +232,7 @@ class Store:
     lanes: int = 1
     stride: Index = ONE
     mask: Index | None = None
+    stream: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,7 @@ INDEX_FIELDS: dict[type, tuple[str, ...]] = {
     FlatLoad: ("address", "stride", "mask"), Load: ("index",), FromIndex: ("index",), Tile: ("start", "row", "column"),
     Pointer: ("address",), Ramp: ("start", "step"), Blend: ("count",), Between: ("low", "high"),
     For: ("lo", "hi"), Let: ("value",), Inst: ("args",), Switch: ("on",), Alloc: ("size",),
-    Store: ("address", "stride", "mask"),
+    Store: ("address", "stride", "mask", "stream"),
 }  # fmt: skip
 """Where nodes and values hold an Index, None, or a tuple of them; conditions of ``If`` and values of nodes besides."""
 

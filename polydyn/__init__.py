@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polydyn.errors import PolydynError as PolydynError
     from polydyn.program.program import Program as Program
     from polydyn.program.program import load as load
     from polydyn.shapes.sizes import Sizes as Sizes
@@ -22,6 +23,7 @@ _LAZY = {
     "Program": "polydyn.program.program",
     "tune": "polydyn.tuner",
     "Sizes": "polydyn.shapes.sizes",
+    "PolydynError": "polydyn.errors",
 }
 """Public name -> its module, imported at first use: loading a saved program needs numpy only."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import TypeAlias
 
-from polydyn.build.features import architecture, available_cores, machine_features
+from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel, TensorMapOf
 from polydyn.codegen.cuda_kernel import WORKSPACE as CUDA_WORKSPACE
 from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel
@@ -22,7 +23,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
 from polydyn.lowering.aliases import without_reshapes
-from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
+from polydyn.lowering.cuda import CudaBuilder, PlacedCuda, facts_of, needed
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind, flops
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
@@ -79,10 +80,20 @@ def compile(
     ``dims``: what is known of dynamic dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple
     and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only
-    read; equal records give equal programs. Raises PolydynError, see ``polydyn.errors``.
+    read; equal records give equal programs. What was tuned for several numbers of threads is chosen by that of a
+    call. Raises PolydynError, see ``polydyn.errors``.
     """
-    plan = plan_program(model, target=target, dims=dims, options=options, records=records, threads=threads)
-    return build_program(plan, target=target, threads=threads)
+    plan = plan_program(model, target=target, dims=dims, options=options, records=records)
+    program = build_program(plan, target=target, threads=threads)
+    del plan
+    _return_memory()
+    return program
+
+
+def _return_memory() -> None:
+    """Gives the heap that compiling took back to the system; glibc would keep it, 80 MB after BERT-base."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def plan_program(
@@ -92,7 +103,6 @@ def plan_program(
     dims: Dims | None = None,
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
-    threads: int | None = None,
 ) -> HostPlan:
     """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
     graph = import_model(model, dims)
@@ -103,7 +113,7 @@ def plan_program(
     else:
         name = strategy((options or Options()).strategy).name
         with Records.open(records, readonly=True) as opened:
-            tuner = ChosenByRecords(opened, name, cpu_target(target), target, threads or available_cores())
+            tuner = ChosenByRecords(opened, name, cpu_target(target), target)
             plan = plan_graph(graph, target=target, options=options, tuner=tuner)
     return replace(plan, dims=sizes_by_name(dims))
 
@@ -172,7 +182,8 @@ def cuda_plan(graph: Graph, options: Options) -> HostPlan:
     plan = fusion_plan(graph, off)
     graph = replace(graph, notes=plan.graph.notes)
     builder = CudaBuilder(plan)
-    placed = [k for g in plan.groups for k in builder.place(g)]
+    facts = facts_of(graph.guards)
+    placed = [needed(k, facts) for g in plan.groups for k in builder.place(g)]
     constants = _constants(plan, placed)
     buffers = _buffers(plan, placed, constants, graph)
     sources = {

@@ -1,13 +1,17 @@
 """Searches: what tuning a group came to, as records, and the kernels that a compilation takes from them.
 
-The outcome of a search is the tuples kept and the decision among them. It lies in the same file as the measurements it
-comes from. A compilation reads outcomes only: equal records give equal kernels, whatever libraries are installed.
+The outcome of a search is the tuples kept and the decision among them, for one number of threads. It lies in the same
+file as the measurements it comes from. A compilation reads outcomes only: equal records give equal kernels, whatever
+libraries are installed. It takes the searches of all numbers of threads, and the host program decides by its own.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isqrt
 
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.kernel import CpuTarget
@@ -15,8 +19,9 @@ from polydyn.dispatch.build import build_dispatch
 from polydyn.errors import UnsupportedError
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.kernels import TunedBuilders
+from polydyn.program.evaluation import THREADS
 from polydyn.program.expressions import decision_from_json, decision_to_json
-from polydyn.schedules.decision import Decision, map_indices, verify_decision
+from polydyn.schedules.decision import ArgMin, Decision, Leaf, Split, map_indices, verify_decision
 from polydyn.schedules.index import Index
 from polydyn.tuning.backbone import Tile, canonical
 from polydyn.tuning.hardware import Hardware
@@ -61,8 +66,8 @@ def search_record(search: Search, task: Task) -> Record:
     return Record(task.key, search.hardware, Tile(()), KIND, values, note=canonical(note))
 
 
-def searches(records: Records, task: Task, strategy: str, threads: int) -> list[Search]:
-    """A strategy's searches of a task: those for so many threads first, then those that tried most."""
+def searches(records: Records, task: Task, strategy: str) -> list[Search]:
+    """A strategy's searches of a task, by number of threads: of each number the one that tried most."""
     found = []
     symbols = frozenset(x.name for x in task.backbone.loops if x.extent is None)
     for r in records.rows(group=task.key, kind=KIND):
@@ -72,7 +77,8 @@ def searches(records: Records, task: Task, strategy: str, threads: int) -> list[
             decision = decision_from_json(note["decision"])
             verify_decision(decision, len(tiles), symbols)
             found.append(Search(strategy, tiles, decision, int(r.value("explored")), r.hardware))
-    return sorted(found, key=lambda s: (s.hardware.units != threads, -s.explored, repr(s)))
+    ordered = sorted(found, key=lambda s: (s.hardware.units, -s.explored, repr(s)))
+    return [s for k, s in enumerate(ordered) if k == 0 or s.hardware.units != ordered[k - 1].hardware.units]
 
 
 def _pairs(data: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
@@ -82,10 +88,9 @@ def _pairs(data: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
 class ChosenByRecords:
     """``lowering.kernels.Tuner``: the kernels of the searches in a record file. ``notes``: groups that have none."""
 
-    def __init__(self, records: Records, strategy: str, target: CpuTarget, build: str, threads: int) -> None:
-        """``threads``: searches for so many threads are preferred. ``build``: name of the compiler target."""
+    def __init__(self, records: Records, strategy: str, target: CpuTarget, build: str) -> None:
+        """``build``: name of the compiler target."""
         self.records, self.strategy, self.target, self.build = records, strategy, target, build
-        self.threads = threads
         self.notes: list[str] = []
 
     def builders(self, key: str, form: ContractGroup) -> TunedBuilders | None:
@@ -95,25 +100,41 @@ class ChosenByRecords:
         except UnsupportedError as e:
             self.notes.append(str(e).partition("\n")[0])
             return None
-        known = searches(self.records, task, self.strategy, self.threads)
+        known = searches(self.records, task, self.strategy)
         if not known:
             name = self.records.path.name
             self.notes.append(f"group {key} is not tuned: {name} has no search by {self.strategy} for it")
             return None
-        return builders(task, known[0])
+        return builders(task, known)
 
 
-def builders(task: Task, search: Search) -> TunedBuilders:
-    """A search as what lowering proves and builds: launches over the group's parameters, binaries by name."""
-    parts = list(dict.fromkeys(t.compile for t in search.tiles))
+def builders(task: Task, known: Sequence[Search]) -> TunedBuilders:
+    """Searches as what lowering proves and builds: launches over the group's parameters, binaries by name.
+
+    ``known``: by number of threads; a number between two takes the nearer one by ratio.
+    """
+    tiles = list(dict.fromkeys(t for s in known for t in s.tiles))
+    parts = list(dict.fromkeys(t.compile for t in tiles))
     options: list[tuple[ContractKernel, dict[str, Index]]] = []
-    for tile in search.tiles:
+    for tile in tiles:
         builder = task.builder(tile, f"contract_{task.key.digest[:12]}_{parts.index(tile.compile)}")
         options.append((builder, task.shares(builder, tile)))
-    decision = map_indices(search.decision, lambda i: i.subs(task.extents))
+    decisions = [_placed(map_indices(s.decision, lambda i: i.subs(task.extents)), s.tiles, tiles) for s in known]
+    decision = decisions[-1]
+    for (fewer, more), low in reversed(list(zip(pairwise(s.hardware.units for s in known), decisions, strict=False))):
+        decision = Split(Index.of(THREADS), isqrt(fewer * more), low, decision)
     reasons = (
-        f"tuned by {search.strategy} for {search.hardware.name}: {search.explored} tuples explored, "
-        f"{len(options)} kept in {len(parts)} binaries",
-        *(f"kernel {k}: {t}" for k, t in enumerate(search.tiles)),
+        *(f"tuned by {s.strategy} for {s.hardware.name}: {s.explored} tuples explored" for s in known),
+        f"{len(tiles)} kept in {len(parts)} binaries",
+        *(f"kernel {k}: {t}" for k, t in enumerate(tiles)),
     )
     return TunedBuilders(tuple(options), decision, reasons)
+
+
+def _placed(decision: Decision, own: Sequence[Tile], tiles: Sequence[Tile]) -> Decision:
+    """A decision over positions in ``own`` as one over positions in ``tiles``."""
+    if isinstance(decision, Split):
+        return replace(decision, low=_placed(decision.low, own, tiles), high=_placed(decision.high, own, tiles))
+    if isinstance(decision, Leaf):
+        return Leaf(tiles.index(own[decision.kernel]))
+    return ArgMin(tuple(replace(e, kernel=tiles.index(own[e.kernel])) for e in decision.entries))

@@ -111,16 +111,28 @@ def _costs(node: ArgMin, env: Mapping[str, int]) -> list[tuple[int, int, int]]:
 
 
 def explain(decision: Decision, env: Mapping[str, int]) -> tuple[str, ...]:
-    """The path to the choice: one line per test, then the candidates with their estimates, best first."""
-    lines = []
+    """The path to the choice: one line per test, what is taken and why, then the other candidates, best first.
+
+    A candidate that the leaf does not compare has an estimate when another leaf has its closed form.
+    """
+    lines, every = [], list(walk(decision))
     while isinstance(decision, Split):
         value = decision.index.evaluate(env)
         low = value <= decision.threshold
         lines.append(f"{decision.index} = {value} {'<=' if low else '>'} {decision.threshold}")
         decision = decision.low if low else decision.high
+    forms = {e.kernel: e.cost for node in every if isinstance(node, ArgMin) for e in node.entries}
     if isinstance(decision, Leaf):
-        return (*lines, f"kernel {decision.kernel}")
-    ranked = sorted(_costs(decision, env))
-    barred = [e.kernel for e in decision.entries if e.kernel not in [k for _, _, k in ranked]]
-    lines += [f"kernel {k}: {c}" for c, _, k in ranked]
-    return (*lines, *(f"kernel {k}: guard does not hold" for k in barred))
+        estimate = f", estimate {forms[decision.kernel].evaluate(env)}" if decision.kernel in forms else ""
+        lines.append(f"taken: kernel {decision.kernel}{estimate}, the only candidate here")
+        named = {decision.kernel}
+    else:
+        ranked, named = sorted(_costs(decision, env)), {e.kernel for e in decision.entries}
+        (least, _, taken), *others = ranked
+        lines.append(f"taken: kernel {taken}, estimate {least}, the least of {len(ranked)}")
+        lines += [f"kernel {k}: {c}" for c, _, k in others]
+        lines += [f"kernel {k}: guard does not hold" for k in sorted(named - {k for _, _, k in ranked})]
+    rest = ({n.kernel for n in every if isinstance(n, Leaf)} | forms.keys()) - named
+    for k in sorted(rest):
+        lines.append(f"kernel {k}: {forms[k].evaluate(env) if k in forms else 'no estimate'}, not compared here")
+    return tuple(lines)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import permutations
+from math import gcd
 from typing import TypeAlias
 
 from polydyn.schedules.index import ZERO, Atom, Index, fetch, floordiv, maximum, minimum, polynomial_division
@@ -21,9 +23,13 @@ def _bound(p: Index, ranges: Ranges, upper: bool) -> Index | None:
     total = ZERO
     for m, v in p.terms.items():
         ranged = [a for a in m if isinstance(a, str) and a in extra]
-        if any(isinstance(a, Atom) and any(x.symbols() & extra.keys() for x in a.args) for a in m):
-            return None
-        if not ranged:
+        moving = [a for a in m if isinstance(a, Atom) and any(x.symbols() & extra.keys() for x in a.args)]
+        if moving:
+            quotient = _quotient_bound(moving[0], extra, (v > 0) == upper) if len(moving) == 1 and not ranged else None
+            if quotient is None:
+                return None
+            total = total + quotient * Index({tuple(a for a in m if a != moving[0]): v})
+        elif not ranged:
             total = total + Index({m: v})
         elif (v > 0) == upper:
             t = Index({tuple(a for a in m if a not in ranged): v})
@@ -35,17 +41,36 @@ def _bound(p: Index, ranges: Ranges, upper: bool) -> Index | None:
     return total
 
 
+def _quotient_bound(a: Atom, ranges: Ranges, upper: bool) -> Index | None:
+    """The bound of ``x // n`` with a constant n: the division grows with x."""
+    if a.kind != "floordiv" or (a.args[1].constant or 0) < 1:
+        return None
+    x = _bound(a.args[0], ranges, upper)
+    return None if x is None else floordiv(x, a.args[1])
+
+
 def _expand_divisions(p: Index, ranges: Ranges) -> tuple[Index, dict[str, Index]]:
-    """Writes ``c*n*(x // n)`` as ``c*(x - m)`` with a fresh ``0 <= m < n``, exactly, where that is possible."""
+    """Writes ``c*n*(x // n)`` as ``c*(x - m)`` with a fresh ``0 <= m < n``, exactly, where that is possible.
+
+    So too ``c*(x // n) - c*k*(x // (n*k))``: the digit of x above its last one is c times a fresh ``0 <= m < k``.
+    """
     extra = dict(ranges)
     for _ in range(8):
-        for a in sorted((a for a in p.atoms() if isinstance(a, Atom) and a.kind == "floordiv"), key=str):
+        divisions = sorted((a for a in p.atoms() if isinstance(a, Atom) and a.kind == "floordiv"), key=str)
+        digit = next(_digits(p, divisions), None)
+        if digit:
+            a, b, co, k = digit
+            fresh = f"%m{len(extra)}"
+            extra[fresh] = k
+            p = Index({m: v for m, v in p.terms.items() if a not in m and b not in m}) + co * fresh
+            continue
+        for a in divisions:
             x, n = a.args
-            co = Index({tuple(b for b in m if b != a): v for m, v in p.terms.items() if m.count(a) == 1})
+            co = _factor(p, a)
             rest = Index({m: v for m, v in p.terms.items() if a not in m})
             c = n.constant
             q = Index({m: v // c for m, v in co.terms.items() if v % c == 0}) if c else polynomial_division(co, n)[0]
-            if q * n != co:
+            if not co.terms or q * n != co:
                 continue
             fresh = f"%m{len(extra)}"
             extra[fresh] = n
@@ -54,6 +79,23 @@ def _expand_divisions(p: Index, ranges: Ranges) -> tuple[Index, dict[str, Index]
         else:
             return p, extra
     return p, extra
+
+
+def _factor(p: Index, a: Atom) -> Index:
+    """What the atom is multiplied with in p; 0 where it stands beside itself or another division."""
+    found = {m: v for m, v in p.terms.items() if a in m}
+    if any(sum(isinstance(b, Atom) for b in m) > 1 for m in found):
+        return ZERO
+    return Index({tuple(b for b in m if b != a): v for m, v in found.items()})
+
+
+def _digits(p: Index, divisions: list[Atom]) -> Iterator[tuple[Atom, Atom, Index, Index]]:
+    """``x // n`` and ``x // (n*k)`` where p multiplies the one by c and the other by -c*k; (the two, c, k)."""
+    for a, b in permutations(divisions, 2):
+        k, rest = polynomial_division(b.args[1], a.args[1])
+        co = _factor(p, a)
+        if a.args[0] == b.args[0] and co.terms and not rest.terms and _factor(p, b) == -(k * co):
+            yield a, b, co, k
 
 
 def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
@@ -114,7 +156,7 @@ def divide(x: Index, n: Index, ranges: Ranges) -> Index:
         if _remainder(r, n, ranges):
             q = q - Index({(a,): 1})
             continue
-        for g in _common_factors(n):
+        for g in _common_factors(n, r):
             y, rest = polynomial_division(r, g)
             if y.terms and rest.terms and _remainder(rest, g, ranges):
                 q = q - Index({(a,): 1}) + divide(y, floordiv(n, g), ranges)
@@ -127,10 +169,15 @@ def _remainder(r: Index, n: Index, ranges: Ranges) -> bool:
     return is_nonnegative(r, ranges) and is_nonnegative(n - 1 - r, ranges)
 
 
-def _common_factors(n: Index) -> list[Index]:
-    """The largest proper divisors of a product: without its coefficient, without one of its symbols."""
+def _common_factors(n: Index, r: Index) -> list[Index]:
+    """The largest proper divisors of a product: without its coefficient, without one of its symbols.
+
+    Of a constant: what it has in common with a coefficient of ``r``.
+    """
     if len(n.terms) != 1:
         return []
     ((m, c),) = n.terms.items()
+    if not m:
+        return [Index.of(g) for g in sorted({gcd(c, v) for k, v in r.terms.items() if k} - {1, c}, reverse=True)]
     out = [Index({m: 1})] if c > 1 and m else []
     return out + [Index({m[:k] + m[k + 1 :]: c}) for k in range(len(m)) if len(m) > 1 or c > 1]

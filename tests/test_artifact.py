@@ -38,7 +38,7 @@ def saved(built: Artifact, tmp_path: Path) -> Path:
 
 
 def test_saved_and_loaded_programs_agree(saved: Path) -> None:
-    program = polydyn.load(saved, threads=2, verify=True)
+    program = polydyn.load(saved, threads=2)
     f = feeds(7, 31)
     for name, value in expected(**f).items():
         np.testing.assert_array_equal(program.run(f)[name], value)
@@ -98,7 +98,7 @@ def test_refuses_flipped_bytes(saved: Path) -> None:
         bad[at] ^= 1 << int(r.integers(8))
         saved.write_bytes(bad)
         try:
-            loaded = read_artifact(saved, verify=True)
+            loaded = read_artifact(saved)
         except ArtifactError:
             continue
         saved.write_bytes(data)  # the flip hit what carries no meaning, such as a time stamp
@@ -106,13 +106,24 @@ def test_refuses_flipped_bytes(saved: Path) -> None:
         assert loaded.manifest == good.manifest and loaded.library == good.library and loaded.sources == good.sources
 
 
-def test_flipped_weights_are_found_by_verify(saved: Path) -> None:
+def test_flipped_weights_are_found(saved: Path) -> None:
     data = bytearray(saved.read_bytes())
     data[WEIGHTS_OFFSET + 3] ^= 1
     saved.write_bytes(data)
-    polydyn.load(saved)
     with pytest.raises(ArtifactError, match=r"weights\.bin does not match its hash"):
-        polydyn.load(saved, verify=True)
+        polydyn.load(saved)
+
+
+def test_the_hash_of_the_weights_sees_every_part_and_their_order() -> None:
+    data = np.zeros(2 * artifact.PART + 5, np.uint8)
+    data[3] = 1
+    seen = {artifact.hash_of_parts(data)}
+    for at in (artifact.PART - 1, artifact.PART, data.size - 1):
+        other = data.copy()
+        other[at] ^= 1
+        seen.add(artifact.hash_of_parts(other))
+    seen |= {artifact.hash_of_parts(np.roll(data, artifact.PART)), artifact.hash_of_parts(data[:0])}
+    assert len(seen) == 6
 
 
 def test_refuses_what_is_no_artifact(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from polydyn.errors import PolydynError, ScheduleError
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
+from polydyn.program.evaluation import Evaluation
 from polydyn.program.plan import Choice, HostPlan, Variant
 from polydyn.schedules.decision import ArgMin, Decision, Entry, Leaf, Split, choose
 from polydyn.schedules.index import Index, maximum, minimum
@@ -75,6 +76,17 @@ def test_c_and_explain_take_the_same_variant(seed: int) -> None:
         assert explained.kernel == f"tag{k}" and explained.selection
         (timed,) = program.profile({"x": x})
         assert timed.kernel == f"tag{k}"
+
+
+def test_launches_of_equal_shapes_share_their_selection() -> None:
+    decision = ArgMin((Entry(0, B * 7), Entry(1, L * 5), Entry(2, B + L)))
+    values = Evaluation(["B", "L"])
+    options = [(B, Index.of(0), B * k) for k in range(3)]
+    choice = values.choose(decision)
+    first, lines = values.select(choice, options), len(values.lines)
+    assert values.choose(ArgMin(decision.entries)) == choice and values.select(choice, options) == first
+    assert len(values.lines) == lines
+    assert values.choose(Leaf(1)) != choice and values.select(choice, options[::-1]) != first
 
 
 def test_a_choice_must_be_total_and_fit_its_launch() -> None:

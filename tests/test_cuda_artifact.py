@@ -37,7 +37,7 @@ def device() -> Iterator[None]:
 def test_saved_programs_run_and_explain_the_same(tmp_path: Path) -> None:
     program = relu()
     program.save(tmp_path / "p.polydyn")
-    loaded: Any = polydyn.load(tmp_path / "p.polydyn", verify=True)
+    loaded: Any = polydyn.load(tmp_path / "p.polydyn")
     assert isinstance(loaded, CudaProgram) and loaded.images == [] and loaded.compilations == 0
     check(loaded, 4)
     check(program, 4)

@@ -11,18 +11,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from programs import B, buffers
+from tiny import model, node
 
 from polydyn.codegen.cuda_kernel import TensorMapOf
 from polydyn.codegen.printers.cuda import PRELUDE
+from polydyn.compiler import plan_program
 from polydyn.errors import InputError
 from polydyn.gpu.compiler import device_headers, find_nvcc
 from polydyn.gpu.images import ImageSource, build_images
 from polydyn.gpu.nvrtc import find_nvrtc
 from polydyn.graph.ir import SymbolSource
+from polydyn.lowering.cuda import largest
 from polydyn.program.assemble import build_program
 from polydyn.program.cuda_program import CudaProgram
 from polydyn.program.plan import WORKSPACE, HostPlan, KernelSource, Launch, Version
-from polydyn.schedules.index import Index, minimum
+from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.shapes.sizes import Sizes
 
 ONE, NTH = Index.of(1), Index.of("nth")
 ROW = Index.of(32)
@@ -156,3 +160,28 @@ def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polydyn.gpu.images.ImageSource.special", 80)
     older = program(hopper, version("a", ONE), kernels=kernels)
     assert difference(older, 3) == 1 and "not tma: it is for sm_90a" in older.explain(B=3).details()
+
+
+def test_what_is_proven_of_the_sizes_leaves_fewer_versions() -> None:
+    product = model([node("MatMul", "x y", "z")], {"x": ("float32", ["M", "K"]), "y": ("float32", ["K", "N"])}, ["z"])
+
+    def versions(**dims: Sizes) -> list[Version]:
+        (one,) = plan_program(product, target="cuda:sm_80", dims=dims).launches
+        assert not one.versions[-1].conditions, "the last version is total"
+        return list(one.versions)
+
+    free, even = versions(), versions(K=Sizes(multiple=4), N=Sizes(multiple=4))
+    small = versions(**{n: Sizes(low=1, high=512, multiple=4) for n in "MKN"})
+    assert len(small) < len(even) < len(free)
+    assert any(relation == "%==" for v in free for _, relation, _ in v.conditions)
+    assert not any(relation == "%==" for v in even for _, relation, _ in v.conditions)
+    assert not any(v.kernel.endswith("_long") for v in small), "32 bits are enough"
+
+
+def test_bounds_from_above() -> None:
+    ranges: dict[str, tuple[int, int | None]] = {"M": (1, 9), "N": (0, 20), "L": (0, None)}
+    m, n, unbounded = Index.of("M"), Index.of("N"), Index.of("L")
+    assert largest(m * n + 3, ranges) == 183 and largest(((m + 7) // 8) * minimum(n, 5), ranges) == 10
+    assert largest(maximum(m, n), ranges) == 20
+    for e in (unbounded, m - n, minimum(m, unbounded), (m + 1) // n, minimum(m - 5, 3)):
+        assert largest(e, ranges) is None

@@ -25,8 +25,15 @@ def test_argmin_takes_the_cheapest_allowed_entry_and_the_first_among_equals() ->
 
 def test_explain_shows_path_estimates_and_barred_kernels() -> None:
     d = Split(L, 16, Leaf(2), ArgMin((Entry(0, L, guard=L % 4), Entry(1, L * 2))))
-    assert explain(d, {"L": 7}) == ("L = 7 <= 16", "kernel 2")
-    assert explain(d, {"L": 18}) == ("L = 18 > 16", "kernel 1: 36", "kernel 0: guard does not hold")
+    here, away = "the only candidate here", "not compared here"
+    assert explain(d, {"L": 7}) == (
+        "L = 7 <= 16", f"taken: kernel 2, {here}", f"kernel 0: 7, {away}", f"kernel 1: 14, {away}"
+    )  # fmt: skip
+    assert explain(d, {"L": 18}) == (
+        "L = 18 > 16", "taken: kernel 1, estimate 36, the least of 1", "kernel 0: guard does not hold",
+        f"kernel 2: no estimate, {away}",
+    )  # fmt: skip
+    assert explain(d, {"L": 20})[1:3] == ("taken: kernel 0, estimate 20, the least of 2", "kernel 1: 40")
 
 
 def test_a_decision_must_be_total_and_closed() -> None:

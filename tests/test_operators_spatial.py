@@ -65,6 +65,48 @@ def test_same_padding_keeps_the_symbolic_size() -> None:
     assert [str(d) for d in graph.tensors["y"].shape] == ["N", "4", "H", "W"]
 
 
+SPREAD: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((3, 4, 2, 2), {"strides": [2, 2]}),
+    ((3, 4, 3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+    ((3, 4, 4, 3), {"strides": [2, 1], "pads": [1, 0, 1, 2]}),
+    ((4, 2, 3), {"strides": [2], "group": 2}),
+    ((4, 1, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 4}),
+    ((3, 5, 3, 3), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+    ((3, 2, 1, 1), {"strides": [2, 3]}),
+    ((2, 3, 2, 2, 2), {"strides": [2, 2, 1]}),
+    ((3, 4, 3, 2), {"strides": [2, 3], "dilations": [2, 3], "pads": [1, 0, 1, 0]}),
+]
+
+
+@pytest.mark.parametrize(("weight", "attributes"), SPREAD, ids=range(len(SPREAD)))
+def test_transposed_convolution(weight: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    rank, channels = len(weight) - 2, weight[1] * attributes.get("group", 1)
+    inputs = {"x": ("float32", ("N", weight[0], *"HWD"[:rank])), "w": floats(*weight), "b": floats(channels)}
+    model = model_of("ConvTranspose", inputs, attributes)
+    for n, size in ((0, 3), (1, 1), (2, 5)):
+        x = floats(n, weight[0], *(size + i for i in range(rank)))
+        check_with_onnxruntime(model, {"x": x}, 1e-4)
+
+
+def test_transposed_convolution_multiplies_no_inserted_zeros() -> None:
+    """A kernel of 4 at stride 2 meets every output position with 2 taps an axis."""
+    inputs = {"x": ("float32", ("N", 3, "H", "W")), "w": floats(3, 5, 4, 4)}
+    graph = import_model(model_of("ConvTranspose", inputs, {"strides": [2, 2], "pads": [1, 1, 1, 1]}))
+    (total,) = (n for n in graph.nodes if isinstance(n, Compute) and n.reduce == "sum")
+    assert list(map(str, total.reduction)) == ["3", "2", "2"]
+    assert [str(d) for d in graph.tensors["y"].shape] == ["N", "5", "2*H", "2*W"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [({"pads": [-1, 0, 0, 0]}, "negative padding"), ({"output_shape": [9, 9]}, "an output of 9 elements")],
+)
+def test_what_transposed_convolution_refuses(attributes: dict[str, Any], said: str) -> None:
+    inputs = {"x": ("float32", ("N", 3, "H", "W")), "w": floats(3, 5, 3, 3)}
+    with pytest.raises(UnsupportedError, match=said):
+        import_model(model_of("ConvTranspose", inputs, attributes))
+
+
 POOLINGS: list[tuple[str, dict[str, Any]]] = [
     ("MaxPool", {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1]}),
     ("MaxPool", {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -149,24 +150,36 @@ def test_a_choice_that_no_iteration_changes_is_made_once() -> None:
     assert unswitch(both) == both
 
 
-def test_a_run_of_tasks_divides_once() -> None:
-    nest = (Mark("task", (loop("b", "B", loop("i", "N", copy(ix(0), at("x", "i")))),)),)
-    body, count = tasks(mark_parallel(nest, ("b", "i")), runs=True)
-    assert count == ix("B") * "N"
-    (run,) = body
-    assert isinstance(run, For) and run.var == "run"
-    (let,) = run.body
-    assert isinstance(let, Let) and isinstance(let.body[0], For)
-    inner = let.body[0]
-    for begin in range(13):
-        for end in range(begin, 13):
-            env = {"B": 4, "N": 3, "begin": begin, "end": end}
-            seen = [
-                3 * r + i
-                for r in range(run.lo.evaluate(env), run.hi.evaluate(env))
-                for i in range(inner.lo.evaluate({**env, "run": r}), inner.hi.evaluate({**env, "run": r}))
-            ]
-            assert seen == list(range(begin, end))
+def executed(body: Body, env: dict[str, int]) -> list[tuple[int, ...]]:
+    """The values of b, i, j at every store, in order."""
+    found: list[tuple[int, ...]] = []
+    for n in body:
+        if isinstance(n, Let):
+            found += executed(n.body, {**env, n.var: n.value.evaluate(env)})
+        elif isinstance(n, For):
+            for x in range(n.lo.evaluate(env), n.hi.evaluate(env)):
+                found += executed(n.body, {**env, n.var: x})
+        else:
+            found.append((env["b"], env["i"], env["j"]))
+    return found
+
+
+@pytest.mark.parametrize("order", [(), ("j", "b", "i")])
+def test_a_range_of_tasks_keeps_its_loops(order: tuple[str, ...]) -> None:
+    """Every part of the range runs its own tasks, in the given order, each once; nothing is divided per task."""
+    inner = loop("i", "N", loop("j", 3, copy(ix(0), at("x", "i"))))
+    nest = (Mark("task", (loop("b", "B", inner),)),)
+    body, count = tasks(mark_parallel(nest, ("b", "i", "j")), runs=True, order=order)
+    assert count == ix("B") * "N" * 3
+    sizes = {"b": 2, "i": 4, "j": 3}
+    names = order or ("b", "i", "j")
+    points = (dict(zip(names, p, strict=True)) for p in product(*(range(sizes[x]) for x in names)))
+    want = [(p["b"], p["i"], p["j"]) for p in points]
+    for begin in range(25):
+        for end in range(begin + 1, 25):
+            assert executed(body, {"B": 2, "N": 4, "begin": begin, "end": end}) == want[begin:end]
+    innermost = show(body).splitlines()[-2]
+    assert f"serial {names[-1]} in" in innermost and "//" not in innermost
 
 
 def test_the_coincident_band_becomes_a_range_of_tasks() -> None:

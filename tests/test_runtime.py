@@ -216,6 +216,22 @@ def test_equal_shapes_are_evaluated_once(program: Program) -> None:
     assert fresh.counters["evaluations"] == 1
 
 
+def test_the_last_eight_shapes_are_remembered() -> None:
+    fresh = build_program(example(), threads=1)
+    for _ in range(3):
+        for n in range(8):
+            check(fresh, **feeds(n, 2 * n + 1))
+    assert fresh.counters["evaluations"] == 8
+    for n in (9, 0, 9, 1, 9):  # the oldest goes first
+        check(fresh, **feeds(n, 2 * n + 1))
+    assert fresh.counters["evaluations"] == 11
+    x = np.ones((6, 4), np.float32)[::2]  # other strides are another call
+    check(fresh, x=x, y=x)
+    check(fresh, **feeds(3, 4))
+    check(fresh, x=x, y=x)
+    assert fresh.counters["evaluations"] == 13
+
+
 def test_launch_arithmetic_matches_python() -> None:
     """floor division, min, max, products, nth and unused symbols, evaluated in C and by Index."""
     cases = (

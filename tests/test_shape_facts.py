@@ -196,3 +196,23 @@ def test_a_place_inside_an_image_does_not_move_its_channel() -> None:
     assert divide(c * h * w + i * w + j, 4 * h * w, ranges) == c // 4
     assert divide(c * h + i, 4 * h, ranges) == c // 4
     assert divide(c * h + i + 1, 4 * h, ranges) != c // 4, "the last row of an image carries over"
+
+
+def test_rounded_halves_that_double_to_the_size_make_it_even() -> None:
+    """Skip connections around strided convolutions: which sizes fit is one divisibility each, in any order."""
+    for order in ((0, 1), (1, 0)):
+        for up in (0, 1):
+            c = ShapeContext()
+            h = c.declare("H", "x")
+            half = (h + up) // 2
+            quarter = (half + up) // 2
+            equations = [(half * 2, h), (quarter * 2, half)]
+            for k in order:
+                c.unify(*equations[k], why=f"level {k}")
+            assert c.is_multiple(h, 4) and c.canonical(quarter * 4) == h and c.canonical(half) == c.canonical(h // 2)
+            assert {g.relation for g in c.guards()} == {"%=="}
+            for size in range(1, 17):
+                holds = all(
+                    g.left.evaluate({"H": size}) % g.right.evaluate({"H": size}) == 0 for g in c.guards()
+                )  # fmt: skip
+                assert holds == all(a.evaluate({"H": size}) == b.evaluate({"H": size}) for a, b in equations), size

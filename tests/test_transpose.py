@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -10,7 +12,7 @@ from tiny import model, node
 import polydyn
 from polydyn.checked import compile_checked
 from polydyn.codegen.ir import Body, FlatLoad, For, Store
-from polydyn.codegen.passes.transpose import dense_along, transpose_copies, transpose_loads
+from polydyn.codegen.passes.transpose import by_blocks, dense_along, transpose_copies, transpose_loads
 from polydyn.codegen.show import show
 from polydyn.schedules.expr import op
 from polydyn.schedules.index import ZERO, Index
@@ -32,6 +34,31 @@ def test_far_loads_come_from_a_block_and_near_ones_stay() -> None:
     assert transpose_loads(loop, "v", W) == loop
     only_near = over("u", "E", Store("y", ix("u") * "n", NEAR, lanes=W))
     assert transpose_loads(only_near, "u", W) == only_near
+
+
+def test_a_loop_that_only_copies_goes_from_registers_to_its_rows() -> None:
+    copy = Store("y", ix("u") * "n" + "c", FAR, lanes=W, stream=ix("s"))
+    text = show(transpose_loads(over("u", "E", copy), "u", W))
+    assert text.count("pd_transpose_rows_f32") == 1 and "alloc" not in text and "serial" not in text
+    half = replace(copy, mask=ix("m"))  # lanes that are not loaded would be stored
+    for other in (half, replace(copy, reduce="sum"), replace(copy, stride=ix(2)), replace(copy, value=op("exp", FAR))):
+        assert "pd_transpose_rows_f32" not in show(transpose_loads(over("u", "E", other), "u", W))
+
+
+def test_blocks_cover_a_loop_of_any_extent() -> None:
+    (blocks,) = by_blocks(over("u", "E", Store("y", ix("u") + 5, NEAR, lanes=W)), "u", W)
+    assert isinstance(blocks, For) and isinstance(blocks.body[0], For)
+    inner = blocks.body[0]
+    (store,) = inner.body
+    assert isinstance(store, Store)
+    for extent in (0, 1, W - 1, W, W + 1, 3 * W):
+        env = {"E": extent}
+        seen = [
+            store.address.evaluate({"u_block": b, "u": u})
+            for b in range(blocks.hi.evaluate(env))
+            for u in range(inner.hi.evaluate({**env, "u_block": b}))
+        ]
+        assert seen == [5 + i for i in range(extent)]
 
 
 def test_loads_under_a_guard_or_of_what_is_written_stay() -> None:

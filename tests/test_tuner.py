@@ -140,6 +140,27 @@ def test_every_strategy_compiles_to_right_kernels(name: str, tmp_path: Path) -> 
         np.testing.assert_allclose(program.run({"x": inputs(m)})["y"], expected(inputs(m)), rtol=1e-4, atol=1e-5)
 
 
+def test_searches_for_several_numbers_of_threads_are_in_one_program(records: Path, tmp_path: Path) -> None:
+    with Records.open(records, readonly=True) as source, Records.open(tmp_path / "r.db") as both:
+        (found,) = (r for r in source.rows() if r.kind == "search")
+        tiles = sorted({r.tile for r in source.rows() if r.kind == "throughput" and not r.shape})
+        note = json.loads(found.note) | {"decision": {"kernel": 0}}
+        for units, tile in ((1, tiles[0]), (4, tiles[-1])):
+            text = json.dumps(note | {"tiles": [[tile.compile, tile.launch]]})
+            both.put([replace(found, hardware=replace(found.hardware, units=units), note=text)])
+    polydyn.compile(linear(), records=tmp_path / "r.db", threads=1).save(tmp_path / "a.polydyn")
+    polydyn.compile(linear(), records=tmp_path / "r.db", threads=4).save(tmp_path / "b.polydyn")
+    assert (tmp_path / "a.polydyn").read_bytes() == (tmp_path / "b.polydyn").read_bytes()
+    taken = []
+    for threads in (1, 2, 3, 8):
+        program = polydyn.load(tmp_path / "a.polydyn", threads=threads)
+        np.testing.assert_allclose(program.run({"x": inputs(61)})["y"], expected(inputs(61)), rtol=1e-4, atol=1e-5)
+        (launch,) = program.explain(M=61).launches
+        taken.append((launch.kernel, *launch.choices.items()))
+        assert any(f"nth = {threads} " in line for line in launch.selection)
+    assert taken[0] == taken[1] != taken[2] and taken[2][0] == taken[3][0]
+
+
 def forced(plan: HostPlan, kernel: int) -> HostPlan:
     """The plan with one kernel in place of the decision."""
     (launch,) = plan.launches
@@ -150,7 +171,7 @@ def forced(plan: HostPlan, kernel: int) -> HostPlan:
 def test_every_kept_kernel_passes_every_check(tmp_path: Path) -> None:
     options = Options(strategy="vortex")
     tune(linear(), tmp_path / "r.db", threads=1, trials=8, options=options)
-    plan = plan_program(linear(), records=tmp_path / "r.db", threads=1, options=options)
+    plan = plan_program(linear(), records=tmp_path / "r.db", options=options)
     (launch,) = plan.launches
     assert launch.choice is not None
     for k in range(len(launch.choice.variants)):
@@ -171,6 +192,20 @@ def test_a_tuple_that_does_not_build_is_a_record_and_no_crash() -> None:
         bench = CpuBench(placed.task, cpu(1, lanes=cpu_target("cpu").width), workers)
         (cost,) = bench.per_operation([wrong])
     assert cost == float("inf") and wrong.compile in bench.failures
+
+
+def test_what_is_known_of_sizes_makes_instances() -> None:
+    (placed,) = tasks_of(linear())
+    assert placed.expected(None) == placed.expected({"B": (1, 8)}) == []
+    dims = {"M": polydyn.Sizes(0, 64, 4, likely=(32,))}
+    shapes, weights = placed.instances(placed.expected(dims))
+    rows = [dict(s)[placed.task.form.roles.row] for s in shapes]
+    assert rows[0] == 4 and rows[-1] == 64 and max(zip(weights, rows, strict=True))[1] == 32
+    # a shape without work is left out
+    assert placed.instances([({"M": 0}, 5), ({"M": 3}, 2)])[1] == (2 * 3 * 33 * 40 * 2,)
+    assert placed.instances([({"M": 0}, 5)]) == ((), ())
+    with pytest.raises(InputError, match=r"\{'L': 3\} lacks a size of M"):
+        placed.instances([({"L": 3}, 1)])
 
 
 KILLED = """

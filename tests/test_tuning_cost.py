@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from polydyn.schedules.index import Atom, Index
 from polydyn.tuning import cost
-from polydyn.tuning.backbone import Backbone, gemm
+from polydyn.tuning.backbone import Backbone, Tile, gemm
 from polydyn.tuning.cost import Kernel, blocks_at, blocks_per_unit, grid, prune_local, steps
 from polydyn.tuning.hardware import A100, Hardware, cpu
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.replay import Simulated
+from polydyn.tuning.space import Usage
 
 HALF = gemm(None, 3072, None, dtype="float16", item=2)
 FLOAT = gemm(None, 768, None)
@@ -113,3 +115,27 @@ def test_early_pruning_is_exact() -> None:
     assert prune_local([5.0, 3.0, 9.0], [[4.0, 2.0, 8.0], [2.5, 2.9, 2.0]]) == [0, 1, 2]
     assert prune_local([5.0, 2.0, 9.0], [[4.0, 2.0, 8.0], [4.5, 1.9, 2.0]]) == [0, 2]
     assert prune_local([5.0], []) == [0]
+
+
+def test_exact_tiles_are_charged_for_what_they_hold() -> None:
+    """On a CPU: blocks share a static loop evenly, a reduction ends where it ends, columns are whole vectors."""
+    sizes = {"b.k": 768, "w.i": 6, "w.j": 64, "w.k": 1, "v.i": 1, "v.j": 16, "v.k": 1}
+    tile = Tile(tuple(sizes.items()), (("b.i", 96), ("b.j", 256)))
+    measured = Kernel(tile, Usage(0, 30, 1), 0.0, 1e-3, 0.0, 1e-3, one_row=0.4, three_rows=0.6)
+    static = gemm(None, 768, 768)  # three blocks of columns
+    assert cost._exact(static, cpu(), measured).evaluate({"i": 96}) == pytest.approx(3e9, rel=1e-6)
+    wide = replace(measured, tile=replace(tile, launch=(("b.i", 96), ("b.j", 1024))))
+    assert cost._exact(static, cpu(), wide).evaluate({"i": 96}) == pytest.approx(1e9, rel=1e-6)
+    free = gemm(None, None, None)
+    narrow = replace(measured, one_vector=0.5, least=0.3)
+    form = cost._exact(free, cpu(), narrow)
+
+    def at(i: int, j: int, k: int) -> float:
+        return form.evaluate({"i": i, "j": j, "k": k}) / 1e9
+
+    assert at(96, 256, 768) == pytest.approx(1, rel=1e-3) and at(96, 256, 64) == pytest.approx(1 / 12, rel=1e-3)
+    one = at(6, 64, 768)  # a register tile
+    assert one == pytest.approx(1 / 64, rel=1e-3)
+    assert at(6, 1, 768) == at(6, 16, 768) == pytest.approx(one / 2, rel=1e-2)
+    assert at(1, 64, 768) == pytest.approx(0.4 * one, rel=1e-2) and at(1, 5, 768) == pytest.approx(0.3 * one, rel=1e-2)
+    assert at(6, 80, 768) == pytest.approx(1.5 * one, rel=1e-2) and at(0, 5, 7) == at(5, 0, 7) == at(5, 7, 0) == 0

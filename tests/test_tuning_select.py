@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from polydyn.errors import ScheduleError
+from polydyn.shapes.sizes import Sizes
 from polydyn.tuning.backbone import Tile, gemm
 from polydyn.tuning.select import (
     assign,
     cover,
+    expected_shapes,
     fastest,
     joint,
     near_best,
     quality,
     sample_free_shapes,
-    shapes_from_log,
-    shapes_in_ranges,
     top_n,
     top_ranked,
     vote,
@@ -89,13 +89,29 @@ def test_instances_without_samples_have_odd_and_aligned_sizes() -> None:
     assert sample_free_shapes(gemm(8, 8, 8)) == (((),), (1.0,))
 
 
-def test_ranges_and_traffic_make_weights_of_operations() -> None:
-    b = gemm(None, 8, 8)
-    shapes, weights = shapes_in_ranges(b, {"i": (1, 512)}, 10)
-    assert (dict(shapes[0])["i"], dict(shapes[-1])["i"]) == (1, 512)
-    assert weights[-1] == 512 * weights[0]
-    assert shapes_in_ranges(b, {"i": (0, 0)})[0] == ((("i", 1),),)
-    with pytest.raises(KeyError):
-        shapes_in_ranges(b, {})
-    seen = {(("i", 7),): 3, (("i", 2),): 1}
-    assert shapes_from_log(b, seen) == (((("i", 2),), (("i", 7),)), (256.0, 3 * 7 * 128.0))
+def test_ranges_give_sizes_that_are_allowed_and_stand_for_all() -> None:
+    shapes = expected_shapes({"L": Sizes(7, 512, 8)})
+    sizes = [s["L"] for s, _ in shapes]
+    assert sizes[0] == 8 and sizes[-1] == 512 and all(n % 8 == 0 for n in sizes)
+    assert sum(p for _, p in shapes) == pytest.approx(1)
+    assert [s["L"] for s, _ in expected_shapes({"L": Sizes(1, 4)})] == [1, 2, 3, 4]
+    assert expected_shapes({"L": Sizes(0, 0)}) == [({"L": 0}, 1.0)]
+    assert expected_shapes({}) == [({}, 1.0)]
+
+
+def test_likely_sizes_weigh_most_and_restrict_nothing() -> None:
+    sizes = Sizes(1, 512, likely=(384, 128), probabilities=(0.25, 0.75))
+    chances = {s["L"]: p for s, p in expected_shapes({"L": sizes})}
+    assert chances[128] == pytest.approx(3 * chances[384], rel=0.1) and chances[128] + chances[384] > 0.9
+    assert {1, 512} <= set(chances) and sum(chances.values()) == pytest.approx(1)
+    equal = {s["L"]: p for s, p in expected_shapes({"L": Sizes(1, 512, likely=(100, 200))})}
+    assert equal[100] == equal[200] == 0.45
+
+
+def test_shapes_of_several_symbols_are_thinned_by_probability() -> None:
+    dims = {"B": Sizes(1, None, likely=(4,)), "L": Sizes(1, 512, likely=(128,)), "M": Sizes()}
+    shapes = expected_shapes(dims, 100)
+    assert len(shapes) <= 100 and sum(p for _, p in shapes) == pytest.approx(1)
+    share = sum(p for s, p in shapes if s["B"] == 4 and s["L"] == 128)
+    assert share == pytest.approx(0.82, abs=0.03)  # 0.9 squared and the spaced 128
+    assert len({s["M"] for s, _ in shapes}) > 10

@@ -176,3 +176,14 @@ def test_a_group_of_which_nothing_runs_is_an_error() -> None:
 def test_an_unknown_strategy_is_refused_with_the_list() -> None:
     with pytest.raises(InputError, match="bladedisc, dietcode, ftuner, polydyn, tscompiler, vortex"):
         strategy("ansor")
+
+
+def test_sizes_outside_the_given_ones_lose_little() -> None:
+    sim = Simulated(HALF, A100)
+    given = tuple((("i", m),) for m in range(1, 9))
+    asked = replace(problem(A100), backbone=HALF, shapes=given, weights=(1.0,) * 8)
+    outside = [HALF.sizes({"i": n}) for n in (29, 61, 211, 333, 1008, 5003, 20011)]
+    tuned = tune(strategy("polydyn"), asked, A100, sim, trials=60)
+    assert sum(tuned.weights[:8]) == pytest.approx(0.9 * sum(tuned.weights))
+    alone = tune(replace(strategy("polydyn"), outside=0.0), asked, A100, sim, trials=60)
+    assert float(np.mean(reached(tuned, sim, outside))) > 0.9 > float(np.mean(reached(alone, sim, outside)))

@@ -1,5 +1,6 @@
 /* Read bandwidth: argv[1] threads, each sums its share of an array of argv[2] KiB, over and over; by default the array
-   is far larger than the caches, so that it is memory's. Prints GB/s (1e9 bytes) of all threads together, the best of several rounds. */
+   is far larger than the caches, so that it is memory's. A share is read from end to end, or in 4 or 16 places in turn,
+   which more prefetchers serve. Prints GB/s (1e9 bytes) of all threads together, the best of all rounds. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -9,7 +10,8 @@
 
 typedef uint64_t vec __attribute__((vector_size(64)));
 
-enum { ROUNDS = 7 };
+enum { EACH = 7, ROUNDS = 3 * EACH };
+static const size_t streams_of[ROUNDS / EACH] = {1, 4, 16};
 static const size_t ENOUGH = (size_t)512 << 20; /* bytes that a round reads at least */
 static size_t passes;
 static pthread_barrier_t gate;
@@ -18,12 +20,18 @@ static volatile uint64_t sink;
 /* Each thread reads the clock itself: on a busy machine the main thread would start its clock too late. */
 struct share { const vec *first; size_t count; double start[ROUNDS], end[ROUNDS]; };
 
-static void sum(const struct share *s)
+static void sum(const struct share *s, size_t streams)
 {
     vec a = {0}, b = {0}, c = {0}, d = {0};
-    for (size_t i = 0; i + 4 <= s->count; i += 4) {
+    size_t length = s->count / streams;
+    for (size_t i = 0; streams == 1 && i < length; i += 4) {
         a += s->first[i]; b += s->first[i + 1]; c += s->first[i + 2]; d += s->first[i + 3];
     }
+    for (size_t i = 0; streams > 1 && i < length; i += 4)
+        for (size_t k = 0; k < streams; k++) {
+            const vec *at = s->first + k * length + i;
+            a += at[0]; b += at[1]; c += at[2]; d += at[3];
+        }
     vec all = a + b + c + d;
     sink = all[0] + all[7];
 }
@@ -42,7 +50,7 @@ static void *worker(void *argument)
         pthread_barrier_wait(&gate);
         mine->start[r] = now();
         for (size_t p = 0; p < passes; p++) {
-            sum(mine);
+            sum(mine, streams_of[r / EACH]);
             __asm__ volatile("" : : : "memory"); /* every pass reads again */
         }
         mine->end[r] = now();
@@ -54,7 +62,7 @@ int main(int argc, char **argv)
 {
     int threads = argc > 1 ? atoi(argv[1]) : 1;
     size_t bytes = argc > 2 ? (size_t)atol(argv[2]) << 10 : ENOUGH;
-    size_t count = bytes / sizeof(vec) / threads / 4 * 4;
+    size_t count = bytes / sizeof(vec) / threads / 64 * 64;
     double best = 1e30;
     vec *memory = aligned_alloc(64, bytes);
     struct share *shares = calloc(threads, sizeof *shares);

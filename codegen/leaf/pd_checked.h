@@ -72,6 +72,7 @@ PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 #define vloads_i64(b, i, s, n) pdc_vload_i64(b, i, s, n, #b)
 #define vloads_u8(b, i, s, n) pdc_vload_u8(b, i, s, n, #b)
 #define vstore_f32(b, i, v) pdc_vstore_f32(b, i, 1, v, PD_W, #b)
+#define vstream_f32(b, i, v, s) ((void)(s), vstore_f32(b, i, v))
 #define vstore_i32(b, i, v) pdc_vstore_i32(b, i, 1, v, PD_W, #b)
 #define vstore_i64(b, i, v) pdc_vstore_i64(b, i, 1, v, PD_W, #b)
 #define vstore_u8(b, i, v) pdc_vstore_u8(b, i, 1, v, PD_W, #b)

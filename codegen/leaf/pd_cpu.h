@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifndef PD_W
 #define PD_W 16
@@ -110,6 +111,23 @@ PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
 #endif
 PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i); }
 PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i, 0, 2); }
+/* Where s > 0 an aligned vector goes around the caches: its line is not read first, and drives nothing out. pd_drain
+   must come before anybody else may read it. */
+#if defined(__clang__)
+#define PD_STREAM(to, v) __builtin_nontemporal_store(v, (vf32 *)(to))
+#elif defined(__AVX512F__) && PD_W == 16
+#define PD_STREAM(to, v) __builtin_ia32_movntps512(to, v)
+#elif defined(__AVX__) && PD_W == 8
+#define PD_STREAM(to, v) __builtin_ia32_movntps256(to, v)
+#elif defined(__SSE2__) && PD_W == 4
+#define PD_STREAM(to, v) __builtin_ia32_movntps(to, v)
+#else
+#define PD_STREAM(to, v) memcpy(to, &(v), sizeof(v))
+#endif
+PD_INLINE void vstream_f32(f32 *b, i64 i, vf32 v, i64 s) {
+  if (__builtin_expect(s > 0 && (uintptr_t)(b + i) % sizeof v == 0, 0)) PD_STREAM(b + i, v);
+  else vstore_f32(b, i, v);
+}
 #define PD_MASKED(T, V)                                                                                               \
   PD_INLINE V vloadm_##T(const T *b, i64 i, i64 n) { return vloads_##T(b, i, 1, n); }                                  \
   PD_INLINE void vstorem_##T(T *b, i64 i, V v, i64 n) { vstores_##T(b, i, 1, v, n); }
@@ -138,6 +156,25 @@ PD_INLINE vf32 vwiden_f32(hf32 h) {
 #else
 PD_INLINE vf32 vwiden_f32(hf32 h) { vf32 v = {0}; memcpy(&v, &h, sizeof h); return v; }
 #endif
+#if defined(__SSE2__)
+#define pd_drain() __builtin_ia32_sfence()
+#else
+#define pd_drain() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#endif
+/* What a launch must move for its stores to stream: a core's share of the last level. Virtual machines report all of a
+   processor with many of them (glibc multiplies), so that more than the usual share is not believed. */
+#define PD_CACHE_BYTES pd_cache_bytes()
+PD_INLINE i64 pd_cache_bytes(void) {
+  static i64 bytes;
+  i64 n = __atomic_load_n(&bytes, __ATOMIC_RELAXED);
+  if (n) return n;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  n = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+  n = n > 0 ? PD_MIN(n, 32 << 20) : 32 << 20;
+  __atomic_store_n(&bytes, n, __ATOMIC_RELAXED);
+  return n;
+}
 
 #define PD_VALUES(T, V)                                                                                               \
   PD_INLINE V vbcast_##T(T x) { return x - (V){0}; }                                                                   \
@@ -239,7 +276,7 @@ PD_UNSIGNED(u8, u32) PD_UNSIGNED(u16, u32) PD_UNSIGNED(u32, u32) PD_UNSIGNED(u64
 PD_FLOATS(f32, f) PD_FLOATS(f64, )
 
 /* Largest errors over all float32 exponents, denormals included, in units in the last place: exp 0.9 (1.1 where there is
-   no FMA), tanh 2.5, erf 1.3 (1.6), sigmoid 2.3; scalar tails (libm) 0.6, 2.1, 0.9, 2.3 (tests/test_c_math.py). */
+   no FMA), tanh 2.5 (2.7), erf 1.3 (1.6), sigmoid 2.3; scalar tails (libm) 0.6, 2.1, 0.9, 2.3 (tests/test_c_math.py). */
 /* -- vector math ------------------------------------------------------------------------------------------------- */
 
 PD_INLINE vf32 pd_rint_fast(vf32 x) { const f32 magic = 12582912.0f; return (x + magic) - magic; } /* |x| < 2^22 */
@@ -264,7 +301,16 @@ PD_INLINE vf32 pd_below(vf32 x, f32 limit, vf32 a, vf32 b) {
 PD_INLINE vf32 pd_below(vf32 x, f32 limit, vf32 a, vf32 b) { return vsel_f32(x < limit, a, b); }
 #endif
 PD_INLINE vf32 pd_magnitude(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
-PD_INLINE vf32 pd_signed(vf32 a, vf32 x) { return (vf32)((vi32)a | ((vi32)x & (i32)0x80000000)); } /* a >= 0 */
+/* |a| with the sign of x */
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vf32 pd_signed(vf32 a, vf32 x) {
+  return (vf32)__builtin_ia32_pternlogd512_mask((vi32)a, (vi32)x, (vi32){0} + 0x7fffffff, 0xe4, 0xffff);
+}
+#else
+PD_INLINE vf32 pd_signed(vf32 a, vf32 x) {
+  return (vf32)(((vi32)a & 0x7fffffff) | ((vi32)x & (i32)0x80000000));
+}
+#endif
 
 /* exp of [-105, 89]: Cody-Waite reduction by ln 2, minimax of degree 6 on [-ln2/2, ln2/2] */
 PD_INLINE vf32 pd_exp_bounded(vf32 x) {
@@ -285,20 +331,22 @@ PD_INLINE vf32 pd_exp_inline_vf32(vf32 x) {
   return pd_exp_bounded(vless(vbcast_f32(89.0f), vgreater(vbcast_f32(-105.0f), x)));
 }
 
-/* tanh: -m / (m + 2) with m = exp(-2|x|) - 1 = 2^n (exp(r) - 1) + (2^n - 1), which keeps its digits near zero */
+/* tanh: |m / (m + 2)| with m = exp(-2|x|) - 1 = 2^n (exp(2r) - 1) - (1 - 2^n), which keeps its digits near zero; the
+   polynomial is minimax for (exp(2r) - 1) / r on [-ln2/4, ln2/4] with an exact first coefficient. m of the other sign
+   would save the sign's handling, but above 2 the sum m + 2 is rounded twice as coarsely */
 PD_INLINE vf32 pd_tanh_inline_vf32(vf32 x) {
   const f32 magic = 12582912.0f;
-  vf32 a = vless(vbcast_f32(9.1f), pd_magnitude(x));
-  vf32 t = a * -2.88539008177792681f + magic, n = t - magic;
+  vf32 h = vgreater(vbcast_f32(-9.1f), (vf32)((vi32)x | (i32)0x80000000));
+  vf32 t = h * 2.88539008177792681f + magic, n = t - magic;
   vf32 s = (vf32)(((vi32)t << 23) + 0x3f800000);
-  vf32 r = a * -2.0f - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  vf32 p = 1.3882516725e-3f * r + 8.3665473101e-3f;
-  p = p * r + 4.1667200710e-2f;
-  p = p * r + 1.6666543420e-1f;
-  p = p * r + 4.9999998150e-1f;
-  vf32 q = r * s, m = p * r * q + q + (s - 1.0f);
-  return pd_signed(pd_magnitude(m / (m + 2.0f)), x);
+  vf32 r = h - n * 0.346573590279972654709f;
+  vf32 p = 8.8757254183e-2f * r + 2.6772555709e-1f;
+  p = p * r + 6.6667944193e-1f;
+  p = p * r + 1.3333235979f;
+  p = p * r + 1.9999998808f;
+  p = p * r + 2.0f;
+  vf32 m = p * (r * s) - (1.0f - s);
+  return pd_signed(m / (m + 2.0f), x);
 }
 
 /* erf: x times an even polynomial below 0.9, else 1 - exp(polynomial), which fits log(1 - erf) on [0.9, 4], where erf
@@ -485,7 +533,28 @@ static __attribute__((noinline, unused)) void pd_transpose_f32(f32 *d, i64 at, c
   pd_transpose_block(v);
   _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) if (r < m) vstore_f32(d, at + r * PD_W, v[r]);
 }
+/* the same to rows p elements apart; only live lanes of them are written, and whole lines may stream */
+static __attribute__((noinline, unused)) void pd_transpose_rows_f32(
+    f32 *restrict d, i64 at, const f32 *restrict b, i64 i, i64 s, i64 n, i64 m, i64 p, i64 stream) {
+  vf32 v[PD_W];
+  if (n >= PD_W && m >= PD_W) {
+    _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) v[r] = vload_f32(b, i + r * s);
+    pd_transpose_block(v);
+    if (sizeof *v == 64 && stream > 0) {
+      _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) vstream_f32(d, at + r * p, v[r], stream);
+      return;
+    }
+    _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) vstore_f32(d, at + r * p, v[r]);
+    return;
+  }
+  _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) v[r] = r < n ? vloadm_f32(b, i + r * s, m) : (vf32){0};
+  pd_transpose_block(v);
+  _Pragma("GCC unroll 16") for (int r = 0; r < PD_W; ++r) if (r < m) vstorem_f32(d, at + r * p, v[r], n);
+}
 #else                                                      /* a macro: checked accesses know buffers by their names */
+#define pd_transpose_rows_f32(d, at, b, i, s, n, m, p, stream)                                                         \
+  for (i64 pd_c = 0; pd_c < PD_W && pd_c < (m); ++pd_c)                                                                \
+    vstorem_f32(d, (at) + pd_c * (p), vloads_f32(b, (i) + pd_c, s, PD_MIN(n, PD_W)), PD_MIN(n, PD_W))
 #define pd_transpose_f32(d, at, b, i, s, n, m)                                                                         \
   for (i64 pd_c = 0; pd_c < PD_W && pd_c < (m); ++pd_c)                                                                \
     vstore_f32(d, (at) + pd_c * PD_W, vloads_f32(b, (i) + pd_c, s, PD_MIN(n, PD_W)))

@@ -6,7 +6,7 @@ Instead of padding (DietCode's local padding, right for GPUs) the CPU binds the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from polydyn.codegen.ir import (
@@ -101,12 +101,13 @@ def unswitch(body: Body) -> Body:
     return rewrite(body, f)
 
 
-def tasks(body: Body, mark: str = "task", runs: bool = False) -> tuple[Body, Index]:
+def tasks(body: Body, mark: str = "task", runs: bool = False, order: Sequence[str] = ()) -> tuple[Body, Index]:
     """The marked nest of coincident loops becomes a linear range of tasks [begin, end).
 
     Returns the body and the number of tasks. The loops directly below the mark, one inside the other, are the
-    coincident band; all must start at 0. With ``runs`` the innermost of them stays a loop, over its part of the range,
-    so that the other coordinates are divided out once for a run of tasks instead of for each.
+    coincident band; all must start at 0. With ``runs`` they stay loops, each over its part of the range, so that no
+    task divides its number into coordinates. ``order``: the band's loops as tasks are numbered, outermost first (any
+    order is right: the band is coincident); empty for the order in which they stand.
     """
     total: list[Index] = []
 
@@ -121,18 +122,34 @@ def tasks(body: Body, mark: str = "task", runs: bool = False) -> tuple[Body, Ind
         if any(x.lo != ZERO for x in band):
             raise CodegenError("a task loop does not start at 0")
         total.append(product(x.hi for x in band))
-        begin, end = Index.of("begin"), Index.of("end")
-        if not runs or len(band) < 2:
-            return For("task", begin, end, _split(Index.of("task"), band, inner), "serial")
-        last, number = band[-1], Index.of("run")
-        lo, hi = maximum(0, begin - number * last.hi), minimum(last.hi, end - number * last.hi)
-        rest = _split(number, band[:-1], (For(last.var, lo, hi, inner, "serial"),))
-        return For("run", begin // last.hi, end.ceildiv(last.hi), rest, "serial")
+        band.sort(key=lambda x: order.index(x.var) if x.var in order else -1)
+        if runs and len(band) > 1:
+            return _ranges(band, inner)
+        return For("task", Index.of("begin"), Index.of("end"), _split(Index.of("task"), band, inner), "serial")
 
     out = rewrite(body, f)
     if len(total) != 1:
         raise CodegenError(f"{len(total)} task marks in one kernel")
     return out, total[0]
+
+
+def _ranges(band: list[For], body: Body) -> Body:
+    """Loops over the points of the band that are tasks [begin, end): each over those with a task inside."""
+    counts = [x.hi if x.hi.constant is not None else Index.of(f"{x.var}_count") for x in band]
+    before = [ZERO]  # of each loop: tasks before the point of the loops around it
+    for k, x in enumerate(band):
+        before.append(before[k] + Index.of(x.var) * product(counts[k + 1 :]))
+    for k, x in reversed(list(enumerate(band))):
+        inside, first = product(counts[k + 1 :]), before[k]
+        lo, hi = (Index.of("begin") - first) // inside, (Index.of("end") - first).ceildiv(inside)
+        if k:
+            lo, hi = maximum(0, lo), minimum(counts[k], hi)
+        stop = f"{x.var}_stop"
+        body = (Let(stop, hi, (For(x.var, lo, Index.of(stop), body, "serial"),)),)
+    for x, count in zip(band, counts, strict=True):
+        if count.constant is None:
+            body = (Let(str(count), x.hi, body),)
+    return body
 
 
 def _split(number: Index, band: list[For], body: Body) -> Body:

@@ -23,6 +23,7 @@ from polydyn.codegen.ir import (
     Store,
     map_values,
     rewrite,
+    substitute,
     walk,
     walk_value,
 )  # fmt: skip
@@ -31,6 +32,7 @@ from polydyn.schedules.expr import FromIndex, Op, Value
 from polydyn.schedules.index import ONE, ZERO, Index, minimum
 
 LEAF = "pd_transpose_f32"
+ROWS_LEAF = "pd_transpose_rows_f32"
 
 
 def has_transposes(target: CpuTarget) -> bool:
@@ -47,15 +49,31 @@ def dense_along(v: Value, var: str, width: int) -> bool:
     return along == ONE and not own
 
 
+def by_blocks(body: Body, var: str, width: int) -> Body:
+    """Loops ``var`` become loops over blocks of ``width`` iterations, the last of which may be shorter."""
+
+    def f(n: Node) -> Node:
+        if not (isinstance(n, For) and n.var == var and n.lo == ZERO):
+            return n
+        first = Index.of(f"{var}_block") * width
+        inner = For(var, ZERO, minimum(width, n.hi - first), substitute(n.body, {var: first + var}), n.kind)
+        return For(f"{var}_block", ZERO, n.hi.ceildiv(width), (inner,))
+
+    return rewrite(body, f)
+
+
 def transpose_loads(body: Body, var: str, width: int) -> Body:
     """Loops ``var`` of at most ``width`` iterations read such loads from blocks on the stack, transposed before them.
 
     Before: ``for u: ... x[s*lane + u] ...``; after: ``block = transpose(x); for u: ... block[W*u + lane] ...``.
+    A loop that only copies such a load goes from registers to where it belongs: ``y[p*u ...] = transpose(x)``.
     """
 
     def f(n: Node) -> Node | Body:
         if not (isinstance(n, For) and n.var == var):
             return n
+        if (copy := _copied_rows(n, width)) is not None:
+            return copy
         stored = {x.buffer for x in walk(n.body) if isinstance(x, Store)}
         found = [v for v in _unguarded(n.body) if dense_along(v, var, width) and v.buffer not in stored]
         out: Body = (n,)
@@ -93,6 +111,22 @@ def transpose_copies(body: Body, var: str, width: int) -> Body:
         return For(var, ZERO, n.hi.ceildiv(width), (call,))
 
     return rewrite(body, f)
+
+
+def _copied_rows(n: For, width: int) -> Call | None:
+    """The call that is all of the loop, where it copies nothing but such a load to rows of stride 1."""
+    store = n.body[0] if len(n.body) == 1 else None
+    if not isinstance(store, Store) or store.reduce or store.stride != ONE or n.lo != ZERO:
+        return None
+    v, (pitch, at) = store.value, store.address.split(n.var)
+    if n.var in pitch.symbols() | at.symbols() or not dense_along(v, n.var, width):
+        return None
+    assert isinstance(v, FlatLoad)
+    if store.mask != v.mask or store.buffer == v.buffer:
+        return None
+    call = _call(Pointer(v.dtype, store.buffer, at), v, ZERO, n.hi, width, n.var)
+    more = (FromIndex("int64", x) for x in (pitch, ZERO if store.stream is None else store.stream))
+    return Call(ROWS_LEAF, (*call.args, *more))
 
 
 def _swap(table: Mapping[FlatLoad, Value], v: Value) -> Value:

@@ -65,6 +65,17 @@ def _split(i: Index, var: str, start: Index, width: int) -> tuple[Index, Index]:
     return stride, rest
 
 
+def is_affine_in_lanes(i: Index, var: str, width: int, ranges: Mapping[str, Index]) -> bool:
+    """Whether an address moves by one stride a lane, where vectors of ``var`` begin at multiples of the width."""
+    if var not in i.symbols():
+        return True
+    try:
+        _split(simplify(i, ranges), var, Index.of("@vector") * width, width)
+    except CodegenError:
+        return False
+    return True
+
+
 class _Lanes:
     """Rewrites one iteration's body for lanes ``start + @lane`` of ``var``."""
 

@@ -144,6 +144,8 @@ class ValuePrinter:
             return f"vstores_{t}({p}, {index_text(n.stride)}, {x}, {count});"
         if n.mask is not None:
             return f"vstorem_{t}({p}, {x}, {index_text(n.mask)});"
+        if n.stream is not None and t == "f32":
+            return f"vstream_f32({p}, {x}, {index_text(n.stream)});"
         return f"vstore_{t}({p}, {x});"
 
     def _op(self, v: Op, lanes: int) -> str:

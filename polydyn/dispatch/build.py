@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 
@@ -34,6 +35,8 @@ class Dispatch:
     decision: Decision
 
 
+_DENSE = 1024
+"""Sizes that a tree is fitted to."""
 _PAIRED = 6
 """How many kernels (the most used) are combined with each other; more would only lengthen the comparison."""
 
@@ -72,10 +75,14 @@ def _tree(tuned: Tuned) -> Dispatch:
 
 
 def _dense(tuned: Tuned) -> Iterator[dict[str, int]]:
-    """Sizes spaced by ratio up to 2**16, about a thousand in all: far denser than anything that is measured."""
+    """Sizes spaced by ratio up to 2**16, far denser than anything that is measured: all of one loop, or tuples of
+    several, drawn with a fixed seed (a grid of so many tuples would know a handful of sizes of each).
+    """
     names = _symbols(tuned)
-    axis = sorted({round(v) for v in np.geomspace(1, 1 << 16, max(4, round(1024 ** (1 / len(names)))))})
-    for sizes in product(axis, repeat=len(names)):
+    axis = sorted({round(v) for v in np.geomspace(1, 1 << 16, _DENSE if len(names) == 1 else 64)})
+    draw = random.Random(0)
+    drawn = [(v,) for v in axis] if len(names) == 1 else [draw.choices(axis, k=len(names)) for _ in range(_DENSE)]
+    for sizes in drawn:
         yield tuned.backbone.sizes(dict(zip(names, sizes, strict=True)))
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from polydyn.fusion.append import Append
 from polydyn.graph.ir import Compute, Graph
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.model import row_major
 
 
@@ -105,3 +105,11 @@ class FusionPlan:
         """Strides of a tensor in memory, in elements."""
         free = tuple(map(Index.of, self.strides.get(tensor, ())))
         return (*free, *row_major(self.graph.tensors[tensor].shape)[len(free) :])
+
+    def address_of(self, tensor: str, subscripts: tuple[Index, ...]) -> tuple[str, Index]:
+        """(buffer, element offset) of a tensor's element, through windows into concatenations."""
+        window = self.windows.get(tensor)
+        if window is not None:
+            moved = tuple(i + window.offset if a == window.axis else i for a, i in enumerate(subscripts))
+            return self.address_of(window.target, moved)
+        return tensor, sum((i * s for i, s in zip(subscripts, self.strides_of(tensor), strict=True)), ZERO)

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from polydyn.codegen.passes.vectorise import has_lanes
+from polydyn.codegen.passes.vectorise import has_lanes, is_affine_in_lanes
 from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.partition import Join
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
 from polydyn.schedules.expr import ITEMSIZE, Load, Op, loads
 from polydyn.schedules.index import ONE, ZERO, Index, product
+
+WIDEST = 16
+"""Lanes of the widest vectors: what is affine in them is so in narrower ones."""
 
 
 def is_tileable(graph: Graph, n: Compute) -> bool:
@@ -59,6 +62,8 @@ def epilogue(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | Non
             return "it does not read the contraction's output element by element"
         if not is_tileable(graph, n):
             return "it has no form in the register tile's vector lanes"
+        if (scattered := _scattered(plan, n)) is not None:
+            return f"it reads {scattered} at addresses that are not affine along a vector of columns"
     return Join(len(shape), "element-wise on the contraction's output (epilogue)", "contract")
 
 
@@ -91,6 +96,17 @@ def stitch(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
         made.append(n)
     reduces = any(not n.is_map for n in b.nodes)
     return Join(prefix, "reduces rows that the group makes (stitch)" if reduces else "element-wise on shared rows")
+
+
+def _scattered(plan: FusionPlan, n: Compute) -> str | None:
+    """A tensor that vectors along the node's last axis would have to gather."""
+    ranges = {dim_name(a): e for a, e in enumerate(plan.graph.tensors[n.output].shape)}
+    column = dim_name(own_prefix(plan.graph, n) - 1)
+    for x in loads(n.body):
+        _, address = plan.address_of(x.buffer, x.index)
+        if not is_affine_in_lanes(address, column, WIDEST, ranges):
+            return x.buffer
+    return None
 
 
 def _narrows(n: Compute) -> bool:

@@ -18,7 +18,7 @@ from polydyn.graph.propagate import propagate
 from polydyn.graph.typed import Typed
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, indices, load, map_index, op, transform
-from polydyn.schedules.index import Index, fetch, product
+from polydyn.schedules.index import ONE, Index, fetch, product
 from polydyn.schedules.ranges import Ranges, upper_bound
 from polydyn.shapes.sizes import Dims
 
@@ -111,17 +111,22 @@ class _Builder:
         shape = list(self.tensors[parts[0]].shape)
         shape[axis] = sum((self.tensors[p].shape[axis] for p in parts), Index.of(0))
         self.tensors[name] = Tensor(name, self.tensors[parts[0]].dtype, tuple(map(self.facts.canonical, shape)))
-        self.nodes.append(Concat(name, parts, axis, self.current.name if self.current else ""))
+        node = Concat(name, parts, axis, self.current.name if self.current else "")
+        self.nodes.append(node)
+        self.positions.learn_concat(node, tuple(self.tensors[p].shape[axis] for p in parts))
         return name
 
     def alias(self, output: str, source: str) -> None:
         """The output is the source under another name."""
         self.aliases[output] = self.aliases.get(source, source)
 
-    def bound(self, indices: str, size: Dim) -> None:
+    def bound(self, indices: str, size: Dim, component: int | None = None) -> None:
         """Known indices bound the axis now (a guard when it is symbolic); others are checked on every call."""
         place = f"{self.current.name} ({self.current.op})" if self.current else "a gather"
         value, known = self.value(indices), self.constant(indices)
+        if component is not None:
+            value = None if value is None else value[..., component]
+            known = None if known is None else known[..., component]
         found = set(value.flat) if value is not None else set()
         if known is not None and known.size:
             found = {Index.of(int(known.min())), Index.of(int(known.max()))}
@@ -130,12 +135,16 @@ class _Builder:
             self.facts.at_most(i + 1, size, why)
             self.facts.at_most(-i, size, why)
         if value is None and known is None:
-            self._bound_on_data(self.aliases.get(indices, indices), size, place)
+            self._bound_on_data(self.aliases.get(indices, indices), size, place, component)
 
-    def _bound_on_data(self, indices: str, size: Dim, place: str) -> None:
+    def _bound_on_data(self, indices: str, size: Dim, place: str, component: int | None) -> None:
         """A bound on what the primitive will fetch: the tensor, or the one that it is a shifted view of, whole."""
         shape = self.tensor(indices).shape
         at = [Index.of(dim_name(i)) for i in range(len(shape))]
+        part = (0, 1)
+        if component is not None:
+            part = component, int(shape[-1].constant or 1)
+            at[-1], shape = Index.of(component), (*shape[:-1], ONE)
         formula = self.positions.resolve(fetch(indices, at), self.aliases, [])
         fetched = formula.fetches()
         if not fetched:
@@ -148,7 +157,19 @@ class _Builder:
             if whole and moving <= used and not offset.fetches() and not offset.symbols() & set(map(str, at)):
                 self.bounds.append(IndexBound(a.name, size, place, offset))
                 return
-        self.bounds.append(IndexBound(indices, size, place))
+        self.bounds.append(IndexBound(indices, size, place, part=part))
+
+    def position(self, indices: str, at: tuple[Index, ...], size: Dim, ranges: Ranges) -> Index | None:
+        """A subscript that is a formula, inside its axis; None when it is data or may be negative."""
+        name = self.aliases.get(indices, indices)
+        self._ensure(name)
+        found = self.positions.resolve(fetch(name, at), self.aliases, [])
+        if (found.constant or 0) < 0:
+            found = found + size
+        if found.fetches() or not self.facts.nonnegative(found, ranges):
+            return None
+        self._inside(found, size, ranges)
+        return found
 
     def new_constant(self, array: Array, hint: str) -> str:
         """Adds a constant."""

@@ -115,13 +115,15 @@ class Guard:
 class IndexBound:
     """Every integer of ``tensor`` plus ``offset`` is a subscript of an axis of ``size``: it lies in [-size, size).
 
-    ``node``: the ONNX node that uses it so. Checked on the data of every call.
+    ``node``: the ONNX node that uses it so. ``part``: (first, step) of the integers meant, where tuples of subscripts
+    lie one behind the other. Checked on the data of every call.
     """
 
     tensor: str
     size: Dim
     node: str
     offset: Dim = ZERO
+    part: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from polydyn.graph.ir import Compute, dim_name
+from polydyn.graph.ir import Compute, Concat, Dim, dim_name
 from polydyn.schedules.expr import Array, Const, FromIndex, Load, Op, Value
 from polydyn.schedules.index import ZERO, Atom, Index, fetch
 
@@ -25,12 +25,20 @@ class Positions:
 
     def __init__(self) -> None:
         self._formulas: dict[str, Index] = {}
+        self._concats: dict[str, tuple[Concat, tuple[Dim, ...]]] = {}
 
     def learn(self, node: Compute) -> None:
         """Keeps the formula of a Compute, if it is one."""
         found = self._formula(node.body) if node.reduce is None and node.body.dtype in COUNTS else None
         if found is not None and len(found.terms) <= LARGEST:
             self._formulas[node.output] = found
+
+    def learn_concat(self, node: Concat, lengths: tuple[Dim, ...]) -> None:
+        """Keeps what a concatenation is made of; ``lengths``: of its parts along the axis.
+
+        Tuples of subscripts are spelled so, each component a part of length 1.
+        """
+        self._concats[node.output] = node, lengths
 
     def learn_constant(self, name: str, array: Array) -> None:
         """Keeps the formula of a constant that is affine in its position (an iota, equal numbers)."""
@@ -65,10 +73,25 @@ class Positions:
         return i.map_atoms(atom)
 
     def _at(self, name: str, at: tuple[Index, ...]) -> Index:
+        if name in self._concats:
+            name, at = self._part(name, at)
         formula = self._formulas.get(name)
         if formula is None:
             return fetch(name, at)
         return formula.subs({dim_name(k): x for k, x in enumerate(at)})
+
+    def _part(self, name: str, at: tuple[Index, ...]) -> tuple[str, tuple[Index, ...]]:
+        """The part of a concatenation that holds the element at a known place along the axis."""
+        node, lengths = self._concats[name]
+        place = at[node.axis].constant
+        for part, length in zip(node.parts, lengths, strict=True):
+            n = length.constant
+            if place is None or n is None:
+                break
+            if place < n:
+                return part, (*at[: node.axis], Index.of(place), *at[node.axis + 1 :])
+            place -= n
+        return name, at
 
     def _formula(self, v: Value) -> Index | None:
         if isinstance(v, FromIndex):

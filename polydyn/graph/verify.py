@@ -134,8 +134,10 @@ def _verify_op(v: Op, n: Compute) -> None:
 
 def _verify_concat(graph: Graph, n: Concat) -> None:
     out = graph.tensors[n.output]
+    guarded = {frozenset((g.left, g.right)) for g in graph.guards if g.relation == "=="}
     for p in n.parts:
         t = graph.tensors[p]
-        same = all(a == b for i, (a, b) in enumerate(zip(t.shape, out.shape, strict=False)) if i != n.axis)
+        pairs = [p for i, p in enumerate(zip(t.shape, out.shape, strict=False)) if i != n.axis]
+        same = all(a == b or frozenset((a, b)) in guarded for a, b in pairs)
         if t.dtype != out.dtype or len(t.shape) != len(out.shape) or not same:
             raise _bug(f"a part {t.dtype}{list(t.shape)} of {out.dtype}{list(out.shape)}", n, p)

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from polydyn.codegen.cuda_attention import CudaAttentionKernel
 from polydyn.codegen.cuda_contract import CudaContractKernel
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
+from polydyn.codegen.ir import Compare
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.graph.ir import Guard
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
+from polydyn.lowering.kernels import bind
 from polydyn.lowering.nest import lower_nest
 from polydyn.schedules.errors import CodegenError, ScheduleError
+from polydyn.schedules.index import Atom, Index
 from polydyn.schedules.model import verify_group
 from polydyn.schedules.proof_attention import prove_row_blocks
 from polydyn.schedules.reuse import Proofs
 from polydyn.schedules.schedule import schedule_attention
 from polydyn.schedules.tiling import nest_tree
+from polydyn.shapes.context import ShapeContext
+
+SHARED = 48 << 10
+"""Bytes of dynamic shared memory that a block has on every device."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,62 @@ class PlacedCuda:
     fused: FusedGroup
     lowered: LoweredGroup
     versions: tuple[CudaKernel, ...]
+
+
+def facts_of(guards: Iterable[Guard]) -> ShapeContext:
+    """What a program's guards say of its sizes: they are checked before anything is launched."""
+    facts = ShapeContext()
+    learn = {"==": facts.unify, "<=": facts.at_most, "%==": facts.assume_multiple}
+    for g in guards:
+        learn[g.relation](g.left, g.right, g.message)
+    return facts
+
+
+def largest(e: Index, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
+    """A bound from above where nothing is subtracted; None when there is none."""
+    total = 0
+    for monomial, c in e.terms.items():
+        factors = [_largest_atom(a, ranges) for a in monomial]
+        if c < 0 or any(f is None for f in factors):
+            return None
+        total += c * math.prod(f for f in factors if f is not None)
+    return total
+
+
+def _largest_atom(a: str | Atom, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
+    if isinstance(a, str):
+        return ranges.get(a, (0, None))[1]
+    known = [largest(x, ranges) for x in a.args]
+    bounds = [x for x in known if x is not None]
+    if a.kind == "floordiv":
+        n = a.args[1].constant
+        return bounds[0] // n if known[0] is not None and n is not None and n > 0 else None
+    if a.kind not in ("min", "max") or len(bounds) < len(known):
+        return None
+    return min(bounds) if a.kind == "min" else max(bounds)
+
+
+def needed(p: PlacedCuda, facts: ShapeContext) -> PlacedCuda:
+    """Without the conditions that always hold, and without the versions behind one that can always be launched."""
+    known, kept = p.lowered.params, []
+
+    def proven(c: Compare, own: Collection[str]) -> bool:
+        if c.relation not in ("<=", ">=") or (c.left.symbols() | c.right.symbols()) & set(own):
+            return False
+        low, high = (c.left, c.right) if c.relation == "<=" else (c.right, c.left)
+        low, high = bind(known, low), bind(known, high)
+        most = largest(low, facts.ranges)
+        known_high = most is not None and high.constant is not None and most <= high.constant
+        return known_high or facts.nonnegative(high - low)
+
+    for k in p.versions:
+        multiples = tuple((i, n) for i, n in k.multiples if not facts.is_multiple(bind(known, i), n))
+        conditions = tuple(c for c in k.conditions if not proven(c, k.launch))
+        kept.append(replace(k, multiples=multiples, conditions=conditions))
+        smem = k.smem.constant
+        if not multiples and not conditions and k.arch == "sm_80" and smem is not None and smem <= SHARED:
+            break
+    return replace(p, versions=tuple(kept))
 
 
 class CudaBuilder:

@@ -42,15 +42,6 @@ class FlatNode:
     address: Index
 
 
-def address_of(plan: FusionPlan, tensor: str, subscripts: tuple[Index, ...]) -> tuple[str, Index]:
-    """(buffer, element offset) of a tensor's element, through windows into concatenations."""
-    window = plan.windows.get(tensor)
-    if window is not None:
-        moved = tuple(i + window.offset if a == window.axis else i for a, i in enumerate(subscripts))
-        return address_of(plan, window.target, moved)
-    return tensor, sum((i * s for i, s in zip(subscripts, plan.strides_of(tensor), strict=True)), ZERO)
-
-
 def flatten(
     plan: FusionPlan, group: FusedGroup, node: Compute, rows: frozenset[str] = frozenset()
 ) -> FlatNode:
@@ -78,7 +69,7 @@ def flatten(
     body = transform(body, lambda v: _flat_load(plan, group, v, local, rows, ranges))
     body = map_index(body, lambda i: simplify(i.map_atoms(lambda a: _flat_fetch(plan, a)), ranges))
     subscripts = tuple(env[dim_name(a)] for a in range(len(tensor.shape)))
-    buffer, address = address_of(plan, node.output, subscripts)
+    buffer, address = plan.address_of(node.output, subscripts)
     return FlatNode(
         node.output, tensor.dtype, tuple(shared), tuple(inner), tuple(reduction), node.reduce, body, buffer, address
     )
@@ -107,7 +98,7 @@ def _flat_load(
         shape = plan.graph.tensors[v.buffer].shape
         kept = tuple(i for a, (i, e) in enumerate(zip(v.index, shape, strict=True)) if a >= group.prefix and e != ONE)
         return replace(v, index=kept)
-    buffer, address = address_of(plan, v.buffer, v.index)
+    buffer, address = plan.address_of(v.buffer, v.index)
     return Load(v.dtype, buffer, (simplify(address, ranges),))
 
 
@@ -115,7 +106,7 @@ def _flat_fetch(plan: FusionPlan, a: Atom) -> Index:
     args = tuple(x.map_atoms(lambda b: _flat_fetch(plan, b)) for x in a.args)
     if a.kind != "fetch":
         return Index({(replace(a, args=args),): 1})
-    buffer, address = address_of(plan, a.name, args)
+    buffer, address = plan.address_of(a.name, args)
     return fetch(buffer, (address,))
 
 

@@ -84,7 +84,7 @@ def rebuild(path: str | os.PathLike[str], to: str | os.PathLike[str], target: st
 
     BuildError: a program for a device cannot become one for the CPU, nor the other way round.
     """
-    old = read_artifact(path, verify=True, check_machine=False)
+    old = read_artifact(path, check_machine=False)
     if is_cuda(target) != ("cuda" in old.manifest):
         raise BuildError(f"{path} is for {old.manifest['target']}, not for {target}", remedy="compile the model again")
     library = build_library(*_split(dict(old.sources)), host_target(target))
@@ -122,7 +122,9 @@ def _guard(g: Guard) -> dict[str, Any]:
 
 def _index_check(c: IndexCheck) -> dict[str, Any]:
     shift = "" if c.offset == 0 else f" + {c.offset}"
-    return {"rule": f"{c.buffer}{shift} in [-{c.size}, {c.size})", "message": c.message}
+    first, step = c.part
+    name = c.buffer if step == 1 else f"{c.buffer}[..., {first}]"
+    return {"rule": f"{name}{shift} in [-{c.size}, {c.size})", "message": c.message}
 
 
 def _kernel(k: KernelSource, place: str) -> dict[str, Any]:

@@ -38,21 +38,22 @@ def place_bounds(
     for k, launch in enumerate(launches):
         for b in set(launch.buffers):
             touching.setdefault(b, []).append(k)
-    checks: dict[tuple[str, Index, Index], IndexCheck] = {}
+    checks: dict[tuple[str, Index, Index, tuple[int, int]], IndexCheck] = {}
     guards: list[Guard] = []
     notes: list[str] = []
     for bound in graph.bounds:
-        name = followed(graph, bound.tensor, touching)
+        name = followed(graph, bound.tensor, touching) if bound.part[1] == 1 else bound.tensor
         if name in graph.constants:
-            guards += constant_guards(bound, graph.constants[name])
+            first, step = bound.part
+            guards += constant_guards(bound, graph.constants[name].reshape(-1)[first::step])
             continue
         readers = [k for k in touching.get(name, []) if k > writers.get(name, -1)]
         if name not in buffers or not readers:
             notes.append(f"{bound.node}: the indices {bound.tensor} are not checked to lie inside {bound.size}")
             continue
         message = f"{bound.node}: an index in '{name}' lies outside its axis of size {bound.size}"
-        key = (name, bound.size, bound.offset)
-        checks.setdefault(key, IndexCheck(name, bound.size, bound.offset, min(readers), message))
+        key = (name, bound.size, bound.offset, bound.part)
+        checks.setdefault(key, IndexCheck(name, bound.size, bound.offset, min(readers), message, bound.part))
     ordered = sorted(checks.values(), key=lambda c: c.launch)
     return Bounds(tuple(ordered), tuple(guards), tuple(dict.fromkeys(notes)))
 

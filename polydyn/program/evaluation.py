@@ -27,6 +27,8 @@ class Evaluation:
         self.count = len(names)
         self.lines: list[str] = []
         self._known: dict[Index, int] = {Index.of(s): i for i, s in enumerate(names)}
+        self._choices: dict[Decision, int] = {}
+        self._selections: dict[tuple[int, tuple[tuple[Index, ...], ...]], list[int]] = {}
 
     def of(self, x: Index) -> int:
         """The position of ``x``, with the statements that compute it added. UnsupportedError: it reads a tensor."""
@@ -35,14 +37,21 @@ class Evaluation:
         return self._known[x]
 
     def choose(self, decision: Decision) -> int:
-        """The position of the choice that a decision makes. What only some branches need, only they compute."""
-        position = self._reserve()
-        self.lines.append(self._decision(decision, position))
-        return position
+        """The position of the choice that a decision makes. What only some branches need, only they compute.
+
+        Launches of equal shapes have equal decisions: the choice is made once for all of them.
+        """
+        if decision not in self._choices:
+            position = self._choices[decision] = self._reserve()
+            self.lines.append(self._decision(decision, position))
+        return self._choices[decision]
 
     def select(self, choice: int, options: Sequence[Sequence[Index]]) -> list[int]:
         """Positions that take the values of ``options[v[choice]]``; the others are not computed."""
-        positions = [self._reserve() for _ in options[0]]
+        asked = choice, tuple(map(tuple, options))
+        if asked in self._selections:
+            return self._selections[asked]
+        positions = self._selections[asked] = [self._reserve() for _ in options[0]]
         cases = []
         for k, option in enumerate(options):
             part = self._part()

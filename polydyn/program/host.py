@@ -141,7 +141,7 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
         "inputs": ("pd_io", _io_rows(plan, plan.inputs)),
         "outputs": ("pd_io", _io_rows(plan, plan.outputs)),
         "output_dims": ("int32_t", output_dims),
-        "sources": ("pd_source", [f"{{{position[s.input]}, {s.axis}}}" for s in plan.sources]),
+        "sources": ("pd_source", [f"{{{position[s.input]}, {s.axis}, {quote(s.symbol)}}}" for s in plan.sources]),
         "dim_checks": ("pd_dim_check", dims),
         "guards": ("pd_guard", guards),
     }
@@ -228,7 +228,7 @@ def _wave_tables(plan: HostPlan) -> Tables:
 def _index_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> Tables:
     rows = [
         f"{{{c.launch}, {order[c.buffer]}, {DTYPES.index(b.dtype)}, {values.of(product(b.shape))}, "
-        f"{values.of(c.size)}, {values.of(c.offset)}, {quote(c.message)}}}"
+        f"{values.of(c.size)}, {values.of(c.offset)}, {c.part[0]}, {c.part[1]}, {quote(c.message)}}}"
         for c in sorted(plan.index_checks, key=lambda c: c.launch)
         for b in [plan.buffers[c.buffer]]
     ]

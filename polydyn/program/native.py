@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import struct
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from polydyn.build.cache import stored_file
@@ -20,6 +22,10 @@ DTYPE_CODES = (
 """The ``PD_<dtype>`` enumeration in order."""
 
 OK, INPUT, OVERFLOW, MEMORY = 0, 1, 2, 3
+
+PAGE = 4096
+OUTPUT_BYTES = 1 << 14
+"""Outputs from this size on begin with a page: numpy aligns to 16 bytes."""
 
 
 class Tensor(ctypes.Structure):
@@ -55,6 +61,20 @@ def address_of(array: npt.NDArray[Any]) -> int:
         return int(array.__array_interface__["data"][0])
 
 
+def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array that begins with a page when it is large, so that no vector of it lies across two cache lines.
+
+    A page and not a line: a load waits for stores in flight that agree with it in the last 12 bits of the address, and
+    a kernel that reads an array from its beginning is ahead of its stores unless the output lies lower in its page.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < OUTPUT_BYTES:
+        return np.empty(shape, dtype)
+    memory = np.empty(size + PAGE, np.uint8)
+    array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, -address_of(memory) % PAGE)
+    return array
+
+
 class Native:
     """An opened program: the library and its ``pd_program``."""
 
@@ -70,7 +90,7 @@ class Native:
             ) from e
         lib = self.library
         lib.pd_error.restype = ctypes.c_char_p
-        for f in (lib.pd_arena_bytes, lib.pd_evaluations, lib.pd_copied_bytes):
+        for f in (lib.pd_arena_bytes, lib.pd_evaluations, lib.pd_copied_bytes, lib.pd_shapes_seen):
             f.restype = ctypes.c_int64
         if lib.pd_abi_version() != ABI:
             raise ArtifactError(
@@ -81,6 +101,17 @@ class Native:
         size = ctypes.c_int64(self.weights.size)
         memory = ctypes.c_void_p(self.weights.ctypes.data if self.weights.size else None)
         self.check(lib.pd_open(None, memory, ctypes.c_int64(0), size, ctypes.byref(self.program)))
+
+    def shapes_seen(self, symbols: int) -> tuple[list[list[int]], int]:
+        """``pd_shapes_seen``: rows of the sizes of the symbols and the number of runs; runs that found no room."""
+        others, room, found = ctypes.c_int64(), 0, 0
+        memory = (ctypes.c_int64 * 0)()
+        while not room or found > room:  # other threads may add rows meanwhile
+            room = found + 64
+            memory = (ctypes.c_int64 * (room * (symbols + 1)))()
+            found = self.library.pd_shapes_seen(self.program, memory, ctypes.c_int64(room), ctypes.byref(others))
+        numbers, width = list(memory), symbols + 1
+        return [numbers[k * width : (k + 1) * width] for k in range(found)], others.value
 
     def before_close(self) -> None:
         """Called before contexts and the program are freed."""

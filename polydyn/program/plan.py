@@ -144,13 +144,17 @@ class Launch:
 
 @dataclass(frozen=True)
 class IndexCheck:
-    """Before launch number ``launch``, all integers in ``buffer``, plus ``offset``, must lie in [-size, size)."""
+    """Before launch number ``launch``, all integers in ``buffer``, plus ``offset``, must lie in [-size, size).
+
+    ``part``: (first, step) of the integers meant.
+    """
 
     buffer: str
     size: Index
     offset: Index
     launch: int
     message: str
+    part: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,7 +20,7 @@ from polydyn.errors import InputError
 from polydyn.program.artifact import Artifact, read_artifact, write_artifact
 from polydyn.program.bound import BoundCall, refuse_conversions
 from polydyn.program.explain import Explanation, explain
-from polydyn.program.native import DTYPE_CODES, Context, LaunchInfo, Native, address_of
+from polydyn.program.native import DTYPE_CODES, Context, LaunchInfo, Native, address_of, new_output
 from polydyn.program.sharing import refuse_sharing, surely_apart
 
 Array = npt.NDArray[Any]
@@ -156,7 +158,7 @@ class Program:
         given = 0
         for (name, dtype), shape in zip(self._outputs, context.output_shapes, strict=True):
             if not out or name not in out:
-                array = np.empty(shape, dtype)
+                array = new_output(shape, dtype)
             else:
                 given, array = given + 1, out[name]
                 if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
@@ -313,8 +315,9 @@ class Program:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers for tests and monitoring, of all contexts: compilations, contexts, arena_bytes, evaluations, and
-        bytes_copied (moved without computing: parts of concatenations, strided inputs, inputs passed through).
+        """Numbers for tests and monitoring, of all contexts: compilations, contexts, arena_bytes, evaluations,
+        bytes_copied (moved without computing: parts of concatenations, strided inputs, inputs passed through), and
+        runs_not_logged (with shapes that ``shapes_seen`` has no room for).
         """
         every = [c.statistics() for c in list(self._contexts)]
         return {
@@ -323,7 +326,25 @@ class Program:
             "arena_bytes": sum(s["arena_bytes"] for s in every),
             "evaluations": sum(s["evaluations"] for s in every),
             "bytes_copied": sum(s["bytes_copied"] for s in every),
+            "runs_not_logged": self._native.shapes_seen(len(self.symbols))[1],
         }
+
+    def shapes_seen(self) -> list[dict[str, Any]]:
+        """The shapes that calls had, most often first: ``{"dims": {"B": 1, "L": 61}, "count": 12}``.
+
+        ``dims``: every one of ``symbols``, those that a guard makes equal to another too.
+        Counts of all threads since the program was opened; ``profile`` is not counted. The first 4096 different shapes
+        are kept apart; ``counters["runs_not_logged"]`` counts the calls with others. Counting costs a call some
+        nanoseconds, a call with a shape that the context did not have last well below a hundred.
+        """
+        names = list(self.symbols)
+        rows, _ = self._native.shapes_seen(len(names))
+        ordered = sorted(rows, key=lambda row: (-row[-1], row))
+        return [{"dims": dict(zip(names, row, strict=False)), "count": row[-1]} for row in ordered]
+
+    def save_shapes(self, path: str | os.PathLike[str]) -> None:
+        """Writes ``shapes_seen()`` as JSON, for ``polydyn tune --from-log``."""
+        Path(path).write_text(json.dumps(self.shapes_seen()) + "\n", encoding="utf-8")
 
     def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
         """The time of every launch (median over ``repeats`` calls after one that warms up), in execution order."""
@@ -373,10 +394,10 @@ def open_program(artifact: Artifact, *, threads: int | None = None, compilations
     return Program(artifact, threads=threads, compilations=compilations)
 
 
-def load(path: str | os.PathLike[str], *, threads: int | None = None, verify: bool = False) -> Program:
+def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Program:
     """Opens a saved program; needs no compiler and imports numpy only. On a device: a ``CudaProgram``.
 
-    ``verify`` reads and checks the weights' hash too. Loading runs native code from the file: hashes find damage, they
-    are no signatures. ArtifactError: damaged, or made for another version or processor.
+    Every byte of the file is checked against its hash; the weights stay mapped. Loading runs native code from the file:
+    hashes find damage, they are no signatures. ArtifactError: damaged, or made for another version or processor.
     """
-    return open_program(read_artifact(path, verify=verify), threads=threads)
+    return open_program(read_artifact(path), threads=threads)

@@ -330,7 +330,7 @@ class ShapeContext:
                 self._multiples.learn(single[0], by // gcd(by, single[1]))
             else:
                 others.append((a, n))
-        for a, n in others:
+        for a, n in self._multiples.quotients(others):
             x, m = self._multiples.inside(a), self._multiples.inside(n)
             loose = floordiv(x, m).atoms()
             self._exact |= {y for y in loose if isinstance(y, Atom) and y.kind == "floordiv" and y.args[1] == m}
@@ -421,12 +421,20 @@ def _extreme_choice(d: Index) -> list[tuple[Index, Index]]:
     return []
 
 
-
 def _exact_division(d: Index) -> tuple[Index, Index] | None:
-    """``(x, n)`` when ``d == 0`` says no more than that x is a multiple of n: d is ``+-(x - n * (x // n))``."""
+    """``(y, n)`` when ``d == 0`` says no more than that y is a multiple of n: d is ``+-(y - n * ((y + r) // n))``.
+
+    r is 0, or any number below a constant n: halves of an odd size, rounded up and doubled, are not that size. y may be
+    a quotient itself: ``(y + r) // n`` is ``x // (m * n)`` where ``y + r`` is ``x // m``.
+    """
     for a in sorted((a for a in d.atoms() if isinstance(a, Atom) and a.kind == "floordiv"), key=str):
-        x, n = a.args
-        rest = x - n * Index({(a,): 1})
-        if rest in (d, -d):
-            return x, n
+        for e in (d, -d):
+            x, n = a.args
+            factor = -e.terms.get((a,), 0)
+            if n.constant is not None and factor > 0 and n.constant % factor == 0:
+                x, n = floordiv(x, Index.of(n.constant // factor)), Index.of(factor)
+            y = e + n * Index({(a,): 1})
+            r = (x - y).constant
+            if r is not None and a not in y.atoms() and 0 <= r < max(1, n.constant or 0):
+                return y, n
     return None

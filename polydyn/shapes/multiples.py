@@ -7,8 +7,8 @@ atom ``L // 8`` and ``8 * (L // 8)`` is ``L``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import lcm
+from collections.abc import Mapping, Sequence
+from math import gcd, lcm
 
 from polydyn.schedules.index import Atom, Index, Monomial, fetch, floordiv, maximum, minimum
 
@@ -27,6 +27,25 @@ class Multiples:
         """``symbol`` is a multiple of ``n`` too."""
         self.of[symbol] = lcm(n, self.of.get(symbol, 1))
         self._forward[symbol] = Index.of(MARK + symbol) * self.of[symbol]
+
+    def quotients(self, facts: Sequence[tuple[Index, Index]]) -> list[tuple[Index, Index]]:
+        """Learns from (x, n), x a multiple of n, where x is a known quotient; returns the facts that are none.
+
+        An ``L`` whose half is a multiple of 2 is one of 4.
+        """
+        while True:
+            left: list[tuple[Index, Index]] = []
+            for x, n in facts:
+                ((m, c),) = t if len(t := tuple(self.inside(x).terms.items())) == 1 else (((), 0),)
+                marked = len(m) == 1 and isinstance(m[0], str) and m[0].startswith(MARK)
+                if marked and n.constant:
+                    symbol = str(m[0])[len(MARK) :]
+                    self.learn(symbol, self.of[symbol] * (n.constant // gcd(n.constant, c)))
+                else:
+                    left.append((x, n))
+            if len(left) == len(facts):
+                return left
+            facts = left
 
     def inside(self, p: Index) -> Index:
         """``L`` written as ``8 * %L``."""

@@ -9,27 +9,27 @@ from dataclasses import dataclass
 
 from polydyn.build.features import available_cores
 from polydyn.compiler import Options, cpu_target, place_kernels
-from polydyn.errors import UnsupportedError
+from polydyn.errors import InputError, UnsupportedError
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.kernels import bind
 from polydyn.schedules.index import Index
 from polydyn.searches import outcome, search_record
-from polydyn.shapes.sizes import Dims
+from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 from polydyn.tuner.bench import CpuBench
 from polydyn.tuner.calibrate import machine
 from polydyn.tuner.timing import TIMER
 from polydyn.tuning.backbone import Problem
 from polydyn.tuning.measure import Workers
 from polydyn.tuning.records import Records
-from polydyn.tuning.select import Instance
+from polydyn.tuning.select import Instance, expected_shapes
 from polydyn.tuning.strategy import strategy as strategy_of
 from polydyn.tuning.strategy import tune as tune_task
 from polydyn.tuning.task import Task, task_of
 
-Seen = tuple[Mapping[str, int], int]
-"""A shape of a model (every symbol's size) and how often it was met."""
+Seen = tuple[Mapping[str, int], float]
+"""A shape of a model (every symbol's size) and how often it was met, or is expected."""
 TRIALS = 64
 """Tuples explored for each group by default: about 20 s of building and measuring on two cores."""
 TIMEOUT = 10.0
@@ -69,16 +69,35 @@ class PlacedTask:
     task: Task
     extents: dict[str, Index]
 
+    def expected(self, dims: Dims | None) -> list[Seen]:
+        """Shapes by what the user knows of the sizes that the group depends on; none when that is nothing."""
+        used = {s for x in self.task.backbone.loops if x.extent is None for s in self.extents[x.name].symbols()}
+        known = sizes_by_name(dims)
+        if not used & set(known):
+            return []
+        return [(s, p) for s, p in expected_shapes({s: known.get(s, Sizes()) for s in sorted(used)})]
+
     def instances(self, seen: Iterable[Seen]) -> tuple[tuple[Instance, ...], tuple[float, ...]]:
-        """What the model's shapes mean for the group's dynamic loops, with weights: count times operations."""
+        """What the model's shapes mean for the group's dynamic loops, with weights: count times operations.
+
+        Shapes that leave the group nothing to compute say nothing of kernels. InputError: a size is missing.
+        """
+        backbone = self.task.backbone
         dynamic = [x.name for x in self.task.backbone.loops if x.extent is None]
         counts: dict[Instance, float] = {}
+        needed = {s for n in dynamic for s in self.extents[n].symbols()}
         for dims, count in seen:
+            if needed - set(dims):
+                raise InputError(
+                    f"the shape {dict(dims)} lacks a size of {min(needed - set(dims))}",
+                    rule="a log of shapes gives every symbol of the model",
+                    remedy="take Program.save_shapes of this very model",
+                )
             at = tuple((n, self.extents[n].evaluate(dims)) for n in dynamic)
             counts[at] = counts.get(at, 0.0) + count
-        found = tuple(sorted(counts))
-        backbone = self.task.backbone
-        return found, tuple(counts[s] * max(1, backbone.flops(backbone.sizes(dict(s)))) for s in found)
+        work = {s: backbone.flops(backbone.sizes(dict(s))) for s in counts}
+        found = tuple(s for s in sorted(counts) if work[s])
+        return found, tuple(counts[s] * work[s] for s in found)
 
 
 def tasks_of(
@@ -122,8 +141,9 @@ def tune(
 
     Stopped at any moment, even killed, it loses no finished measurement: called again it goes on from there. Then
     ``polydyn.compile(model, records=...)`` compiles the kernels chosen. ``options.strategy`` names the strategy.
-    ``seen``: shapes of the model with their counts (``Program.shapes_seen``), which decide what is kept; none: sizes
-    spaced by ratio. Raises PolydynError, see ``polydyn.errors``.
+    ``seen``: shapes of the model with their counts (``Program.shapes_seen``), which decide what is kept; without them
+    the ranges, likely sizes and probabilities in ``dims`` do; without those sizes spaced by ratio. Raises PolydynError,
+    see ``polydyn.errors``.
     """
     options = options or Options()
     row = strategy_of(options.strategy)
@@ -134,7 +154,7 @@ def tune(
     with Records.open(records) as opened, Workers(TIMER, timeout=TIMEOUT) as workers:
         for number, placed in enumerate(tasks, 1):
             begin, task = time.monotonic(), placed.task
-            problem = Problem(task.key, task.backbone, *placed.instances(seen))
+            problem = Problem(task.key, task.backbone, *placed.instances(seen or placed.expected(dims)))
             bench = CpuBench(task, hardware, workers)
 
             def tell(tried: int, cost: float, number: int = number) -> None:

@@ -25,8 +25,10 @@ from polydyn.tuning.task import Task
 
 LEAF = "pd_cpu.h"
 POOL = ("pool.c", "internal.h", "polydyn.h")
-DEPTHS = (1, 9)
-"""Blocks of a dynamic reduction that are run to tell the fixed part of a wave from the part of each block."""
+SHORT, BLOCKS = 128, 9
+"""A dynamic reduction is run with so many steps and with so many blocks, to tell the fixed part of a wave from that of
+each block: what a short product spends on its tasks and accumulators is in the former.
+"""
 
 Part = tuple[tuple[str, int], ...]
 
@@ -72,13 +74,13 @@ class CpuBench:
         """As ``Bench``. BuildError: the tuple does not run."""
         block = tile.level("b")
         reductions = [x for x in self.task.backbone.reduction if x.extent is None]
-        depths = DEPTHS if reductions else DEPTHS[:1]
+        depths = (SHORT, None) if reductions else (None,)
         times: list[list[float]] = []
         for tasks in (self.hardware.units, 1):
             row = []
             for d in depths:
                 shape = {n: v * tasks if n == self.task.form.roles.row else v for n, v in block.items()}
-                shape |= {x.name: d * block[x.name] for x in reductions}
+                shape |= {x.name: d or BLOCKS * block[x.name] for x in reductions}
                 row.append(self.run([(tile, self.task.backbone.sizes(shape))], tasks)[0])
             times.append(row)
         if not all(math.isfinite(t) for row in times for t in row):
@@ -88,13 +90,23 @@ class CpuBench:
         return Kernel(tile, used, fixed[0], step[0], fixed[1], step[1], *self._partial(tile))
 
     def _partial(self, tile: Tile) -> list[float]:
-        """The times of register tiles of one and of three rows over that of a full one."""
-        row = self.task.form.roles.row
-        full = tile.get(f"w.{row}")
-        sizes = {x.name: x.extent or (DEPTHS[1] * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
+        """The times of register tiles of one and of three rows over that of a full one; where columns are dynamic, of
+        one vector of all rows and of one row over that of a full tile too.
+        """
+        row, col = self.task.form.roles.row, self.task.form.roles.col
+        full, wide = tile.get(f"w.{row}"), tile[f"w.{col}"]
+        sizes = {x.name: x.extent or (BLOCKS * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
         sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
         spent = self.run([(tile, sizes | {row: m}) for m in (1, min(3, full), full)], 1)
-        return [t / spent[-1] for t in spent[:-1]]
+        shares = [t / spent[-1] for t in spent[:-1]]
+        if next(x for x in self.task.backbone.loops if x.name == col).extent is not None:
+            return shares
+        lanes = self.task.target.width
+        asked = ((full, lanes), (1, lanes), (full, wide))
+        # longer ones would measure the memory of the wide ones
+        sizes |= {x.name: SHORT for x in self.task.backbone.reduction if x.extent is None}
+        narrow = self.run([(tile, sizes | {row: m, col: n}) for m, n in asked], 1)
+        return [*shares, *(t / narrow[-1] for t in narrow[:-1])]
 
     def _line(self, tile: Tile, times: Sequence[float]) -> tuple[float, float]:
         """(fixed, per step) of the time of a wave."""
@@ -102,8 +114,10 @@ class CpuBench:
             sizes = self.task.backbone.sizes({x.name: 1 for x in self.task.backbone.loops})
             steps = math.prod(-(-sizes[x.name] // tile[f"b.{x.name}"]) for x in self.task.backbone.reduction)
             return 0.0, times[0] / max(1, steps)
-        step = max(0.0, (times[1] - times[0]) / (DEPTHS[1] - DEPTHS[0]))
-        return max(0.0, times[0] - step), step
+        blocks = [tile[f"b.{x.name}"] for x in self.task.backbone.reduction if x.extent is None]
+        first, last = math.prod(SHORT / b for b in blocks), BLOCKS ** len(blocks)  # in block steps
+        step = max(0.0, (times[1] - times[0]) / max(1.0, last - first))
+        return max(0.0, times[0] - first * step), step
 
     # -- building and running ------------------------------------------------------------------------------------
 
@@ -124,7 +138,7 @@ class CpuBench:
     def _compile(self, kernels: Mapping[Part, Source]) -> None:
         names = [k.name for k in kernels.values()]
         try:
-            library = build_library(*_units(list(kernels.values()), self.task.target.width), self.task.build)
+            library = build_library(*timing_units(list(kernels.values()), self.task.target.width), self.task.build)
         except BuildError as e:
             if len(kernels) == 1:
                 self.failures |= dict.fromkeys(kernels, str(e))
@@ -172,7 +186,7 @@ class CpuBench:
         }
 
 
-def _units(kernels: Sequence[Source], width: int) -> tuple[dict[str, str], dict[str, str]]:
+def timing_units(kernels: Sequence[Source], width: int) -> tuple[dict[str, str], dict[str, str]]:
     """Translation units and headers of a measuring library."""
     runtime = sources()
     leaf = (files("polydyn.codegen") / "leaf" / LEAF).read_text()

@@ -75,7 +75,7 @@ def _own(records: Records, key: GroupKey, hardware: Hardware, source: str) -> It
     return (r for r in records.rows(group=key, hardware=hardware) if r.source == source)
 
 
-_TIMES = ("fixed", "step", "alone_fixed", "alone_step", "one_row", "three_rows")
+_TIMES = ("fixed", "step", "alone_fixed", "alone_step", "one_row", "three_rows", "one_vector", "least")
 _RESOURCES = ("local", "registers", "threads")
 
 
@@ -89,7 +89,7 @@ class RecordedBench:
         self._used: dict[Tile, Record] = {}
         self._launches: dict[tuple[Tile, tuple[tuple[str, int], ...]], float] = {}
         for r in _own(records, key, hardware, bench.source):
-            if r.kind == "wave":
+            if r.kind == "wave" and {n for n, _ in r.values} >= {*_TIMES}:  # else it is an older one: measured again
                 self._waves[r.tile] = r
             elif r.kind == "resources":
                 self._used[r.tile] = r

@@ -8,7 +8,7 @@ into the host program (values stay below 2**63 for times below 100 days and grid
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from polydyn.schedules.index import Index, IndexLike, maximum, minimum, product
@@ -27,7 +27,8 @@ class Kernel:
 
     Seconds, from records or an analytical model: ``fixed`` + ``step`` per block step of the reduction is the time of
     a full wave (as many blocks as fit the machine); ``alone_*`` the same with one block per unit. ``one_row``,
-    ``three_rows``: on a CPU, the time of a register tile with so many live rows, as share of a full one.
+    ``three_rows``: on a CPU, the time of a register tile with so many live rows, as share of a full one; with dynamic
+    columns also that of ``one_vector`` of all rows, and the ``least``: of one row of one vector.
     """
 
     tile: Tile
@@ -38,6 +39,8 @@ class Kernel:
     alone_step: float
     one_row: float = 0.0
     three_rows: float = 0.0
+    one_vector: float = 0.0
+    least: float = 0.0
 
 
 def picoseconds(seconds: float) -> int:
@@ -117,10 +120,11 @@ def vortex(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     """Vortex's run-time estimate: the top level analytically (Eq. 2-4) over the measured level below (hybrid).
 
     Loads and stores pass at the unit's share of the memory bandwidth; ``alone_step`` is the empirical cost of the level
-    below. The level-1 loop is the reduction; the grid (level 2) is parallel over the units.
+    below. The level-1 loop is the reduction; the grid (level 2) is parallel over the units. On a CPU our kernels copy
+    nothing at level 1 (Table 1's "-"): they read memory at level 0, whose cost is measured.
     """
     block = kernel.tile.level("b")
-    read, written = backbone.moved(block)
+    read, written = backbone.moved(block) if hardware.kind == "gpu" else (0, 0)
     share = hardware.memory_bandwidth / hardware.units
     lower = picoseconds(kernel.alone_step)
     inner = temporal_cost(
@@ -187,9 +191,16 @@ def prune_local(local: Sequence[float], costs: Sequence[Sequence[float]]) -> lis
 # -- FTuner 4-5: synthesis index analysis --------------------------------------------------------------------
 
 
-def pad_ratio(backbone: Backbone, tile: Tile, shape: Shape) -> float:
+def padding_tile(backbone: Backbone, hardware: Hardware, tile: Tile) -> dict[str, int]:
+    """What a kernel pads to: its block; on a CPU, where tiles are exact, its register tile, and no reduction."""
+    if hardware.kind == "gpu":
+        return tile.level("b")
+    return {**tile.level("w"), **{x.name: 1 for x in backbone.reduction}}
+
+
+def pad_ratio(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) -> float:
     """FTuner Eq. 2 (K.pad): bytes of the workload over its bytes when padded to the tile; 1 is no padding."""
-    block, sizes = tile.level("b"), backbone.sizes(shape)
+    block, sizes = padding_tile(backbone, hardware, tile), backbone.sizes(shape)
     rounded = {n: padded(v, block[n]) for n, v in sizes.items()}
     full = sum(backbone.moved(rounded))
     return sum(backbone.moved(sizes)) / full if full else 1.0
@@ -227,15 +238,26 @@ def sia_score(cmr: float, pad: float, occ: float, weights: tuple[float, float, f
 
 
 def ftuner(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
-    """FTuner's ranking as a cost: 3 minus the SIA score in units of 2**-20. Not a time; ranks one shape's kernels."""
-    one, block, tile = 1 << 20, kernel.tile.level("b"), kernel.tile
+    """FTuner's ranking as a cost: 3 minus the SIA score in units of 2**-20. Not a time; ranks one shape's kernels.
+
+    The memory time is Eq. 7's: the slower of global traffic and of the traffic of the local memory, which alone tells
+    register tiles of one block apart.
+    """
+    one, tile = 1 << 20, kernel.tile
     g, walk = grid(backbone, tile), steps(backbone, tile)
     units = hardware.units
+    own = tile.level("t") or tile.level("w")
+    block = {n: min(b, backbone.extent(n).constant or b) for n, b in tile.level("b").items()}
     read, written = backbone.moved(block)
-    rate = hardware.memory_bandwidth
-    memory = g * (walk * picoseconds(read / rate) + picoseconds(written / rate))
+    inner = math.prod(-(-block[n] // own[n]) for n in block) * sum(o.footprint(own) for o in backbone.inputs)
+    rate, local = hardware.memory_bandwidth, hardware.local_bandwidth * units
+    memory = maximum(
+        g * (walk * picoseconds(read / rate) + picoseconds(written / rate)),
+        g * walk * picoseconds((read + inner) / local),
+    )
     sizes = [backbone.extent(x.name) for x in backbone.loops]
-    room = [backbone.extent(x.name).ceildiv(block[x.name]) * block[x.name] for x in backbone.loops]
+    step = padding_tile(backbone, hardware, tile)
+    room = [backbone.extent(x.name).ceildiv(step[x.name]) * step[x.name] for x in backbone.loops]
     per_point = max(1, round(backbone.ops / hardware.peak(backbone.dtype) * PICO * _UNIT))
     compute = (product(sizes) * per_point) // _UNIT
     cmr = (compute * _UNIT) // maximum(1, (compute + memory) // _UNIT)
@@ -269,30 +291,72 @@ def polydyn(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
 
 
 def _exact(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
-    """Time of the exact iteration space on a CPU's threads.
+    """Time of the exact iteration space on a CPU's threads, which take whole tasks.
 
-    M rows are ``t = ceil(M / r)`` register tiles of ``M // t`` rows or one more. A tile of x rows needs x times a row's
-    share of a full block, but at least what its loads and the latency of few multiply-adds take: a line through the
-    measured times of one and of three rows. Threads take whole tasks.
+    M rows are ``t = ceil(M / r)`` register tiles of ``M // t`` rows or one more, a dynamic N whole tiles and what is
+    left; the reduction ends where it ends. The estimate is the sum over these tiles (``_register_tile``).
     """
-    tile, block = kernel.tile, kernel.tile.level("b")
+    tile = kernel.tile
     *batch, m, n = ("", "", *(x.name for x in backbone.parallel))
     rows, r = (backbone.extent(m), tile[f"w.{m}"]) if m else (Index.of(1), 1)
-    full = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, tile)
-    row = (full * backbone.extent(n)).ceildiv(block.get(m, 1) * block[n])
+    full = picoseconds(kernel.fixed) + _per(backbone, tile, picoseconds(kernel.step))
+    one = _register_tile(backbone, kernel, m, n, full)
     tiles = rows.ceildiv(r)
     least = rows // maximum(1, tiles)
     longer = rows - least * tiles
-    first, slope = (round(_UNIT * x) for x in (kernel.one_row, (kernel.three_rows - kernel.one_row) / 2))
-
-    def one(x: Index) -> Index:
-        return maximum(row * x, (row * r * (first + (x - 1) * slope)) // _UNIT)
-
     busy = product(backbone.extent(x) for x in batch if x) * ((tiles - longer) * one(least) + longer * one(least + 1))
     if hardware.units == 1:
         return busy
     tasks = maximum(1, grid(backbone, tile))
     return busy.ceildiv(tasks) * tasks.ceildiv(hardware.units)
+
+
+def _per(backbone: Backbone, tile: Tile, step: int) -> Index:
+    """Time of the whole reduction from that of a block step: whole steps of static loops, a share of dynamic ones."""
+    total = Index.of(step)
+    for x in backbone.reduction:
+        block = tile[f"b.{x.name}"]
+        total = total * -(-x.extent // block) if x.extent is not None else (total * Index.of(x.name)).ceildiv(block)
+    return total
+
+
+def _register_tile(backbone: Backbone, kernel: Kernel, m: str, n: str, full: Index) -> Callable[[Index], Index]:
+    """The time of register tiles of x rows and all columns, where a block takes ``full``.
+
+    A tile needs its share of a full block, but at least what its loads and the latency of few multiply-adds take: a
+    line through the measured times of one and of three rows. With dynamic columns the same between one vector and all,
+    and at least what one row of one vector takes.
+    """
+    tile, block = kernel.tile, kernel.tile.level("b")
+    r = tile[f"w.{m}"] if m else 1
+    first, slope = (round(_UNIT * x) for x in (kernel.one_row, (kernel.three_rows - kernel.one_row) / 2))
+    row = _share(backbone, n, block, full, whole=True)
+    row = _share(backbone, m, block, row, whole=False) if m else row
+    if backbone.extent(n).constant is not None:
+        return lambda x: maximum(row * x, (row * r * (first + (x - 1) * slope)) // _UNIT)
+    lanes = tile.get(f"v.{n}")
+    c = max(1, tile[f"w.{n}"] // lanes)
+    whole = (_share(backbone, m, block, full, whole=False) if m else full) * (r * c * lanes)
+    time = whole.ceildiv(block[n])
+    vector, few = round(_UNIT * kernel.one_vector), round(_UNIT * kernel.least)
+    step = (_UNIT - vector) // max(1, c - 1) if vector else 0
+
+    def part(x: Index, y: Index) -> Index:
+        high = maximum((x * _UNIT) // r, first + (x - 1) * slope) * y // c
+        wide = maximum((y * _UNIT) // c, vector + (y - 1) * step) * x // r
+        return (time * maximum(high, wide, few)) // _UNIT
+
+    vectors = backbone.extent(n).ceildiv(lanes)
+    return lambda x: vectors // c * part(x, Index.of(c)) + minimum(1, vectors % c) * part(x, vectors % c)
+
+
+def _share(backbone: Backbone, name: str, block: Shape, full: Index, whole: bool) -> Index:
+    """From a block's time to that of the ``whole`` loop, or of one iteration. Blocks share a static loop evenly."""
+    extent = backbone.extent(name)
+    if extent.constant is None:
+        return (full * extent).ceildiv(block[name]) if whole else full.ceildiv(block[name])
+    every = full * max(1, -(-extent.constant // block[name]))
+    return every if whole else every.ceildiv(max(1, extent.constant))
 
 
 def _traffic(backbone: Backbone, hardware: Hardware) -> Index:

@@ -17,7 +17,7 @@ import numpy as np
 from polydyn.tuning.backbone import Backbone, Tile
 from polydyn.tuning.cost import blocks_per_unit
 from polydyn.tuning.hardware import Hardware
-from polydyn.tuning.space import Space, usage
+from polydyn.tuning.space import Space, roles, usage
 
 Objective = Callable[[Sequence[Tile]], Sequence[float]]
 """Measures a batch: one cost per tuple, lower is better, ``inf`` for one that failed."""
@@ -91,7 +91,8 @@ def aligned_order(space: Space, backbone: Backbone, hardware: Hardware) -> tuple
     """All tuples by Roller's criterion: least data moved per operation at both memory levels, on a saturated unit.
 
     TSCompiler 5.1 starts its trust regions from the first ones. Resident threads below a quarter of the unit's limit
-    cannot hide latency, so their tuples count as that much slower.
+    cannot hide latency, and register tiles of more rows than a CPU's cache has ways lose rows before they are used
+    (recorded: 24 rows of 4096 bytes ran at an eighth of the best), so such tuples count as that much slower.
     """
 
     def score(tile: Tile) -> tuple[float, Tile]:
@@ -104,8 +105,9 @@ def aligned_order(space: Space, backbone: Backbone, hardware: Hardware) -> tuple
 
 
 def _saturation(backbone: Backbone, hardware: Hardware, tile: Tile) -> float:
-    if hardware.kind == "cpu":
-        return 1.0
+    if hardware.kind == "cpu":  # rows of an operand that lie a power of two apart share the ways of one cache set
+        found = roles(backbone)
+        return min(1.0, hardware.ways / tile.get(f"w.{found['m'].name}")) if "m" in found else 1.0
     used = usage(backbone, hardware, tile)
     return min(1.0, max(1, blocks_per_unit(used, hardware)) * used.threads / (hardware.unit_threads / 4))
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.errors import ScheduleError
+from polydyn.shapes.sizes import Sizes
 from polydyn.tuning.backbone import Backbone, Tile
 
 Table = npt.NDArray[np.float64]
@@ -162,35 +163,50 @@ _FREE = (1, 2, 3, 5, 8, 13, 16, 23, 31, 32, 47, 64, 97, 128, 197, 256, 389, 512,
 """Sizes of a dynamic loop that are tried when nothing is known: log-spaced, with and without alignment."""
 
 
-def sample_free_shapes(backbone: Backbone, most: int = 256) -> tuple[tuple[Instance, ...], tuple[float, ...]]:
+def sample_free_shapes(
+    backbone: Backbone, most: int = 256, flops: float | None = None
+) -> tuple[tuple[Instance, ...], tuple[float, ...]]:
     """Instances and equal weights when the user says nothing: sizes spaced by ratio, up to the machine's saturation.
 
-    With several dynamic loops the product is thinned evenly to at most ``most``.
+    With several dynamic loops the product is thinned evenly to at most ``most``. ``flops``: none with more operations.
     """
     names = [x.name for x in backbone.loops if x.extent is None]
     every = [tuple(zip(names, sizes, strict=True)) for sizes in product(_FREE, repeat=len(names))]
+    if flops is not None:
+        every = [s for s in every if backbone.flops(backbone.sizes(dict(s))) <= flops] or every[:1]
     step = max(1, math.ceil(len(every) / most))
     kept = tuple(every[::step])
     return kept, (1.0,) * len(kept)
 
 
-def shapes_in_ranges(
-    backbone: Backbone, ranges: Mapping[str, tuple[int, int]], points: int = 32
-) -> tuple[tuple[Instance, ...], tuple[float, ...]]:
-    """Instances between the user's bounds, spaced by ratio and with both ends, equally likely.
+LIKELY_SHARE = 0.9
+"""Weight of the sizes that the user calls likely; the others that are allowed share the rest."""
 
-    The weight of each is its operations (DietCode's w_i). KeyError: a dynamic loop without a range.
+
+def sampled_sizes(sizes: Sizes) -> list[tuple[int, float]]:
+    """Sizes of a dim that stand for all that are allowed, with probabilities: likely ones, and ones spaced by ratio."""
+    low, high = sizes.bounds
+    m = sizes.multiple
+    ends = [low] if high is None else [low, high]
+    spaced = sorted({n for x in (*_FREE, *ends) for n in [-(-x // m) * m] if n > 0 and sizes.holds(n)} or {low})
+    rest = 1 - LIKELY_SHARE if sizes.likely else 1.0
+    weights = dict.fromkeys(spaced, rest / len(spaced))
+    for k, n in enumerate(sizes.likely):
+        share = sizes.probabilities[k] if sizes.probabilities else 1 / len(sizes.likely)
+        weights[n] = weights.get(n, 0.0) + LIKELY_SHARE * share
+    return sorted(weights.items())
+
+
+def expected_shapes(dims: Mapping[str, Sizes], most: int = 256) -> list[tuple[dict[str, int], float]]:
+    """Shapes of a model's symbols with probabilities, sizes taken as independent; at most ``most``, drawn evenly.
+
+    Spaced sizes are as dense among small numbers as among large ones; with the operations as a further weight
+    (DietCode's w_i) that makes all sizes of a range equally important.
     """
-    names = [x.name for x in backbone.loops if x.extent is None]
-    axes = []
-    for name in names:
-        low, high = ranges[name]
-        axes.append(sorted({round(v) for v in np.geomspace(max(low, 1), max(high, 1), points)}))
-    found = tuple(tuple(zip(names, sizes, strict=True)) for sizes in product(*axes))
-    return found, tuple(float(backbone.flops(backbone.sizes(dict(s)))) for s in found)
-
-
-def shapes_from_log(backbone: Backbone, seen: Mapping[Instance, int]) -> tuple[tuple[Instance, ...], tuple[float, ...]]:
-    """Instances met in traffic (``model.shapes_seen()``), weighted by count times operations."""
-    found = tuple(sorted(seen))
-    return found, tuple(seen[s] * float(backbone.flops(backbone.sizes(dict(s)))) for s in found)
+    every = list(product(*(sampled_sizes(s) for s in dims.values())))
+    chances = np.array([math.prod(p for _, p in row) for row in every])
+    if len(every) > most:
+        drawn = np.searchsorted(np.cumsum(chances), (np.arange(most) + 0.5) / most * chances.sum())
+        chances = np.bincount(drawn, minlength=len(every)) / most
+    rows = zip(every, chances, strict=True)
+    return [(dict(zip(dims, (n for n, _ in row), strict=True)), float(p)) for row, p in rows if p > 0]

@@ -26,7 +26,6 @@ from polydyn.tuning.explore import (
     best,
     by_size,
     in_order,
-    random_search,
 )
 from polydyn.tuning.hardware import Hardware
 from polydyn.tuning.loop_model import loop_model
@@ -34,18 +33,22 @@ from polydyn.tuning.microkernel import mutations
 from polydyn.tuning.records import Records
 from polydyn.tuning.rkernel import rkernel_space
 from polydyn.tuning.select import Selection, Table
-from polydyn.tuning.space import Space, instruction_of, usage
+from polydyn.tuning.space import Space, usage
 from polydyn.tuning.trust_region import trust_region
 from polydyn.tuning.ukernel import ukernel_space
 
+MEASURED_SECONDS = 0.1
+"""The longest launch, at the machine's peak, that is measured where a strategy measures shapes it was not given."""
 CostModel = Callable[[Backbone, Hardware, Kernel], Index]
 Chooser = Callable[[Table, Sequence[float], Sequence[Tile]], Selection]
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A row. ``cost`` None: the table is measured on every instance (BladeDISC). ``seeded``: the space is built around
-    the best tuple of a first search on the largest instance (DietCode). ``dispatcher``: a key of
+    """A row. ``cost`` None: the table is measured on every instance (BladeDISC). ``gpu_cost``: so it is on a CPU
+    (DietCode: the factors of 5.3 are the GPU's, elsewhere 5.1's direct measurement is used). ``seeded``: the space is
+    built around the best tuple of a first search on the largest instance (DietCode). ``outside``: the share of the
+    weight that sizes have which the given shapes say nothing of. ``dispatcher``: a key of
     ``polydyn.dispatch.build.DISPATCHERS``.
     """
 
@@ -56,6 +59,8 @@ class Strategy:
     choose: Chooser
     dispatcher: str
     seeded: bool = False
+    gpu_cost: bool = False
+    outside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,13 +107,17 @@ def tune(
 
     InputError: shapes and weights differ in number. BuildError: no tuple could be built and run.
     """
+    cost = None if strategy.gpu_cost and hardware.kind == "cpu" else strategy.cost
     if not problem.shapes:
-        shapes, weights = select.sample_free_shapes(problem.backbone)
+        limit = None if cost else MEASURED_SECONDS * hardware.peak(problem.backbone.dtype)
+        shapes, weights = select.sample_free_shapes(problem.backbone, flops=limit)
         problem = replace(problem, shapes=shapes, weights=weights)
-    if len(problem.weights) != len(problem.shapes):
+    elif len(problem.weights) != len(problem.shapes):
         raise InputError(
             f"{len(problem.shapes)} shapes have {len(problem.weights)} weights", rule="one weight per instance"
         )
+    elif strategy.outside:
+        problem = _with_others(problem, strategy.outside)
     if records is not None:
         bench = RecordedBench(bench, records, problem.key, hardware)
     objective = bench.per_operation if report is None else _reported(bench.per_operation, report)
@@ -123,10 +132,19 @@ def tune(
             remedy="look at the records of kind 'failed', and at the compiler with 'polydyn doctor'",
         )
     kernels = [k for t in ranked for k in _splits(bench.kernel(t), problem)]
-    costs = [strategy.cost(problem.backbone, hardware, k) for k in kernels] if strategy.cost else []
+    costs = [cost(problem.backbone, hardware, k) for k in kernels] if cost else []
     table = _table(problem, bench, kernels, costs)
     chosen = strategy.choose(table, problem.weights, [k.tile for k in kernels])
     return _tuned(strategy, problem, kernels, costs, table, chosen, log)
+
+
+def _with_others(problem: Problem, share: float) -> Problem:
+    """The problem with sample-free sizes added, which have ``share`` of all weight: no call may become slow because
+    nobody foresaw it.
+    """
+    free = [s for s in select.sample_free_shapes(problem.backbone, 64)[0] if s not in problem.shapes]
+    each = sum(problem.weights) * share / (1 - share) / max(1, len(free))
+    return replace(problem, shapes=(*problem.shapes, *free), weights=(*problem.weights, *(each for _ in free)))
 
 
 def _reported(objective: Objective, report: Callable[[int, float], None]) -> Objective:
@@ -151,9 +169,12 @@ def _splits(kernel: Kernel, problem: Problem) -> list[Kernel]:
 
 
 def _seed_tile(problem: Problem, hardware: Hardware, objective: Objective, trials: int, seed: int) -> Tile:
-    """DietCode's M_0: the best of a short search in the loop-model space, on saturating (that is: large) instances."""
+    """DietCode's M_0: the best of a short search in the loop-model space, on saturating (that is: large) instances.
+
+    DietCode takes an existing auto-scheduler, here the trust-region explorer.
+    """
     space = loop_model(problem.backbone, hardware)
-    return best(random_search(space, objective, max(1, trials), seed)).tile
+    return best(_regions(space, problem, hardware)(space, objective, max(1, trials), seed)).tile
 
 
 def _table(problem: Problem, bench: Bench, kernels: Sequence[Kernel], costs: Sequence[Index]) -> Table:
@@ -192,34 +213,59 @@ def _tuned(
     )
 
 
-def _vortex_order(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
-    """Vortex: the candidates that the analytical model prefers for one size after another; no search.
+def _hybrid(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
+    """Vortex's hybrid analyzer: level 0 is measured, then what the model prefers for one size after another.
 
-    Vortex keeps all candidates and asks its model at run time; measuring those it would ever ask for gives the same.
+    The largest block of a level-0 candidate stands for it (at most four fifths of the trials). A block is estimated
+    with its best parent, as Eq. 1 asks for at every level. Vortex keeps all candidates and asks its model at run time;
+    measuring those it would ever ask for gives the same.
     """
     backbone = problem.backbone
     shapes = [backbone.sizes(dict(s)) for s in select.sample_free_shapes(backbone, 12)[0]]
-    known: dict[tuple[object, ...], list[int]] = {}
-    columns = []
-    for tile in space.tiles:
-        unit, block = instruction_of(backbone, hardware, tile), tile.level("b")
-        seen = (unit, *block.items())  # the model sees block and compute unit; the levels between are measured
-        if seen not in known:
-            step = backbone.flops(block) / unit.rate
-            form = model.vortex(backbone, hardware, Kernel(tile, usage(backbone, hardware, tile), 0, step, 0, step))
-            known[seen] = [form.evaluate(s) for s in shapes]
-        columns.append(known[seen])
-    ranks = np.argsort(np.array(columns, float), axis=0, kind="stable")
-    return in_order([space.tiles[i] for i in dict.fromkeys(int(i) for i in ranks.ravel())])
+
+    def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
+        largest: dict[Part, tuple[int, Tile]] = {}
+        for tile in space.tiles:
+            low, size = _level_zero(tile), backbone.flops(tile.level("b"))
+            largest[low] = max(largest.get(low, (size, tile)), (size, tile))
+        step = -(-5 * len(largest) // max(1, 4 * trials))
+        first = in_order([t for _, t in largest.values()][::step])(space, objective, trials, seed)
+        rates = {_level_zero(t.tile): t.cost for t in first if np.isfinite(t.cost)}
+        chosen: dict[tuple[Part, Part], Tile] = {}
+        for tile in space.tiles:
+            if _level_zero(tile) in rates:
+                at = tuple(tile.level("v").items()), tuple(tile.level("b").items())
+                chosen[at] = min(chosen.get(at, tile), tile, key=lambda t: (rates[_level_zero(t)], t))
+        columns = []
+        for tile in chosen.values():
+            spent = backbone.flops(tile.level("b")) * rates[_level_zero(tile)]
+            own = Kernel(tile, usage(backbone, hardware, tile), 0, spent, 0, spent)
+            form = model.vortex(backbone, hardware, own)
+            columns.append([form.evaluate(s) for s in shapes])
+        ranks = np.argsort(np.array(columns, float).reshape(len(columns), -1), axis=0, kind="stable")
+        tiles, seen = list(chosen.values()), {t.tile for t in first}
+        order = [tiles[i] for i in dict.fromkeys(int(i) for i in ranks.ravel()) if tiles[i] not in seen]
+        return first + in_order(order)(space, objective, trials - len(first), seed)
+
+    return explore
+
+
+Part = tuple[tuple[str, int], ...]
+
+
+def _level_zero(tile: Tile) -> Part:
+    return tuple((n, v) for n, v in tile.compile + tile.launch if n[:2] in ("w.", "v."))
 
 
 def _sia_order(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
-    """FTuner: uKernels by their SIA score summed over the instances; no search."""
+    """FTuner: uKernels by their SIA score summed over the instances (eight of them, evenly); no search."""
+    every = problem.instances()
+    some = every[:: -(-len(every) // 8)]
 
     def score(tile: Tile) -> tuple[float, Tile]:
         own = Kernel(tile, usage(problem.backbone, hardware, tile), 0.0, 0.0, 0.0, 0.0)
         form = model.ftuner(problem.backbone, hardware, own)
-        return float(sum(form.evaluate(s) for s in problem.instances()[:8])), tile
+        return float(sum(form.evaluate(s) for s in some)), tile
 
     return in_order(sorted(space.tiles, key=score))
 
@@ -260,7 +306,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         Strategy(
             "vortex",
             lambda p, hw, _: rkernel_space(p.backbone, hw),
-            _vortex_order,
+            _hybrid,
             model.vortex,
             lambda table, weights, tiles: select.winners(table),
             "argmin",
@@ -268,11 +314,12 @@ STRATEGIES: Mapping[str, Strategy] = {
         Strategy(
             "dietcode",
             _mutants,
-            lambda space, p, hw: random_search,
+            _regions,
             model.dietcode,
             lambda table, weights, tiles: select.joint(table, weights)[0],
             "classifier",
             seeded=True,
+            gpu_cost=True,
         ),
         Strategy(
             "ftuner",
@@ -297,6 +344,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             model.polydyn,
             lambda table, weights, tiles: select.cover(table, weights, tiles),
             "tree",
+            outside=0.1,
         ),
     )
 }

@@ -63,7 +63,10 @@ def trust_region(order: Sequence[Tile] = (), prune: Prune = lambda t: None, regi
     _sklearn()
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
-        return _Search(space, objective, trials, seed, order, prune, regions or Regions()).run()
+        from threadpoolctl import threadpool_limits
+
+        with threadpool_limits(1):  # matrices are tiny, and sums stay in one order
+            return _Search(space, objective, trials, seed, order, prune, regions or Regions()).run()
 
     return explore
 
@@ -182,7 +185,6 @@ class _Search:
         """Posterior samples (rows x batch) of the region's local process."""
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
-        from threadpoolctl import threadpool_limits
 
         points, seen = self.space.points, np.array(sorted(self.cost))
         near = seen[np.argsort(((points[seen] - points[region.center]) ** 2).sum(1), kind="stable")]
@@ -193,9 +195,8 @@ class _Search:
             kernel = ConstantKernel(1.0, (0.05, 20.0)) * Matern([0.5] * points.shape[1], (0.05, 10.0), nu=2.5)
             kernel += WhiteKernel(1e-3, (1e-6, 0.1))
         process = GaussianProcessRegressor(kernel, optimizer=_descend, normalize_y=True, random_state=0)
-        # one BLAS thread: matrices are tiny, and sums stay in one order; a length scale at its bound is no fault
-        with threadpool_limits(1), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a length scale at its bound is no fault
             process.fit(points[near], y)
             drawn = process.sample_y(points[rows], self.rule.batch, random_state=int(self.rng.integers(1 << 31)))
         region.kernel = process.kernel_

@@ -99,7 +99,7 @@ def _local_sizes(backbone: Backbone, hardware: Hardware, loop: Loop, own: int, l
 
 def _shares(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) -> tuple[float, float]:
     blocks = blocks_at(backbone, tile, backbone.sizes(shape))
-    return pad_ratio(backbone, tile, shape), occupancy_ratio(blocks, hardware.units)
+    return pad_ratio(backbone, hardware, tile, shape), occupancy_ratio(blocks, hardware.units)
 
 
 def crosses(pad: float, occ: float, rule: Filter) -> bool:

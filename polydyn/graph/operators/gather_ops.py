@@ -13,12 +13,17 @@ from polydyn.schedules.expr import FromIndex, cast, const, load, op
 from polydyn.schedules.index import Index, fetch
 
 
-def element(ctx: ExpandContext, indices: str, at: tuple[Index, ...], n: Dim) -> Index:
-    """The subscript that ``indices`` holds at ``at``, into an axis of size n; negative ones count from the end."""
+def element(
+    ctx: ExpandContext, indices: str, at: tuple[Index, ...], n: Dim, component: int | None = None
+) -> Index:
+    """The subscript that ``indices`` holds at ``at``, into an axis of size n; negative ones count from the end.
+
+    ``component``: which place of tuples along the last axis of ``indices`` it is.
+    """
     t = ctx.tensor(indices)
     if "int" not in t.dtype:
         raise ShapeError(f"indices of dtype {t.dtype}", tensor=indices, rule="indices are integers")
-    ctx.bound(indices, n)
+    ctx.bound(indices, n, component)
     value = ctx.value(indices)
     if value is not None and value.ndim == 0:
         return wrap(value.item(), n)
@@ -101,7 +106,7 @@ def expand_gather_nd(node: OnnxNode, ctx: ExpandContext) -> None:
     b, k = _depth(node, i.shape)
     d = here(len(y.shape))
     q = len(i.shape) - 1
-    picked = tuple(element(ctx, i.name, (*d[:q], Index.of(j)), x.shape[b + j]) for j in range(k))
+    picked = tuple(element(ctx, i.name, (*d[:q], Index.of(j)), x.shape[b + j], j) for j in range(k))
     ctx.compute(y.shape, load(x.name, (*d[:b], *picked, *d[q:]), x.dtype), output=y.name)
 
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from polydyn.errors import ShapeError
 from polydyn.graph.ir import Dim, Tensor
 from polydyn.schedules.expr import Array, Value
+from polydyn.schedules.index import Index
+from polydyn.schedules.ranges import Ranges
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,14 @@ class ExpandContext(Protocol):
     def alias(self, output: str, source: str) -> None:
         """The node's output is an existing tensor under another name."""
 
-    def bound(self, indices: str, size: Dim) -> None:
+    def bound(self, indices: str, size: Dim, component: int | None = None) -> None:
         """Every element of ``indices`` is a subscript of an axis of ``size``: out of [-size, size) is refused."""
+
+    def position(self, indices: str, at: tuple[Index, ...], size: Dim, ranges: Ranges) -> Index | None:
+        """The subscript that ``indices`` holds at ``at``, where it is a formula of the iterators of ``ranges``.
+
+        It is >= 0 and, with a guard where that is needed, below ``size``. None: data, or a sign that is not known.
+        """
 
     def new_constant(self, array: Array, hint: str) -> str:
         """Adds a constant and returns its name."""

@@ -299,6 +299,7 @@ PD_EXPORT int32_t pd_cuda_run(pd_context *c, const void *const *inputs, void *co
     pd_call call = {outputs, addresses, results, stream ? stream : x->stream};
     int32_t code = pd_cuda_enter(d);
     if (code != PD_OK) return code;
+    if (!nanoseconds) pd_count_run(c);
     code = nanoseconds ? profiled(c, inputs, &call, nanoseconds) : run(c, inputs, &call, detached, NULL);
     if (code == PD_OK) deliver(c, outputs);
     return pd_cuda_leave(d, code);

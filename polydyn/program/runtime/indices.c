@@ -6,10 +6,10 @@
     {                                                                                                                 \
         const type *p = data;                                                                                         \
         int bad = 0;                                                                                                  \
-        for (int64_t i = 0; i < count; i++) bad |= (p[i] < low) | (p[i] >= high);                                   \
+        for (int64_t i = first; i < count; i += step) bad |= (p[i] < low) | (p[i] >= high);                           \
         if (!bad) return -1;                                                                                          \
-        int64_t i = 0;                                                                                                \
-        while (p[i] >= low && p[i] < high) i++;                                                                     \
+        int64_t i = first;                                                                                            \
+        while (p[i] >= low && p[i] < high) i += step;                                                               \
         *found = p[i];                                                                                                \
         return i;                                                                                                     \
     }
@@ -17,7 +17,7 @@
 #define UNSIGNED(type)                                                                                                \
     {                                                                                                                 \
         const type *p = data;                                                                                         \
-        for (int64_t i = 0; i < count; i++)                                                                           \
+        for (int64_t i = first; i < count; i += step)                                                                 \
             if (high <= 0 || p[i] >= (uint64_t)high || (low > 0 && p[i] < (uint64_t)low)) {                              \
                 *found = p[i] > INT64_MAX ? INT64_MAX : (int64_t)p[i];                                                \
                 return i;                                                                                             \
@@ -25,7 +25,8 @@
         return -1;                                                                                                    \
     }
 
-int64_t pd_outside(const void *data, int64_t count, int32_t dtype, int64_t low, int64_t high, int64_t *found) {
+int64_t pd_outside(const void *data, int64_t first, int64_t count, int64_t step, int32_t dtype, int64_t low, int64_t high,
+                   int64_t *found) {
     switch (dtype) {
     case PD_INT8: SIGNED(int8_t)
     case PD_INT16: SIGNED(int16_t)

@@ -7,7 +7,7 @@
 
 #include "polydyn.h"
 
-/* runtime.c, strided.c, indices.c: any program. cpu.c and pool.c: on the CPU. cuda.c: on a CUDA device. */
+/* runtime.c, strided.c, indices.c, seen.c: any program. cpu.c and pool.c: on the CPU. cuda.c: on a CUDA device. */
 
 #define PD_EXPORT __attribute__((visibility("default")))
 
@@ -48,8 +48,10 @@ void pd_pool_run(pd_pool *pool, const pd_job *job);
 
 /* ---- subscripts (indices.c) ---- */
 
-/* The position of the first of `count` integers outside [low, high), which goes to `found`; -1 when there is none. */
-int64_t pd_outside(const void *data, int64_t count, int32_t dtype, int64_t low, int64_t high, int64_t *found);
+/* The position of the first of the integers data[first], data[first + step], ... below `count` that lies outside
+ * [low, high); it goes to `found`. -1 when there is none. */
+int64_t pd_outside(const void *data, int64_t first, int64_t count, int64_t step, int32_t dtype, int64_t low, int64_t high,
+                   int64_t *found);
 
 /* ---- the program as data (generated) ---- */
 
@@ -59,6 +61,7 @@ int64_t pd_outside(const void *data, int64_t count, int32_t dtype, int64_t low, 
 
 typedef struct {
     int32_t input, axis; /* v[i] is the size of this input along this axis */
+    const char *symbol;
 } pd_source;
 
 typedef struct {
@@ -94,7 +97,8 @@ typedef struct {
 
 typedef struct {
     int32_t launch, buffer, dtype; /* the buffer is scanned before this launch */
-    int32_t count, size, offset;   /* v[count] integers, each plus v[offset] in [-v[size], v[size]) */
+    int32_t count, size, offset;   /* of v[count] integers each one meant plus v[offset] lies in [-v[size], v[size]) */
+    int32_t first, step;           /* the integers meant */
     const char *message;
 } pd_index_check;
 
@@ -178,6 +182,15 @@ extern const pd_plan pd_the_plan __attribute__((visibility("hidden")));
 int64_t pd_plan_wave(const pd_wave *wave, const int64_t *v, int64_t threads, const int64_t *launch_threads,
                      int64_t *starts);
 
+/* ---- the log of sizes (seen.c), any number of threads at once ---- */
+
+typedef struct pd_log pd_log;
+
+pd_log *pd_log_new(void);
+void pd_log_free(pd_log *log);
+/* Where runs with these sizes of the symbols are counted; without room where those of all others are. */
+int64_t *pd_log_runs(pd_log *log, const int64_t *sizes);
+
 /* ---- programs and contexts (runtime.c) ---- */
 
 struct pd_program {
@@ -185,6 +198,7 @@ struct pd_program {
     const char *constants; /* where kernels read them */
     void *map;
     size_t map_bytes;
+    pd_log *log;
     void *place; /* what cpu.c or cuda.c keeps: the pool, the device */
 };
 
@@ -199,9 +213,12 @@ struct pd_context {
     int32_t *places;         /* per input, then per output: 0 when kernels can use the caller's array where it is */
     int64_t *staged;         /* per input, then per output: offset of its dense copy in the arena, -1: used in place */
     int64_t *values;
+    int64_t *remembered; /* PD_REMEMBERED evaluations of dense calls, see runtime.c */
+    int64_t remembered_count;
     void **buffers; /* per buffer */
     int64_t scratch_offset, scratch_stride, staging_offset, planned_bytes;
     int64_t evaluations, copied_bytes;
+    int64_t *runs; /* where those with these sizes are counted */
     char *arena;
     int64_t arena_bytes;
     void *place; /* what cpu.c or cuda.c keeps */
@@ -219,9 +236,13 @@ static inline int pd_skipped(const pd_launch_entry *l, void *const *inputs, void
 /* PD_INPUT when the integers of an index check, at `data`, leave their axis. */
 int32_t pd_check_index(const pd_context *c, const pd_index_check *check, const void *data);
 
+/* One more run with the context's sizes. */
+static inline void pd_count_run(const pd_context *c) { __atomic_fetch_add(c->runs, 1, __ATOMIC_RELAXED); }
+
 /* ---- where a program runs: cpu.c, or cuda.c ---- */
 
-extern const int64_t pd_arena_align; /* bytes: everything in the arena begins at a multiple */
+extern const int64_t pd_arena_align; /* bytes: everything in the arena begins at a multiple; the arena itself with a page */
+#define PD_PAGE 4096
 int32_t pd_place_program(pd_program *p);
 void pd_displace_program(pd_program *p);
 int32_t pd_place_context(pd_context *c);

@@ -20,9 +20,10 @@
 extern "C" {
 #endif
 
-#define PD_ABI_VERSION 2
+#define PD_ABI_VERSION 3
 #define PD_MAX_RANK 16
 #define PD_MAX_THREADS 256
+#define PD_SHAPES_SEEN 4096
 
 enum { PD_OK = 0, PD_INPUT = 1, PD_OVERFLOW = 2, PD_MEMORY = 3, PD_WEIGHTS = 4, PD_USAGE = 5 };
 
@@ -106,6 +107,14 @@ int64_t pd_copied_bytes(const pd_context *context);
 
 /* How often the context evaluated its sizes (calls with new shapes or strides). */
 int64_t pd_evaluations(const pd_context *context);
+
+/* The name of symbol k: a size that is not known before a call; NULL when there are fewer. */
+const char *pd_symbol(const pd_program *program, int32_t k);
+
+/* The sizes that calls of pd_run had, of all contexts (pd_profile is not counted). Writes at most `room` rows, each the
+ * size of every symbol in order and then the number of runs, in no particular order; returns how many rows there are.
+ * The first PD_SHAPES_SEEN different shapes have a row; runs with later ones are in `others`. Any thread may ask. */
+int64_t pd_shapes_seen(const pd_program *program, int64_t *rows, int64_t room, int64_t *others);
 
 /* What the last failing call on this thread has to say. */
 const char *pd_error(void);

@@ -16,6 +16,7 @@
 #define EXPORT PD_EXPORT
 #define fail pd_fail
 #define ALIGN 64 /* of weights */
+#define LARGE 65536 /* bytes of what is worth a page of its own */
 
 static const pd_plan *const plan = &pd_the_plan;
 static const char *const dtype_names[] = {"float16", "bfloat16", "float32", "float64", "int8",   "int16", "int32",
@@ -65,8 +66,9 @@ EXPORT int32_t pd_open(const char *path, const void *memory, int64_t offset, int
         return fail(PD_WEIGHTS, "the program needs %" PRId64 " bytes of weights, %" PRId64 " were given",
                     plan->weight_bytes, bytes);
     pd_program *p = calloc(1, sizeof *p);
-    int32_t code = p ? pd_place_program(p) : PD_MEMORY;
+    int32_t code = p && (p->log = pd_log_new()) ? pd_place_program(p) : PD_MEMORY;
     if (code != PD_OK) {
+        if (p) pd_log_free(p->log);
         free(p);
         return fail(code, "out of memory");
     }
@@ -84,6 +86,7 @@ EXPORT void pd_close(pd_program *p) {
     if (!p) return;
     pd_displace_program(p);
     if (p->map) munmap(p->map, p->map_bytes);
+    pd_log_free(p->log);
     free(p);
 }
 
@@ -121,8 +124,16 @@ EXPORT void pd_context_free(pd_context *c) {
     free(c->places);
     free(c->staged);
     free(c->values);
+    free(c->remembered);
     free(c->buffers);
     free(c);
+}
+
+/* Sizes and selections of the last few calls: key (dims, strides), then what `evaluate` makes of it. */
+#define PD_REMEMBERED 8
+
+static int32_t remembered_words(void) {
+    return 2 * plan->input_dim_count + plan->value_count + plan->input_count + plan->output_dim_count;
 }
 
 static void *zeros(int32_t count, size_t size) { return calloc((size_t)count + 1, size); }
@@ -142,8 +153,10 @@ EXPORT int32_t pd_context_new(pd_program *program, int32_t threads, pd_context *
     c->places = zeros(plan->input_count + plan->output_count, sizeof *c->places);
     c->staged = zeros(plan->input_count + plan->output_count, sizeof *c->staged);
     c->values = zeros(plan->value_count, sizeof *c->values);
+    c->remembered = zeros(PD_REMEMBERED * remembered_words(), sizeof *c->remembered);
     c->buffers = zeros(plan->buffer_count, sizeof *c->buffers);
-    int all = c->dims && c->strides && c->output_strides && c->given && c->places && c->staged && c->values && c->buffers;
+    int all = c->dims && c->strides && c->output_strides && c->given && c->places && c->staged && c->values &&
+              c->remembered && c->buffers;
     int32_t code = all ? pd_place_context(c) : fail(PD_MEMORY, "out of memory");
     if (code != PD_OK) {
         pd_context_free(c);
@@ -252,11 +265,59 @@ static int32_t evaluate(pd_context *c) {
     return PD_OK;
 }
 
+/* ---- pd_shapes: what is remembered ---- */
+
+/* The parts of an evaluation, in the order in which they are remembered; the first two are its key. */
+#define PARTS 5
+typedef struct { int64_t *data; size_t bytes; } part;
+
+static void parts_of(const pd_context *c, part p[PARTS]) {
+    size_t word = sizeof(int64_t), dims = (size_t)plan->input_dim_count * word;
+    p[0] = (part){c->dims, dims};
+    p[1] = (part){c->strides, dims};
+    p[2] = (part){c->values, (size_t)plan->value_count * word};
+    p[3] = (part){c->staged, (size_t)plan->input_count * word};
+    p[4] = (part){c->output_strides, (size_t)plan->output_dim_count * word};
+}
+
+/* Whether all arrays are the kernels' own kind: dense outputs, nothing that must be copied elsewhere first. */
+static int is_plain(const pd_context *c) {
+    int32_t other = 0;
+    for (int32_t o = 0; o < plan->output_count; o++) other |= c->given[o];
+    for (int32_t i = 0; i < plan->input_count + plan->output_count; i++) other |= c->places[i];
+    return !other;
+}
+
+/* Takes back the evaluation of these shapes and strides; 0 when it is not remembered. */
+static int recall(pd_context *c) {
+    part p[PARTS];
+    parts_of(c, p);
+    int64_t most = pd_min(c->remembered_count, PD_REMEMBERED);
+    for (int64_t k = 0; k < most; k++) {
+        const char *at = (const char *)(c->remembered + k * remembered_words());
+        if (memcmp(at, p[0].data, p[0].bytes) || memcmp(at + p[0].bytes, p[1].data, p[1].bytes)) continue;
+        for (int32_t i = 0; i < PARTS; at += p[i++].bytes) memcpy(p[i].data, at, p[i].bytes);
+        return 1;
+    }
+    return 0;
+}
+
+/* Keeps an evaluation in place of the oldest one. */
+static void remember(pd_context *c) {
+    part p[PARTS];
+    parts_of(c, p);
+    char *at = (char *)(c->remembered + c->remembered_count++ % PD_REMEMBERED * remembered_words());
+    for (int32_t i = 0; i < PARTS; at += p[i++].bytes) memcpy(at, p[i].data, p[i].bytes);
+}
+
 /* ---- pd_shapes: memory ---- */
 
-/* Reserves `bytes` at the end of the arena; -1 when sizes overflow. */
+/* Reserves `bytes` at the end of the arena; -1 when sizes overflow. What is large begins with a page: a load waits for
+ * stores in flight that agree with it in the last 12 bits of the address, which tensors that begin alike do not. */
 static int64_t reserve(int64_t *end, int64_t bytes) {
     int64_t at = *end, padded;
+    if (bytes >= LARGE && __builtin_add_overflow(at, PD_PAGE - 1, &at)) return -1;
+    if (bytes >= LARGE) at = at / PD_PAGE * PD_PAGE;
     if (bytes < 0 || __builtin_add_overflow(bytes, pd_arena_align - 1, &padded)) return -1;
     if (__builtin_add_overflow(at, padded / pd_arena_align * pd_arena_align, end)) return -1;
     return at;
@@ -342,8 +403,13 @@ EXPORT int32_t pd_shapes(pd_context *c, const pd_tensor *inputs, const int64_t *
     for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = check_tensor(i, &inputs[i]);
     if (code != PD_OK) return code;
     if (take(c, inputs, output_strides) || !ready) {
-        code = evaluate(c);
+        int plain = is_plain(c);
+        if (!plain || !recall(c)) {
+            code = evaluate(c);
+            if (code == PD_OK && plain) remember(c);
+        }
         if (code == PD_OK) code = lay_out(c);
+        if (code == PD_OK) c->runs = pd_log_runs(c->program->log, c->values);
     }
     if (code != PD_OK) return code;
     for (int32_t k = 0; k < plan->output_dim_count; k++) output_dims[k] = c->values[plan->output_dims[k]];
@@ -372,7 +438,7 @@ int32_t pd_check_index(const pd_context *c, const pd_index_check *p, const void 
     if (c->values[plan->launches[p->launch].tasks] <= 0) return PD_OK;
     int64_t found = 0, size = c->values[p->size], offset = c->values[p->offset];
     int64_t low = -size - offset, high = size - offset; /* sizes: far from overflow */
-    int64_t at = pd_outside(data, c->values[p->count], p->dtype, low, high, &found);
+    int64_t at = pd_outside(data, p->first, c->values[p->count], p->step, p->dtype, low, high, &found);
     if (at < 0) return PD_OK;
     return fail(PD_INPUT, "%s, here %" PRId64 ": element %" PRId64 " is %" PRId64, p->message, size, at, found);
 }

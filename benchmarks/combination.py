@@ -1,0 +1,188 @@
+"""FTuner's two-kernel combination (Algorithm 2) at prime lengths: executed work on a GPU, time on this CPU.
+
+usage: python -m benchmarks.combination [--threads N] [--quick]
+
+In the padded binding of a GPU every block is executed whole. Counted are the rows that are executed at every prime
+length up to 512 (times N * K they are multiply-adds), and of them the padding, for several sets of block heights with
+the costs of a saturated machine: by the one kernel of least cost over all these lengths, by the kernel of least cost
+at each length, and by the cheapest cover with at most two kernels. Sets: what the strategy "ftuner" keeps for two
+products on a simulated V100, the two uKernels of the paper's Figure 8, the blocks of polydyn's own CUDA generator.
+
+On the CPU tiles are exact, one kernel serves every length. There the two launches of a cover are timed in turns with
+the one kernel that is fastest at the length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks import record
+from benchmarks.ops import models
+from polydyn.codegen.cuda_contract import FMA_TILES
+from polydyn.compiler import cpu_target
+from polydyn.dispatch.combine import Cover, combine
+from polydyn.tuner import tasks_of
+from polydyn.tuner.bench import CpuBench
+from polydyn.tuner.calibrate import machine
+from polydyn.tuner.timing import TIMER
+from polydyn.tuning.backbone import GroupKey, Problem, Tile, gemm
+from polydyn.tuning.hardware import V100
+from polydyn.tuning.loop_model import loop_model
+from polydyn.tuning.measure import Workers
+from polydyn.tuning.replay import Simulated
+from polydyn.tuning.strategy import STRATEGIES, tune
+
+MOST = 512
+LENGTHS = {"FTuner's lengths": (5, 24, 43, 62, 81, 100, 119, 128), "16 lengths to 512": tuple(range(32, 513, 32))}
+HEIGHTS = (4, 5, 6, 7, 8, 9)
+"""Register tiles of the CPU's kernels."""
+TURNS = 6
+
+
+def primes(most: int) -> list[int]:
+    """Prime numbers up to ``most``."""
+    return [p for p in range(2, most + 1) if all(p % q for q in range(2, math.isqrt(p) + 1))]
+
+
+def single(extent: int, cost: Mapping[int, float]) -> Cover:
+    """The cheapest cover by tiles of one size; ties go to less padding."""
+    size = min(cost, key=lambda s: (-(-extent // s) * cost[s], -(-extent // s) * s))
+    return Cover(extent, ((size, -(-extent // size)),))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows over all lengths: useful ones, and those executed by the best fixed kernel, by the best single kernel of
+    each length, and by at most two kernels. ``mixed``: lengths at which two are taken.
+    """
+
+    useful: int
+    fixed: int
+    one: int
+    two: int
+    mixed: int
+
+    def falls(self, what: str) -> tuple[float, float]:
+        """How many times less two kernels execute than ``fixed`` or ``one``: in all, and beyond the useful rows."""
+        other: int = getattr(self, what)
+        padding = self.two - self.useful
+        return other / self.two, (other - self.useful) / padding if padding else math.inf
+
+
+def count(extents: Sequence[int], cost: Mapping[int, float]) -> Counts:
+    """The counts of a set of block heights with the cost of a block each."""
+    fixed = min(cost, key=lambda s: sum(-(-e // s) * cost[s] for e in extents))
+    covers = [combine(e, cost) for e in extents]
+    return Counts(
+        sum(extents),
+        sum(-(-e // fixed) * fixed for e in extents),
+        sum(single(e, cost).executed for e in extents),
+        sum(c.executed for c in covers),
+        sum(len(c.counts) > 1 for c in covers),
+    )
+
+
+def kept(n: int, k: int, lengths: Iterable[int]) -> dict[int, float]:
+    """Block heights of FTuner's uKernels for (L,k)x(k,n) on a simulated V100 -> cost of a block of all columns."""
+    backbone = gemm(None, n, k)
+    shapes = tuple((("i", m),) for m in lengths)
+    problem = Problem(GroupKey(f"gemm {n} {k}", "float32", "gpu"), backbone, shapes, (1.0,) * len(shapes))
+    bench = Simulated(backbone, V100)
+    cost: dict[int, float] = {}
+    for kernel in tune(STRATEGIES["ftuner"], problem, V100, bench).kernels:
+        rows = kernel.tile["b.i"]
+        (rate,) = bench.per_operation([kernel.tile])
+        cost[rows] = min(cost.get(rows, math.inf), rows * rate)
+    return cost
+
+
+def padded(quick: bool) -> list[dict[str, Any]]:
+    """Counts of every set of block heights."""
+    given = dict(list(LENGTHS.items())[: 1 if quick else 2])
+    sets = {f"ftuner, (L,768)x(768,768), {n}": kept(768, 768, x) for n, x in given.items()}
+    if not quick:
+        sets["ftuner, (L,1024)x(1024,3072), 16 lengths to 512"] = kept(3072, 1024, LENGTHS["16 lengths to 512"])
+    sets["Figure 8: 7 and 8"] = {7: 7.0, 8: 8.0}
+    sets["polydyn's CUDA tiles"] = {t.bm: float(t.bm) for t in FMA_TILES}
+    rows = []
+    for name, cost in sets.items():
+        for most in (128, MOST):
+            counts = count(primes(most), cost)
+            rows.append({"kernels": name, "heights": sorted(cost), "primes_to": most, **asdict(counts)})
+            (all_fixed, pad_fixed), (all_one, pad_one) = counts.falls("fixed"), counts.falls("one")
+            print(f"{name}, heights {sorted(cost)}, primes to {most}: two kernels at {counts.mixed} lengths")
+            ratios = ", ".join(f"{n} {getattr(counts, n) / counts.useful:.3f}" for n in ("fixed", "one", "two"))
+            print(f"  executed / useful: {ratios}; falls {all_fixed:.2f}x and {all_one:.2f}x, its padding"
+                  f" {pad_fixed:.1f}x and {pad_one:.1f}x", flush=True)  # fmt: skip
+    return rows
+
+
+def kernels(bench: CpuBench) -> dict[int, Tile]:
+    """A kernel for each height: 48 columns of registers, the whole reduction."""
+    task = bench.task
+    row, col, block = task.form.roles.row, task.form.roles.col, task.form.roles.block
+    deep = task.backbone.sizes({row: 1})[block]
+    some = loop_model(task.backbone, bench.hardware).tiles[0]
+
+    def made(height: int) -> Tile:
+        sizes = {f"w.{row}": height, f"w.{col}": 48, f"b.{block}": deep, f"w.{block}": 1}
+        launch = tuple((n, {f"b.{row}": 16 * height, f"b.{col}": 192}.get(n, v)) for n, v in some.launch)
+        return Tile(tuple((n, sizes.get(n, v)) for n, v in some.compile), launch)
+
+    return {h: made(h) for h in HEIGHTS}
+
+
+def exact(threads: int, quick: bool) -> list[dict[str, Any]]:
+    """Times at prime lengths on this CPU: the best of the kernels alone, and the cheapest cover by two of them."""
+    (placed,) = tasks_of(models.gemm(768, 768))
+    row, rows = placed.task.form.roles.row, []
+    with Workers(TIMER, timeout=30.0) as workers:
+        bench = CpuBench(placed.task, machine(cpu_target("cpu"), "cpu", threads), workers)
+        tiles = kernels(bench)
+        bench.build(list(tiles.values()))
+
+        def run(launches: Sequence[tuple[int, int]]) -> list[float]:
+            sizes = [placed.task.backbone.sizes({row: m}) for _, m in launches]
+            return bench.run([(tiles[h], s) for (h, _), s in zip(launches, sizes, strict=True)])
+
+        cost = {h: t / 8 for h, t in zip(HEIGHTS, run([(h, 8 * h) for h in HEIGHTS]), strict=True)}
+        for p in [p for p in primes(128) if p > min(HEIGHTS)][:: 6 if quick else 1]:
+            mixed = [c for h in HEIGHTS for g in HEIGHTS if g < h for c in [combine(p, {h: cost[h], g: cost[g]})]]
+            whole = [c for c in mixed if len(c.counts) > 1 and not c.padding]
+            if not whole:
+                continue
+            pair = min(whole, key=lambda c: _price(c, cost))
+            parts = [(h, h * n) for h, n in pair.counts]
+            alone, both = [(h, p) for h in HEIGHTS], [math.inf] * 2
+            least = [math.inf] * len(alone)
+            for _ in range(TURNS):
+                both = list(map(min, both, run(parts)))
+                least = list(map(min, least, run(alone)))
+            rows.append({"length": p, "cover": pair.counts, "two_s": sum(both), "one_s": min(least)})
+    return rows
+
+
+def _price(cover: Cover, cost: Mapping[int, float]) -> float:
+    return sum(n * cost[size] for size, n in cover.counts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="fewer sets and lengths, results not kept")
+    options = parser.parse_args()
+    counts, times = padded(options.quick), exact(options.threads, options.quick)
+    ratios = [t["two_s"] / t["one_s"] for t in times]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    print(f"CPU, (L,768)x(768,768), {len(ratios)} primes to 128: two kernels take {mean:.3f} of one's time (mean), "
+          f"least {min(ratios):.3f}, most {max(ratios):.3f}")  # fmt: skip
+    folder = record.SCRATCH if options.quick else record.RESULTS
+    record.save("combination", folder=folder, threads=options.threads, padded=counts, exact=times)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,355 @@
+"""Where a model's time goes that the machine would not need: kernels, their time, their own limit, and the reason.
+
+usage: python -m benchmarks.shortfall MODEL.onnx B=2,L=509 ... [--threads 1 2] [--repeats N] [--top N]
+
+Every launch is timed inside whole runs (``Program.profile``: medians; launches of one wave one after the other) and
+held against its own limit: its operations at the FMA peak, or its bytes at the bandwidth of where they are (weights in
+memory when all of them together exceed the last cache; activations in a cache while those of the launch fit there),
+whichever is longer. What is longer than the limit is put down, in this order, to causes computed from sizes and from
+rates measured here:
+
+``exp, erf, ...``  elements x the time of this library's own function for one, from the cache, beyond a max(x, 0)
+``tails``          lanes that the last axis leaves empty in its last vector, of the time that arithmetic takes
+``uneven``         the busiest thread's tasks beyond an equal share of them
+``writes``         memory reads what is about to be overwritten: written bytes that go to memory, once more
+``no overlap``     the shorter of arithmetic and bytes, where both matter: nothing hides it behind the longer
+``rest``           what none of them explains: instructions that are neither, latency, the launch itself
+
+A row is a kernel with all its launches, sorted by the milliseconds above the limit. Causes are upper estimates, cut at
+what is left; ``rest`` is what is open. Results go to benchmarks/results/shortfall.json (of models that cpu_all does not
+list to benchmarks/out/results), where a model at a shape on a number of threads replaces what was there of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import onnx
+from rich.console import Console
+from rich.table import Table
+
+import polydyn
+from benchmarks import record
+from benchmarks.arguments import parse_shape
+from benchmarks.cpu_all import STANDARD
+from benchmarks.limits import Limits, measure
+from benchmarks.models.inputs import Shape, feeds
+from benchmarks.ops import models
+from benchmarks.rows import Row, name_shape
+from polydyn.compiler import host_plan, place_kernels
+from polydyn.fusion.plan import FusedGroup
+from polydyn.graph.expand import import_model
+from polydyn.graph.ir import Graph, iterators
+from polydyn.lowering.aliases import without_reshapes
+from polydyn.program.assemble import build_program
+from polydyn.program.host import size_bytes
+from polydyn.program.plan import Buffer, HostPlan, Launch
+from polydyn.program.program import LaunchTime, Program
+from polydyn.program.waves import join_waves
+from polydyn.schedules.expr import Op, walk
+from polydyn.schedules.index import product
+
+FUNCTIONS = {"exp": "Exp", "erf": "Erf", "tanh": "Tanh", "log": "Log", "sigmoid": "Sigmoid"}
+"""Scalar operations that take many instructions, and the ONNX operators that are nothing else."""
+ELEMENTS = 4096
+"""At which they are timed: in and out fit into a first-level cache."""
+CAUSES = (*FUNCTIONS, "tails", "uneven", "writes", "no overlap")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one launch has to do at a shape.
+
+    ``weights``: bytes of constants that it can touch, ``moved``: bytes of everything else, ``written`` of these.
+    ``calls``: function -> how many elements it is computed for. ``filled``: share of the vector lanes along the last
+    axis that hold elements.
+    """
+
+    flops: float
+    weights: float
+    moved: float
+    written: float
+    calls: Mapping[str, int]
+    filled: float
+    tasks: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """``limits`` with caches; ``last_cache``: bytes; ``functions``: seconds for one element on one thread."""
+
+    limits: Limits
+    last_cache: int
+    functions: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Held:
+    """One launch held against its limit, in seconds. ``bound``: what the limit is made of."""
+
+    kernel: str
+    label: str
+    seconds: float
+    limit: float
+    bound: str
+    causes: Mapping[str, float]
+
+
+# -- what a launch has to do -------------------------------------------------------------------------------------------
+
+
+def work_of(
+    graph: Graph, group: FusedGroup, launch: Launch, buffers: Mapping[str, Buffer], env: Mapping[str, int], lanes: int
+) -> Work:
+    """Everything from the fused group and the host plan, at the sizes of ``env`` (symbols, strides and nth)."""
+    points = {n.output: product(e for _, e in iterators(graph, n)).evaluate(env) for n in group.nodes}
+    most = max(points.values(), default=0)
+
+    def touched(name: str) -> int:  # a Gather touches no more of its table than it has points
+        return min(size_bytes(buffers[name]).evaluate(env), 8 * most)
+
+    constant = [b for b in set(launch.buffers) if buffers[b].role == "constant"]
+    other = [b for b in set(launch.buffers) if buffers[b].role != "constant"]
+    calls: dict[str, int] = {}
+    for n in group.nodes:
+        for v in walk(n.body):
+            if isinstance(v, Op) and v.name in FUNCTIONS:
+                calls[v.name] = calls.get(v.name, 0) + points[n.output]
+    return Work(
+        launch.flops.evaluate(env),
+        sum(map(touched, constant)),
+        sum(map(touched, other)),
+        sum(map(touched, launch.writes)),
+        calls,
+        filled(last_extent(graph, group, env), lanes),
+        launch.tasks.evaluate(env),
+    )
+
+
+def last_extent(graph: Graph, group: FusedGroup, env: Mapping[str, int]) -> int:
+    """The size of the axis that becomes vectors: the last one longer than one, of what a product makes, or in a nest of
+    the longest loops.
+    """
+    loops = {n.output: [e.evaluate(env) for _, e in iterators(graph, n)] for n in group.nodes}
+    made = [e.evaluate(env) for e in graph.tensors[group.nodes[0].output].shape]
+    sizes = made if group.kind != "nest" else max(loops.values(), key=prod)
+    return next((s for s in reversed(sizes) if s > 1), 1)
+
+
+def filled(extent: int, lanes: int) -> float:
+    """The share of lanes in use when ``extent`` elements take whole vectors."""
+    return extent / (-(-extent // lanes) * lanes) if extent else 1.0
+
+
+# -- held against the machine ------------------------------------------------------------------------------------------
+
+
+def hold(seconds: float, label: str, kernel: str, work: Work, machine: Machine, streams: bool) -> Held:
+    """``streams``: the weights come from memory on every run."""
+    limits = machine.limits
+    compute = work.flops / limits.flops
+    cached = max((rate for _, rate in limits.cached), default=limits.bandwidth)
+    at_home = max((size for size, _ in limits.cached), default=0)
+    far = (work.weights if streams else 0) + (work.moved if work.moved > at_home else 0)
+    near = limits.seconds_again(0, work.moved + (0 if streams else work.weights)) if not far else 0.0
+    memory = max(far / limits.bandwidth, (work.weights + work.moved) / cached if far else near)
+    limit = max(compute, memory)
+    bound = "arithmetic" if compute >= memory else "memory" if far else "cache"
+    shares = {n: machine.functions.get(n, 0.0) * count / limits.threads for n, count in work.calls.items()}
+    equal = work.tasks / limits.threads
+    uneven = -(-work.tasks // limits.threads) / equal - 1 if work.tasks and limits.threads > 1 else 0.0
+    shares |= {
+        "tails": (1 / work.filled - 1) * (compute + sum(shares.values())) if work.filled else 0.0,
+        "uneven": uneven * limit,
+        "writes": work.written / limits.bandwidth if work.moved > at_home else 0.0,
+        "no overlap": min(compute, memory),
+    }
+    return Held(kernel, label, seconds, limit, bound, explained(max(0.0, seconds - limit), shares))
+
+
+def explained(above: float, shares: Mapping[str, float]) -> dict[str, float]:
+    """``above`` put down to the shares in the order of CAUSES, each cut at what is left; then the ``rest``."""
+    found: dict[str, float] = {}
+    for name in CAUSES:
+        part = min(above, shares.get(name, 0.0))
+        if part > 0:
+            found[name] = part
+            above -= part
+    return found | {"rest": above}
+
+
+def merged(launches: Sequence[Held]) -> list[Row]:
+    """One row per kernel, the most time above its limit first."""
+    kernels: dict[str, list[Held]] = {}
+    for h in launches:
+        kernels.setdefault(h.kernel, []).append(h)
+    rows = []
+    for kernel, of_kernel in kernels.items():
+        seconds, limit = sum(h.seconds for h in of_kernel), sum(h.limit for h in of_kernel)
+        causes: dict[str, float] = {}
+        for h in of_kernel:
+            for name, s in h.causes.items():
+                causes[name] = causes.get(name, 0.0) + s
+        above = sum(max(0.0, h.seconds - h.limit) for h in of_kernel)
+        bound = statistics.mode(h.bound for h in of_kernel)
+        rows.append({
+            "kernel": kernel, "label": of_kernel[0].label, "launches": len(of_kernel), "seconds": seconds,
+            "limit": limit, "above": above, "bound": bound, "causes": causes,
+            "reason": reason(above, seconds, causes, bound),
+        })  # fmt: skip
+    return sorted(rows, key=lambda r: -float(r["above"]))
+
+
+AT_LIMIT = 0.05
+"""Of its time: what a kernel may be above its limit and still be called there."""
+
+
+def reason(above: float, seconds: float, causes: Mapping[str, float], bound: str) -> str:
+    """The largest causes, enough of them to explain half of what is above the limit; what ``rest`` lies with."""
+    if above <= AT_LIMIT * seconds:
+        return "at its limit"
+    named, left = [], 0.5 * above
+    for name, s in sorted(causes.items(), key=lambda c: -c[1]):
+        if left > 0:
+            reached = (seconds - above) / (seconds - above + causes["rest"])
+            named.append(f"{bound} at {reached:.0%} of its rate" if name == "rest" else name)
+            left -= s
+    return ", ".join(named)
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def seconds_of_functions(wanted: set[str]) -> dict[str, float]:
+    """Seconds that one element of each function takes on one thread, beyond those of a map that computes nothing."""
+
+    def each(operator: str) -> float:
+        program = polydyn.compile(models.unary(operator, ["R", "L"]), threads=1)
+        call = program.bind({"x": np.random.default_rng(0).random((1, ELEMENTS), np.float32) + 0.5})
+        best = float("inf")
+        for _ in range(200):
+            start = time.perf_counter()
+            for _ in range(10):
+                call()
+            best = min(best, time.perf_counter() - start)
+        return best / 10 / ELEMENTS
+
+    nothing = each("Relu") if wanted else 0.0
+    return {name: max(0.0, each(FUNCTIONS[name]) - nothing) for name in sorted(wanted)}
+
+
+def last_cache() -> int:
+    """Bytes of the last cache that Linux lists for processor 0; 8 MiB when it lists none."""
+    sizes = [0]
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        if (index / "type").read_text().strip() != "Instruction":
+            sizes.append(int((index / "size").read_text().strip().rstrip("K")) * 1024)
+    return max(sizes) or 8 << 20
+
+
+class Profiled:
+    """A model compiled once: its program, its host plan, and the fused group behind every launch."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        rewritten, builder, placed = place_kernels(import_model(path))
+        placed, _ = without_reshapes(builder.plan, placed)
+        self.graph, self.lanes = builder.plan.graph, builder.target.width
+        self.groups = {f"{p.fused.kind} {p.fused.outputs[0]}": p.fused for p in placed}
+        self.plan: HostPlan = join_waves(host_plan(builder.plan, placed, builder.target, rewritten))
+        self.program: Program = build_program(self.plan, threads=threads)
+
+    @property
+    def functions(self) -> set[str]:
+        """Those that take many instructions and occur in the model."""
+        nodes = [n for g in self.groups.values() for n in g.nodes]
+        return {v.name for n in nodes for v in walk(n.body) if isinstance(v, Op) and v.name in FUNCTIONS}
+
+    def works(self, shape: Shape) -> dict[str, Work]:
+        """What every launch has to do, by label."""
+        env = {**self.symbols(shape), "nth": self.program.threads}
+        launches = [x for x in self.plan.launches if x.label in self.groups]
+        buffers, lanes = self.plan.buffers, self.lanes
+        return {x.label: work_of(self.graph, self.groups[x.label], x, buffers, env, lanes) for x in launches}
+
+    def held(self, model: onnx.ModelProto, shape: Shape, machine: Machine, repeats: int) -> list[Held]:
+        """Every launch that runs at a shape."""
+        times: list[LaunchTime] = self.program.profile(feeds(model, shape), repeats)
+        streams = self.program.weight_bytes > machine.last_cache
+        works = self.works(shape)
+        ran = [t for t in times if t.tasks > 0 and t.label in works]
+        return [hold(t.nanoseconds / 1e9, t.label, t.kernel, works[t.label], machine, streams) for t in ran]
+
+    def seconds(self, model: onnx.ModelProto, shape: Shape, repeats: int) -> float:
+        """The median of whole runs, in which launches of a wave run together and nobody reads a clock between them."""
+        call, times = self.program.bind(feeds(model, shape)), []
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times[1:])
+
+    def symbols(self, shape: Shape) -> dict[str, int]:
+        """Sizes of all symbols; 1 for strides that the caller may choose, which nothing here reads."""
+        free = {s for b in self.plan.buffers.values() for s in b.strides}
+        return {**dict.fromkeys(free, 1), **shape}
+
+
+def show(rows: Sequence[Row], title: str, top: int) -> None:
+    """Prints a table."""
+    table = Table(title=title)
+    for heading in ("kernel", "first launch", "launches", "ms", "limit ms", "of limit", "above ms", "reason (ms)"):
+        table.add_column(heading, justify="left" if heading in ("kernel", "first launch", "reason (ms)") else "right")
+    for r in rows[:top]:
+        parts = ", ".join(f"{n} {s * 1e3:.2f}" for n, s in r["causes"].items() if s >= 0.05 * r["above"] and s > 0)
+        label = r["label"] if len(r["label"]) <= 44 else "…" + r["label"][-43:]
+        table.add_row(
+            r["kernel"].rpartition("_")[0] + " " + r["kernel"][-4:], label, str(r["launches"]),
+            f"{r['seconds'] * 1e3:.2f}", f"{r['limit'] * 1e3:.2f}", f"{r['limit'] / max(r['seconds'], 1e-9):.0%}",
+            f"{r['above'] * 1e3:.2f}", f"{r['reason']} ({parts})" if parts else r["reason"],
+        )  # fmt: skip
+    Console(width=190).print(table)
+    seconds, limit = (sum(r[key] for r in rows) for key in ("seconds", "limit"))
+    causes = {n: sum(r["causes"].get(n, 0.0) for r in rows) for n in (*CAUSES, "rest")}
+    listed = ", ".join(f"{n} {s * 1e3:.2f}" for n, s in causes.items() if s >= 5e-6)
+    share = limit / max(seconds, 1e-9)
+    print(f"all: {seconds * 1e3:.2f} ms, limit {limit * 1e3:.2f} ({share:.0%}); above it, ms: {listed}\n")
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("shapes", nargs="+", type=parse_shape, metavar="B=1,L=8")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--top", type=int, default=12, help="rows to print; the file has all")
+    args = parser.parse_args()
+    for threads in args.threads:
+        run(args.model, args.shapes, threads, args.repeats, args.top)
+
+
+def run(path: str, shapes: Sequence[Shape], threads: int, repeats: int, top: int) -> None:
+    """The tables of one model on one number of threads."""
+    name, model, profiled = Path(path).stem, onnx.load(path), Profiled(path, threads)
+    limits = measure(threads, caches=True)
+    machine = Machine(limits, last_cache(), seconds_of_functions(profiled.functions))
+    costs = ", ".join(f"{n} {s * 1e9:.2f}" for n, s in machine.functions.items())
+    print(f"peak {limits.flops / 1e9:.0f} GFLOP/s, memory {limits.bandwidth / 1e9:.1f} GB/s; ns an element: {costs}")
+    results = record.Results("shortfall", record.RESULTS if name in STANDARD else record.SCRATCH)
+    for shape in shapes:
+        rows = merged(profiled.held(model, shape, machine, repeats))
+        whole = profiled.seconds(model, shape, repeats)
+        title = f"{name} {name_shape(shape)}"
+        show(rows, f"{title}, {threads} threads: a whole run {whole * 1e3:.2f} ms", top)
+        results.add(title, threads, rows, seconds=whole, limits=vars(limits), functions=machine.functions)
+
+
+if __name__ == "__main__":
+    main()

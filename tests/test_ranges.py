@@ -1,0 +1,49 @@
+"""What ranges of iterators decide: never a wrong value, and the addresses of folded images in particular."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polydyn.schedules.index import Index
+from polydyn.schedules.ranges import is_nonnegative, simplify, upper_bound
+
+ITERATORS = tuple(map(Index.of, "ijk"))
+EXTENTS = {"i": 4, "j": 6, "k": 3}
+RANGES = {v: Index.of(n) for v, n in EXTENTS.items()}
+POINTS = [dict(zip(EXTENTS, p, strict=True)) for p in product(*map(range, EXTENTS.values()))]
+
+
+@st.composite
+def quasi_affine(draw: st.DrawFn, depth: int = 2) -> Index:
+    """Sums of iterators and of divisions of such sums by small constants, remainders among them."""
+    out = Index.of(draw(st.integers(-6, 6)))
+    for v in ITERATORS:
+        out = out + v * draw(st.integers(-8, 8))
+    for _ in range(draw(st.integers(0, 2)) if depth else 0):
+        x, n, k = draw(quasi_affine(depth=depth - 1)), draw(st.integers(1, 9)), draw(st.integers(1, 5))
+        c = draw(st.integers(-8, 8))
+        out = out + (x // n) * c - (x // (n * k)) * (c * k * draw(st.booleans()))
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(quasi_affine(), st.integers(1, 24))
+def test_ranges_decide_nothing_wrongly(p: Index, n: int) -> None:
+    values = [p.evaluate(at) for at in POINTS]
+    assert [simplify(p // n, RANGES).evaluate(at) for at in POINTS] == [v // n for v in values]
+    high = upper_bound(p, RANGES)
+    assert high is None or max(values) <= high.evaluate({})
+    assert not is_nonnegative(p, RANGES) or min(values) >= 0
+
+
+def test_digits_of_folded_images_stay_inside_them() -> None:
+    """A patch's place in its image: digits of the batch and of the row index, never the next channel's."""
+    ranges = {"b": Index.of("B"), "r": Index.of(16), "c": Index.of(24)}
+    b, r, c = map(Index.of, "brc")
+    place = b // 2 - (b // 4) * 2 + (r // 4) * 2  # (b // 2) % 2 + 2 * (r // 4)
+    assert upper_bound(place, ranges) == Index.of(7)
+    assert simplify((c * 8 + place) // 192, ranges) == Index.of(0)
+    assert simplify((c * 8 + place + 1) // 192, ranges) != Index.of(0)  # 184 + 8 is the next one's
