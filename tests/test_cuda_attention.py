@@ -8,12 +8,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from cuda_groups import plan_of, with_bugs
+from cuda_groups import first_fit, placed, plan_of, run, with_bugs
 from onnx import helper
 
-from benchmarks.gpu.emulated import first_fit, placed, run
 from polydyn.errors import ScheduleError
-from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
@@ -53,7 +51,7 @@ def attention(
         "q": ("B", heads, "L", depth), "k": ("B", kv, depth, "T") if transposed else ("B", kv, "T", depth),
         "v": ("B", kv, "T", width), "m": ("B", 1, "L", "T"),
     }  # fmt: skip
-    return fuse_attention(plan_of(nodes, shapes, ["y"], {"c": np.array(0.125, kind)}, dtype))
+    return plan_of(nodes, shapes, ["y"], {"c": np.array(0.125, kind)}, dtype)
 
 
 def case(

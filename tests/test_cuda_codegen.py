@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_groups import plan_of, with_bugs
+from cuda_groups import Arrays, first_fit, placed, plan_of, run, version, with_bugs
 from onnx import helper
 
-from benchmarks.gpu.emulated import Arrays, first_fit, placed, run, version
 from polydyn.codegen.cuda_contract import CudaContractKernel
 from polydyn.codegen.cuda_emit import LONG
 from polydyn.codegen.cuda_product import CudaTile
