@@ -26,14 +26,19 @@ SHARE_STEPS = 8
 WAVES = 2
 """Blocks for each multiprocessor that a split reduction fills the device with."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
+TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 32, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
 MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
 
 
 class CudaContractKernel:
-    """Builds the versions of one matmul-like group; ``arch``: those of newer architectures only when asked for."""
+    """Builds the versions of one matmul-like group.
 
-    def __init__(self, name: str, group: Group, roles: Roles, arch: str = "sm_80") -> None:
+    ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32.
+    """
+
+    def __init__(self, name: str, group: Group, roles: Roles, arch: str = "sm_80", tf32: bool = False) -> None:
         self.name, self.group, self.roles, self.arch = name, group, roles, arch
+        self.single = TF32_TILES if tf32 else FMA_TILES
         self.product = ProductGroup(name, group, roles)
 
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
@@ -42,7 +47,7 @@ class CudaContractKernel:
         Before them those for few rows, and those of the smallest tile with a split reduction, for shapes that leave
         multiprocessors idle.
         """
-        chosen = tiles or self._useful(MMA_TILES if self.product.dtype in HALF else FMA_TILES)
+        chosen = tiles or self._useful(MMA_TILES if self.product.dtype in HALF else self.single)
         for t in chosen:
             prove_gpu_contract(self.group, self.roles, gpu_contract_tree(self.group, self.roles), t.proven())
         whole = [k for t in chosen for k in _of_tile(self.product, t)]

@@ -14,7 +14,7 @@ from functools import partial
 
 from polydyn.codegen.cuda_emit import emit
 from polydyn.codegen.cuda_kernel import CudaKernel, TensorMapOf
-from polydyn.codegen.cuda_product import LANE, SLAB, STAGED, UNROLLED, CudaTile, ProductGroup, TiledProduct
+from polydyn.codegen.cuda_product import SLAB, STAGED, UNROLLED, CudaTile, ProductGroup, TiledProduct, lane_points
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -192,11 +192,7 @@ class _Version:
         points = [n.var for n in walk(body) if isinstance(n, For)]
         if inst.statement == "ACC":
             return substitute((inst,), dict.fromkeys(points, ZERO))
-        half, pair = V("row_half"), V("column_of_pair")
-        leaf = substitute((inst,), {points[0]: LANE // 4 + half * 8, points[1]: LANE % 4 * 2 + pair})
-        if inst.statement == "STAGE":  # both columns move at once
-            return (For("row_half", ZERO, V(2), substitute(leaf, {"column_of_pair": 0})),)
-        return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
+        return lane_points(inst, points)
 
     def epilogue(self, body: Body) -> Body:
         """The warps' places for staged rows."""

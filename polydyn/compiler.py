@@ -53,11 +53,13 @@ class Options:
 
     ``without``: names of passes that are left out, of ``polydyn.fusion.pipeline.PASSES``: ``merge`` (GEMM merging),
     ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is none
-    of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
+    of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``). ``tf32``: on
+    CUDA, products of float32 take tensor cores, which round their operands to 10 bits of mantissa; sums stay float32.
     """
 
     without: Collection[str] = frozenset()
     strategy: str = "polydyn"
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "without", check_names(self.without))
@@ -114,6 +116,8 @@ def plan_graph(
     """The host plan of a graph of primitives."""
     if is_cuda(target):
         return cuda_plan(graph, options or Options(), target)
+    if options is not None and options.tf32:
+        raise UnsupportedError(f"tf32 on {target}", rule="tensor cores", remedy="a CUDA target, or Options without tf32")
     graph, builder, placed = place_kernels(graph, target=target, options=options, tuner=tuner)
     placed, aliases = without_reshapes(builder.plan, placed)
     notes = (*graph.notes, *builder.notes, *aliases, *(tuner.notes if tuner else ()))
@@ -176,7 +180,7 @@ def place_cuda_kernels(
     off = {*options.without, *NOT_ON_CUDA}
     graph = rewrite_graph(graph, off)
     plan = fusion_plan(graph, off)
-    builder = CudaBuilder(plan, arch)
+    builder = CudaBuilder(plan, arch, options.tf32)
     placed = [k for g in plan.groups for k in builder.place(g)]
     return replace(graph, notes=(*plan.graph.notes, *builder.notes)), builder, placed
 

@@ -159,8 +159,12 @@ def gpu_gemv_tree(group: Group, roles: Roles) -> TiledGroup:
     return TiledGroup(Mark("task", Band(block, body)), tuple(statements), (*named, *EXTENTS), block, named)
 
 
-def gpu_attention_tree(scores: Group, score_roles: Roles, epilogues: int) -> TiledGroup:
+def gpu_attention_tree(
+    scores: Group, score_roles: Roles, epilogues: int, live: tuple[Condition, ...] = ()
+) -> TiledGroup:
     """The GPU tree of an attention with online softmax; ``epilogues``: of the values.
+
+    ``live``: holds of every tile of keys that matters (``masks.tile_conditions``); others are not visited.
 
     A block has rows ``b_i`` of queries, a warp (``w_i``) 16 of them, and walks over tiles of keys ``b_l``. Coordinates
     of scores end in ``1``, those of values in ``2``. Statements: COPY_Q, COPY_K, COPY_V (global -> shared); START;
@@ -179,6 +183,7 @@ def gpu_attention_tree(scores: Group, score_roles: Roles, epilogues: int) -> Til
 
     def add(name: str, *coords: str) -> str:
         conditions = tuple(c for x in (*block, *coords) for c in between(0, x, bound(x)))
+        conditions += live if "b_l" in coords else ()
         statements.append(TileStatement(name, (*block, *coords), conditions))
         return name
 
@@ -214,4 +219,5 @@ def gpu_attention_tree(scores: Group, score_roles: Roles, epilogues: int) -> Til
         (["FINISH", "STAGE", *done], Mark("epilogue", Band(rows, ends))),
     )  # fmt: skip
     sizes = dict.fromkeys(str(bound(x)) for s in statements for x in s.coords if x not in batch)
+    sizes |= dict.fromkeys(x for c in live for x in sorted(c.expr.symbols() & {*scores.params}))
     return TiledGroup(Mark("task", Band(block, whole)), tuple(statements), (*named, *sizes), block, named)

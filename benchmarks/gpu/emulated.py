@@ -35,8 +35,8 @@ REVERSE = "PDEMU_REVERSE"
 """The CPU libcuda's setting for the order of warps."""
 
 _TEXT: list[Shape] = [
-    {"B": b, "L": length}
-    for b, length in ((1, 1), (1, 7), (2, 13), (1, 63), (1, 64), (1, 65), (1, 127), (2, 64), (3, 43), (1, 131), (2, 157))
+    {"B": b, "L": n}
+    for b, n in ((1, 1), (1, 7), (2, 13), (1, 63), (1, 64), (1, 65), (1, 127), (2, 64), (3, 43), (1, 131), (2, 157))
 ]
 _PAST: list[Shape] = [
     {"B": b, "L": n, "P": p, "T": p + n}
@@ -44,8 +44,8 @@ _PAST: list[Shape] = [
 ]
 _IMAGES: list[Shape] = [
     {"N": n, "H": h, "W": w}
-    for n, h, w in ((1, 1, 1), (1, 31, 47), (2, 33, 32), (1, 14, 18), (1, 16, 16), (1, 10, 26), (1, 2, 254), (1, 16, 32),
-                    (1, 6, 86))
+    for n, h, w in ((1, 1, 1), (1, 31, 47), (2, 33, 32), (1, 14, 18), (1, 16, 16), (1, 10, 26), (1, 2, 254),
+                    (1, 16, 32), (1, 6, 86))
 ]  # fmt: skip
 SHAPES: dict[str, list[Shape]] = {
     "bert": _TEXT, "albert": _TEXT, "gpt2": _TEXT, "t5": _TEXT, "gpt2_past": _PAST, "resnet": _IMAGES,
@@ -120,7 +120,7 @@ def main() -> int:
             r = check(path, dtype, wanted(path, options.quick))
             results.append(r)
             rows = r["shapes"]
-            print(f"{r['model']:18} {dtype:9} {r['launches']:4} launches, {r['kernels']:3} kernels, {len(rows):2} shapes, "
+            print(f"{r['model']:18} {dtype:9} {r['launches']:3} launches, {r['kernels']:3} kernels, {len(rows)} shapes, "
                   f"error {max(x['error'] for x in rows):.1e}, equal bits {all(x['equal_bits'] for x in rows)}, "
                   f"{sum(x['conflicts'] for x in rows)} bank conflicts, {r['seconds']:.0f} s"
                   f"{'' if r['right'] else '  WRONG'}", flush=True)  # fmt: skip

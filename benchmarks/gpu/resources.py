@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.resources MODEL.onnx [...] [--dtype float16] [--arch sm_80 sm_90a]
 
-For every group the versions that the model's shapes choose are compiled (no GPU is needed) and listed once. The rows are
-added to benchmarks/results/gpu_resources.json, in place of what it has for the same model, type and architecture. The
-exit status is the number of kernels that spill registers to memory.
+For every group the versions that the model's shapes choose are compiled (no GPU is needed) and listed once. The rows
+are added to benchmarks/results/gpu_resources.json, in place of what it has for the same model, type and architecture.
+The exit status is the number of kernels that spill registers to memory.
 """
 
 from __future__ import annotations
