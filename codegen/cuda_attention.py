@@ -116,7 +116,8 @@ class _Version:
     def build(self) -> tuple[CudaKernel, ...]:
         """The kernel, with indices of both widths."""
         depth, columns = self.of.depths
-        tiled = gpu_attention_tree(self.parts.scores, self.parts.score_roles, len(self.of.values.epilogues), self.live())
+        count = len(self.of.values.epilogues)
+        tiled = gpu_attention_tree(self.parts.scores, self.parts.score_roles, count, self.live())
         self.coordinates = self.values.coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
         rows, keys = self.of.scores.M.ceildiv(ROWS), self.of.scores.N.ceildiv(self.keys)
@@ -136,7 +137,8 @@ class _Version:
         body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
         wanted = [*(x for c in self.copies.values() for x in c.multiples), *self.values.wanted]
         widths = "_".join(str(c.bytes) for c in self.copies.values())
-        version = f"attention{'' if self.kind.name == 'mma' else '_' + self.kind.name}_{ROWS}x{self.keys}x{depth}_{widths}"
+        name = "attention" if self.kind.name == "mma" else f"attention_{self.kind.name}"
+        version = f"{name}_{ROWS}x{self.keys}x{depth}_{widths}"
         version += "_wide" * any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
         extents = self.of.scores.extents
         known: dict[str, IndexLike] = {"b_i": rows, "b_l": keys, "task": count}

@@ -5,8 +5,8 @@
 ``tf32``  a warp and m16n8k8 on tensor cores: float32 rounded to 10 bits of mantissa, sums in float32;
 ``mma``   a warp and m16n8k16 on tensor cores: float16 or bfloat16, sums in float32.
 
-With g = lane / 4 and t = lane mod 4 a lane holds rows g, g + 8 and two columns of a fragment of sums: 2t and 2t + 1, or,
-where the columns are the steps of another product (``scores``), t and t + 4.
+With g = lane / 4 and t = lane mod 4 a lane holds rows g, g + 8 and two columns of a fragment of sums: 2t and 2t + 1,
+or, where the columns are the steps of another product (``scores``), t and t + 4.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ def permuted(column: Index) -> Index:
 
 
 def load(
-    i: Instruction, which: int, along_k: bool, at: At, frag: str, number: Index, own: Index, k: Index, keys: bool = False
-) -> Body:
+    i: Instruction, which: int, along_k: bool, at: At, frag: str, number: Index, own: Index, k: Index,
+    keys: bool = False,
+) -> Body:  # fmt: skip
     """Shared memory -> registers: 16 rows (``which`` 0) or 16 columns (two fragments) and the steps of an instruction.
 
     ``along_k``: the tile is contiguous along the steps. ``number``: of the load; ``own``, ``k``: its first row or

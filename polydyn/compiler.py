@@ -117,7 +117,7 @@ def plan_graph(
     if is_cuda(target):
         return cuda_plan(graph, options or Options(), target)
     if options is not None and options.tf32:
-        raise UnsupportedError(f"tf32 on {target}", rule="tensor cores", remedy="a CUDA target, or Options without tf32")
+        raise UnsupportedError(f"tf32 on {target}", rule="tensor cores", remedy="a CUDA target, or no tf32")
     graph, builder, placed = place_kernels(graph, target=target, options=options, tuner=tuner)
     placed, aliases = without_reshapes(builder.plan, placed)
     notes = (*graph.notes, *builder.notes, *aliases, *(tuner.notes if tuner else ()))

@@ -1,9 +1,9 @@
 """Which keys of an attention have weight, from the expression of its logits.
 
-A logit that is -inf whatever the score is (``where(column <= row, score, -inf)``) has weight 0: a tile of scores in which
-every logit is so need not be computed. isl projects what is left to tiles; nothing asks for a mask's name. Only -inf
-itself counts (a large negative number has weight where a row holds nothing else), and only where it replaces the score
-(added, it would let NaN through).
+A logit that is -inf whatever the score is (``where(column <= row, score, -inf)``) has weight 0: a tile of scores in
+which every logit is so need not be computed. isl projects what is left to tiles; nothing asks for a mask's name. Only
+-inf itself counts (a large negative number has weight where a row holds nothing else), and only where it replaces the
+score (added, it would let NaN through).
 """
 
 from __future__ import annotations
