@@ -45,7 +45,7 @@ from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
-from polydyn.schedules.model import Group, Statement, row_major
+from polydyn.schedules.model import Group, Statement, row_major, stored
 from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree, stages
 
 MAP_TILE = 2048
@@ -287,7 +287,7 @@ class NestKernel:
             body = substitute(body, {"B_u": self.extents[self.across].ceildiv(self.target.width)})
         body, count, scratch = self._versions(body, coordinates)
         symbols = (*self.group.params, *(("P_t",) if self.tiled else ()))
-        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        buffers = stored(self.group.arrays)
         verify_body(body, (*symbols, "begin", "end"), buffers)
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         text = KernelPrinter(self.name, buffers, outputs, symbols, inline_math=True).kernel(body)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from polydyn.codegen.cuda_emit import emit
+from polydyn.codegen.cuda_emit import emit, needed, ordered
 from polydyn.codegen.cuda_instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_product import SLAB, CudaTile, ProductGroup, TiledProduct, lane_points, split_copies
@@ -82,13 +82,9 @@ class CudaAttentionKernel:
         """Versions for wide and for narrower accesses, those that may be launched only where an earlier one may left
         out.
         """
-        out: list[CudaKernel] = []
         narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
-        for width, wide in ((16, True), (16, False), *narrow):
-            made = _Version(self, width, wide).build()
-            if not any(set(k.multiples) <= set(made[0].multiples) for k in out):
-                out += made
-        return tuple(sorted(out, key=lambda k: k.name.endswith("_long")))
+        accesses = ((16, True), (16, False), *narrow)
+        return ordered(needed(_Version(self, width, wide).build() for width, wide in accesses))
 
 
 def _depth(extent: Index) -> int:
@@ -116,8 +112,8 @@ class _Version:
     def build(self) -> tuple[CudaKernel, ...]:
         """The kernel, with indices of both widths."""
         depth, columns = self.of.depths
-        count = len(self.of.values.epilogues)
-        tiled = gpu_attention_tree(self.parts.scores, self.parts.score_roles, count, self.live())
+        done, roles = len(self.of.values.epilogues), self.parts.score_roles
+        tiled = gpu_attention_tree(self.parts.scores, roles, done, self.live())
         self.coordinates = self.values.coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
         rows, keys = self.of.scores.M.ceildiv(ROWS), self.of.scores.N.ceildiv(self.keys)

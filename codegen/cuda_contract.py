@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.codegen.cuda_emit import ordered
+from polydyn.codegen.cuda_emit import needed, ordered
 from polydyn.codegen.cuda_gemv import gemv_versions
 from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
@@ -89,9 +89,5 @@ class CudaContractKernel:
 def _of_tile(product: ProductGroup, tile: CudaTile) -> list[CudaKernel]:
     """The versions of one tile, without those that may be launched only where an earlier one may."""
     widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[product.dtype] and not (w == 8 and product.dtype == "float32")]
-    out: list[CudaKernel] = []
-    for width, wide in ((widths[0], True), *((w, False) for w in widths)):
-        made = TiledProduct(product, tile, width, wide).build()
-        if not any(set(earlier.multiples) <= set(made[0].multiples) for earlier in out):
-            out += made
-    return out
+    accesses = ((widths[0], True), *((w, False) for w in widths))
+    return needed(TiledProduct(product, tile, width, wide).build() for width, wide in accesses)

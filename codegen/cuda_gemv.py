@@ -40,7 +40,7 @@ from polydyn.codegen.passes.widen import widen
 from polydyn.schedules.expr import ITEMSIZE, Const, Load, Op, Value, const, op
 from polydyn.schedules.gpu_tiling import gpu_gemv_tree
 from polydyn.schedules.index import ZERO, Index, IndexLike, minimum
-from polydyn.schedules.model import Statement
+from polydyn.schedules.model import Statement, stored
 
 V = Index.of
 ROWS = (2, 8)
@@ -164,7 +164,7 @@ class _Gemv:
             place = self._register(r, ZERO if self.along_k else V("p"))
             points += (Store("acc", place, Op("float32", "mul", pair), "sum"),)
         symbols = (*self.roles.batch, "k_vec", "j_vec", "p", *(f"row{r}" for r in range(self.rows)))
-        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        buffers = stored(self.group.arrays)
         made = widen(points, "p", self.vector, buffers, symbols)
         assert made is not None, "nothing is stored to memory here"
         self.wanted |= dict.fromkeys(made[1])

@@ -58,7 +58,7 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.model import Group, Statement, stored
 from polydyn.schedules.proof_gpu import GpuTiles
 from polydyn.schedules.tiling import Roles
 
@@ -254,7 +254,7 @@ class TiledProduct:
         return (Compare("<", env[self.roles.row], self.of.M), Compare("<", env[self.roles.col], self.of.N))
 
     def _global(self) -> dict[str, str]:
-        return {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        return stored(self.group.arrays)
 
     def vector(self, s: Statement) -> int:
         """Columns that an epilogue loads and stores at once: 16 bytes of its result, or one."""

@@ -121,7 +121,8 @@ def main() -> int:
             results.append(r)
             rows = r["shapes"]
             print(f"{r['model']:18} {dtype:9} {r['launches']:3} launches, {r['kernels']:3} kernels, "
-                  f"{len(rows)} shapes, error {max(x['error'] for x in rows):.1e}, equal bits {all(x['equal_bits'] for x in rows)}, "
+                  f"{len(rows)} shapes, error {max(x['error'] for x in rows):.1e}, "
+                  f"equal bits {all(x['equal_bits'] for x in rows)}, "
                   f"{sum(x['conflicts'] for x in rows)} bank conflicts, {r['seconds']:.0f} s"
                   f"{'' if r['right'] else '  WRONG'}", flush=True)  # fmt: skip
             record.save("emulated", folder=record.SCRATCH if options.quick else record.RESULTS, results=results)
