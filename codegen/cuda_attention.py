@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from polydyn.codegen.cuda_emit import emit, needed, ordered
 from polydyn.codegen.cuda_instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
 from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.codegen.cuda_product import SLAB, CudaTile, ProductGroup, TiledProduct, lane_points, split_copies
+from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct, lane_points, split_copies
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -46,6 +46,7 @@ from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.masks import tile_conditions
 from polydyn.schedules.model import Group
 from polydyn.schedules.online_softmax import softmax_logit
+from polydyn.schedules.proof_gpu import SLAB
 from polydyn.schedules.tiling import AttentionParts
 
 V = Index.of

@@ -49,7 +49,8 @@ class CudaContractKernel:
         """
         chosen = tiles or self._useful(MMA_TILES if self.product.dtype in HALF else self.single)
         for t in chosen:
-            prove_gpu_contract(self.group, self.roles, gpu_contract_tree(self.group, self.roles), t.proven())
+            tree = gpu_contract_tree(self.group, self.roles, t.kind.warp)
+            prove_gpu_contract(self.group, self.roles, tree, t.proven())
         whole = [k for t in chosen for k in _of_tile(self.product, t)]
         hopper = wgmma_versions(self.product) if self.arch == "sm_90a" and not tiles else []
         return ordered((*self.few_rows(), *self._split(chosen[-1]), *hopper, *whole))

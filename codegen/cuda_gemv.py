@@ -41,6 +41,7 @@ from polydyn.schedules.expr import ITEMSIZE, Const, Load, Op, Value, const, op
 from polydyn.schedules.gpu_tiling import gpu_gemv_tree
 from polydyn.schedules.index import ZERO, Index, IndexLike, minimum
 from polydyn.schedules.model import Statement, stored
+from polydyn.schedules.proof_gpu_rows import FewRows, prove_few_rows
 
 V = Index.of
 ROWS = (2, 8)
@@ -86,6 +87,8 @@ class _Gemv:
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
         tiled = gpu_gemv_tree(self.group, self.roles)
+        points = (self.columns, self.vector if self.along_k else 1)
+        prove_few_rows(self.group, self.roles, tiled, FewRows(self.rows, self.warps, (COLUMNS, STEPS), points))
         body = mark_parallel(generate(tiled), tiled.coincident)
         warp_j, warp_k = self.warps
         sizes: dict[str, IndexLike] = {"B_i": self.M.ceildiv(self.rows), "B_j": self.N.ceildiv(self.block)}

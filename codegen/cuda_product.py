@@ -59,7 +59,7 @@ from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.model import Group, Statement, stored
-from polydyn.schedules.proof_gpu import GpuTiles
+from polydyn.schedules.proof_gpu import SLAB, STAGED, GpuTiles, staged, unstaged
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
@@ -68,10 +68,6 @@ RASTER = 8
 UNROLLED = dict.fromkeys(
     ("f_i", "f_j", "f_k", "g_i", "g_j", "e_s", "e_f", "row_half", "column_of_pair"), "unroll"
 )
-SLAB = 32
-"""Columns of a staged slab: floats that fill all banks."""
-STAGED = 16
-"""Rows of a unit that are in shared memory at a time on their way to the epilogue: those of a fragment."""
 
 
 @dataclass(frozen=True)
@@ -204,9 +200,7 @@ class TiledProduct:
         Row r of a group of eight lies at 2 (r mod 4) + r / 4: then neither the writing half-warps (four rows, two
         chunks of 16 bytes each) nor the reading quarters (two rows, every other chunk) meet in a bank.
         """
-        group = LANE // 4
-        row = group % 4 * 2 + group // 4 + HALVES * 8
-        place = self._staged(row, a["e_f"] * 8 + LANE % 4 * 2)
+        place = self._staged(staged(LANE // 4) + HALVES * 8, a["e_f"] * 8 + LANE % 4 * 2)
         fragment = a["e_s"] * (SLAB // 8) + a["e_f"]
         first = self.register({"f_i": ZERO, **a, "f_j": fragment}).subs({"column_of_pair": 0})
         return (Call("pd_sts_wide<2>", (place, Pointer("float32", self.acc, first))),)
@@ -226,7 +220,7 @@ class TiledProduct:
         """An epilogue on a vector of a row that lies in shared memory."""
         t, v = self.tile, self.vector(s)
         row = a["b_i"] * t.bm + a["w_i"] * t.wm + a.get("f_i", ZERO) * STAGED
-        row = row + a["e_i"] // 8 * 8 + a["e_i"] % 8 // 2 + a["e_i"] % 2 * 4
+        row = row + unstaged(a["e_i"])
         part = a["e_j"]
         vector = a.get("b_j", ZERO) * (t.bn // v) + a.get("w_j", ZERO) * (t.wn // v) + a["e_s"] * (SLAB // v) + part
         at = self.env({**a, "b_i": ZERO, "b_j": ZERO}, V("e_row"), V("e_vec") * v + "e_v", ZERO)

@@ -2,9 +2,9 @@
 
     pip install nvidia-cuda-nvdisasm; python -m benchmarks.gpu.sass [--only NAME ...]
 
-Kernels go the way of ``polydyn.compile``, are compiled (no GPU is needed) and disassembled. Counts of instructions go to
-benchmarks/results/gpu_sass.json; the exit status is the number of kernels that lack what they must have, or that keep
-registers in local memory (LDL, STL).
+Kernels go the way of ``polydyn.compile``, are compiled (no GPU is needed) and disassembled. Counts of instructions go
+to benchmarks/results/gpu_sass.json; the exit status is the number of kernels that lack what they must have, or that
+keep registers in local memory (LDL, STL).
 """
 
 from __future__ import annotations
