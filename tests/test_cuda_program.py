@@ -102,6 +102,14 @@ def test_explain_says_what_runs() -> None:
     assert "of 4" not in wide and "% 4" not in wide
 
 
+def test_explain_takes_caches_as_dense() -> None:
+    shapes = {"p": ("float32", ["B", "P", 4]), "x": ("float32", ["B", "L", 4])}
+    program = compiled(model([node("Concat", "p x", "q", axis=1)], shapes, ["q"]))
+    f = {"p": np.ones((2, 3, 4), np.float32), "x": np.ones((2, 1, 4), np.float32)}
+    explained, ran = program.explain(B=2, P=3, L=1).launches, program.profile(f, 1)
+    assert [(e.kernel, e.tasks) for e in explained] == [(r.kernel, r.tasks) for r in ran]
+
+
 def test_sizes_0_and_1_and_changing_shapes(layer: CudaProgram) -> None:
     for b in (3, 0, 1, 40, 1, 129, 0, 3):
         f = feeds(b)
@@ -295,7 +303,14 @@ def test_a_cache_grows_in_place_on_the_device(device: Session) -> None:
 def test_pycuda_memory_is_used_where_it_lies(layer: CudaProgram) -> None:
     pytest.importorskip("pycuda")
     ctypes.CDLL(open_session().library, ctypes.RTLD_GLOBAL)
-    gpuarray = pytest.importorskip("pycuda.gpuarray")
-    f = feeds(4)
-    got = layer.run(f | {"x": gpuarray.to_gpu(f["x"])})
-    close(got, f)
+    driver, gpuarray = (pytest.importorskip(f"pycuda.{n}") for n in ("driver", "gpuarray"))
+    driver.init()
+    context = driver.Device(0).retain_primary_context()  # as pycuda.autoprimaryctx does
+    context.push()
+    try:
+        f = feeds(4)
+        x = gpuarray.to_gpu(f["x"])
+        close(layer.run(f | {"x": x}), f)
+        x.gpudata.free()
+    finally:
+        context.pop()

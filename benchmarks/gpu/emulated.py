@@ -5,13 +5,15 @@
 Each model is compiled once (target ``cuda:emulated``) and run by its host program through our own driver interface:
 kernels are executed strictly (late copies, NaN poison, bounds, alignment, divergence), every shape with warps in
 forward and in reverse order. Wanted: results within the type's bound of the float32 model, equal bits in both orders,
-no bank conflicts. Results go to benchmarks/results/emulated.json; the exit status is the number of failures.
+no bank conflicts. Results are added to benchmarks/results/gpu_emulated.json, in place of what it has for the same model
+and type; the exit status is the number of failures.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,7 @@ from polydyn.gpu.session import LIBRARY, open_session
 from polydyn.program.cuda_program import CudaProgram
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+FILE = "gpu_emulated"
 REVERSE = "PDEMU_REVERSE"
 """The CPU libcuda's setting for the order of warps."""
 
@@ -106,6 +109,15 @@ def check(path: Path, dtype: str, wanted: Sequence[Shape]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def save(result: dict[str, Any], folder: Path) -> None:
+    """Replaces or adds a model of a type."""
+    path = folder / f"{FILE}.json"
+    old = json.loads(path.read_text())["results"] if path.exists() else []
+    key = ("model", "dtype")
+    kept = [r for r in old if any(r[k] != result[k] for k in key)]
+    record.save(FILE, folder=folder, results=sorted([*kept, result], key=lambda r: [r[k] for k in key]))
+
+
 def main() -> int:
     """Prints a line for each model and type; the number of those that are wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -114,19 +126,19 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two shapes each, results under benchmarks/out")
     options = parser.parse_args()
     os.environ[LIBRARY] = "emulated"
-    results: list[dict[str, Any]] = []
+    folder, wrong = record.SCRATCH if options.quick else record.RESULTS, 0
     for path in options.models:
         for dtype in options.dtype:
             r = check(path, dtype, wanted(path, options.quick))
-            results.append(r)
+            wrong += not r["right"]
+            save(r, folder)
             rows = r["shapes"]
             print(f"{r['model']:18} {dtype:9} {r['launches']:3} launches, {r['kernels']:3} kernels, "
                   f"{len(rows)} shapes, error {max(x['error'] for x in rows):.1e}, "
                   f"equal bits {all(x['equal_bits'] for x in rows)}, "
                   f"{sum(x['conflicts'] for x in rows)} bank conflicts, {r['seconds']:.0f} s"
                   f"{'' if r['right'] else '  WRONG'}", flush=True)  # fmt: skip
-            record.save("emulated", folder=record.SCRATCH if options.quick else record.RESULTS, results=results)
-    return sum(not r["right"] for r in results)
+    return wrong
 
 
 if __name__ == "__main__":
