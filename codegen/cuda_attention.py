@@ -42,11 +42,11 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, FromIndex, Load, Value, const, op, transform
 from polydyn.schedules.gpu_tiling import gpu_attention_tree
 from polydyn.schedules.index import ZERO, Index, IndexLike
-from polydyn.schedules.isl_util import Condition
-from polydyn.schedules.masks import tile_conditions
+from polydyn.schedules.masks import Axis, Logits, tile_conditions
 from polydyn.schedules.model import Group
 from polydyn.schedules.online_softmax import softmax_logit
 from polydyn.schedules.proof_gpu import SLAB
+from polydyn.schedules.proof_gpu_attention import AttentionTiles, prove_gpu_attention
 from polydyn.schedules.tiling import AttentionParts
 
 V = Index.of
@@ -113,8 +113,11 @@ class _Version:
     def build(self) -> tuple[CudaKernel, ...]:
         """The kernel, with indices of both widths."""
         depth, columns = self.of.depths
-        done, roles = len(self.of.values.epilogues), self.parts.score_roles
-        tiled = gpu_attention_tree(self.parts.scores, roles, done, self.live())
+        done, roles, logits = len(self.of.values.epilogues), self.parts.score_roles, self.logits_of_tiles()
+        live = tile_conditions(logits)
+        tiled = gpu_attention_tree(self.parts.scores, roles, done, live)
+        proven = AttentionTiles(ROWS, self.keys, depth, columns, self.kind.shape[2])
+        prove_gpu_attention(tiled, logits, live, proven)
         self.coordinates = self.values.coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
         rows, keys = self.of.scores.M.ceildiv(ROWS), self.of.scores.N.ceildiv(self.keys)
@@ -146,11 +149,11 @@ class _Version:
         few = depth + columns > 128 or self.kind.name != "mma"  # more registers than three blocks leave
         return emit(kernel, fold(body), arrays, known, 2 if few else 3)
 
-    def live(self) -> tuple[Condition, ...]:
-        """What holds of every tile of keys that has a weight."""
+    def logits_of_tiles(self) -> Logits:
+        """The logits as masks are found in them."""
         r, scores = self.parts.score_roles, self.of.scores
-        row, key = (r.row, scores.M, ROWS), (r.col, scores.N, self.keys)
-        return tile_conditions(self.of.logit, r.batch, row, key, self.group.params)
+        row, key = Axis(r.row, scores.M, ROWS, "b_i"), Axis(r.col, scores.N, self.keys, "b_l")
+        return Logits(self.of.logit, r.batch, row, key, self.group.params)
 
     # -- marks ---------------------------------------------------------------------------------------------------
 

@@ -9,49 +9,83 @@ score (added, it would let NaN through).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import islpy as isl
 
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import FLOATS, Const, FromIndex, Op, Value
-from polydyn.schedules.index import Index, IndexLike
-from polydyn.schedules.isl_util import Condition, Frame, at_least, below, between, equals, frame
+from polydyn.schedules.index import Index
+from polydyn.schedules.isl_util import Condition, Frame, at_least, below, between, equals, frame, param_set
+from polydyn.schedules.witness import set_error
 
 RELATIONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
-def tile_conditions(
-    logit: Value,
-    batch: tuple[str, ...],
-    row: tuple[str, IndexLike, int],
-    key: tuple[str, IndexLike, int],
-    params: tuple[str, ...],
-) -> tuple[Condition, ...]:
-    """What holds of every tile (``b_i``, ``b_l``) that has a key with weight; nothing when all may have.
+@dataclass(frozen=True)
+class Axis:
+    """Rows or keys: the iterator of the logit, its extent, elements of a tile, the coordinate that counts tiles."""
 
-    ``row``, ``key``: iterator, extent, elements of a tile. Conditions are affine over ``b_i``, ``b_l``, ``batch`` and
-    ``params``: the simple hull of the projection, so tiles that satisfy them may still be all masked.
+    iterator: str
+    extent: Index
+    size: int
+    tile: str
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The logits of an attention, a value over ``batch``, ``row`` and ``key``, and the tiles they are computed in."""
+
+    value: Value
+    batch: tuple[str, ...]
+    row: Axis
+    key: Axis
+    params: tuple[str, ...]
+
+    @property
+    def points(self) -> Frame:
+        """Tiles and the logits in them: (batch.., tile of rows, tile of keys, row, key)."""
+        axes = (self.row.tile, self.key.tile, self.row.iterator, self.key.iterator)
+        return frame("", (*self.batch, *axes), self.params)
+
+    def inside(self) -> isl.Set:
+        """Logits in their tiles; an extent that is a product of symbols bounds nothing."""
+        out: list[Condition] = []
+        for a in (self.row, self.key):
+            start = Index.of(a.tile) * a.size
+            out += [*between(start, a.iterator, start + a.size), at_least(a.iterator, 0)]
+            try:
+                self.points.aff(a.extent)
+                out.append(below(a.iterator, a.extent))
+            except ScheduleError:
+                pass
+        return self.points.where(out)
+
+    def hidden(self) -> isl.Set:
+        """Points whose logit is surely -inf."""
+        return _hidden(self.value, self.points)
+
+
+def tile_conditions(logits: Logits) -> tuple[Condition, ...]:
+    """What holds of every tile that has a key with weight; nothing when all may have.
+
+    Conditions are affine over the tiles, ``batch`` and ``params``: the simple hull of the projection, so tiles that
+    satisfy them may still be all masked.
     """
-    points = frame("", (*batch, "b_i", "b_l", row[0], key[0]), params)
-    hidden = _hidden(logit, points)
+    hidden = logits.hidden()
     if hidden.is_empty():
         return ()
-    inside: list[Condition] = []
-    for (x, extent, size), block in ((row, "b_i"), (key, "b_l")):
-        start = Index.of(block) * size
-        inside += [*between(start, x, start + size), at_least(x, 0)]
-        try:
-            points.aff(extent)
-            inside.append(below(x, extent))
-        except ScheduleError:
-            pass  # a product of symbols: more points, fewer conditions
-    whole, live = (s.project_out(isl.dim_type.set, len(batch) + 2, 2) for s in _both(points.where(inside), hidden))
+    box, first = logits.inside(), len(logits.batch) + 2
+    whole, live = (s.project_out(isl.dim_type.set, first, 2) for s in (box, box.subtract(hidden)))
     hull = live.simple_hull().remove_divs().gist(whole.simple_hull().remove_divs())
     return tuple(_condition(c) for c in hull.get_constraints())
 
 
-def _both(box: isl.Set, hidden: isl.Set) -> tuple[isl.Set, isl.Set]:
-    return box, box.subtract(hidden)
+def check_conditions(logits: Logits, live: tuple[Condition, ...]) -> None:
+    """Tiles that do not satisfy the conditions hold hidden keys only. LegalityError with a visible one."""
+    seen = logits.inside().subtract(logits.points.where(live)).subtract(logits.hidden())
+    if not seen.is_empty():
+        raise set_error("a tile with a visible key is not visited", seen, "ACC1", param_set(logits.params))
 
 
 def _condition(c: isl.Constraint) -> Condition:

@@ -19,7 +19,7 @@ from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
 from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, const, op
 from polydyn.schedules.index import Index
-from polydyn.schedules.masks import tile_conditions
+from polydyn.schedules.masks import Axis, Logits, check_conditions, tile_conditions
 from polydyn.schedules.online_softmax import softmax_logit
 
 node = helper.make_node
@@ -196,7 +196,10 @@ def test_masks_that_isl_decides() -> None:
 
     def hull(condition: Value, then: Value = lowest, other: Value = x) -> set[str]:
         masked = op("where", condition, then, other)
-        found = tile_conditions(masked, (), ("i", Index.of("m"), 64), ("j", Index.of("n"), 32), ("m", "n"))
+        rows, keys = Axis("i", Index.of("m"), 64, "b_i"), Axis("j", Index.of("n"), 32, "b_l")
+        logits = Logits(masked, (), rows, keys, ("m", "n"))
+        found = tile_conditions(logits)
+        check_conditions(logits, found)
         return {str(c) for c in found}
 
     above, far = op("gt", key, row), op("gt", op("sub", row, key), const(100, "int64"))

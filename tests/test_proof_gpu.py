@@ -12,12 +12,14 @@ from polydyn.codegen.cuda_contract import FMA_TILES, MMA_TILES, TF32_TILES
 from polydyn.codegen.cuda_product import CudaTile
 from polydyn.schedules.dependence import analyse
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.expr import const, op
-from polydyn.schedules.gpu_tiling import gpu_contract_tree, gpu_gemv_tree, gpu_wgmma_tree
+from polydyn.schedules.expr import FromIndex, const, op
+from polydyn.schedules.gpu_tiling import gpu_attention_tree, gpu_contract_tree, gpu_gemv_tree, gpu_wgmma_tree
 from polydyn.schedules.index import Index, IndexLike
-from polydyn.schedules.isl_util import Condition, at_least
+from polydyn.schedules.isl_util import Condition, at_least, below
+from polydyn.schedules.masks import Axis, Logits, tile_conditions
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.proof_gpu import STEP, GpuTiles, check_tile, check_units, linear, prove_gpu_contract
+from polydyn.schedules.proof_gpu_attention import AttentionTiles, prove_gpu_attention
 from polydyn.schedules.proof_gpu_rows import FewRows, Warpgroups, prove_few_rows, prove_warpgroups
 from polydyn.schedules.skeleton import skeleton
 from polydyn.schedules.tiling import Roles, TiledGroup
@@ -263,6 +265,68 @@ def test_warpgroups_that_are_wrong() -> None:
         prove_warpgroups(ONE, SINGLE, replace(t, tree=swapped(t.tree, "COPY_A", "ACC")), sizes)
     with refused("DONE. reads stage"):
         prove_warpgroups(ONE, SINGLE, replace(t, tree=swapped(t.tree, "STAGE", "DONE0")), sizes)
+
+
+# -- attention -------------------------------------------------------------------------------------------------------
+
+CAUSAL = Logits(
+    op("where", op("le", FromIndex("int64", V("j")), FromIndex("int64", V("i"))), ld("S", "i", "j"),
+       const(float("-inf"), F)),
+    ("b",), Axis("i", V("M"), 64, "b_i"), Axis("j", V("N"), 64, "b_l"), ("B", "M", "N", "K"),
+)  # fmt: skip
+TILES = AttentionTiles(64, 64, 64, 128, 16)
+
+
+def attention_tree(live: tuple[Condition, ...] = ()) -> TiledGroup:
+    return gpu_attention_tree(ONE, SINGLE, 2, live)
+
+
+SMALLER = (AttentionTiles(64, 32, 32, 64, 8), AttentionTiles(64, 32, 128, 32, 4))
+
+
+@pytest.mark.parametrize("tiles", [TILES, *SMALLER], ids=str)
+def test_attention_is_proven(tiles: AttentionTiles) -> None:
+    logits = replace(CAUSAL, key=replace(CAUSAL.key, size=tiles.keys))
+    live = tile_conditions(logits)
+    assert live
+    prove_gpu_attention(attention_tree(live), logits, live, tiles)
+    prove_gpu_attention(attention_tree(), logits, (), tiles)
+
+
+def test_visible_tiles_must_be_visited() -> None:
+    diagonal = (below(V("b_l"), V("b_i")),)
+    with refused("a tile with a visible key is not visited: ACC1"):
+        prove_gpu_attention(attention_tree(diagonal), CAUSAL, diagonal, TILES)
+
+
+def first_only(t: TiledGroup, statement: str, *coords: str) -> TiledGroup:
+    """The tree with a statement that runs at 0 of some coordinates only."""
+    conditions = tuple(at_least(0, c) for c in coords)
+    return replace(t, statements=tuple(
+        replace(s, conditions=(*s.conditions, *conditions)) if s.name == statement else s for s in t.statements
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize(("statement", "coordinate", "what"), [
+    ("COPY_V", "b_l", "FRAG_V reads tile_v of another tile or step"),
+    ("COPY_Q", "s_k", "FRAG_Q reads tile_q where nothing was written"),
+    ("FRAG_W", "f_k2", "ACC2 reads w_frag of another tile or step"),
+    ("ACC1", "f_k1", "instances are not covered by the tiles: ACC1"),
+    ("STAGE", "e_s", "DONE. reads stage of another"),
+])  # fmt: skip
+def test_attention_that_does_too_little(statement: str, coordinate: str, what: str) -> None:
+    with refused(what):
+        prove_gpu_attention(first_only(attention_tree(), statement, coordinate), CAUSAL, (), TILES)
+
+
+@pytest.mark.parametrize(("first", "then", "what"), [
+    ("ACC1", "LOGIT", "ACC1 runs after LOGIT"), ("LOGIT", "ROWS", "LOGIT runs after ROWS"),
+    ("ROWS", "ACC2", "ROWS runs after FRAG_W"), ("COPY_K", "FRAG_K", "FRAG_K reads tile_k"),
+])  # fmt: skip
+def test_attention_in_another_order(first: str, then: str, what: str) -> None:
+    t = attention_tree()
+    with refused(what):
+        prove_gpu_attention(replace(t, tree=swapped(t.tree, first, then)), CAUSAL, (), TILES)
 
 
 def test_k_tiles_as_blocks_of_the_grid() -> None:
