@@ -16,7 +16,8 @@ from tiny import model, node
 import polydyn
 from benchmarks.accuracy import TOLERANCE, error, reference
 from benchmarks.models.inputs import feeds as inputs_of
-from polydyn.errors import InputError
+from polydyn.compiler import Options
+from polydyn.errors import InputError, UnsupportedError
 from polydyn.gpu import dlpack
 from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.dlpack import CUDA, capsule, view
@@ -100,6 +101,20 @@ def test_explain_says_what_runs() -> None:
     wide = program.explain(M=2, K=3, N=9000).details()
     assert "not warp: it needs 288000 bytes of shared memory" in wide and "taken: block" in wide
     assert "of 4" not in wide and "% 4" not in wide
+
+
+def test_tf32_only_when_asked_for() -> None:
+    m = model([node("MatMul", "x y", "z")], {"x": ("float32", ["M", "K"]), "y": ("float32", ["K", "N"])}, ["z"])
+    r = np.random.default_rng(0)
+    f = {n: r.standard_normal(s).astype(np.float32) for n, s in (("x", (70, 40)), ("y", (40, 66)))}
+    exact = f["x"].astype(np.float64) @ f["y"]
+    for tf32, low, high in ((False, 0, 1e-6), (True, 1e-5, 1e-3)):
+        program = polydyn.compile(m, target="cuda:emulated", options=Options(tf32=tf32))
+        assert low <= np.abs(program.run(f)["z"] - exact).max() / np.abs(exact).max() <= high
+        (launch,) = program.explain(M=70, K=40, N=66).launches
+        assert ("tf32" in launch.kernel) == tf32
+    with pytest.raises(UnsupportedError, match="tf32 on cpu"):
+        polydyn.compile(m, options=Options(tf32=True))
 
 
 def test_explain_takes_caches_as_dense() -> None:
