@@ -247,6 +247,23 @@ BUGS = {
 }  # fmt: skip
 
 
+FLOAT_BUGS = {
+    "weights of another key": ("float32", "[0] = pd_shfl_idx(acc1[(4*(f_k2/2))]", "[0] = pd_shfl_idx(acc1[1]", None),
+    "weights not rounded": ("tf32", "[0] = pd_f32_to_tf32(acc1", "[0] = pd_f32_to_bits(acc1", "not rounded to tf32"),
+    "rows exchanged": ("tf32", "[1] = pd_f32_to_tf32(acc1[(4*f_k2 + 2)", "[1] = pd_f32_to_tf32(acc1[(1)", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", FLOAT_BUGS)
+def test_planted_bugs_in_float32_are_caught(bug: str) -> None:
+    dtype, old, new, message = FLOAT_BUGS[bug]
+    plan = attention("float32")
+    (p,) = tf32(plan) if dtype == "tf32" else placed(plan)
+    wrong = replace(p, versions=with_bugs(p.versions[0], {bug: (old, new)}))
+    with pytest.raises((AssertionError, DeviceError), match=message):
+        right(plan, (wrong,), 17, 67, "none", tolerance=BOUND[dtype], choose=lambda p, env: p.versions[0])
+
+
 @pytest.fixture(scope="module")
 def broken() -> tuple[FusionPlan, PlacedCuda]:
     plan = attention()
