@@ -48,7 +48,7 @@ from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, row
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, Load, Op, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.model import Group, Statement, stored
 from polydyn.schedules.tile_flow import ContractTiles
 from polydyn.schedules.tiling import Roles, TiledGroup, contract_tree
 
@@ -423,7 +423,7 @@ class ContractKernel:
         body = consume(body, "kblock", shares)
         body, count = tasks(fold(body), runs=True)
         symbols = (*self.group.params, "B_i", "B_j")
-        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        buffers = stored(self.group.arrays)
         verify_body(body, (*symbols, "begin", "end"), (*buffers, self.tile_name))
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         text = KernelPrinter(self.name, buffers, outputs, symbols, width=self.target.width).kernel(body)

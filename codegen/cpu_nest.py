@@ -47,7 +47,7 @@ from polydyn.codegen.streaming import CACHE, STREAM, STREAMS, moved_bytes, readi
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
-from polydyn.schedules.model import Group, Statement, row_major
+from polydyn.schedules.model import Group, Statement, row_major, stored
 from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree, stages
 
 MAP_TILE = 2048
@@ -307,7 +307,7 @@ class NestKernel:
             body = (Let("stream", V(STREAM) // CACHE, (*body, drain)),)
         launch = self._launch()
         symbols = (*self.group.params, *launch)
-        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        buffers = stored(self.group.arrays)
         verify_body(body, (*symbols, "begin", "end", str(CACHE)), buffers)
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         text = KernelPrinter(self.name, buffers, outputs, symbols, inline_math=True).kernel(body)

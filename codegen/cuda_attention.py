@@ -1,18 +1,20 @@
-"""CUDA kernels for attention groups: scores, online softmax and values in one kernel, on tensor cores.
+"""CUDA kernels for attention groups: scores, online softmax and values in one kernel.
 
-A block keeps 64 rows of queries, four warps 16 each, and walks over tiles of 64 keys that come through a ring in shared
-memory. Scores stay in registers: fragments of sums are, packed to 16 bits, the fragments of the second product. Row
-statistics are kept by the four lanes of a row. A row all of whose logits are -inf has sum 0 and gives NaN, as the model
-does; a row without keys gives 0.
+A block keeps 64 rows of queries, four warps 16 each, and walks over tiles of 64 keys (float32: 32) that come through a
+ring in shared memory. Scores stay in registers: fragments of sums are, packed to 16 bits or rounded to tf32, the
+fragments of the second product; on CUDA cores (float32) lanes of a row exchange them by shuffles. Row statistics are
+kept by the four lanes of a row. A row all of whose logits are -inf has sum 0 and gives NaN, as the model does; a row
+without keys gives 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from polydyn.codegen.cuda_emit import emit
+from polydyn.codegen.cuda_emit import emit, needed, ordered
+from polydyn.codegen.cuda_instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
 from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.codegen.cuda_product import LANE, SLAB, CudaTile, ProductGroup, TiledProduct, split_copies
+from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct, lane_points, split_copies
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -37,19 +39,23 @@ from polydyn.codegen.passes.gpu import assign, pipeline, spread, unrolled
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Const, Load, Value, const, op, transform
+from polydyn.schedules.expr import Const, FromIndex, Load, Value, const, op, transform
 from polydyn.schedules.gpu_tiling import gpu_attention_tree
 from polydyn.schedules.index import ZERO, Index, IndexLike
+from polydyn.schedules.masks import Axis, Logits, tile_conditions
 from polydyn.schedules.model import Group
 from polydyn.schedules.online_softmax import softmax_logit
+from polydyn.schedules.proof_gpu import SLAB
+from polydyn.schedules.proof_gpu_attention import AttentionTiles, prove_gpu_attention
 from polydyn.schedules.tiling import AttentionParts
 
 V = Index.of
-ROWS, KEYS, STAGES, WARPS = 64, 64, 2, 4
+ROWS, STAGES, WARPS = 64, 2, 4
+KEYS = {"mma": 64, "tf32": 32, "lanes": 32}
+"""Keys of a tile, by instruction: 128 bytes of them."""
 DEPTHS = (32, 64, 128)
 """Head sizes that tiles are made for; others are filled up with zeros."""
 PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
-HALVES, PAIR = V("row_half"), V("column_of_pair")
 LOWEST = Const("float32", float("-inf"))
 UNROLLED = ("f_j1", "f_k1", "g_j1", "f_j2", "f_k2", "g_j2", "e_s", "e_f", "row_half", "column_of_pair", "fragment")
 
@@ -57,15 +63,17 @@ UNROLLED = ("f_j1", "f_k1", "g_j1", "f_j2", "f_k2", "g_j2", "e_s", "e_f", "row_h
 class CudaAttentionKernel:
     """Builds the versions of one attention group.
 
-    CodegenError or ScheduleError: it is better run as kernels of its parts (says why).
+    ``tf32``: float32 on tensor cores, rounded to tf32. CodegenError or ScheduleError: it is better run as kernels of
+    its parts (says why).
     """
 
-    def __init__(self, name: str, group: Group, parts: AttentionParts) -> None:
+    def __init__(self, name: str, group: Group, parts: AttentionParts, tf32: bool = False) -> None:
         self.name, self.group, self.parts = name, group, parts
         self.scores = ProductGroup(name, parts.scores, parts.score_roles)
         self.values = ProductGroup(name, parts.values, parts.value_roles)
-        if self.scores.dtype not in HALF or self.values.dtype != self.scores.dtype or parts.score_roles.inner:
-            raise CodegenError(f"an attention of {self.scores.dtype} on tensor cores", remedy="float16 or bfloat16")
+        if self.values.dtype != self.scores.dtype or parts.score_roles.inner:
+            raise CodegenError(f"an attention of {self.scores.dtype} and {self.values.dtype}", remedy="one dtype")
+        self.kind = "mma" if self.scores.dtype in HALF else "tf32" if tf32 else "lanes"
         self.depths = tuple(_depth(x) for x in (self.scores.K, self.values.N))
         logit = softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
         (score,) = self.scores.epilogues
@@ -75,12 +83,9 @@ class CudaAttentionKernel:
         """Versions for wide and for narrower accesses, those that may be launched only where an earlier one may left
         out.
         """
-        out: list[CudaKernel] = []
-        for width, wide in ((16, True), (16, False), (8, False), (4, False), (2, False)):
-            made = _Version(self, width, wide).build()
-            if not any(set(k.multiples) <= set(made[0].multiples) for k in out):
-                out += made
-        return tuple(sorted(out, key=lambda k: k.name.endswith("_long")))
+        narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
+        accesses = ((16, True), (16, False), *narrow)
+        return ordered(needed(_Version(self, width, wide).build() for width, wide in accesses))
 
 
 def _depth(extent: Index) -> int:
@@ -97,9 +102,10 @@ class _Version:
     def __init__(self, of: CudaAttentionKernel, width: int, wide: bool) -> None:
         self.of, self.name, self.group, self.parts = of, of.name, of.group, of.parts
         depth, columns = of.depths
-        first = CudaTile("mma", ROWS, KEYS, depth, ROWS // WARPS, KEYS, STAGES)
-        second = CudaTile("mma", ROWS, columns, KEYS, ROWS // WARPS, columns, STAGES)
-        self.scores = TiledProduct(of.scores, first, width, wide, "1")
+        self.kind, self.keys, self.keyed = INSTRUCTIONS[of.kind], KEYS[of.kind], of.kind == "tf32"
+        first = CudaTile(of.kind, ROWS, self.keys, depth, ROWS // WARPS, self.keys, STAGES)
+        second = CudaTile(of.kind, ROWS, columns, self.keys, ROWS // WARPS, columns, STAGES)
+        self.scores = TiledProduct(of.scores, first, width, wide, "1", self.keyed)
         self.values = TiledProduct(of.values, second, width, wide, "2")
         self.copies = {"COPY_Q": self.scores.copies[0], "COPY_K": self.scores.copies[1],
                        "COPY_V": self.values.copies[1]}  # fmt: skip
@@ -107,13 +113,18 @@ class _Version:
     def build(self) -> tuple[CudaKernel, ...]:
         """The kernel, with indices of both widths."""
         depth, columns = self.of.depths
-        tiled = gpu_attention_tree(self.parts.scores, self.parts.score_roles, len(self.of.values.epilogues))
+        done, roles, logits = len(self.of.values.epilogues), self.parts.score_roles, self.logits_of_tiles()
+        live = tile_conditions(logits)
+        tiled = gpu_attention_tree(self.parts.scores, roles, done, live)
+        proven = AttentionTiles(ROWS, self.keys, depth, columns, self.kind.shape[2])
+        prove_gpu_attention(tiled, logits, live, proven)
         self.coordinates = self.values.coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
-        rows, keys = self.of.scores.M.ceildiv(ROWS), self.of.scores.N.ceildiv(KEYS)
+        rows, keys = self.of.scores.M.ceildiv(ROWS), self.of.scores.N.ceildiv(self.keys)
+        k = self.kind.shape[2]
         sizes: dict[str, IndexLike] = {"B_i": rows, "B_l": keys, "W_i": WARPS, "P_i": 16}
-        sizes |= {"F_j1": KEYS // 8, "G_j1": KEYS // 16, "F_k1": depth // 16, "P_j1": 8, "P_k1": 16}
-        sizes |= {"F_j2": columns // 8, "G_j2": columns // 16, "F_k2": KEYS // 16, "P_j2": 8, "P_k2": 16}
+        sizes |= {"F_j1": self.keys // 8, "G_j1": self.keys // 16, "F_k1": depth // k, "P_j1": 8, "P_k1": k}
+        sizes |= {"F_j2": columns // 8, "G_j2": columns // 16, "F_k2": self.keys // k, "P_j2": 8, "P_k2": k}
         sizes |= {"E_s": columns // SLAB, "E_f": SLAB // 8}
         body = consume(body, "copy", self.copy)
         body = consume(body, "pipeline", self.ring)
@@ -121,10 +132,13 @@ class _Version:
         body = consume(body, "instruction", self.instruction)
         body = consume(consume(body, "store", self.values.store), "epilogue", self.values.epilogue)
         body = lower(consume(body, "multiply", lambda b: b), self.coordinates, self._table())
-        body, count = tasks(fold(unrolled(body, dict.fromkeys(UNROLLED, "unroll"))))
+        kinds = dict.fromkeys(UNROLLED, "unroll") | ({"f_k1": "unroll2"} if self.kind.name == "lanes" else {})
+        body, count = tasks(fold(unrolled(body, kinds)))
         body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
         wanted = [*(x for c in self.copies.values() for x in c.multiples), *self.values.wanted]
-        version = f"attention_{ROWS}x{KEYS}x{depth}_{'_'.join(str(c.bytes) for c in self.copies.values())}"
+        widths = "_".join(str(c.bytes) for c in self.copies.values())
+        name = "attention" if self.kind.name == "mma" else f"attention_{self.kind.name}"
+        version = f"{name}_{ROWS}x{self.keys}x{depth}_{widths}"
         version += "_wide" * any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
         extents = self.of.scores.extents
         known: dict[str, IndexLike] = {"b_i": rows, "b_l": keys, "task": count}
@@ -132,7 +146,14 @@ class _Version:
         kernel = CudaKernel(f"{self.name}_{version}", "", (), self.group.params, WARPS * 32, count, ZERO, version,
                             tuple(dict.fromkeys(wanted)))  # fmt: skip
         arrays = {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
-        return emit(kernel, fold(body), arrays, known, 3 if depth + columns <= 128 else 2)
+        few = depth + columns > 128 or self.kind.name != "mma"  # more registers than three blocks leave
+        return emit(kernel, fold(body), arrays, known, 2 if few else 3)
+
+    def logits_of_tiles(self) -> Logits:
+        """The logits as masks are found in them."""
+        r, scores = self.parts.score_roles, self.of.scores
+        row, key = Axis(r.row, scores.M, ROWS, "b_i"), Axis(r.col, scores.N, self.keys, "b_l")
+        return Logits(self.of.logit, r.batch, row, key, self.group.params)
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -163,10 +184,7 @@ class _Version:
         points = [n.var for n in walk(body) if isinstance(n, For)]
         if inst.statement.startswith("ACC"):
             return substitute((inst,), dict.fromkeys(points, ZERO))
-        leaf = substitute((inst,), {points[0]: LANE // 4 + HALVES * 8, points[1]: LANE % 4 * 2 + PAIR})
-        if inst.statement == "STAGE":  # both columns move at once
-            return (For("row_half", ZERO, V(2), substitute(leaf, {"column_of_pair": 0})),)
-        return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
+        return lane_points(inst, points, KEY if self.keyed and inst.statement in ("INIT", "LOGIT") else COLUMN)
 
     # -- statements ----------------------------------------------------------------------------------------------
 
@@ -232,7 +250,13 @@ class _Version:
         return (For("row_half", ZERO, V(2), half),)
 
     def weights(self, a: Mapping[str, Index]) -> Body:
-        """Two fragments of weights, packed, are the row operand of an instruction with 16 keys."""
+        """Weights as the row operand of an instruction: a lane has them in its fragments of scores, or in its row's.
+
+        16 bits: two fragments, packed, are 16 keys. tf32: a fragment is 8 keys (``KEY``). CUDA cores: four keys of
+        rows g and g + 8, from the lanes that have them.
+        """
+        if self.kind.name != "mma":
+            return self._weights_of_float32(a["f_k2"])
 
         def packed(register: int) -> Value:
             at = (a["f_k2"] * 2 + register // 2) * 4 + register % 2 * 2
@@ -240,6 +264,17 @@ class _Version:
             return Apply("uint32", PACK[self.of.values.dtype], pair)
 
         return tuple(Store("a_frag2", V(r), packed(r)) for r in range(4))
+
+    def _weights_of_float32(self, step: Index) -> Body:
+        if self.kind.name == "tf32":  # registers are (row half, half of the keys) = (r % 2, r / 2)
+            scores = [FlatLoad("float32", "acc1", step * 4 + (r % 2 * 2 + r // 2)) for r in range(4)]
+            return tuple(Store("a_frag2", V(r), Apply("uint32", "pd_f32_to_tf32", (x,))) for r, x in enumerate(scores))
+        out: Body = ()
+        for half, e in ((h, e) for h in range(2) for e in range(4)):
+            own = FlatLoad("float32", "acc1", step // 2 * 4 + (half * 2 + e % 2))
+            lane = FromIndex("int32", LANE // 4 * 4 + step % 2 * 2 + e // 2)
+            out += (Store("a_frag2", V(half * 4 + e), Apply("float32", "pd_shfl_idx", (own, lane))),)
+        return out
 
     def finish(self, a: Mapping[str, Index]) -> Body:
         """Values over the sum of the weights, unless there are no keys."""
@@ -253,7 +288,7 @@ class _Version:
 
     def _scores(self, leaf: Body) -> Body:
         pair = For("column_of_pair", ZERO, V(2), leaf)
-        return (For("fragment", ZERO, V(KEYS // 8), (pair,)),)
+        return (For("fragment", ZERO, V(self.keys // 8), (pair,)),)
 
     def _values(self, f: Callable[[Value], Value]) -> Body:
         at = V("fragment") * 4 + HALVES * 2 + PAIR
@@ -262,10 +297,11 @@ class _Version:
         return (For("fragment", ZERO, V(self.of.depths[1] // 8), (pair,)),)
 
     def _allocate(self, body: Body) -> Body:
-        columns = self.of.depths[1]
-        registers = (("top", "float32", 2), ("total", "float32", 2), ("acc1", "float32", KEYS // 2),
-                     ("acc2", "float32", columns // 2), ("a_frag1", "uint32", 4), ("b_frag1", "uint32", KEYS // 4),
-                     ("a_frag2", "uint32", 4), ("b_frag2", "uint32", columns // 4))  # fmt: skip
+        columns, kind = self.of.depths[1], self.kind.register
+        a, b = self.kind.registers
+        registers = (("top", "float32", 2), ("total", "float32", 2), ("acc1", "float32", self.keys // 2),
+                     ("acc2", "float32", columns // 2), ("a_frag1", kind, a), ("b_frag1", kind, self.keys // 8 * b),
+                     ("a_frag2", kind, a), ("b_frag2", kind, columns // 8 * b))  # fmt: skip
         for name, dtype, size in registers:
             body = (Alloc(name, dtype, V(size), "register", body),)
         c = self.copies["COPY_Q"]

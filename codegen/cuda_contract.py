@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.codegen.cuda_emit import ordered
+from polydyn.codegen.cuda_emit import needed, ordered
 from polydyn.codegen.cuda_gemv import gemv_versions
 from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
@@ -26,14 +26,19 @@ SHARE_STEPS = 8
 WAVES = 2
 """Blocks for each multiprocessor that a split reduction fills the device with."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
+TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 32, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
 MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
 
 
 class CudaContractKernel:
-    """Builds the versions of one matmul-like group; ``arch``: those of newer architectures only when asked for."""
+    """Builds the versions of one matmul-like group.
 
-    def __init__(self, name: str, group: Group, roles: Roles, arch: str = "sm_80") -> None:
+    ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32.
+    """
+
+    def __init__(self, name: str, group: Group, roles: Roles, arch: str = "sm_80", tf32: bool = False) -> None:
         self.name, self.group, self.roles, self.arch = name, group, roles, arch
+        self.single = TF32_TILES if tf32 else FMA_TILES
         self.product = ProductGroup(name, group, roles)
 
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
@@ -42,9 +47,10 @@ class CudaContractKernel:
         Before them those for few rows, and those of the smallest tile with a split reduction, for shapes that leave
         multiprocessors idle.
         """
-        chosen = tiles or self._useful(MMA_TILES if self.product.dtype in HALF else FMA_TILES)
+        chosen = tiles or self._useful(MMA_TILES if self.product.dtype in HALF else self.single)
         for t in chosen:
-            prove_gpu_contract(self.group, self.roles, gpu_contract_tree(self.group, self.roles), t.proven())
+            tree = gpu_contract_tree(self.group, self.roles, t.kind.warp)
+            prove_gpu_contract(self.group, self.roles, tree, t.proven())
         whole = [k for t in chosen for k in _of_tile(self.product, t)]
         hopper = wgmma_versions(self.product) if self.arch == "sm_90a" and not tiles else []
         return ordered((*self.few_rows(), *self._split(chosen[-1]), *hopper, *whole))
@@ -84,9 +90,5 @@ class CudaContractKernel:
 def _of_tile(product: ProductGroup, tile: CudaTile) -> list[CudaKernel]:
     """The versions of one tile, without those that may be launched only where an earlier one may."""
     widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[product.dtype] and not (w == 8 and product.dtype == "float32")]
-    out: list[CudaKernel] = []
-    for width, wide in ((widths[0], True), *((w, False) for w in widths)):
-        made = TiledProduct(product, tile, width, wide).build()
-        if not any(set(earlier.multiples) <= set(made[0].multiples) for earlier in out):
-            out += made
-    return out
+    accesses = ((widths[0], True), *((w, False) for w in widths))
+    return needed(TiledProduct(product, tile, width, wide).build() for width, wide in accesses)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from polydyn.codegen.cuda_instructions import Instruction
 from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Tile
 from polydyn.codegen.lower import flat
 from polydyn.codegen.passes.widen import multiples
@@ -120,16 +121,18 @@ def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> C
 
 
 def copy_of(
-    group: Group, x: Operand, env: Environment, bk: int, reduction: Index, width: int, chunk: int, across: bool
+    group: Group, x: Operand, env: Environment, bk: int, reduction: Index, width: int, by: Instruction, column: bool
 ) -> Copy:
-    """Decides how an operand is copied, by at most ``width`` bytes at once.
+    """Decides how an operand is copied, by at most ``width`` bytes at once, for an instruction ``by``.
 
-    ``chunk``: elements that stay together in a tile row; ``across``: threads of a warp read the tile along the
-    operand's own iterator one element each, so a tile contiguous along the reduction is permuted by single elements.
+    ``column``: it is the column operand. Threads of ``fma`` read it along its own iterator one element each, so a tile
+    contiguous along the reduction is permuted by single elements. Lanes of ``tf32`` read eight elements of four steps
+    from a tile contiguous along its own side: eight stay together.
     """
-    base = Copy(x, group, env, bk, reduction, True, 1, False, chunk, ())
+    across = column and not by.warp
+    base = Copy(x, group, env, bk, reduction, True, 1, False, by.swizzle, ())
     size = ITEMSIZE[base.dtype]
-    single = replace(base, chunk=1 if across else chunk)
+    single = replace(base, chunk=1 if across else by.swizzle)
     if not isinstance(x.value, Load):
         return single
     a = {c: V(c) for c in (*_batch(group, x), "b_i", "b_j", "b_k")}
@@ -146,7 +149,7 @@ def copy_of(
         wanted = multiples(rest, vector, frozenset((*a, x.own, "s_k")))
         if wanted is None:
             vector, wanted = 1, ()
-        kept = 1 if along_k and across else chunk
+        kept = 1 if along_k and across else 8 if by.name == "tf32" and not along_k else by.swizzle
         return replace(base, along_k=along_k, vector=vector, asynchronous=vector * size >= 4, chunk=kept,
                        multiples=wanted)  # fmt: skip
     return single

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from polydyn.codegen.check import verify_body
@@ -12,7 +12,7 @@ from polydyn.codegen.passes.gpu import WARP
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.schedules.index import Index, IndexLike
-from polydyn.schedules.model import Array
+from polydyn.schedules.model import Array, stored
 
 LONG = " int64"
 """What the versions with 64-bit indices have at the end of their name."""
@@ -26,7 +26,7 @@ def emit(
     ``kernel`` says everything but text, buffers and shared memory. ``known``: upper bounds of block and tile numbers
     (``narrow_conditions``). ``blocks``: wanted per multiprocessor.
     """
-    buffers = {n: a.dtype for n, a in arrays.items() if a.role != "local"}
+    buffers = stored(arrays)
     outputs = [n for n, a in arrays.items() if a.role == "output"]
     verify_body(body, (*kernel.symbols, *THREAD), buffers)
     kernel = replace(kernel, buffers=tuple(buffers), smem=shared_bytes(body))
@@ -49,6 +49,15 @@ def emit(
         guard = (Compare("<=", arithmetic, Index.of(LIMIT)), *guard)
     short = replace(kernel, text=printed(kernel.name, "int32_t"), conditions=(*kernel.conditions, *guard))
     return (short, long) if guard else (short,)
+
+
+def needed(made: Iterable[tuple[CudaKernel, ...]]) -> list[CudaKernel]:
+    """Versions (each with its two widths of indices) without those that only run where an earlier one runs too."""
+    out: list[CudaKernel] = []
+    for kernels in made:
+        if kernels and not any(set(earlier.multiples) <= set(kernels[0].multiples) for earlier in out):
+            out += kernels
+    return out
 
 
 def ordered(versions: Sequence[CudaKernel]) -> tuple[CudaKernel, ...]:

@@ -40,7 +40,8 @@ from polydyn.codegen.passes.widen import widen
 from polydyn.schedules.expr import ITEMSIZE, Const, Load, Op, Value, const, op
 from polydyn.schedules.gpu_tiling import gpu_gemv_tree
 from polydyn.schedules.index import ZERO, Index, IndexLike, minimum
-from polydyn.schedules.model import Statement
+from polydyn.schedules.model import Statement, stored
+from polydyn.schedules.proof_gpu_rows import FewRows, prove_few_rows
 
 V = Index.of
 ROWS = (2, 8)
@@ -86,6 +87,8 @@ class _Gemv:
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
         tiled = gpu_gemv_tree(self.group, self.roles)
+        points = (self.columns, self.vector if self.along_k else 1)
+        prove_few_rows(self.group, self.roles, tiled, FewRows(self.rows, self.warps, (COLUMNS, STEPS), points))
         body = mark_parallel(generate(tiled), tiled.coincident)
         warp_j, warp_k = self.warps
         sizes: dict[str, IndexLike] = {"B_i": self.M.ceildiv(self.rows), "B_j": self.N.ceildiv(self.block)}
@@ -164,7 +167,7 @@ class _Gemv:
             place = self._register(r, ZERO if self.along_k else V("p"))
             points += (Store("acc", place, Op("float32", "mul", pair), "sum"),)
         symbols = (*self.roles.batch, "k_vec", "j_vec", "p", *(f"row{r}" for r in range(self.rows)))
-        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        buffers = stored(self.group.arrays)
         made = widen(points, "p", self.vector, buffers, symbols)
         assert made is not None, "nothing is stored to memory here"
         self.wanted |= dict.fromkeys(made[1])

@@ -47,7 +47,7 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, transform
 from polydyn.schedules.expr import substitute as substitute_in
 from polydyn.schedules.index import ONE, ZERO, Index, product
-from polydyn.schedules.model import Group
+from polydyn.schedules.model import Group, stored
 from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree
 
 THREADS = 256
@@ -123,7 +123,7 @@ class CudaNestKernel:
         body = bind(body, {"B_t": extent // lanes, "E_t": lanes})
         body = lower(body, tiled.coordinates(), {s.name: kernel.lowering(s) for s in self.group.statements})
         body = substitute(consume(consume(body, "stage", lambda b: b), "row", kernel.row), {"o_t": V("b_t") * lanes})
-        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        buffers = stored(self.group.arrays)
         wanted = {(extent, lanes): None} if extent.constant is None else {}
 
         def tile(b: Body) -> Body:

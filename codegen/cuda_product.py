@@ -1,7 +1,6 @@
 """One version of a product on the GPU: a tile with copies of one width, from the GPU tree through mark-directed passes.
 
-Two instructions: ``fma`` (a thread and one element, float32) and ``mma`` (a warp and m16n8k16 fragments on tensor
-cores, f16 or bf16 with float32 accumulators). Both operands come through a ring of ``stages`` tiles in shared memory;
+Instructions: ``cuda_instructions``. Both operands come through a ring of ``stages`` tiles in shared memory;
 a tile lies there as it lies in global memory (unit stride along the reduction or along its own iterator), so copies
 stay wide, XOR-swizzled against bank conflicts. Elements outside the operand arrive as zeros, which makes M, N and K
 arbitrary. Sums of tensor cores pass through shared memory once more, so that epilogues load and store whole rows, 16
@@ -10,12 +9,23 @@ bytes a lane where addresses allow it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from polydyn.codegen.cuda_copies import Operand, copy_of
 from polydyn.codegen.cuda_emit import emit
+from polydyn.codegen.cuda_instructions import (
+    COLUMN,
+    HALVES,
+    INSTRUCTIONS,
+    LANE,
+    PAIR,
+    ROW,
+    Instruction,
+    load,
+    multiply,
+)
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_split import SHARE
 from polydyn.codegen.ir import (
@@ -48,28 +58,23 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
-from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.proof_gpu import GpuTiles
+from polydyn.schedules.model import Group, Statement, stored
+from polydyn.schedules.proof_gpu import SLAB, STAGED, GpuTiles, staged, unstaged
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
-LANE = V("lane")
 RASTER = 8
 """Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
 UNROLLED = dict.fromkeys(
     ("f_i", "f_j", "f_k", "g_i", "g_j", "e_s", "e_f", "row_half", "column_of_pair"), "unroll"
 )
-SLAB = 32
-"""Columns of a staged slab: floats that fill all banks."""
-STAGED = 16
-"""Rows of a unit that are in shared memory at a time on their way to the epilogue: those of a fragment."""
 
 
 @dataclass(frozen=True)
 class CudaTile:
     """A binary's tile: block ``bm x bn x bk`` elements, a unit's share ``wm x wn``, ``stages`` of the ring.
 
-    ``instruction``: ``fma`` or ``mma``; ``blocks``: wanted per multiprocessor (bounds the registers).
+    ``instruction``: its name; ``blocks``: wanted per multiprocessor (bounds the registers).
     """
 
     instruction: str
@@ -82,22 +87,31 @@ class CudaTile:
     blocks: int = 1
 
     @property
+    def kind(self) -> Instruction:
+        """The instruction."""
+        return INSTRUCTIONS[self.instruction]
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.bm // self.wm * (self.bn // self.wn) * (32 if self.instruction == "mma" else 1)
+        return self.bm // self.wm * (self.bn // self.wn) * self.kind.threads
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """The instruction's m, n, k."""
-        return (16, 8, 16) if self.instruction == "mma" else (1, 1, 1)
+        return self.kind.shape
+
+    @property
+    def loads(self) -> tuple[int, int]:
+        """Loads of row and of column fragments."""
+        return self.wm // self.kind.loads, self.wn // self.kind.loads
 
     def proven(self) -> GpuTiles:
         """The sizes as proofs want them."""
         m, n, k = self.shape
-        fragments, mma = (self.wm // m, self.wn // n), self.instruction == "mma"
         return GpuTiles(
-            (self.bm // self.wm, self.bn // self.wn), fragments, (m, n), (self.bk // k, k),
-            (self.wm // 16, self.wn // 16) if mma else fragments, (self.bm, self.bn, self.bk), not mma,
+            (self.bm // self.wm, self.bn // self.wn), (self.wm // m, self.wn // n), (m, n), (self.bk // k, k),
+            self.loads, (self.bm, self.bn, self.bk), not self.kind.warp,
         )  # fmt: skip
 
 
@@ -126,24 +140,26 @@ class ProductGroup:
 class TiledProduct:
     """One tile with one width of copies; ``wide``: epilogues store 16 bytes at once.
 
-    ``tag`` is part of all names inside the kernel, for kernels of several products.
+    ``tag`` is part of all names inside the kernel, for kernels of several products. ``keys``: columns of fragments are
+    ``permuted`` (the steps of another product).
     """
 
-    def __init__(self, of: ProductGroup, tile: CudaTile, width: int, wide: bool, tag: str = "") -> None:
-        self.of, self.tile, self.wide = of, tile, wide
+    def __init__(
+        self, of: ProductGroup, tile: CudaTile, width: int, wide: bool, tag: str = "", keys: bool = False
+    ) -> None:
+        self.of, self.tile, self.wide, self.keys = of, tile, wide, keys
         self.unit = V("warp")
         self.acc, self.frags = f"acc{tag}", (f"a_frag{tag}", f"b_frag{tag}")
         self.wanted: dict[tuple[Index, int], None] = {}
         self.group, self.roles, self.extents = of.group, of.roles, of.extents
-        if (tile.instruction == "mma") != (of.dtype in HALF):
+        if of.dtype not in tile.kind.dtypes:
             raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy="mma for float16 and bfloat16")
         m, n, _ = tile.shape
         self.frag = (tile.wm // m, tile.wn // n)
-        swizzle = 8 if tile.instruction == "mma" else 4
         a = Operand(f"tile_a{tag}", of.values[0], "s_i", tile.bm, of.M)
         b = Operand(f"tile_b{tag}", of.values[1], "s_j", tile.bn, of.N)
         self.copies = tuple(
-            copy_of(self.group, x, self.env, tile.bk, of.K, width, swizzle, tile.instruction == "fma" and x is b)
+            copy_of(self.group, x, self.env, tile.bk, of.K, width, tile.kind, x is b)
             for x in (a, b)
         )
 
@@ -163,14 +179,14 @@ class TiledProduct:
     def place(self, a: Mapping[str, Index]) -> tuple[Index, Index]:
         """(row, column) of a fragment's point inside the block."""
         t, (m, n, _) = self.tile, self.tile.shape
-        if t.instruction == "fma":  # units are interleaved: neighbouring threads have neighbouring columns
+        if not t.kind.warp:  # units are interleaved: neighbouring threads have neighbouring columns
             return a["f_i"] * (t.bm // t.wm) + a["w_i"], a["f_j"] * (t.bn // t.wn) + a["w_j"]
         return a["w_i"] * t.wm + a["f_i"] * m + a["p_i"], a["w_j"] * t.wn + a["f_j"] * n + a["p_j"]
 
     def register(self, a: Mapping[str, Index]) -> Index:
         """The accumulator of a point: a lane holds rows g, g+8 and two columns of an m16n8 fragment."""
         fragment = a["f_i"] * self.frag[1] + a["f_j"]
-        return fragment if self.tile.instruction == "fma" else fragment * 4 + V("row_half") * 2 + V("column_of_pair")
+        return fragment * 4 + HALVES * 2 + PAIR if self.tile.kind.warp else fragment
 
     # -- statements ----------------------------------------------------------------------------------------------
 
@@ -184,9 +200,7 @@ class TiledProduct:
         Row r of a group of eight lies at 2 (r mod 4) + r / 4: then neither the writing half-warps (four rows, two
         chunks of 16 bytes each) nor the reading quarters (two rows, every other chunk) meet in a bank.
         """
-        group, half = LANE // 4, V("row_half")
-        row = group % 4 * 2 + group // 4 + half * 8
-        place = self._staged(row, a["e_f"] * 8 + LANE % 4 * 2)
+        place = self._staged(staged(LANE // 4) + HALVES * 8, a["e_f"] * 8 + LANE % 4 * 2)
         fragment = a["e_s"] * (SLAB // 8) + a["e_f"]
         first = self.register({"f_i": ZERO, **a, "f_j": fragment}).subs({"column_of_pair": 0})
         return (Call("pd_sts_wide<2>", (place, Pointer("float32", self.acc, first))),)
@@ -206,7 +220,7 @@ class TiledProduct:
         """An epilogue on a vector of a row that lies in shared memory."""
         t, v = self.tile, self.vector(s)
         row = a["b_i"] * t.bm + a["w_i"] * t.wm + a.get("f_i", ZERO) * STAGED
-        row = row + a["e_i"] // 8 * 8 + a["e_i"] % 8 // 2 + a["e_i"] % 2 * 4
+        row = row + unstaged(a["e_i"])
         part = a["e_j"]
         vector = a.get("b_j", ZERO) * (t.bn // v) + a.get("w_j", ZERO) * (t.wn // v) + a["e_s"] * (SLAB // v) + part
         at = self.env({**a, "b_i": ZERO, "b_j": ZERO}, V("e_row"), V("e_vec") * v + "e_v", ZERO)
@@ -234,7 +248,7 @@ class TiledProduct:
         return (Compare("<", env[self.roles.row], self.of.M), Compare("<", env[self.roles.col], self.of.N))
 
     def _global(self) -> dict[str, str]:
-        return {n: a.dtype for n, a in self.group.arrays.items() if a.role != "local"}
+        return stored(self.group.arrays)
 
     def vector(self, s: Statement) -> int:
         """Columns that an epilogue loads and stores at once: 16 bytes of its result, or one."""
@@ -248,43 +262,30 @@ class TiledProduct:
         return v if made is not None else 1
 
     def fragment(self, which: int, a: Mapping[str, Index]) -> Body:
-        """Shared memory -> registers: a float, or 16 x 16 elements by ldmatrix (for B: two fragments)."""
+        """Shared memory -> registers: a float, or what a warp's instructions need of 16 rows or columns."""
         t, c = self.tile, self.copies[which]
-        unit, load = (a["w_i"], a["g_i"]) if which == 0 else (a["w_j"], a["g_j"])
-        if t.instruction == "fma":
+        unit, number = (a["w_i"], a["g_i"]) if which == 0 else (a["w_j"], a["g_j"])
+        if not t.kind.warp:
             units = t.bm // t.wm if which == 0 else t.bn // t.wn
-            return (Store(self.frags[which], load, c.tile(a["b_k"], load * units + unit, a["f_k"], t.stages)),)
-        own, k = unit * (t.wm if which == 0 else t.wn) + load * 16, a["f_k"] * 16
-        # matrix m = lane / 8 of the four: A wants rows m % 2 and k m / 2 in this order, B the reverse
-        low, high = LANE % 16, LANE // 16 * 8
-        split_low, split_high = LANE // 8 % 2 * 8, LANE // 16 * 8 + LANE % 8
-        if which == 0:
-            own, k = (own + low, k + high) if c.along_k else (own + split_low, k + split_high)
-        else:
-            own, k = (own + split_high, k + split_low) if c.along_k else (own + high, k + low)
-        function = "pd_ldmatrix_x4_trans" if not c.along_k else "pd_ldmatrix_x4"
-        place = c.tile(a["b_k"], own, k, t.stages)
-        return (Call(function, (Pointer("uint32", self.frags[which], load * 4), place)),)
+            return (Store(self.frags[which], number, c.tile(a["b_k"], number * units + unit, a["f_k"], t.stages)),)
+
+        def at(own: Index, k: Index) -> Tile:
+            return c.tile(a["b_k"], own, k, t.stages)
+
+        own, k = unit * (t.wm if which == 0 else t.wn) + number * 16, a["f_k"] * t.shape[2]
+        return load(t.kind, which, c.along_k, at, self.frags[which], number, own, k, self.keys)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
         """One instruction."""
         fragment = a["f_i"] * self.frag[1] + a["f_j"]
-        if self.tile.instruction == "fma":
-            pair = (FlatLoad("float32", self.frags[0], a["f_i"]), FlatLoad("float32", self.frags[1], a["f_j"]))
-            return (Store(self.acc, fragment, Op("float32", "mul", pair), "sum"),)
-        kind = "f16" if self.of.dtype == "float16" else "bf16"
-        args = (
-            Pointer("float32", self.acc, fragment * 4),
-            Pointer("uint32", self.frags[0], a["f_i"] * 4),
-            Pointer("uint32", self.frags[1], a["f_j"] * 2),
-        )
-        return (Call(f"pd_mma_m16n8k16_{kind}", args),)
+        along_k = self.copies[1].along_k
+        return multiply(self.tile.kind, self.of.dtype, along_k, self.acc, self.frags, fragment, a["f_i"], a["f_j"])
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
     def instruction(self, body: Body) -> Body:
         """Tensorization: an accumulation's point band is one instruction; elsewhere a lane takes its own points."""
-        if self.tile.instruction == "fma":
+        if not self.tile.kind.warp:
             return body
         inst = next(n for n in walk(body) if isinstance(n, Inst))
         trips = [n.hi for n in walk(body) if isinstance(n, For)]
@@ -293,11 +294,7 @@ class TiledProduct:
                 raise CodegenError(f"points {trips} are not the instruction {self.tile.shape}")
             points = [n.var for n in walk(body) if isinstance(n, For)]
             return substitute((inst,), dict.fromkeys(points, ZERO))
-        row, col = LANE // 4 + V("row_half") * 8, LANE % 4 * 2 + V("column_of_pair")
-        leaf = substitute((inst,), {"p_i": row, "p_j": col})
-        if inst.statement == "STAGE":  # both columns move at once
-            return (For("row_half", ZERO, V(2), substitute((inst,), {"p_i": row, "p_j": LANE % 4 * 2})),)
-        return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
+        return lane_points(inst, ("p_i", "p_j"))
 
     def copy(self, body: Body) -> Body:
         """Global -> shared, dealt to all threads of the block, the unit-stride side innermost."""
@@ -320,7 +317,7 @@ class TiledProduct:
 
     def epilogue(self, body: Body) -> Body:
         """The sums' way through shared memory, where the ring was."""
-        if self.tile.instruction == "fma":
+        if not self.tile.kind.warp:
             return body
         size = V(self.tile.threads // WARP * STAGED * SLAB)
         return (Call("pd_syncthreads"), Alloc("stage", "float32", size, "shared", body))
@@ -338,11 +335,10 @@ class TiledProduct:
         """The kernel, with indices of both widths."""
         t, (m, n, k) = self.tile, self.tile.shape
         split = self.of.shares != ONE
-        tiled = gpu_contract_tree(self.group, self.roles, t.instruction == "mma", split)
+        tiled = gpu_contract_tree(self.group, self.roles, t.kind.warp, split)
         self.coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
-        loads = (t.wm // 16, t.wn // 16) if t.instruction == "mma" else self.frag
-        sizes = {"F_i": self.frag[0], "F_j": self.frag[1], "F_k": t.bk // k, "G_i": loads[0], "G_j": loads[1]}
+        sizes = {"F_i": self.frag[0], "F_j": self.frag[1], "F_k": t.bk // k, "G_i": t.loads[0], "G_j": t.loads[1]}
         sizes |= {"E_s": t.wn // SLAB, "E_f": SLAB // 8}
         sizes |= {"W_i": t.bm // t.wm, "W_j": t.bn // t.wn, "P_i": m, "P_j": n, "P_k": k}
         counts = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn), "B_k": self.of.K.ceildiv(t.bk)}
@@ -352,12 +348,12 @@ class TiledProduct:
         body = consume(body, "copy", self.copy)
         body = consume(body, "pipeline", self.ring)
         body = bind(body, {**sizes, **counts})
-        unit = V("warp") if t.instruction == "mma" else V("tid")
+        unit = V("warp") if t.kind.warp else V("tid")
         body = assign(body, {"w_i": unit // (t.bn // t.wn), "w_j": unit % (t.bn // t.wn)})
         body = consume(body, "instruction", self.instruction)
         body = consume(consume(body, "store", self.store), "epilogue", self.epilogue)
         body = consume(body, "multiply", lambda b: b)
-        steps = {"f_k": "unroll2"} if t.instruction == "fma" else {}  # more would keep too many operands in registers
+        steps = {} if t.kind.warp else {"f_k": "unroll2"}  # more would keep too many operands in registers
         body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
         body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
         body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
@@ -374,11 +370,10 @@ class TiledProduct:
         return table | {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.of.epilogues)}
 
     def _allocate(self, body: Body) -> Body:
-        tensor = self.tile.instruction == "mma"
-        fi, fj = self.frag
-        registers = ((self.acc, "float32", fi * fj * (4 if tensor else 1)),
-                     (self.frags[0], "uint32" if tensor else "float32", fi * (4 if tensor else 1)),
-                     (self.frags[1], "uint32" if tensor else "float32", fj * (2 if tensor else 1)))  # fmt: skip
+        (fi, fj), kind = self.frag, self.tile.kind
+        registers = ((self.acc, "float32", fi * fj * (4 if kind.warp else 1)),
+                     (self.frags[0], kind.register, fi * kind.registers[0]),
+                     (self.frags[1], kind.register, fj * kind.registers[1]))  # fmt: skip
         for name, dtype, size in registers:
             body = (Alloc(name, dtype, V(size), "register", body),)
         return body
@@ -405,6 +400,14 @@ def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:
     inner = [v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == "float32" else v for v in pair]
     same = inner[0].dtype == inner[1].dtype and inner[0].dtype in HALF
     return (inner[0], inner[1]) if same else pair
+
+
+def lane_points(inst: Inst, points: Sequence[str], column: Index = COLUMN) -> Body:
+    """A statement over the points (row, column) of a fragment, of which a lane takes its own."""
+    leaf = substitute((inst,), {points[0]: ROW, points[1]: column})
+    if inst.statement == "STAGE":  # both columns move at once
+        return (For("row_half", ZERO, V(2), substitute(leaf, {"column_of_pair": 0})),)
+    return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
 
 
 def split_copies(body: Body) -> tuple[Body, Body]:

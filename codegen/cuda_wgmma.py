@@ -14,7 +14,7 @@ from functools import partial
 
 from polydyn.codegen.cuda_emit import emit
 from polydyn.codegen.cuda_kernel import CudaKernel, TensorMapOf
-from polydyn.codegen.cuda_product import LANE, SLAB, STAGED, UNROLLED, CudaTile, ProductGroup, TiledProduct
+from polydyn.codegen.cuda_product import UNROLLED, CudaTile, ProductGroup, TiledProduct, lane_points
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -40,6 +40,8 @@ from polydyn.schedules.expr import FromIndex, Load, Value
 from polydyn.schedules.gpu_tiling import gpu_wgmma_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
+from polydyn.schedules.proof_gpu import SLAB, STAGED
+from polydyn.schedules.proof_gpu_rows import Warpgroups, prove_warpgroups
 
 V = Index.of
 WARPGROUP, ROWS, STEP = 128, 64, 64
@@ -133,11 +135,13 @@ class _Version:
         """The kernel, with indices of both widths."""
         of, t = self.of, self.tile
         tiled = gpu_wgmma_tree(self.group, self.roles)
+        panels = 1 if self.maps[1].along_k else self.columns // PANEL
+        prove_warpgroups(self.group, self.roles, tiled, Warpgroups(ROWS, CONSUMERS, self.columns, STEP, panels))
         self.coordinates = self.product.coordinates = tiled.coordinates()
         rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
         sizes: dict[str, IndexLike] = {"B_i": rows, "B_j": columns, "W_i": t.bm // STAGED, "G_i": CONSUMERS}
         sizes |= {"F_j": self.columns // 8, "F_k": STEP // 16, "E_s": self.columns // SLAB, "E_f": SLAB // 8}
-        sizes |= {"S_j": 1 if self.maps[1].along_k else self.columns // PANEL, "B_k": of.K.ceildiv(STEP)}
+        sizes |= {"S_j": panels, "B_k": of.K.ceildiv(STEP)}
         body = mark_parallel(generate(tiled), tiled.coincident)
         body = consume(body, "instruction", self.instruction)
         body = consume(substitute(body, sizes), "roles", self.specialised)
@@ -192,11 +196,7 @@ class _Version:
         points = [n.var for n in walk(body) if isinstance(n, For)]
         if inst.statement == "ACC":
             return substitute((inst,), dict.fromkeys(points, ZERO))
-        half, pair = V("row_half"), V("column_of_pair")
-        leaf = substitute((inst,), {points[0]: LANE // 4 + half * 8, points[1]: LANE % 4 * 2 + pair})
-        if inst.statement == "STAGE":  # both columns move at once
-            return (For("row_half", ZERO, V(2), substitute(leaf, {"column_of_pair": 0})),)
-        return (For("row_half", ZERO, V(2), (For("column_of_pair", ZERO, V(2), leaf),)),)
+        return lane_points(inst, points)
 
     def epilogue(self, body: Body) -> Body:
         """The warps' places for staged rows."""

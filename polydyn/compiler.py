@@ -18,7 +18,7 @@ from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.gpu.cache import content_key
 from polydyn.gpu.compiler import device_headers
-from polydyn.gpu.targets import CUDA_TARGETS, is_cuda
+from polydyn.gpu.targets import BASE, CUDA_TARGETS, is_cuda, newest
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
@@ -54,11 +54,13 @@ class Options:
 
     ``without``: names of passes that are left out, of ``polydyn.fusion.pipeline.PASSES``: ``merge`` (GEMM merging),
     ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is none
-    of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``).
+    of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``). ``tf32``: on
+    CUDA, products of float32 take tensor cores, which round their operands to 10 bits of mantissa; sums stay float32.
     """
 
     without: Collection[str] = frozenset()
     strategy: str = "polydyn"
+    tf32: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "without", check_names(self.without))
@@ -123,7 +125,9 @@ def plan_graph(
 ) -> HostPlan:
     """The host plan of a graph of primitives."""
     if is_cuda(target):
-        return cuda_plan(graph, options or Options())
+        return cuda_plan(graph, options or Options(), target)
+    if options is not None and options.tf32:
+        raise UnsupportedError(f"tf32 on {target}", rule="tensor cores", remedy="a CUDA target, or no tf32")
     graph, builder, placed = place_kernels(graph, target=target, options=options, tuner=tuner)
     placed, aliases = without_reshapes(builder.plan, placed)
     notes = (*graph.notes, *builder.notes, *aliases, *(tuner.notes if tuner else ()))
@@ -175,15 +179,27 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
     return _host_plan(graph, placed, constants, buffers, kernels, launches, headers)
 
 
-def cuda_plan(graph: Graph, options: Options) -> HostPlan:
-    """The host plan of a graph for a CUDA device: every launch with all its versions."""
+def place_cuda_kernels(
+    graph: Graph, options: Options | None = None, arch: str = BASE
+) -> tuple[Graph, CudaBuilder, list[PlacedCuda]]:
+    """The graph as it was fused, the builder with its fusion plan, and all kernels in launch order.
+
+    ``arch``: with ``sm_90a`` also the versions that only it can run.
+    """
+    options = options or Options()
     off = {*options.without, *NOT_ON_CUDA}
     graph = rewrite_graph(graph, off)
     plan = fusion_plan(graph, off)
-    graph = replace(graph, notes=plan.graph.notes)
-    builder = CudaBuilder(plan)
+    builder = CudaBuilder(plan, arch, options.tf32)
     facts = facts_of(graph.guards)
     placed = [needed(k, facts) for g in plan.groups for k in builder.place(g)]
+    return replace(graph, notes=(*plan.graph.notes, *builder.notes)), builder, placed
+
+
+def cuda_plan(graph: Graph, options: Options, target: str) -> HostPlan:
+    """The host plan of a graph for a CUDA device: every launch with all its versions."""
+    graph, builder, placed = place_cuda_kernels(graph, options, newest(target))
+    plan = builder.plan
     constants = _constants(plan, placed)
     buffers = _buffers(plan, placed, constants, graph)
     sources = {
@@ -193,7 +209,6 @@ def cuda_plan(graph: Graph, options: Options) -> HostPlan:
         for k in (v, *v.after)
     }
     launches = tuple(_cuda_launch(plan, p, buffers) for p in placed)
-    graph = replace(graph, notes=(*graph.notes, *builder.notes))
     whole = _host_plan(graph, placed, constants, buffers, sources, launches, dict(device_headers()))
     return replace(whole, place="cuda")
 

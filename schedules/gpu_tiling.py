@@ -11,7 +11,7 @@ Coordinates: batch iterators keep their names; ``b_s`` share of the reduction's 
 ``w_x`` unit, ``f_x`` fragment of the unit, ``p_x`` point of the instruction; ``s_x`` row and column of a copied tile;
 ``e_s``, ``e_f`` slab of staged columns and fragment in it, ``e_i``, ``e_j``, ``e_v`` row, vector and element of an
 epilogue. Upper-case parameters are their extents; ``G_x``
-counts loads of fragments (one load may fill several).
+counts loads of fragments (one load may fill several). ``q_x``: point of a warpgroup's instruction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polydyn.schedules.tree import Band, Leaf, Mark, TileStatement, Tree, sequen
 
 PAIRS = tuple((x, x[0].upper() + x[1:]) for x in (
     "b_s", "b_i", "b_j", "b_k", "w_i", "w_j", "f_i", "f_j", "f_k", "g_i", "g_j", "p_i", "p_j", "p_k", "s_i", "s_j",
-    "s_k", "e_s", "e_f", "e_i", "e_j", "e_v", "w_k", "l_j", "l_k",
+    "s_k", "e_s", "e_f", "e_i", "e_j", "e_v", "w_k", "l_j", "l_k", "q_i", "q_j",
 ))  # fmt: skip
 EXTENTS = tuple(p for _, p in PAIRS)
 
@@ -109,11 +109,11 @@ def gpu_wgmma_tree(group: Group, roles: Roles) -> TiledGroup:
     statements = [
         statement("INIT", "w_i", "f_j", *point),
         statement("COPY_A", "b_k"), statement("COPY_B", "b_k", "s_j"),
-        statement("ACC", "b_k", "g_i", "f_k", *point, "p_k"),
+        statement("ACC", "b_k", "g_i", "f_k", "q_i", "q_j", "p_k"),
         statement("STAGE", "w_i", "e_s", "e_f", *point),
         *(statement(d, "w_i", "e_s", "e_i", "e_j", "e_v") for d in done),
     ]  # fmt: skip
-    step = Mark("multiply", Band(("g_i",), Mark("instruction", Band(("f_k", *point, "p_k")))))
+    step = Mark("multiply", Band(("g_i",), Mark("instruction", Band(("f_k", "q_i", "q_j", "p_k")))))
     loop = sequence(("COPY_A", Leaf()), ("COPY_B", Band(("s_j",))), ("ACC", step))
     rows = sequence(
         ("STAGE", Band(("e_f",), Mark("instruction", Band(point)))),
@@ -159,8 +159,12 @@ def gpu_gemv_tree(group: Group, roles: Roles) -> TiledGroup:
     return TiledGroup(Mark("task", Band(block, body)), tuple(statements), (*named, *EXTENTS), block, named)
 
 
-def gpu_attention_tree(scores: Group, score_roles: Roles, epilogues: int) -> TiledGroup:
+def gpu_attention_tree(
+    scores: Group, score_roles: Roles, epilogues: int, live: tuple[Condition, ...] = ()
+) -> TiledGroup:
     """The GPU tree of an attention with online softmax; ``epilogues``: of the values.
+
+    ``live``: holds of every tile of keys that matters (``masks.tile_conditions``); others are not visited.
 
     A block has rows ``b_i`` of queries, a warp (``w_i``) 16 of them, and walks over tiles of keys ``b_l``. Coordinates
     of scores end in ``1``, those of values in ``2``. Statements: COPY_Q, COPY_K, COPY_V (global -> shared); START;
@@ -179,6 +183,7 @@ def gpu_attention_tree(scores: Group, score_roles: Roles, epilogues: int) -> Til
 
     def add(name: str, *coords: str) -> str:
         conditions = tuple(c for x in (*block, *coords) for c in between(0, x, bound(x)))
+        conditions += live if "b_l" in coords else ()
         statements.append(TileStatement(name, (*block, *coords), conditions))
         return name
 
@@ -214,4 +219,5 @@ def gpu_attention_tree(scores: Group, score_roles: Roles, epilogues: int) -> Til
         (["FINISH", "STAGE", *done], Mark("epilogue", Band(rows, ends))),
     )  # fmt: skip
     sizes = dict.fromkeys(str(bound(x)) for s in statements for x in s.coords if x not in batch)
+    sizes |= dict.fromkeys(x for c in live for x in sorted(c.expr.symbols() & {*scores.params}))
     return TiledGroup(Mark("task", Band(block, whole)), tuple(statements), (*named, *sizes), block, named)

@@ -7,6 +7,7 @@ logical coordinates; where an element lies in memory is the layout's business (`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polydyn.schedules.errors import ScheduleError
@@ -32,6 +33,11 @@ class Array:
     def address(self, subscripts: tuple[Index, ...]) -> Index:
         """The element offset of logical subscripts."""
         return sum((i * s for i, s in zip(subscripts, self.strides, strict=True)), self.offset)
+
+
+def stored(arrays: Mapping[str, Array]) -> dict[str, str]:
+    """The arrays that a kernel finds in memory, all but locals: name -> dtype."""
+    return {n: a.dtype for n, a in arrays.items() if a.role != "local"}
 
 
 def row_major(shape: tuple[Index, ...]) -> tuple[Index, ...]:

@@ -7,7 +7,8 @@ loaded in the same step; a copied tile holds all that is read of it. Padded poin
 padding) accumulate into registers that nothing stores, and along the reduction they add a product of two zeros.
 
 Several reductions are one linear reduction here, their mixed radix. Not proven: the ring of stages and its barriers
-(the pass ``pipeline``), swizzled addresses and the lanes' layout of fragments (the emulation runs them).
+(the pass ``pipeline``), the shares of a split reduction (``balance``), swizzled addresses and the lanes' layout of
+fragments (the emulation runs them).
 """
 
 from __future__ import annotations
@@ -20,16 +21,9 @@ import islpy as isl
 from polydyn.schedules.dependence import Dependences, analyse
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import Op
+from polydyn.schedules.gpu_flow import Storage
 from polydyn.schedules.index import ZERO, Index, IndexLike, product
-from polydyn.schedules.isl_util import (
-    Condition,
-    below,
-    between,
-    frame,
-    maps,
-    pair,
-    union_maps,
-)
+from polydyn.schedules.isl_util import below, between, pair
 from polydyn.schedules.model import Group
 from polydyn.schedules.polyhedra import read_accesses, statement_frame
 from polydyn.schedules.proof import bind_tiles, check_band
@@ -37,10 +31,24 @@ from polydyn.schedules.skeleton import Form, check_instance, skeleton
 from polydyn.schedules.tiling import Roles, TiledGroup
 from polydyn.schedules.tree import TileStatement, Tree, to_isl
 from polydyn.schedules.verify import Coordinate, check_parallel, check_tree, expansion
-from polydyn.schedules.witness import dependence_error, flow_error
+from polydyn.schedules.witness import dependence_error
 
 STEP = "step"
 """The linear reduction."""
+SLAB, STAGED = 32, 16
+"""Columns and rows of the sums that a warp has in shared memory at a time, on their way to the epilogues."""
+
+
+def staged(row: IndexLike) -> Index:
+    """Where a row of a fragment lies among the staged ones, so that neither writing nor reading meets in a bank."""
+    r = Index.of(row)
+    return r // 8 * 8 + r % 4 * 2 + r % 8 // 4
+
+
+def unstaged(place: IndexLike) -> Index:
+    """The row of a fragment that lies there."""
+    e = Index.of(place)
+    return e // 8 * 8 + e % 8 // 2 + e % 2 * 4
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,9 @@ class GpuTiles:
         for a, x in enumerate("ij"):
             sizes |= {f"W_{x}": self.units[a], f"F_{x}": self.fragments[a], f"P_{x}": self.points[a]}
             sizes |= {f"G_{x}": self.loads[a], f"S_{x}": self.copied[a]}
+        # staged rows; an access of several columns is so many points
+        sizes |= {"E_s": self.fragments[1] * self.points[1] // SLAB, "E_f": SLAB // self.points[1]}
+        sizes |= {"E_i": STAGED, "E_j": SLAB, "E_v": 1}
         return {n: Index.of(v) for n, v in sizes.items()}
 
 
@@ -142,6 +153,10 @@ def _prove(
     blocks["B_k"] = sizes[STEP], tiles.block_steps
     bound = {**tiled.extents, **tiles.extents(), **{n: e.ceildiv(b) for n, (e, b) in blocks.items()}}
     places = [Index.of(f"b_{x}") * tiles.block(a) + tiles.place(a) for a, x in enumerate("ij")]
+    if any(s.name == "STAGE" for s in statements):
+        row = (Index.of("w_i") * tiles.fragments[0] + "f_i") * STAGED + unstaged("e_i")
+        column = Index.of("w_j") * (tiles.fragments[1] * tiles.points[1]) + Index.of("e_s") * SLAB + "e_j" + "e_v"
+        places = [Index.of("b_i") * tiles.block(0) + row, Index.of("b_j") * tiles.block(1) + column]
     live = [below(places[0], sizes[roles.row]), below(places[1], sizes[roles.col])]
     own = {s.name: s for s in tiled.statements if s.name in {x.name for x in group.statements}}
     exact = [
@@ -156,7 +171,7 @@ def _prove(
     order = check_tree(group, deps, images, schedule, ctx, padded=("INIT", acc.name))
     check_parallel(group, deps.under(ctx), order, range(len(tiled.coincident)))
     check_units(group, deps, table, ctx)
-    _Flow(tiled.tree, bound_statements, names, ctx, tiles, roles).check()
+    _storage(tiled.tree, bound_statements, names, ctx, tiles, roles).check()
 
 
 def check_neutral(group: Group) -> None:
@@ -199,6 +214,9 @@ def _coordinates(roles: Roles, tiles: GpuTiles) -> dict[str, Coordinate | IndexL
             inner = tiles.fragments[a] * tiles.points[a]
             out[f"w_{x}"] = Coordinate(it, inner, tiles.units[a])
             out[f"f_{x}"], out[f"p_{x}"] = _level(it, tiles.points[a], tiles, a), Coordinate(it, 1, tiles.points[a])
+    out["e_i"], out["e_v"] = staged(Index.of(roles.row) % STAGED), ZERO
+    out["e_s"] = Coordinate(roles.col, SLAB, max(1, tiles.fragments[1] * tiles.points[1] // SLAB))
+    out["e_j"] = Coordinate(roles.col, 1, SLAB)
     out["b_k"] = Coordinate(STEP, tiles.block_steps)
     out["f_k"], out["p_k"] = Coordinate(STEP, tiles.steps[1], tiles.steps[0]), Coordinate(STEP, 1, tiles.steps[1])
     return out
@@ -224,85 +242,47 @@ def check_units(
             raise dependence_error("two units meet one element", bad, group, ctx)
 
 
-class _Flow:
-    """What shared memory and registers hold: every read has a source, and it is of the reader's own tile and step."""
-
-    def __init__(
-        self, tree: Tree, statements: list[TileStatement], names: tuple[str, ...], ctx: isl.Set, tiles: GpuTiles,
-        roles: Roles,
-    ) -> None:  # fmt: skip
-        self.tree, self.statements, self.names, self.ctx, self.tiles = tree, statements, names, ctx, tiles
-        self.coords = {s.name: s.coords for s in statements}
-        block = (*roles.batch, "b_i", "b_j")
-        self.epoch = {"tile_a": (*block, "b_k"), "tile_b": (*block, "b_k"), "a_frag": (*block, "b_k", "f_k"),
-                      "b_frag": (*block, "b_k", "f_k"), "acc": block}  # fmt: skip
-
-    def check(self) -> None:
-        """LegalityError names the statement, the storage and one instance."""
-        schedule = to_isl(self.tree, self.statements, self.names)
-        domain = schedule.get_domain().intersect_params(self.ctx)
-        order = schedule.get_map().intersect_domain(domain)
-        reads, writes = (union_maps(self._accesses(w), self.names).intersect_domain(domain) for w in (False, True))
-        flow = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_schedule_map(order).compute_flow()
-        for m in maps(flow.get_must_no_source()):
-            if not m.is_empty():
-                s, array = pair(m)
-                raise flow_error(f"{s} reads {array} where nothing was written", m, s, array, self.ctx)
-        for m in maps(flow.get_full_must_dependence()):
-            self._same_epoch(m)
-
-    def _same_epoch(self, m: isl.Map) -> None:
-        array, (s, t) = pair(m.range().unwrap())[1], (pair(m)[0], pair(m.range().unwrap())[0])
-        edge = m.range_factor_domain()
-        made, wanted = (
-            frame(n, self.coords[n], self.names).map_to("", [Index.of(x) for x in self.epoch[array]]) for n in (s, t)
-        )
-        bad = edge.subtract(made.apply_range(wanted.reverse()))
-        if not bad.is_empty():
-            what = f"{t} reads {array} of another tile or step, which {s} wrote"
-            raise flow_error(what, bad, f"{s} -> {t}", array, self.ctx)
-
-    def _accesses(self, writes: bool) -> list[isl.Map]:
-        """Instances -> cells. Sums and fragments belong to a unit; tiles in shared memory to the block."""
-        t = self.tiles
-        unit, cell = self._at("w_i", "w_j"), self._at("w_i", "w_j", "f_i", "f_j", "p_i", "p_j")
-        done = [n for n in self.coords if n.startswith("DONE")]
-        if writes:
-            out = [self._map("COPY_A", "tile_a", self._at("s_i", "s_k")),
-                   self._map("COPY_B", "tile_b", self._at("s_k", "s_j"))]  # fmt: skip
-            out += [self._map(f"FRAG_{x}", f"{x.lower()}_frag", [*unit, Index.of(g)]) for x, g in _LOADS]
-            return [*out, *(self._map(n, "acc", cell) for n in ("INIT", "ACC"))]
-        step = Index.of("f_k") * t.steps[1] + "k"
-        out = []
-        for a, (x, _) in enumerate(_LOADS):
-            rows = self._loaded(a)
-            index = [rows, step] if x == "A" else [step, rows]
-            inside = [*between(0, "k", t.steps[1]), *between(0, "r", t.block(a) // (t.units[a] * t.loads[a]))]
-            out.append(self._map(f"FRAG_{x}", f"tile_{x.lower()}", index, ("r", "k"), inside))
-            per = t.fragments[a] // t.loads[a]
-            out.append(self._map("ACC", f"{x.lower()}_frag", [*unit, Index.of(f"f_{'ij'[a]}") // per]))
-        return [*out, *(self._map(n, "acc", cell) for n in ("ACC", *done))]
-
-    def _loaded(self, axis: int) -> Index:
-        """The row or column ``r`` that a load of fragments takes from the tile."""
-        t, x = self.tiles, "ij"[axis]
-        load, unit = Index.of(f"g_{x}"), Index.of(f"w_{x}")
-        if t.interleaved:
-            return load * t.units[axis] + unit
-        wide = t.fragments[axis] * t.points[axis]
-        return unit * wide + load * (wide // t.loads[axis]) + "r"
-
-    def _map(
-        self, s: str, array: str, index: list[Index], more: tuple[str, ...] = (), inside: list[Condition] | None = None
-    ) -> isl.Map:
-        """Instances of ``s`` -> cells, for every value of the coordinates ``more``."""
-        wide = frame(s, (*self.coords[s], *more), self.names)
-        m = wide.map_to(array, index).intersect_domain(wide.where(inside or []))
-        return m.apply_domain(wide.map_to(s, [Index.of(c) for c in self.coords[s]]))
-
-    @staticmethod
-    def _at(*names: str) -> list[Index]:
-        return [Index.of(n) for n in names]
+def _storage(
+    tree: Tree, statements: list[TileStatement], names: tuple[str, ...], ctx: isl.Set, tiles: GpuTiles, roles: Roles
+) -> Storage:
+    """Sums and fragments belong to a unit, tiles in shared memory to the block, staged rows to a unit and a slab."""
+    t, flow = tiles, Storage(tree, statements, names, ctx)
+    block = (*roles.batch, "b_i", "b_j")
+    tile, step_of = (*block, "b_k"), (*block, "b_k", "f_k")
+    flow.epoch = {"tile_a": tile, "tile_b": tile, "a_frag": step_of, "b_frag": step_of, "acc": block}
+    flow.epoch["stage"] = (*block, "w_i", "w_j", "f_i", "e_s")
+    unit, cell = ("w_i", "w_j"), ("w_i", "w_j", "f_i", "f_j", "p_i", "p_j")
+    flow.writes("COPY_A", "tile_a", ("s_i", "s_k"))
+    flow.writes("COPY_B", "tile_b", ("s_k", "s_j"))
+    step = Index.of("f_k") * t.steps[1] + "k"
+    for a, x in enumerate("ij"):
+        name, load = "ab"[a], f"FRAG_{'AB'[a]}"
+        flow.writes(load, f"{name}_frag", (*unit, f"g_{x}"))
+        rows = _loaded(t, a)
+        inside = [*between(0, "k", t.steps[1]), *between(0, "r", t.block(a) // (t.units[a] * t.loads[a]))]
+        flow.reads(load, f"tile_{name}", (rows, step) if a == 0 else (step, rows), ("r", "k"), inside)
+        flow.reads("ACC", f"{name}_frag", (*unit, Index.of(f"f_{x}") // (t.fragments[a] // t.loads[a])))
+    flow.writes("INIT", "acc", cell)
+    flow.updates("ACC", "acc", cell)
+    done = [n for n in flow.coords if n.startswith("DONE")]
+    if "STAGE" not in flow.coords:
+        for n in done:
+            flow.reads(n, "acc", cell)
+        return flow
+    column = Index.of("e_f") * t.points[1] + "p_j"
+    fragment = Index.of("e_s") * (SLAB // t.points[1]) + "e_f"
+    flow.reads("STAGE", "acc", (*unit, "f_i", fragment, "p_i", "p_j"))
+    flow.writes("STAGE", "stage", (*unit, "p_i", column))
+    for n in done:
+        flow.reads(n, "stage", (*unit, unstaged("e_i"), Index.of("e_j") + "e_v"))
+    return flow
 
 
-_LOADS = (("A", "g_i"), ("B", "g_j"))
+def _loaded(t: GpuTiles, axis: int) -> Index:
+    """The row or column ``r`` that a load of fragments takes from the tile."""
+    x = "ij"[axis]
+    load, unit = Index.of(f"g_{x}"), Index.of(f"w_{x}")
+    if t.interleaved:
+        return load * t.units[axis] + unit
+    wide = t.fragments[axis] * t.points[axis]
+    return unit * wide + load * (wide // t.loads[axis]) + "r"

@@ -1,21 +1,35 @@
-"""Fusion plans of small models for the tests of CUDA code generation."""
+"""Small models and their kernels for the tests of CUDA code generation: fused, placed, launched on the emulation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.gpu.emulated import Arrays
-from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.fusion.grouping import fuse
+from polydyn.codegen.cuda_emit import LONG
+from polydyn.codegen.cuda_kernel import WORKSPACE, CudaKernel, TensorMapOf
+from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
+from polydyn.compiler import NOT_ON_CUDA
+from polydyn.fusion.pipeline import fusion_plan
 from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
+from polydyn.gpu.tensormap import TensorMap
+from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
+from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
+from polydyn.schedules.expr import ITEMSIZE
 
+Arrays = dict[str, np.ndarray[Any, Any]]
+SHARED = 227 * 1024
+"""Bytes of shared memory a block may have on the emulated device (as on an H200)."""
+MULTIPROCESSORS, ARCH = 132, "sm_90a"
+"""Of the same device."""
 TYPES = {
     "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
     "int64": TensorProto.INT64,
@@ -37,7 +51,7 @@ def plan_of(
         [onnx.numpy_helper.from_array(a, n) for n, a in (constants or {}).items()],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    return fuse(fold(import_model(model)))
+    return fusion_plan(fold(import_model(model)), NOT_ON_CUDA)
 
 
 def with_bugs(kernel: CudaKernel, bugs: Mapping[str, tuple[str, str]]) -> tuple[CudaKernel, ...]:
@@ -49,3 +63,95 @@ def with_bugs(kernel: CudaKernel, bugs: Mapping[str, tuple[str, str]]) -> tuple[
         text = kernel.text.replace(old, new).replace(kernel.name, name)
         out.append(replace(kernel, name=name, text=text, version=f"bug {i}"))
     return tuple(out)
+
+
+@functools.cache
+def module(*texts: str) -> EmulatedModule:
+    """Kernels compiled together: most of a compilation is the header."""
+    hopper = any(t.startswith(HOPPER_PRELUDE) for t in texts)
+    bodies = (t.removeprefix(PRELUDE).removeprefix(HOPPER_PRELUDE) for t in texts)
+    text = (HOPPER_PRELUDE if hopper else PRELUDE) + "".join(bodies)
+    return EmulatedModule(compile_emulated(text, arch=90 if hopper else 80))
+
+
+def dims_of(plan: FusionPlan, feeds: Arrays) -> dict[str, int]:
+    """The model's symbols at a shape of its inputs."""
+    return {s.symbol: feeds[s.input].shape[s.axis] for s in plan.graph.sources}
+
+
+def params_of(p: PlacedCuda, dims: Mapping[str, int]) -> dict[str, int]:
+    """The group's parameters for the model's symbols."""
+    return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
+
+
+def placed(plan: FusionPlan, arch: str = "sm_80") -> tuple[PlacedCuda, ...]:
+    """The kernels of a plan, in launch order."""
+    builder = CudaBuilder(plan, arch)
+    return tuple(p for g in plan.groups for p in builder.place(g))
+
+
+def version(p: PlacedCuda, word: str) -> CudaKernel:
+    """The version whose name begins with a word."""
+    return next(k for k in p.versions if k.version.startswith(word))
+
+
+def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> bytes:
+    """The tensor map of a kernel over an array."""
+    size = ITEMSIZE[m.dtype]
+    dims, strides = (tuple(i.evaluate(env) for i in x) for x in (m.dims, m.strides))
+    made = TensorMap(m.dtype, dims, tuple(s * size for s in strides), m.box)
+    return made.emulated(a.ctypes.data + m.offset.evaluate(env) * size)
+
+
+def _kind(k: CudaKernel) -> tuple[bool, bool, str]:
+    return k.version.endswith(LONG), bool(k.after), k.arch
+
+
+def first_fit(p: PlacedCuda, env: dict[str, int], arch: str = "sm_80") -> CudaKernel:
+    """The best version for an architecture, on a device of otherwise the emulated one's size."""
+    return next(k for k in p.versions if k.fits(env, SHARED, MULTIPROCESSORS, arch))
+
+
+def run(
+    plan: FusionPlan,
+    feeds: Arrays,
+    choose: Callable[[PlacedCuda, dict[str, int]], CudaKernel] = first_fit,
+    kernels: tuple[PlacedCuda, ...] | None = None,
+    reverse: bool = False,
+    together: bool = True,
+) -> tuple[Arrays, list[Counters]]:
+    """All launches of a plan on the emulator: the outputs, and the counters of each launch.
+
+    ``together``: all versions of a kernel are compiled at once.
+    """
+    graph = plan.graph
+    dims = dims_of(plan, feeds)
+    memory: Arrays = {n: np.ascontiguousarray(feeds[n]) for n in feeds}
+    counters = []
+
+    def array(name: str) -> np.ndarray[Any, Any]:
+        if name not in memory:
+            t = graph.tensors[name]
+            if name in graph.constants:
+                memory[name] = np.ascontiguousarray(graph.constants[name])
+            else:
+                memory[name] = np.empty([i.evaluate(dims) for i in t.shape], numpy_dtype(t.dtype))
+                memory[name].reshape(-1).view(np.uint8).fill(0xFF)
+        return memory[name]
+
+    for p in kernels or placed(plan):
+        env = params_of(p, dims)
+        first = choose(p, env)
+        assert first.fits(env, SHARED, MULTIPROCESSORS, ARCH)
+        env = first.values(env, MULTIPROCESSORS)
+        workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
+        alike = [v for v in p.versions if _kind(v) == _kind(first)]
+        for k in (first, *first.after):
+            grid, smem = k.grid.evaluate(env), k.smem.evaluate(env)
+            args: list[Any] = [encoded(m, array(p.lowered.buffers[m.buffer]), env) for m in k.maps]
+            args += [workspace if a == WORKSPACE else array(p.lowered.buffers[a]) for a in k.buffers]
+            args += [np.int64(env[s]) for s in k.symbols]
+            if grid > 0:
+                built = module(*(v.text for v in alike)) if together and k is first else module(k.text)
+                counters.append(built.launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse))
+    return {n: array(n) for n in graph.outputs}, counters

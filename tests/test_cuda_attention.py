@@ -8,18 +8,18 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from cuda_groups import plan_of, with_bugs
+from cuda_groups import first_fit, placed, plan_of, run, with_bugs
 from onnx import helper
 
-from benchmarks.gpu.emulated import first_fit, placed, run
 from polydyn.errors import ScheduleError
-from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
-from polydyn.schedules.expr import Op, op
+from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, const, op
+from polydyn.schedules.index import Index
+from polydyn.schedules.masks import Axis, Logits, check_conditions, tile_conditions
 from polydyn.schedules.online_softmax import softmax_logit
 
 node = helper.make_node
@@ -53,7 +53,7 @@ def attention(
         "q": ("B", heads, "L", depth), "k": ("B", kv, depth, "T") if transposed else ("B", kv, "T", depth),
         "v": ("B", kv, "T", width), "m": ("B", 1, "L", "T"),
     }  # fmt: skip
-    return fuse_attention(plan_of(nodes, shapes, ["y"], {"c": np.array(0.125, kind)}, dtype))
+    return plan_of(nodes, shapes, ["y"], {"c": np.array(0.125, kind)}, dtype)
 
 
 def case(
@@ -84,6 +84,15 @@ def case(
         return feeds, (e / e.sum(-1, keepdims=True)) @ v
 
 
+BOUND = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-6, "tf32": 2e-3}
+
+
+def tf32(plan: FusionPlan) -> tuple[PlacedCuda, ...]:
+    """The kernels with float32 on tensor cores."""
+    builder = CudaBuilder(plan, tf32=True)
+    return tuple(p for g in plan.groups for p in builder.place(g))
+
+
 def right(
     plan: FusionPlan, kernels: tuple[PlacedCuda, ...], *of: Any, tolerance: float = 4e-3, choose: Any = first_fit
 ) -> None:
@@ -96,7 +105,7 @@ def right(
         assert (np.isnan(y) == np.isnan(want)).all(), of
         assert np.abs(np.nan_to_num(y) - np.nan_to_num(want)).max(initial=0) <= tolerance, of
         assert count.ldmatrix_conflicts == count.shared_conflicts == 0, of
-        results.append(got["y"].view(np.uint16))
+        results.append(got["y"].view(np.uint16 if got["y"].itemsize == 2 else np.uint32))
     assert (results[0] == results[1]).all()
 
 
@@ -110,6 +119,99 @@ def test_every_length_and_mask() -> None:
         (130, 197, "causal"), (5, 129, "row"),
     ):  # fmt: skip
         right(plan, kernels, length, keys, mask, 2 if length < 8 else 1)
+
+
+FLOATS = [("float32", 64, 64, False), ("float32", 15, 40, False), ("tf32", 32, 128, False), ("tf32", 64, 9, True)]
+
+
+@pytest.mark.parametrize(("dtype", "depth", "width", "transposed"), FLOATS)
+def test_float32_is_one_kernel(dtype: str, depth: int, width: int, transposed: bool) -> None:
+    """On CUDA cores, or on tensor cores when asked for; both exchange weights between the products in registers."""
+    plan = attention("float32", depth, width, transposed=transposed)
+    kernels = tf32(plan) if dtype == "tf32" else placed(plan)
+    (p,) = kernels
+    assert p.versions[0].version.startswith("attention_tf32" if dtype == "tf32" else "attention_lanes")
+    for length, keys, mask in ((1, 1, "none"), (65, 31, "causal"), (7, 68, "late"), (3, 97, "row")):
+        right(plan, kernels, length, keys, mask, tolerance=BOUND[dtype])
+
+
+def causal(dtype: str, low: float = -np.inf, added: bool = False) -> FusionPlan:
+    """softmax(where(key <= query + T - L, q k' / 8, low)) v, the mask made of the model's own sizes."""
+    kind = {"float16": np.float16, "float32": np.float32}[dtype]
+    nodes = [
+        node("Shape", ["q"], ["l1"], start=2, end=3), node("Shape", ["k"], ["t1"], start=2, end=3),
+        node("Squeeze", ["l1"], ["l"]), node("Squeeze", ["t1"], ["t"]), node("Range", ["zero", "l", "one"], ["r0"]),
+        node("Range", ["zero", "t", "one"], ["c0"]), node("Unsqueeze", ["r0", "second"], ["r"]),
+        node("Unsqueeze", ["c0", "first"], ["c"]), node("Sub", ["t", "l"], ["past"]),
+        node("Add", ["r", "past"], ["last"]), node("LessOrEqual", ["c", "last"], ["keep"]),
+        node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]), node("MatMul", ["q", "kt"], ["s"]),
+        node("Mul", ["s", "scale"], ["x"]),
+        *([node("Where", ["keep", "none", "low"], ["m"]), node("Add", ["x", "m"], ["u"])] if added else
+          [node("Where", ["keep", "x", "low"], ["u"])]),
+        node("Softmax", ["u"], ["w"], axis=-1), node("MatMul", ["w", "v"], ["y"]),
+    ]  # fmt: skip
+    constants: dict[str, Array] = {"zero": np.array(0), "one": np.array(1)}
+    constants |= {"first": np.array([0]), "second": np.array([1])}
+    constants |= {"scale": np.array(0.125, kind), "low": np.array(low, kind), "none": np.array(0, kind)}
+    used = {x for n in nodes for x in n.input}
+    shapes = {"q": ("B", 2, "L", 64), "k": ("B", 2, "T", 64), "v": ("B", 2, "T", 64)}
+    return plan_of(nodes, shapes, ["y"], {n: a for n, a in constants.items() if n in used}, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_tiles_above_the_diagonal_are_not_computed(dtype: str) -> None:
+    plan = causal(dtype)
+    kernels = placed(plan)
+    tile = 64 if dtype == "float16" else 32
+    for length, keys in ((1, 1), (65, 63), (130, 130), (64, 200), (200, 7), (3, 197)):
+        rng = np.random.default_rng(length + keys)
+        shape = {"q": length, "k": keys, "v": keys}
+        feeds = {n: rng.standard_normal((1, 2, x, 64)).astype(dtype) for n, x in shape.items()}
+        q, k, v = (feeds[n].astype(np.float64) for n in "qkv")
+        rows, columns = np.indices((length, keys))
+        with np.errstate(invalid="ignore"):
+            s = np.where(columns <= rows + keys - length, q @ k.swapaxes(-1, -2) / 8, -np.inf)
+            e = np.exp(s - s.max(-1, keepdims=True))
+            want = (e / e.sum(-1, keepdims=True)) @ v
+        got, (count,) = run(plan, feeds, kernels=kernels)
+        y = got["y"].astype(np.float64)
+        assert (np.isnan(y) == np.isnan(want)).all(), "rows without a key are NaN, as in the model"
+        assert np.abs(np.nan_to_num(y) - np.nan_to_num(want)).max() <= BOUND[dtype]
+        last = [min(b * 64 + 63, length - 1) + keys - length for b in range(-(-length // 64))]
+        tiles = sum(min(max(k // tile + 1, 0), -(-keys // tile)) for k in last)
+        if dtype == "float16":
+            assert count.mma == 2 * tiles * 4 * 64, (length, keys)
+
+
+def test_only_minus_infinity_in_the_place_of_a_score_hides_it() -> None:
+    for low, added, skips in ((-np.inf, False, True), (-1e4, False, False), (-np.inf, True, False)):
+        *_, p = placed(causal("float32", low, added))
+        loop = next(x for x in p.versions[0].text.splitlines() if "for (int32_t b_l" in x)
+        assert ("b_i" in loop) == skips, (low, added)
+
+
+def test_masks_that_isl_decides() -> None:
+    row, key, score = (FromIndex("int64", Index.of(x)) for x in ("i", "j", "n"))
+    lowest, x = Const("float32", -np.inf), Load("float32", "scores", (Index.of("i"), Index.of("j")))
+
+    def hull(condition: Value, then: Value = lowest, other: Value = x) -> set[str]:
+        masked = op("where", condition, then, other)
+        rows, keys = Axis("i", Index.of("m"), 64, "b_i"), Axis("j", Index.of("n"), 32, "b_l")
+        logits = Logits(masked, (), rows, keys, ("m", "n"))
+        found = tile_conditions(logits)
+        check_conditions(logits, found)
+        return {str(c) for c in found}
+
+    above, far = op("gt", key, row), op("gt", op("sub", row, key), const(100, "int64"))
+    assert hull(above) == {"(2*b_i - b_l + 1) >= 0", "(-32*b_l + m - 1) >= 0"}
+    assert hull(op("le", key, row), x, lowest) == hull(above)
+    band = hull(op("or", above, far)) - hull(above)
+    assert "(-2*b_i + b_l + 4) >= 0" in band, "a band: tiles before it are not visited either"
+    assert hull(above, x, x) == set() and hull(above, Const("float32", -1e30)) == set()
+    assert hull(op("gt", op("mul", key, score), row)) == set(), "a product of symbols: isl cannot say"
+    loaded = op("gt", Load("int64", "table", (Index.of("j"),)), row)
+    assert hull(loaded) == set(), "a mask in memory"
+    assert hull(loaded, lowest, lowest) != set(), "whatever the mask is, nothing is left"
 
 
 def test_rows_without_keys_are_zero() -> None:
@@ -145,6 +247,23 @@ BUGS = {
 }  # fmt: skip
 
 
+FLOAT_BUGS = {
+    "weights of another key": ("float32", "[0] = pd_shfl_idx(acc1[(4*(f_k2/2))]", "[0] = pd_shfl_idx(acc1[1]", None),
+    "weights not rounded": ("tf32", "[0] = pd_f32_to_tf32(acc1", "[0] = pd_f32_to_bits(acc1", "not rounded to tf32"),
+    "rows exchanged": ("tf32", "[1] = pd_f32_to_tf32(acc1[(4*f_k2 + 2)", "[1] = pd_f32_to_tf32(acc1[(1)", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", FLOAT_BUGS)
+def test_planted_bugs_in_float32_are_caught(bug: str) -> None:
+    dtype, old, new, message = FLOAT_BUGS[bug]
+    plan = attention("float32")
+    (p,) = tf32(plan) if dtype == "tf32" else placed(plan)
+    wrong = replace(p, versions=with_bugs(p.versions[0], {bug: (old, new)}))
+    with pytest.raises((AssertionError, DeviceError), match=message):
+        right(plan, (wrong,), 17, 67, "none", tolerance=BOUND[dtype], choose=lambda p, env: p.versions[0])
+
+
 @pytest.fixture(scope="module")
 def broken() -> tuple[FusionPlan, PlacedCuda]:
     plan = attention()
@@ -165,10 +284,10 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedCuda]
 
 
 def test_what_is_no_softmax_stays_in_parts() -> None:
-    plan = attention("float32")
+    plan = attention("float16", 256)
     builder = CudaBuilder(plan)
     assert len([p for g in plan.groups for p in builder.place(g)]) == 3
-    assert "an attention of float32 on tensor cores" in builder.notes[0]
+    assert "an attention with heads of 256" in builder.notes[0]
     form = lower_attention(attention(), attention().groups[0])
     assert form is not None
     rows = form.parts.rows
@@ -186,9 +305,10 @@ def test_what_is_no_softmax_stays_in_parts() -> None:
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-@pytest.mark.parametrize("depth", [64, 128])
-def test_attention_compiles_without_spills(depth: int) -> None:
-    (p,) = placed(attention("float16", depth, depth))
-    for arch in ("sm_80", "sm_90a"):
+@pytest.mark.parametrize(("dtype", "depth"), [("float16", 64), ("float16", 128), ("float32", 32), ("tf32", 64)])
+def test_attention_compiles_without_spills(dtype: str, depth: int) -> None:
+    plan = attention("float16" if dtype == "float16" else "float32", depth, depth)
+    (p,) = tf32(plan) if dtype == "tf32" else placed(plan)
+    for arch in ("sm_80", "sm_90a") if dtype == "float16" else ("sm_90a",):
         use = compile_cuda(p.versions[0].text, arch).kernels[p.versions[0].name]
         assert use.spill_stores == use.spill_loads == 0

@@ -53,8 +53,8 @@ def shift() -> CudaProgram:
             name="shift", inputs=("x",), outputs=("y",),
             buffers=buffers(("x", "float32", (B,), "input"), ("y", "float32", (B,), "output")),
             constants={}, sources=(SymbolSource("B", "x", 0),), guards=(),
-            kernels=(KernelSource("shift", SHIFT, "", 2, 2),), launches=(launch,), headers=dict(device_headers()),
-            place="cuda",
+            kernels=(KernelSource("shift", SHIFT, "", 2, 2, arch="sm_80"),), launches=(launch,),
+            headers=dict(device_headers()), place="cuda",
         ),
         target="cuda:emulated",
     )  # fmt: skip
@@ -186,7 +186,7 @@ def test_malformed_device_plans_are_refused() -> None:
     version = Version("k", "v", ("x",), (), B, B, 32)
     plan = HostPlan(
         name="p", inputs=("x",), outputs=(), buffers=buffers(("x", "float32", (B,), "input")), constants={},
-        sources=(SymbolSource("B", "x", 0),), guards=(), kernels=(KernelSource("k", "", "", 1, 0),),
+        sources=(SymbolSource("B", "x", 0),), guards=(), kernels=(KernelSource("k", "", "", 1, 0, arch="sm_80"),),
         launches=(replace(launch, versions=(version,)),), place="cuda",
     )  # fmt: skip
     verify_host_plan(plan)

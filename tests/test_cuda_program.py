@@ -16,7 +16,8 @@ from tiny import model, node
 import polydyn
 from benchmarks.accuracy import TOLERANCE, error, reference
 from benchmarks.models.inputs import feeds as inputs_of
-from polydyn.errors import InputError
+from polydyn.compiler import Options
+from polydyn.errors import InputError, UnsupportedError
 from polydyn.gpu import dlpack
 from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.dlpack import CUDA, capsule, view
@@ -102,6 +103,28 @@ def test_explain_says_what_runs() -> None:
     wide = program.explain(M=2, K=3, N=9000).details()
     assert "not warp: it needs 288000 bytes of shared memory" in wide and "taken: block" in wide
     assert "of 4" not in wide and "% 4" not in wide
+
+
+def test_tf32_only_when_asked_for() -> None:
+    m = model([node("MatMul", "x y", "z")], {"x": ("float32", ["M", "K"]), "y": ("float32", ["K", "N"])}, ["z"])
+    r = np.random.default_rng(0)
+    f = {n: r.standard_normal(s).astype(np.float32) for n, s in (("x", (70, 40)), ("y", (40, 66)))}
+    exact = f["x"].astype(np.float64) @ f["y"]
+    for tf32, low, high in ((False, 0, 1e-6), (True, 1e-5, 1e-3)):
+        program = polydyn.compile(m, target="cuda:emulated", options=Options(tf32=tf32))
+        assert low <= np.abs(program.run(f)["z"] - exact).max() / np.abs(exact).max() <= high
+        (launch,) = program.explain(M=70, K=40, N=66).launches
+        assert ("tf32" in launch.kernel) == tf32
+    with pytest.raises(UnsupportedError, match="tf32 on cpu"):
+        polydyn.compile(m, options=Options(tf32=True))
+
+
+def test_explain_takes_caches_as_dense() -> None:
+    shapes = {"p": ("float32", ["B", "P", 4]), "x": ("float32", ["B", "L", 4])}
+    program = compiled(model([node("Concat", "p x", "q", axis=1)], shapes, ["q"]))
+    f = {"p": np.ones((2, 3, 4), np.float32), "x": np.ones((2, 1, 4), np.float32)}
+    explained, ran = program.explain(B=2, P=3, L=1).launches, program.profile(f, 1)
+    assert [(e.kernel, e.tasks) for e in explained] == [(r.kernel, r.tasks) for r in ran]
 
 
 def test_sizes_0_and_1_and_changing_shapes(layer: CudaProgram) -> None:
@@ -297,7 +320,14 @@ def test_a_cache_grows_in_place_on_the_device(device: Session) -> None:
 def test_pycuda_memory_is_used_where_it_lies(layer: CudaProgram) -> None:
     pytest.importorskip("pycuda")
     ctypes.CDLL(open_session().library, ctypes.RTLD_GLOBAL)
-    gpuarray = pytest.importorskip("pycuda.gpuarray")
-    f = feeds(4)
-    got = layer.run(f | {"x": gpuarray.to_gpu(f["x"])})
-    close(got, f)
+    driver, gpuarray = (pytest.importorskip(f"pycuda.{n}") for n in ("driver", "gpuarray"))
+    driver.init()
+    context = driver.Device(0).retain_primary_context()  # as pycuda.autoprimaryctx does
+    context.push()
+    try:
+        f = feeds(4)
+        x = gpuarray.to_gpu(f["x"])
+        close(layer.run(f | {"x": x}), f)
+        x.gpudata.free()
+    finally:
+        context.pop()

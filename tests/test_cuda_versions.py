@@ -66,7 +66,7 @@ def device() -> Iterator[None]:
 
 def add(name: str) -> KernelSource:
     """``y = x + by`` on rows of 32."""
-    return KernelSource(name, ADD.replace("NAME", name), "", 2, 1)
+    return KernelSource(name, ADD.replace("NAME", name), "", 2, 1, arch="sm_80")
 
 
 def version(kernel: str, by: Index, *arrays: str) -> Version:

@@ -9,10 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from cuda_groups import plan_of, with_bugs
+from cuda_groups import ARCH, first_fit, params_of, placed, plan_of, run, with_bugs
 from onnx import helper
 
-from benchmarks.gpu.emulated import ARCH, first_fit, params_of, placed, run
 from polydyn.codegen.cuda_emit import LONG
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.fusion.plan import FusionPlan

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from graphs import Sheet, matmul, wrong
 
-from polydyn.fusion.grouping import fuse
+from polydyn.fusion.pipeline import fusion_plan
 from polydyn.schedules.expr import const, op
 
 
 def groups(s: Sheet, *outputs: str) -> list[tuple[str, list[str]]]:
-    return [(g.kind, [n.output for n in g.nodes]) for g in fuse(s.graph(*outputs)).groups]
+    return [(g.kind, [n.output for n in g.nodes]) for g in fusion_plan(s.graph(*outputs)).groups]
 
 
 def softmax(s: Sheet, x: str, name: str = "y") -> None:
@@ -30,7 +30,7 @@ def test_an_epilogue_joins_its_product_with_a_reason() -> None:
     s = Sheet(a=("M", "K"), b=("K", "N"), c=("N",))
     matmul(s, "x", "a", "b")
     s.let("y", ("M", "N"), op("max", op("add", s.at("x", "d0", "d1"), s.at("c", "d1")), const(0, "float32")))
-    plan = fuse(s.graph("x", "y"))
+    plan = fusion_plan(s.graph("x", "y"))
     assert [(g.kind, g.outputs) for g in plan.groups] == [("contract", ("x", "y"))]
     assert "y: element-wise on the contraction's output (epilogue)" in plan.groups[0].reasons
 
@@ -57,7 +57,7 @@ def test_parts_of_a_concatenation_are_written_in_place() -> None:
     s = Sheet(x=("A", 3), z=("A", 2))
     s.let("p", ("A", 3), op("exp", s.at("x", "d0", "d1")))
     s.concat("y", ["p", "z"], 1)
-    plan = fuse(s.graph("y"))
+    plan = fusion_plan(s.graph("y"))
     assert plan.windows["p"].offset == 0 and plan.windows["y/1"].offset == 3
     assert [n.output for g in plan.groups for n in g.nodes] == ["p", "y/1"]  # only the input is copied
     assert not wrong(s.graph("y"), {"A": 4})

@@ -11,12 +11,8 @@ from stored import path_of
 
 from polydyn.codegen.cpu_attention import AttentionKernel
 from polydyn.codegen.kernel import AVX2, AVX512
-from polydyn.fusion.attention import fuse_attention
-from polydyn.fusion.grouping import fuse
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
-from polydyn.graph.fold import fold
-from polydyn.graph.passes.merge import merge_contractions
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.kernels import KernelBuilder
 from polydyn.schedules.addresses import check_addresses
@@ -292,7 +288,7 @@ def test_vector_loop_that_carries_a_dependence() -> None:
 @pytest.fixture(scope="module")
 def attention() -> tuple[Group, AttentionKernel]:
     """The attention of a small BERT, scheduled."""
-    plan = fuse_attention(fuse(merge_contractions(fold(import_model(path_of("bert_tiny"), None)))))
+    plan = fusion_plan(rewrite_graph(import_model(path_of("bert_tiny"), None)))
     form = lower_attention(plan, next(g for g in plan.groups if g.kind == "attention"))
     assert form is not None
     group = form.lowered.group

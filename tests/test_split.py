@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from polydyn.compiler import compile
-from polydyn.fusion.grouping import fuse
+from polydyn.fusion.pipeline import fusion_plan
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.graph.reference import evaluate
@@ -32,7 +32,7 @@ def test_the_epilogue_joins_the_product() -> None:
     nodes = [*BEFORE, node("Reshape", "g shape", "u"), node("Relu", "u", "a"), node("Add", "a r", "y")]
     m = model(nodes, X, ["y"], CONSTANTS)
     graph = fold(import_model(m))
-    (group,) = fuse(graph).groups
+    (group,) = fusion_plan(graph).groups
     assert group.kind == "contract"
     program = compile(m, threads=2)
     for b, n in ((1, 1), (2, 7), (3, 33), (0, 5), (4, 0)):

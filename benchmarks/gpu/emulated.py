@@ -1,165 +1,143 @@
-"""Whole models on the emulation: every group's CUDA kernel runs on the CPU, results against ONNX Runtime.
+"""Whole models through the real pipeline on the CPU libcuda: results against ONNX Runtime, at shapes around the tiles.
 
-    python -m benchmarks.gpu.emulated tests/data/bert_tiny.onnx [...] [--shape N] [--dtype float16]
+    python -m benchmarks.gpu.emulated tests/data/bert_tiny.onnx [...] [--dtype float32 float16 bfloat16] [--quick]
+
+Each model is compiled once (target ``cuda:emulated``) and run by its host program through our own driver interface:
+kernels are executed strictly (late copies, NaN poison, bounds, alignment, divergence), every shape with warps in
+forward and in reverse order. Wanted: results within the type's bound of the float32 model, equal bits in both orders,
+no bank conflicts. Results are added to benchmarks/results/gpu_emulated.json, in place of what it has for the same model
+and type; the exit status is the number of failures.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import ctypes
+import json
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
+import polydyn
+from benchmarks import record
 from benchmarks.accuracy import error, reference
 from benchmarks.gpu.halves import BOUND, NUMPY_TYPE, of_type
-from benchmarks.models.inputs import feeds as inputs_of
-from benchmarks.models.inputs import shapes
-from polydyn.codegen.cuda_emit import LONG
-from polydyn.codegen.cuda_kernel import WORKSPACE, CudaKernel, TensorMapOf
-from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
-from polydyn.fusion.attention import fuse_attention
-from polydyn.fusion.grouping import fuse
-from polydyn.fusion.plan import FusionPlan
-from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
-from polydyn.gpu.tensormap import TensorMap
-from polydyn.graph.dtypes import numpy_dtype
-from polydyn.graph.expand import import_model
-from polydyn.graph.fold import fold
-from polydyn.graph.passes.merge import merge_contractions
-from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
-from polydyn.schedules.expr import ITEMSIZE
+from benchmarks.models.inputs import Shape, family, feeds, shapes
+from polydyn.gpu.emulator import Counters
+from polydyn.gpu.session import LIBRARY, open_session
+from polydyn.program.cuda_program import CudaProgram
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-SHARED = 227 * 1024
-"""Bytes of shared memory a block may have on the emulated device (as on an H200)."""
-MULTIPROCESSORS, ARCH = 132, "sm_90a"
-"""Of the same device."""
+FILE = "gpu_emulated"
+REVERSE = "PDEMU_REVERSE"
+"""The CPU libcuda's setting for the order of warps."""
+
+_TEXT: list[Shape] = [
+    {"B": b, "L": n}
+    for b, n in ((1, 1), (1, 7), (2, 13), (1, 63), (1, 64), (1, 65), (1, 127), (2, 64), (3, 43), (1, 131), (2, 157))
+]
+_PAST: list[Shape] = [
+    {"B": b, "L": n, "P": p, "T": p + n}
+    for b, n, p in ((1, 1, 0), (1, 1, 62), (2, 7, 0), (3, 1, 63), (1, 64, 1), (1, 17, 114))
+]
+_IMAGES: list[Shape] = [
+    {"N": n, "H": h, "W": w}
+    for n, h, w in ((1, 1, 1), (1, 31, 47), (2, 33, 32), (1, 14, 18), (1, 16, 16), (1, 10, 26), (1, 2, 254),
+                    (1, 16, 32), (1, 6, 86))
+]  # fmt: skip
+SHAPES: dict[str, list[Shape]] = {
+    "bert": _TEXT, "albert": _TEXT, "gpt2": _TEXT, "t5": _TEXT, "gpt2_past": _PAST, "resnet": _IMAGES,
+}  # fmt: skip
+"""By family: sizes 1, primes, one less and one more than tiles of 64 and 128 rows (tokens, or pixels of the first
+convolution), keys beyond a ring's stages. Other families run at four of their stored shapes."""
 
 
-@functools.cache
-def module(*texts: str) -> EmulatedModule:
-    """Kernels compiled together: most of a compilation is the header."""
-    hopper = any(t.startswith(HOPPER_PRELUDE) for t in texts)
-    bodies = (t.removeprefix(PRELUDE).removeprefix(HOPPER_PRELUDE) for t in texts)
-    text = (HOPPER_PRELUDE if hopper else PRELUDE) + "".join(bodies)
-    return EmulatedModule(compile_emulated(text, arch=90 if hopper else 80))
+def wanted(path: Path, quick: bool) -> Sequence[Shape]:
+    """The shapes that a model is run at."""
+    kind = family(path.stem)
+    return (SHAPES.get(kind) or shapes(path.stem)[:4])[: 2 if quick else None]
 
 
-def plan_of(path: Path, dtype: str) -> FusionPlan:
-    """The fusion plan of a stored model, its float tensors being of the given type."""
-    return fuse_attention(fuse(merge_contractions(fold(import_model(of_type(path, dtype))))))
+def counters(library: str) -> Counters:
+    """What all launches so far have counted."""
+    names = Counters.__dataclass_fields__
+    return Counters(*(ctypes.c_uint64 * len(names)).in_dll(ctypes.CDLL(library), "pdemu_counters"))
 
 
-def dims_of(plan: FusionPlan, feeds: Arrays) -> dict[str, int]:
-    """The model's symbols at a shape of its inputs."""
-    return {s.symbol: feeds[s.input].shape[s.axis] for s in plan.graph.sources}
+def run(program: CudaProgram, given: Mapping[str, Any], dtype: str, reverse: bool) -> Arrays:
+    """A run with the warps in one of both orders, its floats being of a type; bfloat16 has no name in numpy itself."""
+    kind = np.dtype(NUMPY_TYPE[dtype])
+    plain = np.dtype(np.uint16) if dtype == "bfloat16" else kind
+    feeds = {n: a.astype(kind).view(plain) if a.dtype == np.float32 else a for n, a in given.items()}
+    os.environ[REVERSE] = str(int(reverse))
+    try:
+        return {n: a.view(kind) if a.dtype == plain else a for n, a in program.run(feeds).items()}
+    finally:
+        del os.environ[REVERSE]
 
 
-def params_of(p: PlacedCuda, dims: Mapping[str, int]) -> dict[str, int]:
-    """The group's parameters for the model's symbols."""
-    return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
+def check(path: Path, dtype: str, wanted: Sequence[Shape]) -> dict[str, Any]:
+    """Compiles a model of a type once and runs it at shapes; what came out."""
+    start, original = time.perf_counter(), onnx.load(path)
+    program = polydyn.compile(of_type(path, dtype), target="cuda:emulated")
+    assert isinstance(program, CudaProgram)
+    compiling, library = time.perf_counter() - start, open_session().library
+    rows: list[dict[str, Any]] = []
+    used: set[str] = set()
+    for shape, want in zip(wanted, reference(str(path), wanted), strict=True):
+        given = feeds(original, shape)
+        before = counters(library)
+        got, again = run(program, given, dtype, False), run(program, given, dtype, True)
+        after = counters(library)
+        conflicts = sum(getattr(after, c) - getattr(before, c) for c in ("shared_conflicts", "ldmatrix_conflicts"))
+        same = all(a.tobytes() == again[n].tobytes() for n, a in got.items())
+        off = error({n: got[n].astype(w.dtype) for n, w in want.items()}, want)
+        right = off <= BOUND[dtype] and same and not conflicts
+        rows.append({"shape": dict(shape), "error": off, "equal_bits": same, "conflicts": conflicts, "right": right})
+        used |= {x.kernel for x in program.explain(**shape).launches if x.tasks}
+    versions = {v["kernel"]: v["name"] for x in program.manifest["launches"] for v in x["versions"]}
+    return {
+        "model": path.stem, "dtype": dtype, "launches": len(program.manifest["launches"]), "kernels": len(used),
+        "versions": sorted({versions.get(k, k) for k in used}), "bound": BOUND[dtype], "shapes": rows,
+        "right": all(r["right"] for r in rows), "compile_seconds": round(compiling, 1),
+        "seconds": round(time.perf_counter() - start, 1),
+    }  # fmt: skip
 
 
-def placed(plan: FusionPlan, arch: str = "sm_80") -> tuple[PlacedCuda, ...]:
-    """The kernels of a plan, in launch order."""
-    builder = CudaBuilder(plan, arch)
-    return tuple(p for g in plan.groups for p in builder.place(g))
-
-
-def version(p: PlacedCuda, word: str) -> CudaKernel:
-    """The version whose name begins with a word."""
-    return next(k for k in p.versions if k.version.startswith(word))
-
-
-def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> bytes:
-    """The tensor map of a kernel over an array."""
-    size = ITEMSIZE[m.dtype]
-    dims, strides = (tuple(i.evaluate(env) for i in x) for x in (m.dims, m.strides))
-    made = TensorMap(m.dtype, dims, tuple(s * size for s in strides), m.box)
-    return made.emulated(a.ctypes.data + m.offset.evaluate(env) * size)
-
-
-def _kind(k: CudaKernel) -> tuple[bool, bool, str]:
-    return k.version.endswith(LONG), bool(k.after), k.arch
-
-
-def first_fit(p: PlacedCuda, env: dict[str, int], arch: str = "sm_80") -> CudaKernel:
-    """The best version for an architecture, on a device of otherwise the emulated one's size."""
-    return next(k for k in p.versions if k.fits(env, SHARED, MULTIPROCESSORS, arch))
-
-
-def run(
-    plan: FusionPlan,
-    feeds: Arrays,
-    choose: Callable[[PlacedCuda, dict[str, int]], CudaKernel] = first_fit,
-    kernels: tuple[PlacedCuda, ...] | None = None,
-    reverse: bool = False,
-    together: bool = True,
-) -> tuple[Arrays, list[Counters]]:
-    """All launches of a plan on the emulator: the outputs, and the counters of each launch.
-
-    ``together``: all versions of a kernel are compiled at once.
-    """
-    graph = plan.graph
-    dims = dims_of(plan, feeds)
-    memory: Arrays = {n: np.ascontiguousarray(feeds[n]) for n in feeds}
-    counters = []
-
-    def array(name: str) -> np.ndarray[Any, Any]:
-        if name not in memory:
-            t = graph.tensors[name]
-            if name in graph.constants:
-                memory[name] = np.ascontiguousarray(graph.constants[name])
-            else:
-                memory[name] = np.empty([i.evaluate(dims) for i in t.shape], numpy_dtype(t.dtype))
-                memory[name].reshape(-1).view(np.uint8).fill(0xFF)
-        return memory[name]
-
-    for p in kernels or placed(plan):
-        env = params_of(p, dims)
-        first = choose(p, env)
-        assert first.fits(env, SHARED, MULTIPROCESSORS, ARCH)
-        env = first.values(env, MULTIPROCESSORS)
-        workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
-        alike = [v for v in p.versions if _kind(v) == _kind(first)]
-        for k in (first, *first.after):
-            grid, smem = k.grid.evaluate(env), k.smem.evaluate(env)
-            args: list[Any] = [encoded(m, array(p.lowered.buffers[m.buffer]), env) for m in k.maps]
-            args += [workspace if a == WORKSPACE else array(p.lowered.buffers[a]) for a in k.buffers]
-            args += [np.int64(env[s]) for s in k.symbols]
-            if grid > 0:
-                built = module(*(v.text for v in alike)) if together and k is first else module(k.text)
-                counters.append(built.launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse))
-    return {n: array(n) for n in graph.outputs}, counters
+def save(result: dict[str, Any], folder: Path) -> None:
+    """Replaces or adds a model of a type."""
+    path = folder / f"{FILE}.json"
+    old = json.loads(path.read_text())["results"] if path.exists() else []
+    key = ("model", "dtype")
+    kept = [r for r in old if any(r[k] != result[k] for k in key)]
+    record.save(FILE, folder=folder, results=sorted([*kept, result], key=lambda r: [r[k] for k in key]))
 
 
 def main() -> int:
-    """Prints a line for each model; the number of models that are wrong."""
+    """Prints a line for each model and type; the number of those that are wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--shape", type=int, default=1, help="which of the model's shapes")
-    parser.add_argument("--dtype", choices=BOUND, default="float32")
+    parser.add_argument("--dtype", nargs="+", choices=BOUND, default=list(BOUND))
+    parser.add_argument("--quick", action="store_true", help="two shapes each, results under benchmarks/out")
     options = parser.parse_args()
-    wrong = 0
+    os.environ[LIBRARY] = "emulated"
+    folder, wrong = record.SCRATCH if options.quick else record.RESULTS, 0
     for path in options.models:
-        shape = shapes(path.stem)[options.shape]
-        plan = plan_of(path, options.dtype)
-        kernels, start = placed(plan), time.perf_counter()
-        feeds = inputs_of(onnx.load(path), shape)
-        narrow = {n: a.astype(NUMPY_TYPE[options.dtype]) if a.dtype == np.float32 else a for n, a in feeds.items()}
-        got, counters = run(plan, narrow, kernels=kernels, together=False)
-        (want,) = reference(path, [shape])
-        difference = error({n: got[n].astype(w.dtype) for n, w in want.items()}, want)
-        seconds = time.perf_counter() - start
-        conflicts = sum(c.shared_conflicts + c.ldmatrix_conflicts for c in counters)
-        wrong += not difference <= BOUND[options.dtype]
-        print(f"{path.stem:20} {options.dtype} {dict(shape)}: {len(kernels)} launches, error {difference:.1e}, "
-              f"{conflicts} bank conflicts, {seconds:.1f} s", flush=True)  # fmt: skip
+        for dtype in options.dtype:
+            r = check(path, dtype, wanted(path, options.quick))
+            wrong += not r["right"]
+            save(r, folder)
+            rows = r["shapes"]
+            print(f"{r['model']:18} {dtype:9} {r['launches']:3} launches, {r['kernels']:3} kernels, "
+                  f"{len(rows)} shapes, error {max(x['error'] for x in rows):.1e}, "
+                  f"equal bits {all(x['equal_bits'] for x in rows)}, "
+                  f"{sum(x['conflicts'] for x in rows)} bank conflicts, {r['seconds']:.0f} s"
+                  f"{'' if r['right'] else '  WRONG'}", flush=True)  # fmt: skip
     return wrong
 
 

@@ -2,27 +2,32 @@
 
     python -m benchmarks.gpu.resources MODEL.onnx [...] [--dtype float16] [--arch sm_80 sm_90a]
 
-For every group the versions that the model's shapes choose are compiled (no GPU is needed) and listed once. The exit
-status is the number of kernels that spill registers to memory.
+For every group the versions that the model's shapes choose are compiled (no GPU is needed) and listed once. The rows
+are added to benchmarks/results/gpu_resources.json, in place of what it has for the same model, type and architecture.
+The exit status is the number of kernels that spill registers to memory.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 
-from benchmarks.gpu.emulated import dims_of, params_of, plan_of
-from benchmarks.gpu.halves import ONNX_TYPE
+from benchmarks import record
+from benchmarks.gpu.halves import ONNX_TYPE, of_type
 from benchmarks.models.inputs import feeds, shapes
 from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.compiler import place_cuda_kernels
 from polydyn.gpu import hardware
-from polydyn.gpu.compiler import compile_cuda
-from polydyn.lowering.cuda import CudaBuilder
+from polydyn.gpu.compiler import compile_cuda, compiler_version
+from polydyn.graph.expand import import_model
 
 DEVICE = {"sm_80": "a100", "sm_86": "rtx3090", "sm_89": "rtx4090", "sm_90a": "h200"}
+FILE = "gpu_resources"
 
 
 @dataclass(frozen=True)
@@ -34,53 +39,81 @@ class Chosen:
     smem: int
 
 
+@dataclass(frozen=True)
+class Use:
+    """A row of the table; ``spills``: bytes stored and loaded, ``blocks``: resident on a multiprocessor."""
+
+    kind: str
+    version: str
+    threads: int
+    smem: int
+    registers: int
+    spills: int
+    blocks: int
+
+    def __str__(self) -> str:
+        name = f"{self.kind} {self.version}"
+        return f"{name:44} {self.threads:7} {self.smem:6} {self.registers:9} {self.spills:6} {self.blocks:6}"
+
+
 def chosen(path: Path, dtype: str, arch: str) -> tuple[list[Chosen], list[str]]:
     """The distinct kernels that a model's shapes launch on a device, and the builder's notes."""
     device = hardware.load(DEVICE[arch])
-    plan = plan_of(path, dtype)
-    builder = CudaBuilder(plan, arch)
+    graph, builder, placed = place_cuda_kernels(import_model(of_type(path, dtype)), arch=arch)
     model = onnx.load(path)
-    dims = [dims_of(plan, feeds(model, s)) for s in shapes(path.stem)]
+    given = [feeds(model, s) for s in shapes(path.stem)]
+    dims = [{s.symbol: f[s.input].shape[s.axis] for s in graph.sources} for f in given]
     found: dict[str, Chosen] = {}
-    for group in plan.groups:
-        for p in builder.place(group):
-            for env in (params_of(p, d) for d in dims):
-                size = (device.smem_per_block, device.multiprocessors, arch)
-                first = next(k for k in p.versions if k.fits(env, *size))
-                known = first.values(env, device.multiprocessors)
-                for k in (first, *first.after):
-                    smem = max(k.smem.evaluate(known), found[k.name].smem if k.name in found else 0)
-                    found[k.name] = Chosen(k, group.kind, smem)
+    for p in placed:
+        for env in ({n: i.evaluate(d) for n, i in p.lowered.params.items()} for d in dims):
+            size = (device.smem_per_block, device.multiprocessors, arch)
+            first = next(k for k in p.versions if k.fits(env, *size))
+            known = first.values(env, device.multiprocessors)
+            for k in (first, *first.after):
+                smem = max(k.smem.evaluate(known), found[k.name].smem if k.name in found else 0)
+                found[k.name] = Chosen(k, p.fused.kind, smem)
     return list(found.values()), builder.notes
 
 
-def show(c: Chosen, arch: str) -> tuple[str, bool]:
-    """The kernel's line, and whether it spills."""
+def use(c: Chosen, arch: str) -> Use:
+    """What ptxas says of a kernel."""
     k = c.kernel
-    use = compile_cuda(k.text, arch).kernels[k.name]
-    spilled = use.spill_stores + use.spill_loads
-    blocks = hardware.load(DEVICE[arch]).resident_blocks(k.threads, use.registers, c.smem)
-    line = f"{c.kind + ' ' + k.version:44} {k.threads:7} {c.smem:6} {use.registers:9} {spilled:6} {blocks:6}"
-    return line, spilled > 0
+    u = compile_cuda(k.text, arch).kernels[k.name]
+    blocks = hardware.load(DEVICE[arch]).resident_blocks(k.threads, u.registers, c.smem)
+    return Use(c.kind, k.version, k.threads, c.smem, u.registers, u.spill_stores + u.spill_loads, blocks)
+
+
+def save(about: dict[str, Any], rows: list[Use], notes: list[str]) -> None:
+    """Replaces or adds a table."""
+    path = record.RESULTS / f"{FILE}.json"
+    old = json.loads(path.read_text())["tables"] if path.exists() else []
+    kept = [t for t in old if any(t[k] != v for k, v in about.items())]
+    table = about | {"kernels": len(rows), "spilling": sum(r.spills > 0 for r in rows), "notes": notes}
+    rows = sorted(set(rows), key=str)  # kernels that are alike stand once
+    tables = [*kept, table | {"rows": [asdict(r) for r in rows]}]
+    tables.sort(key=lambda t: [t[k] for k in about])
+    record.save(FILE, compiler=compiler_version(), tables=tables)
 
 
 def main() -> int:
     """Prints the tables; the number of kernels that spill."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--dtype", choices=ONNX_TYPE, default="float16")
+    parser.add_argument("--dtype", nargs="+", choices=ONNX_TYPE, default=["float16"])
     parser.add_argument("--arch", nargs="+", choices=DEVICE, default=["sm_80", "sm_90a"])
     options = parser.parse_args()
     spilling = 0
-    for path in options.models:
-        for arch in options.arch:
-            kernels, notes = chosen(path, options.dtype, arch)
-            print(f"\n{path.stem}, {options.dtype}, {arch}: {len(kernels)} kernels\n"
-                  f"{'kernel':44} threads   smem registers spills blocks")  # fmt: skip
-            for line, spills in (show(c, arch) for c in kernels):
-                spilling += spills
-                print(line, flush=True)
-            print("".join(f"note: {n}\n" for n in notes), end="")
+    for path, dtype, arch in ((p, d, a) for p in options.models for d in options.dtype for a in options.arch):
+        kernels, notes = chosen(path, dtype, arch)
+        print(f"\n{path.stem}, {dtype}, {arch}: {len(kernels)} kernels\n"
+              f"{'kernel':44} threads   smem registers spills blocks")  # fmt: skip
+        rows = []
+        for c in kernels:
+            rows.append(use(c, arch))
+            spilling += rows[-1].spills > 0
+            print(rows[-1], flush=True)
+        print("".join(f"note: {n}\n" for n in notes), end="")
+        save({"model": path.stem, "dtype": dtype, "arch": arch}, rows, notes)
     print(f"\n{spilling} kernels spill registers")
     return spilling
 

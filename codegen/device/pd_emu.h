@@ -207,7 +207,13 @@ PD_DEV void pd_mma_m16n8k16_f16(float *d, const uint32_t *a, const uint32_t *b, 
 PD_DEV void pd_mma_m16n8k16_bf16(float *d, const uint32_t *a, const uint32_t *b, PD_SITE) {
   pd_emu_mma<2>("mma.bf16", site, d, a, b, pdemu::BF16(), pdemu::BF16());
 }
+// The low 13 bits of an operand are undefined behaviour unless pd_f32_to_tf32 has rounded them away (or it is NaN).
 PD_DEV void pd_mma_m16n8k8_tf32(float *d, const uint32_t *a, const uint32_t *b, PD_SITE) {
+  for (int i = 0; i < 6; i++) {
+    uint32_t r = i < 4 ? a[i] : b[i - 4];
+    PD_RULE(!(r & 0x1fffu) || (r & 0x7fffffffu) > 0x7f800000u, PDEMU_FAILED,
+            "mma.tf32 at line %d: operand %08x is not rounded to tf32", site, r);
+  }
   pd_emu_mma<1>("mma.tf32", site, d, a, b, pdemu::TF32(), pdemu::TF32());
 }
 PD_DEV void pd_mma_m16n8k32_s8(int32_t *d, const uint32_t *a, const uint32_t *b, PD_SITE) {

@@ -81,7 +81,7 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
         if not isinstance(v, Load):
             return v
         array = graph.constants.get(v.buffer)
-        if array is not None and array.size == 1 and v.dtype not in ("float16", "bfloat16"):
+        if array is not None and array.size == 1:
             return Const(v.dtype, array.reshape(-1)[0].item())
         source = sources.get(v.buffer)
         if source is None:

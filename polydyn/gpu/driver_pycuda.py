@@ -2,7 +2,8 @@
 
 Modules, launches and streams go through pycuda. Memory, events, tensor maps and recovery are inherited from the ctypes
 driver, on the same primary context: pycuda's memory objects free themselves, and abort the process when they do so
-after a kernel broke the context or in a thread that pycuda does not know. Load modules in the opening thread.
+after a kernel broke the context or in a thread that pycuda does not know. pycuda keeps a stack of contexts for each
+thread, and aborts when a thread ends with one on it: ours is there only while a call of pycuda runs.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import contextlib
 import importlib
 import importlib.util
 import warnings
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,14 +49,25 @@ class PycudaDriver(CtypesDriver):
         self._pycuda.init()
         self._ordinal = device
         self._objects: dict[int, Any] = {}
-        self._pushed: list[Any] = []
-        weakref.finalize(self, _pop, self._pycuda, self._pushed)  # pycuda aborts at exit over a context still pushed
         self._adopt()
 
     def _adopt(self) -> None:
-        """Makes the primary context pycuda's current one too."""
-        self._pushed.append(self._pycuda.Device(self._ordinal).retain_primary_context())
-        self._pushed[-1].push()
+        """Makes the primary context known to pycuda."""
+        self._primary = self._pycuda.Device(self._ordinal).retain_primary_context()
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        """The primary context is pycuda's current one in this thread; a broken one may refuse, which is no matter."""
+        pushed = False
+        with contextlib.suppress(self._pycuda.Error):
+            self._primary.push()
+            pushed = True
+        try:
+            yield
+        finally:
+            if pushed:
+                with contextlib.suppress(self._pycuda.Error):
+                    self._primary.pop()
 
     def _retain(self) -> int:
         context = super()._retain()
@@ -66,15 +77,20 @@ class PycudaDriver(CtypesDriver):
 
     def close(self) -> None:
         """Releases pycuda's hold on the context, then the context."""
-        self._objects = {}
-        _pop(self._pycuda, self._pushed)
+        self._forget()
         super().close()
+
+    def _forget(self) -> None:
+        """Lets go of pycuda's objects while their context still exists, or their destructors abort."""
+        with self._current():
+            self._objects = {}
 
     def _guard(self, call: str, action: Callable[[], Any]) -> Any:
         """Runs a pycuda call; its exceptions become ours, by the state the context is in afterwards."""
         self._enter()
         try:
-            return action()
+            with self._current():
+                return action()
         except self._pycuda.Error as e:
             self._call("cuCtxSynchronize")  # raises DeviceLostError when the context broke
             text = f"{call} failed: {e}"
@@ -95,8 +111,7 @@ class PycudaDriver(CtypesDriver):
 
     def renew(self) -> None:
         """Resets the primary context, and takes it up in pycuda again."""
-        self._objects = {}  # they must go while their context still exists, or their destructors abort
-        _pop(self._pycuda, self._pushed)
+        self._forget()
         super().renew()
 
     def load_module(self, image: bytes) -> int:
@@ -140,14 +155,8 @@ class PycudaDriver(CtypesDriver):
     def free_stream(self, stream: int) -> None:
         """Destroys a stream."""
         self._get(stream)
-        del self._objects[stream]
-
-
-def _pop(pycuda: Any, pushed: list[Any]) -> None:
-    """Takes our contexts off pycuda's stack; a broken one may refuse, which changes nothing."""
-    while pushed:
-        with contextlib.suppress(pycuda.Error):
-            pushed.pop().pop()
+        with self._current():
+            del self._objects[stream]
 
 
 def _packed(argument: Argument) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from polydyn.errors import UnsupportedError
 
 __all__ = [
-    "ARCHITECTURES", "BASE", "CUDA_TARGETS", "EMULATED", "architectures", "is_cuda", "special_arch",
+    "ARCHITECTURES", "BASE", "CUDA_TARGETS", "EMULATED", "architectures", "is_cuda", "newest", "special_arch",
 ]  # fmt: skip
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
@@ -13,6 +13,9 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
 
 EMULATED = "emulated"
 """The architecture of the CPU libcuda: kernels are compiled for strict emulation."""
+
+SPECIAL = "sm_90a"
+"""The architecture for which kernels with instructions of its own are generated (wgmma, TMA)."""
 
 BASE = "sm_80"
 """Every program has its kernels as PTX for this architecture too, for devices that it does not name."""
@@ -41,3 +44,11 @@ def architectures(target: str) -> tuple[str, ...]:
     """The architectures that a CUDA target is compiled for."""
     is_cuda(target)
     return ARCHITECTURES if target == "cuda" else (target.partition(":")[2],)
+
+
+def newest(target: str) -> str:
+    """The architecture whose own instructions a target's kernels may have, in versions of their own; else ``BASE``.
+
+    The CPU libcuda calls itself an H200.
+    """
+    return SPECIAL if {SPECIAL, EMULATED} & {*architectures(target)} else BASE

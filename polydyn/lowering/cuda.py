@@ -100,11 +100,12 @@ def needed(p: PlacedCuda, facts: ShapeContext) -> PlacedCuda:
 class CudaBuilder:
     """Builds each distinct kernel once.
 
-    ``arch``: with ``sm_90a`` also versions that only it can run, for launchers that make tensor maps.
+    ``arch``: with ``sm_90a`` also versions that only it can run, for launchers that make tensor maps. ``tf32``: large
+    products of float32 on tensor cores, their operands rounded to tf32.
     """
 
-    def __init__(self, plan: FusionPlan, arch: str = "sm_80") -> None:
-        self.plan, self.arch = plan, arch
+    def __init__(self, plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> None:
+        self.plan, self.arch, self.tf32 = plan, arch, tf32
         self.kernels: dict[str, tuple[CudaKernel, ...]] = {}
         self.notes: list[str] = []
 
@@ -138,7 +139,7 @@ class CudaBuilder:
     def _contract(self, group: FusedGroup, form: ContractGroup) -> PlacedCuda | None:
         """The kernels of a product; None when it has one row and no vectors: then nothing is shared, nor wide."""
         lowered, key = form.lowered, form.lowered.key(form.roles, "cuda")
-        kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch)
+        kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32)
         if form.roles.row == "one" and not kernel.few_rows():
             return None
         if key not in self.kernels:
@@ -157,7 +158,8 @@ class CudaBuilder:
         key = lowered.key(form.parts, "cuda")
         if key not in self.kernels:
             try:
-                kernel = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, schedule_attention(form.parts))
+                parts = schedule_attention(form.parts)
+                kernel = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
             except (CodegenError, ScheduleError) as e:
                 self.notes.append(f"{group.outputs[0]}: attention in parts: {e}")
                 return None

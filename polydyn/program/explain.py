@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from polydyn.errors import InputError
@@ -178,7 +179,7 @@ def explain(
     block as threads.
     """
     values = resolve_dims(manifest, dims)
-    env = values | {THREADS: threads}
+    env = values | {THREADS: threads} | _dense(manifest, values)
     reasons = {k["name"]: tuple(k["notes"]) for k in manifest["kernels"]}
     waves = [w for w, count in enumerate(manifest["waves"]) for _ in range(count)]
     uses = {k["name"]: k.get("resources", {}) for k in manifest["kernels"]}
@@ -188,6 +189,15 @@ def explain(
     )
     notes = tuple(manifest["notes"])
     return Explanation(manifest["name"], dict(dims) or values, threads, launches, notes, declared(manifest))
+
+
+def _dense(manifest: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, int]:
+    """The strides (``stride_symbol``) of arrays whose strides the caller chooses, when they are dense."""
+    out: dict[str, int] = {}
+    for io in (*manifest["inputs"], *manifest["outputs"]):
+        dims = [evaluate(d, values) for d in io["dims"]] if io["strided"] else []
+        out |= {f"{io['name']}@{k}": prod(dims[k + 1 :]) for k in range(io["strided"])}
+    return out
 
 
 def declared(manifest: Mapping[str, Any]) -> dict[str, Sizes]:

@@ -48,7 +48,7 @@ class KernelSource:
     symbols: int
     notes: tuple[str, ...] = ()
     """What its code generator decided, for ``explain``."""
-    arch: str = "sm_80"
+    arch: str = ""
     """On a device: the oldest architecture it can be compiled for; other than ``sm_80`` it is also the only one."""
 
 

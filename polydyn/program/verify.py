@@ -33,7 +33,7 @@ def verify_host_plan(plan: HostPlan) -> None:
     - strides are symbols of their own, fewer than axes, of inputs and outputs only; a launch skipped when an input and
       an output are the same memory mentions both, and they have the same rank and item size;
     - every launch (on a device: every version of it) names a kernel of the plan with as many buffers and symbols as it
-      takes; kernel names are C names; launches have versions on a device only, and there at least one;
+      takes; kernel names are C names; launches have versions and kernels an architecture on a device only;
     - every index check names an integer buffer of its launch;
     - launches write buffers that they name; waves respect dependences (``verify_waves``);
     - no launch writes what is unknown: every buffer it names exists, and every output is mentioned by some launch.
@@ -48,11 +48,19 @@ def verify_host_plan(plan: HostPlan) -> None:
             raise PolydynError(f"a guard has the unknown relation {g.relation!r}", rule=g.message)
     _verify_launches(plan, symbols | _verify_strides(plan, symbols) | {THREADS})
     verify_waves(plan)
+    _verify_architectures(plan)
     for c in plan.index_checks:
         _only([c.size, c.offset], symbols, f"the check '{c.message}'")
         inside = 0 <= c.launch < len(plan.launches) and c.buffer in plan.launches[c.launch].buffers
         if not inside or "int" not in plan.buffers[c.buffer].dtype:
             raise PolydynError("an index check names no integer buffer of its launch", tensor=c.buffer)
+
+
+def _verify_architectures(plan: HostPlan) -> None:
+    """An architecture is a device's."""
+    wrong = next((k for k in plan.kernels if bool(k.arch) != (plan.place == "cuda")), None)
+    if wrong is not None:
+        raise PolydynError(f"the kernel {wrong.name} is for {wrong.arch or 'no device'}, the plan for {plan.place}")
 
 
 def _once(names: Iterable[str], what: str) -> None:

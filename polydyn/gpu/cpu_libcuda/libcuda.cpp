@@ -290,7 +290,14 @@ API(cuModuleLoadData)(Module **m, const void *image) {
   NEED_CONTEXT;
   return memcmp(image, "\177ELF", 4) ? INVALID_IMAGE : load_elf(m, (const unsigned char *)image);
 }
-API(cuModuleLoadDataEx)(Module **m, const void *image, unsigned, Handle, Handle) { return cuModuleLoadData(m, image); }
+// The linker's logs, which pycuda asks for, are empty.
+API(cuModuleLoadDataEx)(Module **m, const void *image, unsigned n, const int *options, void **values) {
+  for (unsigned i = 0; options && i < n; i++) {
+    if (options[i] == 3 || options[i] == 5) *(char *)values[i] = 0;                            // buffers
+    if (options[i] == 4 || options[i] == 6) values[i] = nullptr;                               // their sizes, then used
+  }
+  return cuModuleLoadData(m, image);
+}
 API(cuModuleUnload)(Module *m) {
   LOCK;
   if (!modules.erase(m)) return INVALID_HANDLE;

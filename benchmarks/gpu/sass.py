@@ -1,0 +1,147 @@
+"""The machine code of one CUDA kernel of each kind: are the instructions there that its speed comes from?
+
+    pip install nvidia-cuda-nvdisasm; python -m benchmarks.gpu.sass [--only NAME ...]
+
+Kernels go the way of ``polydyn.compile``, are compiled (no GPU is needed) and disassembled. Counts of instructions go
+to benchmarks/results/gpu_sass.json; the exit status is the number of kernels that lack what they must have, or that
+keep registers in local memory (LDL, STL).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record
+from benchmarks.gpu.pack import model, node
+from polydyn.codegen.cuda_emit import LONG
+from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.compiler import Options, place_cuda_kernels
+from polydyn.gpu.compiler import compile_cuda, compiler_version
+from polydyn.graph.expand import import_model
+
+COPIES, TENSOR, WIDE = r"LDGSTS\.E\.BYPASS.*128", ("LDSM", "HMMA"), r"STG\.E\.128"
+SPILLED = ("LDL", "STL")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kernel: its model, the version's name begins with ``version``; ``wanted``: patterns of instructions."""
+
+    name: str
+    model: Any
+    version: str
+    wanted: tuple[str, ...]
+    arch: str = "sm_80"
+    tf32: bool = False
+
+
+def _product(dtype: str) -> Any:
+    sizes = {"a": (dtype, ["M", "K"]), "b": (dtype, ["K", "N"]), "c": (dtype, ["N"])}
+    return model([node("MatMul", "a", "b", to="t"), node("Add", "t", "c", to="u"), node("Relu", "u")], sizes)
+
+
+def _attention(dtype: str) -> Any:
+    sizes: dict[str, tuple[str, Sequence[Any]]] = {n: (dtype, ["B", 4, "L" if n == "q" else "T", 64]) for n in "qkv"}
+    nodes = [
+        node("Transpose", "k", to="kt", perm=[0, 1, 3, 2]), node("MatMul", "q", "kt", to="s"),
+        node("Softmax", "s", to="w", axis=-1), node("MatMul", "w", "v"),
+    ]  # fmt: skip
+    return model(nodes, sizes)
+
+
+def _rows(*nodes: Any) -> Any:
+    return model(nodes, {"x": ("float16", ["M", "N"])})
+
+
+def kinds() -> tuple[Kind, ...]:
+    """What is looked at."""
+    half, single = _product("float16"), _product("float32")
+    return (
+        Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
+        Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
+        Kind("product f16, few rows", half, "gemv_8", (r"LDG\.E.*128", "SHFL")),
+        Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
+        Kind("product f32", single, "fma_128", (COPIES, "FFMA")),
+        Kind("product tf32", single, "tf32_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
+        Kind("attention f16", _attention("float16"), "attention", (COPIES, *TENSOR, "SHFL", WIDE)),
+        Kind("attention f32", _attention("float32"), "attention_lanes", (COPIES, "FFMA", r"LDS\.128", "SHFL", WIDE)),
+        Kind("attention tf32", _attention("float32"), "attention_tf32",
+             (COPIES, "LDSM", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
+        Kind("element-wise", _rows(node("Erf", "x")), "wide", (r"LDG\.E.*128", WIDE)),
+        Kind("softmax, a warp", _rows(node("Softmax", "x", axis=-1)), "warp", ("LDG", "SHFL", "STG")),
+        Kind("softmax, a block", _rows(node("Softmax", "x", axis=-1)), "block", ("LDG", "SHFL", "BAR")),
+    )  # fmt: skip
+
+
+@functools.cache
+def find_nvdisasm() -> str | None:
+    """nvdisasm from PATH, the CUDA toolkit, or the wheel ``nvidia-cuda-nvdisasm``."""
+    homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    for candidate in ("nvdisasm", *(f"{h}/bin/nvdisasm" for h in homes if h)):
+        path = shutil.which(candidate)
+        if path:
+            return path
+    found = (p for folder in sys.path for p in Path(folder or ".").glob("nvidia/*/bin/nvdisasm"))
+    return next((str(p) for p in found), None)
+
+
+def kernel_of(kind: Kind) -> CudaKernel:
+    """The version with 32-bit indices."""
+    _, _, placed = place_cuda_kernels(import_model(kind.model), Options(tf32=kind.tf32), kind.arch)
+    versions = (k for p in placed for k in p.versions)
+    return next(k for k in versions if k.version.startswith(kind.version) and not k.version.endswith(LONG))
+
+
+def instructions(cubin: Path) -> list[str]:
+    """The instructions of an image, without operands."""
+    tool = find_nvdisasm()
+    if tool is None:
+        raise SystemExit("no nvdisasm: pip install nvidia-cuda-nvdisasm")
+    text = subprocess.run([tool, "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.MULTILINE)
+
+
+def check(kind: Kind) -> dict[str, Any]:
+    """What a kernel's machine code has and lacks."""
+    k = kernel_of(kind)
+    code = instructions(compile_cuda(k.text, kind.arch).path)
+    missing = [w for w in kind.wanted if not any(re.match(w, i) for i in code)]
+    spilled = [i for i in code if i.startswith(SPILLED)]
+    counts = Counter(next((w for w in kind.wanted if re.match(w, i)), i.split(".")[0]) for i in code)
+    shown = {w: counts[w] for w in kind.wanted} | {"instructions": len(code)}
+    return {"kind": kind.name, "version": k.version, "arch": kind.arch, "counts": shown, "missing": missing,
+            "spilled": len(spilled)}  # fmt: skip
+
+
+def main() -> int:
+    """Prints a line for each kernel; the number of those that lack something."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[], help="names of kinds")
+    options = parser.parse_args()
+    rows = []
+    for kind in kinds():
+        if options.only and kind.name not in options.only:
+            continue
+        rows.append(check(kind))
+        r = rows[-1]
+        counts = ", ".join(f"{n} {c}" for n, c in r["counts"].items())
+        trouble = "".join(f"  LACKS {m}" for m in r["missing"]) + (f"  SPILLS {r['spilled']}" if r["spilled"] else "")
+        print(f"{r['kind']:24} {r['arch']:7} {r['version']:36} {counts}{trouble}", flush=True)
+    if not options.only:
+        record.save("gpu_sass", compiler=compiler_version(), kernels=rows)
+    return sum(bool(r["missing"] or r["spilled"]) for r in rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,164 @@
+"""The instructions of CUDA products: their shapes, and how lanes hold and load fragments.
+
+``fma``   a thread and one element, float32 on CUDA cores;
+``lanes`` a warp and m16n8k4, float32 on CUDA cores with the sums held as tensor cores hold them (attention);
+``tf32``  a warp and m16n8k8 on tensor cores: float32 rounded to 10 bits of mantissa, sums in float32;
+``mma``   a warp and m16n8k16 on tensor cores: float16 or bfloat16, sums in float32.
+
+With g = lane / 4 and t = lane mod 4 a lane holds rows g, g + 8 and two columns of a fragment of sums: 2t and 2t + 1,
+or, where the columns are the steps of another product (``scores``), t and t + 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Store, Tile
+from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.schedules.expr import Op, Value
+from polydyn.schedules.index import ZERO, Index
+
+V = Index.of
+LANE = V("lane")
+HALVES, PAIR = V("row_half"), V("column_of_pair")
+ROW, COLUMN = LANE // 4 + HALVES * 8, LANE % 4 * 2 + PAIR
+"""A lane's row and column in a fragment of sums."""
+KEY = LANE % 4 + PAIR * 4
+"""Its column, where the columns are the steps of another product."""
+At = Callable[[Index, Index], Tile]
+"""(row or column in the tile, step in the tile) -> the element in shared memory."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: (m, n, k), threads of a unit, operands' dtypes, registers of a fragment of A and of B."""
+
+    name: str
+    shape: tuple[int, int, int]
+    threads: int
+    dtypes: tuple[str, ...]
+    registers: tuple[int, int]
+    register: str
+    swizzle: int
+    """Elements of 16 bytes, which stay together in a tile row along the reduction."""
+
+    @property
+    def warp(self) -> bool:
+        """Whether a warp executes it."""
+        return self.threads > 1
+
+    @property
+    def loads(self) -> int:
+        """Rows, or columns, that one load of fragments fills."""
+        return 16 if self.warp else 1
+
+
+INSTRUCTIONS = {
+    i.name: i
+    for i in (
+        Instruction("fma", (1, 1, 1), 1, ("float32",), (1, 1), "float32", 4),
+        Instruction("lanes", (16, 8, 4), 32, ("float32",), (8, 8), "float32", 4),
+        Instruction("tf32", (16, 8, 8), 32, ("float32",), (4, 2), "uint32", 4),
+        Instruction("mma", (16, 8, 16), 32, HALF, (4, 2), "uint32", 8),
+    )
+}
+
+
+def permuted(column: Index) -> Index:
+    """The key that a column of a fragment stands for where a lane has columns t and t + 4 (``KEY``)."""
+    return column // 2 + column % 2 * 4
+
+
+def load(
+    i: Instruction, which: int, along_k: bool, at: At, frag: str, number: Index, own: Index, k: Index,
+    keys: bool = False,
+) -> Body:  # fmt: skip
+    """Shared memory -> registers: 16 rows (``which`` 0) or 16 columns (two fragments) and the steps of an instruction.
+
+    ``along_k``: the tile is contiguous along the steps. ``number``: of the load; ``own``, ``k``: its first row or
+    column and step in the tile. ``keys``: columns are ``permuted``.
+    """
+    place = number * (i.registers[which] * (1 if which == 0 else 2))
+    if i.name == "lanes":
+        return _by_lane(which, along_k, at, frag, place, own, k)
+    if i.name == "tf32" and not along_k:
+        return _rounded(which, at, frag, place, own, k, keys)
+    # matrix m = lane / 8 of the four: A wants rows m % 2 and k m / 2 in this order, B the reverse
+    step = i.shape[2] // 2
+    low, high = LANE % 16, LANE // 16 * step
+    split_low, split_high = LANE // 8 % 2 * 8, LANE // 16 * 8 + (permuted(LANE % 8) if keys else LANE % 8)
+    if which == 0:
+        own, k = (own + low, k + high) if along_k else (own + split_low, k + split_high)
+    else:
+        own, k = (own + split_high, k + LANE // 8 % 2 * step) if along_k else (own + LANE // 16 * 8, k + low)
+    function = "pd_ldmatrix_x4_trans" if not along_k else "pd_ldmatrix_x4"
+    out: Body = (Call(function, (Pointer("uint32", frag, place), at(own, k))),)
+    if i.name == "tf32":
+        for r in range(4):
+            value = Apply("float32", "pd_bits_to_f32", (FlatLoad("uint32", frag, place + r),))
+            out += (Store(frag, place + r, Apply("uint32", "pd_f32_to_tf32", (value,))),)
+    return out
+
+
+def _rounded(which: int, at: At, frag: str, place: Index, own: Index, k: Index, keys: bool) -> Body:
+    """The same for a tile of float32 that is contiguous along its own side, where ldmatrix has no transposition."""
+    first = permuted(LANE // 4) if keys else LANE // 4
+    out: Body = ()
+    for r in range(4):
+        side, half = (r % 2, r // 2) if which == 0 else (r // 2, r % 2)
+        element = at(own + first + side * 8, k + LANE % 4 + half * 4)
+        out += (Store(frag, place + r, Apply("uint32", "pd_f32_to_tf32", (element,))),)
+    return out
+
+
+def _by_lane(which: int, along_k: bool, at: At, frag: str, place: Index, own: Index, k: Index) -> Body:
+    """What a lane multiplies itself, along the longest access that memory allows.
+
+    Step e of its row or column s is register 4 s + e; of columns in a tile contiguous along them, 2 e + s.
+    """
+    out: Body = ()
+    for f in range(1 + which):  # two fragments of columns
+        first, start = (LANE // 4, ZERO) if which == 0 else (LANE % 4 * 2 + f * 8, V(f * 8))
+        step = 8 if which == 0 else 1
+        if along_k:
+            out += tuple(
+                Call("pd_lds_wide<4>", (Pointer("float32", frag, place + start + s * 4), at(own + first + s * step, k)))
+                for s in range(2)
+            )
+        elif which == 1:
+            out += tuple(
+                Call("pd_lds_wide<2>", (Pointer("float32", frag, place + start + e * 2), at(own + first, k + e)))
+                for e in range(4)
+            )
+        else:
+            out += tuple(
+                Store(frag, place + (s * 4 + e), at(own + first + s * step, k + e))
+                for s in range(2) for e in range(4)
+            )  # fmt: skip
+    return out
+
+
+def multiply(
+    i: Instruction, dtype: str, along_k: bool, acc: str, frags: tuple[str, str], fragment: Index, a: Index, b: Index
+) -> Body:
+    """One instruction: ``fragment`` of the sums, ``a`` and ``b`` of the operands; ``along_k``: of the columns' tile."""
+    if i.name == "fma":
+        pair: tuple[Value, Value] = (FlatLoad("float32", frags[0], a), FlatLoad("float32", frags[1], b))
+        return (Store(acc, fragment, Op("float32", "mul", pair), "sum"),)
+    if i.name == "lanes":
+        by_step, by_column = (1, 4) if along_k else (2, 1)
+
+        def product(s: int, c: int, e: int) -> Value:
+            row = FlatLoad("float32", frags[0], a * 8 + (s * 4 + e))
+            return Op("float32", "mul", (row, FlatLoad("float32", frags[1], b * 8 + (c * by_column + e * by_step))))
+
+        points = [(s, c, e) for e in range(4) for s in range(2) for c in range(2)]
+        return tuple(Store(acc, fragment * 4 + (s * 2 + c), product(s, c, e), "sum") for s, c, e in points)
+    kind = {"float16": "f16", "bfloat16": "bf16"}.get(dtype, "tf32")
+    args = (
+        Pointer("float32", acc, fragment * 4),
+        Pointer("uint32", frags[0], a * i.registers[0]),
+        Pointer("uint32", frags[1], b * i.registers[1]),
+    )
+    return (Call(f"pd_mma_m16n8k{i.shape[2]}_{kind}", args),)
