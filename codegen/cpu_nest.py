@@ -38,13 +38,14 @@ from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.jam import copy_of, jam
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.passes.transpose import has_transposes, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
-from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement, row_major
 from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree, stages
 
@@ -56,6 +57,12 @@ REDUCE_TILE = 64
 """Elements per task when every element runs a reduction of its own."""
 STACK_BYTES = 8192
 """Row buffers of a constant size up to this, all together, lie on the stack."""
+CHAINS = 4
+"""Independent accumulators of a reduction, of all rows in flight together."""
+FLIGHT = 2
+"""Rows in flight at once when they are short: what ends one row overlaps with the other's."""
+SHORT_ROW = 256
+"""Elements of rows that are short: their ends take longer than the hardware looks ahead."""
 ROW_BYTES = 1 << 20
 """Row buffers up to this, all together, lie in scratch: what an L2 cache holds."""
 MOST_OPERATIONS = 64
@@ -86,6 +93,8 @@ class NestKernel:
         self.notes: list[str] = []
         self.again = False
         """Whether the version being built has no row buffers."""
+        self.flight = 1
+        """Rows in flight at once in the version being built."""
 
     # -- decisions -----------------------------------------------------------------------------------------------
 
@@ -229,9 +238,10 @@ class NestKernel:
     def scratch(self, body: Body) -> Body:
         """Allocates the row buffers around a body."""
         total = self._row_bytes().constant
-        scope = "stack" if total is not None and total <= STACK_BYTES else "scratch"
+        scope = "stack" if total is not None and total * self.flight <= STACK_BYTES else "scratch"
         for n in self._buffered():
-            body = (Alloc(n, self.group.arrays[n].dtype, self._row_size(n), scope, body),)
+            for c in range(self.flight):
+                body = (Alloc(copy_of(n, c), self.group.arrays[n].dtype, self._row_size(n), scope, body),)
         return body
 
     def _buffered(self) -> list[str]:
@@ -258,7 +268,7 @@ class NestKernel:
 
     def _vector(self, n: For) -> Node | Body:
         try:
-            return vectorise_loop(n, self.target.width)
+            return vectorise_loop(n, self.target.width, CHAINS // self.flight)
         except CodegenError as e:
             self.notes.append(f"loop {n.var} stays scalar: {e}")
             return n
@@ -296,6 +306,28 @@ class NestKernel:
         )
 
     def _versions(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index, Index]:
+        """(body, tasks, bytes of scratch): several short rows at once, or row by row, chosen at run time."""
+        short = self._short_rows()
+        if any(c.decided() is False for c in short):
+            return self._row_by_row(body, coordinates)
+        together, count = self._version(body, coordinates, flight=FLIGHT)
+        scratch = scratch_bytes(together)
+        if all(c.decided() for c in short):
+            return together, count, scratch
+        self.notes.append(f"{FLIGHT} rows at once up to {SHORT_ROW} elements")
+        out, _, more = self._row_by_row(body, coordinates)
+        bytes_of_row = sum(SHORT_ROW * ITEMSIZE[self.group.arrays[n].dtype] + 64 for n in self._buffered())
+        return (If(short, together, out),), count, maximum(minimum(scratch, V(FLIGHT * bytes_of_row)), more)
+
+    def _short_rows(self) -> tuple[Compare, ...]:
+        """When rows are short; a condition that never holds where no row is reduced."""
+        rows = {inner_iterators(s, self.prefix) for s in self.group.statements if not self.tiled and self.prefix}
+        if not any(s.reduce and inner_iterators(s, self.prefix) in rows - {()} for s in self.group.statements):
+            return (Compare("<=", ONE, ZERO),)
+        sizes = dict.fromkeys(product(self.extents[x] for x in r) for r in sorted(rows - {()}))
+        return tuple(Compare("<=", n, V(SHORT_ROW)) for n in sizes)
+
+    def _row_by_row(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index, Index]:
         """(body, tasks, bytes of scratch): with row buffers, without, or both and a choice at run time."""
         size = self._row_bytes()
         fits = Compare("<=", size, V(ROW_BYTES))
@@ -313,18 +345,31 @@ class NestKernel:
         return (If((fits,), out, self._version(body, coordinates, again=True)[0]),), count, bound
 
     def _version(
-        self, body: Body, coordinates: Mapping[str, tuple[str, ...]], again: bool = False
+        self, body: Body, coordinates: Mapping[str, tuple[str, ...]], again: bool = False, flight: int = 1
     ) -> tuple[Body, Index]:
         """The lowered body of one version, and the number of tasks."""
-        self.again = again
+        self.again, self.flight = again, flight
         body = lower(body, coordinates, {s.name: self.lowering(s) for s in self.group.statements})
         body = consume(body, "row", self.row)
+        body, count = tasks(body, runs=True)
+        if flight > 1:
+            body = self._together(body)
         body = consume(body, "stage", (lambda b: b) if self.tiled else self.vector_inner)
         if self.tiled:
             body = consume(body, "tile", self._tile)
-        body, count = tasks(fold(body), runs=True)
-        self.again = False
-        return fold(body if again else self.scratch(body)), count
+        body = fold(body if again else self.scratch(fold(body)))
+        self.again, self.flight = False, 1
+        return body, count
+
+    def _together(self, body: Body) -> Body:
+        """The innermost loop over rows by ``flight`` of them; the band is coincident, and rows keep their own locals."""
+        private = self._buffered()
+        last = self.prefix[-1]
+
+        def f(n: Node) -> Node | Body:
+            return jam(n, self.flight, private) if isinstance(n, For) and n.var in ("task", last) else n
+
+        return rewrite(body, f)
 
     def _tile(self, body: Body) -> Body:
         body = self._vector_tile(body)
