@@ -37,6 +37,7 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
+from polydyn.codegen.passes.announce import announce_stores, without_announcements
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.jam import copy_of, jam
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
@@ -271,7 +272,7 @@ class NestKernel:
             return vectorise_loop(n, self.target.width, CHAINS // self.flight)
         except CodegenError as e:
             self.notes.append(f"loop {n.var} stays scalar: {e}")
-            return n
+            return without_announcements(n)
 
     def _vector_tile(self, body: Body) -> Body:
         def f(n: Node) -> Node | Body:
@@ -352,6 +353,8 @@ class NestKernel:
         body = lower(body, coordinates, {s.name: self.lowering(s) for s in self.group.statements})
         body = consume(body, "row", self.row)
         body, count = tasks(body, runs=True)
+        if not self.tiled:
+            body = announce_stores(body, "stage", [n for n, a in self.group.arrays.items() if a.role == "output"])
         if flight > 1:
             body = self._together(body)
         body = consume(body, "stage", (lambda b: b) if self.tiled else self.vector_inner)
