@@ -61,9 +61,11 @@ STACK_BYTES = 8192
 CHAINS = 4
 """Independent accumulators of a reduction, of all rows in flight together."""
 FLIGHT = 2
-"""Rows in flight at once when they are short: what ends one row overlaps with the other's."""
-SHORT_ROW = 256
-"""Elements of rows that are short: their ends take longer than the hardware looks ahead."""
+"""Rows in flight at once: what ends one row overlaps with the other."""
+FLIGHT_ROW = 1024
+"""Elements of a row up to which several are in flight: with what they keep they share an L1 cache."""
+FLIGHT_ELEMENTS = 1 << 21
+"""Elements of all rows up to which several are in flight: what comes from memory is faster as one stream."""
 ROW_BYTES = 1 << 20
 """Row buffers up to this, all together, lie in scratch: what an L2 cache holds."""
 MOST_OPERATIONS = 64
@@ -307,26 +309,29 @@ class NestKernel:
         )
 
     def _versions(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index, Index]:
-        """(body, tasks, bytes of scratch): several short rows at once, or row by row, chosen at run time."""
-        short = self._short_rows()
-        if any(c.decided() is False for c in short):
+        """(body, tasks, bytes of scratch): rows together or one by one, chosen at run time."""
+        when = self._together_when()
+        if when is None or any(c.decided() is False for c in when):
             return self._row_by_row(body, coordinates)
         together, count = self._version(body, coordinates, flight=FLIGHT)
         scratch = scratch_bytes(together)
-        if all(c.decided() for c in short):
+        when = tuple(c for c in when if c.decided() is None)
+        if not when:
             return together, count, scratch
-        self.notes.append(f"{FLIGHT} rows at once up to {SHORT_ROW} elements")
+        self.notes.append(f"{FLIGHT} rows at once where they are of up to {FLIGHT_ROW} elements and all fit the caches")
         out, _, more = self._row_by_row(body, coordinates)
-        bytes_of_row = sum(SHORT_ROW * ITEMSIZE[self.group.arrays[n].dtype] + 64 for n in self._buffered())
-        return (If(short, together, out),), count, maximum(minimum(scratch, V(FLIGHT * bytes_of_row)), more)
+        bound = sum(FLIGHT_ROW * ITEMSIZE[self.group.arrays[n].dtype] + 64 for n in self._buffered())
+        return (If(when, together, out),), count, maximum(minimum(scratch, V(FLIGHT * bound)), more)
 
-    def _short_rows(self) -> tuple[Compare, ...]:
-        """When rows are short; a condition that never holds where no row is reduced."""
-        rows = {inner_iterators(s, self.prefix) for s in self.group.statements if not self.tiled and self.prefix}
-        if not any(s.reduce and inner_iterators(s, self.prefix) in rows - {()} for s in self.group.statements):
-            return (Compare("<=", ONE, ZERO),)
-        sizes = dict.fromkeys(product(self.extents[x] for x in r) for r in sorted(rows - {()}))
-        return tuple(Compare("<=", n, V(SHORT_ROW)) for n in sizes)
+    def _together_when(self) -> tuple[Compare, ...] | None:
+        """When several rows are in flight at once; None where no row is reduced, or lanes are rows already."""
+        inner = {s.name: inner_iterators(s, self.prefix) for s in self.group.statements}
+        if self.tiled or not self.prefix or not any(s.reduce and inner[s.name] for s in self.group.statements):
+            return None
+        sizes = dict.fromkeys(product(self.extents[x] for x in r) for r in inner.values() if r)
+        rows = product(self.extents[x] for x in self.prefix)
+        short = [Compare("<=", n, V(FLIGHT_ROW)) for n in sizes]
+        return (*short, *(Compare("<=", rows * n, V(FLIGHT_ELEMENTS)) for n in sizes))
 
     def _row_by_row(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index, Index]:
         """(body, tasks, bytes of scratch): with row buffers, without, or both and a choice at run time."""
@@ -365,12 +370,11 @@ class NestKernel:
         return body, count
 
     def _together(self, body: Body) -> Body:
-        """The innermost loop over rows by ``flight`` of them; the band is coincident, and rows keep their own locals."""
-        private = self._buffered()
-        last = self.prefix[-1]
+        """The innermost loop over rows by ``flight`` rows: the band is coincident, every row keeps its own locals."""
+        rows = ("task", self.prefix[-1])
 
         def f(n: Node) -> Node | Body:
-            return jam(n, self.flight, private) if isinstance(n, For) and n.var in ("task", last) else n
+            return jam(n, self.flight, self._buffered()) if isinstance(n, For) and n.var in rows else n
 
         return rewrite(body, f)
 

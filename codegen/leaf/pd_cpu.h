@@ -36,7 +36,7 @@ typedef vi32 vb;                                     /* a boolean in vector form
 #define PD_STACK(T, b, n) T b[n] __attribute__((aligned(64)))
 #define PD_SCRATCH(T, b, n, from) ((T *)(from))
 #define PD_UNDEFINED(T) ((T)0)                                  /* what a register holds before its first value */
-#define pd_soon(b, i) __builtin_prefetch((b) + (i), 1)          /* the element will be written */
+#define pd_written_soon(b, i) __builtin_prefetch((b) + (i), 1)  /* the element will be written */
 
 #if defined(__AVX512F__) && PD_W == 16
 typedef float pd_m512 __attribute__((vector_size(64), may_alias));

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from polydyn.codegen.ir import Body, Call, For, Mark, Node, Pointer, Store, bodies, rewrite, walk, with_bodies
 from polydyn.schedules.index import ONE
 
-ANNOUNCE = "pd_soon"
+ANNOUNCE = "pd_written_soon"
 """Leaf: the element will be written soon."""
 
 
