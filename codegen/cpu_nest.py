@@ -313,7 +313,11 @@ class NestKernel:
         when = self._together_when()
         if when is None or any(c.decided() is False for c in when):
             return self._row_by_row(body, coordinates)
-        together, count = self._version(body, coordinates, flight=FLIGHT)
+        try:
+            together, count = self._version(body, coordinates, flight=FLIGHT)
+        except CodegenError as e:
+            self.notes.append(f"rows run one by one: {e}")
+            return self._row_by_row(body, coordinates)
         scratch = scratch_bytes(together)
         when = tuple(c for c in when if c.decided() is None)
         if not when:
@@ -355,26 +359,30 @@ class NestKernel:
     ) -> tuple[Body, Index]:
         """The lowered body of one version, and the number of tasks."""
         self.again, self.flight = again, flight
+        try:
+            return self._lowered(body, coordinates)
+        finally:
+            self.again, self.flight = False, 1
+
+    def _lowered(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index]:
         body = lower(body, coordinates, {s.name: self.lowering(s) for s in self.group.statements})
         body = consume(body, "row", self.row)
         body, count = tasks(body, runs=True)
         if not self.tiled:
             body = announce_stores(body, "stage", [n for n, a in self.group.arrays.items() if a.role == "output"])
-        if flight > 1:
-            body = self._together(body)
+        if self.flight > 1:
+            body = self.together(body, "task", self.prefix[-1])
         body = consume(body, "stage", (lambda b: b) if self.tiled else self.vector_inner)
         if self.tiled:
             body = consume(body, "tile", self._tile)
-        body = fold(body if again else self.scratch(fold(body)))
-        self.again, self.flight = False, 1
-        return body, count
+        body = fold(body)
+        return body if self.again else fold(self.scratch(body)), count
 
-    def _together(self, body: Body) -> Body:
-        """The innermost loop over rows by ``flight`` rows: the band is coincident, every row keeps its own locals."""
-        rows = ("task", self.prefix[-1])
+    def together(self, body: Body, *loops: str) -> Body:
+        """The loops over rows by ``flight`` rows: the band is coincident, and every row keeps its own locals."""
 
         def f(n: Node) -> Node | Body:
-            return jam(n, self.flight, self._buffered()) if isinstance(n, For) and n.var in rows else n
+            return jam(n, self.flight, self._buffered()) if isinstance(n, For) and n.var in loops else n
 
         return rewrite(body, f)
 

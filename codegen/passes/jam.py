@@ -33,22 +33,26 @@ from polydyn.codegen.ir import (
 )  # fmt: skip
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value
-from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.index import Index
 
 
 def jam(loop: For, copies: int, private: Collection[str]) -> Body:
-    """``loop`` by ``copies`` iterations at once, then the rest one by one.
+    """``loop`` in ``copies`` equal runs of iterations side by side, then the rest one by one.
 
-    ``private``: buffers that every iteration has for itself; copy ``c`` >= 1 uses ``<name>_c<c>``, as it does for
-    registers. CodegenError: an inner loop or a choice depends on the iteration.
+    Copies are far apart, so that each reads and writes memory in order: neighbours would share pages, in which the
+    hardware looks ahead for one stream only. ``private``: buffers that every iteration has for itself; copy ``c`` >= 1
+    uses ``<name>_c<c>``, as it does for registers. CodegenError: an inner loop or a choice depends on the iteration.
     """
-    groups, x = (loop.hi - loop.lo) // copies, Index.of(loop.var)
+    run, number = (loop.hi - loop.lo) // copies, f"{loop.var}_run"
     own = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
     plain = _without_lets(loop.body)
-    rows = [_renamed(substitute(plain, {loop.var: x + c}), c, own, private) for c in range(copies)]
-    group = f"{loop.var}_g"
-    together = Let(loop.var, loop.lo + Index.of(group) * copies, _merged(rows))
-    return (For(group, ZERO, groups, (together,), loop.kind), replace(loop, lo=loop.lo + groups * copies))
+    rows = [
+        _renamed(substitute(plain, {loop.var: Index.of(loop.var) + Index.of(number) * c}), c, own, private)
+        for c in range(copies)
+    ]
+    together = For(loop.var, loop.lo, loop.lo + run, _merged(rows), loop.kind)
+    rest = replace(loop, lo=loop.lo + run * copies, body=_renamed(loop.body, copies, own, ()))  # may lose its loop
+    return (Let(number, run, (together, rest)),)
 
 
 def copy_of(name: str, copy: int) -> str:
