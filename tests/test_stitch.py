@@ -12,12 +12,7 @@ from tiny import model, node
 import polydyn
 from polydyn.checked import CheckedProgram, compile_checked
 from polydyn.codegen import cpu_nest
-from polydyn.codegen.ir import For, Store
-from polydyn.codegen.passes.jam import jam
 from polydyn.compiler import plan_program
-from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Const
-from polydyn.schedules.index import ZERO, Index
 
 Feeds = dict[str, np.ndarray]
 LENGTHS = (0, 1, 7, 16, 31, 32, 33, 64, 130)
@@ -94,13 +89,6 @@ def test_rows_in_flight_together_give_what_each_gives_alone(
             for r in range(rows if rows * length <= 7 * 33 else 0):
                 alone = checked.run({n: x[r : r + 1] for n, x in feeds.items()})["y"]
                 np.testing.assert_array_equal(y[r : r + 1], alone)
-
-
-def test_a_row_whose_loops_depend_on_its_number_is_not_run_together() -> None:
-    """Only loops that all copies share can run together."""
-    inner = For("j", ZERO, Index.of("i"), (Store("y", Index.of("j"), Const("float32", 0.0)),))
-    with pytest.raises(CodegenError, match="For depends on the iteration"):
-        jam(For("i", ZERO, Index.of("n"), (inner,)), 2, ())
 
 
 @pytest.mark.parametrize("length", [0, 16, 33])
