@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from polydyn.codegen.ir import Body, Call, For, Mark, Node, Pointer, Store, bodies, rewrite, walk, with_bodies
-from polydyn.schedules.index import ONE
+from polydyn.schedules.index import ONE, Index
 
 ANNOUNCE = "pd_written_soon"
 """Leaf: the element will be written soon."""
@@ -24,17 +24,18 @@ def announce_stores(body: Body, mark: str, outputs: Collection[str]) -> Body:
     for n in body:
         n = with_bodies(n, tuple(announce_stores(b, mark, outputs) for b in bodies(n)))
         if isinstance(n, Mark) and n.name == mark:
-            before = out[last] if last is not None else None
-            if last is not None and isinstance(before, Mark) and _loops(before.body) == _loops(n.body):
-                out[last] = with_bodies(before, (_announced(before.body, n.body, outputs),))
+            if last is not None:
+                before = bodies(out[last])[0]
+                if _loops(before) and _loops(before) == _loops(n.body):
+                    out[last] = Mark(mark, _announced(before, n.body, outputs))
             last = len(out)
         out.append(n)
     return tuple(out)
 
 
-def _loops(body: Body) -> list[tuple[object, ...]]:
+def _loops(body: Body) -> list[tuple[str, Index, Index]]:
     """What a perfect nest runs over; empty when the body is none."""
-    found: list[tuple[object, ...]] = []
+    found = []
     while len(body) == 1 and isinstance(body[0], For):
         found.append((body[0].var, body[0].lo, body[0].hi))
         body = body[0].body
@@ -42,18 +43,16 @@ def _loops(body: Body) -> list[tuple[object, ...]]:
 
 
 def _announced(before: Body, after: Body, outputs: Collection[str]) -> Body:
-    inner = _loops(before)[-1:]
-    stores = [n for n in walk(after) if isinstance(n, Store) and n.buffer in outputs and n.reduce is None]
-    calls = tuple(
-        Call(ANNOUNCE, (Pointer(n.value.dtype, n.buffer, n.address),))
-        for n in stores
-        if inner and n.address.split(str(inner[0][0]))[0] == ONE
-    )
+    """``before`` with the dense stores of ``after``, which runs over the same elements, announced innermost."""
+    inner = _loops(before)[-1][0]
+    stores = [n for n in walk(after) if isinstance(n, Store) and n.buffer in outputs]
+    dense = [n for n in stores if n.address.split(inner)[0] == ONE]
+    calls = tuple(Call(ANNOUNCE, (Pointer(n.value.dtype, n.buffer, n.address),)) for n in dense)
 
     def f(n: Node) -> Node:
-        return with_bodies(n, ((*n.body, *calls),)) if isinstance(n, For) and n.var == inner[0][0] else n
+        return with_bodies(n, ((*n.body, *calls),)) if isinstance(n, For) and n.var == inner else n
 
-    return rewrite(before, f) if calls else before
+    return rewrite(before, f)
 
 
 def without_announcements(loop: For) -> For:
