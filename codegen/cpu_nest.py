@@ -46,7 +46,7 @@ from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
-from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
+from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 from polydyn.schedules.model import Group, Statement, row_major
 from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree, stages
 
@@ -61,11 +61,7 @@ STACK_BYTES = 8192
 CHAINS = 4
 """Independent accumulators of a reduction, of all rows in flight together."""
 FLIGHT = 2
-"""Rows in flight at once: what ends one row overlaps with the other."""
-FLIGHT_ROW = 1024
-"""Elements of a row up to which several are in flight: with what they keep they share an L1 cache."""
-FLIGHT_ELEMENTS = 1 << 21
-"""Elements of all rows up to which several are in flight: what comes from memory is faster as one stream."""
+"""Rows of an attention in flight at once: what ends one row overlaps with the other."""
 ROW_BYTES = 1 << 20
 """Row buffers up to this, all together, lie in scratch: what an L2 cache holds."""
 MOST_OPERATIONS = 64
@@ -97,7 +93,7 @@ class NestKernel:
         self.again = False
         """Whether the version being built has no row buffers."""
         self.flight = 1
-        """Rows in flight at once in the version being built."""
+        """Rows in flight at once; an attention sets it."""
 
     # -- decisions -----------------------------------------------------------------------------------------------
 
@@ -309,35 +305,6 @@ class NestKernel:
         )
 
     def _versions(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index, Index]:
-        """(body, tasks, bytes of scratch): rows together or one by one, chosen at run time."""
-        when = self._together_when()
-        if when is None or any(c.decided() is False for c in when):
-            return self._row_by_row(body, coordinates)
-        try:
-            together, count = self._version(body, coordinates, flight=FLIGHT)
-        except CodegenError as e:
-            self.notes.append(f"rows run one by one: {e}")
-            return self._row_by_row(body, coordinates)
-        scratch = scratch_bytes(together)
-        when = tuple(c for c in when if c.decided() is None)
-        if not when:
-            return together, count, scratch
-        self.notes.append(f"{FLIGHT} rows at once where they are of up to {FLIGHT_ROW} elements and all fit the caches")
-        out, _, more = self._row_by_row(body, coordinates)
-        bound = sum(FLIGHT_ROW * ITEMSIZE[self.group.arrays[n].dtype] + 64 for n in self._buffered())
-        return (If(when, together, out),), count, maximum(minimum(scratch, V(FLIGHT * bound)), more)
-
-    def _together_when(self) -> tuple[Compare, ...] | None:
-        """When several rows are in flight at once; None where no row is reduced, or lanes are rows already."""
-        inner = {s.name: inner_iterators(s, self.prefix) for s in self.group.statements}
-        if self.tiled or not self.prefix or not any(s.reduce and inner[s.name] for s in self.group.statements):
-            return None
-        sizes = dict.fromkeys(product(self.extents[x] for x in r) for r in inner.values() if r)
-        rows = product(self.extents[x] for x in self.prefix)
-        short = [Compare("<=", n, V(FLIGHT_ROW)) for n in sizes]
-        return (*short, *(Compare("<=", rows * n, V(FLIGHT_ELEMENTS)) for n in sizes))
-
-    def _row_by_row(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index, Index]:
         """(body, tasks, bytes of scratch): with row buffers, without, or both and a choice at run time."""
         size = self._row_bytes()
         fits = Compare("<=", size, V(ROW_BYTES))
@@ -355,14 +322,13 @@ class NestKernel:
         return (If((fits,), out, self._version(body, coordinates, again=True)[0]),), count, bound
 
     def _version(
-        self, body: Body, coordinates: Mapping[str, tuple[str, ...]], again: bool = False, flight: int = 1
+        self, body: Body, coordinates: Mapping[str, tuple[str, ...]], again: bool = False
     ) -> tuple[Body, Index]:
         """The lowered body of one version, and the number of tasks."""
-        self.again, self.flight = again, flight
-        try:
-            return self._lowered(body, coordinates)
-        finally:
-            self.again, self.flight = False, 1
+        self.again = again
+        out = self._lowered(body, coordinates)
+        self.again = False
+        return out
 
     def _lowered(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index]:
         body = lower(body, coordinates, {s.name: self.lowering(s) for s in self.group.statements})
@@ -370,8 +336,6 @@ class NestKernel:
         body, count = tasks(body, runs=True)
         if not self.tiled:
             body = announce_stores(body, "stage", [n for n, a in self.group.arrays.items() if a.role == "output"])
-        if self.flight > 1:
-            body = self.together(body, "task", self.prefix[-1])
         body = consume(body, "stage", (lambda b: b) if self.tiled else self.vector_inner)
         if self.tiled:
             body = consume(body, "tile", self._tile)

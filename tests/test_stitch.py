@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -53,7 +51,6 @@ def test_both_versions_of_a_symbolic_row_give_the_same_bits(
     build: object, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert callable(build)
-    monkeypatch.setattr(cpu_nest, "FLIGHT_ROW", 0)
     kept = polydyn.compile(build("L"), threads=2)
     monkeypatch.setattr(cpu_nest, "ROW_BYTES", 31 * 4)
     bounded = plan_program(build("L"))
@@ -65,30 +62,6 @@ def test_both_versions_of_a_symbolic_row_give_the_same_bits(
         y = checked.run(feeds)["y"]
         np.testing.assert_allclose(y, expected(feeds), rtol=2e-5, atol=1e-6)
         np.testing.assert_array_equal(y, kept.run(feeds)["y"])
-
-
-@pytest.mark.parametrize("target", ["cpu:avx2", "cpu:avx512"])
-@pytest.mark.parametrize(("build", "names"), [(softmax, "x"), (residual_norm, "xr")])
-def test_rows_in_flight_together_give_what_each_gives_alone(
-    build: object, names: str, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert callable(build)
-    if target == "cpu:avx512" and "avx512f" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("this machine has no AVX-512")
-    monkeypatch.setattr(cpu_nest, "FLIGHT_ROW", 64)
-    monkeypatch.setattr(cpu_nest, "FLIGHT_ELEMENTS", 7 * 33)
-    plan = plan_program(build("L"), target=target)
-    (launch,) = plan.launches
-    assert launch.scratch.evaluate({"B": 4, "L": 64, "nth": 1}) >= 2 * 64 * 4
-    checked = CheckedProgram(plan)
-    for rows in (0, 1, 2, 3, 7):  # the last one alone where they are odd; longer or more rows than the bounds too
-        for length in LENGTHS:
-            feeds = numbers(rows, length, names)
-            y = checked.run(feeds)["y"]
-            np.testing.assert_allclose(y, expected(feeds), rtol=2e-5, atol=1e-6)
-            for r in range(rows if rows * length <= 7 * 33 else 0):
-                alone = checked.run({n: x[r : r + 1] for n, x in feeds.items()})["y"]
-                np.testing.assert_array_equal(y[r : r + 1], alone)
 
 
 @pytest.mark.parametrize("length", [0, 16, 33])

@@ -33,29 +33,23 @@ from polydyn.codegen.ir import (
 )  # fmt: skip
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value
-from polydyn.schedules.index import Index, minimum
-
-ODD_FROM = 8
-"""Length of runs from which they are made odd."""
+from polydyn.schedules.index import Index
 
 
 def jam(loop: For, copies: int, private: Collection[str]) -> Body:
     """``loop`` in ``copies`` equal runs of iterations side by side, then the rest one by one.
 
     Copies are far apart, so that each reads and writes memory in order: neighbours would share pages, in which the
-    hardware looks ahead for one stream only. An odd distance, unless runs are short: at an even one, rows of 1 or 3 KB
-    lie in the same sets of the L1 cache. ``private``: buffers that every iteration has for itself; copy ``c`` >= 1
+    hardware looks ahead for one stream only. ``private``: buffers that every iteration has for itself; copy ``c`` >= 1
     uses ``<name>_c<c>``, as it does for registers. CodegenError: an inner loop or a choice depends on the iteration.
     """
-    share, run = f"{loop.var}_share", f"{loop.var}_run"
-    part, distance = Index.of(share), Index.of(run)
+    run = f"{loop.var}_run"
     own = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
-    plain, x = _without_lets(loop.body), Index.of(loop.var)
+    plain, x, distance = _without_lets(loop.body), Index.of(loop.var), Index.of(run)
     rows = [_renamed(substitute(plain, {loop.var: x + distance * c}), c, own, private) for c in range(copies)]
     together = For(loop.var, loop.lo, loop.lo + distance, _merged(rows), loop.kind)
     both = (together, replace(loop, lo=loop.lo + distance * copies))
-    odd = part - minimum(1, part // ODD_FROM) * ((part + 1) % 2)
-    return (Let(share, (loop.hi - loop.lo) // copies, (Let(run, odd, both),)),)
+    return (Let(run, (loop.hi - loop.lo) // copies, both),)
 
 
 def copy_of(name: str, copy: int) -> str:
