@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.cpu_contract import ContractKernel
-from polydyn.codegen.cpu_nest import NestKernel
+from polydyn.codegen.cpu_nest import FLIGHT, NestKernel
 from polydyn.codegen.ir import Alloc, Body, For, Inst, Let, Node, consume, rewrite, substitute
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
@@ -47,6 +47,7 @@ class AttentionKernel:
         if self.values.plan.promote:
             raise SeparateKernels("the values of an attention are not of unit stride along their columns")
         self.nest = NestKernel(name, parts.rows, parts.row_prefix, parts.phases, target, rows=True)
+        self.nest.flight = FLIGHT
 
     def tree(self) -> TiledGroup:
         """The tile-space tree that the kernel is generated from."""
@@ -124,7 +125,8 @@ class AttentionKernel:
 
         table = {f"ROW_{s.name}": at_row(self.nest.lowering(s)) for s in self.parts.rows.statements}
         body = lower(body, coordinates, table)
-        return consume(consume(body, "row", self.nest.row), "stage", self.nest.vector_inner)
+        body = self.nest.together(consume(body, "row", self.nest.row), "p_i")
+        return consume(body, "stage", self.nest.vector_inner)
 
     def _kernel(self, body: Body, count: Index) -> Kernel:
         batch = product(dict(self.scores.acc.iters)[x] for x in self.parts.score_roles.batch)

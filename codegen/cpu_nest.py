@@ -38,7 +38,9 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
+from polydyn.codegen.passes.announce import announce_stores, without_announcements
 from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.jam import copy_of, jam
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.passes.transpose import by_blocks, has_transposes, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
@@ -59,6 +61,10 @@ REDUCE_TILE = 64
 """Elements per task when every element runs a reduction of its own."""
 STACK_BYTES = 8192
 """Row buffers of a constant size up to this, all together, lie on the stack."""
+CHAINS = 4
+"""Independent accumulators of a reduction, of all rows in flight together."""
+FLIGHT = 2
+"""Rows of an attention in flight at once: what ends one row overlaps with the other."""
 ROW_BYTES = 1 << 20
 """Row buffers up to this, all together, lie in scratch: what an L2 cache holds."""
 MOST_OPERATIONS = 64
@@ -91,6 +97,8 @@ class NestKernel:
         self.notes: list[str] = []
         self.again = False
         """Whether the version being built has no row buffers."""
+        self.flight = 1
+        """Rows in flight at once; an attention sets it."""
 
     # -- decisions -----------------------------------------------------------------------------------------------
 
@@ -246,9 +254,10 @@ class NestKernel:
     def scratch(self, body: Body) -> Body:
         """Allocates the row buffers around a body."""
         total = self._row_bytes().constant
-        scope = "stack" if total is not None and total <= STACK_BYTES else "scratch"
+        scope = "stack" if total is not None and total * self.flight <= STACK_BYTES else "scratch"
         for n in self._buffered():
-            body = (Alloc(n, self.group.arrays[n].dtype, self._row_size(n), scope, body),)
+            for c in range(self.flight):
+                body = (Alloc(copy_of(n, c), self.group.arrays[n].dtype, self._row_size(n), scope, body),)
         return body
 
     def _buffered(self) -> list[str]:
@@ -275,10 +284,10 @@ class NestKernel:
 
     def _vector(self, n: For) -> Node | Body:
         try:
-            return vectorise_loop(n, self.target.width)
+            return vectorise_loop(n, self.target.width, CHAINS // self.flight)
         except CodegenError as e:
             self.notes.append(f"loop {n.var} stays scalar: {e}")
-            return n
+            return without_announcements(n)
 
     def _vector_tile(self, body: Body) -> Body:
         def f(n: Node) -> Node | Body:
@@ -347,12 +356,22 @@ class NestKernel:
         self.again = again
         body = lower(body, coordinates, {s.name: self.lowering(s) for s in self.group.statements})
         body = consume(body, "row", self.row)
+        if not self.tiled:
+            body = announce_stores(body, "stage", [n for n, a in self.group.arrays.items() if a.role == "output"])
         body = consume(body, "stage", (lambda b: b) if self.tiled else self.vector_inner)
         if self.tiled:
             body = consume(body, "tile", self._tile)
         body, count = tasks(fold(body), runs=True, order=order or (self._reading_order() if self.across else ()))
         self.again = False
         return fold(body if again else self.scratch(body)), count
+
+    def together(self, body: Body, *loops: str) -> Body:
+        """The loops over rows by ``flight`` rows: the band is coincident, and every row keeps its own locals."""
+
+        def f(n: Node) -> Node | Body:
+            return jam(n, self.flight, self._buffered()) if isinstance(n, For) and n.var in loops else n
+
+        return rewrite(body, f)
 
     def _tile(self, body: Body) -> Body:
         body = self._vector_tile(body)

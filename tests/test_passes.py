@@ -8,8 +8,26 @@ from itertools import product
 
 import pytest
 
-from polydyn.codegen.ir import Body, Call, Compare, FlatLoad, For, If, Let, Mark, Pointer, Set, Store, Switch, walk
+from polydyn.codegen.ir import (
+    Body,
+    Call,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Let,
+    Mark,
+    Pointer,
+    Reg,
+    Set,
+    Store,
+    Switch,
+    walk,
+)
+from polydyn.codegen.passes.announce import announce_stores, without_announcements
 from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.jam import jam
 from polydyn.codegen.passes.prefetch import prefetch_next, share_panel
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, unswitch, variants
@@ -64,6 +82,32 @@ def test_a_tail_is_predicated_unless_lanes_beyond_it_add_zero() -> None:
     assert not tail(at("x", "i"), "sum") and not tail(op("mul", at("x", "i"), at("y", "i")), "sum")
     assert tail(at("x", "i"), "max") and tail(op("exp", at("x", "i")), "sum")
     assert tail(op("mul", at("x", "i"), at("y", 0)), "sum"), "a lane beyond the end times infinity is not zero"
+
+
+def row_of_two_passes() -> For:
+    """The largest element of every row, then a scaled copy of the row through a buffer of its own."""
+    x = ix("i") * "n" + ix("j")
+    first = loop("j", "n", Set("m", at("x", x), 1, "max"), Store("kept", ix("j"), at("x", x)))
+    second = loop("j", "n", copy(x, op("mul", at("kept", "j"), Reg("float32", "m"))))
+    return loop("i", "R", Def("m", const(0.0, "float32")), Mark("stage", (first,)), Mark("stage", (second,)))
+
+
+def test_two_rows_run_side_by_side_and_the_odd_one_alone(golden: Golden) -> None:
+    golden("jam.txt", show(jam(row_of_two_passes(), 2, {"kept"})))
+
+
+def test_rows_whose_loops_differ_do_not_run_together() -> None:
+    with pytest.raises(CodegenError, match="For depends on the iteration"):
+        jam(loop("i", "n", loop("j", "i", copy("j", at("x", "j")))), 2, ())
+
+
+def test_stores_are_announced_by_the_pass_before_once_for_each_vector(golden: Golden) -> None:
+    (row,) = announce_stores((row_of_two_passes(),), "stage", {"y"})
+    golden("announce.txt", show((row,)))
+    inner = row.body[1].body[0]
+    calls = [n for n in walk(vectorise_loop(inner, 8)) if isinstance(n, Call)]
+    assert len(calls) == 6 and not any(isinstance(n, Call) for n in walk(without_announcements(inner).body))
+    assert announce_stores((row,), "stage", {"kept"}) == (row,)
 
 
 def test_whole_vectors_have_no_tail() -> None:

@@ -19,6 +19,7 @@ enum { PDC_OTHER, PDC_F32, PDC_F64 };
 #define PD_PUT(b, i, x)                                                                                               \
   do { __typeof__((b)[0]) pdc_x = (x); pdc_write(b, i, &pdc_x, sizeof pdc_x, PDC_KIND(pdc_x), #b); } while (0)
 #define PD_STACK(T, b, n) T b[n] __attribute__((aligned(64))); pdc_stack(b, n, sizeof(T), #b)
+#define pd_written_soon(b, i, s) ((void)0)
 #define PD_SCRATCH(T, b, n, from) ((T *)pdc_scratch(from, n, sizeof(T), #b))
 
 /* a NaN whose payload arithmetic hands on, so that a store sees what was made from it */

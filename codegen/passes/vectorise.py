@@ -15,6 +15,7 @@ from polydyn.codegen.ir import (
     Between,
     Blend,
     Body,
+    Call,
     Compare,
     Def,
     FlatLoad,
@@ -23,6 +24,7 @@ from polydyn.codegen.ir import (
     If,
     Let,
     Node,
+    Pointer,
     Ramp,
     Reg,
     Set,
@@ -35,6 +37,7 @@ from polydyn.codegen.ir import (
     walk_value,
     with_bodies,
 )  # fmt: skip
+from polydyn.codegen.passes.announce import ANNOUNCE
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import REDUCTIONS, Const, FromIndex, Op, Value, neutral
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
@@ -127,11 +130,16 @@ class _Lanes:
                     raise CodegenError(f"all lanes of {self.var} write one element of {n.buffer}")
                 v = self.value(n.value)
                 out.append(replace(n, address=rest, stride=stride, value=v, lanes=self.width, mask=self.mask))
+            elif isinstance(n, Call) and n.function == ANNOUNCE:  # once for each vector
+                out.append(replace(n, args=tuple(map(self._first, n.args))))
             elif isinstance(n, (For, Let, If)):
                 out.append(with_bodies(self._bounds(n), tuple(map(self.body, bodies(n)))))
             else:
                 raise CodegenError(f"{type(n).__name__} inside the vector loop {self.var}")
         return tuple(out)
+
+    def _first(self, v: Value) -> Value:
+        return replace(v, address=self.split(v.address)[1]) if isinstance(v, Pointer) else v
 
     def _bounds(self, n: For | Let | If) -> Node:
         def inv(i: Index) -> Index:

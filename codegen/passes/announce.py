@@ -1,0 +1,62 @@
+"""Announced stores: a pass over a row asks for the cache lines that the next pass over it writes.
+
+The last pass of a softmax or norm stores faster than memory answers; the pass before it computes, so that the lines
+arrive meanwhile. A hint only: no value depends on it. Lines that are streamed are never in a cache; the leaf gets to
+know whether they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from polydyn.codegen.ir import Body, Call, For, Mark, Node, Pointer, Store, bodies, rewrite, walk, with_bodies
+from polydyn.schedules.index import ONE, Index
+
+ANNOUNCE = "pd_written_soon"
+"""Leaf: the element will be written soon."""
+
+
+def announce_stores(body: Body, mark: str, outputs: Collection[str]) -> Body:
+    """Among the marked loops of one body: dense stores to ``outputs`` are announced by the marked loop before, where
+    that one runs over the same elements.
+    """
+    out: list[Node] = []
+    last: int | None = None
+    for n in body:
+        n = with_bodies(n, tuple(announce_stores(b, mark, outputs) for b in bodies(n)))
+        if isinstance(n, Mark) and n.name == mark:
+            if last is not None:
+                before = bodies(out[last])[0]
+                if _loops(before) and _loops(before) == _loops(n.body):
+                    out[last] = Mark(mark, _announced(before, n.body, outputs))
+            last = len(out)
+        out.append(n)
+    return tuple(out)
+
+
+def _loops(body: Body) -> list[tuple[str, Index, Index]]:
+    """What a perfect nest runs over; empty when the body is none."""
+    found = []
+    while len(body) == 1 and isinstance(body[0], For):
+        found.append((body[0].var, body[0].lo, body[0].hi))
+        body = body[0].body
+    return found
+
+
+def _announced(before: Body, after: Body, outputs: Collection[str]) -> Body:
+    """``before`` with the dense stores of ``after``, which runs over the same elements, announced innermost."""
+    inner = _loops(before)[-1][0]
+    stores = [n for n in walk(after) if isinstance(n, Store) and n.buffer in outputs]
+    dense = [n for n in stores if n.address.split(inner)[0] == ONE]
+    calls = tuple(Call(ANNOUNCE, (Pointer(n.value.dtype, n.buffer, n.address),)) for n in dense)
+
+    def f(n: Node) -> Node:
+        return with_bodies(n, ((*n.body, *calls),)) if isinstance(n, For) and n.var == inner else n
+
+    return rewrite(before, f)
+
+
+def without_announcements(loop: For) -> For:
+    """The loop as it was: one element after another needs no announcements."""
+    kept = rewrite(loop.body, lambda n: () if isinstance(n, Call) and n.function == ANNOUNCE else n)
+    return For(loop.var, loop.lo, loop.hi, kept, loop.kind)

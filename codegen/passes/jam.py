@@ -1,0 +1,101 @@
+"""Unroll and jam: several iterations of a coincident loop in flight at once, loop by loop.
+
+The chain of operations that ends one row of a softmax or norm (lanes combined, a division, the next pass started) then
+overlaps with that of its neighbours. Legal wherever the loop carries no dependence and what one iteration keeps for
+itself, registers and row buffers, exists once for every copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from polydyn.codegen.ir import (
+    Body,
+    Call,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Let,
+    Mark,
+    Node,
+    Pointer,
+    Reg,
+    Set,
+    Store,
+    bodies,
+    map_values,
+    rewrite,
+    substitute,
+    walk,
+    with_bodies,
+)  # fmt: skip
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Value
+from polydyn.schedules.index import Index
+
+
+def jam(loop: For, copies: int, private: Collection[str]) -> Body:
+    """``loop`` in ``copies`` equal runs of iterations side by side, then the rest one by one.
+
+    Copies are far apart, so that each reads and writes memory in order: neighbours would share pages, in which the
+    hardware looks ahead for one stream only. ``private``: buffers that every iteration has for itself; copy ``c`` >= 1
+    uses ``<name>_c<c>``, as it does for registers. CodegenError: an inner loop or a choice depends on the iteration.
+    """
+    run = f"{loop.var}_run"
+    own = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
+    plain, x, distance = _without_lets(loop.body), Index.of(loop.var), Index.of(run)
+    rows = [_renamed(substitute(plain, {loop.var: x + distance * c}), c, own, private) for c in range(copies)]
+    together = For(loop.var, loop.lo, loop.lo + distance, _merged(rows), loop.kind)
+    both = (together, replace(loop, lo=loop.lo + distance * copies))
+    return (Let(run, (loop.hi - loop.lo) // copies, both),)
+
+
+def copy_of(name: str, copy: int) -> str:
+    """What a register or buffer is called in one of the copies."""
+    return f"{name}_c{copy}" if copy else name
+
+
+def _without_lets(body: Body) -> Body:
+    """Names are put in: they may mean another number in every copy."""
+    return rewrite(body, lambda n: substitute(n.body, {n.var: n.value}) if isinstance(n, Let) else n)
+
+
+def _renamed(body: Body, copy: int, own: Collection[str], private: Collection[str]) -> Body:
+    def value(v: Value) -> Value:
+        if isinstance(v, Reg) and v.name in own:
+            return replace(v, name=copy_of(v.name, copy))
+        if isinstance(v, (FlatLoad, Pointer)) and v.buffer in private:
+            return replace(v, buffer=copy_of(v.buffer, copy))
+        return v
+
+    def node(n: Node) -> Node:
+        if isinstance(n, (Def, Set)) and n.reg in own:
+            return replace(n, reg=copy_of(n.reg, copy))
+        if isinstance(n, Store) and n.buffer in private:
+            return replace(n, buffer=copy_of(n.buffer, copy))
+        return n
+
+    return rewrite(map_values(body, value), node) if copy else body
+
+
+def _merged(rows: list[Body]) -> Body:
+    """Statements one after another, loops and choices once with the bodies of all copies."""
+    out: list[Node] = []
+    for nodes in zip(*rows, strict=True):
+        first = nodes[0]
+        if isinstance(first, (Def, Set, Store, Call)):
+            out += nodes
+            continue
+        if not isinstance(first, (For, If, Mark)):
+            raise CodegenError(f"{type(first).__name__} inside a loop whose iterations run together")
+        if any(_empty(n) != _empty(first) for n in nodes):
+            raise CodegenError(f"{type(first).__name__} depends on the iteration of the loop around it")
+        out.append(with_bodies(first, tuple(_merged(list(b)) for b in zip(*map(bodies, nodes), strict=True))))
+    return tuple(out)
+
+
+def _empty(n: Node) -> Node:
+    """The node without what it holds."""
+    return with_bodies(n, tuple(() for _ in bodies(n)))
