@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from polydyn.codegen.ir import Body, Call, For, Mark, Node, Pointer, Store, bodies, rewrite, walk, with_bodies
-from polydyn.schedules.index import ONE, Index
+from polydyn.schedules.expr import FromIndex
+from polydyn.schedules.index import ONE, ZERO, Index
 
 ANNOUNCE = "pd_written_soon"
 """Leaf: the element will be written soon."""
@@ -48,7 +49,9 @@ def _announced(before: Body, after: Body, outputs: Collection[str]) -> Body:
     inner = _loops(before)[-1][0]
     stores = [n for n in walk(after) if isinstance(n, Store) and n.buffer in outputs]
     dense = [n for n in stores if n.address.split(inner)[0] == ONE]
-    calls = tuple(Call(ANNOUNCE, (Pointer(n.value.dtype, n.buffer, n.address),)) for n in dense)
+    calls = tuple(
+        Call(ANNOUNCE, (Pointer(n.value.dtype, n.buffer, n.address), FromIndex("int64", n.stream or ZERO))) for n in dense
+    )
 
     def f(n: Node) -> Node:
         return with_bodies(n, ((*n.body, *calls),)) if isinstance(n, For) and n.var == inner else n
