@@ -20,6 +20,7 @@ from polydyn.codegen.passes.registers import keep_loads, registers, share_loads,
 from polydyn.codegen.passes.sums import sum_together
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.shares import SHARED_ELEMENTS
+from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Load, loads
 from polydyn.schedules.index import ONE, Index, product
 from polydyn.schedules.model import Group
@@ -81,7 +82,11 @@ class DotKernel(ContractKernel):
             if not (isinstance(n, For) and n.var == "a_k"):
                 return n
             whole = n.hi // w * w
-            return (*vectorise_loop(replace(n, hi=whole), w), replace(n, lo=whole))
+            try:
+                return (*vectorise_loop(replace(n, hi=whole), w), replace(n, lo=whole))
+            except CodegenError as e:
+                self.notes.append(f"columns are packed element by element: {e}")
+                return n
 
         return rewrite(super().pack(body, coordinates), f)
 

@@ -323,3 +323,17 @@ def limits(max_operations: int) -> Iterator[None]:
     finally:
         c.set_max_operations(before)
         c.reset_operations()
+
+
+def without_last(s: isl.Set, kept: int) -> isl.Set:
+    """The projection of a set on its first ``kept`` dims."""
+    return s.project_out(_DIM.set, kept, s.dim(_DIM.set) - kept)
+
+
+def condition(c: isl.Constraint) -> Condition:
+    """A constraint over named params and dims."""
+    out = Index.of(c.get_constant_val().to_python())
+    for kind in (_DIM.param, _DIM.set):
+        for k in range(c.dim(kind)):
+            out = out + Index.of(c.get_dim_name(kind, k)) * c.get_coefficient_val(kind, k).to_python()
+    return Condition(out, c.is_equality())

@@ -16,7 +16,18 @@ import islpy as isl
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import FLOATS, Const, FromIndex, Op, Value
 from polydyn.schedules.index import Index
-from polydyn.schedules.isl_util import Condition, Frame, at_least, below, between, equals, frame, param_set
+from polydyn.schedules.isl_util import (
+    Condition,
+    Frame,
+    at_least,
+    below,
+    between,
+    condition,
+    equals,
+    frame,
+    param_set,
+    without_last,
+)
 from polydyn.schedules.witness import set_error
 
 RELATIONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -76,9 +87,9 @@ def tile_conditions(logits: Logits) -> tuple[Condition, ...]:
     if hidden.is_empty():
         return ()
     box, first = logits.inside(), len(logits.batch) + 2
-    whole, live = (s.project_out(isl.dim_type.set, first, 2) for s in (box, box.subtract(hidden)))
+    whole, live = (without_last(s, first) for s in (box, box.subtract(hidden)))
     hull = live.simple_hull().remove_divs().gist(whole.simple_hull().remove_divs())
-    return tuple(_condition(c) for c in hull.get_constraints())
+    return tuple(map(condition, hull.get_constraints()))
 
 
 def check_conditions(logits: Logits, live: tuple[Condition, ...]) -> None:
@@ -86,18 +97,6 @@ def check_conditions(logits: Logits, live: tuple[Condition, ...]) -> None:
     seen = logits.inside().subtract(logits.points.where(live)).subtract(logits.hidden())
     if not seen.is_empty():
         raise set_error("a tile with a visible key is not visited", seen, "ACC1", param_set(logits.params))
-
-
-def _condition(c: isl.Constraint) -> Condition:
-    return Condition(_index(c), c.is_equality())
-
-
-def _index(c: isl.Constraint) -> Index:
-    out = Index.of(c.get_constant_val().to_python())
-    for kind in (isl.dim_type.param, isl.dim_type.set):
-        for k in range(c.dim(kind)):
-            out = out + Index.of(c.get_dim_name(kind, k)) * c.get_coefficient_val(kind, k).to_python()
-    return out
 
 
 def _hidden(v: Value, points: Frame) -> isl.Set:

@@ -49,14 +49,16 @@ def _announced(before: Body, after: Body, outputs: Collection[str]) -> Body:
     inner = _loops(before)[-1][0]
     stores = [n for n in walk(after) if isinstance(n, Store) and n.buffer in outputs]
     dense = [n for n in stores if n.address.split(inner)[0] == ONE]
-    calls = tuple(
-        Call(ANNOUNCE, (Pointer(n.value.dtype, n.buffer, n.address), FromIndex("int64", n.stream or ZERO))) for n in dense
-    )
+    calls = tuple(Call(ANNOUNCE, (Pointer(n.value.dtype, n.buffer, n.address), _streams(n))) for n in dense)
 
     def f(n: Node) -> Node:
         return with_bodies(n, ((*n.body, *calls),)) if isinstance(n, For) and n.var == inner else n
 
     return rewrite(before, f)
+
+
+def _streams(n: Store) -> FromIndex:
+    return FromIndex("int64", ZERO if n.stream is None else n.stream)
 
 
 def without_announcements(loop: For) -> For:
