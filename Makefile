@@ -29,7 +29,7 @@ demo: $(VENV)/.extra-test
 	$(BIN)/python -m benchmarks.demo $(MODEL) $(SHAPES)
 
 test: $(VENV)/.extra-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/.extra-lint
 	$(BIN)/ruff check .

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.resources import files
 
 from polydyn.schedules.index import Index
+
+LEAVES = ("pd_cpu.h", "pd_math.h")
+"""Headers of CPU kernels; the first includes the others."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,13 @@ AVX512 = CpuTarget("avx512", 16, ((8, 3, 1.0), (6, 4, 0.99), (12, 2, 0.94), (16,
 AVX2 = CpuTarget("avx2", 8, ((6, 2, 1.0), (4, 3, 0.97), (12, 1, 0.75)))
 NEON = CpuTarget("neon", 4, ((8, 2, 1.0), (6, 4, 0.99), (12, 1, 0.8)))
 TARGETS = {t.name: t for t in (AVX512, AVX2, NEON)}
+
+
+def leaf_headers(width: int) -> dict[str, str]:
+    """File name -> text of the headers that kernels for vectors of ``width`` lanes include."""
+    folder = files("polydyn.codegen") / "leaf"
+    texts = {name: (folder / name).read_text() for name in LEAVES}
+    return texts | {LEAVES[0]: f"#define PD_W {width}\n{texts[LEAVES[0]]}"}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polydyn.compiler import Options as Options
     from polydyn.errors import PolydynError as PolydynError
     from polydyn.program.program import Program as Program
     from polydyn.program.program import load as load
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "compile": "polydyn.compiler",
+    "Options": "polydyn.compiler",
     "load": "polydyn.program.program",
     "Program": "polydyn.program.program",
     "tune": "polydyn.tuner",

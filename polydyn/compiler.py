@@ -6,13 +6,12 @@ import ctypes
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from typing import TypeAlias
 
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel, TensorMapOf
 from polydyn.codegen.cuda_kernel import WORKSPACE as CUDA_WORKSPACE
-from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel
+from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel, leaf_headers
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusedGroup, FusionPlan
@@ -41,7 +40,6 @@ from polydyn.shapes.sizes import Dims, sizes_by_name
 from polydyn.tuning.records import Records
 from polydyn.tuning.strategy import strategy
 
-LEAF = "pd_cpu.h"
 NOT_ON_CUDA = ("layout", "prologue", "horizontal")
 """Passes for the CPU's kernels and host program only."""
 
@@ -166,7 +164,6 @@ def cpu_target(target: str) -> CpuTarget:
 
 def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, graph: Graph) -> HostPlan:
     """Buffers, packed constants, kernels and launches of a placed fusion plan of ``graph``."""
-    header = files("polydyn.codegen") / "leaf" / LEAF
     constants = _constants(plan, placed)
     buffers = _buffers(plan, placed, constants, graph)
     kernels = {
@@ -175,8 +172,7 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
         for k in (p.alternatives.kernels if p.alternatives else (p.kernel,))
     }
     launches = tuple(_launch(plan, p, buffers) for p in placed)
-    headers = {LEAF: f"#define PD_W {target.width}\n{header.read_text()}"}  # every unit includes it first
-    return _host_plan(graph, placed, constants, buffers, kernels, launches, headers)
+    return _host_plan(graph, placed, constants, buffers, kernels, launches, leaf_headers(target.width))
 
 
 def place_cuda_kernels(

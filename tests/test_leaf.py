@@ -5,15 +5,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from polydyn.build.cache import digest, stored_file
 from polydyn.build.compiler import build_library
+from polydyn.codegen.kernel import leaf_headers
 
-LEAF = Path(__file__).parent.parent / "codegen" / "leaf" / "pd_cpu.h"
 WIDTHS = (4, 8, 16)
 F = np.float32
 SPECIAL = np.array([0, -0.0, 1, -1, 88.7, 89, 200, np.inf, -87, -90, -103.9, -104.5, -200, -np.inf, np.nan, 3], F)
@@ -35,7 +34,7 @@ OPEN void t_tail(f32 *a, int64_t n) { vstorem_f32(a, 0, vloadm_f32(a, 0, n) + 1.
 
 @lru_cache
 def leaf(width: int) -> ctypes.CDLL:
-    library = build_library({"leaf.c": TEXT}, {"pd_cpu.h": f"#define PD_W {width}\n{LEAF.read_text()}"})
+    library = build_library({"leaf.c": TEXT}, leaf_headers(width))
     return ctypes.CDLL(str(stored_file("lib", f"{digest(library.data)}.so", library.data)))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from polydyn.build.cache import digest, stored_file
 from polydyn.build.compiler import build_library
+from polydyn.codegen.kernel import LEAVES, leaf_headers
 from polydyn.codegen.kernel import Kernel as Source
 from polydyn.errors import BuildError, PolydynError
 from polydyn.lowering.kernels import bind
@@ -23,7 +23,6 @@ from polydyn.tuning.measure import Answer, Workers
 from polydyn.tuning.space import usage
 from polydyn.tuning.task import Task
 
-LEAF = "pd_cpu.h"
 POOL = ("pool.c", "internal.h", "polydyn.h")
 SHORT, BLOCKS = 128, 9
 """A dynamic reduction is run with so many steps and with so many blocks, to tell the fixed part of a wave from that of
@@ -189,9 +188,8 @@ class CpuBench:
 def timing_units(kernels: Sequence[Source], width: int) -> tuple[dict[str, str], dict[str, str]]:
     """Translation units and headers of a measuring library."""
     runtime = sources()
-    leaf = (files("polydyn.codegen") / "leaf" / LEAF).read_text()
-    headers = {n: runtime[n] for n in POOL if n.endswith(".h")} | {LEAF: f"#define PD_W {width}\n{leaf}"}
-    units = {f"{k.name}.c": f'#include <stdint.h>\n#include "{LEAF}"\n\n{k.text}\n' for k in kernels}
+    headers = {n: runtime[n] for n in POOL if n.endswith(".h")} | leaf_headers(width)
+    units = {f"{k.name}.c": f'#include <stdint.h>\n#include "{LEAVES[0]}"\n\n{k.text}\n' for k in kernels}
     table = "\n".join(
         [
             '#include "internal.h"',
