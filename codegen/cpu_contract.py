@@ -492,7 +492,7 @@ class ContractKernel:
         most = rows_for_all(self.plan.rows, columns, steps) if columns and steps and columns > self.nr else 0
         if most:
             return row_blocks(mt, nt, most, need)
-        return even_shares(mt, nt, need)
+        return even_shares(mt, nt, need, self.N, (self.plan.rows, self.nr))
 
 
 def _symbols(x: Load) -> frozenset[str]:

@@ -37,13 +37,17 @@ def row_blocks(mt: Index, nt: Index, most: int, need: Index) -> dict[str, Index]
     return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, need.ceildiv(maximum(1, mt))))}
 
 
-def even_shares(mt: Index, nt: Index, need: Index) -> dict[str, Index]:
-    """``mt`` x ``nt`` register tiles in ``need`` shares: columns are divided, or rows where the largest share is less.
+def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[int, int]) -> dict[str, Index]:
+    """``mt`` x ``nt`` register tiles in ``need`` shares of columns, or of rows where that makes the largest cheaper.
 
-    Every share reads all panels of its columns, and a panel costs as much as a row tile.
+    A share costs its ``columns``, of which the last panel may have few, for each row tile and once more to read them,
+    and as much for every row that it reads. ``tile``: rows and columns of a register tile.
     """
-    columns = nt.ceildiv(need) * (mt + 1)
-    rows = (mt.ceildiv(need) + 1) * nt
-    by_rows = minimum(1, maximum(0, columns - rows))
+
+    def cost(row_tiles: Index, own: Index) -> Index:
+        return own * (row_tiles + 1) + row_tiles * tile[0]
+
+    wide = cost(mt, minimum(columns, nt.ceildiv(need) * tile[1]))
+    by_rows = minimum(1, maximum(0, wide - cost(mt.ceildiv(need), columns)))
     bj = 1 + (1 - by_rows) * (maximum(1, minimum(nt, need)) - 1)
     return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}

@@ -275,12 +275,14 @@ def test_a_register_set_in_narrow_lanes_is_read_as_a_whole_vector() -> None:
 
 
 def test_shares_divide_what_leaves_least_to_the_busiest() -> None:
-    def shares(rows: int, columns: int, threads: int) -> tuple[int, int]:
-        got = even_shares(ix(rows), ix(columns), ix(threads))
+    def shares(rows: int, columns: int, threads: int, last: int = 48) -> tuple[int, int]:
+        got = even_shares(ix(rows), ix(columns), ix(threads), ix(48 * (columns - 1) + last), (8, 48))
         return got["B_i"].evaluate({}), got["B_j"].evaluate({})
 
-    assert shares(1, 16, 2) == (1, 2) and shares(126, 16, 2) == (1, 2), "columns where both divide evenly"
+    assert shares(1, 16, 2) == (1, 2) and shares(40, 16, 2) == (1, 2), "columns where both divide evenly"
+    assert shares(200, 16, 2) == (2, 1), "rows where reading all of them costs more than reading all columns"
     assert shares(20, 3, 2) == (2, 1), "rows where three column tiles would be one and two"
+    assert shares(12, 2, 2, last=22) == (2, 1), "rows where the last column tile is half empty"
     assert shares(2, 23, 2) == (1, 2), "few rows: every thread would read all columns"
     assert shares(0, 16, 2) == (1, 2) and shares(1, 1, 4) == (1, 1)
     assert row_blocks(ix(100), ix(4), 16, ix(2))["B_i"].evaluate({}) == 8
