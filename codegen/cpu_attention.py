@@ -46,8 +46,7 @@ class AttentionKernel:
         self.values = ContractKernel(name, parts.values, parts.value_roles, target, packed, rows, "2")
         if self.values.plan.promote:
             raise SeparateKernels("the values of an attention are not of unit stride along their columns")
-        self.nest = NestKernel(name, parts.rows, parts.row_prefix, parts.phases, target, rows=True)
-        self.nest.flight = FLIGHT
+        self.nest = NestKernel(name, parts.rows, parts.row_prefix, parts.phases, target, rows=True, flight=FLIGHT)
 
     def tree(self) -> TiledGroup:
         """The tile-space tree that the kernel is generated from."""

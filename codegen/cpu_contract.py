@@ -487,11 +487,11 @@ class ContractKernel:
         batch = product(self.extents[x] for x in self.roles.batch)
         need = maximum(1, V("nth").ceildiv(maximum(1, batch)))
         if self.plan.fill:
-            return row_blocks(mt, nt, rows_that_stay(self.plan.rows, self.plan.block * self.R), need)
+            return row_blocks(mt, nt, rows_that_stay(self.plan.rows, self.plan.block * self.R), need, cheap_rows=False)
         columns, steps = self.N.constant, (self.K * self.R).constant
         most = rows_for_all(self.plan.rows, columns, steps) if columns and steps and columns > self.nr else 0
         if most:
-            return row_blocks(mt, nt, most, need)
+            return row_blocks(mt, nt, most, need, cheap_rows=True)
         return even_shares(mt, nt, need, self.N, (self.plan.rows, self.nr))
 
 

@@ -83,8 +83,11 @@ class NestKernel:
         phases: dict[str, int],
         target: CpuTarget,
         rows: bool = False,
+        flight: int = 1,
     ) -> None:
-        """``rows``: vectors must run along the rows (the nest is a part of an attention)."""
+        """``rows``: vectors must run along the rows (the nest is a part of an attention). ``flight``: rows in flight at
+        once.
+        """
         self.name, self.group, self.prefix, self.phases, self.target = name, group, prefix, phases, target
         self.stage_of = {s.name: n for n, st in enumerate(stages(group, prefix, phases)) for s in st}
         self.extents = {n: e for s in group.statements for n, e in s.iters}
@@ -97,8 +100,7 @@ class NestKernel:
         self.notes: list[str] = []
         self.again = False
         """Whether the version being built has no row buffers."""
-        self.flight = 1
-        """Rows in flight at once; an attention sets it."""
+        self.flight = flight
 
     # -- decisions -----------------------------------------------------------------------------------------------
 

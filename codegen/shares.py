@@ -10,6 +10,8 @@ SHARED_ELEMENTS = 1 << 17
 """Elements of a column operand that all blocks of rows read from the cache: half of a 1 MB L2."""
 SHORT = 4
 """Reduction steps for each row of a tile up to which its results outweigh what it reads."""
+FEW_BLOCKS = 8
+"""Blocks of rows for each thread from which one more for some of them does not matter."""
 
 
 def rows_that_stay(rows: int, steps: Index) -> int:
@@ -28,13 +30,18 @@ def rows_for_all(rows: int, columns: int, steps: int) -> int:
     return rows_that_stay(rows, Index.of(steps)) if columns * steps <= SHARED_ELEMENTS else 0
 
 
-def row_blocks(mt: Index, nt: Index, most: int, need: Index) -> dict[str, Index]:
+def row_blocks(mt: Index, nt: Index, most: int, need: Index, cheap_rows: bool) -> dict[str, Index]:
     """``mt`` x ``nt`` register tiles in blocks of at most ``most`` row tiles, their number a multiple of ``need``.
 
-    Columns are divided where row tiles are fewer than ``need``.
+    Columns are divided where row tiles are fewer than ``need``, and with ``cheap_rows``, which cost nothing to be read
+    again, also where few blocks are no multiple of it: three blocks would be two for one thread and one for another.
     """
     bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
-    return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, need.ceildiv(maximum(1, mt))))}
+    parts = need.ceildiv(maximum(1, mt))
+    if cheap_rows:
+        uneven = minimum(1, bi % need) * minimum(1, maximum(0, FEW_BLOCKS * need - bi))
+        parts = maximum(parts, 1 + uneven * (need - 1))
+    return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, parts))}
 
 
 def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[int, int]) -> dict[str, Index]:

@@ -285,4 +285,16 @@ def test_shares_divide_what_leaves_least_to_the_busiest() -> None:
     assert shares(12, 2, 2, last=22) == (2, 1), "rows where the last column tile is half empty"
     assert shares(2, 23, 2) == (1, 2), "few rows: every thread would read all columns"
     assert shares(0, 16, 2) == (1, 2) and shares(1, 1, 4) == (1, 1)
-    assert row_blocks(ix(100), ix(4), 16, ix(2))["B_i"].evaluate({}) == 8
+
+
+def test_blocks_of_rows_divide_evenly_among_threads() -> None:
+    def blocks(rows: int, columns: int, most: int, threads: int, cheap: bool = True) -> tuple[int, int]:
+        got = row_blocks(ix(rows), ix(columns), most, ix(threads), cheap)
+        return got["B_i"].evaluate({}), got["B_j"].evaluate({})
+
+    assert blocks(100, 4, 16, 2) == (8, 1), "a multiple of the threads"
+    assert blocks(1, 4, 16, 2) == (1, 2), "columns where rows are fewer than threads"
+    assert blocks(3, 400, 1, 2) == (3, 2) and blocks(9, 400, 1, 2) == (9, 2), "columns too where blocks are uneven"
+    assert blocks(3, 400, 1, 2, cheap=False) == (3, 1), "not where every part would copy the rows again"
+    assert blocks(3, 1, 1, 2) == (3, 1) and blocks(4, 400, 1, 2) == (4, 1) and blocks(99, 400, 1, 2) == (99, 1)
+    assert blocks(9, 400, 1, 1) == (9, 1) and blocks(0, 4, 1, 2) == (1, 2)
