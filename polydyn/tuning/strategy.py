@@ -27,6 +27,7 @@ from polydyn.tuning.explore import (
     by_size,
     in_order,
 )
+from polydyn.tuning.finals import corrected, finalists
 from polydyn.tuning.hardware import Hardware
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.microkernel import mutations
@@ -48,7 +49,8 @@ class Strategy:
     """A row. ``cost`` None: the table is measured on every instance (BladeDISC). ``gpu_cost``: so it is on a CPU
     (DietCode: the factors of 5.3 are the GPU's, elsewhere 5.1's direct measurement is used). ``seeded``: the space is
     built around the best tuple of a first search on the largest instance (DietCode). ``outside``: the share of the
-    weight that sizes have which the given shapes say nothing of. ``dispatcher``: a key of
+    weight that sizes have which the given shapes say nothing of. ``finals``: the kernels of the best estimates are
+    measured at some instances, and their closed forms corrected. ``dispatcher``: a key of
     ``polydyn.dispatch.build.DISPATCHERS``.
     """
 
@@ -61,6 +63,7 @@ class Strategy:
     seeded: bool = False
     gpu_cost: bool = False
     outside: float = 0.0
+    finals: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,9 @@ def tune(
     InputError: shapes and weights differ in number. BuildError: no tuple could be built and run.
     """
     cost = None if strategy.gpu_cost and hardware.kind == "cpu" else strategy.cost
+    limit = MEASURED_SECONDS * hardware.peak(problem.backbone.dtype)
     if not problem.shapes:
-        limit = None if cost else MEASURED_SECONDS * hardware.peak(problem.backbone.dtype)
-        shapes, weights = select.sample_free_shapes(problem.backbone, flops=limit)
+        shapes, weights = select.sample_free_shapes(problem.backbone, flops=None if cost else limit)
         problem = replace(problem, shapes=shapes, weights=weights)
     elif len(problem.weights) != len(problem.shapes):
         raise InputError(
@@ -134,6 +137,10 @@ def tune(
     kernels = [k for t in ranked for k in _splits(bench.kernel(t), problem)]
     costs = [cost(problem.backbone, hardware, k) for k in kernels] if cost else []
     table = _table(problem, bench, kernels, costs)
+    if strategy.finals:
+        rows = finalists(table, problem.weights, [k.tile for k in kernels])
+        kernels, costs = [kernels[m] for m in rows], [costs[m] for m in rows]
+        kernels, costs, table = corrected(problem, bench, kernels, costs, limit)
     chosen = strategy.choose(table, problem.weights, [k.tile for k in kernels])
     return _tuned(strategy, problem, kernels, costs, table, chosen, log)
 
@@ -345,6 +352,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             lambda table, weights, tiles: select.cover(table, weights, tiles),
             "tree",
             outside=0.1,
+            finals=True,
         ),
     )
 }

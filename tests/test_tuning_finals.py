@@ -1,0 +1,90 @@
+"""Finals: what the model likes best is measured, and the model is corrected by it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from polydyn.errors import BuildError
+from polydyn.schedules.index import Index
+from polydyn.tuning.backbone import GroupKey, Problem, Shape, Tile, gemm
+from polydyn.tuning.cost import polydyn as polydyn_cost
+from polydyn.tuning.finals import FINALISTS, SIZES, corrected, finalists, sizes_to_measure
+from polydyn.tuning.hardware import cpu
+from polydyn.tuning.loop_model import loop_model
+from polydyn.tuning.replay import Simulated
+from polydyn.tuning.strategy import strategy, tune
+
+B, HW = gemm(None, 256, 256), cpu(1)
+LENGTHS = tuple((("i", n),) for n in range(1, 101))
+PROBLEM = Problem(GroupKey("gemm", B.dtype, HW.name), B, LENGTHS, (1.0,) * 100)
+TILES = loop_model(B, HW).tiles[::40][:20]
+
+
+class Liar(Simulated):
+    """A machine on which some tuples take ten times as long as one of their waves promises."""
+
+    def seconds(self, tile: Tile, shape: Shape) -> float:
+        slow = 10.0 if tile == TILES[0] else 1.0
+        return slow * super().seconds(tile, shape)
+
+
+def test_a_model_that_flatters_a_kernel_is_corrected() -> None:
+    bench = Liar(B, HW)
+    kernels = [bench.kernel(t) for t in TILES[:2]]
+    costs = [polydyn_cost(B, HW, k) for k in kernels]
+    ran, forms, table = corrected(PROBLEM, bench, kernels, costs, math.inf)
+    assert [k.tile for k in ran] == list(TILES[:2]) and table.shape == (2, 100)
+    honest = corrected(PROBLEM, Simulated(B, HW), kernels, costs, math.inf)
+    at = {"i": 64, "j": 256, "k": 256}
+    ratio = [forms[k].evaluate(at) / honest[1][k].evaluate(at) for k in (0, 1)]
+    assert ratio == pytest.approx([10.0, 1.0], rel=0.05)
+    measured = sizes_to_measure(PROBLEM, math.inf)
+    assert table[0, measured] == pytest.approx(honest[2][0, measured] / 10)
+
+
+def test_sizes_follow_the_weights_and_stay_short() -> None:
+    assert len(sizes_to_measure(PROBLEM, math.inf)) == SIZES
+    heavy = replace(PROBLEM, weights=(1e6, 1e6, *(1.0,) * 98))
+    assert {0, 1} <= set(sizes_to_measure(heavy, math.inf))
+    most = B.flops(B.sizes({"i": 10}))
+    assert max(sizes_to_measure(PROBLEM, most)) == 9
+    assert sizes_to_measure(PROBLEM, 0.0) == []
+
+
+def test_without_anything_to_measure_the_model_decides() -> None:
+    bench = Simulated(B, HW)
+    kernels = [bench.kernel(t) for t in TILES[:2]]
+    costs = [polydyn_cost(B, HW, k) for k in kernels]
+    assert corrected(PROBLEM, bench, kernels, costs, 0.0)[1] == costs
+
+
+def test_finalists_are_few_and_contain_the_best_on_average() -> None:
+    bench = Simulated(B, HW)
+    costs = [polydyn_cost(B, HW, bench.kernel(t)) for t in TILES]
+    table = np.array([[1e12 / c.evaluate(B.sizes(dict(s))) for s in LENGTHS] for c in costs])
+    rows = finalists(table, PROBLEM.weights, TILES)
+    assert len(rows) == len(set(rows)) == FINALISTS
+    assert int((table / table.max(0)).mean(1).argmax()) in rows
+
+
+def test_kernels_that_fail_are_dropped_and_none_is_an_error() -> None:
+    class Failing(Simulated):
+        def seconds(self, tile: Tile, shape: Shape) -> float:
+            return math.inf if tile == TILES[0] else super().seconds(tile, shape)
+
+    bench = Failing(B, HW)
+    kernels = [Simulated(B, HW).kernel(t) for t in TILES[:2]]
+    costs: list[Index] = [polydyn_cost(B, HW, k) for k in kernels]
+    assert [k.tile for k in corrected(PROBLEM, bench, kernels, costs, math.inf)[0]] == [TILES[1]]
+    with pytest.raises(BuildError, match="none of 1"):
+        corrected(PROBLEM, bench, kernels[:1], costs[:1], math.inf)
+
+
+def test_only_polydyn_has_finals() -> None:
+    tuned = tune(strategy("polydyn"), PROBLEM, HW, Simulated(B, HW), trials=12)
+    assert 1 <= len(tuned.kernels) <= FINALISTS
+    assert not strategy("tscompiler").finals
