@@ -93,9 +93,9 @@ class Index:
         (m, c), *_ = self.terms.items()
         return c == 1 and len(m) == 1 and isinstance(m[0], str)
 
-    def atoms(self) -> frozenset[str | Atom]:
-        """The factors of all monomials (not those inside an Atom)."""
-        return frozenset(a for m in self.terms for a in m)
+    def atoms(self) -> tuple[str | Atom, ...]:
+        """The different factors of all monomials (not those inside an Atom), in an order that no hash decides."""
+        return tuple(dict.fromkeys(a for m in self.terms for a in m))
 
     def symbols(self) -> frozenset[str]:
         """All symbols, those inside atoms included."""

@@ -127,5 +127,5 @@ def _inside(lead: Monomial, n: Monomial) -> bool:
     for a in n:
         if isinstance(a, Atom):
             for x in a.args:
-                inner |= x.atoms()
+                inner.update(x.atoms())
     return any(a in inner for a in lead)

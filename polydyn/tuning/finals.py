@@ -53,19 +53,20 @@ def corrected(
     BuildError: none of them ran.
     """
     shapes, asked = problem.instances(), sizes_to_measure(problem, most_flops)
-    spent = np.array([[bench.seconds(k.tile, shapes[i]) for k in kernels] for i in asked]).reshape(len(asked), len(kernels))
+    times = [[bench.seconds(k.tile, shapes[i]) for k in kernels] for i in asked]
+    spent = np.array(times).reshape(len(asked), len(kernels))
     ran, forms, rows = [], [], []
     for n, (kernel, cost) in enumerate(zip(kernels, costs, strict=True)):
         measured = dict(zip(asked, spent[:, n], strict=True))
         if not all(math.isfinite(t) and t > 0 for t in measured.values()):
             continue
         form = cost * _factor(problem, measured, cost) // UNIT if measured else cost
-        times = [
+        filled = [
             PICOSECONDS * measured[i] if i in measured else max(1, form.evaluate(s)) for i, s in enumerate(shapes)
         ]
         ran.append(kernel)
         forms.append(form)
-        rows.append([problem.backbone.flops(s) / t for s, t in zip(shapes, times, strict=True)])
+        rows.append([problem.backbone.flops(s) / t for s, t in zip(shapes, filled, strict=True)])
     if not ran:
         raise BuildError(f"none of {len(kernels)} tuples that ran once ran again", rule="finalists are measured")
     return ran, forms, np.array(rows, float)
