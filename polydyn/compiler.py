@@ -30,7 +30,7 @@ from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.evaluation import THREADS
 from polydyn.program.host import size_bytes
 from polydyn.program.plan import WORKSPACE, Buffer, Choice, HostPlan, KernelSource, Launch, Variant, Version
-from polydyn.program.program import Program
+from polydyn.program.program import Program, check_threads
 from polydyn.program.waves import join_waves
 from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
@@ -83,6 +83,7 @@ def compile(
     read; equal records give equal programs. What was tuned for several numbers of threads is chosen by that of a
     call. Raises PolydynError, see ``polydyn.errors``.
     """
+    check_threads(threads)
     plan = plan_program(model, target=target, dims=dims, options=options, records=records)
     program = build_program(plan, target=target, threads=threads)
     del plan

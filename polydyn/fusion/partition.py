@@ -24,6 +24,9 @@ class Join:
     kind: str = "nest"
 
 
+MOST_NODES = 48
+"""Nodes of a group; the cost of schedules and proofs grows with their square."""
+
 Rule = Callable[[FusionPlan, FusedGroup, FusedGroup], "Join | str | None"]
 """``rule(plan, producer, reader)``: a Join, a reason against it, or None when such a pair is not its business."""
 
@@ -86,7 +89,7 @@ class Partition:
         """Joins reader ``b`` to producer ``a`` (the number of the result) if all agree; else keeps the reason."""
         verdict = rule(self._plan, self.groups[a], self.groups[b])
         if isinstance(verdict, Join):
-            verdict = self.cycle(a, b) or self._rise(a, b) or verdict
+            verdict = self._too_many(a, b) or self.cycle(a, b) or self._rise(a, b) or verdict
         if verdict is None or isinstance(verdict, str):
             if verdict:
                 self._refuse(a, b, verdict)
@@ -102,6 +105,10 @@ class Partition:
                     through = self.groups[p].nodes[0].output if p in self.groups else "a concatenation"
                     return f"a cycle: {through} must run between the two (convexity)"
         return None
+
+    def _too_many(self, a: int, b: int) -> str | None:
+        many = len(self.groups[a].nodes) + len(self.groups[b].nodes) > MOST_NODES
+        return f"together they have more than {MOST_NODES} nodes, and a kernel is proven as a whole" if many else None
 
     def _rise(self, a: int, b: int) -> str | None:
         apart = [self.groups[a], self.groups[b]]

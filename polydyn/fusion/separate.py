@@ -24,7 +24,7 @@ def separate(graph: Graph) -> FusionPlan:
             continue
         offset = ZERO
         for k, part in enumerate(n.parts):
-            name = part_name(n.output, k)
+            name = part_name(graph, n.output, k)
             t = tensors[part]
             tensors[name] = Tensor(name, t.dtype, t.shape)
             index = tuple(Index.of(dim_name(a)) for a in range(len(t.shape)))
