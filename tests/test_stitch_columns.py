@@ -40,9 +40,8 @@ IMAGE = {"x": (F, ["N", 3, "H", "W"])}
 
 def norm(x: str, y: str, keepdims: int = 1) -> Nodes:
     """LayerNorm over axis 1, from primitives."""
-    mean, variance = ("m0", "v0") if keepdims else ("m", "v")
-    unsqueezed = [] if keepdims else [node("Unsqueeze", "m ax1", "m0"), node("Unsqueeze", "v ax1", "v0")]
-    first, second = unsqueezed[:1], unsqueezed[1:]
+    mean, variance = ("m0", "v0") if keepdims else ("m1", "v1")
+    first, second = ([] if keepdims else [node("Unsqueeze", f"{t}1 ax1", f"{t}0")] for t in "mv")
     return [
         node("ReduceMean", f"{x} ax1", mean, keepdims=keepdims), *first, node("Sub", f"{x} m0", "c"),
         node("Mul", "c c", "q"), node("ReduceMean", "q ax1", variance, keepdims=keepdims), *second,
