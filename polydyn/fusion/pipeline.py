@@ -64,7 +64,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("recompute", "readers compute cheap producers again (BladeDISC 4.2 input-inline)", groups=recompute_producers),
     Pass("sink", "an epilogue that only makes traffic goes to its reader (BladeDISC 4.1)", groups=sink_epilogues),
     Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),
-    Pass("columns", "groups around reductions join whichever axes they share (BladeDISC 4.2)", groups=join_columns),
+    Pass("columns", "groups around reductions of other axes join (BladeDISC 4.2)", groups=join_columns),
     Pass("horizontal", "launches that need nothing of each other run in one fork-join (program/waves.py)"),
 )
 """Passes that decide what a kernel is: over the graph first, then over groups."""

@@ -80,12 +80,17 @@ def stitch(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
 
     Their group-dims lead; others are the business of ``columns``, so that rows come first.
     """
-    join = columns(plan, a, b)
+    join = _stitched(plan, a, b)
     return None if isinstance(join, Join) and not lead(plan.graph, join.rows) else join
 
 
 def columns(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
     """``stitch`` whichever axes are shared: a softmax over the channels of an image shares those around them."""
+    join = _stitched(plan, a, b)
+    return None if isinstance(join, Join) and lead(plan.graph, join.rows) else join
+
+
+def _stitched(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
     if a.kind != "nest" or b.kind != "nest" or all(n.is_map for g in (a, b) for n in g.nodes):
         return None
     if a.prologue or b.prologue:
