@@ -1,12 +1,12 @@
 """CPU kernels for element-wise and stitch groups: a coincident band, phases inside, vector loops.
 
 Vectors run along the last iterator of the band (element-wise, reductions over outer axes) or along the innermost
-iterator of every stage (row reductions: softmax, norms), whichever touches memory with unit stride.
+iterator of every stage (row reductions: softmax, norms), whichever touches memory with unit stride and fills vectors.
 Locals live where they can: in a register of the vector loop when all readers share the loop, in a row register when
-they have one element per row, else in a row buffer. Row buffers come in versions (BladeDISC 4.2; CPU.md 4): on the
-stack when the row is a short constant, in scratch when all of them fit ``ROW_BYTES``, and none at all, where every pass
-over the row computes its elements again from the inputs. Rows of unknown length get both of the last two and choose at
-run time, so that scratch is bounded whatever the row.
+they have one element per row, else in a row buffer; rows in lanes have theirs side by side. Row buffers have versions
+(BladeDISC 4.2; CPU.md 4): on the stack when the row is a short constant, in scratch when all of them fit ``ROW_BYTES``,
+and none at all, where every pass over the row computes its elements again from the inputs. Rows of unknown length get
+both of the last two and choose at run time, so that scratch is bounded whatever the row.
 Outputs go around the caches where a launch moves more than they hold; the launch says how much (``STREAM``).
 """
 
@@ -110,12 +110,19 @@ class NestKernel:
             return True
         along = self._strided(lambda s: self.prefix[-1])
         inner = self._strided(lambda s: s.iterators[-1] if inner_iterators(s, self.prefix) else "")
-        return along < inner or (along == inner and self._short())
+        return (along < inner and not self._narrow()) or (along == inner and self._short())
 
     def _short(self) -> bool:
         """Whether no inner loop fills a vector."""
         loops = [self.extents[x].constant for s in self.group.statements for x in inner_iterators(s, self.prefix)]
         return all(e is not None and 1 < e < self.target.width for e in loops)
+
+    def _narrow(self) -> bool:
+        """Whether the band leaves most of a vector empty, and no inner loop does: leaves load such strides at once."""
+        width, band = self.target.width, self.extents[self.prefix[-1]].constant
+        last = [s.iterators[-1] for s in self.group.statements if inner_iterators(s, self.prefix)]
+        long = all((e := self.extents[x].constant) is None or e >= width for x in last)
+        return band is not None and band * 4 <= width and long
 
     def _strided(self, iterator: object) -> int:
         """Accesses to memory that are not of stride 0 or 1 along the statement's vector iterator."""
@@ -186,7 +193,7 @@ class NestKernel:
         if where == "row" or self._in_loop(reader, x, env):
             return Reg(x.dtype, f"v_{x.buffer}")
         if not self.again:
-            return FlatLoad(x.dtype, x.buffer, self._row_address(x))
+            return FlatLoad(x.dtype, x.buffer, self._row_address(x, env))
         writer = self._writer(x.buffer)
         assert writer is not None, "verified by _can_repeat"
         at = {str(i): e for i, e in zip(writer.index, x.index, strict=True)}
@@ -216,11 +223,17 @@ class NestKernel:
         writers = [s for s in self.group.statements if s.array == array]
         return writers[0] if len(writers) == 1 and writers[0].reduce is None else None
 
-    def _row_address(self, x: Load) -> Index:
+    def _row_address(self, x: Load, env: Mapping[str, Index]) -> Index:
+        """Where an element lies in a row buffer: rows in lanes lie side by side."""
         array = self.group.arrays[x.buffer]
         inner = len(self.prefix)
         strides = row_major(array.shape[inner:])
-        return sum((i * s for i, s in zip(x.index[inner:], strides, strict=True)), ZERO)
+        at = sum((i * s for i, s in zip(x.index[inner:], strides, strict=True)), ZERO)
+        return at * self._lanes() + (env[self.prefix[-1]] - V("o_t")) % self._lanes() if self.tiled else at
+
+    def _lanes(self) -> int:
+        """Rows that a vector works on."""
+        return self.target.width if self.tiled else 1
 
     def lowering(self, s: Statement) -> Lowering:
         """What executes a statement's instance."""
@@ -235,7 +248,7 @@ class NestKernel:
             if where == "row":
                 return (Set(f"v_{s.array}", value, 1, s.reduce),)
             if where == "scratch":
-                address = self._row_address(target)
+                address = self._row_address(target, env)
                 if self._writer(s.array) is None:
                     return (Store(s.array, address, value, s.reduce),)
                 held = Reg(value.dtype, f"v_{s.array}")
@@ -266,7 +279,7 @@ class NestKernel:
         return [n for n, where in self.place.items() if where == "scratch"]
 
     def _row_size(self, array: str) -> Index:
-        return product(self.group.arrays[array].shape[len(self.prefix) :])
+        return product(self.group.arrays[array].shape[len(self.prefix) :]) * self._lanes()
 
     def _row_bytes(self) -> Index:
         """Bytes of all row buffers."""
@@ -332,7 +345,7 @@ class NestKernel:
         if not self._buffered() or not self._can_repeat():
             out, count = self._version(body, coordinates)
             return self._streamed(body, coordinates, out), count, scratch_bytes(out)
-        if self.tiled or fits.decided() is False:  # lanes along the band cannot share a row buffer
+        if fits.decided() is False:
             self.notes.append("several passes over every row, nothing is kept")
             return (*self._version(body, coordinates, again=True), ZERO)
         out, count = self._version(body, coordinates)

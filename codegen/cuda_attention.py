@@ -71,8 +71,10 @@ class CudaAttentionKernel:
         self.name, self.group, self.parts = name, group, parts
         self.scores = ProductGroup(name, parts.scores, parts.score_roles)
         self.values = ProductGroup(name, parts.values, parts.value_roles)
-        if self.values.dtype != self.scores.dtype or parts.score_roles.inner:
-            raise CodegenError(f"an attention of {self.scores.dtype} and {self.values.dtype}", remedy="one dtype")
+        floats = self.scores.sums == self.values.sums == "float32"
+        if self.values.dtype != self.scores.dtype or parts.score_roles.inner or not floats:
+            found = f"an attention of {self.scores.dtype} and {self.values.dtype}"
+            raise CodegenError(found, remedy="one floating-point dtype")
         self.kind = "mma" if self.scores.dtype in HALF else "tf32" if tf32 else "lanes"
         self.depths = tuple(_depth(x) for x in (self.scores.K, self.values.N))
         logit = softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)

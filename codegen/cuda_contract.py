@@ -12,7 +12,7 @@ from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct
 from polydyn.codegen.cuda_split import SHARES, combining_group, partial_group
 from polydyn.codegen.cuda_wgmma import wgmma_versions
 from polydyn.codegen.ir import Compare
-from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index, maximum, minimum, product
@@ -28,6 +28,11 @@ WAVES = 2
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
 TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 32, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
 MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
+IMMA_TILES = (CudaTile("imma", 128, 128, 64, 64, 32, 4, 2), CudaTile("imma", 64, 64, 64, 32, 32, 4, 4))
+TILES = {
+    "float32": FMA_TILES, "int32": FMA_TILES, **dict.fromkeys(HALF, MMA_TILES), **dict.fromkeys(BYTES, IMMA_TILES),
+}  # fmt: skip
+"""Dtype of stored operands -> tiles, largest first."""
 
 
 class CudaContractKernel:
@@ -38,8 +43,8 @@ class CudaContractKernel:
 
     def __init__(self, name: str, group: Group, roles: Roles, arch: str = "sm_80", tf32: bool = False) -> None:
         self.name, self.group, self.roles, self.arch = name, group, roles, arch
-        self.single = TF32_TILES if tf32 else FMA_TILES
         self.product = ProductGroup(name, group, roles)
+        self.tiles = TF32_TILES if tf32 and self.product.dtype == "float32" else TILES[self.product.dtype]
 
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
         """A version for each tile and each width of copies that the addresses may allow, widest first.
@@ -47,7 +52,7 @@ class CudaContractKernel:
         Before them those for few rows, and those of the smallest tile with a split reduction, for shapes that leave
         multiprocessors idle.
         """
-        chosen = tiles or self._useful(MMA_TILES if self.product.dtype in HALF else self.single)
+        chosen = tiles or self._useful(self.tiles)
         for t in chosen:
             tree = gpu_contract_tree(self.group, self.roles, t.kind.warp)
             prove_gpu_contract(self.group, self.roles, tree, t.proven())
@@ -70,7 +75,7 @@ class CudaContractKernel:
         shares = minimum(V(MULTIPROCESSORS) * WAVES // maximum(1, blocks), steps // SHARE_STEPS)
         parts = ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES))
         again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
-        size = V(SHARES) * batch * p.M * p.N * ITEMSIZE["float32"]
+        size = V(SHARES) * batch * p.M * p.N * ITEMSIZE[p.sums]
         split = Compare(">=", V(SHARES), V(2))
         return [
             replace(k, conditions=(split, *k.conditions), launch={SHARES: shares}, workspace=size, after=(again,))
@@ -89,6 +94,7 @@ class CudaContractKernel:
 
 def _of_tile(product: ProductGroup, tile: CudaTile) -> list[CudaKernel]:
     """The versions of one tile, without those that may be launched only where an earlier one may."""
-    widths = [w for w in (16, 8, 4, 2) if w >= ITEMSIZE[product.dtype] and not (w == 8 and product.dtype == "float32")]
+    size = ITEMSIZE[product.dtype]
+    widths = [w for w in (16, 8, 4) if w >= size and not (w == 8 and size == 4)] + [size] * (size < 4)
     accesses = ((widths[0], True), *((w, False) for w in widths))
     return needed(TiledProduct(product, tile, width, wide).build() for width, wide in accesses)

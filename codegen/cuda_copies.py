@@ -127,12 +127,14 @@ def copy_of(
 
     ``column``: it is the column operand. Threads of ``fma`` read it along its own iterator one element each, so a tile
     contiguous along the reduction is permuted by single elements. Lanes of ``tf32`` read eight elements of four steps
-    from a tile contiguous along its own side: eight stay together.
+    from a tile contiguous along its own side: eight stay together. Rows of ``imma`` have no load that transposes: their
+    tile is along the reduction in any case, copied byte by byte where memory is not.
     """
     across = column and not by.warp
-    base = Copy(x, group, env, bk, reduction, True, 1, False, by.swizzle, ())
-    size = ITEMSIZE[base.dtype]
-    single = replace(base, chunk=1 if across else by.swizzle)
+    size = ITEMSIZE[x.value.dtype]
+    together = 16 // size
+    base = Copy(x, group, env, bk, reduction, True, 1, False, together, ())
+    single = replace(base, chunk=1 if across else together)
     if not isinstance(x.value, Load):
         return single
     a = {c: V(c) for c in (*_batch(group, x), "b_i", "b_j", "b_k")}
@@ -141,7 +143,8 @@ def copy_of(
     address = flat(group, x.value, env(a, row, col, k), lambda v: None)
     assert isinstance(address, FlatLoad)
     single = replace(single, asynchronous=size >= 4)
-    for along_k, unit in ((True, "s_k"), (False, x.own)):
+    ways = ((True, "s_k"), (False, x.own))
+    for along_k, unit in ways if column or by.name != "imma" else ways[:1]:
         stride, rest = address.address.split(unit)
         if stride != ONE or unit in rest.symbols():
             continue
@@ -149,7 +152,7 @@ def copy_of(
         wanted = multiples(rest, vector, frozenset((*a, x.own, "s_k")))
         if wanted is None:
             vector, wanted = 1, ()
-        kept = 1 if along_k and across else 8 if by.name == "tf32" and not along_k else by.swizzle
+        kept = 1 if along_k and across else 8 if by.name == "tf32" and not along_k else together
         return replace(base, along_k=along_k, vector=vector, asynchronous=vector * size >= 4, chunk=kept,
                        multiples=wanted)  # fmt: skip
     return single

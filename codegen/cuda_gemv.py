@@ -1,8 +1,9 @@
 """CUDA kernels for products with few rows: bound by the memory that the column operand comes from.
 
-Every lane reads 16 bytes of the column operand at a time, along the reduction or along the columns, whichever memory
-has; eight lanes make up the other direction. Few rows are kept in registers, so each element is read once. Lanes and
-warps that share a column are combined by shuffles, then through shared memory, in a fixed order.
+Every lane reads 16 bytes of the column operand at a time (8 where they are 8 columns), along the reduction or along the
+columns, whichever memory has; eight lanes make up the other direction. Few rows are kept in registers, so each element
+is read once. Lanes and warps that share a column are combined by shuffles, then through shared memory, in a fixed
+order.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from polydyn.codegen.cuda_emit import emit
+from polydyn.codegen.cuda_instructions import TENSOR
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_product import ProductGroup
 from polydyn.codegen.ir import (
@@ -25,6 +27,7 @@ from polydyn.codegen.ir import (
     If,
     Inst,
     Let,
+    Pointer,
     Reg,
     Store,
     consume,
@@ -36,10 +39,11 @@ from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.gpu import assign, spread, unrolled
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
-from polydyn.codegen.passes.widen import widen
-from polydyn.schedules.expr import ITEMSIZE, Const, Load, Op, Value, const, op
+from polydyn.codegen.passes.widen import Wanted, multiples, widen
+from polydyn.codegen.printers.cuda_values import BYTES
+from polydyn.schedules.expr import ITEMSIZE, Load, Value, const, op
 from polydyn.schedules.gpu_tiling import gpu_gemv_tree
-from polydyn.schedules.index import ZERO, Index, IndexLike, minimum
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
 from polydyn.schedules.model import Statement, stored
 from polydyn.schedules.proof_gpu_rows import FewRows, prove_few_rows
 
@@ -50,6 +54,10 @@ STEPS = 8
 """Lanes that share the reduction: with 16 bytes each they read whole lines of 128 bytes."""
 COLUMNS = 4
 """Lanes of a warp on different columns, or vectors of columns."""
+MOST_COLUMNS = 8
+"""Most columns of a lane: of bytes 16 would fit, whose sums, for all rows, would not stay in registers."""
+WORDS = 4
+"""Of four bytes, in what a lane reads at a time."""
 
 
 def gemv_versions(product: ProductGroup) -> list[CudaKernel]:
@@ -71,8 +79,9 @@ class _Gemv:
     def __init__(self, product: ProductGroup, rows: int, along_k: bool) -> None:
         self.name, self.product, self.rows, self.along_k = product.name, product, rows, along_k
         self.group, self.roles, self.extents = product.group, product.roles, product.extents
-        self.M, self.N, self.K = product.M, product.N, product.K
-        self.vector = 16 // ITEMSIZE[product.values[1].dtype]
+        self.M, self.N, self.K, self.sums = product.M, product.N, product.K, product.sums
+        vector = 16 // ITEMSIZE[product.values[1].dtype]
+        self.vector = vector if along_k else min(vector, MOST_COLUMNS)
         self.columns = 1 if along_k else self.vector
         self.warps = (4, 2) if along_k else (1, 8)  # on columns, on steps
         self.step = STEPS * self.warps[1] * (self.vector if along_k else 1)
@@ -110,8 +119,8 @@ class _Gemv:
         body = substitute(body, self.at)
         body, count = tasks(fold(body))
         body = bind(body, {"begin": "bid", "end": V("bid") + 1})
-        body = (Alloc("acc", "float32", V(self.rows * self.columns), "register", body),)
-        body = (Alloc("sums", "float32", V(self.rows * self.block * warp_k), "shared", body),)
+        body = (Alloc("acc", self.sums, V(self.rows * self.columns), "register", body),)
+        body = (Alloc("sums", self.sums, V(self.rows * self.block * warp_k), "shared", body),)
         version = f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}"
         known: dict[str, IndexLike] = {"b_i": sizes["B_i"], "b_j": sizes["B_j"], "task": count}
         known |= {x: self.extents[x] for x in self.roles.batch}
@@ -150,7 +159,7 @@ class _Gemv:
 
     def init(self, a: Mapping[str, Index]) -> Body:
         """Sums start at zero."""
-        return (Store("acc", a["p_i"] * self.columns + a["p_j"], Const("float32", 0.0)),)
+        return (Store("acc", a["p_i"] * self.columns + a["p_j"], const(0, self.sums)),)
 
     def leaf(self, body: Body) -> Body:
         """The points of a lane: a vector of the column operand times what all rows have there.
@@ -160,18 +169,49 @@ class _Gemv:
         inst = next(n for n in walk(body) if isinstance(n, Inst))
         assert inst.statement == "ACC"
         k = V("k_vec") * self.vector + "p" if self.along_k else V("k_vec")
+        symbols = (*self.roles.batch, "k_vec", "j_vec", "p", *(f"row{r}" for r in range(self.rows)))
+        made = self._by_words(k, symbols) or self._by_elements(k, symbols)
+        self.wanted |= dict.fromkeys(made[1])
+        return (Let("k_vec", V("b_k") * (STEPS * self.warps[1]) + self._first(), made[0]),)
+
+    def _by_elements(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Wanted]:
+        """A product for each point."""
         points: Body = ()
         for r in range(self.rows):
             env = self._env(V(f"row{r}"), "p", k)
-            pair = tuple(flat(self.group, v, env, lambda x: None) for v in self.product.values)
+            pair = [flat(self.group, v, env, lambda x: None) for v in self.product.values]
             place = self._register(r, ZERO if self.along_k else V("p"))
-            points += (Store("acc", place, Op("float32", "mul", pair), "sum"),)
-        symbols = (*self.roles.batch, "k_vec", "j_vec", "p", *(f"row{r}" for r in range(self.rows)))
-        buffers = stored(self.group.arrays)
-        made = widen(points, "p", self.vector, buffers, symbols)
+            points += (Store("acc", place, self.product.term(*pair), "sum"),)
+        made = widen(points, "p", self.vector, stored(self.group.arrays), symbols)
         assert made is not None, "nothing is stored to memory here"
-        self.wanted |= dict.fromkeys(made[1])
-        return (Let("k_vec", V("b_k") * (STEPS * self.warps[1]) + self._first(), made[0]),)
+        return made
+
+    def _by_words(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Wanted] | None:
+        """Four products of bytes at once, where both operands have them along the reduction; None elsewhere."""
+        if not self.along_k or not set(self.product.dtypes) <= set(BYTES):
+            return None
+        a, b = self.product.values
+        pairs = [(b, V("row0")), *((a, V(f"row{r}")) for r in range(self.rows))]
+        reads: Body = ()
+        wanted: Wanted = ()
+        for n, (v, row) in enumerate(pairs):
+            x = flat(self.group, v, self._env(row, "p", k), lambda x: None)
+            stride, first = x.address.split("p") if isinstance(x, FlatLoad) else (ZERO, ZERO)
+            need = multiples(first, self.vector, symbols)
+            if not isinstance(x, FlatLoad) or stride != ONE or "p" in first.symbols() or need is None:
+                return None
+            wanted += need
+            words = Pointer("uint32", "words", V(n * WORDS))
+            reads += (Call(f"pd_ldg_wide<{WORDS}>", (words, Pointer("uint32", x.buffer, first))),)
+        dots = tuple(self._dot(r) for r in range(self.rows))
+        body: Body = (*reads, For("word", ZERO, V(WORDS), dots, "unroll"))
+        return (Alloc("words", "uint32", V(len(pairs) * WORDS), "register", body),), wanted
+
+    def _dot(self, row: int) -> Store:
+        """A word of a row times one of the column."""
+        own = FlatLoad("int32", "acc", self._register(row, ZERO))
+        a, b = (FlatLoad("uint32", "words", V("word") + n * WORDS) for n in (row + 1, 0))
+        return Store("acc", own.address, Apply("int32", f"pd_dp4a_{TENSOR[self.product.dtypes]}", (a, b, own)))
 
     def reduce(self, body: Body) -> Body:
         """The loop of a lane, for columns that exist, and the combination of all lanes of a column."""
@@ -179,13 +219,13 @@ class _Gemv:
         for r in range(self.rows):
             loop = (Let(f"row{r}", minimum(V("b_i") * self.rows + r, self.M - 1), loop),)
         loop = (If((self._live(),), (Let("j_vec", self._column(), loop),)),)
-        own = FlatLoad("float32", "acc", V("r"))
+        own = FlatLoad(self.sums, "acc", V("r"))
         steps = [s if self.along_k else s * COLUMNS for s in (4, 2, 1)]
         across = tuple(
-            Store("acc", V("r"), Apply("float32", "pd_shfl_xor", (own, const(s, "int32"))), "sum") for s in steps
+            Store("acc", V("r"), Apply(self.sums, "pd_shfl_xor", (own, const(s, "int32"))), "sum") for s in steps
         )
         keep = tuple(
-            Store("sums", self._sum(V("w_k"), V(r), column), FlatLoad("float32", "acc", self._register(r, c)))
+            Store("sums", self._sum(V("w_k"), V(r), column), FlatLoad(self.sums, "acc", self._register(r, c)))
             for r in range(self.rows)
             for c, column in enumerate(self._columns())
         )
@@ -203,11 +243,11 @@ class _Gemv:
 
     def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An element of the block: the warps' sums in their order, then the epilogue."""
-        parts = [FlatLoad("float32", "sums", self._sum(V(w), a["e_i"], a["e_j"])) for w in range(self.warps[1])]
+        parts = [FlatLoad(self.sums, "sums", self._sum(V(w), a["e_i"], a["e_j"])) for w in range(self.warps[1])]
         row, column = V("b_i") * self.rows + "e_row", V("b_j") * self.block + "e_column"
         env = {x: V(x) for x in self.roles.batch} | {self.roles.row: row, self.roles.col: column}
         env[self.roles.block] = ZERO
-        value = self.product.epilogue_value(s, env, Reg("float32", "total"))
+        value = self.product.epilogue_value(s, env, Reg(self.sums, "total"))
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         total: Value = parts[0]
         for x in parts[1:]:

@@ -1,12 +1,14 @@
 """The instructions of CUDA products: their shapes, and how lanes hold and load fragments.
 
-``fma``   a thread and one element, float32 on CUDA cores;
+``fma``   a thread and one element, float32 or int32 on CUDA cores;
 ``lanes`` a warp and m16n8k4, float32 on CUDA cores with the sums held as tensor cores hold them (attention);
 ``tf32``  a warp and m16n8k8 on tensor cores: float32 rounded to 10 bits of mantissa, sums in float32;
-``mma``   a warp and m16n8k16 on tensor cores: float16 or bfloat16, sums in float32.
+``mma``   a warp and m16n8k16 on tensor cores: float16 or bfloat16, sums in float32;
+``imma``  a warp and m16n8k32 on tensor cores: int8 or uint8, each operand either, sums in int32 (they wrap).
 
 With g = lane / 4 and t = lane mod 4 a lane holds rows g, g + 8 and two columns of a fragment of sums: 2t and 2t + 1,
-or, where the columns are the steps of another product (``scores``), t and t + 4.
+or, where the columns are the steps of another product (``scores``), t and t + 4. Of bytes that memory has along the
+columns a lane holds four columns, 4t to 4t + 3, in two fragments: the even ones in the first (``_byte_columns``).
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Store, Tile
-from polydyn.codegen.printers.cuda_values import HALF
-from polydyn.schedules.expr import Op, Value
+from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.schedules.expr import FromIndex, Op, Value
 from polydyn.schedules.index import ZERO, Index
 
 V = Index.of
@@ -32,7 +34,10 @@ At = Callable[[Index, Index], Tile]
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: (m, n, k), threads of a unit, operands' dtypes, registers of a fragment of A and of B."""
+    """One instruction: (m, n, k), threads of a unit, operands' dtypes, registers of a fragment of A and of B.
+
+    ``register``: what holds operands (where a thread has single elements, the dtype of the sums does).
+    """
 
     name: str
     shape: tuple[int, int, int]
@@ -40,8 +45,6 @@ class Instruction:
     dtypes: tuple[str, ...]
     registers: tuple[int, int]
     register: str
-    swizzle: int
-    """Elements of 16 bytes, which stay together in a tile row along the reduction."""
 
     @property
     def warp(self) -> bool:
@@ -57,12 +60,18 @@ class Instruction:
 INSTRUCTIONS = {
     i.name: i
     for i in (
-        Instruction("fma", (1, 1, 1), 1, ("float32",), (1, 1), "float32", 4),
-        Instruction("lanes", (16, 8, 4), 32, ("float32",), (8, 8), "float32", 4),
-        Instruction("tf32", (16, 8, 8), 32, ("float32",), (4, 2), "uint32", 4),
-        Instruction("mma", (16, 8, 16), 32, HALF, (4, 2), "uint32", 8),
+        Instruction("fma", (1, 1, 1), 1, ("float32", "int32"), (1, 1), ""),
+        Instruction("lanes", (16, 8, 4), 32, ("float32",), (8, 8), "float32"),
+        Instruction("tf32", (16, 8, 8), 32, ("float32",), (4, 2), "uint32"),
+        Instruction("mma", (16, 8, 16), 32, HALF, (4, 2), "uint32"),
+        Instruction("imma", (16, 8, 32), 32, BYTES, (4, 2), "uint32"),
     )
 }
+TENSOR = {
+    ("float16", "float16"): "f16", ("bfloat16", "bfloat16"): "bf16", ("float32", "float32"): "tf32",
+    ("int8", "int8"): "s8", ("uint8", "uint8"): "u8", ("uint8", "int8"): "u8s8", ("int8", "uint8"): "s8u8",
+}  # fmt: skip
+"""Operands' dtypes -> the end of the name of the tensor cores' instruction."""
 
 
 def permuted(column: Index) -> Index:
@@ -84,6 +93,9 @@ def load(
         return _by_lane(which, along_k, at, frag, place, own, k)
     if i.name == "tf32" and not along_k:
         return _rounded(which, at, frag, place, own, k, keys)
+    if i.name == "imma" and not along_k:
+        assert which == 1, "copies bring rows of bytes along the steps"
+        return _byte_columns(at, frag, place, own, k)
     # matrix m = lane / 8 of the four: A wants rows m % 2 and k m / 2 in this order, B the reverse
     step = i.shape[2] // 2
     low, high = LANE % 16, LANE // 16 * step
@@ -99,6 +111,18 @@ def load(
             value = Apply("float32", "pd_bits_to_f32", (FlatLoad("uint32", frag, place + r),))
             out += (Store(frag, place + r, Apply("uint32", "pd_f32_to_tf32", (value,))),)
     return out
+
+
+def _byte_columns(at: At, frag: str, place: Index, own: Index, k: Index) -> Body:
+    """16 columns and 32 steps of a tile of bytes that is contiguous along its columns.
+
+    ldmatrix transposes pairs of bytes; the pairs are taken apart in registers, so one fragment gets the even columns
+    and the next one the odd. Steps are read in the order that gives a lane its four (twice), rows in different banks.
+    """
+    step = LANE // 16 * 16 + LANE % 8 // 2 * 4 + (LANE // 8 + LANE % 8 // 4) % 2 * 2 + LANE % 2
+    pointer = Pointer("uint32", frag, place)
+    read = Call("pd_ldmatrix_x4_trans", (pointer, at(own, k + step)))
+    return (read, Call("pd_byte_columns", (pointer, FromIndex("int32", LANE))))
 
 
 def _rounded(which: int, at: At, frag: str, place: Index, own: Index, k: Index, keys: bool) -> Body:
@@ -140,12 +164,13 @@ def _by_lane(which: int, along_k: bool, at: At, frag: str, place: Index, own: In
 
 
 def multiply(
-    i: Instruction, dtype: str, along_k: bool, acc: str, frags: tuple[str, str], fragment: Index, a: Index, b: Index
-) -> Body:
+    i: Instruction, dtypes: tuple[str, str], along_k: bool, acc: str, frags: tuple[str, str], fragment: Index,
+    a: Index, b: Index,
+) -> Body:  # fmt: skip
     """One instruction: ``fragment`` of the sums, ``a`` and ``b`` of the operands; ``along_k``: of the columns' tile."""
     if i.name == "fma":
-        pair: tuple[Value, Value] = (FlatLoad("float32", frags[0], a), FlatLoad("float32", frags[1], b))
-        return (Store(acc, fragment, Op("float32", "mul", pair), "sum"),)
+        pair: tuple[Value, Value] = (FlatLoad(dtypes[0], frags[0], a), FlatLoad(dtypes[1], frags[1], b))
+        return (Store(acc, fragment, Op(dtypes[0], "mul", pair), "sum"),)
     if i.name == "lanes":
         by_step, by_column = (1, 4) if along_k else (2, 1)
 
@@ -155,10 +180,9 @@ def multiply(
 
         points = [(s, c, e) for e in range(4) for s in range(2) for c in range(2)]
         return tuple(Store(acc, fragment * 4 + (s * 2 + c), product(s, c, e), "sum") for s, c, e in points)
-    kind = {"float16": "f16", "bfloat16": "bf16"}.get(dtype, "tf32")
     args = (
-        Pointer("float32", acc, fragment * 4),
+        Pointer("int32" if i.name == "imma" else "float32", acc, fragment * 4),
         Pointer("uint32", frags[0], a * i.registers[0]),
         Pointer("uint32", frags[1], b * i.registers[1]),
     )
-    return (Call(f"pd_mma_m16n8k{i.shape[2]}_{kind}", args),)
+    return (Call(f"pd_mma_m16n8k{i.shape[2]}_{TENSOR[dtypes]}", args),)

@@ -53,9 +53,9 @@ from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.gpu import WARP, assign, pipeline, rasterise, spread, unrolled
 from polydyn.codegen.passes.tiles import balance, mark_parallel, tasks
 from polydyn.codegen.passes.widen import widen
-from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value
+from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value, cast, const, op
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.model import Group, Statement, stored
@@ -116,7 +116,10 @@ class CudaTile:
 
 
 class ProductGroup:
-    """A matmul-like group: its operands as they are stored, its extents; ``shares``: parts of the reduction."""
+    """A matmul-like group: its operands as they are stored, its extents; ``shares``: parts of the reduction.
+
+    ``dtypes``: of the stored operands, ``dtype`` that of the rows; ``sums``: of what is accumulated, float32 or int32.
+    """
 
     def __init__(self, name: str, group: Group, roles: Roles, shares: Index = ONE) -> None:
         self.name, self.group, self.roles, self.shares = name, group, roles, shares
@@ -126,22 +129,29 @@ class ProductGroup:
         self.M, self.N = self.extents[roles.row], self.extents[roles.col]
         self.K = product(self.extents[x] for x in (roles.block, *roles.inner))
         row, col = _narrow(operands(self.acc, roles))
-        if row.dtype != col.dtype or row.dtype not in ("float32", *HALF):
+        self.sums = self.acc.value.dtype
+        self.dtype, self.dtypes, self.values = row.dtype, (row.dtype, col.dtype), (row, col)
+        alike = row.dtype == col.dtype or {row.dtype, col.dtype} <= set(BYTES)
+        if not alike or row.dtype not in ("float32", "int32", *HALF, *BYTES):
             raise CodegenError(
-                f"a product of {row.dtype} and {col.dtype} is not built for CUDA", remedy="float32, float16, bfloat16"
+                f"a product of {row.dtype} and {col.dtype} is not built for CUDA",
+                remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32",
             )
-        self.dtype, self.values = row.dtype, (row, col)
 
     def epilogue_value(self, s: Statement, env: Mapping[str, IndexLike], total: Value) -> Value:
         """What an epilogue stores, ``total`` being the sum of the products."""
         return flat(self.group, s.value, env, lambda x: total if x.buffer == self.acc.array else None)
+
+    def term(self, a: Value, b: Value) -> Value:
+        """What is accumulated, of two elements as they are stored."""
+        return op("mul", cast(a, self.sums), cast(b, self.sums))
 
 
 class TiledProduct:
     """One tile with one width of copies; ``wide``: epilogues store 16 bytes at once.
 
     ``tag`` is part of all names inside the kernel, for kernels of several products. ``keys``: columns of fragments are
-    ``permuted`` (the steps of another product).
+    ``permuted`` (the steps of another product). ``paired``: even and odd columns are in fragments of their own.
     """
 
     def __init__(
@@ -152,8 +162,9 @@ class TiledProduct:
         self.acc, self.frags = f"acc{tag}", (f"a_frag{tag}", f"b_frag{tag}")
         self.wanted: dict[tuple[Index, int], None] = {}
         self.group, self.roles, self.extents = of.group, of.roles, of.extents
-        if of.dtype not in tile.kind.dtypes:
-            raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy="mma for float16 and bfloat16")
+        if not set(of.dtypes) <= set(tile.kind.dtypes):
+            remedy = "mma for float16 and bfloat16, imma for int8 and uint8, fma for float32 and int32"
+            raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy=remedy)
         m, n, _ = tile.shape
         self.frag = (tile.wm // m, tile.wn // n)
         a = Operand(f"tile_a{tag}", of.values[0], "s_i", tile.bm, of.M)
@@ -162,6 +173,7 @@ class TiledProduct:
             copy_of(self.group, x, self.env, tile.bk, of.K, width, tile.kind, x is b)
             for x in (a, b)
         )
+        self.paired = tile.instruction == "imma" and not self.copies[1].along_k
 
     # -- where things are ----------------------------------------------------------------------------------------
 
@@ -192,27 +204,47 @@ class TiledProduct:
 
     def init(self, a: Mapping[str, Index]) -> Body:
         """Accumulators start at zero."""
-        return (Store(self.acc, self.register(a), Const("float32", 0.0)),)
+        return (Store(self.acc, self.register(a), const(0, self.of.sums)),)
 
     def stage(self, a: Mapping[str, Index]) -> Body:
         """A lane's two columns of a fragment to shared memory.
 
-        Row r of a group of eight lies at 2 (r mod 4) + r / 4: then neither the writing half-warps (four rows, two
-        chunks of 16 bytes each) nor the reading quarters (two rows, every other chunk) meet in a bank.
+        Rows of a group of eight lie in bit-reversed order: then neither those that write (half-warps: four rows, two
+        chunks of 16 bytes each; quarters, when ``paired``: two rows, four chunks) nor the reading quarters (two rows,
+        every other chunk) meet in a bank.
         """
+        if self.paired:
+            return self._stage_pair(a)
         place = self._staged(staged(LANE // 4) + HALVES * 8, a["e_f"] * 8 + LANE % 4 * 2)
         fragment = a["e_s"] * (SLAB // 8) + a["e_f"]
         first = self.register({"f_i": ZERO, **a, "f_j": fragment}).subs({"column_of_pair": 0})
-        return (Call("pd_sts_wide<2>", (place, Pointer("float32", self.acc, first))),)
+        return (Call("pd_sts_wide<2>", (place, Pointer(self.of.sums, self.acc, first))),)
+
+    def _stage_pair(self, a: Mapping[str, Index]) -> Body:
+        """The same where two fragments share 16 columns: a lane's four columns of one of its rows.
+
+        The pair's first fragment stands for row g, the second one for row g + 8.
+        """
+        half, first = a["e_f"] % 2, a["e_s"] * (SLAB // 8) + a["e_f"] // 2 * 2
+        place = self._staged(staged(LANE // 4) + half * 8, a["e_f"] // 2 * 16 + LANE % 4 * 4)
+
+        def own(e: int) -> Value:
+            register = self.register({"f_i": ZERO, **a, "f_j": first + e % 2})
+            at = register.subs({"row_half": half, "column_of_pair": e // 2})
+            return FlatLoad(self.of.sums, self.acc, at)
+
+        four = tuple(Store("four", V(e), own(e)) for e in range(4))
+        move = Call("pd_sts_wide<4>", (place, Pointer(self.of.sums, "four", ZERO)))
+        return (Alloc("four", self.of.sums, V(4), "register", (*four, move)),)
 
     def _staged(self, row: Index, column: Index) -> Tile:
         """A place of the rows that the warp has staged."""
-        return Tile("float32", "stage", self.unit * (STAGED * SLAB), row, column, SLAB, 4)
+        return Tile(self.of.sums, "stage", self.unit * (STAGED * SLAB), row, column, SLAB, 4)
 
     def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
         env = self.env(a, *self.place(a), ZERO)
-        value = self.of.epilogue_value(s, env, FlatLoad("float32", self.acc, self.register(a)))
+        value = self.of.epilogue_value(s, env, FlatLoad(self.of.sums, self.acc, self.register(a)))
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         return (If(self.live(env), (Store(s.array, address, value),)),)
 
@@ -224,7 +256,7 @@ class TiledProduct:
         part = a["e_j"]
         vector = a.get("b_j", ZERO) * (t.bn // v) + a.get("w_j", ZERO) * (t.wn // v) + a["e_s"] * (SLAB // v) + part
         at = self.env({**a, "b_i": ZERO, "b_j": ZERO}, V("e_row"), V("e_vec") * v + "e_v", ZERO)
-        value = self.of.epilogue_value(s, at, FlatLoad("float32", "sum", V("e_v")))
+        value = self.of.epilogue_value(s, at, FlatLoad(self.of.sums, "sum", V("e_v")))
         address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
         element: Body = (Store(s.array, address, value),)
         if v > 1:
@@ -236,11 +268,11 @@ class TiledProduct:
             element = substitute(element, {"e_v": 0})
         piece = min(v, 4)
         loads = tuple(
-            Call(f"pd_lds_wide<{piece}>", (Pointer("float32", "sum", V(e)), self._staged(a["e_i"], part * v + e)))
+            Call(f"pd_lds_wide<{piece}>", (Pointer(self.of.sums, "sum", V(e)), self._staged(a["e_i"], part * v + e)))
             for e in range(0, v, piece)
         )
         live = self.live({k: i.subs({"e_v": 0}) for k, i in at.items()})
-        body: Body = (Alloc("sum", "float32", V(v), "register", (*loads, If(live, element))),)
+        body: Body = (Alloc("sum", self.of.sums, V(v), "register", (*loads, If(live, element))),)
         return (Let("e_row", row, (Let("e_vec", vector, body),)),)
 
     def live(self, env: Mapping[str, Index]) -> tuple[Compare, ...]:
@@ -253,7 +285,7 @@ class TiledProduct:
     def vector(self, s: Statement) -> int:
         """Columns that an epilogue loads and stores at once: 16 bytes of its result, or one."""
         v = 16 // ITEMSIZE[s.value.dtype]
-        if not self.wide or v not in (4, 8) or (self.of.N.constant or 0) % v:
+        if not self.wide or v not in (4, 8, 16) or (self.of.N.constant or 0) % v:
             return 1
         env = {self.roles.col: V("e_vec") * v + "e_v"}
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
@@ -279,7 +311,7 @@ class TiledProduct:
         """One instruction."""
         fragment = a["f_i"] * self.frag[1] + a["f_j"]
         along_k = self.copies[1].along_k
-        return multiply(self.tile.kind, self.of.dtype, along_k, self.acc, self.frags, fragment, a["f_i"], a["f_j"])
+        return multiply(self.tile.kind, self.of.dtypes, along_k, self.acc, self.frags, fragment, a["f_i"], a["f_j"])
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -294,6 +326,8 @@ class TiledProduct:
                 raise CodegenError(f"points {trips} are not the instruction {self.tile.shape}")
             points = [n.var for n in walk(body) if isinstance(n, For)]
             return substitute((inst,), dict.fromkeys(points, ZERO))
+        if inst.statement == "STAGE" and self.paired:
+            return substitute((inst,), {"p_i": ZERO, "p_j": ZERO})
         return lane_points(inst, ("p_i", "p_j"))
 
     def copy(self, body: Body) -> Body:
@@ -320,7 +354,7 @@ class TiledProduct:
         if not self.tile.kind.warp:
             return body
         size = V(self.tile.threads // WARP * STAGED * SLAB)
-        return (Call("pd_syncthreads"), Alloc("stage", "float32", size, "shared", body))
+        return (Call("pd_syncthreads"), Alloc("stage", self.of.sums, size, "shared", body))
 
     def ring(self, body: Body) -> Body:
         """The pipelined loop in its shared memory."""
@@ -353,7 +387,8 @@ class TiledProduct:
         body = consume(body, "instruction", self.instruction)
         body = consume(consume(body, "store", self.store), "epilogue", self.epilogue)
         body = consume(body, "multiply", lambda b: b)
-        steps = {} if t.kind.warp else {"f_k": "unroll2"}  # more would keep too many operands in registers
+        steps = {"f_k": "unroll1"} if self.paired else {} if t.kind.warp else {"f_k": "unroll2"}
+        # more steps at once would keep too many operands in registers
         body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
         body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
         body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
@@ -371,9 +406,10 @@ class TiledProduct:
 
     def _allocate(self, body: Body) -> Body:
         (fi, fj), kind = self.frag, self.tile.kind
-        registers = ((self.acc, "float32", fi * fj * (4 if kind.warp else 1)),
-                     (self.frags[0], kind.register, fi * kind.registers[0]),
-                     (self.frags[1], kind.register, fj * kind.registers[1]))  # fmt: skip
+        held = kind.register or self.of.sums
+        registers = ((self.acc, self.of.sums, fi * fj * (4 if kind.warp else 1)),
+                     (self.frags[0], held, fi * kind.registers[0]),
+                     (self.frags[1], held, fj * kind.registers[1]))  # fmt: skip
         for name, dtype, size in registers:
             body = (Alloc(name, dtype, V(size), "register", body),)
         return body
@@ -396,10 +432,14 @@ class TiledProduct:
 
 
 def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:
-    """Operands that were stored in 16 bits and only widened: tensor cores multiply them exactly into float32."""
-    inner = [v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == "float32" else v for v in pair]
-    same = inner[0].dtype == inner[1].dtype and inner[0].dtype in HALF
-    return (inner[0], inner[1]) if same else pair
+    """Operands that were stored in 16 bits or in bytes and only widened: tensor cores multiply them exactly, into
+    float32 or int32. Others, bytes minus a zero point say, are what they are: float32 or int32.
+    """
+    wide = pair[0].dtype
+    inner = [v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == wide else v for v in pair]
+    dtypes = {v.dtype for v in inner}
+    halves = wide == "float32" and len(dtypes) == 1 and dtypes <= set(HALF)
+    return (inner[0], inner[1]) if halves or (wide == "int32" and dtypes <= set(BYTES)) else pair
 
 
 def lane_points(inst: Inst, points: Sequence[str], column: Index = COLUMN) -> Body:

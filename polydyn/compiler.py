@@ -13,6 +13,7 @@ from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel, TensorMapOf
 from polydyn.codegen.cuda_kernel import WORKSPACE as CUDA_WORKSPACE
 from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel, leaf_headers
 from polydyn.errors import UnsupportedError
+from polydyn.fusion.facts import facts_of
 from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.gpu.cache import content_key
@@ -22,7 +23,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
 from polydyn.lowering.aliases import without_reshapes
-from polydyn.lowering.cuda import CudaBuilder, PlacedCuda, facts_of, needed
+from polydyn.lowering.cuda import CudaBuilder, PlacedCuda, needed
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind, flops
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
@@ -30,7 +31,7 @@ from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.evaluation import THREADS
 from polydyn.program.host import size_bytes
 from polydyn.program.plan import WORKSPACE, Buffer, Choice, HostPlan, KernelSource, Launch, Variant, Version
-from polydyn.program.program import Program
+from polydyn.program.program import Program, check_threads
 from polydyn.program.waves import join_waves
 from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
@@ -83,6 +84,7 @@ def compile(
     read; equal records give equal programs. What was tuned for several numbers of threads is chosen by that of a
     call. Raises PolydynError, see ``polydyn.errors``.
     """
+    check_threads(threads)
     plan = plan_program(model, target=target, dims=dims, options=options, records=records)
     program = build_program(plan, target=target, threads=threads)
     del plan

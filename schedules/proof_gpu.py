@@ -40,15 +40,16 @@ SLAB, STAGED = 32, 16
 
 
 def staged(row: IndexLike) -> Index:
-    """Where a row of a fragment lies among the staged ones, so that neither writing nor reading meets in a bank."""
+    """Where a row of a fragment lies among the staged ones, so that neither writing nor reading meets in a bank: the
+    last three bits reversed.
+    """
     r = Index.of(row)
-    return r // 8 * 8 + r % 4 * 2 + r % 8 // 4
+    return r // 8 * 8 + r % 2 * 4 + r % 4 // 2 * 2 + r % 8 // 4
 
 
 def unstaged(place: IndexLike) -> Index:
-    """The row of a fragment that lies there."""
-    e = Index.of(place)
-    return e // 8 * 8 + e % 8 // 2 + e % 2 * 4
+    """The row of a fragment that lies there: reversed again."""
+    return staged(place)
 
 
 @dataclass(frozen=True)

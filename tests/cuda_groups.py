@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -127,7 +127,7 @@ def run(
     graph = plan.graph
     dims = dims_of(plan, feeds)
     memory: Arrays = {n: np.ascontiguousarray(feeds[n]) for n in feeds}
-    counters = []
+    counters: list[Counters] = []
 
     def array(name: str) -> np.ndarray[Any, Any]:
         if name not in memory:
@@ -141,17 +141,30 @@ def run(
 
     for p in kernels or placed(plan):
         env = params_of(p, dims)
-        first = choose(p, env)
-        assert first.fits(env, SHARED, MULTIPROCESSORS, ARCH)
-        env = first.values(env, MULTIPROCESSORS)
-        workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
-        alike = [v for v in p.versions if _kind(v) == _kind(first)]
-        for k in (first, *first.after):
-            grid, smem = k.grid.evaluate(env), k.smem.evaluate(env)
-            args: list[Any] = [encoded(m, array(p.lowered.buffers[m.buffer]), env) for m in k.maps]
-            args += [workspace if a == WORKSPACE else array(p.lowered.buffers[a]) for a in k.buffers]
-            args += [np.int64(env[s]) for s in k.symbols]
-            if grid > 0:
-                built = module(*(v.text for v in alike)) if together and k is first else module(k.text)
-                counters.append(built.launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse))
+        first, buffers = choose(p, env), p.lowered.buffers
+        alike = [v for v in p.versions if _kind(v) == _kind(first)] if together else [first]
+        counters += launch(first, alike, env, lambda a, of=buffers: array(of[a]), reverse)  # type: ignore[misc]
     return {n: array(n) for n in graph.outputs}, counters
+
+
+def launch(
+    first: CudaKernel,
+    alike: Sequence[CudaKernel],
+    env: dict[str, int],
+    array: Callable[[str], np.ndarray[Any, Any]],
+    reverse: bool = False,
+) -> list[Counters]:
+    """A version and what comes after it, on the emulator; ``alike``: the versions that it is compiled together with."""
+    assert first.fits(env, SHARED, MULTIPROCESSORS, ARCH)
+    env = first.values(env, MULTIPROCESSORS)
+    workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
+    counters = []
+    for k in (first, *first.after):
+        grid, smem = k.grid.evaluate(env), k.smem.evaluate(env)
+        args: list[Any] = [encoded(m, array(m.buffer), env) for m in k.maps]
+        args += [workspace if a == WORKSPACE else array(a) for a in k.buffers]
+        args += [np.int64(env[s]) for s in k.symbols]
+        if grid > 0:
+            built = module(*(v.text for v in alike)) if k is first else module(k.text)
+            counters.append(built.launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse))
+    return counters

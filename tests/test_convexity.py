@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from graphs import Sheet, matmul
 from hypothesis import given, settings
@@ -79,7 +81,7 @@ def test_groups_are_convex_whatever_passes_run(drawn: tuple[Sheet, tuple[str, ..
 
 def everything(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join:
     """A rule without scruples: only convexity stands in its way."""
-    return Join(0, "because")
+    return Join({}, "because", "any")
 
 
 @settings(max_examples=60)
@@ -106,11 +108,11 @@ def test_a_long_way_round_is_seen() -> None:
     p = Partition(separate(s.graph("y")))
     x, a, b, c, y = (p.home[t] for t in "xabcy")
     assert p.cycle(x, y) == "a cycle: c must run between the two (convexity)"
-    p.join(x, a, Join(2, ""))
+    p.join(x, a, Join({}, ""))
     assert p.cycle(x, y) and p.cycle(x, c) and p.cycle(x, b) is None
-    p.join(b, c, Join(2, ""))
+    p.join(b, c, Join({}, ""))
     assert p.cycle(x, y), "the path now is x -> {b, c} -> y"
-    p.join(x, b, Join(2, ""))
+    p.join(x, b, Join({}, ""))
     assert p.cycle(x, y) is None
 
 
@@ -155,17 +157,18 @@ def test_a_wrong_plan_is_refused() -> None:
     s.let("a", ("M", "N"), op("exp", s.at("x", "d0", "d1")))
     s.let("t", ("N",), s.at("a", "r0", "d0"), ("M",), "sum")
     s.let("y", ("M", "N"), op("sub", s.at("a", "d0", "d1"), s.at("t", "d1")))
-    plan = fusion_plan(s.graph("y"))
+    plan = fusion_plan(s.graph("y"), without=("stitch", "columns"))
     first, second, third = plan.groups
     wrong = {
         "before it is whole": (second, first, third),
         "a node in two groups": (first, first, second, third),
         "no group makes it": (first, third),
-        "with the outputs": (FusedGroup("nest", first.nodes, (), 2, ()), second, third),
+        "with the outputs": (FusedGroup("nest", first.nodes, (), first.rows, ()), second, third),
+        "a reduction that is no row": (first, replace(second, rows={"t": ()}), third),
     }
     for message, groups in wrong.items():
         with pytest.raises(PolydynError, match=message):
             verify_plan(FusionPlan(plan.graph, groups))
-    both = FusedGroup("nest", (*first.nodes, *third.nodes), ("a", "y"), 2, ())
+    both = FusedGroup("nest", (*first.nodes, *third.nodes), ("a", "y"), {**first.rows, **third.rows}, ())
     with pytest.raises(PolydynError, match="before it is whole"):
         verify_plan(FusionPlan(plan.graph, (both, second)))

@@ -69,3 +69,28 @@ def test_tma_store_protocol(old: str, new: str, message: str | None) -> None:
     else:
         with pytest.raises(DeviceError, match=message):
             run(case, module, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("mma_u8s8", "int32_t, pd_mma_m16n8k32_u8s8)", "int32_t, pd_mma_m16n8k32_s8u8)"),
+        ("mma_s8u8", "int32_t, pd_mma_m16n8k32_s8u8)", "int32_t, pd_mma_m16n8k32_u8)"),
+        ("mma_u8", "int32_t, pd_mma_m16n8k32_u8)", "int32_t, pd_mma_m16n8k32_s8)"),
+        ("byte_columns", "pd_byte_columns(r, t)", "pd_byte_columns(r, 0)"),
+        ("byte_columns", "(m + i / 4) % 2 * 2", "m % 2 * 2"),
+        ("byte_columns", "pd_ldmatrix_x4_trans(", "pd_ldmatrix_x4("),
+    ],
+)
+def test_planted_bugs_with_bytes_are_seen(name: str, old: str, new: str) -> None:
+    source = (HERE / "primitives.cu").read_text()
+    part = source[source.index("// ---- mma: ") : source.index("// ---- cp.async with")]
+    assert part.count(old) == 1
+    module = EmulatedModule(compile_emulated(f'#include "pd_device.cuh"\n{part.replace(old, new)}'))
+    got, _ = run(CASES[name], module, False)
+    assert any(mismatch(CASES[name], position, array) > 0 for position, array in got.items())
+
+
+def test_bytes_are_transposed_without_conflicts(modules: dict[str, EmulatedModule]) -> None:
+    _, count = run(CASES["byte_columns"], modules["primitives.cu"], False)
+    assert count.ldmatrix == 1 and count.ldmatrix_conflicts == 0

@@ -125,7 +125,7 @@ def test_rms_normalization_is_one_kernel() -> None:
 @pytest.mark.parametrize("name", SPATIAL)
 def test_a_norm_of_images_is_one_kernel(name: str) -> None:
     (group,) = plan_of(build(SPATIAL[name], IMAGES)).groups
-    assert group.kind == "nest" and group.prefix == 2
+    assert group.kind == "nest" and group.rows["y"] == (0, 1)
 
 
 def merged(chains: dict[str, Nodes]) -> onnx.ModelProto:
@@ -169,4 +169,4 @@ def test_what_is_not_local_stays_apart_and_says_so_in_the_papers_words() -> None
     first, second = plan.groups
     assert first.outputs == ("z",)
     (line,) = plan.why_apart(second)
-    assert "apart from z: no locality: the reduction does not keep the leading axes" in line
+    assert "apart from z: no locality: a reduction does not keep the rows" in line

@@ -19,20 +19,21 @@ def outputs(plan: FusionPlan) -> list[tuple[str, ...]]:
     return [g.outputs for g in plan.groups]
 
 
-def column_sums(s: Sheet, name: str, of: str) -> None:
-    """A reader that no map can join: it sums over the leading axis."""
-    s.let(name, ("N",), s.at(of, "r0", "d0"), ("M",), "sum")
+def turned_sums(s: Sheet, name: str, of: str) -> None:
+    """A reader that no map can join: it runs over the rows in another order."""
+    m, n, k = s.tensors[of].shape
+    s.let(name, (n, m), s.at(of, "d1", "d0", "r0"), (k,), "sum")
 
 
 # -- producers that could be computed again --------------------------------------------------------------------------
 
 
 def sums_of_a_sum(readers: int) -> Sheet:
-    s = Sheet(a=("M", "N"), b=("M", "N"))
-    s.let("p", ("M", "N"), op("add", s.at("a", "d0", "d1"), s.at("b", "d0", "d1")))
+    s = Sheet(a=("M", "N", "K"), b=("M", "N", "K"))
+    s.let("p", ("M", "N", "K"), op("add", s.at("a", "d0", "d1", "d2"), s.at("b", "d0", "d1", "d2")))
     for k in range(readers):
-        column_sums(s, f"t{k}", "p")
-        s.let(f"y{k}", ("N",), op("mul", s.at(f"t{k}", "d0"), const(k + 1, "float32")))
+        turned_sums(s, f"t{k}", "p")
+        s.let(f"y{k}", ("N", "M"), op("mul", s.at(f"t{k}", "d0", "d1"), const(k + 1, "float32")))
     return s
 
 
@@ -55,7 +56,8 @@ def test_a_sum_read_by_many_is_not() -> None:
 
 
 def test_what_is_computed_again_is_right() -> None:
-    assert not wrong(sums_of_a_sum(2).graph("y0", "y1"), {"M": 5, "N": 33}, {"M": 1, "N": 1}, {"M": 0, "N": 3})
+    sizes = ({"M": 5, "N": 33, "K": 7}, {"M": 1, "N": 1, "K": 1}, {"M": 0, "N": 3, "K": 2})
+    assert not wrong(sums_of_a_sum(2).graph("y0", "y1"), *sizes)
 
 
 def test_a_broadcast_is_not_computed_again_for_every_place_that_reads_it() -> None:
@@ -68,9 +70,9 @@ def test_a_broadcast_is_not_computed_again_for_every_place_that_reads_it() -> No
 
 
 def test_dear_operations_are_not_computed_again() -> None:
-    s = Sheet(a=("M", "N"))
-    s.let("p", ("M", "N"), op("exp", s.at("a", "d0", "d1")))
-    column_sums(s, "y", "p")
+    s = Sheet(a=("M", "N", "K"))
+    s.let("p", ("M", "N", "K"), op("exp", s.at("a", "d0", "d1", "d2")))
+    turned_sums(s, "y", "p")
     plan = fusion_plan(s.graph("y"))
     assert outputs(plan) == [("p",), ("y",)]
     assert "costs more than a few simple operations" in plan.why_apart(plan.groups[1])[0]
@@ -142,15 +144,16 @@ def test_comparisons_use_the_ranges_that_the_program_guards() -> None:
 
 
 def test_undecided_traffic_keeps_groups_apart() -> None:
-    """Reading K*N and more instead of M*N: which is less depends on the call, so nothing is recomputed."""
-    s = Sheet(a=("M", "N"), big=("K", "N"))
-    s.let("p", ("M", "N"), op("add", s.at("a", "d0", "d1"), s.at("big", 0, "d1")))
+    """Reading K*N*J and more instead of M*N*J: which is less depends on the call, so nothing is recomputed."""
+    s = Sheet(a=("M", "N", "J"), big=("K", "N", "J"))
+    s.let("p", ("M", "N", "J"), op("add", s.at("a", "d0", "d1", "d2"), s.at("big", 0, "d1", "d2")))
     for k in range(3):
-        column_sums(s, f"t{k}", "p")
+        turned_sums(s, f"t{k}", "p")
     plan = fusion_plan(s.graph("t0", "t1", "t2"))
     alone = fusion_plan(s.graph("t0", "t1", "t2"), without=("recompute",))
     p = next(g for g in alone.groups if g.outputs == ("p",))
-    assert may_rise(alone, (p,), (p, p)) == "off-chip traffic may rise: (4*K*N + 8*M*N) more bytes (a, big, p), 0 fewer"
+    more = "(4*J*K*N + 8*J*M*N) more bytes (a, big, p)"
+    assert may_rise(alone, (p,), (p, p)) == f"off-chip traffic may rise: {more}, 0 fewer"
     assert ("p",) in outputs(plan) and len(plan.groups) == 4
 
 

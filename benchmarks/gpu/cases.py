@@ -135,14 +135,39 @@ def mma_cases() -> list[Case]:
     h, g, t, u = to_f16(a16), to_f16(b16), to_tf32(a16[:, :8]), to_tf32(b16[:8])
     x, y = to_bf16(a16), to_bf16(b16)
     a8, b8 = r.integers(-128, 128, (16, 32), np.int8), r.integers(-128, 128, (32, 8), np.int8)
-    u8, ci = a8.view(np.uint8), r.integers(-1000, 1000, (16, 8), np.int32)
+    u8, v8, ci = a8.view(np.uint8), b8.view(np.uint8), r.integers(-1000, 1000, (16, 8), np.int32)
     return [
         _mma("mma_f16", 16, h, g, c, h.view(np.float16), g.view(np.float16), 1e-6),
         _mma("mma_bf16", 16, x, y, c, from_bf16(x), from_bf16(y), 1e-6),
         _mma("mma_tf32", 8, t, u, c, t.view(np.float32), u.view(np.float32), 1e-6),
         _mma("mma_s8", 32, a8, b8, ci, a8, b8, 0),
+        _mma("mma_u8", 32, u8, v8, ci, u8, v8, 0),
+        _mma("mma_s8u8", 32, a8, v8, ci, a8, v8, 0),
         _mma("mma_u8s8", 32, u8, b8, ci, u8, b8, 0),
     ]
+
+
+def dp4a_cases() -> list[Case]:
+    """Four bytes of either sign times four, into sums that wrap."""
+    r = RNG(9)
+    c = r.integers(-(1 << 31), 1 << 31, 32, np.int32)
+    kinds = {"s8": (np.int8, np.int8), "u8": (np.uint8, np.uint8), "u8s8": (np.uint8, np.int8),
+             "s8u8": (np.int8, np.uint8)}  # fmt: skip
+    cases = []
+    for name, types in kinds.items():
+        a, b = (r.integers(0, 256, (32, 4), np.uint8).view(t) for t in types)
+        want = (a.astype(np.int32) * b.astype(np.int32)).sum(1, dtype=np.int32) + c
+        args = (a, b, c, np.zeros(32, np.int32))
+        cases.append(Case(f"dp4a_{name}", "primitives.cu", f"dp4a_{name}", 32, args, {3: want}))
+    return cases
+
+
+def byte_columns_case() -> Case:
+    """A 32 x 16 tile of bytes: its even columns are one column operand of m16n8k32, its odd ones another."""
+    tile = RNG(8).integers(0, 256, (32, 16), np.uint8)
+    pair = [_pack(tile[:, f::2], _fragment_b(32), 8).view(np.uint32) for f in range(2)]
+    args = (tile, np.zeros((32, 4), np.uint32))
+    return Case("byte_columns", "primitives.cu", "byte_columns", 32, args, {1: np.concatenate(pair, 1)}, 512)
 
 
 # ---- data movement -------------------------------------------------------------------------------------------------
@@ -279,17 +304,18 @@ def wide_cases() -> list[Case]:
     kinds: dict[str, Array] = {
         "f16": r.standard_normal(512).astype(np.float16), "bf16": to_bf16(r.standard_normal(512).astype(np.float32)),
         "f32": r.standard_normal(512).astype(np.float32), "s8": r.integers(-128, 128, 512, np.int8),
-        "u16": r.integers(0, 1 << 16, 512, np.uint16), "s32": r.integers(-(1 << 31), 1 << 31, 512, np.int32),
+        "u8": r.integers(0, 256, 1024, np.uint8), "u16": r.integers(0, 1 << 16, 512, np.uint16),
+        "s32": r.integers(-(1 << 31), 1 << 31, 512, np.int32),
         "s64": r.integers(-(1 << 63), (1 << 63) - 1, 512, np.int64),
     }  # fmt: skip
-    for kind, n in (("f16", 8), ("f16", 2), ("bf16", 8), ("f32", 4), ("f32", 8), ("s8", 8), ("u16", 4), ("s32", 4),
-                    ("s64", 2)):  # fmt: skip
+    for kind, n in (("f16", 8), ("f16", 2), ("bf16", 8), ("f32", 4), ("f32", 8), ("s8", 8), ("u8", 16), ("u16", 4),
+                    ("s32", 4), ("s64", 2)):  # fmt: skip
         a = kinds[kind][: 64 * n].reshape(64, n)
         name = f"wide_{kind}_{n}"
         cases.append(Case(name, "primitives.cu", name, 64, (a, np.zeros_like(a)), {1: a[:, ::-1].copy()}))
-    for n in (1, 2, 4):
-        a = kinds["f32"][: 64 * n].reshape(64, n)
-        name = f"wide_shared_{n}"
+    for kind, n in (("f32", 1), ("f32", 2), ("f32", 4), ("s32", 2), ("s32", 4)):
+        a = kinds[kind][: 64 * n].reshape(64, n)
+        name = f"wide_shared_{n}" if kind == "f32" else f"wide_shared_{kind}_{n}"
         cases.append(Case(name, "primitives.cu", name, 64, (a, np.zeros_like(a)), {1: a[::-1].copy()}, 64 * n * 4))
     return cases
 
@@ -297,6 +323,6 @@ def wide_cases() -> list[Case]:
 def all_cases() -> list[Case]:
     """Every case that runs on sm_80 and newer."""
     return [
-        *ldmatrix_cases(), *mma_cases(), *cp_async_cases(), *movement_cases(), *conversion_cases(), *math_cases(),
-        *wide_cases(),
+        *ldmatrix_cases(), *mma_cases(), *dp4a_cases(), byte_columns_case(), *cp_async_cases(), *movement_cases(),
+        *conversion_cases(), *math_cases(), *wide_cases(),
     ]  # fmt: skip

@@ -37,7 +37,34 @@ MMA(mma_f16, float, pd_mma_m16n8k16_f16)
 MMA(mma_bf16, float, pd_mma_m16n8k16_bf16)
 MMA(mma_tf32, float, pd_mma_m16n8k8_tf32)
 MMA(mma_s8, int32_t, pd_mma_m16n8k32_s8)
+MMA(mma_u8, int32_t, pd_mma_m16n8k32_u8)
+MMA(mma_s8u8, int32_t, pd_mma_m16n8k32_s8u8)
 MMA(mma_u8s8, int32_t, pd_mma_m16n8k32_u8s8)
+
+// ---- four products of bytes and a sum --------------------------------------------------------------------------
+#define DP4A(name)                                                                                       \
+  PD_KERNEL(name, 32, 1)(const uint32_t *a, const uint32_t *b, const int32_t *c, int32_t *out) {         \
+    int t = pd_tid();                                                                                    \
+    pd_stg(out + t, pd_##name(pd_ldg(a + t), pd_ldg(b + t), pd_ldg(c + t)));                             \
+  }                                                                                                      \
+  PD_EXPORT(name, 32);
+DP4A(dp4a_s8)
+DP4A(dp4a_u8)
+DP4A(dp4a_u8s8)
+DP4A(dp4a_s8u8)
+
+// ---- a tile of 32 steps of 16 bytes, contiguous along its columns, to the column operands of two mma --------------
+PD_KERNEL(byte_columns, 32, 1)(const uint32_t *in, uint32_t *out) {
+  PD_DYN_SMEM(smem);
+  int t = pd_tid(), m = t / 8, i = t % 8;
+  for (int e = t; e < 128; e += 32) pd_sts<uint32_t>(smem + e * 4, pd_ldg(in + e));
+  pd_syncthreads();
+  uint32_t r[4];
+  pd_ldmatrix_x4_trans(r, smem + (m / 2 * 16 + i / 2 * 4 + (m + i / 4) % 2 * 2 + i % 2) * 16);
+  pd_byte_columns(r, t);
+  for (int e = 0; e < 4; e++) pd_stg(out + t * 4 + e, r[e]);
+}
+PD_EXPORT(byte_columns, 32);
 
 // ---- cp.async with every source size, in two groups -------------------------------------------------------------
 #define CP_ASYNC(name, V)                                                                                \
@@ -207,13 +234,14 @@ WIDE(wide_bf16_8, pd_bf16, float, 8)
 WIDE(wide_f32_4, float, float, 4)
 WIDE(wide_f32_8, float, float, 8)
 WIDE(wide_s8_8, int8_t, int8_t, 8)
+WIDE(wide_u8_16, uint8_t, uint8_t, 16)
 WIDE(wide_u16_4, uint16_t, uint16_t, 4)
 WIDE(wide_s32_4, int32_t, int32_t, 4)
 WIDE(wide_s64_2, int64_t, int64_t, 2)
-#define WIDE_SHARED(name, N)                                                                             \
-  PD_KERNEL(name, 64, 1)(const float *in, float *out) {                                                  \
+#define WIDE_SHARED(name, T, N)                                                                          \
+  PD_KERNEL(name, 64, 1)(const T *in, T *out) {                                                          \
     PD_DYN_SMEM(smem);                                                                                   \
-    float r[N], q[N];                                                                                    \
+    T r[N], q[N];                                                                                        \
     int t = pd_tid();                                                                                    \
     pd_ldg_wide<N>(r, in + t * N);                                                                       \
     pd_sts_wide<N>(smem + t * N * 4, r);                                                                 \
@@ -222,6 +250,8 @@ WIDE(wide_s64_2, int64_t, int64_t, 2)
     pd_stg_wide<N>(out + t * N, q);                                                                      \
   }                                                                                                      \
   PD_EXPORT(name, 64);
-WIDE_SHARED(wide_shared_1, 1)
-WIDE_SHARED(wide_shared_2, 2)
-WIDE_SHARED(wide_shared_4, 4)
+WIDE_SHARED(wide_shared_1, float, 1)
+WIDE_SHARED(wide_shared_2, float, 2)
+WIDE_SHARED(wide_shared_4, float, 4)
+WIDE_SHARED(wide_shared_s32_2, int32_t, 2)
+WIDE_SHARED(wide_shared_s32_4, int32_t, 4)

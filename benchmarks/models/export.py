@@ -3,46 +3,81 @@
 usage: python -m benchmarks.models.export OUT NAME...     NAME: a model, ``all`` (full size) or ``tiny``
 
 Each file is written only when it passes onnx.checker; a file that exists is left alone. Prints one line per model:
-name, size, and its operators with their counts. Needs torch and transformers (``pip install -e .[export]``).
+name, size, and its operators with their counts. Needs torch, transformers, onnxscript (``pip install -e .[export]``).
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import time
 import warnings
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
+if TYPE_CHECKING:
+    from benchmarks.models.zoo import Source
+
 OPSET = 17
+NEWER_OPSET = 20
+"""What torch's newer exporter writes by itself."""
 
 
 def export_torch(name: str) -> onnx.ModelProto:
-    """Traces one of the torch models. The TorchScript exporter: its graphs are the ones users have."""
-    import io
-
+    """Exports one of the torch models, by the exporter that its entry asks for."""
     import torch
 
     from benchmarks.models.zoo import build_source
 
     source = build_source(name)
-    buffer = io.BytesIO()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            source.module,
-            tuple(source.inputs.values()),
-            buffer,
-            input_names=list(source.inputs),
-            output_names=list(source.outputs),
-            dynamic_axes={k: dict(v) for k, v in source.axes.items()},
-            opset_version=OPSET,
-            dynamo=False,
-        )
+        return _newer(source) if source.newer else _traced(source)
+
+
+def _traced(source: Source) -> onnx.ModelProto:
+    """By the TorchScript exporter: its graphs are those that most users have."""
+    import io
+
+    import torch
+
+    buffer = io.BytesIO()
+    torch.onnx.export(
+        source.module,
+        tuple(source.inputs.values()),
+        buffer,
+        input_names=list(source.inputs),
+        output_names=list(source.outputs),
+        dynamic_axes={k: dict(v) for k, v in source.axes.items()},
+        opset_version=OPSET,
+        dynamo=False,
+    )
     return onnx.load_model_from_string(buffer.getvalue())
+
+
+def _newer(source: Source) -> onnx.ModelProto:
+    """By the exporter behind ``dynamo=True``; it wants the axes of inputs only, nested like ``forward``'s arguments."""
+    import torch
+
+    axes = [dict(source.axes[name]) for name in source.inputs]
+    parameters = inspect.signature(source.module.forward).parameters.values()
+    plain = sum(p.kind is not p.VAR_POSITIONAL for p in parameters)
+    program = torch.onnx.export(
+        source.module,
+        tuple(source.inputs.values()),
+        input_names=list(source.inputs),
+        output_names=list(source.outputs),
+        dynamic_shapes=(*axes[:plain], tuple(axes[plain:])),
+        opset_version=NEWER_OPSET,
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    return program.model_proto
 
 
 def build(name: str) -> onnx.ModelProto:
@@ -50,12 +85,19 @@ def build(name: str) -> onnx.ModelProto:
     from benchmarks.models.light import LIGHT_MODELS, redraw
 
     model = redraw(name) if name in LIGHT_MODELS else export_torch(name)
-    # Names of scopes and files of the exporting machine have no place in a stored model.
-    for node in model.graph.node:
-        node.ClearField("doc_string")
+    forget_machine(model)
     model.graph.name = name
     onnx.checker.check_model(model, full_check=True)
     return model
+
+
+def forget_machine(model: onnx.ModelProto) -> None:
+    """Clears what names scopes and files of the exporting machine: that has no place in a stored model."""
+    graph = model.graph
+    parts: list[Any] = [model, graph, *graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info]
+    for part in parts:
+        part.ClearField("doc_string")
+        part.ClearField("metadata_props")
 
 
 def names_of(words: list[str]) -> list[str]:

@@ -48,6 +48,7 @@ SHAPES: dict[str, list[Shape]] = {
     "gpt2": _TEXT,
     "t5": _TEXT,
     "gpt2_past": _PAST,
+    "llama": _PAST,
     "vit": _batch(1, 2, 3, 4, 5, 6, 7, 8),
     "vit_hw": _VIT_FREE,
     "resnet": _FREE,

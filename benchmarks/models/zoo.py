@@ -19,12 +19,17 @@ EAGER = {"attn_implementation": "eager"}
 
 @dataclass(frozen=True)
 class Source:
-    """A module ready to be traced: ``inputs`` by name in the order of ``forward``, ``axes`` of inputs and outputs."""
+    """A module ready to be traced: ``inputs`` by name in the order of ``forward``, ``axes`` of inputs and outputs.
+
+    ``newer``: exported by torch's newer exporter (``dynamo=True``), which finds the axes of outputs itself; else by
+    the one that traces TorchScript.
+    """
 
     module: torch.nn.Module
     inputs: Mapping[str, torch.Tensor]
     outputs: tuple[str, ...]
     axes: Axes = field(default_factory=dict)
+    newer: bool = False
 
 
 class First(torch.nn.Module):
@@ -42,19 +47,19 @@ class First(torch.nn.Module):
 
 
 class WithPast(torch.nn.Module):
-    """A GPT-2 whose key/value cache comes in and goes out as plain tensors (B, heads, past, head size) per layer."""
+    """A decoder whose key/value cache comes in and goes out as plain tensors (B, heads, past, head size) per layer."""
 
     def __init__(self, module: torch.nn.Module, layers: int) -> None:
         super().__init__()
         self.module, self.layers = module, layers
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, *past: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(last hidden state, key and value of layer 0, of layer 1, ...); the mask covers past and present."""
+        """(the first output, key and value of layer 0, of layer 1, ...); the mask covers past and present."""
         pairs = [(past[2 * i], past[2 * i + 1]) for i in range(self.layers)]
         cache = hf.DynamicCache(pairs)
         out = self.module(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
         present = [t for layer in out.past_key_values.layers for t in (layer.keys, layer.values)]
-        return (out.last_hidden_state, *present)
+        return (out[0], *present)
 
 
 def draw_constants(module: torch.nn.Module) -> None:
@@ -105,27 +110,45 @@ def gpt2(**config: Any) -> Source:
 
 
 def gpt2_past(**config: Any) -> Source:
-    """A decoder with its cache in and out: symbols B, L (new tokens), P (past), T = P + L (the mask's length)."""
+    """A decoder with its cache in and out (see ``_decoder``)."""
     c = hf.GPT2Config(**EAGER, **config)
-    module = hf.GPT2Model(c)
+    cache = (c.n_layer, c.n_head, c.n_embd // c.n_head)
+    return _decoder(hf.GPT2Model(c), c.vocab_size, cache, "last_hidden_state")
+
+
+def llama(**config: Any) -> Source:
+    """A decoder with rotary positions and fewer heads of keys than of queries, its cache in and out (``_decoder``).
+
+    Attention is what transformers chooses by itself (``sdpa``), as users export it.
+    """
+    c = hf.LlamaConfig(**config)
+    cache = (c.num_hidden_layers, c.num_key_value_heads, c.head_dim)
+    return _decoder(hf.LlamaForCausalLM(c), c.vocab_size, cache, "logits", newer=True)
+
+
+def _decoder(
+    module: torch.nn.Module, vocabulary: int, cache: tuple[int, int, int], output: str, newer: bool = False
+) -> Source:
+    """Symbols B, L (new tokens), P (past), T = P + L (the mask's length). ``cache``: layers, heads, size of a head."""
+    layers, heads, size = cache
     batch, length, past = 2, 3, 7
     inputs = {
-        "input_ids": torch.randint(0, c.vocab_size, (batch, length)),
+        "input_ids": torch.randint(0, vocabulary, (batch, length)),
         "attention_mask": torch.ones(batch, past + length, dtype=torch.long),
     }
     axes: dict[str, dict[int, str]] = {
         "input_ids": {0: "B", 1: "L"},
         "attention_mask": {0: "B", 1: "T"},
-        "last_hidden_state": {0: "B", 1: "L"},
+        output: {0: "B", 1: "L"},
     }
-    outputs = ["last_hidden_state"]
-    for layer in range(c.n_layer):
+    outputs = [output]
+    for layer in range(layers):
         for kind in ("key", "value"):
-            inputs[f"past_{layer}_{kind}"] = torch.randn(batch, c.n_head, past, c.n_embd // c.n_head)
+            inputs[f"past_{layer}_{kind}"] = torch.randn(batch, heads, past, size)
             axes[f"past_{layer}_{kind}"] = {0: "B", 2: "P"}
             axes[f"present_{layer}_{kind}"] = {0: "B", 2: "T"}
             outputs.append(f"present_{layer}_{kind}")
-    return Source(WithPast(module, c.n_layer), inputs, tuple(outputs), axes)
+    return Source(WithPast(module, layers), inputs, tuple(outputs), axes, newer)
 
 
 def t5_encoder(**config: Any) -> Source:
@@ -159,6 +182,9 @@ _BERT_TINY = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 2, "num
 _GPT2_TINY = {"vocab_size": 120, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 160, "initializer_range": 0.25}
 _VIT_TINY = {"image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
              "intermediate_size": 64, "initializer_range": 0.25}  # fmt: skip
+_LLAMA_TINY = {"vocab_size": 120, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+               "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 160,
+               "initializer_range": 0.15, "tie_word_embeddings": True}  # fmt: skip
 
 
 def build_source(name: str) -> Source:
@@ -190,6 +216,7 @@ TORCH_MODELS: dict[str, Callable[[], Source]] = {
     "albert_tiny": lambda: albert(embedding_size=16, **_BERT_TINY),
     "gpt2_tiny": lambda: gpt2(**_GPT2_TINY),
     "gpt2_past_tiny": lambda: gpt2_past(**_GPT2_TINY),
+    "llama_tiny": lambda: llama(**_LLAMA_TINY),
     "t5_tiny": lambda: t5_encoder(vocab_size=120, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
     "vit_tiny": lambda: vit(**_VIT_TINY),
     "vit_hw_tiny": lambda: vit_free(**_VIT_TINY),

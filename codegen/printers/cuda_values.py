@@ -23,6 +23,7 @@ REGISTER = {**STORAGE, "float16": "float", "bfloat16": "float", "bool": "bool"}
 READ = {"float16": "pd_f16_to_f32", "bfloat16": "pd_bf16_to_f32", "bool": "(bool)"}
 WRITE = {"float16": "pd_f32_to_f16", "bfloat16": "pd_f32_to_bf16", "bool": "(uint8_t)"}
 HALF = ("float16", "bfloat16")
+BYTES = ("int8", "uint8")
 SINGLE = ("float32", *HALF)
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}

@@ -20,13 +20,12 @@ def cache_dir(kind: str) -> Path:
 
     BuildError: it cannot be created.
     """
-    root = Path(os.environ.get("POLYDYN_CACHE") or Path("~/.cache/polydyn").expanduser())
-    path = root / kind
     try:
+        path = Path(os.environ.get("POLYDYN_CACHE") or Path("~/.cache/polydyn").expanduser()) / kind
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as e:
+    except (OSError, RuntimeError) as e:  # RuntimeError: this user has no home
         raise BuildError(
-            f"the cache folder {path} cannot be made: {e.strerror}", remedy="set POLYDYN_CACHE to a writable folder"
+            f"the cache folder for {kind} cannot be made: {e}", remedy="set POLYDYN_CACHE to a writable folder"
         ) from e
     return path
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -125,42 +126,58 @@ def build_library(units: Mapping[str, str], headers: Mapping[str, str], target: 
     library = cache.get(link_key)
     if library is not None:
         return Library(library, 0, features, compiler.version)
-    with tempfile.TemporaryDirectory(prefix="polydyn-") as folder:
-        work = Path(folder)
-        for name, text in (*headers.items(), *units.items()):
-            (work / name).write_text(text, encoding="utf-8")
-        missing = []
-        for name, key in keys.items():
-            found = cache.get(key)
-            if found is None:
-                missing.append(name)
-            else:
-                (work / name).with_suffix(".o").write_bytes(found)
-        _compile(compiler, flags, missing, work)
-        for name in missing:
-            cache.put(keys[name], (work / name).with_suffix(".o").read_bytes())
-        library = _link(compiler, [str(Path(n).with_suffix(".o")) for n in units], work)
+    found = {name: cache.get(key) for name, key in keys.items()}
+    missing = [name for name, data in found.items() if data is None]
+    try:
+        with tempfile.TemporaryDirectory(prefix="polydyn-", ignore_cleanup_errors=True) as folder:
+            work = Path(folder)
+            for name, text in (*headers.items(), *units.items()):
+                (work / name).write_text(text, encoding="utf-8")
+            for name, data in found.items():
+                if data is not None:
+                    _object(work, name).write_bytes(data)
+            _compile(compiler, flags, missing, work)
+            for name in missing:
+                cache.put(keys[name], _object(work, name).read_bytes())
+            library = _link(compiler, [_object(Path(), n).name for n in units], work)
+    except OSError as e:
+        raise BuildError(
+            f"building in a temporary folder failed: {e}", remedy="set TMPDIR to a writable folder with free space"
+        ) from e
     cache.put(link_key, library)
     return Library(library, len(missing), features, compiler.version)
+
+
+def _object(work: Path, unit: str) -> Path:
+    """Where a unit's object file goes."""
+    return (work / unit).with_suffix(".o")
 
 
 def _flat(files: Mapping[str, str]) -> list[str]:
     return [part for name, text in sorted(files.items()) for part in (name, text)]
 
 
+def _environment(work: Path) -> dict[str, str]:
+    """A compiler's: its own temporary files lie in the folder that goes whatever happens to it."""
+    return {**os.environ, "TMPDIR": str(work)}
+
+
 def _compile(compiler: Compiler, flags: Sequence[str], names: Sequence[str], work: Path) -> None:
     """Compiles the named units of the folder, as many at once as there are cores; all stop at the first failure."""
     waiting = sorted(names, key=lambda n: -(work / n).stat().st_size)
     running: dict[str, subprocess.Popen[str]] = {}
+    environment = _environment(work)
     try:
         while waiting or running:
             while waiting and len(running) < available_cores():
                 name = waiting.pop(0)
-                command = [*compiler.command, *flags, "-c", name, "-o", str(Path(name).with_suffix(".o"))]
-                with (work / f"{name}.log").open("w") as log:
-                    running[name] = subprocess.Popen(command, cwd=work, stdout=log, stderr=log, text=True)
+                command = [*compiler.command, *flags, "-c", name, "-o", _object(Path(), name).name]
+                with (work / f"{name}.log").open("w") as log:  # a session of its own: stopped with all that it starts
+                    running[name] = subprocess.Popen(
+                        command, cwd=work, env=environment, stdout=log, stderr=log, text=True, start_new_session=True
+                    )
             name = next(iter(running))
-            if running[name].wait():
+            if running[name].wait() or not _object(work, name).exists():
                 log_text = (work / f"{name}.log").read_text(errors="replace")
                 raise BuildError(
                     f"{shlex.join(compiler.command)} refused {name}:\n{log_text[:4000]}",
@@ -169,14 +186,15 @@ def _compile(compiler: Compiler, flags: Sequence[str], names: Sequence[str], wor
             del running[name]
     finally:
         for process in running.values():
-            process.kill()
-            process.wait()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def _link(compiler: Compiler, objects: Sequence[str], work: Path) -> bytes:
     command = [*compiler.command, *objects, *LINK_FLAGS, "-o", "lib.so"]
-    done = subprocess.run(command, cwd=work, capture_output=True, text=True)
-    if done.returncode:
+    done = subprocess.run(command, cwd=work, env=_environment(work), capture_output=True, text=True)
+    if done.returncode or not (work / "lib.so").exists():
         raise BuildError(
             f"{shlex.join(compiler.command)} could not link:\n{done.stderr[:4000]}",
             remedy="a kernel may be missing or defined twice; this is a bug in the generated code",

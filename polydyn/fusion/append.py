@@ -22,15 +22,18 @@ class Append:
     copy: str
 
 
-def part_name(concat: str, part: int) -> str:
-    """The tensor that a copied part of a concatenation is, inside its window."""
-    return f"{concat}/{part}"
+def part_name(graph: Graph, concat: str, part: int) -> str:
+    """The tensor that a copied part of a concatenation is, inside its window: none of the model's is called so."""
+    name = f"{concat}/{part}"
+    while name in graph.tensors:
+        name += "'"
+    return name
 
 
 def find_appends(graph: Graph) -> tuple[Append, ...]:
     """The appendable pairs of a graph."""
     return tuple(
-        Append(n.output, n.parts[0], n.axis, part_name(n.output, 0))
+        Append(n.output, n.parts[0], n.axis, part_name(graph, n.output, 0))
         for n in graph.nodes
         if isinstance(n, Concat) and n.output in graph.outputs
         if n.parts[0] in graph.inputs and n.parts[0] not in graph.outputs

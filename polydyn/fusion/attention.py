@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.rows import own_rows
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
 from polydyn.schedules.expr import Load, Op, loads
 from polydyn.schedules.index import ONE, Index
@@ -41,7 +42,7 @@ def fuse_attention(plan: FusionPlan) -> FusionPlan:
             "attention",
             (*scores.nodes, *rows.nodes, *values.nodes),
             values.outputs,
-            values.prefix,
+            {**scores.rows, **rows.rows, **values.rows},
             (*scores.reasons, *rows.reasons, *values.reasons, f"{values.outputs[0]}: scores stay in the kernel"),
             (scores, rows, values),
         )
@@ -64,12 +65,12 @@ def _parts(
     readers: dict[str, list[FusedGroup]],
 ) -> tuple[FusedGroup, FusedGroup, FusedGroup] | str | None:
     """The three groups that end in ``values``, when they form an attention; why not, when they nearly do."""
-    rank = len(plan.graph.tensors[rows.outputs[0]].shape)
+    leading = _leading(plan, rows)
     read = [t for n in rows.nodes for t in plan.inputs[n.output]]
     made = [by_output[t] for t in read if t in by_output and by_output[t] is not rows]
     why = None
     for scores in made:
-        if scores.kind != "contract" or rows.prefix != rank - 1 or _shape(plan, scores) != _shape(plan, rows):
+        if scores.kind != "contract" or not leading or _shape(plan, scores) != _shape(plan, rows):
             continue
         if len(rows.outputs) != 1 or not _only(readers, rows.outputs, values) or _kept(plan, rows):
             return "others read what its rows give"
@@ -82,6 +83,13 @@ def _parts(
         else:
             return scores, rows, values
     return why
+
+
+def _leading(plan: FusionPlan, rows: FusedGroup) -> bool:
+    """Whether the stitch runs over all axes but the last, the one before it among them."""
+    made, last = rows.outputs[0], len(_shape(plan, rows)) - 1
+    front = tuple(a for a in own_rows(plan.graph, made) if a < last)
+    return rows.rows[made] == front and front[-1:] == (last - 1,)
 
 
 def _row_by_row(plan: FusionPlan, rows: FusedGroup, scores: str) -> bool:

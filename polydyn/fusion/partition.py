@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.plan import FusedGroup, FusionPlan, Rows
 from polydyn.fusion.traffic import may_rise
 
 
 @dataclass(frozen=True)
 class Join:
-    """A rule's yes: the leading axes that the joined group shares, its kind, and the reason in one line."""
+    """A rule's yes: the rows of the joined group, its kind, and the reason in one line."""
 
-    prefix: int
+    rows: Rows
     why: str
     kind: str = "nest"
 
+
+MOST_NODES = 48
+"""Nodes of a group; the cost of schedules and proofs grows with their square."""
 
 Rule = Callable[[FusionPlan, FusedGroup, FusedGroup], "Join | str | None"]
 """``rule(plan, producer, reader)``: a Join, a reason against it, or None when such a pair is not its business."""
@@ -86,7 +89,7 @@ class Partition:
         """Joins reader ``b`` to producer ``a`` (the number of the result) if all agree; else keeps the reason."""
         verdict = rule(self._plan, self.groups[a], self.groups[b])
         if isinstance(verdict, Join):
-            verdict = self.cycle(a, b) or self._rise(a, b) or verdict
+            verdict = self._too_many(a, b) or self.cycle(a, b) or self._rise(a, b) or verdict
         if verdict is None or isinstance(verdict, str):
             if verdict:
                 self._refuse(a, b, verdict)
@@ -103,16 +106,20 @@ class Partition:
                     return f"a cycle: {through} must run between the two (convexity)"
         return None
 
+    def _too_many(self, a: int, b: int) -> str | None:
+        many = len(self.groups[a].nodes) + len(self.groups[b].nodes) > MOST_NODES
+        return f"together they have more than {MOST_NODES} nodes, and a kernel is proven as a whole" if many else None
+
     def _rise(self, a: int, b: int) -> str | None:
         apart = [self.groups[a], self.groups[b]]
-        joined = self._joined(a, b, Join(0, ""))
+        joined = self._joined(a, b, Join({}, ""))
         return may_rise(self._plan, apart, [joined])
 
     def _joined(self, a: int, b: int, join: Join) -> FusedGroup:
         x, y = self.groups[a], self.groups[b]
         nodes = tuple(sorted((*x.nodes, *y.nodes), key=lambda n: self._position[n.output]))
         reasons = (*x.reasons, f"{y.nodes[0].output}: {join.why}", *y.reasons[1:])  # the first: how it began
-        return FusedGroup(join.kind, nodes, self._plan.outputs_of(nodes), join.prefix, reasons)
+        return FusedGroup(join.kind, nodes, self._plan.outputs_of(nodes), join.rows, reasons)
 
     def join(self, a: int, b: int, join: Join) -> None:
         """Makes one group of two, under the number ``a``; the caller has asked ``cycle``."""
@@ -129,7 +136,7 @@ class Partition:
         made = {n.output for n in self.groups[a].nodes}
         for n in self.groups[b].nodes:
             for t in self._inputs[n.output]:
-                if t in made:
+                if t in made and not self.refused.get((t, n.output), "").startswith(why):  # it may say more
                     self.refused[t, n.output] = why
 
     def plan(self) -> FusionPlan:

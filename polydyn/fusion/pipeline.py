@@ -17,7 +17,7 @@ from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.prologue import join_prologues
 from polydyn.fusion.recompute import recompute_producers
-from polydyn.fusion.rules import elementwise, epilogue, stitch
+from polydyn.fusion.rules import elementwise, epilogue, join_columns, stitch
 from polydyn.fusion.separate import separate, write_in_place
 from polydyn.fusion.sink import sink_epilogues
 from polydyn.fusion.split import split_merged_axes
@@ -59,11 +59,12 @@ FUSION: tuple[Pass, ...] = (
     Pass("windows", "parts of a concatenation are written in place", groups=write_in_place),
     Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
     Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),
-    Pass("stitch", "groups around reductions join (BladeDISC 4.2)", join=stitch),
+    Pass("stitch", "groups around reductions of rows join (BladeDISC 4.2)", join=stitch),
     Pass("prologue", "maps that one product or window reads join it (TSCompiler 5.3)", groups=join_prologues),
     Pass("recompute", "readers compute cheap producers again (BladeDISC 4.2 input-inline)", groups=recompute_producers),
     Pass("sink", "an epilogue that only makes traffic goes to its reader (BladeDISC 4.1)", groups=sink_epilogues),
     Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),
+    Pass("columns", "groups around reductions of other axes join (BladeDISC 4.2)", groups=join_columns),
     Pass("horizontal", "launches that need nothing of each other run in one fork-join (program/waves.py)"),
 )
 """Passes that decide what a kernel is: over the graph first, then over groups."""

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 from polydyn.fusion.append import Append
 from polydyn.graph.ir import Compute, Graph
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.model import row_major
+
+Rows: TypeAlias = Mapping[str, tuple[int, ...]]
+"""A node's output -> those of its axes that run over the group's rows, in an order that all nodes of the group share.
+
+Axes of extent 1 are in no row.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class FusedGroup:
 
     ``kind``: ``contract`` (a sum of products and its epilogue), ``nest`` (element-wise, reductions, stitch) or
     ``attention`` (contraction, stitch, contraction).
-    ``nodes`` in topological order; ``outputs``: tensors others read; ``prefix``: leading axes that all nodes share.
+    ``nodes`` in topological order; ``outputs``: tensors others read; ``rows``: the axes of each node that all share.
     ``reasons``: one line for each node that joined. ``parts`` (attention): the groups it is made of,
     scores, rows, values. ``prologue``: what was put into the body of the first node.
     """
@@ -43,7 +50,7 @@ class FusedGroup:
     kind: str
     nodes: tuple[Compute, ...]
     outputs: tuple[str, ...]
-    prefix: int
+    rows: Rows
     reasons: tuple[str, ...]
     parts: tuple[FusedGroup, ...] = ()
     prologue: Prologue | None = None

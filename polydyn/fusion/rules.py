@@ -1,22 +1,25 @@
-"""Which reader may join which producer: the rules of the epilogue, element-wise and stitch passes.
+"""Which reader may join which producer: the rules of the epilogue, element-wise, stitch and columns passes.
 
 A rule answers for two groups: a ``Join``, the reason against it in one line, or None when the pair is another pass's.
-BladeDISC's words: *group-dims* are the leading axes that all nodes of a group share (its ``prefix``), *tile-dims* the
-others; reductions and outputs are *dominant*; *locality* holds between two of them when what one reads of the other has
+BladeDISC's words: *group-dims* are the axes that all nodes of a group share (its ``rows``), *tile-dims* the others;
+reductions and outputs are *dominant*; *locality* holds between two of them when what one reads of the other has
 the same group-dims. Equality is that of dims in normal form, so that equalities learned anywhere count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Sequence
+from dataclasses import replace
 
 from polydyn.codegen.passes.vectorise import has_lanes, is_affine_in_lanes
+from polydyn.fusion.facts import same_size
 from polydyn.fusion.guards import needs_guard
-from polydyn.fusion.partition import Join
-from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
-from polydyn.schedules.expr import ITEMSIZE, Load, Op, loads
-from polydyn.schedules.index import ONE, ZERO, Index, product
+from polydyn.fusion.partition import Join, join_groups
+from polydyn.fusion.plan import FusedGroup, FusionPlan, Rows
+from polydyn.fusion.rows import common_rows, is_aligned, is_reduced, lead, own_rows, reads_of, tile_dims
+from polydyn.graph.ir import Compute, Graph, dim_name
+from polydyn.schedules.expr import ITEMSIZE, Load, Op, indices, loads
+from polydyn.schedules.index import ONE
 
 WIDEST = 16
 """Lanes of the widest vectors: what is affine in them is so in narrower ones."""
@@ -28,14 +31,6 @@ def is_tileable(graph: Graph, n: Compute) -> bool:
     Halves count: a target without them refuses the model by name.
     """
     return has_lanes(n.body, ("float16", "bfloat16")) and not needs_guard(graph, n)
-
-
-def own_prefix(graph: Graph, n: Compute) -> int:
-    """The axes of a node up to the last that is not constant 1."""
-    shape = graph.tensors[n.output].shape
-    while shape and shape[-1] == ONE:
-        shape = shape[:-1]
-    return len(shape)
 
 
 # -- the passes ------------------------------------------------------------------------------------------------------
@@ -51,57 +46,82 @@ def epilogue(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | Non
         return "a backbone begins its group; its operands come from memory"
     if a.kind != "contract":
         return None
-    graph = plan.graph
+    graph, made = plan.graph, {m.output for m in a.nodes}
     shape = graph.tensors[a.nodes[0].output].shape
+    rows = {**a.rows, **b.rows}
     for n in b.nodes:
         if not n.is_map:
             return "it reduces; only element-wise readers are epilogues of a contraction"
         if graph.tensors[n.output].shape != shape:
             return f"its shape {_dims(graph, n)} is not the contraction's ({', '.join(map(str, shape))})"
-        if not _aligned(graph, n, a.nodes):
+        if _fetches(n, made) or not all(_same_place(graph, n, x, rows) for x in reads_of(made, n)):
             return "it does not read the contraction's output element by element"
         if not is_tileable(graph, n):
             return "it has no form in the register tile's vector lanes"
         if (scattered := _scattered(plan, n)) is not None:
             return f"it reads {scattered} at addresses that are not affine along a vector of columns"
-    return Join(len(shape), "element-wise on the contraction's output (epilogue)", "contract")
+    return Join(rows, "element-wise on the contraction's output (epilogue)", "contract")
 
 
 def elementwise(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
     """Element-wise groups join element-wise groups (BladeDISC 4.1)."""
     if not all(n.is_map for g in (a, b) for n in g.nodes) or a.kind != "nest" or b.kind != "nest":
         return None
-    made = list(a.nodes)
-    for n in b.nodes:
-        why = _shares_rows(plan.graph, n, made, a.prefix)
-        if why:
-            return why
-        made.append(n)
-    return Join(a.prefix, "element-wise on shared rows")
+    rows = _common(plan, a, b)
+    if isinstance(rows, str):
+        return rows
+    if _gives_up(a, rows) or _gives_up(b, rows):
+        return f"group-dims differ: {_dims(plan.graph, b.nodes[0])} and {_dims(plan.graph, a.nodes[0])}"
+    return Join(rows, "element-wise on shared rows")
 
 
 def stitch(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
-    """Groups around reductions become one where locality holds between their dominants (BladeDISC 4.2)."""
+    """Groups around reductions become one where locality holds between their dominants (BladeDISC 4.2).
+
+    Their group-dims lead; others are the business of ``columns``, so that rows come first.
+    """
+    join = _stitched(plan, a, b)
+    return None if isinstance(join, Join) and not lead(plan.graph, join.rows) else join
+
+
+def columns(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
+    """``stitch`` whichever axes are shared: a softmax over the channels of an image shares those around them."""
+    join = _stitched(plan, a, b)
+    return None if isinstance(join, Join) and lead(plan.graph, join.rows) else join
+
+
+def _stitched(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
     if a.kind != "nest" or b.kind != "nest" or all(n.is_map for g in (a, b) for n in g.nodes):
         return None
-    graph, prefix, made = plan.graph, a.prefix, list(a.nodes)
+    if a.prologue or b.prologue:
+        return "a prologue stays with its window"
+    rows = _common(plan, a, b)
+    if isinstance(rows, str):
+        return rows
+    if any(_gives_up(g, rows) and not all(n.is_map for n in g.nodes) for g in (a, b)):
+        return "no locality: a reduction does not keep the rows of what the group makes"
+    reduces = any(not n.is_map for n in b.nodes)
+    if reduces and not any(rows.values()):
+        return "no locality: what reduces everything has no rows to share"
+    made = list(a.nodes)
     for n in b.nodes:
-        if n.is_map:
-            why = _shares_rows(graph, n, made, prefix)
-        else:
-            found = _group_dims(graph, n, made, prefix)
-            why, prefix = (found, prefix) if isinstance(found, str) else (None, found)
+        why = _remote(plan.graph, a, n, rows) or _other_tiles(plan.graph, n, made, rows)
         if why:
             return why
         made.append(n)
-    reduces = any(not n.is_map for n in b.nodes)
-    return Join(prefix, "reduces rows that the group makes (stitch)" if reduces else "element-wise on shared rows")
+    return Join(rows, "reduces rows that the group makes (stitch)" if reduces else "element-wise on shared rows")
+
+
+def join_columns(plan: FusionPlan) -> FusionPlan:
+    """The plan after ``columns``; its order is as it was where nothing joins."""
+    joined = join_groups(plan, columns)
+    return joined if len(joined.groups) < len(plan.groups) else replace(plan, refused=joined.refused)
 
 
 def _scattered(plan: FusionPlan, n: Compute) -> str | None:
     """A tensor that vectors along the node's last axis would have to gather."""
     ranges = {dim_name(a): e for a, e in enumerate(plan.graph.tensors[n.output].shape)}
-    column = dim_name(own_prefix(plan.graph, n) - 1)
+    column = dim_name(max(own_rows(plan.graph, n.output), default=0))
     for x in loads(n.body):
         _, address = plan.address_of(x.buffer, x.index)
         if not is_affine_in_lanes(address, column, WIDEST, ranges):
@@ -117,64 +137,49 @@ def _narrows(n: Compute) -> bool:
 # -- locality --------------------------------------------------------------------------------------------------------
 
 
-def _shares_rows(graph: Graph, n: Compute, made: list[Compute], p: int) -> str | None:
-    """Why a map cannot run with ``p`` group-dims among the nodes ``made``."""
-    shape, rows = graph.tensors[n.output].shape, graph.tensors[made[0].output].shape[:p]
-    if shape[:p] != rows:
-        return f"group-dims differ: {_dims(graph, n)} does not begin with ({', '.join(map(str, rows))})"
-    if not _aligned(graph, n, made):
-        return "no locality: it reads other rows of the group than its own"
-    inner = product(shape[p:])
-    if inner != ONE and inner not in {_tile_dims(graph, m, p) for m in made}:
-        return f"tile-dims differ: no node of the group runs over {inner} elements of a row"
-    return None
+def _common(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Rows | str:
+    """The rows of both groups, or why they have none in common."""
+    made = {m.output for m in a.nodes}
+    if any(_fetches(n, made) for n in b.nodes):
+        return "no locality: what the group makes decides where it reads"
+    rows = common_rows(plan.graph, a, b)
+    return "no locality: it reads other rows of the group than its own" if rows is None else rows
 
 
-def _group_dims(graph: Graph, n: Compute, made: list[Compute], prefix: int) -> int | str:
-    """The group-dims that a reduction and the nodes ``made`` share, or why there are none."""
-    own = {m.output for m in made}
-    counts = []
-    for x in loads(n.body):
-        if x.buffer in own:
-            k = 0
-            while k < len(x.index) and k < len(graph.tensors[n.output].shape) and _identity(graph, x, k):
-                k += 1
-            counts.append(k)
-    shape, rows = graph.tensors[n.output].shape, graph.tensors[made[0].output].shape
-    p = min([own_prefix(graph, n), *counts]) if counts else own_prefix(graph, n)
-    if not p or any(e != ONE for e in shape[p:]) or shape[:p] != rows[:p]:
-        return "no locality: the reduction does not keep the leading axes of what the group makes"
-    if p == prefix:
-        return p
-    pure = all(m.is_map for m in made) and prefix == own_prefix(graph, made[0])
-    if counts and pure and p < prefix and _trailing(n, own, p):
-        return p
-    return f"group-dims differ: the reduction keeps {p} axes, the group shares {prefix}"
+def _remote(graph: Graph, a: FusedGroup, n: Compute, rows: Rows) -> str | None:
+    """Why a node cannot read what ``a`` makes inside its row."""
+    reads = reads_of({m.output for m in a.nodes}, n)
+    if n.is_map:
+        aligned = all(is_aligned(graph, n, x, rows) for x in reads)
+        return None if aligned else "no locality: it does not read its row of the group element by element"
+    whole = not _gives_up(a, rows) or all(is_reduced(graph, n, x, rows) for x in reads)
+    return None if whole else "group-dims differ: the reduction does not run over whole rows of what the group makes"
 
 
-def _trailing(n: Compute, own: Collection[str], p: int) -> bool:
-    """Whether every group tensor read is reduced over all its axes from ``p`` on, in order."""
-    wanted = [reduction_name(j) for j in range(len(n.reduction))]
-    return all([str(i) for i in x.index[p:]] == wanted for x in loads(n.body) if x.buffer in own)
+def _other_tiles(graph: Graph, n: Compute, made: Sequence[Compute], rows: Rows) -> str | None:
+    """Why a map runs over rows of another length than the nodes ``made``."""
+    inner = tile_dims(graph, n, rows)
+    if not n.is_map or inner == ONE:
+        return None
+    sizes = {tile_dims(graph, m, rows) for m in made}
+    if inner in sizes or any(same_size(graph.guards, inner, e) for e in sizes):
+        return None
+    return f"tile-dims differ: no node of the group runs over {inner} elements of a row"
 
 
-def _tile_dims(graph: Graph, m: Compute, p: int) -> Index:
-    """The product of the tile-dims: how many elements of a row a node runs over."""
-    return product((*graph.tensors[m.output].shape[p:], *m.reduction))
+def _gives_up(g: FusedGroup, rows: Rows) -> bool:
+    """Whether a group has rows that are not among the common ones."""
+    return any(rows[n.output] != g.rows[n.output] for n in g.nodes)
 
 
-def _aligned(graph: Graph, n: Compute, made: Iterable[Compute]) -> bool:
-    """Every read of the nodes' tensors is at the reader's own subscripts; none is fetched from."""
-    own = {m.output for m in made}
-    fetched = {a.name for x in loads(n.body) for i in x.index for a in i.fetches()}
-    return not fetched & own and all(
-        all(_identity(graph, x, a) for a in range(len(x.index))) for x in loads(n.body) if x.buffer in own
-    )
+def _fetches(n: Compute, made: set[str]) -> bool:
+    """Whether a node reads at positions that are among the tensors ``made``."""
+    return any(f.name in made for i in indices(n.body) for f in i.fetches())
 
 
-def _identity(graph: Graph, x: Load, axis: int) -> bool:
-    i = x.index[axis]
-    return i == Index.of(dim_name(axis)) or (i == ZERO and graph.tensors[x.buffer].shape[axis] == ONE)
+def _same_place(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
+    """Whether a node of the same shape reads a tensor at its own subscripts."""
+    return all(str(x.index[a]) == dim_name(a) for a in rows[n.output])
 
 
 def _dims(graph: Graph, n: Compute) -> str:

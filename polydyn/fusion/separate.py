@@ -7,7 +7,8 @@ from dataclasses import replace
 from polydyn.fusion.append import find_appends, free_strides, part_name
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Window
 from polydyn.fusion.products import has_column, is_contraction, is_windowed
-from polydyn.fusion.rules import is_tileable, own_prefix
+from polydyn.fusion.rows import own_rows
+from polydyn.fusion.rules import is_tileable
 from polydyn.graph.ir import Compute, Graph, Node, Tensor, dim_name
 from polydyn.schedules.expr import load
 from polydyn.schedules.index import ZERO, Index
@@ -24,7 +25,7 @@ def separate(graph: Graph) -> FusionPlan:
             continue
         offset = ZERO
         for k, part in enumerate(n.parts):
-            name = part_name(n.output, k)
+            name = part_name(graph, n.output, k)
             t = tensors[part]
             tensors[name] = Tensor(name, t.dtype, t.shape)
             index = tuple(Index.of(dim_name(a)) for a in range(len(t.shape)))
@@ -53,7 +54,8 @@ def _alone(graph: Graph, n: Compute) -> FusedGroup:
     if product and is_windowed(n) and not has_column(n):  # depthwise: vectors along the last axis, as in any nest
         product = False
     kind = "contract" if product else "nest"
-    return FusedGroup(kind, (n,), (n.output,), own_prefix(graph, n), (f"{n.output}: starts a {kind} group",))
+    rows = {n.output: own_rows(graph, n.output)}
+    return FusedGroup(kind, (n,), (n.output,), rows, (f"{n.output}: starts a {kind} group",))
 
 
 def write_in_place(plan: FusionPlan) -> FusionPlan:

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from polydyn.fusion.partition import Join
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.fusion.rules import elementwise, own_prefix, stitch
+from polydyn.fusion.rows import own_rows
+from polydyn.fusion.rules import elementwise, stitch
 from polydyn.fusion.traffic import may_rise
 from polydyn.graph.ir import Compute
 
@@ -42,7 +43,8 @@ def sink_epilogues(plan: FusionPlan) -> FusionPlan:
 
 def _moved(plan: FusionPlan, a: FusedGroup, b: FusedGroup, n: Compute) -> tuple[FusedGroup, FusedGroup] | None:
     """Both groups after ``n`` went from contraction ``a`` to its reader ``b``; None when that is no gain."""
-    alone = FusedGroup("nest", (n,), (n.output,), own_prefix(plan.graph, n), (f"{n.output}: starts a nest group",))
+    rows = {n.output: own_rows(plan.graph, n.output)}
+    alone = FusedGroup("nest", (n,), (n.output,), rows, (f"{n.output}: starts a nest group",))
     join = elementwise(plan, alone, b) or stitch(plan, alone, b)
     if not isinstance(join, Join):
         return None
@@ -51,7 +53,8 @@ def _moved(plan: FusionPlan, a: FusedGroup, b: FusedGroup, n: Compute) -> tuple[
     nodes = tuple(sorted((n, *b.nodes), key=lambda m: place.index(m.output)))
     reasons = tuple(r for r in a.reasons if not r.startswith(f"{n.output}: "))
     why = f"{n.output}: {join.why}, no epilogue of {a.nodes[0].output}"
-    rest = replace(a, nodes=left, outputs=plan.outputs_of(left), reasons=reasons)
-    grown = FusedGroup("nest", nodes, plan.outputs_of(nodes), join.prefix, (why, *b.reasons))
+    rows = {t: axes for t, axes in a.rows.items() if t != n.output}
+    rest = replace(a, nodes=left, outputs=plan.outputs_of(left), rows=rows, reasons=reasons)
+    grown = FusedGroup("nest", nodes, plan.outputs_of(nodes), join.rows, (why, *b.reasons))
     gains = len(rest.outputs) < len(a.outputs) and may_rise(plan, (a, b), (rest, grown)) is None
     return (rest, grown) if gains else None

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from polydyn.fusion.facts import same_size
 from polydyn.fusion.products import is_contraction
-from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, iterators, reduction_name
+from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, iterators, reduction_name
 from polydyn.schedules.expr import Load, Value, loads, map_index, substitute, transform
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, product
 from polydyn.schedules.model import row_major
@@ -51,7 +52,7 @@ class _Splitter:
     def as_used(self, name: str) -> bool:
         """Splits an axis of a tensor that an element-wise reader runs over in parts."""
         n, users = self._free(name)
-        found = _parts_used(self.tensors, name, users) if n else None
+        found = _parts_used(self.view(), name, users) if n else None
         if n is None or found is None:
             return False
         self._split_axis(n, *found)
@@ -122,11 +123,11 @@ def _fetched(u: Node, name: str) -> bool:
     )
 
 
-def _parts_used(tensors: Mapping[str, Tensor], name: str, users: list[Compute]) -> tuple[int, Factors] | None:
+def _parts_used(graph: Graph, name: str, users: list[Compute]) -> tuple[int, Factors] | None:
     """(axis, factors) of a merged axis that an element-wise reader runs over in parts."""
-    shape = tensors[name].shape
+    shape = graph.tensors[name].shape
     for u in users:
-        own = tensors[u.output].shape
+        own = graph.tensors[u.output].shape
         for x in loads(u.body):
             if x.buffer != name or not u.is_map or len(own) <= len(shape):
                 continue
@@ -137,7 +138,7 @@ def _parts_used(tensors: Mapping[str, Tensor], name: str, users: list[Compute]) 
                 others = [(e, shape[a]) for a, e in enumerate(x.index) if a != axis]
                 aligned = all(e == d or (e == ZERO and size == ONE) for (e, size), d in zip(others, rest, strict=True))
                 merged = parts > 1 and i == _linear(axis, factors, dim_name)
-                if merged and aligned and product(factors) == shape[axis]:
+                if merged and aligned and same_size(graph.guards, product(factors), shape[axis]):
                     return axis, factors
     return None
 
@@ -156,7 +157,7 @@ def _parts_read(graph: Graph, n: Compute, x: Load) -> list[tuple[str, Factors]]:
         if not isinstance(atom, Atom) or atom.kind != "floordiv" or i != Index({(atom,): 1}):
             continue
         d, s = str(atom.args[0]), atom.args[1]
-        if d not in extents or shape[k] * s != extents[d]:
+        if d not in extents or not same_size(graph.guards, shape[k] * s, extents[d]):
             continue
         rest = any(d in j.symbols() for m, j in enumerate(x.index) if m != k)
         last = d == dim_name(len(graph.tensors[n.output].shape) - 1)

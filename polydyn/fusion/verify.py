@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from polydyn.errors import PolydynError
-from polydyn.fusion.plan import FusionPlan
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.rows import own_rows
 
 
 def verify_plan(plan: FusionPlan) -> None:
@@ -13,7 +14,8 @@ def verify_plan(plan: FusionPlan) -> None:
     2. the graph of groups has no cycle and the launch order respects it, so that every group is convex: a reader of a
        concatenation comes after the kernels of all its parts;
     3. the outputs of a group are those of its tensors that are outputs of the model, parts of a concatenation, or read
-       by other groups.
+       by other groups;
+    4. the nodes of a group have rows of the same extents, and those of a reduction are all its axes.
 
     A violation is a bug in polydyn, raised as PolydynError that names the tensor.
     """
@@ -29,6 +31,7 @@ def verify_plan(plan: FusionPlan) -> None:
             launch[n.output] = k
         if g.outputs != plan.outputs_of(g.nodes):
             raise _bug(f"a group with the outputs {g.outputs}, not {plan.outputs_of(g.nodes)}", g.nodes[0].output)
+        _verify_rows(plan, g)
     parts: dict[str, list[str]] = {}
     for t, w in plan.windows.items():
         parts.setdefault(w.target, []).append(t)
@@ -40,6 +43,17 @@ def verify_plan(plan: FusionPlan) -> None:
                         raise _bug("read, but no group makes it", made)
                     if launch[made] > k or (launch[made] == k and t in parts):
                         raise _bug(f"{n.output} reads it before it is whole", made)
+
+
+def _verify_rows(plan: FusionPlan, g: FusedGroup) -> None:
+    shapes = {n.output: plan.graph.tensors[n.output].shape for n in g.nodes}
+    first = g.nodes[0].output
+    for n in g.nodes if g.kind == "nest" else ():
+        t = n.output
+        if [shapes[t][a] for a in g.rows[t]] != [shapes[first][a] for a in g.rows[first]]:
+            raise _bug(f"its rows are not those of {first}", t)
+        if not n.is_map and g.rows[t] != own_rows(plan.graph, t):
+            raise _bug("a reduction that is no row of its group", t)
 
 
 def _bug(message: str, tensor: str) -> PolydynError:

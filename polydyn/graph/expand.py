@@ -7,8 +7,10 @@ primitive reads one as data, or it is an output of the model, a Compute over ``F
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from polydyn.errors import PolydynError, UnsupportedError
+from polydyn.graph.check import STUMBLES, unfit
 from polydyn.graph.importer import ModelLike, load_model
 from polydyn.graph.ir import Compute, Concat, Dim, Graph, Guard, IndexBound, Node, Tensor, dim_name, reduction_name
 from polydyn.graph.operators import registry
@@ -17,7 +19,19 @@ from polydyn.graph.positions import Positions
 from polydyn.graph.propagate import propagate
 from polydyn.graph.typed import Typed
 from polydyn.graph.verify import verify_graph
-from polydyn.schedules.expr import Array, FromIndex, Load, Value, const, indices, load, map_index, op, transform
+from polydyn.schedules.expr import (
+    INTEGERS,
+    Array,
+    FromIndex,
+    Load,
+    Value,
+    const,
+    indices,
+    load,
+    map_index,
+    op,
+    transform,
+)
 from polydyn.schedules.index import ONE, Index, fetch, product
 from polydyn.schedules.ranges import Ranges, upper_bound
 from polydyn.shapes.sizes import Dims
@@ -190,6 +204,8 @@ class _Builder:
             if e.node is not None:
                 raise
             raise type(e)(str(e), node=f"{node.name} ({node.op})") from e
+        except STUMBLES as e:
+            raise unfit(node, e) from e
         for o in node.outputs:
             if o and o not in self.tensors and o not in self.aliases and self.typed.value(o) is None and self._read(o):
                 raise UnsupportedError(f"{node.op} does not compute its output {o}", node=node.name, tensor=o)
@@ -294,17 +310,34 @@ class _Builder:
 
 
 def spell(value: Array, dtype: str) -> Value:
-    """The body of a Compute that writes shape arithmetic: one Dim, or a choice by position."""
+    """The body of a Compute that writes shape arithmetic: one Dim, a progression, or a choice by position."""
     if value.ndim == 0:
         return _scalar(value.item(), dtype)
     position: Index = Index.of(0)
     for axis, size in enumerate(value.shape):
         position = position * size + dim_name(axis)
-    flat = [_scalar(x, dtype) for x in value.flat]
-    body = flat[-1] if flat else const(0, dtype)
+    dims = list(value.flat)
+    if len(dims) > FEW and dtype in INTEGERS:
+        step = dims[1] - dims[0]
+        if all(b - a == step for a, b in pairwise(dims)):
+            return FromIndex(dtype, dims[0] + position * step)
+    return _choice([_scalar(x, dtype) for x in dims] or [const(0, dtype)], 0, FromIndex("int64", position))
+
+
+FEW = 8
+"""So many elements are told apart one by one; more by halves, since expressions may not be nested a thousand deep."""
+
+
+def _choice(flat: list[Value], first: int, position: Value) -> Value:
+    """The element at a position, ``flat`` being those from ``first`` on."""
+    if len(flat) > FEW and any(x != flat[0] for x in flat):
+        half = len(flat) // 2
+        low, high = _choice(flat[:half], first, position), _choice(flat[half:], first + half, position)
+        return low if low == high else op("where", op("lt", position, const(first + half, "int64")), low, high)
+    body = flat[-1]
     for i in range(len(flat) - 2, -1, -1):
         if flat[i] != body:
-            body = op("where", op("eq", FromIndex("int64", position), const(i, "int64")), flat[i], body)
+            body = op("where", op("eq", position, const(first + i, "int64")), flat[i], body)
     return body
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+import onnx.defs
 import onnx.inliner
 import onnx.numpy_helper
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from polydyn.errors import ModelError, UnsupportedError
+from polydyn.graph.check import check_names, check_node, check_text
 from polydyn.graph.dtypes import numpy_dtype, onnx_dtype
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import Array
@@ -49,11 +52,17 @@ def load_model(model: ModelLike) -> ImportedGraph:
     """
     proto, folder = _parse(model)
     if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
+        proto = _inlined(proto)
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
         raise ModelError("the model has no graph", remedy="export it again; the file may be empty or cut off")
     opsets = {o.domain or "ai.onnx": o.version for o in proto.opset_import}
-    reader = _Reader(opsets.get("ai.onnx", 1), folder)
+    opset, newest = opsets.get("ai.onnx", 1), onnx.defs.onnx_opset_version()
+    if not 1 <= opset <= newest:
+        raise UnsupportedError(
+            f"the model is of opset {opset}, onnx {onnx.__version__} knows 1 to {newest}",
+            remedy=f"export it with an opset up to {newest}, or install a newer onnx",
+        )
+    reader = _Reader(opset, folder)
     graph = reader.graph(proto.graph, ())
     if not graph.outputs:
         raise ModelError("the graph has no outputs", remedy="mark at least one tensor as an output of the model")
@@ -69,8 +78,9 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
         path = Path(model)
         try:
             data, folder, what = path.read_bytes(), path.resolve().parent, str(path)
-        except OSError as e:
-            raise ModelError(f"cannot read {path}: {e.strerror}", remedy="give the path of an .onnx file") from e
+        except (OSError, ValueError) as e:  # ValueError: a path that holds a NUL
+            why = getattr(e, "strerror", None) or e
+            raise ModelError(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
     else:
         raise ModelError(
             f"a {type(model).__name__} is not a model", remedy="give a path, bytes or an onnx.ModelProto",
@@ -86,6 +96,33 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
     return proto, folder
 
 
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its local functions written out where they are called."""
+    calls = {(f.domain, f.name): set(_calls(f.node)) for f in proto.functions}
+    while free := [f for f, called in calls.items() if not called & calls.keys()]:
+        for f in free:
+            del calls[f]
+    if calls:  # onnx would write them out until the stack is full
+        domain, name = min(calls)
+        raise ModelError(
+            f"the function {domain}::{name} calls itself", rule="functions of ONNX are not recursive",
+            remedy="export the model again",
+        )  # fmt: skip
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except (RuntimeError, TypeError, ValueError) as e:
+        raise ModelError(f"the model's functions cannot be written out: {e}", remedy="export the model again") from e
+
+
+def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
+    """Domain and name of everything that nodes call, in the graphs inside them too."""
+    for n in nodes:
+        yield n.domain, n.op_type
+        for a in n.attribute:
+            for g in (*a.graphs, *([a.g] if a.HasField("g") else [])):
+                yield from _calls(g.node)
+
+
 class _Reader:
     """Turns protobuf graphs (the model's and those inside If) into plain data."""
 
@@ -94,7 +131,8 @@ class _Reader:
         self.folder = folder
         self.names: set[str] = set()
 
-    def graph(self, proto: onnx.GraphProto, outer: Iterable[str]) -> ImportedGraph:
+    def graph(self, proto: onnx.GraphProto, outer: Collection[str]) -> ImportedGraph:
+        check_names(proto, outputs=not outer)
         constants = {t.name: self.array(t) for t in proto.initializer}
         if proto.sparse_initializer:
             name = proto.sparse_initializer[0].values.name
@@ -105,12 +143,13 @@ class _Reader:
         for position, n in enumerate(proto.node):
             _check_inputs(n, position, defined, proto)
             node = self.node(n, position, defined)
-            for o in n.output:
-                if o and o in defined:
+            for o in filter(None, n.output):
+                if o in defined:
                     raise ModelError(f"{o} is defined twice", node=node.name, tensor=o, rule="ONNX graphs are SSA")
-            defined.update(n.output)
-            if node.op == "Constant":
-                constants[node.outputs[0]] = _constant(node)
+                defined.add(o)
+            if node.op == "Constant":  # its result may have no name, when nobody reads it
+                check_node(node)
+                constants |= {o: _constant(node) for o in node.outputs if o}
             else:
                 nodes.append(node)
         for v in proto.output:
@@ -119,34 +158,41 @@ class _Reader:
         return ImportedGraph(proto.name, inputs, tuple(v.name for v in proto.output), tuple(nodes), constants)
 
     def node(self, n: onnx.NodeProto, position: int, defined: set[str]) -> OnnxNode:
+        for text in (n.name, n.op_type, n.domain, *n.input, *n.output, *(a.name for a in n.attribute)):
+            check_text(text, f"part of node {position}")
         op = n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}::{n.op_type}"
         name = n.name or f"{n.op_type}_{position}"
         while name in self.names:
             name += "'"
         self.names.add(name)
-        attributes = {a.name: self.attribute(a, defined) for a in n.attribute}
+        attributes = {a.name: self.attribute(a, defined, name) for a in n.attribute}
         return OnnxNode(name, op, tuple(n.input), tuple(n.output), attributes, self.opset)
 
-    def attribute(self, a: onnx.AttributeProto, defined: set[str]) -> Any:
+    def attribute(self, a: onnx.AttributeProto, defined: set[str], node: str) -> Any:
         if a.type == onnx.AttributeProto.TENSOR:
             return self.array(a.t)
         if a.type == onnx.AttributeProto.GRAPH:
             return self.graph(a.g, defined)
-        value = onnx.helper.get_attribute_value(a)
-        if isinstance(value, bytes):
-            return value.decode()
+        try:
+            value = onnx.helper.get_attribute_value(a)
+            if isinstance(value, bytes):
+                return value.decode()
+        except ValueError as e:  # no type, a reference outside a function, bytes that are no text
+            raise ModelError(f"the attribute {a.name} cannot be read: {e}", node=node, remedy="export it again") from e
         return tuple(value) if not isinstance(value, (int, float, str)) and isinstance(value, Iterable) else value
 
     def array(self, t: onnx.TensorProto) -> Array:
         dtype = numpy_dtype(onnx_dtype(t.data_type, tensor=t.name))
         shape = tuple(t.dims)
         try:
+            if min(shape, default=0) < 0:
+                raise ValueError("a size is negative")
             if t.data_location == onnx.TensorProto.EXTERNAL:
                 return self.external(t, dtype, shape)
             if t.HasField("raw_data"):
                 return np.frombuffer(t.raw_data, dtype.newbyteorder("<") if dtype.kind != "V" else dtype).reshape(shape)
             return np.asarray(onnx.numpy_helper.to_array(t)).reshape(shape)
-        except (ValueError, OSError) as e:
+        except (ValueError, TypeError, OverflowError, RuntimeError, OSError) as e:
             raise ModelError(
                 f"the data of constant {t.name} do not fit its shape {list(shape)}: {e}", tensor=t.name,
                 remedy="the file is damaged or cut off; export it again",
@@ -166,7 +212,10 @@ class _Reader:
                 f"the data file {info.get('location')} of constant {t.name} is not beside the model",
                 tensor=t.name, remedy="keep the data files in the folder of the model",
             )  # fmt: skip
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
+        length = int(info.get("length", count * dtype.itemsize))
+        if length != count * dtype.itemsize:
+            raise ValueError(f"the data file holds {length} bytes of it")
         if count == 0:
             return np.zeros(shape, dtype)
         offset = int(info.get("offset", 0))
@@ -206,14 +255,17 @@ def _check_inputs(n: onnx.NodeProto, position: int, defined: set[str], proto: on
 
 def _reaches(proto: onnx.GraphProto, start: onnx.NodeProto, goal: onnx.NodeProto) -> bool:
     """True when a result of ``start`` is needed for ``goal``."""
-    reached = set(start.output)
     if goal is start:
         return True
-    for _ in proto.node:
-        grown = reached | {o for m in proto.node if reached & set(m.input) for o in m.output}
-        if grown == reached:
-            break
-        reached = grown
+    made: dict[str, list[str]] = {}
+    for m in proto.node:
+        for x in m.input:
+            made.setdefault(x, []).extend(m.output)
+    reached, waiting = set(start.output), list(start.output)
+    while waiting:
+        new = [o for o in made.get(waiting.pop(), ()) if o not in reached]
+        reached.update(new)
+        waiting += new
     return bool(reached & set(goal.input))
 
 

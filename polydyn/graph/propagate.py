@@ -13,11 +13,12 @@ import importlib
 import pkgutil
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from polydyn.errors import PolydynError, ShapeError, UnsupportedError
+from polydyn.errors import ModelError, PolydynError, ShapeError, UnsupportedError
+from polydyn.graph.check import STUMBLES, check_node, check_types, unfit
 from polydyn.graph.importer import ImportedGraph, ModelInput
 from polydyn.graph.ir import SymbolSource
 from polydyn.graph.operators import registry
@@ -50,7 +51,10 @@ def propagate(graph: ImportedGraph, dims: Dims | None = None) -> Typed:
 
 
 def check_supported(nodes: tuple[OnnxNode, ...]) -> None:
-    """Refuses a model with unknown operators, naming every one and the first node that uses it."""
+    """Refuses a model with unknown operators, naming every one and the first node that uses it.
+
+    ModelError: a node of a known operator is not as ONNX defines it.
+    """
     known = load_operators()
     missing: dict[str, str] = {}
     for n in nodes:
@@ -62,6 +66,8 @@ def check_supported(nodes: tuple[OnnxNode, ...]) -> None:
             f"{len(missing)} operator(s) of this model are not supported: {names}",
             node=next(iter(missing.values())), remedy="add the operators under polydyn/graph/operators",
         )  # fmt: skip
+    for n in nodes:
+        check_node(n)
 
 
 def _init_inputs(
@@ -78,7 +84,7 @@ def _init_inputs(
             if isinstance(d, int):
                 shape.append(Index.of(d))
                 continue
-            name = f"{d}_" if d and ITERATOR.fullmatch(d) else d
+            name = _unreserved(d, taken) if d else d
             own = name if name and name not in sources else f"{x.name}_{axis}"
             while own in sources or (own in taken and own != name):
                 own += "_"
@@ -93,8 +99,18 @@ def _init_inputs(
     return tuple(sources.values())
 
 
-ITERATOR = re.compile(r"[dr]\d+")
-"""Names that bodies use for iterators; a dim of that name gets an underscore."""
+def _unreserved(name: str, taken: Collection[str]) -> str:
+    """The name of a dim, with underscores when it is reserved."""
+    if not RESERVED.fullmatch(name):
+        return name
+    while name in taken:
+        name += "_"
+    return name
+
+
+RESERVED = re.compile(r"[dr]\d+|nth|.*@\d+", re.DOTALL)
+"""Names that bodies use for iterators, and the host program for its threads and for strides of callers; a dim of that
+name gets an underscore."""
 
 
 class _Worklist:
@@ -178,6 +194,7 @@ class _Worklist:
             return
         looks = self.looks(node)
         ask = Asking(node, self.view, assume)
+        check_types(node, {x: self.inferred[x].dtype for x in node.inputs if x})
         try:
             results = registry.OPERATORS[node.op].infer(node, ask)
         except Undecided:
@@ -185,6 +202,8 @@ class _Worklist:
             return
         except PolydynError as e:
             raise _named(e, node) from e
+        except STUMBLES as e:
+            raise unfit(node, e) from e
         self.processed[node.name] = (self.facts.version, looks)
         if len(results) < len([o for o in node.outputs if o]):
             raise UnsupportedError(f"{node.op} gives only {len(results)} of its outputs", node=node.name)
@@ -234,7 +253,9 @@ class _Worklist:
 
     def splice(self, node: OnnxNode, condition: bool) -> None:
         """An If is replaced by the nodes of one branch."""
-        branch: ImportedGraph = node.attribute("then_branch" if condition else "else_branch")
+        branch = node.attribute("then_branch" if condition else "else_branch")
+        if not isinstance(branch, ImportedGraph) or len(branch.outputs) != len(node.outputs):
+            raise ModelError("a branch of If is no graph with the outputs of If", node=node.name, rule="If of ONNX")
         inner = {o for n in branch.nodes for o in n.outputs if o} | branch.constants.keys()
         branch = _renamed(branch, {x: f"{node.name}/{x}" for x in inner})
         self.constants |= branch.constants

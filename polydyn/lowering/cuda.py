@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from polydyn.codegen.cuda_attention import CudaAttentionKernel
@@ -12,7 +12,6 @@ from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.codegen.ir import Compare
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.graph.ir import Guard
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
@@ -39,15 +38,6 @@ class PlacedCuda:
     fused: FusedGroup
     lowered: LoweredGroup
     versions: tuple[CudaKernel, ...]
-
-
-def facts_of(guards: Iterable[Guard]) -> ShapeContext:
-    """What a program's guards say of its sizes: they are checked before anything is launched."""
-    facts = ShapeContext()
-    learn = {"==": facts.unify, "<=": facts.at_most, "%==": facts.assume_multiple}
-    for g in guards:
-        learn[g.relation](g.left, g.right, g.message)
-    return facts
 
 
 def largest(e: Index, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:

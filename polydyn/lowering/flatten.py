@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.guards import is_eager
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.rows import rest_of
 from polydyn.graph.ir import Compute, dim_name, reduction_name
 from polydyn.schedules.expr import Load, Op, Value, map_index, substitute, transform, walk
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, fetch
@@ -51,17 +52,16 @@ def flatten(
     """
     graph = plan.graph
     tensor = graph.tensors[node.output]
-    axes = [(a, e) for a, e in enumerate(tensor.shape) if e != ONE]
-    shared = [(f"i{a}", e) for a, e in axes if a < group.prefix]
-    inner = [(f"j{n}", e) for n, (a, e) in enumerate([x for x in axes if x[0] >= group.prefix])]
+    own, named = group.rows[node.output], group.rows[group.nodes[-1].output]
+    own_axes = rest_of(graph, node.output, group.rows)
+    shared = [(f"i{name}", tensor.shape[a]) for a, name in zip(own, named, strict=True)]
+    inner = [(f"j{n}", tensor.shape[a]) for n, a in enumerate(own_axes)]
     count = len(inner)
     red = [(j, e) for j, e in enumerate(node.reduction) if e != ONE]
     reduction = [(f"j{count + n}", e) for n, (j, e) in enumerate(red)]
     env: dict[str, Index] = {dim_name(a): ZERO for a in range(len(tensor.shape))}
     env |= {reduction_name(j): ZERO for j in range(len(node.reduction))}
-    env |= {dim_name(a): Index.of(f"i{a}") for a, _ in axes if a < group.prefix}
-    own_axes = [a for a, _ in axes if a >= group.prefix]
-    env |= {dim_name(a): Index.of(n) for a, (n, _) in zip(own_axes, inner, strict=True)}
+    env |= {dim_name(a): Index.of(n) for a, (n, _) in zip((*own, *own_axes), (*shared, *inner), strict=True)}
     env |= {reduction_name(j): Index.of(n) for (j, _), (n, _) in zip(red, reduction, strict=True)}
     ranges = dict([*shared, *inner, *reduction])
     local = {m.output for m in group.nodes}
@@ -95,9 +95,7 @@ def _flat_load(
     if v.buffer in rows:
         return replace(v, index=v.index[-1:])
     if v.buffer in local:
-        shape = plan.graph.tensors[v.buffer].shape
-        kept = tuple(i for a, (i, e) in enumerate(zip(v.index, shape, strict=True)) if a >= group.prefix and e != ONE)
-        return replace(v, index=kept)
+        return replace(v, index=tuple(v.index[a] for a in rest_of(plan.graph, v.buffer, group.rows)))
     buffer, address = plan.address_of(v.buffer, v.index)
     return Load(v.dtype, buffer, (simplify(address, ranges),))
 

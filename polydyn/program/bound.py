@@ -33,6 +33,12 @@ class BoundCall:
         self._check, self._arrays, self._lock = check, arrays, threading.Lock()
         self.outputs = outputs
 
+    def __copy__(self) -> BoundCall:
+        return self  # its context goes back to the program with the first that goes
+
+    def __deepcopy__(self, memo: object) -> BoundCall:
+        return self
+
     def __call__(self) -> dict[str, Array]:
         """Computes once more. InputError: an index tensor now holds an index outside its axis."""
         with self._lock:

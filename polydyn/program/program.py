@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.build.features import available_cores
-from polydyn.errors import InputError
+from polydyn.errors import InputError, PolydynError
 from polydyn.program.artifact import Artifact, read_artifact, write_artifact
 from polydyn.program.bound import BoundCall, refuse_conversions
 from polydyn.program.explain import Explanation, explain
@@ -44,6 +44,19 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype("uint16" if dtype == "bfloat16" else dtype)
 
 
+def check_threads(threads: int | None) -> int:
+    """The number of threads of every call; None: all cores that this process may use. InputError: no such number."""
+    if threads is None:
+        return min(available_cores(), MOST_THREADS)
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise InputError(f"threads is {threads!r}", rule=f"1 to {MOST_THREADS}", remedy="leave it out for all cores")
+    return threads
+
+
+MOST_THREADS = 256
+"""``PD_MAX_THREADS`` of polydyn.h."""
+
+
 class Program:
     """A compiled model.
 
@@ -56,7 +69,7 @@ class Program:
         self._artifact = artifact
         self.compilations = compilations
         """Translation units that were compiled to make this program; 0 from the cache or an artifact."""
-        self.threads = threads if threads is not None else min(available_cores(), 256)
+        self.threads = check_threads(threads)
         self._native = self._open_library(artifact)
         self._contexts: list[Context] = []
         self._free: list[Context] = []
@@ -95,6 +108,12 @@ class Program:
         """``run`` with inputs as keyword arguments."""
         return self.run(feeds)
 
+    def __copy__(self) -> Program:
+        return self  # immutable; two would both free the library's program
+
+    def __deepcopy__(self, memo: object) -> Program:
+        return self
+
     def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> BoundCall:
         """``run`` on these very arrays, to be repeated: everything is checked here, a call then only computes.
 
@@ -106,7 +125,7 @@ class Program:
             arrays, addresses = self._bind(context, feeds, out)
             refuse_conversions([name for name, _, _ in self._inputs], feeds, addresses)
             results, targets = self._allocate(context, out, arrays, addresses)
-        except InputError:
+        except BaseException:
             self._free.append(context)
             raise
         context.point(addresses, targets)
@@ -158,7 +177,13 @@ class Program:
         given = 0
         for (name, dtype), shape in zip(self._outputs, context.output_shapes, strict=True):
             if not out or name not in out:
-                array = new_output(shape, dtype)
+                try:
+                    array = new_output(shape, dtype)
+                except (MemoryError, ValueError) as e:  # ValueError: numpy has no such array, not even an empty one
+                    raise PolydynError(
+                        f"there is no memory for output '{name}' of shape {shape}: {e}", tensor=name,
+                        remedy="pass smaller shapes, or free memory",
+                    ) from e  # fmt: skip
             else:
                 given, array = given + 1, out[name]
                 if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
@@ -211,7 +236,10 @@ class Program:
 
     def _convert(self, name: str, dtype: np.dtype[Any], value: Any) -> Array:
         """An ndarray of the dtype, without changing values; InputError when that would need a conversion."""
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except Exception as e:  # whatever the value's own __array__ raises
+            raise InputError(f"input '{name}' is no array: {e}", tensor=name, remedy="pass a numpy array") from e
         if array.dtype == dtype:
             return array
         declared = self._declared(name)
@@ -348,6 +376,8 @@ class Program:
 
     def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
         """The time of every launch (median over ``repeats`` calls after one that warms up), in execution order."""
+        if repeats < 1:
+            raise InputError(f"repeats is {repeats}", rule="at least 1")
         with self._context() as context:
             arrays, addresses = self._bind(context, feeds)
             _, to = self._allocate(context, None, arrays, addresses)

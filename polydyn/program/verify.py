@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from polydyn.errors import PolydynError
+from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.program.evaluation import THREADS
 from polydyn.program.host import ROLES
 from polydyn.program.host_device import RELATIONS
@@ -76,7 +76,12 @@ def _verify_buffers(plan: HostPlan) -> None:
         if name not in plan.buffers:
             raise PolydynError("an input or output has no buffer", tensor=name)
     for name, b in plan.buffers.items():
-        if b.name != name or b.role not in ROLES or b.dtype not in DTYPES or len(b.shape) > MAX_RANK:
+        if len(b.shape) > MAX_RANK:
+            raise UnsupportedError(
+                f"'{name}' has {len(b.shape)} axes", tensor=name, rule=f"a tensor in memory has at most {MAX_RANK}",
+                remedy="join some of its axes",
+            )  # fmt: skip
+        if b.name != name or b.role not in ROLES or b.dtype not in DTYPES:
             raise PolydynError(f"buffer {b} under the name {name!r} is malformed", tensor=name)
         if (b.role == "input") != (name in plan.inputs) or (b.role == "output" and name not in plan.outputs):
             raise PolydynError(f"role {b.role} contradicts the plan's inputs and outputs", tensor=name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 
 import numpy as np
 
 from polydyn.graph.operators.common import (
     aligned,
+    at,
     broadcast_infer,
     emit,
     is_float,
@@ -124,8 +125,17 @@ def power(node: OnnxNode, ctx: ExpandContext) -> None:
 
 def _fold(name: str, node: OnnxNode, ctx: ExpandContext) -> None:
     values = operands(node, ctx)
-    total = reduce(partial(op, name), values)
+    shape = ctx.tensor(node.outputs[0]).shape
+    total = values[0]
+    for k, v in enumerate(values[1:], 1):
+        total = op(name, total, v)
+        if k % DEEPEST == 0:  # expressions may not be nested a thousand deep
+            total = at(ctx, ctx.compute(shape, total), iterators(len(shape)))
     emit(ctx, node, op("div", total, like(len(values), total)) if node.op == "Mean" else total)
+
+
+DEEPEST = 64
+"""So many operands of a Sum and the like are combined in one expression."""
 
 
 for _onnx, _name in {"Sum": "add", "Mean": "add", "Max": "max", "Min": "min"}.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
@@ -11,6 +13,7 @@ from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferr
 from polydyn.graph.subscripts import axis_of, boxed, here, ints, reshape_subscripts, sizes
 from polydyn.schedules.expr import Array, cast, const, load
 from polydyn.schedules.index import ONE, Index, floordiv, product
+from polydyn.shapes.rules import content
 
 
 def reshaped(value: Array | None, shape: tuple[Dim, ...]) -> Array | None:
@@ -73,17 +76,34 @@ def infer_reshape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
             d = x.shape[axis]
         shape.append(d)
     free = [axis for axis, d in enumerate(shape) if d == -1]
-    total = product(x.shape)
     if len(free) > 1:
         raise ShapeError(f"{len(free)} sizes are -1", tensor=x.name, rule="at most one size of Reshape is -1")
-    known = product(d for d in shape if d != -1)
     why = f"{x.name} {list(x.shape)} is reshaped to {list(wanted)}"
+    left, right = _unshared(x.shape, [d for d in shape if d != -1])
     if free:
-        shape[free[0]] = floordiv(total, known)
-        ctx.unify(total, shape[free[0]] * known, why)
+        shape[free[0]] = floordiv(left, right)
+        ctx.unify(left, shape[free[0]] * right, why)
+    elif _is_divided(left, right):
+        ctx.unify(left, right, why)
     else:
-        ctx.unify(total, known, why)
+        ctx.unify(product(x.shape), product(shape), why)
     return (Inferred(x.dtype, tuple(shape), reshaped(ctx.value(x.name), tuple(shape))),)
+
+
+def _unshared(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[Index, Index]:
+    """The products of two shapes without the dims that both have: of (B, L) and (B, 2) they are L and 2."""
+    left, right = list(old), list(new)
+    for d in new:
+        if d.constant is None and d in left:
+            left.remove(d)
+            right.remove(d)
+    return product(left), product(right)
+
+
+def _is_divided(x: Index, parts: Index) -> bool:
+    """Whether the parts are so many blocks of ``x // blocks``: they are x where x is a multiple of their number."""
+    blocks = content(parts)
+    return blocks > 1 and parts == floordiv(x, Index.of(blocks)) * blocks
 
 
 operator("Reshape", infer=infer_reshape)(expand_view)

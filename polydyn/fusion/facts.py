@@ -1,0 +1,24 @@
+"""What a program's guards say of its sizes: every call meets them before anything is launched."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from polydyn.graph.ir import Guard
+from polydyn.schedules.index import Index
+from polydyn.shapes.context import ShapeContext
+
+
+@lru_cache(maxsize=64)
+def facts_of(guards: tuple[Guard, ...]) -> ShapeContext:
+    """The facts, to be asked only: all programs with these guards share them."""
+    facts = ShapeContext()
+    learn = {"==": facts.unify, "<=": facts.at_most, "%==": facts.assume_multiple}
+    for g in guards:
+        learn[g.relation](g.left, g.right, g.message)
+    return facts
+
+
+def same_size(guards: tuple[Guard, ...], a: Index, b: Index) -> bool:
+    """Whether two sizes are equal in every call: ``2 * (L // 2)`` is ``L`` where L is guarded to be even."""
+    return a == b or facts_of(guards).canonical(a - b) == 0

@@ -1,0 +1,88 @@
+"""The rows that the nodes of a group have in common: which axes of each node, and what two groups share.
+
+BladeDISC's words: *group-dims* are the axes that all nodes of a group share, *tile-dims* the others; *locality* holds
+where what is read of the group lies in the reader's own row. Group-dims need not lead: a softmax over the channels of
+an image shares the axes before and behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import pairwise
+
+from polydyn.fusion.plan import FusedGroup, Rows
+from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
+from polydyn.schedules.expr import Load, loads
+from polydyn.schedules.index import ONE, Index, product
+
+
+def own_rows(graph: Graph, output: str) -> tuple[int, ...]:
+    """All axes of a tensor but those of extent 1: the rows of a node alone."""
+    return tuple(a for a, e in enumerate(graph.tensors[output].shape) if e != ONE)
+
+
+def rest_of(graph: Graph, output: str, rows: Rows) -> tuple[int, ...]:
+    """The axes of a node inside a row."""
+    return tuple(a for a in own_rows(graph, output) if a not in rows[output])
+
+
+def tile_dims(graph: Graph, n: Compute, rows: Rows) -> Index:
+    """How many elements of a row a node runs over."""
+    shape = graph.tensors[n.output].shape
+    return product((*(shape[a] for a in rest_of(graph, n.output, rows)), *n.reduction))
+
+
+def lead(graph: Graph, rows: Rows) -> bool:
+    """Whether rows are the leading axes of every node, what lies inside a row behind them."""
+    return all(own_rows(graph, t)[: len(axes)] == axes for t, axes in rows.items())
+
+
+def reads_of(made: Collection[str], n: Compute) -> list[Load]:
+    """The loads of a node from given tensors."""
+    return [x for x in loads(n.body) if x.buffer in made]
+
+
+def common_rows(graph: Graph, a: FusedGroup, b: FusedGroup) -> Rows | None:
+    """The rows of two groups as one: those along which ``b`` reads what ``a`` makes at its own place only.
+
+    None where the groups run over them in different orders, or where ``a`` has rows and none is common.
+    """
+    pairs: dict[int, int] | None = None  # a row of a -> that of b
+    for n, x in _crossing(a, b):
+        found = _pairs(graph, a.rows[x.buffer], n, b.rows[n.output], x)
+        pairs = found if pairs is None else {k: v for k, v in pairs.items() if found.get(k) == v}
+    kept = sorted(pairs or {})
+    order = [pairs[k] for k in kept] if pairs else []
+    if (not kept and any(a.rows.values())) or any(x >= y for x, y in pairwise(order)):
+        return None
+    rows = {m.output: tuple(a.rows[m.output][k] for k in kept) for m in a.nodes}
+    return rows | {n.output: tuple(b.rows[n.output][k] for k in order) for n in b.nodes}
+
+
+def _crossing(a: FusedGroup, b: FusedGroup) -> Iterator[tuple[Compute, Load]]:
+    """What the nodes of ``b`` read of ``a``."""
+    made = {m.output for m in a.nodes}
+    for n in b.nodes:
+        for x in reads_of(made, n):
+            yield n, x
+
+
+def _pairs(graph: Graph, made: tuple[int, ...], n: Compute, own: tuple[int, ...], x: Load) -> dict[int, int]:
+    """Rows of what is read that are rows of the reader: (place in ``made``) -> (place in ``own``)."""
+    shape, extents = graph.tensors[x.buffer].shape, graph.tensors[n.output].shape
+    places = {dim_name(a): k for k, a in enumerate(own)}
+    found = {k: (a, places[str(x.index[a])]) for k, a in enumerate(made) if str(x.index[a]) in places}
+    return {k: place for k, (a, place) in found.items() if shape[a] == extents[own[place]]}
+
+
+def is_aligned(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
+    """Whether a map reads its own row element by element: at its own axes inside the row, in order."""
+    places = {dim_name(a): k for k, a in enumerate(rest_of(graph, n.output, rows))}
+    at = [places.get(str(x.index[a]), -1) for a in rest_of(graph, x.buffer, rows)]
+    return all(k >= 0 for k in at) and all(j < k for j, k in pairwise(at))
+
+
+def is_reduced(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
+    """Whether a reduction runs over a whole row of what it reads, in order."""
+    wanted = [reduction_name(j) for j, e in enumerate(n.reduction) if e != ONE]
+    return [str(x.index[a]) for a in rest_of(graph, x.buffer, rows)] == wanted

@@ -1,0 +1,173 @@
+"""What ONNX demands of names and nodes, checked before any operator's rule looks at them.
+
+The rules of operators may then take an input, an attribute or its type for granted. Operators that onnx has no schema
+for are left to the registry, which refuses unknown ones all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.defs
+
+from polydyn.errors import ModelError
+from polydyn.graph.operators.registry import OnnxNode
+from polydyn.schedules.expr import FLOATS
+
+_CHECKER = "onnx.checker.check_model(model, full_check=True) says more; export the model again"
+_TYPES: Mapping[Any, tuple[type, ...]] = {
+    onnx.defs.OpSchema.AttrType.INT: (int,),
+    onnx.defs.OpSchema.AttrType.FLOAT: (float,),
+    onnx.defs.OpSchema.AttrType.STRING: (str,),
+    onnx.defs.OpSchema.AttrType.TENSOR: (np.ndarray,),
+    onnx.defs.OpSchema.AttrType.INTS: (tuple,),
+    onnx.defs.OpSchema.AttrType.FLOATS: (tuple,),
+    onnx.defs.OpSchema.AttrType.STRINGS: (tuple,),
+}
+"""The Python types of an attribute as it was imported."""
+
+
+@dataclass(frozen=True)
+class _Formal:
+    """An input of an operator: ``variable`` names a type that all such inputs share, ``kinds`` those it may have."""
+
+    name: str
+    required: bool
+    variable: str
+    kinds: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Schema:
+    inputs: tuple[_Formal, ...]
+    input_counts: tuple[int, int]
+    output_counts: tuple[int, int]
+    types: Mapping[str, tuple[type, ...]]
+    required: tuple[str, ...]
+
+
+def check_names(graph: onnx.GraphProto, *, outputs: bool) -> None:
+    """ModelError unless inputs, initializers (and outputs) have a name each that occurs once among its kind."""
+    check_text(graph.name, "graph")
+    groups: dict[str, Iterable[Any]] = {"input": graph.input, "initializer": graph.initializer}
+    for what, values in (groups | {"output": graph.output} if outputs else groups).items():
+        seen: set[str] = set()
+        for v in values:
+            check_text(v.name, what)
+            if not v.name or v.name in seen:
+                why = f"the {what} {v.name} is there twice" if v.name else f"an {what} has no name"
+                raise ModelError(why, tensor=v.name or None, rule="every tensor has one name", remedy=_CHECKER)
+            seen.add(v.name)
+
+
+def check_text(name: object, what: str) -> None:
+    """ModelError for a name that is no text: protobuf hands out the bytes of what is no UTF-8."""
+    if not isinstance(name, str):
+        raise ModelError(f"the name of an {what} is no text: {name!r}", remedy="the file is damaged; export it again")
+
+
+def check_node(node: OnnxNode) -> None:
+    """ModelError unless a node has the inputs, outputs and attributes that ONNX defines for its operator."""
+    schema = _schema(node.op, node.opset)
+    if schema is None:
+        return
+    for what, names, (low, high) in (
+        ("inputs", node.inputs, schema.input_counts), ("outputs", node.outputs, schema.output_counts)
+    ):  # fmt: skip
+        if not low <= len(names) <= high:
+            wanted = str(low) if low == high else f"at least {low}" if high > 1 << 20 else f"{low} to {high}"
+            raise _wrong(node, f"it has {len(names)} {what}, {node.op} has {wanted}")
+    for i, name in enumerate(node.inputs):
+        formal = schema.inputs[min(i, len(schema.inputs) - 1)]
+        if not name and formal.required:
+            raise _wrong(node, f"its input {i} ({formal.name}) is absent, but not optional")
+    for name in schema.required:
+        if name not in node.attributes:
+            raise _wrong(node, f"its attribute {name} is missing")
+    for name, value in node.attributes.items():
+        if name in schema.types and not isinstance(value, schema.types[name]):
+            raise _wrong(node, f"its attribute {name} is a {type(value).__name__}: {value!r:.60}")
+
+
+def check_types(node: OnnxNode, dtypes: Mapping[str, str]) -> None:
+    """ModelError unless the types of a node's inputs are of the kinds that ONNX allows and agree where they must.
+
+    Kinds: floats, integers, booleans. Within a kind anything goes, whatever the opset: later ones allow more.
+    """
+    schema = _schema(node.op, node.opset)
+    if schema is None:
+        return
+    seen: dict[str, str] = {}
+    for i, name in enumerate(node.inputs):
+        if not name:
+            continue
+        formal = schema.inputs[min(i, len(schema.inputs) - 1)]
+        dtype = dtypes[name]
+        if formal.kinds and _kind(dtype) not in formal.kinds:
+            raise _wrong(node, f"its input {name} is {dtype}, {node.op} takes {' or '.join(sorted(formal.kinds))}")
+        first = seen.setdefault(formal.variable, name) if formal.variable else name
+        if dtypes[first] != dtype:
+            raise _wrong(node, f"its inputs {first} and {name} are {dtypes[first]} and {dtype}, they must agree")
+
+
+def unfit(node: OnnxNode, problem: Exception) -> ModelError:
+    """The error for a node that its operator's rule stumbled over."""
+    return ModelError(
+        f"{node.op} cannot take its inputs and attributes: {type(problem).__name__}: {problem}",
+        node=f"{node.name} ({node.op})",
+        remedy="if onnx.checker.check_model(model, full_check=True) finds nothing wrong, this is a bug in polydyn",
+    )
+
+
+STUMBLES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a rule raises when it meets a rank, an attribute or a value that it does not expect."""
+
+
+def _wrong(node: OnnxNode, why: str) -> ModelError:
+    rule = f"{node.op} of ONNX, opset {node.opset}"
+    return ModelError(f"{node.op} {node.name}: {why}", node=node.name, rule=rule, remedy=_CHECKER)
+
+
+@lru_cache(maxsize=1024)
+def _schema(op: str, opset: int) -> _Schema | None:
+    """What onnx says of an operator of its own domain; None when it knows none."""
+    try:
+        found = onnx.defs.get_schema(op, opset)
+    except onnx.defs.SchemaError:
+        return None
+    single = onnx.defs.OpSchema.FormalParameterOption.Optional
+    inputs = tuple(
+        _Formal(
+            f.name,
+            f.option != single,
+            "" if f.type_str.startswith(("tensor(", "seq(", "optional(")) or not f.is_homogeneous else f.type_str,
+            frozenset(map(_kind_of_type, f.types)),
+        )
+        for f in found.inputs
+    )
+    return _Schema(
+        inputs,
+        (found.min_input, found.max_input),
+        (found.min_output, found.max_output),
+        {name: _TYPES[a.type] for name, a in found.attributes.items() if a.type in _TYPES},
+        tuple(name for name, a in found.attributes.items() if a.required),
+    )
+
+
+def _kind(dtype: str) -> str:
+    return "floats" if dtype in FLOATS else "booleans" if dtype == "bool" else "integers"
+
+
+def _kind_of_type(text: str) -> str:
+    """The kind of ``tensor(float16)`` and the like; what is no tensor of numbers is a kind of its own."""
+    inner = text.removeprefix("tensor(").removesuffix(")")
+    if inner == "bool":
+        return "booleans"
+    if inner.startswith(("float", "double", "bfloat")):
+        return "floats"
+    return "integers" if inner.startswith(("int", "uint")) else text
