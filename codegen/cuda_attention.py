@@ -10,11 +10,13 @@ without keys gives 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from polydyn.codegen.cuda_emit import emit, needed, ordered
 from polydyn.codegen.cuda_instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct, lane_points, split_copies
+from polydyn.codegen.cuda_work import WARP, Work, product_work
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -57,6 +59,8 @@ DEPTHS = (32, 64, 128)
 """Head sizes that tiles are made for; others are filled up with zeros."""
 PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
 LOWEST = Const("float32", float("-inf"))
+SCORE = 8
+"""Instructions for each score: its logit, largest so far, difference, power, sum."""
 UNROLLED = ("f_j1", "f_k1", "g_j1", "f_j2", "f_k2", "g_j2", "e_s", "e_f", "row_half", "column_of_pair", "fragment")
 
 
@@ -143,13 +147,22 @@ class _Version:
         version = f"{name}_{ROWS}x{self.keys}x{depth}_{widths}"
         version += "_wide" * any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
         extents = self.of.scores.extents
+        few = depth + columns > 128 or self.kind.name != "mma"  # more registers than three blocks leave
+        blocks = 2 if few else 3
         known: dict[str, IndexLike] = {"b_i": rows, "b_l": keys, "task": count}
         known |= {x: extents[x] for x in self.parts.score_roles.batch}
         kernel = CudaKernel(f"{self.name}_{version}", "", (), self.group.params, WARPS * 32, count, ZERO, version,
-                            tuple(dict.fromkeys(wanted)))  # fmt: skip
+                            tuple(dict.fromkeys(wanted)), work=self._work(keys, blocks))  # fmt: skip
         arrays = {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
-        few = depth + columns > 128 or self.kind.name != "mma"  # more registers than three blocks leave
-        return emit(kernel, fold(body), arrays, known, 2 if few else 3)
+        return emit(kernel, fold(body), arrays, known, blocks)
+
+    def _work(self, keys: Index, blocks: int) -> Work:
+        """Both products of a tile of keys; between them a lane has some instructions for each of its scores."""
+        tiles, copies = (self.scores.tile, self.values.tile), (self.copies["COPY_K"], self.copies["COPY_V"])
+        first, second = (product_work(t, (c,), keys, blocks) for t, c in zip(tiles, copies, strict=True))
+        issued = first.issued + second.issued + ROWS * self.keys // WARP * SCORE
+        return replace(first, flops=first.flops + second.flops, shared=first.shared + second.shared, issued=issued,
+                       moved=first.moved + second.moved, elements=second.elements)  # fmt: skip
 
     def logits_of_tiles(self) -> Logits:
         """The logits as masks are found in them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 from polydyn.codegen.cuda_emit import needed, ordered
 from polydyn.codegen.cuda_gemv import gemv_versions
@@ -21,8 +22,8 @@ from polydyn.schedules.proof_gpu import prove_gpu_contract
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
-SHARE_STEPS = 8
-"""Reduction tiles that a share of a split reduction has at least, when there are enough."""
+SHARE_BYTES = 512
+"""Bytes of a row of the reduction that a share of a split reduction has at least, when there are enough."""
 WAVES = 2
 """Blocks for each multiprocessor that a split reduction fills the device with."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
@@ -33,6 +34,10 @@ TILES = {
     "float32": FMA_TILES, "int32": FMA_TILES, **dict.fromkeys(HALF, MMA_TILES), **dict.fromkeys(BYTES, IMMA_TILES),
 }  # fmt: skip
 """Dtype of stored operands -> tiles, largest first."""
+MORE_TILES = (CudaTile("mma", 64, 128, 32, 32, 64, 4, 3), CudaTile("mma", 16, 64, 64, 16, 32, 4, 4))
+"""Tiles between the largest and the smallest, and one for few rows: only where copies of 16 bytes are allowed."""
+FEW = 16
+"""Rows of a tile for few rows, whose reduction is split too."""
 
 
 class CudaContractKernel:
@@ -49,38 +54,53 @@ class CudaContractKernel:
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
         """A version for each tile and each width of copies that the addresses may allow, widest first.
 
-        Before them those for few rows, and those of the smallest tile with a split reduction, for shapes that leave
-        multiprocessors idle.
+        Before them those for few rows, and those of the smallest tiles with a split reduction, for shapes that leave
+        multiprocessors idle. The last one is total; estimates of time decide among those that may be launched.
         """
         chosen = tiles or self._useful(self.tiles)
-        for t in chosen:
+        more = () if tiles else self._more()
+        for t in (*more, *chosen):
             tree = gpu_contract_tree(self.group, self.roles, t.kind.warp)
             prove_gpu_contract(self.group, self.roles, tree, t.proven())
-        whole = [k for t in chosen for k in _of_tile(self.product, t)]
+        whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *more, chosen[-1])}
+        split = [self._split(t, t in more) for t in (chosen[-1], *(t for t in more if t.bm <= FEW))]
         hopper = wgmma_versions(self.product) if self.arch == "sm_90a" and not tiles else []
-        return ordered((*self.few_rows(), *self._split(chosen[-1]), *hopper, *whole))
+        return ordered((*self.few_rows(), *chain(*split), *hopper, *chain(*whole.values())))
 
     def few_rows(self) -> list[CudaKernel]:
         """The versions for few rows."""
         return gemv_versions(self.product)
 
-    def _split(self, tile: CudaTile) -> list[CudaKernel]:
-        """The versions whose reduction is split, when it can be long enough."""
+    def _split(self, tile: CudaTile, wide_only: bool) -> list[CudaKernel]:
+        """The versions whose reduction is split, when it can be long enough; ``wide_only`` as for ``_of_tile``."""
         p = self.product
         steps = p.K.ceildiv(tile.bk)
-        if (steps.constant or 2 * SHARE_STEPS) < 2 * SHARE_STEPS:
+        least = max(1, SHARE_BYTES // (tile.bk * ITEMSIZE[p.dtype]))
+        if (steps.constant or 2 * least) < 2 * least:
             return []
         batch = product(p.extents[x] for x in self.roles.batch)
         blocks = batch * p.M.ceildiv(tile.bm) * p.N.ceildiv(tile.bn)
-        shares = minimum(V(MULTIPROCESSORS) * WAVES // maximum(1, blocks), steps // SHARE_STEPS)
+        shares = minimum(V(MULTIPROCESSORS) * WAVES // maximum(1, blocks), steps // least)
         parts = ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES))
         again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
         size = V(SHARES) * batch * p.M * p.N * ITEMSIZE[p.sums]
         split = Compare(">=", V(SHARES), V(2))
         return [
             replace(k, conditions=(split, *k.conditions), launch={SHARES: shares}, workspace=size, after=(again,))
-            for k in _of_tile(parts, tile)
+            for k in _of_tile(parts, tile, wide_only)
         ]
+
+    def _more(self) -> tuple[CudaTile, ...]:
+        """Tiles besides those that serve all shapes, without those that a constant extent would leave half empty."""
+        m, n = self.product.M.constant, self.product.N.constant
+        if self.product.dtype not in HALF or self.roles.inner:
+            return ()
+
+        def useful(t: CudaTile) -> bool:
+            few = m is None or (m <= 4 * t.bm if t.bm <= FEW else 2 * m > t.bm)
+            return few and (n is None or 2 * n > t.bn)
+
+        return tuple(filter(useful, MORE_TILES))
 
     def _useful(self, tiles: tuple[CudaTile, ...]) -> tuple[CudaTile, ...]:
         """Tiles from the largest to the smallest, without those that a constant extent would leave half empty."""
@@ -92,9 +112,15 @@ class CudaContractKernel:
         return tuple(t for t in tiles if t is tiles[-1] or useful(t))
 
 
-def _of_tile(product: ProductGroup, tile: CudaTile) -> list[CudaKernel]:
-    """The versions of one tile, without those that may be launched only where an earlier one may."""
+def _of_tile(product: ProductGroup, tile: CudaTile, wide_only: bool) -> list[CudaKernel]:
+    """The versions of one tile, without those that may be launched only where an earlier one may.
+
+    ``wide_only``: those whose copies are 16 bytes wide, none when an operand has no such copies.
+    """
     size = ITEMSIZE[product.dtype]
     widths = [w for w in (16, 8, 4) if w >= size and not (w == 8 and size == 4)] + [size] * (size < 4)
-    accesses = ((widths[0], True), *((w, False) for w in widths))
-    return needed(TiledProduct(product, tile, width, wide).build() for width, wide in accesses)
+    accesses = [(widths[0], True), *((w, False) for w in (widths[:1] if wide_only else widths))]
+    made = [TiledProduct(product, tile, width, wide) for width, wide in accesses]
+    if wide_only and any(c.bytes < widths[0] for c in made[0].copies):
+        return []
+    return needed(x.build() for x in made)

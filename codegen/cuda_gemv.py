@@ -15,6 +15,7 @@ from polydyn.codegen.cuda_emit import emit
 from polydyn.codegen.cuda_instructions import TENSOR
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_product import ProductGroup
+from polydyn.codegen.cuda_work import UNROLLED, Work
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -58,6 +59,8 @@ MOST_COLUMNS = 8
 """Most columns of a lane: of bytes 16 would fit, whose sums, for all rows, would not stay in registers."""
 WORDS = 4
 """Of four bytes, in what a lane reads at a time."""
+REGISTERS = {2: 48, 8: 120}
+"""Registers of a thread, by rows (``docs/adr/0005-cuda.md``, rounded up to what is allocated)."""
 
 
 def gemv_versions(product: ProductGroup) -> list[CudaKernel]:
@@ -126,8 +129,16 @@ class _Gemv:
         known |= {x: self.extents[x] for x in self.roles.batch}
         few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
         kernel = CudaKernel(f"{self.name}_{version}", "", (), self.group.params, threads, count, ZERO, version,
-                            tuple(self.wanted), conditions=few)  # fmt: skip
+                            tuple(self.wanted), conditions=few, work=self._work())  # fmt: skip
         return emit(kernel, body, self.group.arrays, known)
+
+    def _work(self) -> Work:
+        elements, item = self.block * self.step, ITEMSIZE[self.product.values[1].dtype]
+        at_once = WORDS if item == 1 else 1  # four bytes by one instruction
+        issued = elements * (self.rows + 1) // (32 * at_once) + elements * (self.rows + 1) // (32 * self.vector)
+        moved = elements * item
+        return Work(self.K.ceildiv(self.step), REGISTERS[self.rows], moved=moved, issued=issued, flight=UNROLLED,
+                    elements=self.rows * self.block, by_warps=False)  # fmt: skip
 
     # -- places --------------------------------------------------------------------------------------------------
 
@@ -215,7 +226,7 @@ class _Gemv:
 
     def reduce(self, body: Body) -> Body:
         """The loop of a lane, for columns that exist, and the combination of all lanes of a column."""
-        loop: Body = unrolled_by(body, "b_k", 4)
+        loop: Body = unrolled_by(body, "b_k", UNROLLED)
         for r in range(self.rows):
             loop = (Let(f"row{r}", minimum(V("b_i") * self.rows + r, self.M - 1), loop),)
         loop = (If((self._live(),), (Let("j_vec", self._column(), loop),)),)

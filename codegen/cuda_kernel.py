@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from polydyn.codegen.cuda_work import Work
 from polydyn.codegen.ir import Compare
 from polydyn.schedules.index import ZERO, Index
 
@@ -48,6 +49,8 @@ class CudaKernel:
     ``workspace``: bytes, over the symbols, of the buffer ``WORKSPACE`` (16-byte aligned, contents undefined before and
     after) that is among the buffers of the kernel and of those ``after`` it. The latter are launched next, in order,
     on the same stream, with the same values of the symbols; a launch of no blocks is left out.
+
+    ``work``: of a block, for estimates of its time; None: nothing is known.
     """
 
     name: str
@@ -66,6 +69,7 @@ class CudaKernel:
     after: tuple[CudaKernel, ...] = ()
     maps: tuple[TensorMapOf, ...] = ()
     arch: str = "sm_80"
+    work: Work | None = None
 
     def values(self, env: Mapping[str, int], multiprocessors: int) -> dict[str, int]:
         """The values of all symbols for the values of the group's parameters."""

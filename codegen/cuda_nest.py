@@ -17,6 +17,7 @@ from dataclasses import replace
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.cuda_emit import emit, ordered
 from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.codegen.cuda_work import row_work
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -53,6 +54,8 @@ from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree
 THREADS = 256
 MOST_LANES = 8
 """Elements of a vector; of bytes 16 would fit, which is too much arithmetic in a row for one thread."""
+REGISTERS = 40
+"""Registers of a thread (``docs/adr/0005-cuda.md``: 18 to 40)."""
 SCALAR = CpuTarget("scalar", 1, ())
 V = Index.of
 
@@ -135,7 +138,7 @@ class CudaNestKernel:
             return made[0]
 
         try:
-            return self._kernels(consume(body, "tile", tile), "wide", THREADS, tuple(wanted))
+            return self._kernels(consume(body, "tile", tile), "wide", THREADS, tuple(wanted), lanes)
         except CodegenError:
             return ()
 
@@ -144,9 +147,9 @@ class CudaNestKernel:
         return mark_parallel(generate(tree), tree.coincident), tree
 
     def _kernels(
-        self, body: Body, version: str, rows: int, wanted: tuple[tuple[Index, int], ...] = ()
+        self, body: Body, version: str, rows: int, wanted: tuple[tuple[Index, int], ...] = (), lanes: int = 1
     ) -> tuple[CudaKernel, ...]:
-        """``rows``: tasks of a block."""
+        """``rows``: tasks of a block; ``lanes``: elements that a thread has at once."""
         body, count = tasks(fold(body))
         task = V("bid") * rows + {THREADS: V("tid"), THREADS // WARP: V("warp"), 1: V(0)}[rows]
         body = bind(body, {"begin": task, "end": task + 1})
@@ -157,7 +160,8 @@ class CudaNestKernel:
         known = {x: self.plain.extents[x] for x in self.prefix} | {"task": count + THREADS}
         if self.prefix:
             known["b_t"] = self.plain.extents[self.prefix[-1]]
-        kernel = CudaKernel(name, "", (), self.group.params, THREADS, grid, ZERO, version, wanted)
+        work = row_work(self.group, self.prefix, THREADS, THREADS // rows, lanes, REGISTERS)
+        kernel = CudaKernel(name, "", (), self.group.params, THREADS, grid, ZERO, version, wanted, work=work)
         return emit(kernel, body, self.group.arrays, known)
 
     def _stage(self, body: Body, version: str) -> Body:

@@ -28,6 +28,7 @@ from polydyn.codegen.cuda_instructions import (
 )
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_split import SHARE
+from polydyn.codegen.cuda_work import product_work
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -426,8 +427,9 @@ class TiledProduct:
         known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "b_s": of.shares, "block": rows * columns}
         known |= {"strip": rows + RASTER, "strip_rows": RASTER, "task": count}
         known |= {x: self.extents[x] for x in self.roles.batch}
+        work = product_work(t, self.copies, of.K.ceildiv(t.bk), blocks).shared_by(of.shares)
         symbols = self.group.params
-        kernel = CudaKernel(f"{of.name}_{version}", "", (), symbols, t.threads, count, ZERO, version, wide)
+        kernel = CudaKernel(f"{of.name}_{version}", "", (), symbols, t.threads, count, ZERO, version, wide, work=work)
         return emit(kernel, body, self.group.arrays, known, blocks)
 
 

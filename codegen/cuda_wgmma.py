@@ -15,6 +15,7 @@ from functools import partial
 from polydyn.codegen.cuda_emit import emit
 from polydyn.codegen.cuda_kernel import CudaKernel, TensorMapOf
 from polydyn.codegen.cuda_product import UNROLLED, CudaTile, ProductGroup, TiledProduct, lane_points
+from polydyn.codegen.cuda_work import UNITS, Work
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -36,7 +37,7 @@ from polydyn.codegen.passes.gpu import WARP, assign, rasterise, specialise, unro
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.passes.widen import multiples
 from polydyn.codegen.printers.cuda_values import HALF
-from polydyn.schedules.expr import FromIndex, Load, Value
+from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
 from polydyn.schedules.gpu_tiling import gpu_wgmma_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
@@ -54,6 +55,8 @@ TILES = ((256, 4), (128, 4))
 RASTER = 8
 ALIGN = 8
 """Elements: pitches and bases of tensor maps are multiples of 16 bytes."""
+REGISTERS = 168
+"""Of a thread when a block begins; ``setmaxnreg`` deals them anew."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +168,15 @@ class _Version:
         kernel = CudaKernel(
             f"{of.name}_{version}", "", (), self.group.params, (CONSUMERS + 1) * WARPGROUP, count, ZERO, version,
             tuple(dict.fromkeys(wanted)), conditions=(Compare(">=", of.K, ONE),), maps=self._tensor_maps(),
-            arch="sm_90a",
+            arch="sm_90a", work=self._work(),
         )  # fmt: skip
         return emit(kernel, body, self.group.arrays, known)
+
+    def _work(self) -> Work:
+        t, of = self.tile, self.of
+        moved = (t.bm + t.bn) * STEP * ITEMSIZE[of.dtype]
+        return Work(of.K.ceildiv(STEP), REGISTERS, UNITS[of.dtype], 2 * t.bm * t.bn * STEP, moved=moved,
+                    flight=self.stages - 1, elements=t.bm * t.bn, by_warps=False)  # fmt: skip
 
     def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
         of, out = self.of, []

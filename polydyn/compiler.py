@@ -357,6 +357,7 @@ def _version(k: CudaKernel, params: Mapping[str, Index], names: Mapping[str, str
         tuple(_version(x, known, names) for x in k.after),
         tuple(_tensor_map(m, known, names) for m in k.maps),
         k.arch,
+        None if k.work is None else replace(k.work, steps=bind(known, k.work.steps)),
     )
 
 

@@ -1,12 +1,18 @@
-"""A small CUDA program for tests, on the CPU libcuda."""
+"""Small CUDA programs for tests, on the CPU libcuda."""
 
 from __future__ import annotations
 
 import numpy as np
+from programs import B, buffers
 from tiny import model, node
 
 import polydyn
+from polydyn.codegen.printers.cuda import PRELUDE
+from polydyn.gpu.compiler import device_headers
+from polydyn.graph.ir import SymbolSource
 from polydyn.program.cuda_program import CudaProgram
+from polydyn.program.plan import HostPlan, KernelSource, Launch, Version
+from polydyn.schedules.index import Index
 
 EYE = np.eye(8, dtype=np.float32)
 
@@ -23,3 +29,36 @@ def check(program: CudaProgram, n: int) -> None:
     """Runs it on n rows."""
     x = np.arange(8.0 * n, dtype=np.float32).reshape(n, 8) - 5
     np.testing.assert_allclose(program.run({"x": x})["y"], np.maximum(x, 0))
+
+
+# -- hand-written kernels: y = x + by, a block for each row of 32 ------------------------------------------------------
+
+ADD = PRELUDE + """PD_KERNEL(NAME, 32, 1)(const float *x, float *y, int64_t by) {
+  const int64_t at = pd_bid_x() * 32 + pd_tid();
+  pd_stg(y + at, pd_ldg(x + at) + (float)by);
+}
+PD_EXPORT(NAME, 32);
+"""
+
+
+def add(name: str) -> KernelSource:
+    """One of them."""
+    return KernelSource(name, ADD.replace("NAME", name), "", 2, 1, arch="sm_80")
+
+
+def version(kernel: str, by: Index, *arrays: str) -> Version:
+    """A version of a launch from x to y, both [B, 32]."""
+    return Version(kernel, kernel, arrays or ("x", "y"), (by,), B, Index.of(0), 32)
+
+
+def one_launch(*versions: Version, kernels: tuple[KernelSource, ...]) -> HostPlan:
+    """One launch from x to y."""
+    launch = Launch(
+        versions[0].kernel, ("x", "y"), (B,), B, Index.of(0), Index.of(1), "l", names=("b",), versions=versions
+    )
+    row = Index.of(32)
+    return HostPlan(
+        name="p", inputs=("x",), outputs=("y",), launches=(launch,), kernels=kernels, guards=(), constants={},
+        buffers=buffers(("x", "float32", (B, row), "input"), ("y", "float32", (B, row), "output")),
+        sources=(SymbolSource("B", "x", 0),), headers=dict(device_headers()), place="cuda",
+    )  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from cuda_groups import Arrays, first_fit, placed, plan_of, run, version, with_bugs
 from onnx import helper
 
-from polydyn.codegen.cuda_contract import CudaContractKernel
+from polydyn.codegen.cuda_contract import MORE_TILES, CudaContractKernel
 from polydyn.codegen.cuda_emit import LONG
 from polydyn.codegen.cuda_product import CudaTile
 from polydyn.errors import CodegenError, UnsupportedError
@@ -167,6 +167,7 @@ def test_reductions(axis: int | None, op: str) -> None:
 SMALL_FMA = CudaTile("fma", 32, 32, 16, 4, 4, 3)
 SMALL_TF32 = CudaTile("tf32", 64, 64, 16, 32, 32, 3, 2)
 SMALL_MMA = CudaTile("mma", 64, 64, 32, 32, 32, 3, 2)
+MIDDLE, FEW_ROWS = MORE_TILES
 SHAPES = [(1, 1, 1), (7, 31, 5), (63, 65, 64), (64, 64, 32), (65, 63, 33), (72, 136, 200), (1, 129, 0)]
 
 
@@ -183,7 +184,8 @@ def tiled(plan: FusionPlan, tile: CudaTile) -> tuple[PlacedCuda, ...]:
     ("dtype", "tile", "trans"),
     [("float32", SMALL_FMA, (False, False)), ("float32", SMALL_FMA, (True, True)),
      ("float32", SMALL_TF32, (False, False)), ("float32", SMALL_TF32, (True, True)),
-     *(("float16", SMALL_MMA, (a, b)) for a in (False, True) for b in (False, True))],
+     *(("float16", SMALL_MMA, (a, b)) for a in (False, True) for b in (False, True)),
+     ("float16", MIDDLE, (False, False)), ("float16", FEW_ROWS, (False, False)), ("float16", FEW_ROWS, (True, True))],
 )  # fmt: skip
 def test_gemm_with_fused_epilogue(dtype: str, tile: CudaTile, trans: tuple[bool, bool]) -> None:
     """Every width of copies that an address allows, both warp orders, no bank conflicts."""
@@ -215,7 +217,7 @@ def test_narrow_versions_give_the_same_bits() -> None:
     assert all((r == results[0]).all() for r in results) and close(results[0], want, 2e-3)
 
 
-@pytest.mark.parametrize(("dtype", "tile"), [("float32", SMALL_FMA), ("float16", SMALL_MMA)])
+@pytest.mark.parametrize(("dtype", "tile"), [("float32", SMALL_FMA), ("float16", SMALL_MMA), ("float16", FEW_ROWS)])
 def test_split_reduction(dtype: str, tile: CudaTile) -> None:
     """Partial sums in the workspace, added in order by a second launch: equal bits in any order of blocks."""
     plan = gemm(dtype)
@@ -377,7 +379,9 @@ def test_half_precision_stays_refused_on_the_cpu() -> None:
 def test_contractions_compile_without_spills(dtype: str, arch: str) -> None:
     (p,) = placed(gemm(dtype))
     tile = "fma" if dtype == "float32" else "mma"
-    for k in (version(p, f"{tile}_128"), version(p, f"{tile}_64"), version(p, "gemv_8"), version(p, "split")):
+    words = (f"{tile}_128", f"{tile}_64x64", "gemv_8", "split")
+    words += ("mma_64x128", "mma_16", "split_mma_16") if dtype == "float16" else ()
+    for k in (version(p, w) for w in words):
         use = compile_cuda(k.text, arch).kernels[k.name]
         assert use.spill_stores == use.spill_loads == use.stack == 0, k.version
     for word, wanted in ((tile, ("cp.async.cg.shared.global",)), ("gemv", ("ld.global.v4",))):

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from programs import B, buffers
+from cuda_programs import add, one_launch, version
+from programs import B
 from tiny import model, node
 
 from polydyn.codegen.cuda_kernel import TensorMapOf
@@ -20,23 +21,16 @@ from polydyn.errors import InputError
 from polydyn.gpu.compiler import device_headers, find_nvcc
 from polydyn.gpu.images import ImageSource, build_images
 from polydyn.gpu.nvrtc import find_nvrtc
-from polydyn.graph.ir import SymbolSource
 from polydyn.lowering.cuda import largest
 from polydyn.program.assemble import build_program
 from polydyn.program.cuda_program import CudaProgram
-from polydyn.program.plan import WORKSPACE, HostPlan, KernelSource, Launch, Version
+from polydyn.program.plan import WORKSPACE, KernelSource, Version
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.shapes.sizes import Sizes
 
 ONE, NTH = Index.of(1), Index.of("nth")
 ROW = Index.of(32)
 
-ADD = PRELUDE + """PD_KERNEL(NAME, 32, 1)(const float *x, float *y, int64_t by) {
-  const int64_t at = pd_bid_x() * 32 + pd_tid();
-  pd_stg(y + at, pd_ldg(x + at) + (float)by);
-}
-PD_EXPORT(NAME, 32);
-"""
 # a block doubles a row; the row comes to shared memory by TMA
 MAPPED = PRELUDE + """#include "pd_hopper.cuh"
 PD_KERNEL(mapped, 32, 1)(PD_TMAP(map), const float *x, float *y) {
@@ -64,26 +58,9 @@ def device() -> Iterator[None]:
         yield
 
 
-def add(name: str) -> KernelSource:
-    """``y = x + by`` on rows of 32."""
-    return KernelSource(name, ADD.replace("NAME", name), "", 2, 1, arch="sm_80")
-
-
-def version(kernel: str, by: Index, *arrays: str) -> Version:
-    return Version(kernel, kernel, arrays or ("x", "y"), (by,), B, Index.of(0), 32)
-
-
 def program(*versions: Version, kernels: tuple[KernelSource, ...]) -> CudaProgram:
     """One launch from x to y, both [B, 32]."""
-    launch = Launch(versions[0].kernel, ("x", "y"), (B,), B, Index.of(0), ONE, "l", names=("b",), versions=versions)
-    made = build_program(
-        HostPlan(
-            name="p", inputs=("x",), outputs=("y",), launches=(launch,), kernels=kernels, guards=(), constants={},
-            buffers=buffers(("x", "float32", (B, ROW), "input"), ("y", "float32", (B, ROW), "output")),
-            sources=(SymbolSource("B", "x", 0),), headers=dict(device_headers()), place="cuda",
-        ),
-        target="cuda:emulated",
-    )  # fmt: skip
+    made = build_program(one_launch(*versions, kernels=kernels), target="cuda:emulated")
     assert isinstance(made, CudaProgram)
     return made
 
@@ -183,5 +160,6 @@ def test_bounds_from_above() -> None:
     m, n, unbounded = Index.of("M"), Index.of("N"), Index.of("L")
     assert largest(m * n + 3, ranges) == 183 and largest(((m + 7) // 8) * minimum(n, 5), ranges) == 10
     assert largest(maximum(m, n), ranges) == 20
-    for e in (unbounded, m - n, minimum(m, unbounded), (m + 1) // n, minimum(m - 5, 3)):
+    assert largest(minimum(m, unbounded), ranges) == 9
+    for e in (unbounded, m - n, maximum(m, unbounded), (m + 1) // n, minimum(m - 5, 3)):
         assert largest(e, ranges) is None

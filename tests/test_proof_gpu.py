@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polydyn.codegen.cuda_contract import FMA_TILES, IMMA_TILES, MMA_TILES, TF32_TILES
+from polydyn.codegen.cuda_contract import FMA_TILES, IMMA_TILES, MMA_TILES, MORE_TILES, TF32_TILES
 from polydyn.codegen.cuda_product import CudaTile
 from polydyn.schedules.dependence import analyse
 from polydyn.schedules.errors import LegalityError
@@ -74,7 +74,7 @@ def prove(tiled: TiledGroup | None = None, tiles: GpuTiles = SMALL, roles: Roles
     prove_gpu_contract(G, roles, tiled or tree(), tiles)
 
 
-@pytest.mark.parametrize("tile", [*FMA_TILES, *MMA_TILES, *IMMA_TILES, *TF32_TILES], ids=str)
+@pytest.mark.parametrize("tile", [*FMA_TILES, *MMA_TILES, *IMMA_TILES, *MORE_TILES, *TF32_TILES], ids=str)
 def test_every_tile_is_proven_for_all_sizes(tile: CudaTile) -> None:
     prove(gpu_contract_tree(G, ROLES, tile.kind.warp), tile.proven())
 

@@ -72,7 +72,8 @@ def model(
     opset: int = 18,
 ) -> onnx.ModelProto:
     """An ONNX model; inputs are ``name: (dtype, dims)``."""
-    kinds = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
+    kinds = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+    kinds |= {"int64": TensorProto.INT64, "bool": TensorProto.BOOL}
     graph = helper.make_graph(
         list(nodes),
         "m",

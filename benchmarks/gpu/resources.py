@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,13 @@ import onnx
 from benchmarks import record
 from benchmarks.gpu.halves import ONNX_TYPE, of_type
 from benchmarks.models.inputs import feeds, shapes
-from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.compiler import place_cuda_kernels
+from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
 from polydyn.gpu.compiler import compile_cuda, compiler_version
-from polydyn.graph.expand import import_model
+from polydyn.program.evaluation import THREADS
+from polydyn.program.plan import Version
+from polydyn.tuning.cuda_cost import choose, estimated
 
-DEVICE = {"sm_80": "a100", "sm_86": "rtx3090", "sm_89": "rtx4090", "sm_90a": "h200"}
 FILE = "gpu_resources"
 
 
@@ -34,7 +35,8 @@ FILE = "gpu_resources"
 class Chosen:
     """A kernel that some shape launches, with its largest shared memory (bytes); ``kind``: of its group."""
 
-    kernel: CudaKernel
+    text: str
+    version: Version
     kind: str
     smem: int
 
@@ -56,39 +58,38 @@ class Use:
         return f"{name:44} {self.threads:7} {self.smem:6} {self.registers:9} {self.spills:6} {self.blocks:6}"
 
 
-def chosen(path: Path, dtype: str, arch: str) -> tuple[list[Chosen], list[str]]:
-    """The distinct kernels that a model's shapes launch on a device, and the builder's notes."""
-    device = hardware.load(DEVICE[arch])
-    graph, builder, placed = place_cuda_kernels(import_model(of_type(path, dtype)), arch=arch)
+def chosen(path: Path, dtype: str, arch: str) -> tuple[list[Chosen], tuple[str, ...]]:
+    """The distinct kernels that a model's shapes launch on a device, and the plan's notes."""
+    device = hardware.load(hardware.DEVICES[arch])
+    plan = estimated(plan_program(of_type(path, dtype), target=f"cuda:{arch}"), device)
+    texts = {k.name: k.text for k in plan.kernels}
     model = onnx.load(path)
     given = [feeds(model, s) for s in shapes(path.stem)]
-    dims = [{s.symbol: f[s.input].shape[s.axis] for s in graph.sources} for f in given]
     found: dict[str, Chosen] = {}
-    for p in placed:
-        for env in ({n: i.evaluate(d) for n, i in p.lowered.params.items()} for d in dims):
-            size = (device.smem_per_block, device.multiprocessors, arch)
-            first = next(k for k in p.versions if k.fits(env, *size))
-            known = first.values(env, device.multiprocessors)
-            for k in (first, *first.after):
-                smem = max(k.smem.evaluate(known), found[k.name].smem if k.name in found else 0)
-                found[k.name] = Chosen(k, p.fused.kind, smem)
-    return list(found.values()), builder.notes
+    for f in given:
+        env = {s.symbol: f[s.input].shape[s.axis] for s in plan.sources} | {THREADS: device.multiprocessors}
+        for launch in plan.launches:
+            taken, _ = choose(launch.versions, env, device)
+            for v in (taken, *taken.after):
+                smem = max(v.smem.evaluate(env), found[v.kernel].smem if v.kernel in found else 0)
+                found[v.kernel] = Chosen(texts[v.kernel], v, launch.label.split()[0], smem)
+    return list(found.values()), plan.notes
 
 
 def use(c: Chosen, arch: str) -> Use:
     """What ptxas says of a kernel."""
-    k = c.kernel
-    u = compile_cuda(k.text, arch).kernels[k.name]
-    blocks = hardware.load(DEVICE[arch]).resident_blocks(k.threads, u.registers, c.smem)
-    return Use(c.kind, k.version, k.threads, c.smem, u.registers, u.spill_stores + u.spill_loads, blocks)
+    v = c.version
+    u = compile_cuda(c.text, arch).kernels[v.kernel]
+    blocks = hardware.load(hardware.DEVICES[arch]).resident_blocks(v.threads, u.registers, c.smem)
+    return Use(c.kind, v.name, v.threads, c.smem, u.registers, u.spill_stores + u.spill_loads, blocks)
 
 
-def save(about: dict[str, Any], rows: list[Use], notes: list[str]) -> None:
+def save(about: dict[str, Any], rows: list[Use], notes: Sequence[str]) -> None:
     """Replaces or adds a table."""
     path = record.RESULTS / f"{FILE}.json"
     old = json.loads(path.read_text())["tables"] if path.exists() else []
     kept = [t for t in old if any(t[k] != v for k, v in about.items())]
-    table = about | {"kernels": len(rows), "spilling": sum(r.spills > 0 for r in rows), "notes": notes}
+    table = about | {"kernels": len(rows), "spilling": sum(r.spills > 0 for r in rows), "notes": list(notes)}
     rows = sorted(set(rows), key=str)  # kernels that are alike stand once
     tables = [*kept, table | {"rows": [asdict(r) for r in rows]}]
     tables.sort(key=lambda t: [t[k] for k in about])
@@ -100,7 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--dtype", nargs="+", choices=ONNX_TYPE, default=["float16"])
-    parser.add_argument("--arch", nargs="+", choices=DEVICE, default=["sm_80", "sm_90a"])
+    parser.add_argument("--arch", nargs="+", choices=hardware.DEVICES, default=["sm_80", "sm_90a"])
     options = parser.parse_args()
     spilling = 0
     for path, dtype, arch in ((p, d, a) for p in options.models for d in options.dtype for a in options.arch):

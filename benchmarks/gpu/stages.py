@@ -223,19 +223,19 @@ def selector(stage: Stage) -> Iterator[Result]:
             host = arrays(program, shape)
             if stage.late() or (stage.emulate and sum(a.size for a in host.values()) > EMULATED_ELEMENTS):
                 continue
-            times = exhaustive(stage, program, shape, host)
+            times, estimates = exhaustive(stage, program, shape, host)
             first, best = next(iter(times)), min(times, key=lambda n: times[n])
             losses.append(times[first] / times[best])
             yield {"name": f"{case['name']} {text(shape)}", "taken": first, "us": times[first], "best": best,
-                   "best_us": times[best], "loss": losses[-1], "versions": times}  # fmt: skip
+                   "best_us": times[best], "loss": losses[-1], "versions": times, "estimates": estimates}  # fmt: skip
     if losses:
         yield {"about": {"geomean loss": exp(sum(map(log, losses)) / len(losses))}}
 
 
 def exhaustive(
     stage: Stage, program: CudaProgram, shape: Mapping[str, int], host: Mapping[str, Any]
-) -> dict[str, float]:
-    """Version -> microseconds, in the order of preference."""
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Version -> microseconds, and those that it was estimated to take, the version that is taken first."""
     manifest, session = program.manifest, stage.session
     (launch,) = manifest["launches"]
     limit, count = (session.driver.attribute(a) for a in (SHARED_OPT_IN, MULTIPROCESSORS))
@@ -248,7 +248,9 @@ def exhaustive(
     source = ImageSource(session.driver, kernels, program._artifact.images, program.sources)
     device = Device(limit, source.special)
     times: dict[str, float] = {}
-    for v in launch["versions"]:
+    estimates: dict[str, float] = {}
+    said = [evaluate(t, env) for t in manifest["times"]]
+    for v in sorted(launch["versions"], key=lambda v: said[v["estimate"]]):  # equal ones stay in order
         if refusal(v, env, device) or (stage.emulate and len(times) == EMULATED_VERSIONS):
             continue
         space = DeviceArray(session, (max(evaluate(v["workspace"], env), 1),), "uint8", 1)
@@ -268,8 +270,8 @@ def exhaustive(
             for step in steps:
                 session.driver.launch(*step, stream)
 
-        times[v["name"]] = microseconds(stage, work)
-    return times
+        times[v["name"]], estimates[v["name"]] = microseconds(stage, work), said[v["estimate"]] / 1000
+    return times, estimates
 
 
 def encoded(session: Session, m: Mapping[str, Any], a: DeviceArray, env: Mapping[str, int]) -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from polydyn.errors import UnsupportedError
 
 __all__ = [
-    "ARCHITECTURES", "BASE", "CUDA_TARGETS", "EMULATED", "architectures", "is_cuda", "newest", "special_arch",
+    "ARCHITECTURES", "BASE", "CUDA_TARGETS", "EMULATED", "SPECIAL", "architectures", "is_cuda", "newest",
+    "special_arch",
 ]  # fmt: skip
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polydyn.codegen.cuda_attention import CudaAttentionKernel
 from polydyn.codegen.cuda_contract import CudaContractKernel
-from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.codegen.ir import Compare
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.gpu.targets import BASE
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
@@ -22,6 +23,7 @@ from polydyn.schedules.errors import CodegenError, ScheduleError
 from polydyn.schedules.index import Atom, Index
 from polydyn.schedules.model import verify_group
 from polydyn.schedules.proof_attention import prove_row_blocks
+from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.reuse import Proofs
 from polydyn.schedules.schedule import schedule_attention
 from polydyn.schedules.tiling import nest_tree
@@ -29,6 +31,8 @@ from polydyn.shapes.context import ShapeContext
 
 SHARED = 48 << 10
 """Bytes of dynamic shared memory that a block has on every device."""
+UNKNOWN = "%multiprocessors"
+"""Their number in a proof: no model has a symbol of this name."""
 
 
 @dataclass(frozen=True)
@@ -59,32 +63,45 @@ def _largest_atom(a: str | Atom, ranges: Mapping[str, tuple[int, int | None]]) -
     if a.kind == "floordiv":
         n = a.args[1].constant
         return bounds[0] // n if known[0] is not None and n is not None and n > 0 else None
-    if a.kind not in ("min", "max") or len(bounds) < len(known):
-        return None
-    return min(bounds) if a.kind == "min" else max(bounds)
+    if a.kind == "min":
+        return min(bounds) if bounds and all(map(is_nonnegative, a.args)) else None
+    return max(bounds) if a.kind == "max" and len(bounds) == len(known) else None
 
 
 def needed(p: PlacedCuda, facts: ShapeContext) -> PlacedCuda:
-    """Without the conditions that always hold, and without the versions behind one that can always be launched."""
-    known, kept = p.lowered.params, []
+    """Without the conditions that always hold, and without the versions that another is launched instead of."""
+    known = p.lowered.params
+    kept: list[CudaKernel] = []
 
-    def proven(c: Compare, own: Collection[str]) -> bool:
-        if c.relation not in ("<=", ">=") or (c.left.symbols() | c.right.symbols()) & set(own):
+    def proven(c: Compare, own: Mapping[str, Index]) -> bool:
+        if c.relation not in ("<=", ">="):
             return False
         low, high = (c.left, c.right) if c.relation == "<=" else (c.right, c.left)
-        low, high = bind(known, low), bind(known, high)
+        low, high = bind(known, low.subs(own)), bind(known, high.subs(own))
         most = largest(low, facts.ranges)
         known_high = most is not None and high.constant is not None and most <= high.constant
         return known_high or facts.nonnegative(high - low)
 
     for k in p.versions:
         multiples = tuple((i, n) for i, n in k.multiples if not facts.is_multiple(bind(known, i), n))
-        conditions = tuple(c for c in k.conditions if not proven(c, k.launch))
-        kept.append(replace(k, multiples=multiples, conditions=conditions))
-        smem = k.smem.constant
-        if not multiples and not conditions and k.arch == "sm_80" and smem is not None and smem <= SHARED:
-            break
+        own = {n: i.subs({MULTIPROCESSORS: UNKNOWN}) for n, i in k.launch.items()}
+        conditions = tuple(c for c in k.conditions if not proven(c, own))
+        k = replace(k, multiples=multiples, conditions=conditions)
+        if not any(serves(earlier, k) for earlier in kept):
+            kept.append(k)
     return replace(p, versions=tuple(kept))
+
+
+def serves(k: CudaKernel, other: CudaKernel) -> bool:
+    """Whether a version may be launched wherever a later one may, and takes no longer, as far as work is known."""
+    may = set(k.multiples) <= set(other.multiples) and set(k.conditions) <= set(other.conditions)
+    may = may and k.launch == other.launch and k.arch in (BASE, other.arch)
+    most = k.smem.constant
+    may = may and (k.smem == other.smem or (most is not None and most <= SHARED))
+    if not may or other.work is None:
+        return may
+    alike = (k.grid, k.threads) == (other.grid, other.threads) and k.after == other.after
+    return alike and k.work is not None and k.work.no_slower(other.work)
 
 
 class CudaBuilder:

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from polydyn.build.features import architecture, available_cores, machine_features
 from polydyn.errors import ArtifactError
 
-FORMAT = 4
+FORMAT = 5
 """Version of the file's layout and manifest."""
 
 ABI = 3

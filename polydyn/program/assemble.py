@@ -12,8 +12,9 @@ from polydyn.build.compiler import Library, build_library
 from polydyn.build.features import architecture
 from polydyn.codegen.cuda_kernel import TensorMapOf
 from polydyn.errors import BuildError
-from polydyn.gpu.images import build_images
-from polydyn.gpu.targets import architectures, is_cuda
+from polydyn.gpu.hardware import Hardware, device_of
+from polydyn.gpu.images import Images, build_images
+from polydyn.gpu.targets import architectures, is_cuda, special_arch
 from polydyn.graph.ir import Guard
 from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
 from polydyn.program.expressions import decision_to_json, to_json
@@ -23,6 +24,8 @@ from polydyn.program.program import Program, open_program
 from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
 from polydyn.program.waves import wave_ranges
+from polydyn.schedules.index import Index
+from polydyn.tuning.cuda_cost import estimated
 
 BATCH = 10
 """Kernels per translation unit: headers are parsed once per unit, and units compile in parallel."""
@@ -40,15 +43,35 @@ def build_program(plan: HostPlan, *, target: str = "cpu", threads: int | None = 
 
 
 def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
-    """The artifact of a host plan, and how many translation units had to be compiled."""
+    """The artifact of a host plan, and how many translation units had to be compiled.
+
+    On a device the kernels are compiled first: how many blocks of one are resident decides its estimates.
+    """
     verify_host_plan(plan)
+    units = kernel_units(plan)
+    built: Images | None = None
+    more: dict[str, Any] = {}
+    if plan.place != "cpu":
+        built = build_images([(k.name, k.arch) for k in plan.kernels], units | plan.headers, architectures(target))
+        device = device_of(target)
+        plan = estimated(plan, device, built.resources)
+        plan = replace(plan, notes=(*plan.notes, f"launch times are estimated for {device.name} ({device.arch})"))
+        more = {"estimates": _device(device)}
     used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
     offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
     host = host_program(plan, offsets, int(weights.size))
-    files = sources(plan.place) | plan.headers | {"host.c": host.text} | kernel_units(plan)
+    files = sources(plan.place) | plan.headers | {"host.c": host.text} | units
     library = build_library(*_split(files), host_target(target))
-    artifact = Artifact(_manifest(plan, host) | _made(library, target), files, library.data, weights)
-    return (artifact if plan.place == "cpu" else with_images(artifact, target)), library.compiled
+    artifact = Artifact(_manifest(plan, host) | _made(library, target) | more, files, library.data, weights)
+    return (artifact if built is None else with_images(artifact, built)), library.compiled
+
+
+def _device(h: Hardware) -> dict[str, Any]:
+    """What ``explain`` supposes of a device while none is open."""
+    return {
+        "device": h.name, "multiprocessors": h.multiprocessors, "shared": h.smem_per_block,
+        "special": special_arch(h.arch),
+    }  # fmt: skip
 
 
 def host_target(target: str) -> str:
@@ -65,10 +88,8 @@ def _made(library: Library, target: str) -> dict[str, Any]:
     }
 
 
-def with_images(artifact: Artifact, target: str) -> Artifact:
-    """The artifact of a CUDA program with what a CUDA compiler makes of its kernels, as far as there is one."""
-    kernels = [(k["name"], k["arch"]) for k in artifact.manifest["kernels"]]
-    built = build_images(kernels, artifact.sources, architectures(target))
+def with_images(artifact: Artifact, built: Images) -> Artifact:
+    """The artifact of a CUDA program with what a CUDA compiler made of its kernels, as far as there is one."""
     more = {
         "kernels": [k | {"resources": built.resources.get(k["name"], {})} for k in artifact.manifest["kernels"]],
         "cuda": {
@@ -89,7 +110,10 @@ def rebuild(path: str | os.PathLike[str], to: str | os.PathLike[str], target: st
         raise BuildError(f"{path} is for {old.manifest['target']}, not for {target}", remedy="compile the model again")
     library = build_library(*_split(dict(old.sources)), host_target(target))
     new = Artifact(dict(old.manifest) | _made(library, target), old.sources, library.data, old.weights)
-    write_artifact(with_images(new, target) if is_cuda(target) else new, to)
+    if is_cuda(target):
+        kernels = [(k["name"], k["arch"]) for k in old.manifest["kernels"]]
+        new = with_images(new, build_images(kernels, old.sources, architectures(target)))
+    write_artifact(new, to)
 
 
 def _split(files: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -131,7 +155,8 @@ def _kernel(k: KernelSource, place: str) -> dict[str, Any]:
     return {"name": k.name, "digest": k.digest, "notes": list(k.notes)} | ({} if place == "cpu" else {"arch": k.arch})
 
 
-def _launch(launch: Launch) -> dict[str, Any]:
+def _launch(launch: Launch, times: dict[Index, int]) -> dict[str, Any]:
+    """``times``: estimates so far, and their numbers."""
     return {
         "label": launch.label or launch.kernel,
         "kernel": launch.kernel,
@@ -145,11 +170,11 @@ def _launch(launch: Launch) -> dict[str, Any]:
         "flops": to_json(launch.flops),
         "bytes": to_json(launch.bytes),
         "reasons": list(launch.reasons),
-        **({"versions": [_version(v) for v in launch.versions]} if launch.versions else {}),
+        **({"versions": [_version(v, times) for v in launch.versions]} if launch.versions else {}),
     } | ({} if launch.choice is None else {"choice": _choice(launch.choice)})
 
 
-def _version(v: Version) -> dict[str, Any]:
+def _version(v: Version, times: dict[Index, int]) -> dict[str, Any]:
     return {
         "kernel": v.kernel,
         "name": v.name,
@@ -159,11 +184,12 @@ def _version(v: Version) -> dict[str, Any]:
         "smem": to_json(v.smem),
         "threads": v.threads,
         "workspace": to_json(v.workspace),
+        "estimate": times.setdefault(v.estimate, len(times)),
         "conditions": [
             {"rule": f"{a} {relation} {b}", "left": to_json(a), "relation": relation, "right": to_json(b)}
             for a, relation, b in v.conditions
         ],
-        "after": [_version(x) for x in v.after],
+        "after": [_version(x, times) for x in v.after],
         "arch": v.arch,
         "maps": [_map(m) for m in v.maps],
     }
@@ -201,6 +227,8 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
             for b in [plan.buffers[n]]
         ]
 
+    times: dict[Index, int] = {}
+    launches = [_launch(launch, times) for launch in plan.launches]
     return {
         "format": FORMAT,
         "abi": ABI,
@@ -217,7 +245,8 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         "dims": {name: sizes.to_json() for name, sizes in sorted(plan.dims.items())},
         "guards": [_guard(g) for g in plan.guards],
         "kernels": [_kernel(k, plan.place) for k in plan.kernels],
-        "launches": [_launch(launch) for launch in plan.launches],
+        "launches": launches,
+        "times": list(map(to_json, times)),
         "waves": [len(r) for r in wave_ranges(plan)],
         "index_checks": [_index_check(c) for c in plan.index_checks],
         "memory": [list(s.tenants) for s in host.slots],

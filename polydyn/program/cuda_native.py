@@ -34,6 +34,7 @@ class CudaNative(Native):
         """Of the session, when ``open`` was last called; -1: never."""
         lib = self.library
         lib.pd_cuda_stream.restype = ctypes.c_void_p
+        lib.pd_cuda_choices.restype = ctypes.c_int64
         lib.pd_cuda_run.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int32, ctypes.c_void_p]
 
     def open(self, artifact: Artifact, session: Session) -> None:
@@ -131,6 +132,10 @@ class CudaContext(Context):
         )
         if code:
             self._native.check(code)
+
+    def choices(self) -> int:
+        """``pd_cuda_choices``."""
+        return int(self._cuda.pd_cuda_choices(self.handle))
 
     def profile(self, inputs: list[int], outputs: list[int], launches: int) -> list[int]:
         """Nanoseconds of every launch on the device."""

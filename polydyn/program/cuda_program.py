@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.codegen.cuda_kernel import SHARED_LIMIT
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.gpu.array import LEGACY, DeviceArray
 from polydyn.gpu.dlpack import CPU, CUDA_HOST, View, device_of, view
@@ -29,9 +28,6 @@ ALIGNED = 16
 
 MULTIPROCESSORS, SHARED_OPT_IN = 16, 97
 """CUdevice_attributes: multiprocessors, bytes of dynamic shared memory that a block may ask for."""
-
-A100_MULTIPROCESSORS = 108
-"""What ``explain`` assumes while no device is open."""
 
 
 class CudaProgram(Program):
@@ -139,6 +135,12 @@ class CudaProgram(Program):
 
     # -- looking inside ----------------------------------------------------------------------------------------------
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """As ``Program.counters``; ``choices``: launches whose version was chosen, not remembered."""
+        every = [c.choices() for c in list(self._contexts) if isinstance(c, CudaContext)]
+        return super().counters | {"choices": sum(every)}
+
     def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
         """The device's time of every launch (median over ``repeats`` calls after one that warms up), in order."""
         session = self.session
@@ -157,10 +159,11 @@ class CudaProgram(Program):
         """What every launch would do at a shape, without running: the version that is taken and why, blocks, registers.
 
         As ``Program.explain``; tasks are blocks, threads are those of a block. The device is the one that is open, else
-        one with the multiprocessors of an A100 and the shared memory that all have.
+        the one that times are estimated for.
         """
-        device = Device(SHARED_LIMIT, 0)
-        count = A100_MULTIPROCESSORS
+        supposed = self.manifest["estimates"]
+        device = Device(supposed["shared"], supposed["special"])
+        count: int = supposed["multiprocessors"]
         if self._cuda.session is not None:
             driver = self._cuda.session.driver
             device = Device(driver.attribute(SHARED_OPT_IN), self._cuda.special)

@@ -31,7 +31,8 @@ class ExplainedLaunch:
     primitives became one kernel, and what its code generator decided; ``selection``: the tests on the way to the
     chosen kernel, and the candidates with their estimates in picoseconds, best first (tuned launches only);
     ``wave``: launches of one wave start together, each on as many of their threads as ``threads`` says
-    ``selection`` on a device: the version that is taken and why none before it is.
+    ``selection`` on a device: why versions may not be launched, the one that is taken, and the others, with estimates
+    of their times in nanoseconds, best first.
     """
 
     label: str
@@ -153,7 +154,7 @@ def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[s
         )  # fmt: skip
     for g in manifest["guards"]:
         a, b = evaluate(g["left"], values), evaluate(g["right"], values)
-        if not _holds(a, g["relation"], b):
+        if not holds(a, g["relation"], b):
             raise InputError(g["message"], rule=f"{g['rule']}, here {a} and {b}")
     return {s: values[s] for s in known}
 
@@ -182,11 +183,11 @@ def explain(
     env = values | {THREADS: threads} | _dense(manifest, values)
     reasons = {k["name"]: tuple(k["notes"]) for k in manifest["kernels"]}
     waves = [w for w, count in enumerate(manifest["waves"]) for _ in range(count)]
-    uses = {k["name"]: k.get("resources", {}) for k in manifest["kernels"]}
-    launches = tuple(
-        replace(_launch(x, env, threads, reasons) if device is None else _device_launch(x, env, uses, device), wave=w)
-        for x, w in zip(manifest["launches"], waves, strict=True)
-    )
+    if device is None:
+        told = [_launch(x, env, threads, reasons) for x in manifest["launches"]]
+    else:
+        told = list(map(_OnDevice(manifest, env, device).launch, manifest["launches"]))
+    launches = tuple(replace(x, wave=w) for x, w in zip(told, waves, strict=True))
     notes = tuple(manifest["notes"])
     return Explanation(manifest["name"], dict(dims) or values, threads, launches, notes, declared(manifest))
 
@@ -227,33 +228,66 @@ def _launch(
     )
 
 
-def _device_launch(
-    x: Mapping[str, Any], env: Mapping[str, int], uses: Mapping[str, Mapping[str, Mapping[str, int]]], device: Device
-) -> ExplainedLaunch:
-    """The first version that may be launched, as cuda_run.c chooses, and why not those before it."""
-    selection = []
-    for v in x["versions"]:
-        refused = refusal(v, env, device)
-        if not refused:
-            break
-        selection.append(f"not {v['name']}: {refused}")
-    selection.append(f"no version runs at this size, {v['name']} least" if refused else f"taken: {v['name']}")
-    selection += [f"followed by {a['kernel']}" for a in v["after"] if evaluate(a["grid"], env) > 0]
-    use = next(iter(uses.get(v["kernel"], {}).values()), {})
-    spills = use.get("spill_stores", 0) + use.get("spill_loads", 0)
-    return ExplainedLaunch(
-        x["label"],
-        v["kernel"],
-        evaluate(v["grid"], env),
-        v["threads"],
-        {name: evaluate(e, env) for name, e in zip(x["names"], x["symbols"], strict=True)},
-        {"smem": evaluate(v["smem"], env), **({"registers": use["registers"], "spills": spills} if use else {})},
-        evaluate(x["flops"], env),
-        evaluate(x["bytes"], env),
-        0,
-        tuple(x["reasons"]),
-        tuple(selection),
-    )
+class _OnDevice:
+    """Explains the launches of a program for a device at a shape."""
+
+    def __init__(self, manifest: Mapping[str, Any], env: Mapping[str, int], device: Device) -> None:
+        self.env, self.device = env, device
+        self.uses = {k["name"]: k.get("resources", {}) for k in manifest["kernels"]}
+        self.times = [evaluate(t, env) for t in manifest["times"]]
+
+    def launch(self, x: Mapping[str, Any]) -> ExplainedLaunch:
+        """The version of least estimate among those that may be launched, as cuda_run.c chooses, and the others."""
+        env = self.env
+        fitting: list[tuple[int, int]] = []
+        selection: list[str] = []
+        for k, version in enumerate(x["versions"]):
+            refused = refusal(version, env, self.device)
+            if refused:
+                selection.append(f"not {version['name']}: {refused}")
+            else:
+                fitting.append((self.times[version["estimate"]], k))
+        fitting.sort()
+        least, taken = fitting[0] if fitting else (0, len(x["versions"]) - 1)
+        v = x["versions"][taken]
+        selection += _ranked(x["versions"], fitting) or [f"no version runs at this size, {v['name']} least"]
+        selection += [f"followed by {a['kernel']}" for a in v["after"] if evaluate(a["grid"], env) > 0]
+        choices = {"smem": evaluate(v["smem"], env), **({"ns": least} if least else {}), **self._use(v["kernel"])}
+        return ExplainedLaunch(
+            x["label"],
+            v["kernel"],
+            evaluate(v["grid"], env),
+            v["threads"],
+            {name: evaluate(e, env) for name, e in zip(x["names"], x["symbols"], strict=True)},
+            choices,
+            evaluate(x["flops"], env),
+            evaluate(x["bytes"], env),
+            0,
+            tuple(x["reasons"]),
+            tuple(selection),
+        )
+
+    def _use(self, kernel: str) -> dict[str, int]:
+        """Registers and spills, of a kernel that was compiled."""
+        use = next(iter(self.uses.get(kernel, {}).values()), None)
+        if use is None:
+            return {}
+        spills = use.get("spill_stores", 0) + use.get("spill_loads", 0)
+        return {"registers": use["registers"], "spills": spills}
+
+
+def _ranked(versions: Sequence[Mapping[str, Any]], fitting: Sequence[tuple[int, int]]) -> list[str]:
+    """What is taken and why, then the other candidates (estimate, position), best first."""
+    if not fitting:
+        return []
+    (least, taken), *others = fitting
+    name = versions[taken]["name"]
+    if not least:  # nothing is known of its time
+        return [f"taken: {name}, the first of {len(fitting)}"]
+    equal = sum(t == least for t, _ in others)
+    why = "the only one that may run" if not others else f"the least of the {len(fitting)} that may run"
+    why += f", the first of {equal + 1} equal ones" if equal else ""
+    return [f"taken: {name}, {least} ns, {why}", *(f"{versions[k]['name']}: {t} ns" for t, k in others)]
 
 
 def refusal(v: Mapping[str, Any], env: Mapping[str, int], device: Device) -> str:
@@ -265,12 +299,12 @@ def refusal(v: Mapping[str, Any], env: Mapping[str, int], device: Device) -> str
         return f"it needs {smem} bytes of shared memory, a block has {device.shared_limit}"
     for c in v["conditions"]:
         a, b = evaluate(c["left"], env), evaluate(c["right"], env)
-        if not _holds(a, c["relation"], b):
+        if not holds(a, c["relation"], b):
             return f"{c['rule']} does not hold: {a}, {b}"
     return ""
 
 
-def _holds(a: int, relation: str, b: int) -> bool:
+def holds(a: int, relation: str, b: int) -> bool:
     """The relations of guards."""
     return {"==": a == b, "<=": a <= b, "%==": a % b == 0 if b else a == 0}[relation]
 

@@ -76,7 +76,7 @@ class _Rows:
             self.buffers += [str(self.order[n]) for n in v.buffers]
             self.symbols += [str(of(s)) for s in v.symbols]
             self.conditions += [f"{{{of(a)}, {of(b)}, '{RELATIONS[relation]}'}}" for a, relation, b in v.conditions]
-            sizes = f"{of(v.grid)}, {of(v.smem)}, {of(v.workspace)}"
+            sizes = f"{of(v.grid)}, {of(v.smem)}, {of(v.workspace)}, {of(v.estimate)}"
             head = f"{self.kernels[v.kernel]}, {v.threads}, {buffers}, {symbols}"
             maps = f"{len(v.maps)}, {len(self.maps)}"
             for m in v.maps:

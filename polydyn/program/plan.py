@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from polydyn.codegen.cuda_kernel import TensorMapOf
+from polydyn.codegen.cuda_work import Work
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.schedules.decision import Decision
 from polydyn.schedules.expr import Array
@@ -86,7 +87,8 @@ class Version:
     dynamic shared memory; ``threads``: of a block. It may be launched when every condition holds (relations are those
     of a ``Guard``), ``smem`` fits the device, and ``arch`` is sm_80 or the device's own. ``name``: of the choice.
     ``workspace``: bytes that it shares with the kernels ``after`` it, which are launched next; their conditions count
-    for nothing.
+    for nothing. ``work``: of a block, its steps over the same symbols; ``estimate``: of the time of the launch and of
+    those after it, in nanoseconds (``polydyn.tuning.cuda_cost``), 0 where nothing is known.
     """
 
     kernel: str
@@ -101,6 +103,8 @@ class Version:
     after: tuple[Version, ...] = ()
     maps: tuple[TensorMapOf, ...] = ()
     arch: str = "sm_80"
+    work: Work | None = None
+    estimate: Index = field(default_factory=lambda: Index.of(0))
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,8 @@ class Launch:
     ``reasons``: why its primitives became one kernel. ``choice``: kernel, symbols, tasks and scratch are then those of
     the variant that the decision names; the launch's own are not used. ``kind``: of its group. ``writes``: the buffers
     it writes, in parts that no other launch writes; None: not known, it may read and write all of them. ``versions``:
-    on a device, the kernels it may be, of which the first that may be launched is; ``kernel`` is then one of them,
-    ``tasks`` is 0 when there is nothing to do.
+    on a device, the kernels it may be; of those that may be launched the one of least estimate is, the first of equals;
+    ``kernel`` is then one of them, ``tasks`` is 0 when there is nothing to do.
     """
 
     kernel: str

@@ -158,7 +158,8 @@ def _verify_version(
     place = f"{place}, version {v.name}"
     _verify_kernel(kernels, v.kernel, (len(v.buffers), len(v.symbols)), place)
     sides = [x for left, _, right in v.conditions for x in (left, right)]
-    _only((*v.symbols, v.grid, v.smem, v.workspace, *sides), symbols, place)
+    known = () if v.work is None else (v.work.steps,)
+    _only((*v.symbols, v.grid, v.smem, v.workspace, v.estimate, *known, *sides), symbols, place)
     sizes = [i for m in v.maps for i in (m.offset, *m.dims, *m.strides)]
     _only(sizes, symbols, f"{place}, its tensor maps")
     if any(len(m.dims) != len(m.box) or len(m.strides) != len(m.dims) - 1 for m in v.maps):

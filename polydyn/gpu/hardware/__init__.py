@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from polydyn.errors import PolydynError, UnsupportedError
+from polydyn.gpu.targets import SPECIAL, architectures
 
-__all__ = ["Hardware", "load", "match", "names"]
+__all__ = ["DEVICES", "Hardware", "device_of", "load", "match", "names"]
 
 HERE = Path(__file__).parent
 _REGISTER_UNIT, _SMEM_UNIT = 256, 128  # allocation granules: registers of a warp, bytes of a block
+DEVICES = {"sm_80": "a100", "sm_86": "rtx3090", "sm_89": "rtx4090", "sm_90a": "h200"}
+"""The usual device of an architecture."""
 
 
 @dataclass(frozen=True)
@@ -102,3 +105,12 @@ def match(device_name: str) -> Hardware | None:
         if hardware.name == device_name or device_name.startswith(hardware.name + " "):
             return hardware
     return None
+
+
+def device_of(target: str) -> Hardware:
+    """The device that times of a target's kernels are estimated for: the usual one of its newest architecture.
+
+    Of architectures without a description, and of the emulation, that of ``SPECIAL``.
+    """
+    known = [a for a in architectures(target) if a in DEVICES]
+    return load(DEVICES[known[-1] if known else SPECIAL])

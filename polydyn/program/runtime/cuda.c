@@ -185,7 +185,8 @@ int32_t pd_place_context(pd_context *c) {
     x->generation = d->generation;
     x->version = calloc((size_t)plan->launch_count + 1, sizeof *x->version);
     x->first = calloc((size_t)plan->launch_count + 1, sizeof *x->first);
-    if (!x->version || !x->first) return pd_fail(PD_MEMORY, "out of memory");
+    x->remembered = calloc((size_t)pd_cuda_remembered_words() + 1, sizeof *x->remembered);
+    if (!x->version || !x->first || !x->remembered) return pd_fail(PD_MEMORY, "out of memory");
     int32_t all = 0;
     for (int32_t k = 0; k < plan->launch_count; all += most_parameters(&plan->launches[k++])) x->first[k] = all;
     x->values = calloc((size_t)all + 1, sizeof *x->values);
@@ -219,6 +220,7 @@ void pd_displace_context(pd_context *c) {
     }
     free(x->version);
     free(x->first);
+    free(x->remembered);
     free(x->values);
     free(x->parameters);
     free(x->maps);

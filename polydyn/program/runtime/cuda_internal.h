@@ -77,6 +77,9 @@ typedef struct {
     uint64_t workspace; /* of the one kernel, and those after it, that uses it at a time */
     int64_t workspace_bytes;
     int32_t next;     /* the first launch whose version is not chosen for these sizes */
+    int32_t recalled; /* the versions of these sizes were remembered */
+    int64_t *remembered, remembered_count; /* the last few choices, see cuda_run.c */
+    int64_t choices; /* launches whose version was chosen */
     int32_t *version; /* per launch, -1: nothing to do */
     int64_t *values;  /* of all launches' parameters: addresses, then symbols */
     void **parameters;
@@ -96,6 +99,8 @@ int32_t pd_cuda_say(const pd_device *d, int32_t result, const char *where, const
     } while (0)
 
 int32_t pd_cuda_enter(pd_device *d);
+/* Room for the choices that a context remembers. */
+int64_t pd_cuda_remembered_words(void);
 /* Loads a kernel, if that was not done before. */
 int32_t pd_cuda_load(pd_device *d, int32_t kernel);
 /* Takes the context off again; returns `code`. */

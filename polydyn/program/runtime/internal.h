@@ -118,12 +118,14 @@ typedef struct {
     int (*choose)(int64_t *v);       /* evaluates what its versions need; 1: int64 overflow */
 } pd_launch_entry;
 
-/* One kernel that a launch of a device program may be: the first whose conditions hold and whose shared memory fits. */
+/* One kernel that a launch of a device program may be: of those whose conditions hold and whose shared memory fits it is
+ * the one of least estimate, the first of equals. */
 typedef struct {
     int32_t kernel, threads;
     int32_t buffers, first_buffer;       /* into launch_buffers, -1: the workspace */
     int32_t symbols, first_symbol;       /* into launch_symbols */
     int32_t grid, smem, workspace;       /* values: blocks, bytes of shared memory and of the workspace */
+    int32_t estimate;                    /* value: nanoseconds, with the launches after it */
     int32_t conditions, first_condition; /* into conditions */
     int32_t maps, first_map;             /* into maps; parameters before the buffers */
     int32_t arch;                        /* the only one that it runs on, 0: any */

@@ -56,6 +56,9 @@ void pd_cuda_places(pd_context *context, const int32_t *places);
 int32_t pd_cuda_run(pd_context *context, const void *const *inputs, void *const *outputs, void *stream,
                     int32_t detached, int64_t *nanoseconds);
 
+/* How many launches of all runs had their version chosen; the others had sizes of one of the last few calls. */
+int64_t pd_cuda_choices(const pd_context *context);
+
 /* The context's own stream. */
 void *pd_cuda_stream(const pd_context *context);
 

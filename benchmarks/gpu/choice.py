@@ -1,0 +1,72 @@
+"""Which version of a product a device is given, what its time is estimated to be, and the roofline. Needs no GPU.
+
+    python -m benchmarks.gpu.choice [--arch sm_90a] [--dtype float16] [--rows 1 16 ...]
+
+The dense layers of BERT base with dynamic rows. ``of roofline``: the roofline's share of the estimate, both without
+the time between two kernels. ``first that fits``: what was launched before estimates chose, and what they say of it.
+Nothing here is measured: it shows what the model thinks, so that a table that cannot be right is seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+from benchmarks.gpu.pack import model, node
+from polydyn.compiler import plan_program
+from polydyn.gpu import hardware
+from polydyn.program.evaluation import THREADS
+from polydyn.program.plan import Launch
+from polydyn.tuning.cuda_cost import LAUNCH, choose, estimated, may_run
+
+LAYERS = ((768, 768), (768, 3072), (3072, 768))
+"""(K, N)."""
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+RATES = {"float32": "f32", "float16": "f16"}
+
+
+def layer(k: int, n: int, dtype: str, device: hardware.Hardware) -> Launch:
+    """relu(x w + c) for x of [M, k], with estimates."""
+    nodes = [node("MatMul", "x", "w", to="t"), node("Add", "t", "c", to="u"), node("Relu", "u")]
+    sizes = {"x": (dtype, ["M", k]), "w": (dtype, [k, n]), "c": (dtype, [n])}
+    plan = plan_program(model(nodes, sizes), target=f"cuda:{device.arch}")
+    (launch,) = estimated(plan, device).launches
+    return launch
+
+
+def roofline(launch: Launch, m: int, dtype: str, device: hardware.Hardware) -> float:
+    """Nanoseconds: all operations at the peak, or all bytes at the bandwidth."""
+    flops, moved = (x.evaluate({"M": m}) for x in (launch.flops, launch.bytes))
+    return max(flops / (1000 * device.peak_tflops[RATES[dtype]]), moved / device.memory_gb_per_s)
+
+
+def rows(k: int, n: int, dtype: str, device: hardware.Hardware, sizes: Sequence[int]) -> Iterator[str]:
+    """A line of the table for each number of rows."""
+    launch = layer(k, n, dtype, device)
+    for m in sizes:
+        env = {"M": m, THREADS: device.multiprocessors}
+        taken, least = choose(launch.versions, env, device)
+        first = next(v for v in launch.versions if may_run(v, env, device))
+        ideal, older = roofline(launch, m, dtype, device), first.estimate.evaluate(env)
+        blocks, share = taken.grid.evaluate(env), ideal / max(1, least - LAUNCH * (1 + len(taken.after)))
+        yield (f"{k:5}x{n:<5} {m:5}  {taken.name:32} {blocks:6} {least / 1000:8.1f} {ideal / 1000:8.1f} {share:6.0%}  "
+               f"{first.name:32} {older / 1000:8.1f}")  # fmt: skip
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", choices=hardware.DEVICES, default="sm_90a")
+    parser.add_argument("--dtype", choices=RATES, default="float16")
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
+    options = parser.parse_args()
+    device = hardware.load(hardware.DEVICES[options.arch])
+    heading = f"{'KxN':11} {'rows':>5}  {'taken':32} blocks estimate roofline of it  {'first that fits':32} estimate"
+    print(f"{device.name}, {options.dtype}, estimated microseconds\n\n{heading}")
+    for k, n in LAYERS:
+        for line in rows(k, n, options.dtype, device, options.rows):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
