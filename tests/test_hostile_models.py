@@ -115,6 +115,14 @@ def test_names_like_those_of_parts_and_passes_are_kept_apart() -> None:
     np.testing.assert_allclose(got["c/1"], z - np.exp(x), 1e-5, 1e-5)
 
 
+def test_dims_and_inputs_that_are_called_like_numbers() -> None:
+    """isl refused them where a convolution's subscripts are proven."""
+    w = np.ones((1, 1, 3, 3), np.float32)
+    m = model([node("Conv", "1 w", "y")], {"1": (F, ["0", 1, "-2", None])}, ["y"], {"w": w})
+    got = polydyn.compile(m, threads=1).run({"1": np.ones((2, 1, 4, 5), np.float32)})["y"]
+    assert got.shape == (2, 1, 2, 3) and (got == 9).all()
+
+
 def test_two_dims_of_reserved_names_stay_two() -> None:
     m = model([node("Identity", "x", "y")], {"x": (F, ["d0", "d0_"])}, ["y"])
     assert polydyn.compile(m, threads=1).run({"x": np.ones((2, 3), np.float32)})["y"].shape == (2, 3)
