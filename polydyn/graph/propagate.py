@@ -85,7 +85,7 @@ def _init_inputs(
                 shape.append(Index.of(d))
                 continue
             name = _unreserved(d, taken) if d else d
-            own = name if name and name not in sources else f"{x.name}_{axis}"
+            own = name if name and name not in sources else _unreserved(f"{x.name}_{axis}", taken)
             while own in sources or (own in taken and own != name):
                 own += "_"
             sources[own] = SymbolSource(own, x.name, axis)
@@ -100,7 +100,9 @@ def _init_inputs(
 
 
 def _unreserved(name: str, taken: Collection[str]) -> str:
-    """The name of a dim, with underscores when it is reserved."""
+    """The name of a dim, with underscores when it is reserved; isl takes what begins like a number for one."""
+    while NUMBER.match(name) or (name.startswith("_") and name in taken and NUMBER.match(name.lstrip("_"))):
+        name = f"_{name}"
     if not RESERVED.fullmatch(name):
         return name
     while name in taken:
@@ -108,6 +110,7 @@ def _unreserved(name: str, taken: Collection[str]) -> str:
     return name
 
 
+NUMBER = re.compile(r"\s*[+-]?\d")
 RESERVED = re.compile(r"[dr]\d+|nth|.*@\d+", re.DOTALL)
 """Names that bodies use for iterators, and the host program for its threads and for strides of callers; a dim of that
 name gets an underscore."""
