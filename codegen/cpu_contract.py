@@ -46,7 +46,7 @@ from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, rows_for_all, rows_that_stay
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Const, Load, Op, Value, loads
+from polydyn.schedules.expr import Load, Op, Value, loads, neutral
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement, stored
 from polydyn.schedules.tile_flow import ContractTiles
@@ -139,11 +139,11 @@ class ContractKernel:
         columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
         self.promote = not all(x.buffer in packed or self._stride(x) == ONE for x in columns)
         rows, vectors = self.tile()
-        carrier = next((s for s in self.epilogues if s.value.dtype == "float32"), None)
+        carrier = next((s for s in self.epilogues if s.value.dtype == self.acc.value.dtype), None)
         k, r = self.K.constant, self.R.constant
         steps, unroll = (self.chosen.block, self.chosen.unroll) if self.chosen else (REDUCTION_BLOCK, ROW_UNROLL)
         block = max(1 if fill else 16, steps // r) if r else steps
-        if carrier is None or self.acc.value.dtype != "float32" or (k is not None and k <= block * 4 // 3):
+        if carrier is None or (k is not None and k <= block * 4 // 3):
             return _Plan(rows, vectors, self.K, ONE, self.promote, fill, carrier, unroll)
         return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), self.promote, fill, carrier, unroll)
 
@@ -253,7 +253,7 @@ class ContractKernel:
             return f
 
         table: dict[str, Lowering] = {
-            "INIT": lambda a: (Store(self.tile_name, acc(a), Const(dtype, 0.0)),),
+            "INIT": lambda a: (Store(self.tile_name, acc(a), neutral("sum", dtype)),),
             "ACC": accumulate,
         }
         if self.plan.carrier is not None:

@@ -216,8 +216,8 @@ def test_every_operation_means_what_numpy_means(width: int, vector: bool, cache_
 def test_vectors_exist_for_the_dtypes_of_models() -> None:
     """What is refused in lanes runs as scalar code: float64, other integers, indices that are not affine."""
     _, _, refused = kernels(16, True)
-    served = {"float32", "int32", "int64", "uint8", "bool"}
+    served = {"float32", "int32", "int64", "uint8", "int8", "bool"}
     guarded = {name for name, v in cases() if any(isinstance(x, Op) and x.name == "where" for x in walk(v))}
     scalar = {name for name in refused if name not in guarded and set(name.split()[1:]) & set(DTYPES) <= served}
-    assert {name for name in scalar if not name.startswith(("compound", "index as"))} == {"index uint8"}
+    assert {name for name in scalar if not name.startswith(("compound", "index as"))} == {"index uint8", "index int8"}
     assert any("float64" in name for name in refused)

@@ -22,6 +22,7 @@ from polydyn.fusion.separate import separate, write_in_place
 from polydyn.fusion.sink import sink_epilogues
 from polydyn.fusion.split import split_merged_axes
 from polydyn.fusion.verify import verify_plan
+from polydyn.fusion.widen import widen_constants
 from polydyn.graph.fold import fold
 from polydyn.graph.ir import Graph
 from polydyn.graph.passes.batch import batch_contractions
@@ -56,6 +57,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("views", "views and scalars vanish into their readers (BladeDISC 4.2 input-inline)", graph=inline_views),
     Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
     Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
+    Pass("widen", "constants of integer products are widened once", graph=widen_constants),
     Pass("windows", "parts of a concatenation are written in place", groups=write_in_place),
     Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
     Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),

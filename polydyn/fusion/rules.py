@@ -142,6 +142,8 @@ def _group_dims(graph: Graph, n: Compute, made: list[Compute], prefix: int) -> i
             counts.append(k)
     shape, rows = graph.tensors[n.output].shape, graph.tensors[made[0].output].shape
     p = min([own_prefix(graph, n), *counts]) if counts else own_prefix(graph, n)
+    if not prefix and all(own_prefix(graph, m) == 0 for m in (n, *made)):
+        return 0  # single elements: each is one task, whatever it reduces
     if not p or any(e != ONE for e in shape[p:]) or shape[:p] != rows[:p]:
         return "no locality: the reduction does not keep the leading axes of what the group makes"
     if p == prefix:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_windowed
+from polydyn.graph.ir import Compute
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
 from polydyn.lowering.output import output_array
 from polydyn.lowering.pixels import as_matrix_product, needs_promotion
-from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, transform
+from polydyn.schedules.expr import Load, Op, Value, indices, loads, neutral, transform
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
@@ -44,8 +45,11 @@ def lower_contract(plan: FusionPlan, group: FusedGroup, width: int, promotion: b
     ``width``: columns of a panel of packed constants; with 0 constants stay as they are. ``promotion``: the target can
     copy a row operand to scratch; without it there are no prologues.
     """
-    if promotion and (group.prologue or is_windowed(group.nodes[0])):
-        return _lower_pixels(plan, group, width)
+    first = group.nodes[0]
+    if promotion and (group.prologue or is_windowed(first) or _converts(first)):
+        found = _lower_pixels(plan, group, width)
+        if found is not None or group.prologue or is_windowed(first):
+            return found
     nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
     core = collapse_reduction(nodes[0])
     if not core.reduction or any(n.inner for n in nodes):
@@ -58,6 +62,12 @@ def lower_contract(plan: FusionPlan, group: FusedGroup, width: int, promotion: b
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
         core = replace(core, shared=(("one", ONE), *core.shared))
     return replace(_Builder(plan, group, core, nodes, roles, 1 if dot else width).build(), dot=dot)
+
+
+def _converts(n: Compute) -> bool:
+    """Whether an operand of an integer product is more than a load: a conversion, which is made once for each row."""
+    assert isinstance(n.body, Op)
+    return n.body.dtype == "int32" and not all(isinstance(v, Load) for v in n.body.args)
 
 
 def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
@@ -80,7 +90,9 @@ def _few_columns(plan: FusionPlan, n: FlatNode, roles: Roles) -> bool:
     """
     assert isinstance(n.body, Op)
     columns, steps = dict(n.shared)[roles.col].constant, dict(n.reduction)[roles.block].constant
-    if columns is None or columns > DOT_COLUMNS or roles.inner or (steps is not None and steps < DOT_STEPS):
+    if n.dtype != "float32" or columns is None or columns > DOT_COLUMNS:
+        return False
+    if roles.inner or (steps is not None and steps < DOT_STEPS):
         return False
     if n.address.split(roles.col)[0] != ONE:
         return False
@@ -148,7 +160,7 @@ class _Builder:
         at = tuple(Index.of(x) for x, _ in iters)
         value = names.value(self._packed(core.body), own, {})
         statements = [
-            Statement("INIT", iters, acc, at, Const(core.dtype, 0.0), None, "init"),
+            Statement("INIT", iters, acc, at, neutral("sum", core.dtype), None, "init"),
             Statement("ACC", (*iters, *red), acc, at, value, core.reduce, "backbone"),
         ]
         made = epilogue_values(names, self.nodes, own, Load(core.dtype, acc, at))

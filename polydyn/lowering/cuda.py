@@ -20,6 +20,7 @@ from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.kernels import bind
 from polydyn.lowering.nest import lower_nest
 from polydyn.schedules.errors import CodegenError, ScheduleError
+from polydyn.schedules.expr import FLOATS
 from polydyn.schedules.index import Atom, Index
 from polydyn.schedules.model import verify_group
 from polydyn.schedules.proof_attention import prove_row_blocks
@@ -119,7 +120,8 @@ class CudaBuilder:
             return (whole,) if whole else tuple(p for part in group.parts for p in self.place(part))
         for n in group.nodes:
             check_dtypes(n, CUDA_DTYPES, "CUDA")
-        contract = lower_contract(self.plan, group, 0) if group.kind == "contract" else None
+        floats = group.nodes[0].body.dtype in FLOATS
+        contract = lower_contract(self.plan, group, 0) if group.kind == "contract" and floats else None
         if contract is not None:
             placed = self._contract(group, contract)
             if placed is not None:
