@@ -98,7 +98,7 @@ def test_a_scale_for_each_step_along_an_axis(axis: int, dtype: str) -> None:
     count = (4, 3, 5)[axis]
     parameters = {"s": RNG.random(count).astype(np.float32) + 0.1, "z": byte(dtype, count)}
     there = model_of("QuantizeLinear", {"x": ("float32", ("A", "B", "C")), **parameters}, {"axis": axis}, 13)
-    back = model_of("DequantizeLinear", {"x": (dtype, ("A", "B", "C")), **parameters}, {"axis": axis}, 13)
+    back = model_of("DequantizeLinear", {"x": (dtype, ("A", "B", "C")), **parameters}, {"axis": axis}, 19)
     for n in SIZES:
         shape = [n, n, n]
         shape[axis] = count
@@ -119,7 +119,7 @@ def test_forms_of_several_opsets() -> None:
     check_with_onnxruntime(model_of("QuantizeLinear", {"x": ("float32", ("N", 4)), **single}, {}, 13), {"x": x})
     whole = model_of("QuantizeLinear", {"x": ("int32", ("N",)), "s": one(3)}, {}, 13)
     same_as_reference(whole, {"x": np.arange(-9, 900, dtype=np.int32)})
-    sums = model_of("DequantizeLinear", {"x": ("int32", ("N",)), "s": one(0.5)}, {}, 13)
+    sums = model_of("DequantizeLinear", {"x": ("int32", ("N",)), "s": one(0.5)}, {}, 19)
     check(sums, {"x": np.array([-(2**31), 2**31 - 1, 0, 5], np.int32)})
     half = model_of("DequantizeLinear", {"x": ("int8", ("N",)), "s": np.array(0.5, np.float16)}, {}, 19)
     (y,) = reference.evaluate(import_model(half), {"x": byte("int8", 9)}).values()
