@@ -137,7 +137,8 @@ class ContractKernel:
 
     def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
         columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
-        self.promote = not all(x.buffer in packed or self._stride(x) == ONE for x in columns)
+        dense = isinstance(self.col_value, Load) and all(x.buffer in packed or self._stride(x) == ONE for x in columns)
+        self.promote = not dense
         rows, vectors = self.tile()
         carrier = next((s for s in self.epilogues if s.value.dtype == self.acc.value.dtype), None)
         k, r = self.K.constant, self.R.constant

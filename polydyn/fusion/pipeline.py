@@ -19,6 +19,7 @@ from polydyn.fusion.prologue import join_prologues
 from polydyn.fusion.recompute import recompute_producers
 from polydyn.fusion.rules import elementwise, epilogue, stitch
 from polydyn.fusion.separate import separate, write_in_place
+from polydyn.fusion.siblings import join_siblings
 from polydyn.fusion.sink import sink_epilogues
 from polydyn.fusion.split import split_merged_axes
 from polydyn.fusion.verify import verify_plan
@@ -62,6 +63,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
     Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),
     Pass("stitch", "groups around reductions join (BladeDISC 4.2)", join=stitch),
+    Pass("siblings", "reductions of the same rows join (input fusion)", groups=join_siblings),
     Pass("prologue", "maps that one product or window reads join it (TSCompiler 5.3)", groups=join_prologues),
     Pass("recompute", "readers compute cheap producers again (BladeDISC 4.2 input-inline)", groups=recompute_producers),
     Pass("sink", "an epilogue that only makes traffic goes to its reader (BladeDISC 4.1)", groups=sink_epilogues),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from polydyn.graph.ir import Compute
 from polydyn.schedules.expr import Op, Value, indices, loads
 
-
 PRODUCTS = ("float32", "int32")
 """What sums of products are built for; others run as ordinary loop nests."""
 
