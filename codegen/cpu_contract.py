@@ -26,7 +26,7 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
-from polydyn.codegen.operands import operands
+from polydyn.codegen.operands import multiplied, operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
@@ -46,7 +46,7 @@ from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, rows_for_all, rows_that_stay
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Load, Op, Value, loads, neutral
+from polydyn.schedules.expr import Load, Value, loads, neutral
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement, stored
 from polydyn.schedules.tile_flow import ContractTiles
@@ -243,7 +243,7 @@ class ContractKernel:
         def accumulate(a: Mapping[str, Index]) -> Body:
             row = self._row(a) if self.plan.fill else value(self.row_value, a)
             col = self._column(a)
-            return (Store(self.tile_name, acc(a), Op(dtype, "mul", (row, col)), self.acc.reduce),)
+            return (Store(self.tile_name, acc(a), multiplied(self.acc, row, col), self.acc.reduce),)
 
         def done(s: Statement) -> Lowering:
             def f(a: Mapping[str, Index]) -> Body:

@@ -92,6 +92,10 @@ def cases() -> Iterator[Case]:
             yield f"index {t}", op("add", a, FromIndex(t, Index.of("i") * 3 + "n"))
             yield f"wrap {t}", op("gt", op("add", a, const(1, t)), a)
             yield f"wrap div {t}", op("div", op("mul", a, b), const(2, t))
+    words = leaf(0, "int32"), leaf(1, "int32")
+    yield "pair int32", op("pair", *words)
+    yield "dot2 int32", op("dot2", *words)
+    yield "dot2 add int32", op("add", leaf(1, "int32"), op("dot2", *words))
     small = op("max", op("min", leaf(0, "float32"), const(100, "float32")), const(-100, "float32"))
     for u in ("int8", "int16", "int32", "int64", "float64"):
         yield f"cast float32 {u}", cast(op("where", op("isnan", small), const(0, "float32"), small), u)

@@ -44,6 +44,8 @@ WAYS: list[tuple[str, str, dict[str, Any]]] = [
     ("resnet_tiny", "QOperator", {"op_types_to_quantize": ["Conv"], "activation_type": "QUInt8", "per_channel": True}),
 ]  # fmt: skip
 """QOperator is asked for products only: of Add, Gemm, Softmax and pools it makes operators that are not ONNX's."""
+QUICK = (WAYS[0], WAYS[6])
+"""The others compile for longer: attentions and products with long epilogues, other numbers in each layer."""
 
 
 def shapes_of(name: str) -> list[Shape]:
@@ -68,7 +70,9 @@ def quantized(name: str, how: str, options: dict[str, Any], folder: Path) -> str
     return path
 
 
-@pytest.mark.parametrize(("name", "how", "options"), WAYS)
+@pytest.mark.parametrize(
+    ("name", "how", "options"), [pytest.param(*w, marks=() if w in QUICK else pytest.mark.slow) for w in WAYS]
+)
 def test_quantized_by_onnxruntime(name: str, how: str, options: dict[str, Any], tmp_path: Path) -> None:
     path, wanted = quantized(name, how, options, tmp_path), shapes_of(name)
     program = polydyn.compile(path, threads=2)

@@ -94,6 +94,17 @@ PD_INLINE vf32 vunzip_f32(const f32 *b, i64 i, i64 s, i64 n) {
   return (vf32)((first & (vi32)low) | (~first & (vi32)high));
 }
 #define vloads_f32 vunzip_f32
+/* the same of bytes two apart: the steps of pairs */
+#define PD_UNZIP(T, V)                                                                                                \
+  PD_INLINE V vunzip_##T(const T *b, i64 i, i64 s, i64 n) {                                                            \
+    const V l = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};                                                \
+    if (n < 16 || s != 2) return vloads_##T(b, i, s, n);                                                               \
+    return __builtin_shuffle(vload_##T(b, i), vload_##T(b, i + 15), l * 2 - (V)(l * 2 >= 16));                         \
+  }
+PD_UNZIP(u8, vu8)
+PD_UNZIP(i8, vi8)
+#define vloads_u8 vunzip_u8
+#define vloads_i8 vunzip_i8
 #endif
 PD_INLINE hf32 hload_f32(const f32 *b, i64 i) { hf32 v; memcpy(&v, b + i, sizeof v); return v; }
 PD_INLINE hf32 hloads_f32(const f32 *b, i64 i, i64 s, i64 n) {
@@ -265,6 +276,28 @@ PD_INLINE vu8 pd_max_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a > b); return (m & a) | 
 PD_INLINE vu8 pd_min_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a < b); return (m & a) | (~m & b); }
 PD_INLINE vi8 pd_max_vi8(vi8 a, vi8 b) { vi8 m = a > b; return (m & a) | (~m & b); }
 PD_INLINE vi8 pd_min_vi8(vi8 a, vi8 b) { vi8 m = a < b; return (m & a) | (~m & b); }
+
+/* two integers of 16 bits in one of 32; both products of two such, added */
+PD_INLINE i32 pd_pair_i32(i32 a, i32 b) { return (i32)(((u32)a & 0xffffu) | ((u32)b << 16)); }
+PD_INLINE i32 pd_dot2_i32(i32 a, i32 b) { return (i32)((u32)((i16)a * (i16)b) + (u32)((a >> 16) * (b >> 16))); }
+PD_INLINE vi32 pd_pair_vi32(vi32 a, vi32 b) { return (a & 0xffff) | (vi32)((vu32)b << 16); }
+#if defined(__AVX512BW__) && PD_W == 16 && !defined(__clang__)
+typedef short pd_shorts __attribute__((vector_size(64)));
+PD_INLINE vi32 pd_dot2_vi32(vi32 a, vi32 b) {
+  return (vi32)__builtin_ia32_pmaddwd512_mask((pd_shorts)a, (pd_shorts)b, (vi32){0}, 0xffff);
+}
+#elif defined(__AVX2__) && PD_W == 8
+typedef short pd_shorts __attribute__((vector_size(32)));
+PD_INLINE vi32 pd_dot2_vi32(vi32 a, vi32 b) { return (vi32)__builtin_ia32_pmaddwd256((pd_shorts)a, (pd_shorts)b); }
+#else
+PD_INLINE vi32 pd_low_vi32(vi32 a) { return (vi32)((vu32)a << 16) >> 16; }
+PD_INLINE vi32 pd_dot2_vi32(vi32 a, vi32 b) { return pd_low_vi32(a) * pd_low_vi32(b) + (a >> 16) * (b >> 16); }
+#endif
+#if defined(__AVX512VNNI__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vi32 pd_dot2_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)__builtin_ia32_vpdpwssd_v16si(s, a, b); }
+#else
+PD_INLINE vi32 pd_dot2_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)((vu32)s + (vu32)pd_dot2_vi32(a, b)); }
+#endif
 
 /* integer division truncates (C, ONNX Div), fmod takes the dividend's sign, mod the divisor's; by zero gives 0 */
 #define PD_INTEGERS(T, U)                                                                                             \

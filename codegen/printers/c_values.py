@@ -164,6 +164,9 @@ class ValuePrinter:
             return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source in OTHER_MASKS else text
         if source == "bool" or v.name in ("isnan", "isinf"):
             return _logic(v.name, args, lanes, source)
+        if v.name == "add" and lanes > 1 and isinstance(new := v.args[1], Op) and new.name == "dot2":
+            pair = ", ".join(self.text(a, lanes) for a in new.args)
+            return f"pd_dot2_add_{vector_type(source)}({args[0]}, {pair})"
         if v.name in INFIX or v.name == "neg":
             return _arithmetic(v.name, args, source, lanes)
         if v.name == "reciprocal":
