@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeGuard
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_windowed
@@ -80,9 +79,9 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGr
         return None
     (core, *rest), roles = found
     fill = needs_promotion(core, roles)
-    column = next((v for v in children(core.body) if _packable(plan, core, roles, v)), None)
-    if fill and width and isinstance(column, Load):
-        core = in_pairs(plan, core, column)
+    columns = [v for v in children(core.body) if isinstance(v, Load) and _packable(plan, core, roles, v)]
+    if fill and width and columns:
+        core = in_pairs(plan, core, columns[0])
     nodes = (core, *rest)
     if roles.row == "one":
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
@@ -186,7 +185,7 @@ class _Builder:
         extents = dict((*core.shared, *core.reduction))
 
         def operand(v: Value) -> Value:
-            if not self.width or not _packable(self.plan, core, roles, v):
+            if not (self.width and isinstance(v, Load) and _packable(self.plan, core, roles, v)):
                 return v
             used, pairs = v.index[0].symbols(), body.name == "dot2"
             batch = tuple((x, int(extents[x])) for x, _ in core.shared if x in used and x != roles.col)
@@ -209,9 +208,9 @@ class _Builder:
         return Load(v.dtype, name, index)
 
 
-def _packable(plan: FusionPlan, n: FlatNode, roles: Roles, v: Value) -> TypeGuard[Load]:
+def _packable(plan: FusionPlan, n: FlatNode, roles: Roles, v: Load) -> bool:
     """Whether an operand moves along the column and is a constant of constant extents, which is kept in panels."""
-    if not isinstance(v, Load) or v.buffer not in plan.graph.constants:
+    if v.buffer not in plan.graph.constants:
         return False
     used, extents = v.index[0].symbols(), dict((*n.shared, *n.reduction))
     fixed = roles.col in used and used <= extents.keys()

@@ -27,8 +27,8 @@ def pack(p: Pack, source: Array) -> Array:
         padded[(slice(None),) * nb + (slice(0, p.col[1]),)] = dense
         dense = padded
     split = dense.reshape([*sizes[:nb], panels, p.width, *sizes[nb + 1 :]])
-    panels = np.ascontiguousarray(np.moveaxis(split, nb + 1, -1))
-    return _words(panels) if p.pairs else panels
+    laid = np.ascontiguousarray(np.moveaxis(split, nb + 1, -1))
+    return _words(laid) if p.pairs else laid
 
 
 def _words(panels: Array) -> Array:

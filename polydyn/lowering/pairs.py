@@ -20,12 +20,12 @@ LARGEST = 2**15
 
 
 def in_pairs(plan: FusionPlan, n: FlatNode, column: Load) -> FlatNode:
-    """The product over words, of half as many steps of its last reduction; as it was where operands or steps do not fit.
+    """The product over words, of half as many steps of its last reduction; as it was where something does not fit.
 
     ``column``: the operand that is a constant; packing makes words of it, here it keeps the address of single steps.
     """
     assert isinstance(n.body, Op)
-    (x, extent), steps = n.reduction[-1], n.reduction[-1][1].constant
+    x, steps = n.reduction[-1][0], n.reduction[-1][1].constant
     (row,) = (v for v in n.body.args if v is not column)
     if n.dtype != "int32" or steps is None or steps < 4 or steps % 2:
         return n
