@@ -26,7 +26,7 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
-from polydyn.codegen.operands import operands
+from polydyn.codegen.operands import multiplied, operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
@@ -46,7 +46,7 @@ from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, rows_for_all, rows_that_stay
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Const, Load, Op, Value, loads
+from polydyn.schedules.expr import Load, Value, loads, neutral
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement, stored
 from polydyn.schedules.tile_flow import ContractTiles
@@ -137,13 +137,14 @@ class ContractKernel:
 
     def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
         columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
-        self.promote = not all(x.buffer in packed or self._stride(x) == ONE for x in columns)
+        dense = isinstance(self.col_value, Load) and all(x.buffer in packed or self._stride(x) == ONE for x in columns)
+        self.promote = not dense
         rows, vectors = self.tile()
-        carrier = next((s for s in self.epilogues if s.value.dtype == "float32"), None)
+        carrier = next((s for s in self.epilogues if s.value.dtype == self.acc.value.dtype), None)
         k, r = self.K.constant, self.R.constant
         steps, unroll = (self.chosen.block, self.chosen.unroll) if self.chosen else (REDUCTION_BLOCK, ROW_UNROLL)
         block = max(1 if fill else 16, steps // r) if r else steps
-        if carrier is None or self.acc.value.dtype != "float32" or (k is not None and k <= block * 4 // 3):
+        if carrier is None or (k is not None and k <= block * 4 // 3):
             return _Plan(rows, vectors, self.K, ONE, self.promote, fill, carrier, unroll)
         return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), self.promote, fill, carrier, unroll)
 
@@ -242,7 +243,7 @@ class ContractKernel:
         def accumulate(a: Mapping[str, Index]) -> Body:
             row = self._row(a) if self.plan.fill else value(self.row_value, a)
             col = self._column(a)
-            return (Store(self.tile_name, acc(a), Op(dtype, "mul", (row, col)), self.acc.reduce),)
+            return (Store(self.tile_name, acc(a), multiplied(self.acc, row, col), self.acc.reduce),)
 
         def done(s: Statement) -> Lowering:
             def f(a: Mapping[str, Index]) -> Body:
@@ -253,7 +254,7 @@ class ContractKernel:
             return f
 
         table: dict[str, Lowering] = {
-            "INIT": lambda a: (Store(self.tile_name, acc(a), Const(dtype, 0.0)),),
+            "INIT": lambda a: (Store(self.tile_name, acc(a), neutral("sum", dtype)),),
             "ACC": accumulate,
         }
         if self.plan.carrier is not None:

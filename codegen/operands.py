@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Op, Value, indices
+from polydyn.schedules.expr import PRODUCTS, Op, Value, indices
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
 
@@ -11,7 +13,7 @@ from polydyn.schedules.tiling import Roles
 def operands(acc: Statement, roles: Roles) -> tuple[Value, Value]:
     """(row operand, column operand) of the product that is accumulated. CodegenError when they are not separate."""
     v = acc.value
-    if not (isinstance(v, Op) and v.name == "mul"):
+    if not (isinstance(v, Op) and v.name in PRODUCTS):
         raise CodegenError(f"{acc.name} does not accumulate a product")
     a, b = v.args
     if roles.col in symbols_of(a):
@@ -19,6 +21,12 @@ def operands(acc: Statement, roles: Roles) -> tuple[Value, Value]:
     if roles.col in symbols_of(a) or roles.row in symbols_of(b):
         raise CodegenError(f"{acc.name}: the operands do not separate rows from columns")
     return a, b
+
+
+def multiplied(acc: Statement, row: Value, col: Value) -> Value:
+    """What is accumulated, of other operands."""
+    assert isinstance(acc.value, Op)
+    return replace(acc.value, args=(row, col))
 
 
 def symbols_of(v: Value) -> frozenset[str]:

@@ -41,7 +41,7 @@ from polydyn.shapes.sizes import Dims, sizes_by_name
 from polydyn.tuning.records import Records
 from polydyn.tuning.strategy import strategy
 
-NOT_ON_CUDA = ("layout", "prologue", "horizontal")
+NOT_ON_CUDA = ("layout", "widen", "prologue", "horizontal")
 """Passes for the CPU's kernels and host program only."""
 
 Placed: TypeAlias = "PlacedKernel | PlacedCuda"

@@ -110,6 +110,17 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x)))).astype(x.dtype)
 
 
+def _pair(a: Array, b: Array) -> Array:
+    """Two integers of 16 bits in one of 32, the first one in the lower half."""
+    return (np.asarray(a, np.int64) & 0xFFFF | np.asarray(b, np.int64) << 16).astype(np.int32)
+
+
+def _dot2(a: Array, b: Array) -> Array:
+    """The sum of both products of two pairs."""
+    low_a, low_b = (((np.asarray(x, np.int64) & 0xFFFF) ^ 0x8000) - 0x8000 for x in (a, b))
+    return (low_a * low_b + (np.asarray(a, np.int64) >> 16) * (np.asarray(b, np.int64) >> 16)).astype(np.int32)
+
+
 OPS: Mapping[str, OpInfo] = {
     "add": OpInfo(2, np.add), "sub": OpInfo(2, np.subtract), "mul": OpInfo(2, np.multiply),
     "div": OpInfo(2, _trunc_divide), "fmod": OpInfo(2, _fmod), "mod": OpInfo(2, _pmod),
@@ -118,7 +129,7 @@ OPS: Mapping[str, OpInfo] = {
     "exp": OpInfo(1, np.exp), "log": OpInfo(1, np.log), "sqrt": OpInfo(1, np.sqrt), "tanh": OpInfo(1, np.tanh),
     "erf": OpInfo(1, _erf), "sin": OpInfo(1, np.sin), "cos": OpInfo(1, np.cos), "sigmoid": OpInfo(1, _sigmoid),
     "floor": OpInfo(1, np.floor), "ceil": OpInfo(1, np.ceil), "rint": OpInfo(1, np.rint),
-    "reciprocal": OpInfo(1, np.reciprocal),
+    "reciprocal": OpInfo(1, np.reciprocal), "pair": OpInfo(2, _pair), "dot2": OpInfo(2, _dot2),
     "lt": OpInfo(2, np.less, "bool"), "le": OpInfo(2, np.less_equal, "bool"), "eq": OpInfo(2, np.equal, "bool"),
     "ne": OpInfo(2, np.not_equal, "bool"), "gt": OpInfo(2, np.greater, "bool"),
     "ge": OpInfo(2, np.greater_equal, "bool"),
@@ -129,6 +140,9 @@ OPS: Mapping[str, OpInfo] = {
 }  # fmt: skip
 """Scalar operations. ``where(c, a, b)`` evaluates only the chosen branch, so it also guards a load;
 ``select`` is the same where both branches may be evaluated."""
+
+PRODUCTS = ("mul", "dot2")
+"""Operations whose sums are sums of products."""
 
 REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 """Reduction name -> the operation that combines."""

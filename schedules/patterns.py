@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from polydyn.schedules.alignment import Alignment, align, same_iterators
 from polydyn.schedules.dependence import Dependences, is_accumulation
 from polydyn.schedules.errors import LegalityError, ScheduleError
-from polydyn.schedules.expr import Load, Op, loads, walk
+from polydyn.schedules.expr import PRODUCTS, Load, Op, loads, walk
 from polydyn.schedules.index import IndexLike
 from polydyn.schedules.isl_schedule import iterator_of, shared_loops
 from polydyn.schedules.matrix import Row, ScheduleMatrix, Unknown, matrix, row
@@ -124,7 +124,7 @@ def _backbone(group: Group) -> Statement:
     if len(accumulations) != 1:
         raise _DeclinedError(f"{len(accumulations)} reductions, not one")
     (b,) = accumulations
-    products = [v for v in walk(b.value) if isinstance(v, Op) and v.name == "mul" and len(loads(v)) >= 2]
+    products = [v for v in walk(b.value) if isinstance(v, Op) and v.name in PRODUCTS and len(loads(v)) >= 2]
     if b.reduce != "sum" or not is_accumulation(b) or not products:
         raise _DeclinedError(f"{b.name} is not a sum of products")
     return b

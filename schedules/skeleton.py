@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, indices, loads, transform
+from polydyn.schedules.expr import PRODUCTS, Const, FromIndex, Load, Op, Value, indices, loads, transform
 from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import Condition, at_least
 from polydyn.schedules.model import Array, Group, Statement
@@ -21,7 +21,7 @@ from polydyn.schedules.model import Array, Group, Statement
 OUTSIDE = Array("outside", "float32", (), "input", ())
 """Stands for everything that a group reads and does not write."""
 
-_SEEN = ("where", "mul")
+_SEEN = ("where", *PRODUCTS)
 """Operations that matter: guards of reads, and what makes a sum of products."""
 
 

@@ -92,6 +92,10 @@ def cases() -> Iterator[Case]:
             yield f"index {t}", op("add", a, FromIndex(t, Index.of("i") * 3 + "n"))
             yield f"wrap {t}", op("gt", op("add", a, const(1, t)), a)
             yield f"wrap div {t}", op("div", op("mul", a, b), const(2, t))
+    words = leaf(0, "int32"), leaf(1, "int32")
+    yield "pair int32", op("pair", *words)
+    yield "dot2 int32", op("dot2", *words)
+    yield "dot2 add int32", op("add", leaf(1, "int32"), op("dot2", *words))
     small = op("max", op("min", leaf(0, "float32"), const(100, "float32")), const(-100, "float32"))
     for u in ("int8", "int16", "int32", "int64", "float64"):
         yield f"cast float32 {u}", cast(op("where", op("isnan", small), const(0, "float32"), small), u)
@@ -216,8 +220,8 @@ def test_every_operation_means_what_numpy_means(width: int, vector: bool, cache_
 def test_vectors_exist_for_the_dtypes_of_models() -> None:
     """What is refused in lanes runs as scalar code: float64, other integers, indices that are not affine."""
     _, _, refused = kernels(16, True)
-    served = {"float32", "int32", "int64", "uint8", "bool"}
+    served = {"float32", "int32", "int64", "uint8", "int8", "bool"}
     guarded = {name for name, v in cases() if any(isinstance(x, Op) and x.name == "where" for x in walk(v))}
     scalar = {name for name in refused if name not in guarded and set(name.split()[1:]) & set(DTYPES) <= served}
-    assert {name for name in scalar if not name.startswith(("compound", "index as"))} == {"index uint8"}
+    assert {name for name in scalar if not name.startswith(("compound", "index as"))} == {"index uint8", "index int8"}
     assert any("float64" in name for name in refused)

@@ -38,15 +38,20 @@ PD_INLINE f64 pdc_undefined_f64(void) { u64 u = 0x7ffca5a5a5a5a5a5u; f64 x; memc
     pdc_lanes(name, s, n);                                                                                            \
     for (i64 l = 0; l < PD_W && l < n; ++l) { T x = v[l]; pdc_write(b, i + l * s, &x, sizeof x, PDC_KIND(x), name); }  \
   }
-static __attribute__((noinline, unused)) vf32 pdc_vloadg_f32(const f32 *b, i64 i, vb c, const char *name) {
-  vf32 v = {0};
-  for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = *(const f32 *)pdc_read(b, i + l, sizeof *b, name);
-  return v;
-}
+#define PD_GUARDED(T, V)                                                                                              \
+  static __attribute__((noinline, unused)) V pdc_vloadg_##T(const T *b, i64 i, vb c, const char *name) {               \
+    V v = {0};                                                                                                        \
+    for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = *(const T *)pdc_read(b, i + l, sizeof *b, name);                   \
+    return v;                                                                                                         \
+  }
+PD_GUARDED(f32, vf32)
+PD_GUARDED(u8, vu8)
+PD_GUARDED(i8, vi8)
 PD_MEMORY(f32, vf32)
 PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
+PD_MEMORY(i8, vi8)
 
 static __attribute__((noinline, unused)) hf32 pdc_hload_f32(const f32 *b, i64 i, i64 s, i64 n, const char *name) {
   hf32 v = {0};
@@ -64,25 +69,33 @@ PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 #define vload_i32(b, i) pdc_vload_i32(b, i, 1, PD_W, #b)
 #define vload_i64(b, i) pdc_vload_i64(b, i, 1, PD_W, #b)
 #define vload_u8(b, i) pdc_vload_u8(b, i, 1, PD_W, #b)
+#define vload_i8(b, i) pdc_vload_i8(b, i, 1, PD_W, #b)
+#define vloadg_u8(b, i, c) pdc_vloadg_u8(b, i, c, #b)
+#define vloadg_i8(b, i, c) pdc_vloadg_i8(b, i, c, #b)
 #define vloadm_f32(b, i, n) pdc_vload_f32(b, i, 1, n, #b)
 #define vloadm_i32(b, i, n) pdc_vload_i32(b, i, 1, n, #b)
 #define vloadm_i64(b, i, n) pdc_vload_i64(b, i, 1, n, #b)
 #define vloadm_u8(b, i, n) pdc_vload_u8(b, i, 1, n, #b)
+#define vloadm_i8(b, i, n) pdc_vload_i8(b, i, 1, n, #b)
 #define vloads_f32(b, i, s, n) pdc_vload_f32(b, i, s, n, #b)
 #define vloads_i32(b, i, s, n) pdc_vload_i32(b, i, s, n, #b)
 #define vloads_i64(b, i, s, n) pdc_vload_i64(b, i, s, n, #b)
 #define vloads_u8(b, i, s, n) pdc_vload_u8(b, i, s, n, #b)
+#define vloads_i8(b, i, s, n) pdc_vload_i8(b, i, s, n, #b)
 #define vstore_f32(b, i, v) pdc_vstore_f32(b, i, 1, v, PD_W, #b)
 #define vstream_f32(b, i, v, s) ((void)(s), vstore_f32(b, i, v))
 #define vstore_i32(b, i, v) pdc_vstore_i32(b, i, 1, v, PD_W, #b)
 #define vstore_i64(b, i, v) pdc_vstore_i64(b, i, 1, v, PD_W, #b)
 #define vstore_u8(b, i, v) pdc_vstore_u8(b, i, 1, v, PD_W, #b)
+#define vstore_i8(b, i, v) pdc_vstore_i8(b, i, 1, v, PD_W, #b)
 #define vstorem_f32(b, i, v, n) pdc_vstore_f32(b, i, 1, v, n, #b)
 #define vstorem_i32(b, i, v, n) pdc_vstore_i32(b, i, 1, v, n, #b)
 #define vstorem_i64(b, i, v, n) pdc_vstore_i64(b, i, 1, v, n, #b)
 #define vstorem_u8(b, i, v, n) pdc_vstore_u8(b, i, 1, v, n, #b)
+#define vstorem_i8(b, i, v, n) pdc_vstore_i8(b, i, 1, v, n, #b)
 #define vstores_f32(b, i, s, v, n) pdc_vstore_f32(b, i, s, v, n, #b)
 #define vstores_i32(b, i, s, v, n) pdc_vstore_i32(b, i, s, v, n, #b)
 #define vstores_i64(b, i, s, v, n) pdc_vstore_i64(b, i, s, v, n, #b)
 #define vstores_u8(b, i, s, v, n) pdc_vstore_u8(b, i, s, v, n, #b)
+#define vstores_i8(b, i, s, v, n) pdc_vstore_i8(b, i, s, v, n, #b)
 #endif

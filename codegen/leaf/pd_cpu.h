@@ -24,6 +24,7 @@ typedef f32 vf32 __attribute__((vector_size(4 * PD_W)));
 typedef i32 vi32 __attribute__((vector_size(4 * PD_W)));
 typedef i64 vi64 __attribute__((vector_size(8 * PD_W)));
 typedef u8 vu8 __attribute__((vector_size(PD_W)));
+typedef i8 vi8 __attribute__((vector_size(PD_W)));
 typedef u32 vu32 __attribute__((vector_size(4 * PD_W)));
 typedef u64 vu64 __attribute__((vector_size(8 * PD_W)));
 typedef f32 hf32 __attribute__((vector_size(2 * PD_W)));         /* a narrow vector: half of a whole one */
@@ -78,6 +79,7 @@ PD_MEMORY(f32, vf32)
 PD_MEMORY(i32, vi32)
 PD_MEMORY(i64, vi64)
 PD_MEMORY(u8, vu8)
+PD_MEMORY(i8, vi8)
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
 /* whole vectors of elements 1 to 4 apart, out of vectors that begin and end at an element */
 PD_INLINE vf32 vunzip_f32(const f32 *b, i64 i, i64 s, i64 n) {
@@ -92,6 +94,17 @@ PD_INLINE vf32 vunzip_f32(const f32 *b, i64 i, i64 s, i64 n) {
   return (vf32)((first & (vi32)low) | (~first & (vi32)high));
 }
 #define vloads_f32 vunzip_f32
+/* the same of bytes two apart: the steps of pairs */
+#define PD_UNZIP(T, V)                                                                                                \
+  PD_INLINE V vunzip_##T(const T *b, i64 i, i64 s, i64 n) {                                                            \
+    const V l = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};                                                \
+    if (n < 16 || s != 2) return vloads_##T(b, i, s, n);                                                               \
+    return __builtin_shuffle(vload_##T(b, i), vload_##T(b, i + 15), l * 2 - (V)(l * 2 >= 16));                         \
+  }
+PD_UNZIP(u8, vu8)
+PD_UNZIP(i8, vi8)
+#define vloads_u8 vunzip_u8
+#define vloads_i8 vunzip_i8
 #endif
 PD_INLINE hf32 hload_f32(const f32 *b, i64 i) { hf32 v; memcpy(&v, b + i, sizeof v); return v; }
 PD_INLINE hf32 hloads_f32(const f32 *b, i64 i, i64 s, i64 n) {
@@ -134,7 +147,31 @@ PD_INLINE void vstream_f32(f32 *b, i64 i, vf32 v, i64 s) {
   PD_INLINE void vstorem_##T(T *b, i64 i, V v, i64 n) { vstores_##T(b, i, 1, v, n); }
 PD_MASKED(i32, vi32)
 PD_MASKED(i64, vi64)
-PD_MASKED(u8, vu8)
+/* bytes: the first n; and only lanes whose guard is true, the others are 0 */
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
+typedef char pd_bytes __attribute__((vector_size(16)));
+#define PD_BYTES(T, V)                                                                                                \
+  PD_INLINE V vloadm_##T(const T *b, i64 i, i64 n) {                                                                   \
+    return (V)__builtin_ia32_loaddquqi128_mask((const pd_bytes *)(b + i), (pd_bytes){0}, pd_lanes(n));                 \
+  }                                                                                                                   \
+  PD_INLINE void vstorem_##T(T *b, i64 i, V v, i64 n) {                                                                \
+    __builtin_ia32_storedquqi128_mask((pd_bytes *)(b + i), (pd_bytes)v, pd_lanes(n));                                  \
+  }                                                                                                                   \
+  PD_INLINE V vloadg_##T(const T *b, i64 i, vb c) {                                                                    \
+    unsigned short m = (unsigned short)__builtin_ia32_cvtd2mask512(c);                                                 \
+    return (V)__builtin_ia32_loaddquqi128_mask((const pd_bytes *)(b + i), (pd_bytes){0}, m);                           \
+  }
+#else
+#define PD_BYTES(T, V)                                                                                                \
+  PD_MASKED(T, V)                                                                                                     \
+  PD_INLINE V vloadg_##T(const T *b, i64 i, vb c) {                                                                    \
+    V v = {0};                                                                                                        \
+    for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = b[i + l];                                                          \
+    return v;                                                                                                         \
+  }
+#endif
+PD_BYTES(u8, vu8)
+PD_BYTES(i8, vi8)
 /* only lanes whose guard is true, the others are 0 */
 #if defined(__AVX512DQ__) && PD_W == 16 && !defined(__clang__)
 PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
@@ -184,6 +221,7 @@ PD_VALUES(f32, vf32)
 PD_VALUES(i32, vi32)
 PD_VALUES(i64, vi64)
 PD_VALUES(u8, vu8)
+PD_VALUES(i8, vi8)
 
 PD_INLINE vb vbool(vu8 x) { return __builtin_convertvector(x, vi32) != 0; }
 PD_INLINE vu8 vbyte(vb x) { return __builtin_convertvector(-x, vu8); }
@@ -192,8 +230,8 @@ PD_INLINE vb vbetween(i64 low, i64 high) { return ~vlive(low) & vlive(high); }
 PD_INLINE vf32 vsel_f32(vb c, vf32 a, vf32 b) { return (vf32)((c & (vi32)a) | (~c & (vi32)b)); }
 PD_INLINE vi32 vsel_i32(vb c, vi32 a, vi32 b) { return (c & a) | (~c & b); }
 PD_INLINE vi64 vsel_i64(vb c, vi64 a, vi64 b) { vi64 m = __builtin_convertvector(c, vi64); return (m & a) | (~m & b); }
-typedef i8 vi8 __attribute__((vector_size(PD_W)));
 PD_INLINE vu8 vsel_u8(vb c, vu8 a, vu8 b) { vu8 m = (vu8)__builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
+PD_INLINE vi8 vsel_i8(vb c, vi8 a, vi8 b) { vi8 m = __builtin_convertvector(c, vi8); return (m & a) | (~m & b); }
 
 /* v, out of a register */
 #if (defined(__AVX__) && !defined(__clang__) && PD_W >= 8)
@@ -236,6 +274,30 @@ PD_INLINE vi64 pd_max_vi64(vi64 a, vi64 b) { vi64 m = a > b; return (m & a) | (~
 PD_INLINE vi64 pd_min_vi64(vi64 a, vi64 b) { vi64 m = a < b; return (m & a) | (~m & b); }
 PD_INLINE vu8 pd_max_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a > b); return (m & a) | (~m & b); }
 PD_INLINE vu8 pd_min_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a < b); return (m & a) | (~m & b); }
+PD_INLINE vi8 pd_max_vi8(vi8 a, vi8 b) { vi8 m = a > b; return (m & a) | (~m & b); }
+PD_INLINE vi8 pd_min_vi8(vi8 a, vi8 b) { vi8 m = a < b; return (m & a) | (~m & b); }
+
+/* two integers of 16 bits in one of 32; both products of two such, added */
+PD_INLINE i32 pd_pair_i32(i32 a, i32 b) { return (i32)(((u32)a & 0xffffu) | ((u32)b << 16)); }
+PD_INLINE i32 pd_dot2_i32(i32 a, i32 b) { return (i32)((u32)((i16)a * (i16)b) + (u32)((a >> 16) * (b >> 16))); }
+PD_INLINE vi32 pd_pair_vi32(vi32 a, vi32 b) { return (a & 0xffff) | (vi32)((vu32)b << 16); }
+#if defined(__AVX512BW__) && PD_W == 16 && !defined(__clang__)
+typedef short pd_shorts __attribute__((vector_size(64)));
+PD_INLINE vi32 pd_dot2_vi32(vi32 a, vi32 b) {
+  return (vi32)__builtin_ia32_pmaddwd512_mask((pd_shorts)a, (pd_shorts)b, (vi32){0}, 0xffff);
+}
+#elif defined(__AVX2__) && PD_W == 8
+typedef short pd_shorts __attribute__((vector_size(32)));
+PD_INLINE vi32 pd_dot2_vi32(vi32 a, vi32 b) { return (vi32)__builtin_ia32_pmaddwd256((pd_shorts)a, (pd_shorts)b); }
+#else
+PD_INLINE vi32 pd_low_vi32(vi32 a) { return (vi32)((vu32)a << 16) >> 16; }
+PD_INLINE vi32 pd_dot2_vi32(vi32 a, vi32 b) { return pd_low_vi32(a) * pd_low_vi32(b) + (a >> 16) * (b >> 16); }
+#endif
+#if defined(__AVX512VNNI__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vi32 pd_dot2_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)__builtin_ia32_vpdpwssd_v16si(s, a, b); }
+#else
+PD_INLINE vi32 pd_dot2_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)((vu32)s + (vu32)pd_dot2_vi32(a, b)); }
+#endif
 
 /* integer division truncates (C, ONNX Div), fmod takes the dividend's sign, mod the divisor's; by zero gives 0 */
 #define PD_INTEGERS(T, U)                                                                                             \

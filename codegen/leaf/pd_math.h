@@ -132,17 +132,28 @@ PD_OUTLINE(exp) PD_OUTLINE(tanh) PD_OUTLINE(erf) PD_OUTLINE(sigmoid)
 
 #define PD_LANEWISE(NAME)                                                                                             \
   PD_LEAF vf32 pd_##NAME##_vf32(vf32 x) { vf32 y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_f32(x[l]); return y; }
-PD_LANEWISE(log) PD_LANEWISE(sin) PD_LANEWISE(cos) PD_LANEWISE(floor) PD_LANEWISE(ceil) PD_LANEWISE(rint)
+PD_LANEWISE(log) PD_LANEWISE(sin) PD_LANEWISE(cos) PD_LANEWISE(floor) PD_LANEWISE(ceil)
 PD_LANEWISE(sqrt) PD_LANEWISE(sign)
+/* half to even, in the direction that is set */
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vf32 pd_rint_vf32(vf32 x) { return (vf32)__builtin_ia32_rndscaleps_mask(x, 4, x, 0xffff, 4); }
+#elif defined(__AVX__) && PD_W == 8
+PD_INLINE vf32 pd_rint_vf32(vf32 x) { return (vf32)__builtin_ia32_roundps256(x, 4); }
+#else
+PD_LANEWISE(rint)
+#endif
 #define PD_LANEWISE2(NAME, T, V)                                                                                      \
   PD_LEAF V pd_##NAME##_##V(V a, V b) { V y; for (int l = 0; l < PD_W; ++l) y[l] = pd_##NAME##_##T(a[l], b[l]); return y; }
 PD_LANEWISE2(pow, f32, vf32) PD_LANEWISE2(fmod, f32, vf32) PD_LANEWISE2(mod, f32, vf32)
 PD_LANEWISE2(div, i32, vi32) PD_LANEWISE2(fmod, i32, vi32) PD_LANEWISE2(mod, i32, vi32)
 PD_LANEWISE2(div, i64, vi64) PD_LANEWISE2(fmod, i64, vi64) PD_LANEWISE2(mod, i64, vi64)
 PD_LANEWISE2(div, u8, vu8) PD_LANEWISE2(fmod, u8, vu8) PD_LANEWISE2(mod, u8, vu8)
+PD_LANEWISE2(div, i8, vi8) PD_LANEWISE2(fmod, i8, vi8) PD_LANEWISE2(mod, i8, vi8) PD_LANEWISE2(pow, i8, vi8)
 PD_LANEWISE2(pow, i32, vi32) PD_LANEWISE2(pow, i64, vi64) PD_LANEWISE2(pow, u8, vu8)
 PD_INLINE vi32 pd_sign_vi32(vi32 x) { return (x < 0) - (x > 0); }
 PD_INLINE vi64 pd_sign_vi64(vi64 x) { return (x < 0) - (x > 0); }
 PD_INLINE vu8 pd_sign_vu8(vu8 x) { return (vu8)(x != 0) & 1; }
 PD_INLINE vu8 pd_abs_vu8(vu8 x) { return x; }
+PD_INLINE vi8 pd_sign_vi8(vi8 x) { return (x < 0) - (x > 0); }
+PD_INLINE vi8 pd_abs_vi8(vi8 x) { vi8 m = x < 0; return (vi8)((vu8)(x ^ m) - (vu8)m); }
 PD_INLINE vf32 pd_abs_vf32(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }

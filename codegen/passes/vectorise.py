@@ -39,15 +39,17 @@ from polydyn.codegen.ir import (
 )  # fmt: skip
 from polydyn.codegen.passes.announce import ANNOUNCE
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import REDUCTIONS, Const, FromIndex, Op, Value, neutral
+from polydyn.schedules.expr import REDUCTIONS, Const, FromIndex, Op, Value, const, neutral
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
 from polydyn.schedules.ranges import simplify
 
 LANE = "@lane"
-VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8")
+VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8", "int8")
 """What values in lanes may be; loops over others stay scalar."""
 RAMP_DTYPES = ("float32", "int32", "int64")
 ACCUMULATED = ("float32", "int32", "int64")
+GUARDED = ("float32", "uint8", "int8")
+"""What may be loaded in some lanes only."""
 
 
 def has_lanes(v: Value, more: Collection[str] = ()) -> bool:
@@ -177,7 +179,7 @@ def _guarded(v: Op) -> Value:
         def f(x: Value) -> Value:
             if not isinstance(x, FlatLoad):
                 return x
-            if x.lanes == 1 or x.stride != 1 or x.dtype != "float32":
+            if x.lanes == 1 or x.stride != 1 or x.dtype not in GUARDED:
                 raise CodegenError("a guarded load of stride other than 1 cannot be speculated in vector lanes")
             if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two
                 return replace(x, mask=None, guard=replace(guard, high=minimum(guard.high, x.mask)))
@@ -186,7 +188,7 @@ def _guarded(v: Op) -> Value:
         return f
 
     then = map_value(then, under(inside))
-    if isinstance(then, FlatLoad) and orelse == Const("float32", 0.0):
+    if isinstance(then, FlatLoad) and orelse == const(0, v.dtype):
         return then  # lanes that are not loaded are 0
     if _loads(orelse):
         orelse = map_value(orelse, under(Op("bool", "not", (inside,))))

@@ -31,6 +31,8 @@ SHORT = {**CTYPE, "bool": "b"}
 INLINE_MATH = ("exp", "tanh", "erf", "sigmoid")
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
+OTHER_MASKS = ("int64", "uint8", "int8")
+"""Comparisons of these in lanes are not as wide as ``vb``."""
 
 
 def vector_type(dtype: str) -> str:
@@ -159,9 +161,12 @@ class ValuePrinter:
             if source == "bool" and lanes > 1:
                 args.reverse()  # true is -1 in lanes
             text = f"({args[0]} {RELATIONS[v.name]} {args[1]})"
-            return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source in ("int64", "uint8") else text
+            return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source in OTHER_MASKS else text
         if source == "bool" or v.name in ("isnan", "isinf"):
             return _logic(v.name, args, lanes, source)
+        if v.name == "add" and lanes > 1 and isinstance(new := v.args[1], Op) and new.name == "dot2":
+            pair = ", ".join(self.text(a, lanes) for a in new.args)
+            return f"pd_dot2_add_{vector_type(source)}({args[0]}, {pair})"
         if v.name in INFIX or v.name == "neg":
             return _arithmetic(v.name, args, source, lanes)
         if v.name == "reciprocal":
@@ -184,7 +189,7 @@ class ValuePrinter:
             return f"(({s}) != 0)" if v.dtype == "bool" else f"(({CTYPE[v.dtype]})({s}))"
         if v.dtype == "bool":
             ne = f"({s} != 0)"
-            return f"__builtin_convertvector({ne}, vi32)" if x.dtype in ("int64", "uint8") else ne
+            return f"__builtin_convertvector({ne}, vi32)" if x.dtype in OTHER_MASKS else ne
         return f"__builtin_convertvector({f'-({s})' if x.dtype == 'bool' else s}, {vector_type(v.dtype)})"
 
     def _choice(self, v: Op, lanes: int) -> str:
@@ -210,7 +215,7 @@ def _arithmetic(name: str, args: list[str], dtype: str, lanes: int) -> str:
         return f"({f' {sign} '.join(args)})" if name != "neg" else f"(-{args[0]})"
     wide, kind = "u64" if ITEMSIZE[dtype] == 8 else "u32", CTYPE[dtype]
     if lanes > 1:
-        wide, kind = f"v{wide}", f"v{kind}"
+        wide, kind = "vu8" if dtype == "int8" else f"v{wide}", f"v{kind}"
     operands = [f"({wide}){a}" for a in args]
     return f"(({kind})({'-' if name == 'neg' else ''}{f' {sign} '.join(operands)}))"
 

@@ -7,12 +7,13 @@ scratch, so no online softmax is needed (CPU.md 3).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.rows import own_rows
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
-from polydyn.schedules.expr import Load, Op, loads
+from polydyn.schedules.expr import FLOATS, Load, Op, loads
 from polydyn.schedules.index import ONE, Index
 
 
@@ -52,7 +53,8 @@ def fuse_attention(plan: FusionPlan) -> FusionPlan:
 
 def _rows(plan: FusionPlan, values: FusedGroup, by_output: dict[str, FusedGroup]) -> FusedGroup | None:
     """The stitch group whose result is the row operand of a contraction."""
-    weights = _row_operand(plan.graph, values.nodes[0]) if values.kind == "contract" else None
+    product = values.kind == "contract" and values.nodes[0].body.dtype in FLOATS
+    weights = _row_operand(plan.graph, values.nodes[0]) if product else None
     rows = by_output.get(weights.buffer) if weights is not None else None
     return rows if rows is not None and rows.kind == "nest" and any(n.reduce for n in rows.nodes) else None
 
@@ -76,6 +78,8 @@ def _parts(
             return "others read what its rows give"
         if len(scores.outputs) != 1 or not _only(readers, scores.outputs, rows) or _kept(plan, scores):
             why = "others read the scores"
+        elif not _in_floats(plan, (scores.nodes[0].output, *scores.outputs, *rows.outputs)):
+            why = "it has products or rows of integers"
         elif not _row_by_row(plan, rows, scores.outputs[0]):
             why = "its rows read scores of other rows"
         elif not _all_rows(plan, values.nodes[0], rows.outputs[0]):
@@ -90,6 +94,11 @@ def _leading(plan: FusionPlan, rows: FusedGroup) -> bool:
     made, last = rows.outputs[0], len(_shape(plan, rows)) - 1
     front = tuple(a for a in own_rows(plan.graph, made) if a < last)
     return rows.rows[made] == front and front[-1:] == (last - 1,)
+
+
+def _in_floats(plan: FusionPlan, tensors: Iterable[str]) -> bool:
+    """Whether the tensors hold floats: rows that a kernel keeps to itself do."""
+    return all(plan.graph.tensors[t].dtype in FLOATS for t in tensors)
 
 
 def _row_by_row(plan: FusionPlan, rows: FusedGroup, scores: str) -> bool:

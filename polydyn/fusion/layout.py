@@ -19,6 +19,8 @@ from polydyn.schedules.expr import FLOATS, Load, Op, Value, indices, load, loads
 from polydyn.schedules.index import Index
 
 SUFFIX = "@last"
+MOVED = (*FLOATS, "int8", "uint8", "int32")
+"""What images consist of, quantized ones and their sums included."""
 
 
 def channels_last(graph: Graph) -> Graph:
@@ -42,8 +44,10 @@ class _Layout:
         self.kept = self._kept()
 
     def _kept(self) -> set[str]:
-        """Outputs, and tensors whose one reader makes a kept tensor of them element by element."""
-        kept, readers = set(self.graph.outputs), self.graph.consumers()
+        """Outputs, subscripts, and tensors whose one reader makes a kept tensor of them element by element."""
+        readers = self.graph.consumers()
+        bodies = [n.body for n in self.graph.nodes if isinstance(n, Compute)]
+        kept = {*self.graph.outputs, *(a.name for v in bodies for i in indices(v) for a in i.fetches())}
         for n in reversed(self.graph.nodes):
             if isinstance(n, Compute) and n.is_map and n.output in kept:
                 same = tuple(Index.of(dim_name(a)) for a in range(len(self.graph.tensors[n.output].shape)))
@@ -74,7 +78,7 @@ class _Layout:
     def _wanted(self, n: Compute) -> bool:
         """Whether the node's result should be channels last."""
         t = self.graph.tensors[n.output]
-        if t.name in self.kept or t.dtype not in FLOATS or len(t.shape) < 3:
+        if t.name in self.kept or t.dtype not in MOVED or len(t.shape) < 3:
             return False
         read = [x for x in loads(n.body) if x.buffer in self.last and len(x.index) == len(t.shape)]
         return _is_convolution(n, len(t.shape)) or any(_along_channels(x.index[1]) for x in read)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from polydyn.graph.ir import Compute
 from polydyn.schedules.expr import Op, Value, indices, loads
 
+PRODUCTS = ("float32", "int32")
+"""What sums of products are built for; others run as ordinary loop nests."""
+
 
 def is_contraction(n: Compute) -> bool:
     """A sum of products of two loaded operands: matmul, convolution and their like."""
-    if n.reduce != "sum" or not (isinstance(n.body, Op) and n.body.name == "mul") or n.body.dtype != "float32":
+    if n.reduce != "sum" or not (isinstance(n.body, Op) and n.body.name == "mul") or n.body.dtype not in PRODUCTS:
         return False
     a, b = (frozenset(s for x in loads(v) for i in x.index for s in i.symbols()) for v in n.body.args)
     axes = {s for s in a | b if is_axis(s)}

@@ -14,11 +14,27 @@ from dataclasses import replace
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Prologue
 from polydyn.fusion.products import axes_of, is_reduction
 from polydyn.graph.ir import Compute, Graph, Node, dim_name
-from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, substitute, transform, walk
+from polydyn.graph.reference import evaluate_value
+from polydyn.schedules.expr import (
+    INTEGERS,
+    Const,
+    Load,
+    Op,
+    Value,
+    children,
+    const,
+    indices,
+    loads,
+    substitute,
+    transform,
+    walk,
+)  # fmt: skip
 
 MOST_OPERATIONS = 8
 """Of a prologue that is computed again for every tap of a window."""
 COSTLY = frozenset(("exp", "log", "tanh", "erf", "sin", "cos", "pow", "sigmoid", "sqrt", "div", "fmod", "mod"))
+QUANTIZED = ("float32", "uint8", "int8")
+"""What a prologue of an integer product reads and makes."""
 
 
 def join_prologues(plan: FusionPlan) -> FusionPlan:
@@ -72,7 +88,7 @@ def _joined(
             else:
                 fits = all(is_guarded_view(m) and not is_shuffled(m) for m in maps)
             if fits:
-                core, joined, found = compose(core, maps), (*maps, *joined), True
+                core, joined, found = lifted(compose(core, maps)), (*maps, *joined), True
                 break
     return core, joined
 
@@ -89,12 +105,52 @@ def compose(n: Compute, maps: Sequence[Compute]) -> Compute:
     return replace(n, body=transform(n.body, put))
 
 
+def lifted(n: Compute) -> Compute:
+    """An integer product with a padding's guard outermost in its operand: f(where(c, x, k)) = where(c, f(x), f(k)).
+
+    Only where f(k) is a number: a padding with the zero point is one of zeros. Then lanes and rows that lie outside
+    are decided once, as for floats.
+    """
+    if n.body.dtype != "int32" or not isinstance(n.body, Op):
+        return n
+
+    def up(v: Value) -> Value:
+        inside = [a for a in children(v) if _is_where(a)] if not _is_where(v) else []
+        if not isinstance(v, Op) or len(inside) != 1:
+            return v
+        (guard,) = inside
+        assert isinstance(guard, Op)
+        then, orelse = (replace(v, args=tuple(guard.args[k] if a is guard else a for a in v.args)) for k in (1, 2))
+        return Op(v.dtype, "where", (guard.args[0], then, _number(orelse)))
+
+    args = tuple(transform(a, up) for a in n.body.args)
+    kept = (new if _is_where(new) and isinstance(children(new)[2], Const) else old for new, old in
+            zip(args, n.body.args, strict=True))  # fmt: skip
+    return replace(n, body=replace(n.body, args=tuple(kept)))
+
+
+def _is_where(v: Value) -> bool:
+    return isinstance(v, Op) and v.name == "where"
+
+
+def _number(v: Op) -> Value:
+    """The value as a literal, where it has no operands or is a difference of equal ones."""
+    if v.name == "sub" and v.dtype in INTEGERS and v.args[0] == v.args[1]:
+        return const(0, v.dtype)
+    fixed = not loads(v) and next(indices(v), None) is None
+    return const(evaluate_value(v, {}, {}).item(), v.dtype) if fixed else v
+
+
 def is_guarded_view(m: Compute) -> bool:
-    """A padding: one load under a condition on subscripts, a constant elsewhere."""
+    """A padding: one load under a condition on subscripts, elsewhere a constant or one number (a zero point)."""
     b = m.body
     if m.reduce is not None or not (isinstance(b, Op) and b.name == "where"):
         return False
-    return isinstance(b.args[1], Load) and isinstance(b.args[2], Const) and not loads(b.args[0])
+    return isinstance(b.args[1], Load) and _is_number(b.args[2]) and not loads(b.args[0])
+
+
+def _is_number(v: Value) -> bool:
+    return isinstance(v, Const) or (isinstance(v, Load) and not any(i.symbols() for i in v.index))
 
 
 def is_shuffled(m: Compute) -> bool:
@@ -115,7 +171,8 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     other = _other_operand(n, operand)
     if not (isinstance(other, Load) and other.buffer in graph.constants):
         return False
-    if any(m.body.dtype != "float32" or x.dtype != "float32" for m in maps for x in (m.body, *loads(m.body))):
+    numbers = ("float32",) if n.body.dtype == "float32" else QUANTIZED
+    if any(x.dtype not in numbers for m in maps for x in (m.body, *loads(m.body))):
         return False
     taps = sum(is_reduction(s) for s in {s for x in loads(operand) for i in x.index for s in i.symbols()}) > 1
     work = [v for m in maps if not is_guarded_view(m) for v in walk(m.body) if isinstance(v, Op)]

@@ -101,7 +101,7 @@ def _stitched(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | No
     if any(_gives_up(g, rows) and not all(n.is_map for n in g.nodes) for g in (a, b)):
         return "no locality: a reduction does not keep the rows of what the group makes"
     reduces = any(not n.is_map for n in b.nodes)
-    if reduces and not any(rows.values()):
+    if reduces and not any(rows.values()) and not _single(plan.graph, (*a.nodes, *b.nodes)):
         return "no locality: what reduces everything has no rows to share"
     made = list(a.nodes)
     for n in b.nodes:
@@ -165,6 +165,11 @@ def _other_tiles(graph: Graph, n: Compute, made: Sequence[Compute], rows: Rows) 
     if inner in sizes or any(same_size(graph.guards, inner, e) for e in sizes):
         return None
     return f"tile-dims differ: no node of the group runs over {inner} elements of a row"
+
+
+def _single(graph: Graph, nodes: Sequence[Compute]) -> bool:
+    """Whether all nodes make single elements: each is one task, whatever it reduces."""
+    return not any(own_rows(graph, n.output) for n in nodes)
 
 
 def _gives_up(g: FusedGroup, rows: Rows) -> bool:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_windowed
+from polydyn.graph.ir import Compute
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
 from polydyn.lowering.output import output_array
+from polydyn.lowering.pairs import in_pairs
 from polydyn.lowering.pixels import as_matrix_product, needs_promotion
-from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, transform
+from polydyn.schedules.expr import Load, Op, Value, children, indices, loads, neutral, transform
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
@@ -44,8 +46,11 @@ def lower_contract(plan: FusionPlan, group: FusedGroup, width: int, promotion: b
     ``width``: columns of a panel of packed constants; with 0 constants stay as they are. ``promotion``: the target can
     copy a row operand to scratch; without it there are no prologues.
     """
-    if promotion and (group.prologue or is_windowed(group.nodes[0])):
-        return _lower_pixels(plan, group, width)
+    first = group.nodes[0]
+    if promotion and (group.prologue or is_windowed(first) or _converts(first)):
+        found = _lower_pixels(plan, group, width)
+        if found is not None or group.prologue or is_windowed(first):
+            return found
     nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
     core = collapse_reduction(nodes[0])
     if not core.reduction or any(n.inner for n in nodes):
@@ -60,17 +65,27 @@ def lower_contract(plan: FusionPlan, group: FusedGroup, width: int, promotion: b
     return replace(_Builder(plan, group, core, nodes, roles, 1 if dot else width).build(), dot=dot)
 
 
+def _converts(n: Compute) -> bool:
+    """Whether an operand of an integer product is more than a load: a conversion, which is made once for each row."""
+    assert isinstance(n.body, Op)
+    return n.body.dtype == "int32" and not all(isinstance(v, Load) for v in n.body.args)
+
+
 def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
     """The form of a convolution, or of another product whose row operand is more than a load."""
     flat = tuple(flatten(plan, group, n) for n in group.nodes)
     found = None if any(n.inner for n in flat) else as_matrix_product(plan, flat)
     if found is None:
         return None
-    nodes, roles = found
+    (core, *rest), roles = found
+    fill = needs_promotion(core, roles)
+    columns = [v for v in children(core.body) if isinstance(v, Load) and _packable(plan, core, roles, v)]
+    if fill and width and columns:
+        core = in_pairs(plan, core, columns[0])
+    nodes = (core, *rest)
     if roles.row == "one":
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
-    built = _Builder(plan, group, nodes[0], nodes, roles, width).build()
-    return replace(built, fill=needs_promotion(nodes[0], roles))
+    return replace(_Builder(plan, group, nodes[0], nodes, roles, width).build(), fill=fill)
 
 
 def _few_columns(plan: FusionPlan, n: FlatNode, roles: Roles) -> bool:
@@ -80,7 +95,9 @@ def _few_columns(plan: FusionPlan, n: FlatNode, roles: Roles) -> bool:
     """
     assert isinstance(n.body, Op)
     columns, steps = dict(n.shared)[roles.col].constant, dict(n.reduction)[roles.block].constant
-    if columns is None or columns > DOT_COLUMNS or roles.inner or (steps is not None and steps < DOT_STEPS):
+    if n.dtype != "float32" or columns is None or columns > DOT_COLUMNS:
+        return False
+    if roles.inner or (steps is not None and steps < DOT_STEPS):
         return False
     if n.address.split(roles.col)[0] != ONE:
         return False
@@ -148,7 +165,7 @@ class _Builder:
         at = tuple(Index.of(x) for x, _ in iters)
         value = names.value(self._packed(core.body), own, {})
         statements = [
-            Statement("INIT", iters, acc, at, Const(core.dtype, 0.0), None, "init"),
+            Statement("INIT", iters, acc, at, neutral("sum", core.dtype), None, "init"),
             Statement("ACC", (*iters, *red), acc, at, value, core.reduce, "backbone"),
         ]
         made = epilogue_values(names, self.nodes, own, Load(core.dtype, acc, at))
@@ -164,27 +181,18 @@ class _Builder:
     def _packed(self, body: Value) -> Value:
         """The column operand from panels, when it is a constant with constant extents."""
         assert isinstance(body, Op)
+        core, roles = self.core, self.roles
+        extents = dict((*core.shared, *core.reduction))
 
         def operand(v: Value) -> Value:
-            if not self.width or not isinstance(v, Load) or v.buffer not in self.plan.graph.constants:
+            if not (self.width and isinstance(v, Load) and _packable(self.plan, core, roles, v)):
                 return v
-            used = v.index[0].symbols()
-            extents = dict((*self.core.shared, *self.core.reduction))
-            reduction = (self.roles.block, *self.roles.inner)
-            if self.roles.col not in used or used - extents.keys():
-                return v
-            if any(extents[x].constant is None for x in used | {self.roles.block, *self.roles.inner}):
-                return v
-            batch = tuple((x, int(extents[x])) for x, _ in self.core.shared if x in used and x != self.roles.col)
-            pack = Pack(
-                v.buffer,
-                batch,
-                (self.roles.col, int(extents[self.roles.col])),
-                tuple((x, int(extents[x])) for x in reduction),
-                v.index[0],
-                self.width,
-            )
-            return self._panel(v, pack)
+            used, pairs = v.index[0].symbols(), body.name == "dot2"
+            batch = tuple((x, int(extents[x])) for x, _ in core.shared if x in used and x != roles.col)
+            *front, last = (roles.block, *roles.inner)
+            steps = (*((x, int(extents[x])) for x in front), (last, int(extents[last]) * (2 if pairs else 1)))
+            column = (roles.col, int(extents[roles.col]))
+            return self._panel(v, Pack(v.buffer, batch, column, steps, v.index[0], self.width, pairs))
 
         return replace(body, args=tuple(operand(v) for v in body.args))
 
@@ -193,14 +201,20 @@ class _Builder:
         name = f"{pack.source}@{digest}"
         self.packs[name] = pack
         w = self.width
-        shape = (
-            *(e for _, e in pack.batch), -(-pack.col[1] // w), *(e for _, e in pack.reduction), w
-        )  # fmt: skip
-        self.names.packed(name, v.dtype, tuple(map(Index.of, shape)))
+        self.names.packed(name, v.dtype, tuple(map(Index.of, pack.shape)))
         self.names.dtypes = {**self.names.dtypes, name: v.dtype}
         col = Index.of(pack.col[0])
         index = (*(Index.of(x) for x, _ in pack.batch), col // w, *(Index.of(x) for x, _ in pack.reduction), col % w)
         return Load(v.dtype, name, index)
+
+
+def _packable(plan: FusionPlan, n: FlatNode, roles: Roles, v: Load) -> bool:
+    """Whether an operand moves along the column and is a constant of constant extents, which is kept in panels."""
+    if v.buffer not in plan.graph.constants:
+        return False
+    used, extents = v.index[0].symbols(), dict((*n.shared, *n.reduction))
+    fixed = roles.col in used and used <= extents.keys()
+    return fixed and all(extents[x].constant is not None for x in used | {roles.block, *roles.inner})
 
 
 def epilogue_values(

@@ -20,7 +20,8 @@ class Pack:
     """A constant laid out in panels: array of shape (batch.., ceil(col/width), reduction.., width).
 
     Element ``[b.., p, k.., l]`` is ``source`` at ``address`` with iterators ``batch``, ``col = p*width + l``,
-    ``reduction``; columns beyond the last are 0. All extents are constants.
+    ``reduction``; columns beyond the last are 0. All extents are constants. ``pairs``: elements are words of two steps
+    of the last reduction, 16 bits each, the first one in the lower half; ``reduction`` counts single steps.
     """
 
     source: str
@@ -29,6 +30,14 @@ class Pack:
     reduction: tuple[tuple[str, int], ...]
     address: Index
     width: int
+    pairs: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        *front, last = (e for _, e in self.reduction)
+        steps = (*front, last // 2 if self.pairs else last)
+        return (*(e for _, e in self.batch), -(-self.col[1] // self.width), *steps, self.width)
 
 
 @dataclass(frozen=True)

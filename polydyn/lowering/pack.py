@@ -27,7 +27,13 @@ def pack(p: Pack, source: Array) -> Array:
         padded[(slice(None),) * nb + (slice(0, p.col[1]),)] = dense
         dense = padded
     split = dense.reshape([*sizes[:nb], panels, p.width, *sizes[nb + 1 :]])
-    return np.ascontiguousarray(np.moveaxis(split, nb + 1, -1))
+    laid = np.ascontiguousarray(np.moveaxis(split, nb + 1, -1))
+    return _words(laid) if p.pairs else laid
+
+
+def _words(panels: Array) -> Array:
+    """Pairs of steps, 16 bits each, along the last axis but one."""
+    return np.ascontiguousarray((panels[..., 0::2, :] & 0xFFFF) | (panels[..., 1::2, :] << 16))
 
 
 def _strided(address: Index, names: list[str], sizes: list[int], source: Array) -> Array | None:

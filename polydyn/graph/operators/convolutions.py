@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from polydyn.graph.ir import Dim
 from polydyn.graph.operators.common import (
     ReductionIndices,
+    Shape,
     all_of,
     at,
     emit,
@@ -20,11 +21,12 @@ from polydyn.graph.operators.common import (
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.windows import Window, fit, windows
-from polydyn.schedules.expr import op
+from polydyn.schedules.expr import Value, op
 from polydyn.schedules.index import ZERO, Index
 
 
-def _windows(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Window, ...]:
+def windows_of(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Window, ...]:
+    """The windows of the spatial axes."""
     return windows(node, ctx.tensor(node.inputs[0]).shape[2:], ctx.tensor(node.inputs[1]).shape[2:])
 
 
@@ -39,13 +41,13 @@ def conv_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     ctx.unify(w.shape[0] // groups * groups, w.shape[0], why)
     if bias := given(node.inputs, 2):
         ctx.unify(ctx.tensor(bias).shape[0], w.shape[0], f"Conv {node.name} has one {bias} per output channel")
-    axes = _windows(node, ctx)
+    axes = windows_of(node, ctx)
     fit(node, ctx, axes)
     return (Inferred(x.dtype, (x.shape[0], w.shape[0], *(a.output for a in axes))),)
 
 
-def pad_spatial(ctx: ExpandContext, name: str, axes: Sequence[Window]) -> str:
-    """The tensor [N, C, spatial...] with zeros around it; itself when there is no padding."""
+def pad_spatial(ctx: ExpandContext, name: str, axes: Sequence[Window], fill: Value | None = None) -> str:
+    """The tensor [N, C, spatial...] with zeros, or ``fill``, around it; itself when there is no padding."""
     if not any(a.has_padding for a in axes):
         return name
     t = ctx.tensor(name)
@@ -55,26 +57,32 @@ def pad_spatial(ctx: ExpandContext, name: str, axes: Sequence[Window]) -> str:
     assert inside is not None
     element = at(ctx, name, (n, c, *index))
     shape = (*t.shape[:2], *(a.padded for a in axes))
-    return ctx.compute(shape, op("where", inside, element, like(0, element)))
+    return ctx.compute(shape, op("where", inside, element, like(0, element) if fill is None else fill))
 
 
-@operator("Conv", infer=conv_infer)
-def conv(node: OnnxNode, ctx: ExpandContext) -> None:
-    """``out[n, o, p...] = sum(x[n, group(o) + c, p*stride + k*dilation...] * w[o, c, k...]) + bias[o]``."""
+def conv_subscripts(node: OnnxNode, ctx: ExpandContext) -> tuple[tuple[Index, ...], tuple[Index, ...], Shape]:
+    """What is summed for ``out[n, o, p...]``: subscripts of the padded image and of the weights, extents of the sum."""
     w = ctx.tensor(node.inputs[1])
-    axes = _windows(node, ctx)
-    padded = pad_spatial(ctx, node.inputs[0], axes)
+    axes = windows_of(node, ctx)
     n, o, *position = iterators(2 + len(axes))
     sums = ReductionIndices()
     c = sums.add(w.shape[1])
     taps = [sums.add(a.kernel) for a in axes]
     source = [p * a.stride + k * a.dilation for p, k, a in zip(position, taps, axes, strict=True)]
     channel = _first_channel(o, w.shape[0], w.shape[1], node.attribute("group", 1)) + c
-    product = op("mul", wide(at(ctx, padded, (n, channel, *source))), wide(at(ctx, w.name, (o, c, *taps))))
+    return (n, channel, *source), (o, c, *taps), tuple(sums.extents)
+
+
+@operator("Conv", infer=conv_infer)
+def conv(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``out[n, o, p...] = sum(x[n, group(o) + c, p*stride + k*dilation...] * w[o, c, k...]) + bias[o]``."""
+    image, weight, extents = conv_subscripts(node, ctx)
+    padded = pad_spatial(ctx, node.inputs[0], windows_of(node, ctx))
+    product = op("mul", wide(at(ctx, padded, image)), wide(at(ctx, node.inputs[1], weight)))
     bias = given(node.inputs, 2)
-    add = (lambda total: op("add", total, wide(at(ctx, bias, (o,))))) if bias else None
-    if sums.extents:
-        reduce_to(ctx, node, "sum", product, tuple(sums.extents), add)
+    add = (lambda total: op("add", total, wide(at(ctx, bias, weight[:1])))) if bias else None
+    if extents:
+        reduce_to(ctx, node, "sum", product, extents, add)
     else:
         emit(ctx, node, add(product) if add else product)
 

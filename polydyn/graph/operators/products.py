@@ -8,6 +8,7 @@ from polydyn.errors import ModelError
 from polydyn.graph.ir import Dim
 from polydyn.graph.operators.common import (
     ReductionIndices,
+    Shape,
     aligned,
     at,
     broadcast_all,
@@ -40,18 +41,26 @@ def matmul_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 def matmul(node: OnnxNode, ctx: ExpandContext) -> None:
     """``out[..., m, n] = sum(a[..., m, k] * b[..., k, n])``."""
     a, b = (ctx.tensor(x) for x in node.inputs)
-    here = iterators(len(ctx.tensor(node.outputs[0]).shape))
-    rows, columns = min(len(a.shape) - 1, 1), min(len(b.shape) - 1, 1)
+    row, column = matmul_subscripts(a.shape, b.shape, len(ctx.tensor(node.outputs[0]).shape))
+    x, y = wide(at(ctx, a.name, row)), wide(at(ctx, b.name, column))
+    reduce_to(ctx, node, "sum", op("mul", x, y), (a.shape[-1],))
+
+
+def matmul_subscripts(a: Shape, b: Shape, rank: int) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
+    """Where the factors of element ``(d0, ...)`` of a matrix product lie in both operands; ``r0`` is the inner dim.
+
+    ``rank``: of the product.
+    """
+    here = iterators(rank)
+    rows, columns = min(len(a) - 1, 1), min(len(b) - 1, 1)
     batch = here[: len(here) - rows - columns]
     k = Index.of("r0")
     row = here[len(batch) : len(batch) + rows]
     column = here[len(here) - columns :] if columns else ()
-    x = wide(at(ctx, a.name, (*_batch(a.shape[:-2], batch), *row, k)))
-    y = wide(at(ctx, b.name, (*_batch(b.shape[:-2], batch), k, *column)))
-    reduce_to(ctx, node, "sum", op("mul", x, y), (a.shape[-1],))
+    return (*_batch(a[:-2], batch), *row, k), (*_batch(b[:-2], batch), k, *column)
 
 
-def _batch(shape: tuple[Dim, ...], index: tuple[Index, ...]) -> tuple[Index, ...]:
+def _batch(shape: Shape, index: tuple[Index, ...]) -> tuple[Index, ...]:
     """Subscripts of a batch that broadcasts to the last axes of ``index``."""
     tail = index[len(index) - len(shape) :]
     return tuple(Index.of(0) if d == 1 else i for d, i in zip(shape, tail, strict=True))

@@ -1,0 +1,31 @@
+"""Reductions of the same rows of one tensor run over them together: its least and its greatest elements, say.
+
+Neither reads what the other makes, so that no rule about producers and readers brings them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from polydyn.fusion.partition import Join, Partition
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.schedules.expr import Load
+
+
+def join_siblings(plan: FusionPlan) -> FusionPlan:
+    """The plan with groups of one such reduction joined to the first group of their kind."""
+    p = Partition(plan)
+    first: dict[Hashable, int] = {}
+    for g in p.order():
+        key = _rows(plan, p.groups[g])
+        if key is not None and (a := first.setdefault(key, g)) != g:
+            p.try_join(a, g, lambda _, x, y: Join({**x.rows, **y.rows}, "reduces the same rows (input fusion)"))
+    return p.plan()
+
+
+def _rows(plan: FusionPlan, g: FusedGroup) -> Hashable | None:
+    """What a group that is one reduction of elements of a tensor runs over and reads; None for other groups."""
+    n = g.nodes[0]
+    if g.kind != "nest" or len(g.nodes) > 1 or n.is_map or not isinstance(n.body, Load):
+        return None
+    return n.body, n.reduction, plan.graph.tensors[n.output].shape

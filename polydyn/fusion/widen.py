@@ -1,0 +1,74 @@
+"""Constants of integer products in the form in which they are multiplied (docs/adr/0013-quantization.md).
+
+A quantized product reads its weights as ``int32(w) - zero_w``. On the CPU that is computed once, at compile time, so
+that the column operand is a constant again, which lowering packs into panels like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from polydyn.fusion.products import has_column, is_contraction
+from polydyn.graph.ir import Compute, Graph, Node, Tensor, dim_name
+from polydyn.graph.reference import evaluate_node
+from polydyn.schedules.expr import Array, Load, Op, Value, loads, substitute, transform
+from polydyn.schedules.index import Index
+
+SUFFIX = "@wide"
+
+
+def widen_constants(graph: Graph) -> Graph:
+    """The graph with what integer products compute of constants only as constants of int32."""
+    return _Widening(graph).run()
+
+
+class _Widening:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.tensors = dict(graph.tensors)
+        self.constants = dict(graph.constants)
+        self.made: dict[Value, str] = {}
+
+    def run(self) -> Graph:
+        """The rewritten graph."""
+        nodes = tuple(map(self._node, self.graph.nodes))
+        return replace(self.graph, nodes=nodes, tensors=self.tensors, constants=self.constants)
+
+    def _node(self, n: Node) -> Node:
+        if not isinstance(n, Compute) or n.body.dtype != "int32" or not is_contraction(n) or not has_column(n):
+            return n
+        assert isinstance(n.body, Op)
+        return replace(n, body=replace(n.body, args=tuple(map(self._operand, n.body.args))))
+
+    def _operand(self, v: Value) -> Value:
+        read = loads(v)
+        if isinstance(v, Load) or not read or any(x.buffer not in self.constants for x in read):
+            return v
+        whole = max(read, key=lambda x: self.constants[x.buffer].size)
+        env = {str(i): dim_name(a) for a, i in enumerate(whole.index) if i.is_symbol}
+        plain = len(env) == len(whole.index)
+        for x in read:
+            used = {s for i in x.index for s in i.symbols()}
+            if x != whole and (used - env.keys() or (used and not plain)):
+                return v
+        return Load("int32", self._constant(v, whole, env), whole.index)
+
+    def _constant(self, v: Value, whole: Load, env: Mapping[str, str]) -> str:
+        """The constant of the shape of what ``whole`` reads that holds the values of ``v``."""
+        shape = self.tensors[whole.buffer].shape
+        here = tuple(Index.of(dim_name(a)) for a in range(len(shape)))
+
+        def moved(x: Value) -> Value:
+            if not isinstance(x, Load):
+                return x
+            return replace(x, index=here) if x == whole else substitute(x, env)
+
+        body = transform(v, moved)
+        if body not in self.made:
+            name = f"{whole.buffer}{SUFFIX}{len(self.made) or ''}"
+            self.tensors[name] = Tensor(name, "int32", shape)
+            array: Array = evaluate_node(Compute(name, body), self.tensors[name], {}, self.constants)
+            self.constants[name] = array
+            self.made[body] = name
+        return self.made[body]

@@ -1,0 +1,176 @@
+"""Quantized tensors: QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear (docs/adr/0013-quantization.md).
+
+A quantized tensor holds small integers ``q`` that stand for ``scale * (q - zero_point)``. Scales and quotients are
+float32, whatever floats a model stores; quotients are rounded half to even and saturate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from polydyn.graph.dtypes import onnx_dtype
+from polydyn.graph.ir import reduction_name
+from polydyn.graph.operators.common import Shape, at, emit, given, iterators, like, normalize_axis, refuse, wide
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.schedules.expr import Value, cast, op
+from polydyn.schedules.index import ZERO, Index, IndexLike
+
+QUANTIZED = ("int8", "uint8", "int16", "uint16")
+"""What QuantizeLinear gives; narrower integers and 8-bit floats are no dtypes of ours."""
+REAL = ("float32", "float16", "bfloat16")
+UINT8, FLOAT = 2, 1
+"""ONNX's numbers of two element types."""
+
+
+# -- parameters: one number for a tensor, or one for each step along an axis -------------------------------------------
+
+
+def is_zero(ctx: ExpandContext, name: str | None) -> bool:
+    """Whether a zero point is absent, or known to be 0 everywhere."""
+    known = ctx.constant(name) if name else None
+    return name is None or (known is not None and not known.any())
+
+
+def fits_axis(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: int) -> None:
+    """A scale or zero point is one number, or has one for each step along ``axis`` of ``shape``.
+
+    UnsupportedError: it has several axes, which means one number for each block of elements.
+    """
+    own = ctx.tensor(name).shape
+    if len(own) > 1:
+        raise refuse(node, f"{name} with {len(own)} axes (blocks of elements)", "quantize by tensor or by axis")
+    for dim in own:
+        if dim != 1:
+            size = shape[normalize_axis(node, axis, len(shape))]
+            ctx.unify(dim, size, f"{node.op} {node.name}: {name} has one number for each step along axis {axis}")
+
+
+def along_axis(ctx: ExpandContext, name: str, index: Sequence[IndexLike], axis: int) -> Value:
+    """The number that holds for the element at ``index``; 16-bit floats are widened."""
+    return wide(at(ctx, name, tuple(ZERO if dim == 1 else index[axis] for dim in ctx.tensor(name).shape)))
+
+
+def _axis(node: OnnxNode) -> int:
+    return int(node.attribute("axis", 1))
+
+
+def _parameters(node: OnnxNode, ctx: InferContext, shape: Shape) -> None:
+    """Checks the scale and the zero point. UnsupportedError: they are given by blocks."""
+    if node.attribute("block_size", 0):
+        raise refuse(node, f"block_size={node.attribute('block_size')}", "quantize by tensor or by axis")
+    for name in (node.inputs[1], given(node.inputs, 2)):
+        if name is not None:
+            fits_axis(node, ctx, name, shape, _axis(node))
+
+
+# -- bodies ----------------------------------------------------------------------------------------------------------
+
+
+def centred(x: Value, zero: Value | None) -> Value:
+    """``x - zero_point`` as int32."""
+    wider = cast(x, "int32")
+    return wider if zero is None else op("sub", wider, cast(zero, "int32"))
+
+
+def saturated(x: Value, zero: Value | None, dtype: str) -> Value:
+    """A whole number in float32 plus a zero point, or the nearest end of the integer dtype. NaN becomes 0."""
+    if zero is not None:
+        x = op("add", x, cast(cast(zero, "int32"), "float32"))
+    ends = np.iinfo(dtype)
+    x = op("min", op("max", x, like(int(ends.min), x)), like(int(ends.max), x))
+    return cast(cast(x, "int32"), dtype)
+
+
+def quantized(x: Value, scale: Value, zero: Value | None, dtype: str) -> Value:
+    """``saturate(round(x / scale) + zero_point)``."""
+    return saturated(op("rint", op("div", cast(x, "float32"), scale)), zero, dtype)
+
+
+# -- operators -------------------------------------------------------------------------------------------------------
+
+
+def quantize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The input's shape, with the zero point's dtype, that of the attribute, or uint8."""
+    x, zero = ctx.tensor(node.inputs[0]), given(node.inputs, 2)
+    named = onnx_dtype(node.attribute("output_dtype", 0) or UINT8, tensor=node.outputs[0])
+    dtype = ctx.tensor(zero).dtype if zero else named
+    if dtype not in QUANTIZED or x.dtype not in (*REAL, "int32"):
+        raise refuse(node, f"{x.dtype} to {dtype}")
+    if node.attribute("precision", 0) not in (0, FLOAT):
+        raise refuse(node, f"precision={node.attribute('precision')}", "quotients are float32")
+    _parameters(node, ctx, x.shape)
+    return (Inferred(dtype, x.shape),)
+
+
+@operator("QuantizeLinear", infer=quantize_infer)
+def quantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``saturate(round(x / scale) + zero_point)``, half to even."""
+    y, zero = ctx.tensor(node.outputs[0]), given(node.inputs, 2)
+    index = iterators(len(y.shape))
+    x, scale = wide(at(ctx, node.inputs[0], index)), along_axis(ctx, node.inputs[1], index, _axis(node))
+    point = None if zero is None or is_zero(ctx, zero) else along_axis(ctx, zero, index, _axis(node))
+    emit(ctx, node, quantized(x, scale, point, y.dtype))
+
+
+def dequantize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The input's shape, with the scale's dtype or that of the attribute."""
+    x, scale = (ctx.tensor(n) for n in node.inputs[:2])
+    named = node.attribute("output_dtype", 0)
+    dtype = onnx_dtype(named, tensor=node.outputs[0]) if named else scale.dtype
+    if x.dtype not in (*QUANTIZED, "int32") or dtype not in REAL:
+        raise refuse(node, f"{x.dtype} to {dtype}")
+    _parameters(node, ctx, x.shape)
+    return (Inferred(dtype, x.shape),)
+
+
+@operator("DequantizeLinear", infer=dequantize_infer)
+def dequantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
+    """``(x - zero_point) * scale``."""
+    zero = given(node.inputs, 2)
+    index = iterators(len(ctx.tensor(node.outputs[0]).shape))
+    scale = along_axis(ctx, node.inputs[1], index, _axis(node))
+    point = None if zero is None or is_zero(ctx, zero) else along_axis(ctx, zero, index, _axis(node))
+    x = centred(at(ctx, node.inputs[0], index), point)
+    emit(ctx, node, op("mul", cast(x, "float32"), scale))
+
+
+def dynamic_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """uint8 of the input's shape, its scale and its zero point."""
+    x = ctx.tensor(node.inputs[0])
+    if x.dtype != "float32":
+        raise refuse(node, f"an input of {x.dtype}")
+    return Inferred("uint8", x.shape), Inferred("float32", ()), Inferred("uint8", ())
+
+
+@operator("DynamicQuantizeLinear", infer=dynamic_infer)
+def dynamic_quantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The least and the greatest element, 0 among them, go to 0 and 255.
+
+    ``scale = (max - min) / 255``; 1 where all elements are 0, or there are none, for which the formula has no answer.
+    """
+    x = ctx.tensor(node.inputs[0])
+    y, scale_name, zero_name = (*node.outputs, "", "")[:3]
+    low, high = (at(ctx, _extreme(ctx, x.name, r), ()) for r in ("min", "max"))
+    low, high = op("min", low, like(0, low)), op("max", high, like(0, high))
+    reach = op("sub", high, low)
+    step = op("where", op("eq", reach, like(0, reach)), like(1, reach), op("div", reach, like(255, reach)))
+    scale = at(ctx, ctx.compute((), step, output=scale_name or None), ())
+    lowest = op("rint", op("sub", like(0, low), op("div", low, scale)))
+    zero = at(ctx, ctx.compute((), saturated(lowest, None, "uint8"), output=zero_name or None), ())
+    element = at(ctx, x.name, iterators(len(x.shape)))
+    ctx.compute(x.shape, quantized(element, scale, zero, "uint8"), output=y or None)
+
+
+def _extreme(ctx: ExpandContext, name: str, reduce: str) -> str:
+    """The least or greatest element of a tensor: that of each row first, which are many tasks, then of these."""
+    shape = ctx.tensor(name).shape
+    if len(shape) > 1:
+        row = at(ctx, name, (*iterators(len(shape) - 1), Index.of(reduction_name(0))))
+        name = ctx.compute(shape[:-1], row, reduction=shape[-1:], reduce=reduce)
+        shape = shape[:-1]
+    if not shape:
+        return ctx.compute((), at(ctx, name, ()))
+    every = tuple(Index.of(reduction_name(j)) for j in range(len(shape)))
+    return ctx.compute((), at(ctx, name, every), reduction=shape, reduce=reduce)

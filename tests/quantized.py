@@ -1,0 +1,86 @@
+"""Models of quantized operators, written down or made by ONNX Runtime's quantizer, and how exactly they must agree."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from polydyn.build.features import machine_features
+from polydyn.compiler import plan_program
+from polydyn.graph import reference
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.graph.expand import import_model
+from polydyn.program.assemble import build_program
+from polydyn.program.plan import HostPlan
+from polydyn.schedules.expr import Array
+
+Inputs = Mapping[str, tuple[str, Sequence[int | str]]]
+
+
+def quantized_model(
+    nodes: Sequence[onnx.NodeProto], inputs: Inputs, outputs: Sequence[str], opset: int = 21, **constants: Any
+) -> onnx.ModelProto:
+    """A model with inputs of any dtype: ``name: (dtype, dims)``."""
+    graph = helper.make_graph(
+        list(nodes), "m",
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(numpy_dtype(t)), list(d))
+            for n, (t, d) in inputs.items()
+        ],
+        [onnx.ValueInfoProto(name=o) for o in outputs],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def targets() -> list[str]:
+    """Every processor whose code this machine runs."""
+    return ["cpu:avx2", *(["cpu:avx512"] if "avx512bw" in machine_features() else [])]
+
+
+def same_as_reference(m: onnx.ModelProto, *feeds: Mapping[str, Array], target: str = "cpu") -> HostPlan:
+    """The compiled model gives exactly what the reference evaluator gives; the plan, for more questions."""
+    plan, graph = plan_program(m, target=target), import_model(m)
+    program = build_program(plan, target=target, threads=1)
+    for f in feeds:
+        got = program.run(dict(f))
+        for name, want in reference.evaluate(graph, f).items():
+            assert got[name].dtype == want.dtype
+            np.testing.assert_array_equal(got[name], want, f"{name} at {[a.shape for a in f.values()]}")
+    return plan
+
+
+def random_bytes(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
+    """All values of the dtype."""
+    ends = np.iinfo(dtype)
+    return np.asarray(rng.integers(ends.min, ends.max + 1, shape), dtype)
+
+
+class Reader:
+    """Feeds for calibration, one after another (ONNX Runtime's CalibrationDataReader)."""
+
+    def __init__(self, feeds: Sequence[Mapping[str, Array]]) -> None:
+        self.feeds = iter(feeds)
+
+    def get_next(self) -> Mapping[str, Array] | None:
+        return next(self.feeds, None)
+
+
+def quantize(source: str, to: Path, how: str, feeds: Sequence[Mapping[str, Array]], **more: Any) -> str:
+    """The path of the model quantized by ONNX Runtime: ``how`` is ``dynamic``, ``QDQ`` or ``QOperator``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
+
+        more = {k: QuantType[v] if k.endswith("_type") else v for k, v in more.items()}
+        if how == "dynamic":
+            quantize_dynamic(source, to, **more)
+        else:
+            quantize_static(source, to, Reader(feeds), quant_format=QuantFormat[how], **more)
+    return str(to)
