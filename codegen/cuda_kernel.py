@@ -11,6 +11,8 @@ from polydyn.schedules.index import ZERO, Index
 
 SHARED_LIMIT = 99 * 1024
 """Bytes of shared memory a block may have on every device from sm_80 on (sm_86 and sm_89 have the least)."""
+BASE = "sm_80"
+"""Every program has its kernels as PTX for this architecture too, for devices that it does not name."""
 WORKSPACE = "workspace"
 """The buffer that a kernel leaves partial results in for the launches ``after`` it."""
 MULTIPROCESSORS = "multiprocessors"
@@ -68,7 +70,7 @@ class CudaKernel:
     workspace: Index = ZERO
     after: tuple[CudaKernel, ...] = ()
     maps: tuple[TensorMapOf, ...] = ()
-    arch: str = "sm_80"
+    arch: str = BASE
     work: Work | None = None
 
     def values(self, env: Mapping[str, int], multiprocessors: int) -> dict[str, int]:
@@ -77,10 +79,10 @@ class CudaKernel:
         return {**env, **{n: i.evaluate(known) for n, i in self.launch.items()}}
 
     def fits(
-        self, env: Mapping[str, int], limit: int = SHARED_LIMIT, multiprocessors: int = 108, arch: str = "sm_80"
+        self, env: Mapping[str, int], limit: int = SHARED_LIMIT, multiprocessors: int = 108, arch: str = BASE
     ) -> bool:
         """Whether this version may be launched for these values of the group's parameters, on such a device."""
-        if self.arch not in ("sm_80", arch):
+        if self.arch not in (BASE, arch):
             return False
         known = self.values(env, multiprocessors)
         whole = all(i.evaluate(known) % n == 0 for i, n in self.multiples)

@@ -1,4 +1,4 @@
-"""What a block of a CUDA kernel does, as numbers that a model of launch times reads (``polydyn.tuning.cuda_cost``).
+"""What a block of a CUDA kernel does, as numbers that a model of launch times reads (``polydyn.program.cuda_cost``).
 
 Each family of kernels says it for itself, from the tile that it was built with: nothing here knows a device.
 """

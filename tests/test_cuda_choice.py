@@ -29,13 +29,13 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu import hardware
 from polydyn.lowering.cuda import serves
 from polydyn.program.assemble import build_program
+from polydyn.program.cuda_cost import choose, estimated, launch_time, may_run, resident_blocks, step_time
 from polydyn.program.cuda_program import CudaProgram
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import HostPlan, Launch, Version
 from polydyn.program.runtime import sources
 from polydyn.schedules.index import ZERO, Atom, Index
 from polydyn.shapes.sizes import Sizes
-from polydyn.tuning.cuda_cost import choose, estimated, launch_time, may_run, resident_blocks, step_time
 
 DEVICES = {"sm_90a": hardware.load("h200"), "sm_80": hardware.load("a100")}
 H200 = DEVICES["sm_90a"]

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from benchmarks.gpu.pack import model, node
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
+from polydyn.program.cuda_cost import LAUNCH, choose, estimated, may_run
 from polydyn.program.evaluation import THREADS
 from polydyn.program.plan import Launch
-from polydyn.tuning.cuda_cost import LAUNCH, choose, estimated, may_run
 
 LAYERS = ((768, 768), (768, 3072), (3072, 768))
 """(K, N)."""

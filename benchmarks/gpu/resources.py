@@ -24,9 +24,9 @@ from benchmarks.models.inputs import feeds, shapes
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
 from polydyn.gpu.compiler import compile_cuda, compiler_version
+from polydyn.program.cuda_cost import choose, estimated
 from polydyn.program.evaluation import THREADS
 from polydyn.program.plan import Version
-from polydyn.tuning.cuda_cost import choose, estimated
 
 FILE = "gpu_resources"
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 from polydyn.codegen.cuda_attention import CudaAttentionKernel
 from polydyn.codegen.cuda_contract import CudaContractKernel
-from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel
+from polydyn.codegen.cuda_kernel import BASE, MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.codegen.ir import Compare
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.gpu.targets import BASE
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
@@ -111,7 +110,7 @@ class CudaBuilder:
     products of float32 on tensor cores, their operands rounded to tf32.
     """
 
-    def __init__(self, plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> None:
+    def __init__(self, plan: FusionPlan, arch: str = BASE, tf32: bool = False) -> None:
         self.plan, self.arch, self.tf32 = plan, arch, tf32
         self.kernels: dict[str, tuple[CudaKernel, ...]] = {}
         self.notes: list[str] = []

@@ -17,6 +17,7 @@ from polydyn.gpu.images import Images, build_images
 from polydyn.gpu.targets import architectures, is_cuda, special_arch
 from polydyn.graph.ir import Guard
 from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
+from polydyn.program.cuda_cost import estimated
 from polydyn.program.expressions import decision_to_json, to_json
 from polydyn.program.host import HostProgram, host_program, shape_text
 from polydyn.program.plan import Choice, HostPlan, IndexCheck, KernelSource, Launch, Version
@@ -25,7 +26,6 @@ from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
 from polydyn.program.waves import wave_ranges
 from polydyn.schedules.index import Index
-from polydyn.tuning.cuda_cost import estimated
 
 BATCH = 10
 """Kernels per translation unit: headers are parsed once per unit, and units compile in parallel."""

@@ -88,7 +88,7 @@ class Version:
     of a ``Guard``), ``smem`` fits the device, and ``arch`` is sm_80 or the device's own. ``name``: of the choice.
     ``workspace``: bytes that it shares with the kernels ``after`` it, which are launched next; their conditions count
     for nothing. ``work``: of a block, its steps over the same symbols; ``estimate``: of the time of the launch and of
-    those after it, in nanoseconds (``polydyn.tuning.cuda_cost``), 0 where nothing is known.
+    those after it, in nanoseconds (``polydyn.program.cuda_cost``), 0 where nothing is known.
     """
 
     kernel: str
