@@ -12,7 +12,7 @@ from polydyn.schedules.index import ZERO, Index
 SHARED_LIMIT = 99 * 1024
 """Bytes of shared memory a block may have on every device from sm_80 on (sm_86 and sm_89 have the least)."""
 BASE = "sm_80"
-"""Every program has its kernels as PTX for this architecture too, for devices that it does not name."""
+"""What kernels need that need nothing of their own (``polydyn.gpu.targets.BASE``, which run time knows without us)."""
 WORKSPACE = "workspace"
 """The buffer that a kernel leaves partial results in for the launches ``after`` it."""
 MULTIPROCESSORS = "multiprocessors"

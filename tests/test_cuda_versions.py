@@ -14,13 +14,14 @@ from cuda_programs import add, one_launch, version
 from programs import B
 from tiny import model, node
 
-from polydyn.codegen.cuda_kernel import TensorMapOf
+from polydyn.codegen.cuda_kernel import BASE, TensorMapOf
 from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError
 from polydyn.gpu.compiler import device_headers, find_nvcc
 from polydyn.gpu.images import ImageSource, build_images
 from polydyn.gpu.nvrtc import find_nvrtc
+from polydyn.gpu.targets import special_arch
 from polydyn.lowering.cuda import largest
 from polydyn.program.assemble import build_program
 from polydyn.program.cuda_program import CudaProgram
@@ -163,3 +164,7 @@ def test_bounds_from_above() -> None:
     assert largest(minimum(m, unbounded), ranges) == 9
     for e in (unbounded, m - n, maximum(m, unbounded), (m + 1) // n, minimum(m - 5, 3)):
         assert largest(e, ranges) is None
+
+
+def test_generator_and_run_time_mean_the_same_base() -> None:
+    assert special_arch(BASE) == 0

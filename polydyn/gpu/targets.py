@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from polydyn.codegen.cuda_kernel import BASE
 from polydyn.errors import UnsupportedError
 
 __all__ = [
@@ -18,6 +17,9 @@ EMULATED = "emulated"
 
 SPECIAL = "sm_90a"
 """The architecture for which kernels with instructions of its own are generated (wgmma, TMA)."""
+
+BASE = "sm_80"
+"""Every program has its kernels as PTX for this architecture too, for devices that it does not name."""
 
 CUDA_TARGETS = ("cuda", *(f"cuda:{a}" for a in (*ARCHITECTURES, EMULATED)))
 """Targets of ``polydyn.compile``: ``cuda`` is every architecture."""
