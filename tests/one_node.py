@@ -11,6 +11,8 @@ import onnxruntime
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+import polydyn.backend as backend
+from benchmarks.conformance import as_array
 from polydyn.graph import reference
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
@@ -65,3 +67,13 @@ def check(
         assert array.dtype == want.dtype, (name, array.dtype, want.dtype)
         assert array.shape == want.shape, (name, array.shape, want.shape)
         np.testing.assert_allclose(array.astype(np.float64), want.astype(np.float64), tolerance, tolerance)
+
+
+def check_case(case: Any) -> None:
+    """ONNX's own node case through the backend: dtypes and numbers as it wants them."""
+    rep = backend.prepare(case.model, threads=1)
+    for inputs, wanted in case.data_sets:
+        got = rep.run([as_array(x) for x in inputs])
+        for a, b in zip(got, map(as_array, wanted), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, case.rtol, case.atol)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from one_node import check_case
 from onnx import helper
 
 import polydyn.backend as backend
-from benchmarks.conformance import as_array, cases
+from benchmarks.conformance import cases
 from polydyn.errors import InputError, UnsupportedError
 
 NAMES = ("test_relu", "test_add_bcast", "test_softmax_axis_1", "test_gemm_all_attributes", "test_transpose_default")
@@ -17,13 +18,7 @@ CASES = {c.name: c for c in cases() if c.name in NAMES}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_onnx_node_cases_pass(name: str) -> None:
-    case = CASES[name]
-    rep = backend.prepare(case.model, threads=1)
-    for inputs, wanted in case.data_sets:
-        got = rep.run([as_array(x) for x in inputs])
-        for a, b in zip(got, map(as_array, wanted), strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_allclose(a, b, case.rtol, case.atol)
+    check_case(CASES[name])
 
 
 def test_one_node_runs_with_its_shape_as_a_constant() -> None:

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_node import check, check_with_onnxruntime, model_of
+from one_node import check, check_case, check_with_onnxruntime, model_of
 from quantized import quantized_model, random_bytes, same_as_reference, targets
 from tiny import node
 
-import polydyn.backend as backend
-from benchmarks.conformance import as_array, cases, run_case
+from benchmarks.conformance import cases, run_case
 from polydyn.checked import CheckedProgram
 from polydyn.compiler import Options, plan_program
 from polydyn.errors import UnsupportedError
@@ -58,12 +57,7 @@ def test_onnx_cases(name: str) -> None:
     assert result == "passed"
     if "float16" in name:  # the CPU has no 16-bit floats
         return
-    rep = backend.prepare(case.model, threads=1)
-    for inputs, wanted in case.data_sets:
-        got = rep.run([as_array(x) for x in inputs])
-        for a, b in zip(got, map(as_array, wanted), strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_allclose(a, b, case.rtol, case.atol)
+    check_case(case)
 
 
 def test_every_operator_has_a_case_that_passes() -> None:
