@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polydyn.build.compiler import FLAGS, find_compiler, target_flags
+from polydyn.build.compiler import compile_flags, find_compiler
 
 LEAF = Path(__file__).parent.parent / "codegen" / "leaf"
 TARGETS = {16: "cpu:avx512", 8: "cpu:avx2", 4: "cpu:baseline"}
@@ -54,7 +54,7 @@ def test_math_functions_are_within_a_few_ulp(width: int, cache_directory: Path) 
         )
     source, library = cache_directory / f"math{width}.c", cache_directory / f"math{width}.so"
     source.write_text(text)
-    flags = [*FLAGS, *target_flags(TARGETS[width]), "-fvisibility=default", "-shared", f"-I{LEAF}"]
+    flags = [*compile_flags(find_compiler(), TARGETS[width]), "-fvisibility=default", "-shared", f"-I{LEAF}"]
     subprocess.run([*find_compiler().command, *flags, str(source), "-o", str(library), "-lm"], check=True)
     functions = ctypes.CDLL(str(library))
     x = arguments()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polydyn.build.compiler import FLAGS, find_compiler, target_flags
+from polydyn.build.compiler import compile_flags, find_compiler
 from polydyn.codegen.ir import Body, FlatLoad, For, Store
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.vectorise import vectorise_loop
@@ -167,7 +167,7 @@ def built(width: int, vector: bool, folder: Path) -> tuple[ctypes.CDLL, Kernels,
     text, found, refused = kernels(width, vector)
     source, library = folder / f"v{width}{vector}.c", folder / f"v{width}{vector}.so"
     source.write_text(text)
-    flags = [*FLAGS, *target_flags(TARGETS[width]), "-fvisibility=default"]
+    flags = [*compile_flags(find_compiler(), TARGETS[width]), "-fvisibility=default"]
     command = [*find_compiler().command, *flags, "-shared", f"-I{LEAF}", str(source), "-o", str(library), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:4000]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,11 @@ from polydyn.program.plan import HostPlan
 from polydyn.schedules.decision import Leaf
 from polydyn.tuner import tasks_of, tune
 from polydyn.tuner.bench import CpuBench
+from polydyn.tuner.sketch import Sketch
 from polydyn.tuner.timing import TIMER
 from polydyn.tuning.backbone import Tile
 from polydyn.tuning.hardware import cpu
+from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.measure import Workers
 from polydyn.tuning.records import Records
 
@@ -49,6 +52,14 @@ def linear(n: int = 40, k: int = 33, name: str = "linear") -> onnx.ModelProto:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["M", k])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["M", n])
     graph = helper.make_graph(nodes, name, [x], [y], [numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def batched() -> onnx.ModelProto:
+    """``y[B, M, N] = a[B, M, K] @ b[B, K, N]``, no size known."""
+    sizes = {"a": "BMK", "b": "BKN", "y": "BMN"}
+    a, b, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, list(s)) for n, s in sizes.items())
+    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["y"])], "batched", [a, b], [y])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
@@ -192,6 +203,29 @@ def test_a_tuple_that_does_not_build_is_a_record_and_no_crash() -> None:
         bench = CpuBench(placed.task, cpu(1, lanes=cpu_target("cpu").width), workers)
         (cost,) = bench.per_operation([wrong])
     assert cost == float("inf") and wrong.compile in bench.failures
+
+
+def test_a_sketch_refuses_sizes_whose_micro_kernels_it_lacks() -> None:
+    (placed,) = tasks_of(batched())
+    task, rows, columns = placed.task, 6, 2 * cpu_target("cpu").width
+    r, hardware = task.form.roles, cpu(1, lanes=cpu_target("cpu").width)
+    space = loop_model(task.backbone, hardware)
+    tile = next(t for t in space.tiles if (t.get(f"w.{r.row}"), t[f"w.{r.col}"]) == (rows, columns))
+    whole, sketch = task.builder(tile, "whole"), task.builder(tile, "sketch", Sketch)
+    assert isinstance(sketch, Sketch)
+    assert len(sketch.build().text) < len(whole.build().text) / 3
+    sizes = {x.name: 5 for x in task.backbone.loops}
+    for m, n in product(range(1, 40), (1, columns // 2, columns - 1, columns, columns + 1, 3 * columns // 2)):
+        tiles = -(-m // rows)  # rows are shared out evenly, columns tile by tile
+        live = {(i + 1) * m // tiles - i * m // tiles for i in range(tiles)}
+        there = live <= {1, 3, rows} and {min(n, columns), n % columns or columns} <= {columns // 2, columns}
+        assert sketch.covers(task.params(sizes | {r.row: m, r.col: n})) == there, (m, n)
+    with Workers(TIMER) as workers:
+        bench = CpuBench(task, hardware, workers)
+        bench.per_operation([tile])
+        assert [sketched for _, sketched in bench.kernels] == [True]
+        bench.seconds([tile], sizes | {r.row: 5, r.col: 7})
+        assert [sketched for _, sketched in bench.kernels] == [True, False]
 
 
 def test_what_is_known_of_sizes_makes_instances() -> None:

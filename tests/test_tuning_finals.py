@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -27,9 +27,9 @@ TILES = loop_model(B, HW).tiles[::40][:20]
 class Liar(Simulated):
     """A machine on which some tuples take ten times as long as one of their waves promises."""
 
-    def seconds(self, tile: Tile, shape: Shape) -> float:
-        slow = 10.0 if tile == TILES[0] else 1.0
-        return slow * super().seconds(tile, shape)
+    def seconds(self, tiles: Sequence[Tile], shape: Shape) -> list[float]:
+        slow = [10.0 if t == TILES[0] else 1.0 for t in tiles]
+        return [x * s for x, s in zip(slow, super().seconds(tiles, shape), strict=True)]
 
 
 def test_a_model_that_flatters_a_kernel_is_corrected() -> None:
@@ -42,17 +42,27 @@ def test_a_model_that_flatters_a_kernel_is_corrected() -> None:
     at = {"i": 64, "j": 256, "k": 256}
     ratio = [forms[k].evaluate(at) / honest[1][k].evaluate(at) for k in (0, 1)]
     assert ratio == pytest.approx([10.0, 1.0], rel=0.05)
-    measured = sizes_to_measure(PROBLEM, math.inf)
+    least = [min(c.evaluate(s) for c in costs) / 1e12 for s in PROBLEM.instances()]
+    measured = sizes_to_measure(least, PROBLEM.weights, math.inf)
     assert table[0, measured] == pytest.approx(honest[2][0, measured] / 10)
 
 
+SECONDS = [n / 100 for n in range(1, 101)]
+EVEN = [1.0] * 100
+
+
 def test_sizes_follow_the_weights_and_stay_short() -> None:
-    assert len(sizes_to_measure(PROBLEM, math.inf)) == SIZES
-    heavy = replace(PROBLEM, weights=(1e6, 1e6, *(1.0,) * 98))
-    assert {0, 1} <= set(sizes_to_measure(heavy, math.inf))
-    most = B.flops(B.sizes({"i": 10}))
-    assert max(sizes_to_measure(PROBLEM, most)) == 9
-    assert sizes_to_measure(PROBLEM, 0.0) == []
+    assert len(sizes_to_measure(SECONDS, EVEN, 1.0)) == SIZES
+    assert {0, 1} <= set(sizes_to_measure(SECONDS, [1e6, 1e6, *EVEN[2:]], 1.0))
+    assert max(sizes_to_measure(SECONDS, EVEN, 0.1)) == 9
+    assert sizes_to_measure(SECONDS, EVEN, 0.0) == []
+
+
+def test_the_largest_sizes_are_left_out_where_all_together_take_too_long() -> None:
+    assert sum(SECONDS[i] for i in sizes_to_measure(SECONDS, EVEN, 1.0)) > 6
+    some = sizes_to_measure(SECONDS, EVEN, 1.0, 3.0)
+    assert sum(SECONDS[i] for i in some) <= 3.0 and len(some) == SIZES
+    assert sizes_to_measure(SECONDS, EVEN, 1.0, 0.0) == []
 
 
 def test_without_anything_to_measure_the_model_decides() -> None:
@@ -73,8 +83,8 @@ def test_finalists_are_few_and_contain_the_best_on_average() -> None:
 
 def test_kernels_that_fail_are_dropped_and_none_is_an_error() -> None:
     class Failing(Simulated):
-        def seconds(self, tile: Tile, shape: Shape) -> float:
-            return math.inf if tile == TILES[0] else super().seconds(tile, shape)
+        def seconds(self, tiles: Sequence[Tile], shape: Shape) -> list[float]:
+            return [math.inf if t == TILES[0] else s for t, s in zip(tiles, super().seconds(tiles, shape), strict=True)]
 
     bench = Failing(B, HW)
     kernels = [Simulated(B, HW).kernel(t) for t in TILES[:2]]

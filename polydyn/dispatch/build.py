@@ -12,6 +12,7 @@ import numpy as np
 from polydyn.dispatch.combine import PairForm, pair_form
 from polydyn.dispatch.tree import features_of, fit_classifier, fit_tree
 from polydyn.schedules.decision import ArgMin, Decision, Entry, map_indices, verify_decision
+from polydyn.schedules.evaluator import evaluator
 from polydyn.schedules.index import Index
 from polydyn.tuning.strategy import Tuned
 
@@ -68,8 +69,8 @@ def _tree(tuned: Tuned) -> Dispatch:
     features = features_of(_symbols(tuned))
     shapes, table, weights = tuned.instances, tuned.table, tuned.weights
     if tuned.costs and features:
-        shapes = tuple(_dense(tuned))
-        table = np.array([[1e12 / max(1, c.evaluate(s)) for s in shapes] for c in tuned.costs])
+        shapes, estimates = tuple(_dense(tuned)), [evaluator(c) for c in tuned.costs]
+        table = np.array([[1e12 / max(1, picoseconds(s)) for s in shapes] for picoseconds in estimates])
         weights = (1.0,) * len(shapes)
     return Dispatch(_singles(tuned), fit_tree(features, shapes, table, weights, costs=tuned.costs))
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from polydyn.errors import UnsupportedError
 from polydyn.schedules.decision import ArgMin, Decision, Entry, Leaf, Split
+from polydyn.schedules.evaluator import evaluator
 from polydyn.schedules.index import Index
 from polydyn.tuning.select import Table, shares
 
@@ -27,7 +28,8 @@ def features_of(symbols: Sequence[str], tiles: Sequence[Index] = ()) -> tuple[In
 
 def evaluate(features: Sequence[Index], shapes: Sequence[Mapping[str, int]]) -> Values:
     """The value of every feature (columns) at every shape (rows)."""
-    return np.array([[f.evaluate(s) for f in features] for s in shapes], np.int64).reshape(len(shapes), len(features))
+    values = [[value(s) for value in map(evaluator, features)] for s in shapes]
+    return np.array(values, np.int64).reshape(len(shapes), len(features))
 
 
 def fit_tree(

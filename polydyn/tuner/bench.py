@@ -9,12 +9,14 @@ from pathlib import Path
 
 from polydyn.build.cache import digest, stored_file
 from polydyn.build.compiler import build_library
+from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.kernel import LEAVES, leaf_headers
 from polydyn.codegen.kernel import Kernel as Source
 from polydyn.errors import BuildError, PolydynError
 from polydyn.lowering.kernels import bind
 from polydyn.program.runtime import sources
 from polydyn.schedules.index import Index
+from polydyn.tuner.sketch import FEW_ROWS, Sketch
 from polydyn.tuning.backbone import Shape, Tile
 from polydyn.tuning.cost import Kernel
 from polydyn.tuning.explore import saturating_shape
@@ -30,11 +32,13 @@ each block: what a short product spends on its tasks and accumulators is in the 
 """
 
 Part = tuple[tuple[str, int], ...]
+Form = tuple[Part, bool]
+"""A compile-time part, and whether it is only sketched."""
 
 
 @dataclass(frozen=True)
-class _Built:
-    """A binary: where it is, and the symbols that are no launch-time tiles."""
+class Built:
+    """A kernel in a library, at a position in its table."""
 
     library: str
     which: int
@@ -43,7 +47,7 @@ class _Built:
 
 class CpuBench:
     """Measures kernels of one task on this machine. ``failures``: why a compile-time part did not build or run;
-    ``measured``: how many launches were timed.
+    ``measured``: how many launches were timed; ``kernels``: what was built.
 
     ``workers``: one process that runs ``TIMER``. ``hardware.units`` threads are used.
     """
@@ -54,20 +58,19 @@ class CpuBench:
         self.task, self.hardware, self.workers = task, hardware, workers
         self.failures: dict[Part, str] = {}
         self.measured = 0
-        self._built: dict[Part, _Built] = {}
+        self.kernels: dict[Form, Built] = {}
 
     # -- Bench ---------------------------------------------------------------------------------------------------
 
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
         """As ``Bench``."""
-        self.build(tiles)
         shapes = [saturating_shape(self.task.backbone, self.hardware, t) for t in tiles]
         spent = self.run([(t, s) for t, s in zip(tiles, shapes, strict=True)])
         return [x / max(1, self.task.backbone.flops(s)) for x, s in zip(spent, shapes, strict=True)]
 
-    def seconds(self, tile: Tile, shape: Shape) -> float:
+    def seconds(self, tiles: Sequence[Tile], shape: Shape) -> list[float]:
         """As ``Bench``; ``inf`` where it failed."""
-        return self.run([(tile, shape)])[0]
+        return self.run([(t, shape) for t in tiles])
 
     def kernel(self, tile: Tile) -> Kernel:
         """As ``Bench``. BuildError: the tuple does not run."""
@@ -96,7 +99,7 @@ class CpuBench:
         full, wide = tile.get(f"w.{row}"), tile[f"w.{col}"]
         sizes = {x.name: x.extent or (BLOCKS * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
         sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
-        spent = self.run([(tile, sizes | {row: m}) for m in (1, min(3, full), full)], 1)
+        spent = self.run([(tile, sizes | {row: m}) for m in (FEW_ROWS[0], min(FEW_ROWS[1], full), full)], 1)
         shares = [t / spent[-1] for t in spent[:-1]]
         if next(x for x in self.task.backbone.loops if x.name == col).extent is not None:
             return shares
@@ -121,39 +124,61 @@ class CpuBench:
     # -- building and running ------------------------------------------------------------------------------------
 
     def build(self, tiles: Sequence[Tile]) -> None:
-        """Generates and compiles what is missing, all units of the batch in parallel."""
-        parts = dict.fromkeys(t.compile for t in tiles)
-        new = [p for p in parts if p not in self._built and p not in self.failures]
-        sources_: dict[Part, Source] = {}
-        for p in new:
-            tile = next(t for t in tiles if t.compile == p)
-            try:
-                sources_[p] = self.task.kernel(tile, f"tuned_{digest(self.task.key.digest, repr(p))[:12]}")
-            except PolydynError as e:
-                self.failures[p] = str(e)
-        if sources_:
-            self._compile(sources_)
+        """Generates and compiles the whole kernels that are missing, all units of the batch in parallel."""
+        self._build([(t, False) for t in tiles])
 
-    def _compile(self, kernels: Mapping[Part, Source]) -> None:
+    def _build(self, wanted: Sequence[tuple[Tile, bool]]) -> None:
+        new: dict[Form, Source] = {}
+        for tile, sketched in wanted:
+            form = tile.compile, sketched
+            if form in self.kernels or form in new or tile.compile in self.failures:
+                continue
+            try:
+                new[form] = self.task.kernel(tile, self._builder(tile, sketched))
+            except PolydynError as e:
+                self.failures[tile.compile] = str(e)
+        if new:
+            self._compile(new)
+
+    def _builder(self, tile: Tile, sketched: bool) -> ContractKernel:
+        name = f"tuned_{digest(self.task.key.digest, repr((tile.compile, sketched)))[:12]}"
+        return self.task.builder(tile, name, Sketch if sketched else ContractKernel)
+
+    def _sketched(self, tile: Tile, shape: Shape) -> bool:
+        """Whether a launch does without the whole kernel."""
+        if (tile.compile, False) in self.kernels or tile.compile in self.failures:
+            return False
+        try:
+            builder = self.task.builder(tile, "sketch", Sketch)
+        except PolydynError:
+            return False  # the whole kernel is refused for the same reason, which is then noted
+        return isinstance(builder, Sketch) and builder.covers(self.task.params(shape))
+
+    def _compile(self, kernels: Mapping[Form, Source]) -> None:
         names = [k.name for k in kernels.values()]
         try:
             library = build_library(*timing_units(list(kernels.values()), self.task.target.width), self.task.build)
         except BuildError as e:
             if len(kernels) == 1:
-                self.failures |= dict.fromkeys(kernels, str(e))
+                self.failures |= dict.fromkeys((part for part, _ in kernels), str(e))
                 return
-            for part, kernel in kernels.items():  # find the one that the compiler refuses
-                self._compile({part: kernel})
+            for form, kernel in kernels.items():  # find the one that the compiler refuses
+                self._compile({form: kernel})
             return
         path = str(stored_file("lib", f"{digest(library.data.hex())}.so", library.data))
-        for part, kernel in kernels.items():
-            self._built[part] = _Built(path, names.index(kernel.name), kernel)
+        for form, kernel in kernels.items():
+            self.kernels[form] = Built(path, names.index(kernel.name), kernel)
 
     def run(self, launches: Sequence[tuple[Tile, Shape]], tasks: int | None = None) -> list[float]:
         """Seconds of launches, ``tasks`` of them only if given; ``inf`` where one failed."""
-        self.build([t for t, _ in launches])
+        forms = [(t, self._sketched(t, s)) for t, s in launches]
+        self._build(forms)
         out = [math.inf] * len(launches)
-        asked = [(i, self._arguments(t, s, tasks)) for i, (t, s) in enumerate(launches) if t.compile in self._built]
+        asked = [
+            (i, self._arguments(self.kernels[t.compile, sketched], t, launches[i][1], tasks))
+            for i, (t, sketched) in enumerate(forms)
+            if (t.compile, sketched) in self.kernels
+        ]
         answers = self.workers.map([a for _, a in asked])
         self.measured += len(asked)
         for (i, _), answer in zip(asked, answers, strict=True):
@@ -166,8 +191,7 @@ class CpuBench:
             return math.inf
         return float(answer.value)
 
-    def _arguments(self, tile: Tile, shape: Shape, tasks: int | None) -> dict[str, object]:
-        built = self._built[tile.compile]
+    def _arguments(self, built: Built, tile: Tile, shape: Shape, tasks: int | None) -> dict[str, object]:
         k, params = built.source, self.task.params(shape)
         env: dict[str, Index] = {n: Index.of(v) for n, v in params.items()}
         shares = self.task.shares(self.task.builder(tile, k.name), tile)

@@ -31,8 +31,8 @@ class Bench(Protocol):
     def kernel(self, tile: Tile) -> Kernel:
         """Resources, wave and lone-block times of a tuple that ran."""
 
-    def seconds(self, tile: Tile, shape: Shape) -> float:
-        """Seconds of a whole launch at a shape."""
+    def seconds(self, tiles: Sequence[Tile], shape: Shape) -> Sequence[float]:
+        """Seconds of a whole launch of each tuple at a shape."""
 
 
 class Remembered:
@@ -117,14 +117,14 @@ class RecordedBench:
         resources = Usage(*(int(used.value(n)) for n in _RESOURCES))
         return Kernel(tile, resources, *(wave.value(n) for n in _TIMES))
 
-    def seconds(self, tile: Tile, shape: Shape) -> float:
+    def seconds(self, tiles: Sequence[Tile], shape: Shape) -> list[float]:
         """As ``Bench``; one ``throughput`` record per tile and shape."""
         at = tuple(sorted(shape.items()))
-        if (tile, at) not in self._launches:
-            spent = self._bench.seconds(tile, shape)
+        new = [t for t in dict.fromkeys(tiles) if (t, at) not in self._launches]
+        for tile, spent in zip(new, self._bench.seconds(new, shape) if new else (), strict=True):
             self._launches[tile, at] = spent
             self._add([replace(self._record(tile, "throughput", {"seconds": spent}), shape=at)])
-        return self._launches[tile, at]
+        return [self._launches[t, at] for t in tiles]
 
     def _record(self, tile: Tile, kind: str, values: dict[str, float]) -> Record:
         numbers = tuple((n, float(v)) for n, v in values.items())

@@ -65,10 +65,13 @@ class Simulated:
 
     def _per_operation(self, tile: Tile) -> float:
         shape = saturating_shape(self.backbone, self.hardware, tile)
-        return self.seconds(tile, shape) / self.backbone.flops(shape)
+        return self._seconds(tile, shape) / self.backbone.flops(shape)
 
-    def seconds(self, tile: Tile, shape: Shape) -> float:
-        """Time of a whole launch at a shape."""
+    def seconds(self, tiles: Sequence[Tile], shape: Shape) -> list[float]:
+        """Times of whole launches at a shape."""
+        return [self._seconds(t, shape) for t in tiles]
+
+    def _seconds(self, tile: Tile, shape: Shape) -> float:
         sizes = self.backbone.sizes(shape)
         resident = max(1, blocks_per_unit(usage(self.backbone, self.hardware, tile), self.hardware))
         blocks = blocks_at(self.backbone, tile, sizes)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from polydyn.errors import BuildError, InputError
+from polydyn.schedules.evaluator import evaluator
 from polydyn.schedules.index import Index
 from polydyn.tuning import cost as model
 from polydyn.tuning import select
@@ -39,7 +40,9 @@ from polydyn.tuning.trust_region import trust_region
 from polydyn.tuning.ukernel import ukernel_space
 
 MEASURED_SECONDS = 0.1
-"""The longest launch, at the machine's peak, that is measured where a strategy measures shapes it was not given."""
+"""The longest launch that is measured where a strategy measures shapes it was not given: by its model, or at the
+machine's peak where it has none.
+"""
 CostModel = Callable[[Backbone, Hardware, Kernel], Index]
 Chooser = Callable[[Table, Sequence[float], Sequence[Tile]], Selection]
 
@@ -140,7 +143,7 @@ def tune(
     if strategy.finals:
         rows = finalists(table, problem.weights, [k.tile for k in kernels])
         kernels, costs = [kernels[m] for m in rows], [costs[m] for m in rows]
-        kernels, costs, table = corrected(problem, bench, kernels, costs, limit)
+        kernels, costs, table = corrected(problem, bench, kernels, costs, MEASURED_SECONDS)
     chosen = strategy.choose(table, problem.weights, [k.tile for k in kernels])
     return _tuned(strategy, problem, kernels, costs, table, chosen, log)
 
@@ -186,14 +189,12 @@ def _seed_tile(problem: Problem, hardware: Hardware, objective: Objective, trial
 
 def _table(problem: Problem, bench: Bench, kernels: Sequence[Kernel], costs: Sequence[Index]) -> Table:
     """Throughput (operations per unit of cost) of every kernel on every instance."""
-    rows = []
-    for position, kernel in enumerate(kernels):
-        row = []
-        for shape in problem.instances():
-            spent = costs[position].evaluate(shape) if costs else bench.seconds(kernel.tile, shape)
-            row.append(problem.backbone.flops(shape) / spent if spent > 0 else 0.0)
-        rows.append(row)
-    return np.array(rows, float)
+    estimates, tiles, columns = [evaluator(c) for c in costs], [k.tile for k in kernels], []
+    for shape in problem.instances():
+        spent = [e(shape) for e in estimates] if costs else bench.seconds(tiles, shape)
+        columns.append([problem.backbone.flops(shape) / s if s > 0 else 0.0 for s in spent])
+    table: Table = np.array(columns, float).reshape(-1, len(kernels)).T
+    return table
 
 
 def _tuned(
@@ -248,7 +249,7 @@ def _hybrid(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
             spent = backbone.flops(tile.level("b")) * rates[_level_zero(tile)]
             own = Kernel(tile, usage(backbone, hardware, tile), 0, spent, 0, spent)
             form = model.vortex(backbone, hardware, own)
-            columns.append([form.evaluate(s) for s in shapes])
+            columns.append(list(map(evaluator(form), shapes)))
         ranks = np.argsort(np.array(columns, float).reshape(len(columns), -1), axis=0, kind="stable")
         tiles, seen = list(chosen.values()), {t.tile for t in first}
         order = [tiles[i] for i in dict.fromkeys(int(i) for i in ranks.ravel()) if tiles[i] not in seen]
@@ -272,7 +273,7 @@ def _sia_order(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
     def score(tile: Tile) -> tuple[float, Tile]:
         own = Kernel(tile, usage(problem.backbone, hardware, tile), 0.0, 0.0, 0.0, 0.0)
         form = model.ftuner(problem.backbone, hardware, own)
-        return float(sum(form.evaluate(s) for s in some)), tile
+        return float(sum(map(evaluator(form), some))), tile
 
     return in_order(sorted(space.tiles, key=score))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from polydyn.build.compiler import FLAGS, GENERATOR, find_compiler, target_flags
+from polydyn.build.compiler import GENERATOR, compile_flags, find_compiler
 from polydyn.codegen.cpu_contract import ContractKernel, ContractTuple
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.errors import UnsupportedError
@@ -51,17 +51,16 @@ class Task:
         """The group's parameters at the extents of the loops."""
         return {str(e): shape[n] for n, e in self.extents.items() if e.is_symbol}
 
-    def kernel(self, tile: Tile, name: str) -> Kernel:
-        """The kernel of a tuple's compile-time part; its ``launch`` is that of the launch-time part."""
-        builder = self.builder(tile, name)
+    def kernel(self, tile: Tile, builder: ContractKernel) -> Kernel:
+        """What ``builder`` makes of a tuple's compile-time part; its ``launch`` is that of the launch-time part."""
         built = builder.build()
         return Kernel(
             built.name, built.text, built.buffers, built.symbols, self.shares(builder, tile), built.tasks,
             built.scratch, built.notes,
         )  # fmt: skip
 
-    def builder(self, tile: Tile, name: str) -> ContractKernel:
-        """The code generator for a tuple."""
+    def builder(self, tile: Tile, name: str, kind: type[ContractKernel] = ContractKernel) -> ContractKernel:
+        """The code generator for a tuple: ``ContractKernel`` or one derived from it."""
         roles, w = self.form.roles, self.target.width
         chosen = ContractTuple(
             tile.get(f"w.{roles.row}"),
@@ -69,7 +68,7 @@ class Task:
             tile[f"b.{roles.block}"],
             tile.get(f"w.{roles.block}"),
         )
-        return ContractKernel(
+        return kind(
             name, self.group, roles, self.target, self.form.packed, chosen=chosen, fill=self.form.fill
         )
 
@@ -118,9 +117,9 @@ def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Tas
     roles, _ = schedule_contract(group, form.roles, analyse(group, positive=False).under(context(group)))
     form = replace(form, roles=roles)
     compiler = find_compiler()
-    flags = (*FLAGS, *target_flags(build))
     name = GroupKey(
-        key, acc.value.dtype, target.name, compiler=compiler.version, flags=flags, generator=GENERATOR
+        key, acc.value.dtype, target.name, compiler=compiler.version, flags=compile_flags(compiler, build),
+        generator=GENERATOR,
     )  # fmt: skip
     return Task(form, target, build, name, _backbone(group, acc, form.roles))
 
