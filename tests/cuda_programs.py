@@ -10,6 +10,7 @@ import polydyn
 from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.gpu.compiler import device_headers
 from polydyn.graph.ir import SymbolSource
+from polydyn.program.assemble import build_program
 from polydyn.program.cuda_program import CudaProgram
 from polydyn.program.plan import HostPlan, KernelSource, Launch, Version
 from polydyn.schedules.index import Index
@@ -62,3 +63,32 @@ def one_launch(*versions: Version, kernels: tuple[KernelSource, ...]) -> HostPla
         buffers=buffers(("x", "float32", (B, row), "input"), ("y", "float32", (B, row), "output")),
         sources=(SymbolSource("B", "x", 0),), headers=dict(device_headers()), place="cuda",
     )  # fmt: skip
+
+
+# -- a hand-written kernel that fails ---------------------------------------------------------------------------------
+
+SHIFT = f"""{PRELUDE}PD_KERNEL(shift, 32, 1)(const float *x, float *y, int64_t n, int64_t by) {{
+  const int64_t at = pd_bid_x() * 32 + pd_tid();
+  if (at < n) pd_stg(y + at + (at == 100 ? by : 0), pd_ldg(x + at));
+}}
+PD_EXPORT(shift, 32);
+"""
+
+
+def shift() -> CudaProgram:
+    """``y = x``; a kernel that stores far away when there are more than 100 elements."""
+    one, by = Index.of(1), Index.of(1 << 40)
+    only = Version("shift", "only", ("x", "y"), (B, by), B.ceildiv(32), Index.of(0), 32)
+    launch = Launch("shift", ("x", "y"), (B,), B, Index.of(0), one, label="the shift", versions=(only,))
+    program = build_program(
+        HostPlan(
+            name="shift", inputs=("x",), outputs=("y",),
+            buffers=buffers(("x", "float32", (B,), "input"), ("y", "float32", (B,), "output")),
+            constants={}, sources=(SymbolSource("B", "x", 0),), guards=(),
+            kernels=(KernelSource("shift", SHIFT, "", 2, 2, arch="sm_80"),), launches=(launch,),
+            headers=dict(device_headers()), place="cuda",
+        ),
+        target="cuda:emulated",
+    )  # fmt: skip
+    assert isinstance(program, CudaProgram)
+    return program

@@ -8,32 +8,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cuda_programs import check, relu
+from cuda_programs import check, relu, shift
 from programs import B, buffers
 from tiny import model, node
 
 import polydyn
-from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.gpu import session
 from polydyn.gpu.array import DeviceArray
-from polydyn.gpu.compiler import device_headers
 from polydyn.gpu.errors import DeviceLostError, DeviceMemoryError, DriverMissingError, WrongArchitectureError
 from polydyn.gpu.images import ImageSource
 from polydyn.gpu.session import Session, open_session
 from polydyn.graph.ir import SymbolSource
-from polydyn.program.assemble import build_program
-from polydyn.program.cuda_program import CudaProgram
 from polydyn.program.plan import HostPlan, KernelSource, Launch, Version
 from polydyn.program.verify import verify_host_plan
 from polydyn.schedules.index import Index
-
-SHIFT = f"""{PRELUDE}PD_KERNEL(shift, 32, 1)(const float *x, float *y, int64_t n, int64_t by) {{
-  const int64_t at = pd_bid_x() * 32 + pd_tid();
-  if (at < n) pd_stg(y + at + (at == 100 ? by : 0), pd_ldg(x + at));
-}}
-PD_EXPORT(shift, 32);
-"""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,25 +30,6 @@ def device() -> Iterator[Session]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POLYDYN_LIBCUDA", "emulated")
         yield open_session()
-
-
-def shift() -> CudaProgram:
-    """``y = x``; a kernel that stores far away when there are more than 100 elements."""
-    one, by = Index.of(1), Index.of(1 << 40)
-    version = Version("shift", "only", ("x", "y"), (B, by), B.ceildiv(32), Index.of(0), 32)
-    launch = Launch("shift", ("x", "y"), (B,), B, Index.of(0), one, label="the shift", versions=(version,))
-    program = build_program(
-        HostPlan(
-            name="shift", inputs=("x",), outputs=("y",),
-            buffers=buffers(("x", "float32", (B,), "input"), ("y", "float32", (B,), "output")),
-            constants={}, sources=(SymbolSource("B", "x", 0),), guards=(),
-            kernels=(KernelSource("shift", SHIFT, "", 2, 2, arch="sm_80"),), launches=(launch,),
-            headers=dict(device_headers()), place="cuda",
-        ),
-        target="cuda:emulated",
-    )  # fmt: skip
-    assert isinstance(program, CudaProgram)
-    return program
 
 
 def test_a_failing_kernel_breaks_nothing_for_long(device: Session) -> None:
@@ -73,6 +43,9 @@ def test_a_failing_kernel_breaks_nothing_for_long(device: Session) -> None:
     assert device.generation == before + 1
     with pytest.raises(DeviceLostError, match="the memory was lost"):
         kept.numpy()
+    with pytest.raises(DeviceLostError, match="the memory was lost"):
+        bad.run({"x": kept})
+    assert device.generation == before + 1, "what was lost breaks nothing that is new"
     check(good, 5)  # loads its kernels and weights again
     assert np.array_equal(bad.run({"x": x})["y"], x)
     assert good.counters["contexts"] == 1
@@ -173,7 +146,7 @@ def test_a_context_that_cannot_be_renewed_says_so(device: Session) -> None:
 
     def lose() -> None:
         with dead.use(), dead.use():  # nested uses count once
-            raise DeviceLostError("gone")
+            raise DeviceLostError("gone", code=719)
 
     with pytest.raises(DeviceLostError, match="gone"):
         lose()

@@ -57,8 +57,8 @@ class Session:
         lost = False
         try:
             yield self.driver
-        except DeviceLostError:
-            lost = True
+        except DeviceLostError as e:
+            lost = e.code != 0  # 0: no driver call failed, something was used that an earlier context had
             raise
         finally:
             self._inside.depth = 0
