@@ -17,6 +17,8 @@ from polydyn.gpu.emulator import compile_shared
 __all__ = ["build"]
 
 HERE = Path(__file__).parent
+PARTS = ("state.cpp", "libcuda.cpp", "graphs.cpp")
+"""One translation unit, in this order."""
 
 
 def build() -> Path:
@@ -25,7 +27,7 @@ def build() -> Path:
     Every other symbol of cuda.h is there too and answers NOT_SUPPORTED, or pycuda would not load. To use it for
     pycuda, load it first with ``ctypes.CDLL(path, ctypes.RTLD_GLOBAL)`` or put its folder on ``LD_LIBRARY_PATH``.
     """
-    source = (HERE / "libcuda.cpp").read_text()
+    source = "\n".join(f'#line 1 "{name}"\n{(HERE / name).read_text()}' for name in PARTS)
     done = set(re.findall(r"^API\((\w+)\)", source, re.MULTILINE))
     missing = sorted(set((HERE / "names.txt").read_text().split()) - done)
     stubs = "\n".join(f'API({name})() {{ return pdemu_unsupported("{name}"); }}' for name in missing)

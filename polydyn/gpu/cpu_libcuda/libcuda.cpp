@@ -1,62 +1,3 @@
-// A CUDA driver without a GPU: the part of libcuda.so.1 that polydyn, pycuda and cuda-bindings use, over emulated
-// kernels. A module image is the ELF bytes of a shared object made by polydyn.gpu.emulator.compile_emulated.
-//
-// It behaves like the real driver where that matters for tests: allocations are poisoned and fenced, copies outside
-// them fail, a launch returns before its errors are reported, and a kernel that fails breaks its context for good.
-// Settings from the environment: PDEMU_SM (compute capability, default 90), PDEMU_MEMORY (bytes, default 4 GiB),
-// PDEMU_REVERSE=1 (warps and lanes in reverse order), PDEMU_TRACE=1 (name calls that are not supported).
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
-
-#include <map>
-#include <mutex>
-#include <set>
-#include <string>
-#include <vector>
-
-#include "pd_emu_abi.h"
-
-#define API(name) extern "C" __attribute__((visibility("default"))) int name
-typedef void *Handle;
-typedef uint64_t Address;
-enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
-       INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-       OUT_OF_RESOURCES = 701, NOT_SUPPORTED = 801 };
-
-struct Context { int broken, flags; };
-struct Function { const pdemu_kernel *kernel; int max_dynamic; };
-struct Module { void *library; std::map<std::string, Function *> functions; };
-struct Event { double at; };
-struct Allocation { size_t bytes; Context *owner; };
-
-static std::recursive_mutex state;
-#define LOCK std::lock_guard<std::recursive_mutex> lock(state)
-static bool initialised;
-static Context *primary;
-static int primary_users;
-static std::set<Context *> contexts;
-static thread_local std::vector<Context *> current;
-static std::map<Address, Allocation> memory;
-static size_t memory_used;
-static std::set<Handle> streams, events, modules;
-static std::string last_message;
-
-static long setting(const char *name, long otherwise) { const char *v = getenv(name); return v && *v ? atol(v) : otherwise; }
-static int capability() { return (int)setting("PDEMU_SM", 90); }
-static size_t memory_size() { return (size_t)setting("PDEMU_MEMORY", 4l << 30); }
-static int shared_limit() { return capability() == 80 ? 166912 : capability() < 90 ? 101376 : 232448; }
-static double now_ms() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e3 + t.tv_nsec * 1e-6; }
-static Context *here() { return current.empty() || !contexts.count(current.back()) ? nullptr : current.back(); }
-// Every call that needs a context starts so; a broken one answers with what broke it.
-#define NEED_CONTEXT LOCK; if (!initialised) return NOT_INITIALIZED; if (!here()) return INVALID_CONTEXT; \
-  if (here()->broken) return here()->broken
-
 // ---- device -----------------------------------------------------------------------------------------------------
 API(cuInit)(unsigned) { LOCK; initialised = true; return 0; }
 API(cuDriverGetVersion)(int *v) { *v = 13000; return 0; }
@@ -100,6 +41,12 @@ static void destroy(Context *c) {
     } else {
       ++it;
     }
+  for (auto it = executables.begin(); it != executables.end();) {
+    Executable *e = *it++;
+    if (e->owner == c) destroy(e);
+  }
+  for (Stream *s : streams)
+    if (s->owner == c) delete s->capture, s->capture = nullptr;
   contexts.erase(c);
   delete c;
 }
@@ -141,7 +88,8 @@ API(cuCtxGetDevice_v2)(int *d, Context *) { *d = 0; return 0; }
 API(cuCtxGetApiVersion)(Context *, unsigned *v) { *v = 13000; return 0; }
 API(cuCtxGetStreamPriorityRange)(int *low, int *high) { *low = 0, *high = -5; return 0; }
 API(cuCtxSetCacheConfig)(int) { return 0; }
-API(cuCtxSynchronize)() { NEED_CONTEXT; return 0; }
+// Waits for everything, so it ends every capture in the context, in any mode.
+API(cuCtxSynchronize)() { NEED_CONTEXT; return invalidate(CAPTURE_UNSUPPORTED, [](Stream *s) { return s->owner == here(); }); }
 API(cuDevicePrimaryCtxRetain)(Context **c, int) {
   LOCK;
   if (!primary)
@@ -169,8 +117,13 @@ static bool inside(Address p, size_t n) {
   auto it = memory.upper_bound(p);
   return it != memory.begin() && (--it, p + n <= it->first + it->second.bytes);
 }
+static bool inside_pinned(const void *p, size_t n) {
+  auto it = pinned.upper_bound((const char *)p);
+  return it != pinned.begin() && (--it, (const char *)p + n <= it->first + it->second);
+}
 API(cuMemAlloc_v2)(Address *p, size_t n) {
   NEED_CONTEXT;
+  if (int code = unsafe()) return code;
   if (n == 0) return INVALID_VALUE;
   if (memory_used + n > memory_size()) return OUT_OF_MEMORY;
   void *m = mmap(nullptr, n + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -182,6 +135,7 @@ API(cuMemAlloc_v2)(Address *p, size_t n) {
 }
 API(cuMemFree_v2)(Address p) {
   NEED_CONTEXT;
+  if (int code = unsafe()) return code;
   auto it = memory.find(p);
   if (it == memory.end()) return INVALID_VALUE;
   munmap((void *)p, it->second.bytes + 4096);
@@ -189,8 +143,18 @@ API(cuMemFree_v2)(Address p) {
   memory.erase(it);
   return 0;
 }
-API(cuMemAllocAsync)(Address *p, size_t n, Handle) { return cuMemAlloc_v2(p, n); }
-API(cuMemFreeAsync)(Address p, Handle) { return cuMemFree_v2(p); }
+API(cuMemAllocAsync)(Address *p, size_t n, Handle s) {
+  LOCK;
+  if (!is_stream(s)) return INVALID_HANDLE;
+  if (int code = not_captured(s, NOT_SUPPORTED)) return code;
+  return cuMemAlloc_v2(p, n);
+}
+API(cuMemFreeAsync)(Address p, Handle s) {
+  LOCK;
+  if (!is_stream(s)) return INVALID_HANDLE;
+  if (int code = not_captured(s, NOT_SUPPORTED)) return code;
+  return cuMemFree_v2(p);
+}
 API(cuMemGetInfo_v2)(size_t *left, size_t *total) { NEED_CONTEXT; *total = memory_size(), *left = *total - memory_used; return 0; }
 API(cuMemGetAddressRange_v2)(Address *base, size_t *n, Address p) {
   NEED_CONTEXT;
@@ -200,65 +164,111 @@ API(cuMemGetAddressRange_v2)(Address *base, size_t *n, Address p) {
   if (n) *n = it->second.bytes;
   return 0;
 }
-API(cuMemHostAlloc)(Handle *p, size_t n, unsigned) { *p = malloc(n ? n : 1); return *p ? 0 : OUT_OF_MEMORY; }
+API(cuMemHostAlloc)(Handle *p, size_t n, unsigned) {
+  LOCK;
+  if (int code = unsafe(true)) return code;
+  *p = malloc(n ? n : 1);
+  if (*p) pinned[(const char *)*p] = n;
+  return *p ? 0 : OUT_OF_MEMORY;
+}
 API(cuMemAllocHost_v2)(Handle *p, size_t n) { return cuMemHostAlloc(p, n, 0); }
-API(cuMemFreeHost)(Handle p) { free(p); return 0; }
-API(cuMemHostRegister_v2)(Handle, size_t, unsigned) { return 0; }
-API(cuMemHostUnregister)(Handle) { return 0; }
-API(cuMemcpyHtoD_v2)(Address d, const void *s, size_t n) {
-  NEED_CONTEXT;
-  if (n && !inside(d, n)) return INVALID_VALUE;
-  memcpy((void *)d, s, n);
+API(cuMemFreeHost)(Handle p) {
+  LOCK;
+  if (int code = unsafe(true)) return code;
+  if (!pinned.erase((const char *)p)) return INVALID_VALUE;
+  free(p);
   return 0;
 }
-API(cuMemcpyDtoH_v2)(void *d, Address s, size_t n) {
-  NEED_CONTEXT;
-  if (n && !inside(s, n)) return INVALID_VALUE;
-  memcpy(d, (const void *)s, n);
-  return 0;
+API(cuMemHostRegister_v2)(Handle, size_t, unsigned) { LOCK; return unsafe(true); }
+API(cuMemHostUnregister)(Handle) { LOCK; return unsafe(true); }
+
+// A copy on a stream. A graph looks again whether its memory is there.
+static int copy(void *to, const void *from, size_t n, bool to_device, bool from_device, Handle stream) {
+  const void *host = to_device ? from : to;
+  bool was_pinned = !(to_device && from_device) && inside_pinned(host, n);
+  auto there = [=] {
+    return !n || ((!to_device || inside((Address)to, n)) && (!from_device || inside((Address)from, n)) &&
+                  (!was_pinned || inside_pinned(host, n)));
+  };
+  if (!there()) return INVALID_VALUE;
+  return enqueue(stream, [=] {
+    if (!there()) return fault("a graph copies memory that was freed");
+    memmove(to, from, n);
+    return 0;
+  });
 }
-API(cuMemcpyDtoD_v2)(Address d, Address s, size_t n) {
-  NEED_CONTEXT;
-  if (n && (!inside(d, n) || !inside(s, n))) return INVALID_VALUE;
-  memmove((void *)d, (const void *)s, n);
-  return 0;
+// One that the host waits for, on the legacy stream.
+static int copy_now(void *to, const void *from, size_t n, bool to_device, bool from_device) {
+  if (int code = implicit(nullptr)) return code;
+  if (int code = unsafe()) return code;
+  return copy(to, from, n, to_device, from_device, nullptr);
 }
-API(cuMemcpyHtoDAsync_v2)(Address d, const void *s, size_t n, Handle) { return cuMemcpyHtoD_v2(d, s, n); }
-API(cuMemcpyDtoHAsync_v2)(void *d, Address s, size_t n, Handle) { return cuMemcpyDtoH_v2(d, s, n); }
-API(cuMemcpyDtoDAsync_v2)(Address d, Address s, size_t n, Handle) { return cuMemcpyDtoD_v2(d, s, n); }
-template <class T> static int fill(Address d, T v, size_t n) {
-  NEED_CONTEXT;
-  if (n && !inside(d, n * sizeof v)) return INVALID_VALUE;
-  for (size_t i = 0; i < n; i++) ((T *)d)[i] = v;
-  return 0;
+API(cuMemcpyHtoD_v2)(Address d, const void *s, size_t n) { NEED_CONTEXT; return copy_now((void *)d, s, n, true, false); }
+API(cuMemcpyDtoH_v2)(void *d, Address s, size_t n) { NEED_CONTEXT; return copy_now(d, (const void *)s, n, false, true); }
+API(cuMemcpyDtoD_v2)(Address d, Address s, size_t n) { NEED_CONTEXT; return copy_now((void *)d, (const void *)s, n, true, true); }
+API(cuMemcpyHtoDAsync_v2)(Address d, const void *s, size_t n, Handle stream) { NEED_CONTEXT; return copy((void *)d, s, n, true, false, stream); }
+API(cuMemcpyDtoHAsync_v2)(void *d, Address s, size_t n, Handle stream) { NEED_CONTEXT; return copy(d, (const void *)s, n, false, true, stream); }
+API(cuMemcpyDtoDAsync_v2)(Address d, Address s, size_t n, Handle stream) { NEED_CONTEXT; return copy((void *)d, (const void *)s, n, true, true, stream); }
+template <class T> static int fill(Address d, T v, size_t n, Handle stream) {
+  auto there = [=] { return !n || inside(d, n * sizeof v); };
+  if (!there()) return INVALID_VALUE;
+  return enqueue(stream, [=] {
+    if (!there()) return fault("a graph fills memory that was freed");
+    for (size_t i = 0; i < n; i++) ((T *)d)[i] = v;
+    return 0;
+  });
 }
-API(cuMemsetD8_v2)(Address d, unsigned char v, size_t n) { return fill(d, v, n); }
-API(cuMemsetD16_v2)(Address d, unsigned short v, size_t n) { return fill(d, v, n); }
-API(cuMemsetD32_v2)(Address d, unsigned v, size_t n) { return fill(d, v, n); }
-API(cuMemsetD8Async)(Address d, unsigned char v, size_t n, Handle) { return fill(d, v, n); }
-API(cuMemsetD32Async)(Address d, unsigned v, size_t n, Handle) { return fill(d, v, n); }
+template <class T> static int fill_now(Address d, T v, size_t n) {
+  if (int code = implicit(nullptr)) return code;
+  if (int code = unsafe()) return code;
+  return fill(d, v, n, nullptr);
+}
+API(cuMemsetD8_v2)(Address d, unsigned char v, size_t n) { NEED_CONTEXT; return fill_now(d, v, n); }
+API(cuMemsetD16_v2)(Address d, unsigned short v, size_t n) { NEED_CONTEXT; return fill_now(d, v, n); }
+API(cuMemsetD32_v2)(Address d, unsigned v, size_t n) { NEED_CONTEXT; return fill_now(d, v, n); }
+API(cuMemsetD8Async)(Address d, unsigned char v, size_t n, Handle stream) { NEED_CONTEXT; return fill(d, v, n, stream); }
+API(cuMemsetD32Async)(Address d, unsigned v, size_t n, Handle stream) { NEED_CONTEXT; return fill(d, v, n, stream); }
 
 // ---- streams and events: everything is done when the call returns -----------------------------------------------
-static bool is_stream(Handle s) { return (uintptr_t)s <= 2 || streams.count(s); }
-API(cuStreamCreate)(Handle *s, unsigned) { NEED_CONTEXT; streams.insert(*s = malloc(1)); return 0; }
-API(cuStreamCreateWithPriority)(Handle *s, unsigned f, int) { return cuStreamCreate(s, f); }
-API(cuStreamDestroy_v2)(Handle s) { LOCK; if (!streams.erase(s)) return INVALID_HANDLE; free(s); return 0; }
-API(cuStreamSynchronize)(Handle s) { NEED_CONTEXT; return is_stream(s) ? 0 : INVALID_HANDLE; }
-API(cuStreamQuery)(Handle s) { NEED_CONTEXT; return is_stream(s) ? 0 : INVALID_HANDLE; }
-API(cuStreamWaitEvent)(Handle s, Handle e, unsigned) { NEED_CONTEXT; return is_stream(s) && events.count(e) ? 0 : INVALID_HANDLE; }
-API(cuEventCreate)(Handle *e, unsigned) { NEED_CONTEXT; events.insert(*e = new Event{-1}); return 0; }
+API(cuStreamCreate)(Stream **s, unsigned flags) { NEED_CONTEXT; streams.insert(*s = new Stream{!(flags & 1), here(), nullptr}); return 0; }
+API(cuStreamCreateWithPriority)(Stream **s, unsigned f, int) { return cuStreamCreate(s, f); }
+API(cuStreamDestroy_v2)(Stream *s) {
+  LOCK;
+  if (!streams.erase(s)) return INVALID_HANDLE;
+  delete s->capture;
+  delete s;
+  return 0;
+}
+API(cuStreamSynchronize)(Handle s) { NEED_CONTEXT; return waiting(s); }
+API(cuStreamQuery)(Handle s) { NEED_CONTEXT; return waiting(s); }
+API(cuStreamWaitEvent)(Handle s, Handle e, unsigned) {
+  NEED_CONTEXT;
+  if (!is_stream(s) || !events.count(e)) return INVALID_HANDLE;
+  if (int code = implicit(s)) return code;
+  bool captured = ((Event *)e)->captured;
+  if (capture_of(s)) return capture_of(s)->invalid ? CAPTURE_INVALIDATED : captured ? 0 : not_captured(s, CAPTURE_ISOLATION);
+  return captured ? NOT_SUPPORTED : 0;  // the real driver would let the stream join the capture
+}
+API(cuEventCreate)(Handle *e, unsigned) { NEED_CONTEXT; events.insert(*e = new Event{-1, false}); return 0; }
 API(cuEventDestroy_v2)(Handle e) { LOCK; if (!events.erase(e)) return INVALID_HANDLE; delete (Event *)e; return 0; }
 API(cuEventRecord)(Handle e, Handle s) {
   NEED_CONTEXT;
   if (!events.count(e) || !is_stream(s)) return INVALID_HANDLE;
-  ((Event *)e)->at = now_ms();
+  if (int code = implicit(s)) return code;
+  if (capture_of(s) && capture_of(s)->invalid) return CAPTURE_INVALIDATED;
+  *(Event *)e = {now_ms(), capture_of(s) != nullptr};
   return 0;
 }
-API(cuEventSynchronize)(Handle e) { NEED_CONTEXT; return events.count(e) ? 0 : INVALID_HANDLE; }
-API(cuEventQuery)(Handle e) { NEED_CONTEXT; return events.count(e) ? 0 : INVALID_HANDLE; }
+static int waiting_for(Handle e) {
+  if (!events.count(e)) return INVALID_HANDLE;
+  return ((Event *)e)->captured ? CAPTURED_EVENT : unsafe();
+}
+API(cuEventSynchronize)(Handle e) { NEED_CONTEXT; return waiting_for(e); }
+API(cuEventQuery)(Handle e) { NEED_CONTEXT; return waiting_for(e); }
 API(cuEventElapsedTime)(float *ms, Handle a, Handle b) {
   NEED_CONTEXT;
   if (!events.count(a) || !events.count(b) || ((Event *)a)->at < 0 || ((Event *)b)->at < 0) return INVALID_HANDLE;
+  if (((Event *)a)->captured || ((Event *)b)->captured) return CAPTURED_EVENT;
   *ms = (float)(((Event *)b)->at - ((Event *)a)->at);
   return 0;
 }
@@ -283,11 +293,14 @@ static int load_elf(Module **out, const unsigned char *image) {
   if (!arch) return INVALID_IMAGE;
   // 90 stands for sm_90a, which runs nowhere else; older targets would come with PTX, so they run on newer devices.
   if (*arch > (uint32_t)capability() || (*arch == 90 && capability() != 90)) return dlclose(library), NO_BINARY;
-  modules.insert(*out = new Module{library, {}});
+  static uint64_t number;
+  loaded.insert(++number);
+  modules.insert(*out = new Module{library, {}, number});
   return 0;
 }
 API(cuModuleLoadData)(Module **m, const void *image) {
   NEED_CONTEXT;
+  if (int code = unsafe()) return code;
   return memcmp(image, "\177ELF", 4) ? INVALID_IMAGE : load_elf(m, (const unsigned char *)image);
 }
 // The linker's logs, which pycuda asks for, are empty.
@@ -300,7 +313,9 @@ API(cuModuleLoadDataEx)(Module **m, const void *image, unsigned n, const int *op
 }
 API(cuModuleUnload)(Module *m) {
   LOCK;
+  if (int code = unsafe()) return code;
   if (!modules.erase(m)) return INVALID_HANDLE;
+  loaded.erase(m->number);
   for (auto &f : m->functions) delete f.second;
   dlclose(m->library);
   delete m;
@@ -313,7 +328,7 @@ API(cuModuleGetFunction)(Function **f, Module *m, const char *name) {
   if (!known) {
     auto kernel = (const pdemu_kernel *)dlsym(m->library, (std::string("pdemu_kernel_") + name).c_str());
     if (!kernel) return m->functions.erase(name), NOT_FOUND;
-    known = new Function{kernel, 49152};
+    known = new Function{kernel, 49152, m->number};
   }
   *f = known;
   return 0;
@@ -340,36 +355,39 @@ API(cuFuncGetAttribute)(int *v, int attribute, Function *f) {
 extern "C" __attribute__((visibility("default"))) uint64_t pdemu_counters[PDEMU_COUNTERS];
 uint64_t pdemu_counters[PDEMU_COUNTERS];
 
+struct Launch { Function *function; uint64_t module; uint32_t grid[3], threads, smem; std::vector<std::string> params; };
+static int run_kernel(const Launch &k) {
+  if (!loaded.count(k.module)) return fault("a graph launches a kernel whose module was unloaded");
+  // The device copies parameters into constant memory, which is aligned enough for tensor maps.
+  std::vector<std::vector<char>> copies(k.params.size());
+  std::vector<void *> aligned(k.params.size() + 1);
+  for (size_t i = 0; i < k.params.size(); i++) {
+    copies[i].resize(k.params[i].size() + 64);
+    aligned[i] = (void *)(((uintptr_t)copies[i].data() + 63) & ~(uintptr_t)63);
+    memcpy(aligned[i], k.params[i].data(), k.params[i].size());
+  }
+  std::vector<pdemu_range> ranges;
+  for (auto &a : memory) ranges.push_back({a.first, a.first + a.second.bytes});
+  pdemu_launch l = {PDEMU_ABI, {k.grid[0], k.grid[1], k.grid[2]}, k.threads, k.smem, (uint32_t)setting("PDEMU_REVERSE", 0),
+                    (uint32_t)ranges.size(), ranges.data(), aligned.data(), pdemu_counters, {0}};
+  int code = k.function->kernel->launch(&l);
+  if (code == PDEMU_INVALID) return INVALID_VALUE;
+  if (code) here()->broken = code, last_message = l.message;  // reported by the next call, as on a GPU
+  return 0;
+}
 API(cuLaunchKernel)(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem,
                     Handle stream, void **params, void **extra) {
   NEED_CONTEXT;
   if (!f || !is_stream(stream)) return INVALID_HANDLE;
   if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || !bx || by != 1 || bz != 1 || (int)smem > f->max_dynamic) return INVALID_VALUE;
   if (bx > f->kernel->threads) return OUT_OF_RESOURCES;
-  std::vector<void *> pointers;
-  if (!params && extra) {
-    char *buffer = nullptr;
-    for (int i = 0; extra[i]; i += 2)
-      if (extra[i] == (void *)1) buffer = (char *)extra[i + 1];
-    for (uint32_t i = 0; buffer && i < f->kernel->nparams; i++) pointers.push_back(buffer + f->kernel->offsets[i]);
-    params = pointers.data();
-  }
-  // The device copies parameters into constant memory, which is aligned enough for tensor maps.
-  std::vector<std::vector<char>> copies(f->kernel->nparams);
-  std::vector<void *> aligned(f->kernel->nparams + 1);
-  for (uint32_t i = 0; i < f->kernel->nparams; i++) {
-    copies[i].resize(f->kernel->sizes[i] + 64);
-    aligned[i] = (void *)(((uintptr_t)copies[i].data() + 63) & ~(uintptr_t)63);
-    memcpy(aligned[i], params[i], f->kernel->sizes[i]);
-  }
-  std::vector<pdemu_range> ranges;
-  for (auto &a : memory) ranges.push_back({a.first, a.first + a.second.bytes});
-  pdemu_launch l = {PDEMU_ABI, {gx, gy, gz}, bx, smem, (uint32_t)setting("PDEMU_REVERSE", 0), (uint32_t)ranges.size(),
-                    ranges.data(), aligned.data(), pdemu_counters, {0}};
-  int code = f->kernel->launch(&l);
-  if (code == PDEMU_INVALID) return INVALID_VALUE;
-  if (code) here()->broken = code, last_message = l.message;  // reported by the next call, as on a GPU
-  return 0;
+  const char *buffer = nullptr;
+  for (int i = 0; !params && extra && extra[i]; i += 2)
+    if (extra[i] == (void *)1) buffer = (const char *)extra[i + 1];
+  Launch k = {f, f->module, {gx, gy, gz}, bx, smem, {}};
+  for (uint32_t i = 0; i < f->kernel->nparams; i++)
+    k.params.emplace_back(buffer ? buffer + f->kernel->offsets[i] : (const char *)params[i], f->kernel->sizes[i]);
+  return enqueue(stream, [k] { return run_kernel(k); });
 }
 API(cuLaunchKernelEx)(const unsigned *config, Function *f, void **params, void **extra) {
   return cuLaunchKernel(f, config[0], config[1], config[2], config[3], config[4], config[5], config[6],
@@ -404,12 +422,20 @@ static const struct { int code; const char *name, *text; } errors[] = {
     {101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"}, {200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
     {201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
-    {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"}, {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {401, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
+    {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
     {702, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated"},
     {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "misaligned address"}, {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
-    {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"}};
+    {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+    {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
+    {905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream"},
+    {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "operation would make the legacy stream depend on a capturing blocking stream"},
+    {907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream"},
+    {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to terminate a thread-local capture sequence from another thread"}};
 API(cuGetErrorName)(int code, const char **s) {
   *s = nullptr;
   for (auto &e : errors) if (e.code == code) *s = e.name;

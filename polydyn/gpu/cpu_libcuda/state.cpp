@@ -1,0 +1,133 @@
+// A CUDA driver without a GPU: the part of libcuda.so.1 that polydyn, pycuda and cuda-bindings use, over emulated
+// kernels. A module image is the ELF bytes of a shared object made by polydyn.gpu.emulator.compile_emulated.
+//
+// It behaves like the real driver where that matters for tests: allocations are poisoned and fenced, copies outside
+// them fail, a launch returns before its errors are reported, and a kernel that fails breaks its context for good.
+// Settings from the environment: PDEMU_SM (compute capability, default 90), PDEMU_MEMORY (bytes, default 4 GiB),
+// PDEMU_REVERSE=1 (warps and lanes in reverse order), PDEMU_GRAPHS=0 (a driver without graphs), PDEMU_TRACE=1 (name calls
+// that are not supported). Three files make one: state.cpp, libcuda.cpp, graphs.cpp.
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pd_emu_abi.h"
+
+#define API(name) extern "C" __attribute__((visibility("default"))) int name
+typedef void *Handle;
+typedef uint64_t Address;
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
+       INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_HANDLE = 400, ILLEGAL_STATE = 401, NOT_FOUND = 500,
+       NOT_READY = 600, OUT_OF_RESOURCES = 701, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900,
+       CAPTURE_INVALIDATED = 901, CAPTURE_ISOLATION = 905, CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907,
+       CAPTURE_WRONG_THREAD = 908 };
+
+struct Context { int broken, flags; };
+struct Function { const pdemu_kernel *kernel; int max_dynamic; uint64_t module; };
+struct Module { void *library; std::map<std::string, Function *> functions; uint64_t number; };
+struct Event { double at; bool captured; };
+struct Allocation { size_t bytes; Context *owner; };
+
+static std::recursive_mutex state;
+#define LOCK std::lock_guard<std::recursive_mutex> lock(state)
+static bool initialised;
+static Context *primary;
+static int primary_users;
+static std::set<Context *> contexts;
+static thread_local std::vector<Context *> current;
+static std::map<Address, Allocation> memory;
+static size_t memory_used;
+static std::set<Handle> events, modules;
+static std::set<uint64_t> loaded;  // modules by number: addresses come again
+static std::map<const char *, size_t> pinned;
+static std::string last_message;
+
+static long setting(const char *name, long otherwise) { const char *v = getenv(name); return v && *v ? atol(v) : otherwise; }
+static int capability() { return (int)setting("PDEMU_SM", 90); }
+static size_t memory_size() { return (size_t)setting("PDEMU_MEMORY", 4l << 30); }
+static int shared_limit() { return capability() == 80 ? 166912 : capability() < 90 ? 101376 : 232448; }
+static double now_ms() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e3 + t.tv_nsec * 1e-6; }
+static Context *here() { return current.empty() || !contexts.count(current.back()) ? nullptr : current.back(); }
+// Every call that needs a context starts so; a broken one answers with what broke it.
+#define NEED_CONTEXT LOCK; if (!initialised) return NOT_INITIALIZED; if (!here()) return INVALID_CONTEXT; \
+  if (here()->broken) return here()->broken
+
+// ---- stream capture ---------------------------------------------------------------------------------------------
+// As the driver's documentation has it: a capturing stream keeps its work instead of doing it, and what cannot be kept, or
+// what no stream sees (memory, modules, waiting), ends the capture, which then must still be ended by its owner. Stricter:
+// all waiting and asking counts as unsafe, and streams cannot join another's capture.
+enum Mode { GLOBAL, THREAD_LOCAL, RELAXED };
+typedef std::function<int()> Work;
+struct Capture { int mode; std::thread::id thread; bool invalid; std::vector<Work> work; };
+struct Stream { bool blocking; Context *owner; Capture *capture; };
+static std::set<Stream *> streams;
+static thread_local int thread_mode = GLOBAL;
+
+static bool is_stream(Handle s) { return (uintptr_t)s <= 2 || streams.count((Stream *)s); }
+static bool is_legacy(Handle s) { return (uintptr_t)s <= 1; }
+static Capture *capture_of(Handle s) { return (uintptr_t)s <= 2 ? nullptr : ((Stream *)s)->capture; }
+// Ends the captures for which `which` holds; `code` when there were any.
+template <class F> static int invalidate(int code, F which) {
+  int found = 0;
+  for (Stream *s : streams)
+    if (s->capture && which(s)) s->capture->invalid = true, found = code;
+  return found;
+}
+// What a call answers that no stream sees. Pinned memory is refused in relaxed mode too.
+static int unsafe(bool pinned = false) {
+  return invalidate(CAPTURE_UNSUPPORTED, [=](Stream *s) {
+    bool mine = s->capture->thread == std::this_thread::get_id();
+    if (pinned && mine) return true;
+    if (thread_mode == RELAXED) return false;
+    return mine ? s->capture->mode != RELAXED : thread_mode == GLOBAL && s->capture->mode == GLOBAL;
+  });
+}
+// What a call on the legacy stream answers, which waits for all blocking ones.
+static int implicit(Handle s) {
+  return is_legacy(s) ? invalidate(CAPTURE_IMPLICIT, [](Stream *t) { return t->blocking && t->owner == here(); }) : 0;
+}
+// What a call that a capture cannot keep answers.
+static int not_captured(Handle s, int code) {
+  return capture_of(s) ? capture_of(s)->invalid = true, code : 0;
+}
+// What a call that waits for a stream, or asks about it, answers.
+static int waiting(Handle s) {
+  if (!is_stream(s)) return INVALID_HANDLE;
+  if (int code = not_captured(s, CAPTURE_UNSUPPORTED)) return code;
+  if (int code = implicit(s)) return code;
+  return unsafe();
+}
+// Work for a stream: done at once, or kept for the graph.
+static int enqueue(Handle s, const Work &work) {
+  if (!is_stream(s)) return INVALID_HANDLE;
+  if (int code = implicit(s)) return code;
+  Capture *c = capture_of(s);
+  if (!c) return work();
+  if (c->invalid) return CAPTURE_INVALIDATED;
+  c->work.push_back(work);
+  return 0;
+}
+// Breaks the context, as a kernel does: a graph used what is gone.
+static int fault(const char *what) { here()->broken = 700, last_message = what; return 0; }
+
+struct Graph { std::vector<Work> work; };
+struct Executable { std::vector<Work> work; Context *owner; size_t bytes; };
+static std::set<Graph *> graphs;
+static std::set<Executable *> executables;
+static void destroy(Executable *e) {
+  memory_used -= e->bytes;
+  executables.erase(e);
+  delete e;
+}
