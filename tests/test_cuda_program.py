@@ -84,10 +84,11 @@ def test_models_run_at_every_shape_compiled_once(name: str) -> None:
     counters = program.counters
     assert counters["evaluations"] == len(some) and counters["contexts"] == 1
     one, two = (program.run(inputs_of(loaded, some[-1])) for _ in range(2))
-    assert all(np.array_equal(a, two[n]) for n, a in one.items())
+    bound = program.bind(inputs_of(loaded, some[-1]))()
+    assert all(np.array_equal(a, two[n]) and np.array_equal(a, bound[n]) for n, a in one.items())
     assert program.counters["evaluations"] == len(some), "a known shape costs no evaluation"
     seen = program.shapes_seen()
-    assert [x["count"] for x in seen] == [3, 1, 1] and some[-1].items() <= seen[0]["dims"].items()
+    assert [x["count"] for x in seen] == [4, 1, 1] and some[-1].items() <= seen[0]["dims"].items()
 
 
 def test_explain_says_what_runs() -> None:

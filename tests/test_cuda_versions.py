@@ -69,7 +69,7 @@ def program(*versions: Version, kernels: tuple[KernelSource, ...]) -> CudaProgra
 def difference(p: CudaProgram, b: int) -> float:
     x = np.arange(b * 32, dtype=np.float32).reshape(b, 32)
     got = p.run({"x": x})["y"] - x
-    assert (got == got[0, 0]).all()
+    assert (got == got[0, 0]).all() and np.array_equal(p.bind({"x": x})()["y"] - x, got)
     assert p.profile({"x": x}, 1)[0].kernel == p.explain(B=b).launches[0].kernel
     return float(got[0, 0])
 
@@ -134,6 +134,9 @@ def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
         x = np.random.default_rng(b).standard_normal((b, 32)).astype(np.float32)
         assert np.array_equal(p.run({"x": x})["y"], 2 * x)
         assert np.array_equal(p.run({"x": -x})["y"], -2 * x)
+        call = p.bind({"x": x})
+        p.run({"x": np.zeros((b + 1, 32), np.float32)})  # with a map of its own
+        assert np.array_equal(call()["y"], 2 * x)
     assert p.profile({"x": x}, 1)[0].kernel == "mapped" == p.explain(B=2).launches[0].kernel
     monkeypatch.setattr("polydyn.gpu.images.ImageSource.special", 80)
     older = program(hopper, version("a", ONE), kernels=kernels)

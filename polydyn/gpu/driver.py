@@ -150,6 +150,9 @@ def driver_error(code: int, name: str, text: str, call: str, detail: str = "") -
     if code in (200, 209, 218, 222):
         remedy = "compile for this device's architecture, or keep PTX in the artifact"
         return WrongArchitectureError(message, code=code, remedy=remedy)
+    if 900 <= code <= 908:
+        remedy = "try again: no other thread may wait for the whole device while work is captured"
+        return DeviceError(message, code=code, remedy=remedy)
     return DeviceError(message, code=code)
 
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from polydyn.errors import InputError
-from polydyn.program.native import Context
-
-Array = npt.NDArray[Any]
 
 
 class BoundCall:
@@ -23,14 +18,13 @@ class BoundCall:
     at a time; others wait. It keeps the arrays, the program and a context (its arena included) for as long as it lives.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_check", "_lock", "_run", "outputs")
+    __slots__ = ("__weakref__", "_check", "_keep", "_lock", "_run", "outputs")
 
     def __init__(
-        self, context: Context, check: Callable[[int], None], arrays: list[Array], outputs: dict[str, Array]
+        self, run: Callable[[], int], check: Callable[[int], None], keep: object, outputs: dict[str, Any]
     ) -> None:
-        """``context``: prepared for these arrays, its pointers packed, and used by nobody else."""
-        self._run = partial(context.run_call, context.handle, context.input_pointers, context.output_pointers)
-        self._check, self._arrays, self._lock = check, arrays, threading.Lock()
+        """``run``: the call, in a context that nobody else uses; ``check``: of its error code; ``keep``: the arrays."""
+        self._run, self._check, self._keep, self._lock = run, check, keep, threading.Lock()
         self.outputs = outputs
 
     def __copy__(self) -> BoundCall:
@@ -39,7 +33,7 @@ class BoundCall:
     def __deepcopy__(self, memo: object) -> BoundCall:
         return self
 
-    def __call__(self) -> dict[str, Array]:
+    def __call__(self) -> dict[str, Any]:
         """Computes once more. InputError: an index tensor now holds an index outside its axis."""
         with self._lock:
             code = self._run()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 
-from polydyn.errors import PolydynError
+from polydyn.errors import ArtifactError, PolydynError
 from polydyn.gpu.errors import DriverMissingError
 from polydyn.gpu.images import ImageSource
 from polydyn.gpu.session import Session
@@ -125,13 +127,28 @@ class CudaContext(Context):
 
     def run_on(self, inputs: list[int], outputs: list[int], stream: int, detached: bool) -> None:
         """``pd_cuda_run`` on these addresses; ``stream`` 0 is the context's own."""
-        self._input_pack(self.input_pointers, 0, *inputs)
-        self._output_pack(self.output_pointers, 0, *outputs)
+        self.point(inputs, outputs)
         code = self._cuda.pd_cuda_run(
             self.handle, self.input_pointers, self.output_pointers, stream or None, detached, None
         )
         if code:
             self._native.check(code)
+
+    def record(self, inputs: list[int], outputs: list[int]) -> None:
+        """``pd_cuda_record`` of a call on these addresses, for ``replay``."""
+        record = getattr(self._cuda, "pd_cuda_record", None)
+        if record is None:
+            raise ArtifactError("the program was compiled before a device had bound calls", remedy="compile it again")
+        self.point(inputs, outputs)
+        self._native.check(record(self.handle, self.input_pointers, self.output_pointers))
+
+    def replay(self, stream: int, detached: bool) -> Callable[[], int]:
+        """``pd_cuda_replay``, to be called: it returns an error code. ``stream`` 0 is the context's own."""
+        return partial(self._cuda.pd_cuda_replay, self.handle, ctypes.c_void_p(stream or None), int(detached))
+
+    def release(self) -> None:
+        """``pd_cuda_release``: what was recorded is gone."""
+        self._cuda.pd_cuda_release(self.handle)
 
     def choices(self) -> int:
         """``pd_cuda_choices``."""
@@ -139,8 +156,7 @@ class CudaContext(Context):
 
     def profile(self, inputs: list[int], outputs: list[int], launches: int) -> list[int]:
         """Nanoseconds of every launch on the device."""
-        self._input_pack(self.input_pointers, 0, *inputs)
-        self._output_pack(self.output_pointers, 0, *outputs)
+        self.point(inputs, outputs)
         table = (ctypes.c_int64 * (launches + 1))()
         code = self._cuda.pd_cuda_run(self.handle, self.input_pointers, self.output_pointers, None, 0, table)
         if code:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.errors import InputError, UnsupportedError
+from polydyn.errors import InputError
 from polydyn.gpu.array import LEGACY, DeviceArray
 from polydyn.gpu.dlpack import CPU, CUDA_HOST, View, device_of, view
 from polydyn.gpu.session import Session, open_session
 from polydyn.program.artifact import Artifact
-from polydyn.program.bound import BoundCall
+from polydyn.program.bound import refuse_conversions
+from polydyn.program.cuda_bound import CudaBoundCall
 from polydyn.program.cuda_native import ON_DEVICE, ON_HOST, TO_COPY, CudaContext, CudaNative
 from polydyn.program.explain import Device, Explanation, explain
 from polydyn.program.native import DTYPE_CODES
@@ -42,7 +44,7 @@ class CudaProgram(Program):
         """``session``: the device, by default that of ``open_session()``, opened by the first call."""
         super().__init__(artifact, threads=1, compilations=compilations)
         self._chosen = session
-        self._loading = threading.Lock()
+        self._loading = threading.RLock()  # taken again by a bound call that ends while it is held
         self._idle: list[CudaContext] = []
 
     def _open_library(self, artifact: Artifact) -> CudaNative:
@@ -98,11 +100,37 @@ class CudaProgram(Program):
             finally:
                 self._idle.append(context)
 
-    def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None) -> BoundCall:
-        """UnsupportedError: a device's call is enqueued anew each time."""
-        raise UnsupportedError(
-            "a program on a device has no bound calls", remedy="use run(feeds, out=..., stream=...): it does not wait"
-        )
+    def bind(
+        self, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None, *, stream: Any = None
+    ) -> CudaBoundCall:
+        """``run`` on these very arrays, to be repeated: captured into CUDA graphs here, which a call launches.
+
+        ``feeds``, ``out``, ``stream`` as for ``run``, but inputs on the host must be numpy arrays that need no
+        conversion. Whoever calls the result may change the arrays' elements in between, not their shapes; work on the
+        device that changes them must have ended, or be on ``stream``. Index tensors on the device are fetched and
+        checked by each call. InputError; DeviceError: no memory, a driver before CUDA 11.4, or another thread waited
+        for the whole device while the call was captured.
+        """
+        session, handle = self.session, stream_handle(stream)
+        with session.use():
+            context = self._take_ready(session)
+            try:
+                call = Call(self, context, feeds, out or {}, handle)
+                call.refuse_conversions(feeds)
+                context.record(call.inputs, call.outputs)
+                bound = CudaBoundCall(session, context.replay(handle, handle != 0), self._cuda.check, call)
+            except BaseException:
+                self._idle.append(context)
+                raise
+        weakref.finalize(bound, self._give_back, context).atexit = False  # until then this keeps the program
+        return bound
+
+    def _give_back(self, context: CudaContext) -> None:
+        """A bound call is gone: its context is free again, unless it went with the device's."""
+        with self._loading:
+            if self._cuda.generation == self.session.generation and context in self._contexts:
+                context.release()
+                self._idle.append(context)
 
     def _take_ready(self, session: Session) -> CudaContext:
         """A free context, after loading kernels when that was not done in this generation of the device's context."""
@@ -118,10 +146,11 @@ class CudaProgram(Program):
         """Nobody is inside a call: those of the last generation have left before it ended."""
         if self._cuda.generation >= 0:
             self._cuda.lost()
-            for context in self._contexts:
-                self._cuda.library.pd_context_free(context.handle)
-            self._contexts.clear()
+            gone = list(self._contexts)
+            self._contexts.clear()  # first: a bound call may end meanwhile
             self._idle.clear()
+            for context in gone:
+                self._cuda.library.pd_context_free(context.handle)
         self._cuda.open(self._artifact, session)
 
     def _new_cuda_context(self) -> CudaContext:
@@ -200,21 +229,26 @@ class Call:
         if context.key != [*key, places]:
             context.prepare_at(key, places)
         self.inputs = [_address(a) for a in self._arrays.values()]
-        self._results: dict[str, Any] = {}
+        self.named: dict[str, Any] = {}
         self._targets: dict[str, Array | View | DeviceArray] = {}
         for (name, dtype), shape in zip(program._outputs, context.output_shapes, strict=True):
             self._targets[name] = self._target(name, dtype, shape)
-            self._results[name] = out.get(name, self._targets[name])
+            self.named[name] = out.get(name, self._targets[name])
         self._check_overlap()
         self.outputs = [_address(a) for a in self._targets.values()]
+
+    def refuse_conversions(self, feeds: Mapping[str, Any]) -> None:
+        """InputError for an input on the host that is not read where the caller has it: changes would not be seen."""
+        host = {n: _address(a) for n, a in self._arrays.items() if isinstance(a, np.ndarray)}
+        refuse_conversions(list(host), feeds, list(host.values()))
 
     def results(self) -> dict[str, Any]:
         """Output name -> array, those of the caller included."""
         for name, target in self._targets.items():
-            given = self._results[name]
+            given = self.named[name]
             if isinstance(given, np.ndarray) and given is not target:
                 np.copyto(given, np.asarray(target))  # a view with strides of its own
-        return self._results
+        return self.named
 
     def _key(self) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
         """Shapes and strides as ``Context.prepare`` wants them, and where arrays lie."""

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -129,7 +130,8 @@ class Program:
             self._free.append(context)
             raise
         context.point(addresses, targets)
-        call = BoundCall(context, self._native.check, arrays, results)
+        run = partial(context.run_call, context.handle, context.input_pointers, context.output_pointers)
+        call = BoundCall(run, self._native.check, arrays, results)
         weakref.finalize(call, self._take_back, context).atexit = False  # until then this keeps the program
         return call
 

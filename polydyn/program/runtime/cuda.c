@@ -91,6 +91,10 @@ static int32_t find_driver(pd_device *d, const char *driver) {
     if (!(d->cuda.name = (int32_t(*) parameters)dlsym(library, #name)))                                               \
         return pd_fail(PD_DEVICE, "the CUDA driver %s has no " #name, driver);
     DRIVER(FIND)
+#define FIND_GRAPH(name, parameters)                                                                                  \
+    d->graphs &= (d->cuda.name = (int32_t(*) parameters)dlsym(library, #name)) != NULL;
+    d->graphs = 1;
+    GRAPHS(FIND_GRAPH)
     d->cuTensorMapEncodeTiled = (pd_encode *)dlsym(library, "cuTensorMapEncodeTiled");
     return PD_OK;
 }
@@ -194,7 +198,11 @@ int32_t pd_place_context(pd_context *c) {
     if (!x->values || !x->parameters) return pd_fail(PD_MEMORY, "out of memory");
     x->maps = aligned_alloc(MAP_ALIGN, ((size_t)plan->map_count + 1) * MAP_BYTES);
     x->map_addresses = calloc((size_t)plan->map_count + 1, sizeof *x->map_addresses);
-    if (!x->maps || !x->map_addresses) return pd_fail(PD_MEMORY, "out of memory");
+    x->segments = calloc((size_t)plan->launch_count + 1, sizeof *x->segments);
+    x->inputs = calloc((size_t)plan->input_count + 1, sizeof *x->inputs);
+    x->outputs = calloc((size_t)plan->output_count + 1, sizeof *x->outputs);
+    if (!x->maps || !x->map_addresses || !x->segments || !x->inputs || !x->outputs)
+        return pd_fail(PD_MEMORY, "out of memory");
     int32_t code = pd_cuda_enter(d);
     return code == PD_OK ? pd_cuda_leave(d, make(d, x)) : code;
 }
@@ -208,6 +216,7 @@ void pd_displace_context(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     if (!x) return;
+    pd_cuda_release(c); /* before the memory that its graphs use */
     if (x->generation == d->generation && d->ready && pd_cuda_enter(d) == PD_OK) {
         pd_cuda_settle(d, x);
         if (c->arena) d->cuda.cuMemFree_v2((uint64_t)(uintptr_t)c->arena);
@@ -225,6 +234,9 @@ void pd_displace_context(pd_context *c) {
     free(x->parameters);
     free(x->maps);
     free(x->map_addresses);
+    free(x->segments);
+    free(x->inputs);
+    free(x->outputs);
     free(x);
 }
 
@@ -278,6 +290,7 @@ static int32_t grow(pd_context *c) {
 int32_t pd_place_sizes(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
+    pd_cuda_release(c);
     x->next = 0;
     int64_t staging = c->planned_bytes - c->staging_offset;
     if (c->planned_bytes <= c->arena_bytes && staging <= x->pinned_bytes) return PD_OK;

@@ -1,4 +1,5 @@
-/* cuda_internal.h: what cuda.c and cuda_run.c share: the driver's functions, a program and a context on the device. */
+/* cuda_internal.h: what cuda.c, cuda_choose.c and cuda_run.c share: the driver's functions, a program and a context on the
+ * device. */
 #ifndef POLYDYN_CUDA_INTERNAL_H
 #define POLYDYN_CUDA_INTERNAL_H
 
@@ -37,9 +38,19 @@
     X(cuGetErrorString, (int32_t, const char **))                                                                     \
     X(cuLaunchKernel, (void *, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, void *, void **, \
                        void **))
+/* Of CUDA 11.4; older drivers run programs, but bind no calls. */
+#define GRAPHS(X)                                                                                                     \
+    X(cuStreamBeginCapture_v2, (void *, int32_t))                                                                     \
+    X(cuStreamEndCapture, (void *, void **))                                                                          \
+    X(cuGraphGetNodes, (void *, void **, size_t *))                                                                   \
+    X(cuGraphInstantiateWithFlags, (void **, void *, uint64_t))                                                       \
+    X(cuGraphLaunch, (void *, void *))                                                                                \
+    X(cuGraphExecDestroy, (void *))                                                                                   \
+    X(cuGraphDestroy, (void *))
 #define MEMBER(name, parameters) int32_t (*name) parameters;
 typedef struct {
     DRIVER(MEMBER)
+    GRAPHS(MEMBER)
 } pd_driver;
 
 enum { MAP_BYTES = 128, MAP_ALIGN = 64, MAP_RANK = 5, SWIZZLE_128B = 3, PROMOTE_256B = 3 };
@@ -48,11 +59,13 @@ typedef int32_t pd_encode(void *map, int32_t dtype, uint32_t rank, void *address
                           int32_t interleave, int32_t swizzle, int32_t promotion, int32_t fill);
 
 enum { NON_BLOCKING = 1, NO_TIMING = 2, MAX_DYNAMIC_SHARED = 8, SHARED_OPT_IN = 97, ALIGNED = 16 };
+enum { CAPTURE_THREAD_LOCAL = 1, NOT_SUPPORTED = 801 };
 
 /* What a program has on the device. */
 typedef struct {
     pd_driver cuda;
     pd_encode *cuTensorMapEncodeTiled; /* NULL: the driver is older than tensor maps */
+    int graphs;                        /* the driver has all of GRAPHS */
     int32_t arch;                      /* whose own instructions may be used, 0: none's */
     void *context;
     pd_cuda_image image;
@@ -68,6 +81,12 @@ typedef struct {
     int ready;
 } pd_device;
 
+/* A part of a recorded call: what runs from a launch on, as a CUgraphExec, NULL: nothing. */
+typedef struct {
+    int32_t first;
+    void *graph;
+} pd_segment;
+
 /* What a context has beyond its sizes. The arena's end, from staging_offset on, has a mirror in pinned memory. */
 typedef struct {
     int32_t generation;
@@ -78,7 +97,7 @@ typedef struct {
     int64_t workspace_bytes;
     int32_t next;     /* the first launch whose version is not chosen for these sizes */
     int32_t recalled; /* the versions of these sizes were remembered */
-    int64_t *remembered, remembered_count; /* the last few choices, see cuda_run.c */
+    int64_t *remembered, remembered_count; /* the last few choices, see cuda_choose.c */
     int64_t choices; /* launches whose version was chosen */
     int32_t *version; /* per launch, -1: nothing to do */
     int64_t *values;  /* of all launches' parameters: addresses, then symbols */
@@ -86,6 +105,12 @@ typedef struct {
     int32_t *first; /* of a launch's parameters */
     char *maps;     /* of all versions, and the addresses they are of, 0: none yet */
     uint64_t *map_addresses;
+    int recorded; /* the segments are a whole call on these arrays of the caller */
+    pd_segment *segments;
+    int32_t segment_count;
+    int64_t recorded_bytes; /* that a replay moves without computing */
+    const void **inputs;
+    void **outputs;
 } pd_cuda;
 
 /* Says what a CUresult means, where it came up, and about what; PD_DEVICE. */
@@ -101,6 +126,8 @@ int32_t pd_cuda_say(const pd_device *d, int32_t result, const char *where, const
 int32_t pd_cuda_enter(pd_device *d);
 /* Room for the choices that a context remembers. */
 int64_t pd_cuda_remembered_words(void);
+/* Chooses the version of launch k for the context's sizes, the launches before it being chosen, and makes it ready. */
+int32_t pd_cuda_choose(pd_context *c, int32_t k);
 /* Loads a kernel, if that was not done before. */
 int32_t pd_cuda_load(pd_device *d, int32_t kernel);
 /* Takes the context off again; returns `code`. */

@@ -1,6 +1,4 @@
-/* cuda_run.c: one run on a CUDA device: arrays in, versions chosen, launches, arrays out. */
-#include <inttypes.h>
-#include <limits.h>
+/* cuda_run.c: runs on a CUDA device: arrays in, launches, arrays out; and calls that are recorded once and replayed. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,164 +7,58 @@
 static const pd_plan *const plan = &pd_the_plan;
 
 typedef struct {
-    void *const *outputs; /* the caller's */
+    const void *const *given; /* the caller's inputs */
+    void *const *outputs;     /* the caller's */
     void **inputs, **results; /* where kernels read and write */
     void *stream;
 } pd_call;
+
+/* ---- inputs ---- */
 
 static char *mirror(const pd_context *c, int64_t staged) {
     return ((pd_cuda *)c->place)->pinned + (staged - c->staging_offset);
 }
 
-static int32_t take_inputs(pd_context *c, const void *const *inputs, const pd_call *call) {
+/* Bytes of input i that are copied into the arena; 0: none. */
+static int64_t staged_bytes(const pd_context *c, int32_t i) {
+    return c->staged[i] < 0 ? 0 : pd_dense_bytes(&plan->inputs[i], c->dims + pd_first_axis(plan->inputs, i));
+}
+
+static int is_dense(const pd_context *c, int32_t i) {
+    const pd_io *io = &plan->inputs[i];
+    int64_t first = pd_first_axis(plan->inputs, i), dense[PD_MAX_RANK];
+    pd_dense_strides(io->rank, c->dims + first, pd_item_bytes[io->dtype], dense);
+    return pd_differing_axis(io->rank, c->dims + first, c->strides + first, dense) < 0;
+}
+
+/* Fills the pinned mirror of input i, when it is in host memory. */
+static void fill(const pd_context *c, int32_t i, const void *from) {
+    const pd_io *io = &plan->inputs[i];
+    int64_t first = pd_first_axis(plan->inputs, i), bytes = staged_bytes(c, i);
+    if (!bytes || c->places[i] != PD_ON_HOST) return;
+    char *to = mirror(c, c->staged[i]);
+    if (is_dense(c, i)) memcpy(to, from, (size_t)bytes);
+    else pd_copy_strided(to, from, io->rank, c->dims + first, c->strides + first, pd_item_bytes[io->dtype]);
+}
+
+/* Puts the copy of input i to the arena on its way, when it needs one. */
+static int32_t send(pd_context *c, int32_t i, const pd_call *call) {
     pd_device *d = c->program->place;
-    const int64_t *dims = c->dims, *strides = c->strides;
-    for (int32_t i = 0; i < plan->input_count; dims += plan->inputs[i].rank, strides += plan->inputs[i++].rank) {
-        const pd_io *io = &plan->inputs[i];
-        int64_t bytes = pd_dense_bytes(io, dims), item = pd_item_bytes[io->dtype], dense[PD_MAX_RANK];
-        call->inputs[i] = (void *)inputs[i];
-        if (c->staged[i] < 0) continue;
-        uint64_t to = (uint64_t)(uintptr_t)(c->arena + c->staged[i]);
-        call->inputs[i] = (void *)(uintptr_t)to;
-        pd_dense_strides(io->rank, dims, item, dense);
-        int is_dense = pd_differing_axis(io->rank, dims, strides, dense) < 0;
-        if (c->places[i] != PD_ON_HOST && !is_dense && bytes)
-            return pd_fail(PD_INPUT, "input '%s' is in device memory and not dense", io->name);
-        if (!bytes) continue;
-        c->copied_bytes += bytes;
-        if (c->places[i] == PD_ON_HOST) {
-            char *from = mirror(c, c->staged[i]);
-            if (is_dense) memcpy(from, inputs[i], (size_t)bytes);
-            else pd_copy_strided(from, inputs[i], io->rank, dims, strides, item);
-            TRY(cuMemcpyHtoDAsync_v2(to, from, (size_t)bytes, call->stream), io->name);
-        } else {
-            TRY(cuMemcpyDtoDAsync_v2(to, (uint64_t)(uintptr_t)inputs[i], (size_t)bytes, call->stream), io->name);
-        }
+    const char *name = plan->inputs[i].name;
+    int64_t bytes = staged_bytes(c, i);
+    if (!bytes) return PD_OK;
+    uint64_t to = (uint64_t)(uintptr_t)call->inputs[i], from = (uint64_t)(uintptr_t)call->given[i];
+    c->copied_bytes += bytes;
+    if (c->places[i] == PD_ON_HOST) {
+        TRY(cuMemcpyHtoDAsync_v2(to, mirror(c, c->staged[i]), (size_t)bytes, call->stream), name);
+    } else {
+        if (!is_dense(c, i)) return pd_fail(PD_INPUT, "input '%s' is in device memory and not dense", name);
+        TRY(cuMemcpyDtoDAsync_v2(to, from, (size_t)bytes, call->stream), name);
     }
     return PD_OK;
 }
 
-static int holds(const int64_t *v, const pd_condition *n) {
-    int64_t a = v[n->left], b = v[n->right];
-    return n->relation == '=' ? a == b : n->relation == '<' ? a <= b : b ? a % b == 0 : a == 0;
-}
-
-static int fits(const pd_context *c, const pd_version *n) {
-    const pd_device *d = c->program->place;
-    int all = c->values[n->smem] <= d->shared_limit && (!n->arch || n->arch == d->arch);
-    for (int32_t j = 0; j < n->conditions && all; j++) all = holds(c->values, &plan->conditions[n->first_condition + j]);
-    return all;
-}
-
-/* Makes a version ready to be launched with the context's sizes: its kernels, its workspace, its symbols. */
-static int32_t prepare(pd_context *c, int32_t k, const pd_version *n) {
-    pd_device *d = c->program->place;
-    pd_cuda *x = c->place;
-    const int64_t *v = c->values;
-    int64_t bytes = v[n->workspace];
-    int32_t at = x->first[k];
-    if (bytes > x->workspace_bytes) {
-        char what[64];
-        snprintf(what, sizeof what, "%" PRId64 " bytes of workspace", bytes);
-        if (x->workspace) TRY(cuMemFree_v2(x->workspace), what); /* it waits for who uses it */
-        x->workspace = 0;
-        x->workspace_bytes = 0;
-        TRY(cuMemAlloc_v2(&x->workspace, (size_t)bytes), what);
-        x->workspace_bytes = bytes;
-    }
-    for (const pd_version *last = n + n->after; n <= last; n++) {
-        int32_t code = pd_cuda_load(d, n->kernel);
-        if (code != PD_OK) return code;
-        if (v[n->grid] > INT_MAX)
-            return pd_fail(PD_OVERFLOW, "%s needs %" PRId64 " blocks", plan->launches[k].label, v[n->grid]);
-        for (int32_t m = n->first_map; m < n->first_map + n->maps; m++, at++) {
-            x->parameters[at] = x->maps + (int64_t)m * MAP_BYTES;
-            x->map_addresses[m] = 0;
-        }
-        for (int32_t b = 0; b < n->buffers; b++, at++) x->parameters[at] = &x->values[at];
-        for (int32_t s = 0; s < n->symbols; s++, at++) {
-            x->parameters[at] = &x->values[at];
-            x->values[at] = v[plan->launch_symbols[n->first_symbol + s]];
-        }
-    }
-    return PD_OK;
-}
-
-/* ---- the choice of versions ----
- *
- * All values follow from the symbols, `nth` and the callers' strides, which come first: the last few choices are
- * remembered by them, with all values. */
-
-#define REMEMBERED 8
-
-static int64_t key_words(void) {
-    int64_t words = plan->symbol_count + 1;
-    for (int32_t i = 0; i < plan->input_count; i++) words += plan->inputs[i].strided;
-    for (int32_t o = 0; o < plan->output_count; o++) words += plan->outputs[o].strided;
-    return words;
-}
-
-int64_t pd_cuda_remembered_words(void) { return REMEMBERED * ((int64_t)plan->value_count + plan->launch_count); }
-
-/* The k-th of the remembered choices: values, then the versions of launches. */
-static int64_t *remembered(const pd_cuda *x, int64_t k) {
-    return x->remembered + k % REMEMBERED * ((int64_t)plan->value_count + plan->launch_count);
-}
-
-/* Takes back all values and versions of the context's sizes; 0 when they are not remembered. */
-static int recall(pd_context *c) {
-    pd_cuda *x = c->place;
-    size_t key = (size_t)key_words() * sizeof *c->values, all = (size_t)plan->value_count * sizeof *c->values;
-    for (int64_t k = 0; k < pd_min(x->remembered_count, REMEMBERED); k++) {
-        const int64_t *from = remembered(x, k);
-        if (memcmp(c->values, from, key)) continue;
-        memcpy(c->values, from, all);
-        for (int32_t n = 0; n < plan->launch_count; n++) x->version[n] = (int32_t)from[plan->value_count + n];
-        return 1;
-    }
-    return 0;
-}
-
-/* Keeps values and versions in place of the oldest ones. */
-static void remember(pd_context *c) {
-    pd_cuda *x = c->place;
-    int64_t *to = remembered(x, x->remembered_count++);
-    memcpy(to, c->values, (size_t)plan->value_count * sizeof *to);
-    for (int32_t n = 0; n < plan->launch_count; n++) to[plan->value_count + n] = x->version[n];
-}
-
-/* The version of launch k that takes the least time of those that fit, the first of equals; -1: none fits. */
-static int32_t best(const pd_context *c, const pd_launch_entry *l) {
-    const pd_version *all = &plan->versions[l->first_version];
-    int32_t found = -1;
-    for (int32_t i = 0; i < l->versions; i += 1 + all[i].after)
-        if (fits(c, &all[i]) && (found < 0 || c->values[all[i].estimate] < c->values[all[found].estimate])) found = i;
-    return found;
-}
-
-/* Chooses the version of launch k for the context's sizes; launches are chosen in order. */
-static int32_t choose(pd_context *c, int32_t k) {
-    const pd_device *d = c->program->place;
-    pd_cuda *x = c->place;
-    const pd_launch_entry *l = &plan->launches[k];
-    if (!k) x->recalled = recall(c);
-    if (!x->recalled) {
-        if (l->choose(c->values))
-            return pd_fail(PD_OVERFLOW, "the sizes of this call overflow 64 bits in %s", l->label);
-        x->version[k] = c->values[l->tasks] > 0 ? best(c, l) : -1;
-        if (x->version[k] < 0 && c->values[l->tasks] > 0)
-            return pd_fail(PD_INPUT, "no version of %s runs at this size, with %" PRId64 " bytes of shared memory",
-                           l->label, d->shared_limit);
-        x->choices++;
-    }
-    int32_t code = x->version[k] < 0 ? PD_OK : prepare(c, k, &plan->versions[l->first_version + x->version[k]]);
-    if (code != PD_OK) return code;
-    x->next = k + 1;
-    if (x->next == plan->launch_count && !x->recalled) remember(c);
-    return PD_OK;
-}
-
-PD_EXPORT int64_t pd_cuda_choices(const pd_context *c) { return ((const pd_cuda *)c->place)->choices; }
+/* ---- launches ---- */
 
 /* Encodes a version's tensor maps where the addresses of their buffers have changed. */
 static int32_t encode(pd_context *c, const pd_version *n, const char *label) {
@@ -194,7 +86,7 @@ static int32_t launch(pd_context *c, int32_t k, const pd_call *call) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     const pd_launch_entry *l = &plan->launches[k];
-    int32_t code = k < x->next ? PD_OK : choose(c, k);
+    int32_t code = k < x->next ? PD_OK : pd_cuda_choose(c, k);
     if (code != PD_OK || x->version[k] < 0 || pd_skipped(l, call->inputs, call->results)) return code;
     const pd_version *n = &plan->versions[l->first_version + x->version[k]];
     int32_t at = x->first[k];
@@ -232,29 +124,27 @@ static int32_t fetch(pd_context *c, const pd_index_check *p, void *stream, const
     return PD_OK;
 }
 
-static int32_t check_indices(pd_context *c, int32_t k, int32_t *next, void *stream) {
-    int32_t code = PD_OK;
-    for (; *next < plan->index_check_count && plan->index_checks[*next].launch == k && code == PD_OK; ++*next) {
-        const pd_index_check *p = &plan->index_checks[*next];
-        const void *data;
-        if (c->values[plan->launches[k].tasks] <= 0) continue;
-        code = fetch(c, p, stream, &data);
-        if (code == PD_OK) code = pd_check_index(c, p, data);
-    }
-    return code;
+static int32_t check(pd_context *c, const pd_index_check *p, void *stream) {
+    const void *data;
+    if (c->values[plan->launches[p->launch].tasks] <= 0) return PD_OK;
+    int32_t code = fetch(c, p, stream, &data);
+    return code == PD_OK ? pd_check_index(c, p, data) : code;
 }
 
 static int32_t launch_all(pd_context *c, const pd_call *call, void **events) {
     pd_device *d = c->program->place;
-    int32_t next = 0, code = PD_OK;
+    const pd_index_check *p = plan->index_checks, *last = p + plan->index_check_count;
+    int32_t code = PD_OK;
     if (events) TRY(cuEventRecord(events[0], call->stream), "profiling");
     for (int32_t k = 0; k < plan->launch_count && code == PD_OK; k++) {
-        code = check_indices(c, k, &next, call->stream);
+        while (p < last && p->launch == k && code == PD_OK) code = check(c, p++, call->stream);
         if (code == PD_OK) code = launch(c, k, call);
         if (code == PD_OK && events) TRY(cuEventRecord(events[k + 1], call->stream), "profiling");
     }
     return code;
 }
+
+/* ---- a run ---- */
 
 static int32_t give_outputs(pd_context *c, const pd_call *call) {
     pd_device *d = c->program->place;
@@ -275,8 +165,19 @@ static int32_t give_outputs(pd_context *c, const pd_call *call) {
     return PD_OK;
 }
 
-static int32_t bind(pd_context *c, const void *const *inputs, const pd_call *call) {
-    int32_t code = take_inputs(c, inputs, call);
+/* Copies outputs from their mirrors to the caller's arrays in host memory. */
+static void deliver(const pd_context *c, void *const *outputs) {
+    for (int32_t o = 0; o < plan->output_count; o++) {
+        if (c->places[plan->input_count + o] != PD_ON_HOST) continue;
+        memcpy(outputs[o], mirror(c, c->staged[plan->input_count + o]), (size_t)pd_output_bytes(c, o));
+    }
+}
+
+/* Settles where the kernels of a call read and write. */
+static int32_t bind(pd_context *c, const pd_call *call) {
+    int32_t code = PD_OK;
+    for (int32_t i = 0; i < plan->input_count; i++)
+        call->inputs[i] = c->staged[i] < 0 ? (void *)call->given[i] : c->arena + c->staged[i];
     for (int32_t o = 0; o < plan->output_count; o++) {
         int64_t at = c->staged[plan->input_count + o];
         int host = c->places[plan->input_count + o] == PD_ON_HOST;
@@ -293,33 +194,43 @@ static int32_t bind(pd_context *c, const void *const *inputs, const pd_call *cal
     return code;
 }
 
-static int32_t run(pd_context *c, const void *const *inputs, const pd_call *call, int32_t detached, void **events) {
+/* Before anything is put on the stream: the context's memory may still be in use by its last run. */
+static int32_t begin(pd_context *c, void *stream) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     int host = 0; /* arrays in host memory: pinned memory is written, so the run before must have ended */
     for (int32_t i = 0; i < plan->input_count + plan->output_count; i++) host |= c->places[i] == PD_ON_HOST;
     if (host) pd_cuda_settle(d, x);
-    if (x->busy && x->busy != call->stream) TRY(cuStreamWaitEvent(call->stream, x->done, 0), "waiting for the last run");
-    int32_t code = bind(c, inputs, call);
-    if (code == PD_OK) code = launch_all(c, call, events);
-    if (code == PD_OK) code = give_outputs(c, call);
+    if (x->busy && x->busy != stream) TRY(cuStreamWaitEvent(stream, x->done, 0), "waiting for the last run");
+    return PD_OK;
+}
+
+/* After all is on its way, or when that failed with `code`: waits, unless it need not. */
+static int32_t end(pd_context *c, void *stream, int32_t code, int32_t detached) {
+    pd_device *d = c->program->place;
+    pd_cuda *x = c->place;
     for (int32_t o = 0; o < plan->output_count; o++) detached &= c->places[plan->input_count + o] != PD_ON_HOST;
     if (code == PD_OK && detached) {
-        TRY(cuEventRecord(x->done, call->stream), "ending a run");
-        x->busy = call->stream;
+        TRY(cuEventRecord(x->done, stream), "ending a run");
+        x->busy = stream;
         return PD_OK;
     }
-    int32_t result = d->cuda.cuStreamSynchronize(call->stream); /* after a failure too: nothing may still be at work */
+    int32_t result = d->cuda.cuStreamSynchronize(stream); /* after a failure too: nothing may still be at work */
     x->busy = NULL;
     if (code != PD_OK) return code;
     return result ? pd_cuda_say(d, result, "cuStreamSynchronize", "a kernel of this run failed") : PD_OK;
 }
 
-static void deliver(const pd_context *c, void *const *outputs) {
-    for (int32_t o = 0; o < plan->output_count; o++) {
-        if (c->places[plan->input_count + o] != PD_ON_HOST) continue;
-        memcpy(outputs[o], mirror(c, c->staged[plan->input_count + o]), (size_t)pd_output_bytes(c, o));
+static int32_t run(pd_context *c, const pd_call *call, int32_t detached, void **events) {
+    int32_t code = begin(c, call->stream);
+    if (code == PD_OK) code = bind(c, call);
+    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) {
+        fill(c, i, call->given[i]);
+        code = send(c, i, call);
     }
+    if (code == PD_OK) code = launch_all(c, call, events);
+    if (code == PD_OK) code = give_outputs(c, call);
+    return end(c, call->stream, code, detached);
 }
 
 static int32_t times(pd_device *d, void **events, int64_t *nanoseconds) {
@@ -331,34 +242,162 @@ static int32_t times(pd_device *d, void **events, int64_t *nanoseconds) {
     return PD_OK;
 }
 
-static int32_t profiled(pd_context *c, const void *const *inputs, const pd_call *call, int64_t *nanoseconds) {
+static int32_t profiled(pd_context *c, const pd_call *call, int64_t *nanoseconds) {
     pd_device *d = c->program->place;
     void *events[plan->launch_count + 1];
     int32_t made = 0, result = 0, code = PD_OK;
     while (made <= plan->launch_count && !result) result = d->cuda.cuEventCreate(&events[made], 0), made += !result;
     if (result) code = pd_cuda_say(d, result, "cuEventCreate", "profiling");
-    if (code == PD_OK) code = run(c, inputs, call, 0, events);
+    if (code == PD_OK) code = run(c, call, 0, events);
     if (code == PD_OK) code = times(d, events, nanoseconds);
     while (made-- > 0) d->cuda.cuEventDestroy_v2(events[made]);
     return code;
 }
 
+/* Whether the context is ready for a call. */
+static int32_t ready(const pd_context *c, const char *who) {
+    const pd_device *d = c->program->place;
+    if (!c->ready) return pd_fail(PD_USAGE, "%s needs a successful pd_shapes before it", who);
+    if (!d->ready || ((const pd_cuda *)c->place)->generation != d->generation)
+        return pd_fail(PD_USAGE, "the context's device was lost");
+    return PD_OK;
+}
+
 PD_EXPORT int32_t pd_cuda_run(pd_context *c, const void *const *inputs, void *const *outputs, void *stream,
                               int32_t detached, int64_t *nanoseconds) {
     pd_device *d = c->program->place;
-    pd_cuda *x = c->place;
-    if (!c->ready) return pd_fail(PD_USAGE, "pd_cuda_run needs a successful pd_shapes before it");
-    if (!d->ready || x->generation != d->generation) return pd_fail(PD_USAGE, "the context's device was lost");
     void *addresses[plan->input_count + 1], *results[plan->output_count + 1];
-    pd_call call = {outputs, addresses, results, stream ? stream : x->stream};
-    int32_t code = pd_cuda_enter(d);
+    pd_call call = {inputs, outputs, addresses, results, stream ? stream : ((pd_cuda *)c->place)->stream};
+    int32_t code = ready(c, "pd_cuda_run");
+    if (code == PD_OK) code = pd_cuda_enter(d);
     if (code != PD_OK) return code;
+    pd_cuda_release(c);
     if (!nanoseconds) pd_count_run(c);
-    code = nanoseconds ? profiled(c, inputs, &call, nanoseconds) : run(c, inputs, &call, detached, NULL);
+    code = nanoseconds ? profiled(c, &call, nanoseconds) : run(c, &call, detached, NULL);
     if (code == PD_OK) deliver(c, outputs);
     return pd_cuda_leave(d, code);
 }
 
 PD_EXPORT int32_t pd_run(pd_context *c, const void *const *inputs, void *const *outputs) {
     return pd_cuda_run(c, inputs, outputs, NULL, 0, NULL);
+}
+
+/* ---- calls that are recorded ----
+ *
+ * What a run puts on the stream is captured there into graphs: one, and another one from every launch on that must wait
+ * until the host has checked indices which launches before it compute. Everything that may not happen during a capture
+ * (loading kernels, memory) happens before it. */
+
+static int of_input(const pd_index_check *p) { return plan->buffers[p->buffer].role == PD_INPUT_ROLE; }
+
+/* Whether launch k reads indices, unchecked so far, that no input holds. */
+static int waits(const pd_context *c, int32_t k) {
+    int found = 0;
+    for (int32_t i = 0; i < plan->index_check_count; i++)
+        found |= plan->index_checks[i].launch == k && !of_input(&plan->index_checks[i]);
+    return found && c->values[plan->launches[k].tasks] > 0;
+}
+
+/* Ends a capture, also after a failure, and makes its graph one that can be launched, NULL when nothing was captured. */
+static int32_t finish(pd_device *d, void *stream, int32_t code, void **executable) {
+    void *graph = NULL;
+    size_t nodes = 0;
+    char what[64];
+    int32_t result = d->cuda.cuStreamEndCapture(stream, &graph);
+    if (code == PD_OK && result) code = pd_cuda_say(d, result, "cuStreamEndCapture", "binding a call");
+    if (code == PD_OK && (result = d->cuda.cuGraphGetNodes(graph, NULL, &nodes)))
+        code = pd_cuda_say(d, result, "cuGraphGetNodes", "binding a call");
+    snprintf(what, sizeof what, "%zu nodes of a bound call", nodes);
+    if (code == PD_OK && nodes && (result = d->cuda.cuGraphInstantiateWithFlags(executable, graph, 0)))
+        code = pd_cuda_say(d, result, "cuGraphInstantiateWithFlags", what);
+    if (graph) d->cuda.cuGraphDestroy(graph);
+    return code;
+}
+
+/* Captures from launch *k on as far as nothing waits, which *k becomes. */
+static int32_t capture(pd_context *c, const pd_call *call, int32_t *k) {
+    pd_device *d = c->program->place;
+    pd_cuda *x = c->place;
+    int32_t code = PD_OK;
+    TRY(cuStreamBeginCapture_v2(call->stream, CAPTURE_THREAD_LOCAL), "binding a call");
+    pd_segment *s = &x->segments[x->segment_count++];
+    *s = (pd_segment){.first = *k};
+    for (int32_t i = 0; !s->first && i < plan->input_count && code == PD_OK; i++) code = send(c, i, call);
+    while (*k < plan->launch_count && (*k == s->first || !waits(c, *k)) && code == PD_OK) code = launch(c, (*k)++, call);
+    if (*k == plan->launch_count && code == PD_OK) code = give_outputs(c, call);
+    return finish(d, call->stream, code, &s->graph);
+}
+
+static int32_t record(pd_context *c, const pd_call *call) {
+    pd_device *d = c->program->place;
+    pd_cuda *x = c->place;
+    if (!d->graphs) return pd_cuda_say(d, NOT_SUPPORTED, "binding a call", "the driver is older than CUDA 11.4");
+    int32_t code = bind(c, call), k = 0;
+    while (x->next < plan->launch_count && code == PD_OK) code = pd_cuda_choose(c, x->next);
+    int64_t before = c->copied_bytes;
+    while (code == PD_OK && (k < plan->launch_count || !x->segment_count)) code = capture(c, call, &k);
+    x->recorded_bytes = c->copied_bytes - before;
+    c->copied_bytes = before;
+    if (code != PD_OK) return code;
+    memcpy(x->inputs, call->given, (size_t)plan->input_count * sizeof *x->inputs);
+    memcpy(x->outputs, call->outputs, (size_t)plan->output_count * sizeof *x->outputs);
+    x->recorded = 1;
+    return PD_OK;
+}
+
+PD_EXPORT int32_t pd_cuda_record(pd_context *c, const void *const *inputs, void *const *outputs) {
+    pd_device *d = c->program->place;
+    void *addresses[plan->input_count + 1], *results[plan->output_count + 1];
+    pd_call call = {inputs, outputs, addresses, results, ((pd_cuda *)c->place)->stream};
+    int32_t code = ready(c, "pd_cuda_record");
+    if (code == PD_OK) code = pd_cuda_enter(d);
+    if (code != PD_OK) return code;
+    pd_cuda_release(c);
+    code = record(c, &call);
+    if (code != PD_OK) pd_cuda_release(c);
+    return pd_cuda_leave(d, code);
+}
+
+static int32_t replay(pd_context *c, void *stream, int32_t detached) {
+    pd_device *d = c->program->place;
+    pd_cuda *x = c->place;
+    const pd_index_check *checks = plan->index_checks, *last = checks + plan->index_check_count, *p;
+    int32_t code = begin(c, stream);
+    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) fill(c, i, x->inputs[i]);
+    for (p = checks; p < last && code == PD_OK; p++)
+        if (of_input(p)) code = check(c, p, stream);
+    for (int32_t i = 0; i < x->segment_count && code == PD_OK; i++) {
+        const pd_segment *s = &x->segments[i];
+        for (p = checks; p < last && code == PD_OK; p++)
+            if (p->launch == s->first && !of_input(p)) code = check(c, p, stream);
+        int32_t result = code == PD_OK && s->graph ? d->cuda.cuGraphLaunch(s->graph, stream) : 0;
+        if (result) code = pd_cuda_say(d, result, "cuGraphLaunch", "repeating a bound call");
+    }
+    return end(c, stream, code, detached);
+}
+
+PD_EXPORT int32_t pd_cuda_replay(pd_context *c, void *stream, int32_t detached) {
+    pd_device *d = c->program->place;
+    pd_cuda *x = c->place;
+    int32_t code = ready(c, "pd_cuda_replay");
+    if (code == PD_OK && !x->recorded) code = pd_fail(PD_USAGE, "pd_cuda_replay needs pd_cuda_record before it");
+    if (code == PD_OK) code = pd_cuda_enter(d);
+    if (code != PD_OK) return code;
+    pd_count_run(c);
+    c->copied_bytes += x->recorded_bytes;
+    code = replay(c, stream ? stream : x->stream, detached);
+    if (code == PD_OK) deliver(c, x->outputs);
+    return pd_cuda_leave(d, code);
+}
+
+PD_EXPORT void pd_cuda_release(pd_context *c) {
+    pd_device *d = c->program->place;
+    pd_cuda *x = c->place;
+    int lost = x->generation != d->generation || !d->ready;
+    if (x->segment_count && !lost && pd_cuda_enter(d) == PD_OK) {
+        for (int32_t i = 0; i < x->segment_count; i++)
+            if (x->segments[i].graph) d->cuda.cuGraphExecDestroy(x->segments[i].graph);
+        pd_cuda_leave(d, PD_OK);
+    }
+    x->segment_count = x->recorded = 0;
 }

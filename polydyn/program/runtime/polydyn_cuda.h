@@ -56,6 +56,17 @@ void pd_cuda_places(pd_context *context, const int32_t *places);
 int32_t pd_cuda_run(pd_context *context, const void *const *inputs, void *const *outputs, void *stream,
                     int32_t detached, int64_t *nanoseconds);
 
+/* Records what pd_cuda_run on these arrays would do as CUDA graphs, without computing: versions are chosen, kernels loaded,
+ * memory made, once. Arrays in device memory stay where they are; those in host memory are read and written by each
+ * replay. The record lasts until the context is used for another call or freed. Needs a driver of CUDA 11.4. */
+int32_t pd_cuda_record(pd_context *context, const void *const *inputs, void *const *outputs);
+
+/* Computes once more what was recorded; `stream` and `detached` as for pd_cuda_run. */
+int32_t pd_cuda_replay(pd_context *context, void *stream, int32_t detached);
+
+/* Gives the record's graphs back before the context goes. */
+void pd_cuda_release(pd_context *context);
+
 /* How many launches of all runs had their version chosen; the others had sizes of one of the last few calls. */
 int64_t pd_cuda_choices(const pd_context *context);
 

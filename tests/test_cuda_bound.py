@@ -1,0 +1,387 @@
+"""Bound calls on a device, captured once into CUDA graphs and replayed, on the CPU libcuda."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_programs import add, check, one_launch, relu, shift, version
+from programs import B, buffers
+from tiny import model, node
+
+import polydyn
+from polydyn.codegen.printers.cuda import PRELUDE
+from polydyn.errors import ArtifactError, InputError
+from polydyn.gpu.array import DeviceArray
+from polydyn.gpu.errors import DeviceError, DeviceLostError, DeviceMemoryError
+from polydyn.gpu.session import Session, open_session
+from polydyn.program.assemble import build_program
+from polydyn.program.cuda_program import Call, CudaProgram
+from polydyn.program.plan import IndexCheck, KernelSource, Launch, Version
+from polydyn.schedules.index import Index
+
+W = np.linspace(-1, 1, 8 * 36, dtype=np.float32).reshape(8, 36)
+USAGE = 5
+"""``PD_USAGE``."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def device() -> Iterator[Session]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYDYN_LIBCUDA", "emulated")
+        yield open_session()
+
+
+@pytest.fixture(scope="module")
+def layer() -> CudaProgram:
+    """``y = softmax(x @ w)`` and ``z = table[i] + x``, for x of [B, 8] and i of [B]."""
+    nodes = [
+        node("MatMul", "x w", "t"), node("Softmax", "t", "y", axis=-1),
+        node("Gather", "table i", "g", axis=0), node("Add", "g x", "z"),
+    ]  # fmt: skip
+    ins = {"x": ("float32", ["B", 8]), "i": ("int64", ["B"]), "table": ("float32", ["T", 8])}
+    program = polydyn.compile(model(nodes, ins, ["y", "z"], {"w": W}), target="cuda:emulated")
+    assert isinstance(program, CudaProgram)
+    return program
+
+
+def feeds(b: int, seed: int = 0) -> dict[str, np.ndarray]:
+    r = np.random.default_rng(seed + b)
+    x = r.standard_normal((b, 8)).astype(np.float32)
+    return {"x": x, "i": r.integers(-5, 5, b), "table": r.standard_normal((5, 8)).astype(np.float32)}
+
+
+def on_device(session: Session, f: dict[str, np.ndarray]) -> dict[str, DeviceArray]:
+    return {n: DeviceArray.of(session, a) for n, a in f.items()}
+
+
+def same(got: dict[str, Any], want: dict[str, Any]) -> bool:
+    """Bit for bit, wherever they lie."""
+    host = [{n: a.numpy() if isinstance(a, DeviceArray) else a for n, a in x.items()} for x in (got, want)]
+    return host[0].keys() == host[1].keys() and all(a.tobytes() == host[1][n].tobytes() for n, a in host[0].items())
+
+
+def taken(session: Session) -> int:
+    """Bytes of device memory that are in use."""
+    free, total = session.driver.memory()
+    return total - free
+
+
+# -- what it computes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("b", [0, 1, 9])
+def test_host_arrays_are_copied_around_the_replay(layer: CudaProgram, b: int) -> None:
+    f = feeds(b)
+    f["table"] = np.asfortranarray(f["table"])
+    seen = sum(x["count"] for x in layer.shapes_seen())
+    call = layer.bind(f)
+    assert sum(x["count"] for x in layer.shapes_seen()) == seen, "binding computes nothing"
+    first = call()
+    assert same(first, layer.run(f)) and first is call.outputs and copy.copy(call) is call
+    f["x"] *= -2
+    f["i"][:] = f["i"][::-1].copy()
+    assert same(call(), layer.run(f)) and call()["y"] is first["y"]
+
+
+def test_arrays_of_the_device_are_used_where_they_are(layer: CudaProgram, device: Session) -> None:
+    f = feeds(7)
+    x = on_device(device, f)
+    call = layer.bind(x)
+    y, moved = call.outputs["y"], layer.counters["bytes_copied"]
+    assert isinstance(y, DeviceArray)
+    for scale in (1, -3):
+        device.driver.h2d(x["x"].pointer, f["x"] * np.float32(scale))
+        assert call()["y"] is y and same(call.outputs, layer.run(f | {"x": f["x"] * np.float32(scale)}))
+    del x  # the call keeps them
+    gc.collect()
+    assert same(call(), layer.run(f | {"x": f["x"] * np.float32(-3)}))
+    copied = {n: f[n].nbytes for n in f}  # runs on the host's arrays copy inputs, bound ones nothing
+    assert layer.counters["bytes_copied"] == moved + 3 * sum(copied.values())
+
+
+def test_the_callers_outputs_and_stream(layer: CudaProgram, device: Session) -> None:
+    f = feeds(6)
+    want = layer.run(f)
+    z, wide = DeviceArray(device, (6, 8), "float32", 4), np.zeros((6, 72), np.float32)
+    got = layer.bind(f, {"y": wide[:, ::2], "z": z})()
+    assert got["z"] is z and same(got, want) and not wide[:, 1::2].any()
+    with device.use() as driver:
+        stream = driver.stream()
+    legacy = 1  # cannot capture: the capture has a stream of its own
+    for s in (stream, legacy):
+        call = layer.bind(on_device(device, f), stream=s)
+        call()
+        assert call.outputs["y"].stream == s and same(call(), want)
+    host = layer.bind(f, stream=stream)
+    assert same(host(), want), "outputs on the host are waited for"
+    del call, host
+    with device.use() as driver:
+        driver.synchronize(stream)
+        driver.free_stream(stream)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_calls_of_several_shapes_side_by_side_freed_in_any_order(
+    layer: CudaProgram, device: Session, order: tuple[int, int]
+) -> None:
+    fed = [feeds(3), feeds(40)]
+    for f in (*fed, fed[0]):
+        layer.run(f)
+    calls: list[Any] = [layer.bind(f) for f in fed]
+    for _ in range(2):
+        for call, f in zip(calls, fed, strict=True):
+            f["x"] += 1
+            assert same(call(), layer.run(f))
+    del call
+    contexts = layer.counters["contexts"]
+    for k in order:
+        gc.collect()
+        before, calls[k] = taken(device), None
+        gc.collect()
+        assert before - taken(device) >= 65536, "a graph goes with its call"
+        assert all(same(c(), layer.run(f)) for c, f in zip(calls, fed, strict=True) if c is not None)
+    again = layer.bind(fed[1])
+    assert same(again(), layer.run(fed[1])) and layer.counters["contexts"] == contexts
+
+
+def test_caches_grow_in_place(device: Session) -> None:
+    shapes = {"p": ("float32", ["P", 4]), "x": ("float32", ["L", 4])}
+    program: Any = polydyn.compile(model([node("Concat", "p x", "q", axis=0)], shapes, ["q"]), target="cuda:emulated")
+    cache = DeviceArray.of(device, np.zeros((4, 4), np.float32))
+
+    def rows(n: int) -> Any:
+        said = cache.__cuda_array_interface__ | {"shape": (n, 4)}
+        return type("Rows", (), {"__cuda_array_interface__": said})()
+
+    row = DeviceArray.of(device, np.ones((1, 4), np.float32))
+    calls = [program.bind({"p": rows(n), "x": row}, {"q": rows(n + 1)}) for n in range(4)]
+    moved = program.counters["bytes_copied"]
+    for n, call in enumerate(calls):
+        device.driver.h2d(row.pointer, np.full((1, 4), n + 1, np.float32))
+        call()
+    assert np.array_equal(cache.numpy(), np.repeat(np.arange(1, 5, dtype=np.float32), 4).reshape(4, 4))
+    assert program.counters["bytes_copied"] == moved + 4 * 16, "what is in the cache stays there"
+
+
+# -- what is checked ---------------------------------------------------------------------------------------------------
+
+
+def test_indices_are_checked_by_every_call(layer: CudaProgram, device: Session) -> None:
+    f = feeds(4)
+    x = on_device(device, f)
+    bad = np.array([0, 5, 1, 1])
+    for call, fed in ((layer.bind(f), f["i"]), (layer.bind(x), None)):
+        assert same(call(), layer.run(feeds(4)))
+        for indices in (bad, feeds(4)["i"]):
+            if fed is None:
+                device.driver.h2d(x["i"].pointer, indices)
+            else:
+                fed[:] = indices
+            if indices is bad:
+                with pytest.raises(InputError, match="element 1 is 5"):
+                    call()
+        assert same(call(), layer.run(feeds(4)))
+
+
+COPY = PRELUDE + """PD_KERNEL(copy, 32, 1)(const int64_t *i, int64_t *j, int64_t by) {
+  if (pd_tid() == 0) pd_stg(j + pd_bid_x(), pd_ldg(i + pd_bid_x()) + by);
+}
+PD_EXPORT(copy, 32);
+"""
+FETCH = PRELUDE + """PD_KERNEL(fetch, 32, 1)(const float *x, const int64_t *j, float *y, int64_t n) {
+  const int64_t at = pd_ldg(j + pd_bid_x());
+  pd_stg(y + pd_bid_x() * 32 + pd_tid(), pd_ldg(x + (at < 0 ? at + n : at) * 32 + pd_tid()));
+}
+PD_EXPORT(fetch, 32);
+"""
+
+
+def computed() -> CudaProgram:
+    """``y = x[i + 1]``, rows of 32: the indices are computed by a launch of their own."""
+    row, none, one = Index.of(32), Index.of(0), Index.of(1)
+    plan = one_launch(version("a", one), kernels=(add("a"),))
+    first, second = (
+        Launch(name, arrays, (s,), B, none, one, name, versions=(Version(name, name, arrays, (s,), B, none, 32),))
+        for name, arrays, s in (("copy", ("i", "j"), one), ("fetch", ("x", "j", "y"), B))
+    )
+    made = build_program(
+        replace(
+            plan, inputs=("x", "i"), launches=(first, second),
+            kernels=(KernelSource("copy", COPY, "", 2, 1, arch="sm_80"),
+                     KernelSource("fetch", FETCH, "", 3, 1, arch="sm_80")),
+            buffers=buffers(("x", "float32", (B, row), "input"), ("i", "int64", (B,), "input"),
+                            ("j", "int64", (B,), "intermediate"), ("y", "float32", (B, row), "output")),
+            index_checks=(IndexCheck("j", B, none, 1, "an index in 'j' lies outside"),),
+        ),
+        target="cuda:emulated",
+    )  # fmt: skip
+    assert isinstance(made, CudaProgram)
+    return made
+
+
+def test_indices_that_the_device_computes_are_checked_between_two_graphs() -> None:
+    program = computed()
+    x, i = np.arange(96, dtype=np.float32).reshape(3, 32), np.array([-1, 1, -3])
+    call = program.bind({"x": x, "i": i})
+    assert np.array_equal(call()["y"], x[i + 1]) and same(call(), program.run({"x": x, "i": i}))
+    i[1] = 2
+    with pytest.raises(InputError, match="'j' lies outside, here 3: element 1 is 3"):
+        call()
+    i[1] = -4
+    assert np.array_equal(call()["y"], x[i + 1])
+
+
+def test_what_cannot_be_bound_is_refused(layer: CudaProgram, device: Session) -> None:
+    f = feeds(4)
+    odd = np.frombuffer(b"x" + f["x"].tobytes(), np.uint8)[1:].view(np.float32).reshape(4, 8)
+    before, memory = layer.counters["contexts"], taken(device)
+    for name, wrong in (("x", odd), ("i", f["i"].tolist())):
+        with pytest.raises(InputError, match=f"'{name}' cannot be bound"):
+            layer.bind(f | {name: wrong})
+    for fed, out, message in (
+        (f | {"x": f["x"][:3]}, {}, "axis 0 is 4, but B"), ({"x": f["x"]}, {}, "'i' is missing"),
+        (f, {"y": np.zeros((4, 35), np.float32)}, "shape"), (f, {"z": f["x"]}, "share memory"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            layer.bind(fed, out)
+    assert layer.counters["contexts"] <= before + 1 and taken(device) <= memory + 1_000_000
+    assert same(layer.bind(f)(), layer.run(f))
+
+
+def test_a_record_is_of_one_shape(layer: CudaProgram, device: Session) -> None:
+    """Below Python: sizes that change take the record with them, they are never replayed for others."""
+    f, other = feeds(4), feeds(5)
+    with device.use():
+        context = layer._take_ready(device)
+        call, replay = Call(layer, context, f, {}, 0), context.replay(0, False)
+        for resized in (True, False):
+            call = Call(layer, context, f, {}, 0)
+            assert replay() == USAGE
+            context.record(call.inputs, call.outputs)
+            assert replay() == 0 and same(call.results(), layer.run(f))
+            if resized:
+                Call(layer, context, other, {}, 0)
+            else:
+                context.run_on(call.inputs, call.outputs, 0, False)
+            assert replay() == USAGE
+        context._cuda = object()
+        with pytest.raises(ArtifactError, match="compile it again"):
+            context.record(call.inputs, call.outputs)
+        context._cuda = layer._cuda.library
+        layer._idle.append(context)
+
+
+# -- what fails --------------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_without_graphs(layer: CudaProgram, device: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = feeds(4)
+    layer.run(f)
+    before = taken(device)
+    monkeypatch.setenv("PDEMU_GRAPHS", "0")
+    with pytest.raises(DeviceError, match=r"cuStreamBeginCapture_v2 failed: operation not supported .*801"):
+        layer.bind(f)
+    assert taken(device) == before and same(layer.run(f), layer.run(f))
+    monkeypatch.delenv("PDEMU_GRAPHS")
+    assert same(layer.bind(f)(), layer.run(f))
+
+
+def test_no_memory_for_the_graph(layer: CudaProgram, device: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = feeds(4)
+    layer.run(f)
+    before = taken(device)
+    monkeypatch.setenv("PDEMU_MEMORY", str(before + 60_000))
+    with pytest.raises(DeviceMemoryError, match=r"cuGraphInstantiateWithFlags failed: out of memory .* \d+ nodes"):
+        layer.bind(f)
+    assert taken(device) == before and same(layer.run(f), layer.run(f))
+    monkeypatch.delenv("PDEMU_MEMORY")
+    assert same(layer.bind(f)(), layer.run(f))
+
+
+def test_a_launch_that_is_refused_ends_the_capture() -> None:
+    small = replace(version("a", Index.of(1)), conditions=((B, "<=", Index.of(2)),))
+    wide = replace(version("a", Index.of(1)), threads=64)
+    program: Any = build_program(one_launch(small, wide, kernels=(add("a"),)), target="cuda:emulated")
+    x = np.zeros((3, 32), np.float32)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="cuLaunchKernel failed: too many resources"):
+            program.bind({"x": x})
+    call = program.bind({"x": x[:2]})  # on the same stream
+    assert (call()["y"] == 1).all() and program.counters["contexts"] == 1
+
+
+def test_a_failing_kernel_takes_all_bound_calls_with_it(device: Session) -> None:
+    bad, good = shift(), relu()
+    x, eight = np.zeros(101, np.float32), np.ones((2, 8), np.float32)
+    doomed, fine = bad.bind({"x": x}), good.bind({"x": eight})
+    assert np.array_equal(fine()["y"], eight)
+    before = device.generation
+    with pytest.raises(DeviceLostError, match="out-of-bounds global access"):
+        doomed()
+    assert device.generation == before + 1
+    for lost in (doomed, fine):
+        with pytest.raises(DeviceLostError, match="bind it again"):
+            lost()
+    check(good, 3)  # frees the lost contexts and loads again
+    with pytest.raises(DeviceLostError, match="bind it again"):
+        fine()
+    again = good.bind({"x": eight})
+    del doomed, lost, fine
+    gc.collect()
+    check(good, 2)
+    assert np.array_equal(again()["y"], eight) and device.generation == before + 1
+    detached = bad.bind({"x": DeviceArray.of(device, x)}, stream=2)
+    with pytest.raises(DeviceLostError, match="out-of-bounds"):
+        detached()["y"].numpy()
+    check(good, 2)
+
+
+def test_a_context_that_another_library_destroyed(device: Session) -> None:
+    program = relu()
+    x = np.ones((2, 8), np.float32)
+    call = program.bind({"x": x})
+    ctypes.CDLL(device.library).cuDevicePrimaryCtxReset_v2(0)
+    with pytest.raises(DeviceError, match="invalid device context"):
+        call()
+    device.driver.renew()
+    with pytest.raises(DeviceLostError, match="bind it again"):
+        call()
+    del call
+    gc.collect()
+    assert np.array_equal(program.bind({"x": x})()["y"], x)
+
+
+# -- callers -----------------------------------------------------------------------------------------------------------
+
+
+def test_threads_share_a_call_and_bind_their_own(layer: CudaProgram) -> None:
+    f = feeds(5)
+    shared, want = layer.bind(f), layer.run(f)
+
+    def work(k: int) -> bool:
+        mine = feeds(1 + k % 3, seed=k)
+        call = layer.bind(mine)
+        return same(shared(), want) and same(call(), layer.run(mine)) and same(call(), call())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(12)))
+    assert layer.counters["contexts"] <= 14
+
+
+def test_through_pycuda() -> None:
+    pytest.importorskip("pycuda")
+    session = open_session(prefer="pycuda")
+    program = CudaProgram(relu()._artifact, session=session)
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    with session.use() as driver:
+        stream = driver.stream()
+    call = program.bind({"x": DeviceArray.of(session, x)}, stream=stream)
+    assert np.array_equal(call()["y"].numpy(), x)
