@@ -43,6 +43,8 @@ def test_every_stage_answers(folder: Path, tmp_path: Path) -> None:
     assert all(s["results"] for s in stages.values())
     assert len(stages["kernels"]["results"]) == 5 and all(r["ok"] for r in stages["kernels"]["results"])
     assert stages["gemm"]["results"][0]["tflops"] > 0 and len(stages["stitch"]["results"]) == 2
+    cost = stages["overhead"]["results"][0]
+    assert cost["ok"] and all(cost[k] > 0 for k in ("device_us", "bound_us", "run_on_device_us", "graph_on_device_us"))
     assert stages["selector"]["results"][0]["loss"] >= 1 and stages["selector"]["geomean loss"] >= 1
     assert "kernels            5/5" in said
 

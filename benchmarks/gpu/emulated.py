@@ -4,9 +4,9 @@
 
 Each model is compiled once (target ``cuda:emulated``) and run by its host program through our own driver interface:
 kernels are executed strictly (late copies, NaN poison, bounds, alignment, divergence), every shape with warps in
-forward and in reverse order. Wanted: results within the type's bound of the float32 model, equal bits in both orders,
-no bank conflicts. Results are added to benchmarks/results/gpu_emulated.json, in place of what it has for the same model
-and type; the exit status is the number of failures.
+forward and, as a bound call, in reverse order. Wanted: results within the type's bound of the float32 model, equal bits
+in both orders, no bank conflicts. Results are added to benchmarks/results/gpu_emulated.json, in place of what it has
+for the same model and type; the exit status is the number of failures.
 """
 
 from __future__ import annotations
@@ -70,13 +70,17 @@ def counters(library: str) -> Counters:
 
 
 def run(program: CudaProgram, given: Mapping[str, Any], dtype: str, reverse: bool) -> Arrays:
-    """A run with the warps in one of both orders, its floats being of a type; bfloat16 has no name in numpy itself."""
+    """A run with the warps in one of both orders, its floats being of a type; bfloat16 has no name in numpy itself.
+
+    In reverse it is a bound call, which must give the same bits.
+    """
     kind = np.dtype(NUMPY_TYPE[dtype])
     plain = np.dtype(np.uint16) if dtype == "bfloat16" else kind
     feeds = {n: a.astype(kind).view(plain) if a.dtype == np.float32 else a for n, a in given.items()}
     os.environ[REVERSE] = str(int(reverse))
     try:
-        return {n: a.view(kind) if a.dtype == plain else a for n, a in program.run(feeds).items()}
+        got = program.bind(feeds)() if reverse else program.run(feeds)
+        return {n: a.view(kind) if a.dtype == plain else a for n, a in got.items()}
     finally:
         del os.environ[REVERSE]
 

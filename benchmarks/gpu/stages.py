@@ -114,20 +114,28 @@ def arrays(program: CudaProgram, shape: Mapping[str, int], seed: int = 0) -> dic
     return out
 
 
-def microseconds(stage: Stage, work: Callable[[int], None]) -> float:
+def microseconds(stage: Stage, work: Callable[[int], Any]) -> float:
     """The device's time of ``work(stream)``, the best of three rounds of many."""
     with stage.session.use() as driver:
-        stream, start, end = driver.stream(), driver.event(), driver.event()
+        stream = driver.stream()
+        best = microseconds_on(stage, stream, lambda: work(stream))
+        driver.free_stream(stream)
+        return best
+
+
+def microseconds_on(stage: Stage, stream: int, work: Callable[[], Any]) -> float:
+    """That of work which puts itself on a stream."""
+    with stage.session.use() as driver:
+        start, end = driver.event(), driver.event()
         best = float("inf")
         for _ in range(1 if stage.emulate else 4):  # the first warms up
             driver.record(start, stream)
             for _ in range(stage.repeat):
-                work(stream)
+                work()
             driver.record(end, stream)
             best = min(best, driver.elapsed(start, end) * 1000 / stage.repeat)
         for event in (start, end):
             driver.free_event(event)
-        driver.free_stream(stream)
         return best
 
 
@@ -295,7 +303,8 @@ def host_us(work: Callable[[], Any], repeat: int) -> float:
 
 
 def overhead(stage: Stage) -> Iterator[Result]:
-    """What a call costs the host: with numpy, with tensors that stay on the device, and its launches alone."""
+    """What a call costs the host: with numpy, with tensors that stay on the device, bound, and its launches alone;
+    and the device, when it is launched kernel by kernel and when it is bound, which replays a graph."""
     for case in stage.of("models")[:2]:
         yield {"name": f"{case['name']} {text(case['shapes'][0])}"} | costs(stage, case)
 
@@ -307,7 +316,7 @@ def stored(stage: Stage, case: Result, k: int) -> dict[str, Any]:
 
 
 def costs(stage: Stage, case: Result) -> Result:
-    """Microseconds of the host."""
+    """Microseconds of the host, and those of the device (``run``, ``graph``)."""
     program, host, repeat = stage.program(case), stored(stage, case, 0), 1 if stage.emulate else 50
     given = {n: DeviceArray.of(stage.session, a) for n, a in host.items()}
     with stage.session.use() as driver:
@@ -319,12 +328,17 @@ def costs(stage: Stage, case: Result) -> Result:
         context = program._take_ready(stage.session)
         call = Call(program, context, given, {}, stream)
         alone = host_us(lambda: context.run_on(call.inputs, call.outputs, stream, True), repeat)
-        driver.synchronize(stream)
+        launched = microseconds_on(stage, stream, lambda: context.run_on(call.inputs, call.outputs, stream, True))
         program._idle.append(context)
+        want, bound = program.run(given), program.bind(given, stream=stream)
+        replay = host_us(bound, repeat)
+        replayed = microseconds_on(stage, stream, bound)
+        same = all(np.array_equal(a.numpy(), want[n].numpy()) for n, a in bound().items())
     count = sum(x.tasks > 0 for x in program.explain(**case["shapes"][0]).launches)
     return {
-        "launches": count, "numpy_us": whole, "device_us": device, "host_program_us": alone,
-        "us_per_launch": alone / max(count, 1),
+        "ok": same, "launches": count, "numpy_us": whole, "device_us": device, "host_program_us": alone,
+        "us_per_launch": alone / max(count, 1), "bound_us": replay, "run_on_device_us": launched,
+        "graph_on_device_us": replayed,
     }  # fmt: skip
 
 
