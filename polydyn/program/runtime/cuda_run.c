@@ -105,8 +105,10 @@ static int32_t launch(pd_context *c, int32_t k, const pd_call *call) {
     return PD_OK;
 }
 
-/* The integers of a buffer in host memory: a copy of the caller's array, or fetched once the stream has come so far. */
-static int32_t fetch(pd_context *c, const pd_index_check *p, void *stream, const void **data) {
+/* The integers of a buffer in host memory: a copy of the caller's array, or fetched once the stream has come so far. Of an
+ * input on the device the caller's array, `given`: a replay copies it later, if at all. */
+static int32_t fetch(pd_context *c, const pd_index_check *p, const void *const *given, void *stream,
+                     const void **data) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     const pd_buffer *b = &plan->buffers[p->buffer];
@@ -118,16 +120,16 @@ static int32_t fetch(pd_context *c, const pd_index_check *p, void *stream, const
     int32_t code = pd_cuda_pinned(d, &x->indices, &x->index_bytes, bytes);
     *data = x->indices;
     if (code != PD_OK || !bytes) return code;
-    uint64_t from = (uint64_t)(uintptr_t)c->buffers[p->buffer];
-    TRY(cuMemcpyDtoHAsync_v2(x->indices, from, (size_t)bytes, stream), "fetching indices");
+    const void *from = b->role == PD_INPUT_ROLE ? given[b->index] : c->buffers[p->buffer];
+    TRY(cuMemcpyDtoHAsync_v2(x->indices, (uint64_t)(uintptr_t)from, (size_t)bytes, stream), "fetching indices");
     TRY(cuStreamSynchronize(stream), "waiting for indices");
     return PD_OK;
 }
 
-static int32_t check(pd_context *c, const pd_index_check *p, void *stream) {
+static int32_t check(pd_context *c, const pd_index_check *p, const void *const *given, void *stream) {
     const void *data;
     if (c->values[plan->launches[p->launch].tasks] <= 0) return PD_OK;
-    int32_t code = fetch(c, p, stream, &data);
+    int32_t code = fetch(c, p, given, stream, &data);
     return code == PD_OK ? pd_check_index(c, p, data) : code;
 }
 
@@ -137,7 +139,7 @@ static int32_t launch_all(pd_context *c, const pd_call *call, void **events) {
     int32_t code = PD_OK;
     if (events) TRY(cuEventRecord(events[0], call->stream), "profiling");
     for (int32_t k = 0; k < plan->launch_count && code == PD_OK; k++) {
-        while (p < last && p->launch == k && code == PD_OK) code = check(c, p++, call->stream);
+        while (p < last && p->launch == k && code == PD_OK) code = check(c, p++, call->given, call->stream);
         if (code == PD_OK) code = launch(c, k, call);
         if (code == PD_OK && events) TRY(cuEventRecord(events[k + 1], call->stream), "profiling");
     }
@@ -365,11 +367,11 @@ static int32_t replay(pd_context *c, void *stream, int32_t detached) {
     int32_t code = begin(c, stream);
     for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) fill(c, i, x->inputs[i]);
     for (p = checks; p < last && code == PD_OK; p++)
-        if (of_input(p)) code = check(c, p, stream);
+        if (of_input(p)) code = check(c, p, x->inputs, stream);
     for (int32_t i = 0; i < x->segment_count && code == PD_OK; i++) {
         const pd_segment *s = &x->segments[i];
         for (p = checks; p < last && code == PD_OK; p++)
-            if (p->launch == s->first && !of_input(p)) code = check(c, p, stream);
+            if (p->launch == s->first && !of_input(p)) code = check(c, p, x->inputs, stream);
         int32_t result = code == PD_OK && s->graph ? d->cuda.cuGraphLaunch(s->graph, stream) : 0;
         if (result) code = pd_cuda_say(d, result, "cuGraphLaunch", "repeating a bound call");
     }
