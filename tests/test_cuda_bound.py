@@ -233,7 +233,9 @@ def computed() -> CudaProgram:
     return made
 
 
-def test_indices_that_the_device_computes_are_checked_between_two_graphs() -> None:
+def test_indices_that_the_device_computes_are_checked_between_two_graphs(
+    device: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = computed()
     x, i = np.arange(96, dtype=np.float32).reshape(3, 32), np.array([-1, 1, -3])
     call = program.bind({"x": x, "i": i})
@@ -243,6 +245,12 @@ def test_indices_that_the_device_computes_are_checked_between_two_graphs() -> No
         call()
     i[1] = -4
     assert np.array_equal(call()["y"], x[i + 1])
+    program.run({"x": x, "i": i})
+    before = taken(device)
+    monkeypatch.setenv("PDEMU_MEMORY", str(before + 100_000))  # room for the first graph
+    with pytest.raises(DeviceMemoryError, match="cuGraphInstantiateWithFlags"):
+        program.bind({"x": x, "i": i})
+    assert taken(device) == before
 
 
 def test_what_cannot_be_bound_is_refused(layer: CudaProgram, device: Session) -> None:
