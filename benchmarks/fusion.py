@@ -32,7 +32,7 @@ from polydyn.program.explain import text_table
 
 LAYER = re.compile(r"/(?:layer|block|h|layers|albert_layers)\.(\d+)/")
 
-ON_PLANS = [p for p in PASSES if p.graph or p.groups or p.join]
+ON_PLANS = [p for p in PASSES if (p.graph or p.groups or p.join) and not p.cuda]
 ADDED = tuple(p.name for p in sorted(ON_PLANS, key=lambda p: not (p in FUSION and p.graph)))
 
 

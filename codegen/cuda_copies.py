@@ -128,7 +128,8 @@ def copy_of(
     ``column``: it is the column operand. Threads of ``fma`` read it along its own iterator one element each, so a tile
     contiguous along the reduction is permuted by single elements. Lanes of ``tf32`` read eight elements of four steps
     from a tile contiguous along its own side: eight stay together. Rows of ``imma`` have no load that transposes: their
-    tile is along the reduction in any case, copied byte by byte where memory is not.
+    tile is along the reduction in any case, copied byte by byte where memory is not. Constant bytes have pitches that
+    always allow the widest copies (pass ``steps``), which they have whatever the width of the rows' copies.
     """
     across = column and not by.warp
     size = ITEMSIZE[x.value.dtype]
@@ -148,14 +149,26 @@ def copy_of(
         stride, rest = address.address.split(unit)
         if stride != ONE or unit in rest.symbols():
             continue
-        vector = 1 if along_k and across else max(1, width // size)
-        wanted = multiples(rest, vector, frozenset((*a, x.own, "s_k")))
-        if wanted is None:
-            vector, wanted = 1, ()
+        iterators = frozenset((*a, x.own, "s_k"))
+        most = 1 if along_k and across else max(1, width // size)
+        if by.name == "imma" and multiples(rest, together, iterators) == ():
+            most = together  # always, whatever the other operand asks for
+        vector, wanted = _widest(rest, most, size, iterators)
         kept = 1 if along_k and across else 8 if by.name == "tf32" and not along_k else together
         return replace(base, along_k=along_k, vector=vector, asynchronous=vector * size >= 4, chunk=kept,
                        multiples=wanted)  # fmt: skip
     return single
+
+
+def _widest(rest: Index, most: int, size: int, iterators: frozenset[str]) -> tuple[int, tuple[tuple[Index, int], ...]]:
+    """Elements of a copy, at most ``most``, that addresses may allow, and what it asks for; cp.async has 4 bytes."""
+    vector = most
+    while vector > 1:
+        wanted = multiples(rest, vector, iterators)
+        if wanted is not None:
+            return vector, wanted
+        vector = vector // 2 if vector * size > 4 else 1
+    return 1, ()
 
 
 def _batch(group: Group, x: Operand) -> list[str]:

@@ -187,7 +187,7 @@ def place_cuda_kernels(
     options = options or Options()
     off = {*options.without, *NOT_ON_CUDA}
     graph = rewrite_graph(graph, off)
-    plan = fusion_plan(graph, off)
+    plan = fusion_plan(graph, off, cuda=True)
     builder = CudaBuilder(plan, arch, options.tf32)
     facts = facts_of(graph.guards)
     placed = [needed(k, facts) for g in plan.groups for k in builder.place(g)]

@@ -32,7 +32,7 @@ MULTIPROCESSORS, ARCH = 132, "sm_90a"
 """Of the same device."""
 TYPES = {
     "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
-    "int64": TensorProto.INT64,
+    "int64": TensorProto.INT64, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8,
 }  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def plan_of(
         [onnx.numpy_helper.from_array(a, n) for n, a in (constants or {}).items()],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    return fusion_plan(fold(import_model(model)), NOT_ON_CUDA)
+    return fusion_plan(fold(import_model(model)), NOT_ON_CUDA, cuda=True)
 
 
 def with_bugs(kernel: CudaKernel, bugs: Mapping[str, tuple[str, str]]) -> tuple[CudaKernel, ...]:

@@ -22,6 +22,7 @@ from polydyn.fusion.separate import separate, write_in_place
 from polydyn.fusion.siblings import join_siblings
 from polydyn.fusion.sink import sink_epilogues
 from polydyn.fusion.split import split_merged_axes
+from polydyn.fusion.steps import lay_out_steps
 from polydyn.fusion.verify import verify_plan
 from polydyn.fusion.widen import widen_constants
 from polydyn.graph.fold import fold
@@ -36,7 +37,7 @@ class Pass:
     """One step: a rewriting of the graph, a rewriting of the groups, or a rule by which groups join.
 
     With none of the three it is the switch of a step that a later stage takes. ``what``: one line for people, with the
-    paper's section.
+    paper's section. ``cuda``: for CUDA kernels only.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Pass:
     graph: Callable[[Graph], Graph] | None = None
     groups: Callable[[FusionPlan], FusionPlan] | None = None
     join: Rule | None = None
+    cuda: bool = False
 
 
 REWRITES: tuple[Pass, ...] = (
@@ -59,6 +61,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
     Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
     Pass("widen", "constants of integer products are widened once", graph=widen_constants),
+    Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
     Pass("windows", "parts of a concatenation are written in place", groups=write_in_place),
     Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
     Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),
@@ -92,9 +95,9 @@ def rewrite_graph(graph: Graph, without: Collection[str] = ()) -> Graph:
     return replace(graph, notes=(*graph.notes, *(f"pass {n} is off" for n in NAMES if n in off)))
 
 
-def fusion_plan(graph: Graph, without: Collection[str] = ()) -> FusionPlan:
-    """The groups of a rewritten graph: ``FUSION`` without the passes named."""
-    off = check_names(without)
+def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False) -> FusionPlan:
+    """The groups of a rewritten graph: ``FUSION`` without the passes named; ``cuda``: for CUDA kernels."""
+    off = check_names(without) | {p.name for p in FUSION if p.cuda and not cuda}
     plan = separate(_rewritten(graph, FUSION, off))
     for p in FUSION:
         if p.name not in off:

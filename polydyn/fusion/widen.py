@@ -6,7 +6,6 @@ that the column operand is a constant again, which lowering packs into panels li
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from polydyn.fusion.products import has_column, is_contraction
@@ -42,33 +41,44 @@ class _Widening:
         return replace(n, body=replace(n.body, args=tuple(map(self._operand, n.body.args))))
 
     def _operand(self, v: Value) -> Value:
-        read = loads(v)
-        if isinstance(v, Load) or not read or any(x.buffer not in self.constants for x in read):
+        found = over_constant(self.graph, v)
+        if found is None:
             return v
-        whole = max(read, key=lambda x: self.constants[x.buffer].size)
-        env = {str(i): dim_name(a) for a, i in enumerate(whole.index) if i.is_symbol}
-        plain = len(env) == len(whole.index)
-        for x in read:
-            used = {s for i in x.index for s in i.symbols()}
-            if x != whole and (used - env.keys() or (used and not plain)):
-                return v
-        return Load("int32", self._constant(v, whole, env), whole.index)
-
-    def _constant(self, v: Value, whole: Load, env: Mapping[str, str]) -> str:
-        """The constant of the shape of what ``whole`` reads that holds the values of ``v``."""
-        shape = self.tensors[whole.buffer].shape
-        here = tuple(Index.of(dim_name(a)) for a in range(len(shape)))
-
-        def moved(x: Value) -> Value:
-            if not isinstance(x, Load):
-                return x
-            return replace(x, index=here) if x == whole else substitute(x, env)
-
-        body = transform(v, moved)
+        whole, body = found
         if body not in self.made:
             name = f"{whole.buffer}{SUFFIX}{len(self.made) or ''}"
-            self.tensors[name] = Tensor(name, "int32", shape)
-            array: Array = evaluate_node(Compute(name, body), self.tensors[name], {}, self.constants)
-            self.constants[name] = array
+            self.tensors[name] = Tensor(name, "int32", self.tensors[whole.buffer].shape)
+            self.constants[name] = values_of(self.graph, whole, body)
             self.made[body] = name
-        return self.made[body]
+        return Load("int32", self.made[body], whole.index)
+
+
+def over_constant(graph: Graph, v: Value) -> tuple[Load, Value] | None:
+    """What is computed of constants only: the load of the largest one, and the value over that constant's own axes.
+
+    None: it is a load itself, it reads something else, or it reads constants elsewhere than at that load's iterators.
+    """
+    read = loads(v)
+    if isinstance(v, Load) or not read or any(x.buffer not in graph.constants for x in read):
+        return None
+    whole = max(read, key=lambda x: graph.constants[x.buffer].size)
+    env = {str(i): dim_name(a) for a, i in enumerate(whole.index) if i.is_symbol}
+    plain = len(env) == len(whole.index)
+    for x in read:
+        used = {s for i in x.index for s in i.symbols()}
+        if x != whole and (used - env.keys() or (used and not plain)):
+            return None
+    here = tuple(Index.of(dim_name(a)) for a in range(len(whole.index)))
+
+    def moved(x: Value) -> Value:
+        if not isinstance(x, Load):
+            return x
+        return replace(x, index=here) if x == whole else substitute(x, env)
+
+    return whole, transform(v, moved)
+
+
+def values_of(graph: Graph, whole: Load, body: Value) -> Array:
+    """The values of ``over_constant``, an array of the shape of the constant that ``whole`` reads."""
+    out = Tensor(whole.buffer, body.dtype, graph.tensors[whole.buffer].shape)
+    return evaluate_node(Compute(out.name, body), out, {}, graph.constants)

@@ -1,0 +1,123 @@
+"""Constants of bytes with the steps of a product side by side (docs/adr/0013-quantization.md).
+
+Tensor cores take bytes along the reduction, TMA and wide copies want columns that begin at multiples of 16 bytes.
+Models store weights [K, N]. They are laid out anew at compile time: first the axes that the product does not sum, then
+its steps as one axis, filled up with zeros. Zero points of constants are subtracted where the differences are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from polydyn.fusion.products import has_column, is_contraction, is_reduction
+from polydyn.fusion.widen import over_constant, values_of
+from polydyn.graph.ir import Compute, Graph, Node, Tensor
+from polydyn.schedules.expr import Array, Load, Op, Value, cast
+from polydyn.schedules.index import ZERO, Index
+
+SUFFIX = "@steps"
+WIDEST = 16
+"""Bytes of the widest copy."""
+BYTES = ("int8", "uint8")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The order of a constant's axes (``steps`` last, innermost last), and where a load finds its element."""
+
+    front: tuple[int, ...]
+    steps: tuple[int, ...]
+    index: tuple[Index, ...]
+
+    def of(self, a: Array) -> Array:
+        """The elements in this order, steps as one axis of a multiple of 16 bytes."""
+        front = [a.shape[x] for x in self.front]
+        moved = a.transpose(*self.front, *self.steps).reshape(*front, -1)
+        more = -moved.shape[-1] % WIDEST
+        return np.ascontiguousarray(np.pad(moved, [(0, 0)] * len(front) + [(0, more)]))
+
+
+def lay_out_steps(graph: Graph) -> Graph:
+    """The graph with the constants of products of bytes in the order in which they are summed."""
+    return _Rewriting(graph).run()
+
+
+class _Rewriting:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.tensors = dict(graph.tensors)
+        self.constants = dict(graph.constants)
+        self.made: dict[tuple[Value, tuple[int, ...]], str | None] = {}
+
+    def run(self) -> Graph:
+        """The rewritten graph."""
+        nodes = tuple(map(self._node, self.graph.nodes))
+        return replace(self.graph, nodes=nodes, tensors=self.tensors, constants=self.constants)
+
+    def _node(self, n: Node) -> Node:
+        if not isinstance(n, Compute) or n.body.dtype != "int32" or not is_contraction(n) or not has_column(n):
+            return n
+        assert isinstance(n.body, Op)
+        return replace(n, body=replace(n.body, args=tuple(map(self._operand, n.body.args))))
+
+    def _operand(self, v: Value) -> Value:
+        found = over_constant(self.graph, v)
+        if found is None:
+            return v
+        whole, body = found
+        layout = _layout(whole, self.graph)
+        if layout is None or (_is_byte(v) and _is_laid_out(self.graph.constants[whole.buffer], layout)):
+            return v
+        key = (body, (*layout.front, *layout.steps))
+        if key not in self.made:
+            self.made[key] = self._constant(v, whole, body, layout)
+        name = self.made[key]
+        return v if name is None else cast(Load(self.tensors[name].dtype, name, layout.index), "int32")
+
+    def _constant(self, v: Value, whole: Load, body: Value, layout: _Layout) -> str | None:
+        """The constant, when its values are bytes."""
+        given = self.graph.constants[whole.buffer]
+        values = given if _is_byte(v) else _as_bytes(values_of(self.graph, whole, body))
+        if values is None:
+            return None
+        name = f"{whole.buffer}{SUFFIX}{len(self.made) or ''}"
+        self.constants[name] = made = layout.of(values)
+        self.tensors[name] = Tensor(name, str(made.dtype), tuple(map(Index.of, made.shape)))
+        return name
+
+
+def _layout(x: Load, graph: Graph) -> _Layout | None:
+    """The layout for a load at plain iterators, some of them summed; None for others."""
+    names = [str(i) if i.is_symbol else "" for i in x.index]
+    plain = all(n or i.constant is not None for n, i in zip(names, x.index, strict=True))
+    used = [n for n in names if n]
+    steps = sorted((a for a, n in enumerate(names) if is_reduction(n)), key=lambda a: int(names[a][1:]))
+    array = graph.constants[x.buffer]
+    if not plain or len(set(used)) < len(used) or not array.size or all(array.shape[a] == 1 for a in steps):
+        return None
+    front = tuple(a for a in range(len(names)) if a not in steps)
+    step = ZERO
+    for a in steps:
+        step = step * array.shape[a] + x.index[a]
+    return _Layout(front, tuple(steps), (*(x.index[a] for a in front), step))
+
+
+def _is_byte(v: Value) -> bool:
+    """Whether a value is a byte as it is stored."""
+    return isinstance(v, Op) and v.name == "cast" and isinstance(v.args[0], Load) and v.args[0].dtype in BYTES
+
+
+def _is_laid_out(a: Array, layout: _Layout) -> bool:
+    """Whether a constant is in this order already."""
+    steps = int(np.prod([a.shape[x] for x in layout.steps]))
+    return (*layout.front, *layout.steps) == tuple(range(a.ndim)) and steps % WIDEST == 0
+
+
+def _as_bytes(a: Array) -> Array | None:
+    """The same numbers as bytes, when they are."""
+    for dtype in map(np.dtype, BYTES):
+        if np.iinfo(dtype).min <= a.min() and a.max() <= np.iinfo(dtype).max:
+            return a.astype(dtype)
+    return None
