@@ -27,13 +27,13 @@ from polydyn.codegen.ir import (
     walk_value,
 )  # fmt: skip
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Load
+from polydyn.schedules.expr import INTEGERS, Load
 
 
 def verify_body(body: Body, symbols: Iterable[str], buffers: Iterable[str], *, lowered: bool = True) -> None:
     """Invariants: every symbol is bound where it is used and never bound twice; buffers are parameters or allocated;
-    registers are defined once, before use, in an enclosing scope, and keep their number of lanes; when ``lowered``, no
-    instances, marks or logical loads are left.
+    registers are defined once, before use, in an enclosing scope, and keep their number of lanes (a scalar integer is a
+    symbol from there on); when ``lowered``, no instances, marks or logical loads are left.
     """
     _check(body, frozenset(symbols), dict[str, int](), frozenset(buffers), lowered)
 
@@ -48,6 +48,8 @@ def _check(body: Body, bound: frozenset[str], regs: dict[str, int], buffers: fro
             raise CodegenError(f"fetch from unknown buffers {sorted(fetched - buffers)} in {type(n).__name__}")
         if isinstance(n, (Store, Def, Set)):
             _check_values(n, regs, buffers, lowered)
+        if isinstance(n, Def) and n.value.dtype in INTEGERS and n.lanes == 1:
+            bound = bound | {n.reg}
         if isinstance(n, Call) and (unknown := node_buffers(n) - buffers):
             raise CodegenError(f"{n.function} is called with unknown {sorted(unknown)}")
         if lowered and isinstance(n, (Inst, Mark)):

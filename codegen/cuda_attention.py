@@ -4,7 +4,7 @@ A block keeps 64 rows of queries, four warps 16 each, and walks over tiles of 64
 ring in shared memory. Scores stay in registers: fragments of sums are, packed to 16 bits or rounded to tf32, the
 fragments of the second product; on CUDA cores (float32) lanes of a row exchange them by shuffles. Row statistics are
 kept by the four lanes of a row. A row all of whose logits are -inf has sum 0 and gives NaN, as the model does; a row
-without keys gives 0.
+without keys gives 0. Tiles that a mask of a large negative number hides come last, if any row needs them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from polydyn.codegen.ir import (
     Alloc,
     Apply,
     Body,
+    Call,
     Compare,
     Def,
     FlatLoad,
     For,
     If,
     Inst,
+    Let,
     Reg,
     Set,
     Store,
@@ -37,14 +39,14 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.gpu import assign, pipeline, spread, unrolled
+from polydyn.codegen.passes.gpu import assign, combine_lanes, pipeline, spread, unrolled
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, FromIndex, Load, Value, const, op, transform
 from polydyn.schedules.gpu_tiling import gpu_attention_tree
-from polydyn.schedules.index import ZERO, Index, IndexLike
-from polydyn.schedules.masks import Axis, Logits, tile_conditions
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
+from polydyn.schedules.masks import Axis, Logits, visits
 from polydyn.schedules.model import Group
 from polydyn.schedules.online_softmax import softmax_logit
 from polydyn.schedules.proof_gpu import SLAB
@@ -59,6 +61,8 @@ DEPTHS = (32, 64, 128)
 """Head sizes that tiles are made for; others are filled up with zeros."""
 PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
 LOWEST = Const("float32", float("-inf"))
+MORE = "more"
+"""The register that says whether tiles beyond the mask's end are visited: 1 or 0."""
 SCORE = 8
 """Instructions for each score: its logit, largest so far, difference, power, sum."""
 UNROLLED = ("f_j1", "f_k1", "g_j1", "f_j2", "f_k2", "g_j2", "e_s", "e_f", "row_half", "column_of_pair", "fragment")
@@ -84,6 +88,10 @@ class CudaAttentionKernel:
         logit = softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
         (score,) = self.scores.epilogues
         self.logit = transform(logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
+        r = parts.score_roles
+        row, key = Axis(r.row, self.scores.M, ROWS, "b_i"), Axis(r.col, self.scores.N, KEYS[self.kind], "b_l")
+        self.logits = Logits(self.logit, r.batch, row, key, group.params)
+        self.visits = visits(self.logits)
 
     def versions(self) -> tuple[CudaKernel, ...]:
         """Versions for wide and for narrower accesses, those that may be launched only where an earlier one may left
@@ -119,11 +127,10 @@ class _Version:
     def build(self) -> tuple[CudaKernel, ...]:
         """The kernel, with indices of both widths."""
         depth, columns = self.of.depths
-        done, roles, logits = len(self.of.values.epilogues), self.parts.score_roles, self.logits_of_tiles()
-        live = tile_conditions(logits)
+        done, roles, live = len(self.of.values.epilogues), self.parts.score_roles, self.of.visits.live
         tiled = gpu_attention_tree(self.parts.scores, roles, done, live)
         proven = AttentionTiles(ROWS, self.keys, depth, columns, self.kind.shape[2])
-        prove_gpu_attention(tiled, logits, live, proven)
+        prove_gpu_attention(tiled, self.of.logits, live, proven)
         self.coordinates = self.values.coordinates = tiled.coordinates()
         body = mark_parallel(generate(tiled), tiled.coincident)
         rows, keys = self.of.scores.M.ceildiv(ROWS), self.of.scores.N.ceildiv(self.keys)
@@ -149,7 +156,7 @@ class _Version:
         extents = self.of.scores.extents
         few = depth + columns > 128 or self.kind.name != "mma"  # more registers than three blocks leave
         blocks = 2 if few else 3
-        known: dict[str, IndexLike] = {"b_i": rows, "b_l": keys, "task": count}
+        known: dict[str, IndexLike] = {"b_i": rows, "b_l": keys, "task": count, MORE: 1}
         known |= {x: extents[x] for x in self.parts.score_roles.batch}
         kernel = CudaKernel(f"{self.name}_{version}", "", (), self.group.params, WARPS * 32, count, ZERO, version,
                             tuple(dict.fromkeys(wanted)), work=self._work(keys, blocks))  # fmt: skip
@@ -163,12 +170,6 @@ class _Version:
         issued = first.issued + second.issued + ROWS * self.keys // WARP * SCORE
         return replace(first, flops=first.flops + second.flops, shared=first.shared + second.shared, issued=issued,
                        moved=first.moved + second.moved, elements=second.elements)  # fmt: skip
-
-    def logits_of_tiles(self) -> Logits:
-        """The logits as masks are found in them."""
-        r, scores = self.parts.score_roles, self.of.scores
-        row, key = Axis(r.row, scores.M, ROWS, "b_i"), Axis(r.col, scores.N, self.keys, "b_l")
-        return Logits(self.of.logit, r.batch, row, key, self.group.params)
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -187,11 +188,47 @@ class _Version:
 
     def ring(self, body: Body) -> Body:
         """The walk over the keys, in its shared memory."""
-        body = pipeline(body, "b_l", STAGES, split_copies)
+        body = self._walk(body) if self.of.visits.end is None else self._turns(body)
         for n in ("COPY_K", "COPY_V"):
             c = self.copies[n]
             body = (Alloc(c.name, c.dtype, V(c.elements * STAGES), "shared", body),)
         return body
+
+    def _walk(self, body: Body) -> Body:
+        return pipeline(body, "b_l", STAGES, split_copies)
+
+    def _turns(self, body: Body) -> Body:
+        """Tiles before the mask's end, then the others if a row of the block has seen nothing above their logits."""
+        (loop,) = body
+        assert isinstance(loop, For) and loop.lo == ZERO and self.of.visits.end is not None
+        end = maximum(0, minimum(loop.hi, self.of.visits.end))
+        zero, one = const(0, "int32"), const(1, "int32")
+        votes: Value = zero
+        for w in range(WARPS):
+            votes = op("add", votes, FlatLoad("int32", "votes", V(w)))
+        some = op("and", op("gt", FromIndex("int32", V("turn")), zero), op("gt", votes, zero))
+        last = end + V(MORE) * (loop.hi - end)
+        walk: Body = self._walk((replace(loop, lo=V("first"), hi=V("last")),))
+        turn: Body = (
+            If((Compare("==", V("turn"), ONE),), self._vote()),
+            Def(MORE, op("where", some, one, zero)),
+            Let("first", V("turn") * end, (Let("last", last, walk),)),
+        )
+        return (Alloc("votes", "int32", V(WARPS), "shared", (For("turn", ZERO, V(2), turn, "unroll1"),)),)
+
+    def _vote(self) -> Body:
+        """Whether a warp has a row for which masked logits may count: 1 or 0."""
+        seen, least = Reg("float32", "seen"), Const("float32", self.of.visits.least or 0.0)
+        row = V("b_i") * ROWS + V("warp") * (ROWS // WARPS) + LANE // 4 + HALVES * 8
+        own = Set("seen", FlatLoad("float32", "top", HALVES), 1, "min")
+        enough = op("where", op("ge", seen, least), const(0, "int32"), const(1, "int32"))
+        return (
+            Def("seen", Const("float32", float("inf"))),
+            For("row_half", ZERO, V(2), (If((Compare("<", row, self.of.scores.M),), (own,)),)),
+            *combine_lanes("seen", seen, "min"),
+            If((Compare("==", LANE, ZERO),), (Store("votes", V("warp"), enough),)),
+            Call("pd_syncthreads"),
+        )
 
     def instruction(self, body: Body) -> Body:
         """Tensorization: products are one instruction; elsewhere a lane takes its own points of a fragment."""

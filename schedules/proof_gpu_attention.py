@@ -53,7 +53,7 @@ def prove_gpu_attention(tiled: TiledGroup, logits: Logits, live: tuple[Condition
     ``live``: what the tree asks of tiles of keys (``masks.tile_conditions``). LegalityError with a witness.
     """
     if live:
-        check_conditions(logits, live)
+        check_conditions(logits, live, logits.hidden())
     whole = tuple(replace(s, conditions=tuple(c for c in s.conditions if c not in live)) for s in tiled.statements)
     names = {n: V(f"{BATCH}_{i}") for i, n in enumerate(tiled.extents)}
     _prove(tiled.tree, whole, logits.batch, tuple(names.items()), tiles)

@@ -287,7 +287,7 @@ SMALLER = (AttentionTiles(64, 32, 32, 64, 8), AttentionTiles(64, 32, 128, 32, 4)
 @pytest.mark.parametrize("tiles", [TILES, *SMALLER], ids=str)
 def test_attention_is_proven(tiles: AttentionTiles) -> None:
     logits = replace(CAUSAL, key=replace(CAUSAL.key, size=tiles.keys))
-    live = tile_conditions(logits)
+    live = tile_conditions(logits, logits.hidden())
     assert live
     prove_gpu_attention(attention_tree(live), logits, live, tiles)
     prove_gpu_attention(attention_tree(), logits, (), tiles)

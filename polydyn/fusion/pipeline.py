@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 from polydyn.errors import InputError
 from polydyn.fusion.attention import fuse_attention
+from polydyn.fusion.bands import compare_bands
 from polydyn.fusion.inline import absorb_permutations, inline_views
 from polydyn.fusion.layout import channels_last
+from polydyn.fusion.masks import compute_masks
 from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.prologue import join_prologues
@@ -62,6 +64,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
     Pass("widen", "constants of integer products are widened once", graph=widen_constants),
     Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
+    Pass("bands", "constants that are bands of a matrix become comparisons", graph=compare_bands, cuda=True),
     Pass("windows", "parts of a concatenation are written in place", groups=write_in_place),
     Pass("epilogue", "element-wise readers join contractions (TSCompiler 4.2)", join=epilogue),
     Pass("elementwise", "element-wise groups join (BladeDISC 4.1)", join=elementwise),
@@ -71,6 +74,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("recompute", "readers compute cheap producers again (BladeDISC 4.2 input-inline)", groups=recompute_producers),
     Pass("sink", "an epilogue that only makes traffic goes to its reader (BladeDISC 4.1)", groups=sink_epilogues),
     Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),
+    Pass("masks", "attentions compute masks made of subscripts and vectors", groups=compute_masks, cuda=True),
     Pass("columns", "groups around reductions of other axes join (BladeDISC 4.2)", groups=join_columns),
     Pass("horizontal", "launches that need nothing of each other run in one fork-join (program/waves.py)"),
 )

@@ -1,0 +1,142 @@
+"""Attentions compute their masks: a plane of rows x keys that is made of subscripts, sizes and vectors is not stored.
+
+Every head would read such a plane again, as many bytes as its keys have; computing an element takes a few comparisons.
+What is more, the kernel then knows what it is that hides a key: ``schedules.masks`` leaves out whole tiles. A mask that
+is given as a plane, or needs more than cheap arithmetic, stays in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from polydyn.fusion.facts import facts_of
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.recompute import CHEAP
+from polydyn.graph.ir import Compute, Node, dim_name, iterators, value_size
+from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, map_index, substitute, transform, walk
+from polydyn.schedules.index import ONE, Atom, Index, maximum, minimum
+from polydyn.schedules.ranges import is_nonnegative, simplify
+
+MOST_OPERATIONS = 40
+"""Of a mask's element."""
+
+
+def compute_masks(plan: FusionPlan) -> FusionPlan:
+    """The plan whose attentions compute their masks where that needs no plane; nodes that nobody reads any more go."""
+    masks = _Masks(plan)
+    swap = {n.output: masks.rewritten(n) for g in plan.groups if g.kind == "attention" for n in _readers(plan, g)}
+    if all(n is swap.get(n.output, n) for g in plan.groups for n in g.nodes):
+        return plan
+    kept = _needed(plan, tuple(swap.get(n.output, n) for n in plan.graph.nodes))
+    after = replace(plan, graph=replace(plan.graph, nodes=kept))
+    now = {n.output: n for n in kept}
+    return replace(after, groups=tuple(x for g in plan.groups if (x := _group(after, g, now)) is not None))
+
+
+def _readers(plan: FusionPlan, g: FusedGroup) -> list[Compute]:
+    """The element-wise nodes of an attention that run over all its scores."""
+    scores, rows, _ = g.parts
+    shape = plan.graph.tensors[scores.outputs[0]].shape
+    return [n for n in (*scores.nodes, *rows.nodes) if n.is_map and plan.graph.tensors[n.output].shape == shape]
+
+
+class _Masks:
+    def __init__(self, plan: FusionPlan) -> None:
+        graph = plan.graph
+        self.graph, self.producer, self.facts = graph, graph.producer(), facts_of(graph.guards)
+        self.stored = {*graph.inputs, *graph.constants, *(t for g in plan.groups for t in g.outputs)}
+        self.stored |= {w.target for w in plan.windows.values()}
+
+    def rewritten(self, n: Compute) -> Compute:
+        """The node with every mask that it reads computed; itself where there is none."""
+        rank = len(self.graph.tensors[n.output].shape)
+        plane = frozenset((dim_name(rank - 2), dim_name(rank - 1)))
+        ranges = dict(iterators(self.graph, n))
+        if any(ranges[x] == ONE for x in plane):
+            return n
+
+        def value(v: Value) -> Value:
+            if not isinstance(v, Load) or not _moves(v, plane):
+                return v
+            made = self._computed(v, plane)
+            if made is None or value_size(made) > MOST_OPERATIONS:
+                return v
+            made = map_index(made, lambda i: simplify(self.facts.simplify(_unmerged(i, ranges), ranges), ranges))
+            return v if any(_divided(i, plane) for i in indices(made)) else made
+
+        body = transform(n.body, value)
+        return n if body == n.body else replace(n, body=body)
+
+    def _computed(self, v: Load, plane: frozenset[str]) -> Value | None:
+        """The element over what is stored and is no plane; None when it is no such value."""
+        n = self.producer.get(v.buffer)
+        if not isinstance(n, Compute) or not n.is_map or any(i.fetches() for i in v.index):
+            return None
+        body = substitute(n.body, {dim_name(a): i for a, i in enumerate(v.index)})
+        cheap = all(isinstance(x, Const) or not isinstance(x, Op) or x.name in CHEAP for x in walk(body))
+        if not cheap or any(i.fetches() for i in indices(body)) or value_size(body) > MOST_OPERATIONS:
+            return None
+        made: dict[Load, Value] = {}
+        for x in loads(body):
+            if x.buffer not in self.stored or _moves(x, plane):
+                inner = self._computed(x, plane)
+                if inner is None:
+                    return None
+                made[x] = inner
+        return transform(body, lambda x: made.get(x, x) if isinstance(x, Load) else x)
+
+
+def _moves(v: Load, plane: frozenset[str]) -> bool:
+    """Whether a load runs over rows and keys."""
+    return plane <= {s for i in v.index for s in i.symbols()}
+
+
+def _unmerged(i: Index, ranges: Mapping[str, Index]) -> Index:
+    """Axes that were merged come apart: ``(n*x + r) // n`` is ``x`` where ``0 <= r < n``, also for sums of sizes n.
+
+    Nothing is fetched in ``i``.
+    """
+
+    def atom(a: Atom) -> Index:
+        args = tuple(_unmerged(x, ranges) for x in a.args)
+        if a.kind == "floordiv":
+            x, n = args
+            for s in sorted(x.symbols() & ranges.keys()):
+                times, rest = x.split(s)
+                if times == n and is_nonnegative(rest, ranges) and is_nonnegative(n - 1 - rest, ranges):
+                    return Index.of(s)
+            return x // n
+        return (minimum if a.kind == "min" else maximum)(*args)
+
+    return i if i.is_polynomial else i.map_atoms(atom)
+
+
+def _divided(i: Index, plane: frozenset[str]) -> bool:
+    """Whether every element would cost a division by a size."""
+    found = (a for a in i.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1].constant is None)
+    return any(plane & {s for x in a.args for s in x.symbols()} for a in found)
+
+
+def _needed(plan: FusionPlan, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes that something still reads."""
+    read: set[str] = set()
+    out: list[Node] = []
+    for n in reversed(nodes):
+        if n.output in read or n.output in plan.kept:
+            out.append(n)
+            read |= {*n.inputs}
+    return tuple(reversed(out))
+
+
+def _group(plan: FusionPlan, g: FusedGroup, now: dict[str, Node]) -> FusedGroup | None:
+    """The group with the nodes as they are now; None when none is left."""
+    nodes = tuple(n for m in g.nodes if isinstance(n := now.get(m.output), Compute))
+    if not nodes:
+        return None
+    parts = tuple(x for p in g.parts if (x := _group(plan, p, now)) is not None)
+    before = {m.output: m for m in g.nodes}
+    computed = [n.output for n in nodes if n.body != before[n.output].body]
+    outputs = g.outputs if g.parts else plan.outputs_of(nodes)
+    reasons = tuple(f"{t}: its mask is computed here" for t in computed)
+    return replace(g, nodes=nodes, outputs=outputs, parts=parts, reasons=(*g.reasons, *reasons))
