@@ -24,7 +24,7 @@ Event = dict[str, Any]
 Job = tuple[str, Callable[[], "Event | None"]]
 """A case: its name, and what gives its result (None: it is left out)."""
 
-PATIENCE = 40.0
+PATIENCE = 45.0
 """Seconds without a line after which the case that runs counts as hanging."""
 SLACK = 20.0
 """Seconds that a process may take to start and to end beyond its time."""

@@ -190,25 +190,28 @@ def torch_function(name: str, torch: Any) -> Callable[..., Any]:
 
 
 def compared(stage: Stage, kind: str) -> Iterator[Job]:
-    """Times, beside torch and Inductor with dynamic shapes where they are."""
-    for case in stage.of(kind):
+    """Times, beside torch where it is; then beside Inductor with dynamic shapes, whose first compilation takes long."""
+    for rival in ("torch", "inductor") if kind == "stitch" else ("torch",):
+        for case in stage.of(kind):
+            theirs = functools.cache(partial(function_of, stage, case["name"], rival))
+            for shape in case["shapes"]:
+                name = f"{case['name']} {text(shape)}" + " inductor" * (rival == "inductor")
+                yield name, partial(compare, stage, case, shape, rival, theirs)
 
-        @functools.cache
-        def compiled(case: str = case["name"]) -> Any:
-            return stage.torch.compile(torch_function(case, stage.torch), dynamic=True)
 
-        for shape in case["shapes"]:
-            name = f"{case['name']} {text(shape)}"
-            yield name, partial(compare, stage, case, shape, compiled if kind == "stitch" else None)
+def function_of(stage: Stage, name: str, rival: str) -> Any:
+    """A case's computation as a rival does it."""
+    f = torch_function(name, stage.torch)
+    return stage.torch.compile(f, dynamic=True) if rival == "inductor" else f
 
 
 def compare(
-    stage: Stage, case: Result, shape: Mapping[str, int], compiled: Callable[[], Any] | None
+    stage: Stage, case: Result, shape: Mapping[str, int], rival: str, theirs: Callable[[], Any]
 ) -> Result | None:
     """One shape; ``over_...``: their time over ours, so above 1 is faster than they are."""
     program = stage.program(case)
     host = arrays(program, shape)
-    if stage.too_large(host):
+    if stage.too_large(host) or (rival == "inductor" and stage.torch is None):
         return None
     given = {n: DeviceArray.of(stage.session, a) for n, a in host.items()}
     us, host_us = program_us(stage, program, given)
@@ -220,20 +223,14 @@ def compare(
     if stage.torch is None:
         return out
     tensors = [stage.torch.from_dlpack(a) for a in given.values()]
-    f = torch_function(case["name"], stage.torch)
-    got, want = next(iter(program.run(given).values())).numpy(), f(*tensors).float().cpu().numpy()
-    wrong = error(got, want)
+    got = next(iter(program.run(given).values())).numpy()
+    wrong = error(got, torch_function(case["name"], stage.torch)(*tensors).float().cpu().numpy())
     out |= {"error": wrong, "ok": bool(wrong <= case["limit"])}
-    for name, theirs in (("torch", lambda: f), ("inductor", compiled)):
-        if theirs is None:
-            continue
-        try:
-            theirs_us = torch_us(stage, partial(theirs(), *tensors))
-        except Exception as e:  # another compiler's failure is a remark
-            out["message"] = f"{name}: {type(e).__name__}: {e}"
-            continue
-        out |= {f"{name}_us": theirs_us, f"over_{name}": theirs_us / us}
-    return out
+    try:
+        theirs_us = torch_us(stage, partial(theirs(), *tensors))
+    except Exception as e:  # another compiler's failure is a remark
+        return out | {"message": f"{rival}: {type(e).__name__}: {e}"}
+    return out | {f"{rival}_us": theirs_us, f"over_{rival}": theirs_us / us}
 
 
 # ---- the selector against all versions -----------------------------------------------------------------------------
