@@ -103,8 +103,9 @@ def test_kernels_after_share_a_workspace() -> None:
     assert p.explain(B=3).launches[0].selection[-1] == "followed by b"
 
 
-def test_a_workspace_grows_when_nobody_uses_it_any_more() -> None:
-    """The second launch needs a larger one while the first is on its way: freeing memory waits for nobody by itself."""
+def test_a_workspace_grows_when_nobody_uses_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second launch needs a larger one while the first is on its way: freeing memory need not wait."""
+    monkeypatch.setenv("PDEMU_FREE_WAITS", "0")
     first, second = (
         replace(version("a", ONE, source, WORKSPACE), workspace=B * size, after=(version("b", ONE, WORKSPACE, "y"),))
         for source, size in (("x", 128), ("y", 99_000))

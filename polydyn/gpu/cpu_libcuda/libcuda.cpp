@@ -142,7 +142,8 @@ API(cuMemAlloc_v2)(Address *p, size_t n) {
 API(cuMemFree_v2)(Address p) {
   NEED_CONTEXT;
   if (int code = unsafe()) return code;
-  finish_all();
+  if (setting("PDEMU_FREE_WAITS", 1)) finish_all();
+  arrive();
   auto it = memory.find(p);
   if (it == memory.end()) return INVALID_VALUE;
   munmap((void *)p, it->second.bytes + 4096);

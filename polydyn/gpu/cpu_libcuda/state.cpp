@@ -115,7 +115,8 @@ static int waiting(Handle s) {
 
 // ---- work that is not done yet ------------------------------------------------------------------------------------
 // A copy from pageable memory returns when its source has been read; it arrives for what waits for the legacy stream.
-// Work on a stream that does not wait for that one is done when somebody waits for it (freeing memory does, as it may).
+// Work on a stream that does not wait for that one is done when somebody waits for it. Freeing memory may wait, and does,
+// unless PDEMU_FREE_WAITS=0.
 struct Late { Address to; std::vector<char> bytes; };
 static std::vector<Late> late;
 static void arrive() {
