@@ -85,7 +85,7 @@ accuracy: $(VENV)/.extra-bench models
 emulate: $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.gpu.emulated $(EMULATED)
 
-# For a day with a GPU: PACK=gpu.tar.gz make gpu-pack here, then there, unpacked: PACK=pack make gpu
+# For a day with a GPU: PACK=gpu.tar.gz ARGS="--target cuda:sm_90a" make gpu-pack here, then there PACK=gpu.tar.gz make gpu
 PACK   ?= benchmarks/out/gpu.tar.gz
 gpu-pack: $(VENV)/.extra-bench
 	mkdir -p $(dir $(PACK))

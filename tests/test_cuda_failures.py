@@ -16,6 +16,7 @@ import polydyn
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.gpu import session
 from polydyn.gpu.array import DeviceArray
+from polydyn.gpu.driver_ctypes import CtypesDriver
 from polydyn.gpu.errors import DeviceLostError, DeviceMemoryError, DriverMissingError, WrongArchitectureError
 from polydyn.gpu.images import ImageSource
 from polydyn.gpu.session import Session, open_session
@@ -49,6 +50,19 @@ def test_a_failing_kernel_breaks_nothing_for_long(device: Session) -> None:
     check(good, 5)  # loads its kernels and weights again
     assert np.array_equal(bad.run({"x": x})["y"], x)
     assert good.counters["contexts"] == 1
+
+
+def test_another_driver_of_the_process_may_renew_the_context(device: Session) -> None:
+    """All share the primary context: programs and arrays notice that it was reset, whoever did it."""
+    good, x = relu(), np.arange(100, dtype=np.float32)
+    check(good, 2)
+    kept, before = DeviceArray.of(device, x), device.generation
+    CtypesDriver(library=device.library).renew()
+    assert device.generation == before + 1
+    with pytest.raises(DeviceLostError, match="the memory was lost"):
+        kept.numpy()
+    check(good, 3)
+    assert np.array_equal(DeviceArray.of(device, x).numpy(), x)
 
 
 def test_a_detached_run_reports_later(device: Session) -> None:

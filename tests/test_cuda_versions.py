@@ -103,6 +103,20 @@ def test_kernels_after_share_a_workspace() -> None:
     assert p.explain(B=3).launches[0].selection[-1] == "followed by b"
 
 
+def test_a_workspace_grows_when_nobody_uses_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second launch needs a larger one while the first is on its way: freeing memory need not wait."""
+    monkeypatch.setenv("PDEMU_FREE_WAITS", "0")
+    first, second = (
+        replace(version("a", ONE, source, WORKSPACE), workspace=B * size, after=(version("b", ONE, WORKSPACE, "y"),))
+        for source, size in (("x", 128), ("y", 99_000))
+    )
+    plan = one_launch(first, kernels=(add("a"), add("b")))
+    then = replace(plan.launches[0], versions=(second,))
+    made = build_program(replace(plan, launches=(*plan.launches, then)), target="cuda:emulated")
+    x = np.arange(96, dtype=np.float32).reshape(3, 32)
+    assert np.array_equal(made.run({"x": x})["y"], x + 4)
+
+
 @pytest.mark.skipif(find_nvcc() is None and find_nvrtc() is None, reason="neither nvcc nor NVRTC is installed")
 def test_kernels_for_one_architecture_are_compiled_for_it_alone() -> None:
     kernels = [("mapped", "sm_90a"), ("a", "sm_80"), ("b", "sm_80")]

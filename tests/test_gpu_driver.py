@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 from benchmarks.gpu.cases import Mapped
 from benchmarks.gpu.gemms import MMA_SOURCE, WGMMA_SOURCE, Problem
 from polydyn.codegen.device import HEADERS
-from polydyn.gpu import cpu_libcuda, emulator
+from polydyn.gpu import cpu_libcuda, emulator, tensormap
 from polydyn.gpu.driver import Driver, open_driver
 from polydyn.gpu.driver_ctypes import CtypesDriver
 from polydyn.gpu.driver_pycuda import pycuda_installed
@@ -28,6 +29,8 @@ from polydyn.gpu.errors import (
     WrongArchitectureError,
 )
 from polydyn.gpu.tensormap import TensorMap
+from polydyn.program.native import DTYPE_CODES
+from polydyn.program.runtime import sources
 
 KINDS = [
     "ctypes",
@@ -37,6 +40,12 @@ STRAY = """
 #include "pd_device.cuh"
 PD_KERNEL(stray, 32, 1)(float *out, int at) { pd_stg(out + at + pd_tid(), 1.f); }
 PD_EXPORT(stray, 32);
+"""
+
+TWICE = """
+#include "pd_device.cuh"
+PD_KERNEL(twice, 32, 1)(const float *x, float *y) { pd_stg(y + pd_tid(), 2.f * pd_ldg(x + pd_tid())); }
+PD_EXPORT(twice, 32);
 """
 
 
@@ -96,6 +105,53 @@ def test_copies_and_empty_arrays(driver: Driver) -> None:
     driver.free(p)
     with pytest.raises(DeviceError, match="not a"):
         driver.free(p)
+
+
+def test_copies_from_pageable_memory_have_arrived(driver: Driver, library: str) -> None:
+    """cuMemcpyHtoD may return before; a kernel on a stream that does not wait for it would read old data."""
+    function = driver.get_function(driver.load_module(compile_emulated(TWICE).read_bytes()), "twice")
+    x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
+    p, q, stream = driver.alloc(128), driver.alloc(128), driver.stream()
+
+    def copy(by_hand: bool) -> np.ndarray:
+        if by_hand:
+            cuda = ctypes.CDLL(library)
+            assert not cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(p), ctypes.c_void_p(x.ctypes.data), ctypes.c_size_t(128))
+        else:
+            driver.h2d(p, x)
+        driver.launch(function, (1, 1, 1), 32, 0, [p, q], stream)
+        driver.synchronize(stream)
+        driver.d2h(y, q)
+        return y
+
+    assert np.isnan(copy(by_hand=True)).all(), "the CPU libcuda is strict about it"
+    x += 1
+    assert np.array_equal(copy(by_hand=False), 2 * x)
+    for pointer in (p, q):
+        driver.free(pointer)
+    driver.free_stream(stream)
+
+
+def test_work_on_a_stream_is_done_when_it_is_waited_for(driver: Driver) -> None:
+    """Late on the CPU libcuda, as it may be on a GPU; events order it between streams."""
+    function = driver.get_function(driver.load_module(compile_emulated(TWICE).read_bytes()), "twice")
+    x, y = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
+    p, q, r, first, second, event = driver.alloc(128), driver.alloc(128), driver.alloc(128), *(
+        make() for make in (driver.stream, driver.stream, driver.event)
+    )  # fmt: skip
+    driver.h2d(p, x)
+    driver.launch(function, (1, 1, 1), 32, 0, [p, q], first)
+    driver.record(event, first)
+    driver.wait_event(second, event)
+    driver.free_event(event)
+    driver.launch(function, (1, 1, 1), 32, 0, [q, r], second)
+    driver.d2h(y, q)
+    assert np.isnan(y).all(), "the default stream does not wait for others"
+    driver.synchronize(second)
+    driver.d2h(y, r)
+    assert np.array_equal(y, 4 * x)
+    for pointer in (p, q, r):
+        driver.free(pointer)
 
 
 def test_a_failing_kernel_is_named_and_the_driver_goes_on(driver: Driver) -> None:
@@ -179,6 +235,16 @@ def test_tensor_map_rules(change: dict, rule: str) -> None:
 def test_emulated_and_driver_tensor_maps_agree(library: str) -> None:
     driver, described = CtypesDriver(library=library), TensorMap("bfloat16", (100, 9, 4), (208, 2000), (64, 8, 2))
     assert driver.encode_tensor_map(described, 4096) == described.emulated(4096)
+
+
+def test_the_runtime_calls_element_types_as_the_driver_does() -> None:
+    """Tensor maps of the host program: CUtensorMapDataType by PD_<dtype>."""
+    found = re.search(r"types\[\] = \{([\d, ]+)\}", sources("cuda")["cuda_run.c"])
+    assert found is not None
+    codes = dict(zip(DTYPE_CODES, map(int, found.group(1).split(",")), strict=True))
+    known = {n: code for n, (code, _) in tensormap._TYPES.items()}
+    wide = {"int64": 5, "uint64": 4, "float64": 8, "int16": 1, "bool": 0}
+    assert codes == known | wide
 
 
 def test_headers_say_what_python_says() -> None:

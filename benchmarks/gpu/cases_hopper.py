@@ -79,6 +79,16 @@ def mbarrier_case() -> Case:
                 {1: np.full(64, v, np.int32)}, 64, arch=90)  # fmt: skip
 
 
+def places_case() -> Case:
+    """Dynamic shared memory begins where a swizzle does; descriptors have the fields of PTX's table."""
+    t = np.arange(32, dtype=np.uint64)  # bits 0 to 13: address; 16: leading, 32: stride offset (all / 16); 62: swizzle
+    leading = np.where(t % 2, 8192 // 16, 1).astype(np.uint64)
+    fields = t * 2 | leading << np.uint64(16) | np.uint64(1024 // 16 << 32 | 1 << 62)
+    args = (np.ones(32, np.uint32), np.zeros(32, np.uint64))
+    want = {0: np.zeros(32, np.uint32), 1: fields}
+    return Case("shared_places", SOURCE, "shared_places", 32, args, want, 1024, arch=90)
+
+
 WGMMA = """
     f16_n32 f16_n64 f16_n96 f16_n128 f16_n192 f16_n256 bf16_n32 bf16_n64 bf16_n128 bf16_n256
     f16_n64_mn f16_n128_mn f16_n256_mn bf16_n128_mn tf32_n32 tf32_n96 tf32_n128 tf32_n256 s8_n64
@@ -125,4 +135,4 @@ def wgmma_cases() -> list[Case]:
 
 def all_hopper_cases() -> list[Case]:
     """Every case that needs sm_90a."""
-    return [*tma_cases(), mbarrier_case(), *wgmma_cases()]
+    return [*tma_cases(), mbarrier_case(), places_case(), *wgmma_cases()]

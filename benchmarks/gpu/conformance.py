@@ -1,55 +1,74 @@
 """The first script for a day with a GPU: does the hardware do what the emulation does?
 
-    python -m benchmarks.gpu.conformance [--driver ctypes|pycuda] [--out conformance.json] [--emulate]
+    python -m benchmarks.gpu.conformance [--driver ctypes|pycuda] [--pack FOLDER] [--out conformance.json] [--emulate]
 
-Needs this repository, numpy, the CUDA driver, and nvcc or NVRTC. Every primitive's kernel runs on the GPU against
-numpy (data movement and integers: equal bits; arithmetic: the error of the norm), then the two hand-written GEMMs at
-ugly shapes, then a few timings. Cases run in a worker process: one that hangs or breaks its context is reported, the
-worker is replaced, and the rest still runs. ``--emulate`` takes the CPU libcuda instead, to test this script.
+Needs this repository, numpy, the CUDA driver, and kernels compiled ahead (``--pack``) or nvcc or NVRTC. Every
+primitive's kernel runs on the GPU against numpy (data movement and integers: equal bits; arithmetic: the error of the
+norm), then the two hand-written GEMMs at ugly shapes, then a few timings. Cases run in a worker process: one that hangs
+or breaks its context is reported, the worker is replaced, and the rest still runs. ``--emulate`` takes the CPU libcuda
+instead, to test this script.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import queue
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu import processes
 from benchmarks.gpu.cases import HERE, Array, Case, Mapped, all_cases, mismatch
 from benchmarks.gpu.cases_hopper import all_hopper_cases
 from benchmarks.gpu.gemms import SHAPES, Problem
 from polydyn.gpu import hardware
+from polydyn.gpu.cache import content_key
+from polydyn.gpu.compiler import compile_cuda, device_headers
 from polydyn.gpu.driver import Driver, open_driver
-from polydyn.gpu.errors import DeviceError, DeviceLostError
+from polydyn.gpu.errors import DeviceError
 
 ARCH = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100"}
-PATIENCE = 60.0
-"""Seconds without a result after which a case counts as hanging."""
+SOURCES = {"primitives.cu": "", "gemm_mma.cu": "", "primitives_hopper.cu": "sm_90a", "gemm_wgmma.cu": "sm_90a"}
+"""Files of kernels -> the one architecture that has their instructions, if there is but one."""
+LIMIT = 300.0
+"""Seconds for all cases, when this is not a stage of ``run_all``."""
 GPU_SLACK = 20.0
 """Tensor cores and the CUDA library round differently: tolerated error over the emulation's."""
 TIMED = ((1024, 1024, 1024), (4096, 4096, 4096), (16, 4096, 4096))
 Job = tuple[str, Callable[["Machine"], dict[str, Any]]]
 
 
-class Machine:
-    """A driver and the modules that cases load through it."""
+def image_name(text: str, arch: str) -> str:
+    """The name of a compiled file in a pack; it follows from text and headers: no old pack is taken for a new one."""
+    return f"{content_key(text, *device_headers().values())[:20]}.{arch}.cubin"
 
-    def __init__(self, kind: str, emulate: bool) -> None:
-        self.emulate = emulate
+
+def images(archs: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    """(name, cubin) of all files, for a pack. BuildError: there is no compiler."""
+    for source, special in SOURCES.items():
+        text = (HERE / source).read_text()
+        for arch in archs:
+            if special in ("", arch):
+                yield image_name(text, arch), compile_cuda(text, arch).image
+
+
+class Machine:
+    """A driver and the modules that cases load through it; ``pack``: a folder with images."""
+
+    def __init__(self, kind: str, emulate: bool, pack: Path | None = None) -> None:
+        self.emulate, self.pack = emulate, pack
         library = "libcuda.so.1"
         if emulate:
             from polydyn.gpu import cpu_libcuda
 
             library = str(cpu_libcuda.build())
         self.driver: Driver = open_driver(kind, library=library)
+        self.driver.deferred = True  # a context that breaks is the end of this process
         self.modules: dict[str, int] = {}
 
     def kernel(self, source: str, name: str, smem: int) -> int:
@@ -62,14 +81,15 @@ class Machine:
         return function
 
     def image(self, text: str, source: str) -> bytes:
-        """Compiled for this device: a cubin, or PTX of sm_80 where polydyn knows no better."""
+        """From the pack, or compiled for this device: a cubin, or PTX of sm_80 where polydyn knows no better."""
         if self.emulate:
             from polydyn.gpu.emulator import compile_emulated
 
-            return compile_emulated(text, arch=90 if "hopper" in source or "wgmma" in source else 80).read_bytes()
-        from polydyn.gpu.compiler import compile_cuda
-
+            return compile_emulated(text, arch=90 if SOURCES[source] else 80).read_bytes()
         known = ARCH.get(self.driver.arch)
+        ready = self.pack / "conformance" / image_name(text, known) if self.pack and known else None
+        if ready and ready.exists():
+            return ready.read_bytes()
         return compile_cuda(text, known or "sm_80", kind="cubin" if known else "ptx").image
 
     def run(
@@ -161,90 +181,35 @@ def jobs(arch: int, emulate: bool) -> list[Job]:
 
 
 # ---- worker and parent -----------------------------------------------------------------------------------------------
-def worker(kind: str, emulate: bool, first: int) -> None:
-    """Runs jobs from ``first`` on; a line of JSON per event. Ends when the context was lost."""
-    machine = Machine(kind, emulate)
+def worker(options: argparse.Namespace) -> None:
+    """Runs jobs from the first on; ends when the context was lost."""
+    machine = Machine(options.driver, options.emulate, options.pack)
     known = hardware.match(machine.driver.device_name)
-    say({"device": machine.driver.device_name, "arch": machine.driver.arch, "described": known is not None})
-    for i, (name, job) in enumerate(jobs(machine.driver.arch, emulate)):
-        if i < first:
-            continue
-        say({"begin": i, "name": name})
-        try:
-            say({"end": i, **job(machine)})
-        except DeviceLostError as e:
-            say({"end": i, "ok": False, "message": str(e)})
-            return
-        except Exception as e:  # a table with a hole beats no table
-            say({"end": i, "ok": False, "message": f"{type(e).__name__}: {e}"})
-    say({"done": True})
+    about = {"device": machine.driver.device_name, "arch": machine.driver.arch, "described": known is not None}
+    processes.say({"about": about})
+    found = ((name, partial(job, machine)) for name, job in jobs(machine.driver.arch, options.emulate))
+    processes.work(found, options.first, options.seconds)
 
 
-def say(event: dict[str, Any]) -> None:
-    """One event to the parent."""
-    print(json.dumps(event), flush=True)
-
-
-def events(command: list[str]) -> Iterator[dict[str, Any] | None]:
-    """Events of a worker; None when it is silent for too long (it is then killed)."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    try:
-        while True:
-            line = lines.get(timeout=PATIENCE)
-            if line is None:
-                return
-            if line.startswith("{"):
-                yield json.loads(line)
-    except queue.Empty:
-        yield None
-    finally:
-        process.kill()
-        process.wait()
-
-
-def collect(kind: str, emulate: bool) -> dict[str, Any]:
-    """Runs workers until every job has an answer."""
-    report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "driver": kind, "results": []}
-    first, done = 0, False
-    while not done:
-        command = [sys.executable, "-m", "benchmarks.gpu.conformance", "--driver", kind, "--worker", str(first)]
-        began: dict[str, Any] | None = None
-        answered = first
-        for event in events([*command, *(["--emulate"] if emulate else [])]):
-            if event is None:
-                break
-            if "device" in event:
-                report |= event
-            elif "begin" in event:
-                began = event
-            elif "end" in event and began is not None:
-                record(report, {"name": began["name"], **event})
-                began, answered = None, event["end"] + 1
-            done = done or "done" in event
-        if began is not None:
-            record(
-                report,
-                {"name": began["name"], "ok": False, "message": f"hangs (over {PATIENCE:.0f} s) or kills the process"},
-            )
-            answered = began["begin"] + 1
-        if not done and answered == first:
-            raise SystemExit("the worker ends before its first case: is there a driver and a compiler? see above")
-        first = answered
+def collect(options: argparse.Namespace) -> dict[str, Any]:
+    """Runs workers until every job has an answer; writes the report as it grows."""
+    report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "driver": options.driver, "results": []}
+    command = [sys.executable, "-m", "benchmarks.gpu.conformance", "--worker", "--driver", options.driver]
+    command += ["--pack", str(options.pack)] if options.pack else []
+    command += ["--emulate"] if options.emulate else []
+    for event in processes.results(command, LIMIT, 300.0 if options.emulate else processes.PATIENCE):
+        if "about" in event:
+            report |= event["about"]
+        elif "failed" in event:
+            report["failed"] = event["failed"]
+        else:
+            record(report, event)
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
     return report
 
 
 def record(report: dict[str, Any], result: dict[str, Any]) -> None:
     """Keeps and prints one result."""
-    result.pop("end", None)
     report["results"].append(result)
     if "message" in result:
         detail = str(result["message"]).splitlines()[0]
@@ -260,17 +225,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--driver", default="ctypes", choices=["ctypes", "pycuda"])
     parser.add_argument("--out", type=Path, default=Path("conformance.json"))
+    parser.add_argument("--pack", type=Path, help="a folder of benchmarks.gpu.pack, which has the kernels compiled")
     parser.add_argument("--emulate", action="store_true", help="the CPU libcuda: tests this script without a GPU")
-    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=60, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker is not None:
-        worker(options.driver, options.emulate, options.worker)
+    if options.worker:
+        worker(options)
         return 0
-    report = collect(options.driver, options.emulate)
+    report = collect(options)
     failed = [r["name"] for r in report["results"] if not r["ok"]]
-    print(f"{report.get('device')}: {len(report['results']) - len(failed)} of {len(report['results'])} conform")
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
-    return min(len(failed), 1)
+    why = f"; {report['failed']}" if "failed" in report else ""
+    print(f"{report.get('device')}: {len(report['results']) - len(failed)} of {len(report['results'])} conform{why}")
+    return int(bool(failed) or "failed" in report)
 
 
 if __name__ == "__main__":

@@ -28,14 +28,23 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
-from benchmarks.models.inputs import feeds, shapes
+from benchmarks.gpu import conformance
+from benchmarks.gpu.halves import NUMPY_TYPE
+from benchmarks.models.inputs import feeds, model_inputs, shapes
+from polydyn.errors import BuildError
+from polydyn.gpu.targets import EMULATED, architectures
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
 
 ROOT = Path(__file__).parents[2]
-KINDS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64}
+KINDS = {
+    "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
+    "int64": TensorProto.INT64, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8,
+}  # fmt: skip
 LIMITS = {"float32": 1e-4, "float16": 4e-3}
 """Tolerated error of the norm; float16 is rounded at every node by the reference, sums are float32 in both."""
+BOUNDS = LIMITS | {"bfloat16": 3e-2, "tf32": 2e-3, "int8": 0.0}
+"""The same for what only products and attention are tried in."""
 EDGES = (1, 7, 63, 64, 65, 129)
 TRANSFORMER = ((768, 768), (3072, 768), (768, 3072), (1024, 1024), (4096, 1024), (1024, 4096))
 """(N, K) of the dense layers of BERT base and large."""
@@ -93,6 +102,34 @@ def groups(quick: bool) -> Iterator[Case]:
     yield Case("convolution", "kernels", conv, [{"B": 1, "H": 9, "W": 12}, {"B": 2, "H": 31, "W": 17}])
     table = {"x": ("float32", [50, "N"]), "i": ("int64", ["M"])}
     yield Case("gather", "kernels", model([node("Gather", "x", "i", axis=0)], table), rows)
+    yield from narrow(square)
+    yield from attention(quick)
+
+
+def narrow(square: Sequence[Mapping[str, int]]) -> Iterator[Case]:
+    """Products on the other tensor cores' types."""
+    product = [node("MatMul", "a", "b")]
+    for t, bound in (("bfloat16", "bfloat16"), ("float32", "tf32")):
+        made = model(product, {"a": (t, ["M", "K"]), "b": (t, ["K", "N"])})
+        yield Case(f"gemm_{bound}", "kernels", made, square, bound)
+    whole = [node("MatMulInteger", "a", "b")]
+    for a in ("int8", "uint8"):
+        made = model(whole, {"a": (a, ["M", "K"]), "b": ("int8", ["K", "N"])})
+        yield Case(f"gemm_{a}_int8", "kernels", made, square, "int8")
+
+
+def attention(quick: bool) -> Iterator[Case]:
+    """Two heads of 64, one kernel."""
+    nodes = [
+        node("Transpose", "k", to="t", perm=[0, 1, 3, 2]), node("MatMul", "q", "t", to="s"),
+        node("Mul", "s", "c", to="u"), node("Softmax", "u", to="w", axis=-1), node("MatMul", "w", "v"),
+    ]  # fmt: skip
+    lengths = ((1, 1, 1), (2, 65, 129)) if quick else ((1, 1, 1), (1, 64, 64), (2, 65, 129), (1, 7, 300), (3, 130, 63))
+    wanted = [{"B": b, "L": n, "T": t} for b, n, t in lengths]
+    for t in (*LIMITS, "bfloat16"):
+        dims = {"q": (t, ["B", 2, "L", 64]), "k": (t, ["B", 2, "T", 64]), "v": (t, ["B", 2, "T", 64])}
+        made = model(nodes, dims, c=np.asarray(0.125, helper.tensor_dtype_to_np_dtype(KINDS[t])))
+        yield Case(f"attention_{t}", "kernels", made, wanted, t)
 
 
 def timed(quick: bool) -> Iterator[Case]:
@@ -102,6 +139,8 @@ def timed(quick: bool) -> Iterator[Case]:
     matrices = {"a": ("float16", ["M", "K"]), "b": ("float16", ["K", "N"])}
     ranges = [{"M": 33, "N": 64, "K": 72}] + [{"M": m, "N": n, "K": k} for n, k in dims for m in rows]
     yield Case("gemm", "gemm", model([node("MatMul", "a", "b")], matrices), ranges, "float16", 1)
+    turned = [node("Transpose", "b", to="t"), node("MatMul", "a", "t")]
+    yield Case("gemm_nt", "gemm", model(turned, matrices | {"b": ("float16", ["N", "K"])}), ranges[::5], "float16", 1)
     some = [{"M": m, "N": n} for m, n in (((3, 70), (16, 256)) if quick else ((3, 70), *STITCH))]
     for t in LIMITS:
         x = {"x": (t, ["M", "N"])}
@@ -118,21 +157,39 @@ def models(paths: Sequence[Path], quick: bool) -> Iterator[Case]:
         yield Case(path.stem, "models", onnx.load(path), chosen)
 
 
+def inputs(model: onnx.ModelProto, shape: Mapping[str, int]) -> dict[str, Any]:
+    """As ``feeds``; bytes of the whole range, and numbers in bfloat16 too."""
+    rng, given = np.random.default_rng(1), feeds(model, shape)
+    for v in model_inputs(model):
+        kind, size = v.type.tensor_type.elem_type, given[v.name].shape
+        if kind in (KINDS["int8"], KINDS["uint8"]):
+            low = -128 if kind == KINDS["int8"] else 0
+            given[v.name] = rng.integers(low, low + 256, size, given[v.name].dtype)
+        if kind == KINDS["bfloat16"]:
+            given[v.name] = rng.standard_normal(size).astype(NUMPY_TYPE["bfloat16"])
+    return given
+
+
+def stored(a: Any) -> Any:
+    """An array as numpy alone can read it: bfloat16 as the uint16 of its bits, as programs take it."""
+    return a.view(np.uint16) if a.dtype == NUMPY_TYPE["bfloat16"] else a
+
+
 def write(case: Case, folder: Path, target: str) -> dict[str, Any]:
     """Compiles a case into the folder; its entry in the list."""
     name = f"{case.kind}-{case.name}"
-    program: Any = polydyn.compile(case.model, target=target)
+    program: Any = polydyn.compile(case.model, target=target, options=polydyn.Options(tf32=case.dtype == "tf32"))
     program.save(folder / f"{name}.polydyn")
     graph = import_model(case.model)
     arrays: dict[str, Any] = {}
     for k, shape in enumerate(case.shapes[: case.checked]):
-        given = feeds(case.model, shape)
-        arrays |= {f"{k}/in/{n}": a for n, a in given.items()}
-        arrays |= {f"{k}/out/{n}": a for n, a in evaluate(graph, given).items()}
+        given = inputs(case.model, shape)
+        arrays |= {f"{k}/in/{n}": stored(a) for n, a in given.items()}
+        arrays |= {f"{k}/out/{n}": stored(a) for n, a in evaluate(graph, given).items()}
     np.savez_compressed(folder / f"{name}.npz", **arrays)
     return {
         "name": case.name, "kind": case.kind, "file": name, "shapes": [dict(s) for s in case.shapes],
-        "checked": min(case.checked, len(case.shapes)), "limit": LIMITS[case.dtype], "dtype": case.dtype,
+        "checked": min(case.checked, len(case.shapes)), "limit": BOUNDS[case.dtype], "dtype": case.dtype,
         "images": program.images,
     }  # fmt: skip
 
@@ -147,8 +204,21 @@ def pack(folder: Path, target: str, quick: bool, paths: Sequence[Path], only: Se
         start = time.perf_counter()
         entries.append(write(case, folder, target))
         print(f"{case.kind:8} {case.name:20} {time.perf_counter() - start:6.1f} s", flush=True)
+    write_conformance(folder / "conformance", architectures(target))
     made = {"made": time.strftime("%Y-%m-%d %H:%M:%S"), "polydyn": polydyn.__version__, "target": target}
     (folder / "cases.json").write_text(json.dumps(made | {"cases": entries}, indent=1) + "\n")
+
+
+def write_conformance(folder: Path, archs: tuple[str, ...]) -> None:
+    """The kernels of ``benchmarks.gpu.conformance``, compiled; nothing where there is no compiler."""
+    if archs == (EMULATED,):
+        return
+    folder.mkdir(exist_ok=True)
+    try:
+        for name, image in conformance.images(archs):
+            (folder / name).write_bytes(image)
+    except BuildError as e:
+        print(f"the conformance kernels are not in the pack: {e}")
 
 
 def pycuda_wheels(python: str, folder: Path) -> None:

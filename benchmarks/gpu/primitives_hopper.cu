@@ -128,3 +128,13 @@ WGMMA(wgmma_s8_n64, 64, int32_t, 0, pd_wgmma_m64n64k32_s8)
 WGMMA(wgmma_s8_n192, 192, int32_t, 0, pd_wgmma_m64n192k32_s8)
 WGMMA(wgmma_s8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_s8)
 WGMMA(wgmma_u8s8_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_u8s8)
+
+// ---- where dynamic shared memory begins (swizzles follow from the address), and the fields of descriptors ----------
+PD_KERNEL(shared_places, 32, 1)(uint32_t *base, uint64_t *fields) {
+  PD_DYN_SMEM(smem);
+  int t = pd_tid();
+  uint64_t start = (pd_saddr(smem) & 0x3ffff) >> 4;
+  pd_stg(base + t, pd_saddr(smem) % 1024);
+  pd_stg(fields + t, (t % 2 ? pd_desc_mn(smem + t * 32, 8192) : pd_desc_k(smem + t * 32)) - start);
+}
+PD_EXPORT(shared_places, 32);

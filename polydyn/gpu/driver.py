@@ -37,11 +37,18 @@ class Driver(abc.ABC):
     """As the driver calls it; ``hardware.match`` finds its description."""
     arch: int
     """Compute capability as a number: 80, 86, 89, 90, 100."""
-    generation: int = 0
     deferred: bool = False
     """Whether a broken context is left to somebody else to renew."""
-    context: int
-    """The CUcontext."""
+
+    @property
+    @abc.abstractmethod
+    def generation(self) -> int:
+        """Counts the contexts that were lost; all drivers of a device in a process share its primary context."""
+
+    @property
+    @abc.abstractmethod
+    def context(self) -> int:
+        """The CUcontext."""
 
     @abc.abstractmethod
     def renew(self) -> None:

@@ -17,6 +17,8 @@ __all__ = ["CtypesDriver"]
 _MAJOR, _MINOR = 75, 76  # CUdevice_attribute: compute capability
 _SMEM = 8  # CUfunction_attribute: dynamic shared memory
 _NON_BLOCKING = 1
+_resets: dict[tuple[str, int], int] = {}
+"""(library, device) -> how often its primary context was reset by one of the drivers of this process."""
 
 
 class CtypesDriver(Driver):
@@ -45,9 +47,11 @@ class CtypesDriver(Driver):
         self._cuda.cuDeviceGetName(room, 256, self._device)
         self.device_name = room.value.decode()
         self._allocated: dict[int, int] = {}
+        self._key = (library, device)
+        self._seen = self.generation
         self._launch = self._cuda.cuLaunchKernel
         self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-        self.context = self._retain()
+        self._context = self._retain()
         self.arch = self.attribute(_MAJOR) * 10 + self.attribute(_MINOR)
 
     # ---- context and errors
@@ -58,6 +62,20 @@ class CtypesDriver(Driver):
         if code:
             raise DriverMissingError(f"no context on the device: {self._describe(code)}", code=code)
         return int(context.value or 0)
+
+    @property
+    def generation(self) -> int:
+        """Counts the primary contexts that were lost, by whichever driver noticed."""
+        return _resets.get(self._key, 0)
+
+    @property
+    def context(self) -> int:
+        """The CUcontext; a new one when another driver has renewed it."""
+        if self._seen != self.generation:
+            self._context = self._retain()
+            self._seen = self.generation
+            self._allocated.clear()
+        return self._context
 
     def _describe(self, code: int) -> str:
         name, text = self._words(code)
@@ -97,9 +115,8 @@ class CtypesDriver(Driver):
     def renew(self) -> None:
         """Resets the primary context."""
         self._cuda.cuDevicePrimaryCtxReset_v2(self._device)
-        self._allocated.clear()
-        self.generation += 1
-        self.context = self._retain()
+        _resets[self._key] = self.generation + 1
+        self._enter()
 
     def close(self) -> None:
         """Releases the primary context; the object is of no use afterwards."""
@@ -132,6 +149,7 @@ class CtypesDriver(Driver):
 
     def free(self, pointer: int) -> None:
         """Gives an allocation back."""
+        self._enter()  # those of a context that is gone are forgotten
         if self._allocated.pop(pointer, None) is None:
             raise DeviceError(
                 f"{pointer:#x} is not an allocation of this context", remedy="was it lost with a failed kernel?"
@@ -153,6 +171,8 @@ class CtypesDriver(Driver):
             self._call(call + "Async_v2", to, source, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
         else:
             self._call(call + "_v2", to, source, ctypes.c_size_t(nbytes))
+            if call == "cuMemcpyHtoD":  # a copy from pageable memory may return before it has arrived
+                self._call("cuStreamSynchronize", None)
 
     # ---- modules
 

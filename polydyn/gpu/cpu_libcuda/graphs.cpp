@@ -61,6 +61,7 @@ API(cuGraphLaunch)(Executable *e, Handle s) {
   if (!is_stream(s)) return INVALID_HANDLE;
   if (int code = not_captured(s, NOT_SUPPORTED)) return code;  // the real driver would make it a node
   return enqueue(s, [e] {
+    if (!executables.count(e)) return fault("a graph that was destroyed");
     for (const Work &work : e->work) {
       int code = work();
       if (code) return code;

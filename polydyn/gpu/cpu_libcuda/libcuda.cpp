@@ -46,7 +46,8 @@ static void destroy(Context *c) {
     if (e->owner == c) destroy(e);
   }
   for (Stream *s : streams)
-    if (s->owner == c) delete s->capture, s->capture = nullptr;
+    if (s->owner == c) delete s->capture, s->capture = nullptr, s->queue.clear();
+  late.clear();
   contexts.erase(c);
   delete c;
 }
@@ -89,7 +90,12 @@ API(cuCtxGetApiVersion)(Context *, unsigned *v) { *v = 13000; return 0; }
 API(cuCtxGetStreamPriorityRange)(int *low, int *high) { *low = 0, *high = -5; return 0; }
 API(cuCtxSetCacheConfig)(int) { return 0; }
 // Waits for everything, so it ends every capture in the context, in any mode.
-API(cuCtxSynchronize)() { NEED_CONTEXT; return invalidate(CAPTURE_UNSUPPORTED, [](Stream *s) { return s->owner == here(); }); }
+API(cuCtxSynchronize)() {
+  NEED_CONTEXT;
+  if (int code = invalidate(CAPTURE_UNSUPPORTED, [](Stream *s) { return s->owner == here(); })) return code;
+  finish_all();
+  return here()->broken;
+}
 API(cuDevicePrimaryCtxRetain)(Context **c, int) {
   LOCK;
   if (!primary)
@@ -136,6 +142,8 @@ API(cuMemAlloc_v2)(Address *p, size_t n) {
 API(cuMemFree_v2)(Address p) {
   NEED_CONTEXT;
   if (int code = unsafe()) return code;
+  if (setting("PDEMU_FREE_WAITS", 1)) finish_all();
+  arrive();
   auto it = memory.find(p);
   if (it == memory.end()) return INVALID_VALUE;
   munmap((void *)p, it->second.bytes + 4096);
@@ -191,11 +199,16 @@ static int copy(void *to, const void *from, size_t n, bool to_device, bool from_
                   (!was_pinned || inside_pinned(host, n)));
   };
   if (!there()) return INVALID_VALUE;
-  return enqueue(stream, [=] {
-    if (!there()) return fault("a graph copies memory that was freed");
-    memmove(to, from, n);
+  std::shared_ptr<std::vector<char>> staged;  // pageable memory is read now, and written before the call returns
+  bool pageable = !was_pinned && to_device != from_device && deferred(stream) && !capture_of(stream);
+  if (pageable && to_device) staged = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + n);
+  int code = enqueue(stream, [=] {
+    if (!there()) return fault("a copy of memory that was freed");
+    memmove(to, staged ? staged->data() : from, n);
     return 0;
   });
+  if (pageable && from_device && !code) finish(stream), code = here()->broken;
+  return code;
 }
 // One that the host waits for, on the legacy stream.
 static int copy_now(void *to, const void *from, size_t n, bool to_device, bool from_device) {
@@ -203,7 +216,14 @@ static int copy_now(void *to, const void *from, size_t n, bool to_device, bool f
   if (int code = unsafe()) return code;
   return copy(to, from, n, to_device, from_device, nullptr);
 }
-API(cuMemcpyHtoD_v2)(Address d, const void *s, size_t n) { NEED_CONTEXT; return copy_now((void *)d, s, n, true, false); }
+API(cuMemcpyHtoD_v2)(Address d, const void *s, size_t n) {
+  NEED_CONTEXT;
+  if (!n || !inside(d, n) || inside_pinned(s, n)) return copy_now((void *)d, s, n, true, false);
+  if (int code = implicit(nullptr)) return code;
+  if (int code = unsafe()) return code;
+  arrive(), late.push_back({d, std::vector<char>((const char *)s, (const char *)s + n)});
+  return 0;
+}
 API(cuMemcpyDtoH_v2)(void *d, Address s, size_t n) { NEED_CONTEXT; return copy_now(d, (const void *)s, n, false, true); }
 API(cuMemcpyDtoD_v2)(Address d, Address s, size_t n) { NEED_CONTEXT; return copy_now((void *)d, (const void *)s, n, true, true); }
 API(cuMemcpyHtoDAsync_v2)(Address d, const void *s, size_t n, Handle stream) { NEED_CONTEXT; return copy((void *)d, s, n, true, false, stream); }
@@ -229,47 +249,65 @@ API(cuMemsetD32_v2)(Address d, unsigned v, size_t n) { NEED_CONTEXT; return fill
 API(cuMemsetD8Async)(Address d, unsigned char v, size_t n, Handle stream) { NEED_CONTEXT; return fill(d, v, n, stream); }
 API(cuMemsetD32Async)(Address d, unsigned v, size_t n, Handle stream) { NEED_CONTEXT; return fill(d, v, n, stream); }
 
-// ---- streams and events: everything is done when the call returns -----------------------------------------------
-API(cuStreamCreate)(Stream **s, unsigned flags) { NEED_CONTEXT; streams.insert(*s = new Stream{!(flags & 1), here(), nullptr}); return 0; }
+// ---- streams and events -----------------------------------------------------------------------------------------
+API(cuStreamCreate)(Stream **s, unsigned flags) { NEED_CONTEXT; streams.insert(*s = new Stream{!(flags & 1), here(), nullptr, {}}); return 0; }
 API(cuStreamCreateWithPriority)(Stream **s, unsigned f, int) { return cuStreamCreate(s, f); }
 API(cuStreamDestroy_v2)(Stream *s) {
   LOCK;
-  if (!streams.erase(s)) return INVALID_HANDLE;
+  if (!streams.count(s)) return INVALID_HANDLE;
+  finish(s), streams.erase(s);
   delete s->capture;
   delete s;
   return 0;
 }
-API(cuStreamSynchronize)(Handle s) { NEED_CONTEXT; return waiting(s); }
-API(cuStreamQuery)(Handle s) { NEED_CONTEXT; return waiting(s); }
+API(cuStreamSynchronize)(Handle s) {
+  NEED_CONTEXT;
+  if (int code = waiting(s)) return code;
+  deferred(s) ? finish(s) : arrive();
+  return here()->broken;
+}
+API(cuStreamQuery)(Handle s) { return cuStreamSynchronize(s); }
 API(cuStreamWaitEvent)(Handle s, Handle e, unsigned) {
   NEED_CONTEXT;
   if (!is_stream(s) || !events.count(e)) return INVALID_HANDLE;
   if (int code = implicit(s)) return code;
   bool captured = ((Event *)e)->captured;
   if (capture_of(s)) return capture_of(s)->invalid ? CAPTURE_INVALIDATED : captured ? 0 : not_captured(s, CAPTURE_ISOLATION);
-  return captured ? NOT_SUPPORTED : 0;  // the real driver would let the stream join the capture
+  if (captured) return NOT_SUPPORTED;  // the real driver would let the stream join the capture
+  std::shared_ptr<Mark> mark = ((Event *)e)->mark;
+  return enqueue(s, [mark, from = mark->stream, number = mark->asked] { return reach(mark, from, number), 0; });
 }
-API(cuEventCreate)(Handle *e, unsigned) { NEED_CONTEXT; events.insert(*e = new Event{-1, false}); return 0; }
+API(cuEventCreate)(Handle *e, unsigned) { NEED_CONTEXT; events.insert(*e = new Event{false, std::make_shared<Mark>(Mark{nullptr, 0, 0, -1})}); return 0; }
 API(cuEventDestroy_v2)(Handle e) { LOCK; if (!events.erase(e)) return INVALID_HANDLE; delete (Event *)e; return 0; }
 API(cuEventRecord)(Handle e, Handle s) {
   NEED_CONTEXT;
   if (!events.count(e) || !is_stream(s)) return INVALID_HANDLE;
   if (int code = implicit(s)) return code;
   if (capture_of(s) && capture_of(s)->invalid) return CAPTURE_INVALIDATED;
-  *(Event *)e = {now_ms(), capture_of(s) != nullptr};
-  return 0;
+  if ((((Event *)e)->captured = capture_of(s) != nullptr)) return 0;
+  std::shared_ptr<Mark> mark = ((Event *)e)->mark;
+  uint64_t number = ++mark->asked;
+  mark->stream = s;
+  return enqueue(s, [mark, number] { return mark->done = number, mark->at = now_ms(), 0; });
 }
 static int waiting_for(Handle e) {
   if (!events.count(e)) return INVALID_HANDLE;
-  return ((Event *)e)->captured ? CAPTURED_EVENT : unsafe();
+  if (((Event *)e)->captured) return CAPTURED_EVENT;
+  if (int code = unsafe()) return code;
+  std::shared_ptr<Mark> mark = ((Event *)e)->mark;
+  reach(mark, mark->stream, mark->asked);
+  return here()->broken;
 }
 API(cuEventSynchronize)(Handle e) { NEED_CONTEXT; return waiting_for(e); }
 API(cuEventQuery)(Handle e) { NEED_CONTEXT; return waiting_for(e); }
 API(cuEventElapsedTime)(float *ms, Handle a, Handle b) {
   NEED_CONTEXT;
-  if (!events.count(a) || !events.count(b) || ((Event *)a)->at < 0 || ((Event *)b)->at < 0) return INVALID_HANDLE;
+  if (!events.count(a) || !events.count(b)) return INVALID_HANDLE;
+  const Mark &from = *((Event *)a)->mark, &to = *((Event *)b)->mark;
+  if (!from.asked || !to.asked) return INVALID_HANDLE;
   if (((Event *)a)->captured || ((Event *)b)->captured) return CAPTURED_EVENT;
-  *ms = (float)(((Event *)b)->at - ((Event *)a)->at);
+  if (from.done < from.asked || to.done < to.asked) return NOT_READY;
+  *ms = (float)(to.at - from.at);
   return 0;
 }
 API(cuEventElapsedTime_v2)(float *ms, Handle a, Handle b) { return cuEventElapsedTime(ms, a, b); }
@@ -314,6 +352,7 @@ API(cuModuleLoadDataEx)(Module **m, const void *image, unsigned n, const int *op
 API(cuModuleUnload)(Module *m) {
   LOCK;
   if (int code = unsafe()) return code;
+  finish_all();
   if (!modules.erase(m)) return INVALID_HANDLE;
   loaded.erase(m->number);
   for (auto &f : m->functions) delete f.second;

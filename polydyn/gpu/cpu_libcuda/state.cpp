@@ -15,8 +15,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -37,7 +39,8 @@ enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE
 struct Context { int broken, flags; };
 struct Function { const pdemu_kernel *kernel; int max_dynamic; uint64_t module; };
 struct Module { void *library; std::map<std::string, Function *> functions; uint64_t number; };
-struct Event { double at; bool captured; };
+struct Mark { Handle stream; uint64_t asked, done; double at; };  // an event's last recording
+struct Event { bool captured; std::shared_ptr<Mark> mark; };
 struct Allocation { size_t bytes; Context *owner; };
 
 static std::recursive_mutex state;
@@ -71,7 +74,7 @@ static Context *here() { return current.empty() || !contexts.count(current.back(
 enum Mode { GLOBAL, THREAD_LOCAL, RELAXED };
 typedef std::function<int()> Work;
 struct Capture { int mode; std::thread::id thread; bool invalid; std::vector<Work> work; };
-struct Stream { bool blocking; Context *owner; Capture *capture; };
+struct Stream { bool blocking; Context *owner; Capture *capture; std::deque<Work> queue; };
 static std::set<Stream *> streams;
 static thread_local int thread_mode = GLOBAL;
 
@@ -109,12 +112,42 @@ static int waiting(Handle s) {
   if (int code = implicit(s)) return code;
   return unsafe();
 }
-// Work for a stream: done at once, or kept for the graph.
+
+// ---- work that is not done yet ------------------------------------------------------------------------------------
+// A copy from pageable memory returns when its source has been read; it arrives for what waits for the legacy stream.
+// Work on a stream that does not wait for that one is done when somebody waits for it. Freeing memory may wait, and does,
+// unless PDEMU_FREE_WAITS=0.
+struct Late { Address to; std::vector<char> bytes; };
+static std::vector<Late> late;
+static void arrive() {
+  for (const Late &c : late) memcpy((void *)c.to, c.bytes.data(), c.bytes.size());
+  late.clear();
+}
+static bool deferred(Handle s) { return (uintptr_t)s > 2 && streams.count((Stream *)s) && !((Stream *)s)->blocking; }
+static void finish(Handle s, const std::function<bool()> &enough = [] { return false; }) {
+  if (!deferred(s)) return;
+  std::deque<Work> &queue = ((Stream *)s)->queue;
+  while (!queue.empty() && !enough()) {
+    Work work = std::move(queue.front());
+    queue.pop_front();
+    if (!here() || here()->broken) continue;
+    if (int code = work()) here()->broken = code;
+  }
+}
+static void finish_all() {
+  arrive();
+  for (Stream *s : streams) finish(s);
+}
+static void reach(const std::shared_ptr<Mark> &mark, Handle stream, uint64_t number) {
+  finish(stream, [&] { return mark->done >= number; });
+}
+// Work for a stream: done at once, or late, or kept for the graph.
 static int enqueue(Handle s, const Work &work) {
   if (!is_stream(s)) return INVALID_HANDLE;
   if (int code = implicit(s)) return code;
   Capture *c = capture_of(s);
-  if (!c) return work();
+  if (!c && deferred(s)) return ((Stream *)s)->queue.push_back(work), 0;
+  if (!c) return arrive(), work();
   if (c->invalid) return CAPTURE_INVALIDATED;
   c->work.push_back(work);
   return 0;

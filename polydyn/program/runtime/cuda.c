@@ -110,6 +110,7 @@ static int32_t load_weights(pd_program *p) {
     if (plan->weight_bytes) {
         TRY(cuMemAlloc_v2(&d->weights, (size_t)plan->weight_bytes), what);
         TRY(cuMemcpyHtoD_v2(d->weights, p->weights, (size_t)plan->weight_bytes), what);
+        TRY(cuStreamSynchronize(NULL), what); /* runs have streams that do not wait for a copy from pageable memory */
     }
     p->constants = (const char *)(uintptr_t)d->weights;
     return PD_OK;

@@ -21,7 +21,7 @@ static int fits(const pd_context *c, const pd_version *n) {
 }
 
 /* Makes a version ready to be launched with the context's sizes: its kernels, its workspace, its symbols. */
-static int32_t prepare(pd_context *c, int32_t k, const pd_version *n) {
+static int32_t prepare(pd_context *c, int32_t k, const pd_version *n, void *stream) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     const int64_t *v = c->values;
@@ -30,7 +30,10 @@ static int32_t prepare(pd_context *c, int32_t k, const pd_version *n) {
     if (bytes > x->workspace_bytes) {
         char what[64];
         snprintf(what, sizeof what, "%" PRId64 " bytes of workspace", bytes);
-        if (x->workspace) TRY(cuMemFree_v2(x->workspace), what); /* it waits for who uses it */
+        if (x->workspace) { /* launches before this one may use it, and cuMemFree need not wait */
+            TRY(cuStreamSynchronize(stream), what);
+            TRY(cuMemFree_v2(x->workspace), what);
+        }
         x->workspace = 0;
         x->workspace_bytes = 0;
         TRY(cuMemAlloc_v2(&x->workspace, (size_t)bytes), what);
@@ -106,7 +109,7 @@ static int32_t best(const pd_context *c, const pd_launch_entry *l) {
     return found;
 }
 
-int32_t pd_cuda_choose(pd_context *c, int32_t k) {
+int32_t pd_cuda_choose(pd_context *c, int32_t k, void *stream) {
     const pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     const pd_launch_entry *l = &plan->launches[k];
@@ -120,7 +123,8 @@ int32_t pd_cuda_choose(pd_context *c, int32_t k) {
                            l->label, d->shared_limit);
         x->choices++;
     }
-    int32_t code = x->version[k] < 0 ? PD_OK : prepare(c, k, &plan->versions[l->first_version + x->version[k]]);
+    int32_t code = PD_OK;
+    if (x->version[k] >= 0) code = prepare(c, k, &plan->versions[l->first_version + x->version[k]], stream);
     if (code != PD_OK) return code;
     x->next = k + 1;
     if (x->next == plan->launch_count && !x->recalled) remember(c);

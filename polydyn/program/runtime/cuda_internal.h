@@ -126,8 +126,9 @@ int32_t pd_cuda_say(const pd_device *d, int32_t result, const char *where, const
 int32_t pd_cuda_enter(pd_device *d);
 /* Room for the choices that a context remembers. */
 int64_t pd_cuda_remembered_words(void);
-/* Chooses the version of launch k for the context's sizes, the launches before it being chosen, and makes it ready. */
-int32_t pd_cuda_choose(pd_context *c, int32_t k);
+/* Chooses the version of launch k for the context's sizes, the launches before it being chosen, and makes it ready;
+ * `stream` is that of the run. */
+int32_t pd_cuda_choose(pd_context *c, int32_t k, void *stream);
 /* Loads a kernel, if that was not done before. */
 int32_t pd_cuda_load(pd_device *d, int32_t kernel);
 /* Takes the context off again; returns `code`. */

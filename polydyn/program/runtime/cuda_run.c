@@ -62,7 +62,7 @@ static int32_t send(pd_context *c, int32_t i, const pd_call *call) {
 
 /* Encodes a version's tensor maps where the addresses of their buffers have changed. */
 static int32_t encode(pd_context *c, const pd_version *n, const char *label) {
-    static const int32_t types[] = {6, 9, 7, 8, 0, 1, 4, 5, 0, 1, 2, 3, 0}; /* CUtensorMapDataType of PD_<dtype> */
+    static const int32_t types[] = {6, 9, 7, 8, 0, 1, 3, 5, 0, 1, 2, 4, 0}; /* CUtensorMapDataType of PD_<dtype> */
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     for (int32_t i = n->first_map; i < n->first_map + n->maps; i++) {
@@ -86,7 +86,7 @@ static int32_t launch(pd_context *c, int32_t k, const pd_call *call) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     const pd_launch_entry *l = &plan->launches[k];
-    int32_t code = k < x->next ? PD_OK : pd_cuda_choose(c, k);
+    int32_t code = k < x->next ? PD_OK : pd_cuda_choose(c, k, call->stream);
     if (code != PD_OK || x->version[k] < 0 || pd_skipped(l, call->inputs, call->results)) return code;
     const pd_version *n = &plan->versions[l->first_version + x->version[k]];
     int32_t at = x->first[k];
@@ -335,7 +335,7 @@ static int32_t record(pd_context *c, const pd_call *call) {
     pd_cuda *x = c->place;
     if (!d->graphs) return pd_cuda_say(d, NOT_SUPPORTED, "binding a call", "the driver is older than CUDA 11.4");
     int32_t code = bind(c, call), k = 0;
-    while (x->next < plan->launch_count && code == PD_OK) code = pd_cuda_choose(c, x->next);
+    while (x->next < plan->launch_count && code == PD_OK) code = pd_cuda_choose(c, x->next, call->stream);
     int64_t before = c->copied_bytes;
     while (code == PD_OK && (k < plan->launch_count || !x->segment_count)) code = capture(c, call, &k);
     x->recorded_bytes = c->copied_bytes - before;

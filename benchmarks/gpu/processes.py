@@ -1,0 +1,148 @@
+"""Cases run in a process of their own: one that hangs, crashes or breaks the device costs itself, not those after it.
+
+A process prints a line of JSON per event and takes ``--first`` (the case to begin with) and ``--seconds``: ``work`` is
+its side, ``results`` the other. After a kernel has broken its context nothing in that process is to be trusted, so the
+cases left go to a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from polydyn.gpu.errors import DeviceLostError
+
+Event = dict[str, Any]
+Job = tuple[str, Callable[[], "Event | None"]]
+"""A case: its name, and what gives its result (None: it is left out)."""
+
+PATIENCE = 45.0
+"""Seconds without a line after which the case that runs counts as hanging."""
+SLACK = 20.0
+"""Seconds that a process may take to start and to end beyond its time."""
+
+
+# ---- the process ---------------------------------------------------------------------------------------------------
+def say(event: Event) -> None:
+    """One event to the parent."""
+    print(json.dumps(event), flush=True)
+
+
+def work(jobs: Iterable[Job], first: int, seconds: float) -> None:
+    """Runs the cases from ``first`` on, as long as there is time; ends early when the context is lost."""
+    end, cut = time.monotonic() + seconds, 0
+    for i, (name, job) in enumerate(jobs):
+        if i < first:
+            continue
+        if time.monotonic() > end:
+            cut += 1
+            continue
+        say({"begin": i, "name": name})
+        try:
+            result = job()
+        except DeviceLostError as e:
+            say({"end": i, "ok": False, "message": f"DeviceLostError: {e}"})
+            return
+        except Exception as e:  # a table with a hole beats no table
+            result = {"ok": False, "message": f"{type(e).__name__}: {e}"}
+        say({"end": i} | ({"left out": True} if result is None else result))
+    say({"done": True, "cut": cut})
+
+
+# ---- its parent ----------------------------------------------------------------------------------------------------
+def lines(command: Sequence[str], end: float, patience: float = PATIENCE) -> Iterator[Event]:
+    """What a process prints; the last event is {"ended": status} or {"stopped": why}.
+
+    It is stopped, with everything it has started, at ``end`` (of ``time.monotonic``) or after ``patience`` seconds
+    without a line. Lines that are no event go to the terminal.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1, start_new_session=True)
+    printed: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                printed.put(line)
+        printed.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        while True:
+            left = end - time.monotonic()
+            try:
+                line = printed.get(timeout=max(0.1, min(left, patience)))
+            except queue.Empty:
+                yield {"stopped": f"silent for {patience:.0f} s" if left > patience else "out of time"}
+                return
+            if line is None:
+                yield _ending(process, max(0.1, min(left, patience)))
+                return
+            event = _event(line)
+            if event is None:
+                print(line, end="", flush=True)
+            else:
+                yield event
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep it until its kernel is gone
+            process.wait(timeout=10)
+
+
+def _ending(process: subprocess.Popen[str], patience: float) -> Event:
+    try:
+        return {"ended": process.wait(patience)}
+    except subprocess.TimeoutExpired:
+        return {"stopped": "it does not end"}
+
+
+def _event(line: str) -> Event | None:
+    try:
+        event = json.loads(line) if line.startswith("{") else None
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def results(command: Sequence[str], seconds: float, patience: float = PATIENCE) -> Iterator[Event]:
+    """Results of the cases of a command, each with its ``name``, in order; and {"about": ...}, {"failed": why}.
+
+    A process that ends before its cases do is replaced by one that begins behind the case it ended in. No case begins
+    after ``seconds``, and nothing runs any more ``SLACK`` later.
+    """
+    end, first = time.monotonic() + seconds + SLACK, 0
+    while True:
+        name, begun, reached, why = "", -1, first, ""
+        left = end - time.monotonic() - SLACK
+        if left <= 0 and first:
+            yield {"failed": f"out of time before case {first + 1}"}
+            return
+        for event in lines([*command, "--first", str(first), "--seconds", f"{max(left, 0):.1f}"], end, patience):
+            if "begin" in event:
+                name, begun = event["name"], event["begin"]
+            elif "end" in event:
+                first, begun = event.pop("end") + 1, -1
+                if "left out" not in event:
+                    yield {"name": name, **event}
+            elif "done" in event:
+                yield {"about": {"cut": event["cut"]}}
+                return
+            elif "stopped" in event or "ended" in event:
+                why = event.get("stopped") or f"the process ended with {event['ended']}"
+            else:
+                yield event
+        if begun >= 0:
+            first = begun + 1
+            yield {"name": name, "ok": False, "message": f"hangs, or ends its process: {why}"}
+        elif first == reached:
+            yield {"failed": f"{why}, before its first case: see above"}
+            return
