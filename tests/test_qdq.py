@@ -68,10 +68,9 @@ def nearly(got: Array, want: Array, step: float, part: float = 0.02) -> None:
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", targets())
-def test_a_layer_between_quantizations_is_one_integer_product(target: str) -> None:
-    """Sums of int32 two steps at a time; closer to ONNX Runtime's floats than these to one another."""
-    m = qdq_layers([131])
+def test_a_layer_between_quantizations_is_one_integer_product() -> None:
+    """Sums of int32 two steps at a time, next to what ONNX Runtime computes in floats."""
+    m, target = qdq_layers([131]), targets()[0]
     graph = rewritten(m)
     assert sums(graph) == 1 and {"int32", "uint8"} <= {graph.tensors[n.output].dtype for n in graph.nodes}
     feeds = [{"x": floats(n, 34)} for n in SIZES]
@@ -83,11 +82,10 @@ def test_a_layer_between_quantizations_is_one_integer_product(target: str) -> No
         nearly(program.run(f)[graph.outputs[0]], onnxruntime_of(m, f), 0.03)
 
 
-@pytest.mark.parametrize("zero", [None, 7])
-def test_a_convolution_pads_with_the_zero_point(zero: int | None) -> None:
+def test_a_convolution_pads_with_the_zero_point() -> None:
     """[N, C, H, W] with a scale for each output channel, a bias of the sums' scale; the padding is one of bytes."""
     q = Qdq()
-    x = q.step("x", 0.04, np.uint8(zero) if zero else None)
+    x = q.step("x", 0.04, np.uint8(7))
     w = q.weight(random_bytes(q.rng, "int8", 10, 4, 3, 3), q.rng.random(10) / 900 + 1e-3, axis=0)
     bias = q.add("DequantizeLinear", q.constant(np.arange(-5, 5, dtype=np.int32) * 900), q.constant(np.float32(4e-5)))
     y = q.step(q.add("Relu", q.add("Conv", x, w, bias, pads=[1, 0, 1, 2])), 0.05)
@@ -193,7 +191,7 @@ def test_quantizing_again_with_no_ordinary_scale_is_not_left_out(scale: float) -
 def test_layers_share_a_kernel() -> None:
     """Scales and zero points are operands: with twice the layers there are no more kernels, and no more text."""
     few, many = (qdq_layers([3 + 20 * i for i in range(n)]) for n in (3, 6))
-    plan = exactly(many, *({"x": floats(n, 34)} for n in SIZES))
+    plan = plan_program(many)
     assert {k.text for k in plan.kernels} == {k.text for k in plan_program(few).kernels}
     products = [launch.kernel for launch in plan.launches if launch.kind == "contract"]
     assert len(products) == 6 and len(set(products)) <= 3, "the first and the last one may differ"
@@ -246,24 +244,27 @@ def feeds(m: onnx.ModelProto, b: int, rows: int, keys: int) -> dict[str, Array]:
     return {n: np.asarray(RNG.standard_normal(s), np.float32) for n, s in shapes.items()}
 
 
-@pytest.mark.parametrize("target", targets())
-def test_attentions_share_a_kernel_of_moderate_size(target: str) -> None:
+def test_attentions_share_a_kernel_of_moderate_size() -> None:
     """Epilogues of dozens of operations are written once for a tile, not for every register of every variant."""
-    m = attention(2)
-    plan = plan_program(m, target=target)
+    plan = plan_program(attention(2), target="cpu:avx512")
     names = [launch.kernel for launch in plan.launches if launch.kind == "attention"]
     assert len(names) == 2 and len(set(names)) == 1
     (text,) = (k.text for k in plan.kernels if k.name == names[0])
-    assert len(text) < 300_000
-    program, graph = build_program(plan, target=target, threads=2), rewritten(m)
+    assert len(text) < 300_000, "a million and more, were they written for every register"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", targets())
+def test_attentions_with_long_epilogues(target: str) -> None:
+    m = attention(2)
+    program, graph = build_program(plan_program(m, target=target), target=target, threads=2), rewritten(m)
     (y,) = graph.outputs
     for sizes in ((1, 1, 1), (2, 7, 7), (1, 33, 50), (0, 4, 4), (2, 0, 5), (1, 5, 17), (1, 8, 16)):
         f = feeds(m, *sizes)
         nearly(program.run(f)[y], reference.evaluate(graph, f)[y], 0.03, 0.05)
 
 
-@pytest.mark.parametrize("target", targets())
-@pytest.mark.parametrize("columns", [3, 40, 48, 50])
+@pytest.mark.parametrize(("columns", "target"), [(3, targets()[0]), (50, targets()[-1])])
 def test_long_epilogues(columns: int, target: str) -> None:
     """What is read twice is one register; columns that fill tiles and such that do not; two outputs of one product."""
     q = Qdq()
@@ -284,7 +285,7 @@ def test_long_epilogues(columns: int, target: str) -> None:
         nearly(got[y], want[y], 0.09)
         nearly(got["first"], want["first"], 0.1)
         checked = f
-    if columns == 50 and target == "cpu:avx2":
+    if columns == 3:
         for name, array in CheckedProgram(plan).run(checked).items():
             np.testing.assert_array_equal(array, program.run(checked)[name])
 
@@ -292,15 +293,15 @@ def test_long_epilogues(columns: int, target: str) -> None:
 def test_a_long_epilogue_behind_blocks_of_the_reduction() -> None:
     """It runs after the last block only; the sums of earlier ones are carried in its output."""
     q = Qdq()
-    x = q.step(q.add("MatMul", "x", "w"), 0.9, np.uint8(100))
+    w = q.constant(q.rng.standard_normal((1100, 19)).astype(np.float32))
+    x = q.step(q.add("MatMul", "x", w), 0.9, np.uint8(100))
     y = q.add("Sigmoid", q.step(q.add("Mul", x, q.constant(np.float32(0.3))), 0.2, np.int8(3)))
-    m = q.model({"x": ("float32", ["M", "K"]), "w": ("float32", ["K", "N"])}, y)
+    m = q.model({"x": ("float32", ["M", 1100])}, y)
     plan, graph = plan_program(m), rewritten(m)
-    program, checked = build_program(plan, threads=2), CheckedProgram(plan)
-    assert any("epilogue apart" in n for k in plan.kernels for n in k.notes)
-    for rows, steps, columns in ((1, 1, 1), (9, 1601, 35), (3, 0, 5), (8, 770, 96), (2, 770, 5)):
-        f = {"x": floats(rows, steps), "w": floats(steps, columns)}
-        want = reference.evaluate(graph, f)[y]
-        got = program.run(f)[y]
-        assert np.mean(np.abs(got - want) > 1e-5) < 0.02 and np.abs(got - want).max() < 0.06
-    np.testing.assert_allclose(checked.run(f)[y], got, 0, 1e-6)
+    program = build_program(plan, threads=2)
+    assert any("reduction block 768" in n and "epilogue apart" in n for k in plan.kernels for n in k.notes)
+    for rows in (0, 1, 3, 9):
+        f = {"x": floats(rows, 1100)}
+        got, want = program.run(f)[y], reference.evaluate(graph, f)[y]
+        np.testing.assert_allclose(got, want, 0, 0.06)
+        assert not got.size or np.mean(np.abs(got - want) > 1e-5) < 0.02
