@@ -20,7 +20,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Graph
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
-from polydyn.schedules.expr import Array
+from polydyn.schedules.expr import Array, loads
 
 RNG = np.random.default_rng(5)
 SIZES = (0, 1, 2, 7, 33)
@@ -102,11 +102,13 @@ def test_a_convolution_pads_with_the_zero_point() -> None:
     nearly(CheckedProgram(plan).run(f)[y], program.run(f)[y], 0.05, 0)
 
 
-def product_of(steps: int = 34, scale: Any = 0.01, by: Any = 0.01, zero: Any = None, **more: Any) -> onnx.ModelProto:
-    """x [M, steps] quantized with ``scale``, times dequantized bytes [steps, 3] of scale ``by``."""
+def product_of(
+    steps: int = 34, scale: Any = 0.01, by: Any = 0.01, zero: Any = None, less: Any = None, axis: int = 1
+) -> onnx.ModelProto:
+    """x [M, steps] quantized with ``scale``, ``zero``; times bytes [steps, 3] dequantized with ``by``, ``less``."""
     q = Qdq()
     x = q.step("x", scale, zero)
-    y = q.add("MatMul", x, q.weight(random_bytes(q.rng, "int8", steps, 3), by, **more))
+    y = q.add("MatMul", x, q.weight(random_bytes(q.rng, "int8", steps, 3), by, less, axis))
     return q.model({"x": ("float32", ["M", steps])}, y)
 
 
@@ -117,6 +119,7 @@ def product_of(steps: int = 34, scale: Any = 0.01, by: Any = 0.01, zero: Any = N
         (product_of(by=np.array([0.01, 0.02, 0.03])), True),
         (product_of(by=[0.01], zero=np.array([3], np.uint8)), True),
         (product_of(by=[0.1, 2, -3], zero=np.int8(-3)), True),
+        (product_of(by=np.ones(3), zero=np.uint8(200), less=np.array([-128, 0, 127], np.int8)), True),
         (product_of(zero=np.int16(3)), False),  # no bytes
         (product_of(35), False),  # an odd number of steps
         (product_of(65792), True),
@@ -145,6 +148,15 @@ def test_scales_that_are_no_ordinary_numbers(number: float, where: str) -> None:
         (want,) = reference.evaluate(import_model(m), f).values()
         (got,) = build_program(plan_program(m), threads=1).run(f).values()
     np.testing.assert_allclose(got, want, 1e-5, 1e-5 * float(np.nanmax(np.abs(want[np.isfinite(want)]), initial=0)))
+
+
+def test_the_zero_point_of_the_activations_comes_out_of_the_sum() -> None:
+    """Bytes are multiplied as they are, which tensor cores do, unless weights have a zero point too."""
+    for less, read in ((None, 2), (np.int8(3), 4)):
+        graph = rewritten(product_of(zero=np.uint8(200), less=less))
+        (total,) = (n for n in graph.nodes if "@sum" in n.output)
+        assert len(loads(total.body)) == read and ("t3@zero" in graph.constants) == (less is None)  # type: ignore[union-attr]
+    assert len(plan_program(product_of(64, zero=np.uint8(200)), target="cuda:sm_80").launches) == 2
 
 
 def test_a_product_whose_scale_is_an_input_stays_in_floats() -> None:

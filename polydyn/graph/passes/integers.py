@@ -2,16 +2,18 @@
 
 ``sum((a - za) * sa * ((w - zw) * sw))`` is ``sum((a - za) * (w - zw)) * (sa * sw)``: the sum over bytes is exact, and
 the scales come out of it, one factor for a tensor or for each output column. Only where both scales are known now and
-where sums of int32 cannot wrap, whatever is in the bytes.
+where sums of int32 cannot wrap, whatever is in the bytes. Where ``zw`` is 0, the zero point of the activations comes
+out of the sum too, as ``za * sum(w)``, one known integer for each output column: bytes are multiplied as they are.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polydyn.graph.ir import Compute, Dim, Graph, Node, Tensor, dim_name
+from polydyn.graph.ir import Compute, Dim, Graph, Node, Tensor, dim_name, reduction_name
 from polydyn.graph.operators.quantization import centred
 from polydyn.graph.passes.join import as_contraction
 from polydyn.graph.passes.steps import Step, dequantization, is_ordinary, live, number, through_views
@@ -74,21 +76,46 @@ class _Integers:
         factor = self._factor(rows[0].step, weights[0].step)
         if factor is None or not self._fits(n, rows[0].step, weights[0].step):
             return False
-        body = op("mul", *(self._in_bytes(x).value for x in found))
-        self._write(n, body, factor, weights[0].step.scale)
+        row, column = self._in_bytes(rows[0]), weights[0]
+        offset = self._offset(n, row.step, column.step)
+        if offset is not None:
+            row = replace(row, step=replace(row.step, zero=None))
+        body = op("mul", *(row.value if x is rows[0] else x.value for x in found))
+        self._write(n, body, offset, load(self._constant(n, "scale", factor), column.step.scale.index, "float32"))
         return True
 
-    def _write(self, n: Compute, body: Value, factor: Array, scale: Load) -> None:
-        """The sum over integers, and the node as this sum times the factor, which is subscripted as ``scale`` was."""
+    def _write(self, n: Compute, body: Value, offset: Load | None, factor: Load) -> None:
+        """The sum over integers, and the node as this sum less the offset, times the factor."""
         shape = self.tensors[n.output].shape
-        total, name = self._fresh(f"{n.output}@sum"), self._fresh(f"{n.output}@scale")
+        total = self._fresh(f"{n.output}@sum")
         self._add(replace(n, output=total, body=body), shape)
-        self.constants[name] = factor
-        self.tensors[name] = Tensor(name, "float32", tuple(map(Index.of, factor.shape)))
-        sums = load(total, tuple(map(dim_name, range(len(shape)))), "int32")
-        scaled = op("mul", cast(sums, "float32"), load(name, scale.index, "float32"))
-        self.nodes.append(Compute(n.output, scaled, origin=n.origin))
+        sums: Value = load(total, tuple(map(dim_name, range(len(shape)))), "int32")
+        sums = sums if offset is None else op("sub", sums, offset)
+        self.nodes.append(Compute(n.output, op("mul", cast(sums, "float32"), factor), origin=n.origin))
         self.notes.append(f"{n.output}: a product of integers, scaled once (its operands are dequantized)")
+
+    def _constant(self, n: Compute, what: str, array: Array) -> str:
+        name = self._fresh(f"{n.output}@{what}")
+        self.constants[name] = array
+        self.tensors[name] = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
+        return name
+
+    def _offset(self, n: Compute, rows: Step, weights: Step) -> Load | None:
+        """What the zero point of the rows adds to a sum: ``zero * sum(w)``; None where there is none to take out.
+
+        It stays inside where the weights have a zero point, or are not subscripted by plain iterators.
+        """
+        zero = number(self.constants, rows.zero)
+        index = [str(i) for i in weights.x.index if i.constant is None]
+        plain = all(i.is_symbol or i.constant == 0 for i in weights.x.index) and len(set(index)) == len(index)
+        if not zero or not plain or weights.zero is not None:
+            return None
+        array = self.constants[weights.x.buffer].astype(np.int64)
+        extents = {reduction_name(j): int(e) for j, e in enumerate(n.reduction)}
+        axes = tuple(a for a, i in enumerate(weights.x.index) if not i.is_symbol or str(i) in extents)
+        again = math.prod(e for r, e in extents.items() if r not in index)
+        sums: Array = (array.sum(axes) * again * int(zero)).astype(np.int32)
+        return load(self._constant(n, "zero", sums), tuple(i for i in index if i not in extents), "int32")
 
     def _add(self, n: Compute, shape: tuple[Dim, ...]) -> None:
         self.tensors[n.output] = Tensor(n.output, n.body.dtype, shape)
@@ -172,7 +199,7 @@ class _Integers:
         if weights.zero is not None:
             zeros = self.constants[weights.zero.buffer].astype(np.int64)
         ends = np.iinfo(rows.x.dtype)
-        most = max(int(ends.max) - int(zero), int(zero) - int(ends.min))
+        most = max(int(ends.max), -int(ends.min), int(ends.max) - int(zero), int(zero) - int(ends.min))
         widest = max(int(array.max()) - int(zeros.min()), int(zeros.max()) - int(array.min()))
         return bool(steps * most * widest < 2**31)
 
