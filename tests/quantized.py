@@ -122,11 +122,13 @@ class Qdq:
         return quantized_model(self.nodes, inputs, [output], 17, **self.constants)
 
 
-def qdq_layers(zeros: Sequence[int], size: int = 34, per_column: bool = True) -> onnx.ModelProto:
-    """Linear layers of one form from x [M, size]; ``zeros``: the zero point of each one's input. No scale twice."""
+def qdq_layers(
+    zeros: Sequence[int], size: int = 34, per_column: bool = True, rows: int | str = "M"
+) -> onnx.ModelProto:
+    """Linear layers of one form from x [rows, size]; ``zeros``: the zero point of each one's input. No scale twice."""
     m, x = Qdq(), "x"
     for i, zero in enumerate(zeros):
         x = m.step(x, 0.02 + i / 500, np.uint8(zero) if zero else None)
         scale = (1 + m.rng.random(size) if per_column else np.float32(1 + i / 10)) / 90 / size**0.5
         x = m.add("MatMul", x, m.weight(random_bytes(m.rng, "int8", size, size), scale))
-    return m.model({"x": ("float32", ["M", size])}, m.step(x, 0.03, np.uint8(128)))
+    return m.model({"x": ("float32", [rows, size])}, m.step(x, 0.03, np.uint8(128)))
