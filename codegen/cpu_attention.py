@@ -101,7 +101,8 @@ class AttentionKernel:
                     if (mark, v) not in wide:
                         wide[mark, v] = kernel.vectors(_unnumbered(x, mark[-1]), v, _numbered(coordinates, mark[-1]))
                 cases = {v: kernel.rows(wide[mark, v], r) for v in kernel.column_cases()}
-                return variants(kernel.live_columns(), cases)
+                tile, own = variants(kernel.live_columns(), cases), _numbered(coordinates, mark[-1])
+                return kernel.finished(tile, _unnumbered(x, mark[-1]), own, V(r))
 
             return consume(b, mark, micro)
 

@@ -11,36 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polydyn.codegen.check import verify_body
-from polydyn.codegen.ir import (
-    Body,
-    Def,
-    FlatLoad,
-    For,
-    Let,
-    Node,
-    Store,
-    consume,
-    rewrite,
-    walk,
-)  # fmt: skip
+from polydyn.codegen.ir import Body, Def, FlatLoad, For, Let, Node, Store, consume, rewrite, walk
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.operands import multiplied, operands
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.columns import Columns, vector_columns
+from polydyn.codegen.passes.epilogues import COLUMN, ROW, finished, instances, is_long
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
 from polydyn.codegen.passes.prefetch import LINE, prefetch_next, share_panel
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, split_chains, unroll
-from polydyn.codegen.passes.tiles import (
-    allocated,
-    balance,
-    clip,
-    flatten_loops,
-    mark_parallel,
-    tasks,
-    variants,
-)  # fmt: skip
+from polydyn.codegen.passes.tiles import allocated, balance, clip, flatten_loops, mark_parallel, tasks, variants
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
@@ -115,7 +97,7 @@ class ContractKernel:
         ``label``: tells the registers of such parts apart.
         """
         self.width = self.lanes(target)
-        self.tile_name, self.shared_name = f"acc{label}", f"t{label}_"
+        self.tile_name, self.shared_name, self.held = f"acc{label}", f"t{label}_", f"sums{label}"
         self.name, self.group, self.roles, self.target = name, group, roles, target
         self.acc = next(s for s in group.statements if s.reduce)
         self.epilogues = [s for s in group.statements if s.role == "epilogue"]
@@ -126,6 +108,7 @@ class ContractKernel:
         self.chosen, self.notes = chosen, list[str]()
         self.copies: Copies = {}
         self.whole = rows is None
+        self.long = self.width == target.width and is_long(self.epilogues)
         self.plan = self._plan(packed, fill) if rows is None else self._part(self._plan(packed, fill), rows)
 
     @staticmethod
@@ -231,27 +214,18 @@ class ContractKernel:
         def local(a: Mapping[str, Index]) -> FlatLoad:
             return FlatLoad(dtype, self.tile_name, acc(a))
 
-        def value(v: Value, a: Mapping[str, Index]) -> Value:
-            own = self.acc.array
-            return flat(self.group, v, self._env(a), lambda x: local(a) if x.buffer == own else None)
-
         def carried(a: Mapping[str, Index]) -> Index:
             assert self.plan.carrier is not None
             c = self.plan.carrier
             return self.group.arrays[c.array].address(tuple(i.subs(self._env(a)) for i in c.index))
 
         def accumulate(a: Mapping[str, Index]) -> Body:
-            row = self._row(a) if self.plan.fill else value(self.row_value, a)
+            row = self._row(a) if self.plan.fill else flat(self.group, self.row_value, self._env(a), lambda x: None)
             col = self._column(a)
             return (Store(self.tile_name, acc(a), multiplied(self.acc, row, col), self.acc.reduce),)
 
         def done(s: Statement) -> Lowering:
-            def f(a: Mapping[str, Index]) -> Body:
-                env = self._env(a)
-                address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
-                return (Store(s.array, address, value(s.value, a)),)
-
-            return f
+            return lambda a: (self._done(s, a, local(a)),)
 
         table: dict[str, Lowering] = {
             "INIT": lambda a: (Store(self.tile_name, acc(a), neutral("sum", dtype)),),
@@ -261,8 +235,32 @@ class ContractKernel:
             e = self.plan.carrier.array
             table["LOAD"] = lambda a: (Store(self.tile_name, acc(a), FlatLoad(dtype, e, carried(a))),)
             table["SAVE"] = lambda a: (Store(e, carried(a), local(a)),)
-        table |= {f"DONE{n}": done(s) for n, s in enumerate(self.epilogues)}
+        if not self.long:
+            return table | {f"DONE{n}": done(s) for n, s in enumerate(self.epilogues)}
+        table |= {f"DONE{n}": lambda a: () for n, _ in enumerate(self.epilogues)}
+        table["DONE0"] = lambda a: (Store(self.held, a["p_i"] * self.nr + a["p_j"], local(a)),)
         return table
+
+    def _done(self, s: Statement, a: Mapping[str, Index], total: FlatLoad) -> Store:
+        """The store of an epilogue, of a sum."""
+        env, own = self._env(a), self.acc.array
+        address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
+        return Store(s.array, address, flat(self.group, s.value, env, lambda x: total if x.buffer == own else None))
+
+    def finished(self, tile: Body, micro: Body, coordinates: Mapping[str, tuple[str, ...]], rows: Index) -> Body:
+        """A tile with its epilogues behind it, where they are long. ``micro``: as the tree has it; ``rows``: live."""
+        if not self.long:
+            return tile
+        done, when = instances(micro, "DONE")
+        stores = []
+        for i in done:
+            a = {**dict(zip(coordinates[i.statement], i.args, strict=True)), "p_i": V(ROW), "p_j": V(COLUMN)}
+            total = FlatLoad(self.acc.value.dtype, self.held, V(ROW) * self.nr + COLUMN)
+            stores.append(self._done(self.epilogues[int(i.statement.removeprefix("DONE"))], a, total))
+        n = self.N.constant
+        columns = V(self.nr) if n is not None and n % self.nr == 0 else self.live_columns()
+        sizes = self.plan.rows, self.nr, self.width
+        return finished(tile, (self.held, self.acc.value.dtype), tuple(stores), when, rows, columns, sizes)
 
     def _column(self, a: Mapping[str, Index]) -> Value:
         """The column operand: in place, from packed panels, or from the promoted buffer."""
@@ -384,7 +382,7 @@ class ContractKernel:
         partial = tail is None or (tail > 0 and width - self.step < tail)
         live = self.N - V("c_j") * self.nr - (width - last)
         exact = n is not None and n % last == 0
-        panels = frozenset({self.tile_name, "panel", "rows", *self._panels_of_constants()})
+        panels = frozenset({self.tile_name, self.held, "panel", "rows", *self._panels_of_constants()})
         return vector_columns(body, Columns(self.width, width, live, full, partial, exact, self.tile_name, panels))
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
@@ -429,7 +427,7 @@ class ContractKernel:
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         text = KernelPrinter(self.name, buffers, outputs, symbols, width=self.target.width).kernel(body)
         note = f"register tile {p.rows}x{self.nr}, reduction block {p.block}"
-        note += ", columns packed" * p.promote + ", rows copied" * p.fill
+        note += ", columns packed" * p.promote + ", rows copied" * p.fill + ", epilogue apart" * self.long
         return Kernel(
             self.name, text, tuple(buffers), symbols, self._launch(nt, mt), count, scratch_bytes(body),
             (note, *dict.fromkeys(self.notes)),
@@ -447,6 +445,7 @@ class ContractKernel:
                 return variants(self.live_columns(), cases, f"{self.name}_{r}")
 
             tile: Body = variants(following - V("o_i"), {r: columns(r) for r in self.row_cases()})
+            tile = self.finished(tile, b, coordinates, following - V("o_i"))
             if not self.streams():
                 return (Let("o_i", first, tile),)
             lo, hi = (mt * (V("b_i") + k) // "B_i" for k in (0, 1))

@@ -84,3 +84,51 @@ def quantize(source: str, to: Path, how: str, feeds: Sequence[Mapping[str, Array
         else:
             quantize_static(source, to, Reader(feeds), quant_format=QuantFormat[how], **more)
     return str(to)
+
+
+class Qdq:
+    """Writes a model in the QDQ form: float operators, every tensor between them quantized and dequantized."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, Array] = {}
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """A node; the name of its output."""
+        name = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, list(inputs), [name], name=f"{op}_{name}", **attributes))
+        return name
+
+    def constant(self, array: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = np.asarray(array)
+        return name
+
+    def step(self, x: str, scale: Any, zero: Any = None, **attributes: Any) -> str:
+        """Quantized and dequantized, with numbers of its own; without a zero point as uint8."""
+        numbers = [self.constant(np.asarray(scale, np.float32))]
+        numbers += [] if zero is None else [self.constant(zero)]
+        q = self.add("QuantizeLinear", x, *numbers, **attributes)
+        return self.add("DequantizeLinear", q, *numbers, **attributes)
+
+    def weight(self, w: Array, scale: Any, zero: Any = None, axis: int = 1) -> str:
+        """A dequantized constant."""
+        numbers = [self.constant(np.asarray(scale, np.float32))]
+        numbers += [] if zero is None else [self.constant(zero)]
+        return self.add("DequantizeLinear", self.constant(w), *numbers, axis=axis)
+
+    def model(self, inputs: Inputs, output: str) -> onnx.ModelProto:
+        return quantized_model(self.nodes, inputs, [output], 17, **self.constants)
+
+
+def qdq_layers(
+    zeros: Sequence[int], size: int = 34, per_column: bool = True, rows: int | str = "M"
+) -> onnx.ModelProto:
+    """Linear layers of one form from x [rows, size]; ``zeros``: the zero point of each one's input. No scale twice."""
+    m, x = Qdq(), "x"
+    for i, zero in enumerate(zeros):
+        x = m.step(x, 0.02 + i / 500, np.uint8(zero) if zero else None)
+        scale = (1 + m.rng.random(size) if per_column else np.float32(1 + i / 10)) / 90 / size**0.5
+        x = m.add("MatMul", x, m.weight(random_bytes(m.rng, "int8", size, size), scale))
+    return m.model({"x": ("float32", [rows, size])}, m.step(x, 0.03, np.uint8(128)))

@@ -11,10 +11,13 @@ from dataclasses import replace
 
 from polydyn.errors import CodegenError
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, iterators, value_size
-from polydyn.schedules.expr import INTEGERS, Const, FromIndex, Load, Op, Value, map_index, substitute, transform
+from polydyn.schedules.expr import INTEGERS, Const, FromIndex, Load, Op, Value, map_index, substitute, transform, walk
 from polydyn.schedules.index import Atom, Index, fetch
 from polydyn.schedules.ranges import simplify
 
+BYTES = ("int8", "uint8")
+PARAMETERS = (*BYTES, "int16", "uint16", "float32")
+"""What scales and zero points are. Single bytes always are: a padding around bytes holds a zero point."""
 INLINE_SIZE = 6
 """A map that loads nothing (iota, sizes) is recomputed by its readers when it has at most so many operations."""
 
@@ -74,15 +77,20 @@ def as_index(v: Value) -> Index | None:
 
 
 def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Compute:
-    """Reads of views and trivial maps become reads of what they stand for; one-element constants become literals."""
+    """Reads of views and trivial maps become reads of what they stand for; one-element constants become literals.
+
+    But scales and zero points stay operands: they are other numbers in every layer, and layers share their kernels.
+    """
     ranges = dict(iterators(graph, n))
+    quantizes = _quantizes(n.body)
 
     def value(v: Value) -> Value:
         if not isinstance(v, Load):
             return v
         array = graph.constants.get(v.buffer)
         if array is not None and array.size == 1:
-            return Const(v.dtype, array.reshape(-1)[0].item())
+            parameter = array.ndim <= 1 and (v.dtype in BYTES or (quantizes and v.dtype in PARAMETERS))
+            return v if parameter else Const(v.dtype, array.reshape(-1)[0].item())
         source = sources.get(v.buffer)
         if source is None:
             return v
@@ -106,6 +114,15 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
     body = transform(n.body, value)
     body = map_index(body, lambda i: simplify(i.map_atoms(atom), ranges))
     return replace(n, body=body)
+
+
+def _quantizes(v: Value) -> bool:
+    """Whether a node rounds, or makes a float of an integer of 32 bits: what quantizing and dequantizing consist of."""
+    return any(
+        isinstance(x, Op)
+        and (x.name == "rint" or (x.name == "cast" and x.dtype == "float32" and x.args[0].dtype == "int32"))
+        for x in walk(v)
+    )
 
 
 def absorb_permutations(graph: Graph) -> Graph:

@@ -22,10 +22,15 @@ Term = tuple[str, str]
 
 
 def terms(plan: FusionPlan, group: FusedGroup) -> set[Term]:
-    """What a group reads and writes."""
+    """What a group reads and writes; scales and other single numbers that are known do not count."""
     made = {n.output for n in group.nodes}
-    read = {t for n in group.nodes for t in plan.inputs[n.output]} - made
+    read = {t for n in group.nodes for t in plan.inputs[n.output] if not _is_number(plan.graph, t)} - made
     return {*(("read", t) for t in read), *(("write", t) for t in group.outputs)}
+
+
+def _is_number(graph: Graph, tensor: str) -> bool:
+    known = graph.constants.get(tensor)
+    return known is not None and known.size == 1
 
 
 def size_of(graph: Graph, tensor: str) -> Index:

@@ -88,6 +88,11 @@ def quantized(x: Value, scale: Value, zero: Value | None, dtype: str) -> Value:
     return saturated(op("rint", op("div", cast(x, "float32"), scale)), zero, dtype)
 
 
+def dequantized(q: Value, scale: Value, zero: Value | None) -> Value:
+    """``(q - zero_point) * scale``."""
+    return op("mul", cast(centred(q, zero), "float32"), scale)
+
+
 # -- operators -------------------------------------------------------------------------------------------------------
 
 
@@ -132,8 +137,7 @@ def dequantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
     index = iterators(len(ctx.tensor(node.outputs[0]).shape))
     scale = along_axis(ctx, node.inputs[1], index, _axis(node))
     point = None if zero is None or is_zero(ctx, zero) else along_axis(ctx, zero, index, _axis(node))
-    x = centred(at(ctx, node.inputs[0], index), point)
-    emit(ctx, node, op("mul", cast(x, "float32"), scale))
+    emit(ctx, node, dequantized(at(ctx, node.inputs[0], index), scale, point))
 
 
 def dynamic_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:

@@ -1,0 +1,115 @@
+"""Long epilogues: what is made of a register tile's sums is a loop over the tile, which lies in memory.
+
+A micro-kernel is written out for every number of live rows and of live columns, its epilogue for each of its vectors:
+hundreds of copies, which keeps a few operations in registers. A chain of quantizations is many operations; as copies
+they would be nearly all of a kernel's text and of its compile time, to save a store and a load of what takes much
+longer. So micro-kernels leave their sums in a tile on the stack, and one loop over its live part does the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from polydyn.codegen.ir import Alloc, Body, Compare, Def, For, If, Inst, Let, Node, Reg, Store, bodies
+from polydyn.codegen.passes.vectorise import vectorise_tile
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Op, Value, walk
+from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.model import Statement
+
+MOST_OPERATIONS = 24
+"""Of all epilogues of a tile together, to be written out for every register."""
+ROW, COLUMN = "e_i", "e_j"
+"""The loops over a finished tile; the second one counts vectors."""
+
+
+def is_long(epilogues: Iterable[Statement]) -> bool:
+    """Whether epilogues are too many operations to be written out for every register."""
+    return sum(isinstance(v, Op) for s in epilogues for v in walk(s.value)) > MOST_OPERATIONS
+
+
+def instances(body: Body, prefix: str) -> tuple[list[Inst], tuple[Compare, ...]]:
+    """The instances of the statements of a name that begins so, and under what conditions all of them run.
+
+    CodegenError: they run under different ones.
+    """
+    found = list(_instances(body, prefix))
+    conditions = {c for _, c in found}
+    if len(conditions) != 1:
+        raise CodegenError(f"the statements {prefix} run under {len(conditions)} different conditions")
+    return [i for i, _ in found], found[0][1]
+
+
+def _instances(body: Body, prefix: str) -> Iterator[tuple[Inst, tuple[Compare, ...]]]:
+    for n in body:
+        if isinstance(n, Inst) and n.statement.startswith(prefix):
+            yield n, ()
+        for k, b in enumerate(bodies(n)):
+            for i, below in _instances(b, prefix):
+                own = () if not isinstance(n, If) else _not(n.cond) if k else n.cond
+                yield i, (*own, *below)
+
+
+def _not(cond: tuple[Compare, ...]) -> tuple[Compare, ...]:
+    """The condition of the other branch. CodegenError: it is no conjunction."""
+    opposite = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+    if len(cond) > 1:
+        raise CodegenError("a statement runs where one of several conditions does not hold")
+    return tuple(replace(c, relation=opposite[c.relation]) for c in cond)
+
+
+def finished(
+    tile: Body, held: tuple[str, str], stores: Sequence[Store], when: tuple[Compare, ...],
+    rows: Index, columns: Index, sizes: tuple[int, int, int],
+) -> Body:  # fmt: skip
+    """A tile whose sums lie in memory, and behind it the loop that stores what is made of them.
+
+    ``held``: name and dtype of the memory. ``stores``: of one element, at ``ROW`` and ``COLUMN``. ``when``: the
+    conditions under which they run. ``rows``, ``columns``: live ones. ``sizes``: rows, columns, lanes of a whole tile.
+    """
+    most, wide, lanes = sizes
+    nest = (For(COLUMN, ZERO, Index.of(wide), _shared(stores)),)
+    (whole,) = vectorise_tile(nest, COLUMN, lanes)
+    (part,) = vectorise_tile(nest, COLUMN, lanes, mask_extent=Index.of("e_n"))
+    assert isinstance(whole, For) and isinstance(part, For)
+    inside: Body = whole.body
+    live = columns.constant
+    if live is None or live % lanes:
+        rest = Index.of("e_n") - Index.of(COLUMN) * lanes
+        inside = (If((Compare(">=", rest, Index.of(lanes)),), inside, part.body),)
+    loop: Body = (For(COLUMN, ZERO, Index.of("e_n").ceildiv(lanes), inside, "vector"),)
+    loop = (Let("e_n", columns, (For(ROW, ZERO, rows, loop),)),)
+    loop = (If(when, loop),) if when else loop
+    return (Alloc(*held, Index.of(most * wide), "stack", (*tile, *loop)),)
+
+
+def _shared(stores: Sequence[Store]) -> Body:
+    """The stores, with a register for every operation that occurs more than once: of two outputs, or read twice."""
+    uses: Counter[Value] = Counter()
+    held: dict[Value, Reg] = {}
+    out: list[Node] = []
+
+    def count(v: Value) -> None:
+        uses[v] += 1
+        if isinstance(v, Op) and uses[v] == 1:
+            for a in v.args:
+                count(a)
+
+    def put(v: Value) -> Value:
+        if not isinstance(v, Op) or v in held:
+            return held.get(v, v)
+        new = replace(v, args=tuple(map(put, v.args)))
+        if uses[v] == 1:
+            return new
+        held[v] = Reg(v.dtype, f"e_{len(held)}")
+        out.append(Def(held[v].name, new))
+        return held[v]
+
+    for s in stores:
+        count(s.value)
+    for s in stores:
+        value = put(s.value)
+        out.append(replace(s, value=value))
+    return tuple(out)

@@ -1,0 +1,212 @@
+"""Products of dequantized operands as sums of products of integers (docs/adr/0013-quantization.md).
+
+``sum((a - za) * sa * ((w - zw) * sw))`` is ``sum((a - za) * (w - zw)) * (sa * sw)``: the sum over bytes is exact, and
+the scales come out of it, one factor for a tensor or for each output column. Only where both scales are known now and
+where sums of int32 cannot wrap, whatever is in the bytes. Where ``zw`` is 0, the zero point of the activations comes
+out of the sum too, as ``za * sum(w)``, one known integer for each output column: bytes are multiplied as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from polydyn.graph.ir import Compute, Dim, Graph, Node, Tensor, dim_name, reduction_name
+from polydyn.graph.operators.quantization import centred
+from polydyn.graph.passes.join import as_contraction
+from polydyn.graph.passes.steps import Step, dequantization, is_ordinary, live, number, through_views
+from polydyn.schedules.expr import Array, Load, Op, Value, cast, const, load, loads, op
+from polydyn.schedules.index import Index, product
+
+BYTES = ("int8", "uint8")
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """An operand of a product as integers. ``padded``: the float padding that it is read through."""
+
+    step: Step
+    padded: Compute | None = None
+
+    @property
+    def value(self) -> Value:
+        """``x - zero`` as int32."""
+        return centred(self.step.x, self.step.zero)
+
+
+def integer_products(graph: Graph) -> Graph:
+    """The graph with integer sums for the products of dequantized activations with dequantized constants."""
+    return _Integers(graph).run()
+
+
+class _Integers:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.makers = graph.producer()
+        self.tensors = dict(graph.tensors)
+        self.constants = dict(graph.constants)
+        self.nodes: list[Node] = []
+        self.notes: list[str] = []
+        self.paddings: dict[str, str] = {}
+        """A padding in float32 -> the same one in bytes."""
+
+    def run(self) -> Graph:
+        """The rewritten graph; itself where there is no such product."""
+        for n in self.graph.nodes:
+            if not self._rewritten(n):
+                self.nodes.append(n)
+        if not self.notes:
+            return self.graph
+        nodes, notes = tuple(self.nodes), (*self.graph.notes, *self.notes)
+        whole = replace(self.graph, nodes=nodes, tensors=self.tensors, constants=self.constants, notes=notes)
+        return live(whole)
+
+    def _rewritten(self, node: Node) -> bool:
+        """Writes a product as an integer sum and its scaling, where that is the same."""
+        n = as_contraction(node)
+        if n is None or n.body.dtype != "float32":
+            return False
+        assert isinstance(n.body, Op)
+        found = [x for x in (self._operand(n, v) for v in n.body.args) if x is not None]
+        rows, weights = ([x for x in found if self._is_constant(x) == c] for c in (False, True))
+        if len(rows) != 1 or len(weights) != 1:
+            return False
+        factor = self._factor(rows[0].step, weights[0].step)
+        if factor is None or not self._fits(n, rows[0].step, weights[0].step):
+            return False
+        row, column = self._in_bytes(rows[0]), weights[0]
+        offset = self._offset(n, row.step, column.step)
+        if offset is not None:
+            row = replace(row, step=replace(row.step, zero=None))
+        body = op("mul", *(row.value if x is rows[0] else x.value for x in found))
+        self._write(n, body, offset, load(self._constant(n, "scale", factor), column.step.scale.index, "float32"))
+        return True
+
+    def _write(self, n: Compute, body: Value, offset: Load | None, factor: Load) -> None:
+        """The sum over integers, and the node as this sum less the offset, times the factor."""
+        shape = self.tensors[n.output].shape
+        total = self._fresh(f"{n.output}@sum")
+        self._add(replace(n, output=total, body=body), shape)
+        sums: Value = load(total, tuple(map(dim_name, range(len(shape)))), "int32")
+        sums = sums if offset is None else op("sub", sums, offset)
+        self.nodes.append(Compute(n.output, op("mul", cast(sums, "float32"), factor), origin=n.origin))
+        self.notes.append(f"{n.output}: a product of integers, scaled once (its operands are dequantized)")
+
+    def _constant(self, n: Compute, what: str, array: Array) -> str:
+        name = self._fresh(f"{n.output}@{what}")
+        self.constants[name] = array
+        self.tensors[name] = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
+        return name
+
+    def _offset(self, n: Compute, rows: Step, weights: Step) -> Load | None:
+        """What the zero point of the rows adds to a sum: ``zero * sum(w)``; None where there is none to take out.
+
+        It stays inside where the weights have a zero point, or are not subscripted by plain iterators.
+        """
+        zero = number(self.constants, rows.zero)
+        index = [str(i) for i in weights.x.index if i.constant is None]
+        plain = all(i.is_symbol or i.constant == 0 for i in weights.x.index) and len(set(index)) == len(index)
+        if not zero or not plain or weights.zero is not None:
+            return None
+        array = self.constants[weights.x.buffer].astype(np.int64)
+        extents = {reduction_name(j): int(e) for j, e in enumerate(n.reduction)}
+        axes = tuple(a for a, i in enumerate(weights.x.index) if not i.is_symbol or str(i) in extents)
+        again = math.prod(e for r, e in extents.items() if r not in index)
+        sums: Array = (array.sum(axes) * again * int(zero)).astype(np.int32)
+        return load(self._constant(n, "zero", sums), tuple(i for i in index if i not in extents), "int32")
+
+    def _add(self, n: Compute, shape: tuple[Dim, ...]) -> None:
+        self.tensors[n.output] = Tensor(n.output, n.body.dtype, shape)
+        self.nodes.append(n)
+
+    def _fresh(self, name: str) -> str:
+        while name in self.tensors:
+            name += "@"
+        return name
+
+    # -- operands ------------------------------------------------------------------------------------------------
+
+    def _operand(self, n: Compute, v: Value) -> _Operand | None:
+        """An operand that is dequantized, perhaps seen through views, perhaps with zeros around it; else None."""
+        if not isinstance(v, Load):
+            return None
+        v = through_views(self.graph, self.makers, v, n)
+        maker = self.makers.get(v.buffer)
+        padded = maker if isinstance(maker, Compute) and _is_padding(maker) else None
+        step = self._inside(padded) if padded else dequantization(maker)
+        if step is None or step.x.dtype not in BYTES:
+            return None
+        if padded is None:
+            return _Operand(step.at(v.index))
+        return _Operand(replace(step, x=replace(step.x, buffer=v.buffer, index=v.index)), padded)
+
+    def _inside(self, padded: Compute) -> Step | None:
+        """The step that makes what a padding surrounds with zeros, when it has one zero point."""
+        assert isinstance(padded.body, Op)
+        x = padded.body.args[1]
+        assert isinstance(x, Load)
+        x = through_views(self.graph, self.makers, x, padded)
+        step = dequantization(self.makers.get(x.buffer))
+        return step.at(x.index) if step and number(self.constants, step.zero) is not None else None
+
+    def _in_bytes(self, x: _Operand) -> _Operand:
+        """The operand with its padding in bytes, written where it is not there yet: around it lies the zero point."""
+        if x.padded is None:
+            return x
+        step = self._inside(x.padded)
+        assert step is not None and isinstance(x.padded.body, Op)
+        if x.padded.output not in self.paddings:
+            fill = const(0, step.x.dtype) if step.zero is None else step.zero
+            name = self.paddings[x.padded.output] = self._fresh(f"{x.padded.output}@bytes")
+            body = op("where", x.padded.body.args[0], step.x, fill)
+            self._add(replace(x.padded, output=name, body=body), self.tensors[x.padded.output].shape)
+        place = replace(x.step.x, buffer=self.paddings[x.padded.output])
+        return replace(x, step=replace(x.step, x=place))
+
+    def _is_constant(self, x: _Operand) -> bool:
+        """Whether all of it is known now."""
+        s = x.step
+        return all(p is None or p.buffer in self.constants for p in (s.x, s.scale, s.zero))
+
+    # -- when both ways are the same -----------------------------------------------------------------------------
+
+    def _factor(self, rows: Step, weights: Step) -> Array | None:
+        """The product of the scales, of the shape of the weights' scales; None where it is no ordinary number.
+
+        The scale of the weights may differ by output column, not along the sum.
+        """
+        one, many = number(self.constants, rows.scale), self.constants[weights.scale.buffer]
+        along = {s for i in weights.scale.index for s in i.symbols()}
+        if one is None or number(self.constants, rows.zero) is None or any(s.startswith("r") for s in along):
+            return None
+        with np.errstate(all="ignore"):
+            factor: Array = np.asarray(np.float32(one) * many, np.float32)
+        ordinary = all(map(is_ordinary, (np.asarray(one, np.float32), many, factor)))
+        return factor if ordinary else None
+
+    def _fits(self, n: Compute, rows: Step, weights: Step) -> bool:
+        """Whether no sum of these integers leaves int32, and the number of steps is even.
+
+        Where it is odd, processors have no instruction for two steps at a time, and float32 is faster.
+        """
+        steps, zero = product(n.reduction).constant, number(self.constants, rows.zero)
+        array = self.constants[weights.x.buffer].astype(np.int64)
+        if not steps or steps % 2 or not array.size or zero is None:
+            return False
+        zeros: Array = np.zeros(1, np.int64)
+        if weights.zero is not None:
+            zeros = self.constants[weights.zero.buffer].astype(np.int64)
+        ends = np.iinfo(rows.x.dtype)
+        most = max(int(ends.max), -int(ends.min), int(ends.max) - int(zero), int(zero) - int(ends.min))
+        widest = max(int(array.max()) - int(zeros.min()), int(zeros.max()) - int(array.min()))
+        return bool(steps * most * widest < 2**31)
+
+
+def _is_padding(n: Compute) -> bool:
+    """Whether a node is one load under a condition on subscripts, and 0 elsewhere."""
+    b = n.body
+    if not n.is_map or not isinstance(b, Op) or b.name != "where" or loads(b.args[0]):
+        return False
+    return isinstance(b.args[1], Load) and b.args[2] == const(0, "float32")

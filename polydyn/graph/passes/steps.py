@@ -1,0 +1,162 @@
+"""Quantizing and dequantizing as steps that passes recognise: by what nodes compute, not by what they were called.
+
+Also the pass ``requantize``: what is dequantized and at once quantized alike is what it was. Exporters quantize around
+operators that only move elements, so that a transposed tensor is dequantized, moved and quantized again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from polydyn.graph.ir import Compute, Graph, Node, dim_name, iterators
+from polydyn.graph.operators.quantization import QUANTIZED, dequantized, quantized
+from polydyn.schedules.expr import Array, Load, Value, load, loads, map_index, substitute
+from polydyn.schedules.index import ONE, ZERO, Index
+from polydyn.schedules.ranges import simplify
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step reads, over the iterators of its node: an element, its scale and its zero point (None: it is 0)."""
+
+    x: Load
+    scale: Load
+    zero: Load | None
+
+    def at(self, index: tuple[Index, ...]) -> Step:
+        """The step that makes the element at ``index``."""
+        env = {dim_name(a): i for a, i in enumerate(index)}
+
+        def moved(x: Load) -> Load:
+            return replace(x, index=tuple(i.subs(env) for i in x.index))
+
+        return Step(moved(self.x), moved(self.scale), None if self.zero is None else moved(self.zero))
+
+
+def dequantization(n: Node | None) -> Step | None:
+    """The step of a node that computes ``(x - zero) * scale`` in float32, and nothing else."""
+    step = _step(n, scale_last=True)
+    if step is None or not isinstance(n, Compute):
+        return None
+    return step if n.body == dequantized(step.x, step.scale, step.zero) else None
+
+
+def quantization(n: Node | None) -> Step | None:
+    """The step of a node that computes ``saturate(round(x / scale) + zero)`` of float32, and nothing else."""
+    step = _step(n, scale_last=False)
+    if step is None or not isinstance(n, Compute) or step.x.dtype != "float32" or n.body.dtype not in QUANTIZED:
+        return None
+    return step if n.body == quantized(step.x, step.scale, step.zero, n.body.dtype) else None
+
+
+def _step(n: Node | None, scale_last: bool) -> Step | None:
+    """What a node of two or three loads would be as a step; the caller compares."""
+    read = loads(n.body) if isinstance(n, Compute) and n.is_map else ()
+    if not 2 <= len(read) <= 3:
+        return None
+    x, *zero = read[:-1] if scale_last else (read[0], *read[2:])
+    scale = read[-1] if scale_last else read[1]
+    whole = scale.dtype == "float32" and (not zero or zero[0].dtype in (*QUANTIZED, "int32"))
+    return Step(x, scale, zero[0] if zero else None) if whole else None
+
+
+def through_views(graph: Graph, makers: Mapping[str, Node], v: Load, n: Compute) -> Load:
+    """What a load of the node ``n`` reads when it reads views: an element of the tensor that they rename."""
+    ranges = dict(iterators(graph, n))
+    while isinstance(view := makers.get(v.buffer), Compute) and view.is_view:
+        moved = substitute(view.body, {dim_name(a): i for a, i in enumerate(v.index)})
+        moved = map_index(moved, lambda i: simplify(i, ranges))
+        assert isinstance(moved, Load)
+        v = moved
+    return v
+
+
+def number(constants: Mapping[str, Array], v: Load | None) -> np.float32 | int | None:
+    """The value of a parameter that is one known number for a whole tensor; None: it is not. No zero point is 0."""
+    if v is None:
+        return 0
+    known = constants.get(v.buffer)
+    if known is None or known.size != 1 or any(i.symbols() or i.fetches() for i in v.index):
+        return None
+    one = known.reshape(-1)[0]
+    return np.float32(one) if v.dtype == "float32" else int(one)
+
+
+def is_ordinary(scale: Array | np.float32) -> bool:
+    """Whether numbers are finite and no denormal ones, and those of 32 bits times them are finite."""
+    size = np.abs(np.asarray(scale, np.float64))
+    f = np.finfo(np.float32)
+    return bool((size >= f.tiny).all() and (size * 2.0**32 <= f.max).all())
+
+
+# -- the pass ----------------------------------------------------------------------------------------------------------
+
+
+def without_requantizing(graph: Graph) -> Graph:
+    """The graph in which quantizing what was dequantized with the same scale and zero point is a view of the integers.
+
+    ``(q - z) * s / s`` is at most two roundings from a whole number below 2^17, so that rounding gives it back. What is
+    dequantized from one tensor with the same numbers is dequantized once.
+    """
+    makers = graph.producer()
+    nodes = tuple(_as_view(graph, makers, n) for n in graph.nodes)
+    once = tuple(_once(replace(graph, nodes=nodes)))
+    same = all(a is b for a, b in zip(once, graph.nodes, strict=True))
+    return graph if same else live(replace(graph, nodes=once))
+
+
+def _once(graph: Graph) -> Iterator[Node]:
+    """The nodes, those that dequantize what another one has dequantized before as views of its result."""
+    makers, first = graph.producer(), dict[Hashable, str]()
+    for n in graph.nodes:
+        step = dequantization(n)
+        scale, zero = (number(graph.constants, x) for x in (step.scale, step.zero)) if step else (None, None)
+        if step is None or scale is None or zero is None or not isinstance(n, Compute):
+            yield n
+            continue
+        source = through_views(graph, makers, step.x, n)
+        key = source.buffer, np.float32(scale).tobytes(), zero
+        if key in first:
+            yield replace(n, body=load(first[key], source.index, "float32"))
+            continue
+        shape = graph.tensors[source.buffer].shape
+        places = zip(source.index, shape, strict=True)
+        here = all(i == Index.of(dim_name(a)) or (i == ZERO and e == ONE) for a, (i, e) in enumerate(places))
+        if here and shape == graph.tensors[n.output].shape:
+            first[key] = n.output
+        yield n
+
+
+def _as_view(graph: Graph, makers: Mapping[str, Node], n: Node) -> Node:
+    again = quantization(n)
+    if again is None or not isinstance(n, Compute):
+        return n
+    source = through_views(graph, makers, again.x, n)
+    first = dequantization(makers.get(source.buffer))
+    if first is None or first.x.dtype != n.body.dtype:
+        return n
+    step = first.at(source.index)
+    scale, zero = number(graph.constants, step.scale), number(graph.constants, step.zero)
+    same = (scale, zero) == (number(graph.constants, again.scale), number(graph.constants, again.zero))
+    if scale is None or zero is None or not same or not is_ordinary(np.float32(scale)):
+        return n
+    body: Value = load(step.x.buffer, step.x.index, step.x.dtype)
+    ranges = dict(iterators(graph, n))
+    return replace(n, body=map_index(body, lambda i: simplify(i, ranges)))
+
+
+def live(graph: Graph) -> Graph:
+    """The graph without nodes, constants and tensors that nothing needs any more."""
+    needed, kept = {*graph.outputs, *(b.tensor for b in graph.bounds)}, list[Node]()
+    for n in reversed(graph.nodes):
+        if n.output in needed:
+            kept.append(n)
+            needed.update(n.inputs)
+    needed |= set(graph.inputs)
+    return replace(
+        graph, nodes=tuple(reversed(kept)), tensors={t: x for t, x in graph.tensors.items() if t in needed},
+        constants={t: a for t, a in graph.constants.items() if t in needed},
+    )  # fmt: skip
