@@ -16,6 +16,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ import numpy.typing as npt
 from benchmarks import record
 from benchmarks.spaces import Recorded, load
 from polydyn.tuning.backbone import Backbone, Tile, gemm
-from polydyn.tuning.explore import Explorer, aligned_order, in_order, random_search
+from polydyn.tuning.explore import Explorer, Trial, aligned_order, in_order, random_search
 from polydyn.tuning.hardware import A100, T4, Hardware, cpu
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.replay import Simulated, regret
+from polydyn.tuning.space import Space
 from polydyn.tuning.trust_region import trust_region
 
 AT, JUDGED = (25, 50, 100, 200), 100
@@ -42,7 +44,7 @@ Curves = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Replayed:
-    """A group's curves: explorer -> regret (seeds x trials); seconds of one run of each."""
+    """A group's curves: explorer -> regret (seeds x trials); seconds that a trial of each takes."""
 
     group: Recorded
     curves: Mapping[str, Curves]
@@ -83,17 +85,34 @@ def explorers_of(order: Sequence[Tile]) -> dict[str, Explorer]:
     }
 
 
+class _Found(Exception):
+    """The optimum was measured: nothing that follows changes the curve."""
+
+
+def curve(explorer: Explorer, space: Space, costs: Mapping[Tile, float], trials: int, seed: int) -> list[float]:
+    """Regret after each trial; ends with the batch that has the optimum."""
+    optimum = min(costs.values())
+    told: list[Trial] = []
+
+    def objective(tiles: Sequence[Tile]) -> list[float]:
+        told.extend(Trial(t, costs[t]) for t in tiles)
+        if any(costs[t] == optimum for t in tiles):
+            raise _Found
+        return [costs[t] for t in tiles]
+
+    with suppress(_Found):
+        explorer(space, objective, trials, seed)
+    return regret(told, optimum)
+
+
 def replay(group: Recorded, seeds: int, trials: int) -> Replayed:
     """Every explorer with every seed (an explorer that knows no chance once)."""
-    optimum, space, curves, seconds = min(group.costs.values()), group.space, {}, {}
+    space, curves, seconds = group.space, {}, {}
     for label, explorer in explorers_of(group.order).items():
         start = time.perf_counter()
-        rows = [
-            regret(explorer(space, lambda ts: [group.costs[t] for t in ts], trials, seed), optimum)
-            for seed in range(1 if label == ALIGNED else seeds)
-        ]
+        rows = [curve(explorer, space, group.costs, trials, s) for s in range(1 if label == ALIGNED else seeds)]
+        seconds[label] = (time.perf_counter() - start) / sum(map(len, rows))
         curves[label] = np.array([row + row[-1:] * (trials - len(row)) for row in rows])
-        seconds[label] = (time.perf_counter() - start) / len(rows)
     return Replayed(group, curves, seconds)
 
 
@@ -110,12 +129,12 @@ def needed(curves: Curves) -> npt.NDArray[np.int64]:
 def show(replayed: Replayed) -> None:
     """Prints a group's table."""
     heading = f"{replayed.group.name}: {len(replayed.group.order)} tuples"
-    print(f"\n{heading}\n{'explorer':28}" + "".join(f"{n:>17}" for n in AT) + "  trials to 0.1 %  found   s/run")
+    print(f"\n{heading}\n{'explorer':28}" + "".join(f"{n:>17}" for n in AT) + "  trials to 0.1 %  found  ms/trial")
     for label, curves in replayed.curves.items():
         mean, spread, trials = curves.mean(0), error(curves), needed(curves)
         figures = "".join(f"{mean[n - 1]:9.3%} ±{spread[n - 1]:6.3%}" for n in AT if n <= len(mean))
-        found = (trials <= len(mean)).mean()
-        print(f"{label:28}{figures}{np.median(trials):17.0f}{found:7.0%}{replayed.seconds[label]:8.2f}", flush=True)
+        found, spent = (trials <= len(mean)).mean(), 1e3 * replayed.seconds[label]
+        print(f"{label:28}{figures}{np.median(trials):17.0f}{found:7.0%}{spent:10.1f}", flush=True)
 
 
 def as_json(replayed: Replayed) -> dict[str, Any]:

@@ -17,12 +17,15 @@ from benchmarks.explorers import (
     Curves,
     Replayed,
     as_json,
+    curve,
     draw,
     error,
     needed,
     replay,
 )
 from benchmarks.spaces import Recorded
+from polydyn.tuning.explore import random_search
+from polydyn.tuning.replay import regret
 
 STORED = Path(__file__).parent / "data" / "spaces_small.json.gz"
 
@@ -41,6 +44,17 @@ def test_replaying_is_a_function_of_table_and_seeds() -> None:
     a, b = (replay(group, seeds=2, trials=16).curves for _ in range(2))
     assert all((a[n] == b[n]).all() for n in a)
     assert not (a[RANDOM][0] == a[RANDOM][1]).all()
+
+
+def test_a_replay_stops_with_the_batch_that_has_the_optimum() -> None:
+    group = spaces.load(STORED)[0]
+    found = curve(random_search, group.space, group.costs, 1000, 3)
+    first = found.index(0.0)
+    assert len(found) == (first // 8 + 1) * 8 and set(found[first:]) == {0.0}
+    every = regret(
+        random_search(group.space, lambda ts: [group.costs[t] for t in ts], 1000, 3), min(group.costs.values())
+    )
+    assert every[: len(found)] == found and set(every[first:]) == {0.0}
 
 
 def test_of_equals_at_the_optimum_the_quicker_one_wins() -> None:
