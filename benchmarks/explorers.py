@@ -4,10 +4,10 @@
     python -m benchmarks.explorers --records spaces.json.gz   # another table of benchmarks.spaces
     python -m benchmarks.explorers --simulated                # three simulated groups: no machine is needed
 
-Prints, per group and explorer, the mean regret (best so far over the optimum, minus 1) after some numbers of trials and
-the share of seeds within 1 % of the optimum at the last; writes all curves to explorers.json and draws them. Replaying
-depends on the table and the seeds only. With the recorded spaces it ends with an error when the trust region
-does not beat both others at the last trial.
+Prints, per group and explorer, the mean regret (best so far over the optimum, minus 1) after some numbers of trials
+with its standard error over the seeds, and after how many trials a tuple within 0.1 % of the optimum was found; writes
+all curves to explorers.json and draws them. Replaying depends on the table and the seeds only. With the recorded spaces
+it ends with an error when the trust region does not beat both others at 100 trials.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,16 @@ import numpy.typing as npt
 from benchmarks import record
 from benchmarks.spaces import Recorded, load
 from polydyn.tuning.backbone import Backbone, Tile, gemm
-from polydyn.tuning.explore import Explorer, aligned_order, in_order, random_search
+from polydyn.tuning.explore import Explorer, Trial, aligned_order, in_order, random_search
 from polydyn.tuning.hardware import A100, T4, Hardware, cpu
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.replay import Simulated, regret
+from polydyn.tuning.space import Space
 from polydyn.tuning.trust_region import trust_region
 
-AT = (8, 16, 32, 50, 75, 100)
+AT, JUDGED = (25, 50, 100, 200), 100
+NEAR = 1e-3
+"""Regret from which on a tuple counts as the optimum."""
 TABLE = record.RESULTS / "spaces_1t.json.gz"
 RANDOM, ALIGNED, REGIONS = "random", "aligned only", "trust region"
 Curves = npt.NDArray[np.float64]
@@ -40,7 +44,7 @@ Curves = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Replayed:
-    """A group's curves: explorer -> regret (seeds x trials); seconds of one run of each."""
+    """A group's curves: explorer -> regret (seeds x trials); seconds that a trial of each takes."""
 
     group: Recorded
     curves: Mapping[str, Curves]
@@ -48,9 +52,13 @@ class Replayed:
 
     @property
     def beaten(self) -> bool:
-        """Whether the trust region's mean regret at the last trial is below random's and aligned-only's."""
-        last = {n: float(c[:, -1].mean()) for n, c in self.curves.items()}
-        return last[REGIONS] < min(last[RANDOM], last[ALIGNED])
+        """Whether the trust region's mean regret after ``JUDGED`` trials is below random's and aligned-only's.
+
+        Nobody is below a rival that always finds the optimum by then: of equals the one of less regret on the way wins.
+        """
+        until = {n: c[:, :JUDGED].mean(0) for n, c in self.curves.items()}
+        reached = {n: (float(c[-1]), float(c.mean())) for n, c in until.items()}
+        return reached[REGIONS] < min(reached[RANDOM], reached[ALIGNED])
 
 
 def simulated(noise: float) -> Iterator[Recorded]:
@@ -77,39 +85,72 @@ def explorers_of(order: Sequence[Tile]) -> dict[str, Explorer]:
     }
 
 
+class _Found(Exception):
+    """The optimum was measured: nothing that follows changes the curve."""
+
+
+def curve(explorer: Explorer, space: Space, costs: Mapping[Tile, float], trials: int, seed: int) -> list[float]:
+    """Regret after each trial; ends with the batch that has the optimum."""
+    optimum = min(costs.values())
+    told: list[Trial] = []
+
+    def objective(tiles: Sequence[Tile]) -> list[float]:
+        told.extend(Trial(t, costs[t]) for t in tiles)
+        if any(costs[t] == optimum for t in tiles):
+            raise _Found
+        return [costs[t] for t in tiles]
+
+    with suppress(_Found):
+        explorer(space, objective, trials, seed)
+    return regret(told, optimum)
+
+
 def replay(group: Recorded, seeds: int, trials: int) -> Replayed:
     """Every explorer with every seed (an explorer that knows no chance once)."""
-    optimum, space, curves, seconds = min(group.costs.values()), group.space, {}, {}
+    space, curves, seconds = group.space, {}, {}
     for label, explorer in explorers_of(group.order).items():
         start = time.perf_counter()
-        rows = [
-            regret(explorer(space, lambda ts: [group.costs[t] for t in ts], trials, seed), optimum)
-            for seed in range(1 if label == ALIGNED else seeds)
-        ]
+        rows = [curve(explorer, space, group.costs, trials, s) for s in range(1 if label == ALIGNED else seeds)]
+        seconds[label] = (time.perf_counter() - start) / sum(map(len, rows))
         curves[label] = np.array([row + row[-1:] * (trials - len(row)) for row in rows])
-        seconds[label] = (time.perf_counter() - start) / len(rows)
     return Replayed(group, curves, seconds)
+
+
+def error(curves: Curves) -> Curves:
+    """Standard error of the mean over the seeds, after each trial."""
+    return np.asarray(curves.std(0, ddof=min(1, len(curves) - 1)) / len(curves) ** 0.5)
+
+
+def needed(curves: Curves) -> npt.NDArray[np.int64]:
+    """Per seed, the trials until a tuple within ``NEAR`` of the optimum was found; all and one more: not found."""
+    return np.asarray((curves > NEAR).sum(1) + 1)
 
 
 def show(replayed: Replayed) -> None:
     """Prints a group's table."""
     heading = f"{replayed.group.name}: {len(replayed.group.order)} tuples"
-    print(f"\n{heading}\n{'explorer':30}" + "".join(f"{n:>9}" for n in AT) + "   <1 %    s/run")
+    print(f"\n{heading}\n{'explorer':28}" + "".join(f"{n:>17}" for n in AT) + "  trials to 0.1 %  found  ms/trial")
     for label, curves in replayed.curves.items():
-        figures = "".join(f"{curves[:, n - 1].mean():9.2%}" for n in AT if n <= curves.shape[1])
-        print(f"{label:30}{figures}{(curves[:, -1] < 0.01).mean():7.0%}{replayed.seconds[label]:9.2f}", flush=True)
+        mean, spread, trials = curves.mean(0), error(curves), needed(curves)
+        figures = "".join(f"{mean[n - 1]:9.3%} ±{spread[n - 1]:6.3%}" for n in AT if n <= len(mean))
+        found, spent = (trials <= len(mean)).mean(), 1e3 * replayed.seconds[label]
+        print(f"{label:28}{figures}{np.median(trials):17.0f}{found:7.0%}{spent:10.1f}", flush=True)
 
 
 def as_json(replayed: Replayed) -> dict[str, Any]:
-    """Mean, and the tenth and ninetieth of a hundred seeds, after each trial."""
+    """Mean, and the tenth and ninetieth of a hundred seeds, after each trial; standard errors after ``AT``."""
 
-    def row(curves: Curves) -> dict[str, list[float]]:
+    def row(curves: Curves) -> dict[str, Any]:
         low, high = np.quantile(curves, (0.1, 0.9), axis=0)
         parts = {"mean": curves.mean(0), "low": low, "high": high}
-        return {n: [float(f"{x:.4g}") for x in v] for n, v in parts.items()}
+        trials, spread = needed(curves), error(curves)
+        return {n: [float(f"{x:.4g}") for x in v] for n, v in parts.items()} | {
+            "error": {n: float(f"{spread[n - 1]:.2g}") for n in AT if n <= len(spread)},
+            "near": {"median_trials": float(np.median(trials)), "found": float((trials <= curves.shape[1]).mean())},
+        }
 
     return {
-        "group": replayed.group.name, "tuples": len(replayed.group.order),
+        "group": replayed.group.name, "tuples": len(replayed.group.order), "wins": replayed.beaten,
         "explorers": {n: row(c) for n, c in replayed.curves.items()},
     }  # fmt: skip
 

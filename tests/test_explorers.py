@@ -10,8 +10,22 @@ import pytest
 
 from benchmarks import classifier, explorers, spaces
 from benchmarks.classifier import Measured, figures
-from benchmarks.explorers import ALIGNED, RANDOM, REGIONS, as_json, draw, replay
+from benchmarks.explorers import (
+    ALIGNED,
+    RANDOM,
+    REGIONS,
+    Curves,
+    Replayed,
+    as_json,
+    curve,
+    draw,
+    error,
+    needed,
+    replay,
+)
 from benchmarks.spaces import Recorded
+from polydyn.tuning.explore import random_search
+from polydyn.tuning.replay import regret
 
 STORED = Path(__file__).parent / "data" / "spaces_small.json.gz"
 
@@ -30,6 +44,35 @@ def test_replaying_is_a_function_of_table_and_seeds() -> None:
     a, b = (replay(group, seeds=2, trials=16).curves for _ in range(2))
     assert all((a[n] == b[n]).all() for n in a)
     assert not (a[RANDOM][0] == a[RANDOM][1]).all()
+
+
+def test_a_replay_stops_with_the_batch_that_has_the_optimum() -> None:
+    group = spaces.load(STORED)[0]
+    found = curve(random_search, group.space, group.costs, 1000, 3)
+    first = found.index(0.0)
+    assert len(found) == (first // 8 + 1) * 8 and set(found[first:]) == {0.0}
+    every = regret(
+        random_search(group.space, lambda ts: [group.costs[t] for t in ts], 1000, 3), min(group.costs.values())
+    )
+    assert every[: len(found)] == found and set(every[first:]) == {0.0}
+
+
+def test_of_equals_at_the_optimum_the_quicker_one_wins() -> None:
+    quick, slow, lost = np.array([[0.5, 0.0, 0.0]]), np.array([[0.5, 0.5, 0.0]]), np.array([[0.5, 0.5, 0.1]])
+    group = spaces.load(STORED)[0]
+
+    def wins(ours: Curves, aligned: Curves) -> bool:
+        return Replayed(group, {RANDOM: lost, ALIGNED: aligned, REGIONS: ours}, {}).beaten
+
+    assert wins(quick, slow) and wins(slow, lost)
+    assert not wins(slow, quick) and not wins(slow, slow) and not wins(lost, slow)
+
+
+def test_needed_trials_and_standard_errors() -> None:
+    curves = np.array([[0.1, 0.001, 0.0], [0.3, 0.2, 0.002]])
+    assert needed(curves).tolist() == [2, 4]
+    assert error(curves)[0] == pytest.approx(0.1)
+    assert (error(curves[:1]) == 0).all()
 
 
 def test_tables_come_back_and_equal_ones_have_equal_bytes(tmp_path: Path) -> None:

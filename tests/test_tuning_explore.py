@@ -72,6 +72,35 @@ def test_a_seed_decides_everything(name: str) -> None:
     assert first != ALL[name](SPACE, look_up, 24, 6)
 
 
+def test_costs_are_only_compared() -> None:
+    """A process over costs would see nothing but the outliers; over ranks every increasing function is the same."""
+
+    def stretched(tiles: Sequence[Tile]) -> list[float]:
+        return [math.inf if c > 5 * OPTIMUM else math.expm1(c / OPTIMUM) for c in look_up(tiles)]
+
+    def plain(tiles: Sequence[Tile]) -> list[float]:
+        return [math.inf if c > 5 * OPTIMUM else c for c in look_up(tiles)]
+
+    a, b = (trust_region(ORDER)(SPACE, f, 36, 2) for f in (stretched, plain))
+    assert [t.tile for t in a] == [t.tile for t in b]
+
+
+def test_a_box_holds_the_next_value_on_every_axis() -> None:
+    """However small it is: an axis of two values would never change."""
+    sizes = [8 << n for n in range(6)]
+    tiles = [Tile((("b.i", i), ("b.j", j), ("w.k", k))) for i in sizes for j in sizes for k in (1, 4)]
+    space = Space("two", tuple(sorted(tiles)))
+
+    def cost(tiles: Sequence[Tile]) -> list[float]:
+        return [1 + abs(math.log2(t["b.i"] / 64)) + abs(math.log2(t["b.j"] / 32)) + (t["w.k"] == 1) for t in tiles]
+
+    short = [t for t in space.tiles if t["w.k"] == 1]
+    one = Regions(count=1, start=4, aligned=4, batch=4)
+    log = trust_region(short, regions=one)(space, cost, 32, 0)
+    assert {t.tile["w.k"] for t in log[:4]} == {1}
+    assert best(log).cost == 1
+
+
 def test_trust_regions_beat_random_and_aligned_starts() -> None:
     """At 100 trials; 100 seeds on three groups are in benchmarks/explorers.py."""
 

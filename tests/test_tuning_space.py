@@ -122,6 +122,15 @@ def test_a_space_of_one_tuple_has_no_coordinates() -> None:
     assert space.names == ()
     assert space.points.shape == (1, 0)
     assert list(space.nearest(np.zeros((3, 0)))) == [0, 0, 0]
+    assert space.steps.shape == (0,)
+
+
+def test_a_step_reaches_the_next_value_on_every_axis() -> None:
+    space = loop_model(HALF, A100)
+    for axis, step in zip(space.points.T, space.steps, strict=True):
+        values = np.unique(axis)
+        assert 0 < step <= 1
+        assert all(values[i + 1] - values[i] <= step for i in range(len(values) - 1))
 
 
 def test_vortex_candidates_fit_their_level_and_the_parent_map_is_exact() -> None:

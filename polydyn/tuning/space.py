@@ -59,6 +59,11 @@ class Space:
         return np.asarray((logs - low) / np.where(high > low, high - low, 1.0))
 
     @cached_property
+    def steps(self) -> Points:
+        """Per coordinate the widest gap between neighbouring values: to move by less may reach no other value."""
+        return np.array([np.diff(np.unique(x)).max() for x in self.points.T])
+
+    @cached_property
     def position(self) -> Mapping[Tile, int]:
         """Tile -> its row in ``points``."""
         return {t: i for i, t in enumerate(self.tiles)}

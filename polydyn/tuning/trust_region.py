@@ -1,9 +1,11 @@
 """TSCompiler's explorer (5.1): Bayesian optimisation in several trust regions, with hardware-aligned starts.
 
-Each region has a local Gaussian process over the logarithm of the cost. A round draws candidates inside every region's
-box, projects them to the nearest valid tuples, drops known and refused ones, and fills a batch with the smallest
-posterior samples over all regions: regions are the levers of a bandit that plays by Thompson sampling. A region
-grows after successes, shrinks after failures and restarts elsewhere when it is too small. Needs ``polydyn[tune]``.
+Each region has a local Gaussian process over the rank of the cost (its normal quantile): near the optimum costs differ
+by tenths of a per cent, elsewhere by factors, and a process over costs would see the factors only. A round draws
+candidates inside every region's box, projects them to the nearest valid tuples, drops known and refused ones, and fills
+a batch with the smallest posterior samples over all regions: regions are the levers of a bandit that plays by Thompson
+sampling. A region grows after successes, shrinks after failures and restarts elsewhere when it is too small; its box
+always holds the next value on every axis. Costs are only compared. Needs ``polydyn[tune]``.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from polydyn.errors import UnsupportedError
 from polydyn.tuning.backbone import Tile
 from polydyn.tuning.explore import Explorer, Objective, Trial, spread
 from polydyn.tuning.space import Points, Space
+
+Rows = npt.NDArray[np.intp]
 
 Prune = Callable[[Tile], "str | None"]
 """Says why a tuple must not be measured (resources beyond the machine's, as its compiler reports them), or None."""
@@ -91,7 +95,7 @@ def _descend(objective: Callable[..., Any], theta: Any, bounds: Any) -> tuple[An
 
 
 class _Search:
-    """One run. ``cost`` holds the log cost of every measured row."""
+    """One run. ``cost`` holds the cost of every measured row."""
 
     def __init__(
         self,
@@ -128,7 +132,7 @@ class _Search:
         rows = rows[: self.trials - len(self.log)]
         tiles = [self.space.tiles[i] for i in rows]
         for row, tile, cost in zip(rows, tiles, self.objective(tiles) if tiles else (), strict=True):
-            self.cost[row] = math.log(cost) if cost > 0 else -80.0
+            self.cost[row] = cost
             self.log.append(Trial(tile, cost))
 
     def _next_starts(self, count: int) -> list[int]:
@@ -150,71 +154,68 @@ class _Search:
 
     def _round(self) -> list[tuple[int, _Region]]:
         """A batch: the smallest posterior samples over all regions, each row once."""
-        offers: list[tuple[npt.NDArray[np.intp], Points, _Region]] = []
+        seen, quantiles = self._targets()
+        rows: list[int] = []
+        owners: list[_Region] = []
+        samples: list[Points] = []
         for region in self.regions:
-            rows = self._candidates(region)
-            if len(rows):
-                offers.append((rows, self._samples(region, rows), region))
+            found = self._candidates(region)
+            if len(found):
+                rows += found.tolist()
+                owners += [region] * len(found)
+                samples.append(self._samples(region, found, seen, quantiles))
+        if not rows:  # every region's box is used up
+            return [(row, self.regions[0]) for row in self._next_starts(self.rule.batch)]
         picks: dict[int, _Region] = {}
-        for b in range(self.rule.batch):
-            choice = [
-                (float(values[i, b]), int(rows[i]), n)
-                for n, (rows, values, _) in enumerate(offers)
-                for i in range(len(rows))
-                if int(rows[i]) not in picks
-            ]
-            if choice:
-                _, row, n = min(choice)
-                picks[row] = offers[n][2]
-        if not picks:  # every region's box is used up
-            picks = dict.fromkeys(self._next_starts(self.rule.batch), self.regions[0])
+        for sample in np.concatenate(samples).T:
+            best = next((i for i in np.argsort(sample, kind="stable") if rows[i] not in picks), None)
+            if best is not None:
+                picks[rows[best]] = owners[best]
         return list(picks.items())
 
-    def _candidates(self, region: _Region) -> npt.NDArray[np.intp]:
-        """Points of the box that change a few coordinates of the centre, projected to open valid tuples."""
+    def _candidates(self, region: _Region) -> Rows:
+        """Points of the box, projected to open valid tuples."""
         center = self.space.points[region.center]
-        d = len(center)
-        n = self.rule.candidates
-        x = center + (self.rng.random((n, d)) - 0.5) * region.length
-        keep = self.rng.random((n, d)) < min(1.0, 3.0 / max(d, 1))
-        keep[np.arange(n), self.rng.integers(0, max(d, 1), n)] = True
-        rows = np.unique(self.space.nearest(np.clip(np.where(keep, x, center), 0.0, 1.0)))
+        reach = np.maximum(region.length / 2, self.space.steps)
+        x = center + (2 * self.rng.random((self.rule.candidates, len(center))) - 1) * reach
+        rows = np.unique(self.space.nearest(np.clip(x, 0.0, 1.0)))
         return np.array([r for r in rows if self._open(int(r))], np.intp)
 
-    def _samples(self, region: _Region, rows: npt.NDArray[np.intp]) -> Points:
+    def _targets(self) -> tuple[Rows, Points]:
+        """Measured rows and the normal quantiles of their ranks; equal costs share one, failures come last."""
+        from scipy.special import ndtri
+        from scipy.stats import rankdata
+
+        seen = np.array(sorted(self.cost), np.intp)
+        ranks = rankdata([self.cost[int(i)] for i in seen])
+        return seen, np.asarray(ndtri((ranks - 0.5) / max(len(seen), 1)))
+
+    def _samples(self, region: _Region, rows: Rows, seen: Rows, quantiles: Points) -> Points:
         """Posterior samples (rows x batch) of the region's local process."""
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
-        points, seen = self.space.points, np.array(sorted(self.cost))
-        near = seen[np.argsort(((points[seen] - points[region.center]) ** 2).sum(1), kind="stable")]
-        near = near[: self.rule.neighbours]
-        y = self._targets(near)
+        points = self.space.points
+        near = np.argsort(((points[seen] - points[region.center]) ** 2).sum(1), kind="stable")[: self.rule.neighbours]
         kernel = region.kernel
         if kernel is None:
             kernel = ConstantKernel(1.0, (0.05, 20.0)) * Matern([0.5] * points.shape[1], (0.05, 10.0), nu=2.5)
-            kernel += WhiteKernel(1e-3, (1e-6, 0.1))
+            kernel += WhiteKernel(1e-2, (1e-6, 1.0))
         process = GaussianProcessRegressor(kernel, optimizer=_descend, normalize_y=True, random_state=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a length scale at its bound is no fault
-            process.fit(points[near], y)
-            drawn = process.sample_y(points[rows], self.rule.batch, random_state=int(self.rng.integers(1 << 31)))
+            process.fit(points[seen[near]], quantiles[near])
+            mean, covariance = process.predict(points[rows], return_cov=True)
         region.kernel = process.kernel_
-        return np.asarray(drawn).reshape(len(rows), self.rule.batch)
-
-    def _targets(self, rows: npt.NDArray[np.intp]) -> Points:
-        """Log costs; a failed tuple counts as a little worse than the worst that ran."""
-        y = np.array([self.cost[int(i)] for i in rows])
-        finite = y[np.isfinite(y)]
-        worst = float(finite.max()) + 0.5 if len(finite) else 0.0
-        return np.where(np.isfinite(y), y, worst)
+        draws = self.rng.standard_normal((len(rows), self.rule.batch))
+        return np.asarray(mean[:, None] + np.linalg.cholesky(covariance + 1e-9 * np.eye(len(rows))) @ draws)
 
     def _judge(self, region: _Region, rows: Sequence[int]) -> None:
         """Grows, shrinks, moves or restarts a region after what it tried in this round."""
         done = [r for r in rows if r in self.cost]
         if done:
             row = min(done, key=lambda i: (self.cost[i], i))
-            if self.cost[row] < region.best - 1e-3:
+            if self.cost[row] < region.best:
                 region.center, region.best = row, self.cost[row]
                 region.wins, region.losses = region.wins + 1, 0
             else:
