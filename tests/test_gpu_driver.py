@@ -27,7 +27,7 @@ from polydyn.gpu.errors import (
     DriverMissingError,
     WrongArchitectureError,
 )
-from polydyn.gpu.tensormap import TensorMap
+from polydyn.gpu.tensormap import TF32, TensorMap
 
 KINDS = [
     "ctypes",
@@ -177,8 +177,10 @@ def test_tensor_map_rules(change: dict, rule: str) -> None:
 
 
 def test_emulated_and_driver_tensor_maps_agree(library: str) -> None:
-    driver, described = CtypesDriver(library=library), TensorMap("bfloat16", (100, 9, 4), (208, 2000), (64, 8, 2))
-    assert driver.encode_tensor_map(described, 4096) == described.emulated(4096)
+    driver = CtypesDriver(library=library)
+    bfloat = TensorMap("bfloat16", (100, 9, 4), (208, 2000), (64, 8, 2))
+    for described in (bfloat, *(TensorMap(t, (100, 9), (416,), (32, 8)) for t in ("float32", TF32))):
+        assert driver.encode_tensor_map(described, 4096) == described.emulated(4096)
 
 
 def test_headers_say_what_python_says() -> None:

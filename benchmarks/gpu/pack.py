@@ -29,11 +29,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
 from benchmarks.models.inputs import feeds, shapes
+from polydyn.compiler import Options
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
 
 ROOT = Path(__file__).parents[2]
-KINDS = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64}
+KINDS = {
+    "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64, "int8": TensorProto.INT8,
+    "uint8": TensorProto.UINT8,
+}  # fmt: skip
 LIMITS = {"float32": 1e-4, "float16": 4e-3}
 """Tolerated error of the norm; float16 is rounded at every node by the reference, sums are float32 in both."""
 EDGES = (1, 7, 63, 64, 65, 129)
@@ -54,6 +58,9 @@ class Case:
     dtype: str = "float32"
     checked: int = field(default=10**6)
     """How many of the shapes come with inputs and right outputs; the others are timed only."""
+    limit: float | None = None
+    """Tolerated error of the norm, where it is not that of the dtype."""
+    tf32: bool = False
 
 
 def model(nodes: Sequence[onnx.NodeProto], inputs: Mapping[str, tuple[str, Sequence[Any]]], **constants: Any) -> Any:
@@ -78,6 +85,7 @@ def groups(quick: bool) -> Iterator[Case]:
     for t in LIMITS:
         yield Case(f"gemm_{t}", "kernels", model([node("MatMul", "a", "b")], matrices[t]), square, t)
         yield Case(f"gemm_bias_{t}", "kernels", model(biased, matrices[t] | {"c": (t, ["N"])}), square, t)
+    yield from tensor_cores(edges)
     rows = [{"M": m, "N": n} for m, n in zip(edges, reversed(edges), strict=True)] + [{"M": 3, "N": 5000}]
     for t in LIMITS:
         x = {"x": (t, ["M", "N"])}
@@ -93,6 +101,18 @@ def groups(quick: bool) -> Iterator[Case]:
     yield Case("convolution", "kernels", conv, [{"B": 1, "H": 9, "W": 12}, {"B": 2, "H": 31, "W": 17}])
     table = {"x": ("float32", [50, "N"]), "i": ("int64", ["M"])}
     yield Case("gather", "kernels", model([node("Gather", "x", "i", axis=0)], table), rows)
+
+
+def tensor_cores(edges: Sequence[int]) -> Iterator[Case]:
+    """tf32 and bytes, as warps and warpgroups multiply them, at the edges of tiles; rows of multiples of 16 bytes."""
+    turned = [node("Transpose", "b", to="t", perm=[1, 0]), node("MatMul", "a", "t")]
+    sizes = [{"M": a, "N": b, "K": 4 * c} for a, b, c in zip(edges, reversed(edges), (*edges[1:], 41), strict=True)]
+    single = model(turned, {"a": ("float32", ["M", "K"]), "b": ("float32", ["N", "K"])})
+    yield Case("gemm_tf32", "kernels", single, [*sizes, {"M": 520, "N": 392, "K": 528}], limit=2e-3, tf32=True)
+    quantized = [node("QuantizeLinear", "x", "scale", "zero", to="q"), node("MatMulInteger", "q", "w")]
+    w = np.random.default_rng(0).integers(-128, 128, (656, 392), np.int8)
+    bytes_ = model(quantized, {"x": ("float32", ["M", 656])}, scale=np.float32(0.02), zero=np.int8(0), w=w)
+    yield Case("gemm_int8", "kernels", bytes_, [{"M": m} for m in (*edges, 520)], limit=0.0)
 
 
 def timed(quick: bool) -> Iterator[Case]:
@@ -121,7 +141,7 @@ def models(paths: Sequence[Path], quick: bool) -> Iterator[Case]:
 def write(case: Case, folder: Path, target: str) -> dict[str, Any]:
     """Compiles a case into the folder; its entry in the list."""
     name = f"{case.kind}-{case.name}"
-    program: Any = polydyn.compile(case.model, target=target)
+    program: Any = polydyn.compile(case.model, target=target, options=Options(tf32=case.tf32))
     program.save(folder / f"{name}.polydyn")
     graph = import_model(case.model)
     arrays: dict[str, Any] = {}
@@ -132,7 +152,8 @@ def write(case: Case, folder: Path, target: str) -> dict[str, Any]:
     np.savez_compressed(folder / f"{name}.npz", **arrays)
     return {
         "name": case.name, "kind": case.kind, "file": name, "shapes": [dict(s) for s in case.shapes],
-        "checked": min(case.checked, len(case.shapes)), "limit": LIMITS[case.dtype], "dtype": case.dtype,
+        "checked": min(case.checked, len(case.shapes)), "dtype": case.dtype,
+        "limit": LIMITS[case.dtype] if case.limit is None else case.limit,
         "images": program.images,
     }  # fmt: skip
 

@@ -11,6 +11,7 @@ from polydyn.codegen.cuda_contract import CudaContractKernel
 from polydyn.codegen.cuda_kernel import BASE, MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.codegen.ir import Compare
+from polydyn.codegen.printers.cuda_values import BYTES
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
@@ -112,6 +113,7 @@ class CudaBuilder:
 
     def __init__(self, plan: FusionPlan, arch: str = BASE, tf32: bool = False) -> None:
         self.plan, self.arch, self.tf32 = plan, arch, tf32
+        self.along_k = (*BYTES, *(["float32"] if tf32 else []))  # what wgmma wants; ldmatrix and dp4a like it too
         self.kernels: dict[str, tuple[CudaKernel, ...]] = {}
         self.notes: list[str] = []
 
@@ -125,7 +127,7 @@ class CudaBuilder:
             return (whole,) if whole else tuple(p for part in group.parts for p in self.place(part))
         for n in group.nodes:
             check_dtypes(n, CUDA_DTYPES, "CUDA")
-        contract = lower_contract(self.plan, group, 0) if group.kind == "contract" else None
+        contract = lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
         if contract is not None:
             placed = self._contract(group, contract)
             if placed is not None:
@@ -151,6 +153,8 @@ class CudaBuilder:
         if key not in self.kernels:
             verify_group(lowered.group)
             self.kernels[key] = kernel.versions()
+        if why := kernel.without_wgmma():
+            self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
         return PlacedCuda(group, lowered, self.kernels[key])
 
     def _attention(self, group: FusedGroup) -> PlacedCuda | None:
