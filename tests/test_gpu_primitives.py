@@ -98,25 +98,6 @@ def test_bytes_are_transposed_without_conflicts(modules: dict[str, EmulatedModul
     assert count.ldmatrix == 1 and count.ldmatrix_conflicts == 0
 
 
-SIGNS = {"u8s8": "s8u8", "s8u8": "u8", "u8": "s8", "s8": "u8s8"}
-"""Products of bytes, and the signs that a planted bug gives them."""
-
-
-@pytest.fixture(scope="module")
-def other_signs() -> EmulatedModule:
-    source = (HERE / "primitives_hopper.cu").read_text()
-    macro = source[source.index("#define WGMMA(") : source.index("WGMMA(wgmma_f16_n32")]
-    kernels = (f"WGMMA(wgmma_{a}_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_{b})\n" for a, b in SIGNS.items())
-    return EmulatedModule(compile_emulated(f'#include "pd_hopper.cuh"\n{macro}{"".join(kernels)}', arch=90))
-
-
-@pytest.mark.parametrize("name", SIGNS)
-def test_other_signs_of_wgmma_are_seen(name: str, other_signs: EmulatedModule) -> None:
-    case = CASES[f"wgmma_{name}_n128"]
-    got, _ = run(case, other_signs, False)
-    assert mismatch(case, 3, got[3]) > 0
-
-
 def test_maps_that_do_not_round_are_seen(modules: dict[str, EmulatedModule]) -> None:
     def plain(name: str) -> Case:
         case = CASES[name]
