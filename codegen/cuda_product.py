@@ -337,7 +337,8 @@ class TiledProduct:
         c = self.copies[0 if inst.statement == "COPY_A" else 1]
         body = bind(body, {f"S{x[1:]}": n for x, n in c.trips().items()})
         body = lower(body, self.coordinates, {inst.statement: lambda a: c.issue(a, self.tile.stages)})
-        kind = "unroll" if c.asynchronous else "unroll2"  # registers of many loads in flight would spill
+        # registers of many loads in flight would spill, those of many addresses beside pairs of bytes too
+        kind = "unroll" if c.asynchronous and (c.bytes == 16 or not self.paired) else "unroll2"
         return spread(body, "s_k" if c.along_k else c.own, self.tile.threads, kind)
 
     def store(self, body: Body) -> Body:

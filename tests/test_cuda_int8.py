@@ -223,3 +223,11 @@ def test_products_of_bytes_compile_without_spills(arch: str) -> None:
     for k, more in zip(tiles, (("prmt.b32", "x4.trans", "u8.s8"), ("s8.s8",)), strict=True):
         text = compile_cuda(k.text, arch, kind="ptx").image.decode(errors="replace")
         assert all(w in text for w in (*wanted, *more)), k.version
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+def test_narrow_copies_leave_registers_for_pairs() -> None:
+    """Many addresses beside the fragments that permutations make used to spill on these architectures."""
+    k = ends(*MAIN, IMMA_TILES[0], widths=(8,))[0]
+    use = compile_cuda(k.text, "sm_86").kernels[k.name]
+    assert use.spill_stores == use.spill_loads == use.stack == 0 and use.registers <= 128
