@@ -389,8 +389,10 @@ class TiledProduct:
         body = consume(body, "instruction", self.instruction)
         body = consume(consume(body, "store", self.store), "epilogue", self.epilogue)
         body = consume(body, "multiply", lambda b: b)
-        steps = {"f_k": "unroll1"} if self.paired else {} if t.kind.warp else {"f_k": "unroll2"}
         # more steps at once would keep too many operands in registers
+        steps = {"f_k": "unroll1"} if self.paired else {} if t.kind.warp else {"f_k": "unroll2"}
+        if t.instruction == "imma" and counts["B_k"].constant is not None and not split:
+            steps["b_k"] = "unroll1"  # where the compiler knows how many there are
         body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
         body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
         body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))

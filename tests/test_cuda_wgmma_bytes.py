@@ -14,11 +14,11 @@ from cuda_groups import run as run_plan
 from onnx import helper
 from quantized import quantized_model
 
-from polydyn.codegen.cuda_contract import CudaContractKernel
+from polydyn.codegen.cuda_contract import IMMA_TILES, CudaContractKernel
 from polydyn.codegen.cuda_emit import LONG
 from polydyn.codegen.cuda_gemv import gemv_versions
 from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.codegen.cuda_product import ProductGroup
+from polydyn.codegen.cuda_product import ProductGroup, TiledProduct
 from polydyn.codegen.cuda_wgmma import wgmma_versions, without_wgmma
 from polydyn.compiler import plan_program
 from polydyn.fusion.plan import FusionPlan
@@ -149,6 +149,16 @@ def test_constant_bytes_are_turned() -> None:
     assert (got["y"] == x.astype(np.int32) @ plan.graph.constants["w"].astype(np.int32)).all()
     for uneven in (20, 264):
         assert not lowered(uneven, 144)[1].lowered.packs
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+def test_steps_that_the_compiler_can_count_do_not_spill() -> None:
+    """Unrolled, eight steps of warps' own instructions kept six registers in memory."""
+    _, form = lowered(512, 512)
+    of = ProductGroup("counted", form.lowered.group, form.roles)
+    k = TiledProduct(of, IMMA_TILES[0], 16, True).build()[0]
+    use = compile_cuda(k.text, "sm_80").kernels[k.name]
+    assert use.spill_stores == use.spill_loads == use.stack == 0
 
 
 def test_products_that_stay_with_warps_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def _product(dtype: str, turned: bool = False) -> Any:
 def _quantized() -> Any:
     """Bytes times constant bytes, scaled."""
     nodes = [node("MatMulInteger", "a", "w", to="t"), node("DequantizeLinear", "t", "s")]
-    return model(nodes, {"a": ("uint8", ["M", 512])}, w=np.ones((512, 512), np.int8), s=np.float32(0.01))
+    return model(nodes, {"a": ("uint8", ["M", 2048])}, w=np.ones((2048, 512), np.int8), s=np.float32(0.01))
 
 
 def _attention(dtype: str) -> Any:
