@@ -131,24 +131,28 @@ def lowered(k: int, n: int) -> tuple[FusionPlan, ContractGroup]:
     """Bytes times constant bytes."""
     w = {"w": weights(k, n)}
     plan = plan_of([node("MatMulInteger", ["x", "w"], ["y"])], {"x": ("M", k)}, ["y"], w, "uint8")
-    form = lower_contract(plan, plan.groups[0], 0, along_k=CudaBuilder(plan).along_k)
+    form = lower_contract(plan, plan.groups[0], 0)
     assert form is not None
     return plan, form
 
 
-def test_constant_bytes_are_turned() -> None:
-    """Rows of [N, K] for wgmma and dp4a; only where that allows copies of 16 bytes."""
+def test_constant_floats_are_turned() -> None:
+    """Rows of [N, K] where they may be rounded, and where that allows copies of 16 bytes."""
+    for k, tf32, shapes in ((36, True, [(20, 36, 1)]), (36, False, []), (35, True, [])):
+        plan = plan_of([node("MatMul", ["x", "w"], ["y"])], {"x": ("M", k)}, ["y"], {"w": np.ones((k, 20), np.float32)})
+        form = lower_contract(plan, plan.groups[0], 0, along_k=CudaBuilder(plan, ARCH, tf32).along_k)
+        assert form is not None
+        assert [x.shape for x in form.lowered.packs.values()] == shapes
+
+
+def test_constant_bytes_of_models() -> None:
     plan, form = lowered(272, 144)
-    ((name, pack),) = form.lowered.packs.items()
-    assert pack.shape == (144, 272, 1) and name in form.lowered.buffers.values()
     of = ProductGroup("turned", form.lowered.group, form.roles)
     assert gemv_versions(of)[0].version == "gemv_2_k16"
     p = PlacedCuda(plan.groups[0], form.lowered, tuple(k for k in wgmma_versions(of) if "128x128" in k.version))
     x = np.random.default_rng(0).integers(0, 256, (70, 272), np.uint8)
     got, _ = run_plan(plan, {"x": x}, lambda p, env: p.versions[0], (p,), together=False)
     assert (got["y"] == x.astype(np.int32) @ plan.graph.constants["w"].astype(np.int32)).all()
-    for uneven in (20, 264):
-        assert not lowered(uneven, 144)[1].lowered.packs
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")

@@ -192,8 +192,6 @@ class _Builder:
         extents = dict((*core.shared, *core.reduction))
 
         def operand(v: Value) -> Value:
-            if self.along_k and isinstance(v, Op) and v.name == "cast":
-                return replace(v, args=(operand(v.args[0]),))
             if not (isinstance(v, Load) and _packable(self.plan, core, roles, v)):
                 return v
             width = self.width or self._turned(v)

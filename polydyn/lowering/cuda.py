@@ -11,7 +11,6 @@ from polydyn.codegen.cuda_contract import CudaContractKernel
 from polydyn.codegen.cuda_kernel import BASE, MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.codegen.ir import Compare
-from polydyn.codegen.printers.cuda_values import BYTES
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
@@ -113,7 +112,7 @@ class CudaBuilder:
 
     def __init__(self, plan: FusionPlan, arch: str = BASE, tf32: bool = False) -> None:
         self.plan, self.arch, self.tf32 = plan, arch, tf32
-        self.along_k = (*BYTES, *(["float32"] if tf32 else []))  # what wgmma wants; ldmatrix and dp4a like it too
+        self.along_k = ("float32",) if tf32 else ()  # what wgmma wants, and ldmatrix; pass ``steps`` does so for bytes
         self.kernels: dict[str, tuple[CudaKernel, ...]] = {}
         self.notes: list[str] = []
 
