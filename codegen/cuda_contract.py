@@ -11,7 +11,7 @@ from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct
 from polydyn.codegen.cuda_split import SHARES, combining_group, partial_group
-from polydyn.codegen.cuda_wgmma import wgmma_versions
+from polydyn.codegen.cuda_wgmma import wgmma_versions, without_wgmma
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import ITEMSIZE
@@ -47,7 +47,7 @@ class CudaContractKernel:
     """
 
     def __init__(self, name: str, group: Group, roles: Roles, arch: str = "sm_80", tf32: bool = False) -> None:
-        self.name, self.group, self.roles, self.arch = name, group, roles, arch
+        self.name, self.group, self.roles, self.arch, self.tf32 = name, group, roles, arch, tf32
         self.product = ProductGroup(name, group, roles)
         self.tiles = TF32_TILES if tf32 and self.product.dtype == "float32" else TILES[self.product.dtype]
 
@@ -64,12 +64,16 @@ class CudaContractKernel:
             prove_gpu_contract(self.group, self.roles, tree, t.proven())
         whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *more, chosen[-1])}
         split = [self._split(t, t in more) for t in (chosen[-1], *(t for t in more if t.bm <= FEW))]
-        hopper = wgmma_versions(self.product) if self.arch == "sm_90a" and not tiles else []
+        hopper = wgmma_versions(self.product, self.tf32) if self.arch == "sm_90a" and not tiles else []
         return ordered((*self.few_rows(), *chain(*split), *hopper, *chain(*whole.values())))
 
     def few_rows(self) -> list[CudaKernel]:
         """The versions for few rows."""
         return gemv_versions(self.product)
+
+    def without_wgmma(self) -> str | None:
+        """Why warps' own instructions multiply on sm_90a too, where those of warpgroups are wanted and do not fit."""
+        return without_wgmma(self.product, self.tf32) if self.arch == "sm_90a" else None
 
     def _split(self, tile: CudaTile, wide_only: bool) -> list[CudaKernel]:
         """The versions whose reduction is split, when it can be long enough; ``wide_only`` as for ``_of_tile``."""

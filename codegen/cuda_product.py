@@ -337,7 +337,8 @@ class TiledProduct:
         c = self.copies[0 if inst.statement == "COPY_A" else 1]
         body = bind(body, {f"S{x[1:]}": n for x, n in c.trips().items()})
         body = lower(body, self.coordinates, {inst.statement: lambda a: c.issue(a, self.tile.stages)})
-        kind = "unroll" if c.asynchronous else "unroll2"  # registers of many loads in flight would spill
+        # registers of many loads in flight would spill, those of many addresses beside pairs of bytes too
+        kind = "unroll" if c.asynchronous and (c.bytes == 16 or not self.paired) else "unroll2"
         return spread(body, "s_k" if c.along_k else c.own, self.tile.threads, kind)
 
     def store(self, body: Body) -> Body:
@@ -388,8 +389,10 @@ class TiledProduct:
         body = consume(body, "instruction", self.instruction)
         body = consume(consume(body, "store", self.store), "epilogue", self.epilogue)
         body = consume(body, "multiply", lambda b: b)
-        steps = {"f_k": "unroll1"} if self.paired else {} if t.kind.warp else {"f_k": "unroll2"}
         # more steps at once would keep too many operands in registers
+        steps = {"f_k": "unroll1"} if self.paired else {} if t.kind.warp else {"f_k": "unroll2"}
+        if t.instruction == "imma" and counts["B_k"].constant is not None and not split:
+            steps["b_k"] = "unroll1"  # where the compiler knows how many there are
         body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
         body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
         body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))

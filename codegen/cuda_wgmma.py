@@ -4,6 +4,10 @@ One warpgroup produces: a single thread waits until a slot of the ring is empty 
 The others consume: a warpgroup's whole step of the reduction is one group of asynchronous instructions on 64 rows; a
 slot is released when the group after it has been issued and its own has retired. Tensor maps carry extents and pitches,
 so one kernel serves every shape whose pitches are multiples of 16 bytes.
+
+A step is 128 bytes of the reduction, an instruction 32: 16 of float16 or bfloat16, 8 of tf32, 32 of bytes, in any pair
+of signs. Operands are K-major; columns of 16 bits may be contiguous along themselves (only those the instruction
+transposes: PTX ISA, wgmma.mma_async). TMA rounds float32 to tf32, which the instruction would truncate.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from polydyn.codegen.cuda_emit import emit
-from polydyn.codegen.cuda_kernel import CudaKernel, TensorMapOf
+from polydyn.codegen.cuda_emit import LONG, emit
+from polydyn.codegen.cuda_instructions import TENSOR
+from polydyn.codegen.cuda_kernel import TF32, CudaKernel, TensorMapOf
 from polydyn.codegen.cuda_product import UNROLLED, CudaTile, ProductGroup, TiledProduct, lane_points
 from polydyn.codegen.cuda_work import UNITS, Work
 from polydyn.codegen.ir import (
@@ -36,7 +41,7 @@ from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.gpu import WARP, assign, rasterise, specialise, unrolled
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
 from polydyn.codegen.passes.widen import multiples
-from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
 from polydyn.schedules.gpu_tiling import gpu_wgmma_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
@@ -45,16 +50,18 @@ from polydyn.schedules.proof_gpu import SLAB, STAGED
 from polydyn.schedules.proof_gpu_rows import Warpgroups, prove_warpgroups
 
 V = Index.of
-WARPGROUP, ROWS, STEP = 128, 64, 64
-"""Threads of a warpgroup, rows of its instruction, steps of the reduction in a tile: 128 bytes of 16-bit elements."""
+WARPGROUP, ROWS = 128, 64
+"""Threads of a warpgroup, rows of its instruction."""
+STEP, POINTS = 128, 32
+"""Bytes of the reduction in a tile (the swizzle's width) and in an instruction."""
 CONSUMERS = 2
 PANEL = 64
 """Columns of a panel, when the column operand is contiguous along them."""
 TILES = ((256, 4), (128, 4))
 """Columns of a block and slots of the ring."""
 RASTER = 8
-ALIGN = 8
-"""Elements: pitches and bases of tensor maps are multiples of 16 bytes."""
+ALIGN = 16
+"""Bytes: pitches and bases of tensor maps are multiples."""
 REGISTERS = 168
 """Of a thread when a block begins; ``setmaxnreg`` deals them anew."""
 
@@ -72,26 +79,58 @@ class _Mapped:
     wanted: tuple[tuple[Index, int], ...]
 
 
-def wgmma_versions(product: ProductGroup) -> list[CudaKernel]:
-    """The versions for sm_90a, largest tile first; none when an operand cannot be reached by TMA."""
-    r = product.roles
-    if product.dtype not in HALF or r.inner or product.shares != ONE:
-        return []
-    a = _mapped(product.group, product.values[0], r.row, r.block, r.batch)
-    b = _mapped(product.group, product.values[1], r.col, r.block, r.batch)
-    if a is None or b is None or not a.along_k:
+_Maps = tuple[_Mapped, _Mapped]
+
+
+def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[CudaKernel]:
+    """The versions for sm_90a, largest tile first; none when wgmma or TMA cannot do it.
+
+    ``tf32``: float32 may be rounded to tf32.
+    """
+    kind, maps = _kind(product, tf32), _reached(product)
+    if kind is None or isinstance(maps, str) or product.shares != ONE:
         return []
     n = product.N.constant
     tiles = [t for t in TILES if n is None or 2 * n > t[0] or t is TILES[-1]]
-    made = [k for t in tiles for wide in (True, False) for k in _Version(product, (a, b), *t, wide).build()]
+    made = [k for t in tiles for wide in (True, False) for k in _Version(product, kind, maps, *t, wide).build()]
     return [k for i, k in enumerate(made) if not any(_alike(k, e) for e in made[:i])]
+
+
+def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
+    """Why a product of bytes or tf32 has no version with wgmma, though one of 16 bits might; None for all others."""
+    maps = _reached(product)
+    return maps if _kind(product, tf32) in ("imma", "tf32") and isinstance(maps, str) else None
+
+
+def _kind(product: ProductGroup, tf32: bool) -> str | None:
+    """The warps' instruction on the same operands (``cuda_instructions``); None when wgmma has none on them."""
+    dtypes = set(product.dtypes)
+    if dtypes <= set(BYTES):
+        return "imma"
+    return "mma" if dtypes <= set(HALF) else "tf32" if tf32 and dtypes == {"float32"} else None
 
 
 def _alike(k: CudaKernel, earlier: CudaKernel) -> bool:
     """Whether the earlier one may be launched wherever this one may, with the same tile and width of indices."""
-    same = k.version.split("_")[:2] == earlier.version.split("_")[:2]
-    long = [x.name.endswith("_long") for x in (k, earlier)]
-    return same and long[0] == long[1] and set(earlier.multiples) <= set(k.multiples)
+    tile, other = (x.version.removesuffix(LONG).removesuffix("_wide") for x in (k, earlier))
+    long = [x.version.endswith(LONG) for x in (k, earlier)]
+    return tile == other and long[0] == long[1] and set(earlier.multiples) <= set(k.multiples)
+
+
+def _reached(product: ProductGroup) -> _Maps | str:
+    """The operands behind tensor maps, or why one cannot be."""
+    r = product.roles
+    if r.inner:
+        return "it sums over several dims"
+    made = []
+    for side, own, v in zip(("row", "column"), (r.row, r.col), product.values, strict=True):
+        m = _mapped(product.group, v, own, r.block, r.batch)
+        if m is None:
+            return f"TMA does not reach its {side} operand"
+        if not m.along_k and (side == "row" or m.dtype not in HALF):
+            return f"its {side} operand is not contiguous along the reduction"
+        made.append(m)
+    return made[0], made[1]
 
 
 def _mapped(group: Group, v: Value, own: str, k: str, batch: tuple[str, ...]) -> _Mapped | None:
@@ -114,7 +153,7 @@ def _mapped(group: Group, v: Value, own: str, k: str, batch: tuple[str, ...]) ->
         return None
     wanted: dict[tuple[Index, int], None] = {}
     for i in (rest, pitch, *(s for _, s in outer)):
-        need = multiples(i, ALIGN, ())
+        need = multiples(i, ALIGN // ITEMSIZE[v.dtype], ())
         if need is None:
             return None
         wanted |= dict.fromkeys(need)
@@ -122,15 +161,13 @@ def _mapped(group: Group, v: Value, own: str, k: str, batch: tuple[str, ...]) ->
 
 
 class _Version:
-    """One tile; ``wide``: epilogues store 16 bytes at once."""
+    """One tile; ``kind``: the warps' instruction on the same operands, ``wide``: epilogues store 16 bytes at once."""
 
-    def __init__(
-        self, of: ProductGroup, maps: tuple[_Mapped, _Mapped], columns: int, stages: int, wide: bool
-    ) -> None:
+    def __init__(self, of: ProductGroup, kind: str, maps: _Maps, columns: int, stages: int, wide: bool) -> None:
         self.of, self.maps, self.columns, self.stages = of, maps, columns, stages
         self.group, self.roles = of.group, of.roles
-        rows = CONSUMERS * ROWS
-        self.tile = CudaTile("mma", rows, columns, STEP, STAGED, columns, stages)
+        self.step, self.points = STEP // ITEMSIZE[of.dtype], POINTS // ITEMSIZE[of.dtype]
+        self.tile = CudaTile(kind, CONSUMERS * ROWS, columns, self.step, STAGED, columns, stages)
         self.product = TiledProduct(of, self.tile, 16, wide)
         self.product.unit = V("warp") - WARPGROUP // WARP
 
@@ -139,12 +176,13 @@ class _Version:
         of, t = self.of, self.tile
         tiled = gpu_wgmma_tree(self.group, self.roles)
         panels = 1 if self.maps[1].along_k else self.columns // PANEL
-        prove_warpgroups(self.group, self.roles, tiled, Warpgroups(ROWS, CONSUMERS, self.columns, STEP, panels))
+        proven = Warpgroups(ROWS, CONSUMERS, self.columns, self.step, panels, self.points)
+        prove_warpgroups(self.group, self.roles, tiled, proven)
         self.coordinates = self.product.coordinates = tiled.coordinates()
         rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
         sizes: dict[str, IndexLike] = {"B_i": rows, "B_j": columns, "W_i": t.bm // STAGED, "G_i": CONSUMERS}
-        sizes |= {"F_j": self.columns // 8, "F_k": STEP // 16, "E_s": self.columns // SLAB, "E_f": SLAB // 8}
-        sizes |= {"S_j": panels, "B_k": of.K.ceildiv(STEP)}
+        sizes |= {"F_j": self.columns // 8, "F_k": STEP // POINTS, "E_s": self.columns // SLAB, "E_f": SLAB // 8}
+        sizes |= {"S_j": panels, "B_k": of.K.ceildiv(self.step)}
         body = mark_parallel(generate(tiled), tiled.coincident)
         body = consume(body, "instruction", self.instruction)
         body = consume(substitute(body, sizes), "roles", self.specialised)
@@ -154,12 +192,12 @@ class _Version:
         body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED)
         body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
         body = bind(body, {"begin": "bid", "end": V("bid") + 1})
-        body = (Alloc("acc", "float32", V(self.columns // 2), "register", body),)
+        body = (Alloc("acc", of.sums, V(self.columns // 2), "register", body),)
         return self._kernels(fold(body), count)
 
     def _kernels(self, body: Body, count: Index) -> tuple[CudaKernel, ...]:
         of, t = self.of, self.tile
-        version = f"wgmma_{t.bm}x{t.bn}x{t.bk}_{self.stages}"
+        version = "wgmma_" + "tf32_" * (t.instruction == "tf32") + f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
         version += "_wide" * (max(map(self.product.vector, of.epilogues)) > 1)
         rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
         known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "block": rows * columns, "task": count}
@@ -174,8 +212,8 @@ class _Version:
 
     def _work(self) -> Work:
         t, of = self.tile, self.of
-        moved = (t.bm + t.bn) * STEP * ITEMSIZE[of.dtype]
-        return Work(of.K.ceildiv(STEP), REGISTERS, UNITS[of.dtype], 2 * t.bm * t.bn * STEP, moved=moved,
+        unit = t.instruction if t.instruction == "tf32" else UNITS[of.dtype]
+        return Work(of.K.ceildiv(self.step), REGISTERS, unit, 2 * t.bm * t.bn * self.step, moved=(t.bm + t.bn) * STEP,
                     flight=self.stages - 1, elements=t.bm * t.bn, by_warps=False)  # fmt: skip
 
     def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
@@ -183,20 +221,22 @@ class _Version:
         for name, m, whole, tile in (("map_a", self.maps[0], of.M, self.tile.bm),
                                      ("map_b", self.maps[1], of.N, self.columns)):  # fmt: skip
             inner = (of.K, whole) if m.along_k else (whole, of.K)
-            box = (STEP, tile) if m.along_k else (PANEL, STEP)
+            box = (self.step, tile) if m.along_k else (PANEL, self.step)
             dims = (*inner, *(of.extents[x] for x, _ in m.outer))
             strides = (m.pitch, *(s for _, s in m.outer))
-            out.append(TensorMapOf(name, m.buffer, m.dtype, m.offset, dims, strides, (*box, *[1] * len(m.outer))))
+            dtype = TF32 if self.tile.instruction == "tf32" else m.dtype
+            out.append(TensorMapOf(name, m.buffer, dtype, m.offset, dims, strides, (*box, *[1] * len(m.outer))))
         return tuple(out)
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
     def specialised(self, body: Body) -> Body:
         """Producer and consumers of the ring."""
-        elements = (self.tile.bm * STEP, self.columns * STEP)
-        body = specialise(body, "b_k", self.stages, CONSUMERS, sum(elements) * 2)
-        for name, size in zip(("tile_b", "tile_a"), reversed(elements), strict=True):
-            body = (Alloc(name, self.of.dtype, V(size * self.stages), "shared", body),)
+        sides = (self.tile.bm, self.columns)
+        body = specialise(body, "b_k", self.stages, CONSUMERS, sum(sides) * STEP)
+        for which in (1, 0):
+            size = V(sides[which] * self.step * self.stages)
+            body = (Alloc("tile_" + "ab"[which], self.of.dtypes[which], size, "shared", body),)
         return body
 
     def instruction(self, body: Body) -> Body:
@@ -210,7 +250,7 @@ class _Version:
     def epilogue(self, body: Body) -> Body:
         """The warps' places for staged rows."""
         size = CONSUMERS * WARPGROUP // WARP * STAGED * SLAB
-        return (Alloc("stage", "float32", V(size), "shared", body),)
+        return (Alloc("stage", self.of.sums, V(size), "shared", body),)
 
     # -- statements ----------------------------------------------------------------------------------------------
 
@@ -225,31 +265,32 @@ class _Version:
 
     def _slot(self, which: int, a: Mapping[str, Index], more: IndexLike = 0) -> Pointer:
         """An element of the current slot of an operand's ring."""
-        size = (self.tile.bm if which == 0 else self.columns) * STEP
-        return Pointer(self.of.dtype, "tile_" + "ab"[which], a["b_k"] % self.stages * size + more)
+        size = (self.tile.bm if which == 0 else self.columns) * self.step
+        return Pointer(self.of.dtypes[which], "tile_" + "ab"[which], a["b_k"] % self.stages * size + more)
 
     def copy(self, which: int, a: Mapping[str, Index]) -> Body:
         """One box of an operand (a panel of it, when it is contiguous along its columns)."""
         m, panel = self.maps[which], a.get("s_j", ZERO)
         own = a["b_i"] * self.tile.bm if which == 0 else a["b_j"] * self.columns + panel * PANEL
-        inner = (a["b_k"] * STEP, own) if m.along_k else (own, a["b_k"] * STEP)
+        inner = (a["b_k"] * self.step, own) if m.along_k else (own, a["b_k"] * self.step)
         at = (*inner, *(a[x] for x, _ in m.outer))
         bar = Pointer("uint64", "full", a["b_k"] % self.stages)
-        place = self._slot(which, a, panel * (PANEL * STEP))
+        place = self._slot(which, a, panel * (PANEL * self.step))
         coordinates = (FromIndex("int32", i) for i in at)
         function = f"pd_tma_load_{len(at)}d"
         return (Call(function, (place, Parameter("uint64", "map_" + "ab"[which]), *coordinates, bar)),)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
-        """Four instructions of 16 steps."""
-        kind = "f16" if self.of.dtype == "float16" else "bf16"
+        """The four instructions of a step."""
         along_k, k = self.maps[1].along_k, V("f_k")
-        rows = Apply("uint64", "pd_desc_k", (self._slot(0, a, a["g_i"] * (ROWS * STEP) + k * 16),))
+        rows = Apply("uint64", "pd_desc_k", (self._slot(0, a, a["g_i"] * (ROWS * self.step) + k * self.points),))
         if along_k:
-            columns = Apply("uint64", "pd_desc_k", (self._slot(1, a, k * 16),))
+            columns = Apply("uint64", "pd_desc_k", (self._slot(1, a, k * self.points),))
         else:
-            panel = FromIndex("int32", V(PANEL * STEP * 2))
-            columns = Apply("uint64", "pd_desc_mn", (self._slot(1, a, k * (16 * PANEL)), panel))
-        function = f"pd_wgmma_m64n{self.columns}k16_{kind}<{int(not along_k)}>"
-        args = (Pointer("float32", "acc", ZERO), rows, columns, FromIndex("int32", ONE))
-        return (For("f_k", ZERO, V(STEP // 16), (Call(function, args),), "unroll"),)
+            panel = FromIndex("int32", V(self.step * STEP))
+            columns = Apply("uint64", "pd_desc_mn", (self._slot(1, a, k * (self.points * PANEL)), panel))
+        function = f"pd_wgmma_m64n{self.columns}k{self.points}_{TENSOR[self.of.dtypes]}"
+        if self.of.dtype in HALF:
+            function += f"<{int(not along_k)}>"
+        args = (Pointer(self.of.sums, "acc", ZERO), rows, columns, FromIndex("int32", ONE))
+        return (For("f_k", ZERO, V(STEP // POINTS), (Call(function, args),), "unroll"),)

@@ -18,12 +18,12 @@ from polydyn.compiler import NOT_ON_CUDA
 from polydyn.fusion.pipeline import fusion_plan
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
-from polydyn.gpu.tensormap import TensorMap
+from polydyn.gpu.tensormap import TensorMap, element_type
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
-from polydyn.schedules.expr import ITEMSIZE
+from polydyn.lowering.pack import pack
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 SHARED = 227 * 1024
@@ -84,9 +84,9 @@ def params_of(p: PlacedCuda, dims: Mapping[str, int]) -> dict[str, int]:
     return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
 
 
-def placed(plan: FusionPlan, arch: str = "sm_80") -> tuple[PlacedCuda, ...]:
+def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[PlacedCuda, ...]:
     """The kernels of a plan, in launch order."""
-    builder = CudaBuilder(plan, arch)
+    builder = CudaBuilder(plan, arch, tf32)
     return tuple(p for g in plan.groups for p in builder.place(g))
 
 
@@ -97,7 +97,7 @@ def version(p: PlacedCuda, word: str) -> CudaKernel:
 
 def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> bytes:
     """The tensor map of a kernel over an array."""
-    size = ITEMSIZE[m.dtype]
+    _, size = element_type(m.dtype)
     dims, strides = (tuple(i.evaluate(env) for i in x) for x in (m.dims, m.strides))
     made = TensorMap(m.dtype, dims, tuple(s * size for s in strides), m.box)
     return made.emulated(a.ctypes.data + m.offset.evaluate(env) * size)
@@ -126,7 +126,9 @@ def run(
     """
     graph = plan.graph
     dims = dims_of(plan, feeds)
+    kernels = kernels or placed(plan)
     memory: Arrays = {n: np.ascontiguousarray(feeds[n]) for n in feeds}
+    memory |= {n: pack(x, graph.constants[x.source]) for p in kernels for n, x in p.lowered.packs.items()}
     counters: list[Counters] = []
 
     def array(name: str) -> np.ndarray[Any, Any]:
@@ -139,7 +141,7 @@ def run(
                 memory[name].reshape(-1).view(np.uint8).fill(0xFF)
         return memory[name]
 
-    for p in kernels or placed(plan):
+    for p in kernels:
         env = params_of(p, dims)
         first, buffers = choose(p, env), p.lowered.buffers
         alike = [v for v in p.versions if _kind(v) == _kind(first)] if together else [first]

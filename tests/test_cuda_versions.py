@@ -14,7 +14,8 @@ from cuda_programs import add, one_launch, version
 from programs import B
 from tiny import model, node
 
-from polydyn.codegen.cuda_kernel import BASE, TensorMapOf
+from benchmarks.gpu.cases import to_tf32_even
+from polydyn.codegen.cuda_kernel import BASE, TF32, TensorMapOf
 from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError
@@ -152,6 +153,9 @@ def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
         p.run({"x": np.zeros((b + 1, 32), np.float32)})  # with a map of its own
         assert np.array_equal(call()["y"], 2 * x)
     assert p.profile({"x": x}, 1)[0].kernel == "mapped" == p.explain(B=2).launches[0].kernel
+    rounding = program(replace(hopper, maps=(replace(rows, dtype=TF32),)), version("a", ONE), kernels=kernels)
+    rounded = to_tf32_even(x).view(np.float32)
+    assert np.array_equal(rounding.run({"x": x})["y"], 2 * rounded) and (rounded != x).mean() > 0.9
     monkeypatch.setattr("polydyn.gpu.images.ImageSource.special", 80)
     older = program(hopper, version("a", ONE), kernels=kernels)
     assert difference(older, 3) == 1 and "not tma: it is for sm_90a" in older.explain(B=3).details()

@@ -12,16 +12,24 @@ import pytest
 from cuda_groups import ARCH, first_fit, params_of, placed, plan_of, run, with_bugs
 from onnx import helper
 
+from benchmarks.gpu.cases import to_tf32_even
 from polydyn.codegen.cuda_emit import LONG
-from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.codegen.cuda_kernel import TF32, CudaKernel
+from polydyn.codegen.cuda_product import ProductGroup
+from polydyn.codegen.cuda_wgmma import wgmma_versions
 from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu import tensormap
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
+from polydyn.lowering.contract import lower_contract
 from polydyn.lowering.cuda import PlacedCuda
 
 node = helper.make_node
 Array = np.ndarray[Any, Any]
-KIND = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+KIND = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 3e-6}
+TIE = np.float32(1 + 2**-11)
+"""Half way between two neighbours in tf32."""
 
 
 def product(dtype: str, trans_b: bool, batched: bool = False) -> FusionPlan:
@@ -37,13 +45,29 @@ def product(dtype: str, trans_b: bool, batched: bool = False) -> FusionPlan:
     return plan_of(nodes, shapes, ["y"], dtype=dtype)
 
 
+def operand(a: Array) -> Array:
+    """What is multiplied of an operand: float32 rounded to the nearest tf32, as TMA does."""
+    return (to_tf32_even(a).view(np.float32) if a.dtype == np.float32 else a).astype(np.float64)
+
+
 def case(dtype: str, trans_b: bool, m: int, n: int, k: int, batch: int = 0) -> tuple[dict[str, Array], Array]:
     rng = np.random.default_rng(m + n * 7 + k)
     head = (batch,) if batch else ()
     shapes = ((*head, m, k), (*head, k, n), (n,), (*head, m, n))
     x, w, b, r = (rng.standard_normal(s).astype(KIND[dtype]) for s in shapes)
-    want = np.maximum(x.astype(np.float64) @ w.astype(np.float64) + b.astype(np.float64), 0) + r.astype(np.float64)
+    if dtype == "float32":
+        x.reshape(-1)[::5] = TIE
+    want = np.maximum(operand(x) @ operand(w) + b.astype(np.float64), 0) + r.astype(np.float64)
     return {"x": x, "w": w.swapaxes(-1, -2).copy() if trans_b else w, "b": b, "r": r}, want
+
+
+def wgmma_only(plan: FusionPlan, tf32: bool = True) -> PlacedCuda:
+    """The versions with wgmma of a plan's one product."""
+    (group,) = plan.groups
+    form = lower_contract(plan, group, 0)
+    assert form is not None
+    made = wgmma_versions(ProductGroup("contract", form.lowered.group, form.roles), tf32)
+    return PlacedCuda(group, form.lowered, tuple(made))
 
 
 def hopper(p: PlacedCuda, word: str = "wgmma") -> CudaKernel:
@@ -53,7 +77,7 @@ def hopper(p: PlacedCuda, word: str = "wgmma") -> CudaKernel:
 def right(plan: FusionPlan, k: CudaKernel, p: PlacedCuda, feeds: dict[str, Array], want: Array) -> bool:
     """Both orders give the reference, the same bits, and no bank conflicts."""
     got = [run(plan, feeds, lambda p, env: k, (p,), reverse) for reverse in (False, True)]
-    tolerance = 2e-3 if feeds["x"].dtype == np.float16 else 2e-2
+    tolerance = TOLERANCE[str(feeds["x"].dtype)]
     error = np.abs(got[0][0]["y"].astype(np.float64) - want).max(initial=0)
     same = (got[0][0]["y"].view(np.uint16) == got[1][0]["y"].view(np.uint16)).all()
     near = bool(error <= tolerance * max(1.0, np.abs(want).max()))
@@ -61,31 +85,59 @@ def right(plan: FusionPlan, k: CudaKernel, p: PlacedCuda, feeds: dict[str, Array
     return near and bool(same) and counts.shared_conflicts == 0 and counts.wgmma > 0
 
 
-@pytest.mark.parametrize(("dtype", "trans_b"), [("float16", False), ("float16", True), ("bfloat16", False)])
+HALVES = ((1, 8, 8), (131, 80, 456), (129, 264, 72))
+SINGLES = ((1, 1, 4), (7, 31, 20), (127, 129, 28), (128, 128, 32), (129, 127, 36), (131, 80, 164))
+"""(M, N, K) of tf32: 1, primes, around the tile, more steps than the ring holds; rows of multiples of 16 bytes."""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "trans_b"), [("float16", False), ("float16", True), ("bfloat16", False), ("float32", True)]
+)
 def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
     plan = product(dtype, trans_b)
-    (p,) = placed(plan, ARCH)
+    p = wgmma_only(plan)
     names = [k.version for k in p.versions if k.arch == "sm_90a" and not k.version.endswith(LONG)]
-    assert [n for n in names if n.endswith("wide")] == ["wgmma_128x256x64_4_wide", "wgmma_128x128x64_4_wide"]
-    short = replace(p, versions=tuple(k for k in p.versions if k.version in names))
-    for shape in ((1, 8, 8), (131, 80, 456), (129, 264, 72)):
+    tiles = ("tf32_128x256x32", "tf32_128x128x32") if dtype == "float32" else ("128x256x64", "128x128x64")
+    assert [n for n in names if n.endswith("wide")] == [f"wgmma_{t}_4_wide" for t in tiles]
+    assert {m.dtype for k in p.versions for m in k.maps} == {TF32 if dtype == "float32" else dtype}
+    if dtype == "float32":
+        p = replace(p, versions=tuple(next(k for k in p.versions if k.version == n) for n in names[1:3]))
+    for shape in SINGLES if dtype == "float32" else HALVES:
         feeds, want = case(dtype, trans_b, *shape)
-        for name in names:
-            k = next(k for k in p.versions if k.version == name)
+        for k in (k for k in p.versions if k.version in names):
             if k.fits(params_of(p, dict(zip("MNK", shape, strict=True))), 227 * 1024, 132, "sm_90a"):
-                assert right(plan, k, short, feeds, want), (name, shape)
+                assert right(plan, k, p, feeds, want), (k.version, shape)
 
 
 def test_batched_and_odd_columns() -> None:
     plan = product("float16", False, True)
-    (p,) = placed(plan, ARCH)
+    p = wgmma_only(plan)
     feeds, want = case("float16", False, 70, 72, 136, 3)
     k = hopper(p)
     assert len(k.maps[0].dims) == 3 and right(plan, k, p, feeds, want)
     plan = product("float16", True)
-    (p,) = placed(plan, ARCH)
+    p = wgmma_only(plan)
     feeds, want = case("float16", True, 65, 77, 264)  # rows of the result are not aligned, operands are
     assert right(plan, next(k for k in p.versions if k.version == "wgmma_128x128x64_4"), p, feeds, want)
+
+
+def test_float32_only_when_it_may_be_rounded_and_lies_along_the_reduction() -> None:
+    for trans_b, tf32 in ((True, False), (False, True)):
+        assert wgmma_only(product("float32", trans_b), tf32).versions == ()
+    assert TF32 == tensormap.TF32, "generator and run time mean the same"
+
+
+def test_operands_that_nothing_rounds_are_refused() -> None:
+    """The hardware would truncate them."""
+    plan = product("float32", True)
+    p = wgmma_only(plan)
+    feeds, _ = case("float32", True, 131, 80, 164)
+    k = hopper(p, "wgmma_tf32_128x128")
+    narrow = next(k for k in p.versions if k.version == "wgmma_tf32_128x256x32_4")
+    p = replace(p, versions=(narrow, k))  # as above: compiled once
+    plain = replace(k, maps=tuple(replace(m, dtype="float32") for m in k.maps))
+    with pytest.raises(DeviceError, match="is not rounded to tf32"):
+        run(plan, feeds, lambda p, env: plain, (p,))
 
 
 def test_only_where_the_device_and_the_pitches_allow_it() -> None:
@@ -113,6 +165,13 @@ BUGS = {
 }  # fmt: skip
 
 
+SINGLE_BUGS = {
+    "stride of the descriptors": ("pd_desc_k(", "(uint64_t)96 << 32 ^ pd_desc_k("),
+    "a step of 16 bits": ("8*f_k", "4*f_k"),
+    "wait too weak": ("pd_wgmma_wait<1>();", "pd_wgmma_wait<2>();"),
+}
+
+
 @pytest.fixture(scope="module")
 def broken() -> tuple[FusionPlan, PlacedCuda]:
     plan = product("float16", False)
@@ -128,11 +187,26 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedCuda]
         assert not right(plan, p.versions[list(BUGS).index(bug)], p, feeds, want)
 
 
+@pytest.fixture(scope="module")
+def broken_single() -> tuple[FusionPlan, PlacedCuda]:
+    plan = product("float32", True)
+    p = wgmma_only(plan)
+    return plan, replace(p, versions=with_bugs(hopper(p, "wgmma_tf32_128x128x32_4_wide"), SINGLE_BUGS))
+
+
+@pytest.mark.parametrize("bug", SINGLE_BUGS)
+def test_planted_bugs_in_tf32_are_caught(bug: str, broken_single: tuple[FusionPlan, PlacedCuda]) -> None:
+    plan, p = broken_single
+    feeds, want = case("float32", True, 131, 72, 164)
+    with contextlib.suppress(DeviceError):
+        assert not right(plan, p.versions[list(SINGLE_BUGS).index(bug)], p, feeds, want)
+
+
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
-@pytest.mark.parametrize("trans_b", [False, True])
-def test_compiles_without_spills_and_stays_asynchronous(trans_b: bool) -> None:
-    (p,) = placed(product("float16", trans_b), ARCH)
-    for word in ("wgmma_128x256", "wgmma_128x128"):
+@pytest.mark.parametrize(("dtype", "trans_b"), [("float16", False), ("float16", True), ("float32", True)])
+def test_compiles_without_spills_and_stays_asynchronous(dtype: str, trans_b: bool) -> None:
+    p = wgmma_only(product(dtype, trans_b))
+    for word in ("wgmma_128x256", "wgmma_128x128") if dtype == "float16" else ("wgmma_tf32_128x256",):
         k = hopper(p, word)
         made = compile_cuda(k.text, "sm_90a")
         use = made.kernels[k.name]

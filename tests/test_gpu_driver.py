@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ import pytest
 from benchmarks.gpu.cases import Mapped
 from benchmarks.gpu.gemms import MMA_SOURCE, WGMMA_SOURCE, Problem
 from polydyn.codegen.device import HEADERS
-from polydyn.gpu import cpu_libcuda, emulator, tensormap
+from polydyn.gpu import cpu_libcuda, emulator
 from polydyn.gpu.driver import Driver, open_driver
 from polydyn.gpu.driver_ctypes import CtypesDriver
 from polydyn.gpu.driver_pycuda import pycuda_installed
@@ -28,9 +27,7 @@ from polydyn.gpu.errors import (
     DriverMissingError,
     WrongArchitectureError,
 )
-from polydyn.gpu.tensormap import TensorMap
-from polydyn.program.native import DTYPE_CODES
-from polydyn.program.runtime import sources
+from polydyn.gpu.tensormap import TF32, TensorMap
 
 KINDS = [
     "ctypes",
@@ -233,18 +230,10 @@ def test_tensor_map_rules(change: dict, rule: str) -> None:
 
 
 def test_emulated_and_driver_tensor_maps_agree(library: str) -> None:
-    driver, described = CtypesDriver(library=library), TensorMap("bfloat16", (100, 9, 4), (208, 2000), (64, 8, 2))
-    assert driver.encode_tensor_map(described, 4096) == described.emulated(4096)
-
-
-def test_the_runtime_calls_element_types_as_the_driver_does() -> None:
-    """Tensor maps of the host program: CUtensorMapDataType by PD_<dtype>."""
-    found = re.search(r"types\[\] = \{([\d, ]+)\}", sources("cuda")["cuda_run.c"])
-    assert found is not None
-    codes = dict(zip(DTYPE_CODES, map(int, found.group(1).split(",")), strict=True))
-    known = {n: code for n, (code, _) in tensormap._TYPES.items()}
-    wide = {"int64": 5, "uint64": 4, "float64": 8, "int16": 1, "bool": 0}
-    assert codes == known | wide
+    driver = CtypesDriver(library=library)
+    bfloat = TensorMap("bfloat16", (100, 9, 4), (208, 2000), (64, 8, 2))
+    for described in (bfloat, *(TensorMap(t, (100, 9), (416,), (32, 8)) for t in ("float32", TF32))):
+        assert driver.encode_tensor_map(described, 4096) == described.emulated(4096)
 
 
 def test_headers_say_what_python_says() -> None:

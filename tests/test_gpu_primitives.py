@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -94,3 +96,16 @@ def test_planted_bugs_with_bytes_are_seen(name: str, old: str, new: str) -> None
 def test_bytes_are_transposed_without_conflicts(modules: dict[str, EmulatedModule]) -> None:
     _, count = run(CASES["byte_columns"], modules["primitives.cu"], False)
     assert count.ldmatrix == 1 and count.ldmatrix_conflicts == 0
+
+
+def test_maps_that_do_not_round_are_seen(modules: dict[str, EmulatedModule]) -> None:
+    def plain(name: str) -> Case:
+        case = CASES[name]
+        args = (replace(a, map=replace(a.map, dtype="float32")) if isinstance(a, Mapped) else a for a in case.args)
+        return replace(case, args=tuple(args))
+
+    for name in ("tma_load_2d_tf32", "tma_load_2d_tf32_ties"):
+        got, _ = run(plain(name), modules["primitives_hopper.cu"], False)
+        assert mismatch(CASES[name], 6, got[6]) > 0.5
+    with pytest.raises(DeviceError, match="is not rounded to tf32"):
+        run(plain("wgmma_tf32_n128_rounded"), modules["primitives_hopper.cu"], False)

@@ -17,7 +17,11 @@ needs_tools = pytest.mark.skipif(
 
 
 @needs_tools
-@pytest.mark.parametrize("name", ["product f16", "product f16, wgmma", "product tf32", "attention f16", "element-wise"])
+@pytest.mark.parametrize(
+    "name",
+    ["product f16", "product f16, wgmma", "product tf32", "product tf32, wgmma", "product s8, wgmma", "attention f16",
+     "element-wise"],
+)  # fmt: skip
 def test_kernels_have_their_instructions(name: str) -> None:
     got = sass.check(KINDS[name])
     assert got["missing"] == [] and got["spilled"] == 0

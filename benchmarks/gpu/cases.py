@@ -87,6 +87,12 @@ def to_tf32(x: Array) -> Array:
     return np.where(np.isfinite(x), (u + np.uint32(0x1000)) & np.uint32(0xFFFFE000), u)
 
 
+def to_tf32_even(x: Array) -> Array:
+    """The same with ties to even, as TMA rounds."""
+    u = x.astype(np.float32).view(np.uint32)
+    return np.where(np.isfinite(x), (u + np.uint32(0xFFF) + (u >> 13 & 1)) & np.uint32(0xFFFFE000), u)
+
+
 # ---- mma fragments -------------------------------------------------------------------------------------------------
 def _fragment_a(k: int) -> Iterator[tuple[int, int, int, int]]:
     """(lane, element, row, column) of a 16 x k operand; 4 * (k // 8) / ... elements per lane, PTX's order."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.gpu.cases import RNG, Array, Case, Mapped, from_bf16, to_bf16, to_tf32
-from polydyn.gpu.tensormap import TensorMap
+from benchmarks.gpu.cases import RNG, Array, Case, Mapped, from_bf16, to_bf16, to_tf32, to_tf32_even
+from polydyn.gpu.tensormap import TF32, TensorMap
 
 SOURCE = "primitives_hopper.cu"
 
@@ -92,17 +92,18 @@ def places_case() -> Case:
 WGMMA = """
     f16_n32 f16_n64 f16_n96 f16_n128 f16_n192 f16_n256 bf16_n32 bf16_n64 bf16_n128 bf16_n256
     f16_n64_mn f16_n128_mn f16_n256_mn bf16_n128_mn tf32_n32 tf32_n96 tf32_n128 tf32_n256 s8_n64
-    s8_n192 s8_n256 u8s8_n128
+    s8_n128 s8_n192 s8_n256 u8s8_n128 u8s8_n256 s8u8_n128 s8u8_n256 u8_n128 u8_n256
 """
+BYTES = {"s8": ("int8", "int8"), "u8": ("uint8", "uint8"), "u8s8": ("uint8", "int8"), "s8u8": ("int8", "uint8")}
 
 
 def _operands(kind: str, n: int) -> tuple[Array, Array, Array, Array, Array]:
     """Random A (64 x k) and B (k x n) of 128 bytes of k: storage, the values it stands for, and an accumulator."""
     r = RNG(9)
-    if kind.endswith("s8"):
-        a, b = r.integers(-128, 128, (64, 128), np.int8), r.integers(-128, 128, (128, n), np.int8)
-        a = a.view(np.uint8) if kind == "u8s8" else a
-        return a, b, a.astype(np.int64), b.astype(np.int64), r.integers(-1000, 1000, (64, n), np.int32)
+    if kind in BYTES:
+        raw = r.integers(0, 256, (64, 128), np.uint8), r.integers(0, 256, (128, n), np.uint8)
+        a, b = (x.view(t) for x, t in zip(raw, BYTES[kind], strict=True))
+        return a, b, a.astype(np.int64), b.astype(np.int64), r.integers(-(2**31), 2**31, (64, n), np.int32)  # sums wrap
     k = 32 if kind == "tf32" else 64
     a, b = r.standard_normal((64, k)).astype(np.float32), r.standard_normal((k, n)).astype(np.float32)
     c = r.standard_normal((64, n)).astype(np.float32)
@@ -125,7 +126,7 @@ def wgmma_cases() -> list[Case]:
         a, b, va, vb, c = _operands(kind, n)
         b = b if mn else np.ascontiguousarray(b.T)
         want = (va @ vb + c).astype(c.dtype)
-        dtype = "bfloat16" if kind == "bf16" else "uint8" if kind.endswith("s8") else None
+        dtype = "bfloat16" if kind == "bf16" else None
         inner = 128 // a.itemsize
         maps = (_map(a, (inner, 64), 128, dtype), _map(b, (inner, 64 if mn else n), 128, dtype))
         cases.append(Case(f"wgmma_{name}", SOURCE, f"wgmma_{name}", 128, (*maps, c, np.zeros_like(c)), {3: want},
@@ -133,6 +134,32 @@ def wgmma_cases() -> list[Case]:
     return cases
 
 
+def rounding_cases() -> list[Case]:
+    """float32 through maps that round to tf32: as it lies in shared memory, and as wgmma multiplies it.
+
+    Ties apart from other floats: that they go to the even neighbour is known of newer devices, everything else here
+    does not depend on it.
+    """
+    r, cases = RNG(10), []
+    bits = r.integers(0, 2**32, (24, 40), np.uint32)
+    bits = np.where((bits & 0x1FFF) == 0x1000, bits + 1, bits).astype(np.uint32)
+    plain = np.where(np.isfinite(bits.view(np.float32)), bits, np.uint32(0xFF800000)).astype(np.uint32)
+    ties = (bits & np.uint32(0xBFFFE000)) | np.uint32(0x1000)  # no NaN: the exponent's highest bit is 0
+    for name, a in (("tf32", plain.view(np.float32)), ("tf32_ties", ties.view(np.float32))):
+        want = to_tf32_even(_box(a, (13, 12), (32, 16)))
+        args = (_map(a, (32, 16), 128, TF32), np.int32(want.nbytes), *map(np.int32, (13, 12, 0, 0)))
+        out, raw = np.zeros(want.size, np.uint32), _swizzle(want.reshape(-1, 32)).view(np.uint32)
+        cases.append(Case(f"tma_load_2d_{name}", SOURCE, "tma_load_2d", 128, (*args, out), {6: raw}, want.nbytes + 1024,
+                          arch=90))  # fmt: skip
+    a, b, c = (r.standard_normal(s).astype(np.float32) for s in ((64, 32), (128, 32), (64, 128)))
+    va, vb = (to_tf32_even(x).view(np.float32).astype(np.float64) for x in (a, b))
+    product = (va @ vb.T + c).astype(np.float32)
+    maps = (_map(a, (32, 64), 128, TF32), _map(b, (32, 128), 128, TF32))
+    cases.append(Case("wgmma_tf32_n128_rounded", SOURCE, "wgmma_tf32_n128", 128, (*maps, c, np.zeros_like(c)),
+                      {3: product}, 8192 + 128 * 128 + 8, tolerance=1e-6, arch=90))  # fmt: skip
+    return cases
+
+
 def all_hopper_cases() -> list[Case]:
     """Every case that needs sm_90a."""
-    return [*tma_cases(), mbarrier_case(), places_case(), *wgmma_cases()]
+    return [*tma_cases(), mbarrier_case(), places_case(), *wgmma_cases(), *rounding_cases()]

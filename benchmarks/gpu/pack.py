@@ -87,6 +87,7 @@ def groups(quick: bool) -> Iterator[Case]:
     for t in LIMITS:
         yield Case(f"gemm_{t}", "kernels", model([node("MatMul", "a", "b")], matrices[t]), square, t)
         yield Case(f"gemm_bias_{t}", "kernels", model(biased, matrices[t] | {"c": (t, ["N"])}), square, t)
+    yield from tensor_cores(edges)
     rows = [{"M": m, "N": n} for m, n in zip(edges, reversed(edges), strict=True)] + [{"M": 3, "N": 5000}]
     for t in LIMITS:
         x = {"x": (t, ["M", "N"])}
@@ -130,6 +131,18 @@ def attention(quick: bool) -> Iterator[Case]:
         dims = {"q": (t, ["B", 2, "L", 64]), "k": (t, ["B", 2, "T", 64]), "v": (t, ["B", 2, "T", 64])}
         made = model(nodes, dims, c=np.asarray(0.125, helper.tensor_dtype_to_np_dtype(KINDS[t])))
         yield Case(f"attention_{t}", "kernels", made, wanted, t)
+
+
+def tensor_cores(edges: Sequence[int]) -> Iterator[Case]:
+    """tf32 and bytes, as warps and warpgroups multiply them, at the edges of tiles; rows of multiples of 16 bytes."""
+    turned = [node("Transpose", "b", to="t", perm=[1, 0]), node("MatMul", "a", "t")]
+    sizes = [{"M": a, "N": b, "K": 4 * c} for a, b, c in zip(edges, reversed(edges), (*edges[1:], 41), strict=True)]
+    single = model(turned, {"a": ("float32", ["M", "K"]), "b": ("float32", ["N", "K"])})
+    yield Case("gemm_tf32_along_k", "kernels", single, [*sizes, {"M": 520, "N": 392, "K": 528}], "tf32")
+    quantized = [node("QuantizeLinear", "x", "scale", "zero", to="q"), node("MatMulInteger", "q", "w")]
+    w = np.random.default_rng(0).integers(-128, 128, (656, 392), np.int8)
+    bytes_ = model(quantized, {"x": ("float32", ["M", 656])}, scale=np.float32(0.02), zero=np.int8(0), w=w)
+    yield Case("gemm_int8_weights", "kernels", bytes_, [{"M": m} for m in (*edges, 520)], "int8")
 
 
 def timed(quick: bool) -> Iterator[Case]:

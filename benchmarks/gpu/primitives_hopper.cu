@@ -125,9 +125,15 @@ WGMMA(wgmma_tf32_n96, 96, float, 0, pd_wgmma_m64n96k8_tf32)
 WGMMA(wgmma_tf32_n128, 128, float, 0, pd_wgmma_m64n128k8_tf32)
 WGMMA(wgmma_tf32_n256, 256, float, 0, pd_wgmma_m64n256k8_tf32)
 WGMMA(wgmma_s8_n64, 64, int32_t, 0, pd_wgmma_m64n64k32_s8)
+WGMMA(wgmma_s8_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_s8)
 WGMMA(wgmma_s8_n192, 192, int32_t, 0, pd_wgmma_m64n192k32_s8)
 WGMMA(wgmma_s8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_s8)
 WGMMA(wgmma_u8s8_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_u8s8)
+WGMMA(wgmma_u8s8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_u8s8)
+WGMMA(wgmma_s8u8_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_s8u8)
+WGMMA(wgmma_s8u8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_s8u8)
+WGMMA(wgmma_u8_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_u8)
+WGMMA(wgmma_u8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_u8)
 
 // ---- where dynamic shared memory begins (swizzles follow from the address), and the fields of descriptors ----------
 PD_KERNEL(shared_places, 32, 1)(uint32_t *base, uint64_t *fields) {

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import record
 from benchmarks.gpu.pack import model, node
 from polydyn.codegen.cuda_emit import LONG
@@ -46,9 +48,18 @@ class Kind:
     tf32: bool = False
 
 
-def _product(dtype: str) -> Any:
-    sizes = {"a": (dtype, ["M", "K"]), "b": (dtype, ["K", "N"]), "c": (dtype, ["N"])}
-    return model([node("MatMul", "a", "b", to="t"), node("Add", "t", "c", to="u"), node("Relu", "u")], sizes)
+def _product(dtype: str, turned: bool = False) -> Any:
+    """relu(a b + c); ``turned``: b lies in memory as [N, K]."""
+    sizes = {"a": (dtype, ["M", "K"]), "b": (dtype, ["N", "K"] if turned else ["K", "N"]), "c": (dtype, ["N"])}
+    first = [node("Transpose", "b", to="bt", perm=[1, 0])] if turned else []
+    nodes = [node("MatMul", "a", "bt" if turned else "b", to="t"), node("Add", "t", "c", to="u"), node("Relu", "u")]
+    return model([*first, *nodes], sizes)
+
+
+def _quantized() -> Any:
+    """Bytes times constant bytes, scaled."""
+    nodes = [node("MatMulInteger", "a", "w", to="t"), node("DequantizeLinear", "t", "s")]
+    return model(nodes, {"a": ("uint8", ["M", 2048])}, w=np.ones((2048, 512), np.int8), s=np.float32(0.01))
 
 
 def _attention(dtype: str) -> Any:
@@ -66,7 +77,7 @@ def _rows(*nodes: Any) -> Any:
 
 def kinds() -> tuple[Kind, ...]:
     """What is looked at."""
-    half, single = _product("float16"), _product("float32")
+    half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
     return (
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
@@ -74,6 +85,12 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product f16, wgmma", half, "wgmma_128x256", ("HGMMA", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
         Kind("product f32", single, "fma_128", (COPIES, "FFMA")),
         Kind("product tf32", single, "tf32_128", (COPIES, "LDSM|LDS", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
+        Kind("product tf32, wgmma", turned, "wgmma_tf32_128x256", (r"HGMMA.*TF32", "UTMALDG", "SYNCS", WIDE), "sm_90a",
+             tf32=True),
+        Kind("product s8", quantized, "imma_128", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8", WIDE)),
+        Kind("product s8, split", quantized, "split_imma", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8")),
+        Kind("product s8, few rows", quantized, "gemv_8", (r"LDG\.E.*128", r"IDP\.4A", "SHFL")),
+        Kind("product s8, wgmma", quantized, "wgmma_128x256", (r"IGMMA.*U8\.S8", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
         Kind("attention f16", _attention("float16"), "attention", (COPIES, *TENSOR, "SHFL", WIDE)),
         Kind("attention f32", _attention("float32"), "attention_lanes", (COPIES, "FFMA", r"LDS\.128", "SHFL", WIDE)),
         Kind("attention tf32", _attention("float32"), "attention_tf32",
@@ -109,7 +126,7 @@ def instructions(cubin: Path) -> list[str]:
     if tool is None:
         raise SystemExit("no nvdisasm: pip install nvidia-cuda-nvdisasm")
     text = subprocess.run([tool, "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
-    return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", text, re.MULTILINE)
+    return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)", text, re.MULTILINE)
 
 
 def check(kind: Kind) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.errors import DeviceLostError
 from polydyn.gpu.images import ImageSource
 from polydyn.gpu.session import Session, open_session
-from polydyn.gpu.tensormap import TensorMap
+from polydyn.gpu.tensormap import TensorMap, element_type
 from polydyn.program.artifact import read_artifact
 from polydyn.program.cuda_program import MULTIPROCESSORS, SHARED_OPT_IN, Call, CudaProgram
 from polydyn.program.explain import THREADS, Device, refusal, resolve_dims
@@ -315,7 +315,7 @@ def launched(session: Session, steps: list[tuple[Any, ...]], stream: int) -> Non
 
 def encoded(session: Session, m: Mapping[str, Any], a: DeviceArray, env: Mapping[str, int]) -> bytes:
     """The bytes of a tensor map over an array."""
-    item = np.dtype(m["dtype"]).itemsize
+    _, item = element_type(m["dtype"])
     dims, strides = (tuple(evaluate(i, env) for i in m[x]) for x in ("dims", "strides"))
     described = TensorMap(m["dtype"], dims, tuple(s * item for s in strides), tuple(m["box"]))
     return session.driver.encode_tensor_map(described, a.pointer + evaluate(m["offset"], env) * item)

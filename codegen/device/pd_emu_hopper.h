@@ -4,7 +4,8 @@
 // without it (in reverse order: the newest first); a TMA store reads shared memory at the wait; wgmma reads operands
 // and writes accumulators at the wait that retires its group, until then the accumulator registers hold NaN.
 // Also checked: mbarrier use before init or its fence, over-arrival, descriptors equal in a warpgroup, wgmma.fence,
-// plain shared stores not fenced before TMA or wgmma reads them, asynchronous work nobody waited for.
+// plain shared stores not fenced before TMA or wgmma reads them, tf32 operands that nothing has rounded, asynchronous
+// work nobody waited for.
 // Not modelled: clusters, multicast, register limits.
 #pragma once
 
@@ -18,7 +19,7 @@ struct MBarrier { uint64_t magic : 7, fenced : 1, phase : 1, init : 11, pending 
 static_assert(sizeof(MBarrier) == 8, "an mbarrier has 8 bytes");
 struct Bulk { const pdemu_tensor_map *map; unsigned char *shared; int at[5], owner; uint32_t group; MBarrier *bar; };
 struct Accumulator { uint32_t *key; int n, pending; uint32_t *registers[WARPGROUP]; uint32_t value[64][256]; };
-enum Kind { WG_F16, WG_BF16, WG_TF32, WG_S8, WG_U8S8 };
+enum Kind { WG_F16, WG_BF16, WG_TF32, WG_S8, WG_U8, WG_S8U8, WG_U8S8 };  // bytes come last
 struct Product { uint64_t a, b; Accumulator *acc; Kind kind; int n, scale_d, trans_b; uint32_t group; };
 struct Warpgroup { Meeting meeting; uint32_t groups; std::vector<Product> products; Accumulator acc[4]; };
 
@@ -73,7 +74,15 @@ static uint32_t box_bytes(const pdemu_tensor_map *m) {
   for (int i = 0; i < m->rank; i++) bytes *= m->box[i];
   return bytes;
 }
-// Moves a box element by element: into shared memory with zeros outside the tensor, or out of it, clipped.
+// A float in shared memory to 10 bits of mantissa: to nearest, ties to even; infinities and NaN as they are.
+static void round_to_tf32(unsigned char *s) {
+  uint32_t x;
+  memcpy(&x, s, 4);
+  if ((x & 0x7f800000u) != 0x7f800000u) x = (x + 0xfffu + (x >> 13 & 1)) & 0xffffe000u;
+  memcpy(s, &x, 4);
+}
+// Moves a box element by element: into shared memory with zeros outside the tensor, or out of it, clipped. On the way
+// in a map of type tf32 rounds.
 static void move_box(const Bulk &q, bool load) {
   const pdemu_tensor_map *m = q.map;
   uint32_t e = m->element_bytes, n = box_bytes(m) / e, start = shared_offset(q.shared);
@@ -92,6 +101,7 @@ static void move_box(const Bulk &q, bool load) {
     if (B->code) return;  // the scheduler got here: fail() only recorded
     if (load && inside) memcpy(s, (void *)address, e);
     if (load && !inside) memset(s, 0, e);
+    if (load && m->tf32) round_to_tf32(s);
     if (!load && inside) memcpy((void *)address, s, e);
   }
 }
@@ -165,8 +175,13 @@ template <class Acc> static Acc decode(Kind kind, bool is_a, uint32_t word) {
   switch (kind) {
     case WG_F16: return (Acc)F16()(word, 0);
     case WG_BF16: return (Acc)BF16()(word, 0);
-    case WG_TF32: return (Acc)TF32()(word, 0);
-    case WG_U8S8: if (is_a) return (Acc)U8()(word, 0); [[fallthrough]];
+    case WG_TF32:
+      PD_RULE(!(word & 0x1fffu) || (word & 0x7fffffffu) > 0x7f800000u, PDEMU_FAILED,
+              "wgmma.tf32: operand %08x is not rounded to tf32, the hardware would truncate it", word);
+      return (Acc)TF32()(word, 0);
+    case WG_U8: return (Acc)U8()(word, 0);
+    case WG_U8S8: return is_a ? (Acc)U8()(word, 0) : (Acc)S8()(word, 0);
+    case WG_S8U8: return is_a ? (Acc)S8()(word, 0) : (Acc)U8()(word, 0);
     default: return (Acc)S8()(word, 0);
   }
 }
@@ -325,6 +340,7 @@ template <int N> PD_DEV void pd_wgmma_wait(PD_SITE) { pdemu::retire_wgmma(N, sit
   }
 #define PD_WGMMA(n)                                                                                                   \
   PD_WGMMA_HALF(n, f16, WG_F16) PD_WGMMA_HALF(n, bf16, WG_BF16) PD_WGMMA_K(n, 8, tf32, WG_TF32, float)                \
-  PD_WGMMA_K(n, 32, s8, WG_S8, int32_t) PD_WGMMA_K(n, 32, u8s8, WG_U8S8, int32_t)
+  PD_WGMMA_K(n, 32, s8, WG_S8, int32_t) PD_WGMMA_K(n, 32, u8, WG_U8, int32_t)                                        \
+  PD_WGMMA_K(n, 32, s8u8, WG_S8U8, int32_t) PD_WGMMA_K(n, 32, u8s8, WG_U8S8, int32_t)
 PD_WGMMA(32) PD_WGMMA(64) PD_WGMMA(96) PD_WGMMA(128) PD_WGMMA(192) PD_WGMMA(256)
 #undef PD_WGMMA

@@ -3,6 +3,7 @@
 //
 // Tensor maps come first in a kernel's parameters: PD_KERNEL(k, 384, 1)(PD_TMAP(a), PD_TMAP(b), ...). Coordinates are
 // in elements, innermost first; outside the tensor loads give zeros and stores do nothing.
+// A map of type tf32 rounds floats to tf32 (to nearest, ties to even) as it loads them.
 #pragma once
 #include "pd_device.cuh"
 #ifdef PD_EMU
@@ -65,8 +66,9 @@ template <int R> PD_DEV void pd_reg_dec() { asm volatile("setmaxnreg.dec.sync.al
 
 // ---- wgmma: d[N/2] += A(64 x K) * B(K x N), both in shared memory under descriptors (below) -----------------------
 // K is 32 bytes: 16 of f16 or bf16, 8 of tf32, 32 of s8 or u8. N in {32, 64, 96, 128, 192, 256}.
+// tf32 operands are float32 whose low 13 bits are 0: the hardware drops them. Bytes: any pair of signs, sums wrap.
 // fence before the first of a group, commit after the last; registers d and both operands stay untouched until the
-// wait. scale_d 0 starts from zero. TB 1: B is MN-major (f16 and bf16 only).
+// wait. scale_d 0 starts from zero. TB 1: B is MN-major (f16 and bf16; all others have both operands K-major).
 PD_DEV void pd_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 PD_DEV void pd_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> PD_DEV void pd_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
@@ -104,6 +106,8 @@ template <int N> PD_DEV void pd_wgmma_wait() { asm volatile("wgmma.wait_group.sy
   PD_WGMMA_HALF(n, f16, regs, A, X, S, T) PD_WGMMA_HALF(n, bf16, regs, A, X, S, T)                                    \
   PD_WGMMA_K(n, 8, tf32, "f32.tf32.tf32", ", 1, 1", float, "+f", regs, A, X, S)                                       \
   PD_WGMMA_K(n, 32, s8, "s32.s8.s8", "", int32_t, "+r", regs, A, X, S)                                                \
+  PD_WGMMA_K(n, 32, u8, "s32.u8.u8", "", int32_t, "+r", regs, A, X, S)                                                \
+  PD_WGMMA_K(n, 32, s8u8, "s32.s8.u8", "", int32_t, "+r", regs, A, X, S)                                              \
   PD_WGMMA_K(n, 32, u8s8, "s32.u8.s8", "", int32_t, "+r", regs, A, X, S)
 PD_WGMMA(32, PD_R0, "16", "17", "18", "19")
 PD_WGMMA(64, PD_R1, "32", "33", "34", "35")

@@ -11,20 +11,30 @@ from dataclasses import dataclass
 
 from polydyn.gpu.errors import DeviceError
 
-__all__ = ["TensorMap"]
+__all__ = ["TF32", "TensorMap", "element_type"]
 
-_TYPES = {  # dtype -> (CUtensorMapDataType, bytes)
-    "uint8": (0, 1), "int8": (0, 1), "uint16": (1, 2), "uint32": (2, 4), "int32": (3, 4), "float16": (6, 2),
-    "float32": (7, 4), "bfloat16": (9, 2),
+TF32 = "tfloat32"
+"""The type of a map over float32 whose loads round to tf32, to nearest: tensor cores themselves would truncate."""
+_TYPES = {  # type -> (CUtensorMapDataType, bytes)
+    "uint8": (0, 1), "int8": (0, 1), "bool": (0, 1), "uint16": (1, 2), "int16": (1, 2), "uint32": (2, 4),
+    "int32": (3, 4), "uint64": (4, 8), "int64": (5, 8), "float16": (6, 2), "float32": (7, 4), "float64": (8, 8),
+    "bfloat16": (9, 2), TF32: (11, 4),
 }  # fmt: skip
+
+
+def element_type(dtype: str) -> tuple[int, int]:
+    """The CUtensorMapDataType of a dtype or ``TF32``, and bytes per element. DeviceError: it has none."""
+    if dtype not in _TYPES:
+        raise DeviceError(f"a tensor map cannot hold {dtype}", remedy=f"one of {', '.join(_TYPES)}")
+    return _TYPES[dtype]
 
 
 @dataclass(frozen=True)
 class TensorMap:
     """A strided tensor and the box that one copy moves; dims innermost first.
 
-    ``strides``: bytes, of dims 1, 2, ... (the innermost is dense). ``box``: elements per dim. ``swizzle``: 0 or 128
-    bytes. Raises DeviceError when a rule of ``cuTensorMapEncodeTiled`` is broken.
+    ``dtype``: of the elements, or ``TF32``. ``strides``: bytes, of dims 1, 2, ... (the innermost is dense). ``box``:
+    elements per dim. ``swizzle``: 0 or 128 bytes. DeviceError: a rule of ``cuTensorMapEncodeTiled`` is broken.
     """
 
     dtype: str
@@ -57,17 +67,12 @@ class TensorMap:
     @property
     def element_bytes(self) -> int:
         """Bytes per element."""
-        return self._type()[1]
+        return element_type(self.dtype)[1]
 
     @property
     def type_code(self) -> int:
         """The CUtensorMapDataType."""
-        return self._type()[0]
-
-    def _type(self) -> tuple[int, int]:
-        if self.dtype not in _TYPES:
-            raise DeviceError(f"a tensor map cannot hold {self.dtype}")
-        return _TYPES[self.dtype]
+        return element_type(self.dtype)[0]
 
     def check_address(self, address: int) -> None:
         """Raises DeviceError unless the base address is a multiple of 16."""
@@ -82,6 +87,7 @@ class TensorMap:
         strides = (*self.strides, *[0] * (4 - len(self.strides)))
         code = 3 if self.swizzle else 0
         packed = struct.pack(
-            "<Q4QI5I5HBBB", address, *strides, 0x70616D74, *dims, *box, len(self.dims), self.element_bytes, code
+            "<Q4QI5I5HBBBB", address, *strides, 0x70616D74, *dims, *box, len(self.dims), self.element_bytes, code,
+            self.dtype == TF32,
         )
         return packed.ljust(128, b"\0")

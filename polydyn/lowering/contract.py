@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
@@ -15,13 +15,15 @@ from polydyn.lowering.group import Canonical, LoweredGroup, Pack
 from polydyn.lowering.output import output_array
 from polydyn.lowering.pairs import in_pairs
 from polydyn.lowering.pixels import as_matrix_product, needs_promotion
-from polydyn.schedules.expr import Load, Op, Value, children, indices, loads, neutral, transform
+from polydyn.schedules.expr import ITEMSIZE, Load, Op, Value, children, indices, loads, neutral, transform
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
 
 DOT_COLUMNS, DOT_STEPS = 10, 32
 """Up to so many columns, and from so many reduction steps on, vectors run along the reduction."""
+VECTOR = 16
+"""Bytes that a GPU copies at once."""
 LARGE = 1000
 """What a symbolic extent counts for when iterators are ranked."""
 
@@ -40,10 +42,13 @@ class ContractGroup:
     fill: bool = False
 
 
-def lower_contract(plan: FusionPlan, group: FusedGroup, width: int, promotion: bool = False) -> ContractGroup | None:
+def lower_contract(
+    plan: FusionPlan, group: FusedGroup, width: int, promotion: bool = False, along_k: Collection[str] = ()
+) -> ContractGroup | None:
     """The matmul-like form, or None when no pair of iterators separates the operands.
 
-    ``width``: columns of a panel of packed constants; with 0 constants stay as they are. ``promotion``: the target can
+    ``width``: columns of a panel of packed constants; with 0 they stay as they are, but for those of the dtypes
+    ``along_k``, laid out along the reduction where that allows copies of 16 bytes. ``promotion``: the target can
     copy a row operand to scratch; without it there are no prologues.
     """
     first = group.nodes[0]
@@ -62,7 +67,7 @@ def lower_contract(plan: FusionPlan, group: FusedGroup, width: int, promotion: b
     if roles.row == "one":
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
         core = replace(core, shared=(("one", ONE), *core.shared))
-    return replace(_Builder(plan, group, core, nodes, roles, 1 if dot else width).build(), dot=dot)
+    return replace(_Builder(plan, group, core, nodes, roles, 1 if dot else width, along_k).build(), dot=dot)
 
 
 def _converts(n: Compute) -> bool:
@@ -149,8 +154,10 @@ class _Builder:
         nodes: tuple[FlatNode, ...],
         roles: Roles,
         width: int,
+        along_k: Collection[str] = (),
     ) -> None:
         self.plan, self.core, self.nodes, self.roles, self.width = plan, core, nodes, roles, width
+        self.along_k = along_k
         self.outputs = group.outputs
         self.names = Canonical({n: t.dtype for n, t in plan.graph.tensors.items()})
         self.packs: dict[str, Pack] = {}
@@ -185,22 +192,31 @@ class _Builder:
         extents = dict((*core.shared, *core.reduction))
 
         def operand(v: Value) -> Value:
-            if not (self.width and isinstance(v, Load) and _packable(self.plan, core, roles, v)):
+            if not (isinstance(v, Load) and _packable(self.plan, core, roles, v)):
+                return v
+            width = self.width or self._turned(v)
+            if not width:
                 return v
             used, pairs = v.index[0].symbols(), body.name == "dot2"
             batch = tuple((x, int(extents[x])) for x, _ in core.shared if x in used and x != roles.col)
             *front, last = (roles.block, *roles.inner)
             steps = (*((x, int(extents[x])) for x in front), (last, int(extents[last]) * (2 if pairs else 1)))
             column = (roles.col, int(extents[roles.col]))
-            return self._panel(v, Pack(v.buffer, batch, column, steps, v.index[0], self.width, pairs))
+            return self._panel(v, Pack(v.buffer, batch, column, steps, v.index[0], width, pairs))
 
         return replace(body, args=tuple(operand(v) for v in body.args))
+
+    def _turned(self, v: Load) -> int:
+        """1, panels of single columns, where a constant is wanted along the reduction and does not lie so; else 0."""
+        steps = dict(self.core.reduction)[self.roles.block] * ITEMSIZE[v.dtype]
+        turned = v.dtype in self.along_k and not self.roles.inner and v.index[0].split(self.roles.block)[0] != ONE
+        return int(turned and int(steps) % VECTOR == 0)
 
     def _panel(self, v: Load, pack: Pack) -> Load:
         digest = hashlib.sha256(repr(pack).encode()).hexdigest()[:12]
         name = f"{pack.source}@{digest}"
         self.packs[name] = pack
-        w = self.width
+        w = pack.width
         self.names.packed(name, v.dtype, tuple(map(Index.of, pack.shape)))
         self.names.dtypes = {**self.names.dtypes, name: v.dtype}
         col = Index.of(pack.col[0])

@@ -112,6 +112,7 @@ class CudaBuilder:
 
     def __init__(self, plan: FusionPlan, arch: str = BASE, tf32: bool = False) -> None:
         self.plan, self.arch, self.tf32 = plan, arch, tf32
+        self.along_k = ("float32",) if tf32 else ()  # what wgmma wants, and ldmatrix; pass ``steps`` does so for bytes
         self.kernels: dict[str, tuple[CudaKernel, ...]] = {}
         self.notes: list[str] = []
 
@@ -125,7 +126,7 @@ class CudaBuilder:
             return (whole,) if whole else tuple(p for part in group.parts for p in self.place(part))
         for n in group.nodes:
             check_dtypes(n, CUDA_DTYPES, "CUDA")
-        contract = lower_contract(self.plan, group, 0) if group.kind == "contract" else None
+        contract = lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
         if contract is not None:
             placed = self._contract(group, contract)
             if placed is not None:
@@ -151,6 +152,8 @@ class CudaBuilder:
         if key not in self.kernels:
             verify_group(lowered.group)
             self.kernels[key] = kernel.versions()
+        if why := kernel.without_wgmma():
+            self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
         return PlacedCuda(group, lowered, self.kernels[key])
 
     def _attention(self, group: FusedGroup) -> PlacedCuda | None:

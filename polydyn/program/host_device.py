@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from polydyn.codegen.cuda_kernel import TensorMapOf
 from polydyn.gpu.targets import special_arch
+from polydyn.gpu.tensormap import element_type
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import WORKSPACE, HostPlan, Version
-from polydyn.schedules.expr import DTYPES, ITEMSIZE
 
 RELATIONS = {"==": "=", "<=": "<", "%==": "%"}
 """Relations of guards and conditions in the tables."""
@@ -85,8 +85,8 @@ class _Rows:
             self.add(v.after)
 
     def _map(self, m: TensorMapOf) -> None:
-        of, rank, item = self.values.of, len(m.dims), ITEMSIZE[m.dtype]
-        numbers = f"{self.order[m.buffer]}, {DTYPES.index(m.dtype)}, {rank}, {of(m.offset * item)}, {len(self.sizes)}"
+        of, rank, (code, item) = self.values.of, len(m.dims), element_type(m.dtype)
+        numbers = f"{self.order[m.buffer]}, {code}, {rank}, {of(m.offset * item)}, {len(self.sizes)}"
         self.sizes += [str(of(d)) for d in m.dims] + [str(of(s * item)) for s in m.strides]
         self.maps.append(f"{{{numbers}, {{{', '.join(map(str, m.box))}}}}}")
 

@@ -436,11 +436,14 @@ API(cuLaunchKernelEx)(const unsigned *config, Function *f, void **params, void *
 // ---- tensor maps ------------------------------------------------------------------------------------------------
 API(cuTensorMapEncodeTiled)(void *out, int type, unsigned rank, Address base, const uint64_t *dims, const uint64_t *strides,
                             const unsigned *box, const unsigned *element_strides, int interleave, int swizzle, int, int) {
-  static const uint8_t sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
-  if ((uint64_t)out % 64 || type < 0 || type > 9 || rank < 1 || rank > 5 || base % 16 || interleave) return INVALID_VALUE;
+  static const uint8_t sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 0, 4};  // 10, floats flushed to zero, is not modelled
+  enum { TFLOAT32 = 11 };
+  if (type < 0 || type > TFLOAT32 || !sizes[type]) return INVALID_VALUE;
+  if ((uint64_t)out % 64 || rank < 1 || rank > 5 || base % 16 || interleave) return INVALID_VALUE;
   if (swizzle != 0 && swizzle != 3) return NOT_SUPPORTED;
   pdemu_tensor_map m = {};
-  m.base = base, m.magic = PDEMU_TENSOR_MAP, m.rank = (uint8_t)rank, m.element_bytes = sizes[type], m.swizzle = (uint8_t)swizzle;
+  m.base = base, m.magic = PDEMU_TENSOR_MAP, m.rank = (uint8_t)rank, m.element_bytes = sizes[type];
+  m.swizzle = (uint8_t)swizzle, m.tf32 = type == TFLOAT32;
   for (int i = 0; i < 5; i++) m.dims[i] = 1, m.box[i] = 1;
   for (unsigned i = 0; i < rank; i++) {
     if (!dims[i] || dims[i] > 1ull << 32 || !box[i] || box[i] > 256 || element_strides[i] != 1) return INVALID_VALUE;

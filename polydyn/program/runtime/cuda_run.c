@@ -62,7 +62,6 @@ static int32_t send(pd_context *c, int32_t i, const pd_call *call) {
 
 /* Encodes a version's tensor maps where the addresses of their buffers have changed. */
 static int32_t encode(pd_context *c, const pd_version *n, const char *label) {
-    static const int32_t types[] = {6, 9, 7, 8, 0, 1, 3, 5, 0, 1, 2, 4, 0}; /* CUtensorMapDataType of PD_<dtype> */
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     for (int32_t i = n->first_map; i < n->first_map + n->maps; i++) {
@@ -74,7 +73,7 @@ static int32_t encode(pd_context *c, const pd_version *n, const char *label) {
         for (int32_t s = 0; s < 2 * m->rank - 1; s++) sizes[s] = (uint64_t)c->values[plan->map_sizes[m->first_size + s]];
         if (!d->cuTensorMapEncodeTiled) return pd_fail(PD_USAGE, "the driver has no tensor maps, which %s needs", label);
         int32_t result = d->cuTensorMapEncodeTiled(
-            x->maps + (int64_t)i * MAP_BYTES, types[m->dtype], (uint32_t)m->rank, (void *)(uintptr_t)address, sizes,
+            x->maps + (int64_t)i * MAP_BYTES, m->type, (uint32_t)m->rank, (void *)(uintptr_t)address, sizes,
             sizes + m->rank, m->box, ones, 0, SWIZZLE_128B, PROMOTE_256B, 0);
         if (result) return pd_cuda_say(d, result, "cuTensorMapEncodeTiled", label);
         x->map_addresses[i] = address;

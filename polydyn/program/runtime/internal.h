@@ -138,7 +138,7 @@ typedef struct {
 
 /* A tensor map over a buffer: a view that begins v[offset] bytes into it. */
 typedef struct {
-    int32_t buffer, dtype, rank, offset;
+    int32_t buffer, type, rank, offset; /* type: a CUtensorMapDataType */
     int32_t first_size; /* into map_sizes: values of the dims, innermost first, then of the outer strides in bytes */
     uint32_t box[5];
 } pd_tensor_map;
