@@ -137,7 +137,7 @@ def copy_of(
     single = replace(base, chunk=1 if across else together)
     if not isinstance(x.value, Load):
         return single
-    a = {c: V(c) for c in (*_batch(group, x), "b_i", "b_j", "b_k")}
+    a = {c: V(c) for c in (*(n for s in group.statements for n, _ in s.iters), "b_i", "b_j", "b_k")}
     own, k = V(x.own), V("s_k")
     row, col = (own, ZERO) if x.own == "s_i" else (ZERO, own)
     address = flat(group, x.value, env(a, row, col, k), lambda v: None)
@@ -156,7 +156,3 @@ def copy_of(
         return replace(base, along_k=along_k, vector=vector, asynchronous=vector * size >= 4, chunk=kept,
                        multiples=wanted)  # fmt: skip
     return single
-
-
-def _batch(group: Group, x: Operand) -> list[str]:
-    return [n for s in group.statements for n, _ in s.iters]
