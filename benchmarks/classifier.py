@@ -29,6 +29,7 @@ from rich.progress import track
 
 from benchmarks import record
 from benchmarks.ops import models
+from benchmarks.strategies import loops
 from polydyn.compiler import cpu_target
 from polydyn.dispatch.tree import features_of, fit_classifier, fit_tree
 from polydyn.schedules.decision import Decision, choose
@@ -124,11 +125,6 @@ def measure(name: str, path: str, threads: int) -> Measured:
     halves = [np.array([[min(known[t, a][h::2]) for a in at] for t in tiles]) for h in (0, 1)]
     flops = tuple(task.backbone.flops(dict(a)) for a in at)
     return Measured(name, tuple(map(str, tiles)), shapes, flops, (halves[0], halves[1]))
-
-
-def loops(placed: PlacedTask, shape: Shape) -> Shape:
-    """A shape of the model as extents of the group's loops."""
-    return placed.task.backbone.sizes({n: e.evaluate(shape) for n, e in placed.extents.items()})
 
 
 def figures(table: Measured) -> dict[str, dict[str, float]]:

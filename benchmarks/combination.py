@@ -155,7 +155,7 @@ def exact(threads: int, quick: bool) -> list[dict[str, Any]]:
             whole = [c for c in mixed if len(c.counts) > 1 and not c.padding]
             if not whole:
                 continue
-            pair = min(whole, key=lambda c: _price(c, cost))
+            pair = min(whole, key=lambda c: c.price(cost))
             parts = [(h, h * n) for h, n in pair.counts]
             alone, both = [(h, p) for h in HEIGHTS], [math.inf] * 2
             least = [math.inf] * len(alone)
@@ -164,10 +164,6 @@ def exact(threads: int, quick: bool) -> list[dict[str, Any]]:
                 least = list(map(min, least, run(alone)))
             rows.append({"length": p, "cover": pair.counts, "two_s": sum(both), "one_s": min(least)})
     return rows
-
-
-def _price(cover: Cover, cost: Mapping[int, float]) -> float:
-    return sum(n * cost[size] for size, n in cover.counts)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Counts how many of ONNX's own node tests import and evaluate correctly through the reference evaluator.
 
-Run: ``python benchmarks/conformance.py [part of a test's name]``. Prints refused operators by name and every failure.
+Run: ``python -m benchmarks.conformance [part of a test's name]``. Prints refused operators by name and every failure.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from polydyn.compiler import plan_graph
 from polydyn.graph.ir import Compute, Graph, Node, Tensor
 from polydyn.graph.reference import evaluate
 from polydyn.graph.verify import verify_graph
-from polydyn.program.assemble import build_program
-from polydyn.program.program import Program
+from polydyn.program.assemble import build_artifact
+from polydyn.program.program import Program, open_program
 from polydyn.schedules.expr import Array, show
 from polydyn.schedules.index import Index
 
@@ -46,7 +46,8 @@ def compile_graph(graph: Graph, target: str = "cpu") -> tuple[Program, Program]:
     """The program for one thread and for two, which shares out even the smallest launch."""
     host = plan_graph(graph, target=target)
     host = replace(host, launches=tuple(replace(launch, work=SHARED_OUT) for launch in host.launches))
-    return build_program(host, target=target, threads=1), build_program(host, target=target, threads=2)
+    artifact, _ = build_artifact(host, target)
+    return open_program(artifact, threads=1), open_program(artifact, threads=2)
 
 
 def difference(graph: Graph, feeds: Feeds, got: Feeds, want: Feeds) -> str:

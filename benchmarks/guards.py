@@ -25,7 +25,6 @@ from benchmarks import record
 from benchmarks.compiling import draw_shapes, resident
 from benchmarks.models import inputs
 from benchmarks.overhead import hollow
-from polydyn.build.cache import digest, stored_file
 from polydyn.build.compiler import build_library
 from polydyn.program.assemble import build_program, kernel_units
 from polydyn.program.host import host_program
@@ -46,8 +45,7 @@ def times(plan: HostPlan, shapes: list[dict[str, np.ndarray[Any, Any]]], calls: 
     headers = {n: files.pop(n) for n in list(files) if n.endswith(".h") or n == "runtime.c"}
     headers |= dict(plan.headers) | {"host.c": host_program(plan, dict.fromkeys(plan.constants, 0), 0).text}
     bench = (Path(__file__).parent / "guards.c").read_text()
-    data = build_library(files | kernel_units(plan) | {"guards.c": bench}, headers).data
-    library = ctypes.CDLL(str(stored_file("lib", f"{digest(data.hex())}.so", data)))
+    library = ctypes.CDLL(str(build_library(files | kernel_units(plan) | {"guards.c": bench}, headers).file()))
     program, context, memory = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.create_string_buffer(128)
     aligned = (ctypes.addressof(memory) + 63) // 64 * 64
     weights, zero = ctypes.c_void_p(aligned), ctypes.c_int64(0)  # never read: the kernels do nothing

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any, TypeVar
 
 from benchmarks import record
 from polydyn.codegen.cpu_attention import AttentionKernel
@@ -35,7 +36,7 @@ from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import AttentionGroup
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.kernels import Form, KernelBuilder
-from polydyn.schedules.dependence import analyse
+from polydyn.schedules.dependence import Dependences, analyse
 from polydyn.schedules.dependence import forget as forget_dependences
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index
@@ -53,6 +54,7 @@ SHARED_BYTES, THREADS, REGISTERS = 99 * 1024, 1024, 65536
 """Of a block on the smallest GPU that is aimed at (sm_80 lends 163 KB, sm_86 and sm_89 99 KB)."""
 
 Times = dict[str, float]
+T = TypeVar("T")
 
 
 class _Clock:
@@ -61,7 +63,7 @@ class _Clock:
     def __init__(self) -> None:
         self.times: Times = {}
 
-    def __call__(self, name: str, f: Callable[[], object]) -> object:
+    def __call__(self, name: str, f: Callable[[], T]) -> T:
         start = time.process_time()
         out = f()
         self.times[name] = self.times.get(name, 0.0) + (time.process_time() - start) * 1e3
@@ -78,14 +80,14 @@ def main() -> None:
     target = cpu_target(args.target)
     rounds = 1 if args.quick else args.rounds
     rows = [measure(m, target, rounds) for m in args.models]
-    total = [g for r in rows for g in r["groups"]]  # type: ignore[attr-defined]
+    total = [g for r in rows for g in r["groups"]]
     print(f"all: {summary(total)}")
     folder = record.SCRATCH if args.quick else record.RESULTS
     path = record.save("scheduling", folder=folder, target=target.name, allowed_ms=ALLOWED, models=rows)
     print(f"written: {path.name}")
 
 
-def measure(path: str, target: CpuTarget, rounds: int) -> Mapping[str, object]:
+def measure(path: str, target: CpuTarget, rounds: int) -> dict[str, Any]:
     """All distinct kernels of one model."""
     plan = fusion_plan(rewrite_graph(import_model(path, None)))
     builder = KernelBuilder(plan, target)
@@ -129,31 +131,25 @@ def _once(form: Form, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
     if isinstance(form, AttentionGroup):
         return _attention(form, target, clock)
     group = form.lowered.group if isinstance(form, ContractGroup) else form.group
-    clock("dependences", lambda: analyse(group, positive=False))
-    deps = analyse(group, positive=False)
-    kernel: ContractKernel | NestKernel
+    deps = clock("dependences", lambda: analyse(group, positive=False))
     if isinstance(form, ContractGroup):
         build = DotKernel if form.dot else ContractKernel
-        roles, packed = form.roles, form.packed
-        found: list = []  # type: ignore[type-arg]
-        clock("schedule", lambda: found.append(schedule_contract(group, roles, deps.under(context(group)))[0]))
+        packed, fill = form.packed, form.fill
+        roles, _ = clock("schedule", lambda: schedule_contract(group, form.roles, deps.under(context(group))))
 
         def contraction() -> ContractKernel:
-            return build("contract", group, found[0], target, packed, fill=form.fill)
+            return build("contract", group, roles, target, packed, fill=fill)
 
         kernel = contraction()
         tiled, tiles = kernel.tree(), kernel.tiles()
-        clock("proof", lambda: prove_contract(group, found[0], tiled, tiles, deps))
+        clock("proof", lambda: prove_contract(group, roles, tiled, tiles, deps))
         clock("tree", lambda: generate(contraction().tree()))
         return lambda: contraction().build()
-    return _nest(group, target, clock)
+    return _nest(group, deps, target, clock)
 
 
-def _nest(group: Group, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
-    deps = analyse(group, positive=False)
-    found: list = []  # type: ignore[type-arg]
-    clock("schedule", lambda: found.append(schedule_nest(group, deps.under(context(group)))))
-    s = found[0]
+def _nest(group: Group, deps: Dependences, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
+    s = clock("schedule", lambda: schedule_nest(group, deps.under(context(group))))
 
     def nest() -> NestKernel:
         return NestKernel("nest", group, s.band, s.phases, target)
@@ -167,15 +163,14 @@ def _nest(group: Group, target: CpuTarget, clock: _Clock) -> Callable[[], object
 def _attention(form: AttentionGroup, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
     """Dependences of the parts are found inside the schedule and the proof."""
     group = form.lowered.group
-    found: list = []  # type: ignore[type-arg]
-    clock("schedule", lambda: found.append(schedule_attention(form.parts)))
+    parts = clock("schedule", lambda: schedule_attention(form.parts))
 
     def kernel() -> AttentionKernel:
-        return AttentionKernel("attention", group, found[0], target, frozenset())
+        return AttentionKernel("attention", group, parts, target, frozenset())
 
     first = kernel()
     tiled, tiles = first.tree(), first.tiles()
-    clock("proof", lambda: prove_attention(group, found[0], tiled, tiles))
+    clock("proof", lambda: prove_attention(group, parts, tiled, tiles))
     clock("tree", lambda: generate(tiled))
     return lambda: kernel().build()
 

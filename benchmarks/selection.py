@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 
-from polydyn.build.cache import digest, stored_file
 from polydyn.build.compiler import build_library
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.runtime import sources
@@ -44,7 +43,7 @@ __attribute__((visibility("default"))) double pdb_select(const int64_t *sizes, i
 """
     headers = {n: t for n, t in sources().items() if n in ("internal.h", "polydyn.h")}
     library = build_library({"select.c": text}, headers)
-    loaded = ctypes.CDLL(str(stored_file("lib", f"{digest(library.data.hex())}.so", library.data)))
+    loaded = ctypes.CDLL(str(library.file()))
     loaded.pdb_select.restype = ctypes.c_double
     flat = [s.get(n, 0) for s in shapes for n in symbols] or [0]
     sizes = (ctypes.c_int64 * len(flat))(*flat)

@@ -49,8 +49,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Graph, iterators
 from polydyn.lowering.aliases import without_reshapes
 from polydyn.program.assemble import build_program
-from polydyn.program.host import size_bytes
-from polydyn.program.plan import Buffer, HostPlan, Launch
+from polydyn.program.plan import Buffer, HostPlan, Launch, size_bytes
 from polydyn.program.program import LaunchTime, Program
 from polydyn.program.waves import join_waves
 from polydyn.schedules.expr import Op, walk

@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from benchmarks import record
 from benchmarks.ops import models
-from polydyn.build.cache import digest, stored_file
 from polydyn.build.compiler import build_library
 from polydyn.codegen.cpu_attention import AttentionKernel
 from polydyn.codegen.cpu_contract import ContractKernel
@@ -32,7 +33,9 @@ from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, bind
 from polydyn.program.evaluation import THREADS
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import Index, product
+from polydyn.schedules.model import Group
 from polydyn.schedules.schedule import schedule_attention
+from polydyn.schedules.tiling import Roles
 from polydyn.tuner.bench import timing_units
 from polydyn.tuner.timing import TIMER
 from polydyn.tuning.measure import Workers
@@ -73,8 +76,8 @@ def row_blocks(builder: KernelBuilder, placed: PlacedKernel) -> Iterator[Option]
         yield Option(rows, built, built.launch)
 
 
-def _part(name: str, group: object, roles: object, target: CpuTarget, rows: int, label: str) -> ContractKernel:
-    return ContractKernel(name, group, roles, target, frozenset(), rows, label)  # type: ignore[arg-type]
+def _part(name: str, group: Group, roles: Roles, target: CpuTarget, rows: int, label: str) -> ContractKernel:
+    return ContractKernel(name, group, roles, target, frozenset(), rows, label)
 
 
 def column_sums() -> onnx.ModelProto:
@@ -98,7 +101,9 @@ WORK: tuple[tuple[str, Options, onnx.ModelProto, Sequence[Shape]], ...] = (
 )  # fmt: skip
 
 
-def arguments(option: Option, placed: PlacedKernel, library: str, which: int, shape: Shape, threads: int) -> object:
+def arguments(
+    option: Option, placed: PlacedKernel, library: str, which: int, shape: Shape, threads: int
+) -> dict[str, Any]:
     """What the timing worker needs for a launch."""
     env = {n: Index.of(i.evaluate(shape)) for n, i in placed.lowered.params.items()} | {THREADS: Index.of(threads)}
     env |= {n: bind(env, i) for n, i in option.launch.items()}
@@ -112,16 +117,18 @@ def arguments(option: Option, placed: PlacedKernel, library: str, which: int, sh
     }  # fmt: skip
 
 
-def times(options: Sequence[Option], placed: PlacedKernel, shapes: Sequence[Shape], threads: int, workers: Workers):  # type: ignore[no-untyped-def]
+def times(
+    options: Sequence[Option], placed: PlacedKernel, shapes: Sequence[Shape], threads: int, workers: Workers
+) -> npt.NDArray[np.float64]:
     """Least seconds of every option (rows) at every shape (columns)."""
     kernels = list({o.kernel.name: o.kernel for o in options}.values())
     library = build_library(*timing_units(kernels, cpu_target("cpu").width), "cpu")
-    path = str(stored_file("lib", f"{digest(library.data.hex())}.so", library.data))
+    path = str(library.file())
     names = [k.name for k in kernels]
     asked = [arguments(o, placed, path, names.index(o.kernel.name), s, threads) for o in options for s in shapes]
     turns = []
     for _ in range(TURNS):
-        answers = workers.map(asked)  # type: ignore[arg-type]
+        answers = workers.map(asked)
         turns.append([float("inf") if a.failure else float(a.value) for a in answers])
     return np.array(turns).min(0).reshape(len(options), len(shapes))
 

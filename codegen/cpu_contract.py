@@ -28,7 +28,7 @@ from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, rows_for_all, rows_that_stay
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import Load, Value, loads, neutral
+from polydyn.schedules.expr import Load, Value, loads, neutral, symbols_of
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement, stored
 from polydyn.schedules.tile_flow import ContractTiles
@@ -119,17 +119,17 @@ class ContractKernel:
     # -- decisions -----------------------------------------------------------------------------------------------
 
     def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
-        columns = [x for x in loads(self.col_value) if self.roles.col in _symbols(x)]
+        columns = [x for x in loads(self.col_value) if self.roles.col in symbols_of(x)]
         dense = isinstance(self.col_value, Load) and all(x.buffer in packed or self._stride(x) == ONE for x in columns)
-        self.promote = not dense
+        promote = not dense
         rows, vectors = self.tile()
         carrier = next((s for s in self.epilogues if s.value.dtype == self.acc.value.dtype), None)
         k, r = self.K.constant, self.R.constant
         steps, unroll = (self.chosen.block, self.chosen.unroll) if self.chosen else (REDUCTION_BLOCK, ROW_UNROLL)
         block = max(1 if fill else 16, steps // r) if r else steps
         if carrier is None or (k is not None and k <= block * 4 // 3):
-            return _Plan(rows, vectors, self.K, ONE, self.promote, fill, carrier, unroll)
-        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), self.promote, fill, carrier, unroll)
+            return _Plan(rows, vectors, self.K, ONE, promote, fill, carrier, unroll)
+        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), promote, fill, carrier, unroll)
 
     def _part(self, p: _Plan, rows: int) -> _Plan:
         most = max((v for r, v, _ in self.target.tiles if r >= rows), default=1)
@@ -493,7 +493,3 @@ class ContractKernel:
         if most:
             return row_blocks(mt, nt, most, need, cheap_rows=True)
         return even_shares(mt, nt, need, self.N, (self.plan.rows, self.nr))
-
-
-def _symbols(x: Load) -> frozenset[str]:
-    return frozenset(s for i in x.index for s in i.symbols())

@@ -12,7 +12,7 @@ Outputs go around the caches where a launch moves more than they hold; the launc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import (
@@ -124,9 +124,8 @@ class NestKernel:
         long = all((e := self.extents[x].constant) is None or e >= width for x in last)
         return band is not None and band * 4 <= width and long
 
-    def _strided(self, iterator: object) -> int:
+    def _strided(self, iterator: Callable[[Statement], str]) -> int:
         """Accesses to memory that are not of stride 0 or 1 along the statement's vector iterator."""
-        assert callable(iterator)
         count = 0
         for s in self.group.statements:
             x = iterator(s)

@@ -138,7 +138,7 @@ def copy_of(
     single = replace(base, chunk=1 if across else together)
     if not isinstance(x.value, Load):
         return single
-    a = {c: V(c) for c in (*_batch(group, x), "b_i", "b_j", "b_k")}
+    a = {c: V(c) for c in (*(n for s in group.statements for n, _ in s.iters), "b_i", "b_j", "b_k")}
     own, k = V(x.own), V("s_k")
     row, col = (own, ZERO) if x.own == "s_i" else (ZERO, own)
     address = flat(group, x.value, env(a, row, col, k), lambda v: None)
@@ -169,7 +169,3 @@ def _widest(rest: Index, most: int, size: int, iterators: frozenset[str]) -> tup
             return vector, wanted
         vector = vector // 2 if vector * size > 4 else 1
     return 1, ()
-
-
-def _batch(group: Group, x: Operand) -> list[str]:
-    return [n for s in group.statements for n, _ in s.iters]

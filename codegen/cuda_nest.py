@@ -1,6 +1,6 @@
 """CUDA kernels for element-wise and stitch groups, from the CPU's own tree of phases mapped to threads.
 
-Three mappings of the shared rows (the coincident band) and of the loops inside them:
+Mappings of the shared rows (the coincident band) and of the loops inside them:
 
 - ``thread``: a thread per element of the band, inner reductions serial (element-wise, reductions over outer axes);
 - ``wide``: a thread per 16 bytes of neighbouring elements, without reductions, where addresses allow it;
@@ -42,7 +42,7 @@ from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.gpu import WARP, combine_block, combine_lanes, deal, reductions, register
 from polydyn.codegen.passes.tiles import mark_parallel, tasks
-from polydyn.codegen.passes.widen import widen
+from polydyn.codegen.passes.widen import Wanted, widen
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, transform
@@ -127,20 +127,19 @@ class CudaNestKernel:
         body = lower(body, tiled.coordinates(), {s.name: kernel.lowering(s) for s in self.group.statements})
         body = substitute(consume(consume(body, "stage", lambda b: b), "row", kernel.row), {"o_t": V("b_t") * lanes})
         buffers = stored(self.group.arrays)
-        wanted = {(extent, lanes): None} if extent.constant is None else {}
+        made: list[tuple[Body, Wanted]] = []
 
         def tile(b: Body) -> Body:
             (loop,) = b
-            made = widen(loop.body, "t", lanes, buffers, (*self.prefix, "b_t", "t")) if isinstance(loop, For) else None
-            if made is None:
-                raise CodegenError(f"{self.name} has no vectors along {self.prefix[-1]}")
-            wanted.update(dict.fromkeys(made[1]))
-            return made[0]
+            found = widen(loop.body, "t", lanes, buffers, (*self.prefix, "b_t", "t")) if isinstance(loop, For) else None
+            made.extend((found,) if found else ())
+            return found[0] if found else b
 
-        try:
-            return self._kernels(consume(body, "tile", tile), "wide", THREADS, tuple(wanted), lanes)
-        except CodegenError:
+        body = consume(body, "tile", tile)
+        if not made:
             return ()
+        wanted = (*(((extent, lanes),) if extent.constant is None else ()), *made[0][1])
+        return self._kernels(body, "wide", THREADS, tuple(dict.fromkeys(wanted)), lanes)
 
     def _generated(self, tiled: bool) -> tuple[Body, TiledGroup]:
         tree = nest_tree(self.group, self.prefix, self.phases, tiled)

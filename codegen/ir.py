@@ -1,8 +1,8 @@
 """The loop IR: what lies between isl's AST and C text.
 
 Nodes are frozen; passes are functions from a body (a tuple of nodes) to a body, directed by marks that they consume.
-Index expressions are ``Index``, scalar code is ``Value`` plus three forms that exist only here: ``FlatLoad`` (memory at
-a flat address, one lane or a vector), ``Reg`` (a named register value) and ``Broadcast``.
+Index expressions are ``Index``, scalar code is ``Value`` plus the forms that exist only here: flat addresses,
+registers, vectors, and arguments of the GPU's calls.
 """
 
 from __future__ import annotations
@@ -157,8 +157,10 @@ class Compare:
 
 @dataclass(frozen=True)
 class For:
-    """``for var in [lo, hi)``. ``kind``: ``serial``, ``vector`` (var counts vectors) or ``unroll<n>``; on the GPU
-    ``unroll`` (completely), ``warp`` or ``block`` (dealt to the lanes of a warp, the threads of a block).
+    """``for var in [lo, hi)``.
+
+    ``kind``: ``serial``, ``parallel`` (of the coincident band), ``vector`` (var counts vectors) or ``unroll<n>``; on
+    the GPU ``unroll`` (completely), ``warp`` or ``block`` (dealt to the lanes of a warp, the threads of a block).
     """
 
     var: str
@@ -212,7 +214,10 @@ class Switch:
 
 @dataclass(frozen=True)
 class Alloc:
-    """``size`` elements of ``dtype`` for ``body``; scope ``stack`` (constant size) or ``scratch`` (per thread)."""
+    """``size`` elements of ``dtype`` for ``body``; scope ``stack`` (constant size) or ``scratch`` (per thread).
+
+    On the GPU ``shared`` (per block) or ``register`` (per thread).
+    """
 
     buffer: str
     dtype: str
@@ -394,11 +399,6 @@ def lanes_of(v: Value) -> int:
 
 
 # -- substitution ----------------------------------------------------------------------------------------------------
-
-
-def substitute_value(v: Value, env: Mapping[str, IndexLike]) -> Value:
-    """Substitutes symbols in all Index parts of a value."""
-    return map_value_indices(v, lambda i: i.subs(env))
 
 
 def map_value_indices(v: Value, g: Callable[[Index], Index]) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import PRODUCTS, Op, Value, indices
+from polydyn.schedules.expr import PRODUCTS, Op, Value, symbols_of
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
 
@@ -27,8 +27,3 @@ def multiplied(acc: Statement, row: Value, col: Value) -> Value:
     """What is accumulated, of other operands."""
     assert isinstance(acc.value, Op)
     return replace(acc.value, args=(row, col))
-
-
-def symbols_of(v: Value) -> frozenset[str]:
-    """All symbols of the subscripts inside a value."""
-    return frozenset(s for i in indices(v) for s in i.symbols())

@@ -25,7 +25,7 @@ from polydyn.codegen.ir import (
     Switch,
     Undefined,
 )  # fmt: skip
-from polydyn.schedules.expr import Const, Op, Value
+from polydyn.schedules.expr import Op, Value
 from polydyn.schedules.expr import show as show_plain
 from polydyn.schedules.index import ONE, Index
 
@@ -94,6 +94,6 @@ def value(v: Value) -> str:
         return f"first {v.count} lanes({value(v.new)}, else {value(v.old)})"
     if isinstance(v, Ramp):
         return f"ramp{_lanes(v.lanes)}({v.start}, {v.step})"
-    if isinstance(v, Op) and not isinstance(v, Const):
+    if isinstance(v, Op):
         return f"{v.dtype if v.name == 'cast' else v.name}({', '.join(map(value, v.args))})"
     return show_plain(v)

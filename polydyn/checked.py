@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.build.cache import digest, stored_file
 from polydyn.build.compiler import build_library
 from polydyn.compiler import Options, plan_program
 from polydyn.errors import InputError, PolydynError
 from polydyn.graph.importer import ModelLike
 from polydyn.program.assemble import kernel_units
 from polydyn.program.evaluation import THREADS
+from polydyn.program.explain import holds
 from polydyn.program.plan import Buffer, HostPlan, Launch
 from polydyn.program.program import numpy_dtype
 from polydyn.program.verify import verify_host_plan
@@ -99,7 +99,7 @@ class CheckedProgram:
         headers = {n: f"#define PD_CHECKED 1\n{t}" for n, t in plan.headers.items()}
         units = kernel_units(replace(plan, headers=headers)) | {"pd_checked.c": source, "table.c": self._table()}
         library = build_library(units, headers | {"pd_checked.h": header}, target)
-        self._library = ctypes.CDLL(str(stored_file("lib", f"{digest(library.data.hex())}.so", library.data)))
+        self._library = ctypes.CDLL(str(library.file()))
         self._number = {k.name: i for i, k in enumerate(plan.kernels)}
 
     def _table(self) -> str:
@@ -135,8 +135,7 @@ class CheckedProgram:
     def _symbols(self, feeds: Mapping[str, Array]) -> dict[str, int]:
         env = {s.symbol: int(feeds[s.input].shape[s.axis]) for s in self.plan.sources}
         for g in self.plan.guards:
-            a, b = g.left.evaluate(env), g.right.evaluate(env)
-            if not {"==": a == b, "<=": a <= b, "%==": a % b == 0 if b else a == 0}[g.relation]:
+            if not holds(g.left.evaluate(env), g.relation, g.right.evaluate(env)):
                 raise InputError(g.message)
         for name in self.plan.inputs:
             shape = tuple(d.evaluate(env) for d in self.plan.buffers[name].shape)
@@ -197,7 +196,7 @@ def _schedules(
     """(schedule, symbols, tasks, scratch), each distinct launch once forwards and once backwards at most."""
     seen: set[Any] = set()
     for threads, direction in SCHEDULES:
-        here = {**env, "nth": threads}
+        here = {**env, THREADS: threads}
         numbers = [s.evaluate(here) for s in launch.symbols]
         tasks, scratch = (max(0, x.evaluate(here)) for x in (launch.tasks, launch.scratch))
         key = (tuple(numbers), tasks, direction if tasks > 1 else 1)

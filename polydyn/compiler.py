@@ -29,8 +29,17 @@ from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
 from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.evaluation import THREADS
-from polydyn.program.host import size_bytes
-from polydyn.program.plan import WORKSPACE, Buffer, Choice, HostPlan, KernelSource, Launch, Variant, Version
+from polydyn.program.plan import (
+    WORKSPACE,
+    Buffer,
+    Choice,
+    HostPlan,
+    KernelSource,
+    Launch,
+    Variant,
+    Version,
+    size_bytes,
+)
 from polydyn.program.program import Program, check_threads
 from polydyn.program.waves import join_waves
 from polydyn.schedules.decision import map_indices

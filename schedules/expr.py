@@ -226,13 +226,7 @@ def loads(v: Value) -> tuple[Load, ...]:
 
 def substitute(v: Value, env: Mapping[str, IndexLike]) -> Value:
     """Substitutes symbols in every Index of the expression."""
-
-    def f(x: Value) -> Value:
-        if isinstance(x, Load):
-            return replace(x, index=tuple(i.subs(env) for i in x.index))
-        return replace(x, index=x.index.subs(env)) if isinstance(x, FromIndex) else x
-
-    return transform(v, f)
+    return map_index(v, lambda i: i.subs(env))
 
 
 def map_index(v: Value, f: Callable[[Index], Index]) -> Value:
@@ -253,6 +247,11 @@ def indices(v: Value) -> Iterator[Index]:
             yield from x.index
         elif isinstance(x, FromIndex):
             yield x.index
+
+
+def symbols_of(v: Value) -> frozenset[str]:
+    """All symbols of the subscripts and integers inside the expression."""
+    return frozenset(s for i in indices(v) for s in i.symbols())
 
 
 def show(v: Value) -> str:

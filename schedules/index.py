@@ -227,30 +227,6 @@ class Index:
                 total[k] = total.get(k, 0) + w
         return Index(total)
 
-    def rename_fetches(self, names: Mapping[str, str]) -> Index:
-        """Renames the tensors that ``fetch`` atoms read."""
-        if not self.fetches():
-            return self
-        return self._rebuild(lambda s: Index({(s,): 1}), lambda n: names.get(n, n))
-
-    def _rebuild(self, sym: Callable[[str], Index], fetch: Callable[[str], str]) -> Index:
-        total: dict[Monomial, int] = {}
-        for m, v in self.terms.items():
-            if not m:
-                total[m] = total.get(m, 0) + v
-                continue
-            p = Index({(): v})
-            for a in m:
-                if isinstance(a, str):
-                    p = p * sym(a)
-                else:
-                    args = tuple(x._rebuild(sym, fetch) for x in a.args)
-                    fetched = a.kind == "fetch"
-                    p = p * (Index({(Atom("fetch", args, fetch(a.name)),): 1}) if fetched else _MAKE[a.kind](args))
-            for k, w in p.terms.items():
-                total[k] = total.get(k, 0) + w
-        return Index(total)
-
     def map_atoms(self, f: Callable[[Atom], Index]) -> Index:
         """Replaces every outermost Atom by ``f(atom)``."""
         out = Index({})

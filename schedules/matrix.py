@@ -2,16 +2,16 @@
 
 A row is ``expr + shift``: an affine expression over the statement's iterators, and a shift that is known (affine over
 parameters) or a named unknown, the paper's ``?``. A row whose expression is 0 and whose shift is a constant is a
-*phase*. Matrices are small frozen data: hashable, and written as JSON.
+*phase*. Matrices are small frozen data, hashable.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.index import ZERO, Atom, Index, IndexLike, floordiv
+from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
 
 
@@ -66,17 +66,6 @@ class ScheduleMatrix:
     def __str__(self) -> str:
         return "\n".join(f"{name}: ({', '.join(map(str, rows))})" for name, rows in self.rows)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for ``json.dumps``."""
-        return {name: [[_encode(r.expr), _shift_to_json(r.shift)] for r in rows] for name, rows in self.rows}
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> ScheduleMatrix:
-        """The inverse of ``to_json``."""
-        return ScheduleMatrix(
-            tuple((n, tuple(Row(_decode(e), _shift_from_json(s)) for e, s in rows)) for n, rows in data.items())
-        )
-
 
 def matrix(rows: dict[str, list[Row | IndexLike]]) -> ScheduleMatrix:
     """A ScheduleMatrix from plain values."""
@@ -103,31 +92,3 @@ def verify_matrix(m: ScheduleMatrix, group: Group) -> None:
             wrong = (r.expr.symbols() - {*s.iterators, *group.params}) | (known.symbols() - set(group.params))
             if wrong:
                 raise ScheduleError(f"row {r} of {s.name} mentions {sorted(wrong)}", node=s.name)
-
-
-def _shift_to_json(s: Shift) -> Any:
-    return {"unknown": s.name} if isinstance(s, Unknown) else _encode(s)
-
-
-def _shift_from_json(data: Any) -> Shift:
-    return Unknown(data["unknown"]) if isinstance(data, dict) else _decode(data)
-
-
-def _encode(x: Index) -> list[Any]:
-    return [[c, [a if isinstance(a, str) else _encode_atom(a) for a in m]] for m, c in x.terms.items()]
-
-
-def _encode_atom(a: Atom) -> dict[str, Any]:
-    if a.kind != "floordiv":
-        raise ScheduleError(f"{a} cannot be in a schedule matrix", rule="affine expressions")
-    return {"floordiv": [_encode(x) for x in a.args]}
-
-
-def _decode(data: list[Any]) -> Index:
-    out = ZERO
-    for c, factors in data:
-        term = Index.of(c)
-        for f in factors:
-            term = term * (f if isinstance(f, str) else floordiv(*map(_decode, f["floordiv"])))
-        out = out + term
-    return out

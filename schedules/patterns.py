@@ -74,16 +74,6 @@ def choose(group: Group, deps: Dependences, among: Sequence[str] = NAMES) -> Cho
     raise ScheduleError(f"no pattern applies: {reasons}", rule=f"patterns {', '.join(among)}")
 
 
-def pattern(group: Group) -> Pattern:
-    """The first pattern that applies by its form, its shifts not solved yet."""
-    for build in (contraction, stitch, total):
-        try:
-            return build(group)
-        except _DeclinedError:
-            continue
-    raise AssertionError("the last pattern is total")
-
-
 # -- contraction -----------------------------------------------------------------------------------------------------
 
 

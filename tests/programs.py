@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import os
-import tempfile
 from typing import Any
 
 import numpy as np
@@ -13,10 +10,6 @@ import numpy as np
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
 from polydyn.schedules.index import Index
-
-_cache = tempfile.TemporaryDirectory()
-atexit.register(_cache.cleanup)
-os.environ["POLYDYN_CACHE"] = _cache.name  # tests never use what another run has compiled
 
 B, L = Index.of("B"), Index.of("L")
 

@@ -1,12 +1,19 @@
-"""The models stored in tests/data, and one of them altered slightly, for controls that must fail."""
+"""The models stored in tests/data, planned once, and one of them altered slightly, for controls that must fail."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
+
+from polydyn.compiler import plan_program
+from polydyn.program.artifact import Artifact
+from polydyn.program.assemble import build_artifact
+from polydyn.program.plan import HostPlan
+from polydyn.program.program import Program, open_program
 
 DATA = Path(__file__).parent / "data"
 MODELS = sorted(p.stem for p in DATA.glob("*.onnx"))
@@ -14,6 +21,22 @@ MODELS = sorted(p.stem for p in DATA.glob("*.onnx"))
 
 def path_of(name: str) -> str:
     return str(DATA / f"{name}.onnx")
+
+
+@cache
+def planned(name: str, target: str = "cpu") -> HostPlan:
+    """The host plan of a stored model, made once for all tests of this process."""
+    return plan_program(path_of(name), target=target)
+
+
+@cache
+def _artifact(name: str, target: str) -> Artifact:
+    return build_artifact(planned(name, target), target)[0]
+
+
+def compiled(name: str, threads: int, target: str = "cpu") -> Program:
+    """A program of its own, as ``polydyn.compile`` makes it; all tests of this process share its artifact."""
+    return open_program(_artifact(name, target), threads=threads)
 
 
 def load(name: str) -> onnx.ModelProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
-from polydyn.compiler import Options
+from polydyn.compiler import Options, plan_program
+from polydyn.program.artifact import Artifact
+from polydyn.program.assemble import build_artifact
+from polydyn.program.program import Program, open_program
 
 D = 16
 SHAPES = [(1, 1, 1), (1, 8, 8), (2, 7, 7), (1, 33, 33), (2, 65, 65), (1, 130, 130), (3, 1, 31), (1, 13, 64), (0, 4, 4)]
@@ -94,10 +98,20 @@ def feeds(model: onnx.ModelProto, b: int, q: int, k: int, seed: int = 0) -> dict
     return out
 
 
+@cache
+def _artifact(name: str) -> Artifact:
+    return build_artifact(plan_program(CASES[name]))[0]
+
+
+def compiled(name: str, threads: int | None = None) -> Program:
+    """The program of a case, compiled once for all tests."""
+    return open_program(_artifact(name), threads=threads)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel_and_right_at_every_length(name: str) -> None:
     model = CASES[name]
-    program = polydyn.compile(model, threads=2)
+    program = compiled(name, 2)
     assert sum(label.startswith("attention ") for label in program.launches) == 1
     assert not any(label.startswith("contract ") for label in program.launches)
     session = ort.InferenceSession(model.SerializeToString())
@@ -115,7 +129,7 @@ def test_rows_masked_everywhere_give_what_the_model_gives() -> None:
     f = feeds(model, 1, 5, 9)
     f["mask"][0, 0, 2] = -np.inf
     expected = ort.InferenceSession(model.SerializeToString()).run(None, f)[0]
-    got = polydyn.compile(model).run(f)["y"]
+    got = compiled("full mask").run(f)["y"]
     assert np.isnan(expected[0, 2]).all() and np.isnan(got[0, 2]).all()
     np.testing.assert_allclose(np.delete(got, 2, 1), np.delete(expected, 2, 1), rtol=0, atol=3e-6)
 
@@ -125,7 +139,7 @@ def test_apart_and_together_agree_and_threads_do_not_change_bits() -> None:
     f = feeds(model, 2, 37, 41)
     apart = polydyn.compile(model, options=Options(without=frozenset({"attention"})))
     assert sum(label.startswith("contract ") for label in apart.launches) == 2
-    one, two = (polydyn.compile(model, threads=t).run(f)["y"] for t in (1, 2))
+    one, two = (compiled("mask", t).run(f)["y"] for t in (1, 2))
     np.testing.assert_array_equal(one, two)
     np.testing.assert_allclose(apart.run(f)["y"], one, rtol=0, atol=3e-6)
 
@@ -150,4 +164,4 @@ def test_a_wrong_scale_is_seen() -> None:
     f = feeds(model, 1, 9, 9)
     expected = ort.InferenceSession(model.SerializeToString()).run(None, f)[0]
     off = {**f, "q": f["q"] * np.where(np.arange(4 * D) < D, np.float32(1.01), np.float32(1))}
-    assert np.abs(polydyn.compile(model).run(off)["y"] - expected).max() > 3e-5
+    assert np.abs(compiled("plain").run(off)["y"] - expected).max() > 3e-5

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from stored import path_of
+from stored import compiled
 
-import polydyn
 from polydyn.errors import InputError
 from polydyn.program.program import Program
 
@@ -18,7 +17,7 @@ OUT = "last_hidden_state"
 
 @pytest.fixture(scope="module")
 def bert() -> Program:
-    return polydyn.compile(path_of("bert_tiny"), threads=2)
+    return compiled("bert_tiny", 2)
 
 
 def ids(b: int, length: int) -> dict[str, np.ndarray]:
@@ -54,7 +53,7 @@ def test_a_bound_call_writes_where_it_is_told(bert: Program) -> None:
 
 
 def test_a_bound_call_keeps_its_program_and_gives_its_context_back() -> None:
-    program = polydyn.compile(path_of("bert_tiny"), threads=1)
+    program = compiled("bert_tiny", 1)
     feeds = ids(1, 6)
     wanted = program.run(feeds)[OUT]
     call = program.bind(feeds)

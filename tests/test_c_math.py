@@ -41,7 +41,7 @@ def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("width", TARGETS)
-def test_math_functions_are_within_a_few_ulp(width: int, cache_directory: Path) -> None:
+def test_math_functions_are_within_a_few_ulp(width: int, tmp_path: Path) -> None:
     if width == 16 and "avx512f" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this machine has no AVX-512")
     text = f'#define PD_W {width}\n#include "pd_cpu.h"\n'
@@ -52,7 +52,7 @@ def test_math_functions_are_within_a_few_ulp(width: int, cache_directory: Path) 
             f"void s_{name}(const float *x, float *y, i64 n) {{ for (i64 i = 0; i < n; ++i)"
             f" y[i] = pd_{name}_f32(x[i]); }}\n"
         )
-    source, library = cache_directory / f"math{width}.c", cache_directory / f"math{width}.so"
+    source, library = tmp_path / f"math{width}.c", tmp_path / f"math{width}.so"
     source.write_text(text)
     flags = [*compile_flags(find_compiler(), TARGETS[width]), "-fvisibility=default", "-shared", f"-I{LEAF}"]
     subprocess.run([*find_compiler().command, *flags, str(source), "-o", str(library), "-lm"], check=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +161,6 @@ def kernels(width: int, vector: bool) -> tuple[str, Kernels, list[str]]:
     return "\n".join(texts), found, refused
 
 
-@lru_cache(maxsize=8)
 def built(width: int, vector: bool, folder: Path) -> tuple[ctypes.CDLL, Kernels, list[str]]:
     text, found, refused = kernels(width, vector)
     source, library = folder / f"v{width}{vector}.c", folder / f"v{width}{vector}.so"
@@ -195,12 +193,12 @@ def disagreement(name: str, v: Value, got: np.ndarray, want: np.ndarray) -> str:
 
 @pytest.mark.parametrize("vector", [False, True], ids=["scalar", "vector"])
 @pytest.mark.parametrize("width", [16, 8, 4])
-def test_every_operation_means_what_numpy_means(width: int, vector: bool, cache_directory: Path) -> None:
+def test_every_operation_means_what_numpy_means(width: int, vector: bool, tmp_path: Path) -> None:
     if TARGETS[width] == "cpu:avx512" and "avx512f" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this machine has no AVX-512")
     if width != 16 and not vector:
         pytest.skip("scalar code has no width")
-    library, found, _ = built(width, vector, cache_directory)
+    library, found, _ = built(width, vector, tmp_path)
     wrong = []
     for name, (function, v, buffers) in found.items():
         arrays = [values(b.split("_")[0], 10 * int(b.split("_")[1]) + 1) for b in buffers]

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from stored import path_of
+from stored import compiled
 from tiny import model as tiny_model
 from tiny import node
 
@@ -21,7 +21,7 @@ OUT = "last_hidden_state"
 
 @pytest.fixture(scope="module")
 def bert() -> Program:
-    return polydyn.compile(path_of("bert_tiny"), threads=2)
+    return compiled("bert_tiny", 2)
 
 
 def ids(b: int, length: int, seed: int = 0) -> dict[str, np.ndarray]:

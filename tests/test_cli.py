@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner, Result
 from stored import path_of
+from tiny import model, node
 
 import polydyn
 from polydyn.cli import main
+from polydyn.cli.doctor import EXTRAS, NEEDED
 
 
 def call(*args: object) -> Result:
@@ -51,9 +55,23 @@ def test_run_with_made_up_inputs_and_with_files(saved: Path, tmp_path: Path) -> 
     assert np.load(tmp_path / "last_hidden_state.npy").shape == want.shape
 
 
-def test_a_model_runs_without_an_artifact() -> None:
-    done = call("run", path_of("bert_tiny"), "--shape", "B=1,L=2")
-    assert done.exit_code == 0 and "1x2x32" in done.output
+@pytest.fixture
+def relu(tmp_path: Path) -> Path:
+    """A model of [N, 3] beside which a test may write."""
+    path = tmp_path / "relu.onnx"
+    onnx.save(model([node("Relu", "x", "y")], {"x": ("float32", ["N", 3])}, ["y"]), str(path))
+    return path
+
+
+def test_a_model_runs_without_an_artifact(relu: Path) -> None:
+    done = call("run", relu, "--shape", "N=2")
+    assert done.exit_code == 0 and "2x3" in done.output
+
+
+@pytest.mark.parametrize("option", [("--dim", "B=1:4"), ("--without", "stitch"), ("--target", "cuda:sm_80")])
+def test_an_artifact_takes_no_options_of_compiling(saved: Path, option: tuple[str, str]) -> None:
+    done = call("run", saved, "--shape", "B=1,L=2", *option)
+    assert done.exit_code == 1 and "is compiled already, for cpu" in done.output
 
 
 def test_explain_and_profile_name_the_kernels(saved: Path) -> None:
@@ -90,12 +108,12 @@ def test_usage_errors_are_clicks() -> None:
     assert call("nonsense").exit_code == 2
 
 
-def test_a_failed_compile_leaves_no_output(tmp_path: Path) -> None:
+def test_a_failed_compile_leaves_no_output(tmp_path: Path, relu: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"nothing")
     assert call("compile", tmp_path / "bad.onnx", "-o", tmp_path / "out.polydyn").exit_code == 1
-    missing = call("compile", path_of("bert_tiny"), "-o", tmp_path / "no" / "out.polydyn")
+    missing = call("compile", relu, "-o", tmp_path / "no" / "out.polydyn")
     assert missing.exit_code == 1 and "cannot write" in missing.output
-    assert [p.name for p in tmp_path.iterdir()] == ["bad.onnx"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.onnx", "relu.onnx"]
 
 
 def test_debug_shows_where_an_error_comes_from() -> None:
@@ -111,22 +129,52 @@ def test_doctor_names_compiler_processor_and_cache(monkeypatch: pytest.MonkeyPat
     assert broken.exit_code == 1 and "--  compiler: no C compiler found" in broken.output
 
 
-def test_batch_goes_on_after_a_failure_and_resumes(tmp_path: Path) -> None:
+def test_doctor_looks_for_what_the_package_declares() -> None:
+    declared = configparser.ConfigParser()
+    declared.read(Path(__file__).parent.parent / "setup.cfg")
+
+    def names(text: str) -> set[str]:
+        return {line.partition(">")[0] for line in text.split()}
+
+    assert names(declared["options"]["install_requires"]) == set(NEEDED)
+    extras = declared["options.extras_require"]
+    assert {e: names(extras[e]) for e in extras} == {e: set(p) for e, p in EXTRAS.items()}
+
+
+def test_batch_goes_on_after_a_failure_and_resumes(tmp_path: Path, relu: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"nothing")
     jobs = tmp_path / "jobs.json"
-    good = {"model": path_of("bert_tiny"), "output": "bert.polydyn", "dims": {"B": [1, 8], "L": [0, None]}}
+    good = {"model": relu.name, "output": "relu.polydyn", "dims": {"N": [0, None]}}
     jobs.write_text(json.dumps([{"model": "bad.onnx", "output": "bad.polydyn"}, good]))
     first = call("batch", jobs)
     assert first.exit_code == 1 and "bad.polydyn: failed (ModelError)" in first.output
     assert "1 compiled, 0 done before, 1 failed" in first.output
-    assert polydyn.load(tmp_path / "bert.polydyn").kernel_count > 0 and not (tmp_path / "bad.polydyn").exists()
+    assert polydyn.load(tmp_path / "relu.polydyn").kernel_count > 0 and not (tmp_path / "bad.polydyn").exists()
     assert "0 compiled, 1 done before, 1 failed" in call("batch", jobs).output
     jobs.write_text(json.dumps([good]))
     assert call("batch", jobs).exit_code == 0
-    (tmp_path / "bert.polydyn").unlink()
+    (tmp_path / "relu.polydyn").unlink()
     assert "1 compiled" in call("batch", jobs).output, "an output that is gone is made again"
-    jobs.write_text(json.dumps([good | {"dims": {"B": [1, 4]}}]))
+    jobs.write_text(json.dumps([good | {"dims": {"N": [1, 4]}}]))
     assert "1 compiled" in call("batch", jobs).output, "other arguments are another job"
+
+
+def test_outputs_of_one_name_in_two_folders_are_two_jobs(tmp_path: Path, relu: Path) -> None:
+    jobs = [{"model": relu.name, "output": f"{n}/relu.polydyn", "dims": {"N": [1, n]}} for n in (8, 16)]
+    for n in (8, 16):
+        (tmp_path / str(n)).mkdir()
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    assert "2 compiled, 0 done before" in call("batch", tmp_path / "jobs.json").output
+    assert "0 compiled, 2 done before" in call("batch", tmp_path / "jobs.json").output
+
+
+def test_outputs_whose_names_files_cannot_tell_apart_get_files_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    nodes = [node("Relu", "x", "a/b"), node("Neg", "x", "a:b"), node("Abs", "x", "a_b_1")]
+    onnx.save(model(nodes, {"x": ("float32", ["N"])}, ["a/b", "a:b", "a_b_1"]), str(path))
+    assert call("run", path, "--shape", "N=5", "--output-dir", tmp_path).exit_code == 0
+    a, b, c = (np.load(tmp_path / f"{n}.npy") for n in ("a_b", "a_b_1", "a_b_1_2"))
+    assert (np.maximum(-b, 0) == a).all() and (np.abs(b) == c).all() and (b != 0).any()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from tiny import model, node
 
 import polydyn
 from benchmarks.gpu import choice
-from polydyn.build.cache import digest, stored_file
 from polydyn.build.compiler import build_library
 from polydyn.codegen.cuda_emit import LONG
 from polydyn.codegen.cuda_work import Work
@@ -309,8 +308,7 @@ __attribute__((visibility("default"))) int at(const int64_t *sizes, int64_t *out
 }}
 """
     headers = {n: t for n, t in sources().items() if n in ("internal.h", "polydyn.h")}
-    library = build_library({"times.c": text}, headers).data
-    loaded = ctypes.CDLL(str(stored_file("lib", f"{digest(library.hex())}.so", library)))
+    loaded = ctypes.CDLL(str(build_library({"times.c": text}, headers).file()))
     out = (ctypes.c_int64 * len(estimates))()
     steps = (0, 1, 2, 8, 16, 63, 64, 65, 129, 768, 4096)
     for m, k, n in (*HUGE, *itertools.product(steps, steps, steps)):

@@ -17,7 +17,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 from programs import example
-from stored import path_of
+from stored import compiled, path_of
 
 import polydyn
 from benchmarks.accuracy import TOLERANCE, error
@@ -37,7 +37,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return polydyn.compile(path_of("gpt2_past_tiny"), threads=1)
+    return compiled("gpt2_past_tiny", 1)
 
 
 @pytest.fixture(scope="module")

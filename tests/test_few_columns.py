@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import NodeProto
 
 from polydyn.checked import compile_checked
 from polydyn.compiler import compile
 from tests.tiny import model, node
 
 R = np.random.default_rng(2)
+COLUMNS = (1, 2, 3, 6, 10)
 
 
-@pytest.mark.parametrize("columns", [1, 2, 3, 6, 10])
+def dense(n: int) -> list[NodeProto]:
+    return [node("MatMul", f"x{n} w{n}", f"m{n}"), node("Add", f"m{n} b{n}", f"a{n}"), node("Relu", f"a{n}", f"y{n}")]
+
+
 @pytest.mark.parametrize("steps", [32, 45, 64, 1500])
-def test_few_columns(columns: int, steps: int) -> None:
-    w = R.standard_normal((steps, columns)).astype(np.float32)
-    b = R.standard_normal(columns).astype(np.float32)
-    nodes = [node("MatMul", "x w", "m"), node("Add", "m b", "a"), node("Relu", "a", "y")]
-    program = compile(model(nodes, {"x": ("float32", ["M", steps])}, ["y"], {"w": w, "b": b}), threads=2)
+def test_few_columns(steps: int) -> None:
+    """A kernel for each number of columns, side by side in one program."""
+    w = {f"w{n}": R.standard_normal((steps, n)).astype(np.float32) for n in COLUMNS}
+    b = {f"b{n}": R.standard_normal(n).astype(np.float32) for n in COLUMNS}
+    nodes = [x for n in COLUMNS for x in dense(n)]
+    inputs = {f"x{n}": ("float32", ["M", steps]) for n in COLUMNS}
+    program = compile(model(nodes, inputs, [f"y{n}" for n in COLUMNS], {**w, **b}), threads=2)
+    assert len(program.launches) == len(COLUMNS), "they stay apart"
     for rows in (0, 1, 2, 7, 33, 130):
-        x = R.standard_normal((rows, steps)).astype(np.float32)
-        expected = np.maximum(x.astype(np.float64) @ w + b, 0)
-        np.testing.assert_allclose(program.run({"x": x})["y"], expected, rtol=0, atol=1e-6 * steps)
+        x = {n: R.standard_normal((rows, steps)).astype(np.float32) for n in COLUMNS}
+        got = program.run({f"x{n}": a for n, a in x.items()})
+        for n, a in x.items():
+            expected = np.maximum(a.astype(np.float64) @ w[f"w{n}"] + b[f"b{n}"], 0)
+            np.testing.assert_allclose(got[f"y{n}"], expected, rtol=0, atol=1e-6 * steps, err_msg=f"{n} columns")
 
 
 def test_dynamic_columns_of_unit_stride() -> None:

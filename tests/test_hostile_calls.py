@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from stored import load, path_of
+from stored import compiled, load
 from tiny import model, node
 
 import polydyn
@@ -116,7 +116,7 @@ def test_outputs_that_do_not_fit_are_refused(program: Program) -> None:
 
 @pytest.mark.parametrize("name", ["bert_tiny", "gpt2_past_tiny", "vit_tiny", "resnet_tiny", "t5_tiny"])
 def test_every_combination_of_empty_dims_is_run_or_refused_by_name(name: str) -> None:
-    program, proto = polydyn.compile(path_of(name), threads=2), load(name)
+    program, proto = compiled(name, 2), load(name)
     names = symbols(proto)
     for sizes in itertools.product((0, 1, 2), repeat=len(names)):
         given = dict(zip(names, sizes, strict=True))

@@ -9,7 +9,6 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from polydyn.build.cache import digest, stored_file
 from polydyn.build.compiler import build_library
 from polydyn.codegen.kernel import leaf_headers
 
@@ -35,7 +34,7 @@ OPEN void t_tail(f32 *a, int64_t n) { vstorem_f32(a, 0, vloadm_f32(a, 0, n) + 1.
 @lru_cache
 def leaf(width: int) -> ctypes.CDLL:
     library = build_library({"leaf.c": TEXT}, leaf_headers(width))
-    return ctypes.CDLL(str(stored_file("lib", f"{digest(library.data)}.so", library.data)))
+    return ctypes.CDLL(str(library.file()))
 
 
 def call(width: int, name: str, *arrays: np.ndarray) -> np.ndarray:

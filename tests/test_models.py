@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from stored import MODELS, load, one_head_scaled, path_of
+from stored import MODELS, compiled, load, one_head_scaled, path_of
 
 import polydyn
 from benchmarks.accuracy import TOLERANCE, Starts, error, reference
@@ -34,7 +34,7 @@ def test_compiled_once_and_right_at_every_shape(name: str, starts: Starts) -> No
 
 def test_the_same_bits_for_any_number_of_threads() -> None:
     inputs = feeds(load("bert_tiny"), {"B": 3, "L": 31})
-    one, two = (polydyn.compile(path_of("bert_tiny"), threads=n).run(inputs) for n in (1, 2))
+    one, two = (compiled("bert_tiny", n).run(inputs) for n in (1, 2))
     assert all((one[name] == two[name]).all() for name in one)
 
 
@@ -51,7 +51,7 @@ def test_decoding_with_a_cache_follows_decoding_without() -> None:
     """Steps of one token, each fed the keys and values of the step before, against one run over the whole text."""
     whole = ort.InferenceSession(path_of("gpt2_tiny"), providers=["CPUExecutionProvider"])
     cached = ort.InferenceSession(path_of("gpt2_past_tiny"), providers=["CPUExecutionProvider"])
-    program = polydyn.compile(path_of("gpt2_past_tiny"), threads=1)
+    program = compiled("gpt2_past_tiny", 1)
     model = load("gpt2_past_tiny")
     ids = np.random.default_rng(0).integers(0, 120, (2, 9))
     (expected,) = whole.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from stored import load, path_of
+from stored import compiled, load, path_of
 
 import polydyn
 from benchmarks.accuracy import TOLERANCE, error, reference
@@ -25,7 +25,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    return polydyn.compile(path_of(NAME), threads=2)
+    return compiled(NAME, 2)
 
 
 def sizes(batch: int, length: int, past: int) -> dict[str, int]:

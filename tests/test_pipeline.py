@@ -10,14 +10,14 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from stored import path_of
+from stored import path_of, planned
 from tiny import model, node
 
 from benchmarks.fusion import ADDED, gemms, layers, row_without, table
 from benchmarks.models.inputs import shapes
 from polydyn.cli.batch import read_jobs
 from polydyn.cli.main import main
-from polydyn.compiler import Options, compile, plan_program
+from polydyn.compiler import Options, compile
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import NAMES, PASSES, fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
@@ -107,7 +107,7 @@ def test_a_job_without_a_pass_is_another_job(tmp_path: Path) -> None:
 
 
 def test_every_launch_says_what_joined_it_and_what_did_not() -> None:
-    lines = [r for x in plan_program(path_of("bert_tiny")).launches for r in x.reasons]
+    lines = [r for x in planned("bert_tiny").launches for r in x.reasons]
     text = "\n".join(lines)
     assert "element-wise on the contraction's output (epilogue)" in text and "(stitch)" in text
     assert "it reduces; only element-wise readers are epilogues of a contraction" in text

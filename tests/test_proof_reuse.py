@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from stored import path_of
+from stored import path_of, planned
 
 from polydyn.compiler import plan_program
 from polydyn.schedules import reuse
@@ -123,6 +123,6 @@ def test_positions_known_only_at_run_time_have_no_skeleton() -> None:
 
 @pytest.mark.parametrize("name", ["bert_tiny", "vit_tiny"])
 def test_kernels_are_the_same_text_without_reuse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = plan_program(path_of(name), target="cpu:avx2")
+    shared = planned(name, "cpu:avx2")
     monkeypatch.setattr("polydyn.schedules.reuse.skeleton", lambda g: None)
     assert plan_program(path_of(name), target="cpu:avx2").kernels == shared.kernels

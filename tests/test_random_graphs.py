@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graphs import Sheet, matmul, random_inputs, wrong
-from stored import load, path_of
+from stored import compiled, load, path_of
 
-import polydyn
 from benchmarks.accuracy import TOLERANCE, error, reference
 from benchmarks.fuzz import attempt, difference, run_seeds, shrink, text
 from benchmarks.models.inputs import feeds, shapes
@@ -134,7 +133,7 @@ def test_rows_and_columns_of_every_remainder() -> None:
 
 
 def test_a_stored_model_on_narrower_vectors() -> None:
-    program = polydyn.compile(path_of("bert_tiny"), target=native("avx2"), threads=1)
+    program = compiled("bert_tiny", 1, native("avx2"))
     wanted = shapes("bert_tiny")
     for shape, want in zip(wanted, reference(path_of("bert_tiny"), wanted), strict=True):
         assert error(program.run(feeds(load("bert_tiny"), shape)), want) <= TOLERANCE

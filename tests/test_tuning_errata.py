@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from polydyn.dispatch.combine import combine, printed
+from polydyn.dispatch.combine import combine
 from polydyn.schedules.index import Index
 from polydyn.tuning.backbone import Tile, gemm
 from polydyn.tuning.cost import (
@@ -153,6 +154,23 @@ def test_ftuner_bound_of_a_small_workload_is_one_block() -> None:
     assert not in_bound(V100, used, blocks, Filter())
     assert in_bound(V100, Usage(0, 128, 512), blocks, Filter())
     assert not in_bound(V100, Usage(0, 128, 512), 1000, Filter())  # two active blocks need twice that
+
+
+def printed(extent: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Algorithm 2 as printed: the tile sizes on every path that ends in an exact division."""
+    found: list[tuple[int, ...]] = []
+
+    def search(rest: int, taken: tuple[int, ...]) -> None:
+        for k in sizes:
+            if rest <= 0:
+                continue
+            if rest % k == 0:
+                found.append((*taken, k))
+            else:
+                search(rest - k, (*taken, k))
+
+    search(extent, ())
+    return found
 
 
 def test_ftuner_combination_as_printed_may_use_three_sizes_or_find_nothing() -> None:

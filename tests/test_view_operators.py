@@ -10,7 +10,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from tiny import model, node, run
 
-from polydyn.errors import ShapeError, UnsupportedError
+from polydyn.errors import ModelError, ShapeError, UnsupportedError
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute
 
@@ -190,3 +190,12 @@ def test_refusals_name_node_and_reason() -> None:
     assert "ScatterElements (node ScatterElements_y)" in said
     constants = {"r": np.float32(0.5), "t": np.array(True)}
     assert "training" in refused(model([node("Dropout", "x r t", "y")], x, ["y"], constants))
+
+
+@pytest.mark.parametrize("op", ["Gather", "Split", "Concat", "Unsqueeze", "CumSum"])
+def test_an_axis_that_does_not_exist_is_refused_with_its_node(op: str) -> None:
+    inputs = {"Gather": "x i", "Concat": "x x", "Unsqueeze": "x five", "CumSum": "x five"}.get(op, "x")
+    attributes = {"axis": 5} if "five" not in inputs else {}
+    made = model([node(op, inputs, "y", **attributes)], {"x": (F, ["B", 6])}, ["y"], {"i": i64(0), "five": i64(5)})
+    with pytest.raises(ModelError, match=r"(?s)axis 5 of a tensor with . axes.*" + f"node: {op}_y"):
+        import_model(made)

@@ -19,9 +19,11 @@ from benchmarks.random_graphs import random_feeds, random_graph, union
 from polydyn.compiler import Options, plan_graph, plan_program
 from polydyn.errors import PolydynError
 from polydyn.graph.ir import SymbolSource
-from polydyn.program.assemble import build_program
+from polydyn.program.artifact import Artifact
+from polydyn.program.assemble import build_artifact, build_program
 from polydyn.program.memory import Life, Slot, arena_estimate, live_ranges, plan_slots, verify_slots
 from polydyn.program.plan import HostPlan, IndexCheck, Launch
+from polydyn.program.program import open_program
 from polydyn.program.waves import MEMORY_FACTOR, join_waves, touched_by_wave, verify_waves, wave_ranges
 from polydyn.schedules.index import Index
 
@@ -185,9 +187,15 @@ def branches() -> HostPlan:
     return plan_program(path_of("googlenet_tiny"), options=Options(frozenset({"horizontal"})))
 
 
-def test_explain_and_profile_show_waves_and_launches(branches: HostPlan) -> None:
+@pytest.fixture(scope="module")
+def joined(branches: HostPlan) -> Artifact:
+    """The same in waves, compiled."""
+    return build_artifact(join_waves(branches))[0]
+
+
+def test_explain_and_profile_show_waves_and_launches(branches: HostPlan, joined: Artifact) -> None:
     assert plan_waves(branches) == len(branches.launches)
-    program = build_program(join_waves(branches), threads=2)
+    program = open_program(joined, threads=2)
     explained = program.explain(N=1)
     assert max(map(len, explained.waves)) >= 3 and f"{len(explained.waves)} waves, " in str(explained)
     assert len(explained.waves) < len(branches.launches)
@@ -200,9 +208,8 @@ def plan_waves(plan: HostPlan) -> int:
     return len(wave_ranges(plan))
 
 
-def test_waves_change_no_bit_of_a_model(branches: HostPlan) -> None:
-    joined = join_waves(branches)
-    programs = [build_program(p, threads=t) for p, t in ((branches, 1), (joined, 1), (joined, 2), (joined, 5))]
+def test_waves_change_no_bit_of_a_model(branches: HostPlan, joined: Artifact) -> None:
+    programs = [build_program(branches, threads=1), *(open_program(joined, threads=t) for t in (1, 2, 5))]
     for n in (1, 2):
         f = model_feeds(load("googlenet_tiny"), {"N": n})
         first, *others = (p.run(f) for p in programs)

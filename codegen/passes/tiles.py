@@ -101,8 +101,8 @@ def unswitch(body: Body) -> Body:
     return rewrite(body, f)
 
 
-def tasks(body: Body, mark: str = "task", runs: bool = False, order: Sequence[str] = ()) -> tuple[Body, Index]:
-    """The marked nest of coincident loops becomes a linear range of tasks [begin, end).
+def tasks(body: Body, runs: bool = False, order: Sequence[str] = ()) -> tuple[Body, Index]:
+    """The nest of coincident loops under the mark ``task`` becomes a linear range of tasks [begin, end).
 
     Returns the body and the number of tasks. The loops directly below the mark, one inside the other, are the
     coincident band; all must start at 0. With ``runs`` they stay loops, each over its part of the range, so that no
@@ -112,7 +112,7 @@ def tasks(body: Body, mark: str = "task", runs: bool = False, order: Sequence[st
     total: list[Index] = []
 
     def f(n: Node) -> Node | Body:
-        if not (isinstance(n, Mark) and n.name == mark):
+        if not (isinstance(n, Mark) and n.name == "task"):
             return n
         band: list[For] = []
         inner = n.body

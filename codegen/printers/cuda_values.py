@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polydyn.codegen.ir import Apply, FlatLoad, Parameter, Pointer, Reg, Store, Tile, Undefined
+from polydyn.codegen.printers.c_values import INFIX, RELATIONS
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
@@ -25,8 +26,6 @@ WRITE = {"float16": "pd_f32_to_f16", "bfloat16": "pd_f32_to_bf16", "bool": "(uin
 HALF = ("float16", "bfloat16")
 BYTES = ("int8", "uint8")
 SINGLE = ("float32", *HALF)
-INFIX = {"add": "+", "sub": "-", "mul": "*"}
-RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
 FLOAT_FUNCTIONS = (
     "exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "sigmoid", "floor", "ceil", "rint", "pow", "fmod", "max", "min",
     "abs",

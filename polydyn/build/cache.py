@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from polydyn.errors import BuildError
 
@@ -40,13 +42,15 @@ def digest(*parts: str | bytes) -> str:
     return h.hexdigest()
 
 
-def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
-    """Writes a file under a temporary name in the same folder, then renames it. OSError as from ``open``."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file under a temporary name in the same folder; it becomes ``path`` when the block ends, and is removed when an
+    error ends it. OSError as from ``open``.
+    """
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(fd, "wb") as f:
-            for chunk in chunks:
-                f.write(chunk)
+        with os.fdopen(fd, "w+b") as f:
+            yield f
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)
@@ -55,6 +59,13 @@ def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
+    """Writes a file under a temporary name in the same folder, then renames it. OSError as from ``open``."""
+    with replacing(path) as f:
+        for chunk in chunks:
+            f.write(chunk)
 
 
 class FileCache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -77,18 +78,20 @@ def _sizes(given: Any) -> SizesLike:
 def run_batch(path: Path, say: Callable[[str], None]) -> int:
     """Runs the jobs of a file one after the other; the number that failed.
 
-    What is done is remembered beside the file, in ``<name>.done.json`` (output -> key), after every job: a job is
-    skipped when its output exists and its key is the same. An interrupted job leaves nothing behind.
+    What is done is remembered beside the file, in ``<name>.done.json`` (path of the output, relative to the
+    file -> key), after every job: a job is skipped when its output exists and its key is the same. An interrupted job
+    leaves nothing behind.
     """
     jobs = read_jobs(path)
     record = path.with_name(f"{path.name}.done.json")
     done = _read_record(record)
     failed = skipped = 0
     for k, job in enumerate(jobs, 1):
-        place = f"[{k}/{len(jobs)}] {job.output.name}"
+        name = os.path.relpath(job.output, path.parent)
+        place = f"[{k}/{len(jobs)}] {name}"
         try:
             key = job.key()
-            if done.get(str(job.output.name)) == key and job.output.exists():
+            if done.get(name) == key and job.output.exists():
                 skipped += 1
                 say(f"{place}: done before")
                 continue
@@ -100,7 +103,7 @@ def run_batch(path: Path, say: Callable[[str], None]) -> int:
             failed += 1
             say(f"{place}: failed ({type(e).__name__}): {e}")
             continue
-        done[str(job.output.name)] = key
+        done[name] = key
         write_atomically(record, json.dumps(done, indent=1, sort_keys=True).encode())
         say(f"{place}: {len(program.launches)} kernels, {program.kernel_count} unique, "
             f"{time.perf_counter() - start:.1f} s")  # fmt: skip

@@ -15,11 +15,11 @@ from polydyn.errors import PolydynError
 
 NEEDED = ("numpy", "islpy", "sympy", "networkx", "onnx", "click", "rich")
 EXTRAS = {
-    "test": ("pytest", "hypothesis", "onnxruntime"),
+    "test": ("pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime", "scikit-learn"),
     "lint": ("ruff", "mypy"),
     "tune": ("scikit-learn", "scipy"),
     "bench": ("onnxruntime", "psutil", "matplotlib"),
-    "export": ("torch", "transformers"),
+    "export": ("torch", "transformers", "onnxscript"),
     "gpu": ("pycuda",),
 }
 """Extra -> the packages that it installs, as setup.cfg has them."""

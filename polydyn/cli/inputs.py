@@ -30,8 +30,8 @@ def sizes(text: str) -> dict[str, int]:
 def dim_sizes(text: str) -> tuple[str, Sizes]:
     """``B=1:64``, ``L=8:512:8`` (multiples of 8), ``L=1:512@128:0.6,384:0.4`` (likely sizes).
 
-    Likely sizes need no probabilities.
-    ``B=1:`` has no upper end, ``B=7`` is one size. UsageError: another form, or no such sizes exist.
+    Likely sizes need no probabilities. ``B=1:`` has no upper end, ``B=7`` is one size. UsageError: another form, or
+    no such sizes exist.
     """
     try:
         name, equals, said = text.partition("=")
@@ -63,6 +63,17 @@ def named_files(items: Iterable[str]) -> dict[str, Array]:
         except (OSError, ValueError, EOFError) as e:
             raise InputError(f"cannot read {path}: {e}", tensor=name, remedy="give a file written by numpy.save") from e
     return out
+
+
+def file_names(names: Iterable[str]) -> dict[str, str]:
+    """A file name for each tensor: its own name, as far as files may have such, and a different one for each."""
+    files: dict[str, str] = {}
+    for k, name in enumerate(names):
+        safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or f"output_{k}"
+        while f"{safe}.npy" in files.values():
+            safe += f"_{k}"
+        files[name] = f"{safe}.npy"
+    return files
 
 
 def sizes_of(program: Program, shape: Mapping[str, int], given: Mapping[str, Array]) -> dict[str, int]:

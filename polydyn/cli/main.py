@@ -1,4 +1,4 @@
-"""``polydyn compile | run | inspect | explain | profile | batch | doctor``.
+"""``polydyn compile | run | inspect | explain | profile | batch | doctor``; ``tune`` is in ``tune.py``.
 
 A PolydynError is printed without a traceback and gives exit code 1; ``--debug`` shows where it comes from.
 """
@@ -19,10 +19,10 @@ from rich.table import Table
 import polydyn
 from polydyn.cli.batch import run_batch
 from polydyn.cli.doctor import findings
-from polydyn.cli.inputs import dim_sizes, feeds_for, named_files, sizes
+from polydyn.cli.inputs import dim_sizes, feeds_for, file_names, named_files, sizes
 from polydyn.compiler import Options
 from polydyn.compiler import compile as compile_model
-from polydyn.errors import PolydynError
+from polydyn.errors import InputError, PolydynError
 from polydyn.fusion.pipeline import NAMES
 from polydyn.program.explain import declared, text_table
 from polydyn.program.program import Program, load
@@ -60,14 +60,24 @@ def of_machine(f: Any) -> Any:
 def open_program(
     path: str, dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...]
 ) -> Program:
-    """The program in an artifact, or a model compiled now (fast when the cache has its kernels)."""
+    """The program in an artifact, or a model compiled now (fast when the cache has its kernels).
+
+    InputError: an artifact with options that only compiling heeds.
+    """
     try:
         with open(path, "rb") as f:
             artifact = f.read(4) == b"PK\x03\x04"
     except OSError:
         artifact = False  # compile says what is wrong with the path
     if artifact:
-        return load(path, threads=threads)
+        program = load(path, threads=threads)
+        if dims or without or target not in ("cpu", program.manifest["target"]):
+            raise InputError(
+                f"{path} is compiled already, for {program.manifest['target']}",
+                rule="--dim, --without and --target are for models",
+                remedy="leave them out, or give the model",
+            )
+        return program
     return compile_model(path, target=target, dims=dict(dims), threads=threads, options=Options(frozenset(without)))
 
 
@@ -130,10 +140,9 @@ def run(
     if output_dir:
         folder = Path(output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        for k, (name, a) in enumerate(results.items()):
-            safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or f"output_{k}"
-            np.save(folder / f"{safe}.npy", a)
-            console.print(f"written: {folder / safe}.npy")
+        for name, file in file_names(results).items():
+            np.save(folder / file, results[name])
+            console.print(f"written: {folder / file}")
 
 
 @main.command()

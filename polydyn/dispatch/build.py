@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from polydyn.dispatch.combine import PairForm, pair_form
 from polydyn.dispatch.tree import features_of, fit_classifier, fit_tree
-from polydyn.schedules.decision import ArgMin, Decision, Entry, map_indices, verify_decision
+from polydyn.schedules.decision import ArgMin, Decision, Entry, verify_decision
 from polydyn.schedules.evaluator import evaluator
 from polydyn.schedules.index import Index
 from polydyn.tuning.strategy import Tuned
@@ -30,7 +30,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """``decision`` names positions in ``programs``. Symbols are the backbone's dynamic loops until ``over``."""
+    """``decision`` names positions in ``programs``. Symbols are the backbone's dynamic loops."""
 
     programs: tuple[Program, ...]
     decision: Decision
@@ -122,14 +122,3 @@ DISPATCHERS: Mapping[str, Callable[[Tuned], Dispatch]] = {
 """Column ``dispatcher`` of the strategies."""
 SINGLES = {**DISPATCHERS, "combine": _argmin}
 """The same with one kernel for a launch."""
-
-
-def over(dispatch: Dispatch, extents: Mapping[str, Index]) -> Dispatch:
-    """The dispatch with loop symbols replaced by the model's own expressions (``{"i": B * L}``)."""
-
-    programs = tuple(p if p.pair is None else replace(p, pair=_pair_over(p.pair, extents)) for p in dispatch.programs)
-    return Dispatch(programs, map_indices(dispatch.decision, lambda i: i.subs(extents)))
-
-
-def _pair_over(pair: PairForm, extents: Mapping[str, Index]) -> PairForm:
-    return replace(pair, bigs=pair.bigs.subs(extents), smalls=pair.smalls.subs(extents), guard=pair.guard.subs(extents))

@@ -7,7 +7,7 @@ serves every length.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -32,6 +32,10 @@ class Cover:
         """Iterations that are run for nothing."""
         return self.executed - self.extent
 
+    def price(self, cost: Mapping[int, float]) -> float:
+        """The time of all tiles. ``cost``: tile size -> time of one tile."""
+        return sum(n * cost[size] for size, n in self.counts)
+
 
 def combine(extent: int, cost: Mapping[int, float]) -> Cover:
     """The cheapest cover of a length by one or two tile sizes. ``cost``: tile size -> time of one tile.
@@ -44,7 +48,7 @@ def combine(extent: int, cost: Mapping[int, float]) -> Cover:
     covers = [Cover(extent, ((size, -(-extent // size)),)) for size in cost]
     for pair in combinations(sorted(cost, reverse=True), 2):
         covers += _mixed(extent, *pair) + _mixed(extent, *reversed(pair))
-    return min(covers, key=lambda c: (_price(c, cost), c.padding, len(c.counts), tuple(-s for s, _ in c.counts)))
+    return min(covers, key=lambda c: (c.price(cost), c.padding, len(c.counts), tuple(-s for s, _ in c.counts)))
 
 
 def _mixed(extent: int, a: int, b: int) -> list[Cover]:
@@ -55,30 +59,6 @@ def _mixed(extent: int, a: int, b: int) -> list[Cover]:
         if rest > 0:
             out.append(Cover(extent, tuple(sorted(((a, n), (b, -(-rest // b))), reverse=True))))
     return out
-
-
-def _price(cover: Cover, cost: Mapping[int, float]) -> float:
-    return sum(n * cost[size] for size, n in cover.counts)
-
-
-def printed(extent: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Algorithm 2 as printed: the tile sizes on every path that ends in an exact division (small inputs only).
-
-    Kept for the errata: a path may use more than two sizes, and there may be none at all.
-    """
-    found: list[tuple[int, ...]] = []
-
-    def search(rest: int, taken: tuple[int, ...]) -> None:
-        for k in sizes:
-            if rest <= 0:
-                continue
-            if rest % k == 0:
-                found.append((*taken, k))
-            else:
-                search(rest - k, (*taken, k))
-
-    search(extent, ())
-    return found
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 
 from polydyn.fusion.products import has_column, is_contraction, is_windowed
 from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name
-from polydyn.schedules.expr import FLOATS, Load, Op, Value, indices, load, loads, substitute, transform
+from polydyn.schedules.expr import FLOATS, Load, Op, Value, indices, load, loads, substitute, symbols_of, transform
 from polydyn.schedules.index import Index
 
 SUFFIX = "@last"
@@ -148,7 +148,7 @@ def _is_convolution(n: Compute, rank: int) -> bool:
     """
     if n.reduce != "sum" or not (isinstance(n.body, Op) and n.body.name == "mul") or rank < 3:
         return False
-    axes = [{s for i in indices(v) for s in i.symbols()} for v in n.body.args]
+    axes = [symbols_of(v) for v in n.body.args]
     pixels = {dim_name(a) for a in range(2, rank)}
     for weights, image in (axes, axes[::-1]):
         if dim_name(1) in weights and not weights & (pixels | {dim_name(0)}) and image & pixels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polydyn.graph.ir import Compute
-from polydyn.schedules.expr import Op, Value, indices, loads
+from polydyn.schedules.expr import Op, Value, indices, loads, symbols_of
 
 PRODUCTS = ("float32", "int32")
 """What sums of products are built for; others run as ordinary loop nests."""
@@ -26,7 +26,7 @@ def is_windowed(n: Compute) -> bool:
     """
     assert isinstance(n.body, Op)
     for own, other in (n.body.args, n.body.args[::-1]):
-        elsewhere = {s for i in indices(other) for s in i.symbols()}
+        elsewhere = symbols_of(other)
         for i in indices(own):
             if any(not isinstance(a, str) and a.kind == "floordiv" and is_axis(str(a.args[0])) for a in i.atoms()):
                 return True

@@ -53,12 +53,12 @@ class _Schema:
 
 def check_names(graph: onnx.GraphProto, *, outputs: bool) -> None:
     """ModelError unless inputs, initializers (and outputs) have a name each that occurs once among its kind."""
-    check_text(graph.name, "graph")
+    check_text(graph.name, "the graph")
     groups: dict[str, Iterable[Any]] = {"input": graph.input, "initializer": graph.initializer}
     for what, values in (groups | {"output": graph.output} if outputs else groups).items():
         seen: set[str] = set()
         for v in values:
-            check_text(v.name, what)
+            check_text(v.name, f"an {what}")
             if not v.name or v.name in seen:
                 why = f"the {what} {v.name} is there twice" if v.name else f"an {what} has no name"
                 raise ModelError(why, tensor=v.name or None, rule="every tensor has one name", remedy=_CHECKER)
@@ -68,7 +68,7 @@ def check_names(graph: onnx.GraphProto, *, outputs: bool) -> None:
 def check_text(name: object, what: str) -> None:
     """ModelError for a name that is no text: protobuf hands out the bytes of what is no UTF-8."""
     if not isinstance(name, str):
-        raise ModelError(f"the name of an {what} is no text: {name!r}", remedy="the file is damaged; export it again")
+        raise ModelError(f"the name of {what} is no text: {name!r}", remedy="the file is damaged; export it again")
 
 
 def check_node(node: OnnxNode) -> None:

@@ -159,7 +159,7 @@ class _Reader:
 
     def node(self, n: onnx.NodeProto, position: int, defined: set[str]) -> OnnxNode:
         for text in (n.name, n.op_type, n.domain, *n.input, *n.output, *(a.name for a in n.attribute)):
-            check_text(text, f"part of node {position}")
+            check_text(text, f"a part of node {position}")
         op = n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}::{n.op_type}"
         name = n.name or f"{n.op_type}_{position}"
         while name in self.names:

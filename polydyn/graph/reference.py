@@ -25,8 +25,8 @@ from polydyn.schedules.expr import (
     Op,
     Value,
     children,
-    indices,
     neutral,
+    symbols_of,
 )
 from polydyn.schedules.index import Atom, Index
 
@@ -199,13 +199,13 @@ def _factors(node: Compute) -> list[Value]:
     factors = [node.body]
     while any(isinstance(f, Op) and f.name == "mul" for f in factors):
         factors = [g for f in factors for g in (children(f) if isinstance(f, Op) and f.name == "mul" else (f,))]
-    used = {s for f in factors for i in indices(f) for s in i.symbols()}
+    used = {s for f in factors for s in symbols_of(f)}
     return factors if used >= {reduction_name(j) for j in range(len(node.reduction))} else [node.body]
 
 
 def _instances(value: Value, ranges: Mapping[str, Range]) -> int:
     """How many elements the value has over the iterators that it uses."""
-    used = {s for i in indices(value) for s in i.symbols()}
+    used = symbols_of(value)
     total = 1
     for name in used & ranges.keys():
         total *= ranges[name][1] - ranges[name][0]

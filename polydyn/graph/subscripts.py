@@ -6,23 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polydyn.errors import ShapeError, UnsupportedError
-from polydyn.graph.ir import Dim, dim_name
+from polydyn.errors import UnsupportedError
+from polydyn.graph.ir import Dim
 from polydyn.graph.operators.registry import ExpandContext, InferContext, OnnxNode
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import ONE, ZERO, Index, floordiv, product
-
-
-def here(rank: int) -> tuple[Index, ...]:
-    """The iterators of an output of this rank: ``d0, d1, ...``."""
-    return tuple(Index.of(dim_name(i)) for i in range(rank))
-
-
-def axis_of(axis: int, rank: int) -> int:
-    """A non-negative axis; ShapeError when it does not exist."""
-    if not -rank <= axis < max(rank, 1):
-        raise ShapeError(f"axis {axis} does not exist in a tensor of rank {rank}", rule="-rank <= axis < rank")
-    return axis + rank if axis < 0 else axis
 
 
 def boxed(items: Sequence[Index] | Index, shape: tuple[int, ...] | None = None) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from polydyn.errors import PolydynError
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, reduction_name
-from polydyn.schedules.expr import OPS, REDUCTIONS, FromIndex, Op, indices, loads, walk
+from polydyn.schedules.expr import OPS, REDUCTIONS, FromIndex, Op, indices, loads, symbols_of, walk
 from polydyn.schedules.index import Index
 
 
@@ -14,7 +14,7 @@ def free_symbols(node: Node) -> frozenset[str]:
     """The symbols of a node's body and reduction extents that are no iterators of it."""
     if isinstance(node, Concat):
         return frozenset()
-    found = {s for i in indices(node.body) for s in i.symbols()} | {s for e in node.reduction for s in e.symbols()}
+    found = symbols_of(node.body) | {s for e in node.reduction for s in e.symbols()}
     return frozenset(s for s in found if not (s[:1] in "dr" and s[1:].isdigit()))
 
 

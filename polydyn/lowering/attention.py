@@ -17,7 +17,7 @@ from polydyn.lowering.flatten import FlatNode, flatten, map_addresses
 from polydyn.lowering.group import Canonical, LoweredGroup
 from polydyn.lowering.nest import NestBuilder
 from polydyn.lowering.output import output_array
-from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads
+from polydyn.schedules.expr import Const, Load, Op, Value, loads, symbols_of
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.model import Array, Group, Statement
 from polydyn.schedules.tiling import AttentionParts, Roles
@@ -82,7 +82,7 @@ def _value_nodes(plan: FusionPlan, values: FusedGroup, weights: str) -> tuple[Fl
 
 def _separable(n: FlatNode, row: str, col: str) -> bool:
     assert isinstance(n.body, Op)
-    a, b = (frozenset(s for i in indices(v) for s in i.symbols()) for v in n.body.args)
+    a, b = map(symbols_of, n.body.args)
     if col in a:
         a, b = b, a
     return col in b and col not in a and row not in b

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from polydyn.lowering.flatten import FlatNode, map_addresses
-from polydyn.schedules.expr import FromIndex, Load, Value, indices, map_index, walk
+from polydyn.schedules.expr import Value, indices, map_index
 from polydyn.schedules.index import ONE, ZERO, Atom, Index
 from polydyn.schedules.ranges import simplify
 
@@ -53,16 +53,7 @@ def _merge_shared(n: FlatNode, i: int) -> FlatNode:
 def _positions(n: FlatNode) -> Iterator[Index]:
     """Every integer expression that may depend on iterators: addresses, plain indices, local subscripts."""
     yield n.address
-    yield from value_positions(n.body)
-
-
-def value_positions(v: Value) -> Iterator[Index]:
-    """The same of a value."""
-    for x in walk(v):
-        if isinstance(x, Load):
-            yield from x.index
-        elif isinstance(x, FromIndex):
-            yield x.index
+    yield from indices(n.body)
 
 
 def mergeable(p: Index, x: Axis, y: Axis) -> bool:

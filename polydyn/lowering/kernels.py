@@ -58,7 +58,7 @@ Form: TypeAlias = ContractGroup | AttentionGroup | LoweredGroup
 
 
 class Tuner(Protocol):
-    """What chooses a contraction's sizes from measurements; ``polydyn.tuning.chosen`` is one."""
+    """What chooses a contraction's sizes from measurements; ``polydyn.searches.ChosenByRecords`` is one."""
 
     def builders(self, key: str, form: ContractGroup) -> TunedBuilders | None:
         """The tuned forms of a group whose roles are solved; None when nothing is known of it."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusionPlan
-from polydyn.lowering.collapse import Axis, mergeable, split_divided, value_positions
+from polydyn.lowering.collapse import Axis, mergeable, split_divided
 from polydyn.lowering.flatten import FlatNode, map_addresses
-from polydyn.schedules.expr import Load, Op, Value, indices, loads, map_index, substitute
+from polydyn.schedules.expr import Load, Op, Value, indices, loads, map_index, substitute, symbols_of
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.ranges import simplify
 from polydyn.schedules.tiling import Roles
@@ -55,7 +55,7 @@ def as_matrix_product(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tu
 def needs_promotion(n: FlatNode, roles: Roles) -> bool:
     """Whether the row operand is more than a load at an address that is affine in the row and the reductions."""
     assert isinstance(n.body, Op)
-    (row,) = (v for v in n.body.args if roles.col not in _symbols(v))
+    (row,) = (v for v in n.body.args if roles.col not in symbols_of(v))
     names = (roles.row, roles.block, *roles.inner)
     return not isinstance(row, Load) or any(
         i.symbols() & set(names) and any(x in i.split(x)[1].symbols() for x in names) for i in row.index
@@ -69,7 +69,7 @@ def _operands(plan: FusionPlan, n: FlatNode) -> Operands | None:
     assert isinstance(n.body, Op)
     best: tuple[tuple[bool, int, bool], Operands] | None = None
     for k, v in enumerate(n.body.args):
-        own, other = _symbols(v), _symbols(n.body.args[1 - k])
+        own, other = symbols_of(v), symbols_of(n.body.args[1 - k])
         cols = tuple(x for x, _ in n.shared if x in own and x not in other)
         rows = tuple(x for x, _ in n.shared if x in other and x not in own)
         if not isinstance(v, Load) or not cols:
@@ -79,10 +79,6 @@ def _operands(plan: FusionPlan, n: FlatNode) -> Operands | None:
         if best is None or score > best[0]:
             best = score, Operands(k, cols, rows)
     return best[1] if best else None
-
-
-def _symbols(v: Value) -> frozenset[str]:
-    return frozenset(s for i in indices(v) for s in i.symbols())
 
 
 def _size(e: Index) -> int:
@@ -95,9 +91,9 @@ def _size(e: Index) -> int:
 def _rows_mergeable(nodes: tuple[FlatNode, ...], column: int, at: int) -> bool:
     """Whether everything but the row operand moves alike along two neighbouring iterators."""
     x, y = nodes[0].shared[at : at + 2]
-    rest = [p for n in nodes[1:] for p in (n.address, *value_positions(n.body))]
+    rest = [p for n in nodes[1:] for p in (n.address, *indices(n.body))]
     assert isinstance(nodes[0].body, Op)
-    rest += [nodes[0].address, *value_positions(nodes[0].body.args[column])]
+    rest += [nodes[0].address, *indices(nodes[0].body.args[column])]
     return all(mergeable(p, x, y) for p in rest)
 
 
@@ -125,7 +121,7 @@ def _merge_reductions(n: FlatNode, column: int) -> FlatNode:
     while at >= 0:
         x, y = n.reduction[at : at + 2]
         assert isinstance(n.body, Op)
-        if at + 2 < len(n.reduction) or all(mergeable(p, x, y) for p in value_positions(n.body.args[1 - column])):
+        if at + 2 < len(n.reduction) or all(mergeable(p, x, y) for p in indices(n.body.args[1 - column])):
             reduced = (*n.reduction[:at], (y[0], x[1] * y[1]), *n.reduction[at + 2 :])
             ranges = dict([*n.shared, *reduced])
             args = tuple(merged(v, x, y, ranges) for v in n.body.args)
@@ -142,7 +138,7 @@ def _steepness(stride: Index) -> tuple[int, int]:
 
 def merged(v: Value, x: Axis, y: Axis, ranges: dict[str, Index]) -> Value:
     """The expression over one iterator, named as ``y``, for both: affine where it walks alike, else by division."""
-    if all(mergeable(p, x, y) for p in value_positions(v)):
+    if all(mergeable(p, x, y) for p in indices(v)):
         return substitute(v, {x[0]: ZERO})
     whole = Index.of(y[0])
     outer = whole // y[1]

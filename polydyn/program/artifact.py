@@ -16,19 +16,18 @@ import json
 import mmap
 import os
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from polydyn.build.cache import replacing
 from polydyn.build.features import architecture, available_cores, machine_features
 from polydyn.errors import ArtifactError
 
@@ -123,25 +122,14 @@ def hash_of_parts(data: Bytes) -> str:
 def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
     """Writes the zip beside ``path`` and renames it. ArtifactError: the folder is missing or full."""
     target = Path(path)
-    temporary = ""
     try:
-        fd, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(fd, "w+b") as f:
+        with replacing(target) as f:
             _write(artifact, f)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, target)
-    except BaseException as e:
-        if temporary:
-            with suppress(OSError):
-                os.unlink(temporary)
-        if isinstance(e, OSError):
-            raise ArtifactError(f"cannot write {target}: {e.strerror}", remedy="save to a writable folder") from e
-        raise
+    except OSError as e:
+        raise ArtifactError(f"cannot write {target}: {e.strerror}", remedy="save to a writable folder") from e
 
 
-def _write(artifact: Artifact, f: Any) -> None:
+def _write(artifact: Artifact, f: IO[bytes]) -> None:
     members = {LIBRARY: artifact.library}
     members |= {SOURCES + name: text.encode() for name, text in sorted(artifact.sources.items())}
     members |= {IMAGES + name: image for name, image in sorted(artifact.images.items())}

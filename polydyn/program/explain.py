@@ -12,12 +12,12 @@ from typing import Any
 
 from polydyn.errors import InputError
 from polydyn.gpu.targets import special_arch
+from polydyn.program.evaluation import THREADS
 from polydyn.program.expressions import decision_from_json, evaluate, symbols_of
 from polydyn.schedules.decision import choose
 from polydyn.schedules.decision import explain as explain_decision
 from polydyn.shapes.sizes import Sizes
 
-THREADS = "nth"
 WORK_PER_THREAD = 32768
 """``PD_WORK_PER_THREAD`` of the runtime."""
 
@@ -30,7 +30,7 @@ class ExplainedLaunch:
     ``bytes`` (of the distinct buffers read and written); ``scratch``: bytes per thread; ``reasons``: why its
     primitives became one kernel, and what its code generator decided; ``selection``: the tests on the way to the
     chosen kernel, and the candidates with their estimates in picoseconds, best first (tuned launches only);
-    ``wave``: launches of one wave start together, each on as many of their threads as ``threads`` says
+    ``wave``: launches of one wave start together, each on as many of their threads as ``threads`` says.
     ``selection`` on a device: why versions may not be launched, the one that is taken, and the others, with estimates
     of their times in nanoseconds, best first.
     """

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.host_device import RELATIONS, Tables, device_tables, quote
-from polydyn.program.memory import Slot, live_ranges, plan_slots, verify_slots
-from polydyn.program.plan import Buffer, HostPlan, Launch
-from polydyn.program.waves import touched_by_wave, wave_ranges
-from polydyn.schedules.expr import DTYPES, ITEMSIZE
+from polydyn.program.memory import Slot, plan_slots, verify_slots
+from polydyn.program.plan import Buffer, HostPlan, Launch, size_bytes
+from polydyn.program.waves import intermediate_lives, wave_ranges
+from polydyn.schedules.expr import DTYPES
 from polydyn.schedules.index import Index, product
 
 ROLES = {
@@ -27,11 +27,6 @@ class HostProgram:
 
     text: str
     slots: tuple[Slot, ...]
-
-
-def size_bytes(buffer: Buffer) -> Index:
-    """Bytes of a dense tensor over the model's symbols."""
-    return product(buffer.shape) * ITEMSIZE[buffer.dtype]
 
 
 def shape_text(shape: Iterable[Index]) -> str:
@@ -55,7 +50,7 @@ def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_byt
     tables = _check_tables(plan, values)
     check = values.lines
     values.lines = []
-    lives = live_ranges(_intermediates(plan), touched_by_wave(plan))
+    lives = intermediate_lives(plan)
     slots = plan_slots(lives)
     verify_slots(lives, slots)
     order = {name: i for i, name in enumerate(_used_buffers(plan))}
@@ -91,10 +86,6 @@ def _rows(rows: Sequence[str]) -> str:
     if all(r.lstrip("-").isdigit() for r in rows):
         return ", ".join(rows)
     return ",\n    ".join(rows)
-
-
-def _intermediates(plan: HostPlan) -> dict[str, Index]:
-    return {b.name: size_bytes(b) for b in plan.buffers.values() if b.role == "intermediate"}
 
 
 def _used_buffers(plan: HostPlan) -> list[str]:

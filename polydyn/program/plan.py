@@ -12,8 +12,8 @@ from polydyn.codegen.cuda_kernel import TensorMapOf
 from polydyn.codegen.cuda_work import Work
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.schedules.decision import Decision
-from polydyn.schedules.expr import Array
-from polydyn.schedules.index import Index
+from polydyn.schedules.expr import ITEMSIZE, Array
+from polydyn.schedules.index import Index, product
 from polydyn.shapes.sizes import Sizes
 
 
@@ -32,6 +32,11 @@ class Buffer:
     shape: tuple[Index, ...]
     role: str
     strides: tuple[str, ...] = ()
+
+
+def size_bytes(buffer: Buffer) -> Index:
+    """Bytes of a dense tensor over the model's symbols."""
+    return product(buffer.shape) * ITEMSIZE[buffer.dtype]
 
 
 @dataclass(frozen=True)

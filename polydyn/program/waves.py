@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polydyn.errors import PolydynError
-from polydyn.program.memory import arena_estimate, live_ranges, plan_slots
-from polydyn.program.plan import HostPlan, IndexCheck, Launch
-from polydyn.schedules.expr import ITEMSIZE
-from polydyn.schedules.index import product
+from polydyn.program.memory import Life, arena_estimate, live_ranges, plan_slots
+from polydyn.program.plan import HostPlan, IndexCheck, Launch, size_bytes
 
 MEMORY_FACTOR = 1.25
 """Waves must not make the arena (at ``memory.SAMPLES``) larger than so many times that of the launches one by one."""
@@ -153,8 +151,11 @@ def _moved(check: IndexCheck, plan: HostPlan, order: Sequence[int]) -> IndexChec
     return replace(check, launch=min(known))
 
 
+def intermediate_lives(plan: HostPlan) -> tuple[Life, ...]:
+    """The life of every intermediate of the plan, in waves."""
+    sizes = {b.name: size_bytes(b) for b in plan.buffers.values() if b.role == "intermediate"}
+    return live_ranges(sizes, touched_by_wave(plan))
+
+
 def _arena(plan: HostPlan) -> int:
-    sizes = {
-        b.name: product(b.shape) * ITEMSIZE[b.dtype] for b in plan.buffers.values() if b.role == "intermediate"
-    }
-    return arena_estimate(plan_slots(live_ranges(sizes, touched_by_wave(plan))))
+    return arena_estimate(plan_slots(intermediate_lives(plan)))

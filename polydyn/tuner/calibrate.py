@@ -11,7 +11,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from polydyn.build.cache import FileCache, digest, stored_file
+from polydyn.build.cache import FileCache, digest
 from polydyn.build.compiler import build_library
 from polydyn.build.features import machine_features
 from polydyn.codegen.kernel import CpuTarget
@@ -59,7 +59,7 @@ def calibrate(target: CpuTarget, build: str, threads: int) -> Hardware:
     units = {"limits.c": limits, "table.c": table, "timing.c": (here / "timing.c").read_text()}
     headers = {n: runtime[n] for n in ("internal.h", "polydyn.h")}
     library = build_library(units | {"pool.c": runtime["pool.c"]}, headers, build)
-    path = str(stored_file("lib", f"{digest(library.data.hex())}.so", library.data))
+    path = str(library.file())
 
     def seconds(workers: Workers, which: int, buffers: Sequence[int], symbols: Sequence[int], tasks: int) -> float:
         arguments = {"library": path, "which": which, "buffers": list(buffers), "symbols": list(symbols)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import product
 
 from polydyn.tuning.backbone import Backbone, Tile
@@ -36,6 +37,7 @@ def _fits(backbone: Backbone, instruction: Instruction) -> bool:
     return True
 
 
+@lru_cache(maxsize=1)  # groups of equal loops follow each other
 def loop_model(backbone: Backbone, hardware: Hardware) -> Space:
     """All (block, warp, instruction) tuples in which each level divides the next and no hard constraint is broken.
 

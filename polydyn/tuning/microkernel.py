@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 
 from polydyn.tuning.backbone import Backbone, Tile
@@ -10,6 +11,7 @@ from polydyn.tuning.hardware import Hardware
 from polydyn.tuning.space import Space, aligned, bind, collect, usage, violation
 
 
+@lru_cache(maxsize=1)  # groups of equal loops follow each other
 def mutations(backbone: Backbone, hardware: Hardware, seed: Tile) -> Space:
     """All viable micro-kernels whose inner tile sizes lie in [T/2, 2T] of the seed's.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from polydyn.tuning.backbone import Backbone, Loop, Tile
@@ -111,6 +112,7 @@ def generate(backbone: Backbone, hardware: Hardware, instruction: Instruction) -
     return Candidates(zero, tuple(low), {}), Candidates(one, tuple(parents), parents)
 
 
+@lru_cache(maxsize=1)  # groups of equal loops follow each other
 def rkernel_space(backbone: Backbone, hardware: Hardware) -> Space:
     """Vortex's space: every (level 1, level 0) pair of the parent map, for every instruction of the dtype."""
     return collect("vortex", _pairs(backbone, hardware))

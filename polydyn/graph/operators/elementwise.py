@@ -17,6 +17,7 @@ from polydyn.graph.operators.common import (
     iterators,
     like,
     refuse,
+    same_as_input,
     scalar,
     square,
     wide,
@@ -142,13 +143,7 @@ for _onnx, _name in {"Sum": "add", "Mean": "add", "Max": "max", "Min": "min"}.it
     operator(_onnx, infer=broadcast_infer)(partial(_fold, _name))
 
 
-def clip_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The first input's type and shape."""
-    t = ctx.tensor(node.inputs[0])
-    return (Inferred(t.dtype, t.shape),)
-
-
-@operator("Clip", infer=clip_infer)
+@operator("Clip", infer=same_as_input)
 def clip(node: OnnxNode, ctx: ExpandContext) -> None:
     """``min(max(x, low), high)``; the bounds are inputs, attributes before opset 11."""
     index = iterators(len(ctx.tensor(node.inputs[0]).shape))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
+from polydyn.graph.operators.common import iterators, normalize_axis
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.shape_ops import no_data
 from polydyn.graph.shape_values import LIMIT
-from polydyn.graph.subscripts import axis_of, boxed, here, ints, sizes
+from polydyn.graph.subscripts import boxed, ints, sizes
 from polydyn.schedules.expr import FLOATS, FromIndex, const, load, op
 from polydyn.schedules.index import ONE, ZERO, Index, maximum
 
@@ -93,7 +94,7 @@ def infer_cum_sum(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     x = ctx.tensor(node.inputs[0])
     if x.dtype == "bool" or not x.shape:
         raise ShapeError(f"CumSum of a {x.dtype} of rank {len(x.shape)}", tensor=x.name)
-    axis_of((ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
+    normalize_axis(node, (ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
     return (Inferred(x.dtype, x.shape),)
 
 
@@ -101,8 +102,8 @@ def infer_cum_sum(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 def expand_cum_sum(node: OnnxNode, ctx: ExpandContext) -> None:
     """A sum over all positions up to here (from here on when ``reverse``), masked: quadratic, but parallel."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
-    axis = axis_of((ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
-    d, r = here(len(x.shape)), Index.of("r0")
+    axis = normalize_axis(node, (ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
+    d, r = iterators(len(x.shape)), Index.of("r0")
     last = d[axis] if not node.attribute("exclusive", 0) else d[axis] + (ONE if node.attribute("reverse", 0) else -ONE)
     relation = "ge" if node.attribute("reverse", 0) else "le"
     term = load(x.name, tuple(r if a == axis else i for a, i in enumerate(d)), x.dtype)

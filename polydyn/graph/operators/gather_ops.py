@@ -6,9 +6,10 @@ import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.ir import Dim
+from polydyn.graph.operators.common import iterators, normalize_axis
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.slice_ops import wrap
-from polydyn.graph.subscripts import axis_of, boxed, here, sizes
+from polydyn.graph.subscripts import boxed, sizes
 from polydyn.schedules.expr import FromIndex, cast, const, load, op
 from polydyn.schedules.index import Index, fetch
 
@@ -35,7 +36,7 @@ def element(
 def infer_gather(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Gather: the axis is replaced by the shape of the indices; of a vector of sizes, also the values."""
     x, i = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
-    axis = axis_of(node.attribute("axis", 0), len(x.shape))
+    axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
     shape = x.shape[:axis] + i.shape + x.shape[axis + 1 :]
     value, at = ctx.value(x.name), ctx.constant(i.name)
     if value is None or at is None:
@@ -51,8 +52,8 @@ def infer_gather(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 def expand_gather(node: OnnxNode, ctx: ExpandContext) -> None:
     """A load with a fetched subscript."""
     x, i, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
-    axis = axis_of(node.attribute("axis", 0), len(x.shape))
-    d = here(len(y.shape))
+    axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
+    d = iterators(len(y.shape))
     middle = element(ctx, i.name, d[axis : axis + len(i.shape)], x.shape[axis])
     at = (*d[:axis], middle, *d[axis + len(i.shape) :])
     ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
@@ -63,7 +64,7 @@ def infer_gather_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, 
     x, i = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     if len(x.shape) != len(i.shape):
         raise ShapeError(f"{x.name} and {i.name} have different ranks", tensor=i.name, rule="GatherElements")
-    axis = axis_of(node.attribute("axis", 0), len(x.shape))
+    axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
     for a, (n, m) in enumerate(zip(i.shape, x.shape, strict=True)):
         if a != axis:
             ctx.at_most(n, m, f"axis {a} of {i.name} is no longer than that of {x.name}")
@@ -74,8 +75,8 @@ def infer_gather_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, 
 def expand_gather_elements(node: OnnxNode, ctx: ExpandContext) -> None:
     """A load whose subscript along the axis is fetched at the output's position."""
     x, i, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
-    axis = axis_of(node.attribute("axis", 0), len(x.shape))
-    d = here(len(y.shape))
+    axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
+    d = iterators(len(y.shape))
     at = tuple(element(ctx, i.name, d, x.shape[a]) if a == axis else k for a, k in enumerate(d))
     ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
 
@@ -104,7 +105,7 @@ def expand_gather_nd(node: OnnxNode, ctx: ExpandContext) -> None:
     """A load with several fetched subscripts."""
     x, i, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1]), ctx.tensor(node.outputs[0])
     b, k = _depth(node, i.shape)
-    d = here(len(y.shape))
+    d = iterators(len(y.shape))
     q = len(i.shape) - 1
     picked = tuple(element(ctx, i.name, (*d[:q], Index.of(j)), x.shape[b + j], j) for j in range(k))
     ctx.compute(y.shape, load(x.name, (*d[:b], *picked, *d[q:]), x.dtype), output=y.name)
@@ -114,7 +115,7 @@ def infer_one_hot(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """OneHot: a new axis of size depth, which must be shape arithmetic."""
     i, values = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[2])
     (depth,) = sizes(node, ctx, 1, "depth") or ()
-    axis = axis_of(node.attribute("axis", -1), len(i.shape) + 1)
+    axis = normalize_axis(node, node.attribute("axis", -1), len(i.shape) + 1)
     ctx.unify(values.shape[0], Index.of(2), f"{values.name} holds the off and the on value")
     return (Inferred(values.dtype, (*i.shape[:axis], depth, *i.shape[axis:])),)
 
@@ -123,8 +124,8 @@ def infer_one_hot(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 def expand_one_hot(node: OnnxNode, ctx: ExpandContext) -> None:
     """The on value where the new axis equals the index (counted from the end when negative)."""
     i, values, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[2]), ctx.tensor(node.outputs[0])
-    axis = axis_of(node.attribute("axis", -1), len(y.shape))
-    d = here(len(y.shape))
+    axis = normalize_axis(node, node.attribute("axis", -1), len(y.shape))
+    d = iterators(len(y.shape))
     at = cast(load(i.name, (*d[:axis], *d[axis + 1 :]), i.dtype), "int64")
     size = FromIndex("int64", y.shape[axis])
     at = op("where", op("lt", at, const(0, "int64")), op("add", at, size), at)

@@ -9,8 +9,9 @@ import numpy as np
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.dtypes import onnx_dtype
 from polydyn.graph.ir import Dim
+from polydyn.graph.operators.common import iterators, normalize_axis
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.graph.subscripts import axis_of, boxed, here, ints, reshape_subscripts, sizes
+from polydyn.graph.subscripts import boxed, ints, reshape_subscripts, sizes
 from polydyn.schedules.expr import Array, cast, const, load
 from polydyn.schedules.index import ONE, Index, floordiv, product
 from polydyn.shapes.rules import content
@@ -30,7 +31,7 @@ def expand_view(node: OnnxNode, ctx: ExpandContext) -> None:
     if source.shape == target.shape:
         ctx.alias(target.name, source.name)
         return
-    at = reshape_subscripts(source.shape, target.shape, here(len(target.shape)))
+    at = reshape_subscripts(source.shape, target.shape, iterators(len(target.shape)))
     ctx.compute(target.shape, load(source.name, at, source.dtype), output=target.name)
 
 
@@ -113,7 +114,7 @@ def infer_flatten(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Flatten: the dims before the axis and those from it on."""
     x = ctx.tensor(node.inputs[0])
     axis = node.attribute("axis", 1)
-    axis = axis if axis == len(x.shape) else axis_of(axis, len(x.shape))
+    axis = axis if axis == len(x.shape) else normalize_axis(node, axis, len(x.shape))
     shape = (product(x.shape[:axis]), product(x.shape[axis:]))
     return (Inferred(x.dtype, shape, reshaped(ctx.value(x.name), shape)),)
 
@@ -132,7 +133,7 @@ def infer_squeeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
                 raise ctx.undecided(question, (d,), "give the axes of Squeeze, or a range of the dim that decides it")
         gone = {a for a, d in enumerate(x.shape) if ctx.equal(d, ONE)}
     else:
-        gone = {axis_of(a, len(x.shape)) for a in given}
+        gone = {normalize_axis(node, a, len(x.shape)) for a in given}
         for a in gone:
             ctx.unify(x.shape[a], ONE, f"axis {a} of {x.name} is squeezed")
     shape = tuple(d for a, d in enumerate(x.shape) if a not in gone)
@@ -147,7 +148,7 @@ def infer_unsqueeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     x = ctx.tensor(node.inputs[0])
     axes = ints(node, ctx, 1, "axes") or ()
     rank = len(x.shape) + len(axes)
-    new = {axis_of(a, rank) for a in axes}
+    new = {normalize_axis(node, a, rank) for a in axes}
     if len(new) != len(axes):
         raise ShapeError(f"axes {list(axes)} name an axis twice", tensor=x.name)
     left = iter(x.shape)
@@ -173,7 +174,7 @@ def expand_transpose(node: OnnxNode, ctx: ExpandContext) -> None:
     """A view with permuted subscripts."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     perm = tuple(node.attribute("perm", range(len(x.shape) - 1, -1, -1)))
-    d = here(len(perm))
+    d = iterators(len(perm))
     at = tuple(d[perm.index(a)] for a in range(len(perm)))
     ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
 
@@ -218,7 +219,7 @@ def expand_cast(node: OnnxNode, ctx: ExpandContext) -> None:
     if x.dtype == y.dtype:
         ctx.alias(y.name, x.name)
         return
-    ctx.compute(y.shape, cast(load(x.name, here(len(x.shape)), x.dtype), y.dtype), output=y.name)
+    ctx.compute(y.shape, cast(load(x.name, iterators(len(x.shape)), x.dtype), y.dtype), output=y.name)
 
 
 def infer_expand(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
@@ -248,7 +249,7 @@ def expand_expand(node: OnnxNode, ctx: ExpandContext) -> None:
     if x.shape == y.shape:
         ctx.alias(y.name, x.name)
         return
-    d = here(len(y.shape))[len(y.shape) - len(x.shape) :]
+    d = iterators(len(y.shape))[len(y.shape) - len(x.shape) :]
     at = tuple(Index.of(0) if e == 1 else i for e, i in zip(x.shape, d, strict=True))
     ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
 
@@ -270,6 +271,6 @@ def infer_tile(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 def expand_tile(node: OnnxNode, ctx: ExpandContext) -> None:
     """A view with subscripts modulo the source's sizes."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
-    d = here(len(y.shape))
+    d = iterators(len(y.shape))
     at = tuple(i if e == f else i % e for i, e, f in zip(d, x.shape, y.shape, strict=True))
     ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)

@@ -8,8 +8,9 @@ import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.ir import Dim
+from polydyn.graph.operators.common import iterators, normalize_axis
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.graph.subscripts import axis_of, here, ints, sizes
+from polydyn.graph.subscripts import ints, sizes
 from polydyn.schedules.expr import FromIndex, Value, const, load, op
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
 
@@ -61,7 +62,7 @@ def cuts(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, Cut]:
         raise ShapeError("starts, ends, axes and steps of Slice have different lengths", tensor=x.name)
     out: dict[int, Cut] = {}
     for s, e, a, k in zip(starts, ends, axes, steps, strict=True):
-        a = axis_of(a, len(x.shape))
+        a = normalize_axis(node, a, len(x.shape))
         out[a] = cut(x.shape[a], s, e, k)
     return out
 
@@ -86,7 +87,7 @@ def expand_slice(node: OnnxNode, ctx: ExpandContext) -> None:
     """A view with shifted, scaled subscripts."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     found = cuts(node, ctx)
-    d = here(len(x.shape))
+    d = iterators(len(x.shape))
     at = tuple(found[a].start + i * found[a].step if a in found else i for a, i in enumerate(d))
     ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
 
@@ -94,7 +95,7 @@ def expand_slice(node: OnnxNode, ctx: ExpandContext) -> None:
 def parts_of(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[int, tuple[Dim, ...]]:
     """The axis of a Split and the sizes of its parts."""
     x = ctx.tensor(node.inputs[0])
-    axis = axis_of(node.attribute("axis", 0), len(x.shape))
+    axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
     n, count = x.shape[axis], len(node.outputs)
     given = sizes(node, ctx, 1, "split")
     if given is not None:
@@ -133,7 +134,7 @@ def expand_split(node: OnnxNode, ctx: ExpandContext) -> None:
     start = ZERO
     for name, size in zip(node.outputs, parts, strict=True):
         if name:
-            at = tuple(i + start if a == axis else i for a, i in enumerate(here(len(x.shape))))
+            at = tuple(i + start if a == axis else i for a, i in enumerate(iterators(len(x.shape))))
             ctx.compute(ctx.tensor(name).shape, load(x.name, at, x.dtype), output=name)
         start = start + size
 
@@ -143,7 +144,7 @@ def infer_concat(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     xs = [ctx.tensor(t) for t in node.inputs]
     if any(len(x.shape) != len(xs[0].shape) or x.dtype != xs[0].dtype for x in xs):
         raise ShapeError(f"parts of different rank or dtype: {', '.join(f'{x.name} {list(x.shape)}' for x in xs)}")
-    axis = axis_of(node.attribute("axis", 0), len(xs[0].shape))
+    axis = normalize_axis(node, node.attribute("axis", 0), len(xs[0].shape))
     shape = list(xs[0].shape)
     for x in xs[1:]:
         for a, d in enumerate(x.shape):
@@ -163,7 +164,7 @@ def expand_concat(node: OnnxNode, ctx: ExpandContext) -> None:
     if len(node.inputs) == 1:
         ctx.alias(node.outputs[0], node.inputs[0])
         return
-    axis = axis_of(node.attribute("axis", 0), len(ctx.tensor(node.inputs[0]).shape))
+    axis = normalize_axis(node, node.attribute("axis", 0), len(ctx.tensor(node.inputs[0]).shape))
     ctx.concat(node.inputs, axis, output=node.outputs[0])
 
 
@@ -175,7 +176,7 @@ def pads_of(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, tupl
     axes = tuple(range(rank)) if axes is None else axes
     if len(pads) != 2 * len(axes):
         raise ShapeError(f"{len(pads)} pads for {len(axes)} axes", tensor=node.inputs[0])
-    return {axis_of(a, rank): (pads[i], pads[i + len(axes)]) for i, a in enumerate(axes)}
+    return {normalize_axis(node, a, rank): (pads[i], pads[i + len(axes)]) for i, a in enumerate(axes)}
 
 
 def infer_pad(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
@@ -207,7 +208,7 @@ def expand_pad(node: OnnxNode, ctx: ExpandContext) -> None:
     """Guarded access with a fill (constant), or clamped, mirrored, wrapped subscripts."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     mode = node.attribute("mode", "constant")
-    at, inside = list(here(len(x.shape))), []
+    at, inside = list(iterators(len(x.shape))), []
     for a, (before, after) in pads_of(node, ctx).items():
         if before == 0 and after == 0:
             continue
@@ -253,7 +254,7 @@ def infer_trilu(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 def expand_trilu(node: OnnxNode, ctx: ExpandContext) -> None:
     """The elements on one side of diagonal k, zero elsewhere."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
-    d = here(len(x.shape))
+    d = iterators(len(x.shape))
     diagonal: Value = const(0, "int64")
     if len(node.inputs) > 1 and node.inputs[1]:
         k = ctx.tensor(node.inputs[1])

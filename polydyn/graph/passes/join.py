@@ -20,7 +20,19 @@ import numpy as np
 
 from polydyn.graph.ir import Compute, Concat, Dim, Graph, Node, Tensor, dim_name
 from polydyn.graph.passes.order import Dependences, in_order
-from polydyn.schedules.expr import Array, Const, FromIndex, Load, Op, Value, children, indices, load, loads, substitute
+from polydyn.schedules.expr import (
+    Array,
+    Const,
+    FromIndex,
+    Load,
+    Op,
+    Value,
+    children,
+    load,
+    loads,
+    substitute,
+    symbols_of,
+)
 from polydyn.schedules.index import ONE, ZERO, Index
 
 
@@ -59,7 +71,7 @@ def as_contraction(n: Node) -> Compute | None:
     """The node, when it is a sum of products of two loaded operands of which each runs along axes of its own."""
     if not isinstance(n, Compute) or n.reduce != "sum" or not isinstance(n.body, Op) or n.body.name != "mul":
         return None
-    a, b = ({s for i in indices(v) for s in i.symbols() if s[:1] == "d"} for v in n.body.args)
+    a, b = ({s for s in symbols_of(v) if s[:1] == "d"} for v in n.body.args)
     return n if a - b and b - a and all(len(loads(v)) == 1 for v in n.body.args) else None
 
 

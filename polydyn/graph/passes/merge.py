@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from polydyn.graph.ir import Compute, Graph, dim_name
 from polydyn.graph.passes.join import Along, Different, Form, Join, Refusal, Workplace, as_contraction
-from polydyn.schedules.expr import Op, indices, loads
+from polydyn.schedules.expr import Op, loads, symbols_of
 
 MERGED = "merged into one contraction (they share the operand {operand})"
 
@@ -29,7 +29,7 @@ def merge_contractions(graph: Graph) -> Graph:
     for members in sharing.values():
         rank = len(graph.tensors[members[0].output].shape)
         shared = _product(members[0]).args[0]
-        run = {s for i in indices(shared) for s in i.symbols()}
+        run = symbols_of(shared)
         forms = [Along(a) for a in reversed(range(rank)) if dim_name(a) not in run]
         join_members(place, members, forms, MERGED.format(operand=loads(shared)[0].buffer))
     return place.finish()
