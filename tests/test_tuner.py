@@ -280,10 +280,14 @@ def test_the_command_tunes_from_a_log_and_compiles(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("[1]")
     call, model, records = CliRunner().invoke, str(tmp_path / "m.onnx"), str(tmp_path / "r.db")
     few = ["--trials", "4", "--threads", "1", "--from-log", str(tmp_path / "seen.json")]
-    made = call(main, ["tune", model, "--records", records, *few])
+    made = call(main, ["tune", model, "--records", records, "--strategy", "bladedisc", *few])
     assert made.exit_code == 0 and "tuples kept" in made.output, made.output
-    done = call(main, ["compile", model, "-o", str(tmp_path / "m.polydyn"), "--records", records, "--threads", "1"])
+    asked = ["compile", model, "-o", str(tmp_path / "m.polydyn"), "--records", records, "--threads", "1"]
+    assert f"--records {records} --strategy bladedisc" in made.output.replace("\n", "")
+    done = call(main, [*asked, "--strategy", "bladedisc"])
     assert done.exit_code == 0, done.output
+    wrong = call(main, [*asked, "--strategy", "nobody"])
+    assert wrong.exit_code == 1 and "'nobody'" in wrong.output and "bladedisc" in wrong.output
     assert polydyn.load(tmp_path / "m.polydyn").explain(M=7).launches[0].selection
     bad = call(main, ["tune", model, "--records", records, "--from-log", str(tmp_path / "bad.json")])
     assert bad.exit_code == 1 and "no log of shapes" in bad.output

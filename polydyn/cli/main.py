@@ -92,14 +92,16 @@ def main(debug: bool) -> None:
 @click.argument("model")
 @click.option("-o", "--output", required=True, help="The artifact to write.")
 @click.option("--records", help="A record file of polydyn tune, which chooses tiles; it is only read.")
+@click.option("--strategy", default=Options.strategy, show_default=True, help="Whose searches in the records count.")
+@click.option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores, operands rounded to 10 bits.")
 @of_machine
 def compile_(
-    model: str, output: str, records: str | None, dims: tuple[Any, ...], target: str, threads: int | None,
-    without: tuple[str, ...],
+    model: str, output: str, records: str | None, strategy: str, tf32: bool, dims: tuple[Any, ...], target: str,
+    threads: int | None, without: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Compile MODEL and write an artifact, which runs without a compiler."""
     start = time.perf_counter()
-    options = Options(frozenset(without))
+    options = Options(frozenset(without), strategy, tf32)
     program = compile_model(model, target=target, dims=dict(dims), threads=threads, options=options, records=records)
     seconds = time.perf_counter() - start
     program.save(output)

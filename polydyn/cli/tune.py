@@ -51,10 +51,11 @@ def tune(
             model, records, target=target, dims=dict(dims), threads=threads, trials=trials, seed=seed, seen=seen,
             options=Options(frozenset(without), strategy), report=report,
         )  # fmt: skip
+    chosen = "" if strategy == Options.strategy else f" --strategy {strategy}"
     heading = ("group", "", "tuples kept", "binaries", "measured now", "seconds")
     rows = [(g.label, "", str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}") for g in groups]
     console.print(text_table(heading, rows), markup=False)
-    console.print(f"compile with --records {records}", markup=False)
+    console.print(f"compile with --records {records}{chosen}", markup=False)
 
 
 def read_log(path: Path) -> list[Seen]:
