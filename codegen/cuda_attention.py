@@ -29,6 +29,7 @@ from polydyn.codegen.ir import (
     If,
     Inst,
     Let,
+    Mark,
     Reg,
     Set,
     Store,
@@ -46,6 +47,7 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Const, FromIndex, Load, Value, const, op, transform
 from polydyn.schedules.gpu_tiling import gpu_attention_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
+from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.masks import Axis, Logits, visits
 from polydyn.schedules.model import Group
 from polydyn.schedules.online_softmax import softmax_logit
@@ -127,12 +129,8 @@ class _Version:
     def build(self) -> tuple[CudaKernel, ...]:
         """The kernel, with indices of both widths."""
         depth, columns = self.of.depths
-        done, roles, live = len(self.of.values.epilogues), self.parts.score_roles, self.of.visits.live
-        tiled = gpu_attention_tree(self.parts.scores, roles, done, live)
-        proven = AttentionTiles(ROWS, self.keys, depth, columns, self.kind.shape[2])
-        prove_gpu_attention(tiled, self.of.logits, live, proven)
-        self.coordinates = self.values.coordinates = tiled.coordinates()
-        body = mark_parallel(generate(tiled), tiled.coincident)
+        body = self._loops(self.of.visits.live)
+        body = body if _walks(body) else self._loops(())
         rows, keys = self.of.scores.M.ceildiv(ROWS), self.of.scores.N.ceildiv(self.keys)
         k = self.kind.shape[2]
         sizes: dict[str, IndexLike] = {"B_i": rows, "B_l": keys, "W_i": WARPS, "P_i": 16}
@@ -162,6 +160,15 @@ class _Version:
                             tuple(dict.fromkeys(wanted)), work=self._work(keys, blocks))  # fmt: skip
         arrays = {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
         return emit(kernel, fold(body), arrays, known, blocks)
+
+    def _loops(self, live: tuple[Condition, ...]) -> Body:
+        """The loops of the tree over tiles of keys that satisfy ``live``, proven."""
+        depth, columns = self.of.depths
+        tiled = gpu_attention_tree(self.parts.scores, self.parts.score_roles, len(self.of.values.epilogues), live)
+        proven = AttentionTiles(ROWS, self.keys, depth, columns, self.kind.shape[2])
+        prove_gpu_attention(tiled, self.of.logits, live, proven)
+        self.coordinates = self.values.coordinates = tiled.coordinates()
+        return mark_parallel(generate(tiled), tiled.coincident)
 
     def _work(self, keys: Index, blocks: int) -> Work:
         """Both products of a tile of keys; between them a lane has some instructions for each of its scores."""
@@ -358,6 +365,14 @@ class _Version:
             body = (Alloc(name, dtype, V(size), "register", body),)
         c = self.copies["COPY_Q"]
         return (Alloc(c.name, c.dtype, V(c.elements), "shared", body),)
+
+
+def _walks(body: Body) -> bool:
+    """Whether one loop walks over the keys in every block: not so where masks leave one tile, or nothing of a head."""
+    rings = [n for n in walk(body) if isinstance(n, Mark) and n.name == "pipeline"]
+    guarded = any(m is r for n in walk(body) if isinstance(n, If) for m in walk((n,)) for r in rings)
+    loops = [n for r in rings for n in r.body]
+    return len(loops) == 1 and isinstance(loops[0], For) and not guarded
 
 
 def _across(register: str, reduce: str) -> Body:

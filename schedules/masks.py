@@ -201,7 +201,7 @@ class _Spans:
             return self._choice(v)
         if v.name in ("add", "sub", "mul", "div", "max", "min"):
             a, b = map(self.of, v.args)
-            pairs = ((_corners(v.name, x, y, LARGEST[v.dtype]), s.intersect(t))
+            pairs = ((_corners(v.name, x, y, v.dtype), s.intersect(t))
                      for x, s in a.items() for y, t in b.items())  # fmt: skip
             return _united(pairs)
         return {UNKNOWN: whole}
@@ -215,7 +215,8 @@ class _Spans:
             yes, no = self.truth(x)
             rest = whole.subtract(yes).subtract(no)
             return _united(((Span(1.0, 1.0), yes), (Span(0.0, 0.0), no), (Span(0.0, 1.0), rest)))
-        return {_read(v.dtype) if x.dtype in INTEGERS and v.dtype in FLOATS else UNKNOWN: whole}
+        far = v.dtype == "float16" and not isinstance(x, Load)  # subscripts may be beyond its largest number
+        return {_read(v.dtype) if x.dtype in INTEGERS and v.dtype in FLOATS and not far else UNKNOWN: whole}
 
     def _choice(self, v: Op) -> Spans:
         yes, no = self.truth(v.args[0])
@@ -282,50 +283,56 @@ def _read(dtype: str) -> Span:
     return Span(-math.inf, LARGEST[dtype] * REACH)
 
 
-def _span(low: float, high: float) -> Span:
-    return UNKNOWN if math.isnan(low) or math.isnan(high) else Span(low, high)
-
-
 def _hull(a: Span, b: Span) -> Span:
     return UNKNOWN if UNKNOWN in (a, b) else Span(min(a.low, b.low), max(a.high, b.high))
 
 
-def _corners(name: str, a: Span, b: Span, largest: float) -> Span:
-    """The span of an operation, beyond ``largest`` an infinity."""
+def _corners(name: str, a: Span, b: Span, dtype: str) -> Span:
+    """The span of an operation whose result is rounded, or, 16 bits in a register, is not."""
     if UNKNOWN in (a, b):
         return UNKNOWN
     if name in ("max", "min"):
         pick = max if name == "max" else min
         return Span(pick(a.low, b.low), pick(a.high, b.high))
+    if name == "sub":
+        name, b = "add", Span(-b.high, -b.low)
     if name == "add":
         low, high = a.low + b.low, a.high + b.high
-    elif name == "sub":
-        low, high = a.low - b.high, a.high - b.low
+        mixed = math.isnan(a.low + b.high) or math.isnan(a.high + b.low)
     else:
         if name == "div":
             if b.low != b.high or b.low == 0:
                 return UNKNOWN
             b = Span(1 / b.low, 1 / b.low)
         ends = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
-        if any(map(math.isnan, ends)):
-            return UNKNOWN
         low, high = min(ends), max(ends)
-    return _span(*(math.copysign(math.inf, x) if abs(x) > largest else x for x in (low, high)))
+        zero = a.low < 0 < a.high, b.low < 0 < b.high
+        mixed = any(map(math.isnan, ends)) or (zero[0] and _infinite(b)) or (zero[1] and _infinite(a))
+    return UNKNOWN if mixed or math.isnan(low) or math.isnan(high) else _rounded(low, high, dtype)
+
+
+def _infinite(x: Span) -> bool:
+    return math.isinf(x.low) or math.isinf(x.high)
+
+
+def _rounded(low: float, high: float, dtype: str) -> Span:
+    """Numbers of a dtype; what is a little beyond its largest one is that, or an infinity."""
+    largest, loss = LARGEST[dtype], 2.0**-8 if ITEMSIZE[dtype] == 2 else 2.0**-24
+    low = low - abs(low) * loss if math.isfinite(low) else low
+    high = high + abs(high) * loss if math.isfinite(high) else high
+    if high < -1.5 * largest:
+        return Span(-math.inf, -math.inf)
+    return Span(-math.inf if low < -largest else min(low, largest), math.inf if high > largest else max(high, -largest))
 
 
 def _converted(x: Span, source: str, dtype: str) -> Span:
     """The span after rounding to a dtype: what is read does not overflow, literals may."""
     if x == UNKNOWN or ITEMSIZE[source] < ITEMSIZE[dtype]:
         return x
-    largest, loss = LARGEST[dtype], 2.0**-8 if ITEMSIZE[dtype] == 2 else 2.0**-24
-    low = x.low - abs(x.low) * loss if math.isfinite(x.low) else x.low
-    high = x.high + abs(x.high) * loss if math.isfinite(x.high) else x.high
-    if high < -2 * largest:
-        return Span(-math.inf, -math.inf)
-    low = low if low >= -largest else -math.inf
-    if x.low == x.high or high == math.inf:
-        return Span(low, math.inf if high > largest else max(high, -largest))
-    return Span(low, max(-largest, min(high, largest * REACH)))
+    found = _rounded(x.low, x.high, dtype)
+    if x.low == x.high or x.high == math.inf or found.high < 0:
+        return found
+    return Span(found.low, min(found.high, LARGEST[dtype] * REACH))
 
 
 def _integer(v: Value) -> Index | None:

@@ -256,6 +256,44 @@ def test_bounds_of_logits() -> None:
     assert seen(op("add", scaled, op("where", ABOVE, number(-1e9), zero))) == Visits()
 
 
+def test_bounds_are_those_of_rounded_numbers() -> None:
+    """A little beyond the lowest number is the lowest number, not -inf; a clamped NaN is one; subscripts overflow."""
+    for dtype, lowest, little in (("float16", LOWEST, -10.0), ("float32", float(np.finfo(np.float32).min), -5e30)):
+        assert np.dtype(dtype).type(lowest) + np.dtype(dtype).type(little) == lowest
+        low, extra = const(lowest, dtype), const(little, dtype)
+        score = Load(dtype, "scores", SCORE.index)
+        found = seen(op("where", ABOVE, op("add", low, extra), score))
+        assert found.live == () and found.least is not None, "such a row weighs its keys"
+        assert seen(op("where", ABOVE, op("add", low, low), score)).live != ()
+        assert found.least > lowest * (1 - 2.0**-9 if dtype == "float16" else 1)
+    infinite = op("add", op("mul", SCORE, number(8)), Load("float32", "bias", (Index.of("j"),)))  # inf - inf
+    assert seen(op("where", ABOVE, op("min", infinite, number(-2000)), SCORE)) == Visits()
+    far = cast(FromIndex("int64", 1000 * Index.of("j")), "float16")
+    low = op("where", ABOVE, const(LOWEST, "float16"), const(0.0, "float16"))
+    assert seen(op("add", low, far)) == Visits()
+
+
+def test_masks_that_leave_one_tile_or_no_tile_of_a_head() -> None:
+    """The ring needs a loop in every block: all tiles are visited then."""
+    constants = {"zero": np.array(0), "one": np.array(1), "few": np.array(7), "low": np.array(-np.inf, np.float16)}
+    constants["planes"] = np.array([1, 2])
+    shapes = dict.fromkeys("qkv", ("B", "H", "L", DEPTH))
+    for axis, relation in ((2, "Less"), (1, "Greater")):
+        nodes = [
+            node("Shape", ["k"], ["n1"], start=axis, end=axis + 1), node("Squeeze", ["n1"], ["n"]),
+            node("Range", ["zero", "n", "one"], ["c"]), node("Unsqueeze", ["c", "planes"], ["h"]),
+            node(relation, ["h" if axis == 1 else "c", "few" if relation == "Less" else "zero"], ["keep"]),
+            node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]), node("MatMul", ["q", "kt"], ["s"]),
+            node("Where", ["keep", "s", "low"], ["u"]), node("Softmax", ["u"], ["w"], axis=-1),
+            node("MatMul", ["w", "v"], ["y"]),
+        ]  # fmt: skip
+        used = {x for n in nodes for x in n.input}
+        plan = plan_of(nodes, shapes, ["y"], {n: a for n, a in constants.items() if n in used}, "float16")
+        (p,) = placed(plan)
+        (loop,) = (x for x in p.versions[0].text.splitlines() if "for (int32_t b_l" in x)
+        assert "b_l < ((n0 + 63)/64)" in loop, loop
+
+
 def test_the_number_that_a_row_must_have_seen() -> None:
     """exp of the difference is 0, also where floats are far apart."""
     for low in (-1e4, -65504.0, -1e9, -1e30, float(np.finfo(np.float32).min)):
