@@ -103,15 +103,18 @@ class _Integers:
     def _offset(self, n: Compute, rows: Step, weights: Step) -> Load | None:
         """What the zero point of the rows adds to a sum: ``zero * sum(w)``; None where there is none to take out.
 
-        It stays inside where the weights have a zero point, or are not subscripted by plain iterators.
+        It stays inside where the weights have a zero point, are not subscripted by plain iterators, or are a part of a
+        constant (a slice of it, which has more steps than the product).
         """
         zero = number(self.constants, rows.zero)
-        index = [str(i) for i in weights.x.index if i.constant is None]
-        plain = all(i.is_symbol or i.constant == 0 for i in weights.x.index) and len(set(index)) == len(index)
-        if not zero or not plain or weights.zero is not None:
-            return None
         array = self.constants[weights.x.buffer].astype(np.int64)
         extents = {reduction_name(j): int(e) for j, e in enumerate(n.reduction)}
+        index = [str(i) for i in weights.x.index if i.constant is None]
+        plain = all(i.is_symbol or i.constant == 0 for i in weights.x.index) and len(set(index)) == len(index)
+        summed = (extents.get(str(i), None if i.is_symbol else 1) for i in weights.x.index)
+        part = any(steps not in (None, size) for steps, size in zip(summed, array.shape, strict=True))
+        if not zero or not plain or part or weights.zero is not None:
+            return None
         axes = tuple(a for a, i in enumerate(weights.x.index) if not i.is_symbol or str(i) in extents)
         again = math.prod(e for r, e in extents.items() if r not in index)
         sums: Array = (array.sum(axes) * again * int(zero)).astype(np.int32)
