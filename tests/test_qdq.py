@@ -179,6 +179,17 @@ def test_a_product_with_a_part_of_the_weights(shape: tuple[int, ...], ends: tupl
     np.testing.assert_allclose(got, want, 2e-6, 2e-6 * float(np.abs(want).max()))
 
 
+def test_weights_that_the_model_quantizes_itself() -> None:
+    """Float weights with a QuantizeLinear of their own are bytes like any other."""
+    q = Qdq()
+    x, w = q.step("x", 0.05, np.uint8(77)), q.constant(floats(34, 3))
+    y = q.add("MatMul", x, q.step(w, np.array([0.01, 0.02, 0.03]), np.zeros(3, np.int8), axis=1))
+    m, f = q.model({"x": ("float32", ["M", 34])}, y), {"x": floats(5, 34)}
+    graph, want = rewritten(m), onnxruntime_of(m, f)
+    assert sums(graph) == 1 and "int8" in {str(a.dtype) for a in graph.constants.values()}
+    np.testing.assert_allclose(reference.evaluate(graph, f)[y], want, 2e-6, 2e-6 * float(np.abs(want).max()))
+
+
 def test_a_product_whose_scale_is_an_input_stays_in_floats() -> None:
     q = Qdq()
     x = q.add("DequantizeLinear", q.add("QuantizeLinear", "x", "s"), "s")

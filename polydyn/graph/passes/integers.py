@@ -16,7 +16,8 @@ import numpy as np
 from polydyn.graph.ir import Compute, Dim, Graph, Node, Tensor, dim_name, reduction_name
 from polydyn.graph.operators.quantization import centred
 from polydyn.graph.passes.join import as_contraction
-from polydyn.graph.passes.steps import Step, dequantization, is_ordinary, live, number, through_views
+from polydyn.graph.passes.steps import Step, dequantization, is_ordinary, live, number, quantization, through_views
+from polydyn.graph.reference import evaluate_node
 from polydyn.schedules.expr import Array, Load, Op, Value, cast, const, load, loads, op
 from polydyn.schedules.index import Index, product
 
@@ -43,7 +44,8 @@ def integer_products(graph: Graph) -> Graph:
 
 class _Integers:
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.whole = graph
+        self.graph = graph = _with_bytes(graph)
         self.makers = graph.producer()
         self.tensors = dict(graph.tensors)
         self.constants = dict(graph.constants)
@@ -58,7 +60,7 @@ class _Integers:
             if not self._rewritten(n):
                 self.nodes.append(n)
         if not self.notes:
-            return self.graph
+            return self.whole
         nodes, notes = tuple(self.nodes), (*self.graph.notes, *self.notes)
         whole = replace(self.graph, nodes=nodes, tensors=self.tensors, constants=self.constants, notes=notes)
         return live(whole)
@@ -205,6 +207,17 @@ class _Integers:
         most = max(int(ends.max), -int(ends.min), int(ends.max) - int(zero), int(zero) - int(ends.min))
         widest = max(int(array.max()) - int(zeros.min()), int(zeros.max()) - int(array.min()))
         return bool(steps * most * widest < 2**31)
+
+
+def _with_bytes(graph: Graph) -> Graph:
+    """The graph with constants quantized now: some exporters keep weights as floats and quantize them in the model."""
+    constants, nodes = dict(graph.constants), list[Node]()
+    for n in graph.nodes:
+        if quantization(n) and n.output not in graph.outputs and all(t in constants for t in n.inputs):
+            constants[n.output] = evaluate_node(n, graph.tensors[n.output], {}, constants)
+        else:
+            nodes.append(n)
+    return replace(graph, nodes=tuple(nodes), constants=constants)
 
 
 def _is_padding(n: Compute) -> bool:
