@@ -125,7 +125,8 @@ class CudaNestKernel:
         body, tiled = self._generated(True)
         body = bind(body, {"B_t": extent // lanes, "E_t": lanes})
         body = lower(body, tiled.coordinates(), {s.name: kernel.lowering(s) for s in self.group.statements})
-        body = substitute(consume(consume(body, "stage", lambda b: b), "row", kernel.row), {"o_t": V("b_t") * lanes})
+        first = ZERO if extent == lanes else V("b_t") * lanes  # of one vector there is no loop
+        body = substitute(consume(consume(body, "stage", lambda b: b), "row", kernel.row), {"o_t": first})
         buffers = stored(self.group.arrays)
         made: list[tuple[Body, Wanted]] = []
 

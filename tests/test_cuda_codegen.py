@@ -106,6 +106,15 @@ def test_element_wise_vectors_of_several_types() -> None:
         assert close(got["r"], x + (x > 0))
 
 
+@pytest.mark.parametrize(("dtype", "pads"), [("float32", [0, 1, 0, 1]), ("uint8", [0, 1, 0, 5])])
+def test_rows_of_one_vector(dtype: str, pads: list[int]) -> None:
+    """A padded row that is as long as a vector of results: 4 floats, 8 bytes."""
+    plan = plan_of([node("Pad", ["x", "p"], ["y"])], {"x": ("M", 2)}, ["y"], {"p": np.array(pads)}, {"x": dtype})
+    x = np.arange(1, 7).reshape(3, 2).astype(dtype)
+    got, _ = run(plan, {"x": x}, chosen("wide"))
+    np.testing.assert_array_equal(got["y"], np.pad(x, [(0, 0), (pads[1], pads[3])]))
+
+
 def test_transposition_and_integers() -> None:
     nodes = [
         node("Transpose", ["x"], ["t"], perm=[1, 0]), node("Add", ["t", "b"], ["s"]), node("Div", ["s", "c"], ["y"]),

@@ -161,6 +161,35 @@ def test_the_zero_point_of_the_activations_comes_out_of_the_sum() -> None:
     assert len(plan_program(product_of(64, zero=np.uint8(200)), target="cuda:sm_80").launches) == 2
 
 
+@pytest.mark.parametrize(
+    ("shape", "ends"),
+    [((40, 3), (0, 34)), ((40, 3), (6, 40)), ((2, 34, 3), (0, 1)), ((2, 34, 3), (1, 2)), ((34, 3), (0, 34))],
+)
+def test_a_product_with_a_part_of_the_weights(shape: tuple[int, ...], ends: tuple[int, int]) -> None:
+    """The zero point of the activations is multiplied by the sum of that part, not of the whole constant."""
+    q = Qdq()
+    x = q.step("x", 0.05, np.uint8(77))
+    first, last = (q.constant([e]) for e in ends)
+    w = q.add("Slice", q.weight(random_bytes(q.rng, "int8", *shape), 0.01), first, last, q.constant([0]))
+    m = q.model({"x": ("float32", ["M", 34])}, q.add("MatMul", x, w))
+    graph, f = rewritten(m), {"x": floats(5, 34)}
+    assert sums(graph) == 1
+    (got,) = reference.evaluate(graph, f).values()
+    want = onnxruntime_of(m, f)
+    np.testing.assert_allclose(got, want, 2e-6, 2e-6 * float(np.abs(want).max()))
+
+
+def test_weights_that_the_model_quantizes_itself() -> None:
+    """Float weights with a QuantizeLinear of their own are bytes like any other."""
+    q = Qdq()
+    x, w = q.step("x", 0.05, np.uint8(77)), q.constant(floats(34, 3))
+    y = q.add("MatMul", x, q.step(w, np.array([0.01, 0.02, 0.03]), np.zeros(3, np.int8), axis=1))
+    m, f = q.model({"x": ("float32", ["M", 34])}, y), {"x": floats(5, 34)}
+    graph, want = rewritten(m), onnxruntime_of(m, f)
+    assert sums(graph) == 1 and "int8" in {str(a.dtype) for a in graph.constants.values()}
+    np.testing.assert_allclose(reference.evaluate(graph, f)[y], want, 2e-6, 2e-6 * float(np.abs(want).max()))
+
+
 def test_a_product_whose_scale_is_an_input_stays_in_floats() -> None:
     q = Qdq()
     x = q.add("DequantizeLinear", q.add("QuantizeLinear", "x", "s"), "s")

@@ -13,7 +13,7 @@ from tiny import node
 from benchmarks.conformance import cases, run_case
 from polydyn.checked import CheckedProgram
 from polydyn.compiler import Options, plan_program
-from polydyn.errors import UnsupportedError
+from polydyn.errors import ModelError, UnsupportedError
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
@@ -128,12 +128,20 @@ def test_forms_of_several_opsets() -> None:
         ("QuantizeLinear", {"precision": 10}, one(1), "precision=10"),
         ("QuantizeLinear", {"output_dtype": 17}, one(1), "FLOAT8E4M3FN"),
         ("QuantizeLinear", {"output_dtype": 22}, one(1), "INT4"),
+        ("QuantizeLinear", {}, np.array(1.0), "a scale of float64"),
+        ("DequantizeLinear", {"output_dtype": 1}, np.array(1.0), "a scale of float64"),
     ],
 )  # fmt: skip
 def test_blocks_precisions_and_small_types_are_refused(op: str, attributes: Any, scale: Any, message: str) -> None:
     x = "float32" if op == "QuantizeLinear" else "int8"
     with pytest.raises(UnsupportedError, match=message):
         import_model(model_of(op, {"x": (x, (4, 4)), "s": scale}, attributes, 23))
+
+
+def test_a_named_dtype_is_that_of_the_zero_point() -> None:
+    inputs = {"x": ("float32", ("N",)), "s": one(1), "z": np.uint8(3)}
+    with pytest.raises(ModelError, match="output_dtype is int8 and z is uint8"):
+        import_model(model_of("QuantizeLinear", inputs, {"output_dtype": 3}, 21))
 
 
 # -- DynamicQuantizeLinear ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from polydyn.errors import ModelError
 from polydyn.graph.dtypes import onnx_dtype
 from polydyn.graph.ir import reduction_name
 from polydyn.graph.operators.common import Shape, at, emit, given, iterators, like, normalize_axis, refuse, wide
@@ -57,7 +58,9 @@ def _axis(node: OnnxNode) -> int:
 
 
 def _parameters(node: OnnxNode, ctx: InferContext, shape: Shape) -> None:
-    """Checks the scale and the zero point. UnsupportedError: they are given by blocks."""
+    """Checks the scale and the zero point. UnsupportedError: a scale of another dtype, or given by blocks."""
+    if (scale := ctx.tensor(node.inputs[1]).dtype) not in REAL:
+        raise refuse(node, f"a scale of {scale}", "scales are float32, or 16-bit floats")
     if node.attribute("block_size", 0):
         raise refuse(node, f"block_size={node.attribute('block_size')}", "quantize by tensor or by axis")
     for name in (node.inputs[1], given(node.inputs, 2)):
@@ -103,6 +106,8 @@ def quantize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     dtype = ctx.tensor(zero).dtype if zero else named
     if dtype not in QUANTIZED or x.dtype not in (*REAL, "int32"):
         raise refuse(node, f"{x.dtype} to {dtype}")
+    if node.attribute("output_dtype", 0) and dtype != named:
+        raise ModelError(f"output_dtype is {named} and {zero} is {dtype}, they must agree", node=node.name)
     if node.attribute("precision", 0) not in (0, FLOAT):
         raise refuse(node, f"precision={node.attribute('precision')}", "quotients are float32")
     _parameters(node, ctx, x.shape)

@@ -16,7 +16,8 @@ import numpy as np
 from polydyn.graph.ir import Compute, Dim, Graph, Node, Tensor, dim_name, reduction_name
 from polydyn.graph.operators.quantization import centred
 from polydyn.graph.passes.join import as_contraction
-from polydyn.graph.passes.steps import Step, dequantization, is_ordinary, live, number, through_views
+from polydyn.graph.passes.steps import Step, dequantization, is_ordinary, live, number, quantization, through_views
+from polydyn.graph.reference import evaluate_node
 from polydyn.schedules.expr import Array, Load, Op, Value, cast, const, load, loads, op
 from polydyn.schedules.index import Index, product
 
@@ -43,7 +44,8 @@ def integer_products(graph: Graph) -> Graph:
 
 class _Integers:
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.whole = graph
+        self.graph = graph = _with_bytes(graph)
         self.makers = graph.producer()
         self.tensors = dict(graph.tensors)
         self.constants = dict(graph.constants)
@@ -58,7 +60,7 @@ class _Integers:
             if not self._rewritten(n):
                 self.nodes.append(n)
         if not self.notes:
-            return self.graph
+            return self.whole
         nodes, notes = tuple(self.nodes), (*self.graph.notes, *self.notes)
         whole = replace(self.graph, nodes=nodes, tensors=self.tensors, constants=self.constants, notes=notes)
         return live(whole)
@@ -103,15 +105,18 @@ class _Integers:
     def _offset(self, n: Compute, rows: Step, weights: Step) -> Load | None:
         """What the zero point of the rows adds to a sum: ``zero * sum(w)``; None where there is none to take out.
 
-        It stays inside where the weights have a zero point, or are not subscripted by plain iterators.
+        It stays inside where the weights have a zero point, are not subscripted by plain iterators, or are a part of a
+        constant (a slice of it, which has more steps than the product).
         """
         zero = number(self.constants, rows.zero)
-        index = [str(i) for i in weights.x.index if i.constant is None]
-        plain = all(i.is_symbol or i.constant == 0 for i in weights.x.index) and len(set(index)) == len(index)
-        if not zero or not plain or weights.zero is not None:
-            return None
         array = self.constants[weights.x.buffer].astype(np.int64)
         extents = {reduction_name(j): int(e) for j, e in enumerate(n.reduction)}
+        index = [str(i) for i in weights.x.index if i.constant is None]
+        plain = all(i.is_symbol or i.constant == 0 for i in weights.x.index) and len(set(index)) == len(index)
+        summed = (extents.get(str(i), None if i.is_symbol else 1) for i in weights.x.index)
+        part = any(steps not in (None, size) for steps, size in zip(summed, array.shape, strict=True))
+        if not zero or not plain or part or weights.zero is not None:
+            return None
         axes = tuple(a for a, i in enumerate(weights.x.index) if not i.is_symbol or str(i) in extents)
         again = math.prod(e for r, e in extents.items() if r not in index)
         sums: Array = (array.sum(axes) * again * int(zero)).astype(np.int32)
@@ -202,6 +207,17 @@ class _Integers:
         most = max(int(ends.max), -int(ends.min), int(ends.max) - int(zero), int(zero) - int(ends.min))
         widest = max(int(array.max()) - int(zeros.min()), int(zeros.max()) - int(array.min()))
         return bool(steps * most * widest < 2**31)
+
+
+def _with_bytes(graph: Graph) -> Graph:
+    """The graph with constants quantized now: some exporters keep weights as floats and quantize them in the model."""
+    constants, nodes = dict(graph.constants), list[Node]()
+    for n in graph.nodes:
+        if quantization(n) and n.output not in graph.outputs and all(t in constants for t in n.inputs):
+            constants[n.output] = evaluate_node(n, graph.tensors[n.output], {}, constants)
+        else:
+            nodes.append(n)
+    return replace(graph, nodes=tuple(nodes), constants=constants)
 
 
 def _is_padding(n: Compute) -> bool:
