@@ -248,6 +248,6 @@ def test_a_graph_that_uses_what_is_gone_breaks_the_context(cuda: Cuda, things: d
     else:
         assert cuda("cuMemFreeHost", pinned) == 0
     assert cuda("cuGraphLaunch", made, stream) == 0
-    with pytest.raises(DeviceLostError, match=r"a graph copies memory that was freed|module was unloaded"):
+    with pytest.raises(DeviceLostError, match=r"memory that was freed|module was unloaded"):
         cuda.synchronize(stream)
     assert cuda("cuGraphExecDestroy", made) == INVALID_VALUE, "it went with its context"
