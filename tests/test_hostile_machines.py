@@ -197,9 +197,12 @@ def test_an_interrupted_compilation_leaves_no_file_and_no_process(cache: Path, t
     )
     script.chmod(0o755)
     onnx.save(small(), str(tmp_path / "m.onnx"))
-    code = f"import polydyn; polydyn.compile({str(tmp_path / 'm.onnx')!r}, threads=1)"
+    # tests that run in the background ignore interrupts, and so would what they start
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listen}; import polydyn; polydyn.compile({str(tmp_path / 'm.onnx')!r}, threads=1)"
     environment = {**os.environ, "CC": str(script)}
     run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    assert run.stderr is not None
     try:
         for _ in range(600):
             if (tmp_path / "started").exists() or run.poll() is not None:
@@ -212,6 +215,7 @@ def test_an_interrupted_compilation_leaves_no_file_and_no_process(cache: Path, t
     finally:
         run.kill()
         run.wait()
+        run.stderr.close()
     assert "KeyboardInterrupt" in words and run.returncode != 0
     assert not half_written(cache)
     for _ in range(100):
