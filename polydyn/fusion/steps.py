@@ -7,13 +7,13 @@ its steps as one axis, filled up with zeros. Zero points of constants are subtra
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from polydyn.fusion.products import has_column, is_contraction, is_reduction
-from polydyn.fusion.widen import over_constant, values_of
-from polydyn.graph.ir import Compute, Graph, Node, Tensor
+from polydyn.fusion.products import is_reduction
+from polydyn.fusion.widen import OperandRewriting, over_constant, values_of
+from polydyn.graph.ir import Graph, Tensor
 from polydyn.schedules.expr import Array, Load, Op, Value, cast
 from polydyn.schedules.index import ZERO, Index
 
@@ -44,25 +44,12 @@ def lay_out_steps(graph: Graph) -> Graph:
     return _Rewriting(graph).run()
 
 
-class _Rewriting:
+class _Rewriting(OperandRewriting):
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.tensors = dict(graph.tensors)
-        self.constants = dict(graph.constants)
+        super().__init__(graph)
         self.made: dict[tuple[Value, tuple[int, ...]], str | None] = {}
 
-    def run(self) -> Graph:
-        """The rewritten graph."""
-        nodes = tuple(map(self._node, self.graph.nodes))
-        return replace(self.graph, nodes=nodes, tensors=self.tensors, constants=self.constants)
-
-    def _node(self, n: Node) -> Node:
-        if not isinstance(n, Compute) or n.body.dtype != "int32" or not is_contraction(n) or not has_column(n):
-            return n
-        assert isinstance(n.body, Op)
-        return replace(n, body=replace(n.body, args=tuple(map(self._operand, n.body.args))))
-
-    def _operand(self, v: Value) -> Value:
+    def operand(self, v: Value) -> Value:
         found = over_constant(self.graph, v)
         if found is None:
             return v

@@ -22,12 +22,17 @@ def widen_constants(graph: Graph) -> Graph:
     return _Widening(graph).run()
 
 
-class _Widening:
+class OperandRewriting:
+    """Walks the operands of integer products; what replaces one may add constants."""
+
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.tensors = dict(graph.tensors)
         self.constants = dict(graph.constants)
-        self.made: dict[Value, str] = {}
+
+    def operand(self, v: Value) -> Value:
+        """What stands for an operand."""
+        raise NotImplementedError
 
     def run(self) -> Graph:
         """The rewritten graph."""
@@ -38,9 +43,15 @@ class _Widening:
         if not isinstance(n, Compute) or n.body.dtype != "int32" or not is_contraction(n) or not has_column(n):
             return n
         assert isinstance(n.body, Op)
-        return replace(n, body=replace(n.body, args=tuple(map(self._operand, n.body.args))))
+        return replace(n, body=replace(n.body, args=tuple(map(self.operand, n.body.args))))
 
-    def _operand(self, v: Value) -> Value:
+
+class _Widening(OperandRewriting):
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self.made: dict[Value, str] = {}
+
+    def operand(self, v: Value) -> Value:
         found = over_constant(self.graph, v)
         if found is None:
             return v
