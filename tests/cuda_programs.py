@@ -16,6 +16,19 @@ from polydyn.program.plan import HostPlan, KernelSource, Launch, Version
 from polydyn.schedules.index import Index
 
 EYE = np.eye(8, dtype=np.float32)
+W = np.linspace(-1, 1, 8 * 36, dtype=np.float32).reshape(8, 36)
+
+
+def softmax_and_gather() -> CudaProgram:
+    """``y = softmax(x @ W)`` and ``z = table[i] + x``, for x of [B, 8] and i of [B]."""
+    nodes = [
+        node("MatMul", "x w", "t"), node("Softmax", "t", "y", axis=-1),
+        node("Gather", "table i", "g", axis=0), node("Add", "g x", "z"),
+    ]  # fmt: skip
+    ins = {"x": ("float32", ["B", 8]), "i": ("int64", ["B"]), "table": ("float32", ["T", 8])}
+    program = polydyn.compile(model(nodes, ins, ["y", "z"], {"w": W}), target="cuda:emulated")
+    assert isinstance(program, CudaProgram)
+    return program
 
 
 def relu(target: str = "cuda:emulated") -> CudaProgram:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_programs import add, check, one_launch, relu, shift, version
+from cuda_programs import add, check, one_launch, relu, shift, softmax_and_gather, version
 from programs import B, buffers
 from tiny import model, node
 
@@ -27,7 +27,6 @@ from polydyn.program.cuda_program import Call, CudaProgram
 from polydyn.program.plan import IndexCheck, KernelSource, Launch, Version
 from polydyn.schedules.index import Index
 
-W = np.linspace(-1, 1, 8 * 36, dtype=np.float32).reshape(8, 36)
 USAGE = 5
 """``PD_USAGE``."""
 
@@ -41,15 +40,7 @@ def device() -> Iterator[Session]:
 
 @pytest.fixture(scope="module")
 def layer() -> CudaProgram:
-    """``y = softmax(x @ w)`` and ``z = table[i] + x``, for x of [B, 8] and i of [B]."""
-    nodes = [
-        node("MatMul", "x w", "t"), node("Softmax", "t", "y", axis=-1),
-        node("Gather", "table i", "g", axis=0), node("Add", "g x", "z"),
-    ]  # fmt: skip
-    ins = {"x": ("float32", ["B", 8]), "i": ("int64", ["B"]), "table": ("float32", ["T", 8])}
-    program = polydyn.compile(model(nodes, ins, ["y", "z"], {"w": W}), target="cuda:emulated")
-    assert isinstance(program, CudaProgram)
-    return program
+    return softmax_and_gather()
 
 
 def feeds(b: int, seed: int = 0) -> dict[str, np.ndarray]:

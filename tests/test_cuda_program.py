@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from cuda_programs import W, softmax_and_gather
 from stored import path_of
 from tiny import model, node
 
@@ -24,8 +25,6 @@ from polydyn.gpu.dlpack import CUDA, capsule, view
 from polydyn.gpu.session import Session, open_session
 from polydyn.program.cuda_program import CudaProgram, stream_handle
 
-W = np.linspace(-1, 1, 8 * 36, dtype=np.float32).reshape(8, 36)
-
 
 @pytest.fixture(autouse=True, scope="module")
 def device() -> Iterator[Session]:
@@ -37,13 +36,7 @@ def device() -> Iterator[Session]:
 
 @pytest.fixture(scope="module")
 def layer() -> CudaProgram:
-    """``y = softmax(x @ w)`` and ``z = table[i] + x``, for x of [B, 8] and i of [B]."""
-    nodes = [
-        node("MatMul", "x w", "t"), node("Softmax", "t", "y", axis=-1),
-        node("Gather", "table i", "g", axis=0), node("Add", "g x", "z"),
-    ]  # fmt: skip
-    ins = {"x": ("float32", ["B", 8]), "i": ("int64", ["B"]), "table": ("float32", ["T", 8])}
-    return compiled(model(nodes, ins, ["y", "z"], {"w": W}))
+    return softmax_and_gather()
 
 
 def compiled(m: Any) -> CudaProgram:
