@@ -14,6 +14,7 @@ from polydyn.dispatch.tree import features_of, fit_classifier, fit_tree
 from polydyn.schedules.decision import ArgMin, Decision, Entry, verify_decision
 from polydyn.schedules.evaluator import evaluator
 from polydyn.schedules.index import Index
+from polydyn.tuning.finals import between
 from polydyn.tuning.strategy import Tuned
 
 
@@ -65,13 +66,17 @@ def _argmin(tuned: Tuned) -> Dispatch:
 
 
 def _tree(tuned: Tuned) -> Dispatch:
-    """The tree over many sizes, which closed forms make free; over the measured instances where there are none."""
+    """The tree over many sizes, which closed forms make free; over the measured instances where there are none.
+
+    What the table says of an instance more than the closed forms do holds between instances too.
+    """
     features = features_of(_symbols(tuned))
     shapes, table, weights = tuned.instances, tuned.table, tuned.weights
     if tuned.costs and features:
-        shapes, estimates = tuple(_dense(tuned)), [evaluator(c) for c in tuned.costs]
-        table = np.array([[1e12 / max(1, picoseconds(s)) for s in shapes] for picoseconds in estimates])
-        weights = (1.0,) * len(shapes)
+        shapes, forms = tuple(_dense(tuned)), [evaluator(c) for c in tuned.costs]
+        known, estimates = ([[max(1, e(s)) for s in of] for e in forms] for of in (tuned.instances, shapes))
+        logs = np.log(np.array([tuned.backbone.flops(s) for s in tuned.instances]) / tuned.table / np.array(known))
+        table, weights = 1 / (np.array(estimates) * between(tuned.instances, logs, shapes)), (1.0,) * len(shapes)
     return Dispatch(_singles(tuned), fit_tree(features, shapes, table, weights, costs=tuned.costs))
 
 

@@ -45,18 +45,21 @@ def fit_tree(
 
     ``table[k, i]``: throughput of kernel k at shape i. Greedy: the split of all leaves that saves most weighted loss
     (1 - share of best), until ``leaves`` or nothing is saved. With ``costs`` (closed forms of the kernels) a leaf
-    keeps the few kernels that its shapes need and compares their costs; without, it names one.
+    keeps the few kernels whose comparison by cost loses least at its shapes; without, it names one.
     """
     w = np.ones(table.shape[1]) if weights is None else np.asarray(weights, float)
     loss = ((1 - shares(table)) * (w / w.sum())).T
-    return _Grower(features, evaluate(features, shapes), loss, costs).grow(leaves)
+    estimates = np.array([[e(s) for e in map(evaluator, costs)] for s in shapes]) if costs else None
+    return _Grower(features, evaluate(features, shapes), loss, costs, estimates).grow(leaves)
 
 
 class _Grower:
     """Best-first growth; a leaf is the array of its shapes' rows."""
 
-    def __init__(self, features: Sequence[Index], values: Values, loss: Table, costs: Sequence[Index]) -> None:
-        self.features, self.values, self.loss, self.costs = features, values, loss, costs
+    def __init__(
+        self, features: Sequence[Index], values: Values, loss: Table, costs: Sequence[Index], estimates: Values | None
+    ) -> None:
+        self.features, self.values, self.loss, self.costs, self.estimates = features, values, loss, costs, estimates
 
     def grow(self, leaves: int) -> Decision:
         root = np.arange(len(self.values))
@@ -99,17 +102,24 @@ class _Grower:
         return low if low == high else Split(self.features[feature], threshold, low, high)
 
     def _leaf(self, rows: npt.NDArray[np.intp]) -> Decision:
-        loss = self.loss[rows]
-        chosen = [int(loss.sum(0).argmin())]
-        while self.costs and len(chosen) < _RIVALS:
-            reached = loss[:, chosen].min(1)
-            saved = (reached[:, None] - np.minimum(loss, reached[:, None])).sum(0)
-            if saved.max() <= 1e-6:
+        loss = self.loss[rows].sum(0)
+        chosen, least = [int(loss.argmin())], float(loss.min())
+        while self.estimates is not None and len(chosen) < _RIVALS:
+            more = [k for k in range(len(loss)) if k not in chosen]
+            after, k = min(((self._compared(rows, [*chosen, k]), k) for k in more), default=(least, 0))
+            if least - after <= 1e-6:
                 break
-            chosen.append(int(saved.argmax()))
+            chosen, least = [*chosen, k], after
         if len(chosen) == 1:
             return Leaf(chosen[0])
         return ArgMin(tuple(Entry(k, self.costs[k]) for k in sorted(chosen)))
+
+    def _compared(self, rows: npt.NDArray[np.intp], kernels: Sequence[int]) -> float:
+        """The loss at the shapes of ``rows`` when closed forms choose among kernels; of equal ones the first is taken."""
+        assert self.estimates is not None
+        kernels = np.array(sorted(kernels))
+        picked = kernels[self.estimates[np.ix_(rows, kernels)].argmin(1)]
+        return float(self.loss[rows, picked].sum())
 
 
 def fit_classifier(

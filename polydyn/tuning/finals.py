@@ -2,8 +2,9 @@
 
 A closed form follows one kernel from size to size within a per cent or two; between two kernels it can be wrong by
 several, because what it was fitted to (one wave, one block) knows neither caches nor memory. A few whole launches of
-each finalist give one factor for its form, and the table where they were measured. Vortex's hybrid analyzer (5.2)
-measures the lowest level and estimates the rest; here the top is measured too.
+each finalist give one factor for its form, the table where they were measured, and what is between these sizes
+(``between``). Vortex's hybrid analyzer (5.2) measures the lowest level and estimates the rest; here the top is
+measured too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from polydyn.errors import BuildError
 from polydyn.schedules.evaluator import evaluator
@@ -61,6 +63,21 @@ def _drawn(weights: Sequence[float], fits: list[int]) -> list[int]:
     return [fits[i] for i in dict.fromkeys(int(i) for i in drawn)]
 
 
+def between(known: Sequence[Shape], logs: npt.NDArray[np.float64], asked: Sequence[Shape]) -> npt.NDArray[np.float64]:
+    """Factors at other shapes: the exponential of ``logs`` (kernels x ``known``), each shape's from the nearest of the
+    known ones, two for every loop that is dynamic, weighted by inverse distance of the sizes' logarithms. Of one loop
+    that is the straight line between the neighbours; far outside it is nearly constant.
+    """
+    names = [n for n in known[0] if len({s[n] for s in (*known, *asked)}) > 1]
+    here, there = (np.array([[math.log(max(1, s[n])) for n in names] for s in of]) for of in (known, asked))
+    distance = np.maximum(np.linalg.norm(there[:, None] - here.reshape(1, len(known), len(names)), axis=2), 1e-9)
+    near = np.argsort(distance, axis=1, kind="stable")[:, : max(1, 2 * len(names))]
+    weight = 1 / np.take_along_axis(distance, near, 1)
+    weight /= weight.sum(1, keepdims=True)
+    factors: npt.NDArray[np.float64] = np.exp((logs[:, near] * weight).sum(2))
+    return factors
+
+
 def corrected(
     problem: Problem, bench: Bench, kernels: Sequence[Kernel], costs: Sequence[Index], longest: float
 ) -> tuple[list[Kernel], list[Index], Table]:
@@ -70,30 +87,19 @@ def corrected(
 
     BuildError: none of them ran.
     """
-    shapes, estimates = problem.instances(), [evaluator(c) for c in costs]
-    least = [min(e(s) for e in estimates) / PICOSECONDS for s in shapes]
+    shapes = problem.instances()
+    estimates = np.array([[max(1, e(s)) for s in shapes] for e in map(evaluator, costs)], float)
+    least = list(estimates.min(0) / PICOSECONDS)
     asked = sizes_to_measure(least, problem.weights, longest, LONG * longest / len(kernels))
     times = [bench.seconds([k.tile for k in kernels], shapes[i]) for i in asked]
-    spent = np.array(times).reshape(len(asked), len(kernels))
-    ran, forms, rows = [], [], []
-    for n, (kernel, cost) in enumerate(zip(kernels, costs, strict=True)):
-        measured = dict(zip(asked, spent[:, n], strict=True))
-        if not all(math.isfinite(t) and t > 0 for t in measured.values()):
-            continue
-        form = cost * _factor(problem, measured, cost) // UNIT if measured else cost
-        estimate = evaluator(form)
-        filled = [PICOSECONDS * measured[i] if i in measured else max(1, estimate(s)) for i, s in enumerate(shapes)]
-        ran.append(kernel)
-        forms.append(form)
-        rows.append([problem.backbone.flops(s) / t for s, t in zip(shapes, filled, strict=True)])
+    spent = PICOSECONDS * np.array(times).reshape(len(asked), len(kernels)).T
+    ran = [n for n, row in enumerate(spent) if np.isfinite(row).all() and (row > 0).all()]
     if not ran:
         raise BuildError(f"none of {len(kernels)} tuples that ran once ran again", rule="finalists are measured")
-    return ran, forms, np.array(rows, float)
-
-
-def _factor(problem: Problem, measured: dict[int, float], cost: Index) -> int:
-    """Measured over estimated time, in ``UNIT`` parts: the weighted geometric mean."""
-    shapes = problem.instances()
-    logs = [math.log(PICOSECONDS * t / max(1, cost.evaluate(shapes[i]))) for i, t in measured.items()]
-    weights = [problem.weights[i] for i in measured]
-    return max(1, round(UNIT * math.exp(float(np.average(logs, weights=weights)))))
+    kernels, forms, estimates = [kernels[n] for n in ran], [costs[n] for n in ran], estimates[ran]
+    if asked:
+        logs = np.log(spent[ran] / estimates[:, asked])
+        mean = np.average(logs, axis=1, weights=[problem.weights[i] for i in asked])
+        forms = [c * max(1, round(UNIT * math.exp(f))) // UNIT for c, f in zip(forms, mean, strict=True)]
+        estimates = estimates * between([shapes[i] for i in asked], logs, shapes)
+    return kernels, forms, np.array([problem.backbone.flops(s) for s in shapes]) / estimates
