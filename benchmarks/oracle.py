@@ -21,7 +21,7 @@ from polydyn.tuning.loop_model import loop_model
 
 RANDOM = 100
 """Random valid tuples of the pool."""
-ANCHORS, SHORT, BEST, TURNS = 16, 16, 8, 4
+ANCHORS, SHORT, BEST, TURNS = 16, 16, 8, 6
 """Lengths at which all of the pool is timed; how many of an anchor's best are tried near it; how many of a length's
 best take turns; turns after the first."""
 

@@ -227,6 +227,7 @@ def _row(r: Row, shapes: Shapes, share: Sequence[float], inside: Sequence[bool])
     row: dict[str, Any] = {
         "mean": float(np.mean(share)), "worst": float(np.min(share)), "binaries": r.tuned.binaries,
         "tuples": len(r.tuned.kernels), "offline_s": r.seconds, "selection_ns": r.selection(shapes),
+        "shares": [round(x, 3) for x in share],
     }  # fmt: skip
     outside = [x for x, known in zip(share, inside, strict=False) if not known]
     return row | ({"outside_mean": float(np.mean(outside)), "outside_worst": min(outside)} if outside else {})

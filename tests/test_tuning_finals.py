@@ -27,7 +27,7 @@ TILES = loop_model(B, HW).tiles[::40][:20]
 class Liar(Simulated):
     """A machine on which some tuples take ten times as long as one of their waves promises."""
 
-    def seconds(self, tiles: Sequence[Tile], shape: Shape) -> list[float]:
+    def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
         slow = [10.0 if t == TILES[0] else 1.0 for t in tiles]
         return [x * s for x, s in zip(slow, super().seconds(tiles, shape), strict=True)]
 
@@ -83,7 +83,7 @@ def test_finalists_are_few_and_contain_the_best_on_average() -> None:
 
 def test_kernels_that_fail_are_dropped_and_none_is_an_error() -> None:
     class Failing(Simulated):
-        def seconds(self, tiles: Sequence[Tile], shape: Shape) -> list[float]:
+        def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
             return [math.inf if t == TILES[0] else s for t, s in zip(tiles, super().seconds(tiles, shape), strict=True)]
 
     bench = Failing(B, HW)

@@ -85,7 +85,7 @@ class Broken:
     def kernel(self, tile: Tile) -> Kernel:
         raise AssertionError(f"built {tile}")
 
-    def seconds(self, tiles: Sequence[Tile], shape: Shape) -> list[float]:
+    def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
         raise AssertionError(f"ran {tiles}")
 
 

@@ -68,9 +68,10 @@ class CpuBench:
         spent = self.run([(t, s) for t, s in zip(tiles, shapes, strict=True)])
         return [x / max(1, self.task.backbone.flops(s)) for x, s in zip(spent, shapes, strict=True)]
 
-    def seconds(self, tiles: Sequence[Tile], shape: Shape) -> list[float]:
+    def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
         """As ``Bench``; ``inf`` where it failed."""
-        return self.run([(t, shape) for t in tiles])
+        rounds = [self.run([(t, shape) for t in tiles]) for _ in range(turns)]
+        return [max(row) if math.inf in row else min(row) for row in zip(*rounds, strict=True)]
 
     def kernel(self, tile: Tile) -> Kernel:
         """As ``Bench``. BuildError: the tuple does not run."""

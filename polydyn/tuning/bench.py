@@ -31,8 +31,8 @@ class Bench(Protocol):
     def kernel(self, tile: Tile) -> Kernel:
         """Resources, wave and lone-block times of a tuple that ran."""
 
-    def seconds(self, tiles: Sequence[Tile], shape: Shape) -> Sequence[float]:
-        """Seconds of a whole launch of each tuple at a shape."""
+    def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> Sequence[float]:
+        """Seconds of a whole launch of each tuple at a shape, the least of ``turns`` rounds."""
 
 
 class Remembered:
@@ -117,11 +117,11 @@ class RecordedBench:
         resources = Usage(*(int(used.value(n)) for n in _RESOURCES))
         return Kernel(tile, resources, *(wave.value(n) for n in _TIMES))
 
-    def seconds(self, tiles: Sequence[Tile], shape: Shape) -> list[float]:
+    def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
         """As ``Bench``; one ``throughput`` record per tile and shape."""
         at = tuple(sorted(shape.items()))
         new = [t for t in dict.fromkeys(tiles) if (t, at) not in self._launches]
-        for tile, spent in zip(new, self._bench.seconds(new, shape) if new else (), strict=True):
+        for tile, spent in zip(new, self._bench.seconds(new, shape, turns) if new else (), strict=True):
             self._launches[tile, at] = spent
             self._add([replace(self._record(tile, "throughput", {"seconds": spent}), shape=at)])
         return [self._launches[t, at] for t in tiles]

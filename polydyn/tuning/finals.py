@@ -24,8 +24,8 @@ from polydyn.tuning.bench import Bench
 from polydyn.tuning.cost import Kernel
 from polydyn.tuning.select import Table
 
-FINALISTS, SIZES = 12, 16
-"""Kernels that are measured, and at how many sizes."""
+FINALISTS, SIZES, TURNS = 12, 16, 2
+"""Kernels that are measured, at how many sizes, and how often, in turns: the least time counts."""
 LONG = 40
 """As much as so many of the longest launches may be run in all: where the drawn sizes are more, the largest sizes are
 left out, which closed forms follow best.
@@ -65,8 +65,7 @@ def _drawn(weights: Sequence[float], fits: list[int]) -> list[int]:
 
 def between(known: Sequence[Shape], logs: npt.NDArray[np.float64], asked: Sequence[Shape]) -> npt.NDArray[np.float64]:
     """Factors at other shapes: the exponential of ``logs`` (kernels x ``known``), each shape's from the nearest of the
-    known ones, two for every loop that is dynamic, weighted by inverse distance of the sizes' logarithms. Of one loop
-    that is the straight line between the neighbours; far outside it is nearly constant.
+    known ones, two for every loop that is dynamic, weighted by inverse distance of the sizes' logarithms.
     """
     names = [n for n in known[0] if len({s[n] for s in (*known, *asked)}) > 1]
     here, there = (np.array([[math.log(max(1, s[n])) for n in names] for s in of]) for of in (known, asked))
@@ -91,7 +90,7 @@ def corrected(
     estimates = np.array([[max(1, e(s)) for s in shapes] for e in map(evaluator, costs)], float)
     least = list(estimates.min(0) / PICOSECONDS)
     asked = sizes_to_measure(least, problem.weights, longest, LONG * longest / len(kernels))
-    times = [bench.seconds([k.tile for k in kernels], shapes[i]) for i in asked]
+    times = [bench.seconds([k.tile for k in kernels], shapes[i], TURNS) for i in asked]
     spent = PICOSECONDS * np.array(times).reshape(len(asked), len(kernels)).T
     ran = [n for n, row in enumerate(spent) if np.isfinite(row).all() and (row > 0).all()]
     if not ran:

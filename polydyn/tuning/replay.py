@@ -67,7 +67,7 @@ class Simulated:
         shape = saturating_shape(self.backbone, self.hardware, tile)
         return self._seconds(tile, shape) / self.backbone.flops(shape)
 
-    def seconds(self, tiles: Sequence[Tile], shape: Shape) -> list[float]:
+    def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
         """Times of whole launches at a shape."""
         return [self._seconds(t, shape) for t in tiles]
 

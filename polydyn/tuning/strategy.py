@@ -297,8 +297,8 @@ def _regions_by_size(space: Space, problem: Problem, hardware: Hardware) -> Expl
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
         first = _aligned(space, problem, hardware)(space, objective, trials // 4, seed)
         known = {t.tile for t in first}
-        rest = Space(space.name, tuple(t for t in space.tiles if t not in known))
-        return first + apart(rest, objective, trials - len(first), seed)
+        rest = tuple(t for t in space.tiles if t not in known)
+        return first + apart(Space(space.name, rest), objective, trials - len(first), seed) if rest else first
 
     return explore
 
