@@ -94,6 +94,15 @@ def test_a_leaf_with_several_winners_compares_their_costs() -> None:
     assert [choose(tree, s) for s in shapes] == [int(table[:, i].argmax()) for i in range(len(shapes))]
 
 
+def test_a_leaf_does_not_compare_costs_that_the_table_contradicts() -> None:
+    shapes = [{"L": n} for n in range(1, 30)]
+    costs = (Index.of(20), L)  # say that kernel 1 is better below 20
+    table = np.array([[1.0] * 29, [0.5] * 14 + [1.5] * 15])  # it is so from 15 on
+    assert fit_tree(features_of(["L"]), shapes, table, leaves=1, costs=costs) == Leaf(0)
+    tree = fit_tree(features_of(["L"]), shapes, table, leaves=2, costs=costs)
+    assert [choose(tree, s) for s in shapes] == [0] * 14 + [1] * 15
+
+
 def test_the_classifier_exports_the_same_choices() -> None:
     labels = [best_kernel(s) for s in SHAPES]
     tree = fit_classifier(FEATURES, SHAPES, labels)

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from polydyn.dispatch.build import build_dispatch
 from polydyn.errors import BuildError
+from polydyn.schedules.decision import choose
 from polydyn.schedules.index import Index
 from polydyn.tuning.backbone import GroupKey, Problem, Shape, Tile, gemm
 from polydyn.tuning.cost import polydyn as polydyn_cost
-from polydyn.tuning.finals import FINALISTS, SIZES, corrected, finalists, sizes_to_measure
+from polydyn.tuning.finals import FINALISTS, SIZES, between, corrected, finalists, sizes_to_measure
 from polydyn.tuning.hardware import cpu
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.replay import Simulated
-from polydyn.tuning.strategy import strategy, tune
+from polydyn.tuning.strategy import Tuned, strategy, tune
 
 B, HW = gemm(None, 256, 256), cpu(1)
 LENGTHS = tuple((("i", n),) for n in range(1, 101))
@@ -45,6 +47,39 @@ def test_a_model_that_flatters_a_kernel_is_corrected() -> None:
     least = [min(c.evaluate(s) for c in costs) / 1e12 for s in PROBLEM.instances()]
     measured = sizes_to_measure(least, PROBLEM.weights, math.inf)
     assert table[0, measured] == pytest.approx(honest[2][0, measured] / 10)
+
+
+class Steep(Simulated):
+    """A machine on which the first tuple is fast up to 50 rows and slow beyond, which no closed form knows of."""
+
+    def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
+        assert turns > 1  # a single reading is not to be trusted
+        return [(0.5 if shape["i"] <= 50 else 2.0) * 1e-6 * shape["i"] if t == TILES[0] else 1e-6 * shape["i"] for t in tiles]
+
+
+def test_what_was_measured_holds_between_sizes_too() -> None:
+    bench = Steep(B, HW)
+    kernels = [bench.kernel(t) for t in TILES[:2]]
+    costs = [polydyn_cost(B, HW, kernels[0])] * 2
+    ran, forms, table = corrected(PROBLEM, bench, kernels, costs, math.inf)
+    assert forms[0].evaluate({"i": 40}) == pytest.approx(forms[1].evaluate({"i": 40}), rel=0.2)  # one factor is no help
+    better = table.argmax(0)
+    assert set(better[:46]) == {0} and set(better[54:]) == {1}
+    kept = Tuned(
+        "polydyn", "tree", B, tuple(ran), tuple(forms), tuple(PROBLEM.instances()), PROBLEM.weights, table,
+        tuple(map(int, better)), (),
+    )  # fmt: skip
+    decision = build_dispatch(kept).decision
+    assert [choose(decision, B.sizes({"i": n})) for n in (1, 20, 45, 55, 100, 1000)] == [0, 0, 0, 1, 1, 1]
+
+
+def test_several_loops_take_what_their_neighbours_have() -> None:
+    known = [{"i": a, "j": b, "k": 7} for a in (1, 100) for b in (1, 100)]
+    logs = np.log(np.array([[1.0, 2.0, 3.0, 4.0]]))
+    assert between(known, logs, known) == pytest.approx(np.exp(logs))
+    (middle, corner), = between(known, logs, [{"i": 10, "j": 10, "k": 7}, {"i": 90, "j": 110, "k": 7}])
+    assert 1.8 < middle < 2.7 and 3.5 < corner < 4.0
+    assert between(known[:1], logs[:, :1], known[:1]) == pytest.approx(np.ones((1, 1)))  # nothing is dynamic
 
 
 SECONDS = [n / 100 for n in range(1, 101)]

@@ -16,7 +16,9 @@ from polydyn.schedules.index import Index
 from polydyn.tuning.backbone import GroupKey, Problem, Shape, Tile, gemm
 from polydyn.tuning.cost import Kernel
 from polydyn.tuning.cost import polydyn as polydyn_cost
+from polydyn.tuning.explore import aligned_order
 from polydyn.tuning.hardware import A100, Hardware, cpu
+from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.records import Records
 from polydyn.tuning.replay import Simulated
 from polydyn.tuning.strategy import STRATEGIES, Tuned, strategy, tune
@@ -64,6 +66,14 @@ def test_progress_counts_trials_and_its_best_never_rises() -> None:
     )
     assert seen[-1] == (12, min(t.cost for t in tuned.trials))
     assert [c for _, c in seen] == sorted((c for _, c in seen), reverse=True)
+
+
+def test_polydyn_begins_with_aligned_tuples_and_then_searches_elsewhere() -> None:
+    hw = cpu(2)
+    p, space = problem(hw), loop_model(FLOAT, hw)
+    tried = [t.tile for t in tune(strategy("polydyn"), p, hw, Simulated(FLOAT, hw), trials=24).trials]
+    assert tried[:6] == list(aligned_order(space, FLOAT, hw)[:6])
+    assert len(set(tried)) == len(tried) == 24
 
 
 def test_two_dynamic_loops_and_a_dynamic_reduction() -> None:
