@@ -54,7 +54,8 @@ class Steep(Simulated):
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
         assert turns > 1  # a single reading is not to be trusted
-        return [(0.5 if shape["i"] <= 50 else 2.0) * 1e-6 * shape["i"] if t == TILES[0] else 1e-6 * shape["i"] for t in tiles]
+        share = 0.5 if shape["i"] <= 50 else 2.0
+        return [(share if t == TILES[0] else 1.0) * 1e-6 * shape["i"] for t in tiles]
 
 
 def test_what_was_measured_holds_between_sizes_too() -> None:
@@ -77,7 +78,7 @@ def test_several_loops_take_what_their_neighbours_have() -> None:
     known = [{"i": a, "j": b, "k": 7} for a in (1, 100) for b in (1, 100)]
     logs = np.log(np.array([[1.0, 2.0, 3.0, 4.0]]))
     assert between(known, logs, known) == pytest.approx(np.exp(logs))
-    (middle, corner), = between(known, logs, [{"i": 10, "j": 10, "k": 7}, {"i": 90, "j": 110, "k": 7}])
+    ((middle, corner),) = between(known, logs, [{"i": 10, "j": 10, "k": 7}, {"i": 90, "j": 110, "k": 7}])
     assert 1.8 < middle < 2.7 and 3.5 < corner < 4.0
     assert between(known[:1], logs[:, :1], known[:1]) == pytest.approx(np.ones((1, 1)))  # nothing is dynamic
 

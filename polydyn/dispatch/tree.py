@@ -115,7 +115,7 @@ class _Grower:
         return ArgMin(tuple(Entry(k, self.costs[k]) for k in sorted(chosen)))
 
     def _compared(self, rows: npt.NDArray[np.intp], kernels: Sequence[int]) -> float:
-        """The loss at the shapes of ``rows`` when closed forms choose among kernels; of equal ones the first is taken."""
+        """The loss at the shapes of ``rows`` when closed forms choose among kernels; of equal ones the first."""
         assert self.estimates is not None
         kernels = np.array(sorted(kernels))
         picked = kernels[self.estimates[np.ix_(rows, kernels)].argmin(1)]

@@ -19,7 +19,7 @@ from polydyn.errors import BuildError
 from polydyn.schedules.evaluator import evaluator
 from polydyn.schedules.index import Index
 from polydyn.tuning import select
-from polydyn.tuning.backbone import Problem, Tile
+from polydyn.tuning.backbone import Problem, Shape, Tile
 from polydyn.tuning.bench import Bench
 from polydyn.tuning.cost import Kernel
 from polydyn.tuning.select import Table
