@@ -27,6 +27,7 @@ from polydyn.gpu.compiler import compile_cuda, compiler_version
 from polydyn.program.cuda_cost import choose, estimated
 from polydyn.program.evaluation import THREADS
 from polydyn.program.plan import Version
+from polydyn.schedules.index import product
 
 FILE = "gpu_resources"
 
@@ -68,6 +69,8 @@ def chosen(path: Path, dtype: str, arch: str) -> tuple[list[Chosen], tuple[str, 
     found: dict[str, Chosen] = {}
     for f in given:
         env = {s.symbol: f[s.input].shape[s.axis] for s in plan.sources} | {THREADS: device.multiprocessors}
+        for b in plan.buffers.values():  # whole arrays: no axis of theirs is a part of a longer one
+            env |= {s: product(b.shape[k + 1 :]).evaluate(env) for k, s in enumerate(b.strides)}
         for launch in plan.launches:
             taken, _ = choose(launch.versions, env, device)
             for v in (taken, *taken.after):
