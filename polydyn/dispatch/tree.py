@@ -117,8 +117,8 @@ class _Grower:
     def _compared(self, rows: npt.NDArray[np.intp], kernels: Sequence[int]) -> float:
         """The loss at the shapes of ``rows`` when closed forms choose among kernels; of equal ones the first."""
         assert self.estimates is not None
-        kernels = np.array(sorted(kernels))
-        picked = kernels[self.estimates[np.ix_(rows, kernels)].argmin(1)]
+        few = np.array(sorted(kernels))
+        picked = few[self.estimates[np.ix_(rows, few)].argmin(1)]
         return float(self.loss[rows, picked].sum())
 
 
