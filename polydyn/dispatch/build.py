@@ -74,9 +74,11 @@ def _tree(tuned: Tuned) -> Dispatch:
     shapes, table, weights = tuned.instances, tuned.table, tuned.weights
     if tuned.costs and features:
         shapes, forms = tuple(_dense(tuned)), [evaluator(c) for c in tuned.costs]
-        known, estimates = ([[max(1, e(s)) for s in of] for e in forms] for of in (tuned.instances, shapes))
-        logs = np.log(np.array([tuned.backbone.flops(s) for s in tuned.instances]) / tuned.table / np.array(known))
-        table, weights = 1 / (np.array(estimates) * between(tuned.instances, logs, shapes)), (1.0,) * len(shapes)
+        known, estimates = (
+            np.array([[max(1, e(s)) for s in of] for e in forms], float) for of in (tuned.instances, shapes)
+        )
+        logs = np.log(np.array([tuned.backbone.flops(s) for s in tuned.instances], float) / tuned.table / known)
+        table, weights = 1 / (estimates * between(tuned.instances, logs, shapes)), (1.0,) * len(shapes)
     return Dispatch(_singles(tuned), fit_tree(features, shapes, table, weights, costs=tuned.costs))
 
 

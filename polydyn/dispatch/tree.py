@@ -49,7 +49,7 @@ def fit_tree(
     """
     w = np.ones(table.shape[1]) if weights is None else np.asarray(weights, float)
     loss = ((1 - shares(table)) * (w / w.sum())).T
-    estimates = np.array([[e(s) for e in map(evaluator, costs)] for s in shapes]) if costs else None
+    estimates = np.array([[e(s) for e in map(evaluator, costs)] for s in shapes], float) if costs else None
     return _Grower(features, evaluate(features, shapes), loss, costs, estimates).grow(leaves)
 
 
@@ -57,7 +57,7 @@ class _Grower:
     """Best-first growth; a leaf is the array of its shapes' rows."""
 
     def __init__(
-        self, features: Sequence[Index], values: Values, loss: Table, costs: Sequence[Index], estimates: Values | None
+        self, features: Sequence[Index], values: Values, loss: Table, costs: Sequence[Index], estimates: Table | None
     ) -> None:
         self.features, self.values, self.loss, self.costs, self.estimates = features, values, loss, costs, estimates
 

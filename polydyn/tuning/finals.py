@@ -101,4 +101,4 @@ def corrected(
         mean = np.average(logs, axis=1, weights=[problem.weights[i] for i in asked])
         forms = [c * max(1, round(UNIT * math.exp(f))) // UNIT for c, f in zip(forms, mean, strict=True)]
         estimates = estimates * between([shapes[i] for i in asked], logs, shapes)
-    return kernels, forms, np.array([problem.backbone.flops(s) for s in shapes]) / estimates
+    return kernels, forms, np.array([problem.backbone.flops(s) for s in shapes], float) / estimates
