@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from polydyn.build.cache import open_library
 from polydyn.build.compiler import build_library
 from polydyn.compiler import Options, plan_program
 from polydyn.errors import InputError, PolydynError
@@ -99,7 +100,7 @@ class CheckedProgram:
         headers = {n: f"#define PD_CHECKED 1\n{t}" for n, t in plan.headers.items()}
         units = kernel_units(replace(plan, headers=headers)) | {"pd_checked.c": source, "table.c": self._table()}
         library = build_library(units, headers | {"pd_checked.h": header}, target)
-        self._library = ctypes.CDLL(str(library.file()))
+        self._library = open_library(library.data)
         self._number = {k.name: i for i, k in enumerate(plan.kernels)}
 
     def _table(self) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from polydyn.build.cache import cache_dir
+from polydyn.errors import BuildError
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -29,10 +33,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The cache of compiled kernels of this session, for all its tests and processes; it goes with its tmp folder."""
+    """The cache of compiled kernels of this session, for all its tests and processes; it goes with its tmp folder.
+
+    What CUDA and its emulation compile, minutes of it, is kept from one session to the next in the user's cache.
+    """
     own = tmp_path_factory.getbasetemp()
     path = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
     path.mkdir(exist_ok=True)
+    for kind in ("cuda", "emulated", "libcuda"):
+        with contextlib.suppress(BuildError, FileExistsError):  # no home; another worker was here
+            (path / kind).symlink_to(cache_dir(kind))
     os.environ["POLYDYN_CACHE"] = str(path)
 
 

@@ -50,7 +50,7 @@ def test_images_are_cached_and_ptx_ends_with_zero() -> None:
     again = compile_cuda(MMA_SOURCE, "sm_80", {"STAGES": 3}, kind="ptx", compiler="nvcc")
     assert first == again and first.image.endswith(b"\0") and b".target sm_80" in first.image
     other = compile_cuda(MMA_SOURCE, "sm_80", {"STAGES": 4}, kind="ptx", compiler="nvcc")
-    assert other.path != first.path
+    assert other.image != first.image
 
 
 @needs_nvcc

@@ -136,7 +136,8 @@ def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch: pytest.Monke
     def homeless(self: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv("POLYDYN_CACHE", raising=False)
+    for name in ("POLYDYN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "expanduser", homeless)
     with pytest.raises(BuildError, match=r"(?s)home directory.*set POLYDYN_CACHE"):
         polydyn.compile(small(), threads=1)

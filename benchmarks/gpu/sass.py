@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,7 +133,10 @@ def instructions(cubin: Path) -> list[str]:
 def check(kind: Kind) -> dict[str, Any]:
     """What a kernel's machine code has and lacks."""
     k = kernel_of(kind)
-    code = instructions(compile_cuda(k.text, kind.arch).path)
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compile_cuda(k.text, kind.arch).image)
+        code = instructions(cubin)
     missing = [w for w in kind.wanted if not any(re.match(w, i) for i in code)]
     spilled = [i for i in code if i.startswith(SPILLED)]
     counts = Counter(next((w for w in kind.wanted if re.match(w, i)), i.split(".")[0]) for i in code)

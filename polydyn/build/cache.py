@@ -1,12 +1,14 @@
 """The cache on disk: files named by the content that determines them.
 
 A file is written beside its final name and renamed, so that a reader sees all of it or nothing, whatever other
-processes do. Standard library only: ``polydyn.load`` comes through here.
+processes do. Its size is bounded (``eviction``): a file may be gone at any time, and is then made again. Standard
+library only: ``polydyn.load`` comes through here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import tempfile
@@ -14,18 +16,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from polydyn.build.eviction import grown, touch
 from polydyn.errors import BuildError
 
 
-def cache_dir(kind: str) -> Path:
-    """``$POLYDYN_CACHE/<kind>`` or ``~/.cache/polydyn/<kind>``, created for this user alone.
+def cache_root() -> Path:
+    """``$POLYDYN_CACHE``, else ``$XDG_CACHE_HOME/polydyn``, else ``~/.cache/polydyn``.
 
-    BuildError: it cannot be created.
+    BuildError: this user has no home.
     """
+    chosen, caches = os.environ.get("POLYDYN_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
-        path = Path(os.environ.get("POLYDYN_CACHE") or Path("~/.cache/polydyn").expanduser()) / kind
+        return Path(chosen) if chosen else Path(caches or "~/.cache").expanduser() / "polydyn"
+    except RuntimeError as e:
+        raise BuildError(f"no place for the cache: {e}", remedy="set POLYDYN_CACHE to a writable folder") from e
+
+
+def cache_dir(kind: str) -> Path:
+    """The folder of a kind in ``cache_root()``, created for this user alone. BuildError: it cannot be created."""
+    path = cache_root() / kind
+    try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except (OSError, RuntimeError) as e:  # RuntimeError: this user has no home
+    except OSError as e:
         raise BuildError(
             f"the cache folder for {kind} cannot be made: {e}", remedy="set POLYDYN_CACHE to a writable folder"
         ) from e
@@ -77,28 +89,36 @@ class FileCache:
     def get(self, key: str) -> bytes | None:
         """The entry, or None when it is absent or damaged."""
         try:
-            data = (self.folder / key).read_bytes()
+            data = self.path(key).read_bytes()
         except OSError:
             return None
         body, check = data[:-32], data[-32:]
-        return body if hashlib.sha256(body).digest() == check else None
+        if hashlib.sha256(body).digest() != check:
+            return None
+        touch(self.path(key))
+        return body
 
     def put(self, key: str, body: bytes) -> None:
         """Stores the entry. BuildError: the folder cannot be written."""
         try:
-            write_atomically(self.folder / key, body, hashlib.sha256(body).digest())
+            write_atomically(self.path(key), body, hashlib.sha256(body).digest())
         except OSError as e:
             raise BuildError(
                 f"the cache folder {self.folder} cannot be written: {e.strerror}",
                 remedy="set POLYDYN_CACHE to a writable folder with free space",
             ) from e
+        grown(self.folder.parent, len(body) + 32)
+
+    def path(self, key: str) -> Path:
+        """The entry's file: its content, and its hash behind it."""
+        return self.folder / key
 
 
 def stored_file(kind: str, name: str, body: bytes) -> Path:
     """A file with exactly this content in the cache, written when absent or different (for dlopen)."""
     path = cache_dir(kind) / name
     try:
-        if path.read_bytes() == body:
+        if path.read_bytes() == body and touch(path):
             return path
     except OSError:
         pass
@@ -108,4 +128,21 @@ def stored_file(kind: str, name: str, body: bytes) -> Path:
         raise BuildError(
             f"{path} cannot be written: {e.strerror}", remedy="set POLYDYN_CACHE to a writable folder with free space"
         ) from e
+    grown(path.parent.parent, len(body))
     return path
+
+
+def library_file(data: bytes) -> Path:
+    """A shared library as a file of the cache. BuildError: it cannot be written."""
+    return stored_file("lib", f"{hashlib.sha256(data).hexdigest()}.so", data)
+
+
+def open_library(data: bytes) -> ctypes.CDLL:
+    """Loads a shared library; it stays mapped when its file goes.
+
+    BuildError: its file cannot be written. OSError: the system refuses it.
+    """
+    for _ in range(30):  # others may evict its file before it is opened, even several times
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(library_file(data)))
+    return ctypes.CDLL(str(library_file(data)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from polydyn.build.cache import FileCache, digest, stored_file
+from polydyn.build.cache import FileCache, digest, library_file
 from polydyn.build.features import MACROS, architecture, available_cores
 from polydyn.errors import BuildError
 
@@ -67,7 +67,7 @@ class Library:
 
     def file(self) -> Path:
         """The library as a file of the cache, for dlopen. BuildError: it cannot be written."""
-        return stored_file("lib", f"{digest(self.data)}.so", self.data)
+        return library_file(self.data)
 
 
 def find_compiler() -> Compiler:

@@ -1,6 +1,7 @@
 """The command line: the words of the Python interface, as commands."""
 
+from polydyn.cli.cache import cache
 from polydyn.cli.main import main
 from polydyn.cli.tune import tune
 
-__all__ = ["main", "tune"]
+__all__ = ["cache", "main", "tune"]

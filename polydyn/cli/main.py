@@ -1,4 +1,5 @@
-"""``polydyn compile | run | inspect | explain | profile | batch | doctor``; ``tune`` is in ``tune.py``.
+"""``polydyn compile | run | inspect | explain | profile | batch | doctor``; ``tune`` and ``cache`` have files
+of their own.
 
 A PolydynError is printed without a traceback and gives exit code 1; ``--debug`` shows where it comes from.
 """

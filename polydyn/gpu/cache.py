@@ -1,48 +1,27 @@
-"""A content-addressed file cache for compiled kernels."""
+"""Compiled kernels in the cache on disk (``polydyn.build.cache``)."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["cache_root", "cached", "content_key"]
+from polydyn.build.cache import FileCache
+from polydyn.build.cache import digest as content_key
+
+__all__ = ["cached", "content_key"]
 
 
-def cache_root() -> Path:
-    """``$POLYDYN_CACHE_DIR``, else ``$XDG_CACHE_HOME/polydyn``, else ``~/.cache/polydyn``."""
-    chosen = os.environ.get("POLYDYN_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polydyn"
+def cached(kind: str, key: str, make: Callable[[Path], bytes]) -> bytes:
+    """The entry of that kind and key, made when there is none: at first, when it is damaged, when it was evicted.
 
-
-def content_key(*parts: str | bytes) -> str:
-    """A hex key of all parts; the boundaries between parts count."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()
-
-
-def cached(kind: str, key: str, suffix: str, make: Callable[[Path], Iterable[tuple[str, bytes]]]) -> Path:
-    """The path ``<root>/<kind>/<key><suffix>``, made on the first call.
-
-    ``make(folder)`` returns (suffix, content) pairs, one of them for ``suffix``; the others are written beside it
-    (a log, a source). Files appear whole or not at all, so concurrent compilations of one kernel are harmless.
+    ``make(folder)`` returns it; the folder is empty, and removed afterwards. Concurrent compilations of one kernel are
+    harmless. BuildError: the cache cannot be written.
     """
-    folder = cache_root() / kind
-    wanted = folder / (key + suffix)
-    if wanted.exists():
-        return wanted
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="tmp-") as scratch:
-        made = sorted(make(Path(scratch)), key=lambda pair: pair[0] == suffix)  # the wanted file comes last
-        for ending, content in made:
-            part = Path(scratch) / ("out" + ending)
-            part.write_bytes(content)
-            os.replace(part, folder / (key + ending))
-    return wanted
+    cache = FileCache(kind)
+    body = cache.get(key)
+    if body is None:
+        with tempfile.TemporaryDirectory(prefix="polydyn-", ignore_cleanup_errors=True) as scratch:
+            body = make(Path(scratch))
+        cache.put(key, body)
+    return body

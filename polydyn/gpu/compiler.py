@@ -48,7 +48,6 @@ class Compiled:
     image: bytes
     kernels: Mapping[str, KernelUse]
     log: str
-    path: Path
 
 
 def parse_ptxas(log: str) -> dict[str, KernelUse]:
@@ -131,16 +130,17 @@ def compile_cuda(
     version = tool.version if isinstance(tool, Nvrtc) else tool[1]
     key = content_key(source, *device_headers().values(), arch, kind, version, *flags)
 
-    def make(scratch: Path) -> list[tuple[str, bytes]]:
+    def make(scratch: Path) -> bytes:
         if isinstance(tool, Nvrtc):
             image, log = _run_nvrtc(tool, source, arch, kind, flags)
         else:
             image, log = _run_nvcc(tool[0], source, arch, kind, flags, scratch)
-        return [(f".{kind}", image), (".log", log.encode()), (".cu", source.encode())]
+        return len(image).to_bytes(8, "little") + image + log.encode()
 
-    path = cached("cuda", key, f".{kind}", make)
-    log = path.with_suffix(".log").read_text()
-    return Compiled(arch, path.read_bytes(), parse_ptxas(log) if kind == "cubin" else {}, log, path)
+    entry = cached("cuda", key, make)
+    end = 8 + int.from_bytes(entry[:8], "little")
+    log = entry[end:].decode()
+    return Compiled(arch, entry[8:end], parse_ptxas(log) if kind == "cubin" else {}, log)
 
 
 def _run_nvrtc(tool: Nvrtc, source: str, arch: str, kind: str, flags: list[str]) -> tuple[bytes, str]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from polydyn.build.cache import FileCache
 from polydyn.codegen.device import HEADERS
 from polydyn.errors import BuildError
 from polydyn.gpu.cache import cached, content_key
@@ -89,7 +90,7 @@ def _headers_text(folder: Path) -> str:
 def compile_shared(source: str, flags: Sequence[str], kind: str) -> Path:
     """Compiles C++ text to a shared object, cached by text, device headers, flags and compiler.
 
-    Raises BuildError with the compiler's own words.
+    Its file ends with a hash, which no loader sees. Raises BuildError with the compiler's own words.
     """
     path, version = _compiler()
     warnings = ("-Wall", "-Wextra", "-Wno-unused-function", "-Wno-unknown-pragmas")
@@ -97,15 +98,16 @@ def compile_shared(source: str, flags: Sequence[str], kind: str) -> Path:
     command = [path, *options, f"-I{HEADERS}", *flags]
     key = content_key(source, _headers_text(HEADERS), version, *command[1:])
 
-    def make(scratch: Path) -> list[tuple[str, bytes]]:
+    def make(scratch: Path) -> bytes:
         text, out = scratch / "kernel.cpp", scratch / "kernel.so"
         text.write_text(source)
         done = subprocess.run([*command, str(text), "-o", str(out)], capture_output=True, text=True)
         if done.returncode:
             raise BuildError(f"the C++ compiler refused a kernel:\n{done.stderr[:4000]}")
-        return [(".so", out.read_bytes()), (".cpp", source.encode())]
+        return out.read_bytes()
 
-    return cached(kind, key, ".so", make)
+    cached(kind, key, make)
+    return FileCache(kind).path(key)
 
 
 def compile_emulated(source: str, defines: Mapping[str, int | str] | None = None, arch: int = 80) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 import struct
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.build.cache import stored_file
+from polydyn.build.cache import open_library
 from polydyn.errors import ArtifactError, InputError, PolydynError
 from polydyn.program.artifact import ABI, Artifact
 
@@ -79,10 +78,8 @@ class Native:
     """An opened program: the library and its ``pd_program``."""
 
     def __init__(self, artifact: Artifact) -> None:
-        name = f"{hashlib.sha256(artifact.library).hexdigest()}.so"
-        path = stored_file("lib", name, artifact.library)
         try:
-            self.library = ctypes.CDLL(str(path))
+            self.library = open_library(artifact.library)
         except OSError as e:
             raise ArtifactError(
                 f"the system refuses to load the program's library: {e}",

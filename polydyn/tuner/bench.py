@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polydyn.build.cache import digest, stored_file
+from polydyn.build.cache import digest
 from polydyn.build.compiler import build_library
+from polydyn.build.eviction import touch
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.kernel import LEAVES, leaf_headers
 from polydyn.codegen.kernel import Kernel as Source
@@ -132,6 +133,8 @@ class CpuBench:
         new: dict[Form, Source] = {}
         for tile, sketched in wanted:
             form = tile.compile, sketched
+            if form in self.kernels and not touch(Path(self.kernels[form].library)):
+                del self.kernels[form]  # the cache has lost it
             if form in self.kernels or form in new or tile.compile in self.failures:
                 continue
             try:
@@ -166,7 +169,7 @@ class CpuBench:
             for form, kernel in kernels.items():  # find the one that the compiler refuses
                 self._compile({form: kernel})
             return
-        path = str(stored_file("lib", f"{digest(library.data.hex())}.so", library.data))
+        path = str(library.file())
         for form, kernel in kernels.items():
             self.kernels[form] = Built(path, names.index(kernel.name), kernel)
 

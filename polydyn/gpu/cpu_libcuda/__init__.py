@@ -6,12 +6,9 @@ code generator it needs only the small C interface of an emulated kernel (``code
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from pathlib import Path
 
-from polydyn.gpu.cache import cache_root
 from polydyn.gpu.emulator import compile_shared
 
 __all__ = ["build"]
@@ -22,22 +19,14 @@ PARTS = ("state.cpp", "libcuda.cpp", "graphs.cpp")
 
 
 def build() -> Path:
-    """Compiles the library (about 3 s, cached) and returns its path, ``.../libcuda.so.1``.
+    """Compiles the library (about 3 s, cached) and returns its path.
 
     Every other symbol of cuda.h is there too and answers NOT_SUPPORTED, or pycuda would not load. To use it for
-    pycuda, load it first with ``ctypes.CDLL(path, ctypes.RTLD_GLOBAL)`` or put its folder on ``LD_LIBRARY_PATH``.
+    pycuda, load it first with ``ctypes.CDLL(path, ctypes.RTLD_GLOBAL)``: it says itself that it is libcuda.so.1.
     """
     source = "\n".join(f'#line 1 "{name}"\n{(HERE / name).read_text()}' for name in PARTS)
     done = set(re.findall(r"^API\((\w+)\)", source, re.MULTILINE))
     missing = sorted(set((HERE / "names.txt").read_text().split()) - done)
     stubs = "\n".join(f'API({name})() {{ return pdemu_unsupported("{name}"); }}' for name in missing)
     flags = ["-Wl,-soname,libcuda.so.1", "-ldl", "-pthread"]
-    built = compile_shared(f"{source}\n{stubs}\n", flags, "libcuda")
-    folder = cache_root() / "libcuda" / built.stem
-    wanted = folder / "libcuda.so.1"
-    if not wanted.exists():
-        folder.mkdir(exist_ok=True)
-        part = folder / f"part-{os.getpid()}"
-        shutil.copyfile(built, part)
-        os.replace(part, wanted)
-    return wanted
+    return compile_shared(f"{source}\n{stubs}\n", flags, "libcuda")

@@ -1,0 +1,41 @@
+"""``polydyn cache``: what the cache of compiled code holds."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from polydyn.build.cache import cache_root
+from polydyn.build.eviction import KINDS, cache_limit, clear, entries
+from polydyn.cli.main import console, main
+from polydyn.program.explain import text_table
+
+
+@main.command()
+@click.option("--clear", "emptied", is_flag=True, help="Remove all of it; what is needed is compiled again.")
+def cache(emptied: bool) -> None:
+    """The cache of compiled code: its folder, its size and its entries by kind.
+
+    POLYDYN_CACHE names the folder, POLYDYN_CACHE_LIMIT its largest size (as in 500M; 4G if it is not set). When that
+    is exceeded, what was used longest ago goes, except what was used within the last minute.
+    """
+    root, limit = cache_root(), cache_limit()
+    if emptied:
+        gone = clear(root)
+        console.print(f"{root}: removed {_amount(len(gone), sum(e.bytes for e in gone))}", markup=False)
+        return
+    rows, now = [], time.time_ns()
+    total = files = 0
+    for kind, what in KINDS.items():
+        found = list(entries(root, kind))
+        size = sum(e.bytes for e in found)
+        oldest = f"{(now - min(e.used for e in found)) / 86_400e9:.1f}" if found else "-"
+        rows.append((kind, what, str(len(found)), f"{size / 1e6:.1f}", oldest))
+        total, files = total + size, files + len(found)
+    console.print(f"{root}: {_amount(files, total)}, at most {limit / 1e6:g} MB\n", markup=False)
+    console.print(text_table(("kind", "", "entries", "MB", "days unused, at most"), rows), markup=False)
+
+
+def _amount(count: int, size: int) -> str:
+    return f"{count} entr{'y' if count == 1 else 'ies'}, {size / 1e6:.1f} MB"
