@@ -21,7 +21,7 @@ ORDER = [
     "schedules", "codegen", "errors", "shapes", "graph", "fusion", "lowering", "build", "gpu", "tuning", "dispatch",
     "program", "searches", "compiler", "tuner",
 ]  # fmt: skip
-TOP = {"compiler", "checked", "cli", "batch", "backend", "__init__", "__main__"}
+TOP = {"compiler", "checked", "cli", "explore", "batch", "backend", "__init__", "__main__"}
 AFTER_IMPORT = ["schedules", "codegen", "polydyn/fusion", "polydyn/lowering", "polydyn/build", "polydyn/program"]
 # Words that are ONNX operators and also words of schedules, C or numpy.
 HOMONYMS = {"If", "Loop", "Scan", "Not", "And", "Or", "Xor", "Mod", "Range", "Concat", "Identity", "Constant"}

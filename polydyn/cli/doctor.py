@@ -10,18 +10,22 @@ from importlib.metadata import PackageNotFoundError, version
 import polydyn
 from polydyn.build.cache import cache_dir
 from polydyn.build.compiler import find_compiler, required_features
+from polydyn.build.eviction import KINDS, cache_limit, entries
 from polydyn.build.features import architecture, available_cores, machine_features
 from polydyn.errors import PolydynError
 
-NEEDED = ("numpy", "islpy", "sympy", "networkx", "onnx", "click", "rich")
+NEEDED = ("numpy", "islpy", "onnx", "click", "rich")
 EXTRAS = {
-    "test": ("pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime", "scikit-learn"),
+    "explore": ("sympy", "networkx"),
+    "test": (
+        "pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime", "scikit-learn", "sympy", "networkx",
+    ),
     "lint": ("ruff", "mypy"),
     "tune": ("scikit-learn", "scipy"),
-    "bench": ("onnxruntime", "psutil", "matplotlib"),
+    "bench": ("onnxruntime", "psutil", "matplotlib", "sympy"),
     "export": ("torch", "transformers", "onnxscript"),
     "gpu": ("pycuda",),
-}
+}  # fmt: skip
 """Extra -> the packages that it installs, as setup.cfg has them."""
 
 WORTH_TELLING = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "i8mm", "bf16")
@@ -60,11 +64,12 @@ def _compiler() -> Finding:
 
 def _cache() -> Finding:
     try:
-        root = cache_dir("objects").parent
+        root, limit = cache_dir("objects").parent, cache_limit()
     except PolydynError as e:
         return Finding("cache", str(e), ok=False)
-    sizes = [p.stat().st_size for p in root.rglob("*") if p.is_file()]
-    return Finding("cache", f"{root}, {len(sizes)} files, {sum(sizes) / 1e6:.1f} MB (POLYDYN_CACHE moves it)")
+    sizes = [e.bytes for kind in KINDS for e in entries(root, kind)]
+    room = f"{sum(sizes) / 1e6:.1f} MB of at most {limit / 1e6:g}"
+    return Finding("cache", f"{root}, {len(sizes)} files, {room} (POLYDYN_CACHE and POLYDYN_CACHE_LIMIT change it)")
 
 
 def _packages(what: str, names: tuple[str, ...], needed: bool) -> Finding:

@@ -1,0 +1,159 @@
+"""Exploring plans in a notebook: kernels as a graph that can be asked, sizes as expressions of computer algebra.
+
+Needs the extra ``polydyn[explore]``: networkx and sympy, which are imported when they are first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from polydyn.errors import InputError, UnsupportedError
+from polydyn.fusion.plan import FusionPlan
+from polydyn.graph.ir import Guard, Tensor
+from polydyn.lowering.kernels import flops
+from polydyn.program.expressions import Expression, from_json
+from polydyn.program.plan import Buffer, HostPlan
+from polydyn.schedules.expr import ITEMSIZE
+from polydyn.schedules.index import ZERO, Atom, Index, product
+
+
+def kernel_graph(plan: FusionPlan | HostPlan, sizes: Mapping[str, int] | None = None) -> Any:
+    """A plan as a ``networkx.DiGraph``: an edge leads from what writes a buffer to what reads it.
+
+    Nodes: the model's inputs and outputs by name, of kind ``input`` and ``output``, and in between, in launch order,
+    kernels by label (``contract h``) with ``kind``, ``shapes`` (by buffer, of what it writes), ``flops``, ``bytes`` (of
+    the distinct buffers touched) and ``reasons``. Edges: ``buffers`` (bytes by name), ``bytes`` (their sum) and
+    ``flops`` (of the kernel that it leaves). Constants are no edges. All sizes are ``Index``, or numbers when ``sizes``
+    of the dims are given, as ``networkx.dag_longest_path(graph, weight="flops")`` needs. InputError: one is missing.
+    UnsupportedError: networkx is missing, or it is the host plan of a device (draw the fusion plan).
+    """
+
+    def at(x: Index) -> Any:
+        try:
+            return x if sizes is None else x.evaluate(sizes)
+        except KeyError as e:
+            raise InputError(f"no size is given for {e.args[0]}", dim=e.args[0], remedy="give it, or no sizes") from e
+
+    graph = _package("networkx").DiGraph()
+    whole = plan if isinstance(plan, HostPlan) else plan.graph
+    tensors: Mapping[str, Tensor | Buffer] = plan.buffers if isinstance(plan, HostPlan) else plan.graph.tensors
+    steps = [_Step(n, "input", (), (n,)) for n in whole.inputs]
+    steps += _launches(plan) if isinstance(plan, HostPlan) else _groups(plan)
+    steps += [_Step(n, "output", (n,), ()) for n in whole.outputs if n not in whole.inputs]
+    writers: dict[str, list[str]] = {}
+    for s in steps:
+        shapes = {n: tuple(map(at, tensors[n].shape)) for n in s.writes or s.reads}
+        own = {"kind": s.kind, "shapes": shapes, "flops": at(s.flops), "bytes": at(s.bytes), "reasons": s.reasons}
+        graph.add_node(s.label, **own)
+        for n in s.writes:
+            writers.setdefault(n, []).append(s.label)
+    for reader, n, writer in [(s.label, b, w) for s in steps for b in s.reads for w in writers.get(b, ())]:
+        known = graph.edges[writer, reader]["buffers"] if graph.has_edge(writer, reader) else {}
+        carried = known | {n: at(_bytes(tensors[n]))}
+        total = sum(carried.values(), at(ZERO))
+        graph.add_edge(writer, reader, buffers=carried, bytes=total, flops=graph.nodes[writer]["flops"])
+    return graph
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A node of the graph, and the buffers that it reads and writes."""
+
+    label: str
+    kind: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    flops: Index = ZERO
+    bytes: Index = ZERO
+    reasons: tuple[str, ...] = ()
+
+
+def _launches(plan: HostPlan) -> Iterator[_Step]:
+    for k, x in enumerate(plan.launches):
+        if x.writes is None:
+            raise UnsupportedError(
+                f"the host plan for {plan.place} does not say what its launches write",
+                node=x.label, remedy="draw the fusion plan",
+            )  # fmt: skip
+        reads = tuple(b for b in dict.fromkeys(x.buffers) if b not in x.writes)
+        yield _Step(x.label or f"{x.kernel} {k}", x.kind, reads, x.writes, x.flops, x.bytes, x.reasons)
+
+
+def _groups(plan: FusionPlan) -> Iterator[_Step]:
+    for g in plan.groups:
+        made = {n.output for n in g.nodes}
+        reads = tuple(dict.fromkeys(t for n in g.nodes for t in n.inputs if t not in made))
+        writes = list(g.outputs)
+        for t in writes:  # a part of a concatenation writes that too
+            if t in plan.windows and plan.windows[t].target not in writes:
+                writes.append(plan.windows[t].target)
+        touched = sum((_bytes(plan.graph.tensors[t]) for t in (*reads, *g.outputs)), ZERO)
+        yield _Step(f"{g.kind} {g.outputs[0]}", g.kind, reads, tuple(writes), flops(plan, g), touched, g.reasons)
+
+
+def _bytes(t: Tensor | Buffer) -> Index:
+    return product(t.shape) * ITEMSIZE[t.dtype]
+
+
+def symbol(name: str) -> Any:
+    """The ``sympy.Symbol`` of a dim: an integer >= 0."""
+    return _package("sympy").Symbol(name, integer=True, nonnegative=True)
+
+
+def to_sympy(x: Index | Expression) -> Any:
+    """A size (``Index``, or from the manifest of a program) as a ``sympy.Expr`` with the same value at all sizes.
+
+    ``x // c`` is ``floor``, or ``ceiling`` where it rounds up; ``x - c * (x // c)`` is ``Mod``. Division by a size that
+    may be 0 is a ``Piecewise``, 0 there. UnsupportedError: sympy is missing, or a tensor is read.
+    """
+    return _expression(_package("sympy"), x if isinstance(x, Index) else from_json(x))
+
+
+def condition(guard: Guard | Mapping[str, Any]) -> Any:
+    """A guard (of a graph or plan, or from the manifest of a program) as a condition of sympy."""
+    g = (guard.left, guard.relation, guard.right) if isinstance(guard, Guard) else (
+        from_json(guard["left"]), guard["relation"], from_json(guard["right"])
+    )  # fmt: skip
+    left, right = (g[0] % g[2], ZERO) if g[1] == "%==" else (g[0], g[2])
+    compare = _package("sympy").Le if g[1] == "<=" else _package("sympy").Eq
+    return compare(to_sympy(left), to_sympy(right))
+
+
+def _expression(sp: Any, x: Index) -> Any:
+    for a in x.atoms():
+        c = a.args[1].constant if isinstance(a, Atom) and a.kind == "floordiv" else None
+        if isinstance(a, Atom) and c:
+            found = ((m, m.index(a), v) for m, v in x.terms.items() if a in m and v % c == 0)
+            q = Index({m[:i] + m[i + 1 :]: -v // c for m, i, v in found})
+            rest = x - q * (a.args[0] % c)
+            if len(rest.terms) < len(x.terms):
+                return _expression(sp, rest) + _expression(sp, q) * sp.Mod(_expression(sp, a.args[0]), c)
+    return sp.Add(*(sp.Mul(v, *(_factor(sp, a) for a in m)) for m, v in x.terms.items()))
+
+
+def _factor(sp: Any, a: str | Atom) -> Any:
+    if isinstance(a, str):
+        return symbol(a)
+    if a.kind == "fetch":
+        raise UnsupportedError(f"{a} is read from a tensor", tensor=a.name, rule="sizes of dims only")
+    args = [_expression(sp, i) for i in a.args]
+    if a.kind != "floordiv":
+        return (sp.Min if a.kind == "min" else sp.Max)(*args)
+    c = a.args[1].constant
+    if c and c > 1 and a.args[0].terms.get((), 0) == c - 1:
+        return sp.ceiling((args[0] - (c - 1)) / c)
+    quotient = sp.floor(args[0] / args[1])
+    return quotient if args[1].is_positive else sp.Piecewise((0, sp.Eq(args[1], 0)), (quotient, True))
+
+
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as e:
+        raise UnsupportedError(
+            f"exploring needs {name}, which is not installed",
+            rule="extra [explore]", remedy="pip install 'polydyn[explore]'",
+        ) from e  # fmt: skip
