@@ -28,8 +28,8 @@ def features_of(symbols: Sequence[str], tiles: Sequence[Index] = ()) -> tuple[In
 
 def evaluate(features: Sequence[Index], shapes: Sequence[Mapping[str, int]]) -> Values:
     """The value of every feature (columns) at every shape (rows)."""
-    values = [[value(s) for value in map(evaluator, features)] for s in shapes]
-    return np.array(values, np.int64).reshape(len(shapes), len(features))
+    values = list(map(evaluator, features))
+    return np.array([[value(s) for value in values] for s in shapes], np.int64).reshape(len(shapes), len(features))
 
 
 def fit_tree(
