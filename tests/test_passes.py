@@ -321,7 +321,8 @@ def test_what_is_made_of_a_tile_is_a_loop_with_every_operation_once() -> None:
     sums, at_column = at("sums", ix("e_i") * 16 + "e_j"), ix("e_i") * "n" + "e_j"
     x = op("exp", sums)
     stores = (Store("y", at_column, op("mul", x, x)), Store("z", at_column, op("neg", op("mul", x, x))))
-    text = show(finished((), ("sums", "float32"), stores, (Compare("<", ix("k"), ix(1)),), ix("m"), ix("n"), (4, 16, 8)))
+    when = (Compare("<", ix("k"), ix(1)),)
+    text = show(finished((), ("sums", "float32"), stores, when, ix("m"), ix("n"), (4, 16, 8)))
     assert text.count("exp(") == text.count("mul(") == 2, "in whole vectors and in the last one"
     assert "if k < 1" in text and "serial e_i in [0, m)" in text
     whole = finished((), ("sums", "float32"), stores, (), ix("m"), ix(16), (4, 16, 8))

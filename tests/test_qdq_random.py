@@ -23,6 +23,8 @@ from polydyn.schedules.expr import Array
 
 STEPS = ("uint8", "uint8", "uint8", "int8", "int8", "int8", "int16", "uint16")
 BYTES = ("int8", "int8", "uint8")
+SMALL = 10
+"""A seed of few kernels, with a product two steps at a time."""
 
 
 class Random(Qdq):
@@ -148,19 +150,18 @@ def equal(got: dict[str, Array], session: ort.InferenceSession, f: dict[str, Arr
 
 def test_rewritten_graphs_mean_what_models_mean() -> None:
     integers = 0
-    for seed in range(60):
+    for seed in range(40):
         m = drawn(seed)
         graph, session = rewrite_graph(import_model(m)), expected(m)
         integers += any("@sum" in n.output for n in graph.nodes)
         for rows in (0, 1, 5):
             equal(reference.evaluate(graph, feeds(m, rows)), session, feeds(m, rows), seed)
-    assert integers >= 15, "products of integers are among them"
+    assert integers >= 10, "products of integers are among them"
 
 
 @pytest.mark.parametrize("target", targets())
 def test_compiled_models_are_exact(target: str) -> None:
-    for seed in (1,):
-        m = drawn(seed)
-        session, program = expected(m), build_program(plan_program(m, target=target), target=target, threads=2)
-        for rows in (0, 1, 2, 7, 33):
-            equal(program.run(feeds(m, rows)), session, feeds(m, rows), seed)
+    m = drawn(SMALL)
+    session, program = expected(m), build_program(plan_program(m, target=target), target=target, threads=2)
+    for rows in (0, 1, 2, 7, 33):
+        equal(program.run(feeds(m, rows)), session, feeds(m, rows), SMALL)

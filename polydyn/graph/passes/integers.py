@@ -149,12 +149,12 @@ class _Integers:
         return _Operand(replace(step, x=replace(step.x, buffer=v.buffer, index=v.index)), padded)
 
     def _inside(self, padded: Compute) -> Step | None:
-        """The step that makes what a padding surrounds with zeros, when it has one zero point."""
+        """The step that makes what a padding surrounds with zeros."""
         found = _padding(padded)
         assert found is not None
         x = through_views(self.graph, self.makers, found[1], padded)
         step = dequantization(self.makers.get(x.buffer))
-        return step.at(x.index) if step and number(self.constants, step.zero) is not None else None
+        return step.at(x.index) if step else None
 
     def _in_bytes(self, x: _Operand) -> _Operand:
         """The operand with its padding in bytes, written where it is not there yet: around it lies the zero point."""
