@@ -79,6 +79,8 @@ def test_an_expression_is_made_a_function_once(monkeypatch: pytest.MonkeyPatch) 
     values = trees.evaluate(FEATURES, SHAPES)
     assert made == [*FEATURES]
     assert values.tolist() == [[s["L"], s["B"], s["L"] * s["B"]] for s in SHAPES]
+    fit_tree(FEATURES, SHAPES, TABLE, costs=(L, B, L * B))
+    assert len(made) == 9
 
 
 def test_the_tree_spends_its_leaves_on_loss_not_on_labels() -> None:
