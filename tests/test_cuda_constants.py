@@ -18,7 +18,7 @@ from polydyn.graph import reference
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute
 from polydyn.lowering.cuda import PlacedCuda
-from polydyn.schedules.expr import Load, Op, cast, op
+from polydyn.schedules.expr import Load, Op, Value, cast, op
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(23)
@@ -158,3 +158,19 @@ def test_only_cuda_kernels_read_them() -> None:
     graph = import_model(model)
     for off, cuda, found in ((("widen",), True, True), (("widen",), False, False), (("widen", "steps"), True, False)):
         assert ("w@steps" in fusion_plan(graph, off, cuda).graph.constants) == found
+
+
+def test_a_constant_that_is_summed_in_two_ways_is_laid_out_twice() -> None:
+    """Axes in the same order, but one of them is summed in one product only."""
+    s = Sheet("int8", a=("B", 16, 5), b=("B", 5, 16))
+    s.constant("w", byte("int8", 3, 5, 16))
+
+    def value(name: str, *index: str) -> Value:
+        return cast(s.at(name, *index), "int32")
+
+    s.let("y", (3, "B", 16, 16), op("mul", value("a", "d1", "d2", "r0"), value("w", "d0", "r0", "d3")), (5,), "sum")
+    s.let("z", (3, "B"), op("mul", value("b", "d1", "r1", "r0"), value("w", "d0", "r1", "r0")), (16, 5), "sum")
+    graph = s.graph("y", "z")
+    feeds = {"a": byte("int8", 2, 16, 5), "b": byte("int8", 2, 5, 16)}
+    got, want = reference.evaluate(lay_out_steps(graph), feeds), reference.evaluate(graph, feeds)
+    assert all(np.array_equal(got[t], want[t]) for t in graph.outputs)

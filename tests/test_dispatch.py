@@ -8,10 +8,12 @@ import random
 import numpy as np
 import pytest
 
+from polydyn.dispatch import tree as trees
 from polydyn.dispatch.combine import combine, pair_form
 from polydyn.dispatch.tree import features_of, fit_classifier, fit_tree
 from polydyn.errors import ScheduleError
 from polydyn.schedules.decision import ArgMin, Entry, Leaf, Split, choose, explain, verify_decision, walk
+from polydyn.schedules.evaluator import Evaluator, evaluator
 from polydyn.schedules.index import Index
 
 L, B = Index.of("L"), Index.of("B")
@@ -63,6 +65,22 @@ def test_the_tree_recovers_a_rule_over_expressions() -> None:
     assert [choose(tree, s) for s in SHAPES] == [best_kernel(s) for s in SHAPES]
     assert sum(isinstance(n, Leaf) for n in walk(tree)) <= 4
     verify_decision(tree, 3, frozenset("LB"))
+
+
+def test_an_expression_is_made_a_function_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each of a thousand sizes, which takes longer than to walk the expression."""
+    made: list[Index] = []
+
+    def make(x: Index) -> Evaluator:
+        made.append(x)
+        return evaluator(x)
+
+    monkeypatch.setattr(trees, "evaluator", make)
+    values = trees.evaluate(FEATURES, SHAPES)
+    assert made == [*FEATURES]
+    assert values.tolist() == [[s["L"], s["B"], s["L"] * s["B"]] for s in SHAPES]
+    fit_tree(FEATURES, SHAPES, TABLE, costs=(L, B, L * B))
+    assert len(made) == 9
 
 
 def test_the_tree_spends_its_leaves_on_loss_not_on_labels() -> None:

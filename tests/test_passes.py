@@ -16,6 +16,7 @@ from polydyn.codegen.ir import (
     FlatLoad,
     For,
     If,
+    Inst,
     Let,
     Mark,
     Pointer,
@@ -27,6 +28,7 @@ from polydyn.codegen.ir import (
 )
 from polydyn.codegen.passes.announce import announce_stores, without_announcements
 from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.epilogues import finished, instances
 from polydyn.codegen.passes.jam import jam
 from polydyn.codegen.passes.prefetch import prefetch_next, share_panel
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
@@ -298,3 +300,30 @@ def test_blocks_of_rows_divide_evenly_among_threads() -> None:
     assert blocks(3, 400, 1, 2, cheap=False) == (3, 1), "not where every part would copy the rows again"
     assert blocks(3, 1, 1, 2) == (3, 1) and blocks(4, 400, 1, 2) == (4, 1) and blocks(99, 400, 1, 2) == (99, 1)
     assert blocks(9, 400, 1, 1) == (9, 1) and blocks(0, 4, 1, 2) == (1, 2)
+
+
+def test_statements_behind_a_tile_run_under_one_condition() -> None:
+    def inst(name: str) -> Inst:
+        return Inst(name, (ix("i"),))
+
+    last = (Compare("==", ix("k"), ix("n") - 1), Compare(">", ix("n"), ix(0)))
+    body: Body = (inst("ACC"), loop("i", 4, If(last, (inst("DONE0"), loop("j", 2, inst("DONE1"))))))
+    assert instances(body, "DONE") == ([inst("DONE0"), inst("DONE1")], last)
+    body = (If(last[:1], (inst("ACC"),), (inst("DONE0"),)),)
+    assert instances(body, "DONE") == ([inst("DONE0")], (Compare("!=", ix("k"), ix("n") - 1),))
+    with pytest.raises(CodegenError, match="one of several conditions does not hold"):
+        instances((If(last, (), (inst("DONE0"),)),), "DONE")
+    with pytest.raises(CodegenError, match="under 2 different conditions"):
+        instances((If(last[:1], (inst("DONE0"),)), inst("DONE1")), "DONE")
+
+
+def test_what_is_made_of_a_tile_is_a_loop_with_every_operation_once() -> None:
+    sums, at_column = at("sums", ix("e_i") * 16 + "e_j"), ix("e_i") * "n" + "e_j"
+    x = op("exp", sums)
+    stores = (Store("y", at_column, op("mul", x, x)), Store("z", at_column, op("neg", op("mul", x, x))))
+    when = (Compare("<", ix("k"), ix(1)),)
+    text = show(finished((), ("sums", "float32"), stores, when, ix("m"), ix("n"), (4, 16, 8)))
+    assert text.count("exp(") == text.count("mul(") == 2, "in whole vectors and in the last one"
+    assert "if k < 1" in text and "serial e_i in [0, m)" in text
+    whole = finished((), ("sums", "float32"), stores, (), ix("m"), ix(16), (4, 16, 8))
+    assert show(whole).count("exp(") == 1 and "if " not in show(whole)

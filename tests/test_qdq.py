@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from graphs import Sheet
 from one_node import check_with_onnxruntime
 from quantized import Qdq, qdq_layers, random_bytes, targets
 
@@ -17,10 +18,12 @@ from polydyn.compiler import plan_program
 from polydyn.fusion.pipeline import rewrite_graph
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
-from polydyn.graph.ir import Graph
+from polydyn.graph.ir import Compute, Graph
+from polydyn.graph.operators.quantization import dequantized
+from polydyn.graph.passes.steps import dequantization
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
-from polydyn.schedules.expr import Array, loads
+from polydyn.schedules.expr import Array, Op, loads, op, walk
 
 RNG = np.random.default_rng(5)
 SIZES = (0, 1, 2, 7, 33)
@@ -124,6 +127,14 @@ def product_of(
         (product_of(35), False),  # an odd number of steps
         (product_of(65792), True),
         (product_of(65794), False),  # 65794 * 255 * 128 > 2^31
+        (product_of(65794, zero=np.int8(1)), True),  # 65794 * 129 * 128 < 2^31
+        (product_of(65794, zero=np.int8(-128)), False),
+        (product_of(33024, less=np.int8(-128)), True),  # 33024 * 255 * 255 < 2^31
+        (product_of(33028, less=np.int8(-128)), False),
+        (product_of(33028, less=np.int8(127)), False),
+        (product_of(scale=1e-20, by=1e-20), False),  # their product is no normal number
+        (product_of(scale=1e10, by=1e-40), False),  # one of them is none
+        (product_of(scale=1e-40, by=1e10), False),
         (product_of(by=np.full(34, 0.01), axis=0), False),  # a scale for each step of the sum
         (product_of(scale=np.full(34, 0.01), zero=np.zeros(34, np.uint8)), False),
     ],
@@ -179,15 +190,56 @@ def test_a_product_with_a_part_of_the_weights(shape: tuple[int, ...], ends: tupl
     np.testing.assert_allclose(got, want, 2e-6, 2e-6 * float(np.abs(want).max()))
 
 
-def test_weights_that_the_model_quantizes_itself() -> None:
-    """Float weights with a QuantizeLinear of their own are bytes like any other."""
+def test_steps_that_the_weights_are_not_summed_along() -> None:
+    """The zero point of the activations meets every element of the weights as often as there are such steps."""
+    s = Sheet("uint8", x=("M", 4, 3))
+    for name, array in {"s": np.float32(0.5), "z": np.uint8(9)}.items():
+        s.constant(name, np.asarray(array))
+    s.constant("w", random_bytes(np.random.default_rng(0), "int8", 4, 5))
+    s.let("a", ("M", 4, 3), dequantized(s.at("x", "d0", "d1", "d2"), s.at("s"), s.at("z")))
+    s.let("b", (4, 5), dequantized(s.at("w", "d0", "d1"), s.at("s"), None))
+    s.let("y", ("M", 5), op("mul", s.at("a", "d0", "r0", "r1"), s.at("b", "r0", "d1")), (4, 3), "sum")
+    graph, f = s.graph("y"), {"x": random_bytes(np.random.default_rng(1), "uint8", 3, 4, 3)}
+    whole = rewrite_graph(graph)
+    assert sums(whole) == 1 and any(n.endswith("@zero") for n in whole.constants)
+    np.testing.assert_array_equal(reference.evaluate(whole, f)["y"], reference.evaluate(graph, f)["y"])
+
+
+@pytest.mark.parametrize(("value", "integers"), [(0.0, 2), (1.0, 0), (-0.0, 0)])
+def test_products_of_one_padding_share_it(value: float, integers: int) -> None:
+    """Which may be on several sides: one condition for all of them. It is one of zeros."""
+    q = Qdq()
+    ends = q.constant(np.array([1, 1, 0, 1]))
+    padded = q.add("Pad", q.step("x", 0.5, np.uint8(7)), ends, q.constant(np.float32(value)))
+    x, y = (q.add("MatMul", padded, q.weight(random_bytes(q.rng, "int8", 36, 3), 0.25)) for _ in range(2))
+    m, f = q.model({"x": ("float32", ["M", 34])}, q.add("Add", x, y)), {"x": floats(5, 34)}
+    graph = rewritten(m)
+    made = [n.body for n in graph.nodes if isinstance(n, Compute) and "@bytes" in n.output]
+    assert sums(graph) == integers and len(made) == bool(integers)
+    assert all(sum(isinstance(v, Op) and v.name == "where" for v in walk(body)) == 1 for body in made)
+    np.testing.assert_array_equal(*reference.evaluate(graph, f).values(), onnxruntime_of(m, f))
+
+
+@pytest.mark.parametrize("outputs", [[], ["t2"]])
+def test_weights_that_the_model_quantizes_itself(outputs: list[str]) -> None:
+    """Float weights with a QuantizeLinear of their own are bytes like any other, unless these are an output."""
     q = Qdq()
     x, w = q.step("x", 0.05, np.uint8(77)), q.constant(floats(34, 3))
     y = q.add("MatMul", x, q.step(w, np.array([0.01, 0.02, 0.03]), np.zeros(3, np.int8), axis=1))
     m, f = q.model({"x": ("float32", ["M", 34])}, y), {"x": floats(5, 34)}
+    m.graph.output.extend(onnx.ValueInfoProto(name=t) for t in outputs)
     graph, want = rewritten(m), onnxruntime_of(m, f)
-    assert sums(graph) == 1 and "int8" in {str(a.dtype) for a in graph.constants.values()}
+    assert sums(graph) == (not outputs)
+    assert outputs or "int8" in {str(a.dtype) for a in graph.constants.values()}
     np.testing.assert_allclose(reference.evaluate(graph, f)[y], want, 2e-6, 2e-6 * float(np.abs(want).max()))
+
+
+def test_a_product_without_columns() -> None:
+    q = Qdq()
+    y = q.add("MatMul", q.step("x", 0.5), q.weight(random_bytes(q.rng, "int8", 34, 0), 0.25))
+    m = q.model({"x": ("float32", ["M", 34])}, y)
+    assert sums(rewritten(m)) == 0
+    assert reference.evaluate(rewritten(m), {"x": floats(5, 34)})[y].shape == (5, 0)
 
 
 def test_a_product_whose_scale_is_an_input_stays_in_floats() -> None:
@@ -215,6 +267,23 @@ def test_what_is_dequantized_moved_and_quantized_alike_is_moved() -> None:
         f = {"x": np.arange(256, dtype=np.uint8).reshape(8, 32)}
         exactly(m, f, {"x": f["x"][:0]}, {"x": f["x"][:1, :1]})
         np.testing.assert_array_equal(build_program(plan_program(m)).run(f)[y], onnxruntime_of(m, f))
+
+
+def test_what_is_dequantized_twice_alike_is_dequantized_once() -> None:
+    """Whichever constants hold the numbers, where all of it was; another scale or zero point is something else."""
+    q = Qdq()
+    parts = {"part": q.add("Slice", "x", *(q.constant(np.array([e])) for e in (0, 5, 0))), "whole": "x"}
+    parts["turned"] = q.add("Transpose", "x", perm=[1, 0])
+    ways = [("part", 0.5, 3), ("turned", 0.5, 3), ("whole", 0.5, 3), ("turned", 0.5, 3), ("part", 0.5, 3)]
+    ways += [("whole", 0.25, 3), ("whole", 0.5, 4)]
+    for part, scale, zero in ways:
+        y = q.add("DequantizeLinear", parts[part], q.constant(np.float32(scale)), q.constant(np.uint8(zero)))
+    m = q.model({"x": ("uint8", ["A", "A"])}, y)
+    m.graph.output.extend(onnx.ValueInfoProto(name=f"t{n}") for n in range(2, 8))
+    graph, f = rewritten(m), {"x": np.arange(256, dtype=np.uint8).reshape(16, 16)}
+    assert [n.output for n in graph.nodes if dequantization(n)] == ["t2", "t3", "t4", "t7", "t8"]
+    got, want = reference.evaluate(graph, f), reference.evaluate(import_model(m), f)
+    assert all(np.array_equal(got[t], want[t]) for t in graph.outputs)
 
 
 @pytest.mark.parametrize("scale", [1e-40, 0.0, np.nan, np.inf, 3e36])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,19 +25,20 @@ from onnx import TensorProto, helper, numpy_helper
 import polydyn
 from polydyn.checked import CheckedProgram
 from polydyn.cli import main
+from polydyn.codegen.kernel import Kernel
 from polydyn.compiler import Options, cpu_target, plan_program
-from polydyn.errors import ArtifactError, InputError, ScheduleError
+from polydyn.errors import ArtifactError, BuildError, InputError, ScheduleError
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.decision import Leaf
 from polydyn.tuner import tasks_of, tune
-from polydyn.tuner.bench import CpuBench
+from polydyn.tuner.bench import Built, CpuBench, Form
 from polydyn.tuner.sketch import Sketch
 from polydyn.tuner.timing import TIMER
 from polydyn.tuning.backbone import Tile
 from polydyn.tuning.hardware import cpu
 from polydyn.tuning.loop_model import loop_model
-from polydyn.tuning.measure import Workers
+from polydyn.tuning.measure import Answer, Workers
 from polydyn.tuning.records import Records
 
 TRIALS = 6
@@ -205,6 +209,43 @@ def test_a_tuple_that_does_not_build_is_a_record_and_no_crash() -> None:
     assert cost == float("inf") and wrong.compile in bench.failures
 
 
+class Uncompiled(CpuBench):
+    """A bench whose kernels are generated only; ``answer`` says what a launch gives."""
+
+    def __init__(self, answer: Callable[[Mapping[str, Any]], Answer]) -> None:
+        (placed,) = tasks_of(linear())
+
+        class Stub(Workers):
+            def __init__(self) -> None:
+                """Starts nothing."""
+
+            def map(self, arguments: Sequence[Mapping[str, Any]]) -> list[Answer]:
+                return list(map(answer, arguments))
+
+        super().__init__(placed.task, cpu(1, lanes=cpu_target("cpu").width), Stub())
+
+    def _compile(self, kernels: Mapping[Form, Kernel]) -> None:
+        self.kernels |= {form: Built("", 0, k) for form, k in kernels.items()}
+
+
+def test_a_launch_that_fails_is_none_of_another_size() -> None:
+    bench = Uncompiled(lambda a: Answer(failure="no memory") if a["symbols"][0] > 99 else Answer(1e-3))
+    row, tile = bench.task.form.roles.row, loop_model(bench.task.backbone, bench.hardware).tiles[0]
+    assert [bench.seconds([tile], {row: m}) for m in (tile[f"w.{row}"] * 100, 1)] == [[math.inf], [1e-3]]
+    assert bench.failures == {tile.compile: "no memory"}
+    assert math.isfinite(bench.kernel(tile).step)
+
+
+def test_a_tuple_that_fails_with_few_rows_is_refused() -> None:
+    """What it takes for them would be the share of a time that is not known."""
+    for rows in (1, 3):
+        bench = Uncompiled(lambda a, m=rows: Answer(failure="killed") if a["symbols"][0] == m else Answer(1e-3))
+        row = bench.task.form.roles.row
+        tile = next(t for t in loop_model(bench.task.backbone, bench.hardware).tiles if t[f"w.{row}"] > 3)
+        with pytest.raises(BuildError, match="does not run: killed"):
+            bench.kernel(tile)
+
+
 def test_a_sketch_refuses_sizes_whose_micro_kernels_it_lacks() -> None:
     (placed,) = tasks_of(batched())
     task, rows, columns = placed.task, 6, 2 * cpu_target("cpu").width
@@ -237,7 +278,7 @@ def test_what_is_known_of_sizes_makes_instances() -> None:
     assert rows[0] == 4 and rows[-1] == 64 and max(zip(weights, rows, strict=True))[1] == 32
     # a shape without work is left out
     assert placed.instances([({"M": 0}, 5), ({"M": 3}, 2)])[1] == (2 * 3 * 33 * 40 * 2,)
-    assert placed.instances([({"M": 0}, 5)]) == ((), ())
+    assert placed.instances([({"M": 0}, 5)]) == placed.instances([({"M": 3}, 0)]) == ((), ())
     with pytest.raises(InputError, match=r"\{'L': 3\} lacks a size of M"):
         placed.instances([({"L": 3}, 1)])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from polydyn.errors import BuildError
 from polydyn.schedules.decision import choose
 from polydyn.schedules.index import Index
 from polydyn.tuning.backbone import GroupKey, Problem, Shape, Tile, gemm
+from polydyn.tuning.bench import RecordedBench
 from polydyn.tuning.cost import polydyn as polydyn_cost
 from polydyn.tuning.finals import FINALISTS, SIZES, between, corrected, finalists, sizes_to_measure
 from polydyn.tuning.hardware import cpu
 from polydyn.tuning.loop_model import loop_model
+from polydyn.tuning.records import Records
 from polydyn.tuning.replay import Simulated
 from polydyn.tuning.strategy import Tuned, strategy, tune
 
@@ -117,17 +120,33 @@ def test_finalists_are_few_and_contain_the_best_on_average() -> None:
     assert int((table / table.max(0)).mean(1).argmax()) in rows
 
 
-def test_kernels_that_fail_are_dropped_and_none_is_an_error() -> None:
-    class Failing(Simulated):
-        def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
-            return [math.inf if t == TILES[0] else s for t, s in zip(tiles, super().seconds(tiles, shape), strict=True)]
+class Failing(Simulated):
+    """A machine on which the launches of one tuple fail."""
 
+    def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
+        return [math.inf if t == TILES[0] else s for t, s in zip(tiles, super().seconds(tiles, shape), strict=True)]
+
+
+def test_kernels_that_fail_are_dropped_and_none_is_an_error() -> None:
     bench = Failing(B, HW)
     kernels = [Simulated(B, HW).kernel(t) for t in TILES[:2]]
     costs: list[Index] = [polydyn_cost(B, HW, k) for k in kernels]
     assert [k.tile for k in corrected(PROBLEM, bench, kernels, costs, math.inf)[0]] == [TILES[1]]
     with pytest.raises(BuildError, match="none of 1"):
         corrected(PROBLEM, bench, kernels[:1], costs[:1], math.inf)
+
+
+def test_launches_that_fail_are_records_of_their_sizes(tmp_path: Path) -> None:
+    """They are not tried again, and say nothing of the tuple at other sizes."""
+    shapes = [B.sizes({"i": n}) for n in (3, 5)]
+    with Records.open(tmp_path / "r.db") as r:
+        bench = RecordedBench(Failing(B, HW), r, PROBLEM.key, HW)
+        failed = bench.seconds(TILES[:2], shapes[0])
+        assert [math.isfinite(s) for s in failed] == [False, True]
+        assert RecordedBench(Simulated(B, HW), r, PROBLEM.key, HW).seconds(TILES[:2], shapes[0]) == failed
+        again = RecordedBench(Simulated(B, HW), r, PROBLEM.key, HW)
+        assert all(map(math.isfinite, (*again.per_operation(TILES[:1]), *again.seconds(TILES[:2], shapes[1]))))
+        assert math.isfinite(again.kernel(TILES[0]).step)
 
 
 def test_only_polydyn_has_finals() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +113,34 @@ def test_same_seed_and_records_give_the_same_dispatch_without_measuring(name: st
     assert build_dispatch(again) == build_dispatch(resumed)
     if not strategy(name).seeded:  # DietCode's first search has a quarter of the trials: its seed tile may differ
         assert build_dispatch(resumed) == build_dispatch(fresh)
+
+
+@dataclass(frozen=True)
+class Tired(Simulated):
+    """A machine on which tuples of more steps run once, while they are explored, and never again."""
+
+    most: int = 192
+
+    def kernel(self, tile: Tile) -> Kernel:
+        if tile["b.k"] > self.most:
+            raise BuildError(f"tuple {tile} is too slow")
+        return super().kernel(tile)
+
+
+def test_tuples_that_do_not_run_again_are_left_out(tmp_path: Path) -> None:
+    """The others serve; the failures are records, and are not tried again."""
+    hw = cpu(2)
+    p, row = problem(hw), strategy("bladedisc")
+    with Records.open(tmp_path / "r.db") as r:
+        tuned = tune(row, p, hw, Tired(FLOAT, hw), trials=16, records=r)
+        blocks = {t.tile["b.k"] for t in tuned.trials}
+        assert min(blocks) <= 192 < max(blocks)
+        assert {k.tile["b.k"] <= 192 for k in tuned.kernels} == {True}
+        assert any("too slow" in x.note for x in r.rows(kind="failed"))
+    with Records.open(tmp_path / "r.db", readonly=True) as pinned:
+        assert tune(row, p, hw, Broken(), trials=16, records=pinned).kernels == tuned.kernels
+    with pytest.raises(BuildError, match="too slow"):
+        tune(row, p, hw, Tired(FLOAT, hw, most=0), trials=4)
 
 
 def test_estimates_of_a_model_never_pass_for_measurements(tmp_path: Path) -> None:

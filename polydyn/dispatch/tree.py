@@ -28,8 +28,12 @@ def features_of(symbols: Sequence[str], tiles: Sequence[Index] = ()) -> tuple[In
 
 def evaluate(features: Sequence[Index], shapes: Sequence[Mapping[str, int]]) -> Values:
     """The value of every feature (columns) at every shape (rows)."""
-    values = [[value(s) for value in map(evaluator, features)] for s in shapes]
-    return np.array(values, np.int64).reshape(len(shapes), len(features))
+    return np.array(_values(features, shapes), np.int64).reshape(len(shapes), len(features))
+
+
+def _values(of: Sequence[Index], shapes: Sequence[Mapping[str, int]]) -> list[list[int]]:
+    forms = list(map(evaluator, of))
+    return [[value(s) for value in forms] for s in shapes]
 
 
 def fit_tree(
@@ -49,7 +53,7 @@ def fit_tree(
     """
     w = np.ones(table.shape[1]) if weights is None else np.asarray(weights, float)
     loss = ((1 - shares(table)) * (w / w.sum())).T
-    estimates = np.array([[e(s) for e in map(evaluator, costs)] for s in shapes], float) if costs else None
+    estimates = np.array(_values(costs, shapes), float) if costs else None
     return _Grower(features, evaluate(features, shapes), loss, costs, estimates).grow(leaves)
 
 

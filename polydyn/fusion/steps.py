@@ -47,7 +47,7 @@ def lay_out_steps(graph: Graph) -> Graph:
 class _Rewriting(OperandRewriting):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        self.made: dict[tuple[Value, tuple[int, ...]], str | None] = {}
+        self.made: dict[tuple[Value, tuple[int, ...], tuple[int, ...]], str | None] = {}
 
     def operand(self, v: Value) -> Value:
         found = over_constant(self.graph, v)
@@ -57,7 +57,7 @@ class _Rewriting(OperandRewriting):
         layout = _layout(whole, self.graph)
         if layout is None or (_is_byte(v) and _is_laid_out(self.graph.constants[whole.buffer], layout)):
             return v
-        key = (body, (*layout.front, *layout.steps))
+        key = body, layout.front, layout.steps
         if key not in self.made:
             self.made[key] = self._constant(v, whole, body, layout)
         name = self.made[key]

@@ -80,7 +80,8 @@ class PlacedTask:
     def instances(self, seen: Iterable[Seen]) -> tuple[tuple[Instance, ...], tuple[float, ...]]:
         """What the model's shapes mean for the group's dynamic loops, with weights: count times operations.
 
-        Shapes that leave the group nothing to compute say nothing of kernels. InputError: a size is missing.
+        Shapes that leave the group nothing to compute, or never came, say nothing of kernels. InputError: a size is
+        missing.
         """
         backbone = self.task.backbone
         dynamic = [x.name for x in self.task.backbone.loops if x.extent is None]
@@ -96,7 +97,7 @@ class PlacedTask:
             at = tuple((n, self.extents[n].evaluate(dims)) for n in dynamic)
             counts[at] = counts.get(at, 0.0) + count
         work = {s: backbone.flops(backbone.sizes(dict(s))) for s in counts}
-        found = tuple(s for s in sorted(counts) if work[s])
+        found = tuple(s for s in sorted(counts) if work[s] and counts[s] > 0)
         return found, tuple(counts[s] * work[s] for s in found)
 
 

@@ -60,6 +60,7 @@ class CpuBench:
         self.failures: dict[Part, str] = {}
         self.measured = 0
         self.kernels: dict[Form, Built] = {}
+        self._refused: set[Part] = set()
 
     # -- Bench ---------------------------------------------------------------------------------------------------
 
@@ -85,13 +86,18 @@ class CpuBench:
             for d in depths:
                 shape = {n: v * tasks if n == self.task.form.roles.row else v for n, v in block.items()}
                 shape |= {x.name: d or BLOCKS * block[x.name] for x in reductions}
-                row.append(self.run([(tile, self.task.backbone.sizes(shape))], tasks)[0])
+                row += self._ran(tile, [self.task.backbone.sizes(shape)], tasks)
             times.append(row)
-        if not all(math.isfinite(t) for row in times for t in row):
-            raise BuildError(f"tuple {tile} does not run: {self.failures.get(tile.compile, 'time limit')}")
         fixed, step = zip(*(self._line(tile, row) for row in times), strict=True)
         used = usage(self.task.backbone, self.hardware, tile)
         return Kernel(tile, used, fixed[0], step[0], fixed[1], step[1], *self._partial(tile))
+
+    def _ran(self, tile: Tile, shapes: Sequence[Shape], tasks: int) -> list[float]:
+        """Seconds of a tuple's launches. BuildError: one of them failed."""
+        spent = self.run([(tile, s) for s in shapes], tasks)
+        if not all(map(math.isfinite, spent)):
+            raise BuildError(f"tuple {tile} does not run: {self.failures[tile.compile]}")
+        return spent
 
     def _partial(self, tile: Tile) -> list[float]:
         """The times of register tiles of one and of three rows over that of a full one; where columns are dynamic, of
@@ -101,7 +107,7 @@ class CpuBench:
         full, wide = tile.get(f"w.{row}"), tile[f"w.{col}"]
         sizes = {x.name: x.extent or (BLOCKS * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
         sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
-        spent = self.run([(tile, sizes | {row: m}) for m in (FEW_ROWS[0], min(FEW_ROWS[1], full), full)], 1)
+        spent = self._ran(tile, [sizes | {row: m} for m in (FEW_ROWS[0], min(FEW_ROWS[1], full), full)], 1)
         shares = [t / spent[-1] for t in spent[:-1]]
         if next(x for x in self.task.backbone.loops if x.name == col).extent is not None:
             return shares
@@ -109,7 +115,7 @@ class CpuBench:
         asked = ((full, lanes), (1, lanes), (full, wide))
         # longer ones would measure the memory of the wide ones
         sizes |= {x.name: SHORT for x in self.task.backbone.reduction if x.extent is None}
-        narrow = self.run([(tile, sizes | {row: m, col: n}) for m, n in asked], 1)
+        narrow = self._ran(tile, [sizes | {row: m, col: n} for m, n in asked], 1)
         return [*shares, *(t / narrow[-1] for t in narrow[:-1])]
 
     def _line(self, tile: Tile, times: Sequence[float]) -> tuple[float, float]:
@@ -135,14 +141,19 @@ class CpuBench:
             form = tile.compile, sketched
             if form in self.kernels and not touch(Path(self.kernels[form].library)):
                 del self.kernels[form]  # the cache has lost it
-            if form in self.kernels or form in new or tile.compile in self.failures:
+            if form in self.kernels or form in new or tile.compile in self._refused:
                 continue
             try:
                 new[form] = self.task.kernel(tile, self._builder(tile, sketched))
             except PolydynError as e:
-                self.failures[tile.compile] = str(e)
+                self._refuse(tile.compile, e)
         if new:
             self._compile(new)
+
+    def _refuse(self, part: Part, why: PolydynError) -> None:
+        """Gives up a compile-time part that does not build; one that failed at a size may run at others."""
+        self._refused.add(part)
+        self.failures[part] = str(why)
 
     def _builder(self, tile: Tile, sketched: bool) -> ContractKernel:
         name = f"tuned_{digest(self.task.key.digest, repr((tile.compile, sketched)))[:12]}"
@@ -150,7 +161,7 @@ class CpuBench:
 
     def _sketched(self, tile: Tile, shape: Shape) -> bool:
         """Whether a launch does without the whole kernel."""
-        if (tile.compile, False) in self.kernels or tile.compile in self.failures:
+        if (tile.compile, False) in self.kernels:
             return False
         try:
             builder = self.task.builder(tile, "sketch", Sketch)
@@ -164,7 +175,8 @@ class CpuBench:
             library = build_library(*timing_units(list(kernels.values()), self.task.target.width), self.task.build)
         except BuildError as e:
             if len(kernels) == 1:
-                self.failures |= dict.fromkeys((part for part, _ in kernels), str(e))
+                ((part, _),) = kernels
+                self._refuse(part, e)
                 return
             for form, kernel in kernels.items():  # find the one that the compiler refuses
                 self._compile({form: kernel})

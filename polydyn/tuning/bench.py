@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from polydyn.errors import BuildError
 from polydyn.tuning.backbone import GroupKey, Shape, Tile
 from polydyn.tuning.cost import Kernel
 from polydyn.tuning.explore import Objective
@@ -50,7 +51,7 @@ class Remembered:
         self._source, self.measured = source, 0
         self._known: dict[Tile, float] = {}
         for r in _own(records, key, hardware, source):
-            if r.kind == "failed":
+            if r.kind == "failed" and not r.shape:
                 self._known.setdefault(r.tile, math.inf)
             elif r.kind == "throughput" and not r.shape:
                 self._known[r.tile] = min(r.value("cost"), self._known.get(r.tile, math.inf))
@@ -87,6 +88,7 @@ class RecordedBench:
         self._objective = Remembered(bench.per_operation, records, key, hardware, bench.source)
         self._waves: dict[Tile, Record] = {}
         self._used: dict[Tile, Record] = {}
+        self._failed: set[Tile] = set()
         self._launches: dict[tuple[Tile, tuple[tuple[str, int], ...]], float] = {}
         for r in _own(records, key, hardware, bench.source):
             if r.kind == "wave" and {n for n, _ in r.values} >= {*_TIMES}:  # else it is an older one: measured again
@@ -96,6 +98,10 @@ class RecordedBench:
             elif r.kind == "throughput" and r.shape:
                 best = self._launches.get((r.tile, r.shape), math.inf)
                 self._launches[r.tile, r.shape] = min(best, r.value("seconds"))
+            elif r.kind == "failed" and r.shape:
+                self._launches.setdefault((r.tile, r.shape), math.inf)
+            elif r.kind == "failed":
+                self._failed.add(r.tile)
 
     @property
     def source(self) -> str:
@@ -107,9 +113,9 @@ class RecordedBench:
         return self._objective(tiles)
 
     def kernel(self, tile: Tile) -> Kernel:
-        """As ``Bench``; one ``wave`` and one ``resources`` record."""
+        """As ``Bench``; one ``wave`` and one ``resources`` record, or one ``failed``."""
         if tile not in self._waves or tile not in self._used:
-            k = self._bench.kernel(tile)
+            k = self._measured(tile)
             self._waves[tile] = self._record(tile, "wave", {n: getattr(k, n) for n in _TIMES})
             self._used[tile] = self._record(tile, "resources", {n: getattr(k.used, n) for n in _RESOURCES})
             self._add([self._waves[tile], self._used[tile]])
@@ -117,13 +123,26 @@ class RecordedBench:
         resources = Usage(*(int(used.value(n)) for n in _RESOURCES))
         return Kernel(tile, resources, *(wave.value(n) for n in _TIMES))
 
+    def _measured(self, tile: Tile) -> Kernel:
+        """What the bench inside finds, unless it failed before. BuildError: it fails."""
+        if tile in self._failed:
+            raise BuildError(f"tuple {tile} did not run, the records say")
+        try:
+            return self._bench.kernel(tile)
+        except BuildError as e:
+            self._failed.add(tile)
+            self._add([replace(self._record(tile, "failed", {}), note=str(e))])
+            raise
+
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
-        """As ``Bench``; one ``throughput`` record per tile and shape."""
+        """As ``Bench``; one record per tile and shape, ``throughput`` or ``failed``."""
         at = tuple(sorted(shape.items()))
         new = [t for t in dict.fromkeys(tiles) if (t, at) not in self._launches]
         for tile, spent in zip(new, self._bench.seconds(new, shape, turns) if new else (), strict=True):
             self._launches[tile, at] = spent
-            self._add([replace(self._record(tile, "throughput", {"seconds": spent}), shape=at)])
+            ran = math.isfinite(spent)
+            record = self._record(tile, "throughput" if ran else "failed", {"seconds": spent} if ran else {})
+            self._add([replace(record, shape=at)])
         return [self._launches[t, at] for t in tiles]
 
     def _record(self, tile: Tile, kind: str, values: dict[str, float]) -> Record:

@@ -22,7 +22,7 @@ def recorded_costs(records: Records, key: GroupKey, hardware: Hardware, space: S
     for r in records.rows(group=key, hardware=hardware):
         if r.kind == "throughput" and not r.shape:
             costs[r.tile] = min(r.value("cost"), costs.get(r.tile, math.inf))
-        elif r.kind == "failed":
+        elif r.kind == "failed" and not r.shape:
             costs.setdefault(r.tile, math.inf)
     missing = [t for t in space.tiles if t not in costs]
     if missing:

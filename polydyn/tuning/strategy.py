@@ -137,7 +137,7 @@ def tune(
             rule=f"strategy {strategy.name}",
             remedy="look at the records of kind 'failed', and at the compiler with 'polydyn doctor'",
         )
-    kernels = [k for t in ranked for k in _splits(bench.kernel(t), problem)]
+    kernels = _that_run(bench, ranked, problem)
     costs = [cost(problem.backbone, hardware, k) for k in kernels] if cost else []
     table = _table(problem, bench, kernels, costs)
     if strategy.finals:
@@ -167,6 +167,23 @@ def _reported(objective: Objective, report: Callable[[int, float], None]) -> Obj
         return costs
 
     return measure
+
+
+def _that_run(bench: Bench, tiles: Sequence[Tile], problem: Problem) -> list[Kernel]:
+    """The kernels of tuples that ran once, those left out that do not again (a time limit on a busy machine).
+
+    BuildError: none of them does.
+    """
+    kernels: list[Kernel] = []
+    failed: list[BuildError] = []
+    for tile in tiles:
+        try:
+            kernels += _splits(bench.kernel(tile), problem)
+        except BuildError as e:
+            failed.append(e)
+    if not kernels:
+        raise failed[0]
+    return kernels
 
 
 def _splits(kernel: Kernel, problem: Problem) -> list[Kernel]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from polydyn.graph.ir import Compute, Dim, Graph, Node, Tensor, dim_name, reduction_name
+from polydyn.graph.operators.common import all_of
 from polydyn.graph.operators.quantization import centred
 from polydyn.graph.passes.join import as_contraction
 from polydyn.graph.passes.steps import Step, dequantization, is_ordinary, live, number, quantization, through_views
@@ -139,7 +140,7 @@ class _Integers:
             return None
         v = through_views(self.graph, self.makers, v, n)
         maker = self.makers.get(v.buffer)
-        padded = maker if isinstance(maker, Compute) and _is_padding(maker) else None
+        padded = maker if isinstance(maker, Compute) and _padding(maker) else None
         step = self._inside(padded) if padded else dequantization(maker)
         if step is None or step.x.dtype not in BYTES:
             return None
@@ -148,24 +149,23 @@ class _Integers:
         return _Operand(replace(step, x=replace(step.x, buffer=v.buffer, index=v.index)), padded)
 
     def _inside(self, padded: Compute) -> Step | None:
-        """The step that makes what a padding surrounds with zeros, when it has one zero point."""
-        assert isinstance(padded.body, Op)
-        x = padded.body.args[1]
-        assert isinstance(x, Load)
-        x = through_views(self.graph, self.makers, x, padded)
+        """The step that makes what a padding surrounds with zeros."""
+        found = _padding(padded)
+        assert found is not None
+        x = through_views(self.graph, self.makers, found[1], padded)
         step = dequantization(self.makers.get(x.buffer))
-        return step.at(x.index) if step and number(self.constants, step.zero) is not None else None
+        return step.at(x.index) if step else None
 
     def _in_bytes(self, x: _Operand) -> _Operand:
         """The operand with its padding in bytes, written where it is not there yet: around it lies the zero point."""
         if x.padded is None:
             return x
-        step = self._inside(x.padded)
-        assert step is not None and isinstance(x.padded.body, Op)
+        step, found = self._inside(x.padded), _padding(x.padded)
+        assert step is not None and found is not None
         if x.padded.output not in self.paddings:
             fill = const(0, step.x.dtype) if step.zero is None else step.zero
             name = self.paddings[x.padded.output] = self._fresh(f"{x.padded.output}@bytes")
-            body = op("where", x.padded.body.args[0], step.x, fill)
+            body = op("where", found[0], step.x, fill)
             self._add(replace(x.padded, output=name, body=body), self.tensors[x.padded.output].shape)
         place = replace(x.step.x, buffer=self.paddings[x.padded.output])
         return replace(x, step=replace(x.step, x=place))
@@ -220,9 +220,11 @@ def _with_bytes(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), constants=constants)
 
 
-def _is_padding(n: Compute) -> bool:
-    """Whether a node is one load under a condition on subscripts, and 0 elsewhere."""
-    b = n.body
-    if not n.is_map or not isinstance(b, Op) or b.name != "where" or loads(b.args[0]):
-        return False
-    return isinstance(b.args[1], Load) and b.args[2] == const(0, "float32")
+def _padding(n: Compute) -> tuple[Value, Load] | None:
+    """The condition on subscripts under which a node is one load, and that load; it is 0 elsewhere. None: it is not."""
+    inside, v = list[Value](), n.body
+    while isinstance(v, Op) and v.name == "where" and not loads(v.args[0]) and v.args[2] == const(0, "float32"):
+        inside.append(v.args[0])
+        v = v.args[1]
+    condition = all_of(inside)
+    return None if condition is None or not n.is_map or not isinstance(v, Load) else (condition, v)
