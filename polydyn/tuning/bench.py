@@ -121,9 +121,10 @@ class RecordedBench:
         """As ``Bench``; one ``throughput`` record per tile and shape."""
         at = tuple(sorted(shape.items()))
         new = [t for t in dict.fromkeys(tiles) if (t, at) not in self._launches]
-        for tile, spent in zip(new, self._bench.seconds(new, shape, turns) if new else (), strict=True):
-            self._launches[tile, at] = spent
-            self._add([replace(self._record(tile, "throughput", {"seconds": spent}), shape=at)])
+        if new:
+            spent = dict(zip(new, self._bench.seconds(new, shape, turns), strict=True))
+            self._launches |= {(t, at): x for t, x in spent.items()}
+            self._add([replace(self._record(t, "throughput", {"seconds": x}), shape=at) for t, x in spent.items()])
         return [self._launches[t, at] for t in tiles]
 
     def _record(self, tile: Tile, kind: str, values: dict[str, float]) -> Record:
