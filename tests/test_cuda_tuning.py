@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from cuda_groups import plan_of
 from tiny import model, node
 
 import polydyn
@@ -28,6 +29,7 @@ from polydyn.errors import BuildError, ScheduleError, UnsupportedError
 from polydyn.gpu import hardware
 from polydyn.gpu.compiler import compiler_version
 from polydyn.graph.expand import import_model
+from polydyn.lowering.contract import lower_contract
 from polydyn.program.assemble import build_program
 from polydyn.program.cuda_cost import estimated
 from polydyn.program.plan import HostPlan
@@ -38,11 +40,12 @@ from polydyn.tuner.cuda import CudaSide, compiler_refusal, find_device
 from polydyn.tuner.cuda_bench import DeviceBench, ModelBench, TileKernels
 from polydyn.tuner.side import How
 from polydyn.tuning.backbone import Problem, Tile
-from polydyn.tuning.cuda_task import CudaTask, hardware_of
+from polydyn.tuning.cuda_task import CudaTask, cuda_task_of, hardware_of
 from polydyn.tuning.explore import in_order
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.records import Records
 from polydyn.tuning.strategy import strategy
+from polydyn.tuning.ukernel import ukernel_space
 
 TRIALS = 4
 A100 = hardware.load("a100")
@@ -120,7 +123,7 @@ def test_tuples_are_tiles_and_spaces_keep_their_rules(dtype: str) -> None:
         assert replace(task.tile(task.tuple_of(tile)), blocks=tile.blocks) == tile
     space = loop_model(task.backbone, hardware_of(A100)).within(task.refusal)
     assert len(space) > 20 and task.defaults[-1] in space.position
-    for t in space.tiles:
+    for t in space.tiles[::7]:
         tile = task.tile(t)
         assert broken(tile, task.kernel.product.dtypes) is None
         assert A100.resident_blocks(tile.threads, 0, task.shared(tile)) >= tile.blocks
@@ -130,6 +133,22 @@ def test_tuples_are_tiles_and_spaces_keep_their_rules(dtype: str) -> None:
         task.tile(replace(t, compile=(*t.compile[:-1], ("stages", 1))))
     with pytest.raises(ScheduleError, match="powers of two"):
         space.within(lambda tile: "powers of two")
+
+
+def test_every_type_has_its_instruction() -> None:
+    kinds = {"float32": "fma", "float16": "mma", "bfloat16": "mma", "int8": "imma", "tf32": "tf32"}
+    found = []
+    for name in kinds:
+        dtype = {"tf32": "float32"}.get(name, name)
+        plan = plan_of([node("MatMulInteger" if name == "int8" else "MatMul", "x w", "y")],
+                       {"x": ("M", 48), "w": (48, "N")}, ["y"], dtype=dtype)  # fmt: skip
+        form = lower_contract(plan, plan.groups[0], 0)
+        assert form is not None
+        task = cuda_task_of("key", form, "cuda:sm_80", tf32=name == "tf32")
+        assert task.key.dtype == task.backbone.dtype == name
+        assert not any(map(task.refusal, task.defaults))
+        found.append(task.tile(task.defaults[-1]).instruction)
+    assert found == list(kinds.values())
 
 
 def test_several_reductions_are_one_loop() -> None:
@@ -171,7 +190,10 @@ def test_what_has_no_tiles_is_refused_by_name(tmp_path: Path, nothing_there: Non
     threads = Tile((*block, ("t.i0", 4), ("t.i1", 4), ("t.j0", 1)))
     tile = task_of("cuda:sm_80").tile(threads)
     assert (tile.instruction, tile.threads, tile.stages) == ("fma", 256, 4)
-    assert task_of("cuda:sm_80", "float16").refusal(threads) == "mma has no tiles of threads"
+    half = task_of("cuda:sm_80", "float16")
+    assert half.refusal(threads) == "mma has no tiles of threads"
+    with pytest.raises(ScheduleError, match="mma has no tiles of threads refused"):
+        ukernel_space(half.backbone, hardware_of(A100), [half.backbone.sizes({"i0": 64})], generator=half.refusal)
     row = model([node("MatMul", "x w", "y")], {"x": ("float32", ["B", 1, 48])}, ["y"], {"w": W[:, :1]})
     assert CudaSide("cuda:sm_80").tasks(import_model(row), Options()) == []
     for call in (tune, lambda m, r, target: plan_program(m, target=target, records=r)):
@@ -251,9 +273,10 @@ def test_a_kept_tile_runs_beside_what_keeps_its_group_total(tmp_path: Path) -> N
     tile = Tile((*levels, ("stages", 3)))
     found = Search("polydyn", (tile,), 1, hardware_of(task.device), None, (1,), "measured")
     plan = plan_program(linear("float16"), target="cuda:emulated", records=written(tmp_path / "r", task, found))
-    own, default = names(plan), names(plain("cuda:emulated", "float16"))
+    own = names(plan)
     assert [n for n in own if " of " in n] == [f"mma_32x64x32_3_16_16_wide of 16x64{x}" for x in ("", LONG)]
-    assert [n for n in own if " of " not in n] == [n for n in default if not n.startswith("mma_16x64")]
+    rest = [n for n in own if " of " not in n and not n.endswith(LONG)]
+    assert rest == ["gemv_2_n8", "gemv_8_n8", "wgmma_128x128x64_4_wide", "mma_64x64x32_4_16_16_wide"]
     last = plan.launches[0].versions[-1]
     assert not last.conditions and last.smem.evaluate({}) <= 48 << 10
     assert len({k.name for k in plan.kernels}) == len(plan.kernels) == len(own)
@@ -295,18 +318,18 @@ def test_a_record_that_cannot_be_built_is_refused_by_name(tmp_path: Path) -> Non
 
 
 def test_measured_searches_go_before_modelled_ones_and_correct_estimates(tmp_path: Path) -> None:
-    task = task_of("cuda:sm_80", "float16")
-    more, *_, last = task.defaults
-    model_ = Search("polydyn", (more,), 64, hardware_of(A100), None, (UNIT,), "model")
-    slow = replace(model_, tiles=(last,), explored=3, factors=(2 * UNIT,), source="measured")
-    other = replace(slow, tiles=(more,), explored=90, hardware=replace(slow.hardware, name="NVIDIA A30"))
-    every = written(tmp_path / "r", task, model_, slow, other)
-    plan = plan_program(linear("float16"), target="cuda:sm_80", records=every)
-    alone = plan_program(linear("float16"), target="cuda:sm_80", records=written(tmp_path / "s", task, model_))
-    assert any("3 tuples explored, measured" in r for r in plan.launches[0].reasons)
-    assert any("2.00 of its estimate" in r for r in plan.launches[0].reasons)
-    assert any("64 tuples explored, ranked by an analytical model" in r for r in alone.launches[0].reasons)
-    (twice,), (once,) = (estimated(p, A100).launches for p in (plan, alone))
+    task = task_of("cuda:sm_80")
+    ranked = Search("polydyn", task.defaults[-1:], 64, hardware_of(A100), None, (UNIT,), "model")
+    slow = replace(ranked, explored=3, factors=(2 * UNIT,), source="measured")
+    other = replace(slow, explored=90, hardware=replace(slow.hardware, name="NVIDIA A30"))
+    plans = []
+    for path, found in (("r", (ranked, slow, other)), ("s", (ranked,))):
+        file = written(tmp_path / path, task, *found)
+        plans.append(plan_program(linear(), target="cuda:sm_80", records=file))
+    reasons = [" ".join(p.launches[0].reasons) for p in plans]
+    assert "3 tuples explored, measured" in reasons[0] and "2.00 of its estimate" in reasons[0]
+    assert "64 tuples explored, ranked by an analytical model" in reasons[1]
+    (twice,), (once,) = (estimated(p, A100).launches for p in plans)
     few = next(v.name for v in once.versions if v.name.startswith("gemv"))
     for m in (1, 64, 1 << 40):
         env = {"M": m, "nth": 108}
@@ -317,10 +340,18 @@ def test_measured_searches_go_before_modelled_ones_and_correct_estimates(tmp_pat
 # -- on a device: the CPU libcuda, whose times mean nothing ------------------------------------------------------------
 
 
-def test_a_search_is_measured_where_the_device_is(tmp_path: Path) -> None:
-    with CudaSide("cuda:emulated") as side, Records.open(tmp_path / "r.db") as opened:
+@pytest.fixture(scope="module")
+def side(device: None) -> Iterator[CudaSide]:
+    """A device with one multiprocessor, so that waves are short."""
+    with CudaSide("cuda:emulated") as side:
         assert side.device.multiprocessors == 4
         side.device = replace(side.device, multiprocessors=1)
+        side.hardware = hardware_of(side.device)
+        yield side
+
+
+def test_a_search_is_measured_where_the_device_is(side: CudaSide, tmp_path: Path) -> None:
+    with Records.open(tmp_path / "r.db") as opened:
         (placed,) = side.tasks(import_model(linear()), Options())
         task = placed.task
         row = replace(strategy("polydyn"), explorer=lambda *_: in_order([]), outside=0.0)
@@ -337,29 +368,22 @@ def test_a_search_is_measured_where_the_device_is(tmp_path: Path) -> None:
     assert any("explored, measured" in r for r in plan.launches[0].reasons)
 
 
-def test_a_tuple_that_does_not_build_or_run_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with CudaSide("cuda:emulated") as side:
-        task = task_of("cuda:emulated")
-        model_ = ModelBench(TileKernels(task), replace(side.device, multiprocessors=1), side.hardware)
-        assert side.workers is not None
-        bench = DeviceBench(model_, side.workers)
-        tile = task.defaults[-1]
-        whole = bench._arguments
+def test_a_tuple_that_does_not_build_or_run_has_failed(side: CudaSide, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of("cuda:emulated")
+    assert side.workers is not None
+    bench = DeviceBench(ModelBench(TileKernels(task), side.device, side.hardware), side.workers)
+    tile, whole = task.defaults[-1], bench._arguments
+    monkeypatch.setattr(bench, "_arguments", lambda *a: whole(*a) | {"name": "nobody"})
+    assert bench.seconds([tile], task.backbone.sizes({task.loops[0]: 3})) == [math.inf]
+    assert "nobody" in bench.failures[tile.compile]
 
-        def unknown(*args: Any) -> dict[str, object]:
-            return whole(*args) | {"name": "nobody"}
+    def spills(kernel: Any) -> Any:
+        raise BuildError("spills")
 
-        monkeypatch.setattr(bench, "_arguments", unknown)
-        assert bench.seconds([tile], {**task.backbone.sizes(dict.fromkeys("n", 1) | {task.loops[0]: 3})}) == [math.inf]
-        assert "nobody" in bench.failures[tile.compile]
-
-        def spills(kernel: Any) -> Any:
-            raise BuildError("spills")
-
-        monkeypatch.setattr(bench.kernels, "image", spills)
-        bench._built.clear()
-        assert bench.per_operation([tile]) == [math.inf]
-        assert bench.failures[tile.compile] == "spills"
+    monkeypatch.setattr(bench.kernels, "image", spills)
+    bench._built.clear()
+    assert bench.per_operation([tile]) == [math.inf]
+    assert bench.failures[tile.compile] == "spills"
 
 
 def test_the_command_tunes_for_a_device(tmp_path: Path, nothing_there: None) -> None:

@@ -342,7 +342,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         ),
         Strategy(
             "ftuner",
-            lambda p, hw, _: ukernel_space(p.backbone, hw, p.instances()),
+            lambda p, hw, _: ukernel_space(p.backbone, hw, p.instances(), generator=p.rule),
             _sia_order,
             model.ftuner,
             lambda table, weights, tiles: select.top_ranked(table),
