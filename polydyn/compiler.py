@@ -91,7 +91,7 @@ def compile(
     and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only
     read; equal records give equal programs. What was tuned for several numbers of threads is chosen by that of a
-    call. Raises PolydynError, see ``polydyn.errors``.
+    call; for a GPU the records of its architecture count. Raises PolydynError, see ``polydyn.errors``.
     """
     check_threads(threads)
     plan = plan_program(model, target=target, dims=dims, options=options, records=records)

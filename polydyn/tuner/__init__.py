@@ -76,8 +76,8 @@ def tune(
     Stopped at any moment, even killed, it loses no finished measurement: called again it goes on from there. Then
     ``polydyn.compile(model, records=...)`` compiles the kernels chosen. ``options.strategy`` names the strategy.
     ``seen``: shapes of the model with their counts (``Program.shapes_seen``), which decide what is kept; without them
-    the ranges, likely sizes and probabilities in ``dims`` do; without those sizes spaced by ratio. Raises PolydynError,
-    see ``polydyn.errors``.
+    the ranges, likely sizes and probabilities in ``dims`` do; without those sizes spaced by ratio. ``threads``: of a
+    CPU. Raises PolydynError, see ``polydyn.errors``.
     """
     options = options or Options()
     row = strategy_of(options.strategy)
