@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks import record
+from benchmarks.machines import V100
 from benchmarks.ops import models
 from polydyn.codegen.cuda_contract import FMA_TILES
 from polydyn.compiler import cpu_target
@@ -30,7 +31,6 @@ from polydyn.tuner.bench import CpuBench
 from polydyn.tuner.calibrate import machine
 from polydyn.tuner.timing import TIMER
 from polydyn.tuning.backbone import GroupKey, Problem, Tile, gemm
-from polydyn.tuning.hardware import V100
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.measure import Workers
 from polydyn.tuning.replay import Simulated

@@ -25,10 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import record
+from benchmarks.machines import A100, T4
 from benchmarks.spaces import Recorded, load
 from polydyn.tuning.backbone import Backbone, Tile, gemm
 from polydyn.tuning.explore import Explorer, Trial, aligned_order, in_order, random_search
-from polydyn.tuning.hardware import A100, T4, Hardware, cpu
+from polydyn.tuning.hardware import Hardware, cpu
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.replay import Simulated, regret
 from polydyn.tuning.space import Space

@@ -35,7 +35,7 @@ from polydyn.tuning.measure import Workers
 from polydyn.tuning.records import Record, Records
 from polydyn.tuning.replay import recorded_costs
 from polydyn.tuning.space import Space
-from polydyn.tuning.task import Task
+from polydyn.tuning.task import CpuTask
 
 PRODUCTS = ((3072, 1024), (1024, 4096), (768, 768))
 """(N, K) of the groups y[M, N] = x[M, K] @ constant."""
@@ -59,7 +59,7 @@ class Recorded:
         return Space(self.name, tuple(sorted(self.order)))
 
 
-def measure(name: str, task: Task, hardware: Any, space: Space, records: Records, workers: Workers) -> None:
+def measure(name: str, task: CpuTask, hardware: Any, space: Space, records: Records, workers: Workers) -> None:
     """Adds what the records lack: ``PASSES`` measurements of every tuple."""
     bench = CpuBench(task, hardware, workers)
     known = [r for r in records.rows(group=task.key, hardware=hardware) if not r.shape]
@@ -75,7 +75,7 @@ def measure(name: str, task: Task, hardware: Any, space: Space, records: Records
         failed |= {t for t, c in zip(tiles, costs, strict=True) if math.isinf(c)}
 
 
-def _record(task: Task, hardware: Any, tile: Tile, cost: float) -> Record:
+def _record(task: CpuTask, hardware: Any, tile: Tile, cost: float) -> Record:
     failed = math.isinf(cost)
     return Record(task.key, hardware, tile, "failed" if failed else "throughput", () if failed else (("cost", cost),))
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
-from polydyn.codegen.cuda_emit import needed, ordered
+from polydyn.codegen.cuda_emit import LONG, needed, ordered
 from polydyn.codegen.cuda_gemv import gemv_versions
-from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel
+from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, UNIT, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct
 from polydyn.codegen.cuda_split import SHARES, combining_group, partial_group
+from polydyn.codegen.cuda_tiles import TF32, broken
 from polydyn.codegen.cuda_wgmma import wgmma_versions, without_wgmma
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index, maximum, minimum, product
@@ -24,6 +27,8 @@ from polydyn.schedules.tiling import Roles
 V = Index.of
 SHARE_BYTES = 512
 """Bytes of a row of the reduction that a share of a split reduction has at least, when there are enough."""
+WIDEST = 16
+"""Bytes of the widest copies."""
 WAVES = 2
 """Blocks for each multiprocessor that a split reduction fills the device with."""
 FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
@@ -40,6 +45,17 @@ FEW = 16
 """Rows of a tile for few rows, whose reduction is split too."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The tiles that tuning kept for a group, each with the factor of its estimates (``CudaKernel.factor``).
+
+    ``others``: the factor of versions that were not measured.
+    """
+
+    tiles: tuple[tuple[CudaTile, int], ...]
+    others: int = UNIT
+
+
 class CudaContractKernel:
     """Builds the versions of one matmul-like group.
 
@@ -51,6 +67,16 @@ class CudaContractKernel:
         self.product = ProductGroup(name, group, roles)
         self.tiles = TF32_TILES if tf32 and self.product.dtype == "float32" else TILES[self.product.dtype]
 
+    @property
+    def dtype(self) -> str:
+        """What its tiles are for: the dtype of the rows as they are stored, or ``TF32``."""
+        return TF32 if self.tiles is TF32_TILES else self.product.dtype
+
+    @property
+    def defaults(self) -> tuple[CudaTile, ...]:
+        """The tiles that the group's versions have where nothing is tuned."""
+        return (*self._more(), *self._useful(self.tiles))
+
     def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
         """A version for each tile and each width of copies that the addresses may allow, widest first.
 
@@ -59,13 +85,54 @@ class CudaContractKernel:
         """
         chosen = tiles or self._useful(self.tiles)
         more = () if tiles else self._more()
-        for t in (*more, *chosen):
+        self._prove((*more, *chosen))
+        whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *more, chosen[-1])}
+        special = [] if tiles else self._hopper()
+        return ordered((*self.few_rows(), *self._splits(chosen, more), *special, *chain(*whole.values())))
+
+    def tuned_versions(self, kept: Kept) -> tuple[CudaKernel, ...]:
+        """The versions of the kept tiles in place of the default ones, beside those that no tile replaces.
+
+        Few rows, split reductions, wgmma and what narrow copies need are as without tuning; the last one, total, is of
+        the smallest default tile. CodegenError: a tile breaks a rule, by name.
+        """
+        tiles, chosen, more = tuple(t for t, _ in kept.tiles), self._useful(self.tiles), self._more()
+        for t in tiles:
+            if rule := broken(t, self.product.dtypes):
+                raise CodegenError(f"{t} is not built: {rule}", remedy="tune the group again")
+        self._prove((*tiles, *more, *chosen))
+        own = [replace(k, factor=factor) for t, factor in kept.tiles for k in self._of_kept(t)]
+        asked = [set(k.multiples) for k in own]
+        narrow = [k for t in chosen[:-1] for k in _of_tile(self.product, t, False, asked)]
+        first = (*self.few_rows(), *self._splits(chosen, more), *self._hopper(), *narrow)
+        last = _of_tile(self.product, chosen[-1], False)
+        rest = tuple([replace(k, factor=kept.others) for k in x] for x in (first, last))
+        return ordered((*rest[0], *own, *rest[1]))
+
+    def forms(self, tile: CudaTile) -> Iterator[TiledProduct]:
+        """The versions of a tile that is tuned, before they are built: widest copies first.
+
+        What they are called says what a unit takes, which tells tiles of equal blocks apart.
+        """
+        product = ProductGroup(f"{self.name}_{tile.wm}x{tile.wn}", self.group, self.roles)
+        return (TiledProduct(product, tile, *a) for a in accesses(product.dtype))
+
+    def _of_kept(self, tile: CudaTile) -> list[CudaKernel]:
+        """Those with copies of 16 bytes where the operands may have them, else all."""
+        made = list(self.forms(tile))
+        wide = [x for x in made if all(c.bytes == WIDEST for c in x.copies)]
+        return named(tile, needed(x.build() for x in wide or made))
+
+    def _prove(self, tiles: Iterable[CudaTile]) -> None:
+        for t in tiles:
             tree = gpu_contract_tree(self.group, self.roles, t.kind.warp)
             prove_gpu_contract(self.group, self.roles, tree, t.proven())
-        whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *more, chosen[-1])}
-        split = [self._split(t, t in more) for t in (chosen[-1], *(t for t in more if t.bm <= FEW))]
-        hopper = wgmma_versions(self.product, self.tf32) if self.arch == "sm_90a" and not tiles else []
-        return ordered((*self.few_rows(), *chain(*split), *hopper, *chain(*whole.values())))
+
+    def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterable[CudaKernel]:
+        return chain(*(self._split(t, t in more) for t in (chosen[-1], *(t for t in more if t.bm <= FEW))))
+
+    def _hopper(self) -> list[CudaKernel]:
+        return wgmma_versions(self.product, self.tf32) if self.arch == "sm_90a" else []
 
     def few_rows(self) -> list[CudaKernel]:
         """The versions for few rows."""
@@ -116,15 +183,33 @@ class CudaContractKernel:
         return tuple(t for t in tiles if t is tiles[-1] or useful(t))
 
 
-def _of_tile(product: ProductGroup, tile: CudaTile, wide_only: bool) -> list[CudaKernel]:
+def named(tile: CudaTile, kernels: Iterable[CudaKernel]) -> list[CudaKernel]:
+    """Versions of a tuned tile, whose names say what a unit takes."""
+
+    def name(version: str) -> str:
+        short = version.removesuffix(LONG)
+        return f"{short} of {tile.wm}x{tile.wn}{version[len(short) :]}"
+
+    return [replace(k, version=name(k.version)) for k in kernels]
+
+
+def accesses(dtype: str) -> list[tuple[int, bool]]:
+    """Bytes that copies have at most, and whether epilogues store 16 bytes at once; the widest first."""
+    size = ITEMSIZE[dtype]
+    widths = [w for w in (WIDEST, 8, 4) if w >= size and not (w == 8 and size == 4)] + [size] * (size < 4)
+    return [(WIDEST, True), *((w, False) for w in widths)]
+
+
+def _of_tile(
+    product: ProductGroup, tile: CudaTile, wide_only: bool, others: Sequence[set[tuple[Index, int]]] = ()
+) -> list[CudaKernel]:
     """The versions of one tile, without those that may be launched only where an earlier one may.
 
-    ``wide_only``: those whose copies are 16 bytes wide, none when an operand has no such copies.
+    ``wide_only``: those whose copies are 16 bytes wide, none when an operand has no such copies. ``others``: what
+    other versions ask of addresses; those that ask no less are left out.
     """
-    size = ITEMSIZE[product.dtype]
-    widths = [w for w in (16, 8, 4) if w >= size and not (w == 8 and size == 4)] + [size] * (size < 4)
-    accesses = [(widths[0], True), *((w, False) for w in (widths[:1] if wide_only else widths))]
-    made = [TiledProduct(product, tile, width, wide) for width, wide in accesses]
-    if wide_only and any(c.bytes < widths[0] for c in made[0].copies):
+    made = [TiledProduct(product, tile, *a) for a in accesses(product.dtype)[: 2 if wide_only else None]]
+    if wide_only and any(c.bytes < WIDEST for c in made[0].copies):
         return []
-    return needed(x.build() for x in made)
+    asked = {x: {m for c in x.copies for m in c.multiples} for x in made}
+    return needed(x.build() for x in made if not any(o <= asked[x] for o in others))

@@ -21,6 +21,10 @@ MULTIPROCESSORS = "multiprocessors"
 """The symbol of the device that ``launch`` expressions may use."""
 
 
+UNIT = 1024
+"""A factor of estimates is a whole number of these parts."""
+
+
 @dataclass(frozen=True)
 class TensorMapOf:
     """A tensor map that a kernel takes: a strided view of a buffer, in elements; dims innermost first.
@@ -54,7 +58,8 @@ class CudaKernel:
     after) that is among the buffers of the kernel and of those ``after`` it. The latter are launched next, in order,
     on the same stream, with the same values of the symbols; a launch of no blocks is left out.
 
-    ``work``: of a block, for estimates of its time; None: nothing is known.
+    ``work``: of a block, for estimates of its time; None: nothing is known. ``factor``: what estimates are multiplied
+    by, in parts of ``UNIT``: measured over modelled time of kernels like it.
     """
 
     name: str
@@ -74,6 +79,7 @@ class CudaKernel:
     maps: tuple[TensorMapOf, ...] = ()
     arch: str = BASE
     work: Work | None = None
+    factor: int = UNIT
 
     def values(self, env: Mapping[str, int], multiprocessors: int) -> dict[str, int]:
         """The values of all symbols for the values of the group's parameters."""

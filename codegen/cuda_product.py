@@ -28,7 +28,7 @@ from polydyn.codegen.cuda_instructions import (
 )
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_split import SHARE
-from polydyn.codegen.cuda_work import product_work
+from polydyn.codegen.cuda_work import Work, product_work
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -423,17 +423,29 @@ class TiledProduct:
         version = "split_" * (of.shares != ONE)
         version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
         version += "_wide" * (max(map(self.vector, of.epilogues)) > 1)
-        # many narrow copies need more registers than two blocks of the largest tile leave
-        blocks = t.blocks if min(c.bytes for c in self.copies) >= 8 else max(1, t.blocks // 2)
         wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.wanted)))
         rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
         known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "b_s": of.shares, "block": rows * columns}
         known |= {"strip": rows + RASTER, "strip_rows": RASTER, "task": count}
         known |= {x: self.extents[x] for x in self.roles.batch}
-        work = product_work(t, self.copies, of.K.ceildiv(t.bk), blocks).shared_by(of.shares)
+        work = self.work.shared_by(of.shares)
         symbols = self.group.params
         kernel = CudaKernel(f"{of.name}_{version}", "", (), symbols, t.threads, count, ZERO, version, wide, work=work)
-        return emit(kernel, body, self.group.arrays, known, blocks)
+        return emit(kernel, body, self.group.arrays, known, self.blocks)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks wanted on a multiprocessor.
+
+        Many narrow copies need more registers than two blocks of the largest tile leave.
+        """
+        wanted = self.tile.blocks
+        return wanted if min(c.bytes for c in self.copies) >= 8 else max(1, wanted // 2)
+
+    @property
+    def work(self) -> Work:
+        """What a block does that has the whole reduction."""
+        return product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks)
 
 
 def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:

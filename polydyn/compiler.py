@@ -23,7 +23,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
 from polydyn.lowering.aliases import without_reshapes
-from polydyn.lowering.cuda import CudaBuilder, PlacedCuda, needed
+from polydyn.lowering.cuda import CudaBuilder, CudaTuner, PlacedCuda, needed
 from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, Tuner, bind, flops
 from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
@@ -45,7 +45,7 @@ from polydyn.program.waves import join_waves
 from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.schedules.index import ZERO, Index, product
-from polydyn.searches import ChosenByRecords
+from polydyn.searches import ChosenByRecords, ChosenTiles
 from polydyn.shapes.sizes import Dims, sizes_by_name
 from polydyn.tuning.records import Records
 from polydyn.tuning.strategy import strategy
@@ -91,7 +91,7 @@ def compile(
     and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only
     read; equal records give equal programs. What was tuned for several numbers of threads is chosen by that of a
-    call. Raises PolydynError, see ``polydyn.errors``.
+    call; for a GPU the records of its architecture count. Raises PolydynError, see ``polydyn.errors``.
     """
     check_threads(threads)
     plan = plan_program(model, target=target, dims=dims, options=options, records=records)
@@ -119,29 +119,28 @@ def plan_program(
     graph = import_model(model, dims)
     if records is None:
         plan = plan_graph(graph, target=target, options=options)
-    elif is_cuda(target):
-        raise UnsupportedError("records choose among CPU kernels", remedy=f"compile for {target} without records")
     else:
-        name = strategy((options or Options()).strategy).name
         with Records.open(records, readonly=True) as opened:
-            tuner = ChosenByRecords(opened, name, cpu_target(target), target)
-            plan = plan_graph(graph, target=target, options=options, tuner=tuner)
+            plan = plan_graph(graph, target=target, options=options, records=opened)
     return replace(plan, dims=sizes_by_name(dims))
 
 
 def plan_graph(
-    graph: Graph, *, target: str = "cpu", options: Options | None = None, tuner: ChosenByRecords | None = None
+    graph: Graph, *, target: str = "cpu", options: Options | None = None, records: Records | None = None
 ) -> HostPlan:
     """The host plan of a graph of primitives."""
+    options = options or Options()
+    name = strategy(options.strategy).name if records else ""
     if is_cuda(target):
-        return cuda_plan(graph, options or Options(), target)
-    if options is not None and options.tf32:
+        return cuda_plan(graph, options, target, ChosenTiles(records, name, target, options.tf32) if records else None)
+    if options.tf32:
         raise UnsupportedError(f"tf32 on {target}", rule="tensor cores", remedy="a CUDA target, or no tf32")
+    tuner = ChosenByRecords(records, name, cpu_target(target), target) if records else None
     graph, builder, placed = place_kernels(graph, target=target, options=options, tuner=tuner)
     placed, aliases = without_reshapes(builder.plan, placed)
     notes = (*graph.notes, *builder.notes, *aliases, *(tuner.notes if tuner else ()))
     host = host_plan(builder.plan, placed, builder.target, replace(graph, notes=notes))
-    return host if "horizontal" in (options or Options()).without else join_waves(host)
+    return host if "horizontal" in options.without else join_waves(host)
 
 
 def place_kernels(
@@ -186,26 +185,33 @@ def host_plan(plan: FusionPlan, placed: list[PlacedKernel], target: CpuTarget, g
     return _host_plan(graph, placed, constants, buffers, kernels, launches, leaf_headers(target.width))
 
 
-def place_cuda_kernels(
-    graph: Graph, options: Options | None = None, arch: str = BASE
-) -> tuple[Graph, CudaBuilder, list[PlacedCuda]]:
-    """The graph as it was fused, the builder with its fusion plan, and all kernels in launch order.
+def cuda_builder(
+    graph: Graph, options: Options | None = None, arch: str = BASE, tuner: CudaTuner | None = None
+) -> tuple[Graph, CudaBuilder]:
+    """The graph as it is fused, and the builder of its CUDA kernels with the fusion plan.
 
     ``arch``: with ``sm_90a`` also the versions that only it can run.
     """
     options = options or Options()
     off = {*options.without, *NOT_ON_CUDA}
     graph = rewrite_graph(graph, off)
-    plan = fusion_plan(graph, off, cuda=True)
-    builder = CudaBuilder(plan, arch, options.tf32)
-    facts = facts_of(graph.guards)
+    return graph, CudaBuilder(fusion_plan(graph, off, cuda=True), arch, options.tf32, tuner)
+
+
+def place_cuda_kernels(
+    graph: Graph, options: Options | None = None, arch: str = BASE, tuner: CudaTuner | None = None
+) -> tuple[Graph, CudaBuilder, list[PlacedCuda]]:
+    """The graph as it was fused, the builder with its fusion plan, and all kernels in launch order."""
+    graph, builder = cuda_builder(graph, options, arch, tuner)
+    facts, plan = facts_of(graph.guards), builder.plan
     placed = [needed(k, facts) for g in plan.groups for k in builder.place(g)]
     return replace(graph, notes=(*plan.graph.notes, *builder.notes)), builder, placed
 
 
-def cuda_plan(graph: Graph, options: Options, target: str) -> HostPlan:
+def cuda_plan(graph: Graph, options: Options, target: str, tuner: ChosenTiles | None = None) -> HostPlan:
     """The host plan of a graph for a CUDA device: every launch with all its versions."""
-    graph, builder, placed = place_cuda_kernels(graph, options, newest(target))
+    graph, builder, placed = place_cuda_kernels(graph, options, newest(target), tuner)
+    graph = replace(graph, notes=(*graph.notes, *(tuner.notes if tuner else ())))
     plan = builder.plan
     constants = _constants(plan, placed)
     buffers = _buffers(plan, placed, constants, graph)
@@ -342,7 +348,7 @@ def _cuda_launch(plan: FusionPlan, p: PlacedCuda, buffers: Mapping[str, Buffer])
         copied=_copied(plan, p.fused),
         bytes=sum((size_bytes(buffers[b]) for b in sorted(set(used))), ZERO),
         names=tuple(params),
-        reasons=p.fused.reasons,
+        reasons=(*p.fused.reasons, *p.reasons),
         versions=tuple(_version(k, params, names) for k in p.versions),
     )
 
@@ -367,6 +373,7 @@ def _version(k: CudaKernel, params: Mapping[str, Index], names: Mapping[str, str
         tuple(_tensor_map(m, known, names) for m in k.maps),
         k.arch,
         None if k.work is None else replace(k.work, steps=bind(known, k.work.steps)),
+        factor=k.factor,
     )
 
 

@@ -1,22 +1,28 @@
 """Searches: what tuning a group came to, as records, and the kernels that a compilation takes from them.
 
-The outcome of a search is the tuples kept and the decision among them, for one number of threads. It lies in the same
-file as the measurements it comes from. A compilation reads outcomes only: equal records give equal kernels, whatever
-libraries are installed. It takes the searches of all numbers of threads, and the host program decides by its own.
+The outcome of a search is the tuples kept and, on a CPU, the decision among them, for one number of threads; on a GPU
+the factors that their estimates get. It lies in the same file as the measurements it comes from. A compilation reads
+outcomes only: equal records give equal kernels, whatever libraries are installed. It takes the searches of all numbers
+of threads, and the host program decides by its own. Of one architecture's devices it takes one search, a measured one
+before one that an analytical model made.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import isqrt
+from math import isqrt, prod
+from typing import Any
 
 from polydyn.codegen.cpu_contract import ContractKernel
+from polydyn.codegen.cuda_contract import Kept
+from polydyn.codegen.cuda_kernel import UNIT
 from polydyn.codegen.kernel import CpuTarget
 from polydyn.dispatch.build import build_dispatch
-from polydyn.errors import UnsupportedError
+from polydyn.errors import ScheduleError, UnsupportedError
+from polydyn.gpu.targets import single
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.kernels import TunedBuilders
 from polydyn.program.evaluation import THREADS
@@ -24,25 +30,29 @@ from polydyn.program.expressions import decision_from_json, decision_to_json
 from polydyn.schedules.decision import ArgMin, Decision, Leaf, Split, map_indices, verify_decision
 from polydyn.schedules.index import Index
 from polydyn.tuning.backbone import Tile, canonical
+from polydyn.tuning.cuda_task import CudaTask, cuda_task_of
 from polydyn.tuning.hardware import Hardware
 from polydyn.tuning.records import Record, Records
 from polydyn.tuning.strategy import Tuned
-from polydyn.tuning.task import Task, task_of
+from polydyn.tuning.task import CpuTask, Task, task_of
 
 KIND = "search"
 
 
 @dataclass(frozen=True)
 class Search:
-    """A completed search. ``decision``: over the group's dynamic loops, names positions in ``tiles``. ``explored``: how
-    many tuples were tried; ``hardware``: where.
+    """A completed search. ``explored``: how many tuples were tried; ``hardware``: where; ``source``: of its numbers, as
+    in ``Record``. On a CPU, ``decision`` over the group's dynamic loops names positions in ``tiles``; on a GPU
+    ``factors`` has for each tile measured over estimated time (``CudaKernel.factor``).
     """
 
     strategy: str
     tiles: tuple[Tile, ...]
-    decision: Decision
     explored: int
     hardware: Hardware
+    decision: Decision | None = None
+    factors: tuple[int, ...] = ()
+    source: str = "measured"
 
 
 def outcome(tuned: Tuned, hardware: Hardware) -> Search:
@@ -52,31 +62,44 @@ def outcome(tuned: Tuned, hardware: Hardware) -> Search:
     """
     dispatch = build_dispatch(tuned, pairs=False)
     tiles = tuple(tuned.kernels[p.kernels[0]].tile for p in dispatch.programs)
-    return Search(tuned.strategy, tiles, dispatch.decision, len(tuned.trials), hardware)
+    return Search(tuned.strategy, tiles, len(tuned.trials), hardware, dispatch.decision)
 
 
 def search_record(search: Search, task: Task) -> Record:
     """The record of a search."""
-    note = {
+    note: dict[str, Any] = {
         "strategy": search.strategy,
         "tiles": [[t.compile, t.launch] for t in search.tiles],
-        "decision": decision_to_json(search.decision),
     }
+    note |= {"factors": search.factors} if search.decision is None else {"decision": decision_to_json(search.decision)}
     values = (("explored", float(search.explored)),)
-    return Record(task.key, search.hardware, Tile(()), KIND, values, note=canonical(note))
+    return Record(task.key, search.hardware, Tile(()), KIND, values, source=search.source, note=canonical(note))
+
+
+def _read(records: Records, task: Task, strategy: str) -> Iterator[Search]:
+    """A strategy's searches of a task. ScheduleError: one names tiles that it lacks."""
+    symbols = frozenset(x.name for x in task.backbone.loops if x.extent is None)
+    for r in records.rows(group=task.key, kind=KIND):
+        note = json.loads(r.note)
+        if note["strategy"] != strategy:
+            continue
+        tiles = tuple(Tile(_pairs(c), _pairs(t)) for c, t in note["tiles"])
+        decision, factors = None, tuple(map(int, note.get("factors", ())))
+        if "decision" in note:
+            decision = decision_from_json(note["decision"])
+            verify_decision(decision, len(tiles), symbols)
+        elif not tiles or len(factors) != len(tiles) or min(factors) < 1:
+            raise ScheduleError(
+                f"a search of group {task.key.structure} has {len(tiles)} tiles and {len(factors)} factors",
+                rule="every tile has a factor above 0",
+                remedy="tune the group again",
+            )
+        yield Search(strategy, tiles, int(r.value("explored")), r.hardware, decision, factors, r.source)
 
 
 def searches(records: Records, task: Task, strategy: str) -> list[Search]:
     """A strategy's searches of a task, by number of threads: of each number the one that tried most."""
-    found = []
-    symbols = frozenset(x.name for x in task.backbone.loops if x.extent is None)
-    for r in records.rows(group=task.key, kind=KIND):
-        note = json.loads(r.note)
-        if note["strategy"] == strategy:
-            tiles = tuple(Tile(_pairs(c), _pairs(t)) for c, t in note["tiles"])
-            decision = decision_from_json(note["decision"])
-            verify_decision(decision, len(tiles), symbols)
-            found.append(Search(strategy, tiles, decision, int(r.value("explored")), r.hardware))
+    found = [s for s in _read(records, task, strategy) if s.decision is not None]
     ordered = sorted(found, key=lambda s: (s.hardware.units, -s.explored, repr(s)))
     return [s for k, s in enumerate(ordered) if k == 0 or s.hardware.units != ordered[k - 1].hardware.units]
 
@@ -108,7 +131,7 @@ class ChosenByRecords:
         return builders(task, known)
 
 
-def builders(task: Task, known: Sequence[Search]) -> TunedBuilders:
+def builders(task: CpuTask, known: Sequence[Search]) -> TunedBuilders:
     """Searches as what lowering proves and builds: launches over the group's parameters, binaries by name.
 
     ``known``: by number of threads; a number between two takes the nearer one by ratio.
@@ -119,7 +142,8 @@ def builders(task: Task, known: Sequence[Search]) -> TunedBuilders:
     for tile in tiles:
         builder = task.builder(tile, f"contract_{task.key.digest[:12]}_{parts.index(tile.compile)}")
         options.append((builder, task.shares(builder, tile)))
-    decisions = [_placed(map_indices(s.decision, lambda i: i.subs(task.extents)), s.tiles, tiles) for s in known]
+    own = [(s.decision, s.tiles) for s in known if s.decision is not None]
+    decisions = [_placed(map_indices(d, lambda i: i.subs(task.extents)), t, tiles) for d, t in own]
     decision = decisions[-1]
     for (fewer, more), low in reversed(list(zip(pairwise(s.hardware.units for s in known), decisions, strict=False))):
         decision = Split(Index.of(THREADS), isqrt(fewer * more), low, decision)
@@ -138,3 +162,67 @@ def _placed(decision: Decision, own: Sequence[Tile], tiles: Sequence[Tile]) -> D
     if isinstance(decision, Leaf):
         return Leaf(tiles.index(own[decision.kernel]))
     return ArgMin(tuple(replace(e, kernel=tiles.index(own[e.kernel])) for e in decision.entries))
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+
+class ChosenTiles:
+    """``lowering.cuda.CudaTuner``: the tiles of the searches in a record file. ``notes``: groups that have none."""
+
+    def __init__(self, records: Records, strategy: str, target: str, tf32: bool) -> None:
+        """UnsupportedError: the target is not one architecture."""
+        single(target)
+        self.records, self.strategy, self.target, self.tf32 = records, strategy, target, tf32
+        self.notes: list[str] = []
+
+    def tiles(self, key: str, form: ContractGroup) -> tuple[Kept, tuple[str, ...]] | None:
+        """As ``CudaTuner``; None, with a note, when the group cannot be tuned or was not."""
+        try:
+            task = cuda_task_of(key, form, self.target, self.tf32)
+        except UnsupportedError as e:
+            self.notes.append(str(e).partition("\n")[0])
+            return None
+        known = best_search(self.records, task, self.strategy)
+        if known is None:
+            self.notes.append(self._missing(key, task))
+            return None
+        return kept(task, known), _reasons(known)
+
+    def _missing(self, key: str, task: CudaTask) -> str:
+        alike = (r.group for r in self.records.rows(kind=KIND) if r.group.structure == key and r.group != task.key)
+        others = sorted({f"{g.target} ({g.compiler or 'no compiler'})" for g in alike})
+        what = f"{self.records.path.name} has no search by {self.strategy} for it on {self.target}"
+        return f"group {key} is not tuned: {what}" + (f", but for {', '.join(others)}" if others else "")
+
+
+def best_search(records: Records, task: CudaTask, strategy: str) -> Search | None:
+    """The search that a compilation follows: measured before modelled, on the target's usual device before others,
+    then the one that tried most.
+    """
+
+    def rank(s: Search) -> tuple[bool, bool, int, str]:
+        return s.source != "measured", s.hardware.name != task.device.name, -s.explored, repr(s)
+
+    return min((s for s in _read(records, task, strategy) if s.factors), key=rank, default=None)
+
+
+def kept(task: CudaTask, search: Search) -> Kept:
+    """A search as what the generator builds. Versions without a tile of it get the mean factor (geometric).
+
+    ScheduleError: a tuple breaks a rule of the generator, by name.
+    """
+    tiles = dict(zip((task.tile(t) for t in search.tiles), search.factors, strict=True))
+    mean = prod(f / UNIT for f in search.factors) ** (1 / len(search.factors))
+    return Kept(tuple(tiles.items()), max(1, round(UNIT * mean)))
+
+
+def _reasons(s: Search) -> tuple[str, ...]:
+    measured = s.source == "measured"
+    how = "measured" if measured else "ranked by an analytical model, no such device was there"
+    tiles = zip(s.tiles, s.factors, strict=True)
+    return (
+        f"tuned by {s.strategy} for {s.hardware.name}: {s.explored} tuples explored, {how}",
+        f"{len(s.tiles)} tiles kept",
+        *(f"tile {t}" + (f", {f / UNIT:.2f} of its estimate" if measured else "") for t, f in tiles),
+    )

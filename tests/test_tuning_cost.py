@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.machines import A100
 from polydyn.schedules.index import Atom, Index
 from polydyn.tuning import cost
 from polydyn.tuning.backbone import Backbone, Tile, gemm
 from polydyn.tuning.cost import Kernel, blocks_at, blocks_per_unit, grid, prune_local, steps
-from polydyn.tuning.hardware import A100, Hardware, cpu
+from polydyn.tuning.hardware import Hardware, cpu
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.replay import Simulated
 from polydyn.tuning.space import Usage

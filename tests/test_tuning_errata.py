@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.machines import A100, T4, V100
 from polydyn.dispatch.combine import combine
 from polydyn.schedules.index import Index
 from polydyn.tuning.backbone import Tile, gemm
@@ -25,7 +26,6 @@ from polydyn.tuning.cost import (
     wave_cost,
 )
 from polydyn.tuning.cost import dietcode as dietcode_cost
-from polydyn.tuning.hardware import A100, T4, V100
 from polydyn.tuning.select import shares, top_n
 from polydyn.tuning.space import Usage
 from polydyn.tuning.ukernel import Filter, in_bound

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.machines import A100
 from polydyn.errors import ArtifactError
 from polydyn.tuning.backbone import GroupKey, Tile, gemm
 from polydyn.tuning.bench import Remembered
@@ -27,7 +28,7 @@ from polydyn.tuning.explore import (
     saturating_shape,
     spread,
 )
-from polydyn.tuning.hardware import A100, cpu
+from polydyn.tuning.hardware import cpu
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.records import Records
 from polydyn.tuning.replay import Simulated, recorded_costs, regret
@@ -185,12 +186,13 @@ def test_replay_refuses_a_space_with_holes(tmp_path: Path) -> None:
         assert recorded_costs(r, KEY, A100, FEW) == {t: COSTS[t] for t in FEW.tiles}
 
 
+ROOT = Path(__file__).parent.parent
 RUN = """
 import sys, time
 from polydyn.tuning.backbone import GroupKey, gemm
 from polydyn.tuning.bench import Remembered
 from polydyn.tuning.explore import random_search
-from polydyn.tuning.hardware import A100
+from benchmarks.machines import A100
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.records import Records
 def slow(tiles):
@@ -211,7 +213,7 @@ def test_tuning_killed_twice_ends_as_if_never_killed(tmp_path: Path) -> None:
 
     known = 0
     for delay in (0.05, 0.12):
-        p = subprocess.Popen([sys.executable, "-c", RUN, str(path)], stdout=subprocess.PIPE)
+        p = subprocess.Popen([sys.executable, "-c", RUN, str(path)], stdout=subprocess.PIPE, cwd=ROOT)
         assert p.stdout is not None
         p.stdout.readline()
         time.sleep(delay)

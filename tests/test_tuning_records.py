@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.machines import A100, T4
 from polydyn.errors import ArtifactError
 from polydyn.tuning.backbone import GroupKey, Tile
-from polydyn.tuning.hardware import A100, T4, Hardware
+from polydyn.tuning.hardware import Hardware
 from polydyn.tuning.records import Record, Records
 
 KEY = GroupKey("C[i,j] += A[i,k]*B[k,j]", "float32", "cuda:sm_80", ("row", "row"), ("4 | k",), "nvcc 13", ("-O3",), "1")

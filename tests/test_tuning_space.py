@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.machines import A100, T4, V100
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.schedules.expr import load, op
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Array, Group, Statement, row_major
 from polydyn.tuning.backbone import Backbone, Loop, Operand, Tile, backbone_of, gemm
-from polydyn.tuning.hardware import A100, T4, V100, Hardware, cpu
+from polydyn.tuning.hardware import Hardware, cpu
 from polydyn.tuning.loop_model import loop_model, preferred
 from polydyn.tuning.microkernel import mutations
 from polydyn.tuning.rkernel import filter_by_multiples, generate, init_candidates, levels, rkernel_space

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.machines import A100
 from polydyn.dispatch.build import build_dispatch
 from polydyn.errors import BuildError, InputError
 from polydyn.schedules.decision import ArgMin, choose, map_indices, verify_decision
@@ -17,7 +18,7 @@ from polydyn.tuning.backbone import GroupKey, Problem, Shape, Tile, gemm
 from polydyn.tuning.cost import Kernel
 from polydyn.tuning.cost import polydyn as polydyn_cost
 from polydyn.tuning.explore import aligned_order
-from polydyn.tuning.hardware import A100, Hardware, cpu
+from polydyn.tuning.hardware import Hardware, cpu
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.records import Records
 from polydyn.tuning.replay import Simulated

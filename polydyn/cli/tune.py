@@ -1,4 +1,4 @@
-"""``polydyn tune``: measures tile tuples of a model's contractions on this machine and keeps them in a record file."""
+"""``polydyn tune``: tries tile tuples of a model's contractions on the target and keeps them in a record file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def tune(
     model: str, records: str, strategy: str, trials: int, seed: int, log: str | None,
     dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Tune the matmul-like kernels of MODEL on this machine. Stopped, it goes on from there when called again."""
+    """Tune the matmul-like kernels of MODEL on this machine, or for a CUDA device: measured on it where it is there,
+    ranked by a model where it is not. Stopped, it goes on from there when called again."""
     seen = read_log(Path(log)) if log else []
     columns = (
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[best]}"), TimeElapsedColumn(),
@@ -52,10 +53,13 @@ def tune(
             options=Options(frozenset(without), strategy), report=report,
         )  # fmt: skip
     chosen = "" if strategy == Options.strategy else f" --strategy {strategy}"
-    heading = ("group", "", "tuples kept", "binaries", "measured now", "seconds")
-    rows = [(g.label, "", str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}") for g in groups]
+    on = "" if target == "cpu" else f" --target {target}"
+    heading = ("group", "by", "tuples kept", "binaries", "measured now", "seconds")
+    rows = [(g.label, g.source, str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}") for g in groups]
     console.print(text_table(heading, rows), markup=False)
-    console.print(f"compile with --records {records}{chosen}", markup=False)
+    if any(g.source == "model" for g in groups):
+        console.print(f"no device of {target} is there: an analytical model ranked the tuples", markup=False)
+    console.print(f"compile with --records {records}{chosen}{on}", markup=False)
 
 
 def read_log(path: Path) -> list[Seen]:

@@ -18,7 +18,7 @@ from polydyn.gpu.compiler import compile_cuda, compiler_version, device_headers
 from polydyn.gpu.driver import Driver
 from polydyn.gpu.emulator import compile_emulated
 from polydyn.gpu.errors import WrongArchitectureError
-from polydyn.gpu.targets import BASE, EMULATED, special_arch
+from polydyn.gpu.targets import BASE, EMULATED, named, special_arch
 
 __all__ = ["ImageSource", "Images", "build_images", "is_emulated"]
 
@@ -143,7 +143,7 @@ class ImageSource:
     @property
     def special(self) -> int:
         """The compute capability whose own instructions the kernels may have: the device's; 0 when they are older."""
-        own = self._found is None or self._found[0] == _own(self.driver)
+        own = self._found is None or self._found[0] == named(self.driver.arch)
         return self.driver.arch if own else 0
 
     def image(self, kernel: int) -> bytes:
@@ -160,7 +160,7 @@ class ImageSource:
         try:
             if is_emulated(self.driver):
                 return compile_emulated(text, arch=special_arch(special) or 80).read_bytes()
-            arch = _own(self.driver)
+            arch = named(self.driver.arch)
             return compile_cuda(text, arch or BASE, kind="cubin" if arch else "ptx").image
         except BuildError as e:
             raise WrongArchitectureError(
@@ -169,14 +169,9 @@ class ImageSource:
             ) from e
 
 
-def _own(driver: Driver) -> str:
-    """The name of the device's architecture; empty when polydyn does not know it."""
-    return {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100"}.get(driver.arch, "")
-
-
 def _order(driver: Driver) -> list[tuple[str, str]]:
     """Folders and kinds of images that the device can load, best first."""
     if is_emulated(driver):
         return []
-    family = {86: ["sm_86", "sm_80"], 89: ["sm_89", "sm_86", "sm_80"]}.get(driver.arch, [_own(driver)])
+    family = {86: ["sm_86", "sm_80"], 89: ["sm_89", "sm_86", "sm_80"]}.get(driver.arch, [named(driver.arch)])
     return [*((a, "cubin") for a in family if a), ("ptx", "ptx")]

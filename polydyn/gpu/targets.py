@@ -5,8 +5,8 @@ from __future__ import annotations
 from polydyn.errors import UnsupportedError
 
 __all__ = [
-    "ARCHITECTURES", "BASE", "CUDA_TARGETS", "EMULATED", "SPECIAL", "architectures", "is_cuda", "newest",
-    "special_arch",
+    "ARCHITECTURES", "BASE", "CUDA_TARGETS", "EMULATED", "SPECIAL", "architectures", "is_cuda", "named",
+    "newest", "single", "special_arch",
 ]  # fmt: skip
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
@@ -30,6 +30,11 @@ def special_arch(arch: str) -> int:
     return 0 if arch == BASE else int("".join(c for c in arch if c.isdigit()))
 
 
+def named(capability: int) -> str:
+    """The architecture of a device's compute capability (90: sm_90a); empty when polydyn does not know it."""
+    return next((a for a in ARCHITECTURES if int("".join(c for c in a if c.isdigit())) == capability), "")
+
+
 def is_cuda(target: str) -> bool:
     """Whether a target is a CUDA one. UnsupportedError: it begins like one and is none."""
     if target.partition(":")[0] != "cuda":
@@ -45,6 +50,16 @@ def architectures(target: str) -> tuple[str, ...]:
     """The architectures that a CUDA target is compiled for."""
     is_cuda(target)
     return ARCHITECTURES if target == "cuda" else (target.partition(":")[2],)
+
+
+def single(target: str) -> str:
+    """The one architecture of a target. UnsupportedError: it has several."""
+    found = architectures(target)
+    if len(found) != 1:
+        raise UnsupportedError(
+            f"target {target} is several architectures", rule="records are of one", remedy=f"one of {CUDA_TARGETS[1:]}"
+        )
+    return found[0]
 
 
 def newest(target: str) -> str:

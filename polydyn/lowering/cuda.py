@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from polydyn.codegen.cuda_attention import CudaAttentionKernel
-from polydyn.codegen.cuda_contract import CudaContractKernel
+from polydyn.codegen.cuda_contract import CudaContractKernel, Kept
 from polydyn.codegen.cuda_kernel import BASE, MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
 from polydyn.codegen.ir import Compare
@@ -36,11 +37,22 @@ UNKNOWN = "%multiprocessors"
 
 @dataclass(frozen=True)
 class PlacedCuda:
-    """A fused group with the versions of its kernel, best first; ``lowered`` binds the kernel's names to the model."""
+    """A fused group with the versions of its kernel, best first; ``lowered`` binds the kernel's names to the model.
+
+    ``reasons``: why it has these, lines for ``explain``.
+    """
 
     fused: FusedGroup
     lowered: LoweredGroup
     versions: tuple[CudaKernel, ...]
+    reasons: tuple[str, ...] = ()
+
+
+class CudaTuner(Protocol):
+    """What chooses a product's tiles from records; ``polydyn.searches.ChosenTiles`` is one."""
+
+    def tiles(self, key: str, form: ContractGroup) -> tuple[Kept, tuple[str, ...]] | None:
+        """The tiles of a group, and lines for ``explain``; None when nothing is known of it."""
 
 
 def largest(e: Index, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
@@ -94,7 +106,7 @@ def needed(p: PlacedCuda, facts: ShapeContext) -> PlacedCuda:
 def serves(k: CudaKernel, other: CudaKernel) -> bool:
     """Whether a version may be launched wherever a later one may, and takes no longer, as far as work is known."""
     may = set(k.multiples) <= set(other.multiples) and set(k.conditions) <= set(other.conditions)
-    may = may and k.launch == other.launch and k.arch in (BASE, other.arch)
+    may = may and k.launch == other.launch and k.arch in (BASE, other.arch) and k.factor <= other.factor
     most = k.smem.constant
     may = may and (k.smem == other.smem or (most is not None and most <= SHARED))
     if not may or other.work is None:
@@ -107,14 +119,34 @@ class CudaBuilder:
     """Builds each distinct kernel once.
 
     ``arch``: with ``sm_90a`` also versions that only it can run, for launchers that make tensor maps. ``tf32``: large
-    products of float32 on tensor cores, their operands rounded to tf32.
+    products of float32 on tensor cores, their operands rounded to tf32. ``tuner``: whose tiles products have.
     """
 
-    def __init__(self, plan: FusionPlan, arch: str = BASE, tf32: bool = False) -> None:
-        self.plan, self.arch, self.tf32 = plan, arch, tf32
+    def __init__(
+        self, plan: FusionPlan, arch: str = BASE, tf32: bool = False, tuner: CudaTuner | None = None
+    ) -> None:
+        self.plan, self.arch, self.tf32, self.tuner = plan, arch, tf32, tuner
         self.along_k = ("float32",) if tf32 else ()  # what wgmma wants, and ldmatrix; pass ``steps`` does so for bytes
         self.kernels: dict[str, tuple[CudaKernel, ...]] = {}
+        self.attentions: dict[str, CudaAttentionKernel] = {}
+        self.reasons: dict[str, tuple[str, ...]] = {}
         self.notes: list[str] = []
+
+    def products(self, group: FusedGroup) -> Iterator[tuple[str, FusedGroup, ContractGroup]]:
+        """The matmul-like groups that a group is placed as, with their keys: itself, or parts of an attention."""
+        if group.kind == "attention":
+            parts = () if self._attention_kernel(group) else group.parts
+            yield from (x for part in parts for x in self.products(part))
+        elif form := self._product(group):
+            yield self._key(form), group, form
+
+    def _product(self, group: FusedGroup) -> ContractGroup | None:
+        for n in group.nodes:
+            check_dtypes(n, CUDA_DTYPES, "CUDA")
+        return lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
+
+    def _key(self, form: ContractGroup) -> str:
+        return form.lowered.key(form.roles, "cuda")
 
     def place(self, group: FusedGroup) -> tuple[PlacedCuda, ...]:
         """The kernels of one group (three of an attention that one kernel cannot do).
@@ -124,9 +156,7 @@ class CudaBuilder:
         if group.kind == "attention":
             whole = self._attention(group)
             return (whole,) if whole else tuple(p for part in group.parts for p in self.place(part))
-        for n in group.nodes:
-            check_dtypes(n, CUDA_DTYPES, "CUDA")
-        contract = lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
+        contract = self._product(group)
         if contract is not None:
             placed = self._contract(group, contract)
             if placed is not None:
@@ -145,19 +175,32 @@ class CudaBuilder:
 
     def _contract(self, group: FusedGroup, form: ContractGroup) -> PlacedCuda | None:
         """The kernels of a product; None when it has one row and no vectors: then nothing is shared, nor wide."""
-        lowered, key = form.lowered, form.lowered.key(form.roles, "cuda")
+        lowered, key = form.lowered, self._key(form)
         kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32)
         if form.roles.row == "one" and not kernel.few_rows():
             return None
         if key not in self.kernels:
             verify_group(lowered.group)
-            self.kernels[key] = kernel.versions()
+            found = self.tuner.tiles(key, form) if self.tuner else None
+            kept, self.reasons[key] = found or (None, ())
+            self.kernels[key] = kernel.tuned_versions(kept) if kept else kernel.versions()
         if why := kernel.without_wgmma():
             self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
-        return PlacedCuda(group, lowered, self.kernels[key])
+        return PlacedCuda(group, lowered, self.kernels[key], self.reasons[key])
 
     def _attention(self, group: FusedGroup) -> PlacedCuda | None:
         """The kernel of a whole attention; None, with a note, when it is better run in parts."""
+        found = self._attention_kernel(group)
+        if found is None:
+            return None
+        lowered, key, kernel = found
+        if key not in self.kernels:
+            verify_group(lowered.group)
+            prove_row_blocks(lowered.group, kernel.parts)
+            self.kernels[key] = kernel.versions()
+        return PlacedCuda(group, lowered, self.kernels[key])
+
+    def _attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:
         for n in group.nodes:
             check_dtypes(n, CUDA_DTYPES, "CUDA")
         form = lower_attention(self.plan, group)
@@ -165,14 +208,12 @@ class CudaBuilder:
             return None
         lowered = form.lowered
         key = lowered.key(form.parts, "cuda")
-        if key not in self.kernels:
+        if key not in self.attentions:
             try:
                 parts = schedule_attention(form.parts)
                 kernel = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
             except (CodegenError, ScheduleError) as e:
                 self.notes.append(f"{group.outputs[0]}: attention in parts: {e}")
                 return None
-            verify_group(lowered.group)
-            prove_row_blocks(lowered.group, kernel.parts)
-            self.kernels[key] = kernel.versions()
-        return PlacedCuda(group, lowered, self.kernels[key])
+            self.attentions[key] = kernel
+        return lowered, key, self.attentions[key]

@@ -16,6 +16,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TypeAlias
 
+from polydyn.codegen.cuda_kernel import UNIT
 from polydyn.codegen.cuda_work import Work
 from polydyn.errors import InputError
 from polydyn.gpu.hardware import Hardware
@@ -30,6 +31,8 @@ Resources: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, int]]]"
 
 MOST = 2**30
 """The largest count of waves, of blocks and of nanoseconds of a block that is told from larger ones."""
+LONGEST = 2**40
+"""Nanoseconds beyond which measured factors do not tell times apart."""
 LAUNCH = 1500
 """Nanoseconds between the end of one kernel and the first instruction of the next one on a stream."""
 LATENCY = 350
@@ -56,7 +59,7 @@ def launch_time(
     """
     resident = resident_blocks(threads, registers or work.registers, smem, hardware)
     full, alone = step_time(work, threads, hardware)
-    ends = LATENCY * 1000 + ceil(1000 * work.elements * RESULT_BYTES / SHARED_BYTES / hardware.clock_ghz)
+    ends = ends_time(work, hardware)
     steps = minimum(work.steps, MOST)
     share = minimum(grid.ceildiv(THREADS), MOST)
     busy = share * _nanoseconds(Index.of(ends).ceildiv(resident) + steps * full)
@@ -75,6 +78,11 @@ def resident_blocks(threads: int, registers: int, smem: Index, hardware: Hardwar
     most = max(1, hardware.resident_blocks(threads, registers, 0))
     by_memory = Index.of(hardware.smem_per_sm) // (smem + hardware.smem_reserved_per_block)
     return maximum(1, minimum(most, by_memory))
+
+
+def ends_time(work: Work, hardware: Hardware) -> int:
+    """Picoseconds of a block besides its steps."""
+    return LATENCY * 1000 + ceil(1000 * work.elements * RESULT_BYTES / SHARED_BYTES / hardware.clock_ghz)
 
 
 def step_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
@@ -121,7 +129,7 @@ class _Estimates:
         total = self._one(v, moved + v.workspace)
         for x in v.after:
             total = total + minimum(1, x.grid) * self._one(x, v.workspace)  # no blocks: left out
-        return total
+        return total if v.factor == UNIT else minimum(total, LONGEST) * v.factor // UNIT
 
     def _one(self, v: Version, moved: Index) -> Index:
         if v.work is None:

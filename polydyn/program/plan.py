@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from polydyn.codegen.cuda_kernel import TensorMapOf
+from polydyn.codegen.cuda_kernel import UNIT, TensorMapOf
 from polydyn.codegen.cuda_work import Work
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.schedules.decision import Decision
@@ -93,7 +93,8 @@ class Version:
     of a ``Guard``), ``smem`` fits the device, and ``arch`` is sm_80 or the device's own. ``name``: of the choice.
     ``workspace``: bytes that it shares with the kernels ``after`` it, which are launched next; their conditions count
     for nothing. ``work``: of a block, its steps over the same symbols; ``estimate``: of the time of the launch and of
-    those after it, in nanoseconds (``polydyn.program.cuda_cost``), 0 where nothing is known.
+    those after it, in nanoseconds (``polydyn.program.cuda_cost``), 0 where nothing is known. ``factor``: that of its
+    estimate (``CudaKernel.factor``).
     """
 
     kernel: str
@@ -110,6 +111,7 @@ class Version:
     arch: str = "sm_80"
     work: Work | None = None
     estimate: Index = field(default_factory=lambda: Index.of(0))
+    factor: int = UNIT
 
 
 @dataclass(frozen=True)

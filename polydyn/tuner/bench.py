@@ -17,22 +17,16 @@ from polydyn.errors import BuildError, PolydynError
 from polydyn.lowering.kernels import bind
 from polydyn.program.runtime import sources
 from polydyn.schedules.index import Index
+from polydyn.tuner.launches import BLOCKS, SHORT, LaunchBench, Part
 from polydyn.tuner.sketch import FEW_ROWS, Sketch
 from polydyn.tuning.backbone import Shape, Tile
 from polydyn.tuning.cost import Kernel
-from polydyn.tuning.explore import saturating_shape
 from polydyn.tuning.hardware import Hardware
 from polydyn.tuning.measure import Answer, Workers
 from polydyn.tuning.space import usage
-from polydyn.tuning.task import Task
+from polydyn.tuning.task import CpuTask
 
 POOL = ("pool.c", "internal.h", "polydyn.h")
-SHORT, BLOCKS = 128, 9
-"""A dynamic reduction is run with so many steps and with so many blocks, to tell the fixed part of a wave from that of
-each block: what a short product spends on its tasks and accumulators is in the former.
-"""
-
-Part = tuple[tuple[str, int], ...]
 Form = tuple[Part, bool]
 """A compile-time part, and whether it is only sketched."""
 
@@ -46,58 +40,24 @@ class Built:
     source: Source
 
 
-class CpuBench:
-    """Measures kernels of one task on this machine. ``failures``: why a compile-time part did not build or run;
-    ``measured``: how many launches were timed; ``kernels``: what was built.
+class CpuBench(LaunchBench[CpuTask]):
+    """Measures kernels of one task on this machine. ``kernels``: what was built.
 
     ``workers``: one process that runs ``TIMER``. ``hardware.units`` threads are used.
     """
 
-    source = "measured"
-
-    def __init__(self, task: Task, hardware: Hardware, workers: Workers) -> None:
-        self.task, self.hardware, self.workers = task, hardware, workers
-        self.failures: dict[Part, str] = {}
-        self.measured = 0
+    def __init__(self, task: CpuTask, hardware: Hardware, workers: Workers) -> None:
+        super().__init__(task, hardware, workers)
         self.kernels: dict[Form, Built] = {}
         self._refused: set[Part] = set()
 
     # -- Bench ---------------------------------------------------------------------------------------------------
 
-    def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
-        """As ``Bench``."""
-        shapes = [saturating_shape(self.task.backbone, self.hardware, t) for t in tiles]
-        spent = self.run([(t, s) for t, s in zip(tiles, shapes, strict=True)])
-        return [x / max(1, self.task.backbone.flops(s)) for x, s in zip(spent, shapes, strict=True)]
-
-    def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
-        """As ``Bench``; ``inf`` where it failed."""
-        rounds = [self.run([(t, shape) for t in tiles]) for _ in range(turns)]
-        return [max(row) if math.inf in row else min(row) for row in zip(*rounds, strict=True)]
-
     def kernel(self, tile: Tile) -> Kernel:
         """As ``Bench``. BuildError: the tuple does not run."""
-        block = tile.level("b")
-        reductions = [x for x in self.task.backbone.reduction if x.extent is None]
-        depths = (SHORT, None) if reductions else (None,)
-        times: list[list[float]] = []
-        for tasks in (self.hardware.units, 1):
-            row = []
-            for d in depths:
-                shape = {n: v * tasks if n == self.task.form.roles.row else v for n, v in block.items()}
-                shape |= {x.name: d or BLOCKS * block[x.name] for x in reductions}
-                row += self._ran(tile, [self.task.backbone.sizes(shape)], tasks)
-            times.append(row)
-        fixed, step = zip(*(self._line(tile, row) for row in times), strict=True)
+        full, alone = self.waves(tile, (self.hardware.units, 1))
         used = usage(self.task.backbone, self.hardware, tile)
-        return Kernel(tile, used, fixed[0], step[0], fixed[1], step[1], *self._partial(tile))
-
-    def _ran(self, tile: Tile, shapes: Sequence[Shape], tasks: int) -> list[float]:
-        """Seconds of a tuple's launches. BuildError: one of them failed."""
-        spent = self.run([(tile, s) for s in shapes], tasks)
-        if not all(map(math.isfinite, spent)):
-            raise BuildError(f"tuple {tile} does not run: {self.failures[tile.compile]}")
-        return spent
+        return Kernel(tile, used, *full, *alone, *self._partial(tile))
 
     def _partial(self, tile: Tile) -> list[float]:
         """The times of register tiles of one and of three rows over that of a full one; where columns are dynamic, of
@@ -107,7 +67,7 @@ class CpuBench:
         full, wide = tile.get(f"w.{row}"), tile[f"w.{col}"]
         sizes = {x.name: x.extent or (BLOCKS * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
         sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
-        spent = self._ran(tile, [sizes | {row: m} for m in (FEW_ROWS[0], min(FEW_ROWS[1], full), full)], 1)
+        spent = self.ran(tile, [sizes | {row: m} for m in (FEW_ROWS[0], min(FEW_ROWS[1], full), full)], 1)
         shares = [t / spent[-1] for t in spent[:-1]]
         if next(x for x in self.task.backbone.loops if x.name == col).extent is not None:
             return shares
@@ -115,19 +75,8 @@ class CpuBench:
         asked = ((full, lanes), (1, lanes), (full, wide))
         # longer ones would measure the memory of the wide ones
         sizes |= {x.name: SHORT for x in self.task.backbone.reduction if x.extent is None}
-        narrow = self._ran(tile, [sizes | {row: m, col: n} for m, n in asked], 1)
+        narrow = self.ran(tile, [sizes | {row: m, col: n} for m, n in asked], 1)
         return [*shares, *(t / narrow[-1] for t in narrow[:-1])]
-
-    def _line(self, tile: Tile, times: Sequence[float]) -> tuple[float, float]:
-        """(fixed, per step) of the time of a wave."""
-        if len(times) == 1:
-            sizes = self.task.backbone.sizes({x.name: 1 for x in self.task.backbone.loops})
-            steps = math.prod(-(-sizes[x.name] // tile[f"b.{x.name}"]) for x in self.task.backbone.reduction)
-            return 0.0, times[0] / max(1, steps)
-        blocks = [tile[f"b.{x.name}"] for x in self.task.backbone.reduction if x.extent is None]
-        first, last = math.prod(SHORT / b for b in blocks), BLOCKS ** len(blocks)  # in block steps
-        step = max(0.0, (times[1] - times[0]) / max(1.0, last - first))
-        return max(0.0, times[0] - first * step), step
 
     # -- building and running ------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
@@ -208,13 +208,19 @@ class GroupKey:
         return digest_of(asdict(self))
 
 
+def unbroken(tile: Tile) -> str | None:
+    """No rule."""
+    return None
+
+
 @dataclass(frozen=True)
 class Problem:
     """One tuning task.
 
     ``shapes`` are instances that represent what will be run, each with its weight (probability times cost, any
     scale). They are made by ``select.sample_free_shapes`` when the user gives nothing. ``splits``: factors by which the
-    generator can split the reduction at launch; 1 is always among them.
+    generator can split the reduction at launch; 1 is always among them. ``rule``: what the code generator refuses of a
+    tuple, by name, besides what every space does. ``first``: tuples that are tried before any others.
     """
 
     key: GroupKey
@@ -222,6 +228,8 @@ class Problem:
     shapes: tuple[tuple[tuple[str, int], ...], ...] = ()
     weights: tuple[float, ...] = ()
     splits: tuple[int, ...] = (1,)
+    rule: Callable[[Tile], str | None] = unbroken
+    first: tuple[Tile, ...] = ()
 
     def instances(self) -> list[dict[str, int]]:
         """The shapes as dicts with static extents filled in."""

@@ -138,12 +138,15 @@ class RecordedBench:
         """As ``Bench``; one record per tile and shape, ``throughput`` or ``failed``."""
         at = tuple(sorted(shape.items()))
         new = [t for t in dict.fromkeys(tiles) if (t, at) not in self._launches]
-        for tile, spent in zip(new, self._bench.seconds(new, shape, turns) if new else (), strict=True):
-            self._launches[tile, at] = spent
-            ran = math.isfinite(spent)
-            record = self._record(tile, "throughput" if ran else "failed", {"seconds": spent} if ran else {})
-            self._add([replace(record, shape=at)])
+        if new:
+            spent = dict(zip(new, self._bench.seconds(new, shape, turns), strict=True))
+            self._launches |= {(t, at): x for t, x in spent.items()}
+            self._add([replace(self._launched(t, x), shape=at) for t, x in spent.items()])
         return [self._launches[t, at] for t in tiles]
+
+    def _launched(self, tile: Tile, spent: float) -> Record:
+        ran = math.isfinite(spent)
+        return self._record(tile, "throughput" if ran else "failed", {"seconds": spent} if ran else {})
 
     def _record(self, tile: Tile, kind: str, values: dict[str, float]) -> Record:
         numbers = tuple((n, float(v)) for n, v in values.items())

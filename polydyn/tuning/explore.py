@@ -59,6 +59,17 @@ def in_order(order: Sequence[Tile]) -> Explorer:
     return explore
 
 
+def after(first: Sequence[Tile], explorer: Explorer) -> Explorer:
+    """An explorer that measures some tuples before its own, which they are counted with."""
+
+    def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
+        known = _measure(first, objective)
+        rest = explorer(space, objective, max(1, trials - len(known)), seed)
+        return (*known, *(t for t in rest if t.tile not in first))
+
+    return explore if first else explorer
+
+
 def by_size(explorer: Explorer, backbone: Backbone, classes: int) -> Explorer:
     """Runs an explorer apart on classes of equal count by the size of the block over the parallel loops."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,6 +43,17 @@ class Space:
 
     def __len__(self) -> int:
         return len(self.tiles)
+
+    def within(self, rule: Callable[[Tile], str | None]) -> Space:
+        """The tuples that a further rule does not refuse. ScheduleError: none is left."""
+        refused = Counter(dict(self.refused))
+        kept = []
+        for tile in self.tiles:
+            if name := rule(tile):
+                refused[name] += 1
+            else:
+                kept.append(tile)
+        return self if len(kept) == len(self) else Space(self.name, tuple(kept), tuple(sorted(refused.items())))
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from polydyn.tuning.explore import (
     Explorer,
     Objective,
     Trial,
+    after,
     aligned_order,
     best,
     by_size,
@@ -128,8 +129,9 @@ def tune(
         bench = RecordedBench(bench, records, problem.key, hardware)
     objective = bench.per_operation if report is None else _reported(bench.per_operation, report)
     start = _seed_tile(problem, hardware, objective, trials // 4, seed) if strategy.seeded else None
-    space = strategy.space(problem, hardware, start)
-    log = strategy.explorer(space, problem, hardware)(space, objective, trials, seed)
+    space = strategy.space(problem, hardware, start).within(problem.rule)
+    explore = after([t for t in problem.first if not problem.rule(t)], strategy.explorer(space, problem, hardware))
+    log = explore(space, objective, trials, seed)
     ranked = [t.tile for t in sorted(log, key=lambda t: (t.cost, t.tile)) if np.isfinite(t.cost)]
     if not ranked:
         raise BuildError(
@@ -200,7 +202,7 @@ def _seed_tile(problem: Problem, hardware: Hardware, objective: Objective, trial
 
     DietCode takes an existing auto-scheduler, here the trust-region explorer.
     """
-    space = loop_model(problem.backbone, hardware)
+    space = loop_model(problem.backbone, hardware).within(problem.rule)
     return best(_regions(space, problem, hardware)(space, objective, max(1, trials), seed)).tile
 
 
@@ -357,7 +359,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         ),
         Strategy(
             "ftuner",
-            lambda p, hw, _: ukernel_space(p.backbone, hw, p.instances()),
+            lambda p, hw, _: ukernel_space(p.backbone, hw, p.instances(), generator=p.rule),
             _sia_order,
             model.ftuner,
             lambda table, weights, tiles: select.top_ranked(table),

@@ -1,12 +1,12 @@
 """Tuning tasks: the matmul-like groups of a plan, each with its backbone and what its kernels are called with.
 
-What is tuned is the register tile, the reduction block and the tasks of ``codegen.cpu_contract`` (CPU.md 1 and 2);
-groups of other kinds have one form each and no sizes to choose.
+What is tuned on a CPU is the register tile, the reduction block and the tasks of ``codegen.cpu_contract`` (CPU.md 1 and
+2); groups of other kinds have one form each and no sizes to choose. Tasks for CUDA: ``cuda_task.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -18,6 +18,7 @@ from polydyn.lowering.contract import ContractGroup
 from polydyn.schedules.dependence import analyse
 from polydyn.schedules.expr import ITEMSIZE, indices, loads
 from polydyn.schedules.index import Index
+from polydyn.schedules.index import product as product_of
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.polyhedra import context
 from polydyn.schedules.schedule import schedule_contract
@@ -27,13 +28,11 @@ from polydyn.tuning.backbone import Backbone, GroupKey, Loop, Operand, Shape, Ti
 
 @dataclass(frozen=True)
 class Task:
-    """A group to tune. ``build``: name of the compiler target. ``extents``: loop -> extent over the group's parameters;
-    every parameter is the extent of a loop.
+    """A group to tune. ``extents``: loop -> extent over the group's parameters; every parameter is the extent of a
+    loop.
     """
 
     form: ContractGroup
-    target: CpuTarget
-    build: str
     key: GroupKey
     backbone: Backbone
 
@@ -50,6 +49,23 @@ class Task:
     def params(self, shape: Shape) -> dict[str, int]:
         """The group's parameters at the extents of the loops."""
         return {str(e): shape[n] for n, e in self.extents.items() if e.is_symbol}
+
+    def bytes(self, array: str, params: Mapping[str, int]) -> int:
+        """Bytes that a buffer needs for given parameters."""
+        a = self.group.arrays[array]
+        if a.role == "input":
+            last = max((x for s in self.group.statements for x in _corners(s, array, params)), default=0)
+        else:
+            last = a.address(tuple(e - 1 for e in a.shape)).evaluate(params)
+        return (max(last, 0) + 1) * ITEMSIZE[a.dtype]
+
+
+@dataclass(frozen=True)
+class CpuTask(Task):
+    """A group to tune on a CPU. ``build``: name of the compiler target."""
+
+    target: CpuTarget
+    build: str
 
     def kernel(self, tile: Tile, builder: ContractKernel) -> Kernel:
         """What ``builder`` makes of a tuple's compile-time part; its ``launch`` is that of the launch-time part."""
@@ -76,15 +92,6 @@ class Task:
         """The values of the launch-time symbols, over the kernel's other symbols."""
         return builder.shares(tile.get(f"b.{self.form.roles.row}"), tile[f"b.{self.form.roles.col}"])
 
-    def bytes(self, array: str, params: Mapping[str, int]) -> int:
-        """Bytes that a buffer needs for given parameters."""
-        a = self.group.arrays[array]
-        if a.role == "input":
-            last = max((x for s in self.group.statements for x in _corners(s, array, params)), default=0)
-        else:
-            last = a.address(tuple(e - 1 for e in a.shape)).evaluate(params)
-        return (max(last, 0) + 1) * ITEMSIZE[a.dtype]
-
 
 def _corners(s: Statement, array: str, params: Mapping[str, int]) -> Iterator[int]:
     """Addresses that a statement reads at the corners of its domain, where polynomials without squares are extreme."""
@@ -101,19 +108,26 @@ def accumulation(group: Group) -> Statement:
     return next(s for s in group.statements if s.reduce)
 
 
-def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Task:
+def refuse_data(key: str, group: Group, extents: Iterable[Index], reason: str = "") -> None:
+    """UnsupportedError: a group's kernels cannot be run on made-up data, or are not tuned for a ``reason``.
+
+    ``extents``: of the backbone's loops, over the group's parameters.
+    """
+    known = {str(e) for e in extents if e.is_symbol}
+    if not reason and set(group.params) - known:
+        reason = "a parameter is no extent of a loop"
+    if not reason and any(_irregular(group, s) for s in group.statements):
+        reason = "it reads at places that data decide"
+    if reason:
+        raise UnsupportedError(f"group {key} is not tuned: {reason}", rule="tuning runs kernels alone, on random data")
+
+
+def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> CpuTask:
     """The task of a group. UnsupportedError: its kernels cannot be run on made-up data."""
     group = form.lowered.group
     acc = accumulation(group)
-    known = {str(e) for _, e in acc.iters if e.is_symbol}
-    reason = (
-        "it runs vectors along the reduction" if form.dot
-        else "a parameter is no extent of a loop" if set(group.params) - known
-        else "it reads at places that data decide" if any(_irregular(group, s) for s in group.statements)
-        else ""
-    )  # fmt: skip
-    if reason:
-        raise UnsupportedError(f"group {key} is not tuned: {reason}", rule="tuning runs kernels alone, on random data")
+    dot = "it runs vectors along the reduction" if form.dot else ""
+    refuse_data(key, group, (e for _, e in acc.iters), dot)
     roles, _ = schedule_contract(group, form.roles, analyse(group, positive=False).under(context(group)))
     form = replace(form, roles=roles)
     compiler = find_compiler()
@@ -121,7 +135,7 @@ def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Tas
         key, acc.value.dtype, target.name, compiler=compiler.version, flags=compile_flags(compiler, build),
         generator=GENERATOR,
     )  # fmt: skip
-    return Task(form, target, build, name, _backbone(group, acc, form.roles))
+    return CpuTask(form, name, backbone_of_roles(group, form.roles, acc.value.dtype), target, build)
 
 
 def _irregular(group: Group, s: Statement) -> bool:
@@ -131,21 +145,30 @@ def _irregular(group: Group, s: Statement) -> bool:
     )
 
 
-def _backbone(group: Group, acc: Statement, roles: Roles) -> Backbone:
-    """The loops of a contraction in the order of their roles; an operand has a dimension for each loop it mentions."""
+def backbone_of_roles(group: Group, roles: Roles, dtype: str, merged: str = "") -> Backbone:
+    """The loops of a contraction in the order of their roles; an operand has a dimension for each loop it mentions.
+
+    ``merged``: the name of one loop that stands for all reductions.
+    """
+    acc = accumulation(group)
     extents = dict(acc.iters)
     written = {s for i in acc.index for s in i.symbols()}
-    order = (*roles.batch, roles.row, roles.col, *roles.inner, roles.block)
+    reductions = (*roles.inner, roles.block)
+    names = {n: n for n in acc.iterators}
+    if merged:
+        names |= dict.fromkeys(reductions, merged)
+        extents[merged] = product_of(extents[n] for n in reductions)
+    order = dict.fromkeys(names[n] for n in (*roles.batch, roles.row, roles.col, *reductions))
     loops = tuple(Loop(n, extents[n].constant, "parallel" if n in written else "reduction") for n in order)
     operands = []
     for x in loads(acc.value):
         used = {s for i in x.index for s in i.symbols()}
-        operands.append(Operand(x.buffer, _dims(acc, used), ITEMSIZE[group.arrays[x.buffer].dtype]))
-    outputs = [s for s in group.statements if s.role == "epilogue"]
-    for s in outputs:
-        operands.append(Operand(s.array, _dims(acc, written), ITEMSIZE[group.arrays[s.array].dtype], written=True))
-    return Backbone(loops, tuple(operands), acc.value.dtype)
+        operands.append(Operand(x.buffer, _dims(acc, names, used), ITEMSIZE[group.arrays[x.buffer].dtype]))
+    for s in (s for s in group.statements if s.role == "epilogue"):
+        size = ITEMSIZE[group.arrays[s.array].dtype]
+        operands.append(Operand(s.array, _dims(acc, names, written), size, written=True))
+    return Backbone(loops, tuple(operands), dtype)
 
 
-def _dims(acc: Statement, used: set[str]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    return tuple(((n, 1),) for n in acc.iterators if n in used)
+def _dims(acc: Statement, names: Mapping[str, str], used: set[str]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    return tuple(((n, 1),) for n in dict.fromkeys(names[x] for x in acc.iterators if x in used))

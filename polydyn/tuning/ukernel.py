@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from polydyn.tuning.backbone import Backbone, Loop, Shape, Tile
+from polydyn.tuning.backbone import Backbone, Loop, Shape, Tile, unbroken
 from polydyn.tuning.cost import blocks_at, compute_ratio, occupancy_ratio, pad_ratio
 from polydyn.tuning.hardware import Hardware
 from polydyn.tuning.loop_model import preferred
@@ -132,8 +132,16 @@ def saturates(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape, 
     return blocks >= active and compute_ratio(backbone, hardware, tile, shape) >= rule.ratio
 
 
-def ukernel_space(backbone: Backbone, hardware: Hardware, shapes: Sequence[Shape], rule: Filter | None = None) -> Space:
+def ukernel_space(
+    backbone: Backbone,
+    hardware: Hardware,
+    shapes: Sequence[Shape],
+    rule: Filter | None = None,
+    generator: Callable[[Tile], str | None] = unbroken,
+) -> Space:
     """FTuner's uKernel set for the given workloads: the union over them of what passes all four filters.
+
+    ``generator``: what the code generator refuses, by name; it comes before the filters, as alignment does.
 
     A workload too small or too memory bound for Eq. 5 and 6 keeps its ten tiles of highest SIA inputs instead: the
     print would leave it without any kernel.
@@ -143,7 +151,7 @@ def ukernel_space(backbone: Backbone, hardware: Hardware, shapes: Sequence[Shape
     dropped: list[tuple[Tile, str | None]] = []
     for tile in align(backbone, hardware, shapes):
         own = usage(backbone, hardware, tile)
-        broken = violation(hardware, own)
+        broken = generator(tile) or violation(hardware, own)
         if broken:
             dropped.append((tile, broken))
         else:

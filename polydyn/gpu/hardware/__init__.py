@@ -16,7 +16,7 @@ from typing import Any
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.gpu.targets import SPECIAL, architectures
 
-__all__ = ["DEVICES", "Hardware", "device_of", "load", "match", "names"]
+__all__ = ["DEVICES", "Hardware", "device_of", "existing", "load", "match", "names"]
 
 HERE = Path(__file__).parent
 _REGISTER_UNIT, _SMEM_UNIT = 256, 128  # allocation granules: registers of a warp, bytes of a block
@@ -105,6 +105,19 @@ def match(device_name: str) -> Hardware | None:
         if hardware.name == device_name or device_name.startswith(hardware.name + " "):
             return hardware
     return None
+
+
+def existing(target: str, name: str, multiprocessors: int) -> Hardware:
+    """The description of a device that there is, of a target's architecture, by the driver's words.
+
+    One without a file is like the target's usual device, its rates in proportion to its multiprocessors.
+    """
+    known = match(name)
+    if known is not None and known.multiprocessors == multiprocessors:
+        return known
+    usual = known or device_of(target)
+    rates = {unit: rate * multiprocessors / usual.multiprocessors for unit, rate in usual.peak_tflops.items()}
+    return dataclasses.replace(usual, name=name, multiprocessors=multiprocessors, peak_tflops=rates)
 
 
 def device_of(target: str) -> Hardware:
