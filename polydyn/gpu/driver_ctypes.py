@@ -48,7 +48,8 @@ class CtypesDriver(Driver):
         self._cuda.cuDeviceGetName(room, 256, self._device)
         self.device_name = room.value.decode()
         self._allocated: dict[int, int] = {}
-        self._key, self._renewing = (library, device), threading.Lock()
+        self._key = (library, device)
+        self._renewing = threading.RLock()  # taken again by an array that ends while it is held
         self._seen = self.generation
         self._launch = self._cuda.cuLaunchKernel
         self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
