@@ -48,6 +48,7 @@ from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof_gpu import SLAB, STAGED
 from polydyn.schedules.proof_gpu_rows import Warpgroups, prove_warpgroups
+from polydyn.schedules.ranges import is_nonnegative
 
 V = Index.of
 WARPGROUP, ROWS = 128, 64
@@ -62,6 +63,8 @@ TILES = ((256, 4), (128, 4))
 RASTER = 8
 ALIGN = 16
 """Bytes: pitches and bases of tensor maps are multiples."""
+FARTHEST = 2**31 - 256
+"""Rows, columns and steps that a tensor map may have: coordinates have 32 bits, a panel may begin beyond the last."""
 REGISTERS = 168
 """Of a thread when a block begins; ``setmaxnreg`` deals them anew."""
 
@@ -77,6 +80,12 @@ class _Mapped:
     pitch: Index
     outer: tuple[tuple[str, Index], ...]
     wanted: tuple[tuple[Index, int], ...]
+
+    @property
+    def conditions(self) -> tuple[Compare, ...]:
+        """Strides that are not surely positive have to be: a tensor map has no others."""
+        strides = (self.pitch, *(s for _, s in self.outer))
+        return tuple(Compare(">=", s, ONE) for s in strides if not is_nonnegative(s))
 
 
 _Maps = tuple[_Mapped, _Mapped]
@@ -149,7 +158,7 @@ def _mapped(group: Group, v: Value, own: str, k: str, batch: tuple[str, ...]) ->
         return None
     pitch = strides[own] if along_k else strides[k]
     outer = tuple((x, strides[x]) for x in batch if strides[x] != ZERO)
-    if len(outer) > 2 or pitch == ZERO:
+    if len(outer) > 2 or any(is_nonnegative(-s) for s in (pitch, *(s for _, s in outer))):
         return None
     wanted: dict[tuple[Index, int], None] = {}
     for i in (rest, pitch, *(s for _, s in outer)):
@@ -203,10 +212,13 @@ class _Version:
         known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "block": rows * columns, "task": count}
         known |= {"strip": rows + RASTER, "strip_rows": RASTER, **{x: of.extents[x] for x in self.roles.batch}}
         wanted = (*(w for m in self.maps for w in m.wanted), *self.product.wanted)
+        extents = (of.M, of.N, of.K, *(of.extents[x] for x in self.roles.batch))
+        conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(c for m in self.maps for c in m.conditions)))
+        conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
         kernel = CudaKernel(
             f"{of.name}_{version}", "", (), self.group.params, (CONSUMERS + 1) * WARPGROUP, count, ZERO, version,
-            tuple(dict.fromkeys(wanted)), conditions=(Compare(">=", of.K, ONE),), maps=self._tensor_maps(),
-            arch="sm_90a", work=self._work(),
+            tuple(dict.fromkeys(wanted)), conditions=tuple(conditions), maps=self._tensor_maps(), arch="sm_90a",
+            work=self._work(),
         )  # fmt: skip
         return emit(kernel, body, self.group.arrays, known)
 

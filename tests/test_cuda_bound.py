@@ -59,6 +59,11 @@ def same(got: dict[str, Any], want: dict[str, Any]) -> bool:
     return host[0].keys() == host[1].keys() and all(a.tobytes() == host[1][n].tobytes() for n, a in host[0].items())
 
 
+def out_of(session: Session, b: int, stream: int = 0) -> dict[str, DeviceArray]:
+    """Outputs of b rows in device memory, made on a stream."""
+    return {n: DeviceArray(session, (b, k), "float32", 4, stream) for n, k in (("y", 36), ("z", 8))}
+
+
 def taken(session: Session) -> int:
     """Bytes of device memory that are in use."""
     free, total = session.driver.memory()
@@ -116,6 +121,42 @@ def test_the_callers_outputs_and_stream(layer: CudaProgram, device: Session) -> 
     del call, host
     with device.use() as driver:
         driver.synchronize(stream)
+        driver.free_stream(stream)
+
+
+def test_a_call_that_goes_while_it_is_at_work(layer: CudaProgram, device: Session) -> None:
+    f = feeds(6)
+    with device.use() as driver:
+        stream = driver.stream()
+    out = out_of(device, 6, stream)
+    call = layer.bind(on_device(device, f), out, stream=stream)
+    call()
+    del call
+    gc.collect()
+    assert same(out, layer.run(f))
+    with device.use() as driver:
+        driver.free_stream(stream)
+
+
+def test_a_stream_that_captures_is_refused(layer: CudaProgram, device: Session) -> None:
+    """The graph would keep memory of a context that other calls use, and events that nobody can wait for."""
+    x, cuda, graph = on_device(device, feeds(6)), ctypes.CDLL(device.library), ctypes.c_void_p()
+    with device.use() as driver:
+        stream = driver.stream()
+        out = out_of(device, 6, stream)
+        call = layer.bind(x, out, stream=stream)
+        assert cuda.cuStreamBeginCapture_v2(ctypes.c_void_p(stream), 1) == 0
+        try:
+            for work in (call, lambda: layer.run(x, out, stream=stream)):
+                with pytest.raises(InputError, match="the stream is capturing a graph"):
+                    work()
+        finally:
+            assert cuda.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph)) == 0, "it goes on"
+            assert cuda.cuGraphDestroy(graph) == 0
+    want = layer.run(feeds(6))
+    assert same(call(), want) and same(layer.run(x, out, stream=stream), want)
+    del call
+    with device.use() as driver:
         driver.free_stream(stream)
 
 

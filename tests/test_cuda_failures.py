@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from polydyn.gpu.errors import DeviceLostError, DeviceMemoryError, DriverMissing
 from polydyn.gpu.images import ImageSource
 from polydyn.gpu.session import Session, open_session
 from polydyn.graph.ir import SymbolSource
+from polydyn.program.cuda_native import _Images
 from polydyn.program.plan import HostPlan, KernelSource, Launch, Version
 from polydyn.program.verify import verify_host_plan
 from polydyn.schedules.index import Index
@@ -166,6 +168,45 @@ def test_a_context_that_cannot_be_renewed_says_so(device: Session) -> None:
         lose()
     with pytest.raises(DeviceLostError, match="fell off the bus"):
         lose()
+
+
+def test_a_kernel_that_cannot_be_had_is_the_failure_of_who_asked() -> None:
+    class Source:
+        def image(self, kernel: int) -> bytes:
+            raise WrongArchitectureError(f"no kernel {kernel}")
+
+    images = _Images(Source())  # type: ignore[arg-type]
+    thread = threading.Thread(target=images.callback, args=(None, 3))
+    thread.start()
+    thread.join()
+    assert images.failure() is None, "another thread's"
+    assert images.callback(None, 4) is None and str(images.failure()).startswith("no kernel 4")
+    assert images.failure() is None
+
+
+def test_threads_that_meet_a_new_context_keep_what_they_allocate(
+    device: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = CtypesDriver(library=device.library)
+    adopted: list[int] = []
+
+    def retain() -> int:
+        adopted.append(threading.get_ident())
+        time.sleep(0.05)
+        return CtypesDriver._retain(driver)
+
+    driver.renew()
+    monkeypatch.setattr(driver, "_retain", retain)
+    driver._seen -= 1
+    pointers: list[int] = []
+    threads = [threading.Thread(target=lambda: pointers.append(driver.alloc(64))) for _ in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(adopted) == 1
+    for p in pointers:
+        driver.free(p)
 
 
 def test_malformed_device_plans_are_refused() -> None:

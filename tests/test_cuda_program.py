@@ -212,6 +212,40 @@ def test_tensors_of_other_libraries(layer: CudaProgram, device: Session) -> None
         layer.run(f | {"x": Foreign(base, 0, (4, 8))}, {"z": Foreign(base, 16, (4, 8))})
 
 
+def test_tensors_that_are_refused(layer: CudaProgram, device: Session) -> None:
+    f = feeds(4)
+    base = DeviceArray.of(device, np.zeros(200, np.float32))
+    said = base.__cuda_array_interface__ | {"shape": (4, 8)}
+
+    def interface(**other: Any) -> Any:
+        return type("Other", (), {"__cuda_array_interface__": said | other})()
+
+    class Busy(Foreign):
+        def __dlpack__(self, stream: int | None = None) -> object:
+            raise BufferError("it needs a gradient")
+
+    fixed = np.empty((4, 8), np.float32)
+    fixed.flags.writeable = False
+    for out, message in (
+        ({"y": Foreign(base, 4, (4, 36))}, "output 'y' is not aligned to 16 bytes"),
+        ({"z": interface(strides=(64, 4))}, "out\\['z'\\] must be dense"),
+        ({"z": list(np.empty((4, 8), np.float32))}, "is no array"),
+        ({"z": fixed}, "must be aligned and writeable"), ({"z": interface(shape=(4, 9))}, "of shape"),
+        ({"y": Foreign(base, 0, (4, 36)), "z": Foreign(base, 64, (4, 8))}, "shares memory with 'y'"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            layer.run(f, out)
+    for x, message in (
+        (Busy(base, 0, (4, 8)), "needs a gradient"), (interface(stream=77), "in use on the stream 77"),
+        (interface(typestr="<c8"), "has the type <c8"), ([[1.0], [1.0, 2.0]], "input 'x' is no array"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            layer.run(f | {"x": x})
+    with pytest.raises(InputError, match="repeats is 0"):
+        layer.profile(f, 0)
+    close(layer.run(f), f)
+
+
 def test_capsules_keep_and_free_their_memory(device: Session) -> None:
     data = np.arange(6, dtype=np.int16).reshape(2, 3)
     a = DeviceArray.of(device, data)
@@ -309,6 +343,31 @@ def test_a_cache_grows_in_place_on_the_device(device: Session) -> None:
         got = program.run({"p": Foreign(cache, 0, (n, 4)), "x": row}, {"q": Foreign(cache, 0, (n + 1, 4))})
         assert isinstance(got["q"], Foreign)
     assert np.array_equal(cache.numpy(), np.repeat(np.arange(9, dtype=np.float32), 4).reshape(9, 4))
+
+
+def test_where_caches_may_grow(device: Session) -> None:
+    """Rows that fold onto each other, of another rank, or on another device are refused by name."""
+    shapes = {"p": ("float32", ["B", "P", 4]), "x": ("float32", ["B", "L", 4])}
+    program = compiled(model([node("Concat", "p x", "q", axis=1)], shapes, ["q"]))
+    cache = DeviceArray.of(device, np.zeros((2, 4, 4), np.float32))
+
+    def part(shape: tuple[int, ...], strides: tuple[int, ...], number: int = 0) -> Any:
+        said = cache.__cuda_array_interface__ | {"shape": shape, "strides": strides}
+        there = {"__cuda_array_interface__": said} | ({"__dlpack_device__": lambda s: (2, number)} if number else {})
+        return type("Part", (), there)()
+
+    feeds = {"p": part((2, 2, 4), (64, 16, 4)), "x": DeviceArray.of(device, np.ones((2, 1, 4), np.float32))}
+    for wrong, message in (
+        (part((2, 3, 4), (16, 16, 4)), "elements of out\\['q'\\] share memory"),
+        (part((2, 3), (64, 16)), "must be an array of 3 axes"),
+        (part((2, 3, 4), (64, 16, 4), 1), "lies on device 1, the program runs on device 0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            program.run(feeds, {"q": wrong})
+    with pytest.raises(InputError, match="lies on device 1"):
+        program.run(feeds | {"p": part((2, 2, 4), (64, 16, 4), 1)})
+    program.run(feeds, {"q": part((2, 3, 4), (64, 16, 4))})
+    assert np.array_equal(cache.numpy()[:, :, 0], [[0, 0, 1, 0]] * 2)
 
 
 def test_pycuda_memory_is_used_where_it_lies(layer: CudaProgram) -> None:

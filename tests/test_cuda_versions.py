@@ -19,9 +19,12 @@ from polydyn.codegen.cuda_kernel import BASE, TF32, TensorMapOf
 from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError
+from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.compiler import device_headers, find_nvcc
+from polydyn.gpu.errors import DeviceError, DeviceMemoryError
 from polydyn.gpu.images import ImageSource, build_images
 from polydyn.gpu.nvrtc import find_nvrtc
+from polydyn.gpu.session import open_session
 from polydyn.gpu.targets import special_arch
 from polydyn.lowering.cuda import largest
 from polydyn.program.assemble import build_program
@@ -104,9 +107,8 @@ def test_kernels_after_share_a_workspace() -> None:
     assert p.explain(B=3).launches[0].selection[-1] == "followed by b"
 
 
-def test_a_workspace_grows_when_nobody_uses_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second launch needs a larger one while the first is on its way: freeing memory need not wait."""
-    monkeypatch.setenv("PDEMU_FREE_WAITS", "0")
+def growing() -> CudaProgram:
+    """Two launches, each with a workspace; the second one's is much larger. ``y = x + 4``."""
     first, second = (
         replace(version("a", ONE, source, WORKSPACE), workspace=B * size, after=(version("b", ONE, WORKSPACE, "y"),))
         for source, size in (("x", 128), ("y", 99_000))
@@ -114,8 +116,50 @@ def test_a_workspace_grows_when_nobody_uses_it_any_more(monkeypatch: pytest.Monk
     plan = one_launch(first, kernels=(add("a"), add("b")))
     then = replace(plan.launches[0], versions=(second,))
     made = build_program(replace(plan, launches=(*plan.launches, then)), target="cuda:emulated")
+    assert isinstance(made, CudaProgram)
+    return made
+
+
+def test_a_workspace_grows_when_nobody_uses_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second launch needs a larger one while the first is on its way: freeing memory need not wait."""
+    monkeypatch.setenv("PDEMU_FREE_WAITS", "0")
     x = np.arange(96, dtype=np.float32).reshape(3, 32)
+    assert np.array_equal(growing().run({"x": x})["y"], x + 4)
+
+
+def test_no_memory_for_a_larger_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first launch, which has lost its own, asks for it again when the same call is repeated."""
+    made, x = growing(), np.arange(96, dtype=np.float32).reshape(3, 32)
+    session = open_session()
+    free, total = session.driver.memory()
+    monkeypatch.setenv("PDEMU_MEMORY", str(total - free + 100_000))
+    for _ in range(3):
+        with pytest.raises(DeviceMemoryError, match="297000 bytes of workspace"):
+            made.run({"x": x})
+        with pytest.raises(DeviceMemoryError, match="297000 bytes of workspace"):
+            made.bind({"x": x})
+    monkeypatch.delenv("PDEMU_MEMORY")
     assert np.array_equal(made.run({"x": x})["y"], x + 4)
+
+
+@pytest.mark.parametrize("before", ["a bound call", "a failing run"])
+def test_a_workspace_is_replaced_when_the_run_before_has_ended(before: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PDEMU_FREE_WAITS", "0")
+    made, session = growing(), open_session()
+    few, many = (np.arange(32 * b, dtype=np.float32).reshape(b, 32) for b in (2, 9))
+    x, y = DeviceArray.of(session, few), DeviceArray(session, (2, 32), "float32", 4)
+    with session.use() as driver:
+        stream, gone = driver.stream(), driver.stream()
+        late = made.run({"x": x}, stream=stream)["y"]
+        driver.free_stream(gone)
+        if before == "a failing run":  # it cannot wait for the one before
+            with pytest.raises(DeviceError, match="invalid resource handle"):
+                made.run({"x": x}, {"y": y}, stream=gone)
+        run = made.run if before == "a failing run" else lambda feeds: made.bind(feeds)()
+        got = run({"x": DeviceArray.of(session, many)})["y"]
+        assert made.counters["contexts"] == 1
+        assert np.array_equal(late.numpy(), few + 4) and np.array_equal(got.numpy(), many + 4)
+        driver.free_stream(stream)
 
 
 @pytest.mark.skipif(find_nvcc() is None and find_nvrtc() is None, reason="neither nvcc nor NVRTC is installed")

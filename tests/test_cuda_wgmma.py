@@ -150,6 +150,21 @@ def test_only_where_the_device_and_the_pitches_allow_it() -> None:
         assert first_fit(p, params_of(p, {**dims, **other}), "sm_90a").version.startswith("mma")
 
 
+def test_rows_that_run_backwards_and_coordinates_beyond_32_bits_have_other_kernels() -> None:
+    """A tensor map has positive strides, TMA coordinates of 32 bits."""
+    nodes = [node("Slice", ["x", "last", "first", "axis", "back"], ["t"]), node("MatMul", ["t", "w"], ["y"])]
+    ends = {"last": [-1], "first": [-(2**62)], "axis": [0], "back": [-1]}
+    constants = {n: np.array(a) for n, a in ends.items()}
+    turned = plan_of(nodes, {"x": ("M", "K"), "w": ("K", "N")}, ["y"], constants, "float16")
+    assert wgmma_only(turned).versions == ()
+    (p,) = placed(product("float16", True), ARCH)
+    mapped = [k for k in p.versions if k.maps]
+    for far in "MNK":
+        for size, wanted in ((2**31, False), (2**31 - 256, True)):
+            env = params_of(p, dict.fromkeys("MNK", 64) | {far: size})
+            assert any(k.fits(env, 227 * 1024, 132, "sm_90a") for k in mapped) == wanted, (far, size)
+
+
 BUGS = {
     "expects too few bytes": ("((int32_t)32768)", "((int32_t)24576)"),
     "consumers' parity": ("((int32_t)((b_k/4) + (-2)*(b_k/8)))", "((int32_t)(1 - (b_k/4) + 2*(b_k/8)))"),

@@ -15,9 +15,9 @@ import pytest
 from polydyn.gpu import cpu_libcuda
 from polydyn.gpu.driver_ctypes import CtypesDriver
 from polydyn.gpu.emulator import compile_emulated
-from polydyn.gpu.errors import DeviceLostError
+from polydyn.gpu.errors import DeviceError, DeviceLostError
 
-INVALID_VALUE, ILLEGAL_STATE, NOT_SUPPORTED = 1, 401, 801
+INVALID_VALUE, INVALID_HANDLE, ILLEGAL_STATE, NOT_SUPPORTED = 1, 400, 401, 801
 UNSUPPORTED, INVALIDATED, ISOLATION, IMPLICIT, CAPTURED_EVENT, WRONG_THREAD = 900, 901, 905, 906, 907, 908
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 ADD_ONE = """
@@ -226,6 +226,22 @@ def test_events(cuda: Cuda, stream: int, things: dict[str, Any]) -> None:
     cuda.record(mine, stream)
     assert cuda("cuEventSynchronize", mine) == 0
     cuda.free_event(mine)
+
+
+def test_nothing_survives_its_context(cuda: Cuda, things: dict[str, Any]) -> None:
+    stream, function = cuda.stream(), cuda.get_function(things["module"], "add_one")
+    cuda.renew()
+    p, event = cuda.alloc(128), things["event"]
+    for call in (
+        ("cuStreamSynchronize", stream), ("cuEventRecord", event, None), ("cuEventSynchronize", event),
+        ("cuModuleUnload", things["module"]), ("cuFuncSetAttribute", function, 8, 0), ("cuStreamDestroy_v2", stream),
+        ("cuMemsetD8Async", p, ctypes.c_int(0), ctypes.c_size_t(4), stream), ("cuStreamWaitEvent", None, event, 0),
+    ):  # fmt: skip
+        assert cuda(*call) == INVALID_HANDLE, call
+    with pytest.raises(DeviceError, match="invalid resource handle"):
+        cuda.launch(function, (1, 1, 1), 32, 0, [p])
+    assert cuda("cuMemFreeHost", things["pinned"]) == INVALID_VALUE == cuda("cuMemFree_v2", things["p"])
+    cuda.free(p)
 
 
 @pytest.mark.parametrize("gone", ["memory", "pinned memory", "module"])

@@ -73,7 +73,7 @@ class DeviceArray:
         return capsule(self.pointer, self.shape, self.dtype, self, self.__dlpack_device__())
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return CUDA, 0
+        return CUDA, self._session.driver.device
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

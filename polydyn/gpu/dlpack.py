@@ -91,11 +91,15 @@ def device_of(x: object) -> int:
     return CUDA if hasattr(x, "__cuda_array_interface__") else CPU
 
 
-def view(x: Any, stream: int) -> View:
-    """A view of a tensor in device memory, ready for work on ``stream`` (a CUstream that is not 0).
+def view(x: Any, stream: int, device: int = 0) -> View:
+    """A view of a tensor in the memory of a device, ready for work on ``stream`` (a CUstream that is not 0).
 
-    InputError: the tensor has an element type without a name here, or cannot be exported.
+    InputError: the tensor lies on another device, has an element type without a name here, or cannot be exported.
     """
+    where = x.__dlpack_device__() if hasattr(x, "__dlpack_device__") else (CUDA, device)
+    if int(where[1]) != device:
+        remedy = f"copy it to device {device}"
+        raise InputError(f"a tensor lies on device {int(where[1])}, the program runs on device {device}", remedy=remedy)
     ours = getattr(x, "view_on", None)
     if ours is not None:
         found: View = ours(stream)

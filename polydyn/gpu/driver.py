@@ -35,6 +35,8 @@ class Driver(abc.ABC):
     name: str
     device_name: str
     """As the driver calls it; ``hardware.match`` finds its description."""
+    device: int
+    """Its number among those of the process, as DLPack tells it."""
     arch: int
     """Compute capability as a number: 80, 86, 89, 90, 100."""
     deferred: bool = False

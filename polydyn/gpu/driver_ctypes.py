@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -40,7 +41,7 @@ class CtypesDriver(Driver):
         self._cuda.cuDeviceGetCount(ctypes.byref(count))
         if not 0 <= device < count.value:
             raise DriverMissingError(f"no CUDA device {device}: the driver sees {count.value}", code=101)
-        number = ctypes.c_int()
+        self.device, number = device, ctypes.c_int()
         self._cuda.cuDeviceGet(ctypes.byref(number), device)
         self._device = number.value
         room = ctypes.create_string_buffer(256)
@@ -48,6 +49,7 @@ class CtypesDriver(Driver):
         self.device_name = room.value.decode()
         self._allocated: dict[int, int] = {}
         self._key = (library, device)
+        self._renewing = threading.RLock()  # taken again by an array that ends while it is held
         self._seen = self.generation
         self._launch = self._cuda.cuLaunchKernel
         self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
@@ -72,9 +74,12 @@ class CtypesDriver(Driver):
     def context(self) -> int:
         """The CUcontext; a new one when another driver has renewed it."""
         if self._seen != self.generation:
-            self._context = self._retain()
-            self._seen = self.generation
-            self._allocated.clear()
+            with self._renewing:  # who comes second must not forget what has been allocated meanwhile
+                now = self.generation
+                if self._seen != now:
+                    self._context = self._retain()
+                    self._allocated.clear()
+                    self._seen = now
         return self._context
 
     def _describe(self, code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -70,7 +71,7 @@ class CudaNative(Native):
             return
         message = (self.library.pd_error() or b"").decode(errors="replace")
         result = self.library.pd_cuda_result()
-        failed = self._images.failed.pop() if self._images is not None and self._images.failed else None
+        failed = self._images.failure() if self._images is not None else None
         if failed is not None:
             raise failed
         if not result or self.session is None:
@@ -85,15 +86,18 @@ class _Images:
     def __init__(self, source: ImageSource) -> None:
         self._source = source
         self._kept: dict[bytes, ctypes.Array[ctypes.c_char]] = {}
-        self.failed: list[PolydynError] = []
-        """What could not be given, for ``check`` to raise."""
+        self._failed: dict[int, PolydynError] = {}  # by thread
         self.callback = _IMAGE(self._give)
+
+    def failure(self) -> PolydynError | None:
+        """Why this thread's last image could not be given, once; None when it could."""
+        return self._failed.pop(threading.get_ident(), None)
 
     def _give(self, _: object, kernel: int) -> int | None:
         try:
             image = self._source.image(kernel)
         except PolydynError as e:
-            self.failed.append(e)
+            self._failed[threading.get_ident()] = e
             return None
         if image not in self._kept:
             self._kept[image] = ctypes.create_string_buffer(image, len(image))

@@ -20,8 +20,8 @@ from polydyn.program.cuda_bound import CudaBoundCall
 from polydyn.program.cuda_native import ON_DEVICE, ON_HOST, TO_COPY, CudaContext, CudaNative
 from polydyn.program.explain import Device, Explanation, explain
 from polydyn.program.native import DTYPE_CODES
-from polydyn.program.program import LaunchTime, Program, launch_times, numpy_dtype
-from polydyn.program.sharing import refuse_sharing
+from polydyn.program.program import LaunchTime, Program, check_repeats, launch_times, numpy_dtype
+from polydyn.program.sharing import refuse_folded, refuse_sharing
 
 Array = npt.NDArray[Any]
 
@@ -61,13 +61,22 @@ class CudaProgram(Program):
             self._refuse_names(feeds)
         declared = self._declared(name)["dtype"]
         dtype = numpy_dtype(declared)
-        a = _tensor(feeds[name], stream)
-        if isinstance(a, np.ndarray):
-            a = a if a.dtype == dtype else self._convert(name, dtype, a)
-            return a if a.flags.aligned else a.copy()
+        given = feeds[name]
+        if _on_host(given):
+            array = self._convert(name, dtype, given)
+            return array if array.flags.aligned else array.copy()
+        a = view(given, stream, self.session.driver.device)
         if a.dtype not in (declared, str(dtype)):
             raise InputError(f"input '{name}' is {a.dtype}, the program takes {declared}", tensor=name)
         return a
+
+    def _given(self, name: str, a: Any, stream: int) -> Array | View:
+        """An output of the caller's where it lies: what numpy would make a copy of is none."""
+        if not _on_host(a):
+            return view(a, stream, self.session.driver.device)
+        if not isinstance(a, np.ndarray) and not hasattr(a, "__dlpack__"):
+            raise InputError(f"out['{name}'] is no array", tensor=name, remedy="pass a numpy array")
+        return np.asarray(a)
 
     @property
     def session(self) -> Session:
@@ -85,8 +94,9 @@ class CudaProgram(Program):
 
         ``feeds``: input name -> numpy array or tensor in device memory (dense; a tensor that is not aligned to 16
         bytes is copied). ``out``: arrays or tensors for some or all outputs. ``stream``: a CUstream, or a stream of
-        torch, cupy or pycuda: the run is put on it and, when no output is on the host, not waited for; errors of its
-        kernels then appear later. Without it the run has a stream of its own and is over when this returns.
+        torch, cupy or pycuda that is not capturing: the run is put on it and, when no output is on the host, not waited
+        for; errors of its kernels then appear later. Without it the run has a stream of its own and is over when this
+        returns.
         Returns output name -> array. InputError; DeviceError: a failing kernel, no memory, no driver.
         """
         session = self.session
@@ -172,6 +182,7 @@ class CudaProgram(Program):
 
     def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
         """The device's time of every launch (median over ``repeats`` calls after one that warms up), in order."""
+        check_repeats(repeats)
         session = self.session
         with session.use():
             context = self._take_ready(session)
@@ -223,7 +234,7 @@ class Call:
         if len(feeds) != len(self._arrays):
             program._refuse_names(feeds)
         program._check_ranks(list(self._arrays.values()))
-        self._out = {n: _tensor(a, order) for n, a in out.items()}
+        self._out = {n: program._given(n, a, order) for n, a in out.items()}
         self._on_device = any(isinstance(a, View) for a in (*self._arrays.values(), *self._out.values()))
         key, places = self._key()
         if context.key != [*key, places]:
@@ -259,8 +270,10 @@ class Call:
             if isinstance(a, View) and not a.dense and name not in self._appendable():
                 raise InputError(f"input '{name}' is in device memory and not dense", tensor=name, remedy="copy it")
             places.append(ON_HOST if not isinstance(a, View) else TO_COPY if a.pointer % ALIGNED else ON_DEVICE)
-        for _, name, _ in self._program._strided:
+        for _, name, rank in self._program._strided:
             given = self._out.get(name)
+            if given is not None and given.ndim != rank:
+                raise InputError(f"out['{name}'] must be an array of {rank} axes", tensor=name)
             key.append(given.strides if isinstance(given, View) else ())
         for name, _ in self._program._outputs:
             host = isinstance(self._out[name], np.ndarray) if name in self._out else not self._on_device
@@ -300,6 +313,9 @@ class Call:
         host_in = {n: a for n, a in self._arrays.items() if isinstance(a, np.ndarray)}
         host_out = {n: a for n, a in self._out.items() if isinstance(a, np.ndarray)}
         refuse_sharing(host_in, host_out, self._program._pairs)
+        for n, a in self._out.items():
+            if isinstance(a, View):
+                refuse_folded(n, a.shape, a.strides, a.itemsize)
         views = [(n, a, False) for n, a in self._arrays.items() if isinstance(a, View)]
         views += [(n, a, True) for n, a in self._out.items() if isinstance(a, View)]
         for k, (n, a, _) in enumerate(views):
@@ -313,19 +329,14 @@ def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] < b[1] and b[0] < a[1] and a[0] != a[1] and b[0] != b[1]
 
 
+def _on_host(a: Any) -> bool:
+    return isinstance(a, np.ndarray) or device_of(a) in (CPU, CUDA_HOST)
+
+
 def _address(a: Array | View | DeviceArray) -> int:
     if isinstance(a, np.ndarray):
         return int(a.__array_interface__["data"][0])
     return a.pointer
-
-
-def _tensor(a: Any, stream: int) -> Array | View:
-    """A host array as numpy, a device tensor as a view that is ready for work on the stream."""
-    if type(a) is np.ndarray:
-        return a
-    if device_of(a) in (CPU, CUDA_HOST):
-        return np.asarray(a)
-    return view(a, stream)
 
 
 def stream_handle(stream: Any) -> int:

@@ -54,6 +54,12 @@ def check_threads(threads: int | None) -> int:
     return threads
 
 
+def check_repeats(repeats: int) -> None:
+    """InputError: no number of calls to take a median of."""
+    if repeats < 1:
+        raise InputError(f"repeats is {repeats}", rule="at least 1")
+
+
 MOST_THREADS = 256
 """``PD_MAX_THREADS`` of polydyn.h."""
 
@@ -378,8 +384,7 @@ class Program:
 
     def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
         """The time of every launch (median over ``repeats`` calls after one that warms up), in execution order."""
-        if repeats < 1:
-            raise InputError(f"repeats is {repeats}", rule="at least 1")
+        check_repeats(repeats)
         with self._context() as context:
             arrays, addresses = self._bind(context, feeds)
             _, to = self._allocate(context, None, arrays, addresses)

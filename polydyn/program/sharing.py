@@ -26,7 +26,7 @@ def refuse_sharing(
     memory with the same strides. Only arrays whose spans of addresses meet are looked at closely.
     """
     for name, a in out.items():
-        _refuse_folded(name, a)
+        refuse_folded(name, a.shape, a.strides, a.itemsize)
     arrays = [(name, a, False) for name, a in inputs.items()] + [(name, a, True) for name, a in out.items()]
     spans = sorted((*_span(a), k) for k, (_, a, _) in enumerate(arrays) if a.size)
     live: list[tuple[int, int]] = []
@@ -50,13 +50,16 @@ def surely_apart(arrays: Iterable[Array], addresses: Iterable[int]) -> bool:
     return all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
-def _refuse_folded(name: str, a: Array) -> None:
-    """InputError when two elements of an output may be one place in memory (kernels are proven for distinct ones)."""
-    span = a.itemsize
-    for stride, n in sorted((abs(s), n) for s, n in zip(a.strides, a.shape, strict=True) if n > 1):
-        if stride < span and a.size:
+def refuse_folded(name: str, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
+    """InputError when two elements of an output may be one place in memory (kernels are proven for distinct ones).
+
+    ``strides`` and ``itemsize`` in bytes.
+    """
+    span = itemsize
+    for stride, n in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < span and 0 not in shape:
             raise InputError(
-                f"elements of out['{name}'] share memory: strides {a.strides} in bytes for shape {a.shape}",
+                f"elements of out['{name}'] share memory: strides {strides} in bytes for shape {shape}",
                 tensor=name,
                 remedy="pass an array, or a slice of one",
             )

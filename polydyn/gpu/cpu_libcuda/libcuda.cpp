@@ -32,25 +32,6 @@ API(cuDeviceGetAttribute)(int *v, int attribute, int) {
 }
 
 // ---- contexts ---------------------------------------------------------------------------------------------------
-static void destroy(Context *c) {
-  for (auto it = memory.begin(); it != memory.end();)
-    if (it->second.owner == c) {
-      munmap((void *)it->first, it->second.bytes + 4096);
-      memory_used -= it->second.bytes;
-      it = memory.erase(it);
-    } else {
-      ++it;
-    }
-  for (auto it = executables.begin(); it != executables.end();) {
-    Executable *e = *it++;
-    if (e->owner == c) destroy(e);
-  }
-  for (Stream *s : streams)
-    if (s->owner == c) delete s->capture, s->capture = nullptr, s->queue.clear();
-  late.clear();
-  contexts.erase(c);
-  delete c;
-}
 static int create(Context **c) {
   if (!initialised) return NOT_INITIALIZED;
   *c = new Context();
@@ -118,24 +99,21 @@ API(cuDevicePrimaryCtxRelease_v2)(int d) {
 API(cuCtxDetach)(Context *c) { LOCK; return c && c == primary ? cuDevicePrimaryCtxRelease_v2(0) : cuCtxDestroy_v2(c); }
 API(cuDevicePrimaryCtxGetState)(int, unsigned *flags, int *active) { *flags = 0, *active = primary != nullptr; return 0; }
 
-// ---- memory: every allocation in pages of its own, poisoned, with a gap behind it -------------------------------
+// ---- memory: every allocation with a gap behind it ---------------------------------------------------------------
 static bool inside(Address p, size_t n) {
   auto it = memory.upper_bound(p);
   return it != memory.begin() && (--it, p + n <= it->first + it->second.bytes);
 }
 static bool inside_pinned(const void *p, size_t n) {
-  auto it = pinned.upper_bound((const char *)p);
-  return it != pinned.begin() && (--it, (const char *)p + n <= it->first + it->second);
+  auto it = pinned.upper_bound((Address)p);
+  return it != pinned.begin() && (--it, (Address)p + n <= it->first + it->second.bytes);
 }
 API(cuMemAlloc_v2)(Address *p, size_t n) {
   NEED_CONTEXT;
   if (int code = unsafe()) return code;
   if (n == 0) return INVALID_VALUE;
   if (memory_used + n > memory_size()) return OUT_OF_MEMORY;
-  void *m = mmap(nullptr, n + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (m == MAP_FAILED) return OUT_OF_MEMORY;
-  memset(m, 0xff, n);
-  memory[*p = (Address)m] = {n, here()};
+  if (!(*p = (Address)map_pages(memory, n))) return OUT_OF_MEMORY;
   memory_used += n;
   return 0;
 }
@@ -146,9 +124,7 @@ API(cuMemFree_v2)(Address p) {
   arrive();
   auto it = memory.find(p);
   if (it == memory.end()) return INVALID_VALUE;
-  munmap((void *)p, it->second.bytes + 4096);
-  memory_used -= it->second.bytes;
-  memory.erase(it);
+  unmap(memory, it);
   return 0;
 }
 API(cuMemAllocAsync)(Address *p, size_t n, Handle s) {
@@ -173,18 +149,18 @@ API(cuMemGetAddressRange_v2)(Address *base, size_t *n, Address p) {
   return 0;
 }
 API(cuMemHostAlloc)(Handle *p, size_t n, unsigned) {
-  LOCK;
+  NEED_CONTEXT;
   if (int code = unsafe(true)) return code;
-  *p = malloc(n ? n : 1);
-  if (*p) pinned[(const char *)*p] = n;
-  return *p ? 0 : OUT_OF_MEMORY;
+  if (n == 0) return INVALID_VALUE;
+  return (*p = map_pages(pinned, n)) ? 0 : OUT_OF_MEMORY;
 }
 API(cuMemAllocHost_v2)(Handle *p, size_t n) { return cuMemHostAlloc(p, n, 0); }
 API(cuMemFreeHost)(Handle p) {
-  LOCK;
+  NEED_CONTEXT;
   if (int code = unsafe(true)) return code;
-  if (!pinned.erase((const char *)p)) return INVALID_VALUE;
-  free(p);
+  auto it = pinned.find((Address)p);
+  if (it == pinned.end()) return INVALID_VALUE;
+  unmap(pinned, it);
   return 0;
 }
 API(cuMemHostRegister_v2)(Handle, size_t, unsigned) { LOCK; return unsafe(true); }
@@ -255,9 +231,7 @@ API(cuStreamCreateWithPriority)(Stream **s, unsigned f, int) { return cuStreamCr
 API(cuStreamDestroy_v2)(Stream *s) {
   LOCK;
   if (!streams.count(s)) return INVALID_HANDLE;
-  finish(s), streams.erase(s);
-  delete s->capture;
-  delete s;
+  finish(s), destroy(s);
   return 0;
 }
 API(cuStreamSynchronize)(Handle s) {
@@ -269,7 +243,7 @@ API(cuStreamSynchronize)(Handle s) {
 API(cuStreamQuery)(Handle s) { return cuStreamSynchronize(s); }
 API(cuStreamWaitEvent)(Handle s, Handle e, unsigned) {
   NEED_CONTEXT;
-  if (!is_stream(s) || !events.count(e)) return INVALID_HANDLE;
+  if (!is_stream(s) || !is_event(e)) return INVALID_HANDLE;
   if (int code = implicit(s)) return code;
   bool captured = ((Event *)e)->captured;
   if (capture_of(s)) return capture_of(s)->invalid ? CAPTURE_INVALIDATED : captured ? 0 : not_captured(s, CAPTURE_ISOLATION);
@@ -277,11 +251,15 @@ API(cuStreamWaitEvent)(Handle s, Handle e, unsigned) {
   std::shared_ptr<Mark> mark = ((Event *)e)->mark;
   return enqueue(s, [mark, from = mark->stream, number = mark->asked] { return reach(mark, from, number), 0; });
 }
-API(cuEventCreate)(Handle *e, unsigned) { NEED_CONTEXT; events.insert(*e = new Event{false, std::make_shared<Mark>(Mark{nullptr, 0, 0, -1})}); return 0; }
-API(cuEventDestroy_v2)(Handle e) { LOCK; if (!events.erase(e)) return INVALID_HANDLE; delete (Event *)e; return 0; }
+API(cuEventCreate)(Event **e, unsigned) {
+  NEED_CONTEXT;
+  events.insert(*e = new Event{false, std::make_shared<Mark>(Mark{nullptr, 0, 0, -1}), here()});
+  return 0;
+}
+API(cuEventDestroy_v2)(Event *e) { LOCK; if (!events.count(e)) return INVALID_HANDLE; destroy(e); return 0; }
 API(cuEventRecord)(Handle e, Handle s) {
   NEED_CONTEXT;
-  if (!events.count(e) || !is_stream(s)) return INVALID_HANDLE;
+  if (!is_event(e) || !is_stream(s)) return INVALID_HANDLE;
   if (int code = implicit(s)) return code;
   if (capture_of(s) && capture_of(s)->invalid) return CAPTURE_INVALIDATED;
   if ((((Event *)e)->captured = capture_of(s) != nullptr)) return 0;
@@ -291,7 +269,7 @@ API(cuEventRecord)(Handle e, Handle s) {
   return enqueue(s, [mark, number] { return mark->done = number, mark->at = now_ms(), 0; });
 }
 static int waiting_for(Handle e) {
-  if (!events.count(e)) return INVALID_HANDLE;
+  if (!is_event(e)) return INVALID_HANDLE;
   if (((Event *)e)->captured) return CAPTURED_EVENT;
   if (int code = unsafe()) return code;
   std::shared_ptr<Mark> mark = ((Event *)e)->mark;
@@ -302,7 +280,7 @@ API(cuEventSynchronize)(Handle e) { NEED_CONTEXT; return waiting_for(e); }
 API(cuEventQuery)(Handle e) { NEED_CONTEXT; return waiting_for(e); }
 API(cuEventElapsedTime)(float *ms, Handle a, Handle b) {
   NEED_CONTEXT;
-  if (!events.count(a) || !events.count(b)) return INVALID_HANDLE;
+  if (!is_event(a) || !is_event(b)) return INVALID_HANDLE;
   const Mark &from = *((Event *)a)->mark, &to = *((Event *)b)->mark;
   if (!from.asked || !to.asked) return INVALID_HANDLE;
   if (((Event *)a)->captured || ((Event *)b)->captured) return CAPTURED_EVENT;
@@ -333,7 +311,7 @@ static int load_elf(Module **out, const unsigned char *image) {
   if (*arch > (uint32_t)capability() || (*arch == 90 && capability() != 90)) return dlclose(library), NO_BINARY;
   static uint64_t number;
   loaded.insert(++number);
-  modules.insert(*out = new Module{library, {}, number});
+  modules.insert(*out = new Module{library, {}, number, here()});
   return 0;
 }
 API(cuModuleLoadData)(Module **m, const void *image) {
@@ -353,11 +331,8 @@ API(cuModuleUnload)(Module *m) {
   LOCK;
   if (int code = unsafe()) return code;
   finish_all();
-  if (!modules.erase(m)) return INVALID_HANDLE;
-  loaded.erase(m->number);
-  for (auto &f : m->functions) delete f.second;
-  dlclose(m->library);
-  delete m;
+  if (!modules.count(m)) return INVALID_HANDLE;
+  destroy(m);
   return 0;
 }
 API(cuModuleGetFunction)(Function **f, Module *m, const char *name) {
@@ -367,7 +342,7 @@ API(cuModuleGetFunction)(Function **f, Module *m, const char *name) {
   if (!known) {
     auto kernel = (const pdemu_kernel *)dlsym(m->library, (std::string("pdemu_kernel_") + name).c_str());
     if (!kernel) return m->functions.erase(name), NOT_FOUND;
-    known = new Function{kernel, 49152, m->number};
+    functions.insert(known = new Function{kernel, 49152, m->number});
   }
   *f = known;
   return 0;
@@ -380,11 +355,15 @@ API(cuKernelGetFunction)(Function **f, Function *k) { *f = k; return 0; }
 API(cuFuncSetBlockShape)(Function *, int, int, int) { return 0; }
 API(cuFuncSetCacheConfig)(Function *, int) { return 0; }
 API(cuFuncSetAttribute)(Function *f, int attribute, int v) {
+  LOCK;
+  if (!functions.count(f)) return INVALID_HANDLE;
   if (attribute == 8 && (v < 0 || v > shared_limit())) return INVALID_VALUE;
   if (attribute == 8) f->max_dynamic = v;
   return 0;
 }
 API(cuFuncGetAttribute)(int *v, int attribute, Function *f) {
+  LOCK;
+  if (!functions.count(f)) return INVALID_HANDLE;
   *v = attribute == 0 ? (int)f->kernel->threads : attribute == 5 || attribute == 6 ? (int)f->kernel->arch
      : attribute == 8 ? f->max_dynamic : 0;  // registers and local memory: 0, there are none
   return 0;
@@ -417,8 +396,9 @@ static int run_kernel(const Launch &k) {
 API(cuLaunchKernel)(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned smem,
                     Handle stream, void **params, void **extra) {
   NEED_CONTEXT;
-  if (!f || !is_stream(stream)) return INVALID_HANDLE;
-  if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || !bx || by != 1 || bz != 1 || (int)smem > f->max_dynamic) return INVALID_VALUE;
+  if (!functions.count(f) || !is_stream(stream)) return INVALID_HANDLE;
+  if (!gx || !gy || !gz || gx > INT32_MAX || gy > 65535 || gz > 65535 || !bx || by != 1 || bz != 1) return INVALID_VALUE;
+  if (smem > (unsigned)f->max_dynamic) return INVALID_VALUE;
   if (bx > f->kernel->threads) return OUT_OF_RESOURCES;
   const char *buffer = nullptr;
   for (int i = 0; !params && extra && extra[i]; i += 2)

@@ -38,9 +38,9 @@ enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE
 
 struct Context { int broken, flags; };
 struct Function { const pdemu_kernel *kernel; int max_dynamic; uint64_t module; };
-struct Module { void *library; std::map<std::string, Function *> functions; uint64_t number; };
+struct Module { void *library; std::map<std::string, Function *> functions; uint64_t number; Context *owner; };
 struct Mark { Handle stream; uint64_t asked, done; double at; };  // an event's last recording
-struct Event { bool captured; std::shared_ptr<Mark> mark; };
+struct Event { bool captured; std::shared_ptr<Mark> mark; Context *owner; };
 struct Allocation { size_t bytes; Context *owner; };
 
 static std::recursive_mutex state;
@@ -52,9 +52,11 @@ static std::set<Context *> contexts;
 static thread_local std::vector<Context *> current;
 static std::map<Address, Allocation> memory;
 static size_t memory_used;
-static std::set<Handle> events, modules;
+static std::set<Event *> events;
+static std::set<Module *> modules;
+static std::set<Function *> functions;
 static std::set<uint64_t> loaded;  // modules by number: addresses come again
-static std::map<const char *, size_t> pinned;
+static std::map<Address, Allocation> pinned;
 static std::string last_message;
 
 static long setting(const char *name, long otherwise) { const char *v = getenv(name); return v && *v ? atol(v) : otherwise; }
@@ -78,7 +80,10 @@ struct Stream { bool blocking; Context *owner; Capture *capture; std::deque<Work
 static std::set<Stream *> streams;
 static thread_local int thread_mode = GLOBAL;
 
-static bool is_stream(Handle s) { return (uintptr_t)s <= 2 || streams.count((Stream *)s); }
+static bool is_stream(Handle s) {
+  return (uintptr_t)s <= 2 || (streams.count((Stream *)s) && ((Stream *)s)->owner == here());
+}
+static bool is_event(Handle e) { return events.count((Event *)e) && ((Event *)e)->owner == here(); }
 static bool is_legacy(Handle s) { return (uintptr_t)s <= 1; }
 static Capture *capture_of(Handle s) { return (uintptr_t)s <= 2 ? nullptr : ((Stream *)s)->capture; }
 // Ends the captures for which `which` holds; `code` when there were any.
@@ -159,8 +164,44 @@ struct Graph { std::vector<Work> work; };
 struct Executable { std::vector<Work> work; Context *owner; size_t bytes; };
 static std::set<Graph *> graphs;
 static std::set<Executable *> executables;
+
+// ---- what a context owns ------------------------------------------------------------------------------------------
+// Memory of the device or of the host, in pages of its own, poisoned.
+static void *map_pages(std::map<Address, Allocation> &in, size_t n) {
+  void *m = mmap(nullptr, n + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (m == MAP_FAILED) return nullptr;
+  memset(m, 0xff, n);
+  in[(Address)m] = {n, here()};
+  return m;
+}
+typedef std::map<Address, Allocation>::iterator Place;
+static Place unmap(std::map<Address, Allocation> &in, Place at) {
+  munmap((void *)at->first, at->second.bytes + 4096);
+  if (&in == &memory) memory_used -= at->second.bytes;
+  return in.erase(at);
+}
+static void destroy(Stream *s) { streams.erase(s), delete s->capture, delete s; }
+static void destroy(Event *e) { events.erase(e), delete e; }
+static void destroy(Module *m) {
+  modules.erase(m), loaded.erase(m->number);
+  for (auto &f : m->functions) functions.erase(f.second), delete f.second;
+  dlclose(m->library);
+  delete m;
+}
 static void destroy(Executable *e) {
   memory_used -= e->bytes;
   executables.erase(e);
   delete e;
+}
+template <class T> static void destroy_those_of(Context *c, std::set<T *> all) {
+  for (T *t : all)
+    if (t->owner == c) destroy(t);
+}
+static void destroy(Context *c) {
+  for (auto *in : {&memory, &pinned})
+    for (Place at = in->begin(); at != in->end();) at->second.owner == c ? at = unmap(*in, at) : ++at;
+  destroy_those_of(c, executables), destroy_those_of(c, streams), destroy_those_of(c, events), destroy_those_of(c, modules);
+  late.clear();
+  contexts.erase(c);
+  delete c;
 }

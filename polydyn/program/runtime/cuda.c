@@ -210,7 +210,7 @@ int32_t pd_place_context(pd_context *c) {
 
 void pd_cuda_settle(pd_device *d, pd_cuda *x) {
     if (x->busy) d->cuda.cuEventSynchronize(x->done);
-    x->busy = NULL;
+    x->busy = 0;
 }
 
 void pd_displace_context(pd_context *c) {

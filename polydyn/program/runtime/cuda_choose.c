@@ -36,6 +36,7 @@ static int32_t prepare(pd_context *c, int32_t k, const pd_version *n, void *stre
         }
         x->workspace = 0;
         x->workspace_bytes = 0;
+        x->next = 0; /* without memory launches before this one need theirs again */
         TRY(cuMemAlloc_v2(&x->workspace, (size_t)bytes), what);
         x->workspace_bytes = bytes;
     }

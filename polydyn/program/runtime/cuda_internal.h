@@ -29,6 +29,7 @@
     X(cuStreamDestroy_v2, (void *))                                                                                   \
     X(cuStreamSynchronize, (void *))                                                                                  \
     X(cuStreamWaitEvent, (void *, void *, uint32_t))                                                                  \
+    X(cuStreamIsCapturing, (void *, int32_t *))                                                                       \
     X(cuEventCreate, (void **, uint32_t))                                                                             \
     X(cuEventDestroy_v2, (void *))                                                                                    \
     X(cuEventRecord, (void *, void *))                                                                                \
@@ -90,7 +91,8 @@ typedef struct {
 /* What a context has beyond its sizes. The arena's end, from staging_offset on, has a mirror in pinned memory. */
 typedef struct {
     int32_t generation;
-    void *stream, *done, *busy; /* busy: the stream of a run that may not have ended; `done` is recorded at its end */
+    void *stream, *done;
+    int busy; /* a run may not have ended; `done` is recorded at its end */
     char *pinned, *indices;
     int64_t pinned_bytes, index_bytes;
     uint64_t workspace; /* of the one kernel, and those after it, that uses it at a time */

@@ -202,7 +202,8 @@ static int32_t begin(pd_context *c, void *stream) {
     int host = 0; /* arrays in host memory: pinned memory is written, so the run before must have ended */
     for (int32_t i = 0; i < plan->input_count + plan->output_count; i++) host |= c->places[i] == PD_ON_HOST;
     if (host) pd_cuda_settle(d, x);
-    if (x->busy && x->busy != stream) TRY(cuStreamWaitEvent(stream, x->done, 0), "waiting for the last run");
+    /* on the same stream too: equal handles may be streams of two threads, or one of them is new */
+    if (x->busy) TRY(cuStreamWaitEvent(stream, x->done, 0), "waiting for the last run");
     return PD_OK;
 }
 
@@ -212,12 +213,15 @@ static int32_t end(pd_context *c, void *stream, int32_t code, int32_t detached) 
     pd_cuda *x = c->place;
     for (int32_t o = 0; o < plan->output_count; o++) detached &= c->places[plan->input_count + o] != PD_ON_HOST;
     if (code == PD_OK && detached) {
-        TRY(cuEventRecord(x->done, stream), "ending a run");
-        x->busy = stream;
-        return PD_OK;
+        int32_t result = d->cuda.cuEventRecord(x->done, stream);
+        if (!result) {
+            x->busy = 1;
+            return PD_OK;
+        }
+        code = pd_cuda_say(d, result, "cuEventRecord", "ending a run");
     }
-    int32_t result = d->cuda.cuStreamSynchronize(stream); /* after a failure too: nothing may still be at work */
-    x->busy = NULL;
+    int32_t result = d->cuda.cuStreamSynchronize(stream); /* after a failure too: nothing may still be at work, */
+    pd_cuda_settle(d, x);                                 /* nor the run before, which this one may not have waited for */
     if (code != PD_OK) return code;
     return result ? pd_cuda_say(d, result, "cuStreamSynchronize", "a kernel of this run failed") : PD_OK;
 }
@@ -255,6 +259,14 @@ static int32_t profiled(pd_context *c, const pd_call *call, int64_t *nanoseconds
     return code;
 }
 
+/* Refuses a stream of the caller's that captures: its graph would keep memory that other calls use. */
+static int32_t refuse_capture(pd_device *d, void *stream) {
+    int32_t captures = 0;
+    if (stream) TRY(cuStreamIsCapturing(stream, &captures), "looking at the stream");
+    return captures ? pd_fail(PD_INPUT, "the stream is capturing a graph, whose replays would use memory of other calls: "
+                                        "bind the call instead, and call it outside the capture") : PD_OK;
+}
+
 /* Whether the context is ready for a call. */
 static int32_t ready(const pd_context *c, const char *who) {
     const pd_device *d = c->program->place;
@@ -272,6 +284,8 @@ PD_EXPORT int32_t pd_cuda_run(pd_context *c, const void *const *inputs, void *co
     int32_t code = ready(c, "pd_cuda_run");
     if (code == PD_OK) code = pd_cuda_enter(d);
     if (code != PD_OK) return code;
+    code = refuse_capture(d, stream);
+    if (code != PD_OK) return pd_cuda_leave(d, code);
     pd_cuda_release(c);
     if (!nanoseconds) pd_count_run(c);
     code = nanoseconds ? profiled(c, &call, nanoseconds) : run(c, &call, detached, NULL);
@@ -333,6 +347,7 @@ static int32_t record(pd_context *c, const pd_call *call) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     if (!d->graphs) return pd_cuda_say(d, NOT_SUPPORTED, "binding a call", "the driver is older than CUDA 11.4");
+    pd_cuda_settle(d, x); /* the choice of versions may give back the workspace */
     int32_t code = bind(c, call), k = 0;
     while (x->next < plan->launch_count && code == PD_OK) code = pd_cuda_choose(c, x->next, call->stream);
     int64_t before = c->copied_bytes;
@@ -384,6 +399,8 @@ PD_EXPORT int32_t pd_cuda_replay(pd_context *c, void *stream, int32_t detached) 
     if (code == PD_OK && !x->recorded) code = pd_fail(PD_USAGE, "pd_cuda_replay needs pd_cuda_record before it");
     if (code == PD_OK) code = pd_cuda_enter(d);
     if (code != PD_OK) return code;
+    code = refuse_capture(d, stream);
+    if (code != PD_OK) return pd_cuda_leave(d, code);
     pd_count_run(c);
     c->copied_bytes += x->recorded_bytes;
     code = replay(c, stream ? stream : x->stream, detached);
@@ -396,6 +413,7 @@ PD_EXPORT void pd_cuda_release(pd_context *c) {
     pd_cuda *x = c->place;
     int lost = x->generation != d->generation || !d->ready;
     if (x->segment_count && !lost && pd_cuda_enter(d) == PD_OK) {
+        pd_cuda_settle(d, x); /* a replay may be at work */
         for (int32_t i = 0; i < x->segment_count; i++)
             if (x->segments[i].graph) d->cuda.cuGraphExecDestroy(x->segments[i].graph);
         pd_cuda_leave(d, PD_OK);
