@@ -29,6 +29,7 @@ from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
 from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.evaluation import THREADS
+from polydyn.program.offenders import find_offenders
 from polydyn.program.plan import (
     WORKSPACE,
     Buffer,
@@ -191,11 +192,12 @@ def place_cuda_kernels(
 ) -> tuple[Graph, CudaBuilder, list[PlacedCuda]]:
     """The graph as it was fused, the builder with its fusion plan, and all kernels in launch order.
 
-    ``arch``: with ``sm_90a`` also the versions that only it can run.
+    Outputs of the graph are then those of ``find_offenders`` too. ``arch``: with ``sm_90a`` also the versions that only
+    it can run.
     """
     options = options or Options()
     off = {*options.without, *NOT_ON_CUDA}
-    graph = rewrite_graph(graph, off)
+    graph = find_offenders(rewrite_graph(graph, off))
     plan = fusion_plan(graph, off, cuda=True)
     builder = CudaBuilder(plan, arch, options.tf32)
     facts = facts_of(graph.guards)
@@ -205,8 +207,9 @@ def place_cuda_kernels(
 
 def cuda_plan(graph: Graph, options: Options, target: str) -> HostPlan:
     """The host plan of a graph for a CUDA device: every launch with all its versions."""
+    outputs = graph.outputs  # what checks of indices find is none of the model's
     graph, builder, placed = place_cuda_kernels(graph, options, newest(target))
-    plan = builder.plan
+    graph, plan = replace(graph, outputs=outputs), builder.plan
     constants = _constants(plan, placed)
     buffers = _buffers(plan, placed, constants, graph)
     sources = {
@@ -244,6 +247,7 @@ def _host_plan(
         (*graph.notes, *_copies(placed), *bounds.notes),
         headers,
         bounds.checks,
+        device_checks=bounds.on_device,
     )
 
 

@@ -34,7 +34,8 @@ def verify_host_plan(plan: HostPlan) -> None:
       an output are the same memory mentions both, and they have the same rank and item size;
     - every launch (on a device: every version of it) names a kernel of the plan with as many buffers and symbols as it
       takes; kernel names are C names; launches have versions and kernels an architecture on a device only;
-    - every index check names an integer buffer of its launch;
+    - every index check names an integer buffer of its launch; one that a device makes has a launch that mentions its
+      words, dense int64 in memory that is no input or output, and where an input is scanned too, it is that input;
     - launches write buffers that they name; waves respect dependences (``verify_waves``);
     - no launch writes what is unknown: every buffer it names exists, and every output is mentioned by some launch.
     """
@@ -54,6 +55,19 @@ def verify_host_plan(plan: HostPlan) -> None:
         inside = 0 <= c.launch < len(plan.launches) and c.buffer in plan.launches[c.launch].buffers
         if not inside or "int" not in plan.buffers[c.buffer].dtype:
             raise PolydynError("an index check names no integer buffer of its launch", tensor=c.buffer)
+    _verify_device_checks(plan, symbols)
+
+
+def _verify_device_checks(plan: HostPlan, symbols: frozenset[str]) -> None:
+    for d in plan.device_checks:
+        c, place = d.check, f"the device's check '{d.check.message}'"
+        _only([c.size, c.offset], symbols, place)
+        words = plan.buffers.get(d.status)
+        inside = 0 <= d.launch < len(plan.launches) and d.status in plan.launches[d.launch].buffers
+        if plan.place != "cuda" or not inside or words is None or (words.dtype, words.role) != ("int64", "intermediate"):
+            raise PolydynError(f"{place} has no launch that writes its words", tensor=d.status)
+        if not -1 <= c.launch < len(plan.launches) or (d.scanned and (c not in plan.index_checks or c.launch < 0)):
+            raise PolydynError(f"{place} is not one of the host's", tensor=c.buffer)
 
 
 def _verify_architectures(plan: HostPlan) -> None:

@@ -1,4 +1,4 @@
-/* cuda_internal.h: what cuda.c, cuda_choose.c and cuda_run.c share: the driver's functions, a program and a context on the
+/* cuda_internal.h: what cuda.c, cuda_choose.c, cuda_indices.c and cuda_run.c share: the driver's functions, a program and a context on the
  * device. */
 #ifndef POLYDYN_CUDA_INTERNAL_H
 #define POLYDYN_CUDA_INTERNAL_H
@@ -91,8 +91,10 @@ typedef struct {
 typedef struct {
     int32_t generation;
     void *stream, *done, *busy; /* busy: the stream of a run that may not have ended; `done` is recorded at its end */
-    char *pinned, *indices;
-    int64_t pinned_bytes, index_bytes;
+    char *pinned, *indices, *found; /* found: the words of all device checks of the last run, as it had sizes then: */
+    int64_t pinned_bytes, index_bytes, found_bytes;
+    int64_t *asked; /* per device check: how many words, 0 when it was not needed; the size of the axis */
+    int unheard;    /* a run that was not waited for looked for wrong indices, and nobody has read what it found */
     uint64_t workspace; /* of the one kernel, and those after it, that uses it at a time */
     int64_t workspace_bytes;
     int32_t next;     /* the first launch whose version is not chosen for these sizes */
@@ -131,6 +133,18 @@ int64_t pd_cuda_remembered_words(void);
 int32_t pd_cuda_choose(pd_context *c, int32_t k, void *stream);
 /* Loads a kernel, if that was not done before. */
 int32_t pd_cuda_load(pd_device *d, int32_t kernel);
+/* Device checks of a run (cuda_indices.c). Before it: room for their words; refuses an axis without elements. */
+int32_t pd_cuda_ask(pd_context *c);
+/* Whether launch k does nothing but look at indices that need not be looked at. */
+int pd_cuda_spared(const pd_context *c, int32_t k);
+/* Puts what launch k found on its way to the host. */
+int32_t pd_cuda_fetch_found(pd_context *c, int32_t k, void *stream);
+/* Whether the run looks for wrong indices at all. */
+int pd_cuda_looks(const pd_context *c);
+/* Once the run has ended: PD_INPUT for a wrong index; the message ends with `when`. */
+int32_t pd_cuda_found(const pd_context *c, const char *when);
+/* Waits for a run that looked and was not waited for; PD_INPUT when an index of it was wrong, once. */
+int32_t pd_cuda_hear(pd_context *c, const char *when);
 /* Takes the context off again; returns `code`. */
 int32_t pd_cuda_leave(pd_device *d, int32_t code);
 /* Waits for the context's last run, so that its memory may be given back or written by the host. */

@@ -87,6 +87,7 @@ static int32_t launch(pd_context *c, int32_t k, const pd_call *call) {
     const pd_launch_entry *l = &plan->launches[k];
     int32_t code = k < x->next ? PD_OK : pd_cuda_choose(c, k, call->stream);
     if (code != PD_OK || x->version[k] < 0 || pd_skipped(l, call->inputs, call->results)) return code;
+    if (pd_cuda_spared(c, k)) return PD_OK;
     const pd_version *n = &plan->versions[l->first_version + x->version[k]];
     int32_t at = x->first[k];
     c->copied_bytes += c->values[l->copied];
@@ -101,7 +102,7 @@ static int32_t launch(pd_context *c, int32_t k, const pd_call *call) {
         TRY(cuLaunchKernel(d->functions[n->kernel], (uint32_t)c->values[n->grid], 1, 1, (uint32_t)n->threads, 1, 1,
                            (uint32_t)c->values[n->smem], call->stream, x->parameters + at, NULL), l->label);
     }
-    return PD_OK;
+    return pd_cuda_fetch_found(c, k, call->stream);
 }
 
 /* The integers of a buffer in host memory: a copy of the caller's array, or fetched once the stream has come so far. Of an
@@ -127,7 +128,9 @@ static int32_t fetch(pd_context *c, const pd_index_check *p, const void *const *
 
 static int32_t check(pd_context *c, const pd_index_check *p, const void *const *given, void *stream) {
     const void *data;
+    const pd_buffer *b = &plan->buffers[p->buffer];
     if (c->values[plan->launches[p->launch].tasks] <= 0) return PD_OK;
+    if (plan->device_check_count && b->role == PD_INPUT_ROLE && c->places[b->index] != PD_ON_HOST) return PD_OK;
     int32_t code = fetch(c, p, given, stream, &data);
     return code == PD_OK ? pd_check_index(c, p, data) : code;
 }
@@ -195,10 +198,15 @@ static int32_t bind(pd_context *c, const pd_call *call) {
     return code;
 }
 
+#define BEFORE " (in a call before this one; its outputs are void, and this one did not run)"
+
 /* Before anything is put on the stream: the context's memory may still be in use by its last run. */
 static int32_t begin(pd_context *c, void *stream) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
+    int32_t code = pd_cuda_hear(c, BEFORE);
+    if (code == PD_OK) code = pd_cuda_ask(c);
+    if (code != PD_OK) return code;
     int host = 0; /* arrays in host memory: pinned memory is written, so the run before must have ended */
     for (int32_t i = 0; i < plan->input_count + plan->output_count; i++) host |= c->places[i] == PD_ON_HOST;
     if (host) pd_cuda_settle(d, x);
@@ -214,12 +222,14 @@ static int32_t end(pd_context *c, void *stream, int32_t code, int32_t detached) 
     if (code == PD_OK && detached) {
         TRY(cuEventRecord(x->done, stream), "ending a run");
         x->busy = stream;
+        x->unheard = pd_cuda_looks(c);
         return PD_OK;
     }
     int32_t result = d->cuda.cuStreamSynchronize(stream); /* after a failure too: nothing may still be at work */
     x->busy = NULL;
     if (code != PD_OK) return code;
-    return result ? pd_cuda_say(d, result, "cuStreamSynchronize", "a kernel of this run failed") : PD_OK;
+    if (result) return pd_cuda_say(d, result, "cuStreamSynchronize", "a kernel of this run failed");
+    return pd_cuda_found(c, "");
 }
 
 static int32_t run(pd_context *c, const pd_call *call, int32_t detached, void **events) {
@@ -333,7 +343,9 @@ static int32_t record(pd_context *c, const pd_call *call) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     if (!d->graphs) return pd_cuda_say(d, NOT_SUPPORTED, "binding a call", "the driver is older than CUDA 11.4");
-    int32_t code = bind(c, call), k = 0;
+    int32_t code = pd_cuda_hear(c, BEFORE), k = 0;
+    if (code == PD_OK) code = pd_cuda_ask(c);
+    if (code == PD_OK) code = bind(c, call);
     while (x->next < plan->launch_count && code == PD_OK) code = pd_cuda_choose(c, x->next, call->stream);
     int64_t before = c->copied_bytes;
     while (code == PD_OK && (k < plan->launch_count || !x->segment_count)) code = capture(c, call, &k);
