@@ -220,7 +220,10 @@ def cuda_plan(graph: Graph, options: Options, target: str) -> HostPlan:
     }
     launches = tuple(_cuda_launch(plan, p, buffers) for p in placed)
     whole = _host_plan(graph, placed, constants, buffers, sources, launches, dict(device_headers()))
-    return replace(whole, place="cuda")
+    looks = "skipped when its integers lie in host memory, where the host looks"
+    why = {d.launch: looks for d in whole.device_checks if d.scanned}
+    told = (replace(x, reasons=(*x.reasons, why[k])) if k in why else x for k, x in enumerate(launches))
+    return replace(whole, place="cuda", launches=tuple(told))
 
 
 def _host_plan(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_programs import add, one_launch, relu, version
+from cuda_programs import add, one_launch, version
 from programs import B
 from tiny import model, node, run
 
@@ -19,9 +19,11 @@ from polydyn.compiler import plan_program
 from polydyn.errors import InputError, PolydynError
 from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.session import Session, open_session
+from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute, Graph, IndexBound, SymbolSource, Tensor
 from polydyn.graph.verify import verify_graph
 from polydyn.program.cuda_program import CudaProgram
+from polydyn.program.host import host_program
 from polydyn.program.offenders import HALF, LARGEST, NOTHING, SPAN, find_offenders
 from polydyn.program.plan import DeviceCheck, IndexCheck
 from polydyn.program.verify import verify_host_plan
@@ -108,7 +110,7 @@ def wrong(case: str) -> tuple[dict[str, np.ndarray], str]:
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_index_is_refused_wherever_it_comes_from(program: CudaProgram, device: Session, case: str) -> None:
-    """Scanned on the host, in an array on the device, computed, cut out; the strict emulation sees no access outside; the context goes on."""
+    """The strict emulation sees no access outside, and the context goes on."""
     before = device.generation
     f, said = wrong(case)
     words = []
@@ -177,7 +179,7 @@ def test_on_a_callers_stream_the_error_comes_with_the_wait(program: CudaProgram,
     assert right(program.run(upload(device, good), stream=2), good)
     program.run(upload(device, bad), stream=2)
     with pytest.raises(InputError, match=said + r" \(in a call before this one; its outputs are void"):
-        program.run(upload(device, other), stream=2)  # of other sizes: the message has those of the call that it is about
+        program.run(upload(device, other), stream=2)  # of other sizes: the message has those of the wrong call
     for _ in range(2):
         assert right(program.run(upload(device, other), stream=2), other)
     program.run(upload(device, bad), stream=2)
@@ -271,12 +273,26 @@ def test_words_name_the_first_offender_of_every_span() -> None:
     assert words_of(IndexBound("j", four, "g", part=(1, 2)), parts) == [nothing, word(4, -5), nothing]
 
 
+def test_arithmetic_that_becomes_a_formula_is_looked_at() -> None:
+    """Nobody computes such a tensor: gathers read the formula, and so does the check."""
+    nodes = [node("Mul", "i two", "m"), node("Add", "m one", "j"), node("Gather", "x j", "y")]
+    ins = {"x": ("float32", ["T"]), "i": ("int64", ["A", "B"])}
+    graph = import_model(model(nodes, ins, ["y"], {"two": np.array(2), "one": np.array(1)}))
+    found = find_offenders(graph)
+    verify_graph(found)
+    i = np.zeros((3, 7), np.int64)
+    i[2, 6], i[0, 4] = 3, -4
+    got = run(found, {"x": np.arange(7, dtype=np.float32), "i": i})
+    assert "j" not in found.tensors and got["j.outside"].tolist() == [int(NOTHING.value), word(4, 7)]
+    assert (got["y"][0, 4], got["y"][2, 6]) == (0, 0), "the remainder decides what is read"
+
+
 # -- plans -------------------------------------------------------------------------------------------------------------
 
 
 def test_programs_without_such_indices_are_as_they_were() -> None:
-    made = relu()
-    assert "device_check" not in made._artifact.sources["host.c"] and made.manifest["index_checks"] == []
+    relu = plan_program(model([node("Relu", "x", "y")], {"x": ("float32", ["N"])}, ["y"]), target="cuda:emulated")
+    assert "device_check" not in host_program(relu, {}, 0).text
     gather = model([node("Gather", "x i", "y")], {"x": ("float32", ["N", 2])}, ["y"], {"i": np.array([0, -1])})
     plan = plan_program(gather, target="cuda:emulated")
     assert not plan.device_checks and len(plan.launches) == 1
@@ -297,6 +313,9 @@ def test_malformed_checks_are_refused() -> None:
     verify_host_plan(replace(whole, device_checks=(DeviceCheck(check, "w", 0, False),)))
     with pytest.raises(PolydynError, match="not one of the host's"):
         verify_host_plan(replace(whole, device_checks=(DeviceCheck(check, "w", 0, True),)))
+    with pytest.raises(PolydynError, match="not made on the device"):
+        integers = plan.buffers | {"x": replace(plan.buffers["x"], dtype="int64")}
+        verify_host_plan(replace(plan, buffers=integers, index_checks=(check,)))
     with pytest.raises(PolydynError, match="without a source"):
         bad = replace(check, size=Index.of("Q"))
         verify_host_plan(replace(whole, device_checks=(DeviceCheck(bad, "w", 0, False),)))

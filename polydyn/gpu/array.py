@@ -49,8 +49,8 @@ class DeviceArray:
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host; bfloat16 as the uint16 of its bits.
 
-        DeviceLostError: the memory is gone. InputError: the call that made it, on a caller's stream, read an index outside
-        its axis.
+        DeviceLostError: the memory is gone. InputError: the call that made it, on a caller's stream, read an index
+        outside its axis.
         """
         out = np.empty(self.shape, "uint16" if self.dtype == "bfloat16" else self.dtype)
         with self._session.use() as driver:

@@ -20,6 +20,7 @@ class Verdict:
         self._error: InputError | None = None
 
     def __call__(self) -> None:
+        """Asks, unless the answer is known."""
         if self._error is None:
             try:
                 self._ask()

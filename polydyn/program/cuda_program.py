@@ -268,7 +268,7 @@ class Call:
         refuse_conversions(list(host), feeds, list(host.values()))
 
     def listen(self, hear: Callable[[], None]) -> None:
-        """Outputs that were made for this call ask ``hear`` whether it went wrong, before they are copied to the host."""
+        """Outputs that were made for this call ask ``hear`` how it ended, before they are copied to the host."""
         for target in self._targets.values():
             if isinstance(target, DeviceArray):
                 target.hear = hear

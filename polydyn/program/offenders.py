@@ -5,8 +5,8 @@ ones from the end), so a wrong one reads a wrong element, never one outside. Wha
 an error, and that the host may learn when it waits anyway.
 
 The reduction is a node like any other. Every ``SPAN`` integers give one word: ``NOTHING``, or of the first offender
-among them the place, times ``2 ** VALUE_BITS``, plus its value (clamped to ``VALUE_BITS - 1`` bits and a sign), moved so
-that none is negative. So the least word is that of the first offender, and the message can be that of the host's check.
+among them the place, times ``2 ** VALUE_BITS``, plus its value (clamped to ``VALUE_BITS`` bits), moved so that none is
+negative. So the least word is that of the first offender, and the message can be that of the host's check.
 ``runtime/cuda_indices.c`` reads it.
 """
 
@@ -110,7 +110,8 @@ class _Asked:
         assert value is not None
         outside = op("or", op("lt", value, _number(-b.size - b.offset)), op("ge", value, _number(b.size - b.offset)))
         moved = op("add", _clamped(value), _word(HALF))
-        found = op("where", outside, op("add", op("mul", _number(Index.of(reduction_name(0))), _word(2 * HALF)), moved), NOTHING)
+        word = op("add", op("mul", _number(Index.of(reduction_name(0))), _word(2 * HALF)), moved)
+        found = op("where", outside, word, NOTHING)
         body = op("where", op("lt", _number(PLACE), _number(self.count)), found, NOTHING)
         return Compute(output, body, (Index.of(SPAN),), "min", b.node)
 

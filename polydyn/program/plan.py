@@ -168,12 +168,12 @@ class IndexCheck:
 
 @dataclass(frozen=True)
 class DeviceCheck:
-    """Launch number ``launch`` does nothing but find the integers of ``check`` that lie outside, and writes what it found
-    to the buffer ``status`` (``polydyn/program/offenders.py``).
+    """Launch number ``launch`` finds the integers of ``check`` that lie outside, and writes what it found to the
+    buffer ``status`` (``polydyn/program/offenders.py``).
 
-    ``check``: its ``buffer`` may be a tensor that is nowhere in memory as such; its ``launch`` is the first that reads the
-    integers, -1 where that is not known. ``scanned``: ``check.buffer`` is an input, and one of the plan's
-    ``index_checks`` too: when it lies in the host's memory the host scans it and ``launch`` is skipped.
+    ``check``: its ``buffer`` may be a tensor that is nowhere in memory as such; its ``launch`` is the first that reads
+    the integers, -1 where that is not known or ``launch`` does more than look. ``scanned``: ``check`` is one of the
+    plan's ``index_checks`` too, of an input; when that is in host memory the host looks and ``launch`` is skipped.
     """
 
     check: IndexCheck

@@ -86,7 +86,7 @@ int32_t pd_cuda_hear(pd_context *c, const char *when) {
     pd_cuda *x = c->place;
     if (!x->unheard) return PD_OK;
     x->unheard = 0;
-    x->busy = NULL;
+    x->busy = 0;
     TRY(cuEventSynchronize(x->done), "a kernel of an earlier run failed");
     return pd_cuda_found(c, when);
 }

@@ -81,18 +81,12 @@ typedef struct {
     int ready;
 } pd_device;
 
-/* A part of a recorded call: what runs from a launch on, as a CUgraphExec, NULL: nothing. */
-typedef struct {
-    int32_t first;
-    void *graph;
-} pd_segment;
-
 /* What a context has beyond its sizes. The arena's end, from staging_offset on, has a mirror in pinned memory. */
 typedef struct {
     int32_t generation;
     void *stream, *done, *busy; /* busy: the stream of a run that may not have ended; `done` is recorded at its end */
-    char *pinned, *indices, *found; /* found: the words of all device checks of the last run, as it had sizes then: */
-    int64_t pinned_bytes, index_bytes, found_bytes;
+    char *pinned, *found; /* found: the words of all device checks of the last run, as it had sizes then: */
+    int64_t pinned_bytes, found_bytes;
     int64_t *asked; /* per device check: how many words, 0 when it was not needed; the size of the axis */
     int unheard;    /* a run that was not waited for looked for wrong indices, and nobody has read what it found */
     uint64_t workspace; /* of the one kernel, and those after it, that uses it at a time */
@@ -107,9 +101,8 @@ typedef struct {
     int32_t *first; /* of a launch's parameters */
     char *maps;     /* of all versions, and the addresses they are of, 0: none yet */
     uint64_t *map_addresses;
-    int recorded; /* the segments are a whole call on these arrays of the caller */
-    pd_segment *segments;
-    int32_t segment_count;
+    int recorded;           /* the graph is a whole call on these arrays of the caller */
+    void *graph;            /* a CUgraphExec, NULL: there is nothing to do */
     int64_t recorded_bytes; /* that a replay moves without computing */
     const void **inputs;
     void **outputs;
