@@ -15,7 +15,7 @@ from polydyn.errors import ShapeError
 from polydyn.graph.ir import Compute, Graph, Guard, IndexBound, dim_name
 from polydyn.program.plan import Buffer, DeviceCheck, IndexCheck, Launch
 from polydyn.schedules.expr import Array, Load, Op
-from polydyn.schedules.index import ONE, Index, product
+from polydyn.schedules.index import ONE, Index, minimum, product
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def place_bounds(
             scanned = readers.check(bound, name) if name in buffers else None
             if scanned is None or scanned.launch < 0:
                 notes.append(f"{bound.node}: the indices {bound.tensor} are not checked to lie inside {bound.size}")
+                guards += empty_guards(bound)
                 continue
         if scanned is not None:
             checks.setdefault((scanned.buffer, bound.size, bound.offset, bound.part), scanned)
@@ -142,6 +143,14 @@ def constant_guards(bound: IndexBound, indices: Array) -> list[Guard]:
             rule="an index lies in [-n, n)", remedy="the model is wrong: correct its indices",
         )  # fmt: skip
     return []
+
+
+def empty_guards(bound: IndexBound) -> list[Guard]:
+    """For indices that are not checked: an axis without elements has no remainder to read at, so there must be none."""
+    if bound.formula is None or (bound.size.constant or 0) > 0:
+        return []
+    message = f"{bound.node}: the indices {bound.tensor} choose among the elements of an axis"
+    return [Guard(minimum(product(bound.shape), ONE), "<=", bound.size, message)]
 
 
 def without_duplicates(guards: Iterable[Guard]) -> tuple[Guard, ...]:
