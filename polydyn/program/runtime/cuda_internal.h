@@ -1,5 +1,5 @@
-/* cuda_internal.h: what cuda.c, cuda_choose.c, cuda_indices.c and cuda_run.c share: the driver's functions, a program and a context on the
- * device. */
+/* cuda_internal.h: what cuda.c, cuda_choose.c, cuda_indices.c and cuda_run.c share: the driver's functions, a program and
+ * a context on the device. */
 #ifndef POLYDYN_CUDA_INTERNAL_H
 #define POLYDYN_CUDA_INTERNAL_H
 

@@ -51,8 +51,8 @@ void pd_cuda_lost(pd_program *program);
 void pd_cuda_places(pd_context *context, const int32_t *places);
 
 /* Computes. `stream`: a CUstream, NULL for the context's own. Returns when outputs are there; with `detached`, and no
- * output on the host, when everything is on its way (errors of kernels then appear at a later call, see pd_cuda_wait). Device outputs are
- * aligned to 16 bytes. `nanoseconds`: NULL, or room for the time of every launch. */
+ * output on the host, when everything is on its way (errors of kernels and wrong indices then appear at a later call, see
+ * pd_cuda_wait). Device outputs are aligned to 16 bytes. `nanoseconds`: NULL, or room for the time of every launch. */
 int32_t pd_cuda_run(pd_context *context, const void *const *inputs, void *const *outputs, void *stream,
                     int32_t detached, int64_t *nanoseconds);
 
