@@ -29,6 +29,7 @@ from polydyn.lowering.pack import pack
 from polydyn.program.assemble import build_program
 from polydyn.program.bounds import place_bounds, without_duplicates
 from polydyn.program.evaluation import THREADS
+from polydyn.program.offenders import find_offenders
 from polydyn.program.plan import (
     WORKSPACE,
     Buffer,
@@ -190,11 +191,12 @@ def cuda_builder(
 ) -> tuple[Graph, CudaBuilder]:
     """The graph as it is fused, and the builder of its CUDA kernels with the fusion plan.
 
-    ``arch``: with ``sm_90a`` also the versions that only it can run.
+    Outputs of the graph are then those of ``find_offenders`` too. ``arch``: with ``sm_90a`` also the versions that only
+    it can run.
     """
     options = options or Options()
     off = {*options.without, *NOT_ON_CUDA}
-    graph = rewrite_graph(graph, off)
+    graph = find_offenders(rewrite_graph(graph, off))
     return graph, CudaBuilder(fusion_plan(graph, off, cuda=True), arch, options.tf32, tuner)
 
 
@@ -210,9 +212,10 @@ def place_cuda_kernels(
 
 def cuda_plan(graph: Graph, options: Options, target: str, tuner: ChosenTiles | None = None) -> HostPlan:
     """The host plan of a graph for a CUDA device: every launch with all its versions."""
+    outputs = graph.outputs  # what checks of indices find is none of the model's
     graph, builder, placed = place_cuda_kernels(graph, options, newest(target), tuner)
-    graph = replace(graph, notes=(*graph.notes, *(tuner.notes if tuner else ())))
-    plan = builder.plan
+    notes = (*graph.notes, *(tuner.notes if tuner else ()))
+    graph, plan = replace(graph, outputs=outputs, notes=notes), builder.plan
     constants = _constants(plan, placed)
     buffers = _buffers(plan, placed, constants, graph)
     sources = {
@@ -223,7 +226,10 @@ def cuda_plan(graph: Graph, options: Options, target: str, tuner: ChosenTiles | 
     }
     launches = tuple(_cuda_launch(plan, p, buffers) for p in placed)
     whole = _host_plan(graph, placed, constants, buffers, sources, launches, dict(device_headers()))
-    return replace(whole, place="cuda")
+    looks = "skipped when its integers lie in host memory, where the host looks"
+    why = {d.launch: looks for d in whole.device_checks if d.scanned}
+    told = (replace(x, reasons=(*x.reasons, why[k])) if k in why else x for k, x in enumerate(launches))
+    return replace(whole, place="cuda", launches=tuple(told))
 
 
 def _host_plan(
@@ -250,6 +256,7 @@ def _host_plan(
         (*graph.notes, *_copies(placed), *bounds.notes),
         headers,
         bounds.checks,
+        device_checks=bounds.on_device,
     )
 
 

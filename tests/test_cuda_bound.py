@@ -13,18 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_programs import add, check, one_launch, relu, shift, softmax_and_gather, version
-from programs import B, buffers
+from programs import B
 from tiny import model, node
 
 import polydyn
-from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.errors import ArtifactError, InputError
 from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.errors import DeviceError, DeviceLostError, DeviceMemoryError
 from polydyn.gpu.session import Session, open_session
 from polydyn.program.assemble import build_program
 from polydyn.program.cuda_program import Call, CudaProgram
-from polydyn.program.plan import IndexCheck, KernelSource, Launch, Version
 from polydyn.schedules.index import Index
 
 USAGE = 5
@@ -227,62 +225,6 @@ def test_indices_are_checked_by_every_call(layer: CudaProgram, device: Session) 
             call()
         change(good)
         assert same(call(), layer.run(feeds(4)))
-
-
-COPY = PRELUDE + """PD_KERNEL(copy, 32, 1)(const int64_t *i, int64_t *j, int64_t by) {
-  if (pd_tid() == 0) pd_stg(j + pd_bid_x(), pd_ldg(i + pd_bid_x()) + by);
-}
-PD_EXPORT(copy, 32);
-"""
-FETCH = PRELUDE + """PD_KERNEL(fetch, 32, 1)(const float *x, const int64_t *j, float *y, int64_t n) {
-  const int64_t at = pd_ldg(j + pd_bid_x());
-  pd_stg(y + pd_bid_x() * 32 + pd_tid(), pd_ldg(x + (at < 0 ? at + n : at) * 32 + pd_tid()));
-}
-PD_EXPORT(fetch, 32);
-"""
-
-
-def computed() -> CudaProgram:
-    """``y = x[i + 1]``, rows of 32: the indices are computed by a launch of their own."""
-    row, none, one = Index.of(32), Index.of(0), Index.of(1)
-    plan = one_launch(version("a", one), kernels=(add("a"),))
-    first, second = (
-        Launch(name, arrays, (s,), B, none, one, name, versions=(Version(name, name, arrays, (s,), B, none, 32),))
-        for name, arrays, s in (("copy", ("i", "j"), one), ("fetch", ("x", "j", "y"), B))
-    )
-    made = build_program(
-        replace(
-            plan, inputs=("x", "i"), launches=(first, second),
-            kernels=(KernelSource("copy", COPY, "", 2, 1, arch="sm_80"),
-                     KernelSource("fetch", FETCH, "", 3, 1, arch="sm_80")),
-            buffers=buffers(("x", "float32", (B, row), "input"), ("i", "int64", (B,), "input"),
-                            ("j", "int64", (B,), "intermediate"), ("y", "float32", (B, row), "output")),
-            index_checks=(IndexCheck("j", B, none, 1, "an index in 'j' lies outside"),),
-        ),
-        target="cuda:emulated",
-    )  # fmt: skip
-    assert isinstance(made, CudaProgram)
-    return made
-
-
-def test_indices_that_the_device_computes_are_checked_between_two_graphs(
-    device: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = computed()
-    x, i = np.arange(96, dtype=np.float32).reshape(3, 32), np.array([-1, 1, -3])
-    call = program.bind({"x": x, "i": i})
-    assert np.array_equal(call()["y"], x[i + 1]) and same(call(), program.run({"x": x, "i": i}))
-    i[1] = 2
-    with pytest.raises(InputError, match="'j' lies outside, here 3: element 1 is 3"):
-        call()
-    i[1] = -4
-    assert np.array_equal(call()["y"], x[i + 1])
-    program.run({"x": x, "i": i})
-    before = taken(device)
-    monkeypatch.setenv("PDEMU_MEMORY", str(before + 100_000))  # room for the first graph
-    with pytest.raises(DeviceMemoryError, match="cuGraphInstantiateWithFlags"):
-        program.bind({"x": x, "i": i})
-    assert taken(device) == before
 
 
 def test_what_cannot_be_bound_is_refused(layer: CudaProgram, device: Session) -> None:

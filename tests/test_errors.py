@@ -163,6 +163,8 @@ def test_a_part_of_an_input_used_as_indices_is_not_refused_for_the_rest() -> Non
     got = program.run({"table": np.ones((3, 3), np.float32), "i": i})["y"]
     assert got.shape == (1, 2, 3) and (got == 1).all()
     assert any("not checked" in n and "lookup" in n for n in program.manifest["notes"])
+    with pytest.raises(InputError, match=r"lookup.*j choose among the elements(.|\n)*is at most V, here 1 and 0"):
+        program.run({"table": np.ones((0, 3), np.float32), "i": i})
 
 
 def test_constant_indices_bound_a_symbolic_axis() -> None:

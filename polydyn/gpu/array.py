@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ class DeviceArray:
     """Dense device memory with a shape and a dtype (a name: "float32", "bfloat16" ...), freed with the object.
 
     ``torch.from_dlpack(a)`` and ``cupy.from_dlpack(a)`` use it without a copy; ``a.numpy()`` copies it to the host.
+    ``hear``: called once its contents are there; raises what went wrong in the call that made them.
     """
 
     def __init__(self, session: Session, shape: tuple[int, ...], dtype: str, itemsize: int, stream: int = 0) -> None:
         """Uninitialised. ``stream``: where its contents are made, 0 when they are there. Raises DeviceMemoryError."""
         self._session, self.shape, self.dtype, self.stream = session, tuple(shape), dtype, stream
+        self.hear: Callable[[], None] | None = None
         self.nbytes = itemsize
         for n in shape:
             self.nbytes *= n
@@ -41,12 +44,18 @@ class DeviceArray:
         return made
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A copy on the host; bfloat16 as the uint16 of its bits. DeviceLostError: the memory is gone."""
+        """A copy on the host; bfloat16 as the uint16 of its bits.
+
+        DeviceLostError: the memory is gone. InputError: the call that made it, on a caller's stream, read an index
+        outside its axis.
+        """
         out = np.empty(self.shape, "uint16" if self.dtype == "bfloat16" else self.dtype)
         with self._session.use() as driver:
             self._alive()
             if self.stream:
                 driver.synchronize(self.stream)
+            if self.hear is not None:
+                self.hear()
             driver.d2h(out, self.pointer)
         return out
 

@@ -171,7 +171,7 @@ class _Builder:
             if whole and moving <= used and not offset.fetches() and not offset.symbols() & set(map(str, at)):
                 self.bounds.append(IndexBound(a.name, size, place, offset))
                 return
-        self.bounds.append(IndexBound(indices, size, place, part=part))
+        self.bounds.append(IndexBound(indices, size, place, part=part, formula=formula, shape=shape))
 
     def position(self, indices: str, at: tuple[Index, ...], size: Dim, ranges: Ranges) -> Index | None:
         """A subscript that is a formula, inside its axis; None when it is data or may be negative."""
@@ -287,8 +287,13 @@ class _Builder:
             sources=self.typed.sources,
             guards=tuple(Guard(g.left, g.relation, g.right, g.message) for g in self.facts.guards()),
             notes=tuple(dict.fromkeys(self.facts.notes)),
-            bounds=tuple(replace(b, size=self.facts.canonical(b.size)) for b in self.bounds),
+            bounds=tuple(map(self._canonical, self.bounds)),
         )  # fmt: skip
+
+    def _canonical(self, b: IndexBound) -> IndexBound:
+        of = self.facts.canonical
+        formula = None if b.formula is None else of(b.formula)
+        return replace(b, size=of(b.size), formula=formula, shape=tuple(map(of, b.shape)))
 
     def _output(self, name: str) -> None:
         """An output that is another name for a tensor is a copy of it."""

@@ -116,7 +116,9 @@ class IndexBound:
     """Every integer of ``tensor`` plus ``offset`` is a subscript of an axis of ``size``: it lies in [-size, size).
 
     ``node``: the ONNX node that uses it so. ``part``: (first, step) of the integers meant, where tuples of subscripts
-    lie one behind the other. Checked on the data of every call.
+    lie one behind the other. ``formula``: where ``tensor`` is a view or arithmetic that nobody computes for itself, the
+    integers meant over ``d<axis>`` of ``shape``. Checked on the data of every call; ``status``: the tensor in which
+    a device says what it found (``polydyn/program/offenders.py``), empty: the host looks.
     """
 
     tensor: str
@@ -124,6 +126,9 @@ class IndexBound:
     node: str
     offset: Dim = ZERO
     part: tuple[int, int] = (0, 1)
+    formula: Dim | None = None
+    shape: tuple[Dim, ...] = ()
+    status: str = ""
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,13 @@ def _index_check(c: IndexCheck) -> dict[str, Any]:
     return {"rule": f"{name}{shift} in [-{c.size}, {c.size})", "message": c.message}
 
 
+def _index_checks(plan: HostPlan) -> list[dict[str, Any]]:
+    """The host's, then those that only a device makes; ``launch``: the one that looks, on a device."""
+    looking = {d.check: d.launch for d in plan.device_checks}
+    known = dict.fromkeys((*plan.index_checks, *looking))
+    return [_index_check(c) | ({"launch": looking[c]} if c in looking else {}) for c in known]
+
+
 def _kernel(k: KernelSource, place: str) -> dict[str, Any]:
     return {"name": k.name, "digest": k.digest, "notes": list(k.notes)} | ({} if place == "cpu" else {"arch": k.arch})
 
@@ -248,7 +255,7 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         "launches": launches,
         "times": list(map(to_json, times)),
         "waves": [len(r) for r in wave_ranges(plan)],
-        "index_checks": [_index_check(c) for c in plan.index_checks],
+        "index_checks": _index_checks(plan),
         "memory": [list(s.tenants) for s in host.slots],
         "notes": list(plan.notes),
     }

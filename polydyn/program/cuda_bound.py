@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+from polydyn.errors import InputError
 from polydyn.gpu.errors import DeviceLostError
 from polydyn.gpu.session import Session
 from polydyn.program.bound import BoundCall
+
+
+class Verdict:
+    """What is asked how a call ended: it says an InputError again and again."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self._ask = ask
+        self._error: InputError | None = None
+
+    def __call__(self) -> None:
+        """Asks, unless the answer is known."""
+        if self._error is None:
+            try:
+                self._ask()
+            except InputError as e:
+                self._error = e
+        if self._error is not None:
+            raise self._error
+
+    def forget(self) -> None:
+        """The call is made again."""
+        self._error = None
 
 
 class CudaBoundCall(BoundCall):
@@ -17,23 +41,40 @@ class CudaBoundCall(BoundCall):
     device memory are used where they are; numpy arrays are copied in and out by every call. One call runs at a time.
     """
 
-    __slots__ = ("_follow", "_generation", "_results", "_session")
+    __slots__ = ("_follow", "_generation", "_results", "_session", "_verdict")
 
     def __init__(self, session: Session, run: Callable[[], int], check: Callable[[int], None], call: Any) -> None:
         """``run``: replays what was recorded of ``call``, a ``cuda_program.Call``. Within ``session.use``."""
         super().__init__(run, check, call, call.named)
         self._session, self._generation, self._results = session, session.generation, call.results
         self._follow: Callable[[], None] = call.follow
+        self._verdict: Verdict | None = None
+
+    def verdict(self, wait: Callable[[], None]) -> Callable[[], None]:
+        """How the last call ended, for its outputs to ask as long as this object is there; ``wait``: in the context."""
+        verdict = self._verdict = Verdict(wait)
+        this = weakref.ref(self)
+
+        def hear() -> None:
+            bound = this()
+            if bound is not None:
+                with bound._lock:
+                    verdict()
+
+        return hear
 
     def __call__(self) -> dict[str, Any]:
         """Computes once more; on a stream of the caller's it is only put there, unless an output is on the host.
 
-        InputError: an index tensor now holds an index outside its axis. DeviceLostError: a kernel broke the device's
-        context, now or since it was bound; bind it again. DeviceError: what else the driver says.
+        InputError: an index tensor now holds an index outside its axis; of a call that is not waited for the next one
+        says so, or ``numpy()`` of an output. DeviceLostError: a kernel broke the device's context, now or since it was
+        bound; bind it again. DeviceError: what else the driver says.
         """
         with self._session.use(), self._lock:
             if self._generation != self._session.generation:
                 raise DeviceLostError("the bound call was lost with a failed kernel", remedy="bind it again")
+            if self._verdict is not None:
+                self._verdict.forget()
             self._follow()
             code = self._run()
             if code:

@@ -107,7 +107,7 @@ class _Images:
 class CudaContext(Context):
     """A context on the device; ``places`` say where each input and then each output of a call lies."""
 
-    __slots__ = ("_cuda", "_places", "stream")
+    __slots__ = ("_cuda", "_places", "calls", "stream")
 
     def __init__(
         self,
@@ -120,6 +120,7 @@ class CudaContext(Context):
         super().__init__(native, multiprocessors, inputs, output_ranks, strided)
         self._cuda = native.library
         self._places = (ctypes.c_int32 * (len(inputs) + len(output_ranks) + 1))()
+        self.calls = 0
         self.stream = int(native.library.pd_cuda_stream(self.handle) or 0)
 
     def prepare_at(self, key: list[tuple[int, ...]], places: tuple[int, ...]) -> None:
@@ -128,6 +129,11 @@ class CudaContext(Context):
         self._cuda.pd_cuda_places(self.handle, self._places)
         self.prepare(key)
         self.key = [*key, places]
+
+    def point(self, inputs: list[int], outputs: list[int]) -> None:
+        """The addresses of the next call."""
+        super().point(inputs, outputs)
+        self.calls += 1
 
     def run_on(self, inputs: list[int], outputs: list[int], stream: int, detached: bool) -> None:
         """``pd_cuda_run`` on these addresses; ``stream`` 0 is the context's own."""
@@ -149,6 +155,10 @@ class CudaContext(Context):
     def replay(self, stream: int, detached: bool) -> Callable[[], int]:
         """``pd_cuda_replay``, to be called: it returns an error code. ``stream`` 0 is the context's own."""
         return partial(self._cuda.pd_cuda_replay, self.handle, ctypes.c_void_p(stream or None), int(detached))
+
+    def wait(self) -> None:
+        """``pd_cuda_wait``. InputError: an index of the last call, which was not waited for, lies outside its axis."""
+        self._native.check(self._cuda.pd_cuda_wait(self.handle))
 
     def release(self) -> None:
         """``pd_cuda_release``: what was recorded is gone."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from polydyn.gpu.driver import LEGACY
 from polydyn.gpu.session import Session, open_session
 from polydyn.program.artifact import Artifact
 from polydyn.program.bound import refuse_conversions
-from polydyn.program.cuda_bound import CudaBoundCall
+from polydyn.program.cuda_bound import CudaBoundCall, Verdict
 from polydyn.program.cuda_native import ON_DEVICE, ON_HOST, TO_COPY, CudaContext, CudaNative
 from polydyn.program.explain import Device, Explanation, explain
 from polydyn.program.native import DTYPE_CODES
@@ -96,8 +97,8 @@ class CudaProgram(Program):
         ``feeds``: input name -> numpy array or tensor in device memory (dense; a tensor that is not aligned to 16
         bytes is copied). ``out``: arrays or tensors for some or all outputs. ``stream``: a CUstream, or a stream of
         torch, cupy or pycuda that is not capturing: the run is put on it and, when no output is on the host, not waited
-        for; errors of its kernels then appear later. Without it the run has a stream of its own and is over when this
-        returns.
+        for; errors of its kernels and indices outside their axis then appear later: in ``numpy()`` of an output, or at a
+        later call, which does nothing else. Without it the run has a stream of its own and is over when this returns.
         Returns output name -> array. InputError; DeviceError: a failing kernel, no memory, no driver.
         """
         session = self.session
@@ -107,6 +108,8 @@ class CudaProgram(Program):
             try:
                 call = Call(self, context, feeds, out or {}, handle)
                 context.run_on(call.inputs, call.outputs, handle, handle != 0)
+                if handle and self._looks:
+                    call.listen(Verdict(partial(self._hear, context, context.calls)))
                 return call.results()
             finally:
                 self._idle.append(context)
@@ -119,9 +122,8 @@ class CudaProgram(Program):
         ``feeds``, ``out``, ``stream`` as for ``run``, but inputs on the host must be numpy arrays that need no
         conversion. Whoever calls the result may change the arrays' elements in between, not their shapes; work on the
         device that changes them must have ended, or be on ``stream``; of arrays without DLPack (pycuda's) it may also
-        be on the stream they name, the default one when none. Index tensors on the device are fetched and checked by
-        each call. InputError; DeviceError: no memory, a driver before CUDA 11.4, or another thread waited
-        for the whole device while the call was captured.
+        be on the stream they name, the default one when none. InputError; DeviceError: no memory, a driver before CUDA
+        11.4, or another thread waited for the whole device while the call was captured.
         """
         session, handle = self.session, stream_handle(stream)
         with session.use():
@@ -131,6 +133,8 @@ class CudaProgram(Program):
                 call.refuse_conversions(feeds)
                 context.record(call.inputs, call.outputs)
                 bound = CudaBoundCall(session, context.replay(handle, handle != 0), self._cuda.check, call)
+                if handle and self._looks:
+                    call.listen(bound.verdict(context.wait))
             except BaseException:
                 self._idle.append(context)
                 raise
@@ -143,6 +147,26 @@ class CudaProgram(Program):
             if self._cuda.generation == self.session.generation and context in self._contexts:
                 context.release()
                 self._idle.append(context)
+
+    @property
+    def _looks(self) -> bool:
+        """Whether the device looks for indices outside their axis."""
+        return any("launch" in c for c in self.manifest["index_checks"])
+
+    def _hear(self, context: CudaContext, number: int) -> None:
+        """InputError when that call of a context read an index outside its axis.
+
+        Nothing when the context is busy or has made another call since: that one has said so, or will.
+        """
+        try:
+            self._idle.remove(context)
+        except ValueError:
+            return
+        try:
+            if context.calls == number:
+                context.wait()
+        finally:
+            self._idle.append(context)
 
     def _take_ready(self, session: Session) -> CudaContext:
         """A free context, after loading kernels when that was not done in this generation of the device's context."""
@@ -271,6 +295,12 @@ class Call:
         """InputError for an input on the host that is not read where the caller has it: changes would not be seen."""
         host = {n: _address(a) for n, a in self._arrays.items() if isinstance(a, np.ndarray)}
         refuse_conversions(list(host), feeds, list(host.values()))
+
+    def listen(self, hear: Callable[[], None]) -> None:
+        """Outputs that were made for this call ask ``hear`` how it ended, before they are copied to the host."""
+        for target in self._targets.values():
+            if isinstance(target, DeviceArray):
+                target.hear = hear
 
     def results(self) -> dict[str, Any]:
         """Output name -> array, those of the caller included."""

@@ -55,7 +55,7 @@ def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_byt
     verify_slots(lives, slots)
     order = {name: i for i, name in enumerate(_used_buffers(plan))}
     tables |= _memory_tables(plan, values, slots, order, constant_offsets)
-    tables |= _index_tables(plan, values, order) | _wave_tables(plan)
+    tables |= _index_tables(plan, values, order) | _device_check_tables(plan, values, order) | _wave_tables(plan)
     launches, choosers = device_tables(plan, values, order) if plan.place != "cpu" else (None, [])
     tables |= launches or _launch_tables(plan, values, order)
     scalars = _counts(plan, tables) | {"value_count": values.count, "weight_bytes": weight_bytes}
@@ -226,6 +226,17 @@ def _index_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) 
     return {"index_checks": ("pd_index_check", rows)}
 
 
+def _device_check_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> Tables:
+    rows = [
+        f"{{{d.launch}, {order[d.status]}, {values.of(product(plan.buffers[d.status].shape))}, {c.launch}, "
+        f"{plan.inputs.index(c.buffer) if d.scanned else -1}, {values.of(c.size)}, {c.part[0]}, {c.part[1]}, "
+        f"{quote(c.message)}}}"
+        for d in plan.device_checks
+        for c in [d.check]
+    ]
+    return {"device_checks": ("pd_device_check", rows)} if rows else {}
+
+
 def _counts(plan: HostPlan, tables: Tables) -> dict[str, int]:
     names = {
         "input_count": "inputs", "output_count": "outputs", "symbol_count": "sources", "dim_check_count": "dim_checks",
@@ -236,5 +247,6 @@ def _counts(plan: HostPlan, tables: Tables) -> dict[str, int]:
     }  # fmt: skip
     dims = sum(len(plan.buffers[n].shape) for n in plan.inputs)
     optional = {"version_count": "versions", "condition_count": "conditions", "map_count": "maps"}
+    optional |= {"device_check_count": "device_checks"}
     names |= {field: name for field, name in optional.items() if name in tables}
     return {field: len(tables[name][1]) for field, name in names.items()} | {"input_dim_count": dims}

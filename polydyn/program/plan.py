@@ -169,6 +169,22 @@ class IndexCheck:
 
 
 @dataclass(frozen=True)
+class DeviceCheck:
+    """Launch number ``launch`` finds the integers of ``check`` that lie outside, and writes what it found to the
+    buffer ``status`` (``polydyn/program/offenders.py``).
+
+    ``check``: its ``buffer`` may be a tensor that is nowhere in memory as such; its ``launch`` is the first that reads
+    the integers, -1 where that is not known or ``launch`` does more than look. ``scanned``: ``check`` is one of the
+    plan's ``index_checks`` too, of an input; when that is in host memory the host looks and ``launch`` is skipped.
+    """
+
+    check: IndexCheck
+    status: str
+    launch: int
+    scanned: bool
+
+
+@dataclass(frozen=True)
 class HostPlan:
     """The whole program.
 
@@ -195,3 +211,5 @@ class HostPlan:
     waves: tuple[int, ...] = ()
     place: str = "cpu"
     """Where it runs: ``cpu``, or ``cuda`` (launches then have versions)."""
+    device_checks: tuple[DeviceCheck, ...] = ()
+    """On a device, by launch."""

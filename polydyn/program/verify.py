@@ -34,7 +34,9 @@ def verify_host_plan(plan: HostPlan) -> None:
       an output are the same memory mentions both, and they have the same rank and item size;
     - every launch (on a device: every version of it) names a kernel of the plan with as many buffers and symbols as it
       takes; kernel names are C names; launches have versions and kernels an architecture on a device only;
-    - every index check names an integer buffer of its launch;
+    - every index check names an integer buffer of its launch; one that a device makes has a launch that mentions its
+      words, int64 in memory that is no input or output; those of the host are then of inputs, for calls that have them
+      in host memory, and the device makes them too;
     - launches write buffers that they name; waves respect dependences (``verify_waves``);
     - no launch writes what is unknown: every buffer it names exists, and every output is mentioned by some launch.
     """
@@ -54,6 +56,24 @@ def verify_host_plan(plan: HostPlan) -> None:
         inside = 0 <= c.launch < len(plan.launches) and c.buffer in plan.launches[c.launch].buffers
         if not inside or "int" not in plan.buffers[c.buffer].dtype:
             raise PolydynError("an index check names no integer buffer of its launch", tensor=c.buffer)
+    _verify_device_checks(plan, symbols)
+
+
+def _verify_device_checks(plan: HostPlan, symbols: frozenset[str]) -> None:
+    for d in plan.device_checks:
+        c, place = d.check, f"the device's check '{d.check.message}'"
+        _only([c.size, c.offset], symbols, place)
+        words = plan.buffers.get(d.status)
+        inside = 0 <= d.launch < len(plan.launches) and d.status in plan.launches[d.launch].buffers
+        kept = words is not None and (words.dtype, words.role) == ("int64", "intermediate")
+        if plan.place != "cuda" or not inside or not kept:
+            raise PolydynError(f"{place} has no launch that writes its words", tensor=d.status)
+        if not -1 <= c.launch < len(plan.launches) or (d.scanned and (c not in plan.index_checks or c.launch < 0)):
+            raise PolydynError(f"{place} is not one of the host's", tensor=c.buffer)
+    scanned = [d.check for d in plan.device_checks if d.scanned]
+    for c in plan.index_checks if plan.place == "cuda" else ():
+        if c not in scanned or c.buffer not in plan.inputs:
+            raise PolydynError(f"the check '{c.message}' is not made on the device", tensor=c.buffer)
 
 
 def _verify_architectures(plan: HostPlan) -> None:

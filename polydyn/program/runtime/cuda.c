@@ -199,10 +199,10 @@ int32_t pd_place_context(pd_context *c) {
     if (!x->values || !x->parameters) return pd_fail(PD_MEMORY, "out of memory");
     x->maps = aligned_alloc(MAP_ALIGN, ((size_t)plan->map_count + 1) * MAP_BYTES);
     x->map_addresses = calloc((size_t)plan->map_count + 1, sizeof *x->map_addresses);
-    x->segments = calloc((size_t)plan->launch_count + 1, sizeof *x->segments);
+    x->asked = calloc(2 * (size_t)plan->device_check_count + 1, sizeof *x->asked);
     x->inputs = calloc((size_t)plan->input_count + 1, sizeof *x->inputs);
     x->outputs = calloc((size_t)plan->output_count + 1, sizeof *x->outputs);
-    if (!x->maps || !x->map_addresses || !x->segments || !x->inputs || !x->outputs)
+    if (!x->maps || !x->map_addresses || !x->asked || !x->inputs || !x->outputs)
         return pd_fail(PD_MEMORY, "out of memory");
     int32_t code = pd_cuda_enter(d);
     return code == PD_OK ? pd_cuda_leave(d, make(d, x)) : code;
@@ -223,7 +223,7 @@ void pd_displace_context(pd_context *c) {
         if (c->arena) d->cuda.cuMemFree_v2((uint64_t)(uintptr_t)c->arena);
         if (x->workspace) d->cuda.cuMemFree_v2(x->workspace);
         if (x->pinned) d->cuda.cuMemFreeHost(x->pinned);
-        if (x->indices) d->cuda.cuMemFreeHost(x->indices);
+        if (x->found) d->cuda.cuMemFreeHost(x->found);
         if (x->done) d->cuda.cuEventDestroy_v2(x->done);
         if (x->stream) d->cuda.cuStreamDestroy_v2(x->stream);
         pd_cuda_leave(d, PD_OK);
@@ -235,7 +235,7 @@ void pd_displace_context(pd_context *c) {
     free(x->parameters);
     free(x->maps);
     free(x->map_addresses);
-    free(x->segments);
+    free(x->asked);
     free(x->inputs);
     free(x->outputs);
     free(x);

@@ -1,5 +1,5 @@
-/* cuda_internal.h: what cuda.c, cuda_choose.c and cuda_run.c share: the driver's functions, a program and a context on the
- * device. */
+/* cuda_internal.h: what cuda.c, cuda_choose.c, cuda_indices.c and cuda_run.c share: the driver's functions, a program and
+ * a context on the device. */
 #ifndef POLYDYN_CUDA_INTERNAL_H
 #define POLYDYN_CUDA_INTERNAL_H
 
@@ -82,19 +82,15 @@ typedef struct {
     int ready;
 } pd_device;
 
-/* A part of a recorded call: what runs from a launch on, as a CUgraphExec, NULL: nothing. */
-typedef struct {
-    int32_t first;
-    void *graph;
-} pd_segment;
-
 /* What a context has beyond its sizes. The arena's end, from staging_offset on, has a mirror in pinned memory. */
 typedef struct {
     int32_t generation;
     void *stream, *done;
     int busy; /* a run may not have ended; `done` is recorded at its end */
-    char *pinned, *indices;
-    int64_t pinned_bytes, index_bytes;
+    char *pinned, *found; /* found: the words of all device checks of the last run, as it had sizes then: */
+    int64_t pinned_bytes, found_bytes;
+    int64_t *asked; /* per device check: how many words, 0 when it was not needed; the size of the axis */
+    int unheard;    /* a run that was not waited for looked for wrong indices, and nobody has read what it found */
     uint64_t workspace; /* of the one kernel, and those after it, that uses it at a time */
     int64_t workspace_bytes;
     int32_t next;     /* the first launch whose version is not chosen for these sizes */
@@ -107,9 +103,8 @@ typedef struct {
     int32_t *first; /* of a launch's parameters */
     char *maps;     /* of all versions, and the addresses they are of, 0: none yet */
     uint64_t *map_addresses;
-    int recorded; /* the segments are a whole call on these arrays of the caller */
-    pd_segment *segments;
-    int32_t segment_count;
+    int recorded;           /* the graph is a whole call on these arrays of the caller */
+    void *graph;            /* a CUgraphExec, NULL: there is nothing to do */
     int64_t recorded_bytes; /* that a replay moves without computing */
     const void **inputs;
     void **outputs;
@@ -133,6 +128,18 @@ int64_t pd_cuda_remembered_words(void);
 int32_t pd_cuda_choose(pd_context *c, int32_t k, void *stream);
 /* Loads a kernel, if that was not done before. */
 int32_t pd_cuda_load(pd_device *d, int32_t kernel);
+/* Device checks of a run (cuda_indices.c). Before it: room for their words; refuses an axis without elements. */
+int32_t pd_cuda_ask(pd_context *c);
+/* Whether launch k does nothing but look at indices that need not be looked at. */
+int pd_cuda_spared(const pd_context *c, int32_t k);
+/* Puts what launch k found on its way to the host. */
+int32_t pd_cuda_fetch_found(pd_context *c, int32_t k, void *stream);
+/* Whether the run looks for wrong indices at all. */
+int pd_cuda_looks(const pd_context *c);
+/* Once the run has ended: PD_INPUT for a wrong index; the message ends with `when`. */
+int32_t pd_cuda_found(const pd_context *c, const char *when);
+/* Waits for a run that looked and was not waited for; PD_INPUT when an index of it was wrong, once. */
+int32_t pd_cuda_hear(pd_context *c, const char *when);
 /* Takes the context off again; returns `code`. */
 int32_t pd_cuda_leave(pd_device *d, int32_t code);
 /* Waits for the context's last run, so that its memory may be given back or written by the host. */

@@ -87,6 +87,7 @@ static int32_t launch(pd_context *c, int32_t k, const pd_call *call) {
     const pd_launch_entry *l = &plan->launches[k];
     int32_t code = k < x->next ? PD_OK : pd_cuda_choose(c, k, call->stream);
     if (code != PD_OK || x->version[k] < 0 || pd_skipped(l, call->inputs, call->results)) return code;
+    if (pd_cuda_spared(c, k)) return PD_OK;
     const pd_version *n = &plan->versions[l->first_version + x->version[k]];
     int32_t at = x->first[k];
     c->copied_bytes += c->values[l->copied];
@@ -101,45 +102,26 @@ static int32_t launch(pd_context *c, int32_t k, const pd_call *call) {
         TRY(cuLaunchKernel(d->functions[n->kernel], (uint32_t)c->values[n->grid], 1, 1, (uint32_t)n->threads, 1, 1,
                            (uint32_t)c->values[n->smem], call->stream, x->parameters + at, NULL), l->label);
     }
-    return PD_OK;
+    return pd_cuda_fetch_found(c, k, call->stream);
 }
 
-/* The integers of a buffer in host memory: a copy of the caller's array, or fetched once the stream has come so far. Of an
- * input on the device the caller's array, `given`: a replay copies it later, if at all. */
-static int32_t fetch(pd_context *c, const pd_index_check *p, const void *const *given, void *stream,
-                     const void **data) {
-    pd_device *d = c->program->place;
-    pd_cuda *x = c->place;
-    const pd_buffer *b = &plan->buffers[p->buffer];
-    if (b->role == PD_INPUT_ROLE && c->places[b->index] == PD_ON_HOST) {
-        *data = mirror(c, c->staged[b->index]);
-        return PD_OK;
+/* Scans the indices among the inputs in host memory; all others are the device's to look at. */
+static int32_t scan(const pd_context *c) {
+    int32_t code = PD_OK;
+    for (int32_t i = 0; i < plan->index_check_count && code == PD_OK; i++) {
+        const pd_index_check *p = &plan->index_checks[i];
+        int32_t input = plan->buffers[p->buffer].index;
+        if (c->places[input] == PD_ON_HOST) code = pd_check_index(c, p, mirror(c, c->staged[input]));
     }
-    int64_t bytes = c->values[p->count] * pd_item_bytes[p->dtype];
-    int32_t code = pd_cuda_pinned(d, &x->indices, &x->index_bytes, bytes);
-    *data = x->indices;
-    if (code != PD_OK || !bytes) return code;
-    const void *from = b->role == PD_INPUT_ROLE ? given[b->index] : c->buffers[p->buffer];
-    TRY(cuMemcpyDtoHAsync_v2(x->indices, (uint64_t)(uintptr_t)from, (size_t)bytes, stream), "fetching indices");
-    TRY(cuStreamSynchronize(stream), "waiting for indices");
-    return PD_OK;
-}
-
-static int32_t check(pd_context *c, const pd_index_check *p, const void *const *given, void *stream) {
-    const void *data;
-    if (c->values[plan->launches[p->launch].tasks] <= 0) return PD_OK;
-    int32_t code = fetch(c, p, given, stream, &data);
-    return code == PD_OK ? pd_check_index(c, p, data) : code;
+    return code;
 }
 
 static int32_t launch_all(pd_context *c, const pd_call *call, void **events) {
     pd_device *d = c->program->place;
-    const pd_index_check *p = plan->index_checks, *last = p + plan->index_check_count;
     int32_t code = PD_OK;
     if (events) TRY(cuEventRecord(events[0], call->stream), "profiling");
     for (int32_t k = 0; k < plan->launch_count && code == PD_OK; k++) {
-        while (p < last && p->launch == k && code == PD_OK) code = check(c, p++, call->given, call->stream);
-        if (code == PD_OK) code = launch(c, k, call);
+        code = launch(c, k, call);
         if (code == PD_OK && events) TRY(cuEventRecord(events[k + 1], call->stream), "profiling");
     }
     return code;
@@ -195,10 +177,15 @@ static int32_t bind(pd_context *c, const pd_call *call) {
     return code;
 }
 
+#define BEFORE " (in a call before this one; its outputs are void, and this one did not run)"
+
 /* Before anything is put on the stream: the context's memory may still be in use by its last run. */
 static int32_t begin(pd_context *c, void *stream) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
+    int32_t code = pd_cuda_hear(c, BEFORE);
+    if (code == PD_OK) code = pd_cuda_ask(c);
+    if (code != PD_OK) return code;
     int host = 0; /* arrays in host memory: pinned memory is written, so the run before must have ended */
     for (int32_t i = 0; i < plan->input_count + plan->output_count; i++) host |= c->places[i] == PD_ON_HOST;
     if (host) pd_cuda_settle(d, x);
@@ -216,6 +203,7 @@ static int32_t end(pd_context *c, void *stream, int32_t code, int32_t detached) 
         int32_t result = d->cuda.cuEventRecord(x->done, stream);
         if (!result) {
             x->busy = 1;
+            x->unheard = pd_cuda_looks(c);
             return PD_OK;
         }
         code = pd_cuda_say(d, result, "cuEventRecord", "ending a run");
@@ -223,16 +211,16 @@ static int32_t end(pd_context *c, void *stream, int32_t code, int32_t detached) 
     int32_t result = d->cuda.cuStreamSynchronize(stream); /* after a failure too: nothing may still be at work, */
     pd_cuda_settle(d, x);                                 /* nor the run before, which this one may not have waited for */
     if (code != PD_OK) return code;
-    return result ? pd_cuda_say(d, result, "cuStreamSynchronize", "a kernel of this run failed") : PD_OK;
+    if (result) return pd_cuda_say(d, result, "cuStreamSynchronize", "a kernel of this run failed");
+    return pd_cuda_found(c, "");
 }
 
 static int32_t run(pd_context *c, const pd_call *call, int32_t detached, void **events) {
     int32_t code = begin(c, call->stream);
     if (code == PD_OK) code = bind(c, call);
-    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) {
-        fill(c, i, call->given[i]);
-        code = send(c, i, call);
-    }
+    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) fill(c, i, call->given[i]);
+    if (code == PD_OK) code = scan(c);
+    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = send(c, i, call);
     if (code == PD_OK) code = launch_all(c, call, events);
     if (code == PD_OK) code = give_outputs(c, call);
     return end(c, call->stream, code, detached);
@@ -299,19 +287,8 @@ PD_EXPORT int32_t pd_run(pd_context *c, const void *const *inputs, void *const *
 
 /* ---- calls that are recorded ----
  *
- * What a run puts on the stream is captured there into graphs: one, and another one from every launch on that must wait
- * until the host has checked indices which launches before it compute. Everything that may not happen during a capture
- * (loading kernels, memory) happens before it. */
-
-static int of_input(const pd_index_check *p) { return plan->buffers[p->buffer].role == PD_INPUT_ROLE; }
-
-/* Whether launch k reads indices, unchecked so far, that no input holds. */
-static int waits(const pd_context *c, int32_t k) {
-    int found = 0;
-    for (int32_t i = 0; i < plan->index_check_count; i++)
-        found |= plan->index_checks[i].launch == k && !of_input(&plan->index_checks[i]);
-    return found && c->values[plan->launches[k].tasks] > 0;
-}
+ * What a run puts on the stream is captured there into a graph. Everything that may not happen during a capture (loading
+ * kernels, memory) happens before it. */
 
 /* Ends a capture, also after a failure, and makes its graph one that can be launched, NULL when nothing was captured. */
 static int32_t finish(pd_device *d, void *stream, int32_t code, void **executable) {
@@ -329,18 +306,14 @@ static int32_t finish(pd_device *d, void *stream, int32_t code, void **executabl
     return code;
 }
 
-/* Captures from launch *k on as far as nothing waits, which *k becomes. */
-static int32_t capture(pd_context *c, const pd_call *call, int32_t *k) {
+static int32_t capture(pd_context *c, const pd_call *call) {
     pd_device *d = c->program->place;
-    pd_cuda *x = c->place;
     int32_t code = PD_OK;
     TRY(cuStreamBeginCapture_v2(call->stream, CAPTURE_THREAD_LOCAL), "binding a call");
-    pd_segment *s = &x->segments[x->segment_count++];
-    *s = (pd_segment){.first = *k};
-    for (int32_t i = 0; !s->first && i < plan->input_count && code == PD_OK; i++) code = send(c, i, call);
-    while (*k < plan->launch_count && (*k == s->first || !waits(c, *k)) && code == PD_OK) code = launch(c, (*k)++, call);
-    if (*k == plan->launch_count && code == PD_OK) code = give_outputs(c, call);
-    return finish(d, call->stream, code, &s->graph);
+    for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) code = send(c, i, call);
+    if (code == PD_OK) code = launch_all(c, call, NULL);
+    if (code == PD_OK) code = give_outputs(c, call);
+    return finish(d, call->stream, code, &((pd_cuda *)c->place)->graph);
 }
 
 static int32_t record(pd_context *c, const pd_call *call) {
@@ -348,10 +321,12 @@ static int32_t record(pd_context *c, const pd_call *call) {
     pd_cuda *x = c->place;
     if (!d->graphs) return pd_cuda_say(d, NOT_SUPPORTED, "binding a call", "the driver is older than CUDA 11.4");
     pd_cuda_settle(d, x); /* the choice of versions may give back the workspace */
-    int32_t code = bind(c, call), k = 0;
+    int32_t code = pd_cuda_hear(c, BEFORE);
+    if (code == PD_OK) code = pd_cuda_ask(c);
+    if (code == PD_OK) code = bind(c, call);
     while (x->next < plan->launch_count && code == PD_OK) code = pd_cuda_choose(c, x->next, call->stream);
     int64_t before = c->copied_bytes;
-    while (code == PD_OK && (k < plan->launch_count || !x->segment_count)) code = capture(c, call, &k);
+    if (code == PD_OK) code = capture(c, call);
     x->recorded_bytes = c->copied_bytes - before;
     c->copied_bytes = before;
     if (code != PD_OK) return code;
@@ -377,18 +352,11 @@ PD_EXPORT int32_t pd_cuda_record(pd_context *c, const void *const *inputs, void 
 static int32_t replay(pd_context *c, void *stream, int32_t detached) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
-    const pd_index_check *checks = plan->index_checks, *last = checks + plan->index_check_count, *p;
     int32_t code = begin(c, stream);
     for (int32_t i = 0; i < plan->input_count && code == PD_OK; i++) fill(c, i, x->inputs[i]);
-    for (p = checks; p < last && code == PD_OK; p++)
-        if (of_input(p)) code = check(c, p, x->inputs, stream);
-    for (int32_t i = 0; i < x->segment_count && code == PD_OK; i++) {
-        const pd_segment *s = &x->segments[i];
-        for (p = checks; p < last && code == PD_OK; p++)
-            if (p->launch == s->first && !of_input(p)) code = check(c, p, x->inputs, stream);
-        int32_t result = code == PD_OK && s->graph ? d->cuda.cuGraphLaunch(s->graph, stream) : 0;
-        if (result) code = pd_cuda_say(d, result, "cuGraphLaunch", "repeating a bound call");
-    }
+    if (code == PD_OK) code = scan(c);
+    int32_t result = code == PD_OK && x->graph ? d->cuda.cuGraphLaunch(x->graph, stream) : 0;
+    if (result) code = pd_cuda_say(d, result, "cuGraphLaunch", "repeating a bound call");
     return end(c, stream, code, detached);
 }
 
@@ -412,11 +380,11 @@ PD_EXPORT void pd_cuda_release(pd_context *c) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     int lost = x->generation != d->generation || !d->ready;
-    if (x->segment_count && !lost && pd_cuda_enter(d) == PD_OK) {
+    if (x->graph && !lost && pd_cuda_enter(d) == PD_OK) {
         pd_cuda_settle(d, x); /* a replay may be at work */
-        for (int32_t i = 0; i < x->segment_count; i++)
-            if (x->segments[i].graph) d->cuda.cuGraphExecDestroy(x->segments[i].graph);
+        d->cuda.cuGraphExecDestroy(x->graph);
         pd_cuda_leave(d, PD_OK);
     }
-    x->segment_count = x->recorded = 0;
+    x->graph = NULL;
+    x->recorded = 0;
 }

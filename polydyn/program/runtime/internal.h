@@ -102,6 +102,17 @@ typedef struct {
     const char *message;
 } pd_index_check;
 
+/* Launch `launch` of a device program only looks for indices outside their axis. It says of every PD_SPAN of them in one
+ * word what the first offender is (cuda_indices.c). */
+typedef struct {
+    int32_t launch, buffer, words; /* it writes v[words] words to the buffer */
+    int32_t reader;                /* the first launch that reads the indices, -1: not known */
+    int32_t input;                 /* which is scanned instead when it is in host memory; -1: none */
+    int32_t size;                  /* of the axis, a value */
+    int32_t first, step;           /* the integers meant */
+    const char *message;
+} pd_device_check;
+
 typedef struct {
     pd_kernel *kernel; /* NULL: it runs on a device */
     const char *name;
@@ -151,7 +162,7 @@ typedef struct {
     int32_t input_count, output_count, symbol_count, value_count, dim_check_count, guard_count, sign_check_count;
     int32_t buffer_count, slot_count, copy_count, launch_count, launch_buffer_count, launch_symbol_count;
     int32_t input_dim_count, output_dim_count, index_check_count, wave_count;
-    int32_t kernel_count, version_count, condition_count, map_count;
+    int32_t kernel_count, version_count, condition_count, map_count, device_check_count;
     int64_t weight_bytes;
     const pd_io *inputs, *outputs;
     const pd_source *sources;
@@ -171,6 +182,7 @@ typedef struct {
     const pd_condition *conditions;
     const pd_tensor_map *maps;
     const int32_t *map_sizes;
+    const pd_device_check *device_checks; /* by launch */
     int (*check)(int64_t *v); /* what dim checks, guards and output dims need; 1: int64 overflow */
     int (*plan)(int64_t *v);  /* everything else */
 } pd_plan;

@@ -51,8 +51,9 @@ void pd_cuda_lost(pd_program *program);
 void pd_cuda_places(pd_context *context, const int32_t *places);
 
 /* Computes. `stream`: a CUstream, NULL for the context's own. Returns when outputs are there; with `detached`, and no
- * output on the host, when everything is on its way (errors of kernels then appear at a later call). A stream that is
- * capturing is refused: the context's memory is other calls' too. Device outputs are aligned to 16 bytes. `nanoseconds`: NULL, or room for the time of every launch. */
+ * output on the host, when everything is on its way (errors of kernels and wrong indices then appear at a later call, see
+ * pd_cuda_wait). A stream that is capturing is refused: the context's memory is other calls' too. Device outputs are aligned
+ * to 16 bytes. `nanoseconds`: NULL, or room for the time of every launch. */
 int32_t pd_cuda_run(pd_context *context, const void *const *inputs, void *const *outputs, void *stream,
                     int32_t detached, int64_t *nanoseconds);
 
@@ -66,6 +67,10 @@ int32_t pd_cuda_replay(pd_context *context, void *stream, int32_t detached);
 
 /* Gives the record's graphs back before the context goes. */
 void pd_cuda_release(pd_context *context);
+
+/* Waits for the last run that was `detached`; PD_INPUT when an index that it read lies outside its axis. Nobody having
+ * asked, the next run of the context says so and does nothing else. */
+int32_t pd_cuda_wait(pd_context *context);
 
 /* How many launches of all runs had their version chosen; the others had sizes of one of the last few calls. */
 int64_t pd_cuda_choices(const pd_context *context);
