@@ -187,7 +187,7 @@ class ChosenTiles:
         if known is None:
             self.notes.append(self._missing(key, task))
             return None
-        return kept(task, known), _reasons(known)
+        return kept(task, known), _reasons(task, known)
 
     def _missing(self, key: str, task: CudaTask) -> str:
         alike = (r.group for r in self.records.rows(kind=KIND) if r.group.structure == key and r.group != task.key)
@@ -217,12 +217,15 @@ def kept(task: CudaTask, search: Search) -> Kept:
     return Kept(tuple(tiles.items()), max(1, round(UNIT * mean)))
 
 
-def _reasons(s: Search) -> tuple[str, ...]:
+def _reasons(task: CudaTask, s: Search) -> tuple[str, ...]:
     measured = s.source == "measured"
     how = "measured" if measured else "ranked by an analytical model, no such device was there"
-    tiles = zip(s.tiles, s.factors, strict=True)
+    lines = []
+    for t, f in zip(map(task.tile, s.tiles), s.factors, strict=True):
+        size = f"{t.instruction} {t.bm}x{t.bn}x{t.bk} of {t.wm}x{t.wn}, {t.stages} stages, {t.blocks} resident blocks"
+        lines.append(f"tile {size}" + (f", {f / UNIT:.2f} of its estimate" if measured else ""))
     return (
         f"tuned by {s.strategy} for {s.hardware.name}: {s.explored} tuples explored, {how}",
-        f"{len(s.tiles)} tiles kept",
-        *(f"tile {t}" + (f", {f / UNIT:.2f} of its estimate" if measured else "") for t, f in tiles),
+        f"{len(lines)} tiles kept",
+        *lines,
     )
