@@ -53,7 +53,7 @@ from polydyn.schedules.model import Group, Statement, row_major, stored
 from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree, stages
 
 MAP_TILE = 1024
-"""Elements per task of an element-wise group: about half a microsecond of work, the least that hides what a task costs."""
+"""Elements per task of an element-wise group: about half a microsecond of work."""
 TURNED_TILE = (16, 512)
 """Elements of a task's tile along the output's rows and along those of a transposed operand, which are read in long
 runs: few of them at a time, so that prefetchers follow."""

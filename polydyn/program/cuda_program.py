@@ -97,8 +97,8 @@ class CudaProgram(Program):
         ``feeds``: input name -> numpy array or tensor in device memory (dense; a tensor that is not aligned to 16
         bytes is copied). ``out``: arrays or tensors for some or all outputs. ``stream``: a CUstream, or a stream of
         torch, cupy or pycuda that is not capturing: the run is put on it and, when no output is on the host, not waited
-        for; errors of its kernels and indices outside their axis then appear later: in ``numpy()`` of an output, or at a
-        later call, which does nothing else. Without it the run has a stream of its own and is over when this returns.
+        for; errors of its kernels and indices outside their axis then appear later: in ``numpy()`` of an output, or at
+        a later call, which does nothing else. Without it the run has a stream of its own and is over when this returns.
         Returns output name -> array. InputError; DeviceError: a failing kernel, no memory, no driver.
         """
         session = self.session
