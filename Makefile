@@ -1,7 +1,7 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
 # make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types
 # MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
-# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make guards | make emulate | make gpu-pack | make gpu | make models | make wheel | make clean
+# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -13,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference guards accuracy emulate gpu gpu-pack models tiny-models wheel clean
+.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack models tiny-models wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -85,6 +85,22 @@ accuracy: $(VENV)/.extra-bench models
 emulate: $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.gpu.emulated $(EMULATED)
 
+# The same and the tests of the GPU side with pycuda, in an environment of its own: pycuda has no wheels, so one is built
+# with the headers of the CUDA toolkit and the CPU libcuda (two minutes). Where it is installed, devices are opened by it.
+PYCUDA := .venv-pycuda
+$(PYCUDA)/.made: setup.cfg pyproject.toml benchmarks/gpu/pycuda_wheels.py
+	$(PYTHON) -m venv $(PYCUDA)
+	$(PYCUDA)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,bench]'
+	$(PYCUDA)/bin/python -m benchmarks.gpu.pycuda_wheels $(PYCUDA)/wheels
+	$(PYCUDA)/bin/python -m pip install --quiet --disable-pip-version-check --find-links $(PYCUDA)/wheels pycuda
+	touch $@
+
+pycuda-test: $(PYCUDA)/.made
+	$(PYCUDA)/bin/python -m pytest tests/test_gpu_*.py tests/test_cuda_*.py
+
+pycuda-emulate: $(PYCUDA)/.made
+	$(PYCUDA)/bin/python -m benchmarks.gpu.emulated $(EMULATED) --driver pycuda $(ARGS)
+
 # For a day with a GPU: PACK=gpu.tar.gz ARGS="--target cuda:sm_90a" make gpu-pack here, then there PACK=gpu.tar.gz make gpu
 PACK   ?= benchmarks/out/gpu.tar.gz
 gpu-pack: $(VENV)/.extra-bench
@@ -105,4 +121,4 @@ wheel: $(VENV)/.made
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/out
+	rm -rf $(VENV) $(PYCUDA) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis benchmarks/out

@@ -379,14 +379,3 @@ def test_threads_share_a_call_and_bind_their_own(layer: CudaProgram) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(12)))
     assert layer.counters["contexts"] <= 14
-
-
-def test_through_pycuda() -> None:
-    pytest.importorskip("pycuda")
-    session = open_session(prefer="pycuda")
-    program = CudaProgram(relu()._artifact, session=session)
-    x = np.arange(16, dtype=np.float32).reshape(2, 8)
-    with session.use() as driver:
-        stream = driver.stream()
-    call = program.bind({"x": DeviceArray.of(session, x)}, stream=stream)
-    assert np.array_equal(call()["y"].numpy(), x)

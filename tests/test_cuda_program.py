@@ -22,6 +22,7 @@ from polydyn.errors import InputError, UnsupportedError
 from polydyn.gpu import dlpack
 from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.dlpack import CUDA, capsule, view
+from polydyn.gpu.errors import DeviceError
 from polydyn.gpu.session import Session, open_session
 from polydyn.program.cuda_program import CudaProgram, stream_handle
 
@@ -212,6 +213,58 @@ def test_tensors_of_other_libraries(layer: CudaProgram, device: Session) -> None
         layer.run(f | {"x": Foreign(base, 0, (4, 8))}, {"z": Foreign(base, 16, (4, 8))})
 
 
+class Interface:
+    """What an array of pycuda or numba looks like; ``stream``: what it says about where its contents are made."""
+
+    def __init__(self, base: DeviceArray, stream: int | None) -> None:
+        self.base = base
+        self.__cuda_array_interface__ = base.__cuda_array_interface__ | {"stream": stream}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_work_of_exporters_without_dlpack_is_waited_for(layer: CudaProgram, device: Session, own: bool) -> None:
+    """pycuda names no stream though its copies and kernels are on the default one; numba names its stream."""
+    f = feeds(4)
+    x = DeviceArray.of(device, f["x"])
+    with device.use() as driver:
+        theirs, ours = driver.stream(), driver.stream()
+    for stream in (None, ours):
+        f["x"] = f["x"] + 1
+        with device.use() as driver:
+            if own:
+                driver.h2d(x.pointer, f["x"], theirs)
+            else:  # from pageable memory: not there when it returns
+                raw = ctypes.c_void_p(f["x"].ctypes.data), ctypes.c_size_t(x.nbytes)
+                driver._call("cuMemcpyHtoD_v2", ctypes.c_uint64(x.pointer), *raw)  # type: ignore[attr-defined]
+        close(layer.run(f | {"x": Interface(x, theirs if own else None)}, stream=stream), f)
+    with device.use() as driver:
+        driver.free_stream(theirs)
+        driver.free_stream(ours)
+
+
+def test_other_contexts_stay_current_and_their_memory_is_refused(layer: CudaProgram, device: Session) -> None:
+    """A kernel that reads memory of another context breaks its own; ``pycuda.autoinit`` makes such a context."""
+    cuda, other, now = ctypes.CDLL(device.library), ctypes.c_void_p(), ctypes.c_void_p()
+    f = feeds(4)
+    kept = DeviceArray.of(device, f["x"])
+    assert not cuda.cuCtxCreate_v2(ctypes.byref(other), 0, 0)
+    try:
+        foreign, stream = ctypes.c_uint64(), ctypes.c_void_p()
+        assert not cuda.cuMemAlloc_v2(ctypes.byref(foreign), ctypes.c_size_t(kept.nbytes))
+        assert not cuda.cuStreamCreate(ctypes.byref(stream), 1)
+        x = Interface(kept, None)
+        close(layer.run(f | {"x": x}), f)
+        x.__cuda_array_interface__["data"] = (foreign.value, False)
+        with pytest.raises(InputError, match=r"(?s)'x' is in memory of another CUDA context.*primary context"):
+            layer.run(f | {"x": x})
+        with pytest.raises(DeviceError, match=r"(?s)invalid resource handle.*primary context"):
+            layer.run(f, stream=stream.value)
+        DeviceArray.of(device, f["x"])
+        assert not cuda.cuCtxGetCurrent(ctypes.byref(now)) and now.value == other.value
+    finally:
+        cuda.cuCtxDestroy_v2(other)
+
+
 def test_capsules_keep_and_free_their_memory(device: Session) -> None:
     data = np.arange(6, dtype=np.int16).reshape(2, 3)
     a = DeviceArray.of(device, data)
@@ -309,19 +362,3 @@ def test_a_cache_grows_in_place_on_the_device(device: Session) -> None:
         got = program.run({"p": Foreign(cache, 0, (n, 4)), "x": row}, {"q": Foreign(cache, 0, (n + 1, 4))})
         assert isinstance(got["q"], Foreign)
     assert np.array_equal(cache.numpy(), np.repeat(np.arange(9, dtype=np.float32), 4).reshape(9, 4))
-
-
-def test_pycuda_memory_is_used_where_it_lies(layer: CudaProgram) -> None:
-    pytest.importorskip("pycuda")
-    ctypes.CDLL(open_session().library, ctypes.RTLD_GLOBAL)
-    driver, gpuarray = (pytest.importorskip(f"pycuda.{n}") for n in ("driver", "gpuarray"))
-    driver.init()
-    context = driver.Device(0).retain_primary_context()  # as pycuda.autoprimaryctx does
-    context.push()
-    try:
-        f = feeds(4)
-        x = gpuarray.to_gpu(f["x"])
-        close(layer.run(f | {"x": x}), f)
-        x.gpudata.free()
-    finally:
-        context.pop()

@@ -1,22 +1,28 @@
 """Whole models through the real pipeline on the CPU libcuda: results against ONNX Runtime, at shapes around the tiles.
 
     python -m benchmarks.gpu.emulated tests/data/bert_tiny.onnx [...] [--dtype float32 float16 bfloat16] [--quick]
+                                      [--driver ctypes|pycuda]
 
 Each model is compiled once (target ``cuda:emulated``) and run by its host program through our own driver interface:
 kernels are executed strictly (late copies, NaN poison, bounds, alignment, divergence), every shape with warps in
 forward and, as a bound call, in reverse order. Wanted: results within the type's bound of the float32 model, equal bits
 in both orders, no bank conflicts. Results are added to benchmarks/results/gpu_emulated.json, in place of what it has
 for the same model and type; the exit status is the number of failures.
+
+``--driver pycuda``: the context is pycuda's, and bound calls read arrays that pycuda made, on a stream of pycuda's. The
+results are in gpu_pycuda.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +39,7 @@ from polydyn.gpu.session import LIBRARY, open_session
 from polydyn.program.cuda_program import CudaProgram
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-FILE = "gpu_emulated"
+FILES = {"ctypes": "gpu_emulated", "pycuda": "gpu_pycuda"}
 REVERSE = "PDEMU_REVERSE"
 """The CPU libcuda's setting for the order of warps."""
 
@@ -69,6 +75,24 @@ def counters(library: str) -> Counters:
     return Counters(*(ctypes.c_uint64 * len(names)).in_dll(ctypes.CDLL(library), "pdemu_counters"))
 
 
+def bound(program: CudaProgram, feeds: Arrays) -> Arrays:
+    """What a bound call on them gives; with pycuda on its arrays and its stream, else on numpy's."""
+    driver = program.session.driver
+    if driver.name != "pycuda":
+        return program.bind(feeds)()
+    pycuda, gpuarray = (importlib.import_module(f"pycuda.{n}") for n in ("driver", "gpuarray"))
+    context = pycuda.Device(0).retain_primary_context()  # as pycuda.autoprimaryctx does
+    context.push()
+    try:
+        stream = pycuda.Stream()
+        call = program.bind({n: gpuarray.to_gpu(a) for n, a in feeds.items()}, stream=stream)
+        out = call()
+        stream.synchronize()
+        return {n: a.numpy() for n, a in out.items()}
+    finally:
+        context.pop()
+
+
 def run(program: CudaProgram, given: Mapping[str, Any], dtype: str, reverse: bool) -> Arrays:
     """A run with the warps in one of both orders, its floats being of a type; bfloat16 has no name in numpy itself.
 
@@ -79,25 +103,25 @@ def run(program: CudaProgram, given: Mapping[str, Any], dtype: str, reverse: boo
     feeds = {n: a.astype(kind).view(plain) if a.dtype == np.float32 else a for n, a in given.items()}
     os.environ[REVERSE] = str(int(reverse))
     try:
-        got = program.bind(feeds)() if reverse else program.run(feeds)
+        got = bound(program, feeds) if reverse else program.run(feeds)
         return {n: a.view(kind) if a.dtype == plain else a for n, a in got.items()}
     finally:
         del os.environ[REVERSE]
 
 
-def check(path: Path, dtype: str, wanted: Sequence[Shape]) -> dict[str, Any]:
+def check(path: Path, dtype: str, wanted: Sequence[Shape], driver: str = "ctypes") -> dict[str, Any]:
     """Compiles a model of a type once and runs it at shapes; what came out."""
     start, original = time.perf_counter(), onnx.load(path)
-    program = polydyn.compile(of_type(path, dtype), target="cuda:emulated")
-    assert isinstance(program, CudaProgram)
-    compiling, library = time.perf_counter() - start, open_session().library
+    session = open_session(prefer=driver)
+    program = CudaProgram(polydyn.compile(of_type(path, dtype), target="cuda:emulated")._artifact, session=session)
+    compiling = time.perf_counter() - start
     rows: list[dict[str, Any]] = []
     used: set[str] = set()
     for shape, want in zip(wanted, reference(str(path), wanted), strict=True):
         given = feeds(original, shape)
-        before = counters(library)
+        before = counters(session.library)
         got, again = run(program, given, dtype, False), run(program, given, dtype, True)
-        after = counters(library)
+        after = counters(session.library)
         conflicts = sum(getattr(after, c) - getattr(before, c) for c in ("shared_conflicts", "ldmatrix_conflicts"))
         same = all(a.tobytes() == again[n].tobytes() for n, a in got.items())
         off = error({n: got[n].astype(w.dtype) for n, w in want.items()}, want)
@@ -106,7 +130,8 @@ def check(path: Path, dtype: str, wanted: Sequence[Shape]) -> dict[str, Any]:
         used |= {x.kernel for x in program.explain(**shape).launches if x.tasks}
     versions = {v["kernel"]: v["name"] for x in program.manifest["launches"] for v in x["versions"]}
     return {
-        "model": path.stem, "dtype": dtype, "launches": len(program.manifest["launches"]), "kernels": len(used),
+        "model": path.stem, "dtype": dtype, "driver": session.driver.name,
+        "launches": len(program.manifest["launches"]), "kernels": len(used),
         "versions": sorted({versions.get(k, k) for k in used}), "bound": BOUND[dtype], "shapes": rows,
         "right": all(r["right"] for r in rows), "compile_seconds": round(compiling, 1),
         "seconds": round(time.perf_counter() - start, 1),
@@ -115,11 +140,13 @@ def check(path: Path, dtype: str, wanted: Sequence[Shape]) -> dict[str, Any]:
 
 def save(result: dict[str, Any], folder: Path) -> None:
     """Replaces or adds a model of a type."""
-    path = folder / f"{FILE}.json"
+    file = FILES[result["driver"]]
+    path = folder / f"{file}.json"
     old = json.loads(path.read_text())["results"] if path.exists() else []
     key = ("model", "dtype")
     kept = [r for r in old if any(r[k] != result[k] for k in key)]
-    record.save(FILE, folder=folder, results=sorted([*kept, result], key=lambda r: [r[k] for k in key]))
+    about = {"versions": record.versions() | {"pycuda": metadata.version("pycuda")}} if file == "gpu_pycuda" else {}
+    record.save(file, folder=folder, **about, results=sorted([*kept, result], key=lambda r: [r[k] for k in key]))
 
 
 def main() -> int:
@@ -128,12 +155,13 @@ def main() -> int:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--dtype", nargs="+", choices=BOUND, default=list(BOUND))
     parser.add_argument("--quick", action="store_true", help="two shapes each, results under benchmarks/out")
+    parser.add_argument("--driver", default="ctypes", choices=FILES)
     options = parser.parse_args()
     os.environ[LIBRARY] = "emulated"
     folder, wrong = record.SCRATCH if options.quick else record.RESULTS, 0
     for path in options.models:
         for dtype in options.dtype:
-            r = check(path, dtype, wanted(path, options.quick))
+            r = check(path, dtype, wanted(path, options.quick), options.driver)
             wrong += not r["right"]
             save(r, folder)
             rows = r["shapes"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -28,7 +27,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
-from benchmarks.gpu import conformance
+from benchmarks.gpu import conformance, pycuda_wheels
 from benchmarks.gpu.halves import NUMPY_TYPE
 from benchmarks.models.inputs import feeds, model_inputs, shapes
 from polydyn.errors import BuildError
@@ -234,24 +233,6 @@ def write_conformance(folder: Path, archs: tuple[str, ...]) -> None:
         print(f"the conformance kernels are not in the pack: {e}")
 
 
-def pycuda_wheels(python: str, folder: Path) -> None:
-    """Builds pycuda for an interpreter, against the CPU libcuda, and fetches the wheels of what it imports."""
-    from polydyn.gpu import cpu_libcuda
-    from polydyn.gpu.compiler import find_nvcc
-
-    nvcc = find_nvcc()
-    if nvcc is None:
-        raise SystemExit("pycuda is built with the headers of the CUDA toolkit: no nvcc was found")
-    with tempfile.TemporaryDirectory() as home:
-        stub = Path(home) / "libcuda.so"  # must define what pycuda links, or its name is dropped from the wheel
-        shutil.copy(cpu_libcuda.build(), stub)
-        settings = {"CUDA_ROOT": str(Path(nvcc[0]).resolve().parents[1]), "CUDADRV_LIB_DIR": [home]}
-        settings |= {"CUDA_ENABLE_CURAND": False}
-        (Path(home) / ".aksetup-defaults.py").write_text("".join(f"{k} = {v!r}\n" for k, v in settings.items()))
-        command = [python, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), "pycuda"]
-        subprocess.run(command, check=True, env={"HOME": home, "PATH": "/usr/local/cuda/bin:/usr/bin:/bin"})
-
-
 def main() -> int:
     """Makes the folder or the tarball."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -270,7 +251,7 @@ def main() -> int:
         if archive:
             subprocess.run([*wheel, str(folder / "wheels"), str(ROOT)], check=True)
         if options.pycuda:
-            pycuda_wheels(options.pycuda, folder / "wheels")
+            pycuda_wheels.build(options.pycuda, folder / "wheels")
         if archive:
             with tarfile.open(options.out, "w:gz") as tar:
                 tar.add(folder, "pack")

@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 
 from polydyn.gpu.dlpack import CUDA, View, capsule, dense_strides
+from polydyn.gpu.driver import LEGACY
 from polydyn.gpu.errors import DeviceError, DeviceLostError
 from polydyn.gpu.session import Session
 
-__all__ = ["LEGACY", "DeviceArray"]
-
-LEGACY = 1
-"""The CUstream of CUDA's default stream, which is 0 elsewhere."""
-
+__all__ = ["DeviceArray"]
 
 class DeviceArray:
     """Dense device memory with a shape and a dtype (a name: "float32", "bfloat16" ...), freed with the object.
@@ -58,10 +55,7 @@ class DeviceArray:
         self._alive()
         if self.stream and stream != self.stream:
             with self._session.use() as driver:
-                event = driver.event()
-                driver.record(event, self.stream)
-                driver.wait_event(stream, event)
-                driver.free_event(event)
+                driver.order(stream, self.stream)
         item = np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).itemsize
         return View(self.pointer, self.shape, dense_strides(self.shape, item), self.dtype, self)
 

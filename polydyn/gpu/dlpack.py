@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from polydyn.errors import InputError
+from polydyn.gpu.driver import LEGACY
 
 __all__ = ["CPU", "CUDA", "CUDA_HOST", "View", "capsule", "device_of", "view"]
 
@@ -46,13 +47,17 @@ _valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 @dataclass(frozen=True)
 class View:
-    """An array in device memory; ``strides`` in bytes. ``owner`` keeps the memory while the view is in use."""
+    """An array in device memory; ``strides`` in bytes. ``owner`` keeps the memory while the view is in use.
+
+    ``after``: the CUstream on which the exporter makes its contents, when it leaves waiting to the reader; else 0.
+    """
 
     pointer: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
     owner: object
+    after: int = 0
 
     @property
     def ndim(self) -> int:
@@ -92,7 +97,7 @@ def device_of(x: object) -> int:
 
 
 def view(x: Any, stream: int) -> View:
-    """A view of a tensor in device memory, ready for work on ``stream`` (a CUstream that is not 0).
+    """A view of a tensor in device memory, ready for work on ``stream`` (a CUstream, not 0) that waits for ``after``.
 
     InputError: the tensor has an element type without a name here, or cannot be exported.
     """
@@ -101,7 +106,7 @@ def view(x: Any, stream: int) -> View:
         found: View = ours(stream)
         return found
     if not hasattr(x, "__dlpack__"):
-        return _from_interface(x, stream)
+        return _from_interface(x)
     try:
         exported = x.__dlpack__(stream=stream)
         t = ctypes.cast(_get(exported, _NAME), ctypes.POINTER(_Managed)).contents.tensor
@@ -120,22 +125,20 @@ def view(x: Any, stream: int) -> View:
     return View((t.data or 0) + t.byte_offset, shape, strides, dtype, exported)
 
 
-def _from_interface(x: Any, stream: int) -> View:
-    """``__cuda_array_interface__`` (pycuda, numba). Work of its own stream is not waited for unless it is the same."""
+def _from_interface(x: Any) -> View:
+    """``__cuda_array_interface__`` (pycuda, numba).
+
+    Who names no stream has nothing to wait for, says the protocol; pycuda names none whatever is on the default stream.
+    """
     said = x.__cuda_array_interface__
     kind, bits = said["typestr"][1], int(said["typestr"][2:]) * 8
     names = {"i": "int", "u": "uint", "f": "float", "b": "bool"}
     if kind not in names:
         raise InputError(f"a tensor has the type {said['typestr']}", remedy="convert it")
-    theirs = said.get("stream")
-    if theirs not in (None, stream):
-        raise InputError(
-            f"a tensor is in use on the stream {theirs}, the program runs on {stream}",
-            remedy="pass stream=, or synchronize before",
-        )
-    shape = tuple(said["shape"])
+    shape, after = tuple(said["shape"]), said.get("stream") or LEGACY
     strides = said.get("strides") or dense_strides(shape, bits // 8)
-    return View(said["data"][0], shape, tuple(strides), "bool" if kind == "b" else f"{names[kind]}{bits}", x)
+    dtype = "bool" if kind == "b" else f"{names[kind]}{bits}"
+    return View(said["data"][0], shape, tuple(strides), dtype, x, after)
 
 
 def dense_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:

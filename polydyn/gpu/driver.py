@@ -20,10 +20,13 @@ import numpy as np
 from polydyn.gpu.errors import DeviceError, DeviceMemoryError, WrongArchitectureError
 from polydyn.gpu.tensormap import TensorMap
 
-__all__ = ["Argument", "Driver", "open_driver"]
+__all__ = ["LEGACY", "Argument", "Driver", "open_driver", "preferred"]
 
 Argument: TypeAlias = "int | np.generic | bytes"
 """A kernel argument: an int is a device pointer (8 bytes), a numpy scalar its own bytes, bytes go in as they are."""
+
+LEGACY = 1
+"""The CUstream of CUDA's default stream, which is 0 elsewhere."""
 
 LOST = frozenset({214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720})
 """CUresult values after which the context is unusable (ECC, illegal address, timeout, assert, ... launch failed)."""
@@ -73,6 +76,10 @@ class Driver(abc.ABC):
     @abc.abstractmethod
     def free(self, pointer: int) -> None:
         """Gives an allocation back. Raises DeviceError when it is not one of this context's."""
+
+    @abc.abstractmethod
+    def owner(self, pointer: int) -> int:
+        """The CUcontext that device memory belongs to; 0 where the driver does not say."""
 
     @abc.abstractmethod
     def h2d(self, pointer: int, array: np.ndarray[Any, Any], stream: int = 0) -> None:
@@ -138,6 +145,15 @@ class Driver(abc.ABC):
     def wait_event(self, stream: int, event: int) -> None:
         """Later work of ``stream`` waits for ``event``."""
 
+    def order(self, stream: int, after: int) -> None:
+        """Later work of ``stream`` waits for all that is on the stream ``after`` by now."""
+        event = self.event()
+        try:
+            self.record(event, after)
+            self.wait_event(stream, event)
+        finally:
+            self.free_event(event)
+
     @abc.abstractmethod
     def encode_tensor_map(self, tensor_map: TensorMap, pointer: int) -> bytes:
         """The 128 bytes of a CUtensorMap over device memory; pass them as a kernel argument. Needs sm_90."""
@@ -157,10 +173,20 @@ def driver_error(code: int, name: str, text: str, call: str, detail: str = "") -
     if code in (200, 209, 218, 222):
         remedy = "compile for this device's architecture, or keep PTX in the artifact"
         return WrongArchitectureError(message, code=code, remedy=remedy)
+    if code == 400:
+        remedy = "streams and memory must be of the device's primary context (with pycuda: pycuda.autoprimaryctx)"
+        return DeviceError(message, code=code, remedy=remedy)
     if 900 <= code <= 908:
         remedy = "try again: no other thread may wait for the whole device while work is captured"
         return DeviceError(message, code=code, remedy=remedy)
     return DeviceError(message, code=code)
+
+
+def preferred() -> str:
+    """The driver that is taken when none is asked for: "pycuda" where it is installed, else "ctypes"."""
+    from polydyn.gpu.driver_pycuda import pycuda_installed
+
+    return "pycuda" if pycuda_installed() else "ctypes"
 
 
 def open_driver(prefer: str | None = None, device: int = 0, library: str = "libcuda.so.1") -> Driver:
@@ -172,10 +198,7 @@ def open_driver(prefer: str | None = None, device: int = 0, library: str = "libc
     if prefer not in (None, "pycuda", "ctypes"):
         raise DeviceError(f"no driver called {prefer!r}", remedy='"pycuda" or "ctypes"')
     from polydyn.gpu.driver_ctypes import CtypesDriver
+    from polydyn.gpu.driver_pycuda import PycudaDriver
 
-    if prefer != "ctypes":
-        from polydyn.gpu.driver_pycuda import PycudaDriver, pycuda_installed
-
-        if prefer == "pycuda" or pycuda_installed():
-            return PycudaDriver(device, library)
-    return CtypesDriver(device, library)
+    kind = PycudaDriver if (prefer or preferred()) == "pycuda" else CtypesDriver
+    return kind(device, library)

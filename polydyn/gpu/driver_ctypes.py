@@ -12,13 +12,18 @@ from polydyn.gpu.driver import LOST, Argument, Driver, driver_error
 from polydyn.gpu.errors import DeviceError, DeviceLostError, DriverMissingError
 from polydyn.gpu.tensormap import TensorMap
 
-__all__ = ["CtypesDriver"]
+__all__ = ["CtypesDriver", "resets"]
 
 _MAJOR, _MINOR = 75, 76  # CUdevice_attribute: compute capability
 _SMEM = 8  # CUfunction_attribute: dynamic shared memory
 _NON_BLOCKING = 1
+_CONTEXT = 1  # CUpointer_attribute
 _resets: dict[tuple[str, int], int] = {}
-"""(library, device) -> how often its primary context was reset by one of the drivers of this process."""
+
+
+def resets(key: tuple[str, int]) -> int:
+    """How often the primary context of a (library, device) was reset by the drivers of this process."""
+    return _resets.get(key, 0)
 
 
 class CtypesDriver(Driver):
@@ -66,13 +71,14 @@ class CtypesDriver(Driver):
     @property
     def generation(self) -> int:
         """Counts the primary contexts that were lost, by whichever driver noticed."""
-        return _resets.get(self._key, 0)
+        return resets(self._key)
 
     @property
     def context(self) -> int:
         """The CUcontext; a new one when another driver has renewed it."""
         if self._seen != self.generation:
             self._context = self._retain()
+            self._cuda.cuDevicePrimaryCtxRelease_v2(self._device)  # a reset does not give back what was retained
             self._seen = self.generation
             self._allocated.clear()
         return self._context
@@ -87,13 +93,24 @@ class CtypesDriver(Driver):
         self._cuda.cuGetErrorString(code, ctypes.byref(text))
         return (name.value or b"unknown").decode(), (text.value or b"unknown error").decode()
 
-    def _enter(self) -> None:
-        """Makes the context current, always: other users of the device (torch, pycuda) change what is current."""
-        self._cuda.cuCtxSetCurrent(ctypes.c_void_p(self.context))
+    def _enter(self) -> int:
+        """Makes the context current, always: other users of the device (torch, pycuda) change what is current.
+
+        Returns what is to be made current again: a context of somebody else, or 0.
+        """
+        mine, before = self.context, ctypes.c_void_p()
+        self._cuda.cuCtxGetCurrent(ctypes.byref(before))
+        self._cuda.cuCtxSetCurrent(ctypes.c_void_p(mine))
+        return 0 if before.value in (None, mine) else int(before.value)
+
+    def _leave(self, before: int) -> None:
+        if before:
+            self._cuda.cuCtxSetCurrent(ctypes.c_void_p(before))
 
     def _call(self, function: str, *args: Any, detail: str = "") -> None:
-        self._enter()
+        before = self._enter()
         code = getattr(self._cuda, function)(*args)
+        self._leave(before)
         if code:
             self.fail(code, function, detail)
 
@@ -116,7 +133,7 @@ class CtypesDriver(Driver):
         """Resets the primary context."""
         self._cuda.cuDevicePrimaryCtxReset_v2(self._device)
         _resets[self._key] = self.generation + 1
-        self._enter()
+        self._leave(self._enter())
 
     def close(self) -> None:
         """Releases the primary context; the object is of no use afterwards."""
@@ -149,7 +166,7 @@ class CtypesDriver(Driver):
 
     def free(self, pointer: int) -> None:
         """Gives an allocation back."""
-        self._enter()  # those of a context that is gone are forgotten
+        _ = self.context  # notices a new one, and forgets what the old one had
         if self._allocated.pop(pointer, None) is None:
             raise DeviceError(
                 f"{pointer:#x} is not an allocation of this context", remedy="was it lost with a failed kernel?"
@@ -173,6 +190,13 @@ class CtypesDriver(Driver):
             self._call(call + "_v2", to, source, ctypes.c_size_t(nbytes))
             if call == "cuMemcpyHtoD":  # a copy from pageable memory may return before it has arrived
                 self._call("cuStreamSynchronize", None)
+
+    def owner(self, pointer: int) -> int:
+        """The CUcontext of device memory; 0 where the driver does not say."""
+        context, before = ctypes.c_void_p(), self._enter()
+        code = self._cuda.cuPointerGetAttribute(ctypes.byref(context), _CONTEXT, ctypes.c_uint64(pointer))
+        self._leave(before)
+        return 0 if code else int(context.value or 0)
 
     # ---- modules
 
@@ -206,10 +230,11 @@ class CtypesDriver(Driver):
         stream: int = 0,
     ) -> None:
         """Starts a kernel."""
-        self._enter()
+        before = self._enter()
         values = [_value(a) for a in args]
         params = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])
         code = self._launch(function, *grid, threads, 1, 1, smem, stream or None, ctypes.addressof(params), None)
+        self._leave(before)
         if code:
             self.fail(code, "cuLaunchKernel", f"grid {grid}, {threads} threads, {smem} bytes of shared memory")
 

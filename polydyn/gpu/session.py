@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from polydyn.gpu.driver import Driver, open_driver
+from polydyn.gpu.driver import Driver, open_driver, preferred
 from polydyn.gpu.errors import DeviceLostError, DriverMissingError
 from polydyn.gpu.targets import EMULATED
 
@@ -79,17 +79,17 @@ class Session:
 
 
 def open_session(device: int = 0, library: str | None = None, prefer: str | None = None) -> Session:
-    """The session of a device, one for the process.
+    """The session of a device, one for the process (and for each of both drivers, when both are asked for).
 
     ``library``: the driver library, by default ``$POLYDYN_LIBCUDA``, else ``libcuda.so.1``; "emulated" is the CPU
     libcuda. ``prefer``: "pycuda" or "ctypes", default pycuda where it is installed. Raises DriverMissingError.
     """
     name = library or os.environ.get(LIBRARY) or "libcuda.so.1"
-    return _open(device, name, prefer)
+    return _open(device, name, prefer or preferred())
 
 
 @functools.lru_cache(maxsize=16)
-def _open(device: int, name: str, prefer: str | None) -> Session:
+def _open(device: int, name: str, prefer: str) -> Session:
     path = name
     if name == EMULATED:
         from polydyn.gpu import cpu_libcuda

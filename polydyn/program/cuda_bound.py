@@ -17,12 +17,13 @@ class CudaBoundCall(BoundCall):
     device memory are used where they are; numpy arrays are copied in and out by every call. One call runs at a time.
     """
 
-    __slots__ = ("_generation", "_results", "_session")
+    __slots__ = ("_follow", "_generation", "_results", "_session")
 
     def __init__(self, session: Session, run: Callable[[], int], check: Callable[[int], None], call: Any) -> None:
         """``run``: replays what was recorded of ``call``, a ``cuda_program.Call``. Within ``session.use``."""
         super().__init__(run, check, call, call.named)
         self._session, self._generation, self._results = session, session.generation, call.results
+        self._follow: Callable[[], None] = call.follow
 
     def __call__(self) -> dict[str, Any]:
         """Computes once more; on a stream of the caller's it is only put there, unless an output is on the host.
@@ -33,6 +34,7 @@ class CudaBoundCall(BoundCall):
         with self._session.use(), self._lock:
             if self._generation != self._session.generation:
                 raise DeviceLostError("the bound call was lost with a failed kernel", remedy="bind it again")
+            self._follow()
             code = self._run()
             if code:
                 self._check(code)

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.errors import InputError
-from polydyn.gpu.array import LEGACY, DeviceArray
+from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.dlpack import CPU, CUDA_HOST, View, device_of, view
+from polydyn.gpu.driver import LEGACY
 from polydyn.gpu.session import Session, open_session
 from polydyn.program.artifact import Artifact
 from polydyn.program.bound import refuse_conversions
@@ -107,8 +108,9 @@ class CudaProgram(Program):
 
         ``feeds``, ``out``, ``stream`` as for ``run``, but inputs on the host must be numpy arrays that need no
         conversion. Whoever calls the result may change the arrays' elements in between, not their shapes; work on the
-        device that changes them must have ended, or be on ``stream``. Index tensors on the device are fetched and
-        checked by each call. InputError; DeviceError: no memory, a driver before CUDA 11.4, or another thread waited
+        device that changes them must have ended, or be on ``stream``; of arrays without DLPack (pycuda's) it may also
+        be on the stream they name, the default one when none. Index tensors on the device are fetched and checked by
+        each call. InputError; DeviceError: no memory, a driver before CUDA 11.4, or another thread waited
         for the whole device while the call was captured.
         """
         session, handle = self.session, stream_handle(stream)
@@ -225,6 +227,8 @@ class Call:
         program._check_ranks(list(self._arrays.values()))
         self._out = {n: _tensor(a, order) for n, a in out.items()}
         self._on_device = any(isinstance(a, View) for a in (*self._arrays.values(), *self._out.values()))
+        self._order, self._after = order, self._exporters(order)
+        self.follow()
         key, places = self._key()
         if context.key != [*key, places]:
             context.prepare_at(key, places)
@@ -236,6 +240,21 @@ class Call:
             self.named[name] = out.get(name, self._targets[name])
         self._check_overlap()
         self.outputs = [_address(a) for a in self._targets.values()]
+
+    def _exporters(self, order: int) -> list[int]:
+        """Streams of tensors whose exporters leave waiting to the reader. InputError: one is of another context."""
+        driver = self._program.session.driver
+        waiting = [(n, a) for x in (self._arrays, self._out) for n, a in x.items() if isinstance(a, View) and a.after]
+        for name, a in waiting:
+            if 0 not in a.shape and driver.owner(a.pointer) not in (0, driver.context):
+                remedy = "make it in the device's primary context (with pycuda: import pycuda.autoprimaryctx)"
+                raise InputError(f"'{name}' is in memory of another CUDA context", tensor=name, remedy=remedy)
+        return list({a.after: None for _, a in waiting if a.after != order})
+
+    def follow(self) -> None:
+        """Puts the stream of the call behind what exporters have on theirs by now."""
+        for after in self._after:
+            self._program.session.driver.order(self._order, after)
 
     def refuse_conversions(self, feeds: Mapping[str, Any]) -> None:
         """InputError for an input on the host that is not read where the caller has it: changes would not be seen."""

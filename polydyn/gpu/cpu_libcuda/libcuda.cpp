@@ -68,10 +68,19 @@ API(cuCtxDestroy_v2)(Context *c) {
   return 0;
 }
 API(cuCtxAttach)(Context **c, unsigned) { LOCK; *c = here(); return *c ? 0 : INVALID_CONTEXT; }
-API(cuCtxPushCurrent_v2)(Context *c) { LOCK; if (!contexts.count(c)) return INVALID_CONTEXT; current.push_back(c); return 0; }
+// "May also return error codes from previous, asynchronous launches": with PDEMU_STICKY=1 pushing and popping do only that.
+static int sticky(Context *c) { return setting("PDEMU_STICKY", 0) && contexts.count(c) ? c->broken : 0; }
+API(cuCtxPushCurrent_v2)(Context *c) {
+  LOCK;
+  if (!contexts.count(c)) return INVALID_CONTEXT;
+  if (int code = sticky(c)) return code;
+  current.push_back(c);
+  return 0;
+}
 API(cuCtxPopCurrent_v2)(Context **c) {
   LOCK;
   if (current.empty()) return INVALID_CONTEXT;
+  if (int code = sticky(current.back())) return code;
   if (c) *c = current.back();
   current.pop_back();
   return 0;
@@ -79,8 +88,8 @@ API(cuCtxPopCurrent_v2)(Context **c) {
 API(cuCtxGetCurrent)(Context **c) { LOCK; *c = here(); return 0; }
 API(cuCtxSetCurrent)(Context *c) {
   LOCK;
-  if (!current.empty()) current.pop_back();
   if (c && !contexts.count(c)) return INVALID_CONTEXT;
+  if (!current.empty()) current.pop_back();
   if (c) current.push_back(c);
   return 0;
 }
@@ -104,10 +113,10 @@ API(cuDevicePrimaryCtxRetain)(Context **c, int) {
   *c = primary;
   return 0;
 }
-API(cuDevicePrimaryCtxReset_v2)(int) {
+API(cuDevicePrimaryCtxReset_v2)(int) {  // who has retained it must still release it
   LOCK;
   if (primary) destroy(primary);
-  primary = nullptr, primary_users = 0;
+  primary = nullptr;
   return 0;
 }
 API(cuDevicePrimaryCtxRelease_v2)(int d) {
@@ -171,6 +180,13 @@ API(cuMemGetAddressRange_v2)(Address *base, size_t *n, Address p) {
   if (base) *base = it->first;
   if (n) *n = it->second.bytes;
   return 0;
+}
+API(cuPointerGetAttribute)(void *value, int attribute, Address p) {
+  LOCK;
+  if (!inside(p, 1)) return INVALID_VALUE;
+  if (attribute == 1) *(Context **)value = (--memory.upper_bound(p))->second.owner;
+  if (attribute == 2) *(unsigned *)value = 2;  // device memory
+  return attribute == 1 || attribute == 2 ? 0 : NOT_SUPPORTED;
 }
 API(cuMemHostAlloc)(Handle *p, size_t n, unsigned) {
   LOCK;
@@ -406,7 +422,8 @@ static int run_kernel(const Launch &k) {
     memcpy(aligned[i], k.params[i].data(), k.params[i].size());
   }
   std::vector<pdemu_range> ranges;
-  for (auto &a : memory) ranges.push_back({a.first, a.first + a.second.bytes});
+  for (auto &a : memory)
+    if (a.second.owner == here()) ranges.push_back({a.first, a.first + a.second.bytes});
   pdemu_launch l = {PDEMU_ABI, {k.grid[0], k.grid[1], k.grid[2]}, k.threads, k.smem, (uint32_t)setting("PDEMU_REVERSE", 0),
                     (uint32_t)ranges.size(), ranges.data(), aligned.data(), pdemu_counters, {0}};
   int code = k.function->kernel->launch(&l);
@@ -418,6 +435,7 @@ API(cuLaunchKernel)(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned
                     Handle stream, void **params, void **extra) {
   NEED_CONTEXT;
   if (!f || !is_stream(stream)) return INVALID_HANDLE;
+  if ((uintptr_t)stream > 2 && ((Stream *)stream)->owner != here()) return INVALID_HANDLE;
   if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || !bx || by != 1 || bz != 1 || (int)smem > f->max_dynamic) return INVALID_VALUE;
   if (bx > f->kernel->threads) return OUT_OF_RESOURCES;
   const char *buffer = nullptr;

@@ -4,8 +4,9 @@
 // It behaves like the real driver where that matters for tests: allocations are poisoned and fenced, copies outside
 // them fail, a launch returns before its errors are reported, and a kernel that fails breaks its context for good.
 // Settings from the environment: PDEMU_SM (compute capability, default 90), PDEMU_MEMORY (bytes, default 4 GiB),
-// PDEMU_REVERSE=1 (warps and lanes in reverse order), PDEMU_GRAPHS=0 (a driver without graphs), PDEMU_TRACE=1 (name calls
-// that are not supported). Three files make one: state.cpp, libcuda.cpp, graphs.cpp.
+// PDEMU_REVERSE=1 (warps and lanes in reverse order), PDEMU_GRAPHS=0 (a driver without graphs), PDEMU_STICKY=1 (a broken
+// context is neither pushed nor popped), PDEMU_TRACE=1 (name calls that are not supported). Three files make one:
+// state.cpp, libcuda.cpp, graphs.cpp.
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -126,13 +127,16 @@ static void arrive() {
 static bool deferred(Handle s) { return (uintptr_t)s > 2 && streams.count((Stream *)s) && !((Stream *)s)->blocking; }
 static void finish(Handle s, const std::function<bool()> &enough = [] { return false; }) {
   if (!deferred(s)) return;
-  std::deque<Work> &queue = ((Stream *)s)->queue;
-  while (!queue.empty() && !enough()) {
-    Work work = std::move(queue.front());
-    queue.pop_front();
-    if (!here() || here()->broken) continue;
+  Stream *stream = (Stream *)s;
+  if (!contexts.count(stream->owner)) return stream->queue.clear();
+  current.push_back(stream->owner);  // whoever waits may be in another context
+  while (!stream->queue.empty() && !enough()) {
+    Work work = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    if (here()->broken) continue;
     if (int code = work()) here()->broken = code;
   }
+  current.pop_back();
 }
 static void finish_all() {
   arrive();
