@@ -42,7 +42,7 @@ def build(python: str, folder: Path) -> None:
         stub = Path(home) / "libcuda.so"  # must define what pycuda links, or its name is dropped from the wheel
         shutil.copy(cpu_libcuda.build(), stub)
         settings = {"CUDA_ROOT": str(toolkit()), "CUDADRV_LIB_DIR": [home], "CUDA_ENABLE_CURAND": False}
-        settings |= {"CXXFLAGS": ["-g0", "-O1", "-w"], "LDFLAGS": ["-s"]}
+        settings |= {"CXXFLAGS": ["-g0", "-O1", "-w"]}
         (Path(home) / ".aksetup-defaults.py").write_text("".join(f"{k} = {v!r}\n" for k, v in settings.items()))
         command = [python, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), "pycuda"]
         subprocess.run(command, check=True, env=os.environ | {"HOME": home})
