@@ -228,7 +228,9 @@ def test_work_of_exporters_without_dlpack_is_waited_for(layer: CudaProgram, devi
     x = DeviceArray.of(device, f["x"])
     with device.use() as driver:
         theirs, ours = driver.stream(), driver.stream()
-    for stream in (None, ours):
+    given = f | {"x": Interface(x, theirs if own else None)}
+
+    def change() -> None:
         f["x"] = f["x"] + 1
         with device.use() as driver:
             if own:
@@ -236,7 +238,15 @@ def test_work_of_exporters_without_dlpack_is_waited_for(layer: CudaProgram, devi
             else:  # from pageable memory: not there when it returns
                 raw = ctypes.c_void_p(f["x"].ctypes.data), ctypes.c_size_t(x.nbytes)
                 driver._call("cuMemcpyHtoD_v2", ctypes.c_uint64(x.pointer), *raw)  # type: ignore[attr-defined]
-        close(layer.run(f | {"x": Interface(x, theirs if own else None)}, stream=stream), f)
+
+    for stream in (None, ours):
+        change()
+        close(layer.run(given, stream=stream), f)
+        bound = layer.bind(given, stream=stream)
+        close(bound(), f)
+        change()
+        close(bound(), f)
+        del bound
     with device.use() as driver:
         driver.free_stream(theirs)
         driver.free_stream(ours)
