@@ -88,17 +88,20 @@ emulate: $(VENV)/.extra-bench
 # The same and the tests of the GPU side with pycuda, in an environment of its own: pycuda has no wheels, so one is built
 # with the headers of the CUDA toolkit and the CPU libcuda (two minutes). Where it is installed, devices are opened by it.
 PYCUDA := .venv-pycuda
-$(PYCUDA)/.made: setup.cfg pyproject.toml benchmarks/gpu/pycuda_wheels.py
+$(PYCUDA)/.made: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(PYCUDA)
 	$(PYCUDA)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,bench]'
+	touch $@
+
+$(PYCUDA)/.pycuda: benchmarks/gpu/pycuda_wheels.py | $(PYCUDA)/.made
 	$(PYCUDA)/bin/python -m benchmarks.gpu.pycuda_wheels $(PYCUDA)/wheels
 	$(PYCUDA)/bin/python -m pip install --quiet --disable-pip-version-check --find-links $(PYCUDA)/wheels pycuda
 	touch $@
 
-pycuda-test: $(PYCUDA)/.made
+pycuda-test: $(PYCUDA)/.made $(PYCUDA)/.pycuda
 	$(PYCUDA)/bin/python -m pytest tests/test_gpu_*.py tests/test_cuda_*.py
 
-pycuda-emulate: $(PYCUDA)/.made
+pycuda-emulate: $(PYCUDA)/.made $(PYCUDA)/.pycuda
 	$(PYCUDA)/bin/python -m benchmarks.gpu.emulated $(EMULATED) --driver pycuda $(ARGS)
 
 # For a day with a GPU: PACK=gpu.tar.gz ARGS="--target cuda:sm_90a" make gpu-pack here, then there PACK=gpu.tar.gz make gpu
