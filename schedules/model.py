@@ -111,6 +111,19 @@ class Group:
     arrays: dict[str, Array]
     statements: tuple[Statement, ...]
 
+    @property
+    def backbone(self) -> Statement:
+        """The statement that reduces (the first one). ScheduleError when there is none."""
+        for s in self.statements:
+            if s.reduce:
+                return s
+        raise ScheduleError(f"group {self.name} reduces nothing", node=self.name)
+
+    @property
+    def epilogues(self) -> tuple[Statement, ...]:
+        """What is computed from finished sums."""
+        return tuple(s for s in self.statements if s.role == "epilogue")
+
     def statement(self, name: str) -> Statement:
         """The statement of that name. ScheduleError when there is none."""
         for s in self.statements:

@@ -6,7 +6,8 @@ fixed there say which contents are meant; both are read off the tile map.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence as Seq
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from polydyn.schedules.model import Statement
@@ -64,8 +65,9 @@ def accumulate(t: Scheduled, below: Coord, name: str = "acc", scope: tuple[Coord
 def carry(t: Scheduled, loop: Coord, load: str = "LOAD", save: str = "SAVE") -> Scheduled:
     """Sums pass through memory from one step of ``loop`` to the next: LOAD before, SAVE behind the accumulation.
 
-    The memory is the output of the group's first epilogue, whose own store ends the way. Before: INIT at b_k = 0; ACC;
-    DONE at b_k = B_k-1. After: INIT; LOAD at b_k >= 1; ACC; SAVE at b_k < B_k-1; DONE. TVM: cache_write across blocks.
+    The memory is the output of the first epilogue of the sums' dtype, whose own store ends the way.
+    Before: INIT at b_k = 0; ACC; DONE at b_k = B_k-1.
+    After: INIT; LOAD at b_k >= 1; ACC; SAVE at b_k < B_k-1; DONE. TVM: cache_write across blocks.
     Refuses: no initialiser is sunk into ``loop`` (then sums stay where they are); the sums have no buffer.
     """
     acc = t.group.backbone
@@ -93,7 +95,8 @@ def carry(t: Scheduled, loop: Coord, load: str = "LOAD", save: str = "SAVE") -> 
             out += [(frozenset((load,)), each)] * around + [(n, x)] + [(frozenset((save,)), each)] * around
         return Sequence(tuple(out))
 
-    buffer, done = t.buffer(register), [x.name for x in t.group.epilogues]
+    buffer = t.buffer(register)
+    done = [x.name for x in t.group.epilogues if x.value.dtype == acc.value.dtype]
     flow = (Flow(load, Meets.WRITES, register), Flow(save, Meets.READS, register), Flow(load, Meets.READS, MEMORY),
             Flow(save, Meets.WRITES, MEMORY), *(Flow(n, Meets.WRITES, MEMORY) for n in done[:1]))  # fmt: skip
     iterators = {(n, x): ax for n in (load, save) for (s, x), ax in t.map.iterators.items() if s == init}

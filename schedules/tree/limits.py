@@ -58,12 +58,15 @@ def assign(t: Scheduled, level: str, *loops: Coord) -> Scheduled:
     return replace(t, parallel=(*t.parallel, (level, loops)))
 
 
-def mark(t: Scheduled, name: MarkName, at: Coord, *statements: str, under: bool = False) -> Scheduled:
+def mark(t: Scheduled, name: MarkName, at: Coord | None, *statements: str, under: bool = False) -> Scheduled:
     """A mark above (or ``under``) the loop ``at`` of each of these statements; the band is cut there.
 
-    Marks change no order. isl: mark; Halide: none; TVM: annotate. They come last: transformations look for bands.
+    Without a loop the mark is above the whole tree. Marks change no order. They come last: transformations look for
+    bands. isl: mark; TVM: annotate. Before: band i, j. After, at j: band i: mark: band j.
     Refuses: a statement without that loop.
     """
+    if at is None:
+        return replace(t, tree=Mark(name, t.tree))
     for of in statements:
         hit: list[Tree] = []
 

@@ -6,10 +6,11 @@ proof's question (``polydyn.schedules.prove``), asked once at the end: a schedul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence as Seq
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from polydyn.schedules.index import ONE, Index, IndexLike
+from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.model import Group
 from polydyn.schedules.tree.names import Coord, End, Level, MarkName, Role, it
 from polydyn.schedules.tree.nodes import Band, Leaf, Mark, Sequence, Tree
@@ -65,7 +66,7 @@ def fused(
             if x in s.iterators:
                 inside.append(Loop(coords[x], digits))
             elif s.name in sunk:
-                inside.append(Loop(coords[x], (), sunk[s.name], digits[0].size))
+                inside.append(Loop(coords[x], digits, sunk[s.name]))
             else:
                 raise refuse(f"{s.name} has no iterator {x} and no step of the matrix")
         views[s.name] = View(tuple(inside), Role(s.role))
@@ -93,17 +94,21 @@ def phased(
     """
     axis = dict(axes or {})
     tm = _map(group, axis)
+
+    def coord(x: str) -> Coord:
+        return it(axis.get(x, x))
+
     views = {
-        s.name: View(tuple(Loop(it(x), tm.axes[axis.get(x, x)]) for x in s.iterators), Role(s.role))
+        s.name: View(tuple(Loop(coord(x), tm.axes[axis.get(x, x)]) for x in s.iterators), Role(s.role))
         for s in group.statements
     }
     children: list[tuple[frozenset[str], Tree]] = []
     for names in map(tuple, stages):
-        inner = tuple(map(it, group.statement(names[0]).iterators[len(band) :]))
+        inner = tuple(map(coord, group.statement(names[0]).iterators[len(band) :]))
         leaf: Tree = Sequence(tuple((frozenset((n,)), Leaf()) for n in names)) if len(names) > 1 else Leaf()
         children.append((frozenset(names), Mark(MarkName.STAGE, Band(inner, leaf)) if inner else leaf))
     body = Sequence(tuple(children)) if len(children) > 1 else children[0][1]
-    return Scheduled(group, Band(tuple(map(it, band)), body) if band else body, replace(tm, views=views))
+    return Scheduled(group, Band(tuple(map(coord, band)), body) if band else body, replace(tm, views=views))
 
 
 def beside(group: Group, band: Seq[Coord], *parts: Scheduled) -> Scheduled:
@@ -147,9 +152,10 @@ def _map(group: Group, axis: Mapping[str, str]) -> TileMap:
 
 
 def tile(t: Scheduled, axis: str, *levels: tuple[Level, Size]) -> Scheduled:
-    """A loop as several: its axis becomes a number with these digits, the first counts, the others have sizes.
+    """A loop as several: its axis becomes a number with these digits.
 
-    ``levels``: (level, size) outermost first; sizes in steps of the level below, that of the first is its count.
+    ``levels``: (level, size) outermost first; sizes in steps of the level below. The first counts what the others leave
+    (where its size is an argument of the kernel, the second does; where it is a number, it is that number).
     isl: band_tile (strip-mining; ``interchange`` moves the point loops inwards). Halide, TVM: split; exo: divide_loop.
     Before: band i. After, for ``(b, "B"), (c, "C"), (p, 4)``: band b_i, c_i, p_i with i = (b_i*C + c_i)*4 + p_i.
     Refuses: an unknown axis, one that is tiled already, a size below 1. TSCompiler 5.2; Vortex 4.1 (levels).
@@ -158,13 +164,14 @@ def tile(t: Scheduled, axis: str, *levels: tuple[Level, Size]) -> Scheduled:
         raise refuse(f"no axis {axis}: {sorted(t.map.axes)}")
     if len(t.map.axes[axis]) != 1:
         raise refuse(f"{axis} is tiled already: {t.map.axes[axis]}", remedy="refine one of its digits")
-    digits = []
+    first, digits = levels[0][1], []
+    count = 1 if isinstance(first, Launch) else -1 if V(first).constant is not None else 0
     for n, (level, size) in enumerate(levels):
         value = V(size.size if isinstance(size, Launch) else size)
         if value.constant is not None and value.constant < 1:
             raise refuse(f"the size of {level(axis)} is {value}")
         launch = When.LAUNCH if isinstance(size, Launch) else When.BUILD
-        digits.append(Digit(axis, level(axis), value, launch if n or isinstance(size, Launch) else When.COUNT))
+        digits.append(Digit(axis, level(axis), value, When.COUNT if n == count else launch))
     (whole,) = t.map.axes[axis]
     tm = t.map.refine(whole, tuple(digits))
     old, new = it(axis), [level(axis) for level, _ in levels]
@@ -172,9 +179,7 @@ def tile(t: Scheduled, axis: str, *levels: tuple[Level, Size]) -> Scheduled:
     def split(x: Loop) -> tuple[Loop, ...]:  # loops of aligned iterators stay whole, over the same digits
         if x.coord != old:
             return (x,)
-        return tuple(
-            Loop(k, () if x.at else (d,), x.at, d.size if x.at else ONE) for k, d in zip(new, digits, strict=True)
-        )
+        return tuple(Loop(k, (d,), x.at) for k, d in zip(new, digits, strict=True))
 
     views = {n: replace(w, loops=tuple(y for x in w.loops for y in split(x))) for n, w in tm.views.items()}
     return replace(t, tree=_members(t.tree, {old: new}), map=replace(tm, views=views))

@@ -37,9 +37,13 @@ def extent(loop: Coord) -> str:
 
 
 class _Text(str, Enum):
-    __str__ = str.__str__
-    __repr__ = str.__repr__
-    __format__ = str.__format__
+    def __str__(self) -> str:
+        return str(self.value)
+
+    __repr__ = __str__
+
+    def __format__(self, form: str) -> str:
+        return format(str(self.value), form)
 
 
 class MarkName(_Text):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.index import Index, product
+from polydyn.schedules.index import ONE, Index, product
 from polydyn.schedules.isl_util import Condition, at_least, between, equals
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import TiledGroup
@@ -107,11 +107,10 @@ class Scheduled:
         out = []
         for x in self.clips:
             if x.statement == statement:
-                digits = self.map.axes[x.axis]
-                whole = digits[len(digits) - x.whole :]
-                first = self.map.element(statement, x.axis, whole)
-                if x.axis not in self.map.origins and x.axis not in self.map.shares:
-                    first = first * product(d.size for d in whole)
+                digits, values, weight = self.map.axes[x.axis], self.map.values(statement), ONE
+                first = self.map.element(statement, x.axis)
+                for d in reversed(digits[len(digits) - x.whole :]):
+                    first, weight = first - values[d] * weight, weight * d.size
                 out.append((first, self.map.extents[x.axis]))
         return tuple(out)
 

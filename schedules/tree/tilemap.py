@@ -3,8 +3,8 @@
 Stated once; the proof, the code generator and the interpreter read it.
 
 An *axis* is an iterator of the group, or several that are aligned. Tiling writes it as a mixed-radix number whose
-*digits*, most significant first, are b, c, p and so on. A *loop* of a statement runs an ordered tuple of digits (several
-as one number, in any order); a statement's *view* is its loops. Sizes of digits may be symbols.
+*digits*, most significant first, are b, c, p and so on. A *loop* of a statement runs an ordered tuple of digits
+(several as one number, in any order); a statement's *view* is its loops. Sizes of digits may be symbols.
 
     Lemma (mixed radix). For sizes >= 1 the digits of x >= 0 are unique, every combination of digits below their sizes
     is an x, and x < y iff digits(x) <lex digits(y).
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.index import ONE, ZERO, Index, product
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, product
 from polydyn.schedules.tree.names import Coord, End, Role
 
 V = Index.of
@@ -55,18 +55,17 @@ class Digit:
 class Loop:
     """A loop of one statement: the digits that it runs, most significant first.
 
-    ``at``: the loop has no digits; the statement runs at the first or last of its ``steps`` only (the solved shift).
+    ``at``: the statement has no such digits; it runs at the first or last of the steps only (the solved shift).
     """
 
     coord: Coord
     digits: tuple[Digit, ...]
     at: End | None = None
-    steps: Index = ONE
 
     @property
     def extent(self) -> Index:
         """The number of its steps."""
-        return self.steps if self.at else product(d.size for d in self.digits)
+        return product(d.size for d in self.digits)
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class View:
     @property
     def digits(self) -> tuple[Digit, ...]:
         """All digits of an instance."""
-        return tuple(d for x in self.loops for d in x.digits) + self.hidden
+        return tuple(d for x in self.loops if not x.at for d in x.digits) + self.hidden
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ class TileMap:
         return ZERO, digits
 
     def _alone(self, statement: str, digit: Digit) -> bool:
-        return any(x.digits == (digit,) for x in self.views[statement].loops)
+        return any(x.digits == (digit,) and not x.at for x in self.views[statement].loops)
 
     def _joint(self, statement: str, digits: tuple[Digit, ...]) -> Index:
         """The loop that runs these digits as one number of elements of a block."""
@@ -179,7 +178,7 @@ class TileMap:
         view = self.views[statement]
         out: dict[Digit, Index] = {}
         first = {self.axes[ax][1]: x.tiles for ax, x in self.shares.items()}
-        for x in view.loops:
+        for x in (x for x in view.loops if not x.at):
             rest = V(x.coord) - (first[x.digits[0]] if len(x.digits) == 1 and x.digits[0] in first else 0)
             for d in reversed(x.digits[1:]):
                 out[d], rest = rest % d.size, rest // d.size
@@ -221,7 +220,7 @@ class TileMap:
             value = ZERO
             for d in x.digits:
                 value = value * d.size + of[d]
-            out[x.coord] = x.steps - 1 if x.at is End.LAST else value
+            out[x.coord] = value if x.at is None else ZERO if x.at is End.FIRST else x.extent - 1
         return out
 
     # -- sizes ---------------------------------------------------------------------------------------------------
@@ -250,9 +249,15 @@ class TileMap:
             below = ONE
             for d in reversed(digits):
                 if d.size.constant is None:
-                    out[str(d.size)] = d.when, self.extents[axis].ceildiv(below) if d.when is When.COUNT else d.size
+                    out[str(d.size)] = d.when, self._count(axis, d, below) if d.when is When.COUNT else d.size
                 below = below * d.size
         return out
+
+    def _count(self, axis: str, digit: Digit, below: Index) -> Index:
+        n, share = self.extents[axis].ceildiv(below), self.shares.get(axis)
+        if any(x.at and digit in x.digits for w in self.views.values() for x in w.loops):
+            return maximum(1, n)  # the step of a sunk statement exists
+        return n.ceildiv(share.block.size) if share else n
 
     # -- edits, for transformations --------------------------------------------------------------------------------
 
