@@ -6,7 +6,7 @@ keep their names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polydyn.schedules.errors import ScheduleError
@@ -51,9 +51,10 @@ class CpuTile:
     blocks: Size = "B_k"
 
 
-def solved(group: Group, roles: Roles) -> Scheduled:
+def solved(group: Group, roles: Roles, loops: Mapping[str, Coord] | None = None) -> Scheduled:
     """The solved matrix of a product: initialiser at the first, epilogues at the last step of every reduction.
 
+    ``loops``: iterator -> its loop, where that has another name.
     ScheduleError: the roles were not read off a solved matrix (``schedule.schedule_contract``).
     """
     if not roles.sunk:
@@ -63,7 +64,7 @@ def solved(group: Group, roles: Roles) -> Scheduled:
     if clash:
         raise ScheduleError(f"iterators {sorted(clash)} have the names of axes", node=group.name, rule="names")
     sunk = {n: End(side) for n, side in roles.sunk}
-    return fused(group, (*roles.batch, roles.row, roles.col), (roles.block, *roles.inner), sunk, axes)
+    return fused(group, (*roles.batch, roles.row, roles.col), (roles.block, *roles.inner), sunk, axes, loops)
 
 
 SYMBOLS = CpuTile()

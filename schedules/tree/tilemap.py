@@ -20,7 +20,7 @@ the order of elements; only the place where a part begins changes, and that is w
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from polydyn.schedules.errors import ScheduleError
@@ -117,6 +117,7 @@ class Share:
 class TileMap:
     """``axes``: digits of each axis, most significant first; ``extents``: of each axis; ``iterators``: (statement,
     iterator) -> axis; ``views``: statement -> view; ``origins`` and ``shares``: axis -> where its parts begin.
+    ``derived``: iterators of the group before it was rewritten, as functions of iterators that it has now.
     """
 
     axes: Mapping[str, tuple[Digit, ...]]
@@ -125,6 +126,7 @@ class TileMap:
     views: Mapping[str, View]
     origins: Mapping[str, Origin]
     shares: Mapping[str, Share]
+    derived: Mapping[str, Index] = field(default_factory=dict)
 
     # -- what it answers -----------------------------------------------------------------------------------------
 
@@ -193,11 +195,12 @@ class TileMap:
     def environment(self, statement: str) -> dict[str, Index]:
         """Iterator -> its element, for all iterators of which the statement runs every digit."""
         run = set(self.views[statement].digits)
-        return {
+        out = {
             it: self.element(statement, axis)
             for (s, it), axis in self.iterators.items()
             if s == statement and run.issuperset(self.axes[axis])
         }
+        return out | {it: e.subs(out) for it, e in self.derived.items() if e.symbols() & out.keys()}
 
     def subscripts(self, statement: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
         """Subscripts over the group's iterators, in the statement's coordinates."""
