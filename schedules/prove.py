@@ -79,17 +79,44 @@ def check_map(t: Scheduled) -> None:
             what = f"digits {lost} are run by no loop" if lost else f"digits {more} are run twice, or are not its own"
             example = _example(t, s.name, (lost or more)[0])
             raise LegalityError(f"{s.name}: {what}\n  {example}", node=s.name, rule="coverage")
-        for i in t.map.views[s.name].loops:
-            _check_loop(t, s.name, i)
+    for n, view in t.map.views.items():
+        for loop in view.loops:
+            _check_loop(t, n, loop)
+    _check_copies(t)
     for axis, digits in t.map.axes.items():
         _check_axis(t.map, axis, digits)
 
 
 def _check_loop(t: Scheduled, name: str, x: Loop) -> None:
+    """Its digits are those of the axes; parts of uneven size are walked in order."""
     for d in x.digits:
         if d not in t.map.axes.get(d.axis, ()):
             has = t.map.axes.get(d.axis)
             raise LegalityError(f"{name}: loop {x.coord} runs digit {d} of {has}", node=name, rule="tile map")
+    for axis in dict.fromkeys(d.axis for d in x.digits) if len(x.digits) > 1 else ():
+        share, origin, digits = t.map.shares.get(axis), t.map.origins.get(axis), t.map.axes[axis]
+        even = origin is not None and origin.even
+        if not share and not even:
+            continue
+        tile = origin.tile if origin and even else digits[1]
+        order = digits[digits.index(tile) :] if even else (tile, *x.digits[1:])
+        if (share and share.block in x.digits) or (tile in x.digits and x.digits != order):
+            what = f"{name}: loop {x.coord} runs {x.digits} of axis {axis}, whose parts are not all equal, out of order"
+            raise LegalityError(what, node=name, rule="tile map")
+
+
+def _check_copies(t: Scheduled) -> None:
+    """A copy's iterators are those of the statements that read it."""
+    for f in t.flow:
+        if f.statement in {s.name for s in t.group.statements} or f.meets is not Meets.WRITES:
+            continue
+        axes = t.buffer(f.buffer).axes
+        for r in (x.statement for x in t.flow if x.buffer == f.buffer and x.meets is not Meets.WRITES):
+            for (s, x), axis in t.map.iterators.items():
+                mine = t.map.iterators.get((f.statement, x))
+                if s == r and (axis in axes or mine in axes) and mine != axis:
+                    what = f"{f.statement} takes iterator {x} of {r} for axis {mine}, it is {axis}"
+                    raise LegalityError(what, node=f"{f.statement} -> {r}", tensor=f.buffer, rule="tile map")
 
 
 def _check_axis(tm: TileMap, axis: str, digits: tuple[Digit, ...]) -> None:
