@@ -83,6 +83,7 @@ def check_map(t: Scheduled) -> None:
         for loop in view.loops:
             _check_loop(t, n, loop)
     _check_copies(t)
+    _check_places(t)
     for axis, digits in t.map.axes.items():
         _check_axis(t.map, axis, digits)
 
@@ -103,6 +104,22 @@ def _check_loop(t: Scheduled, name: str, x: Loop) -> None:
         if (share and share.block in x.digits) or (tile in x.digits and x.digits != order):
             what = f"{name}: loop {x.coord} runs {x.digits} of axis {axis}, whose parts are not all equal, out of order"
             raise LegalityError(what, node=name, rule="tile map")
+
+
+def _check_places(t: Scheduled) -> None:
+    """Loops of tasks, units and storage of their own run the same digits in all statements; who meets the storage of a
+    unit is in one.
+    """
+    places = {k for _, loops in t.parallel for k in loops} | {k for x in t.buffers for k in x.scope}
+    for k in sorted(places):
+        runs = {n: x.digits for n, view in t.map.views.items() if (x := view.loop(k))}
+        if len(set(runs.values())) > 1:
+            raise LegalityError(f"loop {k} is a place, but runs {runs}", rule="tile map")
+    for f in t.flow:
+        for k in t.buffer(f.buffer).scope:
+            if t.view(f.statement).loop(k) is None:
+                what = f"{f.statement} meets {f.buffer}, of which every {k} has its own, without such a loop"
+                raise LegalityError(what, node=f.statement, tensor=f.buffer, rule="storage")
 
 
 def _check_copies(t: Scheduled) -> None:
