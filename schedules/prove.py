@@ -25,7 +25,7 @@ from polydyn.schedules.index import product
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.polyhedra import read_accesses
 from polydyn.schedules.prove_storage import Storage
-from polydyn.schedules.skeleton import Form, check_instance, skeleton
+from polydyn.schedules.skeleton import Form, check_instance, form, skeleton
 from polydyn.schedules.tree.names import Meets
 from polydyn.schedules.tree.nodes import to_isl
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -35,17 +35,24 @@ from polydyn.schedules.verify import check_tree
 
 
 def prove(t: Scheduled) -> None:
-    """LegalityError with a witness unless the tree computes the group."""
+    """LegalityError with a witness unless the tree computes the group.
+
+    A group's skeleton is proven once for all groups that are its instances; where it has no proof (it may need a
+    relation between constants) the group is proven as it is.
+    """
     check_map(t)
     check_tails(t)
     check_locals(t)
-    s = skeleton(t.group)
-    if s is None:
-        raise ScheduleError(
-            f"{t.group.name} writes at positions known only at run time", node=t.group.name, rule="digit space"
-        )
+    s, own, seen = skeleton(t.group), form(t.group), structure(t)
+    if s is None or own is None:
+        raise ScheduleError(f"{t.group.name} writes at positions known only at run time", rule="digit space")
     check_instance(s, t.group)
-    _prove(s.form, structure(t))
+    try:
+        _prove(s.form, seen)
+    except (LegalityError, ScheduleError):
+        if s.form == own:
+            raise
+        _prove(own, seen)
 
 
 @lru_cache(maxsize=512)

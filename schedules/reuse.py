@@ -14,15 +14,17 @@ from typing import TypeVar
 
 from polydyn.schedules.dependence import Dependences, analyse
 from polydyn.schedules.errors import LegalityError, ScheduleError
-from polydyn.schedules.index import ONE, Index, maximum
+from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.model import Group
 from polydyn.schedules.polyhedra import context
-from polydyn.schedules.proof import prove_contract, prove_nest
+from polydyn.schedules.proof import prove_nest
+from polydyn.schedules.prove import prove
 from polydyn.schedules.schedule import NestSchedule, schedule_contract, schedule_nest
 from polydyn.schedules.skeleton import Form, Skeleton, check_instance, skeleton
 from polydyn.schedules.tile_flow import ContractTiles, check_fill_box, check_panel_box
 from polydyn.schedules.tiling import Roles, TiledGroup
+from polydyn.schedules.tree.scheduled import Scheduled
 
 _T = TypeVar("_T")
 Facts = tuple[Condition, ...]
@@ -62,18 +64,13 @@ class Proofs:
             return found
         return schedule_nest(self.group, self.dependences.under(context(self.group)))
 
-    def prove_contract(self, roles: Roles, tiled: TiledGroup, tiles: ContractTiles) -> None:
-        """``proof.prove_contract``."""
-        s, lifted = self.skeleton, self._lift(tiled)
-        general = s and self._tiles(s, roles, tiles)
-        if s and lifted and general and _contract_holds(s.form, s.facts, roles, _Frozen(lifted), general):
-            if tiles.promote:
-                check_panel_box(tiles)
-            if tiles.fill:
-                check_fill_box(tiles)
-            self.reused += 1
-            return
-        prove_contract(self.group, roles, tiled, tiles, self.dependences)
+    def prove_contract(self, t: Scheduled, tiles: ContractTiles) -> None:
+        """The schedule of a product computes it (``prove.prove``), and its buffers are large enough."""
+        prove(t)
+        if tiles.promote:
+            check_panel_box(tiles)
+        if tiles.fill:
+            check_fill_box(tiles)
 
     def prove_nest(
         self, tiled: TiledGroup, band: tuple[str, ...], phases: dict[str, int], across: str | None = None
@@ -94,20 +91,6 @@ class Proofs:
         same = {n: s.lower(e) for n, e in extents.items()} == tiled.extents
         own = all(c.expr.symbols() <= {*x.coords, *tiled.params} for x in tiled.statements for c in x.conditions)
         return replace(tiled, extents=extents) if same and own else None
-
-    def _tiles(self, s: Skeleton, roles: Roles, tiles: ContractTiles) -> ContractTiles | None:
-        """The tile sizes over the skeleton's parameters; None unless replacing them gives these.
-
-        What panels take in memory depends on constants and is checked for each group.
-        """
-        steps = s.lift(dict(next(x for x in self.group.statements if x.reduce).iters)[roles.block])
-        block = s.lift(tiles.block) if tiles.blocks == ONE else tiles.block
-        blocks = ONE if tiles.blocks == ONE else maximum(1, steps.ceildiv(block))
-        if s.lower(block) != tiles.block or s.lower(blocks) != tiles.blocks:
-            return None
-        share = Index.of("S")
-        free = replace(tiles, fill_size=share * tiles.rows, pitch=ONE, steps=ONE)
-        return replace(free, block=block, blocks=blocks, panel_size=share * tiles.columns, vector_size=ONE)
 
 
 class _Frozen:
@@ -150,15 +133,6 @@ def _contract(form: Form, facts: Facts, roles: Roles) -> Roles | None:
 def _nest(form: Form, facts: Facts) -> NestSchedule | None:
     group = form.group()
     return _attempt(lambda: schedule_nest(group, _dependences(form, facts).under(context(group))))
-
-
-@lru_cache(maxsize=512)
-def _contract_holds(form: Form, facts: Facts, roles: Roles, tiled: _Frozen, tiles: ContractTiles) -> bool:
-    def f() -> bool:
-        prove_contract(form.group(), roles, tiled.tiled, tiles, _dependences(form, facts))
-        return True
-
-    return bool(_attempt(f))
 
 
 @lru_cache(maxsize=512)

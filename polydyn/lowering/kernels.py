@@ -140,20 +140,20 @@ class KernelBuilder:
         roles = proofs.contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
         kernel = build(f"contract_{key[:12]}", group, roles, self.target, form.packed, fill=form.fill)
-        proofs.prove_contract(roles, kernel.tree(), kernel.tiles())
+        proofs.prove_contract(kernel.schedule, kernel.tiles())
         tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         found = None
         if tuned is not None:
             built: dict[str, Kernel] = {}
             for builder, _ in tuned.options:
                 if builder.name not in built:
-                    proofs.prove_contract(roles, builder.tree(), builder.tiles())
+                    proofs.prove_contract(builder.schedule, builder.tiles())
                     built[builder.name] = builder.build()
             options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
             found = Alternatives(options, tuned.decision, tuned.reasons)
         if not form.dot and not form.fill and DotKernel.fits(group, roles):
             dot = DotKernel(f"dot_{key[:12]}", group, roles, self.target, form.packed)
-            proofs.prove_contract(roles, dot.tree(), dot.tiles())
+            proofs.prove_contract(dot.schedule, dot.tiles())
             found = _with_dot(dot, found or Alternatives((kernel.build(),), Leaf(0)))
         if found is None:
             return kernel.build()

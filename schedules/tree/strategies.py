@@ -32,8 +32,10 @@ from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, Role, a, b,
 from polydyn.schedules.tree.scheduled import Scheduled
 
 V = Index.of
-ACC, PACK, FILL = "ACC", "PACK", "FILL"
-PANEL, ROWS = "panel", "rows"
+INIT, LOAD, ACC, SAVE, PACK, FILL = "INIT", "LOAD", "ACC", "SAVE", "PACK", "FILL"
+"""Statements; epilogues have the names that the group gives them."""
+SUMS, PANEL, ROWS = "acc", "panel", "rows"
+"""Buffers."""
 VECTOR = Coord("v")
 """Vectors of a panel."""
 
