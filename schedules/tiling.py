@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Load, Value, transform
 from polydyn.schedules.index import Index
-from polydyn.schedules.isl_util import Condition, at_least, between, equals
+from polydyn.schedules.isl_util import between
 from polydyn.schedules.model import Array, Group, Statement, row_major
 from polydyn.schedules.tree import Band, Leaf, Mark, TileStatement, Tree, sequence
 
@@ -54,61 +54,6 @@ class TiledGroup:
     def coordinates(self) -> dict[str, tuple[str, ...]]:
         """Statement -> its coordinates."""
         return {s.name: s.coords for s in self.statements}
-
-
-TILE_PARAMS = ("B_i", "B_j", "B_k", "C_i", "C_j", "P_i", "P_j", "P_k")
-
-
-def contract_tree(group: Group, roles: Roles, promote: bool, fill: bool = False) -> TiledGroup:
-    """The CPU tree of {init, accumulate, epilogues...}; with ``promote`` a copy statement packs the column operand.
-
-    Statements: INIT, LOAD, ACC, SAVE, DONE<n>; LOAD and SAVE carry the accumulator through memory between reduction
-    blocks. PACK fills panels ``[v][k][inner..][lane]`` for the current block of columns and reduction block; FILL, with
-    ``fill``, copies the row operand to ``[row][k][inner..]`` for the current block of rows and reduction block. Sunk
-    statements are guarded by their step of the schedule matrix, read at tile level: 0 is ``b_k = 0``, K-1 is
-    ``b_k = B_k - 1``.
-    """
-    extents, epilogues = dict(_accumulation(group).iters), _epilogues(group)
-    outer = (*roles.batch, "b_i", "b_j", "b_k")
-    tile, point = ("c_j", "c_i"), ("p_i", "p_j")
-    named = {f"E_{n}": extents[n] for n in (*roles.batch, *roles.inner)}
-    bounds = {n: Index.of(f"E_{n}") for n in (*roles.batch, *roles.inner)}
-    bounds |= {f"{a}_{x}": Index.of(f"{a.upper()}_{x}") for a, x in (
-        ("b", "i"), ("b", "j"), ("b", "k"), ("c", "i"), ("c", "j"), ("p", "i"), ("p", "j"), ("p", "k"))}  # fmt: skip
-    bounds |= {"v": Index.of("V_j"), "a_k": Index.of("P_k"), "lane": Index.of("W"), "a_i": Index.of("A_i")}
-
-    def statement(name: str, coords: tuple[str, ...], *extra: Condition) -> TileStatement:
-        box = [c for x in coords for c in between(0, x, bounds[x])]
-        return TileStatement(name, coords, (*box, *extra))
-
-    last = Index.of("B_k") - 1
-    step = {n: equals("b_k", 0) if side == "first" else equals("b_k", last) for n, side in roles.sunk}
-    micro = (*outer, *tile)
-    statements = [
-        statement("INIT", (*micro, *point), step["INIT"]),
-        statement("LOAD", (*micro, *point), at_least("b_k", 1)),
-        statement("ACC", (*micro, "p_k", *roles.inner, *point)),
-        statement("SAVE", (*micro, *point), at_least(last - 1, "b_k")),
-        *(statement(s.name, (*micro, *point), step[s.name]) for s in epilogues),
-    ]
-    names = [s.name for s in statements]
-    ij = Band(point)
-    body: Tree = Mark("micro", sequence(
-        ("INIT", ij), ("LOAD", ij), ("ACC", Mark("reduce", Band(("p_k", *roles.inner), ij))), ("SAVE", ij),
-        *((s.name, ij) for s in epilogues),
-    ))  # fmt: skip
-    body = Band(tile, body)
-    if promote:
-        statements.append(statement("PACK", (*outer, "v", "a_k", *roles.inner, "lane")))
-        body = sequence(("PACK", Mark("promote", Band(("v", "a_k", *roles.inner, "lane")))), (names, body))
-        names.append("PACK")
-    if fill:
-        copy = ("a_i", "a_k", *roles.inner)
-        statements.append(statement("FILL", (*outer, *copy)))
-        body = sequence(("FILL", Mark("fill", Band(copy))), (names, body))
-    tree = Mark("task", Band((*roles.batch, "b_i", "b_j"), Mark("kblock", Band(("b_k",), body))))
-    params = (*named, *TILE_PARAMS, *(("V_j", "W") if promote else ()), *(("A_i",) if fill else ()))
-    return TiledGroup(tree, tuple(statements), params, (*roles.batch, "b_i", "b_j"), named)
 
 
 @dataclass(frozen=True)
