@@ -43,7 +43,6 @@ from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.polyhedra import context
-from polydyn.schedules.proof import prove_nest
 from polydyn.schedules.proof_attention import prove_attention
 from polydyn.schedules.proof_gpu import check_tile
 from polydyn.schedules.schedule import schedule_attention, schedule_contract, schedule_nest
@@ -154,9 +153,9 @@ def _nest(group: Group, deps: Dependences, target: CpuTarget, clock: _Clock) -> 
     def nest() -> NestKernel:
         return NestKernel("nest", group, s.band, s.phases, target)
 
-    tiled = nest().tree()
-    clock("proof", lambda: prove_nest(group, tiled, s.band, s.phases, deps))
-    clock("tree", lambda: generate(tiled))
+    schedule = nest().schedule
+    clock("proof", lambda: one_proof.prove(schedule))
+    clock("tree", lambda: generate(schedule.tiled()))
     return lambda: nest().build()
 
 

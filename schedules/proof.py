@@ -10,55 +10,19 @@ theorem or by test only is listed in docs/adr/0004-proofs.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import islpy as isl
 
 from polydyn.schedules.dependence import Dependences
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.index import Atom, Index, IndexLike
-from polydyn.schedules.isl_util import Condition, at_least, below, equals, frame, maps, pair, param_set
+from polydyn.schedules.isl_util import Condition, at_least, equals, frame, maps, pair, param_set
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.polyhedra import read_accesses, statement_frame
 from polydyn.schedules.tiling import TiledGroup, inner_iterators, stages
 from polydyn.schedules.tree import TileStatement, bind_statement, to_isl
 from polydyn.schedules.verify import Coordinate, band_properties, check_parallel, check_tree, expansion
 from polydyn.schedules.witness import dependence_error
-
-NEST_TILE = 8
-"""Rows per task tile in the proof of a nest; the launch chooses others, which the coincident band makes legal too."""
-
-
-def prove_nest(
-    group: Group,
-    tiled: TiledGroup,
-    band: tuple[str, ...],
-    phases: dict[str, int],
-    deps: Dependences,
-    across: str | None = None,
-) -> None:
-    """The tree of an element-wise or stitch group. ``deps``: sizes >= 0; ``across``: the second tiled iterator."""
-    check_band(group, deps, band)
-    check_rows(group, band)
-    extents = {n: e for s in group.statements for n, e in s.iters}
-    bound: dict[str, Index] = dict(tiled.extents)
-    statements, along = list(tiled.statements), "b_t" in tiled.coincident
-    tiles = {"t": band[-1], **({"u": across} if across else {})} if along else {}
-    for x, iterator in tiles.items():
-        size = extents[iterator]
-        bound |= {f"B_{x}": size.ceildiv(NEST_TILE), f"E_{x}": Index.of(NEST_TILE)}
-        row = Index.of(f"b_{x}") * NEST_TILE + x
-        statements = [replace(s, conditions=(*s.conditions, below(row, size))) for s in statements]
-    if not along:
-        check_lanes(group, deps, band, phases)
-    coords: dict[str, list[Coordinate | IndexLike]] = {}
-    for s in group.statements:
-        head: list[Coordinate | IndexLike] = [x for x in band if x not in tiles.values()]
-        head += [Coordinate(x, NEST_TILE) for x in tiles.values()]
-        head += [Coordinate(x, 1, NEST_TILE) for x in tiles.values()]
-        coords[s.name] = [*head, *inner_iterators(s, band)]
-    check_tiles(group, deps, tiled, statements, coords, bound, ())
-
 
 # -- the parts of a proof --------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Load, Value, transform
 from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import between
@@ -156,48 +155,6 @@ def _accumulation(group: Group) -> Statement:
 
 def _epilogues(group: Group) -> list[Statement]:
     return [s for s in group.statements if s.role == "epilogue"]
-
-
-def nest_tree(
-    group: Group, prefix: tuple[str, ...], phases: dict[str, int], tiled: bool, across: str | None = None
-) -> TiledGroup:
-    """The CPU tree of an element-wise or stitch group.
-
-    ``prefix``: the iterators that all statements share, all coincident. ``phases``: statement -> phase. Statements of
-    one phase with the same inner iterators share their loops. With ``tiled`` the last prefix iterator is tiled: block
-    ``b_t`` (a task coordinate) and point ``t``, the extent of the current tile being ``E_t``. With ``across``, another
-    prefix iterator, that one is tiled too: ``b_u``, ``u`` and ``E_u``, inside ``t``.
-    """
-    extents: dict[str, Index] = {}
-    for s in group.statements:
-        for n, e in s.iters:
-            if extents.setdefault(n, e) != e:
-                raise ScheduleError(f"iterator {n} has the extents {extents[n]} and {e}", node=s.name)
-    bounds = {n: Index.of(f"E_{n}") for n in extents}
-    head = prefix[:-1] if tiled else prefix
-    head = tuple(x for x in head if x != across)
-    blocks, points = (("b_t", "b_u"), ("t", "u")) if across else (("b_t",), ("t",)) if tiled else ((), ())
-    task, shared = (*head, *blocks), (*head, *blocks, *points)
-    bounds |= {f"{a}_{x}".removeprefix("_"): Index.of(f"{b}_{x}") for a, b in (("b", "B"), ("", "E")) for x in "tu"}
-    statements = []
-    for s in group.statements:
-        coords = (*shared, *inner_iterators(s, prefix))
-        statements.append(TileStatement(s.name, coords, tuple(c for x in coords for c in between(0, x, bounds[x]))))
-    children: list[tuple[list[str], Tree]] = []
-    for stage in stages(group, prefix, phases):
-        inner = inner_iterators(stage[0], prefix)
-        names = [s.name for s in stage]
-        leaf: Tree = sequence(*((n, Leaf()) for n in names)) if len(names) > 1 else Leaf()
-        children.append((names, Mark("stage", Band(inner, leaf)) if inner else leaf))
-    body: Tree = sequence(*children) if len(children) > 1 else children[0][1]
-    body = Mark("row", body)
-    if tiled:
-        body = Mark("tile", Band(points, body))
-    tree = Mark("task", Band(task, body)) if task else Mark("task", body)
-    used = {x for s in statements for x in s.coords} & extents.keys()
-    named = {f"E_{n}": e for n, e in extents.items() if n in used}
-    params = (*named, *(f"{a}_{x}" for x in points for a in "BE"))
-    return TiledGroup(tree, tuple(statements), params, task, named)
 
 
 def inner_iterators(s: Statement, prefix: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from polydyn.schedules.index import Index, IndexLike, fetch
 from polydyn.schedules.model import Group
 from polydyn.schedules.reuse import Proofs
 from polydyn.schedules.skeleton import Skeleton, check_instance, form, skeleton
-from polydyn.schedules.tiling import Roles, nest_tree
-from polydyn.schedules.tree.strategies import CpuTile, cpu_product
+from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from tests.polyhedral_groups import F, array, group, ld, statement
 
 V = Index.of
@@ -89,7 +89,7 @@ def heads(width: int) -> Group:
 def test_a_relation_between_constants_is_proven_for_these_constants() -> None:
     p = Proofs(heads(768))
     s = p.nest()
-    p.prove_nest(nest_tree(p.group, s.band, s.phases, False), s.band, s.phases)
+    p.prove_nest(nest(p.group, s.band, s.phases, False), s.band, s.phases)
     assert s.phases == {"S0": 0, "S1": 1} and p.reused == 0
     wide = Proofs(heads(769))
     with pytest.raises(LegalityError, match="t is read before anything is written there"):

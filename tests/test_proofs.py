@@ -16,27 +16,30 @@ from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.kernels import KernelBuilder
 from polydyn.schedules.addresses import check_addresses
-from polydyn.schedules.dependence import Dependences, analyse
-from polydyn.schedules.errors import LegalityError
+from polydyn.schedules.dependence import analyse
+from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import const, op
 from polydyn.schedules.index import Index, IndexLike, maximum, minimum
 from polydyn.schedules.isl_util import at_least, equals, frame
 from polydyn.schedules.model import Group
-from polydyn.schedules.polyhedra import context
-from polydyn.schedules.proof import prove_nest
 from polydyn.schedules.proof_attention import prove_attention
+from polydyn.schedules.prove import prove
+from polydyn.schedules.reuse import Proofs
 from polydyn.schedules.schedule import schedule_attention, schedule_nest
 from polydyn.schedules.tile_flow import ContractTiles, check_fill_box, check_panel_box
-from polydyn.schedules.tiling import attention_tree, nest_tree
+from polydyn.schedules.tiling import attention_tree
 from polydyn.schedules.tree import Band, Mark, Sequence, Tree
+from polydyn.schedules.tree.names import b, it
+from polydyn.schedules.tree.strategies import nest
 from polydyn.schedules.verify import check_bounds, check_legal, check_parallel
 from tests.polyhedral_groups import array, group, layer_norm, ld, softmax, statement
+from tests.scheduled_groups import positive
 
 V = Index.of
 
 
-def positive(g: Group) -> Dependences:
-    return analyse(g, positive=False).under(context(g))
+def prove_nest(g: Group, band: tuple[str, ...], phases: dict[str, int], tiled: bool) -> None:
+    Proofs(g).prove_nest(nest(g, band, phases, tiled), band, phases)
 
 
 # -- what is right is accepted ---------------------------------------------------------------------------------------
@@ -48,7 +51,7 @@ def test_band_and_phases_come_from_the_solved_matrix(make: type[Group]) -> None:
     s = schedule_nest(g, positive(g))
     assert s.band == ("r",) and sorted(s.phases.values()) == [0, 0, 1, 1, 2] and not s.notes
     for tiled in (False, True):
-        prove_nest(g, nest_tree(g, s.band, s.phases, tiled), s.band, s.phases, analyse(g, positive=False))
+        prove_nest(g, s.band, s.phases, tiled)
 
 
 def test_what_no_pattern_fuses_runs_one_nest_after_another_and_says_so() -> None:
@@ -61,7 +64,7 @@ def test_what_no_pattern_fuses_runs_one_nest_after_another_and_says_so() -> None
     s = schedule_nest(g, positive(g))
     assert s.band == () and s.phases == {"A": 0, "B": 1}
     assert s.notes[0].startswith("one loop nest per statement, in the original order (stitch: no loop is common")
-    prove_nest(g, nest_tree(g, (), s.phases, False), (), s.phases, analyse(g, positive=False))
+    prove_nest(g, (), s.phases, False)
 
 
 @pytest.mark.parametrize("name", ["bert_tiny", "gpt2_tiny", "t5_tiny", "vit_tiny"])
@@ -135,18 +138,20 @@ def test_a_reduction_iterator_in_the_shared_band() -> None:
         "scan", "M", [array("x", "input", "M", "M"), array("y", "input", "M")],
         [statement("S", {"i": "M", "j": "M"}, "y", "i", ld("x", "i", "j"), "sum")],
     )  # fmt: skip
-    d = analyse(g, positive=False)
-    prove_nest(g, nest_tree(g, ("i",), {"S": 0}, True), ("i",), {"S": 0}, d)
-    with refused("parallel row 1 carries a dependence: S -> S"):
-        prove_nest(g, nest_tree(g, ("i", "j"), {"S": 0}, True), ("i", "j"), {"S": 0}, d)
+    prove_nest(g, ("i",), {"S": 0}, True)
+    with pytest.raises(ScheduleError, match="runs a reduction"):
+        prove_nest(g, ("i", "j"), {"S": 0}, True)
+    t = nest(g, ("i",), {"S": 0}, True)
+    with refused("two instances of task .* meet one element: S -> S"):
+        prove(replace(t, parallel=(("task", (b("t"), it("j"))),)))
 
 
 def test_a_phase_too_early() -> None:
     g = softmax()
-    d, phases = analyse(g, positive=False), {"M0": 0, "M1": 0, "D0": 1, "D1": 1, "Y": 1}
+    phases = {"M0": 0, "M1": 0, "D0": 1, "D1": 1, "Y": 1}
     for tiled in (False, True):
         with refused(r"backwards: D1 -> Y|vector loop l carries a dependence: D1 -> Y"):
-            prove_nest(g, nest_tree(g, ("r",), phases, tiled), ("r",), phases, d)
+            prove_nest(g, ("r",), phases, tiled)
 
 
 def test_vector_loop_that_carries_a_dependence() -> None:
@@ -156,9 +161,8 @@ def test_vector_loop_that_carries_a_dependence() -> None:
         [statement("I", {"i": "M", "j": "M"}, "y", "i j", ld("x", "i", "j")),
          statement("S", {"i": "M", "j": "M"}, "y", "i j", before)],
     )  # fmt: skip
-    d, phases = analyse(g, positive=False), {"I": 0, "S": 1}
     with refused("vector loop j carries a dependence: S -> S"):
-        prove_nest(g, nest_tree(g, ("i",), phases, False), ("i",), phases, d)
+        prove_nest(g, ("i",), {"I": 0, "S": 1}, False)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from polydyn.schedules.tree.limits import pad
 from polydyn.schedules.tree.loops import distribute
 from polydyn.schedules.tree.names import Coord, End, b, c, f, it, p, w
 from polydyn.schedules.tree.scheduled import Scheduled, flat
-from polydyn.schedules.tree.strategies import CpuTile, cpu_product, rows
+from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from polydyn.schedules.tree.tilemap import Digit, Loop
 from tests.polyhedral_groups import array, layer_norm, softmax
 from tests.scheduled_groups import positive, product, roles
@@ -43,10 +43,10 @@ def staged() -> Scheduled:
     return gpu_product(G, ROLES, MMA)
 
 
-def nest(make: Callable[[], Group] = softmax, tiled: bool = True) -> Scheduled:
+def stitch(make: Callable[[], Group] = softmax, tiled: bool = True) -> Scheduled:
     g = make()
     m = schedule_nest(g, positive(g))
-    return rows(g, m.band, m.phases, tiled)
+    return nest(g, m.band, m.phases, tiled)
 
 
 # -- what is right is accepted ---------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_gpu_products(sizes: GpuTile) -> None:
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("make", [softmax, layer_norm])
 def test_rows(make: Callable[[], Group], tiled: bool) -> None:
-    prove(nest(make, tiled))
+    prove(stitch(make, tiled))
 
 
 def test_one_proof_serves_all_sizes_and_extents() -> None:
@@ -163,7 +163,7 @@ def uncut(t: Scheduled, n: str, along: str) -> Scheduled:
 
 
 def padded_maximum() -> Scheduled:
-    t = uncut(nest(), "M1", "t")
+    t = uncut(stitch(), "M1", "t")
     return pad(t, "M1")
 
 
@@ -201,7 +201,7 @@ ERRORS: dict[str, tuple[str, Callable[[], Scheduled]]] = {
     "a store beyond the rows": ("neither cut there nor padded", lambda: uncut(gpu(), "DONE0", "i")),
     "read where nothing is written": ("reads it beyond", lambda: uncut(pad(cpu(), "INIT", "ACC"), "ACC", "j")),
     "a padded maximum": ("padding is not neutral for M1", padded_maximum),
-    "values before their sum": ("backwards: D1 -> Y", lambda: swapped(nest(), "D1", "Y")),
+    "values before their sum": ("backwards: D1 -> Y", lambda: swapped(stitch(), "D1", "Y")),
     "stages apart": ("backwards|where nothing|epoch|before", lambda: distribute(_unmarked(cpu()), b("k"), "ACC")),
     "a buffer at a digit that is not there": ("which it has not", lambda: fixed(
         gpu(), "tile_a", gpu().map.digit("j", f("j")))),
@@ -250,4 +250,4 @@ def test_a_local_outside_its_row() -> None:
     wide = replace(g, arrays={**g.arrays, "m": array("m", "local", "L")})
     moved = tuple(replace(x, iters=(("l", V("L")),), index=(V("l"),)) if x.name == "M0" else x for x in wide.statements)
     with pytest.raises(PolydynError, match=r"outside its own row|no coordinate|lack|without"):
-        prove(rows(replace(wide, statements=moved), ("r",), {"M0": 0, "M1": 0, "D0": 1, "D1": 1, "Y": 2}, False))
+        prove(nest(replace(wide, statements=moved), ("r",), {"M0": 0, "M1": 0, "D0": 1, "D1": 1, "Y": 2}, False))

@@ -164,7 +164,7 @@ class KernelBuilder:
         proofs = Proofs(group)
         schedule = proofs.nest()
         kernel = NestKernel(f"nest_{key[:12]}", group, schedule.band, schedule.phases, self.target)
-        proofs.prove_nest(kernel.tree(), schedule.band, schedule.phases, kernel.across)
+        proofs.prove_nest(kernel.schedule, schedule.band, schedule.phases)
         built = kernel.build()
         return replace(built, notes=(*built.notes, *schedule.notes))
 
