@@ -32,10 +32,11 @@ from polydyn.shapes.sizes import Dims
 
 
 def load_operators() -> Mapping[str, registry.Operator]:
-    """Imports every module of ``polydyn.graph.operators``, so that all operators are registered."""
-    package = importlib.import_module("polydyn.graph.operators")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    """Imports every module of ``graph/operators`` and ``graph/functions``, so that all operators are registered."""
+    for folder in ("operators", "functions"):
+        package = importlib.import_module(f"polydyn.graph.{folder}")
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
     return registry.OPERATORS
 
 
