@@ -25,6 +25,7 @@ KINDS = {
     "cuda": "compiled CUDA, with what ptxas says of it",
     "emulated": "CUDA compiled for the CPU",
     "libcuda": "the driver library of the emulation",
+    "programs": "whole programs of sessions, of torch.compile and of jobs",
 }
 """Folders that can be made again from their sources. ``machines`` is none: it holds measurements."""
 

@@ -167,10 +167,12 @@ class Records:
         with Records.open(other, readonly=True) as source:
             return self.put(source.rows())
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Writes all records to a new file, which appears complete or not at all. ArtifactError: it exists."""
-        rows = self.rows()
-        _create(Path(path), rows, exclusive=True)
+    def export(self, path: str | os.PathLike[str], rows: Iterable[Record] | None = None) -> None:
+        """Writes all records, or these, to a new file, which appears complete or not at all.
+
+        ArtifactError: it exists.
+        """
+        _create(Path(path), self.rows() if rows is None else rows, exclusive=True)
 
     def digest(self) -> str:
         """Hash of the content: equal for files with equal records, in whatever order they were written."""
