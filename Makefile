@@ -13,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack models tiny-models wheel clean
+.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack models tiny-models replay wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -118,6 +118,12 @@ models: $(VENV)/.extra-export $(VENV)/.extra-bench
 
 tiny-models: $(VENV)/.extra-export $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.models.export tests/data tiny
+
+# Digests of all that compiling writes: OUT=before.gz make replay; change; OUT=after.gz make replay; then replay compare.
+OUT    ?= benchmarks/out/replay.gz
+replay: $(VENV)/.extra-test
+	mkdir -p $(dir $(OUT))
+	$(BIN)/python -m benchmarks.replay write $(OUT) $(ARGS)
 
 wheel: $(VENV)/.made
 	rm -rf build

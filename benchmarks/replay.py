@@ -1,0 +1,251 @@
+"""Digests of everything that compiling writes, and what differs between two: the net under a change of structure.
+
+    python -m benchmarks.replay write FILE [--models NAME ...] [--targets cpu:avx512 ...] [--no-records] [--jobs 2]
+    python -m benchmarks.replay compare OLD NEW [--lines 20]
+
+``write`` plans each model for each target, with records of tiles and without, and keeps the text of every kernel, the
+host program and the manifest. Nothing is compiled or measured: records are made by a simulated machine, so equal code
+writes equal files. ``compare`` says which kernels differ, how, and exits with 1 when any does; differences of host
+programs and manifests alone exit with 0 and are listed. Kernels whose texts differ only in the content hashes inside
+their names are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import gzip
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from polydyn.compiler import Options, plan_program
+from polydyn.errors import BuildError, ScheduleError
+from polydyn.gpu.hardware import device_of
+from polydyn.gpu.targets import is_cuda
+from polydyn.graph.expand import import_model
+from polydyn.program.artifact import pack_constants
+from polydyn.program.assemble import _manifest
+from polydyn.program.cuda_cost import estimated
+from polydyn.program.host import host_program
+from polydyn.program.plan import HostPlan
+from polydyn.searches import outcome, search_record
+from polydyn.tuner import tune
+from polydyn.tuner.cpu import tasks_of_graph
+from polydyn.tuning.backbone import Problem
+from polydyn.tuning.hardware import cpu
+from polydyn.tuning.records import Records
+from polydyn.tuning.replay import Simulated
+from polydyn.tuning.strategy import strategy
+from polydyn.tuning.strategy import tune as tune_task
+
+DATA = Path(__file__).parent.parent / "tests" / "data"
+TARGETS = ("cpu:avx512", "cpu:avx2", "cuda:sm_80", "cuda:sm_90a")
+TRIALS = 4
+HASH = re.compile(r"[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One compilation: a model for a target, with records of tiles or without."""
+
+    model: str
+    target: str
+    records: bool
+
+    def __str__(self) -> str:
+        return f"{Path(self.model).stem} {self.target}" + (" records" if self.records else "")
+
+
+def plan(case: Case) -> HostPlan:
+    """The host plan of a case; its records are made on the spot."""
+    if not case.records:
+        return plan_program(case.model, target=case.target)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "records.db"
+        simulate_records(case.model, case.target, path)
+        return plan_program(case.model, target=case.target, records=path)
+
+
+def simulate_records(model: str, target: str, path: Path) -> None:
+    """A record file with a search of every product of a model, on a simulated machine: the same on every machine."""
+    if is_cuda(target):
+        absent = BuildError("records of a replay depend on no compiler")
+        with (
+            mock.patch.dict(os.environ, {"POLYDYN_LIBCUDA": "libno-such-cuda.so.1"}),
+            mock.patch("polydyn.tuner.cuda.compiler_version", side_effect=absent),
+            contextlib.suppress(ScheduleError),  # a group that no tile fits; the records are those up to it
+        ):
+            tune(model, path, target=target, trials=TRIALS)
+        return
+    machine, row = cpu(1, lanes=16 if target == "cpu:avx512" else 8), strategy("polydyn")
+    with Records.open(path) as records:
+        for placed in tasks_of_graph(import_model(model), target, Options()):
+            task = placed.task
+            problem = Problem(task.key, task.backbone, *placed.instances(()))
+            tuned = tune_task(row, problem, machine, Simulated(task.backbone, machine), trials=TRIALS, seed=0)
+            records.put([search_record(outcome(tuned, machine), task)])
+
+
+def texts(plan: HostPlan, target: str) -> dict[str, str]:
+    """Name -> text of all kernels, ``host`` and ``manifest``."""
+    if is_cuda(target):
+        plan = estimated(plan, device_of(target), {})
+    used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
+    offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
+    host = host_program(plan, offsets, int(weights.size))
+    constants = {n: sha256(a.tobytes()).hexdigest() for n, a in sorted(plan.constants.items())}
+    manifest = {**_manifest(plan, host), "constants": constants}
+    return {f"kernel {k.name}": k.text for k in plan.kernels} | {
+        "host": host.text,
+        "manifest": json.dumps(manifest, indent=1, sort_keys=True),
+    }
+
+
+def write(cases: Sequence[Case], file: Path, jobs: int) -> None:
+    """Writes digests and texts of all cases."""
+    made: dict[str, dict[str, str]] = {}
+    kept: dict[str, str] = {}
+    with ProcessPoolExecutor(jobs) as pool:
+        for case, found in zip(cases, pool.map(_run, cases), strict=True):
+            made[str(case)] = {name: digest(text) for name, text in found.items()}
+            kept |= {digest(text): text for text in found.values()}
+            print(f"{case}: {len(found) - 2} kernels, {digest(json.dumps(made[str(case)]))}", flush=True)
+    with gzip.open(file, "wt") as f:
+        json.dump({"cases": made, "texts": kept}, f)
+
+
+def _run(case: Case) -> dict[str, str]:
+    return texts(plan(case), case.target)
+
+
+def digest(text: str) -> str:
+    """A short content hash."""
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def without_hashes(text: str) -> str:
+    """A text with every content hash replaced by the number of its first appearance."""
+    seen: dict[str, str] = {}
+    return HASH.sub(lambda m: seen.setdefault(m.group(), f"#{len(seen)}"), text)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two texts that differ, in one case or several; ``lines``: of a unified difference."""
+
+    cases: tuple[str, ...]
+    name: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``equal`` and ``renamed`` (equal but for content hashes): numbers of texts. ``kernels``, ``others``: differences
+    of kernels; of host programs and manifests. ``missing``: cases of one file only."""
+
+    equal: int
+    renamed: int
+    kernels: tuple[Difference, ...]
+    others: tuple[Difference, ...]
+    missing: tuple[str, ...]
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
+    """Kernels are paired by their texts without content hashes, else by their order in the plan."""
+    equal = renamed = 0
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for case in sorted(old["cases"].keys() & new["cases"].keys()):
+        for name, before, after in _pairs(old, new, case):
+            if before == after:
+                equal += 1
+            elif without_hashes(before) == without_hashes(after):
+                renamed += 1
+            else:
+                found.setdefault((name, before, after), []).append(case)
+    differences = [Difference(tuple(cases), n, tuple(_lines(b, a))) for (n, b, a), cases in found.items()]
+    kernels = tuple(d for d in differences if d.name.startswith("kernel"))
+    others = tuple(d for d in differences if not d.name.startswith("kernel"))
+    return Comparison(equal, renamed, kernels, others, tuple(sorted(old["cases"].keys() ^ new["cases"].keys())))
+
+
+def _pairs(old: Mapping[str, Any], new: Mapping[str, Any], case: str) -> Iterator[tuple[str, str, str]]:
+    a, b = ({n: f["texts"][d] for n, d in f["cases"][case].items()} for f in (old, new))
+    for name in ("host", "manifest"):
+        yield name, a.pop(name), b.pop(name)
+    for name in sorted(a.keys() & b.keys()):
+        yield name, a.pop(name), b.pop(name)
+    plain = {without_hashes(t): n for n, t in b.items()}
+    for name, text in list(a.items()):
+        other = plain.pop(without_hashes(text), None)
+        if other is not None:
+            yield name, a.pop(name), b.pop(other)
+    rest = [*a.items()], [*b.items()]
+    for k in range(max(map(len, rest))):
+        (name, before), (_, after) = (x[k] if k < len(x) else (x[0][0] if x else "kernel", "") for x in rest)
+        yield name, before, after
+
+
+def _lines(before: str, after: str) -> Iterator[str]:
+    return difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=1)
+
+
+def report(c: Comparison, lines: int) -> int:
+    """Prints a comparison; 1 when a kernel differs."""
+    print(f"{c.equal} texts equal, {c.renamed} equal but for content hashes in names, {len(c.kernels)} kernels differ, "
+          f"{len(c.others)} host programs or manifests differ")  # fmt: skip
+    for d in (*c.kernels, *c.others):
+        print(f"\n{d.name} of {', '.join(d.cases[:4])}{' ...' if len(d.cases) > 4 else ''}")
+        print("\n".join(d.lines[:lines]))
+    for case in c.missing:
+        print(f"only in one of the files: {case}")
+    return 1 if c.kernels or c.missing else 0
+
+
+def cases(models: Sequence[str], targets: Sequence[str], records: Sequence[bool]) -> list[Case]:
+    """All combinations; a model is a path or the name of a stored one."""
+    paths = [m if Path(m).exists() else str(DATA / f"{m}.onnx") for m in models]
+    return [Case(*x) for x in product(paths, targets, records)]
+
+
+def load(file: str) -> dict[str, Any]:
+    """What ``write`` wrote."""
+    with gzip.open(file, "rt") as f:
+        found: dict[str, Any] = json.load(f)
+    return found
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sub = parser.add_subparsers(dest="command", required=True)
+    w = sub.add_parser("write")
+    w.add_argument("file", type=Path)
+    w.add_argument("--models", nargs="+", default=sorted(p.stem for p in DATA.glob("*.onnx")))
+    w.add_argument("--targets", nargs="+", default=TARGETS)
+    w.add_argument("--no-records", action="store_true")
+    w.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    c = sub.add_parser("compare")
+    c.add_argument("old")
+    c.add_argument("new")
+    c.add_argument("--lines", type=int, default=20, help="of each difference")
+    a = parser.parse_args()
+    if a.command == "compare":
+        return report(compare(load(a.old), load(a.new)), a.lines)
+    write(cases(a.models, a.targets, (False,) if a.no_records else (False, True)), a.file, a.jobs)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

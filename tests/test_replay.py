@@ -1,0 +1,69 @@
+"""Digests of what compiling writes: equal for equal code, and every difference is found and named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import replay
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    file = tmp_path_factory.mktemp("replay") / "digests.gz"
+    replay.write(replay.cases(["resnet_tiny"], ["cpu:avx2"], [False, True]), file, jobs=1)
+    return replay.load(str(file))
+
+
+def changed(written: dict[str, Any], name: str, old: str, new: str) -> dict[str, Any]:
+    """The digests with one text edited."""
+    (case, *_) = written["cases"]
+    digests = dict(written["cases"][case])
+    text = written["texts"][digests[name]]
+    assert old in text
+    digests[name] = "edited"
+    texts = written["texts"] | {"edited": text.replace(old, new)}
+    return {"cases": written["cases"] | {case: digests}, "texts": texts}
+
+
+def kernel(written: dict[str, Any]) -> str:
+    (case, *_) = written["cases"]
+    return next(n for n in written["cases"][case] if n.startswith("kernel contract_"))
+
+
+def test_planning_again_writes_equal_texts(written: dict[str, Any], tmp_path: Path) -> None:
+    replay.write(replay.cases(["resnet_tiny"], ["cpu:avx2"], [False, True]), tmp_path / "again.gz", jobs=1)
+    found = replay.compare(written, replay.load(str(tmp_path / "again.gz")))
+    assert not (found.kernels or found.others or found.missing or found.renamed) and found.equal > 10
+
+
+def test_records_add_kernels(written: dict[str, Any]) -> None:
+    plain, tuned = written["cases"].values()
+    assert len(tuned) > len(plain)
+
+
+def test_a_kernel_that_differs_is_named_with_its_lines(written: dict[str, Any]) -> None:
+    name = kernel(written)
+    found = replay.compare(written, changed(written, name, "int64_t", "int32_t"))
+    (difference,) = found.kernels
+    assert difference.name == name and any("int32_t" in x for x in difference.lines)
+    assert replay.report(found, 5) == 1
+
+
+def test_a_host_program_that_differs_is_listed_and_allowed(written: dict[str, Any]) -> None:
+    found = replay.compare(written, changed(written, "host", "static", "extern"))
+    assert not found.kernels and [d.name for d in found.others] == ["host"] and replay.report(found, 5) == 0
+
+
+def test_a_hash_in_a_name_is_no_difference(written: dict[str, Any]) -> None:
+    name = kernel(written)
+    hashed = name.rpartition("_")[2]
+    found = replay.compare(written, changed(written, name, hashed, "0123456789ab"))
+    assert found.renamed == 1 and not found.kernels
+
+
+def test_a_missing_case_fails(written: dict[str, Any]) -> None:
+    fewer = {**written, "cases": dict(list(written["cases"].items())[:1])}
+    assert replay.report(replay.compare(written, fewer), 5) == 1
