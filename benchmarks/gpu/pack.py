@@ -30,7 +30,6 @@ import onnx
 
 import polydyn
 from benchmarks.gpu import conformance, pycuda_wheels, variants
-from benchmarks.gpu.calibration import SOURCE
 from benchmarks.gpu.halves import NUMPY_TYPE
 from benchmarks.gpu.programs import BOUNDS, KINDS, Case, groups, models
 from benchmarks.gpu.timed import timed
@@ -147,7 +146,7 @@ def pack(options: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "benchmarks.gpu.pack", str(options.out), "--worker", *asked]
     workers = [subprocess.Popen(command) for _ in range(available_cores())]
     write_conformance(options.out / "conformance", architectures(options.target))
-    if any([w.wait() for w in workers]):
+    if sum(abs(w.wait()) for w in workers):
         raise SystemExit("a process of the pack failed")
     files = sorted(options.out.glob("*.entry"))
     entries = [e for f in files for e in json.loads(f.read_text())]
@@ -167,7 +166,7 @@ def write_conformance(folder: Path, archs: tuple[str, ...]) -> None:
         return
     folder.mkdir(exist_ok=True)
     try:
-        for name, image in conformance.images(archs, SOURCE):
+        for name, image in conformance.images(archs):
             (folder / name).write_bytes(image)
     except BuildError as e:
         print(f"the conformance kernels are not in the pack: {e}")

@@ -34,9 +34,9 @@ HALVES = {
 class Case:
     """A program and the shapes it is run at.
 
-    ``kind``: what the stages choose cases by. ``rival``: what torch is asked to compute instead (``rivals``); none: it is
-    only checked. ``reference``: the model whose outputs are right, by default the same one; ``limit``: tolerated error
-    of the norm, by default that of ``dtype``.
+    ``kind``: what the stages choose cases by. ``rival``: what torch is asked to compute instead (``rivals``); none:
+    it is only checked. ``reference``: the model whose outputs are right, by default the same one; ``limit``: tolerated
+    error of the norm, by default that of ``dtype``.
     """
 
     name: str

@@ -12,7 +12,7 @@ ROWS = (1, 4, 8, 16, 77, 128, 384, 512, 1024, 2048, 4096)
 LARGE = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 4096, 14336))
 """(M, N, K)."""
 LENGTHS = tuple(sorted({1, *range(8, 512, 8)}))[:62]
-"""62 lengths in 1..512, as many as TSCompiler's products (32 L, 1024) x (1024, 3072) and (32 L, 4096) x (4096, 1024)."""
+"""62 lengths in 1..512, as many as TSCompiler has: (32 L, 1024) x (1024, 3072) and (32 L, 4096) x (4096, 1024)."""
 DIETCODE = tuple(16 * t for t in (1, 2, 5, 13, 24, 43, 62, 81, 96, 100, 113, 119, 127, 128))
 """Rows of [16 T, 768] x [2304, 768] for T in 1..128 (DietCode)."""
 FTUNER = (5, 24, 43, 62, 81, 100, 119, 128)

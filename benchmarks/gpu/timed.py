@@ -1,4 +1,4 @@
-"""Programs whose time is compared with torch's: products, layers, attention, rows, convolutions, bytes, whole models."""
+"""Programs whose time is compared with torch's: products, layers, attention, rows, convolutions, bytes, models."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,16 +60,15 @@ class Versions:
         fitting = [v for v in launch["versions"] if not refusal(v, self.env, device)]
         self.list = sorted(fitting, key=lambda v: times[v["estimate"]])  # equal ones stay in order
         self.estimates = {v["name"]: times[v["estimate"]] / 1000 for v in self.list}
-        self._weights: dict[str, DeviceArray] = {}
+        self._functions: dict[str, int] = {}
 
     def memory(self, given: Mapping[str, DeviceArray], output: DeviceArray) -> dict[str, DeviceArray]:
-        """Arrays by the names of buffers; constants are copied to the device once."""
-        if not self._weights:
-            artifact = self.program._artifact
-            for c in artifact.manifest.get("constants", ()):
-                raw = artifact.weights[c["offset"] : c["offset"] + c["bytes"]]
-                self._weights[c["name"]] = DeviceArray.of(self.session, np.array(raw), "uint8")
-        return {**self._weights, **given, self.output: output}
+        """Arrays by the names of buffers; constants are copied to the device anew."""
+        artifact, found = self.program._artifact, {**given, self.output: output}
+        for name, c in artifact.manifest.get("constants", {}).items():
+            raw = artifact.weights[c["offset"] : c["offset"] + c["bytes"]]
+            found[name] = DeviceArray.of(self.session, np.array(raw), "uint8")
+        return found
 
     def steps(self, version: Mapping[str, Any], memory: Mapping[str, DeviceArray]) -> list[Step]:
         """The launches of a version on arrays; its workspace stays with them."""
@@ -94,11 +93,13 @@ class Versions:
 
     def function(self, kernel: str) -> int:
         """A kernel that may have all shared memory."""
-        number = [n for n, _ in self.source.kernels].index(kernel)
-        with self.session.use() as driver:
-            function = driver.get_function(driver.load_module(self.source.image(number)), kernel)
-            driver.set_smem(function, driver.attribute(SHARED_OPT_IN))
-            return function
+        if kernel not in self._functions:
+            number = [n for n, _ in self.source.kernels].index(kernel)
+            with self.session.use() as driver:
+                function = driver.get_function(driver.load_module(self.source.image(number)), kernel)
+                driver.set_smem(function, driver.attribute(SHARED_OPT_IN))
+                self._functions[kernel] = function
+        return self._functions[kernel]
 
     def _encoded(self, m: Mapping[str, Any], a: DeviceArray) -> bytes:
         """The bytes of a tensor map over an array."""
@@ -132,9 +133,15 @@ class Versions:
         return held, supposed
 
 
-def exhaustive(versions: Versions, given: Mapping[str, DeviceArray], output: DeviceArray, want: Any) -> dict[str, Timed]:
-    """Version -> what it takes; the one that is taken comes first. DeviceLostError names the version."""
-    stage, found = versions.stage, dict[str, Timed]()
+def exhaustive(
+    versions: Versions, given: Mapping[str, DeviceArray], output: DeviceArray, wrong_by: Callable[[DeviceArray], float]
+) -> dict[str, Timed]:
+    """Version -> what it takes; the one that is taken comes first. ``wrong_by``: the error of a result.
+
+    DeviceLostError names the version.
+    """
+    stage = versions.stage
+    found: dict[str, Timed] = {}
     memory = versions.memory(given, output)
     nothing = np.full(output.shape, np.nan if output.dtype.startswith("float") else -77, output.dtype)
     for v in versions.list[: EMULATED_VERSIONS if stage.emulate else None]:
@@ -145,7 +152,7 @@ def exhaustive(versions: Versions, given: Mapping[str, DeviceArray], output: Dev
             with stage.session.use() as driver:
                 work(0)
                 driver.synchronize()
-            wrong = want(output)
+            wrong = wrong_by(output)
             times = stage.replayed([work], rounds=3, warm=5e-3)
         except DeviceLostError as e:
             raise DeviceLostError(f"{v['name']}: {e}", code=e.code) from e
