@@ -38,10 +38,10 @@ class DeviceArray:
     def of(cls, session: Session, array: np.ndarray[Any, Any], dtype: str | None = None) -> DeviceArray:
         """A copy of a host array in device memory; ``dtype``: its name, where numpy's is another (bfloat16)."""
         host = np.ascontiguousarray(array)
-        made = cls(session, array.shape, dtype or str(host.dtype), host.itemsize)
+        device = cls(session, array.shape, dtype or str(host.dtype), host.itemsize)
         with session.use() as driver:
-            driver.h2d(made.pointer, host)
-        return made
+            driver.h2d(device.pointer, host)
+        return device
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host; bfloat16 as the uint16 of its bits.
