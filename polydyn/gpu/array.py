@@ -37,9 +37,9 @@ class DeviceArray:
     @classmethod
     def of(cls, session: Session, array: np.ndarray[Any, Any], dtype: str | None = None) -> DeviceArray:
         """A copy of a host array in device memory; ``dtype``: its name, where numpy's is another (bfloat16)."""
-        made = cls(session, array.shape, dtype or str(array.dtype), array.itemsize)
-        made.copy_from(array)
-        return made
+        device = cls(session, array.shape, dtype or str(array.dtype), array.itemsize)
+        device.copy_from(array)
+        return device
 
     def copy_from(self, array: np.ndarray[Any, Any]) -> None:
         """Overwrites it with a host array of as many bytes."""

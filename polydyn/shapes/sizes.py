@@ -124,13 +124,13 @@ Dims: TypeAlias = Mapping[str, SizesLike]
 def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:
     """Everything as ``Sizes``. ShapeError names the dim."""
     out: dict[str, Sizes] = {}
-    for name, given in (dims or {}).items():
+    for name, value in (dims or {}).items():
         try:
-            out[name] = given if isinstance(given, Sizes) else Sizes(*given)
+            out[name] = value if isinstance(value, Sizes) else Sizes(*value)
         except ShapeError as e:
             raise ShapeError(e.args[0].split("\n")[0], dim=name, remedy=e.remedy) from None
         except TypeError:
             raise ShapeError(
-                f"{given!r} are no sizes", dim=name, remedy="give (low, high) or polydyn.Sizes"
+                f"{value!r} are no sizes", dim=name, remedy="give (low, high) or polydyn.Sizes"
             ) from None  # fmt: skip
     return out
