@@ -129,8 +129,13 @@ def stages(name: str) -> Iterator[Stage]:
     """A compilation of ``name``; yields the function that its stages are shown with.
 
     ``with stages("bert") as stage: graph = stage("import", import_model(path), show_graph)``. DebugError: an
-    environment variable has no meaning, or the folder of dumps cannot be written.
+    environment variable has no meaning, or the folder of dumps cannot be written. Inside another compilation of this
+    thread it is a part of that one.
     """
+    outer = _WATCHED.get()
+    if outer is not None:
+        yield outer.stage
+        return
     level, root = _number("POLYDYN_DEBUG", max(Level)), os.environ.get("POLYDYN_DUMP_DIR")
     if not level and not root:
         yield _unwatched

@@ -77,6 +77,15 @@ def test_a_text_that_says_the_same_again_has_no_file(
     assert "-- k: hoist, a pass: changes nothing\n" in capsys.readouterr().err
 
 
+def test_a_compilation_inside_another_is_a_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYDYN_DUMP_DIR", str(tmp_path))
+    with stages("outer") as stage:
+        stage("first", 1, str)
+        compiled("inner")
+    (folder,) = tmp_path.iterdir()
+    assert sorted(p.name for p in folder.iterdir()) == ["00_first.txt", "01_import.txt", "kernel_0"]
+
+
 def test_threads_have_compilations_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYDYN_DUMP_DIR", str(tmp_path))
     with ThreadPoolExecutor(8) as pool:
