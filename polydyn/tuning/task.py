@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from polydyn.build.compiler import GENERATOR, compile_flags, find_compiler
-from polydyn.codegen.cpu_contract import ContractKernel, ContractTuple
+from polydyn.codegen.cpu_contract import ContractKernel
+from polydyn.codegen.cpu_plan import ContractTuple
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.errors import UnsupportedError
 from polydyn.lowering.contract import ContractGroup
@@ -113,8 +114,8 @@ def refuse_data(key: str, group: Group, extents: Iterable[Index], reason: str = 
 
     ``extents``: of the backbone's loops, over the group's parameters.
     """
-    known = {str(e) for e in extents if e.is_symbol}
-    if not reason and set(group.params) - known:
+    symbols = {str(e) for e in extents if e.is_symbol}
+    if not reason and set(group.params) - symbols:
         reason = "a parameter is no extent of a loop"
     if not reason and any(_irregular(group, s) for s in group.statements):
         reason = "it reads at places that data decide"
