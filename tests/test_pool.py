@@ -76,6 +76,36 @@ def test_a_broken_pool_is_found(tmp_path: Path, what: str) -> None:
     assert done.returncode != 0
 
 
+TSAN = "-fsanitize=thread"
+LEAVES_EARLY = ("atomic_exchange_explicit(&w->state, IDLE, acq_rel)", "atomic_exchange_explicit(&w->state, IDLE, relaxed)")
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The hammer under gcc's or clang's thread sanitizer."""
+    return hammer(tmp_path_factory.mktemp("tsan"), None, TSAN)
+
+
+def races(program: Path, mode: str, launches: int) -> str:
+    done = subprocess.run([program, mode, "5", str(launches)], capture_output=True, text=True, timeout=1000)
+    return done.stderr if done.returncode else ""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_data_races(watched: Path, mode: str) -> None:
+    assert not races(watched, mode, 300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_no_data_races_in_many_launches(watched: Path, mode: str) -> None:
+    assert not races(watched, mode, 20000)
+
+
+def test_a_data_race_is_found(tmp_path: Path) -> None:
+    assert "data race" in races(hammer(tmp_path, LEAVES_EARLY, TSAN), "plain", 1000)
+
+
 SEEN = """int64_t *o = buf[1]; const int64_t *x = buf[0]; double *s = scratch;
 for (int64_t i = begin; i < end; i++) {
     s[0] = (double)x[i];
