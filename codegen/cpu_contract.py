@@ -27,7 +27,15 @@ from polydyn.codegen.passes.tiles import allocated, balance, clip, flatten_loops
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.pipeline import Step, loops, names_of, run
-from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, rows_for_all, rows_that_stay
+from polydyn.codegen.shares import (
+    SHARED_ELEMENTS,
+    STREAMED,
+    even_shares,
+    in_pieces,
+    row_blocks,
+    rows_for_all,
+    rows_that_stay,
+)
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Load, Value, loads, neutral, symbols_of
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
@@ -524,5 +532,8 @@ class ContractKernel:
         columns, steps = self.N.constant, (self.K * self.R).constant
         most = rows_for_all(self.plan.rows, columns, steps) if columns and steps and columns > self.nr else 0
         if most:
-            return row_blocks(mt, nt, most, need, cheap_rows=True)
-        return even_shares(mt, nt, need, self.N, (self.plan.rows, self.nr))
+            blocks = row_blocks(mt, nt, most, need, cheap_rows=True)
+        else:
+            blocks = even_shares(mt, nt, need, self.N, (self.plan.rows, self.nr))
+        work = batch * maximum(self.M, STREAMED) * self.N * self.K * self.R
+        return in_pieces(blocks, mt, nt, V("nth"), batch, work, self.plan.promote)
