@@ -25,8 +25,8 @@ from polydyn.errors import ScheduleError, UnsupportedError
 from polydyn.gpu.targets import single
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.kernels import TunedBuilders
-from polydyn.program.evaluation import THREADS
 from polydyn.program.expressions import decision_from_json, decision_to_json
+from polydyn.program.symbols import THREADS
 from polydyn.schedules.decision import ArgMin, Decision, Leaf, Split, map_indices, verify_decision
 from polydyn.schedules.index import Index
 from polydyn.tuning.backbone import Tile, canonical

@@ -31,8 +31,9 @@ from polydyn.gpu.compiler import compiler_version
 from polydyn.graph.expand import import_model
 from polydyn.lowering.contract import lower_contract
 from polydyn.program.assemble import build_program
-from polydyn.program.cuda_cost import estimated
+from polydyn.program.cuda_cost import estimated, estimates
 from polydyn.program.plan import HostPlan
+from polydyn.schedules.decision import cheapest
 from polydyn.schedules.errors import CodegenError
 from polydyn.searches import Search, search_record
 from polydyn.tuner import tune
@@ -245,7 +246,7 @@ def plain(target: str, dtype: str) -> HostPlan:
 
 def names(plan: HostPlan) -> list[str]:
     (launch,) = plan.launches
-    return [v.name for v in launch.versions]
+    return [v.name for v in launch.candidates]
 
 
 def check(program: polydyn.Program, dtype: str, m: int) -> None:
@@ -277,11 +278,12 @@ def test_a_kept_tile_runs_beside_what_keeps_its_group_total(tmp_path: Path) -> N
     assert [n for n in own if " of " in n] == [f"mma_32x64x32_3_16_16_wide of 16x64{x}" for x in ("", LONG)]
     rest = [n for n in own if " of " not in n and not n.endswith(LONG)]
     assert rest == ["gemv_2_n8", "gemv_8_n8", "wgmma_128x128x64_4_wide", "mma_64x64x32_4_16_16_wide"]
-    last = plan.launches[0].versions[-1]
-    assert not last.conditions and last.smem.evaluate({}) <= 48 << 10
+    last = plan.launches[0].candidates[-1]
+    assert not last.conditions and last.scratch.evaluate({}) <= 48 << 10
     assert len({k.name for k in plan.kernels}) == len(plan.kernels) == len(own)
     (launch,) = plan.launches
-    alone = replace(launch, versions=tuple(v for v in launch.versions if " of " in v.name))
+    tiles = tuple(v for v in launch.candidates if " of " in v.name)
+    alone = replace(launch, candidates=tiles, decision=cheapest(len(tiles)))
     program = build_program(replace(plan, launches=(alone,)), target="cuda:emulated")
     for m in (1, 37, 70):
         check(program, "float16", m)
@@ -330,10 +332,10 @@ def test_measured_searches_go_before_modelled_ones_and_correct_estimates(tmp_pat
     assert "3 tuples explored, measured" in reasons[0] and "2.00 of its estimate" in reasons[0]
     assert "64 tuples explored, ranked by an analytical model" in reasons[1]
     (twice,), (once,) = (estimated(p, A100).launches for p in plans)
-    few = next(v.name for v in once.versions if v.name.startswith("gemv"))
+    few = next(v.name for v in once.candidates if v.name.startswith("gemv"))
     for m in (1, 64, 1 << 40):
         env = {"M": m, "nth": 108}
-        a, b = (next(v for v in x.versions if v.name == few).estimate.evaluate(env) for x in (twice, once))
+        a, b = (estimates(x)[few].evaluate(env) for x in (twice, once))
         assert a == 2 * min(b, 1 << 40) < 1 << 62
 
 

@@ -25,7 +25,8 @@ from polydyn.gpu.tensormap import TensorMap, element_type
 from polydyn.program.artifact import read_artifact
 from polydyn.program.cuda_program import MULTIPROCESSORS, SHARED_OPT_IN, Call, CudaProgram
 from polydyn.program.explain import THREADS, Device, refusal, resolve_dims
-from polydyn.program.expressions import evaluate
+from polydyn.program.expressions import decision_from_json, evaluate
+from polydyn.schedules.decision import cost
 
 Result = dict[str, Any]
 REPEAT = 20
@@ -272,20 +273,21 @@ def exhaustive(
     y = memory[output["name"]]
     kernels = [(k["name"], k["arch"]) for k in manifest["kernels"]]
     source = ImageSource(session.driver, kernels, program._artifact.images, program.sources)
-    device, said = Device(limit, source.special), [evaluate(t, env) for t in manifest["times"]]
+    device, decision = Device(limit, source.special), decision_from_json(manifest["decisions"][launch["decision"]])
+    said = {v["name"]: cost(decision, k, env) for k, v in enumerate(launch["candidates"])}
     found: dict[str, tuple[float, float, float]] = {}
-    for v in sorted(launch["versions"], key=lambda v: said[v["estimate"]]):  # equal ones stay in order
+    for v in sorted(launch["candidates"], key=lambda v: said[v["name"]]):  # equal ones stay in order
         if refusal(v, env, device) or (stage.emulate and len(found) == EMULATED_VERSIONS):
             continue
-        space = DeviceArray(session, (max(evaluate(v["workspace"], env), 1),), "uint8", 1)
+        space = DeviceArray(session, (max(evaluate(v["block"]["workspace"], env), 1),), "uint8", 1)
         with session.use() as driver:
             driver.h2d(y.pointer, nothing)  # what the version before has left is no result
         try:
-            steps = [s for x in (v, *v["after"]) for s in prepared(session, source, x, memory, space, env)]
+            steps = [s for x in (v, *v["block"]["after"]) for s in prepared(session, source, x, memory, space, env)]
             us, _ = microseconds(stage, partial(launched, session, steps))
         except DeviceLostError as e:
             raise DeviceLostError(f"{v['name']}: {e}", code=e.code) from e
-        found[v["name"]] = us, said[v["estimate"]] / 1000, error(y.numpy(), want)
+        found[v["name"]] = us, said[v["name"]] / 1000, error(y.numpy(), want)
     return found
 
 
@@ -294,7 +296,7 @@ def prepared(
     space: DeviceArray, env: Mapping[str, int],
 ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
     """The arguments of ``Driver.launch`` for a kernel of a version; none when it has no blocks."""
-    blocks = evaluate(x["grid"], env)
+    blocks = evaluate(x["tasks"], env)
     if blocks <= 0:
         return
     number = [n for n, _ in source.kernels].index(x["kernel"])
@@ -302,9 +304,9 @@ def prepared(
         function = driver.get_function(driver.load_module(source.image(number)), x["kernel"])
         driver.set_smem(function, driver.attribute(SHARED_OPT_IN))
     pointers = [(memory[b] if b else space).pointer for b in x["buffers"]]
-    maps = [encoded(session, m, memory[m["buffer"]], env) for m in x["maps"]]
+    maps = [encoded(session, m, memory[m["buffer"]], env) for m in x["block"]["maps"]]
     symbols = [np.int64(evaluate(s, env)) for s in x["symbols"]]
-    yield function, (blocks, 1, 1), x["threads"], evaluate(x["smem"], env), [*maps, *pointers, *symbols]
+    yield function, (blocks, 1, 1), x["block"]["threads"], evaluate(x["scratch"], env), [*maps, *pointers, *symbols]
 
 
 def launched(session: Session, steps: list[tuple[Any, ...]], stream: int) -> None:

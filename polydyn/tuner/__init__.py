@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polydyn.backends import Options
 from polydyn.build.features import available_cores
-from polydyn.compiler import Options
 from polydyn.gpu.targets import is_cuda
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike

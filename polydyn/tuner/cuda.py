@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from polydyn.backends import Options
+from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda_kernel import UNIT
-from polydyn.compiler import Options, cuda_builder
 from polydyn.errors import BuildError, UnsupportedError
 from polydyn.gpu.compiler import compiler_version
 from polydyn.gpu.errors import DriverMissingError
@@ -16,9 +17,8 @@ from polydyn.gpu.hardware import Hardware as Device
 from polydyn.gpu.hardware import device_of, existing
 from polydyn.gpu.images import is_emulated
 from polydyn.gpu.session import open_session
-from polydyn.gpu.targets import EMULATED, named, newest, single
+from polydyn.gpu.targets import EMULATED, named, single
 from polydyn.graph.ir import Graph
-from polydyn.lowering.kernels import bind
 from polydyn.program.cuda_program import MULTIPROCESSORS
 from polydyn.searches import Search
 from polydyn.tuner.cuda_bench import DeviceBench, ModelBench, TileKernels
@@ -58,7 +58,8 @@ class CudaSide(Side[CudaTask]):
 
     def tasks(self, graph: Graph, options: Options) -> list[PlacedTask[CudaTask]]:
         """As ``Side``."""
-        graph, builder = cuda_builder(graph, options, newest(self.target))
+        backend = Cuda(self.target, options)
+        builder = backend.builder(backend.fuse(backend.rewrite(graph)))
         out: dict[str, PlacedTask[CudaTask]] = {}
         for group in builder.plan.groups:
             for key, fused, form in builder.products(group):
@@ -68,7 +69,7 @@ class CudaSide(Side[CudaTask]):
                     task = cuda_task_of(key, form, self.target, options.tf32)
                 except UnsupportedError:
                     continue  # a compilation with records says so in its notes
-                extents = {n: bind(form.lowered.params, e) for n, e in task.extents.items()}
+                extents = {n: e.subs(form.lowered.params) for n, e in task.extents.items()}
                 out[key] = PlacedTask(f"{fused.kind} {fused.outputs[0]}", task, extents)
         return list(out.values())
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic
 
-from polydyn.compiler import Options
+from polydyn.backends import Options
 from polydyn.graph.ir import Graph
 from polydyn.searches import Search
 from polydyn.tuner.placed import PlacedTask, T
