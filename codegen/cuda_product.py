@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from polydyn.codegen.cuda_copies import Operand, copy_of
-from polydyn.codegen.cuda_emit import emit
+from polydyn.codegen.cuda_emit import bound_names, emit
 from polydyn.codegen.cuda_instructions import (
     COLUMN,
     HALVES,
@@ -47,13 +47,13 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
-from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.operands import operands
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.gpu import WARP, assign, pipeline, rasterise, spread, unrolled
-from polydyn.codegen.passes.tiles import balance, mark_parallel, tasks
+from polydyn.codegen.passes.gpu import WARP, assign, one_each, pipeline, rasterise, spread, unrolled
+from polydyn.codegen.passes.tiles import balance, task_count
 from polydyn.codegen.passes.widen import widen
+from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value, cast, const, op
@@ -124,8 +124,7 @@ class ProductGroup:
 
     def __init__(self, name: str, group: Group, roles: Roles, shares: Index = ONE) -> None:
         self.name, self.group, self.roles, self.shares = name, group, roles, shares
-        self.acc = next(s for s in group.statements if s.reduce)
-        self.epilogues = [s for s in group.statements if s.role == "epilogue"]
+        self.acc, self.epilogues = group.backbone, group.epilogues
         self.extents = dict(self.acc.iters)
         self.M, self.N = self.extents[roles.row], self.extents[roles.col]
         self.K = product(self.extents[x] for x in (roles.block, *roles.inner))
@@ -152,14 +151,15 @@ class TiledProduct:
     """One tile with one width of copies; ``wide``: epilogues store 16 bytes at once.
 
     ``tag`` is part of all names inside the kernel, for kernels of several products. ``keys``: columns of fragments are
-    ``permuted`` (the steps of another product). ``paired``: even and odd columns are in fragments of their own.
+    ``permuted`` (the steps of another product). ``unit``: the number of the warp that stages rows. ``paired``: even and
+    odd columns are in fragments of their own.
     """
 
     def __init__(
-        self, of: ProductGroup, tile: CudaTile, width: int, wide: bool, tag: str = "", keys: bool = False
-    ) -> None:
-        self.of, self.tile, self.wide, self.keys = of, tile, wide, keys
-        self.unit = V("warp")
+        self, of: ProductGroup, tile: CudaTile, width: int, wide: bool, tag: str = "", keys: bool = False,
+        unit: IndexLike = "warp",
+    ) -> None:  # fmt: skip
+        self.of, self.tile, self.wide, self.keys, self.unit = of, tile, wide, keys, V(unit)
         self.acc, self.frags = f"acc{tag}", (f"a_frag{tag}", f"b_frag{tag}")
         self.wanted: dict[tuple[Index, int], None] = {}
         self.group, self.roles, self.extents = of.group, of.roles, of.extents
@@ -336,7 +336,7 @@ class TiledProduct:
         inst = next(n for n in walk(body) if isinstance(n, Inst))
         c = self.copies[0 if inst.statement == "COPY_A" else 1]
         body = bind(body, {f"S{x[1:]}": n for x, n in c.trips().items()})
-        body = lower(body, self.coordinates, {inst.statement: lambda a: c.issue(a, self.tile.stages)})
+        body = lower(body, {inst.statement: lambda a: c.issue(a, self.tile.stages)})
         # registers of many loads in flight would spill, those of many addresses beside pairs of bytes too
         kind = "unroll" if c.asynchronous and (c.bytes == 16 or not self.paired) else "unroll2"
         return spread(body, "s_k" if c.along_k else c.own, self.tile.threads, kind)
@@ -347,7 +347,7 @@ class TiledProduct:
         s = self.of.epilogues[int(inst.statement[4:])]
         v = self.vector(s)
         body = bind(body, {"E_i": STAGED, "E_j": SLAB // v, "E_v": 1})  # the point band is one access
-        body = lower(body, self.coordinates, {inst.statement: partial(self.done_staged, s)})
+        body = lower(body, {inst.statement: partial(self.done_staged, s)})
         sync = Call("pd_syncwarp")
         return (sync, *spread(body, "e_j", WARP, "unroll" if v > 1 else "unroll2", "lane"), sync)
 
@@ -369,34 +369,67 @@ class TiledProduct:
 
     def build(self) -> tuple[CudaKernel, ...]:
         """The kernel, with indices of both widths."""
-        t, (m, n, k) = self.tile, self.tile.shape
-        split = self.of.shares != ONE
-        tiled = gpu_contract_tree(self.group, self.roles, t.kind.warp, split)
-        self.coordinates = tiled.coordinates()
-        body = mark_parallel(generate(tiled), tiled.coincident)
+        of, t = self.of, self.tile
+        name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
+        tree = gpu_contract_tree(self.group, self.roles, t.kind.warp, of.shares != ONE)
+        body = run(name, loops(name, tree), self.steps(), names)
+        count = task_count(body)
+        body = run(name, body, (
+            Step("blocks", "a block is a task", one_each),
+            Step("registers", "sums and fragments are registers", self._allocate),
+            Step("fold", "decided guards and single trips go", fold),
+        ), names)  # fmt: skip
+        wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.wanted)))
+        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
+        known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "b_s": of.shares, "block": rows * columns}
+        known |= {"strip": rows + RASTER, "strip_rows": RASTER, "task": count}
+        known |= {x: self.extents[x] for x in self.roles.batch}
+        work = self.work.shared_by(of.shares)
+        kernel = CudaKernel(name, "", (), self.group.params, t.threads, count, ZERO, self.version, wide, work=work)
+        return emit(kernel, body, self.group.arrays, known, self.blocks)
+
+    def steps(self) -> tuple[Step, ...]:
+        """The passes up to the coincident band."""
+        t, (m, n, k), shares = self.tile, self.tile.shape, self.of.shares
         sizes = {"F_i": self.frag[0], "F_j": self.frag[1], "F_k": t.bk // k, "G_i": t.loads[0], "G_j": t.loads[1]}
         sizes |= {"E_s": t.wn // SLAB, "E_f": SLAB // 8}
         sizes |= {"W_i": t.bm // t.wm, "W_j": t.bn // t.wn, "P_i": m, "P_j": n, "P_k": k}
         counts = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn), "B_k": self.of.K.ceildiv(t.bk)}
-        if split:
-            counts["B_s"] = self.of.shares
-            body = balance(body, "b_k", counts["B_k"], self.of.shares, "b_s")
-        body = consume(body, "copy", self.copy)
-        body = consume(body, "pipeline", self.ring)
-        body = bind(body, {**sizes, **counts})
+        counts |= {"B_s": shares} if shares != ONE else {}
         unit = V("warp") if t.kind.warp else V("tid")
-        body = assign(body, {"w_i": unit // (t.bn // t.wn), "w_j": unit % (t.bn // t.wn)})
-        body = consume(body, "instruction", self.instruction)
-        body = consume(consume(body, "store", self.store), "epilogue", self.epilogue)
-        body = consume(body, "multiply", lambda b: b)
-        # more steps at once would keep too many operands in registers
-        steps = {"f_k": "unroll1"} if self.paired else {} if t.kind.warp else {"f_k": "unroll2"}
-        if t.instruction == "imma" and counts["B_k"].constant is not None and not split:
+        units = {"w_i": unit // (t.bn // t.wn), "w_j": unit % (t.bn // t.wn)}
+        rings, held = tuple(c.name for c in self.copies), (self.acc, *self.frags)
+        split = Step("balance", "shares of the reduction", lambda b: balance(b, "b_k", counts["B_k"], shares, "b_s"))
+        return (
+            *((split,) if shares != ONE else ()),
+            Step("copy", "copies are dealt to threads", lambda b: consume(b, "copy", self.copy), rings),
+            Step("pipeline", "copies run ahead in a ring", lambda b: consume(b, "pipeline", self.ring)),
+            Step("bind", "sizes become constants", lambda b: bind(b, {**sizes, **counts})),
+            Step("assign", "units are warps or threads", lambda b: assign(b, units)),
+            Step("instruction", "points become an instruction", lambda b: consume(b, "instruction", self.instruction)),
+            Step("store", "epilogues on staged rows", lambda b: consume(b, "store", self.store), ("stage",)),
+            Step("epilogue", "staged rows lie where the ring was", lambda b: consume(b, "epilogue", self.epilogue)),
+            Step("multiply", "the mark of the arithmetic goes", lambda b: consume(b, "multiply")),
+            Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("stage", *held)),
+            Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED | self._in_flight(counts["B_k"]))),
+            Step("fold", "decided guards and single trips go", fold),
+            Step("rasterise", "blocks that share operands", lambda b: rasterise(b, "b_i", "b_j", RASTER)),
+        )
+
+    def _in_flight(self, tiles: Index) -> dict[str, str]:
+        """How loops of the reduction are unrolled: more steps at once would keep too many operands in registers."""
+        steps = {"f_k": "unroll1"} if self.paired else {} if self.tile.kind.warp else {"f_k": "unroll2"}
+        if self.tile.instruction == "imma" and tiles.constant is not None and self.of.shares == ONE:
             steps["b_k"] = "unroll1"  # where the compiler knows how many there are
-        body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED | steps)
-        body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
-        body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
-        return self._kernels(fold(body), count)
+        return steps
+
+    @property
+    def version(self) -> str:
+        """What the version is called: instruction, tile, stages, bytes of the copies."""
+        t, of = self.tile, self.of
+        version = "split_" * (of.shares != ONE)
+        version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
+        return version + "_wide" * (max(map(self.vector, of.epilogues)) > 1)
 
     def _table(self) -> dict[str, Lowering]:
         table: dict[str, Lowering] = {
@@ -417,21 +450,6 @@ class TiledProduct:
         for name, dtype, size in registers:
             body = (Alloc(name, dtype, V(size), "register", body),)
         return body
-
-    def _kernels(self, body: Body, count: Index) -> tuple[CudaKernel, ...]:
-        t, of = self.tile, self.of
-        version = "split_" * (of.shares != ONE)
-        version += f"{t.instruction}_{t.bm}x{t.bn}x{t.bk}_{t.stages}_{'_'.join(str(c.bytes) for c in self.copies)}"
-        version += "_wide" * (max(map(self.vector, of.epilogues)) > 1)
-        wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.wanted)))
-        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
-        known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "b_s": of.shares, "block": rows * columns}
-        known |= {"strip": rows + RASTER, "strip_rows": RASTER, "task": count}
-        known |= {x: self.extents[x] for x in self.roles.batch}
-        work = self.work.shared_by(of.shares)
-        symbols = self.group.params
-        kernel = CudaKernel(f"{of.name}_{version}", "", (), symbols, t.threads, count, ZERO, version, wide, work=work)
-        return emit(kernel, body, self.group.arrays, known, self.blocks)
 
     @property
     def blocks(self) -> int:

@@ -32,7 +32,7 @@ from polydyn.codegen.passes.epilogues import finished, instances
 from polydyn.codegen.passes.jam import jam
 from polydyn.codegen.passes.prefetch import prefetch_next, share_panel
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
-from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, unswitch, variants
+from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, task_count, tasks, unswitch, variants
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.shares import even_shares, row_blocks
 from polydyn.codegen.show import show
@@ -215,7 +215,8 @@ def test_a_range_of_tasks_keeps_its_loops(order: tuple[str, ...]) -> None:
     """Every part of the range runs its own tasks, in the given order, each once; nothing is divided per task."""
     inner = loop("i", "N", loop("j", 3, copy(ix(0), at("x", "i"))))
     nest = (Mark("task", (loop("b", "B", inner),)),)
-    body, count = tasks(mark_parallel(nest, ("b", "i", "j")), runs=True, order=order)
+    parallel = mark_parallel(nest, ("b", "i", "j"))
+    body, count = tasks(parallel, runs=True, order=order), task_count(parallel)
     assert count == ix("B") * "N" * 3
     sizes = {"b": 2, "i": 4, "j": 3}
     names = order or ("b", "i", "j")
@@ -230,7 +231,8 @@ def test_a_range_of_tasks_keeps_its_loops(order: tuple[str, ...]) -> None:
 
 def test_the_coincident_band_becomes_a_range_of_tasks() -> None:
     nest = (Mark("task", (loop("b", "B", loop("i", "N", copy(ix("b") * "N" + "i", at("x", "i")))),)),)
-    body, count = tasks(mark_parallel(nest, ("b", "i")))
+    parallel = mark_parallel(nest, ("b", "i"))
+    body, count = tasks(parallel), task_count(parallel)
     assert count == ix("B") * "N" and show(body).startswith("serial task in [begin, end)\n  let b = (task // N)\n")
     with pytest.raises(CodegenError, match="does not start at 0"):
         tasks(mark_parallel((Mark("task", (loop("b", "B", ROW, lo=1),)),), ("b",)))

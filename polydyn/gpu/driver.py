@@ -147,6 +147,26 @@ class Driver(abc.ABC):
     def wait_event(self, stream: int, event: int) -> None:
         """Later work of ``stream`` waits for ``event``."""
 
+    @abc.abstractmethod
+    def begin_capture(self, stream: int) -> None:
+        """What this thread puts on ``stream`` from here on is kept for a graph instead of done."""
+
+    @abc.abstractmethod
+    def end_capture(self, stream: int) -> int:
+        """What was kept, as a graph that can be launched. Raises DeviceError: something was not to be captured."""
+
+    @abc.abstractmethod
+    def launch_graph(self, graph: int, stream: int) -> None:
+        """Starts all that a graph holds, in order."""
+
+    @abc.abstractmethod
+    def free_graph(self, graph: int) -> None:
+        """Destroys a graph."""
+
+    @abc.abstractmethod
+    def occupancy(self, function: int, threads: int, smem: int) -> int:
+        """Blocks of a kernel that a multiprocessor holds at a time, as the driver says."""
+
     def order(self, stream: int, after: int) -> None:
         """Later work of ``stream`` waits for all that is on the stream ``after`` by now."""
         event = self.event()

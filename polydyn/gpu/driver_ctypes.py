@@ -19,6 +19,7 @@ _MAJOR, _MINOR = 75, 76  # CUdevice_attribute: compute capability
 _SMEM = 8  # CUfunction_attribute: dynamic shared memory
 _NON_BLOCKING = 1
 _CONTEXT = 1  # CUpointer_attribute
+_THREAD_LOCAL = 1  # CUstreamCaptureMode
 _resets: dict[tuple[str, int], int] = {}
 
 
@@ -287,6 +288,39 @@ class CtypesDriver(Driver):
         handle = ctypes.c_void_p()
         self._call(call, ctypes.byref(handle), flags)
         return int(handle.value or 0)
+
+    # ---- graphs
+
+    def begin_capture(self, stream: int) -> None:
+        """Other threads go on meanwhile."""
+        self._call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), _THREAD_LOCAL)
+
+    def end_capture(self, stream: int) -> int:
+        """An executable graph."""
+        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+        try:
+            self._call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_uint64(0))
+        finally:
+            self._call("cuGraphDestroy", graph)
+        return int(executable.value or 0)
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        """Launches it."""
+        self._call("cuGraphLaunch", ctypes.c_void_p(graph), ctypes.c_void_p(stream))
+
+    def free_graph(self, graph: int) -> None:
+        """Destroys it."""
+        self._call("cuGraphExecDestroy", ctypes.c_void_p(graph))
+
+    # ---- kernels
+
+    def occupancy(self, function: int, threads: int, smem: int) -> int:
+        """Blocks of a kernel on a multiprocessor."""
+        blocks, handle = ctypes.c_int(), ctypes.c_void_p(function)
+        call = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        self._call(call, ctypes.byref(blocks), handle, ctypes.c_int(threads), ctypes.c_size_t(smem))
+        return blocks.value
 
     # ---- tensor maps
 

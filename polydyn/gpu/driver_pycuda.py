@@ -220,6 +220,10 @@ class PycudaDriver(CtypesDriver):
         call = f"launch of grid {grid}, {threads} threads, {smem} bytes of shared memory"
         self._guard(call, lambda: kernel(*packed, grid=grid, block=(threads, 1, 1), shared=smem, stream=queue))
 
+    def occupancy(self, function: int, threads: int, smem: int) -> int:
+        """Raises DeviceError: pycuda has no handle of a function to ask with."""
+        raise DeviceError("pycuda does not say how many blocks fit", remedy="ask the ctypes driver")
+
     def stream(self) -> int:
         """A stream; pycuda makes it blocking or not by flags, here non-blocking."""
         stream = self._guard("Stream", lambda: self._pycuda.Stream(1))

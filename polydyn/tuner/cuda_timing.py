@@ -1,9 +1,10 @@
-"""What a measuring worker runs on a GPU: one kernel of an image on data of its own, timed by events.
+"""What a measuring worker runs on a GPU: one kernel of an image on data of its own, timed by graphs of launches.
 
 The driver is that of ``open_session`` (``$POLYDYN_LIBCUDA``). Data are normal numbers where a buffer has floats, so
-that the device draws the power that it does at work, and stay in place from one task to the next. As many launches as
-take a third of ``MEASURED`` stand between two events; the least of three such times counts. A kernel that breaks its
-context fails alone: modules and data are made again.
+that the device draws the power that it does at work, and stay in place from one task to the next. Launches take turns
+with sets of data beyond L2 (``gpu.timing``): in a model the weights of a layer were last used a whole model ago, and
+where they are few bytes beside the arithmetic it makes no difference. The least of the rounds counts. A kernel that
+breaks its context fails alone: modules and data are made again.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from typing import Any
 import numpy as np
 
 from polydyn.gpu.driver import Argument, Driver
+from polydyn.gpu.images import is_emulated
 from polydyn.gpu.session import Session, open_session
+from polydyn.gpu.timing import LAUNCHES, ROUNDS, Work, replayed, sets_beyond
 
 CUDA_TIMER = "polydyn.tuner.cuda_timing:time_kernel"
 """What ``measure.Workers`` are to run."""
-MEASURED = 6e-3
-"""Seconds that a kernel is run for, about."""
-ROUNDS, MOST = 3, 200
+WARM = 2e-3
+"""Seconds before each measurement: they follow one another, so the device's clocks are up."""
+L2_BYTES = 38
+"""CUdevice_attribute."""
 SHARED = 48 << 10
 """Bytes of dynamic shared memory that a kernel may have without asking."""
 PATTERN = 1 << 16
@@ -29,15 +33,13 @@ PATTERN = 1 << 16
 
 
 class _Device:
-    """The modules, streams and data of one generation of the device's context."""
+    """The modules and data of one generation of the device's context."""
 
     def __init__(self, session: Session) -> None:
         self.driver: Driver = session.driver
         self.generation = session.generation
-        self.stream = self.driver.stream()
-        self.events = self.driver.event(), self.driver.event()
         self._functions: dict[tuple[str, str], int] = {}
-        self._data: dict[tuple[int, str], tuple[int, int]] = {}
+        self._data: dict[tuple[int, int, str], tuple[int, int]] = {}
 
     def function(self, image: str, name: str, smem: int) -> int:
         """A kernel of an image, allowed ``smem`` bytes of shared memory."""
@@ -48,25 +50,16 @@ class _Device:
             self.driver.set_smem(self._functions[key], smem)
         return self._functions[key]
 
-    def buffer(self, place: int, dtype: str, size: int) -> int:
-        """The address of at least ``size`` bytes for a kernel's buffer number ``place``."""
-        pointer, held = self._data.get((place, dtype), (0, -1))
+    def buffer(self, turn: int, place: int, dtype: str, size: int) -> int:
+        """The address of at least ``size`` bytes for a kernel's buffer number ``place`` in set ``turn``."""
+        pointer, held = self._data.get((turn, place, dtype), (0, -1))
         if held < size:
             if pointer:
                 self.driver.free(pointer)
             pointer = self.driver.alloc(size)
-            self._data[place, dtype] = pointer, size
+            self._data[turn, place, dtype] = pointer, size
             self.driver.h2d(pointer, np.resize(_pattern(place, dtype), size))
         return pointer
-
-    def seconds(self, count: int, launch: Any) -> float:
-        """Of one of ``count`` launches."""
-        start, end = self.events
-        self.driver.record(start, self.stream)
-        for _ in range(count):
-            launch()
-        self.driver.record(end, self.stream)
-        return self.driver.elapsed(start, end) / 1e3 / count
 
 
 _device: _Device | None = None
@@ -99,14 +92,15 @@ def time_kernel(
             _device = _Device(session)
         own = _device
         function = own.function(image, name, smem)
-        pointers: list[Argument] = [own.buffer(i, d, b) for i, (d, b) in enumerate(buffers)]
-        args = [*pointers, *map(np.int64, symbols)]
+        emulated = is_emulated(session.driver)
+        turns = 1 if emulated else sets_beyond(sum(b for _, b in buffers), session.driver.attribute(L2_BYTES))
 
-        def launch() -> None:
-            own.driver.launch(function, (grid, 1, 1), threads, smem, args, own.stream)
+        def launch(turn: int) -> Work:
+            pointers: list[Argument] = [own.buffer(turn, i, d, b) for i, (d, b) in enumerate(buffers)]
+            args = [*pointers, *map(np.int64, symbols)]
+            return lambda stream: own.driver.launch(function, (grid, 1, 1), threads, smem, args, stream)
 
-        launch()
-        own.driver.synchronize(own.stream)
-        once = max(own.seconds(1, launch), 1e-9)
-        count = round(min(MOST, MEASURED / ROUNDS / once))
-        return min(once, *(own.seconds(count, launch) for _ in range(ROUNDS))) if count else once
+        works = [launch(turn) for turn in range(turns)]
+        works[0](0)
+        own.driver.synchronize()
+        return replayed(own.driver, works, 1 if emulated else LAUNCHES, 1 if emulated else ROUNDS, WARM).least

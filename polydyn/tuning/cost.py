@@ -8,7 +8,7 @@ into the host program (values stay below 2**63 for times below 100 days and grid
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from polydyn.schedules.index import Index, IndexLike, maximum, minimum, product
@@ -141,33 +141,12 @@ def padded(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def f_spatial(blocks: int, units: int, k: float) -> float:
-    """DietCode Eq. 4-5 with the fraction the right way up: ``k * blocks / pad(blocks, units) + (1 - k)``."""
-    return k * blocks / padded(blocks, units) + 1 - k
-
-
-def f_pad(extent: Sequence[int], tile: Sequence[int]) -> float:
-    """Useful share of the padded iteration space: W / pad(W, M), which the print has upside down."""
-    return math.prod(e / padded(e, t) for e, t in zip(extent, tile, strict=True) if e)
-
-
-def fit_spatial(blocks: Sequence[int], relative: Sequence[float], units: int) -> float:
-    """The regression for ``k`` in [0, 1]: least squares of ``1 - f = k * (1 - blocks / pad(blocks))``.
-
-    ``relative``: throughput divided by that of a full wave. All-full waves say nothing about k: 1 then.
-    """
-    x = [1 - b / padded(b, units) for b in blocks]
-    square = sum(v * v for v in x)
-    if square == 0:
-        return 1.0
-    k = sum(v * (1 - f) for v, f in zip(x, relative, strict=True)) / square
-    return min(1.0, max(0.0, k))
-
-
 def dietcode(backbone: Backbone, hardware: Hardware, kernel: Kernel, k: float = 1.0) -> Index:
-    """DietCode's estimate as time: padded work at the full-wave rate, divided by f_spatial.
+    """DietCode's estimate (Eq. 3 to 5) as a time: padded work at the full-wave rate, divided by f_spatial.
 
-    ``1 / f_spatial`` is ``pad / (k * blocks + (1-k) * pad)``; k and the quotient in 1/1024.
+    ``f_spatial = k * blocks / pad(blocks) + 1 - k`` with ``pad(blocks)`` the blocks rounded up to full waves, so
+    ``1 / f_spatial`` is ``pad / (k * blocks + (1-k) * pad)``; k and the quotient in 1/1024. k = 1 is not fitted: a grid
+    takes whole waves.
     """
     per_wave = hardware.units * max(1, blocks_per_unit(kernel.used, hardware))
     wave = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, kernel.tile)
@@ -176,16 +155,6 @@ def dietcode(backbone: Backbone, hardware: Hardware, kernel: Kernel, k: float = 
     share = round(k * _UNIT)
     slower = (full * (_UNIT * _UNIT)) // (g * share + full * (_UNIT - share))
     return (((wave * g) // per_wave) * slower) // _UNIT
-
-
-def prune_local(local: Sequence[float], costs: Sequence[Sequence[float]]) -> list[int]:
-    """DietCode's early pruning: the micro-kernels that can still be best somewhere.
-
-    ``local[m]``: full-wave throughput, an upper bound on the throughput of m anywhere because the other factors are at
-    most 1. ``costs[w]``: throughputs reached so far for instance w. Kept: those above the best of some instance.
-    """
-    best = [max(row, default=0.0) for row in costs]
-    return [m for m, f in enumerate(local) if any(f >= b for b in best) or not best]
 
 
 # -- FTuner 4-5: synthesis index analysis --------------------------------------------------------------------
@@ -232,13 +201,11 @@ def compute_ratio(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Sha
     return flops / hardware.peak(backbone.dtype) / memory if memory else 0.0
 
 
-def sia_score(cmr: float, pad: float, occ: float, weights: tuple[float, float, float] = (1, 1, 1)) -> float:
-    """FTuner Eq. 1 with the compute-to-memory ratio brought into [0, 1) as ``cmr / (1 + cmr)`` like its companions."""
-    return weights[0] * cmr / (1 + cmr) + weights[1] * pad + weights[2] * occ
-
-
 def ftuner(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
-    """FTuner's ranking as a cost: 3 minus the SIA score in units of 2**-20. Not a time; ranks one shape's kernels.
+    """FTuner's ranking as a cost: 3 minus the SIA score (Eq. 1) in units of 2**-20. Not a time.
+
+    It ranks the kernels of one shape. The compute-to-memory ratio is brought into [0, 1) like its two companions, as
+    ``cmr / (1 + cmr)``. Padding counts points of the loops, where Eq. 2 counts bytes.
 
     The memory time is Eq. 7's: the slower of global traffic and of the traffic of the local memory, which alone tells
     register tiles of one block apart.

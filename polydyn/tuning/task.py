@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from polydyn.build.compiler import GENERATOR, compile_flags, find_compiler
-from polydyn.codegen.cpu_contract import ContractKernel, ContractTuple
+from polydyn.codegen.cpu_contract import ContractKernel
+from polydyn.codegen.cpu_plan import ContractTuple
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.errors import UnsupportedError
 from polydyn.lowering.contract import ContractGroup

@@ -384,6 +384,15 @@ API(cuFuncGetAttribute)(int *v, int attribute, Function *f) {
      : attribute == 8 ? f->max_dynamic : 0;  // registers and local memory: 0, there are none
   return 0;
 }
+// As threads and shared memory allow; registers are not known.
+API(cuOccupancyMaxActiveBlocksPerMultiprocessor)(int *blocks, Function *f, int threads, size_t smem) {
+  LOCK;
+  if (!functions.count(f)) return INVALID_HANDLE;
+  if (threads <= 0) return INVALID_VALUE;
+  bool never = (unsigned)threads > f->kernel->threads || smem > (size_t)f->max_dynamic;
+  *blocks = never ? 0 : (int)std::min<size_t>(std::min(32, 2048 / threads), (shared_limit() + 1024) / (smem + 1024));
+  return 0;
+}
 
 // ---- launch -----------------------------------------------------------------------------------------------------
 extern "C" __attribute__((visibility("default"))) uint64_t pdemu_counters[PDEMU_COUNTERS];
@@ -423,7 +432,10 @@ API(cuLaunchKernel)(Function *f, unsigned gx, unsigned gy, unsigned gz, unsigned
   Launch k = {f, f->module, {gx, gy, gz}, bx, smem, {}};
   for (uint32_t i = 0; i < f->kernel->nparams; i++)
     k.params.emplace_back(buffer ? buffer + f->kernel->offsets[i] : (const char *)params[i], f->kernel->sizes[i]);
-  return enqueue(stream, [k] { return run_kernel(k); });
+  int code = enqueue(stream, [k] { return run_kernel(k); });
+  if (code || !setting("CUDA_LAUNCH_BLOCKING", 0) || capture_of(stream)) return code;
+  finish(stream);  // a launch that waits for its kernel answers for it
+  return here()->broken;
 }
 API(cuLaunchKernelEx)(const unsigned *config, Function *f, void **params, void **extra) {
   return cuLaunchKernel(f, config[0], config[1], config[2], config[3], config[4], config[5], config[6],
