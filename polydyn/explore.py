@@ -28,7 +28,7 @@ def kernel_graph(plan: FusionPlan | HostPlan, sizes: Mapping[str, int] | None = 
     the distinct buffers touched) and ``reasons``. Edges: ``buffers`` (bytes by name), ``bytes`` (their sum) and
     ``flops`` (of the kernel that it leaves). Constants are no edges. All sizes are ``Index``, or numbers when ``sizes``
     of the dims are given, as ``networkx.dag_longest_path(graph, weight="flops")`` needs. InputError: one is missing.
-    UnsupportedError: networkx is missing, or it is the host plan of a device (draw the fusion plan).
+    UnsupportedError: networkx is missing, or a host plan does not say what its launches write.
     """
 
     def at(x: Index) -> Any:

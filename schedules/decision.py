@@ -101,6 +101,18 @@ def cheapest(kernels: int) -> ArgMin:
     return ArgMin(tuple(Entry(k, ZERO) for k in range(kernels)))
 
 
+def members(decision: Decision, of: Callable[[frozenset[int]], Collection[int]]) -> Decision:
+    """A decision over sets as one over their members, whose costs are not known yet.
+
+    Before: ``Split(i, t, Leaf(0), ArgMin(1, 2))``; after: at each leaf the comparison of ``of`` the sets that it names,
+    which are some kernel at least.
+    """
+    if isinstance(decision, Split):
+        return replace(decision, low=members(decision.low, of), high=members(decision.high, of))
+    named = [decision.kernel] if isinstance(decision, Leaf) else [e.kernel for e in decision.entries]
+    return ArgMin(tuple(Entry(k, ZERO) for k in sorted(of(frozenset(named)))))
+
+
 def with_costs(decision: Decision, cost: Callable[[int], Index]) -> Decision:
     """The decision with the cost of every kernel that it compares."""
     if isinstance(decision, Split):

@@ -31,10 +31,11 @@ from polydyn.gpu.compiler import compiler_version
 from polydyn.graph.expand import import_model
 from polydyn.lowering.contract import lower_contract
 from polydyn.program.assemble import build_program
-from polydyn.program.cuda_cost import estimated, estimates
+from polydyn.program.cuda_cost import choose, estimated, estimates
 from polydyn.program.plan import HostPlan
-from polydyn.schedules.decision import cheapest
+from polydyn.schedules.decision import ArgMin, Leaf, Split, cheapest
 from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.index import Index
 from polydyn.searches import Search, search_record
 from polydyn.tuner import tune
 from polydyn.tuner.cuda import CudaSide, compiler_refusal, find_device
@@ -287,6 +288,41 @@ def test_a_kept_tile_runs_beside_what_keeps_its_group_total(tmp_path: Path) -> N
     program = build_program(replace(plan, launches=(alone,)), target="cuda:emulated")
     for m in (1, 37, 70):
         check(program, "float16", m)
+
+
+def test_a_measured_decision_leaves_out_tiles_that_are_no_rivals(tmp_path: Path) -> None:
+    task = task_of("cuda:sm_80", "float16")
+    sizes = {"b": (32, 64, 32), "w": (16, 64, 16), "v": (16, 32, 16)}
+    levels = [(f"{x}.{n}", v) for x, s in sizes.items() for n, v in zip(task.loops, s, strict=True)]
+    small, large = Tile((*levels, ("stages", 3))), task.defaults[-1]
+    decision = Split(Index.of(task.loops[0]), 64, Leaf(0), Leaf(1))
+    measured = Search("polydyn", (small, large), 2, hardware_of(A100), decision, (UNIT, UNIT), "measured")
+    records = written(tmp_path / "r", task, measured)
+    plan = plan_program(linear("float16"), target="cuda:sm_80", records=records)
+    (launch,) = estimated(plan, A100).launches
+    assert isinstance(launch.decision, Split)
+    every = {c.name for c in launch.candidates}
+    few, many = (
+        {launch.candidates[e.kernel].name for e in side.entries}
+        for side in (launch.decision.low, launch.decision.high)
+        if isinstance(side, ArgMin)
+    )
+    tiles = [{n for n in every if f" of {t.wm}x{t.wn}" in n} for t in map(task.tile, (small, large))]
+    assert few == every - tiles[1] and many == every - tiles[0] and all(tiles)
+    for m in (16, 64, 65, 1000):
+        assert choose(launch, {"M": m, "nth": A100.multiprocessors}, A100).name not in tiles[m <= 64]
+    assert "M = 16 <= 64" in polydyn.compile(linear("float16"), target="cuda:sm_80", records=records).explain(M=16).details()
+
+
+def test_a_group_that_no_tile_fits_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to end the tuning of the whole model."""
+    monkeypatch.setenv("POLYDYN_LIBCUDA", "libno-such-cuda.so.1")
+    monkeypatch.setattr(CudaTask, "refusal", lambda self, tile: "planted")
+    (group,) = tune(linear(), tmp_path / "r", target="cuda:sm_80", trials=2)
+    assert group.tuples == 0 and "planted refused" in group.declined
+    plan = plan_program(linear(), target="cuda:sm_80", records=tmp_path / "r")
+    assert any("is not tuned" in n and "planted refused" in n for n in plan.notes)
+    assert plan.launches == plain("cuda:sm_80", "float32").launches
 
 
 def test_records_of_other_targets_are_not_followed(records: Path) -> None:

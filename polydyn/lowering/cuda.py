@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from polydyn.codegen.cuda_attention import CudaAttentionKernel
+from polydyn.codegen.cuda_attention import CudaAttentionKernel, declined
 from polydyn.codegen.cuda_contract import CudaContractKernel, Kept
 from polydyn.codegen.cuda_kernel import BASE, MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
+from polydyn.codegen.cuda_product import product_declined
 from polydyn.codegen.ir import Compare
+from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
@@ -19,8 +21,7 @@ from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, Noting, Placed
-from polydyn.schedules.decision import cheapest
-from polydyn.schedules.errors import CodegenError, ScheduleError
+from polydyn.schedules.decision import Decision, cheapest, members
 from polydyn.schedules.index import Atom, Index
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof_attention import prove_row_blocks
@@ -39,8 +40,19 @@ UNKNOWN = "%multiprocessors"
 class CudaTuner(Noting, Protocol):
     """What chooses a product's tiles from records; ``polydyn.searches.ChosenTiles`` is one."""
 
-    def tiles(self, key: str, form: ContractGroup) -> tuple[Kept, tuple[str, ...]] | None:
-        """The tiles of a group, and lines for ``explain``; None when nothing is known of it."""
+    def tiles(self, key: str, form: ContractGroup) -> TunedTiles | None:
+        """The tiles of a group; None when nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class TunedTiles:
+    """The tiles that tuning kept of one group. ``decision``: over the group's parameters, among positions in them; it
+    leaves out tiles that are no rivals at a size. ``reasons``: lines for ``explain``.
+    """
+
+    kept: Kept
+    decision: Decision
+    reasons: tuple[str, ...] = ()
 
 
 def largest(e: Index, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
@@ -88,7 +100,10 @@ def needed(p: Placed[CudaKernel], facts: ShapeContext) -> Placed[CudaKernel]:
         k = replace(k, multiples=multiples, conditions=conditions)
         if not any(serves(earlier, k) for earlier in kept):
             kept.append(k)
-    return replace(p, kernels=tuple(kept), decision=cheapest(len(kept)))
+    position = {k.name: n for n, k in enumerate(kept)}
+    numbers = {n: position[k.name] for n, k in enumerate(p.kernels) if k.name in position}
+    decision = members(p.decision, lambda named: [numbers[n] for n in named if n in numbers])
+    return replace(p, kernels=tuple(kept), decision=decision)
 
 
 def serves(k: CudaKernel, other: CudaKernel) -> bool:
@@ -137,7 +152,7 @@ class CudaBuilder(Builder[CudaKernel]):
         return form.lowered.key(form.roles, "cuda")
 
     def one(self, group: FusedGroup) -> Placed[CudaKernel]:
-        """As ``Builder``. CodegenError: not built, by name."""
+        """As ``Builder``. UnsupportedError: not built, by name."""
         contract = self._product(group)
         placed = self._contract(group, contract) if contract is not None else None
         if placed is not None:
@@ -148,9 +163,16 @@ class CudaBuilder(Builder[CudaKernel]):
 
     def _new(
         self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[CudaKernel, ...],
-        reasons: tuple[str, ...] = (),
+        tuned: TunedTiles | None = None,
     ) -> Placed[CudaKernel]:  # fmt: skip
-        self.placed[key] = Placed(group, lowered, key, kernels, cheapest(len(kernels)), reasons)
+        decision: Decision = cheapest(len(kernels))
+        if tuned is not None:  # what is made of no tile is a rival everywhere
+
+            def rivals(tiles: frozenset[int]) -> list[int]:
+                return [n for n, k in enumerate(kernels) if k.tile is None or k.tile in tiles]
+
+            decision = members(tuned.decision, rivals)
+        self.placed[key] = Placed(group, lowered, key, kernels, decision, tuned.reasons if tuned else ())
         return self.placed[key]
 
     def _nest(self, group: Group, key: str) -> tuple[CudaKernel, ...]:
@@ -165,15 +187,20 @@ class CudaBuilder(Builder[CudaKernel]):
     def _contract(self, group: FusedGroup, form: ContractGroup) -> Placed[CudaKernel] | None:
         """The kernels of a product; None when it has one row and no vectors: then nothing is shared, nor wide."""
         lowered, key = form.lowered, self._key(form)
+        if refused := product_declined(lowered.group, form.roles):
+            raise UnsupportedError(
+                str(refused), tensor=group.outputs[0],
+                remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32",
+            )  # fmt: skip
         kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32)
         if form.roles.row == "one" and not kernel.few_rows():
             return None
         found = self.again(group, lowered, key)
         if found is None:
             verify_group(lowered.group)
-            kept, reasons = (self.tuner.tiles(key, form) if self.tuner else None) or (None, ())
-            versions = kernel.tuned_versions(kept) if kept else kernel.versions()
-            found = self._new(group, lowered, key, versions, reasons)
+            tuned = self.tuner.tiles(key, form) if self.tuner else None
+            versions = kernel.tuned_versions(tuned.kept) if tuned else kernel.versions()
+            found = self._new(group, lowered, key, versions, tuned)
         if why := kernel.without_wgmma():
             self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
         return found
@@ -198,11 +225,9 @@ class CudaBuilder(Builder[CudaKernel]):
         lowered = form.lowered
         key = lowered.key(form.parts, "cuda")
         if key not in self.attentions:
-            try:
-                parts = schedule_attention(form.parts)
-                kernel = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
-            except (CodegenError, ScheduleError) as e:
-                self.notes.append(f"{group.outputs[0]}: attention in parts: {e}")
+            parts = schedule_attention(form.parts)
+            if refused := declined(parts):
+                self.notes.append(f"{group.outputs[0]}: attention in parts: {refused}")
                 return None
-            self.attentions[key] = kernel
+            self.attentions[key] = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
         return lowered, key, self.attentions[key]

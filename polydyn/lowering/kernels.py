@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-from polydyn.codegen.cpu_attention import AttentionKernel, SeparateKernels
+from polydyn.codegen.cpu_attention import AttentionKernel
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
 from polydyn.codegen.cpu_nest import NestKernel
@@ -67,6 +67,7 @@ class KernelBuilder(Builder[Kernel]):
         super().__init__(plan, tuner)
         self.target, self.tuner = target, tuner
         self.forms: dict[str, Form] = {}
+        self.attentions: dict[str, AttentionKernel] = {}
         self.unproven: list[str] = []
 
     def one(self, group: FusedGroup) -> Placed[Kernel]:
@@ -79,11 +80,10 @@ class KernelBuilder(Builder[Kernel]):
         form = lower_attention(self.plan, group)
         if form is None:
             return None
-        try:
-            return self._placed(group, form)
-        except SeparateKernels as e:
-            self.notes.append(f"{group.outputs[0]}: attention in parts: {e}")
+        if refused := self._attention(form, self._key(form)).declined:
+            self.notes.append(f"{group.outputs[0]}: attention in parts: {refused}")
             return None
+        return self._placed(group, form)
 
     def _placed(self, group: FusedGroup, form: Form) -> Placed[Kernel]:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
@@ -110,8 +110,11 @@ class KernelBuilder(Builder[Kernel]):
     def _build(self, form: Form, key: str) -> _Choice:
         if isinstance(form, ContractGroup):
             return self._contract(form, key)
-        kernel = self._attention(form, key) if isinstance(form, AttentionGroup) else self._nest(form.group, key)
-        return _Choice((kernel,))
+        if isinstance(form, LoweredGroup):
+            return _Choice((self._nest(form.group, key),))
+        kernel = self._attention(form, key)
+        prove_attention(form.lowered.group, kernel.parts, kernel.tree(), kernel.tiles())
+        return _Choice((kernel.build(),))
 
     def _contract(self, form: ContractGroup, key: str) -> _Choice:
         group = form.lowered.group
@@ -145,11 +148,11 @@ class KernelBuilder(Builder[Kernel]):
         built = kernel.build()
         return replace(built, notes=(*built.notes, *schedule.notes))
 
-    def _attention(self, form: AttentionGroup, key: str) -> Kernel:
-        parts = schedule_attention(form.parts)
-        kernel = AttentionKernel(f"attention_{key[:12]}", form.lowered.group, parts, self.target, frozenset())
-        prove_attention(form.lowered.group, parts, kernel.tree(), kernel.tiles())
-        return kernel.build()
+    def _attention(self, form: AttentionGroup, key: str) -> AttentionKernel:
+        if key not in self.attentions:
+            name, group, parts = f"attention_{key[:12]}", form.lowered.group, schedule_attention(form.parts)
+            self.attentions[key] = AttentionKernel(name, group, parts, self.target, frozenset())
+        return self.attentions[key]
 
 
 def _with_dot(dot: DotKernel, others: _Choice) -> _Choice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polydyn.backends import Options
 from polydyn.backends.cpu import Cpu, cpu_target
-from polydyn.errors import UnsupportedError
+from polydyn.errors import Declined
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
@@ -40,10 +40,9 @@ def tasks_of_graph(graph: Graph, target: str, options: Options) -> list[PlacedTa
     for key, form in builder.forms.items():
         if not isinstance(form, ContractGroup):
             continue
-        try:
-            task = task_of(key, form, backend.processor, target)
-        except UnsupportedError:
-            continue  # a compilation with records says so in its notes
+        task = task_of(key, form, backend.processor, target)
+        if isinstance(task, Declined):  # a compilation with records says so in its notes
+            continue
         place = builder.placed[key]
         extents = {n: e.subs(place.lowered.params) for n, e in task.extents.items()}
         out.append(PlacedTask(f"{place.fused.kind} {place.fused.outputs[0]}", task, extents))

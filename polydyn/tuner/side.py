@@ -35,7 +35,7 @@ class How:
     report: Callable[[int, float], None]
 
     def tuned(self, problem: Problem, hardware: Hardware, bench: Bench) -> Tuned:
-        """The outcome of a strategy."""
+        """The outcome of a strategy. EmptySpaceError: no tile fits the group."""
         return tune_task(
             self.strategy, problem, hardware, bench, trials=self.trials, seed=self.seed, records=self.records,
             report=self.report,
