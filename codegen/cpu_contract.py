@@ -36,7 +36,7 @@ from polydyn.codegen.shares import (
     rows_for_all,
     rows_that_stay,
 )
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Load, Value, loads, neutral, symbols_of
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement
@@ -326,11 +326,11 @@ class ContractKernel:
         def vector(n: Node) -> Node | Body:
             if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
                 return n
-            try:
-                return partial_unroll(vectorise_loop(n, self.target.width), n.var, ROW_UNROLL)
-            except CodegenError as e:
-                self.notes.append(f"rows are copied element by element: {e}")
+            made = vectorise_loop(n, self.target.width)
+            if isinstance(made, Declined):
+                self.notes.append(f"rows are copied element by element: {made}")
                 return n
+            return partial_unroll(made, n.var, ROW_UNROLL)
 
         body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)
         body = rewrite(body, vector)
