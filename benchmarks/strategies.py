@@ -214,7 +214,7 @@ def score(work: Workload, options: argparse.Namespace, limits: Limits, workers: 
         spent = [timed.half(t, i, True) for i, t in enumerate(picks[name])]
         share = [o / s for o, s in zip(oracle, spent, strict=True)]
         table[name] = _row(r, shapes, share, [work.inside(s) for s in asked] if "told" in name else [])
-    least = [limits.seconds_again(backbone.flops(s), sum(backbone.moved(s))) for s in shapes]
+    least = [limits.seconds_again(backbone.flops(s), sum(backbone.bytes_moved(s))) for s in shapes]
     ratios = rivals(work, asked, oracle, options.threads)
     return {
         "workload": work.name, "threads": options.threads, "trials": options.trials, "lengths": len(shapes),

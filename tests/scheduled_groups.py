@@ -50,7 +50,9 @@ def roles(group: Group) -> Roles:
     return schedule_contract(group, Roles(("n",), "i", "j", "k", ("r",)), deps)[0]
 
 
-def run_product(t: Scheduled, sizes: Mapping[str, int], M: int = 5, N: int = 7, K: int = 3, R: int = 2, B: int = 2) -> bool:
+def run_product(
+    t: Scheduled, sizes: Mapping[str, int], M: int = 5, N: int = 7, K: int = 3, R: int = 2, B: int = 2
+) -> bool:
     """Whether a schedule of ``product`` computes it, interpreted at these sizes."""
     rng = np.random.default_rng(0)
     a, w, c = rng.standard_normal((B, M, K, R)), rng.standard_normal((K, R, N)), rng.standard_normal(N)

@@ -18,7 +18,7 @@ from polydyn.codegen import cpu_nest
 from polydyn.compiler import Options, plan_program
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
-from polydyn.fusion.traffic import moved_at
+from polydyn.fusion.traffic import bytes_at
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
 from polydyn.schedules.expr import const, op
@@ -118,7 +118,7 @@ def test_a_chain_over_columns_is_one_kernel(name: str) -> None:
     (group,) = plan.groups
     assert group.kind == "nest" and group.outputs == ("y",)
     sizes = {"B": 2, "C": 8, "L": 16}
-    assert moved_at(plan, group, sizes) == 4 * 2 * 8 * 16 * (len(plan.graph.inputs) + 1)
+    assert bytes_at(plan, group, sizes) == 4 * 2 * 8 * 16 * (len(plan.graph.inputs) + 1)
     assert len(plan_of(m, "columns").groups) > 1
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from benchmarks.gpu.pack import model, node
+from benchmarks.gpu.programs import model, node
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
 from polydyn.program.cuda_cost import LAUNCH, choose, estimated, estimates, may_run

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import record
-from benchmarks.gpu.pack import model, node
+from benchmarks.gpu.programs import model, node
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda_emit import LONG

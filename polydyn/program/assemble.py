@@ -59,6 +59,8 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
         more = {"estimates": _device(device)}
     used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
     offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
+    if built is not None:  # who launches a single version needs to know where its constants lie
+        more["constants"] = {n: {"offset": o, "bytes": plan.constants[n].nbytes} for n, o in offsets.items()}
     host = host_program(plan, offsets, int(weights.size))
     files = sources(plan.place) | plan.headers | {"host.c": host.text} | units
     library = build_library(*_split(files), host_target(target))

@@ -53,13 +53,13 @@ class Space:
     def within(self, rule: Callable[[Tile], str | None]) -> Space:
         """The tuples that a further rule does not refuse. EmptySpaceError: none is left."""
         refused = Counter(dict(self.refused))
-        kept = []
+        tiles = []
         for tile in self.tiles:
             if name := rule(tile):
                 refused[name] += 1
             else:
-                kept.append(tile)
-        return self if len(kept) == len(self) else Space(self.name, tuple(kept), tuple(sorted(refused.items())))
+                tiles.append(tile)
+        return self if len(tiles) == len(self) else Space(self.name, tuple(tiles), tuple(sorted(refused.items())))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -128,11 +128,11 @@ def usage(backbone: Backbone, hardware: Hardware, tile: Tile) -> Usage:
     if hardware.kind == "cpu":
         return Usage(inputs, _vector_registers(backbone, warp, unit), 1)
     local = inputs * tile.get("stages", 2)
-    own = tile.level("t") or warp
+    inner = tile.level("t") or warp
     lanes = 1 if tile.level("t") else hardware.lanes
-    blocks = math.prod(-(-block[x.name] // own[x.name]) for x in backbone.parallel)
-    step = {**own, **{x.name: unit.get(x.name, 1) for x in backbone.reduction}}
-    words = sum(o.elements(own) for o in backbone.outputs) + sum(o.footprint(step) for o in backbone.inputs) / 4
+    blocks = math.prod(-(-block[x.name] // inner[x.name]) for x in backbone.parallel)
+    step = {**inner, **{x.name: unit.get(x.name, 1) for x in backbone.reduction}}
+    words = sum(o.elements(inner) for o in backbone.outputs) + sum(o.footprint(step) for o in backbone.inputs) / 4
     return Usage(local, math.ceil(words / lanes) + _ADDRESSING, blocks * lanes)
 
 
@@ -174,7 +174,7 @@ def roles(backbone: Backbone) -> dict[str, Loop]:
     """
     parallel, reduction = backbone.parallel, backbone.reduction
     named = {"n": parallel[-1:], "m": parallel[-2:-1], "k": reduction[-1:]}
-    return {role: found[0] for role, found in named.items() if found}
+    return {role: loops[0] for role, loops in named.items() if loops}
 
 
 def unit_tile(backbone: Backbone, instruction: Instruction) -> dict[str, int]:

@@ -114,8 +114,8 @@ def declined_data(key: str, group: Group, extents: Iterable[Index], reason: str 
 
     ``extents``: of the backbone's loops, over the group's parameters.
     """
-    known = {str(e) for e in extents if e.is_symbol}
-    if not reason and set(group.params) - known:
+    symbols = {str(e) for e in extents if e.is_symbol}
+    if not reason and set(group.params) - symbols:
         reason = "a parameter is no extent of a loop"
     if not reason and any(_irregular(group, s) for s in group.statements):
         reason = "it reads at places that data decide"
