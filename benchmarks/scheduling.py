@@ -36,13 +36,13 @@ from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import AttentionGroup
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.kernels import Form, KernelBuilder
+from polydyn.schedules import prove as one_proof
 from polydyn.schedules.dependence import Dependences, analyse
 from polydyn.schedules.dependence import forget as forget_dependences
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.polyhedra import context
-from polydyn.schedules.proof import prove_contract, prove_nest
 from polydyn.schedules.proof_attention import prove_attention
 from polydyn.schedules.proof_gpu import check_tile
 from polydyn.schedules.schedule import schedule_attention, schedule_contract, schedule_nest
@@ -115,7 +115,7 @@ def cost(form: Form, target: CpuTarget, rounds: int) -> dict[str, object]:
     once: Times = {}
     tile: Times = {}
     for _ in range(rounds):
-        for f in (forget_trees, forget_flows, forget_dependences):
+        for f in (forget_trees, forget_flows, one_proof.forget, forget_dependences):
             f()
         clock, again = _Clock(), _Clock()
         candidate = _once(form, target, clock)
@@ -141,9 +141,8 @@ def _once(form: Form, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
         def contraction() -> ContractKernel:
             return build("contract", group, roles, target, packed, fill=fill)
 
-        kernel = contraction()
-        tiled, tiles = kernel.tree(), kernel.tiles()
-        clock("proof", lambda: prove_contract(group, roles, tiled, tiles, deps))
+        schedule = contraction().schedule
+        clock("proof", lambda: one_proof.prove(schedule))
         clock("tree", lambda: generate(contraction().tree()))
         return lambda: contraction().build()
     return _nest(group, deps, target, clock)
@@ -155,9 +154,9 @@ def _nest(group: Group, deps: Dependences, target: CpuTarget, clock: _Clock) -> 
     def nest() -> NestKernel:
         return NestKernel("nest", group, s.band, s.phases, target)
 
-    tiled = nest().tree()
-    clock("proof", lambda: prove_nest(group, tiled, s.band, s.phases, deps))
-    clock("tree", lambda: generate(tiled))
+    schedule = nest().schedule
+    clock("proof", lambda: one_proof.prove(schedule))
+    clock("tree", lambda: generate(schedule.tiled()))
     return lambda: nest().build()
 
 

@@ -34,7 +34,7 @@ from polydyn.codegen.passes.prefetch import prefetch_next, share_panel
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, task_count, tasks, unswitch, variants
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
-from polydyn.codegen.shares import even_shares, row_blocks
+from polydyn.codegen.shares import PIECE, PIECES, even_shares, in_pieces, row_blocks
 from polydyn.codegen.show import show
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Value, const, op
@@ -317,6 +317,25 @@ def test_blocks_of_rows_divide_evenly_among_threads() -> None:
     assert blocks(3, 400, 1, 2, cheap=False) == (3, 1), "not where every part would copy the rows again"
     assert blocks(3, 1, 1, 2) == (3, 1) and blocks(4, 400, 1, 2) == (4, 1) and blocks(99, 400, 1, 2) == (99, 1)
     assert blocks(9, 400, 1, 1) == (9, 1) and blocks(0, 4, 1, 2) == (1, 2)
+
+
+def test_several_threads_get_pieces_where_dividing_costs_nothing() -> None:
+    def pieces(
+        blocks: tuple[int, int], tiles: tuple[int, int], threads: int = 2, others: int = 1, work: int = 10**9,
+        packs: bool = False,
+    ) -> tuple[int, int]:  # fmt: skip
+        given = dict(zip(("B_i", "B_j"), map(ix, blocks), strict=True))
+        got = in_pieces(given, *map(ix, tiles), ix(threads), ix(others), ix(work), packs)
+        return got["B_i"].evaluate({}), got["B_j"].evaluate({})
+
+    assert pieces((1, 1), (40, 16), threads=1) == (1, 1), "one thread has nobody to wait for"
+    assert pieces((1, 2), (40, 64)) == (1, 2 * PIECES) and pieces((1, 2), (20, 6)) == (1, 6), "columns"
+    assert pieces((2, 1), (400, 64)) == (2, PIECES), "columns of both blocks of rows"
+    assert pieces((2, 1), (400, 2)) == (8, 2) and pieces((2, 1), (40, 2)) == (2, 2), "then rows, if there are many"
+    assert pieces((2, 1), (400, 2), packs=True) == (2, 2), "but columns are not packed again"
+    assert pieces((1, 1), (40, 16), others=12) == (1, 2) and pieces((1, 1), (40, 16), others=16) == (1, 1), "batches"
+    assert pieces((1, 2), (40, 64), work=2 * PIECE) == (1, 2) and pieces((1, 2), (40, 64), work=6 * PIECE) == (1, 6)
+    assert pieces((1, 1), (0, 0), work=0) == (1, 1) and pieces((1, 1), (1, 0), others=0) == (1, 1)
 
 
 def test_statements_behind_a_tile_run_under_one_condition() -> None:

@@ -28,7 +28,6 @@ from polydyn.schedules.proof_attention import prove_row_blocks
 from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.reuse import Proofs
 from polydyn.schedules.schedule import schedule_attention
-from polydyn.schedules.tiling import nest_tree
 from polydyn.shapes.context import ShapeContext
 
 SHARED = 48 << 10
@@ -180,8 +179,8 @@ class CudaBuilder(Builder[CudaKernel]):
         nest = Proofs(group).nest()
         kernel = CudaNestKernel(f"nest_{key[:12]}", group, nest.band, nest.phases)
         for k in (kernel, kernel.recomputed()):
-            tree = nest_tree(k.group, k.prefix, k.phases, False)
-            Proofs(k.group).prove_nest(tree, k.prefix, k.phases)
+            for t in k.schedules():
+                Proofs(k.group).prove_nest(t, k.prefix, k.phases)
         return kernel.versions()
 
     def _contract(self, group: FusedGroup, form: ContractGroup) -> Placed[CudaKernel] | None:

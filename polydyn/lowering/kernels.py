@@ -122,7 +122,7 @@ class KernelBuilder(Builder[Kernel]):
         roles = proofs.contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
         kernel = build(f"contract_{key[:12]}", group, roles, self.target, form.packed, fill=form.fill)
-        proofs.prove_contract(roles, kernel.tree(), kernel.tiles())
+        proofs.prove_contract(kernel.schedule, kernel.tiles())
         tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         if tuned is None:
             found = _Choice((kernel.build(),))
@@ -130,21 +130,21 @@ class KernelBuilder(Builder[Kernel]):
             built: dict[str, Kernel] = {}
             for builder, _ in tuned.options:
                 if builder.name not in built:
-                    proofs.prove_contract(roles, builder.tree(), builder.tiles())
+                    proofs.prove_contract(builder.schedule, builder.tiles())
                     built[builder.name] = builder.build()
             options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
             found = _Choice(options, tuned.decision, tuned.reasons)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
         dot = DotKernel(f"dot_{key[:12]}", group, roles, self.target, form.packed)
-        proofs.prove_contract(roles, dot.tree(), dot.tiles())
+        proofs.prove_contract(dot.schedule, dot.tiles())
         return _with_dot(dot, found)
 
     def _nest(self, group: Group, key: str) -> Kernel:
         proofs = Proofs(group)
         schedule = proofs.nest()
         kernel = NestKernel(f"nest_{key[:12]}", group, schedule.band, schedule.phases, self.target)
-        proofs.prove_nest(kernel.tree(), schedule.band, schedule.phases, kernel.across)
+        proofs.prove_nest(kernel.schedule, schedule.band, schedule.phases)
         built = kernel.build()
         return replace(built, notes=(*built.notes, *schedule.notes))
 

@@ -17,34 +17,44 @@ typedef void pd_kernel(void *const *buffers, const int64_t *symbols, int64_t beg
 
 typedef struct pd_pool pd_pool;
 
-/* One launch of a job: thread t of n runs tasks [starts[t], starts[t+1]), without starts [T*t/n, T*(t+1)/n). */
+/* One launch of a job: thread t of n has tasks [starts[t], starts[t+1]), without starts [T*t/n, T*(t+1)/n), in `pieces`
+ * nearly equal parts, which other threads may take from it. */
 typedef struct {
     pd_kernel *kernel;
     void *const *buffers;
     const int64_t *symbols;
-    int64_t tasks;
+    int64_t tasks, pieces;
     const int64_t *starts;
 } pd_part;
 
-/* One parallel region: the launches of a wave, which know nothing of each other. */
+/* One parallel region: the launches of a wave, which know nothing of each other. `ahead_ns`: a guess of how long one
+ * thread would take for it and for what follows in the run. */
 typedef struct {
     const pd_part *parts;
     int64_t count;
     int64_t threads;
+    int64_t ahead_ns;
     char *scratch;
     int64_t scratch_stride;
 } pd_job;
 
 pd_pool *pd_pool_new(void);
 void pd_pool_free(pd_pool *pool);
-/* Takes the pool for one run and wakes `threads` - 1 workers; 0 when another run has it (then run alone). */
-int pd_pool_acquire(pd_pool *pool, int64_t threads);
+/* Takes the pool for one run of `threads` threads; `work_ns`: a guess of how long one thread would take. 0 when another
+ * run has it, or when the caller may use one core only: then run alone. */
+int pd_pool_acquire(pd_pool *pool, int64_t threads, int64_t work_ns);
 void pd_pool_release(pd_pool *pool);
 /* Runs the job; the pool must be acquired when job->threads > 1. The caller is thread 0. */
 void pd_pool_run(pd_pool *pool, const pd_job *job);
 
 /* A launch gets another thread for every so many operations: below that a join costs more than it saves. */
 #define PD_WORK_PER_THREAD 32768
+/* A thread's tasks come in at most so many pieces, none below so many nanoseconds: a claim costs 5 to 50. */
+#define PD_PIECES 8
+#define PD_PIECE_NS 5000
+/* What a core does in a nanosecond: round numbers, which only say how long a piece is and when it pays to wake. */
+#define PD_FLOPS_PER_NS 64
+#define PD_BYTES_PER_NS 16
 
 /* ---- subscripts (indices.c) ---- */
 
