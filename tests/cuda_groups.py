@@ -22,8 +22,7 @@ from polydyn.gpu.tensormap import TensorMap, element_type
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
-from polydyn.lowering.cuda import CudaBuilder
-from polydyn.lowering.place import Placed
+from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
 from polydyn.lowering.pack import pack
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -80,20 +79,20 @@ def dims_of(plan: FusionPlan, feeds: Arrays) -> dict[str, int]:
     return {s.symbol: feeds[s.input].shape[s.axis] for s in plan.graph.sources}
 
 
-def params_of(p: Placed[CudaKernel], dims: Mapping[str, int]) -> dict[str, int]:
+def params_of(p: PlacedCuda, dims: Mapping[str, int]) -> dict[str, int]:
     """The group's parameters for the model's symbols."""
     return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
 
 
-def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[Placed[CudaKernel], ...]:
+def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[PlacedCuda, ...]:
     """The kernels of a plan, in launch order."""
     builder = CudaBuilder(plan, arch, tf32)
     return tuple(p for g in plan.groups for p in builder.place(g))
 
 
-def version(p: Placed[CudaKernel], word: str) -> CudaKernel:
+def version(p: PlacedCuda, word: str) -> CudaKernel:
     """The version whose name begins with a word."""
-    return next(k for k in p.kernels if k.version.startswith(word))
+    return next(k for k in p.versions if k.version.startswith(word))
 
 
 def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> bytes:
@@ -108,16 +107,16 @@ def _kind(k: CudaKernel) -> tuple[bool, bool, str]:
     return k.version.endswith(LONG), bool(k.after), k.arch
 
 
-def first_fit(p: Placed[CudaKernel], env: dict[str, int], arch: str = "sm_80") -> CudaKernel:
+def first_fit(p: PlacedCuda, env: dict[str, int], arch: str = "sm_80") -> CudaKernel:
     """The best version for an architecture, on a device of otherwise the emulated one's size."""
-    return next(k for k in p.kernels if k.fits(env, SHARED, MULTIPROCESSORS, arch))
+    return next(k for k in p.versions if k.fits(env, SHARED, MULTIPROCESSORS, arch))
 
 
 def run(
     plan: FusionPlan,
     feeds: Arrays,
-    choose: Callable[[Placed[CudaKernel], dict[str, int]], CudaKernel] = first_fit,
-    kernels: tuple[Placed[CudaKernel], ...] | None = None,
+    choose: Callable[[PlacedCuda, dict[str, int]], CudaKernel] = first_fit,
+    kernels: tuple[PlacedCuda, ...] | None = None,
     reverse: bool = False,
     together: bool = True,
 ) -> tuple[Arrays, list[Counters]]:
@@ -145,7 +144,7 @@ def run(
     for p in kernels:
         env = params_of(p, dims)
         first, buffers = choose(p, env), p.lowered.buffers
-        alike = [v for v in p.kernels if _kind(v) == _kind(first)] if together else [first]
+        alike = [v for v in p.versions if _kind(v) == _kind(first)] if together else [first]
         counters += launch(first, alike, env, lambda a, of=buffers: array(of[a]), reverse)  # type: ignore[misc]
     return {n: array(n) for n in graph.outputs}, counters
 

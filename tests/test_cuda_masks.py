@@ -20,7 +20,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
-from polydyn.lowering.place import Placed
+from polydyn.lowering.cuda import PlacedCuda
 from polydyn.schedules.expr import FromIndex, Load, Value, cast, const, op
 from polydyn.schedules.index import Index
 from polydyn.schedules.masks import Axis, Logits, Visits, visits
@@ -136,7 +136,7 @@ def tiles(f: Form, length: int, past: int, padded: int = 0) -> int:
 
 
 @functools.cache
-def kernel(form: str) -> tuple[FusionPlan, Placed[CudaKernel]]:
+def kernel(form: str) -> tuple[FusionPlan, PlacedCuda]:
     """The attention; besides it there are the caches that grow, but no kernel that makes a mask."""
     plan = model(FORMS[form])
     *caches, p = placed(plan)
@@ -165,7 +165,7 @@ def check(form: str, length: int, past: int, padded: int = 0, bug: str = "") -> 
     f, (plan, p) = FORMS[form], kernel(form)
     feeds, want = given(f, length, past, padded)
     env = params_of(p, dims_of(plan, feeds))
-    (k,) = (k for k in together() if k.name in {v.name for v in p.kernels})
+    (k,) = (k for k in together() if k.name in {v.name for v in p.versions})
     k = together()[len(RUN) + list(BUGS).index(bug)] if bug else k
     for reverse in (False, True):
         feeds["real2"] = feeds.get("real", np.ones(1)).astype(bool)
@@ -181,8 +181,8 @@ def check(form: str, length: int, past: int, padded: int = 0, bug: str = "") -> 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_becomes_of_tiles_above_the_diagonal(form: str) -> None:
     _, p = kernel(form)
-    loop = next(x for x in p.kernels[0].text.splitlines() if "for (int32_t b_l" in x)
-    turns = "turn < 2" in p.kernels[0].text
+    loop = next(x for x in p.versions[0].text.splitlines() if "for (int32_t b_l" in x)
+    turns = "turn < 2" in p.versions[0].text
     assert ("never" if "b_i" in loop else "last" if turns else "all") == FORMS[form].way
     read = set(p.lowered.buffers.values()) - {"q", "k", "v", "y", "real2"}
     assert not read, "no mask is read from memory"
@@ -290,7 +290,7 @@ def test_masks_that_leave_one_tile_or_no_tile_of_a_head() -> None:
         used = {x for n in nodes for x in n.input}
         plan = plan_of(nodes, shapes, ["y"], {n: a for n, a in constants.items() if n in used}, "float16")
         (p,) = placed(plan)
-        (loop,) = (x for x in p.kernels[0].text.splitlines() if "for (int32_t b_l" in x)
+        (loop,) = (x for x in p.versions[0].text.splitlines() if "for (int32_t b_l" in x)
         assert "b_l < ((n0 + 63)/64)" in loop, loop
 
 
