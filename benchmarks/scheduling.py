@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from benchmarks import record
+from polydyn.backends.cpu import cpu_target
 from polydyn.codegen.cpu_attention import AttentionKernel
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_dot import DotKernel
@@ -30,7 +31,6 @@ from polydyn.codegen.isl_ast import forget as forget_trees
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget
 from polydyn.codegen.passes.bind import bind
-from polydyn.compiler import cpu_target
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import AttentionGroup
@@ -93,7 +93,8 @@ def measure(path: str, target: CpuTarget, rounds: int) -> dict[str, Any]:
     builder = KernelBuilder(plan, target)
     for g in plan.groups:  # the process is warm after that
         builder.place(g)
-    groups = [{"kernel": builder.kernels[k].name, **cost(f, target, rounds)} for k, f in builder.forms.items()]
+    forms = builder.forms.items()
+    groups = [{"kernel": builder.placed[k].kernels[0].name, **cost(f, target, rounds)} for k, f in forms]
     print(f"{Path(path).stem:<14} {summary(groups)}", flush=True)
     return {"model": Path(path).stem, "groups": groups}
 

@@ -28,8 +28,16 @@ from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.pipeline import Step, loops, names_of, run
 from polydyn.codegen.places import Places
-from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, rows_for_all, rows_that_stay
-from polydyn.schedules.errors import CodegenError
+from polydyn.codegen.shares import (
+    SHARED_ELEMENTS,
+    STREAMED,
+    even_shares,
+    in_pieces,
+    row_blocks,
+    rows_for_all,
+    rows_that_stay,
+)
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Load, Value, loads, neutral, symbols_of
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement
@@ -315,11 +323,11 @@ class ContractKernel:
         def vector(n: Node) -> Node | Body:
             if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
                 return n
-            try:
-                return partial_unroll(vectorise_loop(n, self.target.width), n.var, ROW_UNROLL)
-            except CodegenError as e:
-                self.notes.append(f"rows are copied element by element: {e}")
+            made = vectorise_loop(n, self.target.width)
+            if isinstance(made, Declined):
+                self.notes.append(f"rows are copied element by element: {made}")
                 return n
+            return partial_unroll(made, n.var, ROW_UNROLL)
 
         body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)
         body = rewrite(body, vector)
@@ -521,5 +529,8 @@ class ContractKernel:
         columns, steps = self.N.constant, (self.K * self.R).constant
         most = rows_for_all(self.plan.rows, columns, steps) if columns and steps and columns > self.nr else 0
         if most:
-            return row_blocks(mt, nt, most, need, cheap_rows=True)
-        return even_shares(mt, nt, need, self.N, (self.plan.rows, self.nr))
+            blocks = row_blocks(mt, nt, most, need, cheap_rows=True)
+        else:
+            blocks = even_shares(mt, nt, need, self.N, (self.plan.rows, self.nr))
+        work = batch * maximum(self.M, STREAMED) * self.N * self.K * self.R
+        return in_pieces(blocks, mt, nt, V("nth"), batch, work, self.plan.promote)

@@ -47,7 +47,7 @@ from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.places import Places
 from polydyn.codegen.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 from polydyn.schedules.model import Group, Statement, row_major
@@ -311,11 +311,11 @@ class NestKernel:
         return consume(body, "stage", lambda b: rewrite(b, f))
 
     def _vector(self, n: For) -> Node | Body:
-        try:
-            return vectorise_loop(n, self.target.width, CHAINS // self.flight)
-        except CodegenError as e:
-            self.notes.append(f"loop {n.var} stays scalar: {e}")
+        made = vectorise_loop(n, self.target.width, CHAINS // self.flight)
+        if isinstance(made, Declined):
+            self.notes.append(f"loop {n.var} stays scalar: {made}")
             return without_announcements(n)
+        return made
 
     def _vector_tile(self, body: Body) -> Body:
         def f(n: Node) -> Node | Body:
