@@ -142,6 +142,19 @@ def tree(t: Scheduled) -> str:
 
 
 @dataclass(frozen=True)
+class _Call:
+    """A launch of all tasks; it holds the memory that its arguments point into."""
+
+    function: Callable[..., None]
+    arguments: tuple[Any, ...]
+    memory: dict[str, npt.NDArray[Any]]
+    scratch: npt.NDArray[Any]
+
+    def __call__(self) -> None:
+        self.function(*self.arguments)
+
+
+@dataclass(frozen=True)
 class Compiled:
     """A compiled kernel of one group. ``text``: its C; ``notes``: what its code generator decided.
 
@@ -166,9 +179,9 @@ class Compiled:
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
         """The outputs, flat. ``inputs``: flat arrays by the group's names (``draw``); ``sizes``: its parameters."""
-        call, memory = self._call(inputs, sizes)
+        call = self._call(inputs, sizes)
         call()
-        return {n: memory[n] for n, a in self.group.arrays.items() if a.role == "output"}
+        return {n: call.memory[n] for n, a in self.group.arrays.items() if a.role == "output"}
 
     def check(self, seed: int = 0, **sizes: int) -> float:
         """The largest difference from the reference on random inputs, relative to the largest element.
@@ -187,7 +200,7 @@ class Compiled:
 
     def seconds(self, repeat: int = 20, **sizes: int) -> float:
         """The median time of a launch on one thread, on random inputs that stay where they are."""
-        call, _ = self._call(draw(self.group, sizes) | dict(self.packed or {}), sizes)
+        call = self._call(draw(self.group, sizes) | dict(self.packed or {}), sizes)
         call()
         times = []
         for _ in range(repeat):
@@ -196,13 +209,9 @@ class Compiled:
             times.append(time.perf_counter() - start)
         return float(np.median(times))
 
-    def _call(
-        self, inputs: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int]
-    ) -> tuple[Callable[[], None], dict[str, npt.NDArray[Any]]]:
-        """A function that runs all tasks, and the arrays it works on."""
-        missing = set(self.group.params) - set(sizes)
-        if missing:
-            raise InputError(f"no size is given for {min(missing)}", dim=min(missing), remedy="pass it by name")
+    def _call(self, inputs: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int]) -> _Call:
+        """A launch of all tasks."""
+        _check_sizes(self.group, sizes)
         memory: dict[str, npt.NDArray[Any]] = {}
         for n in self.kernel.buffers:
             a = self.group.arrays[n]
@@ -219,13 +228,7 @@ class Compiled:
         pointers = (ctypes.c_void_p * max(1, len(memory)))(*(x.ctypes.data for x in memory.values()))
         scratch = np.zeros(self.kernel.scratch.evaluate(env) + 256, np.uint8)
         start = scratch.ctypes.data + (-scratch.ctypes.data) % 64
-        tasks, function = self.kernel.tasks.evaluate(env), self._function
-
-        def call() -> None:
-            assert scratch.size
-            function(pointers, symbols, 0, tasks, start)
-
-        return call, memory
+        return _Call(self._function, (pointers, symbols, 0, self.kernel.tasks.evaluate(env), start), memory, scratch)
 
     @cached_property
     def _function(self) -> Any:
@@ -246,6 +249,7 @@ def draw(group: polyhedral.Group, sizes: Mapping[str, int], seed: int = 0) -> di
     """Random inputs of a group, flat, by its names. UnsupportedError: data decide where it reads."""
     if any(i.fetches() for s in group.statements for x in loads(s.value) for i in x.index):
         raise UnsupportedError(f"{group.name} reads at places that data decide", rule="random inputs")
+    _check_sizes(group, sizes)
     rng = np.random.default_rng(seed)
     out: dict[str, npt.NDArray[Any]] = {}
     for n, a in group.arrays.items():
@@ -254,3 +258,10 @@ def draw(group: polyhedral.Group, sizes: Mapping[str, int], seed: int = 0) -> di
             values = rng.standard_normal(size) if a.dtype in FLOATS else rng.integers(0, 8, size)
             out[n] = values.astype(dtype)
     return out
+
+
+def _check_sizes(group: polyhedral.Group, sizes: Mapping[str, int]) -> None:
+    """InputError: a parameter of the group has no size."""
+    missing = set(group.params) - set(sizes)
+    if missing:
+        raise InputError(f"no size is given for {min(missing)}", dim=min(missing), remedy="pass it by name")
