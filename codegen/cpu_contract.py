@@ -7,24 +7,29 @@ image, seen as a matrix of pixels) is computed into rows of scratch by the promo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
 
 from polydyn.codegen.cpu_emit import bound_names, emit
-from polydyn.codegen.cpu_micro import RegisterTile
-from polydyn.codegen.cpu_plan import ROW_UNROLL
-from polydyn.codegen.ir import Body, For, Let, Node, Store, consume, rewrite, walk
-from polydyn.codegen.kernel import Kernel
-from polydyn.codegen.lower import flat, lower, scratch_bytes
+from polydyn.codegen.cpu_plan import REDUCTION_BLOCK, ROW_UNROLL, ContractTuple, Plan
+from polydyn.codegen.ir import Body, Def, FlatLoad, For, Let, Node, Store, consume, rewrite, walk
+from polydyn.codegen.kernel import CpuTarget, Kernel
+from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
+from polydyn.codegen.operands import multiplied, operands
 from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.columns import Columns, vector_columns
+from polydyn.codegen.passes.epilogues import COLUMN, ROW, finished, instances, is_long
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
-from polydyn.codegen.passes.prefetch import share_panel
-from polydyn.codegen.passes.registers import partial_unroll
-from polydyn.codegen.passes.tiles import allocated, balance, clip, task_count, tasks, variants
+from polydyn.codegen.passes.prefetch import LINE, prefetch_next, share_panel
+from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, split_chains, unroll
+from polydyn.codegen.passes.tiles import allocated, balance, clip, flatten_loops, task_count, tasks, variants
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.pipeline import Step, loops, names_of, run
+from polydyn.codegen.places import Places
 from polydyn.codegen.shares import (
+    SHARED_ELEMENTS,
     STREAMED,
     even_shares,
     in_pieces,
@@ -33,25 +38,119 @@ from polydyn.codegen.shares import (
     rows_that_stay,
 )
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.index import ONE, Index, maximum, minimum, product
+from polydyn.schedules.expr import Load, Value, loads, neutral, symbols_of
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
+from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tile_flow import ContractTiles
-from polydyn.schedules.tiling import TiledGroup
-from polydyn.schedules.tree.names import LANE, a, b, c, extent, p
+from polydyn.schedules.tiling import Roles, TiledGroup
+from polydyn.schedules.tree.names import LANE, Coord, a, b, c, extent, p
+from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import (
+    ACC,
     FILL,
+    INIT,
+    LOAD,
     PACK,
     PANEL,
     ROWS,
+    SAVE,
+    SUMS,
     VECTOR,
+    CpuTile,
+    cpu_product,
 )
 
+CHAINS = 4
+"""Sums that hide the latency of an addition, twice as many of narrow vectors; fewer accumulators get so many in all."""
 _KNOWN = (b("k"), p("k"), a("k"), LANE)
 """Loops whose extents are known when the kernel is built, for all its variants."""
 V = Index.of
 
 
-class ContractKernel(RegisterTile):
+class ContractKernel:
     """Builds the kernel of one matmul-like group."""
+
+    def __init__(
+        self,
+        name: str,
+        group: Group,
+        roles: Roles,
+        target: CpuTarget,
+        packed: frozenset[str],
+        rows: int | None = None,
+        label: str = "",
+        chosen: ContractTuple | None = None,
+        fill: bool = False,
+    ) -> None:
+        """``packed``: arrays already laid out in panels along the column iterator. ``chosen``: tuned sizes. ``fill``:
+        FILL copies the rows.
+
+        ``rows``: the register tile's rows when the kernel is a part of an attention, which also means one block.
+        ``label``: tells the registers of such parts apart.
+        """
+        self.width = self.lanes(target)
+        self.tile_name, self.shared_name, self.held = f"acc{label}", f"t{label}_", f"sums{label}"
+        self.name, self.group, self.roles, self.target = name, group, roles, target
+        self.part = f"{name}{label and '/'}{label}"
+        self.acc, self.epilogues = group.backbone, group.epilogues
+        self.extents = dict(self.acc.iters)
+        self.M, self.N, self.K = (self.extents[x] for x in (roles.row, roles.col, roles.block))
+        self.R = product(self.extents[x] for x in roles.inner)
+        self.row_value, self.col_value = operands(self.acc, roles)
+        self.chosen, self.notes = chosen, list[str]()
+        self.copies: Copies = {}
+        self.whole = rows is None
+        self.long = self.width == target.width and is_long(self.epilogues)
+        self.plan = self._plan(packed, fill) if rows is None else self._part(self._plan(packed, fill), rows)
+
+    @staticmethod
+    def lanes(target: CpuTarget) -> int:
+        """Columns that one register of the tile holds."""
+        return target.width
+
+    # -- decisions -----------------------------------------------------------------------------------------------
+
+    def _plan(self, packed: frozenset[str], fill: bool) -> Plan:
+        columns = [x for x in loads(self.col_value) if self.roles.col in symbols_of(x)]
+        dense = isinstance(self.col_value, Load) and all(x.buffer in packed or self._stride(x) == ONE for x in columns)
+        promote = not dense
+        rows, vectors = self.tile()
+        carrier = next((s for s in self.epilogues if s.value.dtype == self.acc.value.dtype), None)
+        k, r = self.K.constant, self.R.constant
+        steps, unroll = (self.chosen.block, self.chosen.unroll) if self.chosen else (REDUCTION_BLOCK, ROW_UNROLL)
+        block = max(1 if fill else 16, steps // r) if r else steps
+        if carrier is None or (k is not None and k <= block * 4 // 3):
+            return Plan(rows, vectors, self.K, ONE, promote, fill, carrier, unroll)
+        return Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), promote, fill, carrier, unroll)
+
+    def _part(self, p: Plan, rows: int) -> Plan:
+        most = max((v for r, v, _ in self.target.tiles if r >= rows), default=1)
+        n = self.N.constant
+        vectors = most if n is None else min(most, max(1, -(-n // self.width)))
+        return replace(p, rows=rows, vectors=vectors, block=self.K, blocks=ONE)
+
+    def tile(self) -> tuple[int, int]:
+        """The register tile with the best share of useful lanes; symbolic columns get the widest: tails are exact."""
+        n, w = self.N.constant, self.width
+        if self.chosen:
+            return self.chosen.rows, min(self.chosen.vectors, self.chosen.vectors if n is None else max(1, -(-n // w)))
+        if n is None:
+            rows, vectors, _ = self.target.tiles[0]
+            return rows, vectors
+
+        step = self.step
+
+        def useful(tile: tuple[int, int, float]) -> float:
+            full, rest = divmod(-(-n // step) * step / w, tile[1])
+            return (n / w) / (full * tile[1] / tile[2] + rest / (tile[2] * 0.95) + 1e-9)
+
+        rows, vectors, _ = max(self.target.tiles, key=useful)
+        return rows, min(vectors, max(1, -(-n // w)))
+
+    def _stride(self, x: Load) -> Index | None:
+        address = self.group.arrays[x.buffer].address(x.index)
+        stride, rest = address.split(self.roles.col)
+        return None if self.roles.col in rest.symbols() else stride
 
     def tiles(self) -> ContractTiles:
         """The sizes that the kernel is built for, as proofs want them."""
@@ -66,6 +165,10 @@ class ContractKernel(RegisterTile):
         """Rows that FILL copies for the share [r_lo, r_hi) of rows."""
         return V("r_hi") - "r_lo"
 
+    def _pitch(self) -> Index:
+        """Elements from one row of scratch to the next: not a power of two, which would meet in few sets of a cache."""
+        return self.plan.block * self.R + self.width
+
     def _fill_size(self, share: Index) -> Index:
         """Elements allocated for at most ``share`` row tiles."""
         return share * self.plan.rows * self._pitch()
@@ -78,6 +181,118 @@ class ContractKernel(RegisterTile):
     def _panel_size(self, share: Index) -> Index:
         """Elements allocated for at most ``share`` column tiles."""
         return share * self.nr * self.plan.block * self.R
+
+    # -- lowering ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map: what the loops are, and where an instance is in the group and in the kernel's buffers."""
+        p = self.plan
+        sizes = CpuTile(p.rows, p.vectors, self.width, p.block, 1 if p.blocks == ONE else "B_k")
+        return cpu_product(self.group, self.roles, sizes, p.promote, p.fill)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where instances are."""
+        return Places(self.schedule)
+
+    @property
+    def nr(self) -> int:
+        """Columns of a full register tile."""
+        return self.plan.vectors * self.width
+
+    def _table(self, nr: int) -> dict[str, Lowering]:
+        dtype = self.acc.value.dtype
+
+        def acc(n: str, a: Mapping[str, Index], columns: int = nr) -> Index:
+            cell = self.places.cell(n, SUMS, a)
+            return cell["i"] * columns + cell["j"]
+
+        def local(n: str, a: Mapping[str, Index]) -> FlatLoad:
+            return FlatLoad(dtype, self.tile_name, acc(n, a))
+
+        def carried(n: str, a: Mapping[str, Index]) -> Index:
+            assert self.plan.carrier is not None
+            c, env = self.plan.carrier, self.places.env(n, a)
+            return self.group.arrays[c.array].address(tuple(i.subs(env) for i in c.index))
+
+        def accumulate(a: Mapping[str, Index]) -> Body:
+            made = multiplied(self.acc, self._row(a), self._column(a))
+            return (Store(self.tile_name, acc(ACC, a), made, self.acc.reduce),)
+
+        def done(s: Statement) -> Lowering:
+            return lambda a: (self._done(s, a, local(s.name, a)),)
+
+        table: dict[str, Lowering] = {
+            INIT: lambda a: (Store(self.tile_name, acc(INIT, a), neutral("sum", dtype)),),
+            ACC: accumulate,
+        }
+        if self.plan.carrier is not None:
+            e = self.plan.carrier.array
+            table[LOAD] = lambda a: (Store(self.tile_name, acc(LOAD, a), FlatLoad(dtype, e, carried(LOAD, a))),)
+            table[SAVE] = lambda a: (Store(e, carried(SAVE, a), local(SAVE, a)),)
+        if not self.long:
+            return table | {s.name: done(s) for s in self.epilogues}
+        table |= {s.name: lambda a: () for s in self.epilogues}
+        first = self.epilogues[0].name
+        table[first] = lambda a: (Store(self.held, acc(first, a, self.nr), local(first, a)),)
+        return table
+
+    def _done(self, s: Statement, a: Mapping[str, Index], total: FlatLoad) -> Store:
+        """The store of an epilogue, of a sum."""
+        env, own = self.places.env(s.name, a), self.acc.array
+        address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
+        return Store(s.array, address, flat(self.group, s.value, env, lambda x: total if x.buffer == own else None))
+
+    def finished(self, tile: Body, micro: Body, rows: Index) -> Body:
+        """A tile with its epilogues behind it, where they are long. ``micro``: as the tree has it; ``rows``: live."""
+        if not self.long:
+            return tile
+        done, when = instances(micro, "DONE")
+        stores = []
+        for i in done:
+            a = {**i.at, p("i"): V(ROW), p("j"): V(COLUMN)}
+            total = FlatLoad(self.acc.value.dtype, self.held, V(ROW) * self.nr + COLUMN)
+            stores.append(self._done(self.group.statement(i.statement), a, total))
+        n = self.N.constant
+        columns = V(self.nr) if n is not None and n % self.nr == 0 else self.live_columns()
+        sizes = self.plan.rows, self.nr, self.width
+        return finished(tile, (self.held, self.acc.value.dtype), tuple(stores), when, rows, columns, sizes)
+
+    def _column(self, a: Mapping[str, Index]) -> Value:
+        """The column operand: in place, from packed panels, or from the promoted buffer."""
+        if not self.plan.promote:
+            return flat(self.group, self.col_value, self.places.env(ACC, a), lambda x: None)
+        return FlatLoad(self.col_value.dtype, PANEL, self._panel(ACC, a))
+
+    def _panel(self, statement: str, a: Mapping[str, Index]) -> Index:
+        """Where panels ``[vector][reduction][lane]`` hold a column."""
+        cell = self.places.cell(statement, PANEL, a, LANE)
+        lane = self.places.digit(statement, "j", LANE, a)
+        return (cell["j"] * (self.plan.block * self.R) + self._step(cell)) * self.width + lane
+
+    def _row(self, a: Mapping[str, Index]) -> Value:
+        """The row operand: in place, or from scratch."""
+        if not self.plan.fill:
+            return flat(self.group, self.row_value, self.places.env(ACC, a), lambda x: None)
+        return FlatLoad(self.row_value.dtype, ROWS, self._copied(ACC, a))
+
+    def _copied(self, statement: str, a: Mapping[str, Index]) -> Index:
+        """Where scratch ``[row][reduction]`` holds an element of a row."""
+        cell = self.places.cell(statement, ROWS, a)
+        return cell["i"] * self._pitch() + self._step(cell)
+
+    def _step(self, cell: Mapping[str, Index]) -> Index:
+        """The step of the block's reduction, of all reductions as one."""
+        k = cell["k"]
+        for x in self.roles.inner:
+            k = k * self.extents[x] + cell[x]
+        return k
+
+    def _left(self, statement: str, axis: str, loop: Coord) -> Index:
+        """Elements of an axis from the first step of a loop on, in the coordinates of the loops around it."""
+        at: dict[str, Index] = {x.coord: V(x.coord) for x in self.schedule.view(statement).loops if x.coord != loop}
+        return self.places.left(statement, axis, at)
 
     def pack(self, body: Body) -> Body:
         """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
@@ -118,6 +333,91 @@ class ContractKernel(RegisterTile):
         body = rewrite(body, vector)
         body = tuple(hoist_masks(n, "m_") if isinstance(n, For) else n for n in body)
         return hoist_divisions(body, "q_")
+
+    # -- the micro-kernel ----------------------------------------------------------------------------------------
+
+    def column_steps(self, width: int) -> tuple[Step, ...]:
+        """The micro-kernel for a number of columns, its row count still a symbol."""
+        clipped = Step("clip", "the last reduction block ends with the reduction",
+                       lambda b: clip(b, (p("k"),), self._left(ACC, "k", p("k"))))  # fmt: skip
+        names = (self.tile_name, self.held, "o_i", "c_lo", PANEL, "r_lo", ROWS)
+        return (
+            Step("columns", "the number of columns becomes a constant", lambda b: bind(b, {"P_j": width})),
+            *((clipped,) if self.plan.blocks != ONE else ()),
+            Step("lower", "statements become stores", lambda b: lower(b, self._table(width)), names),
+            Step("reduce", "the mark of the reduction goes", lambda b: consume(b, "reduce")),
+            Step("vectorise", "columns become vectors", lambda b: self.masked(b, width)),
+            Step("unroll_columns", "one copy for each vector", lambda b: unroll(b, ("p_j",))),
+        )
+
+    def row_steps(self, rows: int) -> tuple[Step, ...]:
+        """The micro-kernel for a number of live rows: registers and shared loads."""
+        dtype = self.acc.value.dtype
+        flat_loops = Step("flatten", "two loops of the reduction become one", lambda b: flatten_loops(b, "p_k"))
+        return (
+            self._unrolled_rows(rows),
+            Step("registers", "the tile lives in registers", lambda b: registers(b, self.tile_name, dtype)),
+            *(flat_loops for _ in self.roles.inner),
+            Step("share_loads", "what is loaded twice is loaded once", lambda b: share_loads(b, self.shared_name)),
+            Step("reduction", "several steps in flight, the next tile prefetched", lambda b: self._reduction(b, rows)),
+        )
+
+    def _unrolled_rows(self, rows: int) -> Step:
+        def f(body: Body) -> Body:
+            return unroll(bind(body, {"P_i": rows}), ("p_i",), self.copies)
+
+        return Step("unroll_rows", "one copy for each row", f)
+
+    def _reduction(self, body: Body, rows: int) -> Body:
+        """Few sums are split into chains, others have their loop unrolled and ask for what comes next."""
+        steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in ("p_k", *self.roles.inner)]
+        lanes = [n.lanes for n in body if isinstance(n, Def) and n.reg.startswith(f"{self.tile_name}_")]
+        chains = -(-(CHAINS if max(lanes) == self.target.width else 2 * CHAINS) // len(lanes))
+        if chains > 1 and len(steps) == 1:
+            return split_chains(body, steps[-1], chains)
+        body = partial_unroll(body, steps[-1] if steps else "p_k", self.plan.unroll)
+        near = self.plan.fill or (self.K.constant or LINE) < 2 * LINE  # in the cache, or rows are one stream
+        if near or self.N.constant is None:  # K is short where both operands are computed, and variants are many
+            return body
+        panel = {"c_j": minimum(V("c_j") + 1, self.N.ceildiv(self.nr) - 1)} if self.streams() else None
+        whole = (self.K % LINE) == ZERO == (self.plan.block % LINE)
+        return prefetch_next(body, "p_k", self.next_rows(rows), panel, whole)
+
+    def micro_kernels(self, body: Body) -> Callable[[int, int], Body]:
+        """(rows, columns) -> the micro-kernel of a tile for so many live ones; the debug ladder shows the full tile."""
+        full, names = max(self.column_cases()), names_of(self.group)
+        wide = {c: run(self.part, body, self.column_steps(c), names, c == full) for c in self.column_cases()}
+
+        def kernel(rows: int, columns: int) -> Body:
+            shown = (rows, columns) == (max(self.row_cases()), full)
+            return run(self.part, wide[columns], self.row_steps(rows), names, shown)
+
+        return kernel
+
+    def streams(self) -> bool:
+        """Whether panels come from beyond the cache, each for all row tiles of a share."""
+        size = (self.N * self.K * self.R).constant
+        return self.whole and bool(self._panels_of_constants()) and size is not None and size > SHARED_ELEMENTS
+
+    def _panels_of_constants(self) -> set[str]:
+        return {b for b, a in self.group.arrays.items() if a.role == "constant" and a.shape[-1] == self.width}
+
+    def next_rows(self, rows: int, tiles: int = 1) -> dict[str, Index]:
+        """The first row of a tile further on, in bounds."""
+        return {"o_i": minimum(V("o_i") + tiles * rows, self.M - rows)}
+
+    def masked(self, body: Body, width: int) -> Body:
+        """Vectorises the columns of a micro-kernel for ``width`` of them."""
+        n, last = self.N.constant, width % self.width or self.width
+        tail = None if n is None else n % self.nr
+        full = n is None or (width == self.nr and n >= self.nr)
+        partial = tail is None or (tail > 0 and width - self.step < tail)
+        live = self._left(ACC, "j", p("j")) - (width - last)
+        exact = n is not None and n % last == 0
+        panels = frozenset({self.tile_name, self.held, "panel", "rows", *self._panels_of_constants()})
+        return vector_columns(body, Columns(self.width, width, live, full, partial, exact, self.tile_name, panels))
+
+    # -- the whole kernel ----------------------------------------------------------------------------------------
 
     def tree(self) -> TiledGroup:
         """The tile-space tree that the kernel is generated from."""
@@ -190,6 +490,29 @@ class ContractKernel(RegisterTile):
             return (Let("o_i", first, tile),)
         lo, hi = (tm.share("i", V(b("i")) + n) for n in (0, 1))
         return share_panel((Let("o_i", first, tile),), V(c("i")) - lo, hi - lo)
+
+    @property
+    def step(self) -> int:
+        """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one."""
+        narrow = self.width == self.target.width and self.acc.value.dtype == "float32"
+        return self.target.narrow if narrow and self.target.narrow else self.width
+
+    def column_cases(self) -> list[int]:
+        """Numbers of columns that micro-kernels are for; a tile takes the least that holds its live columns."""
+        n = self.N.constant
+        if n is None:
+            return list(range(self.step, self.nr + 1, self.step))
+        tail = -(-(n % self.nr) // self.step) * self.step
+        return sorted({tail or self.nr, self.nr if n >= self.nr else tail or self.nr})
+
+    def row_cases(self) -> list[int]:
+        """Numbers of live rows that occur."""
+        m, r = self.M.constant, self.plan.rows
+        return sorted({m // -(-m // r), -(-m // -(-m // r))}) if m else list(range(1, r + 1))
+
+    def live_columns(self) -> Index:
+        """Columns of the current register tile."""
+        return minimum(self.nr, self._left(ACC, "j", p("j")))
 
     def shares(self, rows: int, columns: int) -> dict[str, Index]:
         """The launch-time tile: tasks of about ``rows`` x ``columns`` results, in whole register tiles."""
