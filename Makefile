@@ -13,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack models tiny-models replay wheel clean
+.PHONY: demo test lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack models tiny-models replay wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -41,6 +41,10 @@ check: lint types test
 
 checked: $(VENV)/.extra-test
 	$(BIN)/python -m pytest tests/test_checked.py -m ""
+
+# The pool of threads under the thread sanitizer, hammered (tests/c/pool_hammer.c); a minute.
+pool-tsan: $(VENV)/.extra-test
+	$(BIN)/python -m pytest tests/test_pool.py -m "" -k data_race
 
 # Rivals that are not installed are named and left out. ARGS: --quick, --rounds, --seconds, --also openvino, ...
 ARGS   ?=

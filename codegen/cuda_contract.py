@@ -101,7 +101,8 @@ class CudaContractKernel:
             if rule := broken(t, self.product.dtypes):
                 raise CodegenError(f"{t} is not built: {rule}", remedy="tune the group again")
         self._prove((*tiles, *more, *chosen))
-        own = [replace(k, factor=factor) for t, factor in kept.tiles for k in self._of_kept(t)]
+        every = enumerate(kept.tiles)
+        own = [replace(k, factor=factor, tile=n) for n, (t, factor) in every for k in self._of_kept(t)]
         asked = [set(k.multiples) for k in own]
         narrow = [k for t in chosen[:-1] for k in _of_tile(self.product, t, False, asked)]
         first = (*self.few_rows(), *self._splits(chosen, more), *self._hopper(), *narrow)

@@ -55,7 +55,7 @@ from polydyn.codegen.passes.tiles import balance, task_count
 from polydyn.codegen.passes.widen import widen
 from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value, cast, const, op
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
@@ -116,6 +116,15 @@ class CudaTile:
         )  # fmt: skip
 
 
+def product_declined(group: Group, roles: Roles) -> Declined | None:
+    """Why a product is not built for CUDA; None when it is."""
+    row, col = _narrow(operands(group.backbone, roles))
+    alike = row.dtype == col.dtype or {row.dtype, col.dtype} <= set(BYTES)
+    if alike and row.dtype in ("float32", "int32", *HALF, *BYTES):
+        return None
+    return Declined(f"a product of {row.dtype} and {col.dtype} is not built for CUDA")
+
+
 class ProductGroup:
     """A matmul-like group: its operands as they are stored, its extents; ``shares``: parts of the reduction.
 
@@ -131,12 +140,8 @@ class ProductGroup:
         row, col = _narrow(operands(self.acc, roles))
         self.sums = self.acc.value.dtype
         self.dtype, self.dtypes, self.values = row.dtype, (row.dtype, col.dtype), (row, col)
-        alike = row.dtype == col.dtype or {row.dtype, col.dtype} <= set(BYTES)
-        if not alike or row.dtype not in ("float32", "int32", *HALF, *BYTES):
-            raise CodegenError(
-                f"a product of {row.dtype} and {col.dtype} is not built for CUDA",
-                remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32",
-            )
+        if refused := product_declined(group, roles):
+            raise CodegenError(str(refused))  # whoever builds has asked before
 
     def epilogue_value(self, s: Statement, env: Mapping[str, IndexLike], total: Value) -> Value:
         """What an epilogue stores, ``total`` being the sum of the products."""

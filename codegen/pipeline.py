@@ -13,11 +13,11 @@ from polydyn.codegen.check import free_names, verify_body
 from polydyn.codegen.ir import Body
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.show import show as show_body
+from polydyn.codegen.show import show_tiled
 from polydyn.debug import Level, show, verifying
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import TiledGroup
-from polydyn.schedules.tree import show as show_tree
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Step:
 
 def loops(kernel: str, tiled: TiledGroup) -> Body:
     """What the steps of a kernel begin with: the loops of its schedule tree, statements not yet lowered."""
-    show(Level.SCHEDULES, kernel, "tree", lambda: show_tree(tiled.tree))
+    show(Level.SCHEDULES, kernel, "tree", lambda: show_tiled(tiled))
     body = generate(tiled)
     show(Level.LOOPS, kernel, "loops", lambda: show_body(body))
     return body
@@ -75,4 +75,4 @@ def _verify(kernel: str, step: Step, body: Body, names: Collection[str], opened:
 
 
 def _show(kernel: str, step: Step, body: Body) -> None:
-    show(Level.LOOPS, kernel, step.name, lambda: f"// {step.what}\n{show_body(body)}")
+    show(Level.LOOPS, kernel, step.name, lambda: show_body(body), what=step.what)

@@ -305,7 +305,7 @@ def test_layers_share_a_kernel() -> None:
     few, many = (qdq_layers([3 + 20 * i for i in range(n)]) for n in (3, 6))
     plan = plan_program(many)
     assert {k.text for k in plan.kernels} == {k.text for k in plan_program(few).kernels}
-    products = [launch.kernel for launch in plan.launches if launch.kind == "contract"]
+    products = [launch.candidates[0].kernel for launch in plan.launches if launch.kind == "contract"]
     assert len(products) == 6 and len(set(products)) <= 3, "the first and the last one may differ"
 
 
@@ -316,7 +316,7 @@ def test_a_zero_point_of_0_is_left_out_and_not_shared() -> None:
     products = [launch for launch in plan.launches if launch.kind == "contract"]
     shared: dict[str, set[tuple[bool, bool]]] = {}
     for launch, zero, then in zip(products[1:-1], zeros[1:-1], zeros[2:], strict=True):
-        shared.setdefault(launch.kernel, set()).add((zero != 0, then != 0))
+        shared.setdefault(launch.candidates[0].kernel, set()).add((zero != 0, then != 0))
     assert all(len(kinds) == 1 for kinds in shared.values()) and len(shared) == 4
 
 
@@ -358,7 +358,7 @@ def feeds(m: onnx.ModelProto, b: int, rows: int, keys: int) -> dict[str, Array]:
 def test_attentions_share_a_kernel_of_moderate_size() -> None:
     """Epilogues of dozens of operations are written once for a tile, not for every register of every variant."""
     plan = plan_program(attention(2), target="cpu:avx512")
-    names = [launch.kernel for launch in plan.launches if launch.kind == "attention"]
+    names = [launch.candidates[0].kernel for launch in plan.launches if launch.kind == "attention"]
     assert len(names) == 2 and len(set(names)) == 1
     (text,) = (k.text for k in plan.kernels if k.name == names[0])
     assert len(text) < 300_000, "a million and more, were they written for every register"

@@ -216,5 +216,5 @@ def test_bladedisc_most_common_schedules_may_leave_shapes_behind() -> None:
 
     table = np.array([[1.0] * 8 + [0.1] * 2, [0.99] * 8 + [0.1] * 2, [0.2] * 8 + [1.0] * 2])
     chosen = top_n(table, 2)
-    assert chosen.kept == (0, 1)
+    assert chosen.kernels == (0, 1)
     assert shares(table)[list(chosen.assigned), range(10)].min() == pytest.approx(0.1)

@@ -121,7 +121,7 @@ def test_vortex_candidates_fit_their_level_and_the_parent_map_is_exact() -> None
     for c in low.tiles:
         assert all(v % unit[n] == 0 for n, v in c)
     raw = init_candidates(HALF, levels(A100)[1], unit)
-    taken = [HALF.moved(dict(c))[0] for c in raw]
+    taken = [HALF.bytes_moved(dict(c))[0] for c in raw]
     assert max(taken) <= high.level.capacity
     assert min(taken) >= max(taken) / 32
     for c in raw:

@@ -33,7 +33,8 @@ from polydyn.gpu.driver import Driver, open_driver
 from polydyn.gpu.errors import DeviceError
 
 ARCH = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100"}
-SOURCES = {"primitives.cu": "", "gemm_mma.cu": "", "primitives_hopper.cu": "sm_90a", "gemm_wgmma.cu": "sm_90a"}
+SOURCES = {"primitives.cu": "", "gemm_mma.cu": "", "primitives_hopper.cu": "sm_90a", "gemm_wgmma.cu": "sm_90a",
+           "calibration.cu": "", "calibration_hopper.cu": "sm_90a"}  # fmt: skip
 """Files of kernels -> the one architecture that has their instructions, if there is but one."""
 LIMIT = 300.0
 """Seconds for all cases, when this is not a stage of ``run_all``."""
@@ -60,16 +61,21 @@ def images(archs: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
 class Machine:
     """A driver and the modules that cases load through it; ``pack``: a folder with images."""
 
-    def __init__(self, kind: str, emulate: bool, pack: Path | None = None) -> None:
-        self.emulate, self.pack = emulate, pack
+    def __init__(self, driver: Driver, emulate: bool, pack: Path | None = None) -> None:
+        self.driver, self.emulate, self.pack = driver, emulate, pack
+        self.modules: dict[str, int] = {}
+
+    @classmethod
+    def opened(cls, kind: str, emulate: bool, pack: Path | None) -> Machine:
+        """On a device of its own; a context that breaks is the end of the process."""
         library = "libcuda.so.1"
         if emulate:
             from polydyn.gpu import cpu_libcuda
 
             library = str(cpu_libcuda.build())
-        self.driver: Driver = open_driver(kind, library=library)
-        self.driver.deferred = True  # a context that breaks is the end of this process
-        self.modules: dict[str, int] = {}
+        driver = open_driver(kind, library=library)
+        driver.deferred = True
+        return cls(driver, emulate, pack)
 
     def kernel(self, source: str, name: str, smem: int) -> int:
         """A kernel of a file beside this one, for this device, allowed its shared memory."""
@@ -183,12 +189,12 @@ def jobs(arch: int, emulate: bool) -> list[Job]:
 # ---- worker and parent -----------------------------------------------------------------------------------------------
 def worker(options: argparse.Namespace) -> None:
     """Runs jobs from the first on; ends when the context was lost."""
-    machine = Machine(options.driver, options.emulate, options.pack)
+    machine = Machine.opened(options.driver, options.emulate, options.pack)
     known = hardware.match(machine.driver.device_name)
     about = {"device": machine.driver.device_name, "arch": machine.driver.arch, "described": known is not None}
     processes.say({"about": about})
     found = ((name, partial(job, machine)) for name, job in jobs(machine.driver.arch, options.emulate))
-    processes.work(found, options.first, options.seconds)
+    processes.work(found, options.first, options.seconds, options.count)
 
 
 def collect(options: argparse.Namespace) -> dict[str, Any]:
@@ -228,8 +234,7 @@ def main() -> int:
     parser.add_argument("--pack", type=Path, help="a folder of benchmarks.gpu.pack, which has the kernels compiled")
     parser.add_argument("--emulate", action="store_true", help="the CPU libcuda: tests this script without a GPU")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=60, help=argparse.SUPPRESS)
+    processes.arguments(parser)
     options = parser.parse_args()
     if options.worker:
         worker(options)

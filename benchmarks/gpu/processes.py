@@ -1,12 +1,14 @@
 """Cases run in a process of their own: one that hangs, crashes or breaks the device costs itself, not those after it.
 
-A process prints a line of JSON per event and takes ``--first`` (the case to begin with) and ``--seconds``: ``work`` is
-its side, ``results`` the other. After a kernel has broken its context nothing in that process is to be trusted, so the
-cases left go to a new one.
+A process prints a line of JSON per event and takes ``--first`` (the case to begin with), ``--seconds`` and ``--count``:
+``work`` is its side, ``results`` the other. After a kernel has broken its context nothing in that process is to be
+trusted, so the cases left go to a new one. The error of a kernel is seen at a later call; so the case is run once more,
+alone, with launches that wait for their kernels, and what is said then names the launch.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -26,6 +28,12 @@ Job = tuple[str, Callable[[], "Event | None"]]
 
 PATIENCE = 45.0
 """Seconds without a line after which the case that runs counts as hanging."""
+FIRST = 150.0
+"""The same for the first case of a process, which may import torch from a cold disk."""
+AGAIN = 3
+"""How many cases of a stage are run once more to name a launch."""
+BLOCKING = "CUDA_LAUNCH_BLOCKING"
+"""The driver's setting for launches that wait for their kernels."""
 SLACK = 20.0
 """Seconds that a process may take to start and to end beyond its time."""
 
@@ -36,12 +44,21 @@ def say(event: Event) -> None:
     print(json.dumps(event), flush=True)
 
 
-def work(jobs: Iterable[Job], first: int, seconds: float) -> None:
-    """Runs the cases from ``first`` on, as long as there is time; ends early when the context is lost."""
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``results`` gives every process."""
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=60, help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, default=10**9, help=argparse.SUPPRESS)
+
+
+def work(jobs: Iterable[Job], first: int, seconds: float, count: int = 10**9) -> None:
+    """Runs ``count`` cases from ``first`` on, as long as there is time; ends early when the context is lost."""
     end, cut = time.monotonic() + seconds, 0
     for i, (name, job) in enumerate(jobs):
         if i < first:
             continue
+        if i >= first + count:
+            break
         if time.monotonic() > end:
             cut += 1
             continue
@@ -49,7 +66,7 @@ def work(jobs: Iterable[Job], first: int, seconds: float) -> None:
         try:
             result = job()
         except DeviceLostError as e:
-            say({"end": i, "ok": False, "message": f"DeviceLostError: {e}"})
+            say({"end": i, "ok": False, "message": f"DeviceLostError: {e}", "lost": True})
             return
         except Exception as e:  # a table with a hole beats no table
             result = {"ok": False, "message": f"{type(e).__name__}: {e}"}
@@ -58,13 +75,17 @@ def work(jobs: Iterable[Job], first: int, seconds: float) -> None:
 
 
 # ---- its parent ----------------------------------------------------------------------------------------------------
-def lines(command: Sequence[str], end: float, patience: float = PATIENCE) -> Iterator[Event]:
+def lines(command: Sequence[str], end: float, patience: float = PATIENCE, blocking: bool = False) -> Iterator[Event]:
     """What a process prints; the last event is {"ended": status} or {"stopped": why}.
 
     It is stopped, with everything it has started, at ``end`` (of ``time.monotonic``) or after ``patience`` seconds
-    without a line. Lines that are no event go to the terminal.
+    without a line, until its first case has ended after FIRST or ``patience``, whichever is longer. Lines that are no
+    event go to the terminal. ``blocking``: launches wait for their kernels.
     """
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1, start_new_session=True)
+    environment = os.environ | ({BLOCKING: "1"} if blocking else {})
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, bufsize=1, start_new_session=True, env=environment
+    )
     printed: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -75,13 +96,14 @@ def lines(command: Sequence[str], end: float, patience: float = PATIENCE) -> Ite
         printed.put(None)
 
     threading.Thread(target=read, daemon=True).start()
+    wait = max(patience, FIRST if patience >= PATIENCE else 0)
     try:
         while True:
             left = end - time.monotonic()
             try:
-                line = printed.get(timeout=max(0.1, min(left, patience)))
+                line = printed.get(timeout=max(0.1, min(left, wait)))
             except queue.Empty:
-                yield {"stopped": f"silent for {patience:.0f} s" if left > patience else "out of time"}
+                yield {"stopped": f"silent for {wait:.0f} s" if left > wait else "out of time"}
                 return
             if line is None:
                 yield _ending(process, max(0.1, min(left, patience)))
@@ -90,6 +112,7 @@ def lines(command: Sequence[str], end: float, patience: float = PATIENCE) -> Ite
             if event is None:
                 print(line, end="", flush=True)
             else:
+                wait = patience if "end" in event else wait
                 yield event
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -119,7 +142,7 @@ def results(command: Sequence[str], seconds: float, patience: float = PATIENCE) 
     A process that ends before its cases do is replaced by one that begins behind the case it ended in. No case begins
     after ``seconds``, and nothing runs any more ``SLACK`` later.
     """
-    end, first = time.monotonic() + seconds + SLACK, 0
+    end, first, again = time.monotonic() + seconds + SLACK, 0, AGAIN
     while True:
         name, begun, reached, why = "", -1, first, ""
         left = end - time.monotonic() - SLACK
@@ -131,6 +154,9 @@ def results(command: Sequence[str], seconds: float, patience: float = PATIENCE) 
                 name, begun = event["name"], event["begin"]
             elif "end" in event:
                 first, begun = event.pop("end") + 1, -1
+                if event.pop("lost", False) and again > 0:
+                    again -= 1
+                    event |= named(command, first - 1, end, patience)
                 if "left out" not in event:
                     yield {"name": name, **event}
             elif "done" in event:
@@ -142,7 +168,22 @@ def results(command: Sequence[str], seconds: float, patience: float = PATIENCE) 
                 yield event
         if begun >= 0:
             first = begun + 1
-            yield {"name": name, "ok": False, "message": f"hangs, or ends its process: {why}"}
+            found: Event = {"name": name, "ok": False, "message": f"hangs, or ends its process: {why}"}
+            if why.startswith("the process ended") and again > 0:
+                again -= 1
+                found |= named(command, begun, end, patience)
+            yield found
         elif first == reached:
             yield {"failed": f"{why}, before its first case: see above"}
             return
+
+
+def named(command: Sequence[str], case: int, end: float, patience: float) -> Event:
+    """What a case says, alone, with launches that wait for their kernels (``blocking``)."""
+    said = ""
+    for event in lines([*command, "--first", str(case), "--seconds", "30", "--count", "1"], end, patience, True):
+        if "end" in event:
+            said = str(event.get("message", "nothing: it is right this time"))
+        elif "stopped" in event or "ended" in event:
+            said = said or str(event.get("stopped") or f"the process ended with {event['ended']}")
+    return {"blocking": said}

@@ -1,12 +1,16 @@
 """One script for a day when a GPU is at hand: is everything right there, and how fast is it?
 
-    python -m benchmarks.gpu.run_all [--pack PACK] [--out FILE] [--driver ctypes|pycuda] [--stages ...] [--only ...]
+    python -m benchmarks.gpu.run_all --pack PACK [--out FOLDER] [--call 1|2|3 | --stages ...] [--only NAME ...]
+                                     [--limit SECONDS] [--without-hopper] [--driver ctypes|pycuda] [--emulate]
 
-At most eight minutes. Needs this repository, numpy, the CUDA driver, and what ``benchmarks.gpu.pack`` made, a folder
-or a tarball (without ``--pack`` it is made here first, which needs the compiler's requirements). With a pack for the
-device's architecture nothing is compiled there. torch is compared with where it is. Stages run one after the other,
-each in a process of its own with a time of its own: a case that fails, hangs or breaks the device is reported and the
-others go on (``processes``). Prints a table, writes JSON as it goes. ``--emulate``: the CPU libcuda, to test this.
+Needs this repository, numpy, the CUDA driver, and what ``benchmarks.gpu.pack`` made, a folder or a tarball. With a pack
+for the device's architecture nothing is compiled there. torch is compared with where it is. Stages run one after
+the other, each in a process of its own with a time of its own: a case that fails, hangs or breaks the device is
+reported and the others go on (``processes``). Three calls of less than ten minutes each (``CALLS``): what is right,
+what is fast, why. Where a primitive of sm_90a alone fails, the rest is measured without such kernels.
+
+FOLDER (default: $OUT, else benchmarks/out/gpu) gets ``report.json``, written after every event, and ``log``, all that
+is printed: the table comes last, then the failures once more. ``--emulate``: the CPU libcuda, to test this.
 """
 
 from __future__ import annotations
@@ -14,27 +18,45 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from benchmarks.gpu.processes import PATIENCE, SLACK, results
 
 STAGES = {
-    "conformance": 100.0, "kernels": 75.0, "models": 60.0, "gemm": 80.0, "stitch": 50.0, "selector": 30.0,
-    "overhead": 15.0, "timeline": 15.0,
+    "conformance": 60.0, "calibration": 20.0, "kernels": 60.0, "models": 40.0,
+    "gemm": 90.0, "layers": 70.0, "attention": 40.0, "stitch": 30.0, "bytes": 10.0, "conv": 20.0, "real": 120.0,
+    "selector": 90.0, "overhead": 15.0, "timeline": 15.0, "variants": 60.0, "pycuda": 60.0, "profiler": 150.0,
+    "sanitizer": 200.0,
 }  # fmt: skip
 """Stage -> seconds. Every primitive must conform before anything that is built from them means something."""
-LIMIT = 8 * 60.0
+CALLS = {
+    1: ("conformance", "calibration", "kernels", "models", "attention"),
+    2: ("gemm", "layers", "stitch", "bytes", "conv", "selector", "real"),
+    3: ("variants", "overhead", "timeline", "pycuda", "profiler", "sanitizer"),
+}
+LIMIT = 9 * 60.0
 """Seconds for all of it: what a stage takes beyond its own time is missing at the end."""
-GEOMEANS = {"over_torch": "geomean over torch", "over_inductor": "geomean over inductor", "loss": "geomean loss"}
+GEOMEANS = {
+    "over_torch": "geomean over torch", "cold_over_torch": "cold geomean", "over_inductor": "geomean over inductor",
+    "loss": "geomean loss",
+}  # fmt: skip
 """Of a stage's results -> what their geometric mean is called."""
+HOPPER = ("shared_places", "mbarrier", "tma_", "wgmma")
+"""How the primitives begin that kernels of sm_90a alone are made of."""
+CLOCKS = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_event_reasons.active"
+WARM = "import torch; torch.ones(1, device='cuda')"
 
 
 def versions() -> dict[str, str]:
@@ -48,23 +70,75 @@ def versions() -> dict[str, str]:
     return found
 
 
+def clocks() -> str:
+    """Clocks, temperature, power of the device as nvidia-smi has them; empty where it is not."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    asked = ["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv,noheader"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10).stdout.strip()
+    except subprocess.TimeoutExpired:
+        return ""
+
+
+@contextmanager
+def warming(options: argparse.Namespace) -> Iterator[None]:
+    """torch is read from the disk meanwhile, which takes a minute the first time."""
+    if options.emulate:
+        yield
+        return
+    reader = subprocess.Popen([sys.executable, "-c", WARM], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        reader.kill()
+        reader.wait()
+
+
+class Report:
+    """What is known so far, on disk after every event; and what is printed, in a file too."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path, self.log = folder / "report.json", folder / "log"
+        self.content: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "versions": versions()}
+        self.content["stages"] = {}
+        self._file: TextIO = self.log.open("w")
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        print(line, flush=True)
+        print(line, file=self._file, flush=True)
+
+    def write(self) -> None:
+        """Replaces the file: what is half written is lost with the machine."""
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(self.content, indent=1) + "\n")
+        part.replace(self.path)
+
+    def close(self) -> None:
+        """No more is printed."""
+        self._file.close()
+
+
 def command(stage: str, options: argparse.Namespace) -> list[str]:
     """The process of a stage."""
     if stage == "conformance":
         script = ["-m", "benchmarks.gpu.conformance", "--worker"]
     else:
         script = ["-m", "benchmarks.gpu.stages", stage, "--only", *options.only]
+        script += ["--without-hopper"] if options.without_hopper else []
     emulate = ["--emulate"] if options.emulate else []
     return [sys.executable, *script, "--pack", str(options.pack), "--driver", options.driver, *emulate]
 
 
-def run_stage(stage: str, options: argparse.Namespace, end: float) -> dict[str, Any]:
+def run_stage(stage: str, options: argparse.Namespace, end: float, report: Report) -> dict[str, Any]:
     """One stage: its results, its time, why it failed. ``end``: of everything, on the monotonic clock."""
     start = time.monotonic()
-    record: dict[str, Any] = {"results": []}
+    record: dict[str, Any] = {"results": [], "clocks": [clocks()]}
+    report.content["stages"][stage] = record
     seconds = min(STAGES[stage], end - start - SLACK)
-    patience = 300.0 if options.emulate else PATIENCE  # kernels are compiled when they are launched
-    found = results(command(stage, options), seconds, patience)
+    found = results(command(stage, options), seconds, options.patience)
     for event in found if seconds > 0 else [{"failed": "no time was left"}]:
         if "failed" in event:
             record["failed"] = event["failed"]
@@ -72,39 +146,47 @@ def run_stage(stage: str, options: argparse.Namespace, end: float) -> dict[str, 
             record |= event["about"]
         else:
             record["results"].append(event)
-            print(f"  {'ok  ' if event.get('ok', True) else 'FAIL'} {line(event)}", flush=True)
+            report.say(f"  {'ok  ' if event.get('ok', True) else 'FAIL'} {line(event)}")
+        report.write()
     for key, name in GEOMEANS.items():
         values = [r[key] for r in record["results"] if r.get(key, 0) > 0]
         if values:
             record[name] = math.exp(sum(map(math.log, values)) / len(values))
     record["seconds"] = round(time.monotonic() - start, 1)
+    record["clocks"].append(clocks())
+    report.write()
     return record
 
 
 def line(result: dict[str, Any]) -> str:
     """A result for people."""
-    hidden = ("name", "ok", "message")
+    hidden = ("name", "ok", "message", "blocking")
     words = [
         f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
         for k, v in result.items()
         if k not in hidden and not isinstance(v, list | dict)
     ]
-    message = str(result.get("message", "")).splitlines()[:1]
-    return f"{result['name']:44s} {', '.join([*words, *message])}"
+    said = [str(result[k]).splitlines()[0] for k in ("message", "blocking") if result.get(k)]
+    return f"{result['name']:44s} {', '.join([*words, *said])}"
+
+
+def wrong(stage: dict[str, Any]) -> list[dict[str, Any]]:
+    """The results that are not right."""
+    return [r for r in stage["results"] if not r.get("ok", True)]
 
 
 def summary(stages: dict[str, dict[str, Any]]) -> str:
-    """The table at the end."""
+    """The table at the end, then the failures."""
     rows = [f"{'stage':12} {'right':>9} {'seconds':>8}  remarks"]
     for name, stage in stages.items():
-        found = stage["results"]
-        right = f"{sum(bool(r.get('ok', True)) for r in found)}/{len(found)}"
-        remarks = [f"{k} {v:.3g}" for k, v in stage.items() if k.startswith("geomean")]
+        found, bad = stage["results"], [r["name"] for r in wrong(stage)]
+        remarks = [f"{k} {v:.3g}" for k, v in stage.items() if "geomean" in k]
         remarks += [stage["failed"]] if "failed" in stage else []
         remarks += [f"left out for lack of time: {stage['cut']}"] if stage.get("cut") else []
-        wrong = [r["name"] for r in found if not r.get("ok", True)]
-        remarks += [f"wrong: {', '.join(wrong[:4])}{' ...' if len(wrong) > 4 else ''}"] if wrong else []
+        remarks += [f"wrong: {', '.join(bad[:4])}{' ...' if len(bad) > 4 else ''}"] if bad else []
+        right = f"{len(found) - len(bad)}/{len(found)}"
         rows.append(f"{name:12} {right:>9} {stage['seconds']:8.1f}  {'; '.join(remarks)}")
+    rows += [f"FAIL {name}: {line(r)}" for name, stage in stages.items() for r in wrong(stage)]
     return "\n".join(rows)
 
 
@@ -119,33 +201,42 @@ def unpacked(pack: Path, scratch: Path) -> Path:
 
 def run(options: argparse.Namespace) -> int:
     """0 when every stage ran to its end and everything was right."""
-    end = time.monotonic() + LIMIT
-    report: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "versions": versions(), "stages": {}}
-    report["pack"] = {k: v for k, v in json.loads((options.pack / "cases.json").read_text()).items() if k != "cases"}
-    for stage in options.stages:
-        print(stage, flush=True)
-        report["stages"][stage] = run_stage(stage, options, end)
-        options.out.write_text(json.dumps(report, indent=1) + "\n")  # what is known so far, come what may
-    print(summary(report["stages"]))
-    wrong = [s for s in report["stages"].values() if "failed" in s or not all(r.get("ok", True) for r in s["results"])]
-    return min(len(wrong), 1)
+    end, report = time.monotonic() + options.limit, Report(options.out)
+    about = {k: v for k, v in json.loads((options.pack / "cases.json").read_text()).items() if k != "cases"}
+    report.content["pack"] = about
+    for left in about.get("left_out", ()):
+        report.say(f"not in the pack: {left['name']}: {left['failed'].splitlines()[0]}")
+    stages = report.content["stages"]
+    with warming(options):
+        for stage in options.stages:
+            report.say(stage)
+            record = run_stage(stage, options, end, report)
+            broken = [r["name"] for r in wrong(record) if r["name"].startswith(HOPPER)]
+            if stage == "conformance" and broken and not options.without_hopper:
+                options.without_hopper = True
+                report.content["without_hopper"] = f"{', '.join(broken)} failed"
+                report.say(f"kernels of sm_90a alone are left out from here on: {', '.join(broken)} failed")
+    report.say(summary(stages))
+    report.close()
+    return min(sum("failed" in s or bool(wrong(s)) for s in stages.values()), 1)
 
 
 def main() -> int:
     """See module."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pack", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("run_all.json"))
+    parser.add_argument("--pack", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or "benchmarks/out/gpu"))
     parser.add_argument("--driver", default="ctypes", choices=["ctypes", "pycuda"])
-    parser.add_argument("--stages", nargs="*", default=list(STAGES), choices=list(STAGES))
+    parser.add_argument("--stages", nargs="*", choices=list(STAGES))
+    parser.add_argument("--call", type=int, choices=list(CALLS), help="the stages of one of three calls")
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for all of it")
+    parser.add_argument("--patience", type=float, help="seconds without a word after which a case counts as hanging")
+    parser.add_argument("--without-hopper", action="store_true", help="no kernels of sm_90a alone")
     parser.add_argument("--emulate", action="store_true")
     options = parser.parse_args()
-    if options.pack is None:
-        options.pack = options.out.with_suffix(".pack")
-        target = "cuda:emulated" if options.emulate else "cuda"
-        made = [sys.executable, "-m", "benchmarks.gpu.pack", str(options.pack), "--target", target]
-        subprocess.run([*made, *(["--quick"] if options.emulate else [])], check=True)
+    options.stages = options.stages or CALLS.get(options.call) or list(STAGES)
+    options.patience = options.patience or (300.0 if options.emulate else PATIENCE)  # the emulation compiles kernels
     with tempfile.TemporaryDirectory() as scratch:
         options.pack = unpacked(options.pack, Path(scratch))
         return run(options)

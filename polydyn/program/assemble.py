@@ -20,12 +20,12 @@ from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read
 from polydyn.program.cuda_cost import estimated
 from polydyn.program.expressions import decision_to_json, to_json
 from polydyn.program.host import HostProgram, host_program, shape_text
-from polydyn.program.plan import Choice, HostPlan, IndexCheck, KernelSource, Launch, Version
+from polydyn.program.plan import Block, Candidate, HostPlan, IndexCheck, KernelSource, Launch
 from polydyn.program.program import Program, open_program
 from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
 from polydyn.program.waves import wave_ranges
-from polydyn.schedules.index import Index
+from polydyn.schedules.decision import Decision
 
 BATCH = 10
 """Kernels per translation unit: headers are parsed once per unit, and units compile in parallel."""
@@ -59,6 +59,8 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
         more = {"estimates": _device(device)}
     used = {n for launch in plan.launches for n in launch.buffers} | set(plan.outputs)
     offsets, weights = pack_constants({n: a for n, a in plan.constants.items() if n in used})
+    if built is not None:  # who launches a single version needs to know where its constants lie
+        more["constants"] = {n: {"offset": o, "bytes": plan.constants[n].nbytes} for n, o in offsets.items()}
     host = host_program(plan, offsets, int(weights.size))
     files = sources(plan.place) | plan.headers | {"host.c": host.text} | units
     library = build_library(*_split(files), host_target(target))
@@ -162,62 +164,50 @@ def _kernel(k: KernelSource, place: str) -> dict[str, Any]:
     return {"name": k.name, "digest": k.digest, "notes": list(k.notes)} | ({} if place == "cpu" else {"arch": k.arch})
 
 
-def _launch(launch: Launch, times: dict[Index, int]) -> dict[str, Any]:
-    """``times``: estimates so far, and their numbers."""
+def _launch(launch: Launch, decisions: dict[Decision, int]) -> dict[str, Any]:
+    """``decisions``: those so far, and their numbers."""
     return {
-        "label": launch.label or launch.kernel,
-        "kernel": launch.kernel,
-        "buffers": list(launch.buffers),
-        "names": list(launch.names or map("s{}".format, range(len(launch.symbols)))),
-        "choices": launch.choices,
-        "symbols": [to_json(s) for s in launch.symbols],
-        "tasks": to_json(launch.tasks),
-        "scratch": to_json(launch.scratch),
+        "label": launch.label,
+        "candidates": list(map(_candidate, launch.candidates)),
+        "decision": decisions.setdefault(launch.decision, len(decisions)),
+        "elements": to_json(launch.elements),
         "work": to_json(launch.work),
         "flops": to_json(launch.flops),
         "bytes": to_json(launch.bytes),
         "reasons": list(launch.reasons),
-        **({"versions": [_version(v, times) for v in launch.versions]} if launch.versions else {}),
-    } | ({} if launch.choice is None else {"choice": _choice(launch.choice)})
+    }
 
 
-def _version(v: Version, times: dict[Index, int]) -> dict[str, Any]:
+def _candidate(c: Candidate) -> dict[str, Any]:
     return {
-        "kernel": v.kernel,
-        "name": v.name,
-        "buffers": list(v.buffers),
-        "symbols": [to_json(s) for s in v.symbols],
-        "grid": to_json(v.grid),
-        "smem": to_json(v.smem),
-        "threads": v.threads,
-        "workspace": to_json(v.workspace),
-        "estimate": times.setdefault(v.estimate, len(times)),
+        "name": c.name,
+        "kernel": c.kernel,
+        "buffers": list(c.buffers),
+        "symbols": [to_json(s) for s in c.symbols],
+        "names": list(c.names or map("s{}".format, range(len(c.symbols)))),
+        "choices": c.choices,
+        "tasks": to_json(c.tasks),
+        "scratch": to_json(c.scratch),
         "conditions": [
             {"rule": f"{a} {relation} {b}", "left": to_json(a), "relation": relation, "right": to_json(b)}
-            for a, relation, b in v.conditions
+            for a, relation, b in c.conditions
         ],
-        "after": [_version(x, times) for x in v.after],
-        "arch": v.arch,
-        "maps": [_map(m) for m in v.maps],
+    } | ({} if c.block is None else {"block": _block(c.block)})
+
+
+def _block(b: Block) -> dict[str, Any]:
+    return {
+        "threads": b.threads,
+        "arch": b.arch,
+        "maps": list(map(_map, b.maps)),
+        "workspace": to_json(b.workspace),
+        "after": list(map(_candidate, b.after)),
     }
 
 
 def _map(m: TensorMapOf) -> dict[str, Any]:
     sizes = {"dims": [to_json(d) for d in m.dims], "strides": [to_json(s) for s in m.strides]}
     return {"buffer": m.buffer, "dtype": m.dtype, "offset": to_json(m.offset), "box": list(m.box)} | sizes
-
-
-def _choice(choice: Choice) -> dict[str, Any]:
-    variants = [
-        {
-            "kernel": v.kernel,
-            "symbols": [to_json(s) for s in v.symbols],
-            "tasks": to_json(v.tasks),
-            "scratch": to_json(v.scratch),
-        }
-        for v in choice.variants
-    ]
-    return {"variants": variants, "decision": decision_to_json(choice.decision)}
 
 
 def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
@@ -234,8 +224,8 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
             for b in [plan.buffers[n]]
         ]
 
-    times: dict[Index, int] = {}
-    launches = [_launch(launch, times) for launch in plan.launches]
+    decisions: dict[Decision, int] = {}
+    launches = [_launch(launch, decisions) for launch in plan.launches]
     return {
         "format": FORMAT,
         "abi": ABI,
@@ -253,7 +243,7 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         "guards": [_guard(g) for g in plan.guards],
         "kernels": [_kernel(k, plan.place) for k in plan.kernels],
         "launches": launches,
-        "times": list(map(to_json, times)),
+        "decisions": list(map(decision_to_json, decisions)),
         "waves": [len(r) for r in wave_ranges(plan)],
         "index_checks": _index_checks(plan),
         "memory": [list(s.tenants) for s in host.slots],

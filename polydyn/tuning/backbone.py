@@ -100,7 +100,7 @@ class Backbone:
         """Operations for the given extents or tile sizes."""
         return self.ops * math.prod(sizes.get(x.name, 1) for x in self.loops)
 
-    def moved(self, sizes: Shape) -> tuple[int, int]:
+    def bytes_moved(self, sizes: Shape) -> tuple[int, int]:
         """Bytes read and bytes written by a tile, each operand touched once."""
         return sum(o.footprint(sizes) for o in self.inputs), sum(o.footprint(sizes) for o in self.outputs)
 

@@ -124,7 +124,7 @@ def vortex(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     nothing at level 1 (Table 1's "-"): they read memory at level 0, whose cost is measured.
     """
     block = kernel.tile.level("b")
-    read, written = backbone.moved(block) if hardware.kind == "gpu" else (0, 0)
+    read, written = backbone.bytes_moved(block) if hardware.kind == "gpu" else (0, 0)
     share = hardware.memory_bandwidth / hardware.units
     lower = picoseconds(kernel.alone_step)
     inner = temporal_cost(
@@ -171,8 +171,8 @@ def pad_ratio(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) 
     """FTuner Eq. 2 (K.pad): bytes of the workload over its bytes when padded to the tile; 1 is no padding."""
     block, sizes = padding_tile(backbone, hardware, tile), backbone.sizes(shape)
     rounded = {n: padded(v, block[n]) for n, v in sizes.items()}
-    full = sum(backbone.moved(rounded))
-    return sum(backbone.moved(sizes)) / full if full else 1.0
+    full = sum(backbone.bytes_moved(rounded))
+    return sum(backbone.bytes_moved(sizes)) / full if full else 1.0
 
 
 def occupancy_ratio(blocks: int, units: int) -> float:
@@ -185,11 +185,11 @@ def memory_seconds(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Sh
     sizes, block = backbone.sizes(shape), tile.level("b")
     blocks = blocks_at(backbone, tile, sizes)
     walk = math.prod(-(-sizes[x.name] // block[x.name]) for x in backbone.reduction)
-    own = tile.level("t") or tile.level("w")
-    read, written = backbone.moved(block)
-    inner = math.prod(-(-block[n] // own[n]) for n in block)
+    inner_tile = tile.level("t") or tile.level("w")
+    read, written = backbone.bytes_moved(block)
+    inner = math.prod(-(-block[n] // inner_tile[n]) for n in block)
     to_local = blocks * walk * read
-    from_local = blocks * walk * inner * sum(o.footprint(own) for o in backbone.inputs)
+    from_local = blocks * walk * inner * sum(o.footprint(inner_tile) for o in backbone.inputs)
     outer = (to_local + blocks * written) / hardware.memory_bandwidth
     return max(outer, (to_local + from_local) / (hardware.local_bandwidth * hardware.units))
 
@@ -213,10 +213,11 @@ def ftuner(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     one, tile = 1 << 20, kernel.tile
     g, walk = grid(backbone, tile), steps(backbone, tile)
     units = hardware.units
-    own = tile.level("t") or tile.level("w")
+    inner_tile = tile.level("t") or tile.level("w")
     block = {n: min(b, backbone.extent(n).constant or b) for n, b in tile.level("b").items()}
-    read, written = backbone.moved(block)
-    inner = math.prod(-(-block[n] // own[n]) for n in block) * sum(o.footprint(own) for o in backbone.inputs)
+    read, written = backbone.bytes_moved(block)
+    count = math.prod(-(-block[n] // inner_tile[n]) for n in block)
+    inner = count * sum(o.footprint(inner_tile) for o in backbone.inputs)
     rate, local = hardware.memory_bandwidth, hardware.local_bandwidth * units
     memory = maximum(
         g * (walk * picoseconds(read / rate) + picoseconds(written / rate)),
@@ -297,14 +298,14 @@ def _register_tile(backbone: Backbone, kernel: Kernel, m: str, n: str, full: Ind
     tile, block = kernel.tile, kernel.tile.level("b")
     r = tile[f"w.{m}"] if m else 1
     first, slope = (round(_UNIT * x) for x in (kernel.one_row, (kernel.three_rows - kernel.one_row) / 2))
-    row = _share(backbone, n, block, full, whole=True)
-    row = _share(backbone, m, block, row, whole=False) if m else row
+    row = _share(backbone, n, block, full, entire=True)
+    row = _share(backbone, m, block, row, entire=False) if m else row
     if backbone.extent(n).constant is not None:
         return lambda x: maximum(row * x, (row * r * (first + (x - 1) * slope)) // _UNIT)
     lanes = tile.get(f"v.{n}")
     c = max(1, tile[f"w.{n}"] // lanes)
-    whole = (_share(backbone, m, block, full, whole=False) if m else full) * (r * c * lanes)
-    time = whole.ceildiv(block[n])
+    loop = (_share(backbone, m, block, full, entire=False) if m else full) * (r * c * lanes)
+    time = loop.ceildiv(block[n])
     vector, few = round(_UNIT * kernel.one_vector), round(_UNIT * kernel.least)
     step = (_UNIT - vector) // max(1, c - 1) if vector else 0
 
@@ -317,13 +318,13 @@ def _register_tile(backbone: Backbone, kernel: Kernel, m: str, n: str, full: Ind
     return lambda x: vectors // c * part(x, Index.of(c)) + minimum(1, vectors % c) * part(x, vectors % c)
 
 
-def _share(backbone: Backbone, name: str, block: Shape, full: Index, whole: bool) -> Index:
-    """From a block's time to that of the ``whole`` loop, or of one iteration. Blocks share a static loop evenly."""
+def _share(backbone: Backbone, name: str, block: Shape, full: Index, entire: bool) -> Index:
+    """From a block's time to that of the ``entire`` loop, or of one iteration. Blocks share a static loop evenly."""
     extent = backbone.extent(name)
     if extent.constant is None:
-        return (full * extent).ceildiv(block[name]) if whole else full.ceildiv(block[name])
+        return (full * extent).ceildiv(block[name]) if entire else full.ceildiv(block[name])
     every = full * max(1, -(-extent.constant // block[name]))
-    return every if whole else every.ceildiv(max(1, extent.constant))
+    return every if entire else every.ceildiv(max(1, extent.constant))
 
 
 def _traffic(backbone: Backbone, hardware: Hardware) -> Index:

@@ -18,10 +18,10 @@ from polydyn.schedules.tree.loops import Size, distribute, interchange, pull_out
 from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, it, p, s, w
 from polydyn.schedules.tree.rewrites import merge, shared
 from polydyn.schedules.tree.scheduled import Scheduled
-from polydyn.schedules.tree.strategies import ACC, operand, solved
+from polydyn.schedules.tree.strategies import ACC, INIT, operand, solved
 
 V = Index.of
-INIT, COPY_A, COPY_B, FRAG_A, FRAG_B, STAGE = "INIT", "COPY_A", "COPY_B", "FRAG_A", "FRAG_B", "STAGE"
+COPY_A, COPY_B, FRAG_A, FRAG_B, STAGE = "COPY_A", "COPY_B", "FRAG_A", "FRAG_B", "STAGE"
 SLAB, STAGED = 32, 16
 """Columns and rows of the sums that a warp has in shared memory at a time, on their way to the epilogues."""
 SHARE, SHARES = "share", "shares"

@@ -1,0 +1,114 @@
+"""What the cost model supposes of a device, measured: launches, latencies, bandwidths, barriers, tensor cores' rates.
+
+Each result has ``measured`` in the unit of the constant it stands for (``constant``, of ``program.cuda_cost`` or of the
+device's description); ``after`` puts both side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.conformance import Machine
+from benchmarks.gpu.processes import Job
+from benchmarks.gpu.stage import Result, Stage
+from polydyn.gpu.array import DeviceArray
+from polydyn.gpu.driver import Argument
+from polydyn.program.cuda_program import MULTIPROCESSORS
+
+CLOCK_KHZ = 13
+"""CUdevice_attribute: the clock that it boosts to."""
+RATE_STEPS = 2000
+
+
+class Kernels:
+    """The kernels of ``calibration*.cu`` on the stage's device."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, driver = stage, stage.session.driver
+        self.machine = Machine(driver, stage.emulate, stage.folder)
+        self.multiprocessors = driver.attribute(MULTIPROCESSORS)
+        self.ghz = (driver.attribute(CLOCK_KHZ) or 1_000_000) / 1e6
+
+    def seconds(self, name: str, grid: int, threads: int, smem: int, args: Sequence[Any], many: bool = False) -> float:
+        """Of a launch; ``many``: short ones, of which a graph has many."""
+        kept = [DeviceArray.of(self.stage.session, a) if isinstance(a, np.ndarray) else a for a in args]
+        values: list[Argument] = [a.pointer if isinstance(a, DeviceArray) else np.int32(a) for a in kept]
+        source = "calibration_hopper.cu" if name.startswith("wgmma") else "calibration.cu"
+        with self.stage.session.use() as driver:
+            function = self.machine.kernel(source, name, smem)
+
+            def launch(stream: int) -> None:
+                driver.launch(function, (grid, 1, 1), threads, smem, values, stream)
+
+            launch(0)
+            driver.synchronize()
+        return self.stage.replayed([launch] * (200 if many and not self.stage.emulate else 1)).median
+
+
+def calibration(stage: Stage) -> Iterator[Job]:
+    """All measurements."""
+    k = Kernels(stage)
+    yield "time between kernels", partial(between, k)
+    for where, nbytes in (("L2", 4 << 20), ("memory", 1 << 30)):
+        yield f"latency of {where}", partial(latency, k, where, nbytes)
+    for where, nbytes in (("L2", 16 << 20), ("memory", 1 << 30)):
+        yield f"bandwidth of {where}", partial(bandwidth, k, where, nbytes)
+    yield "a barrier", partial(barrier, k)
+    yield "rate of mma.sync", partial(rate, k, "mma_rate", 8 * 8 * 16 * 8 * 16 * 2, 0)
+    if stage.session.driver.arch == 90:
+        for n, along in ((64, "k"), (128, "k"), (192, "k"), (256, "k"), (64, "n"), (256, "n")):
+            name = f"wgmma_{n}_{along}"
+            yield f"rate of {name}", partial(rate, k, name, 2 * 4 * 64 * n * 16 * 2, 128 * 128 + n * 128)
+
+
+def between(k: Kernels) -> Result:
+    """From the end of a kernel to the first instruction of the next, in a graph."""
+    ns = k.seconds("nothing", 1, 32, 0, [np.zeros(1, np.uint32)], True) * 1e9
+    return {"measured": ns, "unit": "ns", "constant": "LAUNCH"}
+
+
+def latency(k: Kernels, where: str, nbytes: int) -> Result:
+    """A chase through a random cycle."""
+    count, steps = (nbytes if not k.stage.emulate else 4096) // 128, 2000 if not k.stage.emulate else 10
+    order = np.random.default_rng(0).permutation(count)
+    table = np.zeros(count * 32, np.uint32)  # one index in 128 bytes
+    table[order * 32] = np.roll(order, -1) * 32
+    given = [table, steps, np.zeros(1, np.uint32)]
+    ns = (k.seconds("chase", 1, 32, 0, given) - k.seconds("nothing", 1, 32, 0, given[2:])) * 1e9 / steps
+    return {"measured": ns, "unit": "ns", "constant": "LATENCY", "of": where}
+
+
+def bandwidth(k: Kernels, where: str, nbytes: int) -> Result:
+    """All multiprocessors read; what lies in L2 again and again."""
+    size = nbytes if not k.stage.emulate else 1 << 14
+    rounds = 40 if where == "L2" and not k.stage.emulate else 1
+    given = [np.zeros(size, np.uint8), size // 16, rounds, np.zeros(1, np.uint32)]
+    rate_ = size * rounds / k.seconds("read", 2 * k.multiprocessors, 512, 0, given) / 1e9
+    if where == "memory":
+        return {"measured": rate_, "unit": "GB/s", "constant": "memory_gb_per_s"}
+    clock = rate_ / k.multiprocessors / k.ghz
+    return {"measured": clock, "unit": "bytes a clock and multiprocessor", "constant": "L2_BYTES", "gb_per_s": rate_}
+
+
+def barrier(k: Kernels) -> Result:
+    """Clocks of a barrier of eight warps."""
+    steps = 10_000 if not k.stage.emulate else 4
+    seconds = k.seconds("barriers", 1, 256, 0, [steps, np.zeros(1, np.float32)])
+    return {"measured": seconds / steps * k.ghz * 1e9, "unit": "clocks", "constant": "BARRIER"}
+
+
+def rate(k: Kernels, name: str, operations: int, smem: int) -> Result:
+    """TFLOP/s of the device; ``operations``: of a block in a step."""
+    blocks = k.multiprocessors * (1 if smem > 100_000 else 2)
+    steps = RATE_STEPS if not k.stage.emulate else 1
+    halves = np.random.default_rng(0).standard_normal(512).astype(np.float16).view(np.uint32)
+    given = [steps, halves, np.zeros(blocks * 256, np.float32)]
+    if k.stage.emulate:
+        blocks = 1
+    found = operations * steps * blocks / k.seconds(name, blocks, 256, smem, given) / 1e12
+    constant = "MMA_SHARE" if name == "mma_rate" else "peak_tflops"
+    return {"measured": found, "unit": "TFLOP/s", "constant": constant, "of": name}

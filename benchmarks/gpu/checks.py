@@ -1,0 +1,66 @@
+"""Programs against the outputs in the pack, and pycuda's way to a device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.gpu.processes import Job
+from benchmarks.gpu.stage import Result, Stage, error, in_turn, numbers, text
+
+LAUNCHES = 3
+"""Kernels that are named where a model is wrong."""
+
+
+def checked(stage: Stage, *kinds: str) -> Iterator[Job]:
+    """Every case that has outputs, families first."""
+    for case, k in in_turn(stage.of(*kinds), lambda c: int(c["checked"])):
+        yield f"{case['name']} {text(case['shapes'][k])}", partial(check, stage, case, k)
+
+
+def check(stage: Stage, case: Result, k: int) -> Result:
+    """The k-th shape of a case."""
+    data = np.load(stage.folder / f"{case['file']}.npz")
+    program = stage.program(case)
+    got = program.run(stage.stored(case, k))
+    kinds = {o["name"]: o["dtype"] for o in program.manifest["outputs"]}
+    worst = max(error(numbers(a, kinds[n]), numbers(data[f"{k}/out/{n}"], kinds[n])) for n, a in got.items())
+    out: Result = {"ok": bool(worst <= case["limit"]), "error": worst, "allowed": case["limit"]}
+    if not out["ok"]:  # which kernels to look at, the rarest first: what all models share is right elsewhere
+        taken = [x.kernel for x in program.explain(**case["shapes"][k]).launches if x.tasks > 0]
+        out["kernels"] = sorted(set(taken), key=taken.count)
+        out["message"] = f"error {worst:.2e}; its kernels: {', '.join(out['kernels'][:LAUNCHES])}"
+    return out
+
+
+def pycuda(stage: Stage) -> Iterator[Job]:
+    """A model through pycuda, from the wheels of the pack."""
+    wheels = sorted((stage.folder / "wheels").glob("*.whl"))
+    if any(w.name.startswith("pycuda-") for w in wheels):
+        yield "a model through pycuda", partial(through_pycuda, stage, wheels)
+
+
+def through_pycuda(stage: Stage, wheels: list[Path]) -> Result:
+    """Puts the wheels into a folder and runs the first model in a process that finds them there."""
+    case = next(c for c in stage.of("models", "kernels"))
+    with tempfile.TemporaryDirectory() as site:
+        chosen = [str(w) for w in wheels if not w.name.startswith("polydyn")]
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", site, *chosen]
+        subprocess.run(pip, check=True, capture_output=True)
+        command = [sys.executable, "-m", "benchmarks.gpu.stages", case["kind"], "--pack", str(stage.folder)]
+        command += ["--driver", "pycuda", "--only", case["name"], *(["--emulate"] if stage.emulate else [])]
+        done = subprocess.run(command, capture_output=True, text=True, env=with_path(site), timeout=100)
+    ok = done.returncode == 0 and '"ok": true' in done.stdout and '"ok": false' not in done.stdout
+    return {"ok": ok, "case": case["name"]} | ({} if ok else {"message": (done.stdout + done.stderr)[-2000:]})
+
+
+def with_path(site: str) -> dict[str, str]:
+    """The environment with a folder of packages."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH", "")]))}

@@ -1,0 +1,84 @@
+"""What a call costs the host, and where the time of a model goes on the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.compare import bound_us, host_us
+from benchmarks.gpu.processes import Job
+from benchmarks.gpu.stage import Result, Stage, text
+from polydyn.gpu.array import DeviceArray
+
+
+def spent_us(work: Callable[[], Any], repeat: int) -> float:
+    """The host's time of a call, the best of three rounds."""
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        for _ in range(repeat):
+            work()
+        best = min(best, (time.perf_counter() - start) * 1e6 / repeat)
+    return best
+
+
+def overhead(stage: Stage) -> Iterator[Job]:
+    """What a call costs the host: with numpy, with tensors that stay on the device, bound, and its launches alone;
+    and the device, when it is bound, which replays a graph."""
+    for case in stage.of("models")[:2]:
+        yield f"{case['name']} {text(case['shapes'][0])}", partial(costs, stage, case)
+
+
+def costs(stage: Stage, case: Result) -> Result:
+    """Microseconds of the host, and those of the device (``graph_on_device_us``)."""
+    program, host, repeat = stage.program(case), stage.stored(case, 0), 1 if stage.emulate else 50
+    kinds = {i["name"]: i["dtype"] for i in program.manifest["inputs"]}
+    given = {n: DeviceArray.of(stage.session, a, kinds[n]) for n, a in host.items()}
+    with stage.session.use() as driver:
+        stream = driver.stream()
+        program.run(host)
+        whole = spent_us(lambda: program.run(host), repeat)
+        device = spent_us(lambda: program.run(given, stream=stream), repeat)
+        driver.synchronize(stream)
+        alone = host_us(stage, program, given)
+        want, bound = program.run(given), program.bind(given, stream=stream)
+        replay = spent_us(bound, repeat)
+        same = all(np.array_equal(a.numpy(), want[n].numpy()) for n, a in bound().items())
+    count = sum(x.tasks > 0 for x in program.explain(**case["shapes"][0]).launches)
+    return {
+        "ok": same, "launches": count, "numpy_us": whole, "device_us": device, "host_program_us": alone,
+        "us_per_launch": alone / max(count, 1), "bound_us": replay,
+        "graph_on_device_us": bound_us(stage, program, given),
+    }  # fmt: skip
+
+
+def timeline(stage: Stage) -> Iterator[Job]:
+    """Where the time of a model goes on the device."""
+    for case in stage.of("models"):
+        yield f"{case['name']} {text(case['shapes'][-1])}", partial(profiled, stage, case)
+
+
+def profiled(stage: Stage, case: Result) -> Result:
+    """The launches of a model at the last of its shapes."""
+    program, host = stage.program(case), stage.stored(case, len(case["shapes"]) - 1)
+    kinds = {i["name"]: i["dtype"] for i in program.manifest["inputs"]}
+    whole = bound_us(stage, program, {n: DeviceArray.of(stage.session, a, kinds[n]) for n, a in host.items()})
+    return {"us": whole, **launches(program, host, 1 if stage.emulate else 20)}
+
+
+def launches(program: Any, host: Any, repeats: int) -> Result:
+    """The device's time of every launch, and the kernels that take most of it."""
+    times = program.profile(host, repeats)
+    total: dict[str, float] = {}
+    for t in times:
+        total[t.kernel] = total.get(t.kernel, 0.0) + t.nanoseconds / 1000
+    longest = sorted(total.items(), key=lambda x: -x[1])[:6]
+    return {
+        "launches": len(times), "sum_of_launches_us": sum(total.values()),
+        "longest": [f"{us:.1f} us in {sum(t.kernel == k for t in times)} of {k}" for k, us in longest],
+        "launches_us": [round(t.nanoseconds / 1000, 2) for t in times],
+    }  # fmt: skip

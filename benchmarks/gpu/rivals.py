@@ -1,0 +1,69 @@
+"""What torch computes in place of a packed case, and with what; by the case's ``rival``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.gpu import weights
+
+Rival = tuple[Callable[..., Any], list[Any]]
+"""What torch calls with a case's inputs, in order, and then the constants, which stand beside it."""
+
+
+def rival(torch: Any, case: Mapping[str, Any]) -> Rival:
+    """The computation as torch does it best. KeyError: no such rival."""
+    name, f = case["rival"], torch.nn.functional
+    if name.startswith("layer_"):
+        return _layer(torch, name.removeprefix("layer_"), *_sizes(case))
+    if name.startswith("attention_"):
+        return _attention(f, name.removeprefix("attention_")), []
+    if name.startswith("conv_"):
+        return _convolution(torch, case, int(name.removeprefix("conv_")))
+    if name == "bytes":
+        w = torch.from_numpy(weights.whole(*_sizes(case))).cuda()
+        return lambda x, w: torch._int_mm(x, w.t()), [w.t().contiguous()]  # by columns, as its kernels want it
+    plain: dict[str, Callable[..., Any]] = {
+        "matmul": lambda a, b: a @ b,
+        "matmul_nt": lambda a, b: a @ b.T,
+        "softmax": lambda x: torch.softmax(x, -1),
+        "layernorm": lambda x, s, b: f.layer_norm(x, x.shape[-1:], s, b),
+        "add": lambda x, z: x + z,
+        "gelu": f.gelu,
+    }
+    return plain[name], []
+
+
+def _sizes(case: Mapping[str, Any]) -> tuple[int, int]:
+    """K and N, which end a case's name."""
+    k, n = case["name"].partition("~")[0].rsplit("_", 1)[1].split("x")
+    return int(k), int(n)
+
+
+def _layer(torch: Any, after: str, k: int, n: int) -> Rival:
+    f = torch.nn.functional
+    given = {name: torch.from_numpy(a).cuda() for name, a in weights.dense(k, n).items()}
+    w, c = given["w"].T.contiguous(), given["c"]
+    if after == "plain":
+        return f.linear, [w]
+    functions: dict[str, Callable[..., Any]] = {
+        "bias": f.linear,
+        "relu": lambda x, w, c: f.relu(f.linear(x, w, c)),
+        "gelu": lambda x, w, c: f.gelu(f.linear(x, w, c)),
+        "residual": lambda x, r, w, c: f.linear(x, w, c) + r,
+    }
+    return functions[after], [w, c]
+
+
+def _attention(f: Any, mask: str) -> Callable[..., Any]:
+    if mask == "keys":
+        return lambda q, k, v, m: f.scaled_dot_product_attention(q, k, v, attn_mask=m)
+    return lambda q, k, v: f.scaled_dot_product_attention(q, k, v, is_causal=mask == "causal")
+
+
+def _convolution(torch: Any, case: Mapping[str, Any], stride: int) -> Rival:
+    channels, filters, window, _ = case["name"].partition("~")[0].split("_")[1:]
+    size = int(window.split("x")[0])
+    w = torch.from_numpy(weights.convolution(int(channels), int(filters), size)).cuda()
+    torch.backends.cudnn.benchmark = True
+    return lambda x, w: torch.nn.functional.conv2d(x, w, stride=stride, padding=size // 2), [w]

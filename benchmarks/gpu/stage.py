@@ -1,0 +1,193 @@
+"""What the stages share: a device, the cases of a pack, data on the device, errors, times beside torch's."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polydyn.gpu.array import DeviceArray
+from polydyn.gpu.images import PLAIN
+from polydyn.gpu.session import LIBRARY, Session, open_session
+from polydyn.gpu.timing import LAUNCHES, ROUNDS, WARM, Times, Work, replayed, sets_beyond
+from polydyn.program.artifact import read_artifact
+from polydyn.program.cuda_program import CudaProgram
+from polydyn.program.explain import resolve_dims
+from polydyn.program.expressions import evaluate
+
+Result = dict[str, Any]
+L2_BYTES = 38
+"""CUdevice_attribute."""
+EMULATED_ELEMENTS = 50_000
+"""Larger arrays are left out on the emulation."""
+PATTERN = (1 << 20) + 7
+"""Different numbers of an array; they repeat, as drawing gigabytes takes longer than measuring with them."""
+
+
+class Stage:
+    """A device and the cases of the pack."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        if options.emulate:
+            os.environ[LIBRARY] = "emulated"
+        if options.without_hopper:
+            os.environ[PLAIN] = "1"
+        self.emulate, self.folder = options.emulate, Path(options.pack)
+        self.session: Session = open_session(prefer=options.driver)
+        cases = json.loads((self.folder / "cases.json").read_text())["cases"]
+        self.cases = [c for c in cases if not options.only or c["name"] in options.only]
+        self.l2 = self.session.driver.attribute(L2_BYTES)
+        self._programs: dict[str, CudaProgram] = {}
+
+    @functools.cached_property
+    def torch(self) -> Any:
+        """torch with a CUDA device, None when there is none; importing it takes seconds, a minute at first."""
+        if self.emulate:
+            return None
+        try:
+            import torch
+        except Exception:  # one that is there and does not load is none
+            return None
+        return torch if torch.cuda.is_available() else None
+
+    def of(self, *kinds: str) -> list[Result]:
+        """The cases of some kinds."""
+        return [c for c in self.cases if c["kind"] in kinds]
+
+    def program(self, case: Result) -> CudaProgram:
+        """A case's program on the device."""
+        file = case["file"]
+        if file not in self._programs:
+            artifact = read_artifact(self.folder / f"{file}.polydyn")
+            self._programs[file] = CudaProgram(artifact, session=self.session)
+        return self._programs[file]
+
+    def stored(self, case: Result, k: int) -> dict[str, Any]:
+        """The inputs of a case's k-th shape."""
+        data = np.load(self.folder / f"{case['file']}.npz")
+        return {n.split("/", 2)[2]: data[n] for n in data.files if n.startswith(f"{k}/in/")}
+
+    def too_large(self, program: CudaProgram, shape: Mapping[str, int]) -> bool:
+        """Whether a shape is left out on the emulation."""
+        if not self.emulate:
+            return False
+        return sum(int(np.prod(size)) for size, _ in described(program, "inputs", shape)) > EMULATED_ELEMENTS
+
+    def replayed(self, works: Sequence[Work], rounds: int = ROUNDS, warm: float = WARM) -> Times:
+        """Device times of work by graphs; on the emulation one launch."""
+        with self.session.use() as driver:
+            return replayed(driver, works, *((1, 1) if self.emulate else (LAUNCHES, rounds)), warm)
+
+    def sets(self, nbytes: int) -> int:
+        """How many sets of data a cold measurement takes turns with."""
+        return 2 if self.emulate else sets_beyond(nbytes, self.l2)
+
+
+def described(program: CudaProgram, which: str, shape: Mapping[str, int]) -> list[tuple[list[int], str]]:
+    """(sizes, dtype) of the inputs or outputs at a shape."""
+    dims = resolve_dims(program.manifest, shape)
+    return [([evaluate(d, dims) for d in x["dims"]], x["dtype"]) for x in program.manifest[which]]
+
+
+@functools.lru_cache(maxsize=16)
+def _pattern(dtype: str) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(0)
+    if dtype in ("int8", "uint8"):
+        return rng.integers(-128 * (dtype == "int8"), 128, PATTERN).astype(dtype)
+    if dtype == "bfloat16":
+        return (rng.standard_normal(PATTERN).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return rng.standard_normal(PATTERN).astype(dtype) if dtype.startswith("float") else np.zeros(PATTERN, dtype)
+
+
+def data(stage: Stage, program: CudaProgram, shape: Mapping[str, int], turn: int = 0) -> dict[str, DeviceArray]:
+    """Random inputs on the device; integers are zeros, bytes any. Another ``turn`` gives others."""
+    made = {}
+    names = [i["name"] for i in program.manifest["inputs"]]
+    for k, (name, (size, dtype)) in enumerate(zip(names, described(program, "inputs", shape), strict=True)):
+        host = np.resize(np.roll(_pattern(dtype), 1009 * (k + 1) + 7919 * turn), size)
+        made[name] = DeviceArray.of(stage.session, host, dtype)
+    return made
+
+
+def outputs(stage: Stage, program: CudaProgram, shape: Mapping[str, int]) -> dict[str, DeviceArray]:
+    """Room for the outputs."""
+    names = [o["name"] for o in program.manifest["outputs"]]
+    sizes = described(program, "outputs", shape)
+    items = {d: 2 if d == "bfloat16" else np.dtype(d).itemsize for _, d in sizes}
+    pairs = zip(names, sizes, strict=True)
+    return {n: DeviceArray(stage.session, tuple(size), d, items[d]) for n, (size, d) in pairs}
+
+
+def error(got: Any, want: Any) -> float:
+    """The norm of the difference over the norm of what is wanted; exact for integers; inf when there is no number."""
+    a, b = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if a.shape != b.shape:
+        return float("inf")
+    norm = float(np.linalg.norm(a - b))
+    relative = norm / max(float(np.linalg.norm(b)), 1e-30) if norm else 0.0
+    return relative if np.isfinite(relative) else float("inf")
+
+
+def numbers(a: Any, dtype: str) -> Any:
+    """An array as numpy calculates with it; bfloat16 travels as bits."""
+    bits = dtype == "bfloat16" and np.asarray(a).dtype == np.uint16
+    return (np.asarray(a).astype(np.uint32) << 16).view(np.float32) if bits else a
+
+
+def text(shape: Mapping[str, int]) -> str:
+    return "x".join(f"{k}{v}" for k, v in shape.items())
+
+
+def in_turn(cases: Sequence[Result], count: Callable[[Result], int]) -> Iterator[tuple[Result, int]]:
+    """(case, number of a shape): the first shape of every case, then the second of every case, and so on.
+
+    A stage that is cut short has still seen all of them.
+    """
+    for k in range(max(map(count, cases), default=0)):
+        yield from ((c, k) for c in cases if k < count(c))
+
+
+def torch_times(torch: Any, calls: Sequence[Callable[[], Any]], rounds: int = ROUNDS) -> Times:
+    """Device times of one of torch's calls, which take turns in a graph, as ours are taken."""
+    for call in calls[:1]:
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+
+    def graph(count: int) -> Any:
+        made = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(made):
+            for k in range(count):
+                calls[k % len(calls)]()
+        return made
+
+    return _torch_rounds(torch, graph, len(calls), rounds)
+
+
+def _torch_rounds(torch: Any, graph: Callable[[int], Any], calls: int, rounds: int) -> Times:
+    def seconds(made: Any, replays: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(replays):
+            made.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    from polydyn.gpu.timing import MANY, MEASURED, SHORT
+
+    count = max(LAUNCHES, calls)
+    made = graph(count)
+    once = seconds(made, 1)
+    if once / count < SHORT:
+        count = max(MANY, calls)
+        made = graph(count)
+    seconds(made, max(1, round(WARM / max(once, 1e-9))))
+    again = max(1, round(MEASURED / max(once, 1e-9)))
+    return Times(tuple(seconds(made, again) / again / count for _ in range(rounds)))

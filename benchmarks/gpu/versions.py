@@ -1,0 +1,160 @@
+"""The versions of a program of one launch, each launched by itself: what the selector chooses from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.stage import Stage
+from polydyn.gpu import hardware
+from polydyn.gpu.array import DeviceArray
+from polydyn.gpu.errors import DeviceError, DeviceLostError
+from polydyn.gpu.images import ImageSource
+from polydyn.gpu.tensormap import TensorMap, element_type
+from polydyn.gpu.timing import Times, Work
+from polydyn.program.cuda_program import MULTIPROCESSORS, SHARED_OPT_IN, CudaProgram
+from polydyn.program.explain import THREADS, Device, refusal, resolve_dims
+from polydyn.program.expressions import evaluate
+
+EMULATED_VERSIONS = 4
+"""Of a kernel; each is compiled for the emulation when it is launched."""
+Step = tuple[Any, ...]
+"""The arguments of ``Driver.launch``."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A version's times, what it was estimated to take (microseconds), and its error against what is right.
+
+    ``held``, ``supposed``: blocks of it that a multiprocessor holds, as the driver says and as the model does.
+    """
+
+    times: Times
+    estimate: float
+    error: float
+    held: int
+    supposed: int
+
+
+class Versions:
+    """Those of a program's only launch that may run at a shape, the one that is taken first."""
+
+    def __init__(self, stage: Stage, program: CudaProgram, shape: Mapping[str, int]) -> None:
+        """ValueError: the program has several launches."""
+        self.stage, self.session, self.program = stage, stage.session, program
+        manifest = program.manifest
+        if len(manifest["launches"]) != 1 or len(manifest["outputs"]) != 1:
+            raise ValueError(f"the program has {len(manifest['launches'])} launches")
+        (launch,), (output,) = manifest["launches"], manifest["outputs"]
+        self.output: str = output["name"]
+        driver = self.session.driver
+        limit, count = driver.attribute(SHARED_OPT_IN), driver.attribute(MULTIPROCESSORS)
+        self.env = resolve_dims(manifest, shape) | {THREADS: count}
+        kernels = [(k["name"], k["arch"]) for k in manifest["kernels"]]
+        self.source = ImageSource(driver, kernels, program._artifact.images, program.sources)
+        self.registers = {k["name"]: k.get("resources", {}) for k in manifest["kernels"]}
+        device, times = Device(limit, self.source.special), [evaluate(t, self.env) for t in manifest["times"]]
+        fitting = [v for v in launch["versions"] if not refusal(v, self.env, device)]
+        self.list = sorted(fitting, key=lambda v: times[v["estimate"]])  # equal ones stay in order
+        self.estimates = {v["name"]: times[v["estimate"]] / 1000 for v in self.list}
+        self._functions: dict[str, int] = {}
+
+    def memory(self, given: Mapping[str, DeviceArray], output: DeviceArray) -> dict[str, DeviceArray]:
+        """Arrays by the names of buffers; constants are copied to the device anew."""
+        artifact, found = self.program._artifact, {**given, self.output: output}
+        for name, c in artifact.manifest.get("constants", {}).items():
+            raw = artifact.weights[c["offset"] : c["offset"] + c["bytes"]]
+            found[name] = DeviceArray.of(self.session, np.array(raw), "uint8")
+        return found
+
+    def steps(self, version: Mapping[str, Any], memory: Mapping[str, DeviceArray]) -> list[Step]:
+        """The launches of a version on arrays; its workspace stays with them."""
+        space = DeviceArray(self.session, (max(evaluate(version["workspace"], self.env), 1),), "uint8", 1)
+        found = [s for x in (version, *version["after"]) for s in self._prepared(x, memory, space)]
+        return [(*s, space) for s in found]
+
+    def _prepared(
+        self, x: Mapping[str, Any], memory: Mapping[str, DeviceArray], space: DeviceArray
+    ) -> Iterator[tuple[Any, ...]]:
+        """None when the kernel has no blocks."""
+        env, session = self.env, self.session
+        blocks = evaluate(x["grid"], env)
+        if blocks <= 0:
+            return
+        function = self.function(x["kernel"])
+        pointers = [(memory[b] if b else space).pointer for b in x["buffers"]]
+        maps = [self._encoded(m, memory[m["buffer"]]) for m in x["maps"]]
+        symbols = [np.int64(evaluate(s, env)) for s in x["symbols"]]
+        with session.use():
+            yield function, (blocks, 1, 1), x["threads"], evaluate(x["smem"], env), [*maps, *pointers, *symbols]
+
+    def function(self, kernel: str) -> int:
+        """A kernel that may have all shared memory."""
+        if kernel not in self._functions:
+            number = [n for n, _ in self.source.kernels].index(kernel)
+            with self.session.use() as driver:
+                function = driver.get_function(driver.load_module(self.source.image(number)), kernel)
+                driver.set_smem(function, driver.attribute(SHARED_OPT_IN))
+                self._functions[kernel] = function
+        return self._functions[kernel]
+
+    def _encoded(self, m: Mapping[str, Any], a: DeviceArray) -> bytes:
+        """The bytes of a tensor map over an array."""
+        _, item = element_type(m["dtype"])
+        dims, strides = (tuple(evaluate(i, self.env) for i in m[x]) for x in ("dims", "strides"))
+        described = TensorMap(m["dtype"], dims, tuple(s * item for s in strides), tuple(m["box"]))
+        return self.session.driver.encode_tensor_map(described, a.pointer + evaluate(m["offset"], self.env) * item)
+
+    def work(self, steps: Sequence[Step]) -> Work:
+        """Launches them."""
+        driver = self.session.driver
+
+        def launch(stream: int) -> None:
+            for function, grid, threads, smem, args, _ in steps:
+                driver.launch(function, grid, threads, smem, args, stream)
+
+        return launch
+
+    def occupancy(self, version: Mapping[str, Any]) -> tuple[int, int]:
+        """Blocks on a multiprocessor: as the driver says, as the description of the device does; 0: not known."""
+        smem, driver = evaluate(version["smem"], self.env), self.session.driver
+        try:
+            held = driver.occupancy(self.function(version["kernel"]), version["threads"], smem)
+        except DeviceLostError:
+            raise
+        except DeviceError:
+            held = 0
+        known = hardware.match(driver.device_name)
+        registers = self.registers[version["kernel"]].get(known.arch if known else "", {}).get("registers")
+        supposed = known.resident_blocks(version["threads"], registers, smem) if known and registers else 0
+        return held, supposed
+
+
+def exhaustive(
+    versions: Versions, given: Mapping[str, DeviceArray], output: DeviceArray, wrong_by: Callable[[DeviceArray], float]
+) -> dict[str, Timed]:
+    """Version -> what it takes; the one that is taken comes first. ``wrong_by``: the error of a result.
+
+    DeviceLostError names the version.
+    """
+    stage = versions.stage
+    found: dict[str, Timed] = {}
+    memory = versions.memory(given, output)
+    nothing = np.full(output.shape, np.nan if output.dtype.startswith("float") else -77, output.dtype)
+    for v in versions.list[: EMULATED_VERSIONS if stage.emulate else None]:
+        with stage.session.use() as driver:
+            driver.h2d(output.pointer, nothing)  # what the version before has left is no result
+        try:
+            work = versions.work(versions.steps(v, memory))
+            with stage.session.use() as driver:
+                work(0)
+                driver.synchronize()
+            wrong = wrong_by(output)
+            times = stage.replayed([work], rounds=3, warm=5e-3)
+        except DeviceLostError as e:
+            raise DeviceLostError(f"{v['name']}: {e}", code=e.code) from e
+        found[v["name"]] = Timed(times, versions.estimates[v["name"]], wrong, *versions.occupancy(v))
+    return found
