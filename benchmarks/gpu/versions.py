@@ -16,7 +16,8 @@ from polydyn.gpu.images import ImageSource
 from polydyn.gpu.tensormap import TensorMap, element_type
 from polydyn.gpu.timing import Times, Work
 from polydyn.program.cuda_program import MULTIPROCESSORS, SHARED_OPT_IN, CudaProgram
-from polydyn.program.explain import THREADS, Device, refusal, resolve_dims
+from polydyn.program.evaluation import THREADS
+from polydyn.program.explain import Device, refusal, resolve_dims
 from polydyn.program.expressions import evaluate
 
 EMULATED_VERSIONS = 4
