@@ -111,7 +111,7 @@ CALL      ?= 1
 PYTHON312 ?= $(firstword $(shell command -v python3.12) $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) $(PYTHON))
 REPORTS   ?= benchmarks/out/gpu
 gpu-pack: $(VENV)/.extra-bench
-	$(BIN)/python -m benchmarks.gpu.pack $(PACK) --pycuda $(PYTHON312) $(ARGS)
+	$(BIN)/python -m benchmarks.gpu.pack $(PACK) --pycuda $(PYTHON312) --cpu 3.12 $(ARGS)
 
 gpu:
 	$(PYTHON) -m benchmarks.gpu.run_all --pack $(PACK) --call $(CALL) $(ARGS)

@@ -174,7 +174,6 @@ def main() -> int:
     options = parser.parse_args()
     report = read(options.folders)
     stages, device = report["stages"], hardware.match(report["device"]) or hardware.load("h200")
-    measured = calibrated(stages, device)
     print(report["device"], save(report, options.name, options.out), sep="\n")
     for heading, lines in (
         ("wrong", failures(stages)),

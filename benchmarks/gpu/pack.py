@@ -8,7 +8,8 @@ benchmarks.gpu.run_all --pack OUT`` with this repository and numpy; the compiler
 are compiled by as many processes as there are cores; one that does not compile is named and left out.
 
 ``--pycuda``: an interpreter of the version that is there; pycuda and what it imports are built for it as wheels, which
-takes a minute and the package index. ``--variants``: kernels edited by hand (``variants``).
+takes a minute and the package index. ``--cpu``: wheels for the CPU run (``cpu``), from the package index.
+``--variants``: kernels edited by hand (``variants``).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np
 import onnx
 
 import polydyn
-from benchmarks.gpu import conformance, pycuda_wheels, variants
+from benchmarks.gpu import conformance, cpu, pycuda_wheels, variants
 from benchmarks.gpu.halves import NUMPY_TYPE
 from benchmarks.gpu.programs import BOUNDS, KINDS, Case, groups, models
 from benchmarks.gpu.timed import timed
@@ -182,6 +183,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
     parser.add_argument("--variants", type=Path, help="a folder of kernels edited by hand")
     parser.add_argument("--pycuda", metavar="PYTHON")
+    parser.add_argument("--cpu", metavar="VERSION", help="wheels for benchmarks.gpu.cpu and this Python (3.12)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -197,6 +199,8 @@ def main() -> int:
             subprocess.run([*wheel, str(folder / "wheels"), str(ROOT)], check=True)
         if options.pycuda:
             pycuda_wheels.build(options.pycuda, folder / "wheels")
+        if options.cpu:
+            cpu.download(folder / cpu.FOLDER, options.cpu)
         if archive:
             compress(folder, options.out)
             print(f"{options.out}: {options.out.stat().st_size / 2**20:.1f} MiB, {time.monotonic() - start:.0f} s")
