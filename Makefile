@@ -108,7 +108,8 @@ pycuda-emulate: $(PYCUDA)/.made $(PYCUDA)/.pycuda
 # REPORTS="FOLDER ..." make gpu-after. make gpu-rehearsal: all of it on the CPU, faults planted, in a PYTHON312 with numpy alone.
 PACK      ?= benchmarks/out/gpu.tar.xz
 CALL      ?= 1
-PYTHON312 ?= $(firstword $(shell command -v python3.12) $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) $(PYTHON))
+PYTHON312 ?= $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python $(PYTHON); do \
+	if $$p --version >/dev/null 2>&1; then echo $$p; break; fi; done)
 REPORTS   ?= benchmarks/out/gpu
 gpu-pack: $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.gpu.pack $(PACK) --pycuda $(PYTHON312) --cpu 3.12 $(ARGS)

@@ -114,7 +114,7 @@ def main() -> int:
     """Prints the report and what is wrong with it; 1 when anything is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", nargs="?", type=Path, default=ROOT / "benchmarks/out/rehearsal")
-    parser.add_argument("--python", default=shutil.which("python3.12") or sys.executable)
+    parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--pycuda", action="store_true")
     parser.add_argument("--stages", nargs="*", default=list(STAGES), choices=STAGES)
     options = parser.parse_args()

@@ -145,7 +145,7 @@ def run_stage(stage: str, options: argparse.Namespace, end: float, report: Repor
         if "failed" in event:
             record["failed"] = event["failed"]
         elif "about" in event:
-            record |= event["about"]
+            record.update(event["about"])
         else:
             record["results"].append(event)
             report.say(f"  {'ok  ' if event.get('ok', True) else 'FAIL'} {line(event)}")
