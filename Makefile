@@ -1,7 +1,7 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
 # make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types
 # MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
-# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make wheel | make clean
+# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make conformance | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -13,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay wheel clean
+.PHONY: demo test lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -42,6 +42,10 @@ check: lint types test
 checked: $(VENV)/.extra-test
 	$(BIN)/python -m pytest tests/test_checked.py -m ""
 
+# The pool of threads under the thread sanitizer, hammered (tests/c/pool_hammer.c); a minute.
+pool-tsan: $(VENV)/.extra-test
+	$(BIN)/python -m pytest tests/test_pool.py -m "" -k data_race
+
 # Rivals that are not installed are named and left out. ARGS: --quick, --rounds, --seconds, --also openvino, ...
 ARGS   ?=
 bench: $(VENV)/.extra-bench
@@ -62,6 +66,10 @@ fuzz-shapes: $(VENV)/.extra-test
 
 shape-inference: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.shape_inference $(MODELS)/*.onnx
+
+# ONNX's node cases, compiled for the CPU. ARGS: part of a case's name, --reference, --dims all|each, --jobs, --json
+conformance: $(VENV)/.extra-test
+	$(BIN)/python -m benchmarks.conformance $(ARGS)
 
 guards: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.guards $(MODELS)/*.onnx

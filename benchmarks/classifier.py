@@ -30,7 +30,7 @@ from rich.progress import track
 from benchmarks import record
 from benchmarks.ops import models
 from benchmarks.strategies import loops
-from polydyn.compiler import cpu_target
+from polydyn.backends.cpu import cpu_target
 from polydyn.dispatch.tree import features_of, fit_classifier, fit_tree
 from polydyn.schedules.decision import Decision, choose
 from polydyn.tuner import PlacedTask, tasks_of
@@ -143,11 +143,11 @@ def judged(table: Measured, train: Any, test: Any) -> Iterator[tuple[str, tuple[
     """One split: each way of choosing with its three figures on the shapes held out."""
     learned, scored = table.throughput(0), table.throughput(1)
     shapes = [table.shapes[i] for i in train]
-    kept: Selection = top_n(learned[:, train], TARGETS)
-    targets = list(kept.kept)
+    selection: Selection = top_n(learned[:, train], TARGETS)
+    targets = list(selection.kernels)
     again = assign(learned[:, test], targets).assigned
     features = features_of(list(table.shapes[0]))
-    labels = [targets.index(m) for m in kept.assigned]
+    labels = [targets.index(m) for m in selection.assigned]
     trees: dict[str, Decision] = {
         "classifier (BladeDISC)": fit_classifier(features, shapes, labels),
         "tree by lost throughput (polydyn)": fit_tree(features, shapes, learned[targets][:, train]),

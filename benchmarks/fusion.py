@@ -25,7 +25,7 @@ from benchmarks.models.inputs import shapes
 from polydyn.cli.inputs import sizes
 from polydyn.fusion.pipeline import FUSION, PASSES, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
-from polydyn.fusion.traffic import moved_at
+from polydyn.fusion.traffic import bytes_at
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Graph
 from polydyn.program.explain import text_table
@@ -59,7 +59,7 @@ def table(graph: Graph, shape: Mapping[str, int]) -> list[Row]:
 def row_without(graph: Graph, off: Collection[str], shape: Mapping[str, int], after: str = "") -> Row:
     """The row of a pipeline without some passes."""
     plan = plan_without(graph, off)
-    return Row(after, len(plan.groups), gemms(plan), sum(moved_at(plan, g, shape) for g in plan.groups))
+    return Row(after, len(plan.groups), gemms(plan), sum(bytes_at(plan, g, shape) for g in plan.groups))
 
 
 def gemms(plan: FusionPlan) -> int:

@@ -35,9 +35,9 @@ from benchmarks.ops import models
 from benchmarks.oracle import Oracle, pool_of
 from benchmarks.protocol import Contestant
 from benchmarks.selection import nanoseconds
+from polydyn.backends.cpu import cpu_target
 from polydyn.build.cache import cache_dir
 from polydyn.build.eviction import BLOCKS
-from polydyn.compiler import cpu_target
 from polydyn.dispatch.build import Dispatch, build_dispatch
 from polydyn.schedules.decision import choose
 from polydyn.tuner import PlacedTask, tasks_of
@@ -214,7 +214,7 @@ def score(work: Workload, options: argparse.Namespace, limits: Limits, workers: 
         spent = [timed.half(t, i, True) for i, t in enumerate(picks[name])]
         share = [o / s for o, s in zip(oracle, spent, strict=True)]
         table[name] = _row(r, shapes, share, [work.inside(s) for s in asked] if "told" in name else [])
-    least = [limits.seconds_again(backbone.flops(s), sum(backbone.moved(s))) for s in shapes]
+    least = [limits.seconds_again(backbone.flops(s), sum(backbone.bytes_moved(s))) for s in shapes]
     ratios = rivals(work, asked, oracle, options.threads)
     return {
         "workload": work.name, "threads": options.threads, "trials": options.trials, "lengths": len(shapes),

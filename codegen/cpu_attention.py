@@ -6,20 +6,20 @@ of the current rows lie in scratch (arrays ``scores`` and ``weights``, row strid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 
-from polydyn.codegen.check import verify_body
 from polydyn.codegen.cpu_contract import ContractKernel
+from polydyn.codegen.cpu_emit import bound_names, emit
 from polydyn.codegen.cpu_nest import FLIGHT, NestKernel
 from polydyn.codegen.ir import Alloc, Body, For, Inst, Let, Node, consume, rewrite, substitute
-from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.tiles import balance, mark_parallel, tasks, variants
-from polydyn.codegen.printers.c import KernelPrinter
-from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.index import Index, maximum, minimum, product
+from polydyn.codegen.passes.tiles import balance, task_count, tasks, variants
+from polydyn.codegen.pipeline import Step, loops, names_of, run
+from polydyn.schedules.errors import Declined
+from polydyn.schedules.index import Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.tile_flow import ContractTiles
 from polydyn.schedules.tiling import AttentionParts, TiledGroup, attention_tree
@@ -29,12 +29,8 @@ FIRST_ROW = "o_i"
 V = Index.of
 
 
-class SeparateKernels(CodegenError):
-    """The group is better run as three kernels; says why."""
-
-
 class AttentionKernel:
-    """Builds the kernel of one attention group. SeparateKernels when the values operand is not of unit stride."""
+    """Builds the kernel of one attention group, where nothing is ``declined``."""
 
     def __init__(
         self, name: str, group: Group, parts: AttentionParts, target: CpuTarget, packed: frozenset[str]
@@ -44,9 +40,14 @@ class AttentionKernel:
         rows = free.plan.rows
         self.scores = ContractKernel(name, parts.scores, parts.score_roles, target, packed, rows, "1")
         self.values = ContractKernel(name, parts.values, parts.value_roles, target, packed, rows, "2")
-        if self.values.plan.promote:
-            raise SeparateKernels("the values of an attention are not of unit stride along their columns")
         self.nest = NestKernel(name, parts.rows, parts.row_prefix, parts.phases, target, rows=True, flight=FLIGHT)
+
+    @property
+    def declined(self) -> Declined | None:
+        """Why the group is better run as three kernels; None when it is not."""
+        if not self.values.plan.promote:
+            return None
+        return Declined("the values of an attention are not of unit stride along their columns")
 
     def tree(self) -> TiledGroup:
         """The tile-space tree that the kernel is generated from."""
@@ -58,21 +59,42 @@ class AttentionKernel:
 
     def build(self) -> Kernel:
         """The kernel."""
-        tiled = self.tree()
-        coordinates = {s: tuple(_plain(c) for c in cs) for s, cs in tiled.coordinates().items()}
-        body = mark_parallel(_rename(generate(tiled)), tiled.coincident)
-        body = bind(body, {"P_k1": self.scores.K, "P_k2": self.values.K, "W": self.target.width})
+        arrays = {n: a for n, a in self.group.arrays.items() if a.role in ("input", "output", "constant")}
+        symbols = (*self.group.params, "B_i")
+        names = bound_names(arrays, symbols)
+        body = run(self.name, _rename(loops(self.name, self.tree())), self.steps(), names)
+        tail = (
+            Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True)),
+            Step("row_stride", "the distance of rows in scratch", lambda b: (Let(ROW_STRIDE, self._row_stride(), b),)),
+            Step("fold", "decided guards and single trips go", fold),
+        )
+        count, body = task_count(body), run(self.name, body, tail, names)
+        batch = product(self.scores.extents[x] for x in self.parts.score_roles.batch)
         tiles = self.scores.M.ceildiv(self.scores.plan.rows)
-        body = balance(body, "c_i", tiles, "B_i", "b_i")
-        columns = {f"C_j{n}": k.N.ceildiv(k.nr) for n, k in ((1, self.scores), (2, self.values))}
-        body = substitute(body, columns)  # not folded: the micro-kernels name the tile loops
-        if self.scores.plan.promote:
-            body = consume(body, "promote", lambda b: self.scores.pack(b, coordinates))
-        body = consume(body, "block", lambda b: self._block(b, coordinates))
-        body = substitute(consume(body, "share", self._share), {"c_lo": 0})
-        body, count = tasks(fold(body), runs=True)
-        body = (Let(ROW_STRIDE, self._row_stride(), body),)
-        return self._kernel(fold(body), count)
+        launch = {"B_i": maximum(1, minimum(tiles, V("nth").ceildiv(maximum(1, batch))))}
+        scratch = scratch_bytes(body).subs({ROW_STRIDE: self._row_stride()})
+        note = f"row blocks of {self.scores.plan.rows}" + ", keys packed" * self.scores.plan.promote
+        return emit(self.name, body, arrays, symbols, launch, count, scratch, (note, *self.nest.notes), True,
+                    self.target.width)  # fmt: skip
+
+    def steps(self) -> tuple[Step, ...]:
+        """The passes up to the coincident band."""
+        s, tiles = self.scores, self.scores.M.ceildiv(self.scores.plan.rows)
+        sizes: dict[str, IndexLike] = {"P_k1": s.K, "P_k2": self.values.K, "W": self.target.width}
+        columns = {f"C_j{n}": k.N.ceildiv(k.nr) for n, k in ((1, s), (2, self.values))}
+        pack = Step("pack", "keys are packed into panels", lambda b: consume(b, "promote", s.pack), ("c_lo", "panel"))
+        return (
+            Step("bind", "sizes become constants", lambda b: bind(b, sizes)),
+            Step("balance_rows", "rows in equal shares", lambda b: balance(b, "c_i", tiles, "B_i", "b_i")),
+            # not folded: the micro-kernels name the tile loops
+            Step("columns", "tiles of columns get their number", lambda b: substitute(b, columns)),
+            *((pack,) if s.plan.promote else ()),
+            Step("block", "kernels of a block of rows", lambda b: consume(b, "block", self._block),
+                 ("c_lo", "panel", ROW_STRIDE)),
+            Step("share", "a share's scratch", lambda b: consume(b, "share", self._share)),
+            Step("first_column", "a share has all columns", lambda b: substitute(b, {"c_lo": 0})),
+            Step("fold", "decided guards and single trips go", fold),
+        )  # fmt: skip
 
     # -- pieces --------------------------------------------------------------------------------------------------
 
@@ -88,21 +110,20 @@ class AttentionKernel:
             body = (Alloc("panel", s.col_value.dtype, panel, "scratch", bind(body, {"V_j": panels})),)
         return body
 
-    def _block(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+    def _block(self, body: Body) -> Body:
         """Exact row variants around the three parts."""
         m, tiles = self.scores.M, self.scores.M.ceildiv(self.scores.plan.rows)
         first, following = V("c_i") * m // tiles, (V("c_i") + 1) * m // tiles
-        body = consume(body, "rows", lambda b: self._rows(b, coordinates))
-        wide: dict[tuple[str, int], Body] = {}
+        body = consume(body, "rows", self._rows)
+        kernels: dict[str, Callable[[int, int], Body]] = {}
 
         def part(kernel: ContractKernel, mark: str, b: Body, r: int) -> Body:
             def micro(x: Body) -> Body:
-                for v in kernel.column_cases():
-                    if (mark, v) not in wide:
-                        wide[mark, v] = kernel.vectors(_unnumbered(x, mark[-1]), v, _numbered(coordinates, mark[-1]))
-                cases = {v: kernel.rows(wide[mark, v], r) for v in kernel.column_cases()}
-                tile, own = variants(kernel.live_columns(), cases), _numbered(coordinates, mark[-1])
-                return kernel.finished(tile, _unnumbered(x, mark[-1]), own, V(r))
+                own = _unnumbered(x, mark[-1])
+                if mark not in kernels:
+                    kernels[mark] = kernel.micro_kernels(own)
+                cases = {v: kernels[mark](r, v) for v in kernel.column_cases()}
+                return kernel.finished(variants(kernel.live_columns(), cases), own, V(r))
 
             return consume(b, mark, micro)
 
@@ -116,7 +137,7 @@ class AttentionKernel:
             block = (Alloc(name, "float32", V(ROW_STRIDE) * self.scores.plan.rows, "scratch", block),)
         return self.nest.scratch(block)
 
-    def _rows(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+    def _rows(self, body: Body) -> Body:
         """The stitch statements on the rows of the block."""
         row = self.parts.score_roles.row
 
@@ -124,22 +145,14 @@ class AttentionKernel:
             return lambda a: f({**{x: i for x, i in a.items() if x not in _TILES}, row: V(FIRST_ROW) + a["p_i"]})
 
         table = {f"ROW_{s.name}": at_row(self.nest.lowering(s)) for s in self.parts.rows.statements}
-        body = lower(body, coordinates, table)
-        body = self.nest.together(consume(body, "row", self.nest.row), "p_i")
-        return consume(body, "stage", self.nest.vector_inner)
-
-    def _kernel(self, body: Body, count: Index) -> Kernel:
-        batch = product(dict(self.scores.acc.iters)[x] for x in self.parts.score_roles.batch)
-        tiles = self.scores.M.ceildiv(self.scores.plan.rows)
-        launch = {"B_i": maximum(1, minimum(tiles, V("nth").ceildiv(maximum(1, batch))))}
-        symbols = (*self.group.params, "B_i")
-        buffers = {n: a.dtype for n, a in self.group.arrays.items() if a.role in ("input", "output", "constant")}
-        verify_body(body, (*symbols, "begin", "end"), buffers)
-        outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
-        text = KernelPrinter(self.name, buffers, outputs, symbols, True, self.target.width).kernel(body)
-        scratch = scratch_bytes(body).subs({ROW_STRIDE: self._row_stride()})
-        note = f"row blocks of {self.scores.plan.rows}" + ", keys packed" * self.scores.plan.promote
-        return Kernel(self.name, text, tuple(buffers), symbols, launch, count, scratch, (note, *self.nest.notes))
+        buffers = tuple(copy for _, copy in self.nest.row_buffers())
+        return run(f"{self.name}/rows", body, (
+            Step("declare", "registers of a row", lambda b: consume(b, "row", self.nest.row)),
+            Step("lower", "statements become stores and registers", lambda b: lower(b, table),
+                 (FIRST_ROW, ROW_STRIDE, *buffers)),
+            Step("together", "rows in flight", lambda b: self.nest.together(b, "p_i")),
+            Step("vectorise", "loops inside a row become vectors", self.nest.vector_stages),
+        ), names_of(self.parts.rows))  # fmt: skip
 
 
 _TILES = ("b_i", "c_i", "p_i", "c_j", "p_j", "p_k")
@@ -152,6 +165,8 @@ def _plain(coordinate: str) -> str:
 
 def _rename(body: Body) -> Body:
     def f(n: Node) -> Node:
+        if isinstance(n, Inst):
+            return Inst(n.statement, n.args, tuple(map(_plain, n.coords)))
         if isinstance(n, For) and _plain(n.var) != n.var:
             return For(_plain(n.var), n.lo, n.hi, substitute(n.body, {n.var: _plain(n.var)}), n.kind)
         return n
@@ -159,24 +174,14 @@ def _rename(body: Body) -> Body:
     return rewrite(body, f)
 
 
-def _numbered(coordinates: Mapping[str, tuple[str, ...]], n: str) -> dict[str, tuple[str, ...]]:
-    """The statements of one part under the names a contraction of its own gives them."""
-    own = {f"INIT{n}": "INIT", f"ACC{n}": "ACC"}
-    out = {own[s]: c for s, c in coordinates.items() if s in own}
-    done = f"DONE{n}_"
-    return out | {f"DONE{s[len(done):]}": c for s, c in coordinates.items() if s.startswith(done)}
-
-
 def _unnumbered(body: Body, n: str) -> Body:
-
+    """The micro-kernel of one part with the names that a contraction of its own has."""
 
     def f(x: Node) -> Node:
         if not isinstance(x, Inst):
             return x
         name = x.statement
         plain = f"DONE{name.split('_')[1]}" if name.startswith("DONE") else name.removesuffix(n)
-        return Inst(plain, x.args)
+        return Inst(plain, x.args, x.coords)
 
     return substitute(rewrite(body, f), {f"P_j{n}": "P_j"})
-
-

@@ -7,12 +7,13 @@ image, seen as a matrix of pixels) is computed into rows of scratch by the promo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
 
-from polydyn.codegen.check import verify_body
+from polydyn.codegen.cpu_emit import bound_names, emit
+from polydyn.codegen.cpu_plan import REDUCTION_BLOCK, ROW_UNROLL, ContractTuple, Plan
 from polydyn.codegen.ir import Body, Def, FlatLoad, For, Let, Node, Store, consume, rewrite, walk
-from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.operands import multiplied, operands
@@ -22,57 +23,48 @@ from polydyn.codegen.passes.epilogues import COLUMN, ROW, finished, instances, i
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
 from polydyn.codegen.passes.prefetch import LINE, prefetch_next, share_panel
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, split_chains, unroll
-from polydyn.codegen.passes.tiles import allocated, balance, clip, flatten_loops, mark_parallel, tasks, variants
+from polydyn.codegen.passes.tiles import allocated, balance, clip, flatten_loops, task_count, tasks, variants
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
-from polydyn.codegen.printers.c import KernelPrinter
-from polydyn.codegen.shares import SHARED_ELEMENTS, even_shares, row_blocks, rows_for_all, rows_that_stay
-from polydyn.schedules.errors import CodegenError
+from polydyn.codegen.pipeline import Step, loops, names_of, run
+from polydyn.codegen.places import Places
+from polydyn.codegen.shares import (
+    SHARED_ELEMENTS,
+    STREAMED,
+    even_shares,
+    in_pieces,
+    row_blocks,
+    rows_for_all,
+    rows_that_stay,
+)
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Load, Value, loads, neutral, symbols_of
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
-from polydyn.schedules.model import Group, Statement, stored
+from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tile_flow import ContractTiles
-from polydyn.schedules.tiling import Roles, TiledGroup, contract_tree
+from polydyn.schedules.tiling import Roles, TiledGroup
+from polydyn.schedules.tree.names import LANE, Coord, a, b, c, extent, p
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import (
+    ACC,
+    FILL,
+    INIT,
+    LOAD,
+    PACK,
+    PANEL,
+    ROWS,
+    SAVE,
+    SUMS,
+    VECTOR,
+    CpuTile,
+    cpu_product,
+)
 
-REDUCTION_BLOCK = 768
-"""Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (CPU.md 2)."""
-ROW_UNROLL = 4
-"""Reduction steps unrolled: with few rows the loop overhead shows otherwise (CPU.md 2)."""
 CHAINS = 4
 """Sums that hide the latency of an addition, twice as many of narrow vectors; fewer accumulators get so many in all."""
+_KNOWN = (b("k"), p("k"), a("k"), LANE)
+"""Loops whose extents are known when the kernel is built, for all its variants."""
 V = Index.of
-
-
-@dataclass(frozen=True)
-class ContractTuple:
-    """The compile-time part of a tile tuple: register tile ``rows`` x ``vectors``, steps of a reduction block, unroll.
-
-    The launch-time part, rows and columns of a task, is an argument of ``ContractKernel.shares``. CodegenError: a size
-    below 1.
-    """
-
-    rows: int
-    vectors: int
-    block: int = REDUCTION_BLOCK
-    unroll: int = ROW_UNROLL
-
-    def __post_init__(self) -> None:
-        if min(self.rows, self.vectors, self.block, self.unroll) < 1:
-            raise CodegenError(f"{self} has a size below 1", rule="tiles are not empty")
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Decisions for one kernel: register tile, reduction block, packing of columns, copying of rows."""
-
-    rows: int
-    vectors: int
-    block: Index
-    blocks: Index
-    promote: bool
-    fill: bool
-    carrier: Statement | None
-    unroll: int = ROW_UNROLL
 
 
 class ContractKernel:
@@ -99,8 +91,8 @@ class ContractKernel:
         self.width = self.lanes(target)
         self.tile_name, self.shared_name, self.held = f"acc{label}", f"t{label}_", f"sums{label}"
         self.name, self.group, self.roles, self.target = name, group, roles, target
-        self.acc = next(s for s in group.statements if s.reduce)
-        self.epilogues = [s for s in group.statements if s.role == "epilogue"]
+        self.part = f"{name}{label and '/'}{label}"
+        self.acc, self.epilogues = group.backbone, group.epilogues
         self.extents = dict(self.acc.iters)
         self.M, self.N, self.K = (self.extents[x] for x in (roles.row, roles.col, roles.block))
         self.R = product(self.extents[x] for x in roles.inner)
@@ -118,7 +110,7 @@ class ContractKernel:
 
     # -- decisions -----------------------------------------------------------------------------------------------
 
-    def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
+    def _plan(self, packed: frozenset[str], fill: bool) -> Plan:
         columns = [x for x in loads(self.col_value) if self.roles.col in symbols_of(x)]
         dense = isinstance(self.col_value, Load) and all(x.buffer in packed or self._stride(x) == ONE for x in columns)
         promote = not dense
@@ -128,10 +120,10 @@ class ContractKernel:
         steps, unroll = (self.chosen.block, self.chosen.unroll) if self.chosen else (REDUCTION_BLOCK, ROW_UNROLL)
         block = max(1 if fill else 16, steps // r) if r else steps
         if carrier is None or (k is not None and k <= block * 4 // 3):
-            return _Plan(rows, vectors, self.K, ONE, promote, fill, carrier, unroll)
-        return _Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), promote, fill, carrier, unroll)
+            return Plan(rows, vectors, self.K, ONE, promote, fill, carrier, unroll)
+        return Plan(rows, vectors, V(block), maximum(1, self.K.ceildiv(block)), promote, fill, carrier, unroll)
 
-    def _part(self, p: _Plan, rows: int) -> _Plan:
+    def _part(self, p: Plan, rows: int) -> Plan:
         most = max((v for r, v, _ in self.target.tiles if r >= rows), default=1)
         n = self.N.constant
         vectors = most if n is None else min(most, max(1, -(-n // self.width)))
@@ -192,13 +184,17 @@ class ContractKernel:
 
     # -- lowering ------------------------------------------------------------------------------------------------
 
-    def _env(self, a: Mapping[str, Index]) -> dict[str, Index]:
-        r = self.roles
-        env = {x: a[x] for x in (*r.batch, *r.inner) if x in a}
-        env[r.row] = V("o_i") + a.get("p_i", ZERO)
-        env[r.col] = a["c_j"] * self.nr + a["p_j"]
-        env[r.block] = a.get("b_k", ZERO) * self.plan.block + a.get("p_k", ZERO)
-        return env
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map: what the loops are, and where an instance is in the group and in the kernel's buffers."""
+        p = self.plan
+        sizes = CpuTile(p.rows, p.vectors, self.width, p.block, 1 if p.blocks == ONE else "B_k")
+        return cpu_product(self.group, self.roles, sizes, p.promote, p.fill)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where instances are."""
+        return Places(self.schedule)
 
     @property
     def nr(self) -> int:
@@ -208,55 +204,56 @@ class ContractKernel:
     def _table(self, nr: int) -> dict[str, Lowering]:
         dtype = self.acc.value.dtype
 
-        def acc(a: Mapping[str, Index]) -> Index:
-            return a["p_i"] * nr + a["p_j"]
+        def acc(n: str, a: Mapping[str, Index], columns: int = nr) -> Index:
+            cell = self.places.cell(n, SUMS, a)
+            return cell["i"] * columns + cell["j"]
 
-        def local(a: Mapping[str, Index]) -> FlatLoad:
-            return FlatLoad(dtype, self.tile_name, acc(a))
+        def local(n: str, a: Mapping[str, Index]) -> FlatLoad:
+            return FlatLoad(dtype, self.tile_name, acc(n, a))
 
-        def carried(a: Mapping[str, Index]) -> Index:
+        def carried(n: str, a: Mapping[str, Index]) -> Index:
             assert self.plan.carrier is not None
-            c = self.plan.carrier
-            return self.group.arrays[c.array].address(tuple(i.subs(self._env(a)) for i in c.index))
+            c, env = self.plan.carrier, self.places.env(n, a)
+            return self.group.arrays[c.array].address(tuple(i.subs(env) for i in c.index))
 
         def accumulate(a: Mapping[str, Index]) -> Body:
-            row = self._row(a) if self.plan.fill else flat(self.group, self.row_value, self._env(a), lambda x: None)
-            col = self._column(a)
-            return (Store(self.tile_name, acc(a), multiplied(self.acc, row, col), self.acc.reduce),)
+            made = multiplied(self.acc, self._row(a), self._column(a))
+            return (Store(self.tile_name, acc(ACC, a), made, self.acc.reduce),)
 
         def done(s: Statement) -> Lowering:
-            return lambda a: (self._done(s, a, local(a)),)
+            return lambda a: (self._done(s, a, local(s.name, a)),)
 
         table: dict[str, Lowering] = {
-            "INIT": lambda a: (Store(self.tile_name, acc(a), neutral("sum", dtype)),),
-            "ACC": accumulate,
+            INIT: lambda a: (Store(self.tile_name, acc(INIT, a), neutral("sum", dtype)),),
+            ACC: accumulate,
         }
         if self.plan.carrier is not None:
             e = self.plan.carrier.array
-            table["LOAD"] = lambda a: (Store(self.tile_name, acc(a), FlatLoad(dtype, e, carried(a))),)
-            table["SAVE"] = lambda a: (Store(e, carried(a), local(a)),)
+            table[LOAD] = lambda a: (Store(self.tile_name, acc(LOAD, a), FlatLoad(dtype, e, carried(LOAD, a))),)
+            table[SAVE] = lambda a: (Store(e, carried(SAVE, a), local(SAVE, a)),)
         if not self.long:
-            return table | {f"DONE{n}": done(s) for n, s in enumerate(self.epilogues)}
-        table |= {f"DONE{n}": lambda a: () for n, _ in enumerate(self.epilogues)}
-        table["DONE0"] = lambda a: (Store(self.held, a["p_i"] * self.nr + a["p_j"], local(a)),)
+            return table | {s.name: done(s) for s in self.epilogues}
+        table |= {s.name: lambda a: () for s in self.epilogues}
+        first = self.epilogues[0].name
+        table[first] = lambda a: (Store(self.held, acc(first, a, self.nr), local(first, a)),)
         return table
 
     def _done(self, s: Statement, a: Mapping[str, Index], total: FlatLoad) -> Store:
         """The store of an epilogue, of a sum."""
-        env, own = self._env(a), self.acc.array
+        env, own = self.places.env(s.name, a), self.acc.array
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         return Store(s.array, address, flat(self.group, s.value, env, lambda x: total if x.buffer == own else None))
 
-    def finished(self, tile: Body, micro: Body, coordinates: Mapping[str, tuple[str, ...]], rows: Index) -> Body:
+    def finished(self, tile: Body, micro: Body, rows: Index) -> Body:
         """A tile with its epilogues behind it, where they are long. ``micro``: as the tree has it; ``rows``: live."""
         if not self.long:
             return tile
         done, when = instances(micro, "DONE")
         stores = []
         for i in done:
-            a = {**dict(zip(coordinates[i.statement], i.args, strict=True)), "p_i": V(ROW), "p_j": V(COLUMN)}
+            a = {**i.at, p("i"): V(ROW), p("j"): V(COLUMN)}
             total = FlatLoad(self.acc.value.dtype, self.held, V(ROW) * self.nr + COLUMN)
-            stores.append(self._done(self.epilogues[int(i.statement.removeprefix("DONE"))], a, total))
+            stores.append(self._done(self.group.statement(i.statement), a, total))
         n = self.N.constant
         columns = V(self.nr) if n is not None and n % self.nr == 0 else self.live_columns()
         sizes = self.plan.rows, self.nr, self.width
@@ -265,93 +262,117 @@ class ContractKernel:
     def _column(self, a: Mapping[str, Index]) -> Value:
         """The column operand: in place, from packed panels, or from the promoted buffer."""
         if not self.plan.promote:
-            return flat(self.group, self.col_value, self._env(a), lambda x: None)
-        w = self.width
-        j = (a["c_j"] - V("c_lo")) * self.nr + a["p_j"]
-        address = ((j // w) * (self.plan.block * self.R) + self._step(a, a["p_k"])) * w + j % w
-        return FlatLoad(self.col_value.dtype, "panel", address)
+            return flat(self.group, self.col_value, self.places.env(ACC, a), lambda x: None)
+        return FlatLoad(self.col_value.dtype, PANEL, self._panel(ACC, a))
+
+    def _panel(self, statement: str, a: Mapping[str, Index]) -> Index:
+        """Where panels ``[vector][reduction][lane]`` hold a column."""
+        cell = self.places.cell(statement, PANEL, a, LANE)
+        lane = self.places.digit(statement, "j", LANE, a)
+        return (cell["j"] * (self.plan.block * self.R) + self._step(cell)) * self.width + lane
 
     def _row(self, a: Mapping[str, Index]) -> Value:
-        """The row operand from scratch."""
-        address = (V("o_i") + a["p_i"] - "r_lo") * self._pitch() + self._step(a, a["p_k"])
-        return FlatLoad(self.row_value.dtype, "rows", address)
+        """The row operand: in place, or from scratch."""
+        if not self.plan.fill:
+            return flat(self.group, self.row_value, self.places.env(ACC, a), lambda x: None)
+        return FlatLoad(self.row_value.dtype, ROWS, self._copied(ACC, a))
 
-    def _step(self, a: Mapping[str, Index], k: Index) -> Index:
+    def _copied(self, statement: str, a: Mapping[str, Index]) -> Index:
+        """Where scratch ``[row][reduction]`` holds an element of a row."""
+        cell = self.places.cell(statement, ROWS, a)
+        return cell["i"] * self._pitch() + self._step(cell)
+
+    def _step(self, cell: Mapping[str, Index]) -> Index:
+        """The step of the block's reduction, of all reductions as one."""
+        k = cell["k"]
         for x in self.roles.inner:
-            k = k * self.extents[x] + a[x]
+            k = k * self.extents[x] + cell[x]
         return k
 
-    def pack(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+    def _left(self, statement: str, axis: str, loop: Coord) -> Index:
+        """Elements of an axis from the first step of a loop on, in the coordinates of the loops around it."""
+        at: dict[str, Index] = {x.coord: V(x.coord) for x in self.schedule.view(statement).loops if x.coord != loop}
+        return self.places.left(statement, axis, at)
+
+    def pack(self, body: Body) -> Body:
         """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
-        w, r = self.width, self.roles
+        w = self.width
 
         def f(a: Mapping[str, Index]) -> Body:
-            env = {x: a[x] for x in (*r.batch, *r.inner)}
-            env[r.col] = V("c_lo") * self.nr + a["v"] * w + a["lane"]
-            env[r.block] = a.get("b_k", ZERO) * self.plan.block + a["a_k"]
-            address = (a["v"] * (self.plan.block * self.R) + self._step(a, a["a_k"])) * w + a["lane"]
-            return (Store("panel", address, flat(self.group, self.col_value, env, lambda x: None)),)
+            value = flat(self.group, self.col_value, self.places.env(PACK, a), lambda x: None)
+            return (Store(PANEL, self._panel(PACK, a), value),)
 
-        body = lower(body, coordinates, {"PACK": f})
+        body = lower(body, {PACK: f})
         if self.plan.blocks != ONE:
-            body = clip(body, ("a_k",), self._live_reduction())
-        live = self.N - V("c_lo") * self.nr - V("v") * w
-        body = vectorise_tile(body, "lane", w, mask_extent=live)
+            body = clip(body, (a("k"),), self._left(PACK, "k", a("k")))
+        body = vectorise_tile(body, LANE, w, mask_extent=self._left(PACK, "j", LANE))
         whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
-        return transpose_copies(fold(whole), "a_k", w) if has_transposes(self.target) else fold(whole)
+        return transpose_copies(fold(whole), a("k"), w) if has_transposes(self.target) else fold(whole)
 
-    def fill(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+    def fill(self, body: Body) -> Body:
         """The promotion statement of the rows: the operand with its prologue, vectors along the last reduction."""
-        r = self.roles
 
         def f(a: Mapping[str, Index]) -> Body:
-            env = {x: a[x] for x in (*r.batch, *r.inner)}
-            env[r.row] = V("r_lo") + a["a_i"]
-            env[r.block] = a.get("b_k", ZERO) * self.plan.block + a["a_k"]
-            address = a["a_i"] * self._pitch() + self._step(a, a["a_k"])
-            return (Store("rows", address, flat(self.group, self.row_value, env, lambda x: None)),)
+            value = flat(self.group, self.row_value, self.places.env(FILL, a), lambda x: None)
+            return (Store(ROWS, self._copied(FILL, a), value),)
 
-        body = lower(body, coordinates, {"FILL": f})
+        body = lower(body, {FILL: f})
         if self.plan.blocks != ONE:
-            body = clip(body, ("a_k",), self._live_reduction())
+            body = clip(body, (a("k"),), self._left(FILL, "k", a("k")))
 
         def vector(n: Node) -> Node | Body:
             if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
                 return n
-            try:
-                return partial_unroll(vectorise_loop(n, self.target.width), n.var, ROW_UNROLL)
-            except CodegenError as e:
-                self.notes.append(f"rows are copied element by element: {e}")
+            made = vectorise_loop(n, self.target.width)
+            if isinstance(made, Declined):
+                self.notes.append(f"rows are copied element by element: {made}")
                 return n
+            return partial_unroll(made, n.var, ROW_UNROLL)
 
         body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)
         body = rewrite(body, vector)
         body = tuple(hoist_masks(n, "m_") if isinstance(n, For) else n for n in body)
         return hoist_divisions(body, "q_")
 
-    def _live_reduction(self) -> Index:
-        return self.K - V("b_k") * self.plan.block
-
     # -- the micro-kernel ----------------------------------------------------------------------------------------
 
-    def vectors(self, body: Body, width: int, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+    def column_steps(self, width: int) -> tuple[Step, ...]:
         """The micro-kernel for a number of columns, its row count still a symbol."""
-        body = bind(body, {"P_j": width})
-        if self.plan.blocks != ONE:
-            body = clip(body, ("p_k",), self._live_reduction())
-        body = consume(lower(body, coordinates, self._table(width)), "reduce", lambda b: b)
-        return unroll(self.masked(body, width), ("p_j",))
+        clipped = Step("clip", "the last reduction block ends with the reduction",
+                       lambda b: clip(b, (p("k"),), self._left(ACC, "k", p("k"))))  # fmt: skip
+        names = (self.tile_name, self.held, "o_i", "c_lo", PANEL, "r_lo", ROWS)
+        return (
+            Step("columns", "the number of columns becomes a constant", lambda b: bind(b, {"P_j": width})),
+            *((clipped,) if self.plan.blocks != ONE else ()),
+            Step("lower", "statements become stores", lambda b: lower(b, self._table(width)), names),
+            Step("reduce", "the mark of the reduction goes", lambda b: consume(b, "reduce")),
+            Step("vectorise", "columns become vectors", lambda b: self.masked(b, width)),
+            Step("unroll_columns", "one copy for each vector", lambda b: unroll(b, ("p_j",))),
+        )
 
-    def rows(self, body: Body, rows: int) -> Body:
+    def row_steps(self, rows: int) -> tuple[Step, ...]:
         """The micro-kernel for a number of live rows: registers and shared loads."""
-        body = unroll(bind(body, {"P_i": rows}), ("p_i",), self.copies)
-        body = registers(body, self.tile_name, self.acc.value.dtype)
-        for _ in self.roles.inner:
-            body = flatten_loops(body, "p_k")
+        dtype = self.acc.value.dtype
+        flat_loops = Step("flatten", "two loops of the reduction become one", lambda b: flatten_loops(b, "p_k"))
+        return (
+            self._unrolled_rows(rows),
+            Step("registers", "the tile lives in registers", lambda b: registers(b, self.tile_name, dtype)),
+            *(flat_loops for _ in self.roles.inner),
+            Step("share_loads", "what is loaded twice is loaded once", lambda b: share_loads(b, self.shared_name)),
+            Step("reduction", "several steps in flight, the next tile prefetched", lambda b: self._reduction(b, rows)),
+        )
+
+    def _unrolled_rows(self, rows: int) -> Step:
+        def f(body: Body) -> Body:
+            return unroll(bind(body, {"P_i": rows}), ("p_i",), self.copies)
+
+        return Step("unroll_rows", "one copy for each row", f)
+
+    def _reduction(self, body: Body, rows: int) -> Body:
+        """Few sums are split into chains, others have their loop unrolled and ask for what comes next."""
         steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in ("p_k", *self.roles.inner)]
-        lanes = [n.lanes for n in body if isinstance(n, Def)]
+        lanes = [n.lanes for n in body if isinstance(n, Def) and n.reg.startswith(f"{self.tile_name}_")]
         chains = -(-(CHAINS if max(lanes) == self.target.width else 2 * CHAINS) // len(lanes))
-        body = share_loads(body, self.shared_name)
         if chains > 1 and len(steps) == 1:
             return split_chains(body, steps[-1], chains)
         body = partial_unroll(body, steps[-1] if steps else "p_k", self.plan.unroll)
@@ -361,6 +382,17 @@ class ContractKernel:
         panel = {"c_j": minimum(V("c_j") + 1, self.N.ceildiv(self.nr) - 1)} if self.streams() else None
         whole = (self.K % LINE) == ZERO == (self.plan.block % LINE)
         return prefetch_next(body, "p_k", self.next_rows(rows), panel, whole)
+
+    def micro_kernels(self, body: Body) -> Callable[[int, int], Body]:
+        """(rows, columns) -> the micro-kernel of a tile for so many live ones; the debug ladder shows the full tile."""
+        full, names = max(self.column_cases()), names_of(self.group)
+        wide = {c: run(self.part, body, self.column_steps(c), names, c == full) for c in self.column_cases()}
+
+        def kernel(rows: int, columns: int) -> Body:
+            shown = (rows, columns) == (max(self.row_cases()), full)
+            return run(self.part, wide[columns], self.row_steps(rows), names, shown)
+
+        return kernel
 
     def streams(self) -> bool:
         """Whether panels come from beyond the cache, each for all row tiles of a share."""
@@ -380,7 +412,7 @@ class ContractKernel:
         tail = None if n is None else n % self.nr
         full = n is None or (width == self.nr and n >= self.nr)
         partial = tail is None or (tail > 0 and width - self.step < tail)
-        live = self.N - V("c_j") * self.nr - (width - last)
+        live = self._left(ACC, "j", p("j")) - (width - last)
         exact = n is not None and n % last == 0
         panels = frozenset({self.tile_name, self.held, "panel", "rows", *self._panels_of_constants()})
         return vector_columns(body, Columns(self.width, width, live, full, partial, exact, self.tile_name, panels))
@@ -389,69 +421,75 @@ class ContractKernel:
 
     def tree(self) -> TiledGroup:
         """The tile-space tree that the kernel is generated from."""
-        return contract_tree(self.group, self.roles, self.plan.promote, self.plan.fill)
+        return self.schedule.tiled()
 
     def build(self) -> Kernel:
         """The kernel."""
-        p, w = self.plan, self.width
-        tiled = self.tree()
-        coordinates = tiled.coordinates()
-        body = mark_parallel(generate(tiled), tiled.coincident)
-        body = bind(body, {"B_k": p.blocks, "P_k": p.block, "W": w})
-        if p.promote:
-            body = consume(body, "promote", lambda b: self.pack(b, coordinates))
-        if p.fill:
-            body = consume(body, "fill", lambda b: self.fill(b, coordinates))
-        nt, mt = self.N.ceildiv(self.nr), self.M.ceildiv(p.rows)
-        body = balance(balance(body, "c_j", nt, "B_j", "b_j"), "c_i", mt, "B_i", "b_i")
-        body = self._variants(body, coordinates)
-        lo, hi = nt * "b_j" // "B_j", nt * (V("b_j") + 1) // "B_j"
-        panels, size = self._panels(self.N, hi), self._panel_size(nt.ceildiv("B_j"))
-
-        first, end = (mt * (V("b_i") + k) // "B_i" * self.M // maximum(1, mt) for k in (0, 1))
-
-        def shares(b: Body) -> Body:
-            if p.promote:
-                panel = ("panel", self.col_value.dtype, size)
-                b = (Let("c_lo", lo, allocated(bind(b, {"V_j": panels}), *panel)),)
-            if p.fill:
-                rows = ("rows", self.row_value.dtype, self._fill_size(mt.ceildiv("B_i")))
-                b = (Let("r_lo", first, (Let("r_hi", end, allocated(bind(b, {"A_i": self._filled()}), *rows)),)),)
-            return b
-
-        body = consume(body, "kblock", shares)
-        body, count = tasks(fold(body), runs=True)
         symbols = (*self.group.params, "B_i", "B_j")
-        buffers = stored(self.group.arrays)
-        verify_body(body, (*symbols, "begin", "end"), (*buffers, self.tile_name))
-        outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
-        text = KernelPrinter(self.name, buffers, outputs, symbols, width=self.target.width).kernel(body)
+        names = bound_names(self.group.arrays, symbols)
+        body = run(self.part, loops(self.part, self.tree()), self.steps(), names)
+        ranges = Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True))
+        count, body = task_count(body), run(self.part, body, (ranges,), names)
+        p = self.plan
         note = f"register tile {p.rows}x{self.nr}, reduction block {p.block}"
         note += ", columns packed" * p.promote + ", rows copied" * p.fill + ", epilogue apart" * self.long
-        return Kernel(
-            self.name, text, tuple(buffers), symbols, self._launch(nt, mt), count, scratch_bytes(body),
-            (note, *dict.fromkeys(self.notes)),
+        return emit(
+            self.name, body, self.group.arrays, symbols, self._launch(*self._register_tiles()), count,
+            scratch_bytes(body), (note, *dict.fromkeys(self.notes)), width=self.target.width,
         )  # fmt: skip
 
-    def _variants(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+    def steps(self) -> tuple[Step, ...]:
+        """The passes up to the coincident band."""
+        p, (nt, mt) = self.plan, self._register_tiles()
+        sizes = {extent(x): e for x, e in self.schedule.extents().items() if x in _KNOWN}
+        pack = Step("pack", "columns are packed into panels", lambda b: consume(b, "promote", self.pack),
+                    ("c_lo", PANEL))  # fmt: skip
+        fill = Step("fill", "rows are copied", lambda b: consume(b, "fill", self.fill), ("r_lo", ROWS))
+        return (
+            Step("bind", "sizes become constants", lambda b: bind(b, sizes)),
+            *((pack,) if p.promote else ()),
+            *((fill,) if p.fill else ()),
+            Step("balance_columns", "columns in equal shares", lambda b: balance(b, "c_j", nt, "B_j", "b_j")),
+            Step("balance_rows", "rows in equal shares", lambda b: balance(b, "c_i", mt, "B_i", "b_i")),
+            Step("micro", "a micro-kernel for each size of a tile", lambda b: consume(b, "micro", self._variants),
+                 ("c_lo", PANEL, "r_lo", ROWS, self.tile_name)),
+            Step("shares", "a share's scratch", lambda b: consume(b, "kblock", self._shares)),
+            Step("fold", "decided guards and single trips go", fold),
+        )  # fmt: skip
+
+    def _register_tiles(self) -> tuple[Index, Index]:
+        """Register tiles along the columns and along the rows."""
+        return self.schedule.map.tiles("j"), self.schedule.map.tiles("i")
+
+    def _shares(self, body: Body) -> Body:
+        """The scratch of a share, and where its columns and rows begin."""
+        tm, (nt, mt) = self.schedule.map, self._register_tiles()
+        if self.plan.promote:
+            lo, hi = (tm.share("j", V(b("j")) + n) for n in (0, 1))
+            panel = (PANEL, self.col_value.dtype, self._panel_size(nt.ceildiv("B_j")))
+            body = (Let("c_lo", lo, allocated(bind(body, {extent(VECTOR): self._panels(self.N, hi)}), *panel)),)
+        if self.plan.fill:
+            first, end = (tm.first("i", V(b("i")) + n) for n in (0, 1))
+            rows = (ROWS, self.row_value.dtype, self._fill_size(mt.ceildiv("B_i")))
+            body = bind(body, {extent(a("i")): self._filled()})
+            body = (Let("r_lo", first, (Let("r_hi", end, allocated(body, *rows)),)),)
+        return body
+
+    def _variants(self, body: Body) -> Body:
         """A switch over exact row counts, inside it over live columns, around outlined micro-kernels."""
-        mt = self.M.ceildiv(self.plan.rows)
-        first, following = V("c_i") * self.M // mt, (V("c_i") + 1) * self.M // mt
-        def micro(b: Body) -> Body:
-            wide = {c: self.vectors(b, c, coordinates) for c in self.column_cases()}
+        tm = self.schedule.map
+        first, following = (tm.origin("i", V(c("i")) + n) for n in (0, 1))
+        kernel = self.micro_kernels(body)
 
-            def columns(r: int) -> Body:
-                cases = {c: self.rows(x, r) for c, x in wide.items()}
-                return variants(self.live_columns(), cases, f"{self.name}_{r}")
+        def columns(r: int) -> Body:
+            return variants(self.live_columns(), {c: kernel(r, c) for c in self.column_cases()}, f"{self.name}_{r}")
 
-            tile: Body = variants(following - V("o_i"), {r: columns(r) for r in self.row_cases()})
-            tile = self.finished(tile, b, coordinates, following - V("o_i"))
-            if not self.streams():
-                return (Let("o_i", first, tile),)
-            lo, hi = (mt * (V("b_i") + k) // "B_i" for k in (0, 1))
-            return share_panel((Let("o_i", first, tile),), V("c_i") - lo, hi - lo)
-
-        return consume(body, "micro", micro)
+        tile: Body = variants(following - V("o_i"), {r: columns(r) for r in self.row_cases()})
+        tile = self.finished(tile, body, following - V("o_i"))
+        if not self.streams():
+            return (Let("o_i", first, tile),)
+        lo, hi = (tm.share("i", V(b("i")) + n) for n in (0, 1))
+        return share_panel((Let("o_i", first, tile),), V(c("i")) - lo, hi - lo)
 
     @property
     def step(self) -> int:
@@ -474,7 +512,7 @@ class ContractKernel:
 
     def live_columns(self) -> Index:
         """Columns of the current register tile."""
-        return minimum(self.nr, self.N - V("c_j") * self.nr)
+        return minimum(self.nr, self._left(ACC, "j", p("j")))
 
     def shares(self, rows: int, columns: int) -> dict[str, Index]:
         """The launch-time tile: tasks of about ``rows`` x ``columns`` results, in whole register tiles."""
@@ -491,5 +529,8 @@ class ContractKernel:
         columns, steps = self.N.constant, (self.K * self.R).constant
         most = rows_for_all(self.plan.rows, columns, steps) if columns and steps and columns > self.nr else 0
         if most:
-            return row_blocks(mt, nt, most, need, cheap_rows=True)
-        return even_shares(mt, nt, need, self.N, (self.plan.rows, self.nr))
+            blocks = row_blocks(mt, nt, most, need, cheap_rows=True)
+        else:
+            blocks = even_shares(mt, nt, need, self.N, (self.plan.rows, self.nr))
+        work = batch * maximum(self.M, STREAMED) * self.N * self.K * self.R
+        return in_pieces(blocks, mt, nt, V("nth"), batch, work, self.plan.promote)

@@ -7,20 +7,20 @@ the end. Columns that are not dense along the reduction are packed (constants by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from polydyn.codegen.cpu_contract import ContractKernel, _Plan
+from polydyn.codegen.cpu_contract import ContractKernel
+from polydyn.codegen.cpu_plan import Plan
 from polydyn.codegen.ir import Body, Compare, Def, For, If, Node, rewrite
 from polydyn.codegen.kernel import CpuTarget
 from polydyn.codegen.operands import operands
-from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.prefetch import AHEAD, prefetch_next
-from polydyn.codegen.passes.registers import keep_loads, registers, share_loads, unroll
+from polydyn.codegen.passes.registers import keep_loads, registers, share_loads
 from polydyn.codegen.passes.sums import sum_together
 from polydyn.codegen.passes.vectorise import vectorise_loop
+from polydyn.codegen.pipeline import Step
 from polydyn.codegen.shares import SHARED_ELEMENTS
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Load, loads
 from polydyn.schedules.index import ONE, Index, product
 from polydyn.schedules.model import Group
@@ -51,7 +51,7 @@ class DotKernel(ContractKernel):
     @staticmethod
     def fits(group: Group, roles: Roles) -> bool:
         """Whether two computed operands may have few columns, and rows are dense along the reduction."""
-        acc = next(s for s in group.statements if s.reduce)
+        acc = group.backbone
         extents, (row, col) = dict(acc.iters), operands(acc, roles)
         n, k = extents[roles.col].constant, extents[roles.block].constant
         few = (n is None or n <= COLUMNS) and (k is None or k >= LEAST_STEPS) and not roles.inner
@@ -59,7 +59,7 @@ class DotKernel(ContractKernel):
             return False
         return group.arrays[col.buffer].role == "input" and _dense(group, row, roles.block)
 
-    def _plan(self, packed: frozenset[str], fill: bool) -> _Plan:
+    def _plan(self, packed: frozenset[str], fill: bool) -> Plan:
         """Columns that stay in the cache, as those of a symbolic number do, need no blocks of the reduction."""
         plan = super()._plan(packed, fill)
         columns = [x for x in loads(self.col_value) if x.buffer not in packed]
@@ -74,7 +74,7 @@ class DotKernel(ContractKernel):
         columns = self.N.constant or TILE_COLUMNS
         return max(1, min(ROWS, ACCUMULATORS[self.target.width] // columns)), columns
 
-    def pack(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> Body:
+    def pack(self, body: Body) -> Body:
         """The promotion statement: vectors along the reduction, the rest one by one."""
         w = self.target.width
 
@@ -82,22 +82,29 @@ class DotKernel(ContractKernel):
             if not (isinstance(n, For) and n.var == "a_k"):
                 return n
             whole = n.hi // w * w
-            try:
-                return (*vectorise_loop(replace(n, hi=whole), w), replace(n, lo=whole))
-            except CodegenError as e:
-                self.notes.append(f"columns are packed element by element: {e}")
+            made = vectorise_loop(replace(n, hi=whole), w)
+            if isinstance(made, Declined):
+                self.notes.append(f"columns are packed element by element: {made}")
                 return n
+            return (*made, replace(n, lo=whole))
 
-        return rewrite(super().pack(body, coordinates), f)
+        return rewrite(super().pack(body), f)
 
     def masked(self, body: Body, width: int) -> Body:
         """Columns are not vectorised, nothing is masked."""
         return body
 
-    def rows(self, body: Body, rows: int) -> Body:
+    def row_steps(self, rows: int) -> tuple[Step, ...]:
         """The micro-kernel for a number of live rows: scalar tile first, then lanes along the reduction."""
-        body = unroll(bind(body, {"P_i": rows}), ("p_i",), self.copies)
-        body = share_loads(registers(body, self.tile_name, self.acc.value.dtype), self.shared_name)
+        dtype = self.acc.value.dtype
+        return (
+            self._unrolled_rows(rows),
+            Step("registers", "the tile lives in registers", lambda b: registers(b, self.tile_name, dtype)),
+            Step("share_loads", "what is loaded twice is loaded once", lambda b: share_loads(b, self.shared_name)),
+            Step("vectorise_reduction", "vectors along the reduction", lambda b: self._lanes_of_steps(b, rows)),
+        )
+
+    def _lanes_of_steps(self, body: Body, rows: int) -> Body:
         sums = sum(isinstance(n, Def) and n.reg.startswith(self.tile_name) for n in body)
         chains = max(1, CHAINS // max(1, sums))
 
@@ -105,6 +112,8 @@ class DotKernel(ContractKernel):
             if not (isinstance(n, For) and n.var == "p_k"):
                 return n
             loops = vectorise_loop(n, self.target.width, chains)
+            if isinstance(loops, Declined):
+                raise CodegenError(f"the reduction has no vectors: {loops}")  # ``fits`` has seen that it has
             return keep_loads(sum_together(self._prefetched(loops, rows)))
 
         return rewrite(body, f)

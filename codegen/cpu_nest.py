@@ -13,8 +13,9 @@ Outputs go around the caches where a launch moves more than they hold; the launc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 
-from polydyn.codegen.check import verify_body
+from polydyn.codegen.cpu_emit import bound_names, emit
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -35,22 +36,26 @@ from polydyn.codegen.ir import (
     walk,
     walk_value,
 )  # fmt: skip
-from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.passes.announce import announce_stores, without_announcements
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.jam import copy_of, jam
-from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.passes.tiles import task_count, tasks
 from polydyn.codegen.passes.transpose import by_blocks, has_transposes, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
-from polydyn.codegen.printers.c import KernelPrinter
+from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.places import Places
 from polydyn.codegen.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
-from polydyn.schedules.model import Group, Statement, row_major, stored
-from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree, stages
+from polydyn.schedules.model import Group, Statement, row_major
+from polydyn.schedules.tiling import TiledGroup, inner_iterators, stages
+from polydyn.schedules.tree.loops import Size
+from polydyn.schedules.tree.names import b, extent, it
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import nest
 
 MAP_TILE = 1024
 """Elements per task of an element-wise group: about half a microsecond of work."""
@@ -84,22 +89,24 @@ class NestKernel:
         target: CpuTarget,
         rows: bool = False,
         flight: int = 1,
+        tiled: bool | None = None,
+        size: Size | None = None,
     ) -> None:
         """``rows``: vectors must run along the rows (the nest is a part of an attention). ``flight``: rows in flight at
-        once.
+        once. ``tiled``: whether vectors run along the band, decided by the strides when None; ``size``: elements of a
+        tile, where they are no argument of the kernel.
         """
         self.name, self.group, self.prefix, self.phases, self.target = name, group, prefix, phases, target
         self.stage_of = {s.name: n for n, st in enumerate(stages(group, prefix, phases)) for s in st}
         self.extents = {n: e for s in group.statements for n, e in s.iters}
-        self.tiled = not rows and bool(prefix) and self._along_band()
-        self.across = self._across() if self.tiled else None
+        self.size = size
+        self.tiled = not rows and bool(prefix) and self._along_band() if tiled is None else tiled
+        self.across = self._across() if self.tiled and not rows else None
         """An iterator of the band along which some load is dense that is strided along the last one."""
         arrays = group.arrays.values()
         self.streams = not rows and any(a.role == "output" and a.dtype == "float32" for a in arrays)
         self.place = {n: self._place(n) for n, a in group.arrays.items() if a.role == "local"}
         self.notes: list[str] = []
-        self.again = False
-        """Whether the version being built has no row buffers."""
         self.flight = flight
 
     # -- decisions -----------------------------------------------------------------------------------------------
@@ -176,27 +183,29 @@ class NestKernel:
 
     # -- lowering ------------------------------------------------------------------------------------------------
 
-    def _env(self, a: Mapping[str, Index]) -> dict[str, Index]:
-        env = {x: i for x, i in a.items() if x not in ("b_t", "t", "b_u", "u")}
-        if self.tiled:
-            env[self.prefix[-1]] = V("o_t") + a["t"]
-        if self.across:
-            env[self.across] = V("o_u") + a["u"]
-        return env
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map."""
+        return nest(self.group, self.prefix, self.phases, self.tiled, self.across, self.size)
 
-    def _local(self, reader: Statement, x: Load, env: Mapping[str, Index]) -> Value | None:
+    @cached_property
+    def places(self) -> Places:
+        """Where instances are."""
+        return Places(self.schedule)
+
+    def _local(self, reader: Statement, x: Load, env: Mapping[str, Index], again: bool) -> Value | None:
         """Where a read of a local finds its value; in the loop that computes it, a buffered row is also a register."""
         where = self.place.get(x.buffer)
         if where is None:
             return None
         if where == "row" or self._in_loop(reader, x, env):
             return Reg(x.dtype, f"v_{x.buffer}")
-        if not self.again:
+        if not again:
             return FlatLoad(x.dtype, x.buffer, self._row_address(x, env))
-        writer = self._writer(x.buffer)
+        writer = self.writer(x.buffer)
         assert writer is not None, "verified by _can_repeat"
         at = {str(i): e for i, e in zip(writer.index, x.index, strict=True)}
-        return flat(self.group, writer.value, at, lambda y: self._local(reader, y, env))
+        return flat(self.group, writer.value, at, lambda y: self._local(reader, y, env, again))
 
     def _can_repeat(self) -> bool:
         """Whether every row buffer can be computed again where it is read: no reduction makes it, and it is cheap."""
@@ -204,7 +213,7 @@ class NestKernel:
         for s in self.group.statements:
             if self.place.get(s.array) not in ("scratch", "loop"):
                 continue
-            if self._writer(s.array) is None or not all(i.is_symbol for i in s.index):
+            if self.writer(s.array) is None or not all(i.is_symbol for i in s.index):
                 return False
             if {str(i) for i in s.index} != {n for n, _ in s.iters}:
                 return False
@@ -212,12 +221,12 @@ class NestKernel:
         return all(n <= MOST_OPERATIONS for n in size.values())
 
     def _in_loop(self, reader: Statement, x: Load, env: Mapping[str, Index]) -> bool:
-        writer = self._writer(x.buffer)
+        writer = self.writer(x.buffer)
         if writer is None or self.stage_of[writer.name] != self.stage_of[reader.name]:
             return False
         return tuple(i.subs(env) for i in writer.index) == x.index
 
-    def _writer(self, array: str) -> Statement | None:
+    def writer(self, array: str) -> Statement | None:
         """The statement that alone writes an array, when it is no reduction."""
         writers = [s for s in self.group.statements if s.array == array]
         return writers[0] if len(writers) == 1 and writers[0].reduce is None else None
@@ -228,19 +237,21 @@ class NestKernel:
         inner = len(self.prefix)
         strides = row_major(array.shape[inner:])
         at = sum((i * s for i, s in zip(x.index[inner:], strides, strict=True)), ZERO)
-        return at * self._lanes() + (env[self.prefix[-1]] - V("o_t")) % self._lanes() if self.tiled else at
+        if not self.tiled:
+            return at
+        return at * self._lanes() + (env[self.prefix[-1]] - self.schedule.map.origins["t"].symbol) % self._lanes()
 
     def _lanes(self) -> int:
         """Rows that a vector works on."""
         return self.target.width if self.tiled else 1
 
-    def lowering(self, s: Statement) -> Lowering:
-        """What executes a statement's instance."""
+    def lowering(self, s: Statement, again: bool = False) -> Lowering:
+        """What executes a statement's instance. ``again``: rows are computed where they are read, and not kept."""
         where = self.place.get(s.array)
 
         def f(a: Mapping[str, Index]) -> Body:
-            env = self._env(a)
-            value = flat(self.group, s.value, env, lambda x: self._local(s, x, env))
+            env = self.places.env(s.name, a)
+            value = flat(self.group, s.value, env, lambda x: self._local(s, x, env, again))
             target = Load(s.value.dtype, s.array, tuple(i.subs(env) for i in s.index))
             if where == "loop":
                 return (Def(f"v_{s.array}", value),)
@@ -248,10 +259,10 @@ class NestKernel:
                 return (Set(f"v_{s.array}", value, 1, s.reduce),)
             if where == "scratch":
                 address = self._row_address(target, env)
-                if self._writer(s.array) is None:
+                if self.writer(s.array) is None:
                     return (Store(s.array, address, value, s.reduce),)
                 held = Reg(value.dtype, f"v_{s.array}")
-                if self.again:
+                if again:
                     return (Def(held.name, value),)
                 return (Def(held.name, value), Store(s.array, address, held))
             address = self.group.arrays[s.array].address(target.index)
@@ -269,10 +280,13 @@ class NestKernel:
         """Allocates the row buffers around a body."""
         total = self._row_bytes().constant
         scope = "stack" if total is not None and total * self.flight <= STACK_BYTES else "scratch"
-        for n in self._buffered():
-            for c in range(self.flight):
-                body = (Alloc(copy_of(n, c), self.group.arrays[n].dtype, self._row_size(n), scope, body),)
+        for n, copy in self.row_buffers():
+            body = (Alloc(copy, self.group.arrays[n].dtype, self._row_size(n), scope, body),)
         return body
+
+    def row_buffers(self) -> tuple[tuple[str, str], ...]:
+        """(local, the buffer of its rows), one for each row in flight."""
+        return tuple((n, copy_of(n, c)) for n in self._buffered() for c in range(self.flight))
 
     def _buffered(self) -> list[str]:
         return [n for n, where in self.place.items() if where == "scratch"]
@@ -286,22 +300,22 @@ class NestKernel:
 
     # -- vector loops --------------------------------------------------------------------------------------------
 
-    def vector_inner(self, body: Body) -> Body:
-        """Vectorises every innermost loop of a stage that permits it."""
+    def vector_stages(self, body: Body) -> Body:
+        """Vectorises every innermost loop of the stages that permits it."""
 
         def f(n: Node) -> Node | Body:
             if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
                 return n
             return self._vector(n)
 
-        return rewrite(body, f)
+        return consume(body, "stage", lambda b: rewrite(b, f))
 
     def _vector(self, n: For) -> Node | Body:
-        try:
-            return vectorise_loop(n, self.target.width, CHAINS // self.flight)
-        except CodegenError as e:
-            self.notes.append(f"loop {n.var} stays scalar: {e}")
+        made = vectorise_loop(n, self.target.width, CHAINS // self.flight)
+        if isinstance(made, Declined):
+            self.notes.append(f"loop {n.var} stays scalar: {made}")
             return without_announcements(n)
+        return made
 
     def _vector_tile(self, body: Body) -> Body:
         def f(n: Node) -> Node | Body:
@@ -313,71 +327,83 @@ class NestKernel:
 
     def tree(self) -> TiledGroup:
         """The tile-space tree that the kernel is generated from."""
-        return nest_tree(self.group, self.prefix, self.phases, self.tiled, self.across)
+        return self.schedule.tiled()
 
     def build(self) -> Kernel:
         """The kernel."""
-        tiled = self.tree()
-        coordinates = tiled.coordinates()
-        body = mark_parallel(generate(tiled), tiled.coincident)
-        if self.tiled:
-            body = bind(body, {"B_t": self.extents[self.prefix[-1]].ceildiv("P_t")})
-        if self.across:
-            body = bind(body, {"B_u": self.extents[self.across].ceildiv("P_u")})
-        body, count, scratch = self._versions(body, coordinates)
-        if self.streams:
-            drain = If((STREAMS,), (Call("pd_drain"),))
-            body = (Let("stream", V(STREAM) // CACHE, (*body, drain)),)
         launch = self._launch()
         symbols = (*self.group.params, *launch)
-        buffers = stored(self.group.arrays)
-        verify_body(body, (*symbols, "begin", "end", str(CACHE)), buffers)
-        outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
-        text = KernelPrinter(self.name, buffers, outputs, symbols, inline_math=True).kernel(body)
-        notes = tuple(dict.fromkeys(self.notes))
-        return Kernel(self.name, text, tuple(buffers), symbols, launch, count, scratch, notes)
+        names = bound_names(self.group.arrays, symbols)
+        body = run(self.name, loops(self.name, self.tree()), self.tile_counts(), names)
+        body, count, scratch = self._versions(body, names)
+        drain = Step("drain", "streams end with a fence", _drained)
+        body = run(self.name, body, (drain,) if self.streams else (), names)
+        return emit(self.name, body, self.group.arrays, symbols, launch, count, scratch,
+                    tuple(dict.fromkeys(self.notes)), inline_math=True)  # fmt: skip
 
-    def _versions(self, body: Body, coordinates: Mapping[str, tuple[str, ...]]) -> tuple[Body, Index, Index]:
+    def tile_counts(self) -> tuple[Step, ...]:
+        """The passes that all versions share."""
+        counts = {extent(x): e for x, e in self.schedule.extents().items() if x in (b("t"), b("u"))}
+        return (Step("bind", "the number of tiles", lambda b: bind(b, counts)),) if counts else ()
+
+    def _versions(self, body: Body, names: tuple[str, ...]) -> tuple[Body, Index, Index]:
         """(body, tasks, bytes of scratch): with row buffers, without, or both and a choice at run time."""
         size = self._row_bytes()
         fits = Compare("<=", size, V(ROW_BYTES))
         if not self._buffered() or not self._can_repeat():
-            out, count = self._version(body, coordinates)
-            return self._streamed(body, coordinates, out), count, scratch_bytes(out)
+            out, count = self._version(body, names)
+            return self._streamed(body, names, out), count, scratch_bytes(out)
         if fits.decided() is False:
             self.notes.append("several passes over every row, nothing is kept")
-            return (*self._version(body, coordinates, again=True), ZERO)
-        out, count = self._version(body, coordinates)
+            return (*self._version(body, names, again=True), ZERO)
+        out, count = self._version(body, names)
         if fits.decided():
             return out, count, scratch_bytes(out)
         self.notes.append(f"rows are kept in scratch up to {ROW_BYTES} bytes, beyond it computed again in every pass")
         bound = minimum(scratch_bytes(out), V(ROW_BYTES + 64 * len(self._buffered())))
-        return (If((fits,), out, self._version(body, coordinates, again=True)[0]),), count, bound
+        return (If((fits,), out, self._version(body, names, again=True)[0]),), count, bound
 
-    def _streamed(self, body: Body, coordinates: Mapping[str, tuple[str, ...]], out: Body) -> Body:
+    def _streamed(self, body: Body, names: tuple[str, ...], out: Body) -> Body:
         """``out``, and where it streams the same tasks as the operands lie: writes need not be in order then."""
         order = self._reading_order() if self.streams and self._maps() and not self.across else ()
-        return (If((STREAMS,), self._version(body, coordinates, order=order)[0], out),) if order else out
+        return (If((STREAMS,), self._version(body, names, order=order)[0], out),) if order else out
 
     def _version(
-        self,
-        body: Body,
-        coordinates: Mapping[str, tuple[str, ...]],
-        again: bool = False,
-        order: tuple[str, ...] = (),
+        self, body: Body, names: tuple[str, ...], again: bool = False, order: tuple[str, ...] = ()
     ) -> tuple[Body, Index]:
-        """The lowered body of one version, and the number of tasks. ``order``: of the task loops."""
-        self.again = again
-        body = lower(body, coordinates, {s.name: self.lowering(s) for s in self.group.statements})
-        body = consume(body, "row", self.row)
-        if not self.tiled:
-            body = announce_stores(body, "stage", [n for n, a in self.group.arrays.items() if a.role == "output"])
-        body = consume(body, "stage", (lambda b: b) if self.tiled else self.vector_inner)
+        """The lowered body of one version, and the number of tasks. ``again``: without row buffers. ``order``: of the
+        task loops.
+        """
+        part = f"{self.name}/{'again' if again else 'ordered'}" if again or order else self.name
+        body = run(part, body, self.steps(again), names)
+        order = order or (self._reading_order() if self.across else ())
+        ranges = (
+            Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True, order=order)),
+            *(() if again else (Step("scratch", "row buffers around all tasks", self.scratch),)),
+            Step("fold", "decided guards and single trips go", fold),
+        )
+        return run(part, body, ranges, names), task_count(body)
+
+    def steps(self, again: bool = False) -> tuple[Step, ...]:
+        """The passes of a version, up to the coincident band. ``again``: it computes rows again, and keeps none."""
+        table = {s.name: self.lowering(s, again) for s in self.group.statements}
+        outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
+        lowered = (
+            Step("declare", "registers of a row", lambda b: consume(b, "row", self.row)),
+            Step("lower", "statements become stores and registers", lambda b: lower(b, table),
+                 ("stream", "o_t", "o_u", *self._buffered())),
+        )  # fmt: skip
         if self.tiled:
-            body = consume(body, "tile", self._tile)
-        body, count = tasks(fold(body), runs=True, order=order or (self._reading_order() if self.across else ()))
-        self.again = False
-        return fold(body if again else self.scratch(body)), count
+            vectors: tuple[Step, ...] = (
+                Step("stages", "the marks of the stages go", lambda b: consume(b, "stage")),
+                Step("tile", "the tile's loop becomes vectors", lambda b: consume(b, "tile", self._tile)),
+            )
+        else:
+            vectors = (
+                Step("announce", "lines that the next pass writes", lambda b: announce_stores(b, "stage", outputs)),
+                Step("vectorise", "loops inside a row become vectors", self.vector_stages),
+            )
+        return (*lowered, *vectors, Step("fold", "decided guards and single trips go", fold))
 
     def together(self, body: Body, *loops: str) -> Body:
         """The loops over rows by ``flight`` rows: the band is coincident, and every row keeps its own locals."""
@@ -391,13 +417,15 @@ class NestKernel:
         body = self._vector_tile(body)
         if self.across:
             body = transpose_loads(by_blocks(body, "u", self.target.width), "u", self.target.width)
-            body = self._live("u", V("P_u"), self.extents[self.across], body)
-        return self._live("t", V("P_t"), self.extents[self.prefix[-1]], body)
+            body = self._live("u", body)
+        return self._live("t", body)
 
-    def _live(self, x: str, tile: Index, extent: Index, body: Body) -> Body:
-        """The tile's first element ``o_x``, and the live part ``E_x`` of it."""
-        live = Let(f"E_{x}", minimum(tile, extent - V(f"o_{x}")), body)
-        return (Let(f"o_{x}", V(f"b_{x}") * tile, (live,)),)
+    def _live(self, x: str, body: Body) -> Body:
+        """The tile's first element, and the extent of its live part."""
+        tm = self.schedule.map
+        first, tile = tm.origins[x].symbol, self.schedule.extents()[it(x)]
+        live = Let(extent(it(x)), minimum(tile, tm.extents[x] - first), body)
+        return (Let(first, tm.origin(x, V(b(x))), (live,)),)
 
     def _launch(self) -> dict[str, Index]:
         reduces = any(s.reduce for s in self.group.statements)
@@ -408,3 +436,9 @@ class NestKernel:
             return launch
         # lines that are written in no order are fetched one by one: streaming pays from half the size on
         return launch | {STREAM: moved_bytes(self.group) * (2 if self._maps() and self._reading_order() else 1)}
+
+
+def _drained(body: Body) -> Body:
+    """A kernel that asks once whether it streams, and waits for its streams at the end."""
+    drain = If((STREAMS,), (Call("pd_drain"),))
+    return (Let("stream", V(STREAM) // CACHE, (*body, drain)),)

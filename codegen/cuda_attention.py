@@ -12,10 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from polydyn.codegen.cuda_emit import emit, needed, ordered
+from polydyn.codegen.cuda_emit import bound_names, emit, needed, ordered
 from polydyn.codegen.cuda_instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
 from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct, lane_points, split_copies
+from polydyn.codegen.cuda_product import (
+    CudaTile,
+    ProductGroup,
+    TiledProduct,
+    lane_points,
+    product_declined,
+    split_copies,
+)
 from polydyn.codegen.cuda_work import WARP, Work, product_work
 from polydyn.codegen.ir import (
     Alloc,
@@ -37,23 +44,24 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
-from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.gpu import assign, combine_lanes, pipeline, spread, unrolled
-from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.passes.gpu import assign, combine_lanes, one_each, pipeline, spread, unrolled
+from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.printers.cuda_values import HALF
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import Declined, ScheduleError
 from polydyn.schedules.expr import Const, FromIndex, Load, Value, const, op, transform
 from polydyn.schedules.gpu_tiling import gpu_attention_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
 from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.masks import Axis, Logits, visits
-from polydyn.schedules.model import Group
+from polydyn.schedules.model import Array, Group
 from polydyn.schedules.online_softmax import softmax_logit
-from polydyn.schedules.proof_gpu import SLAB
 from polydyn.schedules.proof_gpu_attention import AttentionTiles, prove_gpu_attention
 from polydyn.schedules.tiling import AttentionParts
+from polydyn.schedules.tree.gpu import SLAB
+from polydyn.schedules.tree.strategies import INIT
 
 V = Index.of
 ROWS, STAGES, WARPS = 64, 2, 4
@@ -73,18 +81,13 @@ UNROLLED = ("f_j1", "f_k1", "g_j1", "f_j2", "f_k2", "g_j2", "e_s", "e_f", "row_h
 class CudaAttentionKernel:
     """Builds the versions of one attention group.
 
-    ``tf32``: float32 on tensor cores, rounded to tf32. CodegenError or ScheduleError: it is better run as kernels of
-    its parts (says why).
+    ``tf32``: float32 on tensor cores, rounded to tf32. The group is one that ``declined`` has nothing against.
     """
 
     def __init__(self, name: str, group: Group, parts: AttentionParts, tf32: bool = False) -> None:
         self.name, self.group, self.parts = name, group, parts
         self.scores = ProductGroup(name, parts.scores, parts.score_roles)
         self.values = ProductGroup(name, parts.values, parts.value_roles)
-        floats = self.scores.sums == self.values.sums == "float32"
-        if self.values.dtype != self.scores.dtype or parts.score_roles.inner or not floats:
-            found = f"an attention of {self.scores.dtype} and {self.values.dtype}"
-            raise CodegenError(found, remedy="one floating-point dtype")
         self.kind = "mma" if self.scores.dtype in HALF else "tf32" if tf32 else "lanes"
         self.depths = tuple(_depth(x) for x in (self.scores.K, self.values.N))
         logit = softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
@@ -104,12 +107,29 @@ class CudaAttentionKernel:
         return ordered(needed(_Version(self, width, wide).build() for width, wide in accesses))
 
 
+def declined(parts: AttentionParts) -> Declined | None:
+    """Why an attention is better run as kernels of its parts; None when it is not."""
+    for part, roles in ((parts.scores, parts.score_roles), (parts.values, parts.value_roles)):
+        if refused := product_declined(part, roles):
+            return refused
+    scores = ProductGroup("scores", parts.scores, parts.score_roles)
+    values = ProductGroup("values", parts.values, parts.value_roles)
+    floats = scores.sums == values.sums == "float32"
+    if values.dtype != scores.dtype or parts.score_roles.inner or not floats:
+        return Declined(f"an attention of {scores.dtype} and {values.dtype}")
+    for extent in (scores.K, values.N):
+        if extent.constant is None or extent.constant > DEPTHS[-1]:
+            return Declined(f"an attention with heads of {extent}, more than {DEPTHS[-1]}")
+    try:
+        softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
+    except ScheduleError as e:
+        return Declined(str(e).partition("\n")[0])
+    return None
+
+
 def _depth(extent: Index) -> int:
     """The head size of the tiles."""
-    n = extent.constant
-    if n is None or n > DEPTHS[-1]:
-        raise CodegenError(f"an attention with heads of {extent}", remedy=f"a constant of at most {DEPTHS[-1]}")
-    return next(d for d in DEPTHS if n <= d)
+    return next(d for d in DEPTHS if int(extent) <= d)
 
 
 class _Version:
@@ -128,47 +148,69 @@ class _Version:
 
     def build(self) -> tuple[CudaKernel, ...]:
         """The kernel, with indices of both widths."""
-        depth, columns = self.of.depths
-        body = self._loops(self.of.visits.live)
-        body = body if _walks(body) else self._loops(())
+        of, version = self.of, self.version
+        name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
+        body = self._loops(name, of.visits.live)
+        body = body if _walks(body) else self._loops(name, ())
+        body = run(name, body, self.steps(), names)
+        count = task_count(body)
+        body = run(name, body, (
+            Step("blocks", "a block is a task", one_each),
+            Step("registers", "scores, sums and fragments are registers", self._allocate),
+            Step("fold", "decided guards and single trips go", fold),
+        ), names)  # fmt: skip
+        wanted = [*(x for c in self.copies.values() for x in c.multiples), *self.values.wanted]
+        few = sum(of.depths) > 128 or self.kind.name != "mma"  # more registers than three blocks leave
+        blocks = 2 if few else 3
+        rows, keys = of.scores.M.ceildiv(ROWS), of.scores.N.ceildiv(self.keys)
+        known: dict[str, IndexLike] = {"b_i": rows, "b_l": keys, "task": count, MORE: 1}
+        known |= {x: of.scores.extents[x] for x in self.parts.score_roles.batch}
+        kernel = CudaKernel(name, "", (), self.group.params, WARPS * 32, count, ZERO, version,
+                            tuple(dict.fromkeys(wanted)), work=self._work(keys, blocks))  # fmt: skip
+        return emit(kernel, body, self._arrays(), known, blocks)
+
+    @property
+    def version(self) -> str:
+        """What the version is called: tile, bytes of the copies."""
+        widths = "_".join(str(c.bytes) for c in self.copies.values())
+        name = "attention" if self.kind.name == "mma" else f"attention_{self.kind.name}"
+        wide = any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
+        return f"{name}_{ROWS}x{self.keys}x{self.of.depths[0]}_{widths}" + "_wide" * wide
+
+    def _arrays(self) -> dict[str, Array]:
+        return {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
+
+    def steps(self) -> tuple[Step, ...]:
+        """The passes up to the coincident band."""
+        (depth, columns), values, k = self.of.depths, self.values, self.kind.shape[2]
         rows, keys = self.of.scores.M.ceildiv(ROWS), self.of.scores.N.ceildiv(self.keys)
-        k = self.kind.shape[2]
         sizes: dict[str, IndexLike] = {"B_i": rows, "B_l": keys, "W_i": WARPS, "P_i": 16}
         sizes |= {"F_j1": self.keys // 8, "G_j1": self.keys // 16, "F_k1": depth // k, "P_j1": 8, "P_k1": k}
         sizes |= {"F_j2": columns // 8, "G_j2": columns // 16, "F_k2": self.keys // k, "P_j2": 8, "P_k2": k}
         sizes |= {"E_s": columns // SLAB, "E_f": SLAB // 8}
-        body = consume(body, "copy", self.copy)
-        body = consume(body, "pipeline", self.ring)
-        body = assign(bind(body, sizes), {"w_i": "warp"})
-        body = consume(body, "instruction", self.instruction)
-        body = consume(consume(body, "store", self.values.store), "epilogue", self.values.epilogue)
-        body = lower(consume(body, "multiply", lambda b: b), self.coordinates, self._table())
         kinds = dict.fromkeys(UNROLLED, "unroll") | ({"f_k1": "unroll2"} if self.kind.name == "lanes" else {})
-        body, count = tasks(fold(unrolled(body, kinds)))
-        body = self._allocate(bind(body, {"begin": "bid", "end": V("bid") + 1}))
-        wanted = [*(x for c in self.copies.values() for x in c.multiples), *self.values.wanted]
-        widths = "_".join(str(c.bytes) for c in self.copies.values())
-        name = "attention" if self.kind.name == "mma" else f"attention_{self.kind.name}"
-        version = f"{name}_{ROWS}x{self.keys}x{depth}_{widths}"
-        version += "_wide" * any(self.values.vector(s) > 1 for s in self.of.values.epilogues)
-        extents = self.of.scores.extents
-        few = depth + columns > 128 or self.kind.name != "mma"  # more registers than three blocks leave
-        blocks = 2 if few else 3
-        known: dict[str, IndexLike] = {"b_i": rows, "b_l": keys, "task": count, MORE: 1}
-        known |= {x: extents[x] for x in self.parts.score_roles.batch}
-        kernel = CudaKernel(f"{self.name}_{version}", "", (), self.group.params, WARPS * 32, count, ZERO, version,
-                            tuple(dict.fromkeys(wanted)), work=self._work(keys, blocks))  # fmt: skip
-        arrays = {n: a for n, a in self.group.arrays.items() if a.role != "rows"}
-        return emit(kernel, fold(body), arrays, known, blocks)
+        tiles, held = tuple(c.name for c in self.copies.values()), tuple(n for n, _, _ in self._registers())
+        return (
+            Step("copy", "copies are dealt to threads", lambda b: consume(b, "copy", self.copy), tiles),
+            Step("pipeline", "copies run ahead in a ring", lambda b: consume(b, "pipeline", self.ring), held),
+            Step("bind", "sizes become constants", lambda b: bind(b, sizes)),
+            Step("assign", "units are warps", lambda b: assign(b, {"w_i": "warp"})),
+            Step("instruction", "points become an instruction", lambda b: consume(b, "instruction", self.instruction)),
+            Step("store", "epilogues on staged rows", lambda b: consume(b, "store", values.store), ("stage",)),
+            Step("epilogue", "staged rows lie where the ring was", lambda b: consume(b, "epilogue", values.epilogue)),
+            Step("multiply", "the mark of the arithmetic goes", lambda b: consume(b, "multiply")),
+            Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("stage", *held)),
+            Step("unroll", "loops over registers", lambda b: unrolled(b, kinds)),
+            Step("fold", "decided guards and single trips go", fold),
+        )
 
-    def _loops(self, live: tuple[Condition, ...]) -> Body:
+    def _loops(self, name: str, live: tuple[Condition, ...]) -> Body:
         """The loops of the tree over tiles of keys that satisfy ``live``, proven."""
         depth, columns = self.of.depths
         tiled = gpu_attention_tree(self.parts.scores, self.parts.score_roles, len(self.of.values.epilogues), live)
         proven = AttentionTiles(ROWS, self.keys, depth, columns, self.kind.shape[2])
         prove_gpu_attention(tiled, self.of.logits, live, proven)
-        self.coordinates = self.values.coordinates = tiled.coordinates()
-        return mark_parallel(generate(tiled), tiled.coincident)
+        return loops(name, tiled)
 
     def _work(self, keys: Index, blocks: int) -> Work:
         """Both products of a tile of keys; between them a lane has some instructions for each of its scores."""
@@ -190,7 +232,7 @@ class _Version:
             return c.issue(self._view(a, inst.statement == "COPY_V"), stages, a.get("b_l", ZERO))
 
         body = bind(body, {f"S{x[1:]}": n for x, n in c.trips().items()})
-        body = lower(body, self.coordinates, {inst.statement: issue})
+        body = lower(body, {inst.statement: issue})
         return spread(body, "s_k" if c.along_k else c.own, WARPS * 32, "unroll" if c.asynchronous else "unroll2")
 
     def ring(self, body: Body) -> Body:
@@ -280,8 +322,7 @@ class _Version:
     def logits(self, a: Mapping[str, Index]) -> Body:
         """The logit of a score; -inf beyond the last key."""
         view = self._view(a, False)
-        row, col = self.scores.place(view)
-        env = self.scores.env(view, row, col, ZERO)
+        env = self.scores.places.env(INIT, view)
         own, place = self.of.scores.acc.array, self.scores.register(view)
         score = FlatLoad("float32", "acc1", place)
         value = flat(self.group, self.of.logit, env, lambda x: score if x.buffer == own else None)
@@ -355,13 +396,16 @@ class _Version:
         pair = For("column_of_pair", ZERO, V(2), leaf)
         return (For("fragment", ZERO, V(self.of.depths[1] // 8), (pair,)),)
 
-    def _allocate(self, body: Body) -> Body:
+    def _registers(self) -> tuple[tuple[str, str, int], ...]:
+        """(name, dtype, number) of what a thread holds."""
         columns, kind = self.of.depths[1], self.kind.register
         a, b = self.kind.registers
-        registers = (("top", "float32", 2), ("total", "float32", 2), ("acc1", "float32", self.keys // 2),
-                     ("acc2", "float32", columns // 2), ("a_frag1", kind, a), ("b_frag1", kind, self.keys // 8 * b),
-                     ("a_frag2", kind, a), ("b_frag2", kind, columns // 8 * b))  # fmt: skip
-        for name, dtype, size in registers:
+        return (("top", "float32", 2), ("total", "float32", 2), ("acc1", "float32", self.keys // 2),
+                ("acc2", "float32", columns // 2), ("a_frag1", kind, a), ("b_frag1", kind, self.keys // 8 * b),
+                ("a_frag2", kind, a), ("b_frag2", kind, columns // 8 * b))  # fmt: skip
+
+    def _allocate(self, body: Body) -> Body:
+        for name, dtype, size in self._registers():
             body = (Alloc(name, dtype, V(size), "register", body),)
         c = self.copies["COPY_Q"]
         return (Alloc(c.name, c.dtype, V(c.elements), "shared", body),)

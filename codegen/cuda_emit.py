@@ -11,11 +11,17 @@ from polydyn.codegen.ir import Body, Compare
 from polydyn.codegen.passes.gpu import WARP
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
+from polydyn.debug import Level, show
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.model import Array, stored
 
 LONG = " int64"
 """What the versions with 64-bit indices have at the end of their name."""
+
+
+def bound_names(arrays: Mapping[str, Array], symbols: Sequence[str]) -> tuple[str, ...]:
+    """The names that every step of a kernel may use (``pipeline.run``)."""
+    return (*symbols, *THREAD, *stored(arrays))
 
 
 def emit(
@@ -38,7 +44,9 @@ def emit(
     def printed(name: str, index_type: str) -> str:
         printer = CudaPrinter(name, buffers, outputs, kernel.symbols, kernel.threads, index_type,
                               [m.name for m in kernel.maps])  # fmt: skip
-        return printer.kernel(body, blocks)
+        text = printer.kernel(body, blocks)
+        show(Level.TEXTS, kernel.name, f"kernel_{index_type}", lambda: text, "cu")
+        return text
 
     name = kernel.name + "_long"
     long = replace(kernel, name=name, text=printed(name, "int64_t"), version=kernel.version + LONG)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from polydyn.codegen.cuda_emit import emit
+from polydyn.codegen.cuda_emit import bound_names, emit
 from polydyn.codegen.cuda_instructions import TENSOR
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_product import ProductGroup
@@ -35,18 +35,19 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
-from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.lower import Lowering, flat, lower
-from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.gpu import assign, spread, unrolled
-from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.passes.bind import fold
+from polydyn.codegen.passes.gpu import assign, one_each, spread, unrolled
+from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.passes.widen import Wanted, multiples, widen
+from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.printers.cuda_values import BYTES
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, const, op
 from polydyn.schedules.gpu_tiling import gpu_gemv_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
 from polydyn.schedules.model import Statement, stored
 from polydyn.schedules.proof_gpu_rows import FewRows, prove_few_rows
+from polydyn.schedules.tiling import TiledGroup
 
 V = Index.of
 ROWS = (2, 8)
@@ -98,39 +99,77 @@ class _Gemv:
         """The kernel, with indices of both widths; nothing when the addresses do not allow vectors."""
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
+        name, names = f"{self.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
+        body = run(name, loops(name, self.tree()), self.steps(), names)
+        count = task_count(body)
+        body = run(name, body, (
+            Step("blocks", "a block is a task", one_each),
+            Step("registers", "a lane's sums are registers", self._allocate),
+        ), names)  # fmt: skip
+        known: dict[str, IndexLike] = {"b_i": self.sizes["B_i"], "b_j": self.sizes["B_j"], "task": count}
+        known |= {x: self.extents[x] for x in self.roles.batch}
+        few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
+        kernel = CudaKernel(name, "", (), self.group.params, self._threads(), count, ZERO, self.version,
+                            tuple(self.wanted), conditions=few, work=self._work())  # fmt: skip
+        return emit(kernel, body, self.group.arrays, known)
+
+    @property
+    def version(self) -> str:
+        """What the version is called: most rows, direction and length of its vectors."""
+        return f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}"
+
+    def tree(self) -> TiledGroup:
+        """The tile-space tree, proven."""
         tiled = gpu_gemv_tree(self.group, self.roles)
         points = (self.columns, self.vector if self.along_k else 1)
         prove_few_rows(self.group, self.roles, tiled, FewRows(self.rows, self.warps, (COLUMNS, STEPS), points))
-        body = mark_parallel(generate(tiled), tiled.coincident)
-        warp_j, warp_k = self.warps
-        sizes: dict[str, IndexLike] = {"B_i": self.M.ceildiv(self.rows), "B_j": self.N.ceildiv(self.block)}
-        sizes |= {"W_j": warp_j, "W_k": warp_k, "L_j": COLUMNS, "L_k": STEPS, "B_k": self._trips()}
-        sizes |= {"E_i": self.rows, "E_j": self.block}
-        sizes |= {"P_i": self.rows, "P_j": self.columns, "P_k": self.vector if self.along_k else 1}
-        lane, warp = V("lane"), V("warp")
-        lanes = {"l_j": lane // STEPS, "l_k": lane % STEPS} if self.along_k else {"l_j": lane % 4, "l_k": lane // 4}
-        self.at = {"w_j": warp % warp_j, "w_k": warp // warp_j, **lanes}
-        self.at |= {x: ZERO for x in ("b_i", "b_j") if Index.of(sizes[x.upper()[:2] + x[2]]) == 1}  # no such loop
-        body = consume(substitute(body, sizes), "leaf", self.leaf)
-        body = assign(fold(body), self.at)
-        threads = 32 * warp_j * warp_k
-        body = consume(body, "reduce", self.reduce)
-        body = consume(body, "store", lambda b: spread(b, "e_j", threads, "unroll"))
+        return tiled
+
+    def steps(self) -> tuple[Step, ...]:
+        """The passes up to the coincident band."""
+        places, threads = self._places(), self._threads()
         table: dict[str, Lowering] = {"INIT": self.init}
         table |= {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.product.epilogues)}
-        body = unrolled(lower(body, tiled.coordinates(), table), dict.fromkeys(("p_i", "p_j"), "unroll"))
-        body = substitute(body, self.at)
-        body, count = tasks(fold(body))
-        body = bind(body, {"begin": "bid", "end": V("bid") + 1})
+        points = dict.fromkeys(("p_i", "p_j"), "unroll")
+        lane = ("w_j", "w_k", "l_j", "l_k", *(x for x in ("b_i", "b_j") if x in places))
+        return (
+            Step("bind", "sizes become constants", lambda b: substitute(b, self.sizes)),
+            Step("leaf", "a vector of a column times all rows", lambda b: consume(b, "leaf", self.leaf),
+                 (*lane, "acc", "j_vec", *(f"row{r}" for r in range(self.rows)))),
+            Step("fold", "decided guards and single trips go", fold),
+            Step("assign", "units are warps and lanes", lambda b: assign(b, places)),
+            Step("reduce", "lanes and warps are added up", lambda b: consume(b, "reduce", self.reduce), ("sums",)),
+            Step("store", "epilogues are dealt to threads",
+                 lambda b: consume(b, "store", lambda x: spread(x, "e_j", threads, "unroll"))),
+            Step("lower", "statements become stores", lambda b: lower(b, table)),
+            Step("unroll", "loops over registers", lambda b: unrolled(b, points)),
+            Step("places", "places of lanes", lambda b: substitute(b, places)),
+            Step("fold", "decided guards and single trips go", fold),
+        )  # fmt: skip
+
+    @property
+    def sizes(self) -> dict[str, IndexLike]:
+        """The tree's sizes."""
+        (warp_j, warp_k), depth = self.warps, self.vector if self.along_k else 1
+        return {
+            "B_i": self.M.ceildiv(self.rows), "B_j": self.N.ceildiv(self.block), "B_k": self._trips(),
+            "W_j": warp_j, "W_k": warp_k, "L_j": COLUMNS, "L_k": STEPS, "E_i": self.rows, "E_j": self.block,
+            "P_i": self.rows, "P_j": self.columns, "P_k": depth,
+        }  # fmt: skip
+
+    def _places(self) -> dict[str, Index]:
+        """Of a lane in its block; a block of which there is one is 0, as it has no loop."""
+        lane, warp, warp_j = V("lane"), V("warp"), self.warps[0]
+        lanes = {"l_j": lane // STEPS, "l_k": lane % STEPS} if self.along_k else {"l_j": lane % 4, "l_k": lane // 4}
+        single = {x: ZERO for x, n in (("b_i", "B_i"), ("b_j", "B_j")) if Index.of(self.sizes[n]) == 1}
+        return {"w_j": warp % warp_j, "w_k": warp // warp_j, **lanes, **single}
+
+    def _threads(self) -> int:
+        return 32 * self.warps[0] * self.warps[1]
+
+    def _allocate(self, body: Body) -> Body:
         body = (Alloc("acc", self.sums, V(self.rows * self.columns), "register", body),)
-        body = (Alloc("sums", self.sums, V(self.rows * self.block * warp_k), "shared", body),)
-        version = f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}"
-        known: dict[str, IndexLike] = {"b_i": sizes["B_i"], "b_j": sizes["B_j"], "task": count}
-        known |= {x: self.extents[x] for x in self.roles.batch}
-        few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
-        kernel = CudaKernel(f"{self.name}_{version}", "", (), self.group.params, threads, count, ZERO, version,
-                            tuple(self.wanted), conditions=few, work=self._work())  # fmt: skip
-        return emit(kernel, body, self.group.arrays, known)
+        return (Alloc("sums", self.sums, V(self.rows * self.block * self.warps[1]), "shared", body),)
 
     def _work(self) -> Work:
         elements, item = self.block * self.step, ITEMSIZE[self.product.values[1].dtype]

@@ -12,10 +12,11 @@ Rows that later phases read again live in shared memory, or are computed again (
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from polydyn.codegen.cpu_nest import NestKernel
-from polydyn.codegen.cuda_emit import emit, ordered
+from polydyn.codegen.cuda_emit import bound_names, emit, ordered
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_work import row_work
 from polydyn.codegen.ir import (
@@ -27,6 +28,7 @@ from polydyn.codegen.ir import (
     FlatLoad,
     For,
     If,
+    Mark,
     Node,
     Set,
     Store,
@@ -36,20 +38,30 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
-from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.gpu import WARP, combine_block, combine_lanes, deal, reductions, register
-from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.passes.gpu import (
+    SHUFFLED,
+    WARP,
+    combine_block,
+    combine_lanes,
+    deal,
+    one_each,
+    reductions,
+    register,
+)
+from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.passes.widen import Wanted, widen
+from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, transform
 from polydyn.schedules.expr import substitute as substitute_in
-from polydyn.schedules.index import ONE, ZERO, Index, product
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.model import Group, stored
-from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree
+from polydyn.schedules.tiling import inner_iterators
+from polydyn.schedules.tree.scheduled import Scheduled
 
 THREADS = 256
 MOST_LANES = 8
@@ -92,7 +104,7 @@ class CudaNestKernel:
         """The same group with every row that one map statement makes computed again where it is read."""
         kernel = self
         while True:
-            single = [n for n in kernel._rows() if kernel.plain._writer(n) is not None]
+            single = [n for n in kernel._rows() if kernel.plain.writer(n) is not None]
             if not single:
                 return kernel
             kernel = CudaNestKernel(
@@ -104,14 +116,32 @@ class CudaNestKernel:
 
     # -- one version ---------------------------------------------------------------------------------------------
 
+    def schedules(self) -> tuple[Scheduled, ...]:
+        """Tree and tile map: of rows, and of vectors along the band's last iterator."""
+        return (self.plain.schedule, *((self._vectors(MOST_LANES).schedule,) if self.prefix else ()))
+
+    def _vectors(self, lanes: int) -> NestKernel:
+        """The nest with a vector of the band's last iterator for every thread."""
+        return NestKernel(self.name, self.group, self.prefix, self.phases, SCALAR, rows=True, tiled=True, size=lanes)
+
     def build(self, version: str) -> tuple[CudaKernel, ...]:
         """The kernel of one mapping, with indices of both widths."""
-        body, tiled = self._generated(False)
-        table = {s.name: self.plain.lowering(s) for s in self.group.statements}
-        body = lower(body, tiled.coordinates(), table)
-        body = consume(body, "stage", lambda b: self._stage(b, version))
-        body = consume(body, "row", lambda b: self._row(b, version))
+        body = self._run(version, loops(f"{self.name}_{version}", self.plain.tree()), self.steps(version))
         return self._kernels(body, version, {"thread": THREADS, "warp": THREADS // WARP, "block": 1}[version])
+
+    def steps(self, version: str) -> tuple[Step, ...]:
+        """The passes of one mapping, up to the coincident band."""
+        table = {s.name: self.plain.lowering(s) for s in self.group.statements}
+        partial = tuple(f"partial_{d}" for d in SHUFFLED)
+        return (
+            Step("declare", "registers of a row", lambda b: _on_rows(b, self.plain.row)),
+            Step("lower", "statements become stores and registers", lambda b: lower(b, table), tuple(self._rows())),
+            Step("stage", "loops are dealt, their results combined",
+                 lambda b: consume(b, "stage", lambda x: self._stage(x, version)), partial),
+            Step("row", "one lane stores what a row has once",
+                 lambda b: consume(b, "row", lambda x: self._row(x, version))),
+            Step("fold", "decided guards and single trips go", fold),
+        )  # fmt: skip
 
     def wide(self) -> tuple[CudaKernel, ...]:
         """A thread per vector of the band's last iterator; nothing when results cannot be stored as vectors."""
@@ -120,42 +150,55 @@ class CudaNestKernel:
         extent = self.plain.extents[self.prefix[-1]] if self.prefix else ONE
         if lanes == 1 or (extent.constant or 0) % lanes:
             return ()
-        kernel = NestKernel(self.name, self.group, self.prefix, self.phases, SCALAR, rows=True)
-        kernel.tiled = True
-        body, tiled = self._generated(True)
-        body = bind(body, {"B_t": extent // lanes, "E_t": lanes})
-        body = lower(body, tiled.coordinates(), {s.name: kernel.lowering(s) for s in self.group.statements})
+        made: list[Wanted] = []
+        kernel = self._vectors(lanes)
+        steps = self._wide_steps(kernel, extent, lanes, made)
+        body = self._run("wide", loops(f"{self.name}_wide", kernel.tree()), steps)
+        if not made:
+            return ()
+        wanted = (*(((extent, lanes),) if extent.constant is None else ()), *made[0])
+        return self._kernels(body, "wide", THREADS, tuple(dict.fromkeys(wanted)), lanes)
+
+    def _wide_steps(
+        self, kernel: NestKernel, extent: Index, lanes: int, made: list[Wanted]
+    ) -> tuple[Step, ...]:
+        """``made`` gets what the vectors ask of addresses, when there are vectors."""
+        table = {s.name: kernel.lowering(s) for s in self.group.statements}
+        sizes: dict[str, IndexLike] = {"B_t": extent // lanes, "E_t": lanes}
         first = ZERO if extent == lanes else V("b_t") * lanes  # of one vector there is no loop
-        body = substitute(consume(consume(body, "stage", lambda b: b), "row", kernel.row), {"o_t": first})
         buffers = stored(self.group.arrays)
-        made: list[tuple[Body, Wanted]] = []
 
         def tile(b: Body) -> Body:
             (loop,) = b
             found = widen(loop.body, "t", lanes, buffers, (*self.prefix, "b_t", "t")) if isinstance(loop, For) else None
-            made.extend((found,) if found else ())
+            made.extend((found[1],) if found else ())
             return found[0] if found else b
 
-        body = consume(body, "tile", tile)
-        if not made:
-            return ()
-        wanted = (*(((extent, lanes),) if extent.constant is None else ()), *made[0][1])
-        return self._kernels(body, "wide", THREADS, tuple(dict.fromkeys(wanted)), lanes)
+        return (
+            Step("bind", "the number of vectors", lambda b: bind(b, sizes)),
+            Step("declare", "registers of a row", lambda b: consume(b, "row", kernel.row)),
+            Step("lower", "statements become stores and registers", lambda b: lower(b, table), ("o_t",)),
+            Step("stage", "the marks of the stages go", lambda b: consume(b, "stage")),
+            Step("origin", "where a vector begins", lambda b: substitute(b, {"o_t": first})),
+            Step("widen", "neighbouring elements become a vector", lambda b: consume(b, "tile", tile)),
+            Step("fold", "decided guards and single trips go", fold),
+        )
 
-    def _generated(self, tiled: bool) -> tuple[Body, TiledGroup]:
-        tree = nest_tree(self.group, self.prefix, self.phases, tiled)
-        return mark_parallel(generate(tree), tree.coincident), tree
+    def _run(self, version: str, body: Body, steps: Iterable[Step]) -> Body:
+        return run(f"{self.name}_{version}", body, steps, bound_names(self.group.arrays, self.group.params))
 
     def _kernels(
         self, body: Body, version: str, rows: int, wanted: tuple[tuple[Index, int], ...] = (), lanes: int = 1
     ) -> tuple[CudaKernel, ...]:
         """``rows``: tasks of a block; ``lanes``: elements that a thread has at once."""
-        body, count = tasks(fold(body))
+        count = task_count(body)
         task = V("bid") * rows + {THREADS: V("tid"), THREADS // WARP: V("warp"), 1: V(0)}[rows]
-        body = bind(body, {"begin": task, "end": task + 1})
-        if rows > 1:
-            body = (If((Compare("<", task, count),), body),)
-        body = self._shared(body, version)
+        guard = Step("guard", "the last block has fewer tasks", lambda b: (If((Compare("<", task, count),), b),))
+        body = self._run(version, body, (
+            Step("tasks", "a thread, warp or block is a task", lambda b: one_each(b, task)),
+            *((guard,) if rows > 1 else ()),
+            Step("shared", "rows in shared memory", lambda b: self._shared(b, version)),
+        ))  # fmt: skip
         grid, name = count.ceildiv(rows), f"{self.name}_{version}"
         known = {x: self.plain.extents[x] for x in self.prefix} | {"task": count + THREADS}
         if self.prefix:
@@ -181,11 +224,11 @@ class CudaNestKernel:
         return (*dealt, *done)
 
     def _row(self, body: Body, version: str) -> Body:
-        """Row registers on top; what is stored once for a row is stored by one lane."""
-        if version != "thread":
-            first = Compare("==", V("lane" if version == "warp" else "tid"), V(0))
-            body = tuple(If((first,), (n,)) if isinstance(n, Store) else n for n in body)
-        return self.plain.row(body)
+        """What is stored once for a row is stored by one lane."""
+        if version == "thread":
+            return body
+        first = Compare("==", V("lane" if version == "warp" else "tid"), V(0))
+        return tuple(If((first,), (n,)) if isinstance(n, Store) else n for n in body)
 
     def _shared(self, body: Body, version: str) -> Body:
         """Allocates rows (one for each warp) and the warps' partial results."""
@@ -200,6 +243,11 @@ class CudaNestKernel:
                 size = size * (THREADS // WARP)
             body = (Alloc(n, _stored(a.dtype), size, "shared", body),)
         return body
+
+
+def _on_rows(body: Body, f: Callable[[Body], Body]) -> Body:
+    """Changes what the mark of rows holds; a later pass consumes it."""
+    return rewrite(body, lambda n: replace(n, body=f(n.body)) if isinstance(n, Mark) and n.name == "row" else n)
 
 
 def _stored(dtype: str) -> str:

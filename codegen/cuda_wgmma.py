@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from polydyn.codegen.cuda_emit import LONG, emit
+from polydyn.codegen.cuda_emit import LONG, bound_names, emit
 from polydyn.codegen.cuda_instructions import TENSOR
 from polydyn.codegen.cuda_kernel import TF32, CudaKernel, TensorMapOf
 from polydyn.codegen.cuda_product import UNROLLED, CudaTile, ProductGroup, TiledProduct, lane_points
@@ -35,20 +35,21 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
-from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.lower import Lowering, lower
-from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.gpu import WARP, assign, rasterise, specialise, unrolled
-from polydyn.codegen.passes.tiles import mark_parallel, tasks
+from polydyn.codegen.passes.bind import fold
+from polydyn.codegen.passes.gpu import WARP, assign, one_each, rasterise, specialise, unrolled
+from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.passes.widen import multiples
+from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
 from polydyn.schedules.gpu_tiling import gpu_wgmma_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof_gpu import SLAB, STAGED
 from polydyn.schedules.proof_gpu_rows import Warpgroups, prove_warpgroups
 from polydyn.schedules.ranges import is_nonnegative
+from polydyn.schedules.tiling import TiledGroup
+from polydyn.schedules.tree.gpu import SLAB, STAGED
 
 V = Index.of
 WARPGROUP, ROWS = 128, 64
@@ -177,37 +178,62 @@ class _Version:
         self.group, self.roles = of.group, of.roles
         self.step, self.points = STEP // ITEMSIZE[of.dtype], POINTS // ITEMSIZE[of.dtype]
         self.tile = CudaTile(kind, CONSUMERS * ROWS, columns, self.step, STAGED, columns, stages)
-        self.product = TiledProduct(of, self.tile, 16, wide)
-        self.product.unit = V("warp") - WARPGROUP // WARP
+        self.product = TiledProduct(of, self.tile, 16, wide, unit=V("warp") - WARPGROUP // WARP)
+
+    def tree(self) -> TiledGroup:
+        """The tile-space tree, proven."""
+        tiled = gpu_wgmma_tree(self.group, self.roles)
+        proven = Warpgroups(ROWS, CONSUMERS, self.columns, self.step, self._panels(), self.points)
+        prove_warpgroups(self.group, self.roles, tiled, proven)
+        return tiled
+
+    def _panels(self) -> int:
+        """Parts of the columns that a box of TMA brings at once."""
+        return 1 if self.maps[1].along_k else self.columns // PANEL
+
+    @property
+    def version(self) -> str:
+        """What the version is called: tile, slots of the ring."""
+        t = self.tile
+        version = "wgmma_" + "tf32_" * (t.instruction == "tf32") + f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
+        return version + "_wide" * (max(map(self.product.vector, self.of.epilogues)) > 1)
+
+    def steps(self) -> tuple[Step, ...]:
+        """The passes up to the coincident band."""
+        t, unit = self.tile, V("warp") - WARPGROUP // WARP
+        sizes: dict[str, IndexLike] = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn)}
+        sizes |= {"W_i": t.bm // STAGED, "G_i": CONSUMERS, "F_j": self.columns // 8, "F_k": STEP // POINTS}
+        sizes |= {"E_s": self.columns // SLAB, "E_f": SLAB // 8, "S_j": self._panels()}
+        sizes |= {"B_k": self.of.K.ceildiv(self.step)}
+        units = {"w_i": unit, "g_i": V("tid") // WARPGROUP - 1}
+        return (
+            Step("instruction", "points become an instruction", lambda b: consume(b, "instruction", self.instruction)),
+            Step("bind", "sizes become constants", lambda b: substitute(b, sizes)),
+            Step("roles", "a producer and consumers around a ring", lambda b: consume(b, "roles", self.specialised)),
+            Step("fold", "decided guards and single trips go", fold),
+            Step("assign", "units are warpgroups and warps", lambda b: assign(b, units)),
+            Step("store", "epilogues on staged rows", lambda b: consume(b, "store", self.product.store), ("stage",)),
+            Step("epilogue", "where rows are staged", lambda b: consume(b, "epilogue", self.epilogue)),
+            Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("acc",)),
+            Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED)),
+            Step("fold", "decided guards and single trips go", fold),
+            Step("rasterise", "blocks that share operands", lambda b: rasterise(b, "b_i", "b_j", RASTER)),
+        )
+
+    def _allocate(self, body: Body) -> Body:
+        return (Alloc("acc", self.of.sums, V(self.columns // 2), "register", body),)
 
     def build(self) -> tuple[CudaKernel, ...]:
         """The kernel, with indices of both widths."""
         of, t = self.of, self.tile
-        tiled = gpu_wgmma_tree(self.group, self.roles)
-        panels = 1 if self.maps[1].along_k else self.columns // PANEL
-        proven = Warpgroups(ROWS, CONSUMERS, self.columns, self.step, panels, self.points)
-        prove_warpgroups(self.group, self.roles, tiled, proven)
-        self.coordinates = self.product.coordinates = tiled.coordinates()
-        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
-        sizes: dict[str, IndexLike] = {"B_i": rows, "B_j": columns, "W_i": t.bm // STAGED, "G_i": CONSUMERS}
-        sizes |= {"F_j": self.columns // 8, "F_k": STEP // POINTS, "E_s": self.columns // SLAB, "E_f": SLAB // 8}
-        sizes |= {"S_j": panels, "B_k": of.K.ceildiv(self.step)}
-        body = mark_parallel(generate(tiled), tiled.coincident)
-        body = consume(body, "instruction", self.instruction)
-        body = consume(substitute(body, sizes), "roles", self.specialised)
-        unit = V("warp") - WARPGROUP // WARP
-        body = assign(fold(body), {"w_i": unit, "g_i": V("tid") // WARPGROUP - 1})
-        body = consume(consume(body, "store", self.product.store), "epilogue", self.epilogue)
-        body = unrolled(lower(body, self.coordinates, self._table()), UNROLLED)
-        body, count = tasks(rasterise(fold(body), "b_i", "b_j", RASTER))
-        body = bind(body, {"begin": "bid", "end": V("bid") + 1})
-        body = (Alloc("acc", of.sums, V(self.columns // 2), "register", body),)
-        return self._kernels(fold(body), count)
-
-    def _kernels(self, body: Body, count: Index) -> tuple[CudaKernel, ...]:
-        of, t = self.of, self.tile
-        version = "wgmma_" + "tf32_" * (t.instruction == "tf32") + f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
-        version += "_wide" * (max(map(self.product.vector, of.epilogues)) > 1)
+        name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
+        body = run(name, loops(name, self.tree()), self.steps(), names)
+        count = task_count(body)
+        body = run(name, body, (
+            Step("blocks", "a block is a task", one_each),
+            Step("registers", "sums are registers", self._allocate),
+            Step("fold", "decided guards and single trips go", fold),
+        ), names)  # fmt: skip
         rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
         known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "block": rows * columns, "task": count}
         known |= {"strip": rows + RASTER, "strip_rows": RASTER, **{x: of.extents[x] for x in self.roles.batch}}
@@ -216,7 +242,7 @@ class _Version:
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(c for m in self.maps for c in m.conditions)))
         conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
         kernel = CudaKernel(
-            f"{of.name}_{version}", "", (), self.group.params, (CONSUMERS + 1) * WARPGROUP, count, ZERO, version,
+            name, "", (), self.group.params, (CONSUMERS + 1) * WARPGROUP, count, ZERO, self.version,
             tuple(dict.fromkeys(wanted)), conditions=tuple(conditions), maps=self._tensor_maps(), arch="sm_90a",
             work=self._work(),
         )  # fmt: skip

@@ -131,9 +131,6 @@ class Parameter(Value):
     name: str
 
 
-# -- nodes -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Compare:
     """``left relation right`` on Index expressions; relation is one of ``== != < <= > >=``."""
@@ -198,10 +195,16 @@ class Mark:
 
 @dataclass(frozen=True)
 class Inst:
-    """A statement instance that is not yet lowered."""
+    """An instance of a statement that is not yet lowered: its coordinate ``coords[n]`` has the value ``args[n]``."""
 
     statement: str
     args: tuple[Index, ...]
+    coords: tuple[str, ...] = ()
+
+    @property
+    def at(self) -> dict[str, Index]:
+        """Coordinate -> its value."""
+        return dict(zip(self.coords, self.args, strict=True))
 
 
 @dataclass(frozen=True)
@@ -280,13 +283,10 @@ Body: TypeAlias = "tuple[Node, ...]"
 
 INDEX_FIELDS: dict[type, tuple[str, ...]] = {
     FlatLoad: ("address", "stride", "mask"), Load: ("index",), FromIndex: ("index",), Tile: ("start", "row", "column"),
-    Pointer: ("address",), Ramp: ("start", "step"), Blend: ("count",), Between: ("low", "high"),
-    For: ("lo", "hi"), Let: ("value",), Inst: ("args",), Switch: ("on",), Alloc: ("size",),
-    Store: ("address", "stride", "mask", "stream"),
+    Pointer: ("address",), Ramp: ("start", "step"), Blend: ("count",), Between: ("low", "high"), For: ("lo", "hi"),
+    Let: ("value",), Inst: ("args",), Switch: ("on",), Alloc: ("size",), Store: ("address", "stride", "mask", "stream"),
 }  # fmt: skip
 """Where nodes and values hold an Index, None, or a tuple of them; conditions of ``If`` and values of nodes besides."""
-
-# -- traversal -------------------------------------------------------------------------------------------------------
 
 
 def bodies(n: Node) -> tuple[Body, ...]:
@@ -336,9 +336,10 @@ def rewrite(body: Body, f: Callable[[Node], Node | Body]) -> Body:
     return body if len(out) == len(body) and all(map(operator.is_, out, body)) else tuple(out)
 
 
-def consume(body: Body, mark: str, f: Callable[[Body], Body]) -> Body:
-    """Applies ``f`` to what every mark of that name holds, and removes the mark."""
-    return rewrite(body, lambda n: f(n.body) if isinstance(n, Mark) and n.name == mark else n)
+def consume(body: Body, mark: str, f: Callable[[Body], Body] | None = None) -> Body:
+    """Applies ``f``, if any, to what every mark of that name holds, and removes the mark."""
+    g = f or (lambda b: b)
+    return rewrite(body, lambda n: g(n.body) if isinstance(n, Mark) and n.name == mark else n)
 
 
 def subvalues(v: Value) -> tuple[Value, ...]:
@@ -396,9 +397,6 @@ def lanes_of(v: Value) -> int:
     if isinstance(v, Horizontal):
         return 1
     return max([lanes_of(x) for x in subvalues(v)], default=1)
-
-
-# -- substitution ----------------------------------------------------------------------------------------------------
 
 
 def map_value_indices(v: Value, g: Callable[[Index], Index]) -> Value:

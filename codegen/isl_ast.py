@@ -8,6 +8,7 @@ from typing import Any
 import islpy as isl
 
 from polydyn.codegen.ir import Body, Compare, For, If, Inst, Mark, rewrite, substitute, walk
+from polydyn.codegen.passes.tiles import mark_parallel
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.isl_util import param_set
@@ -19,9 +20,11 @@ _RELATION = {_OP.eq: "==", _OP.ge: ">=", _OP.gt: ">", _OP.le: "<=", _OP.lt: "<"}
 
 
 def generate(tiled: TiledGroup) -> Body:
-    """The loop IR of a tiled group, loops named by their coordinates and extents bound; instances not yet lowered."""
+    """The loop IR of a tiled group: loops named by their coordinates, those of the coincident band parallel, extents
+    bound; instances not yet lowered.
+    """
     body = _generate(tiled.tree, tiled.statements, tiled.params)
-    return substitute(body, tiled.extents)
+    return mark_parallel(substitute(body, tiled.extents), tiled.coincident)
 
 
 @lru_cache(maxsize=256)
@@ -102,9 +105,13 @@ def _index(e: Any) -> Index:
 
 
 def name_loops(body: Body, coordinates: dict[str, tuple[str, ...]]) -> Body:
-    """Renames isl's loop variables (c0, c1, ...) to the coordinate that the statements inside use them for."""
+    """Renames isl's loop variables (c0, c1, ...) to the coordinate that the statements inside use them for, and gives
+    instances the names of their coordinates.
+    """
 
     def f(n: Any) -> Any:
+        if isinstance(n, Inst):
+            return Inst(n.statement, n.args, coordinates[n.statement])
         if not isinstance(n, For):
             return n
         for inst in walk(n.body):

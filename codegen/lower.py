@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from polydyn.codegen.ir import Alloc, Body, FlatLoad, Inst, Node, rewrite, walk
+from polydyn.codegen.ir import Alloc, Body, FlatLoad, Inst, rewrite, walk
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, substitute, transform
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
@@ -13,15 +13,9 @@ Lowering = Callable[[Mapping[str, Index]], Body]
 """From a statement's coordinates to the nodes that execute it."""
 
 
-def lower(body: Body, coordinates: Mapping[str, tuple[str, ...]], table: Mapping[str, Lowering]) -> Body:
+def lower(body: Body, table: Mapping[str, Lowering]) -> Body:
     """Replaces every instance by what ``table`` says for its statement."""
-
-    def f(n: Node) -> Node | Body:
-        if not isinstance(n, Inst):
-            return n
-        return table[n.statement](dict(zip(coordinates[n.statement], n.args, strict=True)))
-
-    return rewrite(body, f)
+    return rewrite(body, lambda n: table[n.statement](n.at) if isinstance(n, Inst) else n)
 
 
 def flat(group: Group, v: Value, env: Mapping[str, IndexLike], local: Callable[[Load], Value | None]) -> Value:

@@ -12,6 +12,14 @@ SHORT = 4
 """Reduction steps for each row of a tile up to which its results outweigh what it reads."""
 FEW_BLOCKS = 8
 """Blocks of rows for each thread from which one more for some of them does not matter."""
+PIECES = 8
+"""Tasks for each of several threads, so that another one can take what a thread without a core has not come to."""
+PIECE = 160000
+"""Multiply-adds of a task below which more of them do not pay: about 5 us of an AVX-512 core (docs/adr/0026)."""
+STREAMED = 8
+"""Rows up to which a product takes as long as reading its columns: fewer rows make no less work."""
+TALL = 16
+"""Row tiles of a task from which reading all columns once more for them does not matter."""
 
 
 def rows_that_stay(rows: int, steps: Index) -> int:
@@ -58,3 +66,23 @@ def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[i
     by_rows = minimum(1, maximum(0, wide - cost(mt.ceildiv(need), columns)))
     bj = 1 + (1 - by_rows) * (maximum(1, minimum(nt, need)) - 1)
     return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
+
+
+def in_pieces(
+    blocks: dict[str, Index], mt: Index, nt: Index, threads: Index, others: Index, steps: Index, packs: bool
+) -> dict[str, Index]:
+    """``blocks`` in so many more parts that each of several ``threads`` has about PIECES tasks of at least PIECE work.
+
+    Columns are divided first: a task goes through all its rows for each panel of columns anyway, and packs no more of
+    them than its own. Then rows, into tasks of at least TALL tiles, but not where every part would pack (``packs``) all
+    columns again. ``others``: tasks for each block (batches); ``steps``: multiply-adds of everything.
+    """
+    bi, bj = blocks["B_i"], blocks["B_j"]
+    several = minimum(1, threads - 1)
+    pieces = maximum(1, minimum(PIECES, steps // (threads * PIECE)))
+    more = 1 + several * (maximum(1, (threads * pieces).ceildiv(maximum(1, others * bi * bj))) - 1)
+    columns = maximum(bj, minimum(nt, bj * more))
+    if packs:
+        return {"B_i": bi, "B_j": columns}
+    rows = maximum(1, minimum((bj * more).ceildiv(columns), mt // (bi * TALL)))
+    return {"B_i": bi * rows, "B_j": columns}

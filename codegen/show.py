@@ -1,9 +1,16 @@
-"""The loop IR as text for people: dumps, golden tests."""
+"""The loop IR as text for people: dumps, golden tests. Every form has a text of its own, in which nothing is left out
+but dtypes that the buffer or register has already said.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from polydyn.codegen.ir import (
     Alloc,
+    Apply,
+    Between,
     Blend,
     Body,
     Broadcast,
@@ -18,16 +25,24 @@ from polydyn.codegen.ir import (
     Mark,
     Node,
     Outline,
+    Parameter,
+    Pointer,
     Ramp,
     Reg,
     Set,
     Store,
     Switch,
+    Tile,
     Undefined,
 )  # fmt: skip
 from polydyn.schedules.expr import Op, Value
 from polydyn.schedules.expr import show as show_plain
 from polydyn.schedules.index import ONE, Index
+from polydyn.schedules.isl_util import at_least
+from polydyn.schedules.show import COMBINED
+from polydyn.schedules.tiling import TiledGroup
+from polydyn.schedules.tree import TileStatement
+from polydyn.schedules.tree import show as show_tree
 
 
 def show(body: Body, indent: int = 0) -> str:
@@ -35,12 +50,41 @@ def show(body: Body, indent: int = 0) -> str:
     return "".join(_node(n, indent) for n in body)
 
 
+def show_tiled(tiled: TiledGroup) -> str:
+    """A schedule tree, the ranges of its coordinates, the instances of its statements, what its extents stand for."""
+    bounds: dict[str, dict[str, None]] = {}  # coordinate -> its upper bounds, of which there should be one
+    lines = []
+    for s in tiled.statements:
+        own, others = _domain(s)
+        for c, high in own.items():
+            bounds.setdefault(c, {})[high] = None
+        lines.append((s, own, others))
+    ranges = ", ".join(f"{c} < {' or '.join(highs)}" for c, highs in bounds.items())
+    text = f"{show_tree(tiled.tree)}from 0 on: {ranges or 'nothing'}\n"
+    for s, own, others in lines:
+        conditions = " and ".join((*(f"{c} < {high}" for c, high in own.items() if len(bounds[c]) > 1), *others))
+        text += f"{s.name}[{', '.join(s.coords)}]" + f" where {conditions}" * bool(conditions) + "\n"
+    text += "".join(f"{n} = {e}\n" for n, e in tiled.extents.items())
+    return text + f"parallel: {', '.join(tiled.coincident) or 'none'}\n"
+
+
+def _domain(s: TileStatement) -> tuple[dict[str, str], list[str]]:
+    """(coordinate -> the upper bound of its range from 0, all other conditions)."""
+    left, ranges = list(s.conditions), {}
+    for c in s.coords:
+        low, high = at_least(c, 0), [k for k in left if not k.equality and k.expr.split(c)[0] == -1]
+        if low in left and high:
+            left = [k for k in left if k not in (low, high[0])]
+            ranges[c] = str(high[0].expr + c + 1)
+    return ranges, list(map(str, left))
+
+
 def _node(n: Node, depth: int) -> str:
     pad = "  " * depth
     if isinstance(n, (Store, Def, Set)):
         return f"{pad}{_assignment(n)}\n"
     if isinstance(n, Inst):
-        return f"{pad}{n.statement}({', '.join(map(str, n.args))})\n"
+        return f"{pad}{n.statement}({', '.join(_coordinates(n))})\n"
     if isinstance(n, If):
         cond = " and ".join(f"{c.left} {c.relation} {c.right}" for c in n.cond)
         orelse = f"{pad}else\n{show(n.orelse, depth + 1)}" if n.orelse else ""
@@ -49,7 +93,7 @@ def _node(n: Node, depth: int) -> str:
         cases = "".join(f"{pad}case {k}\n{show(b, depth + 1)}" for k, b in n.cases)
         return f"{pad}switch {n.on}\n{cases}"
     if isinstance(n, Call):
-        return f"{pad}{n}\n"
+        return f"{pad}{n.function}({', '.join(map(value, n.args))})\n"
     head = {
         For: lambda x: f"{x.kind} {x.var} in [{x.lo}, {x.hi})",
         Let: lambda x: f"let {x.var} = {x.value}",
@@ -60,13 +104,19 @@ def _node(n: Node, depth: int) -> str:
     return f"{pad}{head}\n{show(n.body, depth + 1)}"
 
 
+def _coordinates(n: Inst) -> list[str]:
+    """``name=value``, or the value alone where it is the name or has none."""
+    names = n.coords or ("",) * len(n.args)
+    return [str(i) if c in ("", str(i)) else f"{c}={i}" for c, i in zip(names, n.args, strict=True)]
+
+
 def _assignment(n: Store | Def | Set) -> str:
-    combine = {"sum": "+=", "prod": "*=", "max": "max=", "min": "min=", None: "="}
     if isinstance(n, Def):
         return f"def {n.reg}{_lanes(n.lanes)} = {value(n.value)}"
     if isinstance(n, Set):
-        return f"{n.reg}{_lanes(n.lanes)} {combine[n.reduce]} {value(n.value)}"
-    return f"{n.buffer}{_place(n.address, n.lanes, n.stride, n.mask)} {combine[n.reduce]} {value(n.value)}"
+        return f"{n.reg}{_lanes(n.lanes)} {COMBINED[n.reduce]} {value(n.value)}"
+    streamed = "" if n.stream is None else f"  // around the caches if {n.stream} > 0"
+    return f"{n.buffer}{_place(n.address, n.lanes, n.stride, n.mask)} {COMBINED[n.reduce]} {value(n.value)}{streamed}"
 
 
 def _lanes(lanes: int) -> str:
@@ -79,21 +129,30 @@ def _place(address: Index, lanes: int, stride: Index, mask: Index | None) -> str
 
 
 def value(v: Value) -> str:
-    """A scalar or vector expression."""
-    if isinstance(v, FlatLoad):
-        return v.buffer + _place(v.address, v.lanes, v.stride, v.mask)
-    if isinstance(v, Undefined):
-        return "undefined"
-    if isinstance(v, Reg):
-        return v.name + _lanes(v.lanes)
-    if isinstance(v, Broadcast):
-        return f"broadcast{_lanes(v.lanes)}({value(v.value)})"
-    if isinstance(v, Horizontal):
-        return f"{v.reduction} of lanes({value(v.value)})"
-    if isinstance(v, Blend):
-        return f"first {v.count} lanes({value(v.new)}, else {value(v.old)})"
-    if isinstance(v, Ramp):
-        return f"ramp{_lanes(v.lanes)}({v.start}, {v.step})"
+    """A scalar or vector expression, or an argument of a call."""
     if isinstance(v, Op):
         return f"{v.dtype if v.name == 'cast' else v.name}({', '.join(map(value, v.args))})"
-    return show_plain(v)
+    form = _FORMS.get(type(v))
+    return show_plain(v) if form is None else form(v)
+
+
+def _load(v: FlatLoad) -> str:
+    guard = "" if v.guard is None else f" where {value(v.guard)}"
+    return v.buffer + _place(v.address, v.lanes, v.stride, v.mask) + guard
+
+
+_FORMS: dict[type[Value], Callable[[Any], str]] = {
+    FlatLoad: _load,
+    Undefined: lambda v: "undefined",
+    Reg: lambda v: v.name + _lanes(v.lanes),
+    Broadcast: lambda v: f"broadcast{_lanes(v.lanes)}({value(v.value)})",
+    Horizontal: lambda v: f"{v.reduction} of lanes({value(v.value)})",
+    Blend: lambda v: f"first {v.count} lanes({value(v.new)}, else {value(v.old)})",
+    Ramp: lambda v: f"ramp{_lanes(v.lanes)}({v.start}, {v.step})",
+    Between: lambda v: f"lanes{_lanes(v.lanes)} from {v.low} below {v.high}",
+    Apply: lambda v: f"{v.function}({', '.join(map(value, v.args))})",
+    Tile: lambda v: f"{v.buffer}[tile {v.start}, row {v.row} by {v.pitch}, column {v.column} in chunks of {v.chunk}]",
+    Pointer: lambda v: f"&{v.buffer}[{v.address}] as {v.dtype}",
+    Parameter: lambda v: f"&{v.name}",
+}
+"""The text of the forms that exist only here."""

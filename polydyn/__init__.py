@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from polydyn.errors import PolydynError as PolydynError
     from polydyn.program.program import Program as Program
     from polydyn.program.program import load as load
+    from polydyn.session import InferenceSession as InferenceSession
+    from polydyn.session import OrtValue as OrtValue
+    from polydyn.session import RunOptions as RunOptions
+    from polydyn.session import SessionOptions as SessionOptions
     from polydyn.shapes.sizes import Sizes as Sizes
 
 __version__ = "0.1.0"
@@ -26,6 +30,10 @@ _LAZY = {
     "tune": "polydyn.tuner",
     "Sizes": "polydyn.shapes.sizes",
     "PolydynError": "polydyn.errors",
+    "InferenceSession": "polydyn.session",
+    "SessionOptions": "polydyn.session",
+    "RunOptions": "polydyn.session",
+    "OrtValue": "polydyn.session",
 }
 """Public name -> its module, imported at first use: loading a saved program needs numpy only."""
 

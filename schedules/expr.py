@@ -121,6 +121,19 @@ def _dot2(a: Array, b: Array) -> Array:
     return (low_a * low_b + (np.asarray(a, np.int64) >> 16) * (np.asarray(b, np.int64) >> 16)).astype(np.int32)
 
 
+def _shift(left: bool) -> Callable[[Array, Array], Array]:
+    """A shift of integers; by a negative number of bits, or as many as there are, only the sign is left (or 0)."""
+
+    def shift(a: Array, b: Array) -> Array:
+        bits = 8 * np.asarray(a).dtype.itemsize
+        inside = (b >= 0) & (b < bits)
+        n = np.where(inside, b, bits - 1).astype(np.asarray(b).dtype)
+        moved = np.left_shift(a, n) if left else np.right_shift(a, n)
+        return np.where(inside | (a < 0 if not left else False), moved, 0).astype(np.asarray(a).dtype)
+
+    return shift
+
+
 OPS: Mapping[str, OpInfo] = {
     "add": OpInfo(2, np.add), "sub": OpInfo(2, np.subtract), "mul": OpInfo(2, np.multiply),
     "div": OpInfo(2, _trunc_divide), "fmod": OpInfo(2, _fmod), "mod": OpInfo(2, _pmod),
@@ -130,6 +143,11 @@ OPS: Mapping[str, OpInfo] = {
     "erf": OpInfo(1, _erf), "sin": OpInfo(1, np.sin), "cos": OpInfo(1, np.cos), "sigmoid": OpInfo(1, _sigmoid),
     "floor": OpInfo(1, np.floor), "ceil": OpInfo(1, np.ceil), "rint": OpInfo(1, np.rint),
     "reciprocal": OpInfo(1, np.reciprocal), "pair": OpInfo(2, _pair), "dot2": OpInfo(2, _dot2),
+    "asin": OpInfo(1, np.arcsin), "acos": OpInfo(1, np.arccos), "atan": OpInfo(1, np.arctan),
+    "sinh": OpInfo(1, np.sinh), "cosh": OpInfo(1, np.cosh), "tan": OpInfo(1, np.tan),
+    "asinh": OpInfo(1, np.arcsinh), "acosh": OpInfo(1, np.arccosh), "atanh": OpInfo(1, np.arctanh),
+    "bitand": OpInfo(2, np.bitwise_and), "bitor": OpInfo(2, np.bitwise_or), "bitxor": OpInfo(2, np.bitwise_xor),
+    "bitnot": OpInfo(1, np.invert), "shl": OpInfo(2, _shift(True)), "shr": OpInfo(2, _shift(False)),
     "lt": OpInfo(2, np.less, "bool"), "le": OpInfo(2, np.less_equal, "bool"), "eq": OpInfo(2, np.equal, "bool"),
     "ne": OpInfo(2, np.not_equal, "bool"), "gt": OpInfo(2, np.greater, "bool"),
     "ge": OpInfo(2, np.greater_equal, "bool"),
@@ -137,9 +155,10 @@ OPS: Mapping[str, OpInfo] = {
     "xor": OpInfo(2, np.logical_xor, "bool"), "not": OpInfo(1, np.logical_not, "bool"),
     "isnan": OpInfo(1, np.isnan, "bool"), "isinf": OpInfo(1, np.isinf, "bool"),
     "where": OpInfo(3, np.where), "select": OpInfo(3, np.where), "cast": OpInfo(1, lambda x: x, "given"),
+    "bitcast": OpInfo(1, lambda x: x, "given"),
 }  # fmt: skip
 """Scalar operations. ``where(c, a, b)`` evaluates only the chosen branch, so it also guards a load;
-``select`` is the same where both branches may be evaluated."""
+``select`` is the same where both branches may be evaluated. ``cast`` converts numbers, ``bitcast`` keeps the bits."""
 
 PRODUCTS = ("mul", "dot2")
 """Operations whose sums are sums of products."""
@@ -183,6 +202,13 @@ def cast(x: Value, dtype: str) -> Value:
     if isinstance(x, Const) and dtype in FLOATS:
         return Const(dtype, float(x.value))
     return Op(dtype, "cast", (x,))
+
+
+def bitcast(x: Value, dtype: str) -> Value:
+    """The same bits as another dtype of that size."""
+    if ITEMSIZE[x.dtype] != ITEMSIZE[dtype]:
+        raise PolydynError(f"the bits of {x.dtype} are not as many as those of {dtype}")
+    return x if x.dtype == dtype else Op(dtype, "bitcast", (x,))
 
 
 def const(value: float | int | bool, dtype: str) -> Const:

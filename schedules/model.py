@@ -111,6 +111,27 @@ class Group:
     arrays: dict[str, Array]
     statements: tuple[Statement, ...]
 
+    @property
+    def backbone(self) -> Statement:
+        """The first statement that reduces: the accumulation of a matmul-like group. ScheduleError: none does."""
+        for s in self.statements:
+            if s.reduce:
+                return s
+        raise ScheduleError(f"no statement of group {self.name} reduces")
+
+    @property
+    def init(self) -> Statement:
+        """The statement that starts the backbone's sums. ScheduleError: there is none."""
+        for s in self.statements:
+            if s.role == "init":
+                return s
+        raise ScheduleError(f"no statement of group {self.name} is an initialiser")
+
+    @property
+    def epilogues(self) -> tuple[Statement, ...]:
+        """The statements on the backbone's results, in their order."""
+        return tuple(s for s in self.statements if s.role == "epilogue")
+
     def statement(self, name: str) -> Statement:
         """The statement of that name. ScheduleError when there is none."""
         for s in self.statements:

@@ -32,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def verified_passes() -> None:
+    """The loop IR of every kernel that a test builds is checked after each pass."""
+    os.environ.setdefault("POLYDYN_VERIFY", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The cache of compiled kernels of this session, for all its tests and processes; it goes with its tmp folder.
 

@@ -78,7 +78,8 @@ def test_constants_are_found_again() -> None:
     with fit.supposing(values | {"LATENCY": 2 * values["LATENCY"]}, H200):
         (launch,) = fit.estimated(guess.plans["gemm"], H200).launches
         env = [{**s, fit.THREADS: H200.multiprocessors} for s in shapes]
-        times = [{v.name: v.estimate.evaluate(e) / 1000 for v in launch.versions[:8]} for e in env]
+        known = list(fit.estimates(launch).items())[:8]
+        times = [{n: t.evaluate(e) / 1000 for n, t in known} for e in env]
     found = fit.Fit([fit.Choice("gemm", s, t) for s, t in zip(shapes, times, strict=True)], [case], H200)
     fitted, least, first = found.best()
     assert first > 0.02 and least < first / 4

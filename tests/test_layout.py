@@ -19,9 +19,12 @@ ROOT = Path(__file__).parent.parent
 # Each room may import itself and the rooms before it; docs/adr/0002-one-primitive.md.
 ORDER = [
     "schedules", "debug", "codegen", "errors", "shapes", "graph", "fusion", "lowering", "build", "gpu", "tuning",
-    "dispatch", "program", "searches", "compiler", "tuner",
+    "dispatch", "program", "searches", "backends", "compiler", "tuner",
 ]  # fmt: skip
-TOP = {"compiler", "checked", "cli", "explore", "batch", "backend", "__init__", "__main__"}
+TOP = {
+    "compiler", "checked", "cli", "explore", "backend", "program_cache", "session", "jobs", "torch_backend",
+    "__init__", "__main__",
+}  # fmt: skip
 AFTER_IMPORT = ["schedules", "codegen", "polydyn/fusion", "polydyn/lowering", "polydyn/build", "polydyn/program"]
 # Words that are ONNX operators and also words of schedules, C or numpy.
 HOMONYMS = {"If", "Loop", "Scan", "Not", "And", "Or", "Xor", "Mod", "Range", "Concat", "Identity", "Constant"}

@@ -52,7 +52,7 @@ def test_broken_code_is_named(body: Body, why: str) -> None:
 def test_instances_become_what_the_table_says() -> None:
     body: Body = (For("c0", ZERO, ix("n"), (Inst("S", (ix("c0"), ix(3))),)),)
     named = name_loops(body, {"S": ("i", "k")})
-    out = lower(named, {"S": ("i", "k")}, {"S": lambda a: (Store("y", a["i"] * 4 + a["k"], ONE_F),)})
+    out = lower(named, {"S": lambda a: (Store("y", a["i"] * 4 + a["k"], ONE_F),)})
     assert show(out) == "serial i in [0, n)\n  y[(4*i + 3)] = 1.0\n"
     with pytest.raises(CodegenError, match="S was not consumed"):
         verify_body(named, ("n",), ("y",))

@@ -312,4 +312,4 @@ def test_a_share_of_the_onnx_node_tests() -> None:
     found = [c for c in conformance.cases() if any(w in c.name for w in words) and "expanded" not in c.name][::5]
     results = {c.name: conformance.run_case(c) for c in found}
     assert not {n: r for n, r in results.items() if r.startswith("failed") and n not in known}
-    assert sum(r == "passed" for r in results.values()) >= 45
+    assert sum(r.startswith("passed") for r in results.values()) >= 45

@@ -32,11 +32,11 @@ from polydyn.codegen.passes.epilogues import finished, instances
 from polydyn.codegen.passes.jam import jam
 from polydyn.codegen.passes.prefetch import prefetch_next, share_panel
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
-from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, tasks, unswitch, variants
+from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, task_count, tasks, unswitch, variants
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
-from polydyn.codegen.shares import even_shares, row_blocks
+from polydyn.codegen.shares import PIECE, PIECES, even_shares, in_pieces, row_blocks
 from polydyn.codegen.show import show
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Value, const, op
 from polydyn.schedules.index import ZERO, Index
 
@@ -119,7 +119,6 @@ def test_whole_vectors_have_no_tail() -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ((loop("i", "n", copy("i", at("x", "i")), lo=1)), "must start at 0"),
         ((loop("i", "n", copy("i", at("x", ix("i") * "i")))), "not affine in the lane"),
         ((loop("i", "n", copy("j", at("x", "i")))), "write one element"),
         ((loop("i", "n", Set("v", at("x", "i")))), "not one reduction"),
@@ -131,8 +130,24 @@ def test_whole_vectors_have_no_tail() -> None:
     ],
 )
 def test_what_has_no_vector_form_is_refused(body: For, why: str) -> None:
-    with pytest.raises(CodegenError, match=why):
-        vectorise_loop(body, 8)
+    refused = vectorise_loop(body, 8)
+    assert isinstance(refused, Declined) and why in str(refused)
+
+
+def test_a_bug_in_a_pass_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the pass itself gets wrong ends the compilation; it never becomes a scalar loop with a note."""
+
+    def broken(*_: object) -> None:
+        raise CodegenError("planted")
+
+    monkeypatch.setattr("polydyn.codegen.passes.vectorise._iteration", broken)
+    with pytest.raises(CodegenError, match="planted"):
+        vectorise_loop(ROW, 8)
+    monkeypatch.undo()
+    with pytest.raises(CodegenError, match="must start at 0"):
+        vectorise_loop(replace(ROW, lo=Index.of(1)), 8)
+    with pytest.raises(CodegenError, match="no form in vectors: no vectors of float64"):
+        vectorise_tile((loop("j", 16, copy("j", at("x", "j", "float64"))),), "j", 8)
 
 
 def test_a_tile_becomes_vectors_with_live_lanes() -> None:
@@ -215,7 +230,8 @@ def test_a_range_of_tasks_keeps_its_loops(order: tuple[str, ...]) -> None:
     """Every part of the range runs its own tasks, in the given order, each once; nothing is divided per task."""
     inner = loop("i", "N", loop("j", 3, copy(ix(0), at("x", "i"))))
     nest = (Mark("task", (loop("b", "B", inner),)),)
-    body, count = tasks(mark_parallel(nest, ("b", "i", "j")), runs=True, order=order)
+    parallel = mark_parallel(nest, ("b", "i", "j"))
+    body, count = tasks(parallel, runs=True, order=order), task_count(parallel)
     assert count == ix("B") * "N" * 3
     sizes = {"b": 2, "i": 4, "j": 3}
     names = order or ("b", "i", "j")
@@ -230,7 +246,8 @@ def test_a_range_of_tasks_keeps_its_loops(order: tuple[str, ...]) -> None:
 
 def test_the_coincident_band_becomes_a_range_of_tasks() -> None:
     nest = (Mark("task", (loop("b", "B", loop("i", "N", copy(ix("b") * "N" + "i", at("x", "i")))),)),)
-    body, count = tasks(mark_parallel(nest, ("b", "i")))
+    parallel = mark_parallel(nest, ("b", "i"))
+    body, count = tasks(parallel), task_count(parallel)
     assert count == ix("B") * "N" and show(body).startswith("serial task in [begin, end)\n  let b = (task // N)\n")
     with pytest.raises(CodegenError, match="does not start at 0"):
         tasks(mark_parallel((Mark("task", (loop("b", "B", ROW, lo=1),)),), ("b",)))
@@ -300,6 +317,25 @@ def test_blocks_of_rows_divide_evenly_among_threads() -> None:
     assert blocks(3, 400, 1, 2, cheap=False) == (3, 1), "not where every part would copy the rows again"
     assert blocks(3, 1, 1, 2) == (3, 1) and blocks(4, 400, 1, 2) == (4, 1) and blocks(99, 400, 1, 2) == (99, 1)
     assert blocks(9, 400, 1, 1) == (9, 1) and blocks(0, 4, 1, 2) == (1, 2)
+
+
+def test_several_threads_get_pieces_where_dividing_costs_nothing() -> None:
+    def pieces(
+        blocks: tuple[int, int], tiles: tuple[int, int], threads: int = 2, others: int = 1, work: int = 10**9,
+        packs: bool = False,
+    ) -> tuple[int, int]:  # fmt: skip
+        given = dict(zip(("B_i", "B_j"), map(ix, blocks), strict=True))
+        got = in_pieces(given, *map(ix, tiles), ix(threads), ix(others), ix(work), packs)
+        return got["B_i"].evaluate({}), got["B_j"].evaluate({})
+
+    assert pieces((1, 1), (40, 16), threads=1) == (1, 1), "one thread has nobody to wait for"
+    assert pieces((1, 2), (40, 64)) == (1, 2 * PIECES) and pieces((1, 2), (20, 6)) == (1, 6), "columns"
+    assert pieces((2, 1), (400, 64)) == (2, PIECES), "columns of both blocks of rows"
+    assert pieces((2, 1), (400, 2)) == (8, 2) and pieces((2, 1), (40, 2)) == (2, 2), "then rows, if there are many"
+    assert pieces((2, 1), (400, 2), packs=True) == (2, 2), "but columns are not packed again"
+    assert pieces((1, 1), (40, 16), others=12) == (1, 2) and pieces((1, 1), (40, 16), others=16) == (1, 1), "batches"
+    assert pieces((1, 2), (40, 64), work=2 * PIECE) == (1, 2) and pieces((1, 2), (40, 64), work=6 * PIECE) == (1, 6)
+    assert pieces((1, 1), (0, 0), work=0) == (1, 1) and pieces((1, 1), (1, 0), others=0) == (1, 1)
 
 
 def test_statements_behind_a_tile_run_under_one_condition() -> None:

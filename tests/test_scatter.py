@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from one_node import model_of
 from tiny import model, node
 
 import polydyn
-from polydyn.errors import InputError, UnsupportedError
+from polydyn.errors import InputError
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
 
@@ -53,9 +52,3 @@ def test_positions_outside_are_refused_on_the_call() -> None:
     assert program.run({"x": x, "u": 2 * x[:, :3]})["y"].tolist() == [[1, 2, 2, 2]] * 2
     with pytest.raises(InputError, match="ScatterND"):
         program.run({"x": x, "u": 2 * x})
-
-
-def test_indices_that_are_data_are_refused_by_name() -> None:
-    inputs = {"x": ("float32", ("A", "B")), "i": ("int64", ("R", 1)), "u": ("float32", ("R", "B"))}
-    with pytest.raises(UnsupportedError, match="index 0 of the tuples in i, which is data"):
-        import_model(model_of("ScatterND", inputs))

@@ -18,7 +18,7 @@ from polydyn.codegen import cpu_nest
 from polydyn.compiler import Options, plan_program
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
-from polydyn.fusion.traffic import moved_at
+from polydyn.fusion.traffic import bytes_at
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
 from polydyn.schedules.expr import const, op
@@ -118,7 +118,7 @@ def test_a_chain_over_columns_is_one_kernel(name: str) -> None:
     (group,) = plan.groups
     assert group.kind == "nest" and group.outputs == ("y",)
     sizes = {"B": 2, "C": 8, "L": 16}
-    assert moved_at(plan, group, sizes) == 4 * 2 * 8 * 16 * (len(plan.graph.inputs) + 1)
+    assert bytes_at(plan, group, sizes) == 4 * 2 * 8 * 16 * (len(plan.graph.inputs) + 1)
     assert len(plan_of(m, "columns").groups) > 1
 
 
@@ -190,7 +190,7 @@ def test_columns_kept_and_computed_again_have_the_same_bits(monkeypatch: pytest.
     monkeypatch.setattr(cpu_nest, "ROW_BYTES", 8 * 4 * 20)
     bounded, _ = compile_graph(graph, "cpu:avx2")
     (launch,) = plan_program(build(CHAINS["softmax"], COLUMNS, ["y"]), target="cpu:avx2").launches
-    assert launch.scratch.evaluate({"B": 4, "C": 10**9, "L": 100, "nth": 1}) <= 8 * 4 * 20 + 64
+    assert launch.candidates[0].scratch.evaluate({"B": 4, "C": 10**9, "L": 100, "nth": 1}) <= 8 * 4 * 20 + 64
     for length in (1, 20, 21, 50):  # columns of up to 20 elements in scratch
         x = numbers(x=(2, length, 43))
         y = bounded.run(x)["y"]

@@ -8,7 +8,7 @@ from graphs import Sheet, matmul, wrong
 
 from polydyn.fusion.pipeline import fusion_plan
 from polydyn.fusion.plan import FusionPlan
-from polydyn.fusion.traffic import known, may_rise, moved_at, size_of
+from polydyn.fusion.traffic import bytes_at, guard_facts, may_rise, size_of
 from polydyn.graph.ir import Guard
 from polydyn.schedules.expr import cast, const, op
 from polydyn.schedules.index import Index
@@ -120,7 +120,7 @@ def test_a_cast_to_halves_stays_with_what_makes_the_operand() -> None:
     assert next(g for g in plan.groups if g.outputs == ("h",)).nodes[0].output == "m", "the cast joined the norm"
     assert all("a cast stays with what makes the operand" in line for line in plan.why_apart(product))
     sizes = {"M": 64, "K": 32, "N": 16}
-    assert moved_at(plan, product, sizes) == 2 * (64 * 32 + 32 * 16) + 4 * 64 * 16
+    assert bytes_at(plan, product, sizes) == 2 * (64 * 32 + 32 * 16) + 4 * 64 * 16
 
 
 def test_a_cast_from_halves_that_a_product_needs_is_no_kernel() -> None:
@@ -139,8 +139,8 @@ def test_a_cast_from_halves_that_a_product_needs_is_no_kernel() -> None:
 def test_comparisons_use_the_ranges_that_the_program_guards() -> None:
     guards = (Guard(Index.of(8), "<=", Index.of("N"), ""), Guard(Index.of("N"), "<=", Index.of(16), ""))
     n, m = Index.of("N"), Index.of("M")
-    assert nonnegative(2 * n * m - 16 * m, known(guards)) and not nonnegative(2 * n * m - 16 * m, known(()))
-    assert nonnegative(16 * m - n * m, known(guards)) and not nonnegative(17 - 2 * n, known(guards))
+    assert nonnegative(2 * n * m - 16 * m, guard_facts(guards)) and not nonnegative(2 * n * m - 16 * m, guard_facts(()))
+    assert nonnegative(16 * m - n * m, guard_facts(guards)) and not nonnegative(17 - 2 * n, guard_facts(guards))
 
 
 def test_undecided_traffic_keeps_groups_apart() -> None:
@@ -162,5 +162,5 @@ def test_bytes_are_those_that_loads_can_touch() -> None:
     s.let("y", ("M", 4), op("exp", s.at("x", "d0", Index.of("d1") + 1)))
     plan = fusion_plan(s.graph("y"))
     (g,) = plan.groups
-    assert moved_at(plan, g, {"M": 3, "N": 100}) == 4 * (3 * 4 + 3 * 4)
+    assert bytes_at(plan, g, {"M": 3, "N": 100}) == 4 * (3 * 4 + 3 * 4)
     assert size_of(plan.graph, "x").evaluate({"M": 3, "N": 100}) == np.zeros((3, 100), np.float32).nbytes

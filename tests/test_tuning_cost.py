@@ -11,7 +11,7 @@ from benchmarks.machines import A100
 from polydyn.schedules.index import Atom, Index
 from polydyn.tuning import cost
 from polydyn.tuning.backbone import Backbone, Tile, gemm
-from polydyn.tuning.cost import Kernel, blocks_at, blocks_per_unit, grid, prune_local, steps
+from polydyn.tuning.cost import Kernel, blocks_at, blocks_per_unit, grid, steps
 from polydyn.tuning.hardware import Hardware, cpu
 from polydyn.tuning.loop_model import loop_model
 from polydyn.tuning.replay import Simulated
@@ -110,12 +110,6 @@ def test_closed_forms_fit_64_bits(name: str, backbone: Backbone, hardware: Hardw
             value, most = largest(form, env)
             assert value == form.evaluate(env)
             assert most < 1 << 63
-
-
-def test_early_pruning_is_exact() -> None:
-    assert prune_local([5.0, 3.0, 9.0], [[4.0, 2.0, 8.0], [2.5, 2.9, 2.0]]) == [0, 1, 2]
-    assert prune_local([5.0, 2.0, 9.0], [[4.0, 2.0, 8.0], [4.5, 1.9, 2.0]]) == [0, 2]
-    assert prune_local([5.0], []) == [0]
 
 
 def test_exact_tiles_are_charged_for_what_they_hold() -> None:

@@ -16,16 +16,14 @@ from polydyn.tuning.cost import (
     Kernel,
     blocks_per_unit,
     compute_ratio,
-    f_pad,
-    f_spatial,
-    fit_spatial,
     memory_seconds,
+    occupancy_ratio,
     padded,
-    sia_score,
     temporal_cost,
     wave_cost,
 )
 from polydyn.tuning.cost import dietcode as dietcode_cost
+from polydyn.tuning.cost import ftuner as ftuner_cost
 from polydyn.tuning.select import shares, top_n
 from polydyn.tuning.space import Usage
 from polydyn.tuning.ukernel import Filter, in_bound
@@ -86,6 +84,16 @@ def test_vortex_stores_once_per_spatial_iteration() -> None:
 # -- DietCode Eq. 4 and f_pad ------------------------------------------------------------------------------
 
 
+def f_spatial(blocks: int, units: int, k: float) -> float:
+    """DietCode Eq. 4-5 with the fraction the right way up."""
+    return k * blocks / padded(blocks, units) + 1 - k
+
+
+def f_pad(extent: Sequence[int], tile: Sequence[int]) -> float:
+    """Useful share of the padded iteration space: W / pad(W, M), which the print has upside down."""
+    return math.prod(e / padded(e, t) for e, t in zip(extent, tile, strict=True) if e)
+
+
 def test_dietcode_spatial_factor_as_printed_rewards_small_grids() -> None:
     def printed_spatial(blocks: int) -> float:
         return 0.5 * padded(blocks, 40) / blocks + 0.5
@@ -103,13 +111,6 @@ def test_dietcode_padding_factor_as_printed_rewards_padding() -> None:
     assert f_pad((0,), (64,)) == 1
 
 
-def test_dietcode_regression_finds_the_slope() -> None:
-    grids = [7, 20, 41, 60, 79, 80, 93]
-    assert fit_spatial(grids, [f_spatial(g, 40, 0.37) for g in grids], 40) == pytest.approx(0.37)
-    assert fit_spatial([40, 80], [1.0, 1.0], 40) == 1.0
-    assert fit_spatial(grids, [3.0] * len(grids), 40) == 0.0
-
-
 def test_dietcode_closed_form_is_the_product_of_its_factors() -> None:
     tile = Tile((("b.i", 64), ("b.j", 64), ("b.k", 8), ("w.i", 32), ("w.j", 32), ("w.k", 1)))
     kernel = Kernel(tile, Usage(16 << 10, 64, 128), 0.0, 3e-6, 0.0, 1e-6)
@@ -125,6 +126,11 @@ def test_dietcode_closed_form_is_the_product_of_its_factors() -> None:
 
 
 # -- FTuner Eq. 1, 4, 6/7 and Algorithm 2 ------------------------------------------------------------------
+
+
+def sia_score(cmr: float, pad: float, occ: float) -> float:
+    """FTuner Eq. 1 with all weights 1 and the compute-to-memory ratio in [0, 1) like its companions."""
+    return cmr / (1 + cmr) + pad + occ
 
 
 def test_ftuner_score_must_not_be_ruled_by_one_unbounded_term() -> None:
@@ -145,6 +151,24 @@ def test_ftuner_compute_ratio_is_equation_6_not_7() -> None:
     wasteful, good = tile(16), tile(128)
     assert memory_seconds(b, V100, wasteful, shape) > memory_seconds(b, V100, good, shape)
     assert compute_ratio(b, V100, wasteful, shape) < compute_ratio(b, V100, good, shape)
+
+
+def test_ftuner_closed_form_is_three_minus_the_score() -> None:
+    """Its padding counts points of the loops, where Eq. 2 (``pad_ratio``) counts bytes."""
+    b = gemm(None, 768, 768)
+    for n in (16, 64, 128):
+        tile = Tile((("b.i", n), ("b.j", n), ("b.k", 8), ("t.i", 4), ("t.j", 4), ("t.k", 1)))
+        kernel = Kernel(tile, Usage(16 << 10, 64, 256), 0.0, 0.0, 0.0, 0.0)
+        for rows in (1, 100, 1024, 5000):
+            shape = {"i": rows}
+            blocks = -(-rows // n) * (768 // n)
+            score = sia_score(
+                compute_ratio(b, V100, tile, shape),
+                f_pad((rows, 768, 768), (n, n, 8)),
+                occupancy_ratio(blocks, V100.units),
+            )
+            closed = ftuner_cost(b, V100, kernel).evaluate(b.sizes(shape)) / (1 << 20)
+            assert closed == pytest.approx(3 - score, abs=1e-2), (n, rows)
 
 
 def test_ftuner_bound_of_a_small_workload_is_one_block() -> None:
@@ -192,5 +216,5 @@ def test_bladedisc_most_common_schedules_may_leave_shapes_behind() -> None:
 
     table = np.array([[1.0] * 8 + [0.1] * 2, [0.99] * 8 + [0.1] * 2, [0.2] * 8 + [1.0] * 2])
     chosen = top_n(table, 2)
-    assert chosen.kept == (0, 1)
+    assert chosen.kernels == (0, 1)
     assert shares(table)[list(chosen.assigned), range(10)].min() == pytest.approx(0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -12,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from polydyn.errors import BuildError, InputError
-from polydyn.tuning.backbone import Tile
-from polydyn.tuning.measure import Workers, worker_objective
+from polydyn.tuning.measure import Workers
 
 TASKS = """
 import os, subprocess, sys, time
@@ -80,12 +78,6 @@ def test_answers_come_in_order_and_failures_say_why(tasks: Path) -> None:
     assert got[5].failure.startswith("ValueError")
     time.sleep(0.05)
     assert not alive(int(pid.read_text()))  # what the task had started is gone with it
-
-
-def test_an_objective_gives_infinity_for_what_fails(tasks: Path) -> None:
-    tiles = [Tile((("w", n),), (("b", 5),)) for n in (1, 3, 2)]
-    with Workers("measured_tasks:cost") as w:
-        assert worker_objective(w)(tiles) == [1.5, math.inf, 2.5]
 
 
 def test_a_function_that_cannot_be_imported_is_an_error_not_a_failure(tasks: Path) -> None:

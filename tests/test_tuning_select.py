@@ -29,28 +29,28 @@ EVEN = [1.0] * 6
 
 
 def test_voting_for_one_keeps_the_specialists_and_for_two_the_all_rounder() -> None:
-    assert vote(TABLE, EVEN, 1).kept == (0, 1, 2)
-    assert vote(TABLE, EVEN, 2).kept == (3,)
+    assert vote(TABLE, EVEN, 1).kernels == (0, 1, 2)
+    assert vote(TABLE, EVEN, 2).kernels == (3,)
     assert quality(TABLE, vote(TABLE, EVEN, 2), EVEN) == pytest.approx((0.96, 0.96))
 
 
 def test_voting_follows_the_weights() -> None:
     clash = np.array([[10.0, 4.0], [8.0, 10.0]])
-    assert vote(clash, [1, 1], 2).kept == (1,)
-    assert vote(clash, [10, 1], 2).kept == (0,)
-    assert vote(clash, [0, 0], 1).kept == (0, 1)  # without any weight every instance is still served
+    assert vote(clash, [1, 1], 2).kernels == (1,)
+    assert vote(clash, [10, 1], 2).kernels == (0,)
+    assert vote(clash, [0, 0], 1).kernels == (0, 1)  # without any weight every instance is still served
 
 
 def test_the_joint_objective_trades_performance_for_size() -> None:
-    assert joint(TABLE, EVEN, lambda perf, size: perf)[0].kept == (0, 1, 2)
+    assert joint(TABLE, EVEN, lambda perf, size: perf)[0].kernels == (0, 1, 2)
     assert joint(TABLE, EVEN, lambda perf, size: perf - 0.05 * size) == (vote(TABLE, EVEN, 2), 2)
 
 
 def test_near_best_is_97_per_cent() -> None:
     assert not near_best(TABLE)[3].any()
     assert near_best(TABLE, 0.95)[3].all()
-    assert top_n(TABLE, 1, share=0.95).kept == (3,)
-    assert top_n(np.array([[0.98, 1, 1], [1.0, 0, 0], [0.9, 0.98, 1]]), 2).kept == (0, 2)
+    assert top_n(TABLE, 1, share=0.95).kernels == (3,)
+    assert top_n(np.array([[0.98, 1, 1], [1.0, 0, 0], [0.9, 0.98, 1]]), 2).kernels == (0, 2)
 
 
 def test_a_selection_serves_every_instance_or_says_so() -> None:
@@ -66,18 +66,18 @@ def test_cover_keeps_within_both_budgets_and_adds_what_is_missing() -> None:
     table = rng.random((12, 40))
     for binaries, tuples in ((1, 24), (2, 3), (4, 24)):
         chosen = cover(table, [1.0] * 40, tiles, binaries, tuples)
-        assert len(chosen.kept) <= tuples
-        assert len({tiles[m].compile for m in chosen.kept}) <= binaries
+        assert len(chosen.kernels) <= tuples
+        assert len({tiles[m].compile for m in chosen.kernels}) <= binaries
     wide, narrow = (quality(table, cover(table, [1.0] * 40, tiles, n), [1.0] * 40)[0] for n in (4, 1))
     assert wide > narrow
     alike = np.array([[1.0] * 8 + [0.1] * 2, [0.99] * 8 + [0.1] * 2, [0.2] * 8 + [1.0] * 2])
-    assert cover(alike, [1.0] * 10, tiles[:3]).kept == (0, 2)  # where top-n keeps (0, 1)
+    assert cover(alike, [1.0] * 10, tiles[:3]).kernels == (0, 2)  # where top-n keeps (0, 1)
 
 
 def test_rows_of_the_other_papers() -> None:
-    assert winners(TABLE).kept == (0, 1, 2)
-    assert fastest(TABLE, 2).kept == (0, 1)
-    assert 3 in top_ranked(TABLE, 1, 2).kept
+    assert winners(TABLE).kernels == (0, 1, 2)
+    assert fastest(TABLE, 2).kernels == (0, 1)
+    assert 3 in top_ranked(TABLE, 1, 2).kernels
 
 
 def test_instances_without_samples_have_odd_and_aligned_sizes() -> None:

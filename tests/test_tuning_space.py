@@ -7,10 +7,7 @@ import pytest
 
 from benchmarks.machines import A100, T4, V100
 from polydyn.errors import PolydynError, UnsupportedError
-from polydyn.schedules.expr import load, op
-from polydyn.schedules.index import Index
-from polydyn.schedules.model import Array, Group, Statement, row_major
-from polydyn.tuning.backbone import Backbone, Loop, Operand, Tile, backbone_of, gemm
+from polydyn.tuning.backbone import Backbone, Loop, Operand, Tile, gemm
 from polydyn.tuning.hardware import Hardware, cpu
 from polydyn.tuning.loop_model import loop_model, preferred
 from polydyn.tuning.microkernel import mutations
@@ -42,24 +39,6 @@ def test_footprint_of_a_window_counts_the_elements_it_touches() -> None:
     assert x.elements({"h": 4, "r": 3, "w": 5, "c": 2}) == (1 + 2 * 3 + 2) * 5 * 2
     assert x.elements({"h": 0, "r": 3}) == 0
     assert CONV.flops({"n": 1, "o": 8}) == 16
-
-
-def test_a_statement_of_the_polyhedral_model_gives_its_loops() -> None:
-    i, j, k, m = (Index.of(s) for s in "ijkM")
-    n = Index.of(64)
-    arrays = {
-        "A": Array("A", "float32", (m, n), "input", row_major((m, n))),
-        "B": Array("B", "float32", (n, n), "constant", row_major((n, n))),
-        "C": Array("C", "float32", (m, n), "output", row_major((m, n))),
-    }
-    body = op("mul", load("A", (i, k), "float32"), load("B", (k, j), "float32"))
-    s = Statement("S", (("i", m), ("j", n), ("k", n)), "C", (i, j), body, "sum", "backbone")
-    found = backbone_of(Group("g", ("M",), arrays, (s,)), s)
-    assert found.loops == gemm(None, 64, 64).loops
-    assert {o.name: o.dims for o in found.operands} == {o.name: o.dims for o in gemm().operands}
-    gather = Statement("G", (("i", m),), "C", (Index.of("i") // 2, i), load("A", (i, i), "float32"))
-    with pytest.raises(UnsupportedError, match="data-dependent"):
-        backbone_of(Group("g", ("M",), arrays, (gather,)), gather)
 
 
 def test_tensor_before_vector_before_scalar_instructions() -> None:
@@ -142,7 +121,7 @@ def test_vortex_candidates_fit_their_level_and_the_parent_map_is_exact() -> None
     for c in low.tiles:
         assert all(v % unit[n] == 0 for n, v in c)
     raw = init_candidates(HALF, levels(A100)[1], unit)
-    taken = [HALF.moved(dict(c))[0] for c in raw]
+    taken = [HALF.bytes_moved(dict(c))[0] for c in raw]
     assert max(taken) <= high.level.capacity
     assert min(taken) >= max(taken) / 32
     for c in raw:

@@ -212,7 +212,7 @@ def select(stage: Stage, case: Result, shape: Mapping[str, int]) -> Result | Non
 
 def plainest(versions: Versions, given: Mapping[str, DeviceArray], output: Output) -> None:
     """The last version of the program's list that may run says what is right."""
-    names = [v["name"] for (launch,) in [versions.program.manifest["launches"]] for v in launch["versions"]]
+    names = [v["name"] for (launch,) in [versions.program.manifest["launches"]] for v in launch["candidates"]]
     if not versions.list:
         return
     last = max(versions.list, key=lambda v: names.index(v["name"]))

@@ -17,7 +17,7 @@ from benchmarks.gpu.timed import timed
 from polydyn.compiler import plan_program
 from polydyn.gpu.hardware import Hardware
 from polydyn.program import cuda_cost
-from polydyn.program.cuda_cost import estimated
+from polydyn.program.cuda_cost import estimated, estimates
 from polydyn.program.evaluation import THREADS
 from polydyn.program.plan import HostPlan
 
@@ -82,7 +82,7 @@ class Fit:
         for row in self.rows:
             (launch,) = made[row.case].launches
             env = {**row.shape, THREADS: self.device.multiprocessors}
-            said = {v.name: v.estimate.evaluate(env) / 1000 for v in launch.versions if v.name in row.times}
+            said = {n: e.evaluate(env) / 1000 for n, e in estimates(launch).items() if n in row.times}
             if not said:
                 continue
             taken = min(said, key=lambda n: said[n])

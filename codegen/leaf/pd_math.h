@@ -157,3 +157,36 @@ PD_INLINE vu8 pd_abs_vu8(vu8 x) { return x; }
 PD_INLINE vi8 pd_sign_vi8(vi8 x) { return (x < 0) - (x > 0); }
 PD_INLINE vi8 pd_abs_vi8(vi8 x) { vi8 m = x < 0; return (vi8)((vu8)(x ^ m) - (vu8)m); }
 PD_INLINE vf32 pd_abs_vf32(vf32 x) { return (vf32)((vi32)x & 0x7fffffff); }
+
+/* trigonometric and hyperbolic functions and their inverses: the C library's */
+#define PD_CIRCULAR(T, S)                                                                                             \
+  PD_INLINE T pd_tan_##T(T x) { return tan##S(x); }      PD_INLINE T pd_atan_##T(T x) { return atan##S(x); }           \
+  PD_INLINE T pd_asin_##T(T x) { return asin##S(x); }    PD_INLINE T pd_acos_##T(T x) { return acos##S(x); }           \
+  PD_INLINE T pd_sinh_##T(T x) { return sinh##S(x); }    PD_INLINE T pd_cosh_##T(T x) { return cosh##S(x); }           \
+  PD_INLINE T pd_asinh_##T(T x) { return asinh##S(x); }  PD_INLINE T pd_acosh_##T(T x) { return acosh##S(x); }         \
+  PD_INLINE T pd_atanh_##T(T x) { return atanh##S(x); }
+PD_CIRCULAR(f32, f) PD_CIRCULAR(f64, )
+PD_LANEWISE(tan) PD_LANEWISE(atan) PD_LANEWISE(asin) PD_LANEWISE(acos) PD_LANEWISE(sinh) PD_LANEWISE(cosh)
+PD_LANEWISE(asinh) PD_LANEWISE(acosh) PD_LANEWISE(atanh)
+
+/* bits; a shift by as many as there are, or more, gives 0 */
+#define PD_BITS(T)                                                                                                    \
+  PD_INLINE T pd_bitand_##T(T a, T b) { return (T)(a & b); }                                                           \
+  PD_INLINE T pd_bitor_##T(T a, T b) { return (T)(a | b); }                                                            \
+  PD_INLINE T pd_bitxor_##T(T a, T b) { return (T)(a ^ b); }                                                           \
+  PD_INLINE T pd_bitnot_##T(T a) { return (T)~a; }
+#define PD_SHIFTS(T, U)                                                                                               \
+  PD_INLINE T pd_shl_##T(T a, T b) { return (u64)b < 8 * sizeof(T) ? (T)((U)a << b) : 0; }                             \
+  PD_INLINE T pd_shr_##T(T a, T b) { return (u64)b < 8 * sizeof(T) ? (T)(a >> b) : (T)(a < 0 ? -1 : 0); }
+PD_BITS(i8) PD_BITS(i16) PD_BITS(i32) PD_BITS(i64) PD_BITS(u8) PD_BITS(u16) PD_BITS(u32) PD_BITS(u64)
+PD_BITS(vi8) PD_BITS(vi32) PD_BITS(vi64) PD_BITS(vu8)
+PD_SHIFTS(i8, u32) PD_SHIFTS(i16, u32) PD_SHIFTS(i32, u32) PD_SHIFTS(i64, u64)
+PD_SHIFTS(u8, u32) PD_SHIFTS(u16, u32) PD_SHIFTS(u32, u32) PD_SHIFTS(u64, u64)
+#define PD_LANEWISE_SHIFTS(T, V) PD_LANEWISE2(shl, T, V) PD_LANEWISE2(shr, T, V)
+PD_LANEWISE_SHIFTS(i8, vi8) PD_LANEWISE_SHIFTS(u8, vu8) PD_LANEWISE_SHIFTS(i32, vi32) PD_LANEWISE_SHIFTS(i64, vi64)
+/* the same bits as another type */
+#define PD_BITCAST(A, B)                                                                                              \
+  PD_INLINE B pd_bitcast_##A##_##B(A x) { B y; memcpy(&y, &x, sizeof y); return y; }                                   \
+  PD_INLINE A pd_bitcast_##B##_##A(B x) { A y; memcpy(&y, &x, sizeof y); return y; }
+PD_BITCAST(i8, u8) PD_BITCAST(i16, u16) PD_BITCAST(i32, u32) PD_BITCAST(i64, u64)
+PD_BITCAST(f32, i32) PD_BITCAST(f32, u32) PD_BITCAST(f64, i64) PD_BITCAST(f64, u64)

@@ -25,7 +25,8 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
-from polydyn.codegen.passes.bind import fold
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.tiles import tasks
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FromIndex, Value, const
 from polydyn.schedules.index import Index, IndexLike, minimum
@@ -59,6 +60,11 @@ def unrolled(body: Body, kinds: Mapping[str, str]) -> Body:
         return replace(n, kind=kinds[n.var])
 
     return rewrite(body, f)
+
+
+def one_each(body: Body, number: IndexLike = "bid") -> Body:
+    """Every block (thread, warp) of the given ``number`` runs one task of the coincident band."""
+    return bind(tasks(body), {"begin": number, "end": Index.of(number) + 1})
 
 
 def rasterise(body: Body, rows: str, columns: str, height: int) -> Body:

@@ -19,6 +19,7 @@ from polydyn.codegen.ir import (
     Node,
     Outline,
     Switch,
+    consume,
     node_indices,
     rewrite,
     substitute,
@@ -26,6 +27,9 @@ from polydyn.codegen.ir import (
 )
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import ZERO, Index, IndexLike, maximum, minimum, product
+
+TASK = "task"
+"""The mark over the coincident band."""
 
 
 def balance(body: Body, var: str, total: IndexLike, shares: IndexLike, share: IndexLike) -> Body:
@@ -101,36 +105,44 @@ def unswitch(body: Body) -> Body:
     return rewrite(body, f)
 
 
-def tasks(body: Body, runs: bool = False, order: Sequence[str] = ()) -> tuple[Body, Index]:
+def task_count(body: Body) -> Index:
+    """The number of tasks that ``tasks`` will make: of points in the coincident band."""
+    marks = [n for n in walk(body) if isinstance(n, Mark) and n.name == TASK]
+    if len(marks) != 1:
+        raise CodegenError(f"{len(marks)} task marks in one kernel")
+    return product(x.hi for x in _band(marks[0].body)[0])
+
+
+def tasks(body: Body, runs: bool = False, order: Sequence[str] = ()) -> Body:
     """The nest of coincident loops under the mark ``task`` becomes a linear range of tasks [begin, end).
 
-    Returns the body and the number of tasks. The loops directly below the mark, one inside the other, are the
-    coincident band; all must start at 0. With ``runs`` they stay loops, each over its part of the range, so that no
-    task divides its number into coordinates. ``order``: the band's loops as tasks are numbered, outermost first (any
-    order is right: the band is coincident); empty for the order in which they stand.
+    The loops directly below the mark, one inside the other, are the coincident band; all must start at 0. With ``runs``
+    they stay loops, each over its part of the range, so that no task divides its number into coordinates. ``order``:
+    the band's loops as tasks are numbered, outermost first (any order is right: the band is coincident); empty for
+    the order in which they stand.
     """
-    total: list[Index] = []
 
-    def f(n: Node) -> Node | Body:
-        if not (isinstance(n, Mark) and n.name == "task"):
-            return n
-        band: list[For] = []
-        inner = n.body
-        while len(inner) == 1 and isinstance(inner[0], For) and inner[0].kind == "parallel":
-            band.append(inner[0])
-            inner = inner[0].body
+    task_count(body)  # there is one band
+
+    def f(b: Body) -> Body:
+        band, inner = _band(b)
         if any(x.lo != ZERO for x in band):
             raise CodegenError("a task loop does not start at 0")
-        total.append(product(x.hi for x in band))
         band.sort(key=lambda x: order.index(x.var) if x.var in order else -1)
         if runs and len(band) > 1:
             return _ranges(band, inner)
-        return For("task", Index.of("begin"), Index.of("end"), _split(Index.of("task"), band, inner), "serial")
+        return (For("task", Index.of("begin"), Index.of("end"), _split(Index.of("task"), band, inner), "serial"),)
 
-    out = rewrite(body, f)
-    if len(total) != 1:
-        raise CodegenError(f"{len(total)} task marks in one kernel")
-    return out, total[0]
+    return consume(body, TASK, f)
+
+
+def _band(body: Body) -> tuple[list[For], Body]:
+    """The parallel loops on top of a body, one inside the other, and what is inside all of them."""
+    band: list[For] = []
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
+        band.append(body[0])
+        body = body[0].body
+    return band, body
 
 
 def _ranges(band: list[For], body: Body) -> Body:

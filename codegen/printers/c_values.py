@@ -153,6 +153,9 @@ class ValuePrinter:
     def _op(self, v: Op, lanes: int) -> str:
         if v.name == "cast":
             return self._cast(v, lanes)
+        if v.name == "bitcast":
+            s, pair = self.text(v.args[0], lanes), f"{CTYPE[v.args[0].dtype]}_{CTYPE[v.dtype]}"
+            return f"pd_bitcast_{pair}({s})" if lanes == 1 else f"(({vector_type(v.dtype)}){s})"
         if v.name in ("where", "select"):
             return self._choice(v, lanes)
         args = [self.text(a, lanes) for a in v.args]

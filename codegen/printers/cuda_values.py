@@ -28,9 +28,10 @@ BYTES = ("int8", "uint8")
 SINGLE = ("float32", *HALF)
 FLOAT_FUNCTIONS = (
     "exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "sigmoid", "floor", "ceil", "rint", "pow", "fmod", "max", "min",
-    "abs",
+    "abs", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
 )  # fmt: skip
 """Operations that the device header has for float."""
+BITS = {"bitand": " & ", "bitor": " | ", "bitxor": " ^ "}
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ class CudaValues:
     def _op(self, v: Op) -> str:
         if v.name == "cast":
             return self._cast(v)
+        if v.name == "bitcast" and v.args[0].dtype not in HALF and v.dtype not in HALF:
+            return f"pd_bitcast<{REGISTER[v.dtype]}>({self.text(v.args[0])})"
         args = [self.text(a) for a in v.args]
         source = v.args[-1].dtype
         if v.name in ("where", "select"):
@@ -187,6 +190,12 @@ def _other(v: Op, args: list[str]) -> str:
             return f"({args[1]} == 0 ? 0 : {args[0]} / {args[1]})"
         if v.name in ("max", "min"):
             return f"({args[0]} {'>' if v.name == 'max' else '<'} {args[1]} ? {args[0]} : {args[1]})"
+        if v.name in BITS:
+            return f"(({REGISTER[source]})({BITS[v.name].join(args)}))"
+        if v.name == "bitnot":
+            return f"(({REGISTER[source]})~{args[0]})"
+        if v.name in ("shl", "shr"):
+            return f"pd_{v.name}({args[0]}, {args[1]})"
         if v.name == "abs":
             return f"({args[0]} < 0 ? -{args[0]} : {args[0]})"
     raise CodegenError(f"{v.name} of {source} is not built for CUDA", rule="scalar operations of the device header")

@@ -94,10 +94,10 @@ def _find(cc: str, path: str) -> Compiler:
 def _version(command: tuple[str, ...]) -> str:
     """The first line that a compiler says of itself; empty when it does not run."""
     try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True)
+        process = subprocess.run([*command, "--version"], capture_output=True, text=True)
     except OSError:
         return ""
-    return done.stdout.partition("\n")[0] if done.returncode == 0 else ""
+    return process.stdout.partition("\n")[0] if process.returncode == 0 else ""
 
 
 def compile_flags(compiler: Compiler, target: str) -> tuple[str, ...]:
@@ -116,10 +116,10 @@ def target_flags(target: str) -> tuple[str, ...]:
 def required_features(compiler: Compiler, target: str) -> tuple[str, ...]:
     """The processor features that code for the target may use, as the compiler's macros say."""
     command = [*compiler.command, *target_flags(target), "-dM", "-E", "-x", "c", os.devnull]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}", remedy="try another target or CC")
-    defined = {words[1] for line in done.stdout.splitlines() if len(words := line.split()) >= 2}
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        raise BuildError(f"{shlex.join(command)} failed:\n{process.stderr[-2000:]}", remedy="try another target or CC")
+    defined = {words[1] for line in process.stdout.splitlines() if len(words := line.split()) >= 2}
     return tuple(sorted(name for macro, name in MACROS.items() if macro in defined))
 
 
@@ -140,14 +140,14 @@ def build_library(units: Mapping[str, str], headers: Mapping[str, str], target: 
     library = cache.get(link_key)
     if library is not None:
         return Library(library, 0, features, compiler.version)
-    found = {name: cache.get(key) for name, key in keys.items()}
-    missing = [name for name, data in found.items() if data is None]
+    cached = {name: cache.get(key) for name, key in keys.items()}
+    missing = [name for name, data in cached.items() if data is None]
     try:
         with tempfile.TemporaryDirectory(prefix="polydyn-", ignore_cleanup_errors=True) as folder:
             work = Path(folder)
             for name, text in (*headers.items(), *units.items()):
                 (work / name).write_text(text, encoding="utf-8")
-            for name, data in found.items():
+            for name, data in cached.items():
                 if data is not None:
                     _object(work, name).write_bytes(data)
             _compile(compiler, flags, missing, work)
@@ -207,10 +207,10 @@ def _compile(compiler: Compiler, flags: Sequence[str], names: Sequence[str], wor
 
 def _link(compiler: Compiler, objects: Sequence[str], work: Path) -> bytes:
     command = [*compiler.command, *objects, *LINK_FLAGS, "-o", "lib.so"]
-    done = subprocess.run(command, cwd=work, env=_environment(work), capture_output=True, text=True)
-    if done.returncode or not (work / "lib.so").exists():
+    process = subprocess.run(command, cwd=work, env=_environment(work), capture_output=True, text=True)
+    if process.returncode or not (work / "lib.so").exists():
         raise BuildError(
-            f"{shlex.join(compiler.command)} could not link:\n{done.stderr[:4000]}",
+            f"{shlex.join(compiler.command)} could not link:\n{process.stderr[:4000]}",
             remedy="a kernel may be missing or defined twice; this is a bug in the generated code",
         )
     return (work / "lib.so").read_bytes()

@@ -25,6 +25,7 @@ KINDS = {
     "cuda": "compiled CUDA, with what ptxas says of it",
     "emulated": "CUDA compiled for the CPU",
     "libcuda": "the driver library of the emulation",
+    "programs": "whole programs of sessions, of torch.compile and of jobs",
 }
 """Folders that can be made again from their sources. ``machines`` is none: it holds measurements."""
 
@@ -77,8 +78,8 @@ def cache_limit() -> int:
 
 def entries(root: Path, kind: str) -> Iterator[Entry]:
     """The cache's own files of a kind, in no order."""
-    with contextlib.suppress(OSError), os.scandir(root / kind) as found:
-        for file in found:
+    with contextlib.suppress(OSError), os.scandir(root / kind) as scan:
+        for file in scan:
             if _OWN.fullmatch(file.name) and file.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     s = file.stat(follow_symlinks=False)
@@ -113,10 +114,10 @@ def evict(root: Path, limit: int) -> None:
 
     What is in use stays, whatever the limit. OSError: ``blocks`` cannot be written.
     """
-    found = sorted((e for kind in KINDS for e in entries(root, kind)), key=lambda e: (e.used, e.path))
-    blocks = sum(e.blocks for e in found)
+    oldest = sorted((e for kind in KINDS for e in entries(root, kind)), key=lambda e: (e.used, e.path))
+    blocks = sum(e.blocks for e in oldest)
     if blocks * BLOCK > limit:
-        for e in found:
+        for e in oldest:
             if blocks * BLOCK <= limit - limit // 8:
                 break
             if not e.in_use and _removed(e):
@@ -126,10 +127,10 @@ def evict(root: Path, limit: int) -> None:
 
 def clear(root: Path) -> list[Entry]:
     """Removes all entries, but not what is being written; returns those removed."""
-    found = [e for kind in KINDS for e in entries(root, kind)]
-    gone = [e for e in found if not (e.unfinished and e.in_use) and _removed(e)]
+    candidates = [e for kind in KINDS for e in entries(root, kind)]
+    removed = [e for e in candidates if not (e.unfinished and e.in_use) and _removed(e)]
     (root / BLOCKS).unlink(missing_ok=True)
-    return gone
+    return removed
 
 
 def _removed(e: Entry) -> bool:

@@ -1,119 +1,119 @@
-"""Offline compile jobs from a JSON file: resumable, one failing job does not stop the others."""
+"""``polydyn batch``: offline jobs on Dask, their state, their report."""
 
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import sys
 from pathlib import Path
 from typing import Any
 
-import polydyn
-from polydyn.build.cache import digest, write_atomically
-from polydyn.compiler import Options
-from polydyn.errors import InputError, PolydynError, ShapeError
-from polydyn.fusion.pipeline import check_names
-from polydyn.shapes.sizes import Sizes, SizesLike, sizes_by_name
+import click
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-EXAMPLE = 'write [{"model": "a.onnx", "output": "a.polydyn"}]'
-KEYS = {"model", "output", "dims", "target", "without"}
-
-
-@dataclass(frozen=True)
-class Job:
-    """One compilation: ``model`` to ``output``, with the arguments of ``polydyn.compile``."""
-
-    model: Path
-    output: Path
-    dims: Mapping[str, Sizes]
-    target: str = "cpu"
-    without: frozenset[str] = frozenset()
-
-    def key(self) -> str:
-        """What determines the artifact: the model's bytes, the arguments, polydyn's version. InputError: unreadable."""
-        try:
-            content = self.model.read_bytes()
-        except OSError as e:
-            raise InputError(f"cannot read {self.model}: {e.strerror}", remedy="correct the job's model") from e
-        dims = {name: sizes.to_json() for name, sizes in self.dims.items()}
-        arguments = json.dumps([dims, sorted(self.without)], sort_keys=True)
-        return digest(content, arguments, self.target, polydyn.__version__)
+from polydyn.cli.main import console, main
+from polydyn.errors import InputError
+from polydyn.jobs.ledger import Attempt, Ledger, folder_of, latest
+from polydyn.jobs.report import write_report
+from polydyn.jobs.run import Batch, State
+from polydyn.program.explain import text_table
 
 
-def read_jobs(path: Path) -> list[Job]:
-    """The jobs of a file, paths relative to it. InputError: no JSON, an unknown or missing key, an output twice."""
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise InputError(f"{path} is no JSON file: {e}", remedy=EXAMPLE) from e
-    if not isinstance(rows, list):
-        raise InputError(f"{path} holds no list of jobs", remedy=EXAMPLE)
-    jobs = [_job(path.parent, row, k) for k, row in enumerate(rows)]
-    outputs = [j.output for j in jobs]
-    twice = next((o for o in outputs if outputs.count(o) > 1), None)
-    if twice:
-        raise InputError(f"two jobs of {path} write {twice}", remedy="give each its own output")
-    return jobs
+class Batches(click.Group):
+    """``batch FILE`` is ``batch run FILE``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts ``run`` in front where no command is named."""
+        if args and args[0] not in (*self.commands, "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
 
 
-def _job(folder: Path, row: Any, position: int) -> Job:
-    if not isinstance(row, dict) or not {"model", "output"} <= row.keys() or row.keys() - KEYS:
-        raise InputError(f"job {position} is malformed: {row}", remedy=f"its keys are {', '.join(sorted(KEYS))}")
-    try:
-        dims = sizes_by_name({str(k): _sizes(v) for k, v in row.get("dims", {}).items()})
-    except (TypeError, AttributeError, ShapeError) as e:
-        remedy = 'write "dims": {"B": [1, 64]} or {"L": {"low": 8, "high": 512, "multiple": 8, "likely": [128]}}'
-        raise InputError(f"the dims of job {position} are malformed: {e}", remedy=remedy) from e
-    without = check_names(list(map(str, row.get("without", []))))
-    return Job(folder / row["model"], folder / row["output"], dims, str(row.get("target", "cpu")), without)
+@main.group("batch", cls=Batches)
+def batch() -> None:
+    """Offline jobs from a YAML or JSON file: ``polydyn batch jobs.yaml -j 4``.
 
-
-def _sizes(given: Any) -> SizesLike:
-    """[low, high] or the fields of ``Sizes``."""
-    return Sizes(**given) if isinstance(given, dict) else tuple(given)
-
-
-def run_batch(path: Path, say: Callable[[str], None]) -> int:
-    """Runs the jobs of a file one after the other; the number that failed.
-
-    What is done is remembered beside the file, in ``<name>.done.json`` (path of the output, relative to the
-    file -> key), after every job: a job is skipped when its output exists and its key is the same. An interrupted job
-    leaves nothing behind.
+    A killed worker costs one attempt, and a killed batch goes on from where it was when it is called again.
     """
-    jobs = read_jobs(path)
-    record = path.with_name(f"{path.name}.done.json")
-    done = _read_record(record)
-    failed = skipped = 0
-    for k, job in enumerate(jobs, 1):
-        name = os.path.relpath(job.output, path.parent)
-        place = f"[{k}/{len(jobs)}] {name}"
-        try:
-            key = job.key()
-            if done.get(name) == key and job.output.exists():
-                skipped += 1
-                say(f"{place}: done before")
-                continue
-            start = time.perf_counter()
-            options = Options(job.without)
-            program = polydyn.compile(job.model, dims=job.dims, target=job.target, options=options)
-            program.save(job.output)
-        except PolydynError as e:
-            failed += 1
-            say(f"{place}: failed ({type(e).__name__}): {e}")
-            continue
-        done[name] = key
-        write_atomically(record, json.dumps(done, indent=1, sort_keys=True).encode())
-        say(f"{place}: {len(program.launches)} kernels, {program.kernel_count} unique, "
-            f"{time.perf_counter() - start:.1f} s")  # fmt: skip
-    say(f"{len(jobs)} jobs: {len(jobs) - failed - skipped} compiled, {skipped} done before, {failed} failed")
-    return failed
 
 
-def _read_record(path: Path) -> dict[str, str]:
+JOBS = click.argument("jobs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+
+
+@batch.command()
+@JOBS
+@click.option("-j", "workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Local workers.")
+@click.option("--scheduler", metavar="tcp://HOST:PORT", help="The address of a Dask scheduler to use instead.")
+@click.option("--files", type=click.Choice(("content", "path")), default="content", show_default=True,
+              help="How files reach the workers of a scheduler: sent, or by paths that they share.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bool) -> None:
+    """Run the jobs of a file, skipping what is done; exit code 3 when a job failed."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
+        line = bar.add_task("starting workers", total=None, left="")
+
+        def say(text: str, state: State) -> None:
+            left = "" if state.left is None else f"about {state.left:.0f} s left"
+            bar.update(line, total=state.steps, completed=state.ended, description="jobs", left=left)
+            if not as_json:
+                console.print(text, markup=False)
+
+        result = Batch(jobs, workers, scheduler, files == "path", say).run()
+    s = result.state
+    if as_json:
+        counts = {"steps": s.steps, "done": s.done, "skipped": s.skipped, "failed": s.failed}
+        print(json.dumps(counts | {"report": str(result.report)}))
+    else:
+        console.print(
+            f"{s.steps} steps: {s.done} done, {s.skipped} done before, {s.failed} failed; {result.report}", markup=False
+        )
+    sys.exit(3 if s.failed else 0)
+
+
+@batch.command()
+@JOBS
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def status(jobs: Path, as_json: bool) -> None:
+    """What the ledger of a job file says of every step."""
+    ledger = _ledger(jobs)
+    final, attempts = latest(ledger.attempts()), ledger.attempts()
+    runs = ledger.runs()
+    ledger.close()
+    if as_json:
+        print(json.dumps({"runs": len(runs), "steps": [_plain(a) for a in final.values()]}))
+        return
+    heading = ("step", "outcome", "attempts", "seconds", "what")
+    tried = {job: sum(a.job == job for a in attempts) for job in final}
+    rows = [
+        (job, a.outcome, str(tried[job]), f"{a.facts.get('seconds', 0.0):.1f}", a.error.partition("\n")[0])
+        for job, a in sorted(final.items())
+    ]
+    console.print(text_table(heading, rows), markup=False)
+    done = sum(a.outcome == "done" for a in final.values())
+    console.print(f"{len(final)} steps begun, {done} done, {len(attempts)} attempts in {len(runs)} runs")
+
+
+@batch.command()
+@JOBS
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The page.")
+def report(jobs: Path, output: Path) -> None:
+    """Write the report of the last run as one HTML page."""
+    ledger = _ledger(jobs)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+        write_report(ledger, jobs.name, output)
+    except OSError as e:
+        raise InputError(f"cannot write {output}: {e.strerror}", remedy="choose a writable folder") from e
+    finally:
+        ledger.close()
+    console.print(f"{output}", markup=False)
+
+
+def _ledger(jobs: Path) -> Ledger:
+    path = folder_of(jobs) / "ledger.db"
+    if not path.exists():
+        raise InputError(f"{jobs.name} was never run", rule="batch status", remedy=f"polydyn batch {jobs.name}")
+    return Ledger.open(path)
+
+
+def _plain(a: Attempt) -> dict[str, Any]:
+    return {"step": a.job, "outcome": a.outcome, "error": a.error, "facts": dict(a.facts), "attempt": a.number}

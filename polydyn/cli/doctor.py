@@ -17,8 +17,10 @@ from polydyn.errors import PolydynError
 NEEDED = ("numpy", "islpy", "onnx", "click", "rich")
 EXTRAS = {
     "explore": ("sympy", "networkx"),
+    "jobs": ("dask", "distributed", "pyyaml"),
     "test": (
-        "pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime", "scikit-learn", "sympy", "networkx",
+        "dask", "distributed", "pyyaml", "pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime",
+        "scikit-learn", "sympy", "networkx",
     ),
     "lint": ("ruff", "mypy"),
     "tune": ("scikit-learn", "scipy"),

@@ -28,25 +28,12 @@ def sizes(text: str) -> dict[str, int]:
 
 
 def dim_sizes(text: str) -> tuple[str, Sizes]:
-    """``B=1:64``, ``L=8:512:8`` (multiples of 8), ``L=1:512@128:0.6,384:0.4`` (likely sizes).
-
-    Likely sizes need no probabilities. ``B=1:`` has no upper end, ``B=7`` is one size. UsageError: another form, or
-    no such sizes exist.
-    """
+    """A dim's name and its sizes: ``B=1:64`` and whatever ``Sizes.parse`` reads. UsageError: another form."""
+    name, equals, said = text.partition("=")
     try:
-        name, equals, said = text.partition("=")
-        span, _, likely = said.partition("@")
-        low, *rest = span.split(":")
-        pairs = [item.partition(":")[::2] for item in likely.split(",")] if likely else []
-        if not equals or len(rest) > 2:
-            raise ValueError
-        return name.strip(), Sizes(
-            int(low), (int(rest[0]) if rest[0] else None) if rest else int(low), int(rest[1]) if len(rest) == 2 else 1,
-            tuple(int(n) for n, _ in pairs), tuple(float(p) for _, p in pairs if p),
-        )  # fmt: skip
-    except ValueError:
-        message = f"{text!r} is not of the form B=1:64, L=8:512:8 or L=1:512@128:0.6,384:0.4"
-        raise click.UsageError(message) from None
+        if not equals:
+            raise ShapeError("no sizes", remedy="write B=1:64, L=8:512:8 or L=1:512@128:0.6,384:0.4")
+        return name.strip(), Sizes.parse(said)
     except ShapeError as e:
         raise click.UsageError(f"{text!r}: {e}") from None
 

@@ -1,5 +1,4 @@
-"""``polydyn compile | run | inspect | explain | profile | batch | doctor``; ``tune`` and ``cache`` have files
-of their own.
+"""``polydyn compile | run | inspect | explain | profile | doctor``; the other commands have files of their own.
 
 A PolydynError is printed without a traceback and gives exit code 1; ``--debug`` shows where it comes from.
 """
@@ -18,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 import polydyn
-from polydyn.cli.batch import run_batch
 from polydyn.cli.doctor import findings
 from polydyn.cli.inputs import dim_sizes, feeds_for, file_names, named_files, sizes
 from polydyn.compiler import Options
@@ -166,7 +164,7 @@ def inspect(
         "indices, checked on every call": [f"{c['rule']}: {c['message']}" for c in m["index_checks"]],
         "host operators": ["none: every operator is compiled (native: 0, python: 0)"],
         f"launches ({len(opened.launches)} of {opened.kernel_count} kernels)": [
-            f"{x['kernel']}  {x['label']}" for x in m["launches"]
+            f"{' | '.join(dict.fromkeys(c['kernel'] for c in x['candidates']))}  {x['label']}" for x in m["launches"]
         ],
         "notes": list(m["notes"]),
     }
@@ -220,18 +218,6 @@ def profile(
         table.append((name, rows[0].label, str(len(rows)), f"{ns / 1e3:.1f}", *rates, f"{ns / total:.1%}"))
     console.print(text_table(heading, table), markup=False)
     console.print(f"{len(times)} launches, {total / 1e6:.3f} ms, {opened.threads} threads")
-
-
-@main.command()
-@click.argument("jobs", type=click.Path(exists=True, dir_okay=False))
-def batch(jobs: str) -> None:
-    """Compile the list of models in a JSON file, skipping what is done; 1 when a job failed.
-
-    JOBS holds a list of {"model": path, "output": path}, with "dims": {"B": [1, 64]}, "target", "without":
-    ["stitch"] if wanted; paths are relative to the file.
-    """
-    failed = run_batch(Path(jobs), lambda line: console.print(line, markup=False))
-    sys.exit(1 if failed else 0)
 
 
 @main.command()

@@ -48,9 +48,9 @@ def build_dispatch(tuned: Tuned, pairs: bool = True) -> Dispatch:
 
     ``pairs``: launches of two kernels are candidates too, where the strategy knows them.
     """
-    made = (DISPATCHERS[tuned.dispatcher] if pairs else SINGLES[tuned.dispatcher])(tuned)
-    verify_decision(made.decision, len(made.programs), frozenset(_symbols(tuned)))
-    return made
+    dispatch = (DISPATCHERS[tuned.dispatcher] if pairs else SINGLES[tuned.dispatcher])(tuned)
+    verify_decision(dispatch.decision, len(dispatch.programs), frozenset(_symbols(tuned)))
+    return dispatch
 
 
 def _symbols(tuned: Tuned) -> list[str]:
@@ -74,10 +74,10 @@ def _tree(tuned: Tuned) -> Dispatch:
     shapes, table, weights = tuned.instances, tuned.table, tuned.weights
     if tuned.costs and features:
         shapes, forms = tuple(_dense(tuned)), [evaluator(c) for c in tuned.costs]
-        known, estimates = (
+        times, estimates = (
             np.array([[max(1, e(s)) for s in of] for e in forms], float) for of in (tuned.instances, shapes)
         )
-        logs = np.log(np.array([tuned.backbone.flops(s) for s in tuned.instances], float) / tuned.table / known)
+        logs = np.log(np.array([tuned.backbone.flops(s) for s in tuned.instances], float) / tuned.table / times)
         table, weights = 1 / (estimates * between(tuned.instances, logs, shapes)), (1.0,) * len(shapes)
     return Dispatch(_singles(tuned), fit_tree(features, shapes, table, weights, costs=tuned.costs))
 
@@ -89,8 +89,8 @@ def _dense(tuned: Tuned) -> Iterator[dict[str, int]]:
     names = _symbols(tuned)
     axis = sorted({round(v) for v in np.geomspace(1, 1 << 16, _DENSE if len(names) == 1 else 64)})
     draw = random.Random(0)
-    drawn = [(v,) for v in axis] if len(names) == 1 else [draw.choices(axis, k=len(names)) for _ in range(_DENSE)]
-    for sizes in drawn:
+    points = [(v,) for v in axis] if len(names) == 1 else [draw.choices(axis, k=len(names)) for _ in range(_DENSE)]
+    for sizes in points:
         yield tuned.backbone.sizes(dict(zip(names, sizes, strict=True)))
 
 

@@ -82,7 +82,7 @@ class _Grower:
 
     def _split(self, rows: npt.NDArray[np.intp]) -> tuple[float, int, int]:
         """(saved loss, feature, threshold) of the best split of a leaf."""
-        whole, best = float(self.loss[rows].sum(0).min()), (0.0, 0, 0)
+        undivided, best = float(self.loss[rows].sum(0).min()), (0.0, 0, 0)
         for f in range(self.values.shape[1]):
             order = rows[np.argsort(self.values[rows, f], kind="stable")]
             v = self.values[order, f]
@@ -93,7 +93,7 @@ class _Grower:
             after = sums[cut].min(1) + (sums[-1] - sums[cut]).min(1)
             i = int(after.argmin())
             low, high = int(v[cut[i]]), int(v[cut[i] + 1])
-            best = max(best, (whole - float(after[i]), f, (low + high) // 2), key=lambda o: o[0])
+            best = max(best, (undivided - float(after[i]), f, (low + high) // 2), key=lambda o: o[0])
         return best
 
     def _node(

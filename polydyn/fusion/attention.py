@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.fusion.rows import own_rows
+from polydyn.fusion.rows import node_rows
 from polydyn.graph.ir import Compute, Graph, dim_name, reduction_name
 from polydyn.schedules.expr import FLOATS, Load, Op, loads
 from polydyn.schedules.index import ONE, Index
@@ -69,14 +69,14 @@ def _parts(
     """The three groups that end in ``values``, when they form an attention; why not, when they nearly do."""
     leading = _leading(plan, rows)
     read = [t for n in rows.nodes for t in plan.inputs[n.output]]
-    made = [by_output[t] for t in read if t in by_output and by_output[t] is not rows]
+    producers = [by_output[t] for t in read if t in by_output and by_output[t] is not rows]
     why = None
-    for scores in made:
+    for scores in producers:
         if scores.kind != "contract" or not leading or _shape(plan, scores) != _shape(plan, rows):
             continue
-        if len(rows.outputs) != 1 or not _only(readers, rows.outputs, values) or _kept(plan, rows):
+        if len(rows.outputs) != 1 or not _only(readers, rows.outputs, values) or _is_stored(plan, rows):
             return "others read what its rows give"
-        if len(scores.outputs) != 1 or not _only(readers, scores.outputs, rows) or _kept(plan, scores):
+        if len(scores.outputs) != 1 or not _only(readers, scores.outputs, rows) or _is_stored(plan, scores):
             why = "others read the scores"
         elif not _in_floats(plan, (scores.nodes[0].output, *scores.outputs, *rows.outputs)):
             why = "it has products or rows of integers"
@@ -91,9 +91,9 @@ def _parts(
 
 def _leading(plan: FusionPlan, rows: FusedGroup) -> bool:
     """Whether the stitch runs over all axes but the last, the one before it among them."""
-    made, last = rows.outputs[0], len(_shape(plan, rows)) - 1
-    front = tuple(a for a in own_rows(plan.graph, made) if a < last)
-    return rows.rows[made] == front and front[-1:] == (last - 1,)
+    output, last = rows.outputs[0], len(_shape(plan, rows)) - 1
+    front = tuple(a for a in node_rows(plan.graph, output) if a < last)
+    return rows.rows[output] == front and front[-1:] == (last - 1,)
 
 
 def _in_floats(plan: FusionPlan, tensors: Iterable[str]) -> bool:
@@ -146,7 +146,7 @@ def _only(readers: dict[str, list[FusedGroup]], outputs: tuple[str, ...], reader
     return all([id(r) for r in readers.get(t, [])] == [id(reader)] for t in outputs)
 
 
-def _kept(plan: FusionPlan, g: FusedGroup) -> bool:
+def _is_stored(plan: FusionPlan, g: FusedGroup) -> bool:
     return any(t in plan.graph.outputs or t in plan.windows for t in g.outputs)
 
 

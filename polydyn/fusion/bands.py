@@ -76,6 +76,6 @@ def _band(a: Array) -> _Band | None:
     changes = np.flatnonzero(line[1:] != line[:-1])
     if not 1 <= len(changes) <= 2:
         return None
-    whole = np.concatenate([numbers[:0:-1, 0], numbers[0]])
+    diagonals = np.concatenate([numbers[:0:-1, 0], numbers[0]])
     first = [0, *(int(c) + 1 for c in changes)]
-    return _Band(tuple(int(c) - (len(bits) - 1) for c in changes), tuple(whole[k].item() for k in first))
+    return _Band(tuple(int(c) - (len(bits) - 1) for c in changes), tuple(diagonals[k].item() for k in first))

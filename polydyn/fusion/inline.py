@@ -28,23 +28,23 @@ def inline_views(graph: Graph) -> Graph:
     A broadcast that the shape facts prove to change nothing (BladeDISC 3.2) is noted; one that is not decided stays in
     the readers' subscripts, as a remainder by the source's size.
     """
-    kept: list[Node] = []
+    remaining: list[Node] = []
     notes: list[str] = []
     sources: dict[str, Compute] = {}
     for n in graph.nodes:
         if isinstance(n, Concat):
-            kept.append(n)
+            remaining.append(n)
             continue
         n = _rewrite(graph, n, sources)
         if n.output not in graph.outputs and (n.is_view or _trivial(n)):
             sources[n.output] = n
             notes += _unnecessary(graph, n)
         else:
-            kept.append(n)
-    needed = {t for n in kept if isinstance(n, Concat) for t in n.parts}
+            remaining.append(n)
+    needed = {t for n in remaining if isinstance(n, Concat) for t in n.parts}
     extra = [sources[t] for t in sources if t in needed]
     order = {n.output: i for i, n in enumerate(graph.nodes)}
-    nodes = tuple(sorted([*kept, *extra], key=lambda n: order[n.output]))
+    nodes = tuple(sorted([*remaining, *extra], key=lambda n: order[n.output]))
     return replace(graph, nodes=nodes, notes=(*graph.notes, *notes))
 
 
@@ -106,10 +106,10 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
         env = {dim_name(k): x for k, x in enumerate(args)}
         if isinstance(source.body, Load):
             return fetch(source.body.buffer, (i.subs(env) for i in source.body.index))
-        known = as_index(source.body)
-        if known is None:
+        index = as_index(source.body)
+        if index is None:
             raise CodegenError(f"{a.name} was inlined but is no Index", tensor=a.name)
-        return known.subs(env)
+        return index.subs(env)
 
     body = transform(n.body, value)
     body = map_index(body, lambda i: simplify(i.map_atoms(atom), ranges))

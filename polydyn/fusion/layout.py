@@ -28,7 +28,7 @@ def channels_last(graph: Graph) -> Graph:
     return _Layout(graph).run()
 
 
-def moved(axis: int, rank: int) -> int:
+def channels_last_axis(axis: int, rank: int) -> int:
     """Where an axis goes: channels (axis 1) to the end, spatial axes one to the front."""
     return axis if axis == 0 else rank - 1 if axis == 1 else axis - 1
 
@@ -41,18 +41,18 @@ class _Layout:
         self.last: dict[str, str] = {}
         """Tensor -> the one that holds the same elements channels last."""
         self.nodes: list[Node] = []
-        self.kept = self._kept()
+        self.fixed = self._fixed()
 
-    def _kept(self) -> set[str]:
+    def _fixed(self) -> set[str]:
         """Outputs, subscripts, and tensors whose one reader makes a kept tensor of them element by element."""
         readers = self.graph.consumers()
         bodies = [n.body for n in self.graph.nodes if isinstance(n, Compute)]
-        kept = {*self.graph.outputs, *(a.name for v in bodies for i in indices(v) for a in i.fetches())}
+        fixed = {*self.graph.outputs, *(a.name for v in bodies for i in indices(v) for a in i.fetches())}
         for n in reversed(self.graph.nodes):
-            if isinstance(n, Compute) and n.is_map and n.output in kept:
+            if isinstance(n, Compute) and n.is_map and n.output in fixed:
                 same = tuple(Index.of(dim_name(a)) for a in range(len(self.graph.tensors[n.output].shape)))
-                kept |= {x.buffer for x in loads(n.body) if x.index == same and len(readers[x.buffer]) == 1}
-        return kept
+                fixed |= {x.buffer for x in loads(n.body) if x.index == same and len(readers[x.buffer]) == 1}
+        return fixed
 
     def run(self) -> Graph:
         """The rewritten graph."""
@@ -64,21 +64,21 @@ class _Layout:
         return replace(self.graph, nodes=tuple(self.nodes), tensors=self.tensors, constants=self.constants)
 
     def _compute(self, n: Compute) -> None:
-        n, wanted = replace(n, body=transform(n.body, self._reread)), self._wanted(n)
-        if not wanted:
+        n, moves = replace(n, body=transform(n.body, self._reread)), self._moves(n)
+        if not moves:
             self.nodes.append(n)
             return
         if is_contraction(n) and not has_column(n):
             n = replace(n, body=transform(n.body, self._taps_first))
         rank = len(self.graph.tensors[n.output].shape)
         name = self._new(n.output)
-        env = {dim_name(a): Index.of(dim_name(moved(a, rank))) for a in range(rank)}
+        env = {dim_name(a): Index.of(dim_name(channels_last_axis(a, rank))) for a in range(rank)}
         self.nodes.append(replace(n, output=name, body=substitute(n.body, env)))
 
-    def _wanted(self, n: Compute) -> bool:
+    def _moves(self, n: Compute) -> bool:
         """Whether the node's result should be channels last."""
         t = self.graph.tensors[n.output]
-        if t.name in self.kept or t.dtype not in MOVED or len(t.shape) < 3:
+        if t.name in self.fixed or t.dtype not in MOVED or len(t.shape) < 3:
             return False
         read = [x for x in loads(n.body) if x.buffer in self.last and len(x.index) == len(t.shape)]
         return _is_convolution(n, len(t.shape)) or any(_along_channels(x.index[1]) for x in read)
@@ -107,13 +107,13 @@ class _Layout:
             self.nodes.append(replace(n, parts=tuple(self._first(p) for p in n.parts)))
             return
         parts = tuple(self._as_last(p, n.origin) for p in n.parts)
-        self.nodes.append(replace(n, output=self._new(n.output), parts=parts, axis=moved(n.axis, rank)))
+        self.nodes.append(replace(n, output=self._new(n.output), parts=parts, axis=channels_last_axis(n.axis, rank)))
 
     def _as_last(self, tensor: str, origin: str) -> str:
         """The tensor channels last, copied when it is not."""
         if tensor not in self.last:
             rank = len(self.graph.tensors[tensor].shape)
-            index = tuple(Index.of(dim_name(moved(a, rank))) for a in range(rank))
+            index = tuple(Index.of(dim_name(channels_last_axis(a, rank))) for a in range(rank))
             body = load(tensor, index, self.graph.tensors[tensor].dtype)
             self.nodes.append(Compute(self._new(tensor), body, origin=origin))
         return self.last[tensor]

@@ -28,9 +28,9 @@ def compute_masks(plan: FusionPlan) -> FusionPlan:
     swap = {n.output: masks.rewritten(n) for g in plan.groups if g.kind == "attention" for n in _readers(plan, g)}
     if all(n is swap.get(n.output, n) for g in plan.groups for n in g.nodes):
         return plan
-    kept = _needed(plan, tuple(swap.get(n.output, n) for n in plan.graph.nodes))
-    after = replace(plan, graph=replace(plan.graph, nodes=kept))
-    now = {n.output: n for n in kept}
+    nodes = _needed(plan, tuple(swap.get(n.output, n) for n in plan.graph.nodes))
+    after = replace(plan, graph=replace(plan.graph, nodes=nodes))
+    now = {n.output: n for n in nodes}
     return replace(after, groups=tuple(x for g in plan.groups if (x := _group(after, g, now)) is not None))
 
 
@@ -59,11 +59,11 @@ class _Masks:
         def value(v: Value) -> Value:
             if not isinstance(v, Load) or not _moves(v, plane):
                 return v
-            made = self._computed(v, plane)
-            if made is None or value_size(made) > MOST_OPERATIONS:
+            mask = self._computed(v, plane)
+            if mask is None or value_size(mask) > MOST_OPERATIONS:
                 return v
-            made = map_index(made, lambda i: simplify(self.facts.simplify(_unmerged(i, ranges), ranges), ranges))
-            return v if any(_divided(i, plane) for i in indices(made)) else made
+            mask = map_index(mask, lambda i: simplify(self.facts.simplify(_unmerged(i, ranges), ranges), ranges))
+            return v if any(_divided(i, plane) for i in indices(mask)) else mask
 
         body = transform(n.body, value)
         return n if body == n.body else replace(n, body=body)
@@ -77,14 +77,14 @@ class _Masks:
         cheap = all(isinstance(x, Const) or not isinstance(x, Op) or x.name in CHEAP for x in walk(body))
         if not cheap or any(i.fetches() for i in indices(body)) or value_size(body) > MOST_OPERATIONS:
             return None
-        made: dict[Load, Value] = {}
+        values: dict[Load, Value] = {}
         for x in loads(body):
             if x.buffer not in self.stored or _moves(x, plane):
                 inner = self._computed(x, plane)
                 if inner is None:
                     return None
-                made[x] = inner
-        return transform(body, lambda x: made.get(x, x) if isinstance(x, Load) else x)
+                values[x] = inner
+        return transform(body, lambda x: values.get(x, x) if isinstance(x, Load) else x)
 
 
 def _moves(v: Load, plane: frozenset[str]) -> bool:
@@ -114,8 +114,8 @@ def _unmerged(i: Index, ranges: Mapping[str, Index]) -> Index:
 
 def _divided(i: Index, plane: frozenset[str]) -> bool:
     """Whether every element would cost a division by a size."""
-    found = (a for a in i.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1].constant is None)
-    return any(plane & {s for x in a.args for s in x.symbols()} for a in found)
+    divisions = (a for a in i.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1].constant is None)
+    return any(plane & {s for x in a.args for s in x.symbols()} for a in divisions)
 
 
 def _needed(plan: FusionPlan, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -123,7 +123,7 @@ def _needed(plan: FusionPlan, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     read: set[str] = set()
     out: list[Node] = []
     for n in reversed(nodes):
-        if n.output in read or n.output in plan.kept:
+        if n.output in read or n.output in plan.stored:
             out.append(n)
             read |= {*n.inputs}
     return tuple(reversed(out))

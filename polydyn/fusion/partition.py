@@ -82,8 +82,8 @@ class Partition:
 
     def producers(self, g: int) -> list[int]:
         """The groups that a group reads, in the order in which it should try to join them."""
-        found = [a for a in self.reads(g) if a in self.groups]
-        return sorted(found, key=lambda a: (self.groups[a].kind != "contract", -a))
+        producers = [a for a in self.reads(g) if a in self.groups]
+        return sorted(producers, key=lambda a: (self.groups[a].kind != "contract", -a))
 
     def try_join(self, a: int, b: int, rule: Rule) -> bool:
         """Joins reader ``b`` to producer ``a`` (the number of the result) if all agree; else keeps the reason."""
@@ -133,10 +133,10 @@ class Partition:
                 self.before[g] = mask | below | mine
 
     def _refuse(self, a: int, b: int, why: str) -> None:
-        made = {n.output for n in self.groups[a].nodes}
+        outputs = {n.output for n in self.groups[a].nodes}
         for n in self.groups[b].nodes:
             for t in self._inputs[n.output]:
-                if t in made and not self.refused.get((t, n.output), "").startswith(why):  # it may say more
+                if t in outputs and not self.refused.get((t, n.output), "").startswith(why):  # it may say more
                     self.refused[t, n.output] = why
 
     def plan(self) -> FusionPlan:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from polydyn.debug import Level, show, verifying
 from polydyn.errors import InputError
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.bands import compare_bands
@@ -21,6 +22,7 @@ from polydyn.fusion.prologue import join_prologues
 from polydyn.fusion.recompute import recompute_producers
 from polydyn.fusion.rules import elementwise, epilogue, join_columns, stitch
 from polydyn.fusion.separate import separate, write_in_place
+from polydyn.fusion.show import show_plan
 from polydyn.fusion.siblings import join_siblings
 from polydyn.fusion.sink import sink_epilogues
 from polydyn.fusion.split import split_merged_axes
@@ -33,6 +35,7 @@ from polydyn.graph.passes.batch import batch_contractions
 from polydyn.graph.passes.integers import integer_products
 from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.passes.steps import without_requantizing
+from polydyn.graph.show import show_graph
 from polydyn.graph.verify import verify_graph
 
 
@@ -108,15 +111,23 @@ def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False)
     off = check_names(without) | {p.name for p in FUSION if p.cuda and not cuda}
     plan = separate(_rewritten(graph, FUSION, off))
     for p in FUSION:
-        if p.name not in off:
+        if p.name not in off and (p.groups or p.join):
             plan = p.groups(plan) if p.groups else join_groups(plan, p.join) if p.join else plan
+            _show(p, lambda plan=plan: show_plan(plan))  # type: ignore[misc]
+            if verifying():
+                verify_plan(plan)
     verify_plan(plan)
     return plan
+
+
+def _show(p: Pass, text: Callable[[], str]) -> None:
+    show(Level.LOOPS, "passes", p.name, text, what=p.what)
 
 
 def _rewritten(graph: Graph, passes: tuple[Pass, ...], off: frozenset[str]) -> Graph:
     for p in passes:
         if p.graph and p.name not in off:
             graph = p.graph(graph)
+            _show(p, lambda graph=graph: show_graph(graph))  # type: ignore[misc]
             verify_graph(graph)
     return graph

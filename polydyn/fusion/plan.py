@@ -87,7 +87,7 @@ class FusionPlan:
         return {t: tuple(r) for t, r in out.items()}
 
     @cached_property
-    def kept(self) -> frozenset[str]:
+    def stored(self) -> frozenset[str]:
         """Tensors that must be in memory whoever reads them: outputs, and parts of concatenations."""
         return frozenset((*self.graph.outputs, *self.windows))
 
@@ -96,14 +96,14 @@ class FusionPlan:
         names = {n.output for n in nodes}
         return tuple(
             t for t in (n.output for n in nodes)
-            if t in self.kept or any(r not in names for r in self.readers.get(t, ()))
+            if t in self.stored or any(r not in names for r in self.readers.get(t, ()))
         )  # fmt: skip
 
     def why_apart(self, group: FusedGroup) -> tuple[str, ...]:
         """One line for every tensor that a group reads from another group: why they are not one kernel."""
-        own = {n.output for n in group.nodes}
-        made = ({n.output for n in self.graph.nodes} | {w.target for w in self.windows.values()}) - own
-        pairs = [(t, n.output) for n in group.nodes for t in self.inputs[n.output] if t in made]
+        outputs = {n.output for n in group.nodes}
+        others = ({n.output for n in self.graph.nodes} | {w.target for w in self.windows.values()}) - outputs
+        pairs = [(t, n.output) for n in group.nodes for t in self.inputs[n.output] if t in others]
         parts = {w.target: "it is a concatenation that several kernels write" for w in self.windows.values()}
         default = "no pass that is on joins such a pair"
         return tuple(f"{r}: apart from {t}: {self.refused.get((t, r), parts.get(t, default))}" for t, r in pairs)
@@ -117,6 +117,6 @@ class FusionPlan:
         """(buffer, element offset) of a tensor's element, through windows into concatenations."""
         window = self.windows.get(tensor)
         if window is not None:
-            moved = tuple(i + window.offset if a == window.axis else i for a, i in enumerate(subscripts))
-            return self.address_of(window.target, moved)
+            place = tuple(i + window.offset if a == window.axis else i for a, i in enumerate(subscripts))
+            return self.address_of(window.target, place)
         return tensor, sum((i * s for i, s in zip(subscripts, self.strides_of(tensor), strict=True)), ZERO)

@@ -25,9 +25,9 @@ def is_windowed(n: Compute) -> bool:
     steps; or an axis is cut into groups, ``d // n``.
     """
     assert isinstance(n.body, Op)
-    for own, other in (n.body.args, n.body.args[::-1]):
+    for operand, other in (n.body.args, n.body.args[::-1]):
         elsewhere = symbols_of(other)
-        for i in indices(own):
+        for i in indices(operand):
             if any(not isinstance(a, str) and a.kind == "floordiv" and is_axis(str(a.args[0])) for a in i.atoms()):
                 return True
             axes = {s for s in i.symbols() - elsewhere if is_axis(s)}

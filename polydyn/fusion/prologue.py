@@ -45,19 +45,19 @@ def join_prologues(plan: FusionPlan) -> FusionPlan:
         if g.kind == "nest" and len(g.outputs) == 1 and g.outputs[0] in once and all(n.is_map for n in g.nodes)
     }  # fmt: skip
     new: dict[str, Node] = {}
-    gone: set[str] = set()
+    absorbed: set[str] = set()
     groups = []
     for g in plan.groups:
         core, maps = _joined(plan.graph, g, chains)
         if maps:
-            new[core.output], gone = core, gone | {m.output for m in maps}
+            new[core.output], absorbed = core, absorbed | {m.output for m in maps}
             why = (f"{m.output}: joins the promotion of {core.output}'s operand (prologue)" for m in maps)
             nodes = (core, *g.nodes[1:])
             g = replace(g, nodes=nodes, reasons=(*g.reasons, *why), prologue=Prologue(maps, g.nodes[0]))
         groups.append(g)
-    graph_nodes = tuple(new.get(n.output, n) for n in plan.graph.nodes if n.output not in gone)
-    kept = tuple(g for g in groups if g.nodes[0].output not in gone)
-    return replace(plan, graph=replace(plan.graph, nodes=graph_nodes), groups=kept)
+    graph_nodes = tuple(new.get(n.output, n) for n in plan.graph.nodes if n.output not in absorbed)
+    remaining = tuple(g for g in groups if g.nodes[0].output not in absorbed)
+    return replace(plan, graph=replace(plan.graph, nodes=graph_nodes), groups=remaining)
 
 
 def _read_once(plan: FusionPlan) -> set[str]:
@@ -67,7 +67,7 @@ def _read_once(plan: FusionPlan) -> set[str]:
         assert isinstance(n, Compute), "concatenations are windows by now"
         fetched = [a.name for i in indices(n.body) for a in i.fetches()]
         count.update([*(x.buffer for x in loads(n.body)), *fetched, *fetched])
-    return {t for t, c in count.items() if c == 1 and t not in plan.kept}
+    return {t for t, c in count.items() if c == 1 and t not in plan.stored}
 
 
 def _joined(
@@ -77,9 +77,9 @@ def _joined(
     core, joined = g.nodes[0], tuple[Compute, ...]()
     if core.is_map:
         return core, joined
-    found = True
-    while found:
-        found = False
+    more = True
+    while more:
+        more = False
         for t in (t for t in dict.fromkeys(x.buffer for x in loads(core.body)) if t in chains):
             maps = chains[t]
             if g.kind == "contract":
@@ -88,7 +88,7 @@ def _joined(
             else:
                 fits = all(is_guarded_view(m) and not is_shuffled(m) for m in maps)
             if fits:
-                core, joined, found = lifted(compose(core, maps)), (*maps, *joined), True
+                core, joined, more = lifted(compose(core, maps)), (*maps, *joined), True
                 break
     return core, joined
 
@@ -124,9 +124,9 @@ def lifted(n: Compute) -> Compute:
         return Op(v.dtype, "where", (guard.args[0], then, _number(orelse)))
 
     args = tuple(transform(a, up) for a in n.body.args)
-    kept = (new if _is_where(new) and isinstance(children(new)[2], Const) else old for new, old in
+    arguments = (new if _is_where(new) and isinstance(children(new)[2], Const) else old for new, old in
             zip(args, n.body.args, strict=True))  # fmt: skip
-    return replace(n, body=replace(n.body, args=tuple(kept)))
+    return replace(n, body=replace(n.body, args=tuple(arguments)))
 
 
 def _is_where(v: Value) -> bool:
@@ -182,11 +182,11 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
 def row_operand(n: Compute, tensor: str) -> Value | None:
     """The operand of the product ``n`` that reads a tensor, when the other one has a column of its own."""
     assert isinstance(n.body, Op)
-    for own, other in (n.body.args, n.body.args[::-1]):
-        if tensor in {x.buffer for x in loads(own)}:
+    for operand, other in (n.body.args, n.body.args[::-1]):
+        if tensor in {x.buffer for x in loads(operand)}:
             if tensor in {x.buffer for x in loads(other)} or not isinstance(other, Load):
                 return None
-            return own if axes_of(other) - axes_of(own) else None
+            return operand if axes_of(other) - axes_of(operand) else None
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.fusion.traffic import known, may_rise
+from polydyn.fusion.traffic import guard_facts, may_rise
 from polydyn.graph.ir import Compute, Graph, dim_name, iterators, value_size
 from polydyn.schedules.expr import Load, Op, Value, loads, map_index, substitute, transform, walk
 from polydyn.schedules.index import product
@@ -30,30 +30,30 @@ def recompute_producers(plan: FusionPlan) -> FusionPlan:
     home = {n.output: g for g in plan.groups for n in g.nodes}
     for first in [g.nodes[0].output for g in plan.groups]:
         g = home[first]  # as it is now
-        if g.kind != "nest" or len(g.outputs) != 1 or g.outputs[0] in plan.kept or not all(n.is_map for n in g.nodes):
+        if g.kind != "nest" or len(g.outputs) != 1 or g.outputs[0] in plan.stored or not all(n.is_map for n in g.nodes):
             continue
         reading = plan.readers[g.outputs[0]]
         readers = list({id(home[r]): home[r] for r in reading if home[r] is not g}.values())
-        found = _dissolved(plan, g, readers)
-        if isinstance(found, FusionPlan):
-            plan = found
+        smaller = _dissolved(plan, g, readers)
+        if isinstance(smaller, FusionPlan):
+            plan = smaller
             home = {n.output: x for x in plan.groups for n in x.nodes} | {first: g}
             continue
         for pair in ((g.outputs[0], r) for r in reading if home[r] is not g):
-            refused[pair] = "; ".join([*filter(None, [refused.get(pair)]), f"not computed again: {found}"])
+            refused[pair] = "; ".join([*filter(None, [refused.get(pair)]), f"not computed again: {smaller}"])
     return replace(plan, refused=refused)
 
 
 def _dissolved(plan: FusionPlan, g: FusedGroup, readers: list[FusedGroup]) -> FusionPlan | str:
     """The plan with one group dissolved into its readers, or why not."""
-    made = replace(g.nodes[-1], body=_body(g))
-    why = _too_much(plan, made, readers)
+    producer = replace(g.nodes[-1], body=_body(g))
+    why = _too_much(plan, producer, readers)
     if why:
         return why
-    grown = [_grown(plan.graph, r, made) for r in readers]
+    grown = [_grown(plan.graph, r, producer) for r in readers]
     new = {n.output: n for r in grown for n in r.nodes}
-    gone = {n.output for n in g.nodes}
-    nodes = tuple(new.get(n.output, n) for n in plan.graph.nodes if n.output not in gone)
+    outputs = {n.output for n in g.nodes}
+    nodes = tuple(new.get(n.output, n) for n in plan.graph.nodes if n.output not in outputs)
     swap = {id(r): x for r, x in zip(readers, grown, strict=True)}
     groups = tuple(swap.get(id(r), r) for r in plan.groups if r is not g)
     after = replace(plan, graph=replace(plan.graph, nodes=nodes), groups=groups)
@@ -62,52 +62,52 @@ def _dissolved(plan: FusionPlan, g: FusedGroup, readers: list[FusedGroup]) -> Fu
 
 def _body(g: FusedGroup) -> Value:
     """The value of the last node of an element-wise group over what the group reads."""
-    made: dict[str, Value] = {}
+    bodies: dict[str, Value] = {}
 
     def put(v: Value) -> Value:
-        return made.get(v.buffer, v) if isinstance(v, Load) else v
+        return bodies.get(v.buffer, v) if isinstance(v, Load) else v
 
     for n in g.nodes:
-        made[n.output] = transform(n.body, put)
-    return made[g.nodes[-1].output]
+        bodies[n.output] = transform(n.body, put)
+    return bodies[g.nodes[-1].output]
 
 
-def _too_much(plan: FusionPlan, made: Compute, readers: list[FusedGroup]) -> str | None:
+def _too_much(plan: FusionPlan, producer: Compute, readers: list[FusedGroup]) -> str | None:
     """Why a group is not worth computing again, whatever the bytes."""
-    operations = [v.name for v in walk(made.body) if isinstance(v, Op)]
-    if value_size(made.body) > MOST_OPERATIONS or not set(operations) <= CHEAP:
+    operations = [v.name for v in walk(producer.body) if isinstance(v, Op)]
+    if value_size(producer.body) > MOST_OPERATIONS or not set(operations) <= CHEAP:
         return "it costs more than a few simple operations"
-    size = product(plan.graph.tensors[made.output].shape)
+    size = product(plan.graph.tensors[producer.output].shape)
     for r in readers:
         if r.kind != "nest":
             return "a contraction reads it, once for every tile"
         points = 0 * size
         for n in r.nodes:
             extents = dict(iterators(plan.graph, n))
-            if any(a.name == made.output for x in loads(n.body) for i in x.index for a in i.fetches()):
+            if any(a.name == producer.output for x in loads(n.body) for i in x.index for a in i.fetches()):
                 return "its elements are subscripts"
-            places = {x.index for x in loads(n.body) if x.buffer == made.output}
+            places = {x.index for x in loads(n.body) if x.buffer == producer.output}
             points = points + product(extents.values()) * len(places)
-        if not nonnegative(size - points, known(plan.graph.guards)):
+        if not nonnegative(size - points, guard_facts(plan.graph.guards)):
             return f"it would be computed {points} times for {size} elements (a broadcast, or read more than once)"
     return None
 
 
-def _grown(graph: Graph, r: FusedGroup, made: Compute) -> FusedGroup:
-    """A reader with the value of ``made`` in place of its loads."""
-    nodes = tuple(_inlined(graph, n, made) for n in r.nodes)
-    return replace(r, nodes=nodes, reasons=(*r.reasons, f"{made.output}: computed again here (input-inline)"))
+def _grown(graph: Graph, r: FusedGroup, producer: Compute) -> FusedGroup:
+    """A reader with the value of ``producer`` in place of its loads."""
+    nodes = tuple(_inlined(graph, n, producer) for n in r.nodes)
+    return replace(r, nodes=nodes, reasons=(*r.reasons, f"{producer.output}: computed again here (input-inline)"))
 
 
-def _inlined(graph: Graph, n: Compute, made: Compute) -> Compute:
-    if not any(x.buffer == made.output for x in loads(n.body)):
+def _inlined(graph: Graph, n: Compute, producer: Compute) -> Compute:
+    if not any(x.buffer == producer.output for x in loads(n.body)):
         return n
     ranges = dict(iterators(graph, n))
 
     def put(v: Value) -> Value:
-        if not (isinstance(v, Load) and v.buffer == made.output):
+        if not (isinstance(v, Load) and v.buffer == producer.output):
             return v
-        inside = substitute(made.body, {dim_name(a): i for a, i in enumerate(v.index)})
+        inside = substitute(producer.body, {dim_name(a): i for a, i in enumerate(v.index)})
         return map_index(inside, lambda i: simplify(i, ranges))
 
     return replace(n, body=transform(n.body, put))

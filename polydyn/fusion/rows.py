@@ -16,14 +16,14 @@ from polydyn.schedules.expr import Load, loads
 from polydyn.schedules.index import ONE, Index, product
 
 
-def own_rows(graph: Graph, output: str) -> tuple[int, ...]:
+def node_rows(graph: Graph, output: str) -> tuple[int, ...]:
     """All axes of a tensor but those of extent 1: the rows of a node alone."""
     return tuple(a for a, e in enumerate(graph.tensors[output].shape) if e != ONE)
 
 
 def rest_of(graph: Graph, output: str, rows: Rows) -> tuple[int, ...]:
     """The axes of a node inside a row."""
-    return tuple(a for a in own_rows(graph, output) if a not in rows[output])
+    return tuple(a for a in node_rows(graph, output) if a not in rows[output])
 
 
 def tile_dims(graph: Graph, n: Compute, rows: Rows) -> Index:
@@ -34,12 +34,12 @@ def tile_dims(graph: Graph, n: Compute, rows: Rows) -> Index:
 
 def lead(graph: Graph, rows: Rows) -> bool:
     """Whether rows are the leading axes of every node, what lies inside a row behind them."""
-    return all(own_rows(graph, t)[: len(axes)] == axes for t, axes in rows.items())
+    return all(node_rows(graph, t)[: len(axes)] == axes for t, axes in rows.items())
 
 
-def reads_of(made: Collection[str], n: Compute) -> list[Load]:
+def reads_of(tensors: Collection[str], n: Compute) -> list[Load]:
     """The loads of a node from given tensors."""
-    return [x for x in loads(n.body) if x.buffer in made]
+    return [x for x in loads(n.body) if x.buffer in tensors]
 
 
 def common_rows(graph: Graph, a: FusedGroup, b: FusedGroup) -> Rows | None:
@@ -49,30 +49,30 @@ def common_rows(graph: Graph, a: FusedGroup, b: FusedGroup) -> Rows | None:
     """
     pairs: dict[int, int] | None = None  # a row of a -> that of b
     for n, x in _crossing(a, b):
-        found = _pairs(graph, a.rows[x.buffer], n, b.rows[n.output], x)
-        pairs = found if pairs is None else {k: v for k, v in pairs.items() if found.get(k) == v}
-    kept = sorted(pairs or {})
-    order = [pairs[k] for k in kept] if pairs else []
-    if (not kept and any(a.rows.values())) or any(x >= y for x, y in pairwise(order)):
+        aligned = _pairs(graph, a.rows[x.buffer], n, b.rows[n.output], x)
+        pairs = aligned if pairs is None else {k: v for k, v in pairs.items() if aligned.get(k) == v}
+    common = sorted(pairs or {})
+    order = [pairs[k] for k in common] if pairs else []
+    if (not common and any(a.rows.values())) or any(x >= y for x, y in pairwise(order)):
         return None
-    rows = {m.output: tuple(a.rows[m.output][k] for k in kept) for m in a.nodes}
+    rows = {m.output: tuple(a.rows[m.output][k] for k in common) for m in a.nodes}
     return rows | {n.output: tuple(b.rows[n.output][k] for k in order) for n in b.nodes}
 
 
 def _crossing(a: FusedGroup, b: FusedGroup) -> Iterator[tuple[Compute, Load]]:
     """What the nodes of ``b`` read of ``a``."""
-    made = {m.output for m in a.nodes}
+    outputs = {m.output for m in a.nodes}
     for n in b.nodes:
-        for x in reads_of(made, n):
+        for x in reads_of(outputs, n):
             yield n, x
 
 
-def _pairs(graph: Graph, made: tuple[int, ...], n: Compute, own: tuple[int, ...], x: Load) -> dict[int, int]:
-    """Rows of what is read that are rows of the reader: (place in ``made``) -> (place in ``own``)."""
+def _pairs(graph: Graph, source: tuple[int, ...], n: Compute, reader: tuple[int, ...], x: Load) -> dict[int, int]:
+    """Rows of what is read that are rows of the reader: (place in ``source``) -> (place in ``reader``)."""
     shape, extents = graph.tensors[x.buffer].shape, graph.tensors[n.output].shape
-    places = {dim_name(a): k for k, a in enumerate(own)}
-    found = {k: (a, places[str(x.index[a])]) for k, a in enumerate(made) if str(x.index[a]) in places}
-    return {k: place for k, (a, place) in found.items() if shape[a] == extents[own[place]]}
+    places = {dim_name(a): k for k, a in enumerate(reader)}
+    matches = {k: (a, places[str(x.index[a])]) for k, a in enumerate(source) if str(x.index[a]) in places}
+    return {k: place for k, (a, place) in matches.items() if shape[a] == extents[reader[place]]}
 
 
 def is_aligned(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
@@ -84,5 +84,5 @@ def is_aligned(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
 
 def is_reduced(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:
     """Whether a reduction runs over a whole row of what it reads, in order."""
-    wanted = [reduction_name(j) for j, e in enumerate(n.reduction) if e != ONE]
-    return [str(x.index[a]) for a in rest_of(graph, x.buffer, rows)] == wanted
+    reduced = [reduction_name(j) for j, e in enumerate(n.reduction) if e != ONE]
+    return [str(x.index[a]) for a in rest_of(graph, x.buffer, rows)] == reduced

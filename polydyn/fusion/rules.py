@@ -16,7 +16,7 @@ from polydyn.fusion.facts import same_size
 from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.partition import Join, join_groups
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Rows
-from polydyn.fusion.rows import common_rows, is_aligned, is_reduced, lead, own_rows, reads_of, tile_dims
+from polydyn.fusion.rows import common_rows, is_aligned, is_reduced, lead, node_rows, reads_of, tile_dims
 from polydyn.graph.ir import Compute, Graph, dim_name
 from polydyn.schedules.expr import ITEMSIZE, Load, Op, indices, loads
 from polydyn.schedules.index import ONE
@@ -46,7 +46,7 @@ def epilogue(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | Non
         return "a backbone begins its group; its operands come from memory"
     if a.kind != "contract":
         return None
-    graph, made = plan.graph, {m.output for m in a.nodes}
+    graph, outputs = plan.graph, {m.output for m in a.nodes}
     shape = graph.tensors[a.nodes[0].output].shape
     rows = {**a.rows, **b.rows}
     for n in b.nodes:
@@ -54,7 +54,7 @@ def epilogue(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | Non
             return "it reduces; only element-wise readers are epilogues of a contraction"
         if graph.tensors[n.output].shape != shape:
             return f"its shape {_dims(graph, n)} is not the contraction's ({', '.join(map(str, shape))})"
-        if _fetches(n, made) or not all(_same_place(graph, n, x, rows) for x in reads_of(made, n)):
+        if _fetches(n, outputs) or not all(_same_place(graph, n, x, rows) for x in reads_of(outputs, n)):
             return "it does not read the contraction's output element by element"
         if not is_tileable(graph, n):
             return "it has no form in the register tile's vector lanes"
@@ -103,12 +103,12 @@ def _stitched(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | No
     reduces = any(not n.is_map for n in b.nodes)
     if reduces and not any(rows.values()) and not _single(plan.graph, (*a.nodes, *b.nodes)):
         return "no locality: what reduces everything has no rows to share"
-    made = list(a.nodes)
+    producers = list(a.nodes)
     for n in b.nodes:
-        why = _remote(plan.graph, a, n, rows) or _other_tiles(plan.graph, n, made, rows)
+        why = _remote(plan.graph, a, n, rows) or _other_tiles(plan.graph, n, producers, rows)
         if why:
             return why
-        made.append(n)
+        producers.append(n)
     return Join(rows, "reduces rows that the group makes (stitch)" if reduces else "element-wise on shared rows")
 
 
@@ -121,7 +121,7 @@ def join_columns(plan: FusionPlan) -> FusionPlan:
 def _scattered(plan: FusionPlan, n: Compute) -> str | None:
     """A tensor that vectors along the node's last axis would have to gather."""
     ranges = {dim_name(a): e for a, e in enumerate(plan.graph.tensors[n.output].shape)}
-    column = dim_name(max(own_rows(plan.graph, n.output), default=0))
+    column = dim_name(max(node_rows(plan.graph, n.output), default=0))
     for x in loads(n.body):
         _, address = plan.address_of(x.buffer, x.index)
         if not is_affine_in_lanes(address, column, WIDEST, ranges):
@@ -139,8 +139,8 @@ def _narrows(n: Compute) -> bool:
 
 def _common(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Rows | str:
     """The rows of both groups, or why they have none in common."""
-    made = {m.output for m in a.nodes}
-    if any(_fetches(n, made) for n in b.nodes):
+    outputs = {m.output for m in a.nodes}
+    if any(_fetches(n, outputs) for n in b.nodes):
         return "no locality: what the group makes decides where it reads"
     rows = common_rows(plan.graph, a, b)
     return "no locality: it reads other rows of the group than its own" if rows is None else rows
@@ -152,16 +152,16 @@ def _remote(graph: Graph, a: FusedGroup, n: Compute, rows: Rows) -> str | None:
     if n.is_map:
         aligned = all(is_aligned(graph, n, x, rows) for x in reads)
         return None if aligned else "no locality: it does not read its row of the group element by element"
-    whole = not _gives_up(a, rows) or all(is_reduced(graph, n, x, rows) for x in reads)
-    return None if whole else "group-dims differ: the reduction does not run over whole rows of what the group makes"
+    complete = not _gives_up(a, rows) or all(is_reduced(graph, n, x, rows) for x in reads)
+    return None if complete else "group-dims differ: the reduction does not run over whole rows of what the group makes"
 
 
-def _other_tiles(graph: Graph, n: Compute, made: Sequence[Compute], rows: Rows) -> str | None:
-    """Why a map runs over rows of another length than the nodes ``made``."""
+def _other_tiles(graph: Graph, n: Compute, producers: Sequence[Compute], rows: Rows) -> str | None:
+    """Why a map runs over rows of another length than the nodes ``producers``."""
     inner = tile_dims(graph, n, rows)
     if not n.is_map or inner == ONE:
         return None
-    sizes = {tile_dims(graph, m, rows) for m in made}
+    sizes = {tile_dims(graph, m, rows) for m in producers}
     if inner in sizes or any(same_size(graph.guards, inner, e) for e in sizes):
         return None
     return f"tile-dims differ: no node of the group runs over {inner} elements of a row"
@@ -169,7 +169,7 @@ def _other_tiles(graph: Graph, n: Compute, made: Sequence[Compute], rows: Rows) 
 
 def _single(graph: Graph, nodes: Sequence[Compute]) -> bool:
     """Whether all nodes make single elements: each is one task, whatever it reduces."""
-    return not any(own_rows(graph, n.output) for n in nodes)
+    return not any(node_rows(graph, n.output) for n in nodes)
 
 
 def _gives_up(g: FusedGroup, rows: Rows) -> bool:
@@ -177,9 +177,9 @@ def _gives_up(g: FusedGroup, rows: Rows) -> bool:
     return any(rows[n.output] != g.rows[n.output] for n in g.nodes)
 
 
-def _fetches(n: Compute, made: set[str]) -> bool:
-    """Whether a node reads at positions that are among the tensors ``made``."""
-    return any(f.name in made for i in indices(n.body) for f in i.fetches())
+def _fetches(n: Compute, outputs: set[str]) -> bool:
+    """Whether a node reads at positions that are among the tensors ``outputs``."""
+    return any(f.name in outputs for i in indices(n.body) for f in i.fetches())
 
 
 def _same_place(graph: Graph, n: Compute, x: Load, rows: Rows) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from polydyn.fusion.append import find_appends, free_strides, part_name
 from polydyn.fusion.plan import FusedGroup, FusionPlan, Window
 from polydyn.fusion.products import has_column, is_contraction, is_windowed
-from polydyn.fusion.rows import own_rows
+from polydyn.fusion.rows import node_rows
 from polydyn.fusion.rules import is_tileable
 from polydyn.graph.ir import Compute, Graph, Node, Tensor, dim_name
 from polydyn.schedules.expr import load
@@ -40,13 +40,13 @@ def separate(graph: Graph) -> FusionPlan:
 
 def _needed(graph: Graph) -> list[Node]:
     """The nodes that an output depends on."""
-    wanted = set(graph.outputs)
-    kept = []
+    live = set(graph.outputs)
+    nodes = []
     for n in reversed(graph.nodes):
-        if n.output in wanted:
-            wanted |= set(n.inputs)
-            kept.append(n)
-    return kept[::-1]
+        if n.output in live:
+            live |= set(n.inputs)
+            nodes.append(n)
+    return nodes[::-1]
 
 
 def _alone(graph: Graph, n: Compute) -> FusedGroup:
@@ -54,31 +54,31 @@ def _alone(graph: Graph, n: Compute) -> FusedGroup:
     if product and is_windowed(n) and not has_column(n):  # depthwise: vectors along the last axis, as in any nest
         product = False
     kind = "contract" if product else "nest"
-    rows = {n.output: own_rows(graph, n.output)}
+    rows = {n.output: node_rows(graph, n.output)}
     return FusedGroup(kind, (n,), (n.output,), rows, (f"{n.output}: starts a {kind} group",))
 
 
 def write_in_place(plan: FusionPlan) -> FusionPlan:
     """What only a concatenation reads is written straight into its part of the result; its copy goes."""
-    made = {n.output for n in plan.graph.nodes}
-    windows, gone = dict(plan.windows), set[str]()
+    outputs = {n.output for n in plan.graph.nodes}
+    windows, written = dict(plan.windows), set[str]()
     refused = dict(plan.refused)
     copies = [n for n in plan.graph.nodes if n.output in plan.windows]
     for n in copies:
         (part,) = n.inputs
-        why = _kept_apart(plan, part, made)
+        why = _reason_apart(plan, part, outputs)
         if part in windows or why:
             refused[part, n.output] = why or "it is a part of another concatenation too"
             continue
         windows = {(part if t == n.output else t): w for t, w in windows.items()}  # parts stay in order
-        gone.add(n.output)
-    graph = replace(plan.graph, nodes=tuple(n for n in plan.graph.nodes if n.output not in gone))
-    groups = tuple(g for g in plan.groups if g.nodes[0].output not in gone)
+        written.add(n.output)
+    graph = replace(plan.graph, nodes=tuple(n for n in plan.graph.nodes if n.output not in written))
+    groups = tuple(g for g in plan.groups if g.nodes[0].output not in written)
     return replace(plan, graph=graph, groups=groups, windows=windows, refused=refused)
 
 
-def _kept_apart(plan: FusionPlan, part: str, made: set[str]) -> str | None:
-    if part not in made:
+def _reason_apart(plan: FusionPlan, part: str, outputs: set[str]) -> str | None:
+    if part not in outputs:
         return "it is no kernel's result, so it is copied into the concatenation"
     if part in plan.graph.outputs:
         return "it is an output of the model too, so it is copied into the concatenation"

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from polydyn.fusion.partition import Join
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.fusion.rows import own_rows
+from polydyn.fusion.rows import node_rows
 from polydyn.fusion.rules import elementwise, stitch
 from polydyn.fusion.traffic import may_rise
 from polydyn.graph.ir import Compute
@@ -28,33 +28,33 @@ def sink_epilogues(plan: FusionPlan) -> FusionPlan:
     for n in reversed(plan.graph.nodes):
         a = groups.get(n.output)
         readers = {id(groups[r]): groups[r] for r in plan.readers.get(n.output, ()) if r in groups}
-        if a is None or a.kind != "contract" or n.output in (a.nodes[0].output, *plan.kept) or len(readers) != 1:
+        if a is None or a.kind != "contract" or n.output in (a.nodes[0].output, *plan.stored) or len(readers) != 1:
             continue
         assert isinstance(n, Compute), "concatenations are in no group"
         (b,) = readers.values()
-        moved = _moved(plan, a, b, n) if b is not a else None
-        for g in moved or ():
+        change = _moved(plan, a, b, n) if b is not a else None
+        for g in change or ():
             groups |= {m.output: g for m in g.nodes}
-        if moved:
+        if change:
             refused |= {(t, n.output): WHY for t in plan.inputs[n.output]}
-            order = [moved[1].nodes[0].output if t == b.nodes[0].output else t for t in order]
+            order = [change[1].nodes[0].output if t == b.nodes[0].output else t for t in order]
     return replace(plan, groups=tuple(groups[t] for t in order), refused=refused)
 
 
 def _moved(plan: FusionPlan, a: FusedGroup, b: FusedGroup, n: Compute) -> tuple[FusedGroup, FusedGroup] | None:
     """Both groups after ``n`` went from contraction ``a`` to its reader ``b``; None when that is no gain."""
-    rows = {n.output: own_rows(plan.graph, n.output)}
+    rows = {n.output: node_rows(plan.graph, n.output)}
     alone = FusedGroup("nest", (n,), (n.output,), rows, (f"{n.output}: starts a nest group",))
     join = elementwise(plan, alone, b) or stitch(plan, alone, b)
     if not isinstance(join, Join):
         return None
-    left = tuple(m for m in a.nodes if m is not n)
+    remaining = tuple(m for m in a.nodes if m is not n)
     place = list(plan.inputs)
     nodes = tuple(sorted((n, *b.nodes), key=lambda m: place.index(m.output)))
     reasons = tuple(r for r in a.reasons if not r.startswith(f"{n.output}: "))
     why = f"{n.output}: {join.why}, no epilogue of {a.nodes[0].output}"
     rows = {t: axes for t, axes in a.rows.items() if t != n.output}
-    rest = replace(a, nodes=left, outputs=plan.outputs_of(left), rows=rows, reasons=reasons)
+    rest = replace(a, nodes=remaining, outputs=plan.outputs_of(remaining), rows=rows, reasons=reasons)
     grown = FusedGroup("nest", nodes, plan.outputs_of(nodes), join.rows, (why, *b.reasons))
     gains = len(rest.outputs) < len(a.outputs) and may_rise(plan, (a, b), (rest, grown)) is None
     return (rest, grown) if gains else None

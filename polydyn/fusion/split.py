@@ -52,10 +52,10 @@ class _Splitter:
     def as_used(self, name: str) -> bool:
         """Splits an axis of a tensor that an element-wise reader runs over in parts."""
         n, users = self._free(name)
-        found = _parts_used(self.view(), name, users) if n else None
-        if n is None or found is None:
+        parts = _parts_used(self.view(), name, users) if n else None
+        if n is None or parts is None:
             return False
-        self._split_axis(n, *found)
+        self._split_axis(n, *parts)
         return True
 
     def as_read(self, name: str) -> bool:
@@ -127,14 +127,14 @@ def _parts_used(graph: Graph, name: str, users: list[Compute]) -> tuple[int, Fac
     """(axis, factors) of a merged axis that an element-wise reader runs over in parts."""
     shape = graph.tensors[name].shape
     for u in users:
-        own = graph.tensors[u.output].shape
+        sizes = graph.tensors[u.output].shape
         for x in loads(u.body):
-            if x.buffer != name or not u.is_map or len(own) <= len(shape):
+            if x.buffer != name or not u.is_map or len(sizes) <= len(shape):
                 continue
             for axis, i in enumerate(x.index):
-                parts = len(own) - len(shape) + 1
-                factors = own[axis : axis + parts]
-                rest = [Index.of(dim_name(a)) for a in range(len(own)) if not axis <= a < axis + parts]
+                parts = len(sizes) - len(shape) + 1
+                factors = sizes[axis : axis + parts]
+                rest = [Index.of(dim_name(a)) for a in range(len(sizes)) if not axis <= a < axis + parts]
                 others = [(e, shape[a]) for a, e in enumerate(x.index) if a != axis]
                 aligned = all(e == d or (e == ZERO and size == ONE) for (e, size), d in zip(others, rest, strict=True))
                 merged = parts > 1 and i == _linear(axis, factors, dim_name)

@@ -34,9 +34,9 @@ class _Layout:
     def of(self, a: Array) -> Array:
         """The elements in this order, steps as one axis of a multiple of 16 bytes."""
         front = [a.shape[x] for x in self.front]
-        moved = a.transpose(*self.front, *self.steps).reshape(*front, -1)
-        more = -moved.shape[-1] % WIDEST
-        return np.ascontiguousarray(np.pad(moved, [(0, 0)] * len(front) + [(0, more)]))
+        ordered = a.transpose(*self.front, *self.steps).reshape(*front, -1)
+        more = -ordered.shape[-1] % WIDEST
+        return np.ascontiguousarray(np.pad(ordered, [(0, 0)] * len(front) + [(0, more)]))
 
 
 def lay_out_steps(graph: Graph) -> Graph:
@@ -47,31 +47,31 @@ def lay_out_steps(graph: Graph) -> Graph:
 class _Rewriting(OperandRewriting):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        self.made: dict[tuple[Value, tuple[int, ...], tuple[int, ...]], str | None] = {}
+        self.names: dict[tuple[Value, tuple[int, ...], tuple[int, ...]], str | None] = {}
 
     def operand(self, v: Value) -> Value:
-        found = over_constant(self.graph, v)
-        if found is None:
+        operand = over_constant(self.graph, v)
+        if operand is None:
             return v
-        whole, body = found
-        layout = _layout(whole, self.graph)
-        if layout is None or (_is_byte(v) and _is_laid_out(self.graph.constants[whole.buffer], layout)):
+        load, body = operand
+        layout = _layout(load, self.graph)
+        if layout is None or (_is_byte(v) and _is_laid_out(self.graph.constants[load.buffer], layout)):
             return v
         key = body, layout.front, layout.steps
-        if key not in self.made:
-            self.made[key] = self._constant(v, whole, body, layout)
-        name = self.made[key]
+        if key not in self.names:
+            self.names[key] = self._constant(v, load, body, layout)
+        name = self.names[key]
         return v if name is None else cast(Load(self.tensors[name].dtype, name, layout.index), "int32")
 
-    def _constant(self, v: Value, whole: Load, body: Value, layout: _Layout) -> str | None:
+    def _constant(self, v: Value, load: Load, body: Value, layout: _Layout) -> str | None:
         """The constant, when its values are bytes."""
-        given = self.graph.constants[whole.buffer]
-        values = given if _is_byte(v) else _as_bytes(values_of(self.graph, whole, body))
+        array = self.graph.constants[load.buffer]
+        values = array if _is_byte(v) else _as_bytes(values_of(self.graph, load, body))
         if values is None:
             return None
-        name = f"{whole.buffer}{SUFFIX}{len(self.made) or ''}"
-        self.constants[name] = made = layout.of(values)
-        self.tensors[name] = Tensor(name, str(made.dtype), tuple(map(Index.of, made.shape)))
+        name = f"{load.buffer}{SUFFIX}{len(self.names) or ''}"
+        self.constants[name] = ordered = layout.of(values)
+        self.tensors[name] = Tensor(name, str(ordered.dtype), tuple(map(Index.of, ordered.shape)))
         return name
 
 

@@ -15,22 +15,22 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Compute, Graph, Guard, iterators
 from polydyn.schedules.expr import ITEMSIZE, indices, loads
 from polydyn.schedules.index import ONE, ZERO, Index, product
-from polydyn.shapes.prove import Known, nonnegative
+from polydyn.shapes.prove import Facts, nonnegative
 
 Term = tuple[str, str]
 """(``read`` or ``write``, tensor)."""
 
 
 def terms(plan: FusionPlan, group: FusedGroup) -> set[Term]:
-    """What a group reads and writes; scales and other single numbers that are known do not count."""
-    made = {n.output for n in group.nodes}
-    read = {t for n in group.nodes for t in plan.inputs[n.output] if not _is_number(plan.graph, t)} - made
+    """What a group reads and writes; scales and other single numbers that are guard_facts do not count."""
+    outputs = {n.output for n in group.nodes}
+    read = {t for n in group.nodes for t in plan.inputs[n.output] if not _is_number(plan.graph, t)} - outputs
     return {*(("read", t) for t in read), *(("write", t) for t in group.outputs)}
 
 
 def _is_number(graph: Graph, tensor: str) -> bool:
-    known = graph.constants.get(tensor)
-    return known is not None and known.size == 1
+    constant = graph.constants.get(tensor)
+    return constant is not None and constant.size == 1
 
 
 def size_of(graph: Graph, tensor: str) -> Index:
@@ -55,7 +55,7 @@ def may_rise(
         return None
     more = sum((size_of(plan.graph, t) * n for (_, t), n in added.items()), ZERO)
     less = sum((_least(plan, before, k) * n for k, n in removed.items()), ZERO)
-    if nonnegative(less - more, known(plan.graph.guards)):
+    if nonnegative(less - more, guard_facts(plan.graph.guards)):
         return None
     names = ", ".join(t for _, t in sorted(added))
     return f"off-chip traffic may rise: {more} more bytes ({names}), {less} fewer"
@@ -65,8 +65,8 @@ def _least(plan: FusionPlan, groups: Sequence[FusedGroup], key: Term) -> Index:
     """Bytes of a term at least: a read counts where a load of every group visits each element."""
     kind, tensor = key
     reading = [g for g in groups if key in terms(plan, g)]
-    whole = all(any(_visits_all(plan.graph, n, tensor) for n in g.nodes) for g in reading)
-    return size_of(plan.graph, tensor) if kind == "write" or whole else ZERO
+    complete = all(any(_visits_all(plan.graph, n, tensor) for n in g.nodes) for g in reading)
+    return size_of(plan.graph, tensor) if kind == "write" or complete else ZERO
 
 
 def _visits_all(graph: Graph, n: Compute, tensor: str) -> bool:
@@ -82,7 +82,7 @@ def _visits_all(graph: Graph, n: Compute, tensor: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def known(guards: tuple[Guard, ...]) -> Known:
+def guard_facts(guards: tuple[Guard, ...]) -> Facts:
     """What every call is checked to meet, for proofs: ranges of symbols, and inequalities."""
     ranges: dict[str, tuple[int, int | None]] = {}
     facts: list[Index] = []
@@ -97,16 +97,16 @@ def known(guards: tuple[Guard, ...]) -> Known:
             ranges[str(g.left)] = (low, int(g.right) if high is None else min(high, int(g.right)))
         else:
             facts.append(g.right - g.left)
-    return Known(ranges, tuple(facts), {})
+    return Facts(ranges, tuple(facts), {})
 
 
-def moved_at(plan: FusionPlan, group: FusedGroup, sizes: Mapping[str, int]) -> int:
+def bytes_at(plan: FusionPlan, group: FusedGroup, sizes: Mapping[str, int]) -> int:
     """Bytes that a group moves at a shape: of each tensor no more than its loads can touch."""
-    made = {n.output for n in group.nodes}
+    outputs = {n.output for n in group.nodes}
     touched: Counter[str] = Counter()
     for n in group.nodes:
         for t, points in _touched(plan.graph, n).items():
-            if t not in made:
+            if t not in outputs:
                 touched[t] += points.evaluate(sizes)
     total = sum(size_of(plan.graph, t).evaluate(sizes) for t in group.outputs)
     for t, points_at in touched.items():

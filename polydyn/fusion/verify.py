@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polydyn.errors import PolydynError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.fusion.rows import own_rows
+from polydyn.fusion.rows import node_rows
 
 
 def verify_plan(plan: FusionPlan) -> None:
@@ -38,11 +38,11 @@ def verify_plan(plan: FusionPlan) -> None:
     for k, g in enumerate(plan.groups):
         for n in g.nodes:
             for t in plan.inputs[n.output]:
-                for made in parts.get(t, [t] if t in position else []):
-                    if made not in launch:
-                        raise _bug("read, but no group makes it", made)
-                    if launch[made] > k or (launch[made] == k and t in parts):
-                        raise _bug(f"{n.output} reads it before it is whole", made)
+                for part in parts.get(t, [t] if t in position else []):
+                    if part not in launch:
+                        raise _bug("read, but no group makes it", part)
+                    if launch[part] > k or (launch[part] == k and t in parts):
+                        raise _bug(f"{n.output} reads it before it is whole", part)
 
 
 def _verify_rows(plan: FusionPlan, g: FusedGroup) -> None:
@@ -52,7 +52,7 @@ def _verify_rows(plan: FusionPlan, g: FusedGroup) -> None:
         t = n.output
         if [shapes[t][a] for a in g.rows[t]] != [shapes[first][a] for a in g.rows[first]]:
             raise _bug(f"its rows are not those of {first}", t)
-        if not n.is_map and g.rows[t] != own_rows(plan.graph, t):
+        if not n.is_map and g.rows[t] != node_rows(plan.graph, t):
             raise _bug("a reduction that is no row of its group", t)
 
 

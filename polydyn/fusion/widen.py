@@ -49,19 +49,19 @@ class OperandRewriting:
 class _Widening(OperandRewriting):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
-        self.made: dict[Value, str] = {}
+        self.names: dict[Value, str] = {}
 
     def operand(self, v: Value) -> Value:
-        found = over_constant(self.graph, v)
-        if found is None:
+        operand = over_constant(self.graph, v)
+        if operand is None:
             return v
-        whole, body = found
-        if body not in self.made:
-            name = f"{whole.buffer}{SUFFIX}{len(self.made) or ''}"
-            self.tensors[name] = Tensor(name, "int32", self.tensors[whole.buffer].shape)
-            self.constants[name] = values_of(self.graph, whole, body)
-            self.made[body] = name
-        return Load("int32", self.made[body], whole.index)
+        load, body = operand
+        if body not in self.names:
+            name = f"{load.buffer}{SUFFIX}{len(self.names) or ''}"
+            self.tensors[name] = Tensor(name, "int32", self.tensors[load.buffer].shape)
+            self.constants[name] = values_of(self.graph, load, body)
+            self.names[body] = name
+        return Load("int32", self.names[body], load.index)
 
 
 def over_constant(graph: Graph, v: Value) -> tuple[Load, Value] | None:
@@ -72,24 +72,24 @@ def over_constant(graph: Graph, v: Value) -> tuple[Load, Value] | None:
     read = loads(v)
     if isinstance(v, Load) or not read or any(x.buffer not in graph.constants for x in read):
         return None
-    whole = max(read, key=lambda x: graph.constants[x.buffer].size)
-    env = {str(i): dim_name(a) for a, i in enumerate(whole.index) if i.is_symbol}
-    plain = len(env) == len(whole.index)
+    load = max(read, key=lambda x: graph.constants[x.buffer].size)
+    env = {str(i): dim_name(a) for a, i in enumerate(load.index) if i.is_symbol}
+    plain = len(env) == len(load.index)
     for x in read:
         used = {s for i in x.index for s in i.symbols()}
-        if x != whole and (used - env.keys() or (used and not plain)):
+        if x != load and (used - env.keys() or (used and not plain)):
             return None
-    here = tuple(Index.of(dim_name(a)) for a in range(len(whole.index)))
+    here = tuple(Index.of(dim_name(a)) for a in range(len(load.index)))
 
     def moved(x: Value) -> Value:
         if not isinstance(x, Load):
             return x
-        return replace(x, index=here) if x == whole else substitute(x, env)
+        return replace(x, index=here) if x == load else substitute(x, env)
 
-    return whole, transform(v, moved)
+    return load, transform(v, moved)
 
 
-def values_of(graph: Graph, whole: Load, body: Value) -> Array:
-    """The values of ``over_constant``, an array of the shape of the constant that ``whole`` reads."""
-    out = Tensor(whole.buffer, body.dtype, graph.tensors[whole.buffer].shape)
+def values_of(graph: Graph, load: Load, body: Value) -> Array:
+    """The values of ``over_constant``, an array of the shape of the constant that ``load`` reads."""
+    out = Tensor(load.buffer, body.dtype, graph.tensors[load.buffer].shape)
     return evaluate_node(Compute(out.name, body), out, {}, graph.constants)

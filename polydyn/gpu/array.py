@@ -37,11 +37,15 @@ class DeviceArray:
     @classmethod
     def of(cls, session: Session, array: np.ndarray[Any, Any], dtype: str | None = None) -> DeviceArray:
         """A copy of a host array in device memory; ``dtype``: its name, where numpy's is another (bfloat16)."""
-        host = np.ascontiguousarray(array)
-        made = cls(session, array.shape, dtype or str(host.dtype), host.itemsize)
-        with session.use() as driver:
-            driver.h2d(made.pointer, host)
-        return made
+        device = cls(session, array.shape, dtype or str(array.dtype), array.itemsize)
+        device.copy_from(array)
+        return device
+
+    def copy_from(self, array: np.ndarray[Any, Any]) -> None:
+        """Overwrites it with a host array of as many bytes."""
+        with self._session.use() as driver:
+            self._alive()
+            driver.h2d(self.pointer, np.ascontiguousarray(array))
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy on the host; bfloat16 as the uint16 of its bits.

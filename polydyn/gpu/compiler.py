@@ -57,8 +57,8 @@ def parse_ptxas(log: str) -> dict[str, KernelUse]:
     for name, text in zip(parts[1::2], parts[2::2], strict=True):
 
         def number(pattern: str, text: str = text) -> int:
-            found = re.search(pattern, text)
-            return int(found.group(1)) if found else 0
+            match = re.search(pattern, text)
+            return int(match.group(1)) if match else 0
 
         uses[name] = KernelUse(
             registers=number(r"Used (\d+) registers"),
@@ -171,8 +171,8 @@ def _run_nvcc(path: str, source: str, arch: str, kind: str, flags: list[str], sc
         "-o",
         "image",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
-    if done.returncode:
-        raise BuildError(f"nvcc refused a kernel for {arch}:\n{(done.stderr + done.stdout)[:4000]}")
+    process = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
+    if process.returncode:
+        raise BuildError(f"nvcc refused a kernel for {arch}:\n{(process.stderr + process.stdout)[:4000]}")
     image = (scratch / "image").read_bytes()
-    return (image if kind == "cubin" else image + b"\0"), done.stderr + done.stdout
+    return (image if kind == "cubin" else image + b"\0"), process.stderr + process.stdout

@@ -107,8 +107,8 @@ def view(x: Any, stream: int, device: int = 0) -> View:
         raise InputError(f"a tensor lies on device {int(where[1])}, the program runs on device {device}", remedy=remedy)
     ours = getattr(x, "view_on", None)
     if ours is not None:
-        found: View = ours(stream)
-        return found
+        result: View = ours(stream)
+        return result
     if not hasattr(x, "__dlpack__"):
         return _from_interface(x)
     try:
@@ -134,15 +134,15 @@ def _from_interface(x: Any) -> View:
 
     Who names no stream has nothing to wait for, says the protocol; pycuda names none whatever is on the default stream.
     """
-    said = x.__cuda_array_interface__
-    kind, bits = said["typestr"][1], int(said["typestr"][2:]) * 8
+    interface = x.__cuda_array_interface__
+    kind, bits = interface["typestr"][1], int(interface["typestr"][2:]) * 8
     names = {"i": "int", "u": "uint", "f": "float", "b": "bool"}
     if kind not in names:
-        raise InputError(f"a tensor has the type {said['typestr']}", remedy="convert it")
-    shape, after = tuple(said["shape"]), said.get("stream") or LEGACY
-    strides = said.get("strides") or dense_strides(shape, bits // 8)
+        raise InputError(f"a tensor has the type {interface['typestr']}", remedy="convert it")
+    shape, after = tuple(interface["shape"]), interface.get("stream") or LEGACY
+    strides = interface.get("strides") or dense_strides(shape, bits // 8)
     dtype = "bool" if kind == "b" else f"{names[kind]}{bits}"
-    return View(said["data"][0], shape, tuple(strides), dtype, x, after)
+    return View(interface["data"][0], shape, tuple(strides), dtype, x, after)
 
 
 def dense_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
@@ -193,6 +193,6 @@ def capsule(pointer: int, shape: tuple[int, ...], dtype: str, owner: object, dev
     managed.tensor = _Tensor(pointer, *device, len(shape), _CODES[kind], bits, 1, sizes, None, 0)
     managed.deleter = _deleter
     address = ctypes.addressof(managed)
-    made: object = _new(address, _NAME, None)
-    _exported[address] = _Export(managed, sizes, owner, made)
-    return made
+    result: object = _new(address, _NAME, None)
+    _exported[address] = _Export(managed, sizes, owner, result)
+    return result

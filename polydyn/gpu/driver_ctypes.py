@@ -125,8 +125,8 @@ class CtypesDriver(Driver):
         name, text = self._words(code)
         if code not in LOST:
             raise driver_error(code, name, text, call, detail)
-        seen = f"{call}; {detail}" if detail else call
-        message = f"a kernel broke the context: {text} ({name}, {code}), seen at {seen}"
+        place = f"{call}; {detail}" if detail else call
+        message = f"a kernel broke the context: {text} ({name}, {code}), seen at {place}"
         remedy = "load modules and buffers again; run under compute-sanitizer"
         if not self.deferred:
             try:

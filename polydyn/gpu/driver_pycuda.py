@@ -117,9 +117,9 @@ class _Hold:
                 self._pop(context)
 
     def _at_top(self) -> int:
-        found = ctypes.c_void_p()
-        self._cuda.cuCtxGetCurrent(ctypes.byref(found))
-        return found.value or 0
+        top = ctypes.c_void_p()
+        self._cuda.cuCtxGetCurrent(ctypes.byref(top))
+        return top.value or 0
 
     def _adopted(self) -> Any:
         """The primary context as an object of pycuda."""
@@ -155,7 +155,7 @@ class PycudaDriver(CtypesDriver):
         self._release.atexit = False  # threads may still be calling then; the process takes everything with it
 
     @property
-    def _held(self) -> _Hold:
+    def _live_hold(self) -> _Hold:
         """What is held of the context that is there now."""
         _ = self.context  # notices a new one
         assert self._hold is not None
@@ -169,14 +169,14 @@ class PycudaDriver(CtypesDriver):
 
     def close(self) -> None:
         """Releases pycuda's hold on the context, then the context."""
-        _ = self._held
+        _ = self._live_hold
         self._release()
         super().close()
 
     def _guard(self, call: str, action: Callable[[], Any]) -> Any:
         """Runs a pycuda call; its exceptions become ours, by the state the context is in afterwards."""
         try:
-            with self._held.current():
+            with self._live_hold.current():
                 return action()
         except self._pycuda.Error as e:
             self._call("cuCtxSynchronize")  # raises DeviceLostError when the context broke
@@ -190,17 +190,17 @@ class PycudaDriver(CtypesDriver):
     def load_module(self, image: bytes) -> int:
         """A cubin or PTX."""
         module = self._guard("module_from_buffer", lambda: self._pycuda.module_from_buffer(image))
-        return self._held.keep(id(module), module)
+        return self._live_hold.keep(id(module), module)
 
     def get_function(self, module: int, name: str) -> int:
         """A kernel."""
-        owner = self._held.get(module)
+        owner = self._live_hold.get(module)
         function = self._guard(f"get_function({name})", lambda: owner.get_function(name))
-        return self._held.keep(id(function), function)
+        return self._live_hold.keep(id(function), function)
 
     def set_smem(self, function: int, nbytes: int) -> None:
         """Dynamic shared memory above 48 KB."""
-        kernel = self._held.get(function)
+        kernel = self._live_hold.get(function)
         attribute = self._pycuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._guard(f"set_attribute({nbytes} bytes of shared memory)", lambda: kernel.set_attribute(attribute, nbytes))
 
@@ -214,8 +214,8 @@ class PycudaDriver(CtypesDriver):
         stream: int = 0,
     ) -> None:
         """Starts a kernel, on the default stream or one that this driver made."""
-        kernel = self._held.get(function)
-        queue = self._held.get(stream) if stream else None
+        kernel = self._live_hold.get(function)
+        queue = self._live_hold.get(stream) if stream else None
         packed = [_packed(a) for a in args]
         call = f"launch of grid {grid}, {threads} threads, {smem} bytes of shared memory"
         self._guard(call, lambda: kernel(*packed, grid=grid, block=(threads, 1, 1), shared=smem, stream=queue))
@@ -227,11 +227,11 @@ class PycudaDriver(CtypesDriver):
     def stream(self) -> int:
         """A stream; pycuda makes it blocking or not by flags, here non-blocking."""
         stream = self._guard("Stream", lambda: self._pycuda.Stream(1))
-        return self._held.keep(int(stream.handle), stream)
+        return self._live_hold.keep(int(stream.handle), stream)
 
     def free_stream(self, stream: int) -> None:
         """Destroys a stream."""
-        self._held.let_go(stream)
+        self._live_hold.let_go(stream)
 
 
 def _import(cuda: ctypes.CDLL, library: str) -> Any:

@@ -101,9 +101,9 @@ def compile_shared(source: str, flags: Sequence[str], kind: str) -> Path:
     def make(scratch: Path) -> bytes:
         text, out = scratch / "kernel.cpp", scratch / "kernel.so"
         text.write_text(source)
-        done = subprocess.run([*command, str(text), "-o", str(out)], capture_output=True, text=True)
-        if done.returncode:
-            raise BuildError(f"the C++ compiler refused a kernel:\n{done.stderr[:4000]}")
+        process = subprocess.run([*command, str(text), "-o", str(out)], capture_output=True, text=True)
+        if process.returncode:
+            raise BuildError(f"the C++ compiler refused a kernel:\n{process.stderr[:4000]}")
         return out.read_bytes()
 
     cached(kind, key, make)

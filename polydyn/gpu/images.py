@@ -58,17 +58,17 @@ def build_images(kernels: Sequence[Kernel], sources: Mapping[str, str], archs: I
 
     BuildError: a text is refused. UnsupportedError: an unknown architecture.
     """
-    wanted = tuple(archs)
-    if wanted == (EMULATED,):
+    requested = tuple(archs)
+    if requested == (EMULATED,):
         return Images({}, note="kernels are sources, compiled for the emulation when they are launched")
     try:
         version = compiler_version()
     except BuildError:
-        note = f"no CUDA compiler was found: kernels for {', '.join(wanted)} are sources, compiled where they run"
+        note = f"no CUDA compiler was found: kernels for {', '.join(requested)} are sources, compiled where they run"
         return Images({}, note=note)
     units = _units(kernels, sources)
     texts = [joined([sources[f"{kernels[k][0]}.cu"] for k in u.kernels]) for u in units]
-    jobs = [(i, a, "cubin") for a in wanted for i, u in enumerate(units) if u.arch in (BASE, a)]
+    jobs = [(i, a, "cubin") for a in requested for i, u in enumerate(units) if u.arch in (BASE, a)]
     jobs += [(i, BASE, "ptx") for i, u in enumerate(units) if u.arch == BASE]
     with ThreadPoolExecutor(available_cores()) as pool:
         done = list(pool.map(lambda j: compile_cuda(texts[j[0]], j[1], kind=j[2]), jobs))
@@ -93,7 +93,7 @@ def _units(kernels: Sequence[Kernel], sources: Mapping[str, str]) -> list[_Unit]
     alike: dict[tuple[str, str], list[int]] = {}
     for k, (name, arch) in enumerate(kernels):
         alike.setdefault((arch, _split(sources[f"{name}.cu"])[0]), []).append(k)
-    return [_Unit(arch, own[i : i + BATCH]) for (arch, _), own in alike.items() for i in range(0, len(own), BATCH)]
+    return [_Unit(arch, ks[i : i + BATCH]) for (arch, _), ks in alike.items() for i in range(0, len(ks), BATCH)]
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -130,7 +130,7 @@ class ImageSource:
             )
         units = list(enumerate(_units(kernels, sources)))
         self._unit = {k: i for i, u in units for k in u.kernels}
-        self._found = next(
+        self._kind = next(
             (
                 (folder, kind)
                 for folder, kind in _order(driver)
@@ -138,7 +138,7 @@ class ImageSource:
             ),
             None,
         )
-        if self._found is None and any(sources.get(h) != t for h, t in device_headers().items()):
+        if self._kind is None and any(sources.get(h) != t for h, t in device_headers().items()):
             raise WrongArchitectureError(
                 f"the program has no kernels for sm_{driver.arch}, and its sources are of another polydyn",
                 remedy=f"compile the model again with target='cuda:sm_{driver.arch}'",
@@ -152,8 +152,8 @@ class ImageSource:
         """
         if os.environ.get(PLAIN):
             return 0
-        own = self._found is None or self._found[0] == named(self.driver.arch)
-        return self.driver.arch if own else 0
+        native = self._kind is None or self._kind[0] == named(self.driver.arch)
+        return self.driver.arch if native else 0
 
     def image(self, kernel: int) -> bytes:
         """The image with a kernel, given by its number; equal objects for kernels of one unit.
@@ -161,8 +161,8 @@ class ImageSource:
         The device's own architecture first, then an older one of its family, then PTX; else the source is compiled now
         (cached). WrongArchitectureError: it cannot be compiled here.
         """
-        if self._found is not None:
-            folder, kind = self._found
+        if self._kind is not None:
+            folder, kind = self._kind
             return self.images[_name(folder, self._unit[kernel], kind)]
         name, special = self.kernels[kernel]
         text = self.sources[f"{name}.cu"]

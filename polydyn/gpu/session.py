@@ -54,20 +54,20 @@ class Session:
                 raise DeviceLostError(self._dead, remedy="restart the process")
             self._active += 1
         self._inside.depth = 1
-        lost = False
+        broken = False
         try:
             yield self.driver
         except DeviceLostError as e:
-            lost = e.code != 0  # 0: no driver call failed, something was used that an earlier context had
+            broken = e.code != 0  # 0: no driver call failed, something was used that an earlier context had
             raise
         finally:
             self._inside.depth = 0
-            self._leave(lost)
+            self._leave(broken)
 
-    def _leave(self, lost: bool) -> None:
+    def _leave(self, broken: bool) -> None:
         with self._free:
             self._active -= 1
-            self._broken = self._broken or lost
+            self._broken = self._broken or broken
             if not (self._broken and not self._active):
                 return
             try:

@@ -54,12 +54,12 @@ def architectures(target: str) -> tuple[str, ...]:
 
 def single(target: str) -> str:
     """The one architecture of a target. UnsupportedError: it has several."""
-    found = architectures(target)
-    if len(found) != 1:
+    names = architectures(target)
+    if len(names) != 1:
         raise UnsupportedError(
             f"target {target} is several architectures", rule="records are of one", remedy=f"one of {CUDA_TARGETS[1:]}"
         )
-    return found[0]
+    return names[0]
 
 
 def newest(target: str) -> str:

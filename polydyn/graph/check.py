@@ -135,9 +135,10 @@ def _wrong(node: OnnxNode, why: str) -> ModelError:
 
 @lru_cache(maxsize=1024)
 def _schema(op: str, opset: int) -> _Schema | None:
-    """What onnx says of an operator of its own domain; None when it knows none."""
+    """What onnx says of an operator; None when it knows none."""
     try:
-        found = onnx.defs.get_schema(op, opset)
+        domain, _, name = op.rpartition("::")
+        found = onnx.defs.get_schema(name, opset, domain)
     except onnx.defs.SchemaError:
         return None
     single = onnx.defs.OpSchema.FormalParameterOption.Optional

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -43,6 +43,8 @@ class ImportedGraph:
     outputs: tuple[str, ...]
     nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, Array]
+    proto: onnx.GraphProto | None = field(default=None, compare=False, repr=False)
+    """A graph inside a node as ONNX wrote it, while its names are those of the file."""
 
 
 def load_model(model: ModelLike) -> ImportedGraph:
@@ -62,11 +64,85 @@ def load_model(model: ModelLike) -> ImportedGraph:
             f"the model is of opset {opset}, onnx {onnx.__version__} knows 1 to {newest}",
             remedy=f"export it with an opset up to {newest}, or install a newer onnx",
         )
-    reader = _Reader(opset, folder)
+    reader = _Reader(opsets, folder)
     graph = reader.graph(proto.graph, ())
     if not graph.outputs:
         raise ModelError("the graph has no outputs", remedy="mark at least one tensor as an output of the model")
     return graph
+
+
+def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph:
+    """A function's nodes for one call of it: over the names of the call's inputs, with the outputs that it has."""
+    given = dict(zip(function.input, (*node.inputs, *("" for _ in function.input)), strict=False))
+    made = {o for n in function.node for o in n.output}
+    outputs = [o if name else "" for o, name in zip(function.output, node.outputs, strict=False)]
+    for o, name in zip(outputs, node.outputs, strict=False):
+        if o and o not in made and o not in given:
+            raise UnsupportedError(f"{node.op} does not compute its output {name} here", node=node.name, tensor=name)
+    proto = onnx.GraphProto(name=node.op)
+    proto.node.extend(_with_attributes(n, function, node) for n in function.node)
+    proto.output.extend(onnx.ValueInfoProto(name=o) for o in outputs if o)
+    opsets = {"ai.onnx": onnx.defs.onnx_opset_version()}  # where the function names none
+    reader = _Reader(opsets | {o.domain or "ai.onnx": o.version for o in function.opset_import}, None)
+    read = reader.graph(proto, given.keys())
+    inside = {o for n in read.nodes for o in n.outputs} | read.constants.keys()
+    read = renamed(read, {formal: name for formal, name in given.items() if formal not in inside})
+    return replace(read, outputs=tuple(given.get(o, o) if o not in inside else o for o in outputs))
+
+
+def _with_attributes(n: onnx.NodeProto, function: onnx.FunctionProto, node: OnnxNode) -> onnx.NodeProto:
+    """A node of a function, with the call's attributes in place of references to them."""
+    out = onnx.NodeProto()
+    out.CopyFrom(n)
+    del out.attribute[:]
+    defaults = {a.name: a for a in function.attribute_proto} | _defaults(node)
+    for a in n.attribute:
+        if not a.ref_attr_name:
+            copy = onnx.AttributeProto()
+            copy.CopyFrom(a)
+            if a.type == onnx.AttributeProto.GRAPH:
+                inner = [_with_attributes(m, function, node) for m in a.g.node]
+                del copy.g.node[:]
+                copy.g.node.extend(inner)
+            out.attribute.append(copy)
+        elif a.ref_attr_name in node.attributes:
+            value = node.attributes[a.ref_attr_name]
+            value = onnx.numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+            out.attribute.append(onnx.helper.make_attribute(a.name, value, attr_type=a.type or None))
+        elif a.ref_attr_name in defaults:
+            copy = onnx.AttributeProto()
+            copy.CopyFrom(defaults[a.ref_attr_name])
+            copy.name = a.name
+            out.attribute.append(copy)
+    return out
+
+
+def _defaults(node: OnnxNode) -> dict[str, onnx.AttributeProto]:
+    """The attributes that ONNX gives an operator's node where it has none of its own."""
+    domain, _, name = node.op.rpartition("::")
+    try:
+        attributes = onnx.defs.get_schema(name, node.opset, domain).attributes
+    except onnx.defs.SchemaError:
+        return {}
+    return {k: a.default_value for k, a in attributes.items() if a.default_value.name}
+
+
+def renamed(graph: ImportedGraph, names: Mapping[str, str]) -> ImportedGraph:
+    """Tensors under other names, also where graphs inside read them."""
+
+    def new(xs: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(x, x) for x in xs)
+
+    def inside(n: OnnxNode) -> Mapping[str, Any]:
+        return {k: renamed(v, names) if isinstance(v, ImportedGraph) else v for k, v in n.attributes.items()}
+
+    return replace(
+        graph, outputs=new(graph.outputs), constants={names.get(t, t): a for t, a in graph.constants.items()},
+        nodes=tuple(
+            replace(n, inputs=new(n.inputs), outputs=new(n.outputs), attributes=inside(n)) for n in graph.nodes
+        ),
+        proto=None,
+    )  # fmt: skip
 
 
 def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
@@ -126,8 +202,8 @@ def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
 class _Reader:
     """Turns protobuf graphs (the model's and those inside If) into plain data."""
 
-    def __init__(self, opset: int, folder: Path | None) -> None:
-        self.opset = opset
+    def __init__(self, opsets: Mapping[str, int], folder: Path | None) -> None:
+        self.opsets = opsets
         self.folder = folder
         self.names: set[str] = set()
 
@@ -160,19 +236,20 @@ class _Reader:
     def node(self, n: onnx.NodeProto, position: int, defined: set[str]) -> OnnxNode:
         for text in (n.name, n.op_type, n.domain, *n.input, *n.output, *(a.name for a in n.attribute)):
             check_text(text, f"a part of node {position}")
-        op = n.op_type if n.domain in ("", "ai.onnx") else f"{n.domain}::{n.op_type}"
+        domain = n.domain or "ai.onnx"
+        op = n.op_type if domain == "ai.onnx" else f"{domain}::{n.op_type}"
         name = n.name or f"{n.op_type}_{position}"
         while name in self.names:
             name += "'"
         self.names.add(name)
         attributes = {a.name: self.attribute(a, defined, name) for a in n.attribute}
-        return OnnxNode(name, op, tuple(n.input), tuple(n.output), attributes, self.opset)
+        return OnnxNode(name, op, tuple(n.input), tuple(n.output), attributes, self.opsets.get(domain, 1))
 
     def attribute(self, a: onnx.AttributeProto, defined: set[str], node: str) -> Any:
         if a.type == onnx.AttributeProto.TENSOR:
             return self.array(a.t)
         if a.type == onnx.AttributeProto.GRAPH:
-            return self.graph(a.g, defined)
+            return replace(self.graph(a.g, defined), proto=a.g)
         try:
             value = onnx.helper.get_attribute_value(a)
             if isinstance(value, bytes):

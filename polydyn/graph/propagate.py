@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from polydyn.errors import ModelError, PolydynError, ShapeError, UnsupportedError
+from polydyn.graph.bodies import body_of, has_body
 from polydyn.graph.check import STUMBLES, check_node, check_types, unfit
-from polydyn.graph.importer import ImportedGraph, ModelInput
+from polydyn.graph.importer import ImportedGraph, ModelInput, renamed
 from polydyn.graph.ir import SymbolSource
 from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import Inferred, OnnxNode
@@ -31,10 +32,11 @@ from polydyn.shapes.sizes import Dims
 
 
 def load_operators() -> Mapping[str, registry.Operator]:
-    """Imports every module of ``polydyn.graph.operators``, so that all operators are registered."""
-    package = importlib.import_module("polydyn.graph.operators")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    """Imports every module of ``graph/operators`` and ``graph/functions``, so that all operators are registered."""
+    for folder in ("operators", "functions"):
+        package = importlib.import_module(f"polydyn.graph.{folder}")
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
     return registry.OPERATORS
 
 
@@ -58,7 +60,7 @@ def check_supported(nodes: tuple[OnnxNode, ...]) -> None:
     known = load_operators()
     missing: dict[str, str] = {}
     for n in nodes:
-        if n.op not in known and n.op != "If":
+        if n.op not in known and n.op != "If" and not has_body(n):
             missing.setdefault(n.op, n.name)
     if missing:
         names = ", ".join(f"{op} (node {node})" for op, node in sorted(missing.items()))
@@ -199,6 +201,9 @@ class _Worklist:
         ask = Asking(node, self.view, assume)
         check_types(node, {x: self.inferred[x].dtype for x in node.inputs if x})
         try:
+            if node.op not in registry.OPERATORS:
+                self.splice(node, body_of(node, ask))
+                return
             results = registry.OPERATORS[node.op].infer(node, ask)
         except Undecided:
             self.parked[node.name] = (node, self.facts.version)
@@ -241,7 +246,7 @@ class _Worklist:
         name = node.inputs[0]
         condition, value = self.view.constant(name), self.view.value(name)
         if condition is not None:
-            self.splice(node, bool(condition.reshape(-1)[0]))
+            self.splice(node, node.attribute("then_branch" if condition.reshape(-1)[0] else "else_branch"))
         elif not assume:
             self.parked[node.name] = (node, self.facts.version)
         elif value is not None:
@@ -254,13 +259,12 @@ class _Worklist:
                 tensor=name, remedy="export the model without control flow",
             )  # fmt: skip
 
-    def splice(self, node: OnnxNode, condition: bool) -> None:
-        """An If is replaced by the nodes of one branch."""
-        branch = node.attribute("then_branch" if condition else "else_branch")
+    def splice(self, node: OnnxNode, branch: object) -> None:
+        """A node is replaced by the nodes of a graph: an If by those of one branch, others by what they stand for."""
         if not isinstance(branch, ImportedGraph) or len(branch.outputs) != len(node.outputs):
             raise ModelError("a branch of If is no graph with the outputs of If", node=node.name, rule="If of ONNX")
         inner = {o for n in branch.nodes for o in n.outputs if o} | branch.constants.keys()
-        branch = _renamed(branch, {x: f"{node.name}/{x}" for x in inner})
+        branch = renamed(branch, {x: f"{node.name}/{x}" for x in inner})
         self.constants |= branch.constants
         for name, array in branch.constants.items():
             self.inferred[name] = Inferred(str(array.dtype), tuple(map(Index.of, array.shape)))
@@ -268,28 +272,12 @@ class _Worklist:
         nodes += [
             OnnxNode(f"{node.name}/out{i}", "Identity", (inside,), (outside,), {}, node.opset)
             for i, (inside, outside) in enumerate(zip(branch.outputs, node.outputs, strict=True))
+            if outside
         ]
         check_supported(tuple(nodes))
         at = self.nodes.index(node)
         self.nodes[at : at + 1] = nodes
         self.add(nodes)
-
-
-def _renamed(graph: ImportedGraph, names: Mapping[str, str]) -> ImportedGraph:
-    """Tensors under other names, also where graphs inside read them."""
-
-    def new(xs: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(names.get(x, x) for x in xs)
-
-    def inside(n: OnnxNode) -> Mapping[str, Any]:
-        return {k: _renamed(v, names) if isinstance(v, ImportedGraph) else v for k, v in n.attributes.items()}
-
-    return replace(
-        graph, outputs=new(graph.outputs), constants={names.get(t, t): a for t, a in graph.constants.items()},
-        nodes=tuple(
-            replace(n, inputs=new(n.inputs), outputs=new(n.outputs), attributes=inside(n)) for n in graph.nodes
-        ),
-    )  # fmt: skip
 
 
 def _named(e: PolydynError, node: OnnxNode) -> PolydynError:

@@ -160,6 +160,8 @@ def evaluate_value(value: Value, env: Environment, arrays: Arrays, guarded: bool
     assert isinstance(value, Op)
     branch = guarded or value.name == "where"
     args = [evaluate_value(a, env, arrays, branch and (guarded or i > 0)) for i, a in enumerate(value.args)]
+    if value.name == "bitcast":
+        return np.ascontiguousarray(args[0]).view(dtype).reshape(args[0].shape)
     return np.asarray(OPS[value.name].numpy(*args)).astype(dtype)
 
 

@@ -43,7 +43,7 @@ class ShapeContext:
         self.notes: list[str] = []
         self.version = 0
         """Grows with every new fact."""
-        self._asked = sizes_by_name(dims)
+        self._requested = sizes_by_name(dims)
         self._where: dict[str, str] = {}
         self._rules = Rules()
         self._multiples = Multiples()
@@ -61,8 +61,8 @@ class ShapeContext:
         if symbol not in self._rules.order:
             self._rules.declare(symbol)
             self._where[symbol] = where
-            if symbol in self._asked:
-                self._restrict(symbol, self._asked[symbol], where)
+            if symbol in self._requested:
+                self._restrict(symbol, self._requested[symbol], where)
         return self.canonical(Index.of(symbol))
 
     def fresh(self, hint: str) -> Index:
@@ -80,31 +80,31 @@ class ShapeContext:
 
     def check_dims(self) -> None:
         """Refuses ranges for symbols that the model does not have."""
-        unknown = sorted(self._asked.keys() - self._rules.order.keys())
-        if unknown:
-            known = ", ".join(s for s in self._rules.order if s not in self._rules.invented) or "none"
+        missing = sorted(self._requested.keys() - self._rules.order.keys())
+        if missing:
+            symbols = ", ".join(s for s in self._rules.order if s not in self._rules.invented) or "none"
             raise ShapeError(
-                f"dims names {', '.join(unknown)}, which the model does not have",
-                dim=unknown[0], remedy=f"the dynamic dims of this model are: {known}",
+                f"dims names {', '.join(missing)}, which the model does not have",
+                dim=missing[0], remedy=f"the dynamic dims of this model are: {symbols}",
             )  # fmt: skip
 
-    def _restrict(self, symbol: str, asked: Sizes, where: str) -> None:
+    def _restrict(self, symbol: str, sizes: Sizes, where: str) -> None:
         """What the user says of a dim is checked on every call."""
         place, s = f"dim {symbol} of {where}: the program was compiled for", Index.of(symbol)
-        why = f"{place} {asked.low} <= {symbol}" + ("" if asked.high is None else f" <= {asked.high}")
-        low, high = asked.bounds
+        why = f"{place} {sizes.low} <= {symbol}" + ("" if sizes.high is None else f" <= {sizes.high}")
+        low, high = sizes.bounds
         if low == high:
             self._assume(s, "==", Index.of(low), why)
             self._learn(s - low, why)
             return
         self.ranges[symbol] = (low, high)
-        if asked.low:
-            self._assume(Index.of(asked.low), "<=", s, why)
-        if asked.high is not None:
-            self._assume(s, "<=", Index.of(asked.high), why)
-        if asked.multiple > 1:
-            self._assume(s, "%==", Index.of(asked.multiple), f"{place} multiples of {asked.multiple}")
-            self._divisible.append((s, Index.of(asked.multiple), why))
+        if sizes.low:
+            self._assume(Index.of(sizes.low), "<=", s, why)
+        if sizes.high is not None:
+            self._assume(s, "<=", Index.of(sizes.high), why)
+        if sizes.multiple > 1:
+            self._assume(s, "%==", Index.of(sizes.multiple), f"{place} multiples of {sizes.multiple}")
+            self._divisible.append((s, Index.of(sizes.multiple), why))
         self._changed()
 
     # -- asking --------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class ShapeContext:
         facts = tuple(inside(f) for f, _ in self._facts)
         iterators = {v: inside(e) for v, e in (ranges or {}).items()}
         return prove.nonnegative(
-            inside(Index.of(p)), prove.Known(self._multiples.ranges(self.ranges), facts, iterators)
+            inside(Index.of(p)), prove.Facts(self._multiples.ranges(self.ranges), facts, iterators)
         )  # fmt: skip
 
     def equal(self, a: IndexLike, b: IndexLike) -> bool | None:
@@ -187,13 +187,13 @@ class ShapeContext:
         if self.nonnegative(d - 1) or self.nonnegative(-d - 1):
             return False
         g = content(d)
-        whole = self._multiples.inside(d)
-        offset = whole.terms.get((), 0)
-        if offset % content(whole - offset):
+        inner = self._multiples.inside(d)
+        offset = inner.terms.get((), 0)
+        if offset % content(inner - offset):
             return False
-        known = {self.canonical(e) for e, _ in self._equations}
+        equations = {self.canonical(e) for e, _ in self._equations}
         reduced = Index({m: v // g for m, v in d.terms.items()})
-        return True if reduced in known or -reduced in known else None
+        return True if reduced in equations or -reduced in equations else None
 
     def is_multiple(self, a: IndexLike, n: IndexLike) -> bool:
         """True when ``a`` is proven to be a multiple of ``n``."""
@@ -208,8 +208,8 @@ class ShapeContext:
         ``why`` names node, tensors and axes; it becomes the guard's message and part of later errors.
         """
         ca, cb = self.canonical(a), self.canonical(b)
-        known = self.equal(ca, cb)
-        if known is None:
+        same = self.equal(ca, cb)
+        if same is None:
             bounds = _extreme_choice(ca - cb)
             division = _exact_division(ca - cb)
             if division:
@@ -221,7 +221,7 @@ class ShapeContext:
                 left, right = sorted((ca, cb), key=self._rules.preference, reverse=True)
                 self._assume(left, "==", right, why)
                 self._learn(ca - cb, why)
-        elif not known:
+        elif not same:
             raise ShapeError(f"{ca} and {cb} can never be equal{self._chain((a, b))}", dim=f"{a} and {b}", rule=why)
         return min(self.canonical(ca), self.canonical(cb), key=self._rules.preference)
 
@@ -269,10 +269,10 @@ class ShapeContext:
         if a == 0 or b == 0:
             self.at_most(a + b, 1, why)  # whatever the other is, the result is empty
             return Index.of(0)
-        known = self.equal(a, b)
-        if known:
+        same = self.equal(a, b)
+        if same:
             return self.unify(a, b, why)
-        if known is False:
+        if same is False:
             return self._broadcast_different(a, b, why)
         decided = self.nonnegative(a - 2) or self.nonnegative(b - 2)
         if not decided and not assume:
@@ -381,10 +381,10 @@ class ShapeContext:
 
     def undecided(self, question: str, dims: Iterable[IndexLike]) -> str:
         """A message for what cannot be decided: the question, where the symbols come from, the facts known of them."""
-        asked = [Index.of(d) for d in dims]
-        symbols = sorted({s for d in asked for s in (*d.symbols(), *self.canonical(d).symbols())})
+        expressions = [Index.of(d) for d in dims]
+        symbols = sorted({s for d in expressions for s in (*d.symbols(), *self.canonical(d).symbols())})
         origins = "".join(f"\n  {s} is {self._where[s]}" for s in symbols if s in self._where)
-        return f"{question}{origins}{self._chain(asked) or chr(10) + '  nothing else is known'}"
+        return f"{question}{origins}{self._chain(expressions) or chr(10) + '  nothing else is known'}"
 
 
 def _without(m: tuple[str | Atom, ...], a: Atom) -> tuple[str | Atom, ...]:

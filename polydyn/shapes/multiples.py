@@ -83,6 +83,6 @@ class Multiples:
             if isinstance(a, str) and a.startswith(MARK):
                 s, rest = Index.of(a[len(MARK) :]), m[:k] + m[k + 1 :]
                 n = self.of[str(s)]
-                whole = abs(c) // n * (1 if c > 0 else -1)
-                return s * self._term(rest, whole) + floordiv(s, Index.of(n)) * self._term(rest, c - whole * n)
+                quotient = abs(c) // n * (1 if c > 0 else -1)
+                return s * self._term(rest, quotient) + floordiv(s, Index.of(n)) * self._term(rest, c - quotient * n)
         return Index({m: c})

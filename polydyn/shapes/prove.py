@@ -11,7 +11,7 @@ from polydyn.schedules.ranges import Ranges, is_nonnegative
 
 
 @dataclass(frozen=True)
-class Known:
+class Facts:
     """What may be used: ``sizes`` (low, high) of symbols, ``facts`` (each >= 0), ``iterators`` with their extents."""
 
     sizes: Mapping[str, tuple[int, int | None]]
@@ -19,54 +19,54 @@ class Known:
     iterators: Ranges
 
 
-def nonnegative(p: Index, known: Known, depth: int = 3) -> bool:
+def nonnegative(p: Index, facts: Facts, depth: int = 3) -> bool:
     """True when ``p >= 0`` is proven. Sizes are >= 0, and extents of running iterators are >= 1."""
     c = p.constant
     if c is not None:
         return c >= 0
-    if all(v > 0 for v in p.terms.values()) and all(_atom(a, known, depth) for a in p.atoms()):
+    if all(v > 0 for v in p.terms.values()) and all(_atom(a, facts, depth) for a in p.atoms()):
         return True
     p = _clear_denominators(p)
-    facts = (*known.facts, *(e - 1 for e in known.iterators.values()))
-    if _direct(p, known) or any(_direct(p - f, known) for f in facts):
+    inequalities = (*facts.facts, *(e - 1 for e in facts.iterators.values()))
+    if _direct(p, facts) or any(_direct(p - f, facts) for f in inequalities):
         return True
     if depth == 0:
         return False
-    if any(_by_cases(p, a, known, depth) for a in _extremes(p)):
+    if any(_by_cases(p, a, facts, depth) for a in _extremes(p)):
         return True
-    return any(nonnegative(p, looser, depth - 1) for looser in _looser(p, known))
+    return any(nonnegative(p, looser, depth - 1) for looser in _looser(p, facts))
 
 
-def _looser(p: Index, known: Known) -> list[Known]:
+def _looser(p: Index, facts: Facts) -> list[Facts]:
     """An iterator below ``min(a, b)`` is below each of them."""
     used = p.symbols()
-    found = [(v, a) for v, e in known.iterators.items() for a in _extremes(e) if v in used and e == Index({(a,): 1})]
+    bounds = [(v, a) for v, e in facts.iterators.items() for a in _extremes(e) if v in used and e == Index({(a,): 1})]
     return [
-        replace(known, iterators={**known.iterators, v: x}) for v, a in found if a.kind == "min" for x in a.args
+        replace(facts, iterators={**facts.iterators, v: x}) for v, a in bounds if a.kind == "min" for x in a.args
     ]  # fmt: skip
 
 
-def _atom(a: str | Atom, known: Known, depth: int) -> bool:
+def _atom(a: str | Atom, facts: Facts, depth: int) -> bool:
     """True when a factor is never negative: symbols are, the rest by its arguments."""
     if isinstance(a, str):
         return True
     if a.kind == "fetch" or depth == 0:
         return False
-    return (any if a.kind == "max" else all)(nonnegative(x, known, depth - 1) for x in a.args)
+    return (any if a.kind == "max" else all)(nonnegative(x, facts, depth - 1) for x in a.args)
 
 
 def _extremes(p: Index) -> list[Atom]:
     return sorted((a for a in p.atoms() if isinstance(a, Atom) and a.kind in ("min", "max")), key=str)
 
 
-def _by_cases(p: Index, a: Atom, known: Known, depth: int) -> bool:
+def _by_cases(p: Index, a: Atom, facts: Facts, depth: int) -> bool:
     """A min or max is one of its arguments; with the right sign, one bound is enough."""
     cases = [p.map_atoms(lambda b, x=x: x if b == a else Index({(b,): 1})) for x in a.args]  # type: ignore[misc]
     signs = {v > 0 for m, v in p.terms.items() if a in m}
     linear = all(m == (a,) for m in p.terms if a in m)
     if linear and signs == {a.kind == "max"}:
-        return any(nonnegative(q, known, depth - 1) for q in cases)
-    return all(nonnegative(q, known, depth - 1) for q in cases)
+        return any(nonnegative(q, facts, depth - 1) for q in cases)
+    return all(nonnegative(q, facts, depth - 1) for q in cases)
 
 
 def _clear_denominators(p: Index) -> Index:
@@ -78,17 +78,17 @@ def _clear_denominators(p: Index) -> Index:
     return p * scale if scale < 1 << 20 else p
 
 
-def _direct(p: Index, known: Known) -> bool:
+def _direct(p: Index, facts: Facts) -> bool:
     """Two attempts: upper ends of sizes are tried last, because a product of two bounded symbols bounds worse."""
-    lows = {s: low for s, (low, _) in known.sizes.items()}
-    for e in known.iterators.values():  # a product of sizes that is >= 1 has factors >= 1
+    lows = {s: low for s, (low, _) in facts.sizes.items()}
+    for e in facts.iterators.values():  # a product of sizes that is >= 1 has factors >= 1
         if len(e.terms) == 1:
             lows |= {s: max(1, lows.get(s, 0)) for s in next(iter(e.terms)) if isinstance(s, str)}
     shift = {s: Index.of(s) + low for s, low in lows.items() if low}
     p = p.subs(shift)
-    ranges = {v: e.subs(shift) for v, e in known.iterators.items()}
+    ranges = {v: e.subs(shift) for v, e in facts.iterators.items()}
     if is_nonnegative(p, ranges):
         return True
-    highs = {s: high - lows.get(s, 0) for s, (_, high) in known.sizes.items() if high is not None}
+    highs = {s: high - lows.get(s, 0) for s, (_, high) in facts.sizes.items() if high is not None}
     ends = {s: Index.of(h + 1) for s, h in highs.items() if h >= 0}
     return bool(ends) and is_nonnegative(p, ranges | ends)

@@ -62,6 +62,29 @@ class Sizes:
                 remedy="give numbers >= 0 that add up to 1",
             )
 
+    @classmethod
+    def parse(cls, text: str) -> Sizes:
+        """``1:64``, ``8:512:8`` (multiples of 8), ``1:512@128:0.6,384:0.4`` or ``1:512@128,384`` (likely sizes).
+
+        ``1:`` has no upper end, ``7`` is one size. ShapeError: another form, or no such sizes exist.
+        """
+        span, _, likely = text.partition("@")
+        try:
+            low, *rest = span.split(":")
+            if len(rest) > 2:
+                raise ValueError
+            pairs = [item.partition(":")[::2] for item in likely.split(",")] if likely else []
+            high = int(low) if not rest else int(rest[0]) if rest[0] else None
+            return cls(
+                int(low), high, int(rest[1]) if len(rest) == 2 else 1,
+                tuple(int(n) for n, _ in pairs), tuple(float(p) for _, p in pairs if p),
+            )  # fmt: skip
+        except ValueError:
+            raise ShapeError(
+                f"{text!r} are no sizes", rule="low:high:multiple@likely",
+                remedy="write 1:64, 8:512:8 or 1:512@128:0.6,384:0.4",
+            ) from None  # fmt: skip
+
     @property
     def bounds(self) -> tuple[int, int | None]:
         """The least and the largest size that is allowed (multiples counted)."""
@@ -101,13 +124,13 @@ Dims: TypeAlias = Mapping[str, SizesLike]
 def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:
     """Everything as ``Sizes``. ShapeError names the dim."""
     out: dict[str, Sizes] = {}
-    for name, given in (dims or {}).items():
+    for name, value in (dims or {}).items():
         try:
-            out[name] = given if isinstance(given, Sizes) else Sizes(*given)
+            out[name] = value if isinstance(value, Sizes) else Sizes(*value)
         except ShapeError as e:
             raise ShapeError(e.args[0].split("\n")[0], dim=name, remedy=e.remedy) from None
         except TypeError:
             raise ShapeError(
-                f"{given!r} are no sizes", dim=name, remedy="give (low, high) or polydyn.Sizes"
+                f"{value!r} are no sizes", dim=name, remedy="give (low, high) or polydyn.Sizes"
             ) from None  # fmt: skip
     return out

@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
-from polydyn.errors import UnsupportedError
-from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import Index
-from polydyn.schedules.model import Group, Statement
 
 Shape = Mapping[str, int]
 """Loop name -> extent at run time."""
@@ -103,7 +100,7 @@ class Backbone:
         """Operations for the given extents or tile sizes."""
         return self.ops * math.prod(sizes.get(x.name, 1) for x in self.loops)
 
-    def moved(self, sizes: Shape) -> tuple[int, int]:
+    def bytes_moved(self, sizes: Shape) -> tuple[int, int]:
         """Bytes read and bytes written by a tile, each operand touched once."""
         return sum(o.footprint(sizes) for o in self.inputs), sum(o.footprint(sizes) for o in self.outputs)
 
@@ -121,39 +118,6 @@ def gemm(
         ),
         dtype,
     )
-
-
-def backbone_of(group: Group, statement: Statement) -> Backbone:
-    """The loop description of a polyhedral statement.
-
-    Loops are its iterators; one that the written element does not mention is a reduction. UnsupportedError when a
-    subscript is not affine: such a statement has no rectangular footprint and is not tuned.
-    """
-    written = {s for i in statement.index for s in i.symbols()}
-    loops = tuple(
-        Loop(name, extent.constant, "parallel" if name in written else "reduction") for name, extent in statement.iters
-    )
-    operands = []
-    for access in dict.fromkeys((statement.write, *statement.reads)):
-        if access.opaque:
-            raise UnsupportedError(
-                f"the backbone {statement.name} reads {access.array} at a data-dependent place",
-                node=statement.name,
-                tensor=access.array,
-                rule="tile footprints need affine subscripts",
-                remedy="choose another backbone for this group; opaque accesses are scheduled without tuning",
-            )
-        dims = tuple(tuple(_coefficients(i, statement.iterators)) for i in access.index)
-        array = group.arrays[access.array]
-        operands.append(Operand(access.array, dims, ITEMSIZE[array.dtype], access.array == statement.array))
-    return Backbone(loops, tuple(operands), group.arrays[statement.array].dtype, 2 if statement.reduce else 1)
-
-
-def _coefficients(index: Index, iterators: Iterable[str]) -> Iterable[tuple[str, int]]:
-    for name in iterators:
-        c = index.terms.get((name,), 0)
-        if c:
-            yield name, c
 
 
 @dataclass(frozen=True, order=True)

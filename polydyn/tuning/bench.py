@@ -49,22 +49,22 @@ class Remembered:
     ) -> None:
         self._objective, self._records, self._key, self._hardware = objective, records, key, hardware
         self._source, self.measured = source, 0
-        self._known: dict[Tile, float] = {}
-        for r in _own(records, key, hardware, source):
+        self._costs: dict[Tile, float] = {}
+        for r in _matching(records, key, hardware, source):
             if r.kind == "failed" and not r.shape:
-                self._known.setdefault(r.tile, math.inf)
+                self._costs.setdefault(r.tile, math.inf)
             elif r.kind == "throughput" and not r.shape:
-                self._known[r.tile] = min(r.value("cost"), self._known.get(r.tile, math.inf))
+                self._costs[r.tile] = min(r.value("cost"), self._costs.get(r.tile, math.inf))
 
     def __call__(self, tiles: Sequence[Tile]) -> list[float]:
         """Costs of a batch."""
-        new = [t for t in dict.fromkeys(tiles) if t not in self._known]
+        new = [t for t in dict.fromkeys(tiles) if t not in self._costs]
         costs = self._objective(new) if new else []
         self.measured += len(new)
         if new and not self._records.readonly:
             self._records.put(self._record(t, c) for t, c in zip(new, costs, strict=True))
-        self._known.update(zip(new, costs, strict=True))
-        return [self._known[t] for t in tiles]
+        self._costs.update(zip(new, costs, strict=True))
+        return [self._costs[t] for t in tiles]
 
     def _record(self, tile: Tile, cost: float) -> Record:
         if math.isinf(cost):
@@ -72,7 +72,7 @@ class Remembered:
         return Record(self._key, self._hardware, tile, "throughput", (("cost", cost),), source=self._source)
 
 
-def _own(records: Records, key: GroupKey, hardware: Hardware, source: str) -> Iterator[Record]:
+def _matching(records: Records, key: GroupKey, hardware: Hardware, source: str) -> Iterator[Record]:
     return (r for r in records.rows(group=key, hardware=hardware) if r.source == source)
 
 
@@ -90,7 +90,7 @@ class RecordedBench:
         self._used: dict[Tile, Record] = {}
         self._failed: set[Tile] = set()
         self._launches: dict[tuple[Tile, tuple[tuple[str, int], ...]], float] = {}
-        for r in _own(records, key, hardware, bench.source):
+        for r in _matching(records, key, hardware, bench.source):
             if r.kind == "wave" and {n for n, _ in r.values} >= {*_TIMES}:  # else it is an older one: measured again
                 self._waves[r.tile] = r
             elif r.kind == "resources":

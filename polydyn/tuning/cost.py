@@ -8,7 +8,7 @@ into the host program (values stay below 2**63 for times below 100 days and grid
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from polydyn.schedules.index import Index, IndexLike, maximum, minimum, product
@@ -124,7 +124,7 @@ def vortex(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     nothing at level 1 (Table 1's "-"): they read memory at level 0, whose cost is measured.
     """
     block = kernel.tile.level("b")
-    read, written = backbone.moved(block) if hardware.kind == "gpu" else (0, 0)
+    read, written = backbone.bytes_moved(block) if hardware.kind == "gpu" else (0, 0)
     share = hardware.memory_bandwidth / hardware.units
     lower = picoseconds(kernel.alone_step)
     inner = temporal_cost(
@@ -141,33 +141,12 @@ def padded(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def f_spatial(blocks: int, units: int, k: float) -> float:
-    """DietCode Eq. 4-5 with the fraction the right way up: ``k * blocks / pad(blocks, units) + (1 - k)``."""
-    return k * blocks / padded(blocks, units) + 1 - k
-
-
-def f_pad(extent: Sequence[int], tile: Sequence[int]) -> float:
-    """Useful share of the padded iteration space: W / pad(W, M), which the print has upside down."""
-    return math.prod(e / padded(e, t) for e, t in zip(extent, tile, strict=True) if e)
-
-
-def fit_spatial(blocks: Sequence[int], relative: Sequence[float], units: int) -> float:
-    """The regression for ``k`` in [0, 1]: least squares of ``1 - f = k * (1 - blocks / pad(blocks))``.
-
-    ``relative``: throughput divided by that of a full wave. All-full waves say nothing about k: 1 then.
-    """
-    x = [1 - b / padded(b, units) for b in blocks]
-    square = sum(v * v for v in x)
-    if square == 0:
-        return 1.0
-    k = sum(v * (1 - f) for v, f in zip(x, relative, strict=True)) / square
-    return min(1.0, max(0.0, k))
-
-
 def dietcode(backbone: Backbone, hardware: Hardware, kernel: Kernel, k: float = 1.0) -> Index:
-    """DietCode's estimate as time: padded work at the full-wave rate, divided by f_spatial.
+    """DietCode's estimate (Eq. 3 to 5) as a time: padded work at the full-wave rate, divided by f_spatial.
 
-    ``1 / f_spatial`` is ``pad / (k * blocks + (1-k) * pad)``; k and the quotient in 1/1024.
+    ``f_spatial = k * blocks / pad(blocks) + 1 - k`` with ``pad(blocks)`` the blocks rounded up to full waves, so
+    ``1 / f_spatial`` is ``pad / (k * blocks + (1-k) * pad)``; k and the quotient in 1/1024. k = 1 is not fitted: a grid
+    takes whole waves.
     """
     per_wave = hardware.units * max(1, blocks_per_unit(kernel.used, hardware))
     wave = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, kernel.tile)
@@ -176,16 +155,6 @@ def dietcode(backbone: Backbone, hardware: Hardware, kernel: Kernel, k: float = 
     share = round(k * _UNIT)
     slower = (full * (_UNIT * _UNIT)) // (g * share + full * (_UNIT - share))
     return (((wave * g) // per_wave) * slower) // _UNIT
-
-
-def prune_local(local: Sequence[float], costs: Sequence[Sequence[float]]) -> list[int]:
-    """DietCode's early pruning: the micro-kernels that can still be best somewhere.
-
-    ``local[m]``: full-wave throughput, an upper bound on the throughput of m anywhere because the other factors are at
-    most 1. ``costs[w]``: throughputs reached so far for instance w. Kept: those above the best of some instance.
-    """
-    best = [max(row, default=0.0) for row in costs]
-    return [m for m, f in enumerate(local) if any(f >= b for b in best) or not best]
 
 
 # -- FTuner 4-5: synthesis index analysis --------------------------------------------------------------------
@@ -202,8 +171,8 @@ def pad_ratio(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) 
     """FTuner Eq. 2 (K.pad): bytes of the workload over its bytes when padded to the tile; 1 is no padding."""
     block, sizes = padding_tile(backbone, hardware, tile), backbone.sizes(shape)
     rounded = {n: padded(v, block[n]) for n, v in sizes.items()}
-    full = sum(backbone.moved(rounded))
-    return sum(backbone.moved(sizes)) / full if full else 1.0
+    full = sum(backbone.bytes_moved(rounded))
+    return sum(backbone.bytes_moved(sizes)) / full if full else 1.0
 
 
 def occupancy_ratio(blocks: int, units: int) -> float:
@@ -216,11 +185,11 @@ def memory_seconds(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Sh
     sizes, block = backbone.sizes(shape), tile.level("b")
     blocks = blocks_at(backbone, tile, sizes)
     walk = math.prod(-(-sizes[x.name] // block[x.name]) for x in backbone.reduction)
-    own = tile.level("t") or tile.level("w")
-    read, written = backbone.moved(block)
-    inner = math.prod(-(-block[n] // own[n]) for n in block)
+    inner_tile = tile.level("t") or tile.level("w")
+    read, written = backbone.bytes_moved(block)
+    inner = math.prod(-(-block[n] // inner_tile[n]) for n in block)
     to_local = blocks * walk * read
-    from_local = blocks * walk * inner * sum(o.footprint(own) for o in backbone.inputs)
+    from_local = blocks * walk * inner * sum(o.footprint(inner_tile) for o in backbone.inputs)
     outer = (to_local + blocks * written) / hardware.memory_bandwidth
     return max(outer, (to_local + from_local) / (hardware.local_bandwidth * hardware.units))
 
@@ -232,13 +201,11 @@ def compute_ratio(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Sha
     return flops / hardware.peak(backbone.dtype) / memory if memory else 0.0
 
 
-def sia_score(cmr: float, pad: float, occ: float, weights: tuple[float, float, float] = (1, 1, 1)) -> float:
-    """FTuner Eq. 1 with the compute-to-memory ratio brought into [0, 1) as ``cmr / (1 + cmr)`` like its companions."""
-    return weights[0] * cmr / (1 + cmr) + weights[1] * pad + weights[2] * occ
-
-
 def ftuner(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
-    """FTuner's ranking as a cost: 3 minus the SIA score in units of 2**-20. Not a time; ranks one shape's kernels.
+    """FTuner's ranking as a cost: 3 minus the SIA score (Eq. 1) in units of 2**-20. Not a time.
+
+    It ranks the kernels of one shape. The compute-to-memory ratio is brought into [0, 1) like its two companions, as
+    ``cmr / (1 + cmr)``. Padding counts points of the loops, where Eq. 2 counts bytes.
 
     The memory time is Eq. 7's: the slower of global traffic and of the traffic of the local memory, which alone tells
     register tiles of one block apart.
@@ -246,10 +213,11 @@ def ftuner(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     one, tile = 1 << 20, kernel.tile
     g, walk = grid(backbone, tile), steps(backbone, tile)
     units = hardware.units
-    own = tile.level("t") or tile.level("w")
+    inner_tile = tile.level("t") or tile.level("w")
     block = {n: min(b, backbone.extent(n).constant or b) for n, b in tile.level("b").items()}
-    read, written = backbone.moved(block)
-    inner = math.prod(-(-block[n] // own[n]) for n in block) * sum(o.footprint(own) for o in backbone.inputs)
+    read, written = backbone.bytes_moved(block)
+    count = math.prod(-(-block[n] // inner_tile[n]) for n in block)
+    inner = count * sum(o.footprint(inner_tile) for o in backbone.inputs)
     rate, local = hardware.memory_bandwidth, hardware.local_bandwidth * units
     memory = maximum(
         g * (walk * picoseconds(read / rate) + picoseconds(written / rate)),
@@ -330,14 +298,14 @@ def _register_tile(backbone: Backbone, kernel: Kernel, m: str, n: str, full: Ind
     tile, block = kernel.tile, kernel.tile.level("b")
     r = tile[f"w.{m}"] if m else 1
     first, slope = (round(_UNIT * x) for x in (kernel.one_row, (kernel.three_rows - kernel.one_row) / 2))
-    row = _share(backbone, n, block, full, whole=True)
-    row = _share(backbone, m, block, row, whole=False) if m else row
+    row = _share(backbone, n, block, full, entire=True)
+    row = _share(backbone, m, block, row, entire=False) if m else row
     if backbone.extent(n).constant is not None:
         return lambda x: maximum(row * x, (row * r * (first + (x - 1) * slope)) // _UNIT)
     lanes = tile.get(f"v.{n}")
     c = max(1, tile[f"w.{n}"] // lanes)
-    whole = (_share(backbone, m, block, full, whole=False) if m else full) * (r * c * lanes)
-    time = whole.ceildiv(block[n])
+    loop = (_share(backbone, m, block, full, entire=False) if m else full) * (r * c * lanes)
+    time = loop.ceildiv(block[n])
     vector, few = round(_UNIT * kernel.one_vector), round(_UNIT * kernel.least)
     step = (_UNIT - vector) // max(1, c - 1) if vector else 0
 
@@ -350,13 +318,13 @@ def _register_tile(backbone: Backbone, kernel: Kernel, m: str, n: str, full: Ind
     return lambda x: vectors // c * part(x, Index.of(c)) + minimum(1, vectors % c) * part(x, vectors % c)
 
 
-def _share(backbone: Backbone, name: str, block: Shape, full: Index, whole: bool) -> Index:
-    """From a block's time to that of the ``whole`` loop, or of one iteration. Blocks share a static loop evenly."""
+def _share(backbone: Backbone, name: str, block: Shape, full: Index, entire: bool) -> Index:
+    """From a block's time to that of the ``entire`` loop, or of one iteration. Blocks share a static loop evenly."""
     extent = backbone.extent(name)
     if extent.constant is None:
-        return (full * extent).ceildiv(block[name]) if whole else full.ceildiv(block[name])
+        return (full * extent).ceildiv(block[name]) if entire else full.ceildiv(block[name])
     every = full * max(1, -(-extent.constant // block[name]))
-    return every if whole else every.ceildiv(max(1, extent.constant))
+    return every if entire else every.ceildiv(max(1, extent.constant))
 
 
 def _traffic(backbone: Backbone, hardware: Hardware) -> Index:

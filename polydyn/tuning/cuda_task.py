@@ -12,21 +12,20 @@ from functools import cached_property
 
 from polydyn.codegen.cuda_contract import CudaContractKernel
 from polydyn.codegen.cuda_instructions import INSTRUCTIONS
-from polydyn.codegen.cuda_product import CudaTile
+from polydyn.codegen.cuda_product import CudaTile, product_declined
 from polydyn.codegen.cuda_tiles import MULTIPLIED, TF32, broken, grain, of_warp, registers, shared_bytes, warp_part
 from polydyn.codegen.cuda_work import UNITS, WARP, WAVEFRONT
-from polydyn.errors import BuildError, ScheduleError, UnsupportedError
+from polydyn.errors import BuildError, Declined, ScheduleError
 from polydyn.gpu.cache import content_key
 from polydyn.gpu.compiler import compiler_version, device_headers
 from polydyn.gpu.hardware import Hardware as Device
 from polydyn.gpu.hardware import device_of
 from polydyn.gpu.targets import EMULATED, newest, single
 from polydyn.lowering.contract import ContractGroup
-from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import Index, product
 from polydyn.tuning.backbone import GroupKey, Tile
 from polydyn.tuning.hardware import Hardware, Instruction
-from polydyn.tuning.task import Task, accumulation, backbone_of_roles, refuse_data
+from polydyn.tuning.task import Task, accumulation, backbone_of_roles, declined_data
 
 STEPS = "steps"
 """The loop that stands for several reductions."""
@@ -79,10 +78,10 @@ class CudaTask(Task):
     @property
     def extents(self) -> dict[str, Index]:
         """Loop -> extent; all reductions are one loop."""
-        own = dict(accumulation(self.group).iters)
+        extents = dict(accumulation(self.group).iters)
         r = self.form.roles
-        own[self.backbone.reduction[-1].name] = product(own[x] for x in (*r.inner, r.block))
-        return own
+        extents[self.backbone.reduction[-1].name] = product(extents[x] for x in (*r.inner, r.block))
+        return extents
 
     @property
     def loops(self) -> tuple[str, str, str]:
@@ -111,14 +110,14 @@ class CudaTask(Task):
             raise _broken(tile, f"{name} has no tiles of threads")
         if tile.get(f"w.{steps}") > grain(name)[2]:
             raise _broken(tile, "a warp takes the steps of one instruction at a time")
-        own = (thread[rows], thread[columns]) if thread else of_warp(name, warp[rows], warp[columns])
-        alone = CudaTile(name, block[rows], block[columns], block[steps], *own, tile.get("stages", STAGES))
+        part = (thread[rows], thread[columns]) if thread else of_warp(name, warp[rows], warp[columns])
+        alone = CudaTile(name, block[rows], block[columns], block[steps], *part, tile.get("stages", STAGES))
         if rule := broken(alone, self.kernel.product.dtypes):
             raise _broken(tile, rule)
-        held = self.device.resident_blocks(alone.threads, registers(alone), self.shared(alone))
-        if not held:
+        resident = self.device.resident_blocks(alone.threads, registers(alone), self.shared(alone))
+        if not resident:
             raise _broken(tile, "no block fits a multiprocessor")
-        return replace(alone, blocks=held)
+        return replace(alone, blocks=resident)
 
     def shared(self, tile: CudaTile) -> int:
         """Bytes of shared memory of a block."""
@@ -128,8 +127,8 @@ class CudaTask(Task):
         """The tuple that stands for a tile."""
         sizes = dict.fromkeys((x.name for x in self.backbone.loops), (1, 1, 1))
         unit = grain(tile.instruction)
-        own = (*warp_part(tile), unit[2])
-        sizes |= dict(zip(self.loops, zip((tile.bm, tile.bn, tile.bk), own, unit, strict=True), strict=True))
+        part = (*warp_part(tile), unit[2])
+        sizes |= dict(zip(self.loops, zip((tile.bm, tile.bn, tile.bk), part, unit, strict=True), strict=True))
         levels = [(f"{level}.{n}", v[k]) for k, level in enumerate("bwv") for n, v in sizes.items()]
         return Tile((*levels, ("stages", tile.stages)))
 
@@ -138,17 +137,17 @@ def _broken(tile: Tile, rule: str) -> ScheduleError:
     return ScheduleError(f"tuple {tile} is not built", rule=rule, remedy="tune the group again")
 
 
-def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False) -> CudaTask:
-    """The task of a group for one architecture. UnsupportedError: nothing of it is tuned."""
+def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False) -> CudaTask | Declined:
+    """The task of a group for one architecture, or why it is not tuned."""
     group, roles = form.lowered.group, form.roles
-    try:
-        kernel = CudaContractKernel(f"contract_{key[:12]}", group, roles, newest(target), tf32)
-    except CodegenError as e:
-        raise UnsupportedError(f"group {key} is not tuned: {e}") from e
+    if refused := product_declined(group, roles):
+        return Declined(f"group {key} is not tuned: {refused}")
+    kernel = CudaContractKernel(f"contract_{key[:12]}", group, roles, newest(target), tf32)
     extents = dict(accumulation(group).iters)
     parallel = [extents[x] for x in extents if x not in (*roles.inner, roles.block)]
-    whole = product(extents[x] for x in (*roles.inner, roles.block))
-    refuse_data(key, group, (*parallel, whole), "it has one row" if roles.row == "one" else "")
+    length = product(extents[x] for x in (*roles.inner, roles.block))
+    if refused := declined_data(key, group, (*parallel, length), "it has one row" if roles.row == "one" else ""):
+        return refused
     backbone = backbone_of_roles(group, roles, kernel.dtype, STEPS if roles.inner else "")
     generator = f"{GENERATOR} {content_key(*device_headers().values())[:12]}"
     name = GroupKey(key, kernel.dtype, target, compiler=_compiler(single(target)), generator=generator)

@@ -63,9 +63,9 @@ def after(first: Sequence[Tile], explorer: Explorer) -> Explorer:
     """An explorer that measures some tuples before its own, which they are counted with."""
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
-        known = _measure(first, objective)
-        rest = explorer(space, objective, max(1, trials - len(known)), seed)
-        return (*known, *(t for t in rest if t.tile not in first))
+        start = _measure(first, objective)
+        rest = explorer(space, objective, max(1, trials - len(start)), seed)
+        return (*start, *(t for t in rest if t.tile not in first))
 
     return explore if first else explorer
 
@@ -107,9 +107,9 @@ def aligned_order(space: Space, backbone: Backbone, hardware: Hardware) -> tuple
     """
 
     def score(tile: Tile) -> tuple[float, Tile]:
-        block, own = tile.level("b"), tile.level("t") or tile.level("w")
-        outer = sum(backbone.moved(block)) / backbone.flops(block) / (hardware.memory_bandwidth / hardware.units)
-        inner = sum(o.footprint(own) for o in backbone.inputs) / backbone.flops(own) / hardware.local_bandwidth
+        block, part = tile.level("b"), tile.level("t") or tile.level("w")
+        outer = sum(backbone.bytes_moved(block)) / backbone.flops(block) / (hardware.memory_bandwidth / hardware.units)
+        inner = sum(o.footprint(part) for o in backbone.inputs) / backbone.flops(part) / hardware.local_bandwidth
         return (outer + inner) / _saturation(backbone, hardware, tile), tile
 
     return tuple(sorted(space.tiles, key=score))
@@ -117,8 +117,8 @@ def aligned_order(space: Space, backbone: Backbone, hardware: Hardware) -> tuple
 
 def _saturation(backbone: Backbone, hardware: Hardware, tile: Tile) -> float:
     if hardware.kind == "cpu":  # rows of an operand that lie a power of two apart share the ways of one cache set
-        found = roles(backbone)
-        return min(1.0, hardware.ways / tile.get(f"w.{found['m'].name}")) if "m" in found else 1.0
+        by_role = roles(backbone)
+        return min(1.0, hardware.ways / tile.get(f"w.{by_role['m'].name}")) if "m" in by_role else 1.0
     used = usage(backbone, hardware, tile)
     return min(1.0, max(1, blocks_per_unit(used, hardware)) * used.threads / (hardware.unit_threads / 4))
 
@@ -127,15 +127,15 @@ def spread(space: Space, order: Sequence[Tile], count: int) -> tuple[Tile, ...]:
     """The first ``count`` of an order that keep a distance from each other, so that each starts another region."""
     distance = 0.5 * math.sqrt(space.points.shape[1]) if space.names else 0.0
     while True:
-        chosen: list[Tile] = []
+        tiles: list[Tile] = []
         for tile in order:
-            if len(chosen) == count:
+            if len(tiles) == count:
                 break
             x = space.points[space.position[tile]]
-            if all(np.linalg.norm(x - space.points[space.position[c]]) >= distance for c in chosen):
-                chosen.append(tile)
-        if len(chosen) == min(count, len(order)):
-            return tuple(chosen)
+            if all(np.linalg.norm(x - space.points[space.position[c]]) >= distance for c in tiles):
+                tiles.append(tile)
+        if len(tiles) == min(count, len(order)):
+            return tuple(tiles)
         distance = distance * 0.7 if distance > 1e-3 else -1.0
 
 
@@ -150,10 +150,10 @@ def saturating_shape(backbone: Backbone, hardware: Hardware, tile: Tile, waves: 
         if x.extent is None:
             sizes[x.name] = block[x.name] * max(1, 1024 // block[x.name])
     used = usage(backbone, hardware, tile)
-    wanted = waves * hardware.units * max(1, blocks_per_unit(used, hardware))
+    blocks = waves * hardware.units * max(1, blocks_per_unit(used, hardware))
     others = math.prod(-(-sizes[x.name] // block[x.name]) for x in backbone.parallel)
     for x in backbone.parallel:
         if x.extent is None:
-            sizes[x.name] = block[x.name] * max(1, -(-wanted // max(others, 1)))
+            sizes[x.name] = block[x.name] * max(1, -(-blocks // max(others, 1)))
             break
     return sizes

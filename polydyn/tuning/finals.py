@@ -37,9 +37,9 @@ PICOSECONDS = 1e12
 
 def finalists(table: Table, weights: Sequence[float], tiles: Sequence[Tile]) -> list[int]:
     """Rows that deserve to be measured: those that together cover all instances, then the best on average."""
-    kept = list(select.cover(table, weights, tiles, tuples=FINALISTS).kept)
+    rows = list(select.cover(table, weights, tiles, tuples=FINALISTS).kernels)
     average = select.shares(table) @ np.asarray(weights)
-    return kept + [int(m) for m in np.argsort(-average, kind="stable") if m not in kept][: FINALISTS - len(kept)]
+    return rows + [int(m) for m in np.argsort(-average, kind="stable") if m not in rows][: FINALISTS - len(rows)]
 
 
 def sizes_to_measure(
@@ -49,27 +49,31 @@ def sizes_to_measure(
     no more than ``together`` in all.
     """
     fits = [i for i, s in enumerate(seconds) if s <= longest]
-    while sum(seconds[i] for i in _drawn(weights, fits)) > together:
+    while sum(seconds[i] for i in _spread_out(weights, fits)) > together:
         most = max(seconds[i] for i in fits)
         fits = [i for i in fits if seconds[i] <= most / 2]
-    return _drawn(weights, fits)
+    return _spread_out(weights, fits)
 
 
-def _drawn(weights: Sequence[float], fits: list[int]) -> list[int]:
+def _spread_out(weights: Sequence[float], fits: list[int]) -> list[int]:
     if len(fits) <= SIZES:
         return fits
     mass = np.cumsum([weights[i] for i in fits])
-    drawn = np.searchsorted(mass, (np.arange(SIZES) + 0.5) / SIZES * mass[-1])
-    return [fits[i] for i in dict.fromkeys(int(i) for i in drawn)]
+    places = np.searchsorted(mass, (np.arange(SIZES) + 0.5) / SIZES * mass[-1])
+    return [fits[i] for i in dict.fromkeys(int(i) for i in places)]
 
 
-def between(known: Sequence[Shape], logs: npt.NDArray[np.float64], asked: Sequence[Shape]) -> npt.NDArray[np.float64]:
-    """Factors at other shapes: the exponential of ``logs`` (kernels x ``known``), each shape's from the nearest of the
-    known ones, two for every loop that is dynamic, weighted by inverse distance of the sizes' logarithms.
+def between(
+    measured: Sequence[Shape], logs: npt.NDArray[np.float64], others: Sequence[Shape]
+) -> npt.NDArray[np.float64]:
+    """Factors at other shapes: the exponential of ``logs`` (kernels x ``measured``).
+
+    Each shape takes those of its nearest measured shapes, two for every dynamic loop, weighted by the inverse distance
+    of the sizes' logarithms.
     """
-    names = [n for n in known[0] if len({s[n] for s in (*known, *asked)}) > 1]
-    here, there = (np.array([[math.log(max(1, s[n])) for n in names] for s in of]) for of in (known, asked))
-    distance = np.maximum(np.linalg.norm(there[:, None] - here.reshape(1, len(known), len(names)), axis=2), 1e-9)
+    names = [n for n in measured[0] if len({s[n] for s in (*measured, *others)}) > 1]
+    here, there = (np.array([[math.log(max(1, s[n])) for n in names] for s in of]) for of in (measured, others))
+    distance = np.maximum(np.linalg.norm(there[:, None] - here.reshape(1, len(measured), len(names)), axis=2), 1e-9)
     near = np.argsort(distance, axis=1, kind="stable")[:, : max(1, 2 * len(names))]
     weight = 1 / np.take_along_axis(distance, near, 1)
     weight /= weight.sum(1, keepdims=True)
@@ -89,16 +93,16 @@ def corrected(
     shapes = problem.instances()
     estimates = np.array([[max(1, e(s)) for s in shapes] for e in map(evaluator, costs)], float)
     least = list(estimates.min(0) / PICOSECONDS)
-    asked = sizes_to_measure(least, problem.weights, longest, LONG * longest / len(kernels))
-    times = [bench.seconds([k.tile for k in kernels], shapes[i], TURNS) for i in asked]
-    spent = PICOSECONDS * np.array(times).reshape(len(asked), len(kernels)).T
+    chosen = sizes_to_measure(least, problem.weights, longest, LONG * longest / len(kernels))
+    times = [bench.seconds([k.tile for k in kernels], shapes[i], TURNS) for i in chosen]
+    spent = PICOSECONDS * np.array(times).reshape(len(chosen), len(kernels)).T
     ran = [n for n, row in enumerate(spent) if np.isfinite(row).all() and (row > 0).all()]
     if not ran:
         raise BuildError(f"none of {len(kernels)} tuples that ran once ran again", rule="finalists are measured")
     kernels, forms, estimates = [kernels[n] for n in ran], [costs[n] for n in ran], estimates[ran]
-    if asked:
-        logs = np.log(spent[ran] / estimates[:, asked])
-        mean = np.average(logs, axis=1, weights=[problem.weights[i] for i in asked])
+    if chosen:
+        logs = np.log(spent[ran] / estimates[:, chosen])
+        mean = np.average(logs, axis=1, weights=[problem.weights[i] for i in chosen])
         forms = [c * max(1, round(UNIT * math.exp(f))) // UNIT for c, f in zip(forms, mean, strict=True)]
-        estimates = estimates * between([shapes[i] for i in asked], logs, shapes)
+        estimates = estimates * between([shapes[i] for i in chosen], logs, shapes)
     return kernels, forms, np.array([problem.backbone.flops(s) for s in shapes], float) / estimates

@@ -73,15 +73,15 @@ class Hardware:
 
     def usable(self, dtype: str) -> tuple[Instruction, ...]:
         """Instructions for a dtype, in TSCompiler's order of preference. UnsupportedError: none."""
-        found = [i for i in self.instructions if i.dtype == dtype]
-        if not found:
+        fitting = [i for i in self.instructions if i.dtype == dtype]
+        if not fitting:
             raise UnsupportedError(
                 f"{self.name} has no compute instruction for {dtype}",
                 rule="Hardware.instructions",
                 remedy="add the instruction to the hardware description, or cast the model",
             )
         order = {"tensor": 0, "vector": 1, "scalar": 2}
-        return tuple(sorted(found, key=lambda i: (order[i.kind], -i.rate, i.name)))
+        return tuple(sorted(fitting, key=lambda i: (order[i.kind], -i.rate, i.name)))
 
 
 def cpu(

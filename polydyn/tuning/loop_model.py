@@ -29,9 +29,9 @@ def preferred(backbone: Backbone, hardware: Hardware) -> Instruction:
 
 
 def _fits(backbone: Backbone, instruction: Instruction) -> bool:
-    found = roles(backbone)
+    by_role = roles(backbone)
     for role, size in zip("mnk", instruction.tile, strict=True):
-        loop = found.get(role)
+        loop = by_role.get(role)
         if size > 1 and (loop is None or (loop.extent is not None and loop.extent < size)):
             return False
     return True
@@ -66,8 +66,8 @@ def _proposals(backbone: Backbone, hardware: Hardware, unit: dict[str, int]) -> 
 
 
 def _warp_sizes(backbone: Backbone, hardware: Hardware, name: str, unit: dict[str, int]) -> Sequence[int]:
-    found = {x.name: role for role, x in roles(backbone).items()}
-    role, step = found.get(name), unit[name]
+    role_of = {x.name: role for role, x in roles(backbone).items()}
+    role, step = role_of.get(name), unit[name]
     (loop,) = (x for x in backbone.loops if x.name == name)
     if role is None:
         return (1,)
@@ -80,8 +80,8 @@ def _warp_sizes(backbone: Backbone, hardware: Hardware, name: str, unit: dict[st
 
 
 def _block_sizes(backbone: Backbone, hardware: Hardware, name: str, warp: int) -> Sequence[int]:
-    found = {x.name: role for role, x in roles(backbone).items()}
-    role = found.get(name)
+    role_of = {x.name: role for role, x in roles(backbone).items()}
+    role = role_of.get(name)
     (loop,) = (x for x in backbone.loops if x.name == name)
     if role is None:
         return (1,)

@@ -23,8 +23,6 @@ from types import TracebackType
 from typing import IO, Any
 
 from polydyn.errors import BuildError, InputError
-from polydyn.tuning.backbone import Tile
-from polydyn.tuning.explore import Objective
 
 _START_SECONDS = 120.0
 """How long a worker may take to import its function."""
@@ -173,16 +171,6 @@ class Workers:
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, t: TracebackType | None) -> None:
         self.close()
-
-
-def worker_objective(workers: Workers) -> Objective:
-    """An explorer's objective: the function gets ``compile`` and ``launch`` of a tuple and returns its cost."""
-
-    def measure(tiles: Sequence[Tile]) -> list[float]:
-        answers = workers.map([{"compile": dict(t.compile), "launch": dict(t.launch)} for t in tiles])
-        return [math.inf if a.failure else float(a.value) for a in answers]
-
-    return measure
 
 
 def _serve(function: str, timeout: float) -> None:

@@ -50,5 +50,5 @@ def _around(size: int, step: int, reduction: bool) -> list[int]:
 
 def _whole(size: int, step: int) -> list[int]:
     """Block sizes in [size/2, 2*size] that hold 1, 2, 3, 4, 6, 8, 12 ... register tiles of ``step``, and the size."""
-    found = {v for v in aligned(step, 2 * size, thirds=True) if size <= 2 * v <= 4 * size}
-    return sorted(found | ({size} if size % step == 0 else set()))
+    sizes = {v for v in aligned(step, 2 * size, thirds=True) if size <= 2 * v <= 4 * size}
+    return sorted(sizes | ({size} if size % step == 0 else set()))

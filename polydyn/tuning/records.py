@@ -142,35 +142,37 @@ class Records:
 
         ArtifactError: a row's text does not fit its hash.
         """
-        wanted = {
+        filters = {
             "grp": group.digest if group else None,
             "hardware": hardware.digest if hardware else None,
             "kind": kind,
         }
-        chosen = {k: v for k, v in wanted.items() if v is not None}
-        where = " AND ".join(f"{k} = ?" for k in chosen) or "1"
+        conditions = {k: v for k, v in filters.items() if v is not None}
+        where = " AND ".join(f"{k} = ?" for k in conditions) or "1"
         with self._guarded():
             self._db.execute("BEGIN")  # one snapshot for the three tables
             try:
                 machines = dict(self._db.execute("SELECT digest, body FROM hardware").fetchall())
                 groups = dict(self._db.execute("SELECT digest, body FROM grp").fetchall())
-                found = self._db.execute(
-                    f"SELECT * FROM record WHERE {where} ORDER BY digest", tuple(chosen.values())
+                cursor = self._db.execute(
+                    f"SELECT * FROM record WHERE {where} ORDER BY digest", tuple(conditions.values())
                 ).fetchall()
             finally:
                 self._db.execute("ROLLBACK")
         read = _Reader(self.path, groups, machines)
-        return tuple(read.record(row) for row in found)
+        return tuple(read.record(row) for row in cursor)
 
     def merge(self, other: str | os.PathLike[str]) -> int:
         """Adds all records of another file; returns how many were new. Nothing is added when it is damaged."""
         with Records.open(other, readonly=True) as source:
             return self.put(source.rows())
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Writes all records to a new file, which appears complete or not at all. ArtifactError: it exists."""
-        rows = self.rows()
-        _create(Path(path), rows, exclusive=True)
+    def export(self, path: str | os.PathLike[str], rows: Iterable[Record] | None = None) -> None:
+        """Writes all records, or these, to a new file, which appears complete or not at all.
+
+        ArtifactError: it exists.
+        """
+        _create(Path(path), self.rows() if rows is None else rows, exclusive=True)
 
     def digest(self) -> str:
         """Hash of the content: equal for files with equal records, in whatever order they were written."""

@@ -76,11 +76,11 @@ class Simulated:
         resident = max(1, blocks_per_unit(usage(self.backbone, self.hardware, tile), self.hardware))
         blocks = blocks_at(self.backbone, tile, sizes)
         per_unit = -(-blocks // self.hardware.units)
-        full, left = divmod(per_unit, resident)
+        full, rest = divmod(per_unit, resident)
         return (
             2e-6
             + full * self.block_seconds(tile, sizes, resident)
-            + (self.block_seconds(tile, sizes, left) if left else 0.0)
+            + (self.block_seconds(tile, sizes, rest) if rest else 0.0)
         )
 
     def kernel(self, tile: Tile) -> Kernel:
@@ -99,7 +99,7 @@ class Simulated:
 
     def block_seconds(self, tile: Tile, sizes: Mapping[str, int], resident: int) -> float:
         """Time in which one unit runs ``resident`` blocks side by side."""
-        block, own = tile.level("b"), tile.level("t") or tile.level("w")
+        block, part = tile.level("b"), tile.level("t") or tile.level("w")
         split = tile.get("split")
         deep = {**block, **{x.name: -(-sizes[x.name] // split) for x in self.backbone.reduction}}
         if self.hardware.kind == "cpu":  # exact tiles; a GPU runs whole ones
@@ -107,9 +107,9 @@ class Simulated:
         else:
             deep = {n: -(-v // block[n]) * block[n] for n, v in deep.items()}
         work = self.backbone.flops(deep)
-        read, written = self.backbone.moved(deep)
+        read, written = self.backbone.bytes_moved(deep)
         compute = resident * work / self._rate(tile)
-        inner = sum(o.footprint(own) for o in self.backbone.inputs) / self.backbone.flops(own)
+        inner = sum(o.footprint(part) for o in self.backbone.inputs) / self.backbone.flops(part)
         compute = max(compute, resident * work * inner / self.hardware.local_bandwidth)
         share = self.hardware.memory_bandwidth / self.hardware.units
         memory = resident * (0.25 * read + written) / share  # the last-level cache serves most re-reads
@@ -120,8 +120,8 @@ class Simulated:
         used = usage(self.backbone, self.hardware, tile)
         unit = instruction_of(self.backbone, self.hardware, tile)
         rate = unit.rate
-        own = tile.level("t") or tile.level("w")
-        chains = self.backbone.flops({**own, **{x.name: 1 for x in self.backbone.reduction}}) / (
+        inner = tile.level("t") or tile.level("w")
+        chains = self.backbone.flops({**inner, **{x.name: 1 for x in self.backbone.reduction}}) / (
             2 * math.prod(unit.tile[:2])
         )
         rate *= 1 - math.exp(-(chains + 2) / 6)

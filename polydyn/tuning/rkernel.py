@@ -55,13 +55,13 @@ def levels(hardware: Hardware) -> tuple[Level, Level]:
 
 def init_candidates(backbone: Backbone, level: Level, step: Mapping[str, int]) -> list[Candidate]:
     """InitCands: all tiles of aligned sizes (multiples of ``step``) whose bytes fit the level's utilisation bounds."""
-    found = {x.name: role for role, x in roles(backbone).items()}
+    role_of = {x.name: role for role, x in roles(backbone).items()}
     choices = []
     for loop in backbone.loops:
         s = step[loop.name]
-        choices.append([(loop.name, v) for v in _sizes(loop, found.get(loop.name), s, level)])
-    taken = {c: _bytes(backbone, level, dict(c)) for c in product(*choices)}
-    fitting = {c: v for c, v in taken.items() if v <= level.high * level.capacity}
+        choices.append([(loop.name, v) for v in _sizes(loop, role_of.get(loop.name), s, level)])
+    sizes = {c: _bytes(backbone, level, dict(c)) for c in product(*choices)}
+    fitting = {c: v for c, v in sizes.items() if v <= level.high * level.capacity}
     # a backbone with short static extents cannot use more than it has
     least = level.low * min(level.capacity, max(fitting.values(), default=0))
     return [c for c, v in fitting.items() if v >= least]
@@ -82,9 +82,9 @@ def _sizes(loop: Loop, role: str | None, step: int, level: Level) -> list[int]:
 def _bytes(backbone: Backbone, level: Level, sizes: dict[str, int]) -> int:
     """Level 1 holds the operands; level 0 also the results, and reductions pass through it one step at a time."""
     if level.depth:
-        return backbone.moved(sizes)[0]
+        return backbone.bytes_moved(sizes)[0]
     step = {**sizes, **{x.name: 1 for x in backbone.reduction}}
-    return sum(o.footprint(step) for o in backbone.inputs) + backbone.moved(sizes)[1]
+    return sum(o.footprint(step) for o in backbone.inputs) + backbone.bytes_moved(sizes)[1]
 
 
 def filter_by_isa(backbone: Backbone, candidates: list[Candidate], instruction: Instruction) -> list[Candidate]:
@@ -95,12 +95,12 @@ def filter_by_isa(backbone: Backbone, candidates: list[Candidate], instruction: 
 
 def filter_by_multiples(candidates: list[Candidate], below: list[Candidate]) -> dict[Candidate, tuple[Candidate, ...]]:
     """FilterByMultiples: each candidate that is a multiple (in every loop) of one below, with all of those."""
-    kept: dict[Candidate, tuple[Candidate, ...]] = {}
+    parents_of: dict[Candidate, tuple[Candidate, ...]] = {}
     for c in candidates:
         parents = tuple(p for p in below if all(v % w == 0 for (_, v), (_, w) in zip(c, p, strict=True)))
         if parents:
-            kept[c] = parents
-    return kept
+            parents_of[c] = parents
+    return parents_of
 
 
 def generate(backbone: Backbone, hardware: Hardware, instruction: Instruction) -> tuple[Candidates, Candidates]:

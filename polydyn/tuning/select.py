@@ -24,9 +24,9 @@ Instance = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Selection:
-    """Kept kernels (rows of the table) and, per instance, the kept kernel that serves it."""
+    """Selected kernels (rows of the table) and, per instance, the one that serves it."""
 
-    kept: tuple[int, ...]
+    kernels: tuple[int, ...]
     assigned: tuple[int, ...]
 
 
@@ -42,16 +42,16 @@ def quality(table: Table, selection: Selection, weights: Sequence[float]) -> tup
     return float(np.average(reached, weights=weights)), float(reached.min())
 
 
-def assign(table: Table, kept: Sequence[int]) -> Selection:
-    """Every instance to its best kept kernel. ScheduleError: an instance that none of them serves."""
-    rows = sorted(set(kept))
+def assign(table: Table, kernels: Sequence[int]) -> Selection:
+    """Every instance to its best selected kernel. ScheduleError: an instance that none of them serves."""
+    rows = sorted(set(kernels))
     part = table[rows]
     served = part.max(0) > 0
     if not served.all():
         raise ScheduleError(
-            f"{int((~served).sum())} instances are served by none of the {len(rows)} kept kernels",
+            f"{int((~served).sum())} instances are served by none of the {len(rows)} selected kernels",
             rule="a selection is total",
-            remedy="keep a kernel without guards",
+            remedy="select a kernel without guards",
         )
     return Selection(tuple(rows), tuple(rows[int(i)] for i in part.argmax(0)))
 
@@ -61,7 +61,7 @@ def vote(table: Table, weights: Sequence[float], k: int = 1) -> Selection:
 
     Each instance votes for its k best kernels. The kernel with the largest sum of weight times throughput over its
     voters (Eq. 1, throughput as share of the instance's best) becomes a category and takes them; repeated until every
-    instance has a category. Assignment is to the best kept kernel.
+    instance has a category. Assignment is to the best selected kernel.
     """
     share = shares(table)
     order = np.argsort(-share, axis=0, kind="stable")[:k]
@@ -69,15 +69,15 @@ def vote(table: Table, weights: Sequence[float], k: int = 1) -> Selection:
     votes[order, np.arange(share.shape[1])] = True
     votes &= share > 0
     open_ = np.ones(share.shape[1], bool)
-    kept: list[int] = []
+    kernels: list[int] = []
     while open_.any():
         sums = (share * votes * (np.asarray(weights) * open_)).sum(1)
         m = int(sums.argmax())
         if not (votes[m] & open_).any():  # weights of 0 among the rest: any voted kernel will do
             m = int((votes & open_).sum(1).argmax())
-        kept.append(m)
+        kernels.append(m)
         open_ &= ~votes[m]
-    return assign(table, kept)
+    return assign(table, kernels)
 
 
 def relative_size(perf: float, binaries: int) -> float:
@@ -91,11 +91,11 @@ def joint(
     """DietCode 5.2: the k (votes per instance) that maximises G = g(Perf(k), BinarySize(k)); (selection, k)."""
     best: tuple[float, int, Selection] | None = None
     for k in range(1, table.shape[0] + 1):
-        chosen = vote(table, weights, k)
-        g = objective(quality(table, chosen, weights)[0], len(chosen.kept))
+        selection = vote(table, weights, k)
+        g = objective(quality(table, selection, weights)[0], len(selection.kernels))
         if best is None or g > best[0]:
-            best = (g, k, chosen)
-        if len(chosen.kept) == 1:  # larger k only repeats one category with less performance
+            best = (g, k, selection)
+        if len(selection.kernels) == 1:  # larger k only repeats one category with less performance
             break
     if best is None:
         raise ScheduleError("there is no kernel to select from", rule="DietCode Eq. 2")
@@ -119,25 +119,25 @@ def cover(
 ) -> Selection:
     """polydyn's choice: greedily the kernel that adds most to mean plus half the worst share, within both budgets.
 
-    ``binaries`` counts different compile-time parts, ``tuples`` all kept tiles. Ends when nothing adds 0.1 per cent.
+    ``binaries`` counts different compile-time parts, ``tuples`` all tiles. Ends when nothing adds 0.1 per cent.
     Unlike frequency (top-n) it does not keep two kernels that are good for the same instances.
     """
     share, w = shares(table), np.asarray(weights) / np.sum(weights)
-    kept: list[int] = []
+    kernels: list[int] = []
     reached = np.zeros(table.shape[1])
 
     def value(r: Table) -> float:
         return float(r @ w) + 0.5 * float(r.min())
 
-    while len(kept) < tuples:
-        built = {tiles[m].compile for m in kept}
-        allowed = [m for m in range(len(tiles)) if len(built | {tiles[m].compile}) <= binaries and m not in kept]
+    while len(kernels) < tuples:
+        built = {tiles[m].compile for m in kernels}
+        allowed = [m for m in range(len(tiles)) if len(built | {tiles[m].compile}) <= binaries and m not in kernels]
         gains = [(value(np.maximum(reached, share[m])) - value(reached), -m) for m in allowed]
         if not gains or max(gains)[0] < 1e-3:
             break
-        kept.append(-max(gains)[1])
-        reached = np.maximum(reached, share[kept[-1]])
-    return assign(table, kept)
+        kernels.append(-max(gains)[1])
+        reached = np.maximum(reached, share[kernels[-1]])
+    return assign(table, kernels)
 
 
 def winners(table: Table) -> Selection:
@@ -175,8 +175,8 @@ def sample_free_shapes(
     if flops is not None:
         every = [s for s in every if backbone.flops(backbone.sizes(dict(s))) <= flops] or every[:1]
     step = max(1, math.ceil(len(every) / most))
-    kept = tuple(every[::step])
-    return kept, (1.0,) * len(kept)
+    shapes = tuple(every[::step])
+    return shapes, (1.0,) * len(shapes)
 
 
 LIKELY_SHARE = 0.9
@@ -206,7 +206,7 @@ def expected_shapes(dims: Mapping[str, Sizes], most: int = 256) -> list[tuple[di
     every = list(product(*(sampled_sizes(s) for s in dims.values())))
     chances = np.array([math.prod(p for _, p in row) for row in every])
     if len(every) > most:
-        drawn = np.searchsorted(np.cumsum(chances), (np.arange(most) + 0.5) / most * chances.sum())
-        chances = np.bincount(drawn, minlength=len(every)) / most
+        places = np.searchsorted(np.cumsum(chances), (np.arange(most) + 0.5) / most * chances.sum())
+        chances = np.bincount(places, minlength=len(every)) / most
     rows = zip(every, chances, strict=True)
     return [(dict(zip(dims, (n for n, _ in row), strict=True)), float(p)) for row, p in rows if p > 0]

@@ -22,9 +22,15 @@ from polydyn.tuning.hardware import Hardware, Instruction
 Points = npt.NDArray[np.float64]
 
 
+class EmptySpaceError(ScheduleError):
+    """No tuple of a space is valid."""
+
+
 @dataclass(frozen=True)
 class Space:
-    """Valid tile tuples with equal parameter names. ``refused``: how many tuples each rule kept out."""
+    """Valid tile tuples with equal parameter names. ``refused``: how many tuples each rule kept out. EmptySpaceError:
+    there is none.
+    """
 
     name: str
     tiles: tuple[Tile, ...]
@@ -32,7 +38,7 @@ class Space:
 
     def __post_init__(self) -> None:
         if not self.tiles:
-            raise ScheduleError(
+            raise EmptySpaceError(
                 f"the search space {self.name} is empty",
                 rule=", ".join(f"{rule} refused {n}" for rule, n in self.refused) or "no tuple was proposed",
                 remedy="check the hardware description and the backbone's extents",
@@ -45,15 +51,15 @@ class Space:
         return len(self.tiles)
 
     def within(self, rule: Callable[[Tile], str | None]) -> Space:
-        """The tuples that a further rule does not refuse. ScheduleError: none is left."""
+        """The tuples that a further rule does not refuse. EmptySpaceError: none is left."""
         refused = Counter(dict(self.refused))
-        kept = []
+        tiles = []
         for tile in self.tiles:
             if name := rule(tile):
                 refused[name] += 1
             else:
-                kept.append(tile)
-        return self if len(kept) == len(self) else Space(self.name, tuple(kept), tuple(sorted(refused.items())))
+                tiles.append(tile)
+        return self if len(tiles) == len(self) else Space(self.name, tuple(tiles), tuple(sorted(refused.items())))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -122,11 +128,11 @@ def usage(backbone: Backbone, hardware: Hardware, tile: Tile) -> Usage:
     if hardware.kind == "cpu":
         return Usage(inputs, _vector_registers(backbone, warp, unit), 1)
     local = inputs * tile.get("stages", 2)
-    own = tile.level("t") or warp
+    inner = tile.level("t") or warp
     lanes = 1 if tile.level("t") else hardware.lanes
-    blocks = math.prod(-(-block[x.name] // own[x.name]) for x in backbone.parallel)
-    step = {**own, **{x.name: unit.get(x.name, 1) for x in backbone.reduction}}
-    words = sum(o.elements(own) for o in backbone.outputs) + sum(o.footprint(step) for o in backbone.inputs) / 4
+    blocks = math.prod(-(-block[x.name] // inner[x.name]) for x in backbone.parallel)
+    step = {**inner, **{x.name: unit.get(x.name, 1) for x in backbone.reduction}}
+    words = sum(o.elements(inner) for o in backbone.outputs) + sum(o.footprint(step) for o in backbone.inputs) / 4
     return Usage(local, math.ceil(words / lanes) + _ADDRESSING, blocks * lanes)
 
 
@@ -168,7 +174,7 @@ def roles(backbone: Backbone) -> dict[str, Loop]:
     """
     parallel, reduction = backbone.parallel, backbone.reduction
     named = {"n": parallel[-1:], "m": parallel[-2:-1], "k": reduction[-1:]}
-    return {role: found[0] for role, found in named.items() if found}
+    return {role: loops[0] for role, loops in named.items() if loops}
 
 
 def unit_tile(backbone: Backbone, instruction: Instruction) -> dict[str, int]:

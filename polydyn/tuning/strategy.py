@@ -72,9 +72,9 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The kept kernels of a group and what the dispatcher needs.
+    """The selected kernels of a group and what the dispatcher needs.
 
-    ``costs``: closed forms per kept kernel (empty where the table was measured); ``table[k, i]``: throughput of kept
+    ``costs``: closed forms per selected kernel (empty where the table was measured); ``table[k, i]``: throughput of
     kernel k on ``instances[i]``; ``trials``: everything that was explored, in order.
     """
 
@@ -146,8 +146,8 @@ def tune(
         rows = finalists(table, problem.weights, [k.tile for k in kernels])
         kernels, costs = [kernels[m] for m in rows], [costs[m] for m in rows]
         kernels, costs, table = corrected(problem, bench, kernels, costs, MEASURED_SECONDS)
-    chosen = strategy.choose(table, problem.weights, [k.tile for k in kernels])
-    return _tuned(strategy, problem, kernels, costs, table, chosen, log)
+    selection = strategy.choose(table, problem.weights, [k.tile for k in kernels])
+    return _tuned(strategy, problem, kernels, costs, table, selection, log)
 
 
 def _with_others(problem: Problem, share: float) -> Problem:
@@ -222,20 +222,20 @@ def _tuned(
     kernels: Sequence[Kernel],
     costs: Sequence[Index],
     table: Table,
-    chosen: Selection,
+    selection: Selection,
     log: tuple[Trial, ...],
 ) -> Tuned:
-    place = {row: k for k, row in enumerate(chosen.kept)}
+    place = {row: k for k, row in enumerate(selection.kernels)}
     return Tuned(
         strategy.name,
         strategy.dispatcher,
         problem.backbone,
-        tuple(kernels[row] for row in chosen.kept),
-        tuple(costs[row] for row in chosen.kept) if costs else (),
+        tuple(kernels[row] for row in selection.kernels),
+        tuple(costs[row] for row in selection.kernels) if costs else (),
         tuple(problem.instances()),
         problem.weights,
-        table[list(chosen.kept)],
-        tuple(place[row] for row in chosen.assigned),
+        table[list(selection.kernels)],
+        tuple(place[row] for row in selection.assigned),
         log,
     )
 
@@ -258,19 +258,19 @@ def _hybrid(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
         step = -(-5 * len(largest) // max(1, 4 * trials))
         first = in_order([t for _, t in largest.values()][::step])(space, objective, trials, seed)
         rates = {_level_zero(t.tile): t.cost for t in first if np.isfinite(t.cost)}
-        chosen: dict[tuple[Part, Part], Tile] = {}
+        tile_of: dict[tuple[Part, Part], Tile] = {}
         for tile in space.tiles:
             if _level_zero(tile) in rates:
                 at = tuple(tile.level("v").items()), tuple(tile.level("b").items())
-                chosen[at] = min(chosen.get(at, tile), tile, key=lambda t: (rates[_level_zero(t)], t))
+                tile_of[at] = min(tile_of.get(at, tile), tile, key=lambda t: (rates[_level_zero(t)], t))
         columns = []
-        for tile in chosen.values():
+        for tile in tile_of.values():
             spent = backbone.flops(tile.level("b")) * rates[_level_zero(tile)]
-            own = Kernel(tile, usage(backbone, hardware, tile), 0, spent, 0, spent)
-            form = model.vortex(backbone, hardware, own)
+            kernel = Kernel(tile, usage(backbone, hardware, tile), 0, spent, 0, spent)
+            form = model.vortex(backbone, hardware, kernel)
             columns.append(list(map(evaluator(form), shapes)))
         ranks = np.argsort(np.array(columns, float).reshape(len(columns), -1), axis=0, kind="stable")
-        tiles, seen = list(chosen.values()), {t.tile for t in first}
+        tiles, seen = list(tile_of.values()), {t.tile for t in first}
         order = [tiles[i] for i in dict.fromkeys(int(i) for i in ranks.ravel()) if tiles[i] not in seen]
         return first + in_order(order)(space, objective, trials - len(first), seed)
 
@@ -290,8 +290,8 @@ def _sia_order(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
     some = every[:: -(-len(every) // 8)]
 
     def score(tile: Tile) -> tuple[float, Tile]:
-        own = Kernel(tile, usage(problem.backbone, hardware, tile), 0.0, 0.0, 0.0, 0.0)
-        form = model.ftuner(problem.backbone, hardware, own)
+        kernel = Kernel(tile, usage(problem.backbone, hardware, tile), 0.0, 0.0, 0.0, 0.0)
+        form = model.ftuner(problem.backbone, hardware, kernel)
         return float(sum(map(evaluator(form), some))), tile
 
     return in_order(sorted(space.tiles, key=score))
@@ -315,8 +315,8 @@ def _regions_by_size(space: Space, problem: Problem, hardware: Hardware) -> Expl
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
         first = _aligned(space, problem, hardware)(space, objective, trials // 4, seed)
-        known = {t.tile for t in first}
-        rest = tuple(t for t in space.tiles if t not in known)
+        measured = {t.tile for t in first}
+        rest = tuple(t for t in space.tiles if t not in measured)
         return first + apart(Space(space.name, rest), objective, trials - len(first), seed) if rest else first
 
     return explore

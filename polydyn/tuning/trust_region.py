@@ -90,8 +90,8 @@ def _descend(objective: Callable[..., Any], theta: Any, bounds: Any) -> tuple[An
     """A few steps of L-BFGS on the marginal likelihood; a region's next round goes on from there."""
     from scipy.optimize import minimize
 
-    found = minimize(objective, theta, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 6})
-    return found.x, found.fun
+    result = minimize(objective, theta, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 6})
+    return result.x, result.fun
 
 
 class _Search:
@@ -109,9 +109,9 @@ class _Search:
     ) -> None:
         self.space, self.objective, self.trials, self.prune, self.rule = space, objective, trials, prune, r
         self.rng = np.random.default_rng(seed)
-        known = spread(space, [t for t in order if t in space.position], r.aligned)
-        drawn = [space.tiles[i] for i in self.rng.permutation(len(space))]
-        self.starts = [space.position[t] for t in dict.fromkeys((*known, *drawn))]
+        aligned = spread(space, [t for t in order if t in space.position], r.aligned)
+        random = [space.tiles[i] for i in self.rng.permutation(len(space))]
+        self.starts = [space.position[t] for t in dict.fromkeys((*aligned, *random))]
         self.cost: dict[int, float] = {}
         self.refused: set[int] = set()
         self.log: list[Trial] = []
@@ -154,16 +154,16 @@ class _Search:
 
     def _round(self) -> list[tuple[int, _Region]]:
         """A batch: the smallest posterior samples over all regions, each row once."""
-        seen, quantiles = self._targets()
+        measured, quantiles = self._targets()
         rows: list[int] = []
         owners: list[_Region] = []
         samples: list[Points] = []
         for region in self.regions:
-            found = self._candidates(region)
-            if len(found):
-                rows += found.tolist()
-                owners += [region] * len(found)
-                samples.append(self._samples(region, found, seen, quantiles))
+            candidates = self._candidates(region)
+            if len(candidates):
+                rows += candidates.tolist()
+                owners += [region] * len(candidates)
+                samples.append(self._samples(region, candidates, measured, quantiles))
         if not rows:  # every region's box is used up
             return [(row, self.regions[0]) for row in self._next_starts(self.rule.batch)]
         picks: dict[int, _Region] = {}
@@ -186,17 +186,18 @@ class _Search:
         from scipy.special import ndtri
         from scipy.stats import rankdata
 
-        seen = np.array(sorted(self.cost), np.intp)
-        ranks = rankdata([self.cost[int(i)] for i in seen])
-        return seen, np.asarray(ndtri((ranks - 0.5) / max(len(seen), 1)))
+        measured = np.array(sorted(self.cost), np.intp)
+        ranks = rankdata([self.cost[int(i)] for i in measured])
+        return measured, np.asarray(ndtri((ranks - 0.5) / max(len(measured), 1)))
 
-    def _samples(self, region: _Region, rows: Rows, seen: Rows, quantiles: Points) -> Points:
+    def _samples(self, region: _Region, rows: Rows, measured: Rows, quantiles: Points) -> Points:
         """Posterior samples (rows x batch) of the region's local process."""
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
         points = self.space.points
-        near = np.argsort(((points[seen] - points[region.center]) ** 2).sum(1), kind="stable")[: self.rule.neighbours]
+        distance = ((points[measured] - points[region.center]) ** 2).sum(1)
+        near = np.argsort(distance, kind="stable")[: self.rule.neighbours]
         kernel = region.kernel
         if kernel is None:
             kernel = ConstantKernel(1.0, (0.05, 20.0)) * Matern([0.5] * points.shape[1], (0.05, 10.0), nu=2.5)
@@ -204,7 +205,7 @@ class _Search:
         process = GaussianProcessRegressor(kernel, optimizer=_descend, normalize_y=True, random_state=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a length scale at its bound is no fault
-            process.fit(points[seen[near]], quantiles[near])
+            process.fit(points[measured[near]], quantiles[near])
             mean, covariance = process.predict(points[rows], return_cov=True)
         region.kernel = process.kernel_
         draws = self.rng.standard_normal((len(rows), self.rule.batch))
@@ -212,9 +213,9 @@ class _Search:
 
     def _judge(self, region: _Region, rows: Sequence[int]) -> None:
         """Grows, shrinks, moves or restarts a region after what it tried in this round."""
-        done = [r for r in rows if r in self.cost]
-        if done:
-            row = min(done, key=lambda i: (self.cost[i], i))
+        measured = [r for r in rows if r in self.cost]
+        if measured:
+            row = min(measured, key=lambda i: (self.cost[i], i))
             if self.cost[row] < region.best:
                 region.center, region.best = row, self.cost[row]
                 region.wins, region.losses = region.wins + 1, 0
@@ -230,8 +231,8 @@ class _Search:
             self._restart(region)
 
     def _restart(self, region: _Region) -> None:
-        found = self._next_starts(1)
-        if found and len(self.log) < self.trials:
-            self._measure(found)
-            region.center, region.best = found[0], self.cost[found[0]]
+        starts = self._next_starts(1)
+        if starts and len(self.log) < self.trials:
+            self._measure(starts)
+            region.center, region.best = starts[0], self.cost[starts[0]]
             region.length, region.wins, region.losses = self.rule.length, 0, 0

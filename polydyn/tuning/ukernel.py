@@ -37,11 +37,11 @@ def factors(n: int) -> set[int]:
 
 def axis_sizes(lengths: Iterable[int]) -> list[int]:
     """RegTileRule: the factors of an axis' lengths; a prime gives those of its two neighbours (53: 52 and 54)."""
-    found = {1}
+    sizes = {1}
     for n in lengths:
-        own = factors(n) if n > 0 else set()
-        found |= own if len(own) != 2 else factors(n - 1) | factors(n + 1)
-    return sorted(found)
+        divisors = factors(n) if n > 0 else set()
+        sizes |= divisors if len(divisors) != 2 else factors(n - 1) | factors(n + 1)
+    return sorted(sizes)
 
 
 def align(backbone: Backbone, hardware: Hardware, shapes: Sequence[Shape]) -> Iterator[Tile]:
@@ -51,7 +51,7 @@ def align(backbone: Backbone, hardware: Hardware, shapes: Sequence[Shape]) -> It
     The innermost parallel axis (row-major) takes whole transactions or vectors; k steps in multiples of 8.
     """
     unit = unit_tile(backbone, preferred(backbone, hardware)) if hardware.kind == "cpu" else {}
-    own = "w" if hardware.kind == "cpu" else "t"
+    level = "w" if hardware.kind == "cpu" else "t"
     lengths = {x.name: _lengths(backbone, x, shapes) for x in backbone.loops}
     register = [_register_sizes(backbone, hardware, x, unit, lengths[x.name]) for x in backbone.loops]
     for reg in product(*register):
@@ -60,7 +60,7 @@ def align(backbone: Backbone, hardware: Hardware, shapes: Sequence[Shape]) -> It
         ]
         for block in product(*local):
             sizes = {f"b.{x.name}": v for x, v in zip(backbone.loops, block, strict=True)}
-            sizes |= {f"{own}.{x.name}": v for x, v in zip(backbone.loops, reg, strict=True)}
+            sizes |= {f"{level}.{x.name}": v for x, v in zip(backbone.loops, reg, strict=True)}
             sizes |= {f"v.{n}": v for n, v in unit.items()}
             yield bind(backbone, hardware, sizes)
 
@@ -72,8 +72,8 @@ def _lengths(backbone: Backbone, loop: Loop, shapes: Sequence[Shape]) -> list[in
 def _register_sizes(
     backbone: Backbone, hardware: Hardware, loop: Loop, unit: Mapping[str, int], lengths: list[int]
 ) -> list[int]:
-    found = {x.name: role for role, x in roles(backbone).items()}
-    role, step = found.get(loop.name), unit.get(loop.name, 1)
+    role_of = {x.name: role for role, x in roles(backbone).items()}
+    role, step = role_of.get(loop.name), unit.get(loop.name, 1)
     if role is None or role == "k":
         return [1]
     if step > 1:
@@ -81,20 +81,20 @@ def _register_sizes(
     return [f for f in axis_sizes(lengths) if f <= (hardware.ways + 6 if hardware.kind == "cpu" else 16)]
 
 
-def _local_sizes(backbone: Backbone, hardware: Hardware, loop: Loop, own: int, lengths: list[int]) -> list[int]:
+def _local_sizes(backbone: Backbone, hardware: Hardware, loop: Loop, register: int, lengths: list[int]) -> list[int]:
     """SmemTileRule: the major axis first, the others growing with the register tile."""
-    found = {x.name: role for role, x in roles(backbone).items()}
-    role = found.get(loop.name)
+    role_of = {x.name: role for role, x in roles(backbone).items()}
+    role = role_of.get(loop.name)
     if role is None:
         return [1]
     if hardware.kind == "cpu":
-        return [192, 384, 768] if role == "k" else [own, 4 * own, 16 * own]
+        return [192, 384, 768] if role == "k" else [register, 4 * register, 16 * register]
     if role == "k":
         return [8, 16, 32]
     if role == "n":
-        return [own * p for p in (4, 8, 16, 32)]
-    allowed = {f for f in axis_sizes(lengths) if f % own == 0 and f <= 64 * own}
-    return sorted(allowed | {own})
+        return [register * p for p in (4, 8, 16, 32)]
+    allowed = {f for f in axis_sizes(lengths) if f % register == 0 and f <= 64 * register}
+    return sorted(allowed | {register})
 
 
 def _shares(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Shape) -> tuple[float, float]:
@@ -150,21 +150,21 @@ def ukernel_space(
     used: dict[Tile, Usage] = {}
     dropped: list[tuple[Tile, str | None]] = []
     for tile in align(backbone, hardware, shapes):
-        own = usage(backbone, hardware, tile)
-        broken = generator(tile) or violation(hardware, own)
+        usage_of = usage(backbone, hardware, tile)
+        broken = generator(tile) or violation(hardware, usage_of)
         if broken:
             dropped.append((tile, broken))
         else:
-            used[tile] = own
-    kept = {t for shape in shapes for t in _for_shape(backbone, hardware, used, shape, rule)}
-    return collect("ftuner", [*dropped, *((t, None if t in kept else "Algorithm 1") for t in used)])
+            used[tile] = usage_of
+    tiles = {t for shape in shapes for t in _for_shape(backbone, hardware, used, shape, rule)}
+    return collect("ftuner", [*dropped, *((t, None if t in tiles else "Algorithm 1") for t in used)])
 
 
 def _for_shape(
     backbone: Backbone, hardware: Hardware, tiles: Mapping[Tile, Usage], shape: Shape, rule: Filter
 ) -> list[Tile]:
     sizes = backbone.sizes(shape)
-    bounded = [t for t, own in tiles.items() if in_bound(hardware, own, blocks_at(backbone, t, sizes), rule)]
+    bounded = [t for t, use in tiles.items() if in_bound(hardware, use, blocks_at(backbone, t, sizes), rule)]
     shares = {t: _shares(backbone, hardware, t, shape) for t in bounded}
     picked = [t for t in bounded if crosses(*shares[t], rule)]
     full = [t for t in picked if saturates(backbone, hardware, t, shape, rule)]

@@ -25,8 +25,8 @@ def build() -> Path:
     pycuda, load it first with ``ctypes.CDLL(path, ctypes.RTLD_GLOBAL)``: it says itself that it is libcuda.so.1.
     """
     source = "\n".join(f'#line 1 "{name}"\n{(HERE / name).read_text()}' for name in PARTS)
-    done = set(re.findall(r"^API\((\w+)\)", source, re.MULTILINE))
-    missing = sorted(set((HERE / "names.txt").read_text().split()) - done)
+    defined = set(re.findall(r"^API\((\w+)\)", source, re.MULTILINE))
+    missing = sorted(set((HERE / "names.txt").read_text().split()) - defined)
     stubs = "\n".join(f'API({name})() {{ return pdemu_unsupported("{name}"); }}' for name in missing)
     flags = ["-Wl,-soname,libcuda.so.1", "-ldl", "-pthread"]
     return compile_shared(f"{source}\n{stubs}\n", flags, "libcuda")

@@ -88,9 +88,9 @@ def load(name: str | Path) -> Hardware:
             f"no hardware description {name}", remedy=f"one of {', '.join(names())}, or a path to a .json file"
         )
     raw: dict[str, Any] = json.loads(path.read_text())
-    wanted = {f.name for f in dataclasses.fields(Hardware)}
-    if raw.keys() != wanted:
-        odd = ", ".join(sorted(raw.keys() ^ wanted))
+    expected = {f.name for f in dataclasses.fields(Hardware)}
+    if raw.keys() != expected:
+        odd = ", ".join(sorted(raw.keys() ^ expected))
         raise PolydynError(f"{path.name}: missing or unknown fields: {odd}", remedy=f"see {HERE.name}/h100.json")
     senseless = [k for k, v in raw.items() if isinstance(v, int | float) and v <= 0]
     if senseless:
@@ -112,10 +112,10 @@ def existing(target: str, name: str, multiprocessors: int) -> Hardware:
 
     One without a file is like the target's usual device, its rates in proportion to its multiprocessors.
     """
-    known = match(name)
-    if known is not None and known.multiprocessors == multiprocessors:
-        return known
-    usual = known or device_of(target)
+    hardware = match(name)
+    if hardware is not None and hardware.multiprocessors == multiprocessors:
+        return hardware
+    usual = hardware or device_of(target)
     rates = {unit: rate * multiprocessors / usual.multiprocessors for unit, rate in usual.peak_tflops.items()}
     return dataclasses.replace(usual, name=name, multiprocessors=multiprocessors, peak_tflops=rates)
 
@@ -125,5 +125,5 @@ def device_of(target: str) -> Hardware:
 
     Of architectures without a description, and of the emulation, that of ``SPECIAL``.
     """
-    known = [a for a in architectures(target) if a in DEVICES]
-    return load(DEVICES[known[-1] if known else SPECIAL])
+    described = [a for a in architectures(target) if a in DEVICES]
+    return load(DEVICES[described[-1] if described else SPECIAL])

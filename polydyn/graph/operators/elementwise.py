@@ -49,7 +49,15 @@ def _binary(name: str, node: OnnxNode, ctx: ExpandContext) -> None:
     emit(ctx, node, op(name, a, b))
 
 
-BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
+def _bit_shift(node: OnnxNode, ctx: ExpandContext) -> None:
+    a, b = operands(node, ctx)
+    emit(ctx, node, op("shl" if node.attribute("direction") == "LEFT" else "shr", a, b))
+
+
+BINARY = {
+    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div",
+    "BitwiseAnd": "bitand", "BitwiseOr": "bitor", "BitwiseXor": "bitxor",
+}  # fmt: skip
 PREDICATES = {
     "And": "and", "Or": "or", "Xor": "xor", "Equal": "eq",
     "Less": "lt", "LessOrEqual": "le", "Greater": "gt", "GreaterOrEqual": "ge",
@@ -57,6 +65,7 @@ PREDICATES = {
 
 for _onnx, _name in BINARY.items():
     operator(_onnx, infer=broadcast_infer)(partial(_binary, _name))
+operator("BitShift", infer=broadcast_infer)(_bit_shift)
 for _onnx, _name in PREDICATES.items():
     operator(_onnx, infer=predicate_infer)(partial(_binary, _name))
 
@@ -245,7 +254,6 @@ FUNCTIONS: dict[str, Function] = {
     "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_swish,
     "Softplus": lambda n, x: _softplus(x), "Mish": lambda n, x: op("mul", x, op("tanh", _softplus(x))),
     "Softsign": lambda n, x: op("div", x, op("add", like(1, x), op("abs", x))),
-    "Tan": lambda n, x: op("div", op("sin", x), op("cos", x)),
 }  # fmt: skip
 """Operators that are an expression of several scalar operations."""
 
@@ -253,6 +261,8 @@ SCALAR_OPS: Sequence[tuple[str, str]] = (
     ("Neg", "neg"), ("Abs", "abs"), ("Sign", "sign"), ("Exp", "exp"), ("Log", "log"), ("Sqrt", "sqrt"),
     ("Reciprocal", "reciprocal"), ("Tanh", "tanh"), ("Erf", "erf"), ("Sin", "sin"), ("Cos", "cos"),
     ("Sigmoid", "sigmoid"), ("Floor", "floor"), ("Ceil", "ceil"), ("Round", "rint"),
+    ("Tan", "tan"), ("Asin", "asin"), ("Acos", "acos"), ("Atan", "atan"), ("Sinh", "sinh"), ("Cosh", "cosh"),
+    ("Asinh", "asinh"), ("Acosh", "acosh"), ("Atanh", "atanh"), ("BitwiseNot", "bitnot"),
 )  # fmt: skip
 """Operators that are one scalar operation."""
 

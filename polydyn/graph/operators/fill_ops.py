@@ -10,7 +10,7 @@ from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferr
 from polydyn.graph.operators.shape_ops import no_data
 from polydyn.graph.shape_values import LIMIT
 from polydyn.graph.subscripts import boxed, ints, sizes
-from polydyn.schedules.expr import FLOATS, FromIndex, const, load, op
+from polydyn.schedules.expr import FLOATS, FromIndex, const, load, neutral, op
 from polydyn.schedules.index import ONE, ZERO, Index, maximum
 
 
@@ -90,22 +90,23 @@ operator("NonZero", infer=infer_non_zero)(no_data)
 
 
 def infer_cum_sum(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """CumSum: the same shape; the axis must be constant."""
+    """CumSum, CumProd: the same shape; the axis must be constant."""
     x = ctx.tensor(node.inputs[0])
     if x.dtype == "bool" or not x.shape:
-        raise ShapeError(f"CumSum of a {x.dtype} of rank {len(x.shape)}", tensor=x.name)
+        raise ShapeError(f"{node.op} of a {x.dtype} of rank {len(x.shape)}", tensor=x.name)
     normalize_axis(node, (ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
     return (Inferred(x.dtype, x.shape),)
 
 
-@operator("CumSum", infer=infer_cum_sum)
+@operator("CumSum", "CumProd", infer=infer_cum_sum)
 def expand_cum_sum(node: OnnxNode, ctx: ExpandContext) -> None:
-    """A sum over all positions up to here (from here on when ``reverse``), masked: quadratic, but parallel."""
+    """A sum or product over all positions up to here (``reverse``: from here on), masked: quadratic, but parallel."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
     axis = normalize_axis(node, (ints(node, ctx, 1, "axis") or (0,))[0], len(x.shape))
     d, r = iterators(len(x.shape)), Index.of("r0")
     last = d[axis] if not node.attribute("exclusive", 0) else d[axis] + (ONE if node.attribute("reverse", 0) else -ONE)
     relation = "ge" if node.attribute("reverse", 0) else "le"
     term = load(x.name, tuple(r if a == axis else i for a, i in enumerate(d)), x.dtype)
-    body = op("where", op(relation, FromIndex("int64", r), FromIndex("int64", last)), term, const(0, x.dtype))
-    ctx.compute(y.shape, body, output=y.name, reduction=(x.shape[axis],), reduce="sum")
+    kind = "sum" if node.op == "CumSum" else "prod"
+    body = op("where", op(relation, FromIndex("int64", r), FromIndex("int64", last)), term, neutral(kind, x.dtype))
+    ctx.compute(y.shape, body, output=y.name, reduction=(x.shape[axis],), reduce=kind)

@@ -13,14 +13,13 @@ from polydyn.graph.operators.common import (
     like,
     mean_of,
     reduce_to,
-    refuse,
     same_as_input,
     square,
     wide,
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.windows import Window, fit, windows
-from polydyn.schedules.expr import FromIndex, Value, neutral, op
+from polydyn.schedules.expr import FLOATS, FromIndex, Value, const, neutral, op
 from polydyn.schedules.index import ONE, Index, product
 
 
@@ -32,28 +31,71 @@ def _windows(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Window,
 def pool_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """[N, C, windows...]."""
     x = ctx.tensor(node.inputs[0])
-    if len([o for o in node.outputs if o]) > 1:
-        raise refuse(node, "the output Indices")
     axes = _windows(node, ctx)
     fit(node, ctx, axes)
-    return (Inferred(x.dtype, (*x.shape[:2], *(a.output for a in axes))),)
+    shape = (*x.shape[:2], *(a.output for a in axes))
+    return (Inferred(x.dtype, shape), Inferred("int64", shape))[: len(node.outputs)]
+
+
+def _source(axes: tuple[Window, ...]) -> tuple[list[Index], Value | None]:
+    """The subscripts of the element under a tap, and the condition that there is one."""
+    n, c, *position = iterators(2 + len(axes))
+    places = [(a, p, Index.of(f"r{j}")) for j, (a, p) in enumerate(zip(axes, position, strict=True))]
+    inside = all_of([a.inside(p, k) for a, p, k in places if a.may_leave])
+    return [n, c, *(a.source(p, k) for a, p, k in places)], inside
 
 
 def _tap(node: OnnxNode, ctx: ExpandContext, axes: tuple[Window, ...], reduction: str) -> Value:
     """The element under a tap, the neutral one outside."""
-    n, c, *position = iterators(2 + len(axes))
-    taps = [Index.of(f"r{j}") for j in range(len(axes))]
-    places = list(zip(axes, position, taps, strict=True))
-    x = wide(at(ctx, node.inputs[0], (n, c, *(a.source(p, k) for a, p, k in places))))
-    inside = all_of([a.inside(p, k) for a, p, k in places if a.may_leave])
+    place, inside = _source(axes)
+    x = wide(at(ctx, node.inputs[0], place))
     return x if inside is None else op("where", inside, x, neutral(reduction, x.dtype))
 
 
 @operator("MaxPool", infer=pool_infer)
 def max_pool(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The greatest element of each window."""
-    axes = _windows(node, ctx)
-    reduce_to(ctx, node, "max", _tap(node, ctx, axes, "max"), tuple(a.kernel for a in axes))
+    """The greatest element of each window, and the first place that holds it, counted over all axes of the input."""
+    axes, extents = _windows(node, ctx), tuple(Index.of(int(k)) for k in node.attribute("kernel_shape"))
+    reduce_to(ctx, node, "max", _tap(node, ctx, axes, "max"), extents)
+    if len(node.outputs) < 2 or not node.outputs[1]:
+        return
+    x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    place, inside = _source(axes)
+    element, greatest = wide(at(ctx, x.name, place)), wide(at(ctx, y.name, iterators(len(y.shape))))
+    found = op("eq", element, greatest)
+    if x.dtype in FLOATS:
+        found = op("or", found, op("isnan", element))
+    if inside is not None:
+        found = op("where", inside, found, const(False, "bool"))
+    order = list(range(len(place)))
+    if node.attribute("storage_order", 0):  # columns first
+        order[2:] = order[:1:-1]
+    linear = Index.of(0)
+    for a in order:
+        linear = linear * x.shape[a] + place[a]
+    nowhere = FromIndex("int64", product(x.shape))
+    body = op("where", found, FromIndex("int64", linear), nowhere)
+    ctx.compute(y.shape, body, output=node.outputs[1], reduction=extents, reduce="min")
+
+
+def _power(x: Value, p: float) -> Value:
+    """``|x| ** p``."""
+    x = op("abs", x)
+    return x if p == 1 else square(x) if p == 2 else op("pow", x, like(p, x))
+
+
+def _root(x: Value, p: float) -> Value:
+    return x if p == 1 else op("sqrt", x) if p == 2 else op("pow", x, like(1 / p, x))
+
+
+@operator("LpPool", infer=pool_infer)
+def lp_pool(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The norm of each window; taps outside count as zeros."""
+    axes, p = _windows(node, ctx), node.attribute("p", 2)
+    place, inside = _source(axes)
+    x = _power(wide(at(ctx, node.inputs[0], place)), p)
+    body = x if inside is None else op("where", inside, x, like(0, x))
+    reduce_to(ctx, node, "sum", body, tuple(a.kernel for a in axes), lambda total: _root(total, p))
 
 
 @operator("AveragePool", infer=pool_infer)
@@ -79,15 +121,18 @@ def global_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     return (Inferred(x.dtype, (*x.shape[:2], *(ONE for _ in x.shape[2:]))),)
 
 
-@operator("GlobalAveragePool", "GlobalMaxPool", infer=global_infer)
+@operator("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", infer=global_infer)
 def global_pool(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The mean or the greatest element over all spatial axes."""
+    """The mean, the greatest element or the norm over all spatial axes."""
     t = ctx.tensor(node.inputs[0])
     extents = t.shape[2:]
     inner = [Index.of(f"r{j}") for j in range(len(extents))]
     x = wide(at(ctx, t.name, (*iterators(2), *inner)))
     if node.op == "GlobalMaxPool":
         reduce_to(ctx, node, "max", x, extents)
+    elif node.op == "GlobalLpPool":
+        p = node.attribute("p", 2)
+        reduce_to(ctx, node, "sum", _power(x, p), extents, lambda total: _root(total, p))
     else:
         reduce_to(ctx, node, "sum", x, extents, partial(mean_of, extents=extents))
 

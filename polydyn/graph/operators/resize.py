@@ -153,7 +153,7 @@ def _weights(node: OnnxNode, ctx: ExpandContext, axis: Axis, coordinates: str, d
         weights = [op("sub", const(1, dtype), fraction), fraction]
     else:
         part = at(ctx, ctx.compute((axis.output,), fraction), (here,))
-        weights = _cubic_weights(part, node.attribute("cubic_coeff_a", -0.75))
+        weights = cubic_weights(part, node.attribute("cubic_coeff_a", -0.75))
     if not node.attribute("exclude_outside", 0):
         return [ctx.compute((axis.output,), w) for w in weights]
     first = floor - (len(weights) // 2 - 1)
@@ -164,7 +164,7 @@ def _weights(node: OnnxNode, ctx: ExpandContext, axis: Axis, coordinates: str, d
     return [ctx.compute((axis.output,), op("div", w, total)) for w in loads]
 
 
-def _cubic_weights(t: Value, a: float) -> list[Value]:
+def cubic_weights(t: Value, a: float) -> list[Value]:
     """Keys' cubic convolution with coefficient ``a``, for the neighbours at distances 1+t, t, 1-t, 2-t."""
 
     def near(x: Value) -> Value:

@@ -1,17 +1,30 @@
-"""ScatterND at positions that are formulas: how exporters write ``x[:, 1:] = y``.
+"""Scatters. ScatterND at positions that are formulas is how exporters write ``x[:, 1:] = y``.
 
 Every kernel of polydyn computes elements where they lie, so a scatter has to be turned round: an element asks whether
 and from where it is written. That is possible when each index of the updates moves along one axis of the data by 1;
-then no element is written twice. Indices that are data would need a kernel that writes in an order; they are refused.
+then no element is written twice. Indices that are data are searched for.
 """
 
 from __future__ import annotations
 
 from polydyn.errors import ShapeError
-from polydyn.graph.operators.common import all_of, at, emit, in_range, iterators, refuse, same_as_input
+from polydyn.graph.operators.common import (
+    Shape,
+    all_of,
+    at,
+    emit,
+    given,
+    in_range,
+    iterators,
+    normalize_axis,
+    refuse,
+    same_as_input,
+    wide,
+)
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.schedules.expr import Value, op
-from polydyn.schedules.index import ONE, ZERO, Index
+from polydyn.graph.operators.search import decoded, integer, last_match, wrapped
+from polydyn.schedules.expr import Value, const, neutral, op
+from polydyn.schedules.index import ONE, ZERO, Index, fetch
 
 REDUCTIONS = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 """ONNX's name of what combines old and new elements -> the operation."""
@@ -20,6 +33,8 @@ REDUCTIONS = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 def infer_scatter_nd(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """ScatterND: the shape of the data; the updates have one slice for every index tuple."""
     data, indices, updates = (ctx.tensor(n) for n in node.inputs)
+    if node.attribute("reduction", "none") not in ("none", *REDUCTIONS):
+        raise refuse(node, f"reduction {node.attribute('reduction')}")
     k = indices.shape[-1].constant if indices.shape else None
     if k is None:
         raise refuse(node, "a tuple length that is not constant")
@@ -39,21 +54,26 @@ def expand_scatter_nd(node: OnnxNode, ctx: ExpandContext) -> None:
     data, indices, updates = (ctx.tensor(n) for n in node.inputs)
     k, outer = int(indices.shape[-1].constant or 0), len(indices.shape) - 1
     d = iterators(len(data.shape))
-    source, inside = _turned_round(node, ctx, k)
+    turned = _turned_round(node, ctx, k)
+    if turned is None:
+        scatter_by_search(node, ctx, k)
+        return
+    source, inside = turned
     place = (*source, *d[k:])
     assert len(place) == outer + len(d) - k
     old, new = at(ctx, data.name, d), at(ctx, updates.name, place)
     reduction = node.attribute("reduction", "none")
     if reduction != "none":
-        if reduction not in REDUCTIONS:
-            raise refuse(node, f"reduction {reduction}")
         new = op(REDUCTIONS[reduction], old, new)
     condition = all_of(inside)
     emit(ctx, node, new if condition is None else op("where", condition, new, old))
 
 
-def _turned_round(node: OnnxNode, ctx: ExpandContext, k: int) -> tuple[list[Index], list[Value]]:
-    """The subscripts of the updates' outer axes over the data's iterators, and the conditions that there is one."""
+def _turned_round(node: OnnxNode, ctx: ExpandContext, k: int) -> tuple[list[Index], list[Value]] | None:
+    """The subscripts of the updates' outer axes over the data's iterators, and the conditions that there is one.
+
+    None: a place is data, or moves in another way than by 1 along one axis.
+    """
     data, indices = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
     sizes = indices.shape[:-1]
     names = [f"s{a}" for a in range(len(sizes))]
@@ -63,7 +83,7 @@ def _turned_round(node: OnnxNode, ctx: ExpandContext, k: int) -> tuple[list[Inde
     for j in range(k):
         found = ctx.position(indices.name, (*where, Index.of(j)), data.shape[j], ranges)
         if found is None:
-            raise refuse(node, f"index {j} of the tuples in {indices.name}, which is data,", "compute it from shapes")
+            return None
         left[j] = found
     d, source, inside = iterators(len(data.shape)), [], []
     for n, e in zip(names, sizes, strict=True):
@@ -73,8 +93,112 @@ def _turned_round(node: OnnxNode, ctx: ExpandContext, k: int) -> tuple[list[Inde
         moving = [j for j, f in left.items() if n in f.symbols()]
         step, rest = left[moving[0]].split(n) if len(moving) == 1 else (ZERO, ZERO)
         if step != ONE or rest.symbols() & ranges.keys():
-            raise refuse(node, f"a place of {indices.name} that does not move by 1 along one axis")
+            return None
         source.append(d[moving[0]] - rest)
         inside.append(in_range(source[-1], e))
         del left[moving[0]]
     return source, inside + [in_range(d[j] - f, ONE) for j, f in left.items()]
+
+
+
+def infer_scatter_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The shape of the data; the updates have that of the indices, which is nowhere greater beside the axis."""
+    data, indices, updates = (ctx.tensor(n) for n in node.inputs)
+    if not len(data.shape) == len(indices.shape) == len(updates.shape):
+        raise ShapeError("data, indices and updates have different ranks", tensor=indices.name, rule=node.op)
+    axis = normalize_axis(node, node.attribute("axis", 0), len(data.shape))
+    if node.attribute("reduction", "none") not in ("none", *REDUCTIONS):
+        raise refuse(node, f"reduction {node.attribute('reduction')}")
+    for a, (n, m, d) in enumerate(zip(indices.shape, updates.shape, data.shape, strict=True)):
+        ctx.unify(n, m, f"axis {a} of {indices.name} and {updates.name}")
+        if a != axis:
+            ctx.at_most(n, d, f"axis {a} of {indices.name} is no longer than that of {data.name}")
+    return same_as_input(node, ctx)
+
+
+@operator("ScatterElements", "Scatter", infer=infer_scatter_elements)
+def scatter_elements(node: OnnxNode, ctx: ExpandContext) -> None:
+    """An element asks the updates of its line along the axis; without a reduction the last of them stays."""
+    data, indices, updates = (ctx.tensor(n) for n in node.inputs)
+    axis = normalize_axis(node, node.attribute("axis", 0), len(data.shape))
+    d, r = iterators(len(data.shape)), Index.of("r0")
+    ctx.bound(indices.name, data.shape[axis])
+    place = (*d[:axis], r, *d[axis + 1 :])
+    match = op("eq", wrapped(at(ctx, indices.name, place), data.shape[axis]), integer(d[axis]))
+    shapes = zip(d, indices.shape, data.shape, strict=True)
+    inside = all_of([in_range(i, n) for a, (i, n, m) in enumerate(shapes) if a != axis and n != m])
+    if inside is not None:
+        match = op("where", inside, match, const(False, "bool"))
+    extents = (indices.shape[axis],)
+    reduction = node.attribute("reduction", "none")
+    old = at(ctx, data.name, d)
+    if reduction == "none":
+        last = last_match(ctx, data.shape, match, extents)
+        new = at(ctx, updates.name, (*d[:axis], fetch(last, d), *d[axis + 1 :]))
+        emit(ctx, node, op("where", op("ge", at(ctx, last, d), const(0, "int64")), new, old))
+        return
+    emit(ctx, node, _combined(ctx, reduction, data.shape, old, match, at(ctx, updates.name, place), extents))
+
+
+def _combined(
+    ctx: ExpandContext, reduction: str, shape: Shape, old: Value, match: Value, update: Value, extents: Shape
+) -> Value:
+    """The old element and all updates that match it."""
+    kind = {"add": "sum", "mul": "prod"}.get(reduction, reduction)
+    update = wide(update)
+    body = op("where", match, update, neutral(kind, update.dtype))
+    total = ctx.compute(shape, body, reduction=extents, reduce=kind) if extents else ctx.compute(shape, body)
+    return op(REDUCTIONS[reduction], wide(old), at(ctx, total, iterators(len(shape))))
+
+
+def scatter_by_search(node: OnnxNode, ctx: ExpandContext, k: int) -> None:
+    """ScatterND with index tuples that are data: the places of the tuples are searched for every element."""
+    data, indices, updates = (ctx.tensor(n) for n in node.inputs)
+    d, extents = iterators(len(data.shape)), indices.shape[:-1]
+    q = tuple(Index.of(f"r{j}") for j in range(len(extents)))
+    tests = []
+    for j in range(k):
+        ctx.bound(indices.name, data.shape[j], j)
+        component = wrapped(at(ctx, indices.name, (*q, Index.of(j))), data.shape[j])
+        tests.append(op("eq", component, integer(d[j])))
+    match, reduction = all_of(tests) or const(True, "bool"), node.attribute("reduction", "none")
+    old = at(ctx, data.name, d)
+    if reduction != "none":
+        update = at(ctx, updates.name, (*q, *d[k:]))
+        emit(ctx, node, _combined(ctx, reduction, data.shape, old, match, update, extents))
+        return
+    last = last_match(ctx, data.shape[:k], match, extents)
+    place = fetch(last, d[:k])
+    new = at(ctx, updates.name, (*decoded(place, extents), *d[k:]))
+    emit(ctx, node, op("where", op("ge", at(ctx, last, d[:k]), const(0, "int64")), new, old))
+
+
+def infer_tensor_scatter(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The shape of the cache; the update has it too, but along the axis it may be shorter."""
+    past, update = (ctx.tensor(n) for n in node.inputs[:2])
+    axis = normalize_axis(node, node.attribute("axis", -2), len(past.shape))
+    if axis == 0 or node.attribute("mode", "linear") not in ("linear", "circular"):
+        raise refuse(node, f"axis {axis} in mode {node.attribute('mode', 'linear')}")
+    for a, (n, m) in enumerate(zip(past.shape, update.shape, strict=True)):
+        if a == axis:
+            ctx.at_most(m, n, f"axis {a} of {update.name} is no longer than that of {past.name}")
+        else:
+            ctx.unify(n, m, f"axis {a} of {past.name} and {update.name}")
+    return same_as_input(node, ctx)
+
+
+@operator("TensorScatter", infer=infer_tensor_scatter)
+def tensor_scatter(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Each sample's update is written from its own position on; in circular mode past the end goes to the front."""
+    past, update = (ctx.tensor(n) for n in node.inputs[:2])
+    axis = normalize_axis(node, node.attribute("axis", -2), len(past.shape))
+    d, starts = iterators(len(past.shape)), given(node.inputs, 2)
+    start = ZERO
+    if starts:
+        ctx.bound(starts, past.shape[axis])
+        start = fetch(starts, d[:1])
+    step = d[axis] - start
+    if node.attribute("mode", "linear") == "circular":
+        step = step % past.shape[axis]
+    new = at(ctx, update.name, (*d[:axis], step, *d[axis + 1 :]))
+    emit(ctx, node, op("where", in_range(step, update.shape[axis]), new, at(ctx, past.name, d)))

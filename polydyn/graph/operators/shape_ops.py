@@ -12,7 +12,7 @@ from polydyn.graph.ir import Dim
 from polydyn.graph.operators.common import iterators, normalize_axis
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.subscripts import boxed, ints, reshape_subscripts, sizes
-from polydyn.schedules.expr import Array, cast, const, load
+from polydyn.schedules.expr import Array, bitcast, cast, const, load
 from polydyn.schedules.index import ONE, Index, floordiv, product
 from polydyn.shapes.rules import content
 
@@ -220,6 +220,22 @@ def expand_cast(node: OnnxNode, ctx: ExpandContext) -> None:
         ctx.alias(y.name, x.name)
         return
     ctx.compute(y.shape, cast(load(x.name, iterators(len(x.shape)), x.dtype), y.dtype), output=y.name)
+
+
+def infer_bit_cast(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """BitCast: another dtype of as many bits."""
+    x, dtype = ctx.tensor(node.inputs[0]), onnx_dtype(node.attribute("to"))
+    if "bool" in (x.dtype, dtype) and x.dtype != dtype:
+        raise UnsupportedError("BitCast between booleans and other types is not supported", node=node.name)
+    bitcast(const(0, x.dtype), dtype)  # PolydynError when the sizes differ
+    return (Inferred(dtype, x.shape),)
+
+
+@operator("BitCast", infer=infer_bit_cast)
+def expand_bit_cast(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The same bits under another dtype."""
+    x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
+    ctx.compute(y.shape, bitcast(load(x.name, iterators(len(x.shape)), x.dtype), y.dtype), output=y.name)
 
 
 def infer_expand(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:

@@ -10,11 +10,13 @@
 
 /* What a context has beyond its sizes. */
 typedef struct {
-    int64_t *symbols; /* per launch, gathered from values */
-    int64_t *threads, *wave_threads;
+    int64_t *symbols; /* of the candidates that are taken, gathered from values */
+    int64_t *tasks, *threads, *wave_threads;
+    int64_t *pieces;  /* per launch: parts that each thread's tasks come in */
+    int64_t *ahead;   /* per wave: a guess of the nanoseconds that one thread takes for it and what follows */
     int64_t *starts;  /* per launch, threads + 1 of them: which tasks of a launch in a wave each thread runs */
     pd_part *parts;   /* of the wave that runs */
-    void **arguments; /* per launch, gathered from buffers */
+    void **arguments; /* likewise, gathered from buffers */
     int64_t most_threads;
 } pd_cpu;
 
@@ -29,13 +31,16 @@ int32_t pd_place_context(pd_context *c) {
     pd_cpu *x = c->place = calloc(1, sizeof *x);
     if (!x) return pd_fail(PD_MEMORY, "out of memory");
     x->symbols = calloc((size_t)plan->launch_symbol_count + 1, sizeof *x->symbols);
+    x->tasks = calloc((size_t)plan->launch_count + 1, sizeof *x->tasks);
     x->threads = calloc((size_t)plan->launch_count + 1, sizeof *x->threads);
     x->wave_threads = calloc((size_t)plan->wave_count + 1, sizeof *x->wave_threads);
+    x->pieces = calloc((size_t)plan->launch_count + 1, sizeof *x->pieces);
+    x->ahead = calloc((size_t)plan->wave_count + 1, sizeof *x->ahead);
     x->starts = calloc((size_t)plan->launch_count + 1, ((size_t)c->threads + 1) * sizeof *x->starts);
     x->parts = calloc((size_t)plan->launch_count + 1, sizeof *x->parts);
     x->arguments = calloc((size_t)plan->launch_buffer_count + 1, sizeof *x->arguments);
-    int all = x->symbols && x->threads && x->wave_threads && x->starts && x->parts && x->arguments;
-    return all ? PD_OK : pd_fail(PD_MEMORY, "out of memory");
+    int sized = x->symbols && x->tasks && x->threads && x->wave_threads && x->pieces && x->ahead && x->starts;
+    return sized && x->parts && x->arguments ? PD_OK : pd_fail(PD_MEMORY, "out of memory");
 }
 
 void pd_displace_context(pd_context *c) {
@@ -43,8 +48,11 @@ void pd_displace_context(pd_context *c) {
     free(c->arena);
     if (!x) return;
     free(x->symbols);
+    free(x->tasks);
     free(x->threads);
     free(x->wave_threads);
+    free(x->pieces);
+    free(x->ahead);
     free(x->starts);
     free(x->parts);
     free(x->arguments);
@@ -61,20 +69,48 @@ static char *new_arena(size_t bytes) {
     return arena;
 }
 
-int32_t pd_place_sizes(pd_context *c) {
+/* A guess of how long one thread takes for a launch. */
+static int64_t launch_ns(const pd_launch_entry *l, const int64_t *v) {
+    return pd_max(pd_max(v[l->flops] / PD_FLOPS_PER_NS, v[l->bytes] / PD_BYTES_PER_NS), 0);
+}
+
+int64_t pd_place_scratch(pd_context *c) {
     pd_cpu *x = c->place;
     const int64_t *v = c->values;
-    for (int32_t k = 0; k < plan->launch_symbol_count; k++) x->symbols[k] = v[plan->launch_symbols[k]];
-    x->most_threads = 1;
+    int64_t most = 0;
     for (int32_t k = 0; k < plan->launch_count; k++) {
-        const pd_launch_entry *l = &plan->launches[k];
-        int64_t n = pd_min(pd_min(c->threads, v[l->tasks]), 1 + v[l->work] / PD_WORK_PER_THREAD);
-        x->threads[k] = pd_max(n, 1);
+        const pd_candidate *n = pd_chosen(c, k);
+        x->tasks[k] = n ? v[n->tasks] : 0;
+        int64_t threads = pd_min(pd_min(c->threads, x->tasks[k]), 1 + v[plan->launches[k].work] / PD_WORK_PER_THREAD);
+        x->threads[k] = pd_max(threads, 1);
+        if (!n) continue;
+        for (int32_t s = n->first_symbol; s < n->first_symbol + n->symbols; s++)
+            x->symbols[s] = v[plan->launch_symbols[s]];
+        most = pd_max(most, v[n->scratch]);
     }
+    return most;
+}
+
+/* How many threads and pieces each wave and launch gets at these sizes. */
+static void share_out(pd_context *c) {
+    pd_cpu *x = c->place;
+    const int64_t *v = c->values;
+    x->most_threads = 1;
     for (int32_t w = 0; w < plan->wave_count; w++) {
-        x->wave_threads[w] = pd_plan_wave(&plan->waves[w], v, c->threads, x->threads, x->starts);
+        x->wave_threads[w] = pd_plan_wave(&plan->waves[w], c->values, c->threads, x->tasks, x->threads, x->starts);
         x->most_threads = pd_max(x->most_threads, x->wave_threads[w]);
     }
+    int64_t ahead = 0;
+    for (int32_t w = plan->wave_count; w-- > 0; x->ahead[w] = ahead)
+        for (int32_t k = plan->waves[w].first; k < plan->waves[w].first + plan->waves[w].count; k++) {
+            int64_t ns = launch_ns(&plan->launches[k], v);
+            x->pieces[k] = pd_max(1, pd_min(PD_PIECES, ns / x->threads[k] / PD_PIECE_NS));
+            ahead = pd_min(ahead, INT64_MAX - ns) + ns;
+        }
+}
+
+int32_t pd_place_sizes(pd_context *c) {
+    share_out(c);
     if (c->planned_bytes <= c->arena_bytes) return PD_OK;
     char *arena = new_arena((size_t)c->planned_bytes);
     if (!arena) return pd_fail(PD_MEMORY, "this call needs %" PRId64 " bytes for intermediates", c->planned_bytes);
@@ -110,32 +146,31 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static const pd_named_kernel *kernel_of(const pd_context *c, const pd_launch_entry *l) {
-    return &plan->kernels[l->first_kernel + (l->choice < 0 ? 0 : c->values[l->choice])];
-}
-
 /* Makes launch k a part of a job; 0 when it has nothing to do. */
 static int prepare(pd_context *c, int32_t k, void *const *inputs, void *const *outputs, pd_part *part) {
     const pd_cpu *x = c->place;
     const pd_launch_entry *l = &plan->launches[k];
-    int64_t tasks = c->values[l->tasks];
-    if (tasks <= 0) return 0;
+    const pd_candidate *n = pd_chosen(c, k);
+    if (!n || x->tasks[k] <= 0) return 0;
     if (pd_skipped(l, inputs, outputs)) return 0; /* see pd_check_shared */
     c->copied_bytes += c->values[l->copied];
-    void **arguments = x->arguments + l->first_buffer;
-    for (int32_t b = 0; b < l->buffers; b++) arguments[b] = c->buffers[plan->launch_buffers[l->first_buffer + b]];
-    *part = (pd_part){.kernel = kernel_of(c, l)->kernel,
+    void **arguments = x->arguments + n->first_buffer;
+    for (int32_t b = 0; b < n->buffers; b++) arguments[b] = c->buffers[plan->launch_buffers[n->first_buffer + b]];
+    *part = (pd_part){.kernel = plan->kernels[n->kernel].kernel,
                       .buffers = arguments,
-                      .symbols = x->symbols + l->first_symbol,
-                      .tasks = tasks};
+                       .symbols = x->symbols + n->first_symbol,
+                       .tasks = x->tasks[k],
+                       .pieces = x->pieces[k]};
     return 1;
 }
 
-/* Runs the parts of a wave in one parallel region. */
-static void run_parts(pd_context *c, int64_t count, int64_t threads) {
-    pd_job job = {.parts = ((const pd_cpu *)c->place)->parts,
+/* Runs the parts of wave w in one parallel region. */
+static void run_parts(pd_context *c, int32_t w, int64_t count, int64_t threads) {
+    const pd_cpu *x = c->place;
+    pd_job job = {.parts = x->parts,
                   .count = count,
                   .threads = threads,
+                  .ahead_ns = x->ahead[w],
                   .scratch = c->arena + c->scratch_offset,
                   .scratch_stride = c->scratch_stride};
     if (count) pd_pool_run(c->program->place, &job);
@@ -166,12 +201,12 @@ static int32_t run_wave(pd_context *c, int32_t w, pd_call *call) {
         int64_t begun = call->nanoseconds ? now_ns() : 0;
         code = check_indices(c, k, &call->next_check);
         if (code != PD_OK || !prepare(c, k, call->inputs, call->outputs, &x->parts[count])) continue;
-        if (call->nanoseconds) run_parts(c, 1, call->parallel ? x->threads[k] : 1);
+        if (call->nanoseconds) run_parts(c, w, 1, call->parallel ? x->threads[k] : 1);
         else if (wave->count > 1) x->parts[count].starts = x->starts + k * (c->threads + 1);
         count += !call->nanoseconds;
         if (call->nanoseconds) call->nanoseconds[k] = now_ns() - begun;
     }
-    if (code == PD_OK) run_parts(c, count, call->parallel ? x->wave_threads[w] : 1);
+    if (code == PD_OK) run_parts(c, w, count, call->parallel ? x->wave_threads[w] : 1);
     return code;
 }
 
@@ -186,8 +221,9 @@ static int32_t run(pd_context *c, const void *const *inputs, void *const *output
         if (p->role == PD_INPUT_ROLE) c->buffers[b] = dense[p->index];
         if (p->role == PD_OUTPUT_ROLE) c->buffers[b] = outputs[p->index];
     }
-    int64_t threads = ((const pd_cpu *)c->place)->most_threads;
-    int parallel = threads > 1 && pd_pool_acquire(c->program->place, threads);
+    const pd_cpu *x = c->place;
+    int64_t threads = x->most_threads;
+    int parallel = threads > 1 && pd_pool_acquire(c->program->place, threads, x->ahead[0]);
     pd_call call = {.inputs = dense, .outputs = outputs, .parallel = parallel, .nanoseconds = nanoseconds};
     if (nanoseconds) memset(nanoseconds, 0, (size_t)plan->launch_count * sizeof *nanoseconds);
     for (int32_t w = 0; w < plan->wave_count && code == PD_OK; w++) code = run_wave(c, w, &call);
@@ -212,6 +248,9 @@ PD_EXPORT int32_t pd_profile(pd_context *c, const void *const *inputs, void *con
 }
 
 void pd_place_info(const pd_context *c, int32_t k, pd_launch_info *info) {
-    info->kernel = kernel_of(c, &plan->launches[k])->name;
-    info->threads = ((const pd_cpu *)c->place)->threads[k];
+    const pd_cpu *x = c->place;
+    const pd_candidate *n = pd_chosen(c, k);
+    info->kernel = plan->kernels[(n ? n : &plan->candidates[plan->launches[k].first_candidate])->kernel].name;
+    info->tasks = x->tasks[k];
+    info->threads = x->threads[k];
 }

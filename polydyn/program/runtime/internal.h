@@ -17,34 +17,44 @@ typedef void pd_kernel(void *const *buffers, const int64_t *symbols, int64_t beg
 
 typedef struct pd_pool pd_pool;
 
-/* One launch of a job: thread t of n runs tasks [starts[t], starts[t+1]), without starts [T*t/n, T*(t+1)/n). */
+/* One launch of a job: thread t of n has tasks [starts[t], starts[t+1]), without starts [T*t/n, T*(t+1)/n), in `pieces`
+ * nearly equal parts, which other threads may take from it. */
 typedef struct {
     pd_kernel *kernel;
     void *const *buffers;
     const int64_t *symbols;
-    int64_t tasks;
+    int64_t tasks, pieces;
     const int64_t *starts;
 } pd_part;
 
-/* One parallel region: the launches of a wave, which know nothing of each other. */
+/* One parallel region: the launches of a wave, which know nothing of each other. `ahead_ns`: a guess of how long one
+ * thread would take for it and for what follows in the run. */
 typedef struct {
     const pd_part *parts;
     int64_t count;
     int64_t threads;
+    int64_t ahead_ns;
     char *scratch;
     int64_t scratch_stride;
 } pd_job;
 
 pd_pool *pd_pool_new(void);
 void pd_pool_free(pd_pool *pool);
-/* Takes the pool for one run and wakes `threads` - 1 workers; 0 when another run has it (then run alone). */
-int pd_pool_acquire(pd_pool *pool, int64_t threads);
+/* Takes the pool for one run of `threads` threads; `work_ns`: a guess of how long one thread would take. 0 when another
+ * run has it, or when the caller may use one core only: then run alone. */
+int pd_pool_acquire(pd_pool *pool, int64_t threads, int64_t work_ns);
 void pd_pool_release(pd_pool *pool);
 /* Runs the job; the pool must be acquired when job->threads > 1. The caller is thread 0. */
 void pd_pool_run(pd_pool *pool, const pd_job *job);
 
 /* A launch gets another thread for every so many operations: below that a join costs more than it saves. */
 #define PD_WORK_PER_THREAD 32768
+/* A thread's tasks come in at most so many pieces, none below so many nanoseconds: a claim costs 5 to 50. */
+#define PD_PIECES 8
+#define PD_PIECE_NS 5000
+/* What a core does in a nanosecond: round numbers, which only say how long a piece is and when it pays to wake. */
+#define PD_FLOPS_PER_NS 64
+#define PD_BYTES_PER_NS 16
 
 /* ---- subscripts (indices.c) ---- */
 
@@ -55,9 +65,13 @@ int64_t pd_outside(const void *data, int64_t first, int64_t count, int64_t step,
 
 /* ---- the program as data (generated) ---- */
 
-/* All sizes live in one array of values `v`: the symbols, then `nth`, then the free strides of inputs and outputs in
- * elements (pd_io.strided of each), then everything that is computed from them.
+/* All sizes live in one array of values `v`: the symbols, then PD_SPECIALS, then the free strides of inputs and outputs in
+ * elements (pd_io.strided of each), then everything that is computed from them. Behind `nth`: what a device allows.
  * Every `value` below is a position in it. */
+
+/* Behind the symbols: `nth`; of a device the shared memory that a block may have, in bytes, and the compute capability whose
+ * own instructions may be used, 0: none's. */
+enum { PD_NTH, PD_SHARED, PD_ARCH, PD_SPECIALS };
 
 typedef struct {
     int32_t input, axis; /* v[i] is the size of this input along this axis */
@@ -118,34 +132,27 @@ typedef struct {
     const char *name;
 } pd_named_kernel;
 
+/* A step of the program: one of its candidates is launched, which is a row of candidates. */
 typedef struct {
     const char *label;
-    int32_t buffers, first_buffer; /* into launch_buffers */
-    int32_t symbols, first_symbol; /* into launch_symbols */
-    int32_t tasks, scratch, work, flops, bytes, copied;
-    int32_t skip_input, skip_output; /* skipped when these are at one address; -1: never */
-    int32_t first_kernel, choice;    /* into kernels; it runs kernel first_kernel + v[choice], without a choice the first */
-    int32_t versions, first_version; /* rows of a device program */
-    int (*choose)(int64_t *v);       /* evaluates what its versions need; 1: int64 overflow */
+    int32_t elements, work, flops, bytes, copied; /* values; without elements there is nothing to do */
+    int32_t skip_input, skip_output;              /* skipped when these are at one address; -1: never */
+    int32_t candidates, first_candidate;          /* rows, those that are launched after a candidate among them */
+    int32_t choice;            /* v[choice] is the row, from the first; -1 there: none may run; choice -1: the first row */
+    int (*choose)(int64_t *v); /* evaluates choice and row, 1: int64 overflow; NULL: pd_plan.plan does */
 } pd_launch_entry;
 
-/* One kernel that a launch of a device program may be: of those whose conditions hold and whose shared memory fits it is
- * the one of least estimate, the first of equals. */
+/* A kernel with its arguments. On a device tasks are blocks, scratch is shared memory of a block. */
 typedef struct {
-    int32_t kernel, threads;
-    int32_t buffers, first_buffer;       /* into launch_buffers, -1: the workspace */
-    int32_t symbols, first_symbol;       /* into launch_symbols */
-    int32_t grid, smem, workspace;       /* values: blocks, bytes of shared memory and of the workspace */
-    int32_t estimate;                    /* value: nanoseconds, with the launches after it */
-    int32_t conditions, first_condition; /* into conditions */
-    int32_t maps, first_map;             /* into maps; parameters before the buffers */
-    int32_t arch;                        /* the only one that it runs on, 0: any */
-    int32_t after;                       /* so many rows behind this one are launched after it, no versions of their own */
-} pd_version;
-
-typedef struct {
-    int32_t left, right, relation; /* as of a guard */
-} pd_condition;
+    int32_t kernel;
+    int32_t buffers, first_buffer; /* into launch_buffers, -1 there: the workspace */
+    int32_t symbols, first_symbol; /* into launch_symbols */
+    int32_t tasks, scratch;        /* values */
+    /* on a device: */
+    int32_t threads, workspace; /* of a block; a value: bytes */
+    int32_t maps, first_map;    /* into maps; parameters before the buffers */
+    int32_t after;              /* so many rows behind this one are launched after it */
+} pd_candidate;
 
 /* A tensor map over a buffer: a view that begins v[offset] bytes into it. */
 typedef struct {
@@ -162,7 +169,7 @@ typedef struct {
     int32_t input_count, output_count, symbol_count, value_count, dim_check_count, guard_count, sign_check_count;
     int32_t buffer_count, slot_count, copy_count, launch_count, launch_buffer_count, launch_symbol_count;
     int32_t input_dim_count, output_dim_count, index_check_count, wave_count;
-    int32_t kernel_count, version_count, condition_count, map_count, device_check_count;
+    int32_t kernel_count, candidate_count, map_count, device_check_count;
     int64_t weight_bytes;
     const pd_io *inputs, *outputs;
     const pd_source *sources;
@@ -174,12 +181,11 @@ typedef struct {
     const int32_t *slot_values;
     const pd_copy *copies;
     const pd_launch_entry *launches;
-    const pd_named_kernel *kernels;
+    const pd_named_kernel *kernels; /* each once */
     const pd_wave *waves;               /* of all launches, in order */
     const pd_index_check *index_checks; /* by launch */
     const int32_t *launch_buffers, *launch_symbols, *output_dims;
-    const pd_version *versions;
-    const pd_condition *conditions;
+    const pd_candidate *candidates;
     const pd_tensor_map *maps;
     const int32_t *map_sizes;
     const pd_device_check *device_checks; /* by launch */
@@ -192,9 +198,10 @@ extern const pd_plan pd_the_plan __attribute__((visibility("hidden")));
 /* ---- waves (waves.c) ---- */
 
 /* How many of `threads` threads a wave takes, at the values v. When it has several launches, `starts` (threads + 1 for
- * each launch of the plan) gets which tasks each thread runs; `launch_threads`: what each launch would take alone. */
-int64_t pd_plan_wave(const pd_wave *wave, const int64_t *v, int64_t threads, const int64_t *launch_threads,
-                     int64_t *starts);
+ * each launch of the plan) gets which tasks each thread runs; `tasks` and `launch_threads`: of each launch, what it has and
+ * what it would take alone. */
+int64_t pd_plan_wave(const pd_wave *wave, const int64_t *v, int64_t threads, const int64_t *tasks,
+                     const int64_t *launch_threads, int64_t *starts);
 
 /* ---- the log of sizes (seen.c), any number of threads at once ---- */
 
@@ -247,6 +254,8 @@ int32_t pd_check_shared(const pd_context *c, void *const *inputs, void *const *o
 static inline int pd_skipped(const pd_launch_entry *l, void *const *inputs, void *const *outputs) {
     return l->skip_input >= 0 && inputs[l->skip_input] == outputs[l->skip_output];
 }
+/* What launch k takes for the context's sizes, once that is chosen; NULL: it has nothing to do, or nothing that may run. */
+const pd_candidate *pd_chosen(const pd_context *c, int32_t k);
 /* PD_INPUT when the integers of an index check, at `data`, leave their axis. */
 int32_t pd_check_index(const pd_context *c, const pd_index_check *check, const void *data);
 
@@ -261,9 +270,11 @@ int32_t pd_place_program(pd_program *p);
 void pd_displace_program(pd_program *p);
 int32_t pd_place_context(pd_context *c);
 void pd_displace_context(pd_context *c); /* the arena too */
-/* After every evaluation of new sizes: the arena holds planned_bytes, launches are chosen anew. */
+/* After every evaluation of new sizes: bytes of scratch that a thread needs in the arena. */
+int64_t pd_place_scratch(pd_context *c);
+/* Then: makes the arena hold planned_bytes; what launches take is chosen anew. */
 int32_t pd_place_sizes(pd_context *c);
-/* Fills in what only the place knows of a launch: threads, and on a device the kernel and its blocks. */
+/* Fills in a launch's kernel, tasks and threads. */
 void pd_place_info(const pd_context *c, int32_t k, pd_launch_info *info);
 
 /* ---- arrays with strides (strided.c), in bytes ---- */

@@ -1,10 +1,15 @@
-/* pool.c: a small pool of threads that spin for a while and then sleep.
+/* pool.c: threads that share launches in pieces, and stay out of each other's way (docs/adr/0026-threads.md).
  *
- * Every worker has one word on a cache line of its own. The caller posts a job by writing POSTED into the words of the
- * workers it needs, works too, and waits until they are IDLE again. A worker takes its share by turning POSTED into
- * RUNNING; shares that no worker has taken when the caller is done with its own the caller takes back, so that a worker
- * without a core holds nobody up. A worker that has waited for SPIN_NS without work sleeps on its word; nobody spins for longer. A run takes the whole pool or none of it: two callers never fight
- * over the same cores, the second runs its launches alone.
+ * Every worker has one word. The caller posts a job by turning IDLE into POSTED; a worker joins by RUNNING and leaves by
+ * IDLE, so the job's description never changes under a worker that looks at it, and who has not joined is not waited for.
+ * What there is to do does not depend on who joins: every thread has a range of pieces, one word [next, end). Its owner
+ * takes pieces at the front, the others, when they have none left, at the tail.
+ *
+ * A core can be lost at any time to another process or to another library's threads. A worker that finds itself on the
+ * caller's core moves to another one, or sleeps where it may not. A caller that waits for a worker without a core moves
+ * it to its own core and sleeps until it is done. A worker without work spins for SPIN_NS, then it sleeps on its word.
+ *
+ * A run takes the whole pool or none of it: a second caller runs its launches alone, on its own core.
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -20,22 +25,49 @@
 
 #include "internal.h"
 
-#define SPIN_NS 1000000 /* longer than the host's part of a call, much shorter than what a rival's pool burns */
-#define JOIN_SPINS 4000 /* then let a worker that shares the caller's core have it */
+#define SPIN_NS 200000     /* longer than most of what the host does between two launches */
+#define HOP_NS 200000      /* a worker moves out of the caller's way at most so often, on its own account */
+#define JOIN_NS 20000      /* the caller looks so often whether the worker that it waits for has a core */
+#define WAKE_RUN_NS 20000  /* runs of less work wake nobody: that takes 2 to 5 us and a worker needs as much to come */
+#define WAKE_NS 200000     /* inside a run, sleepers are woken for so much work, and at most so often */
 
-enum { IDLE, POSTED, RUNNING, ASLEEP, QUIT };
+enum { relaxed = memory_order_relaxed, acquire = memory_order_acquire, release = memory_order_release,
+       acq_rel = memory_order_acq_rel };
+
+/* What a test puts in place of the system's answers (tests/c/pool_hammer.c). */
+#ifndef PD_POOL_SEAM
+#define PD_AT(point) ((void)0)
+#define PD_CORE() sched_getcpu()
+#define PD_ALLOWED(mask) sched_getaffinity(0, sizeof *(mask), mask)
+#define PD_PIN(thread, mask) pthread_setaffinity_np(thread, sizeof *(mask), mask)
+#define PD_USED(clock, time) clock_gettime(clock, time)
+#define PD_LOOK_NS 10000000 /* how old the mask of the cores that the caller may use may be */
+#endif
+
+/* WAITED: running, and the caller sleeps until it is done. */
+enum { IDLE, POSTED, RUNNING, WAITED, ASLEEP, QUIT };
 
 typedef struct {
     _Alignas(64) _Atomic uint32_t state;
-    int64_t id;
+    int64_t id, hopped; /* hopped: when it last moved out of the caller's way */
     struct pd_pool *pool;
     pthread_t thread;
 } worker;
 
+/* Pieces [next, end) that nobody has claimed: next in the upper half. */
+typedef struct {
+    _Alignas(64) _Atomic uint64_t pieces;
+} range;
+
 struct pd_pool {
+    range ranges[PD_MAX_THREADS];
     pd_job job;
-    _Atomic int busy;
-    int64_t count;
+    _Atomic int busy, core, moves; /* core: the caller's, -1: not known; moves: the system lets threads be moved */
+    int64_t count, cores;          /* workers; cores that the caller may use */
+    int64_t looked, woken;         /* when the caller's mask was read, when sleepers were woken */
+    pthread_t caller;              /* whose mask it was */
+    pthread_mutex_t moving;        /* guards `allowed` and what it is copied to, the workers' masks */
+    cpu_set_t allowed;
     worker *workers[PD_MAX_THREADS];
     pd_pool *previous, *next;
 };
@@ -54,10 +86,12 @@ static inline void relax(void) {
 #endif
 }
 
+static int64_t nanoseconds(const struct timespec *t) { return (int64_t)t->tv_sec * 1000000000 + t->tv_nsec; }
+
 static int64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    return nanoseconds(&t);
 }
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value) {
@@ -66,39 +100,139 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t value) {
 
 static void futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0); }
 
+static int turn(worker *w, uint32_t from, uint32_t to) {
+    return atomic_compare_exchange_strong_explicit(&w->state, &from, to, acq_rel, acquire);
+}
+
 static void put(worker *w, uint32_t state) {
-    if (atomic_exchange_explicit(&w->state, state, memory_order_acq_rel) == ASLEEP) futex_wake(&w->state);
+    if (atomic_exchange_explicit(&w->state, state, acq_rel) == ASLEEP) futex_wake(&w->state);
 }
 
-/* Where thread t's tasks of a launch begin; T*t/n without T*t. */
+/* ---- cores ---- */
+
+/* Returns 1; or 0 where the system refuses, which it is then not asked again. */
+static int pin(pd_pool *p, pthread_t thread, const cpu_set_t *mask) {
+    if (!atomic_load_explicit(&p->moves, relaxed)) return 0;
+    if (!PD_PIN(thread, mask)) return 1;
+    atomic_store_explicit(&p->moves, 0, relaxed);
+    return 0;
+}
+
+/* The calling worker goes to any core but this one; later the system may move it as it likes. */
+static int hop(worker *w, int core) {
+    pd_pool *p = w->pool;
+    pthread_mutex_lock(&p->moving);
+    cpu_set_t others = p->allowed;
+    if (core >= 0) CPU_CLR(core, &others);
+    int moved = CPU_COUNT(&others) && pin(p, pthread_self(), &others);
+    pin(p, pthread_self(), &p->allowed);
+    pthread_mutex_unlock(&p->moving);
+    w->hopped = now_ns();
+    return moved;
+}
+
+/* Whether the worker is on another core than the caller, or has just moved to one. */
+static int out_of_the_way(worker *w) {
+    int core = PD_CORE();
+    if (core < 0 || core != atomic_load_explicit(&w->pool->core, relaxed)) return 1;
+    return now_ns() >= w->hopped + HOP_NS && hop(w, core);
+}
+
+/* Reads which cores the caller may use; the workers may use the same. */
+static void look(pd_pool *p) {
+    int64_t t = now_ns();
+    pthread_t caller = pthread_self();
+    if (p->looked && t < p->looked + PD_LOOK_NS && pthread_equal(caller, p->caller)) return;
+    p->looked = t;
+    p->caller = caller;
+    cpu_set_t mask;
+    if (PD_ALLOWED(&mask)) {
+        p->cores = PD_MAX_THREADS; /* not known */
+        atomic_store_explicit(&p->moves, 0, relaxed);
+        return;
+    }
+    p->cores = CPU_COUNT(&mask);
+    if (CPU_EQUAL(&mask, &p->allowed)) return;
+    pthread_mutex_lock(&p->moving);
+    p->allowed = mask;
+    for (int64_t i = 0; i < p->count; i++) pin(p, p->workers[i]->thread, &mask);
+    pthread_mutex_unlock(&p->moving);
+}
+
+/* The worker that the caller waits for gets the caller's core, and the caller will sleep until it is done. */
+static void pull(pd_pool *p, worker *w) {
+    int core = PD_CORE();
+    cpu_set_t here;
+    CPU_ZERO(&here);
+    if (core >= 0) CPU_SET(core, &here);
+    int moved = core >= 0 && pin(p, w->thread, &here);
+    PD_AT("pulled");
+    if (turn(w, RUNNING, WAITED) || !moved) return;
+    pthread_mutex_lock(&p->moving); /* done meanwhile, and it does not know that it was moved */
+    pin(p, w->thread, &p->allowed);
+    pthread_mutex_unlock(&p->moving);
+}
+
+/* ---- pieces ---- */
+
+/* Where part i of `parts` nearly equal ones of n begins: n*i/parts without n*i. */
+static inline int64_t cut(int64_t n, int64_t i, int64_t parts) { return n / parts * i + n % parts * i / parts; }
+
+/* Where thread t's tasks of a launch begin. */
 static inline int64_t start(const pd_part *p, int64_t t, int64_t threads) {
-    return p->starts ? p->starts[t] : p->tasks / threads * t + p->tasks % threads * t / threads;
+    return p->starts ? p->starts[t] : cut(p->tasks, t, threads);
 }
 
-static void share(const pd_job *job, int64_t t) {
-    char *scratch = job->scratch + t * job->scratch_stride;
-    for (const pd_part *p = job->parts; p < job->parts + job->count; p++) {
-        int64_t begin = start(p, t, job->threads), end = start(p, t + 1, job->threads);
-        if (begin < end) p->kernel(p->buffers, p->symbols, begin, end, scratch);
+/* A piece of a range, or -1 when none is left. */
+static int64_t claim(range *r, int tail) {
+    uint64_t word = atomic_load_explicit(&r->pieces, relaxed);
+    for (;;) {
+        uint32_t next = (uint32_t)(word >> 32), end = (uint32_t)word;
+        if (next >= end) return -1;
+        uint64_t rest = tail ? word - 1 : word + (UINT64_C(1) << 32);
+        if (atomic_compare_exchange_weak_explicit(&r->pieces, &word, rest, relaxed, relaxed))
+            return tail ? end - 1 : next;
     }
 }
 
-/* Waits for a share, takes it and returns POSTED; or returns QUIT. */
+/* Runs a piece of the tasks of thread `owner`; each launch of the job has its own number of them. */
+static void run_piece(const pd_job *job, int64_t owner, int64_t piece, char *scratch) {
+    const pd_part *p = job->parts;
+    for (; piece >= p->pieces; p++) piece -= p->pieces;
+    int64_t first = start(p, owner, job->threads), count = start(p, owner + 1, job->threads) - first;
+    int64_t begin = first + cut(count, piece, p->pieces), end = first + cut(count, piece + 1, p->pieces);
+    PD_AT("claimed");
+    if (begin < end) p->kernel(p->buffers, p->symbols, begin, end, scratch);
+}
+
+/* Thread t's pieces, then those that the others have not come to. */
+static void share(pd_pool *p, int64_t t) {
+    const pd_job *job = &p->job;
+    char *scratch = job->scratch + t * job->scratch_stride;
+    for (int64_t i = 0; i < job->threads; i++) {
+        int64_t owner = t + i < job->threads ? t + i : t + i - job->threads;
+        for (int64_t piece; (piece = claim(&p->ranges[owner], i > 0)) >= 0;) run_piece(job, owner, piece, scratch);
+    }
+}
+
+/* ---- workers ---- */
+
+/* Waits for a job, joins it and returns RUNNING; or returns QUIT. */
 static uint32_t await_job(worker *w) {
     int64_t limit = 0;
     for (uint32_t spins = 1;; spins++) {
-        uint32_t s = atomic_load_explicit(&w->state, memory_order_acquire);
-        if (s == QUIT || (s == POSTED && atomic_compare_exchange_strong(&w->state, &s, RUNNING))) return s;
-        if (s == ASLEEP) {
+        uint32_t s = atomic_load_explicit(&w->state, acquire);
+        if (s == QUIT) return s;
+        if (s == POSTED) {
+            uint32_t next = out_of_the_way(w) ? RUNNING : ASLEEP;
+            if (turn(w, POSTED, next) && next == RUNNING) return next;
+        } else if (s == ASLEEP) {
             futex_wait(&w->state, ASLEEP);
             limit = 0;
         } else if (spins % 64 == 0) {
             int64_t t = now_ns();
             if (!limit) limit = t + SPIN_NS;
-            if (t > limit) {
-                uint32_t idle = IDLE;
-                atomic_compare_exchange_strong(&w->state, &idle, ASLEEP);
-            }
+            if (t > limit || !out_of_the_way(w)) turn(w, IDLE, ASLEEP);
         }
         relax();
     }
@@ -106,12 +240,18 @@ static uint32_t await_job(worker *w) {
 
 static void *work(void *argument) {
     worker *w = argument;
-    while (await_job(w) == POSTED) {
-        share(&w->pool->job, w->id);
-        atomic_store_explicit(&w->state, IDLE, memory_order_release);
+    while (await_job(w) == RUNNING) {
+        PD_AT("joined");
+        share(w->pool, w->id);
+        PD_AT("leaving");
+        if (atomic_exchange_explicit(&w->state, IDLE, acq_rel) != WAITED) continue;
+        futex_wake(&w->state);
+        hop(w, PD_CORE()); /* it was moved to the caller's core, which the caller needs again */
     }
     return NULL;
 }
+
+/* ---- pools ---- */
 
 static void before_fork(void) { pthread_mutex_lock(&list_lock); }
 static void after_fork_parent(void) { pthread_mutex_unlock(&list_lock); }
@@ -120,6 +260,7 @@ static void after_fork_child(void) {
     for (pd_pool *p = list; p; p = p->next) {
         p->count = 0; /* the threads live in the parent only; their few bytes here are lost */
         atomic_store(&p->busy, 0);
+        pthread_mutex_init(&p->moving, NULL);
     }
     pthread_mutex_init(&list_lock, NULL);
 }
@@ -129,8 +270,12 @@ static void watch_forks(void) { pthread_atfork(before_fork, after_fork_parent, a
 pd_pool *pd_pool_new(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
-    pd_pool *p = calloc(1, sizeof *p);
+    pd_pool *p = aligned_alloc(64, sizeof *p);
     if (!p) return NULL;
+    memset(p, 0, sizeof *p);
+    pthread_mutex_init(&p->moving, NULL);
+    atomic_store(&p->core, -1);
+    atomic_store(&p->moves, 1);
     pthread_mutex_lock(&list_lock);
     p->next = list;
     if (list) list->previous = p;
@@ -151,6 +296,7 @@ void pd_pool_free(pd_pool *p) {
         pthread_join(p->workers[i]->thread, NULL);
         free(p->workers[i]);
     }
+    pthread_mutex_destroy(&p->moving);
     free(p);
 }
 
@@ -174,20 +320,65 @@ static void grow(pd_pool *p, int64_t count) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-int pd_pool_acquire(pd_pool *p, int64_t threads) {
-    if (atomic_exchange_explicit(&p->busy, 1, memory_order_acquire)) return 0;
-    if (p->count < threads - 1) grow(p, threads - 1);
-    for (int64_t i = 0; i < p->count && i < threads - 1; i++) {
-        /* wake it now, so that it spins when the first parallel launch comes */
-        uint32_t asleep = ASLEEP;
-        if (atomic_load_explicit(&p->workers[i]->state, memory_order_relaxed) == ASLEEP &&
-            atomic_compare_exchange_strong(&p->workers[i]->state, &asleep, IDLE))
-            futex_wake(&p->workers[i]->state);
-    }
-    return 1;
+/* ---- runs ---- */
+
+/* Workers of a job or run of so many threads: one for each core beside the caller's, if the system gave so many. */
+static int64_t workers_for(const pd_pool *p, int64_t threads) {
+    return pd_min(p->count, pd_min(threads, p->cores) - 1);
 }
 
-void pd_pool_release(pd_pool *p) { atomic_store_explicit(&p->busy, 0, memory_order_release); }
+int pd_pool_acquire(pd_pool *p, int64_t threads, int64_t work_ns) {
+    if (atomic_exchange_explicit(&p->busy, 1, acquire)) return 0;
+    look(p);
+    grow(p, pd_min(threads, p->cores) - 1);
+    atomic_store_explicit(&p->core, PD_CORE(), relaxed);
+    int64_t workers = workers_for(p, threads);
+    for (int64_t i = 0; i < workers && work_ns >= WAKE_RUN_NS; i++) {
+        /* now, so that it spins when the first parallel launch comes */
+        if (turn(p->workers[i], ASLEEP, IDLE)) futex_wake(&p->workers[i]->state);
+    }
+    if (workers <= 0) pd_pool_release(p);
+    return workers > 0;
+}
+
+void pd_pool_release(pd_pool *p) { atomic_store_explicit(&p->busy, 0, release); }
+
+/* Posts the job. Who sleeps goes on sleeping, unless much work lies ahead and nobody was woken lately. */
+static void post(pd_pool *p, int64_t workers) {
+    int wakes = 0;
+    for (int64_t i = 0; i < workers; i++) {
+        if (turn(p->workers[i], IDLE, POSTED)) continue;
+        if (!wakes) {
+            int64_t t = p->job.ahead_ns >= WAKE_NS ? now_ns() : 0;
+            wakes = t && t >= p->woken + WAKE_NS ? 1 : -1;
+            if (wakes > 0) p->woken = t;
+        }
+        if (wakes > 0) put(p->workers[i], POSTED);
+    }
+}
+
+/* Waits until a worker has left the job. */
+static void join(pd_pool *p, worker *w) {
+    clockid_t clock;
+    int64_t limit = 0, before = -1;
+    for (uint32_t spins = 1;; spins++) {
+        uint32_t s = atomic_load_explicit(&w->state, acquire);
+        if (s != RUNNING && s != WAITED) return;
+        if (s == WAITED) {
+            futex_wait(&w->state, WAITED);
+        } else if (spins % 32 == 0) {
+            int64_t t = now_ns();
+            if (!limit) limit = t + JOIN_NS;
+            if (t < limit) continue;
+            struct timespec used = {0};
+            if (pthread_getcpuclockid(w->thread, &clock) || PD_USED(clock, &used)) used = (struct timespec){0};
+            if (before >= 0 && nanoseconds(&used) < before + JOIN_NS / 2) pull(p, w); /* it has no core */
+            before = nanoseconds(&used);
+            limit = t + JOIN_NS;
+        }
+        relax();
+    }
+}
 
 void pd_pool_run(pd_pool *p, const pd_job *job) {
     if (job->threads <= 1) {
@@ -196,17 +387,14 @@ void pd_pool_run(pd_pool *p, const pd_job *job) {
         return;
     }
     p->job = *job;
-    int64_t workers = pd_min(job->threads - 1, p->count); /* fewer when the system gave no more threads */
-    for (int64_t i = 0; i < workers; i++) put(p->workers[i], POSTED);
-    share(&p->job, 0);
-    for (int64_t t = workers + 1; t < job->threads; t++) share(&p->job, t);
-    for (int64_t i = 0; i < workers; i++) {
-        uint32_t posted = POSTED;
-        if (atomic_compare_exchange_strong(&p->workers[i]->state, &posted, IDLE)) share(&p->job, i + 1);
-    }
+    uint64_t pieces = 0;
+    for (const pd_part *q = job->parts; q < job->parts + job->count; q++) pieces += (uint64_t)q->pieces;
+    for (int64_t t = 0; t < job->threads; t++)
+        atomic_store_explicit(&p->ranges[t].pieces, pieces, relaxed);
+    atomic_store_explicit(&p->core, PD_CORE(), relaxed);
+    int64_t workers = workers_for(p, job->threads);
+    post(p, workers);
+    share(p, 0);
     for (int64_t i = 0; i < workers; i++)
-        for (uint32_t spins = 0; atomic_load_explicit(&p->workers[i]->state, memory_order_acquire) == RUNNING; spins++) {
-            if (spins < JOIN_SPINS) relax();
-            else sched_yield();
-        }
+        if (!turn(p->workers[i], POSTED, IDLE)) join(p, p->workers[i]);
 }

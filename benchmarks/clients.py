@@ -1,0 +1,88 @@
+"""Code of libraries that take an ONNX Runtime session, unchanged, on polydyn's: ``python -m benchmarks.clients``.
+
+piper-tts (``pip install piper-tts``) speaks a text with a voice that takes any session. The voice here is a model of
+one embedding and two convolutions with random weights: every sample is compared, not how it sounds.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+SYMBOLS, CHANNELS, HOP = 64, 16, 8
+
+
+def voice_model(path: Path) -> None:
+    """A model with the inputs and outputs of a Piper voice: phoneme ids [1, L] to audio [1, 1, 8*L]."""
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) / 4, name)
+
+    nodes = [
+        helper.make_node("Gather", ["table", "input"], ["embedded"]),
+        helper.make_node("Transpose", ["embedded"], ["rows"], perm=[0, 2, 1]),
+        helper.make_node("Conv", ["rows", "w1"], ["hidden"], pads=[2, 2]),
+        helper.make_node("Relu", ["hidden"], ["active"]),
+        helper.make_node("Conv", ["active", "w2"], ["samples"]),
+        helper.make_node("ReduceMean", ["scales"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["samples", "mean"], ["scaled"]),
+        helper.make_node("Tanh", ["scaled"], ["wave"]),
+        helper.make_node("Transpose", ["wave"], ["by_time"], perm=[0, 2, 1]),
+        helper.make_node("Reshape", ["by_time", "shape"], ["audio"]),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "voice",
+        [
+            info("input", TensorProto.INT64, [1, "L"]),
+            info("input_lengths", TensorProto.INT64, [1]),
+            info("scales", TensorProto.FLOAT, [3]),
+        ],
+        [info("audio", TensorProto.FLOAT, [1, 1, None])],
+        [
+            weight("table", SYMBOLS, CHANNELS), weight("w1", CHANNELS, CHANNELS, 5), weight("w2", HOP, CHANNELS, 1),
+            numpy_helper.from_array(np.array([1, 1, -1]), "shape"),
+        ],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), str(path))
+
+
+def speak(session: Any, text: str) -> np.ndarray:
+    """The samples of a text, by Piper's own code."""
+    from piper.config import PhonemeType, PiperConfig  # type: ignore[import-not-found]
+    from piper.voice import PiperVoice  # type: ignore[import-not-found]
+
+    ids = {c: [4 + k % (SYMBOLS - 4)] for k, c in enumerate("abcdefghijklmnopqrstuvwxyz .,'!?-")}
+    config = PiperConfig(SYMBOLS, 1, 16000, "en", ids | {"_": [0], "^": [1], "$": [2]}, PhonemeType.TEXT)
+    chunks = PiperVoice(session=session, config=config).synthesize(text)
+    return np.concatenate([c.audio_float_array for c in chunks])
+
+
+def main() -> int:
+    """Prints the largest difference of the samples; 1 when it is not small."""
+    import onnxruntime
+
+    import polydyn
+
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "voice.onnx"
+        voice_model(path)
+        theirs, ours = onnxruntime.InferenceSession(str(path)), polydyn.InferenceSession(path)
+        for text in ("a", "one import changed", "a longer sentence, with a pause. and another one!" * 5):
+            a, b = speak(theirs, text), speak(ours, text)
+            worst = max(worst, float(np.abs(a - b).max()) if a.shape == b.shape else np.inf)
+            print(f"piper-tts, {len(text)} characters: {a.size} samples, difference {np.abs(a - b).max():.2g}")
+    return int(worst > 1e-5)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The passes of a kernel as data: named steps from loop IR to loop IR, checked and shown one by one.
+
+Every builder gives its steps in order. ``run`` applies them; with ``POLYDYN_VERIFY=1`` it checks the loop IR after each
+(``check.verify_body``), and the debug ladder shows what each step made of it (``polydyn.debug``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from polydyn.codegen.check import free_names, verify_body
+from polydyn.codegen.ir import Body
+from polydyn.codegen.isl_ast import generate
+from polydyn.codegen.show import show as show_body
+from polydyn.codegen.show import show_tiled
+from polydyn.debug import Level, show, verifying
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.model import Group
+from polydyn.schedules.tiling import TiledGroup
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass of a kernel.
+
+    ``what`` says in a sentence what it does. ``opens``: symbols and buffers that it begins to use and that a later step
+    binds; all others must be bound already, so that the pass that loses a binding is found, not the last one.
+    """
+
+    name: str
+    what: str
+    run: Callable[[Body], Body]
+    opens: tuple[str, ...] = ()
+
+
+def loops(kernel: str, tiled: TiledGroup) -> Body:
+    """What the steps of a kernel begin with: the loops of its schedule tree, statements not yet lowered."""
+    show(Level.SCHEDULES, kernel, "tree", lambda: show_tiled(tiled))
+    body = generate(tiled)
+    show(Level.LOOPS, kernel, "loops", lambda: show_body(body))
+    return body
+
+
+def names_of(group: Group) -> tuple[str, ...]:
+    """What any step of a group may use: its parameters, its arrays, the symbols of their strides."""
+    strides = (i for a in group.arrays.values() for i in (*a.strides, a.offset))
+    return (*group.params, *group.arrays, *{x for i in strides for x in i.symbols()})
+
+
+def run(kernel: str, body: Body, steps: Iterable[Step], names: Collection[str] = (), shown: bool = True) -> Body:
+    """The body after all steps.
+
+    ``kernel``: the part of the debug ladder that they are shown under, when ``shown``. ``names``: the kernel's symbols
+    and buffers, which every step may use, besides what is free in ``body``. CodegenError: a step left something behind
+    that breaks the invariants of the loop IR (with ``POLYDYN_VERIFY=1``).
+    """
+    verify = verifying()
+    opened = free_names(body).difference(names) if verify else frozenset()
+    for step in steps:
+        body = step.run(body)
+        if verify:
+            opened = opened.union(step.opens).difference(names)
+            _verify(kernel, step, body, names, opened)
+        if shown:
+            _show(kernel, step, body)
+    return body
+
+
+def _verify(kernel: str, step: Step, body: Body, names: Collection[str], opened: frozenset[str]) -> None:
+    try:
+        verify_body(body, names, names, open_names=opened)
+    except CodegenError as e:
+        raise CodegenError(f"{kernel}: after the step {step.name} ({step.what}): {e}") from e
+
+
+def _show(kernel: str, step: Step, body: Body) -> None:
+    show(Level.LOOPS, kernel, step.name, lambda: show_body(body), what=step.what)

@@ -1,0 +1,83 @@
+"""``polydyn records``: what record files hold, merging them, copying and thinning them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import click
+
+from polydyn.cli.main import console, main
+from polydyn.errors import InputError
+from polydyn.program.explain import text_table
+from polydyn.tuning.records import Record, Records
+
+
+@main.group("records")
+def records() -> None:
+    """The record files of ``polydyn tune``."""
+
+
+def _heading(r: Record) -> str:
+    return " ".join(f"{k}={v}" for k, v in sorted(r.group.__dict__.items()) if isinstance(v, (str, int)))
+
+
+@records.command()
+@click.argument("file")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def show(file: str, as_json: bool) -> None:
+    """Machines, groups and the number of records of each kind in FILE."""
+    with Records.open(file, readonly=True) as opened:
+        rows, digest = opened.rows(), opened.digest()
+    counts = Counter((r.hardware.name, r.group.digest, r.kind, r.source) for r in rows)
+    if as_json:
+        names = ("hardware", "group", "kind", "source")
+        data = [dict(zip(names, k, strict=True)) | {"count": n} for k, n in sorted(counts.items())]
+        print(json.dumps({"digest": digest, "records": len(rows), "counts": data}))
+        return
+    heading = ("machine", "group", "kind", "source", "records")
+    console.print(text_table(heading, [(*k, str(n)) for k, n in sorted(counts.items())]), markup=False)
+    console.print(f"{len(rows)} records of {len({r.group.digest for r in rows})} groups, content {digest}")
+
+
+@records.command()
+@click.argument("target")
+@click.argument("sources", nargs=-1, required=True)
+def merge(target: str, sources: tuple[str, ...]) -> None:
+    """Add all records of SOURCES to TARGET, which is made when it does not exist. Equal records count once."""
+    for source in sources:
+        with Records.open(source, readonly=True):
+            pass  # nothing is written before all of them can be read
+    with Records.open(target) as opened:
+        for source in sources:
+            console.print(f"{source}: {opened.merge(source)} new records", markup=False)
+
+
+@records.command()
+@click.argument("file")
+@click.argument("copy")
+def export(file: str, copy: str) -> None:
+    """Write all records of FILE to a new file COPY, in an order that depends on nothing but their content."""
+    with Records.open(file, readonly=True) as opened:
+        opened.export(copy)
+    console.print(f"{copy}: written", markup=False)
+
+
+@records.command()
+@click.argument("file")
+@click.argument("copy")
+@click.option("--kind", "kinds", multiple=True, help="Keep this kind, as in search (what compiling reads).")
+@click.option("--machine", "machines", multiple=True, help="Keep the records of this machine.")
+def prune(file: str, copy: str, kinds: tuple[str, ...], machines: tuple[str, ...]) -> None:
+    """Write the records of FILE that are asked for to a new file COPY; FILE stays as it is."""
+    if not kinds and not machines:
+        raise InputError("nothing says what to keep", rule="records prune", remedy="give --kind or --machine")
+    with Records.open(file, readonly=True) as opened:
+        rows = opened.rows()
+        known = {r.kind for r in rows} | {r.hardware.name for r in rows}
+        unknown = [x for x in (*kinds, *machines) if x not in known]
+        if unknown:
+            raise InputError(f"{file} has nothing of {unknown[0]}", remedy=f"it has {', '.join(sorted(known))}")
+        kept = [r for r in rows if (not kinds or r.kind in kinds) and (not machines or r.hardware.name in machines)]
+        opened.export(copy, kept)
+    console.print(f"{copy}: {len(kept)} of {len(rows)} records", markup=False)

@@ -1,0 +1,199 @@
+"""Operators that stand for other operators: written here in Python, or by ONNX as a function.
+
+Propagation replaces such a node by its body as soon as the types of its inputs are there, as it does an If by one of
+its branches. Nothing later sees the node: it fuses as its decomposed form does, because it is its decomposed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.defs
+from onnx import helper, numpy_helper
+
+from polydyn.errors import PolydynError, UnsupportedError
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.graph.importer import ImportedGraph, read_function
+from polydyn.graph.ir import Tensor
+from polydyn.graph.operators.registry import InferContext, OnnxNode
+from polydyn.schedules.expr import Array
+
+OPSET = 21
+"""The opset of the nodes in bodies that are written in Python."""
+
+
+class Body:
+    """The nodes that one node stands for, written one after another. Tensors are names, as in ONNX."""
+
+    def __init__(self, node: OnnxNode, ctx: InferContext) -> None:
+        self.node = node
+        self.ctx = ctx
+        self.nodes: list[OnnxNode] = []
+        self.constants: dict[str, Array] = {}
+        self.results: dict[int, str] = {}
+
+    def input(self, position: int) -> str:
+        """An input of the node, ``""`` where it is absent."""
+        return self.node.inputs[position] if position < len(self.node.inputs) else ""
+
+    def output(self, position: int) -> bool:
+        """Whether the node's output at a position is asked for."""
+        return position < len(self.node.outputs) and bool(self.node.outputs[position])
+
+    def tensor(self, name: str) -> Tensor:
+        """Type and shape of an input of the node."""
+        return self.ctx.tensor(name)
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute of the node."""
+        return self.node.attribute(name, default)
+
+    def op(self, name: str, *inputs: str, **attributes: Any) -> str:
+        """Adds a node with one output; its name."""
+        return self.ops(name, 1, *inputs, **attributes)[0]
+
+    def ops(self, name: str, count: int, *inputs: str, **attributes: Any) -> tuple[str, ...]:
+        """Adds a node with several outputs; their names."""
+        place = len(self.nodes)
+        outputs = tuple(f"{name}_{place}.{k}" if k else f"{name}_{place}" for k in range(count))
+        self.nodes.append(OnnxNode(f"{name}_{place}", name, inputs, outputs, attributes, OPSET))
+        return outputs
+
+    def constant(self, value: Any, dtype: str = "int64") -> str:
+        """Adds a constant."""
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = np.asarray(value, numpy_dtype(dtype))
+        return name
+
+    def like(self, value: float, name: str) -> str:
+        """A number of the dtype of an input of the node."""
+        return self.constant(value, self.tensor(name).dtype)
+
+    def give(self, name: str, position: int = 0) -> None:
+        """Says which tensor the node's output at a position is."""
+        self.results[position] = name
+
+    def shape(self, *parts: str | int) -> str:
+        """A vector of sizes: numbers, and names of vectors."""
+        names = [p if isinstance(p, str) else self.constant([p]) for p in parts]
+        return names[0] if len(names) == 1 else self.op("Concat", *names, axis=0)
+
+    def size(self, name: str, axis: int) -> str:
+        """The size of a tensor along an axis >= 0, as a vector of one."""
+        return self.op("Shape", name, start=axis, end=axis + 1)
+
+    def reshape(self, name: str, *parts: str | int) -> str:
+        """The tensor under another shape; 0 keeps a size, -1 takes what is left."""
+        return self.op("Reshape", name, self.shape(*parts))
+
+    def reduce(self, name: str, x: str, *axes: int, keepdims: int = 1) -> str:
+        """A reduction over axes."""
+        return self.op(name, x, self.constant(axes), keepdims=keepdims)
+
+    def refuse(self, what: str, remedy: str | None = None) -> UnsupportedError:
+        """The error for a part of the operator that is not built."""
+        return UnsupportedError(f"{self.node.op}: {what} is not supported", node=self.node.name, remedy=remedy)
+
+    def graph(self) -> ImportedGraph:
+        """The body with the outputs that the node has. UnsupportedError: one that it does not compute."""
+        for position, name in enumerate(self.node.outputs):
+            if name and position not in self.results:
+                raise self.refuse(f"its output {position} ({name})")
+        outputs = tuple(self.results[k] if name else "" for k, name in enumerate(self.node.outputs))
+        return ImportedGraph(self.node.op, (), outputs, tuple(self.nodes), self.constants)
+
+
+BODIES: dict[str, Callable[[Body], None]] = {}
+
+
+def body(*names: str) -> Callable[[Callable[[Body], None]], Callable[[Body], None]]:
+    """Registers a function that writes the body of one or more operators."""
+
+    def register(write: Callable[[Body], None]) -> Callable[[Body], None]:
+        for name in names:
+            BODIES[name] = write
+        return write
+
+    return register
+
+
+def has_body(node: OnnxNode) -> bool:
+    """Whether a node can be replaced by its body."""
+    return node.op in BODIES or _function_schema(node) is not None
+
+
+def body_of(node: OnnxNode, ctx: InferContext) -> ImportedGraph:
+    """The nodes that a node stands for, over the names of its inputs."""
+    if node.op in BODIES:
+        written = Body(node, ctx)
+        try:
+            BODIES[node.op](written)
+        except PolydynError as e:
+            raise e if e.node else type(e)(str(e), node=f"{node.name} ({node.op})") from e
+        return written.graph()
+    return read_function(_function(node, ctx), node)
+
+
+def split_name(op: str) -> tuple[str, str]:
+    """Domain and name of ``domain::name``; the default domain is empty."""
+    domain, _, name = op.rpartition("::")
+    return domain, name
+
+
+def _function_schema(node: OnnxNode) -> Any:
+    """onnx's schema, where it has a function."""
+    domain, name = split_name(node.op)
+    try:
+        schema: Any = onnx.defs.get_schema(name, node.opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+    return schema if schema.has_function or schema.has_context_dependent_function else None
+
+
+def _function(node: OnnxNode, ctx: InferContext) -> onnx.FunctionProto:
+    """ONNX's function for a node: the version for its opset, or the first one there is."""
+    schema = _function_schema(node)
+    if schema.has_context_dependent_function:
+        version = _version(schema.context_dependent_function_opset_versions, node.opset)
+        types = [_type_of(ctx, x).SerializeToString() for x in node.inputs]
+        text = schema.get_context_dependent_function_with_opset_version(
+            version, to_proto(node).SerializeToString(), types
+        )
+    else:
+        text = schema.get_function_with_opset_version(_version(schema.function_opset_versions, node.opset))
+    if not text:
+        raise UnsupportedError(f"{node.op}: ONNX has no function for these inputs and attributes", node=node.name)
+    function: onnx.FunctionProto = onnx.FunctionProto.FromString(text) if isinstance(text, bytes) else text
+    return function
+
+
+def _version(versions: Iterable[int], opset: int) -> int:
+    known = sorted(versions)
+    return max((v for v in known if v <= opset), default=known[0])
+
+
+def _type_of(ctx: InferContext, name: str) -> onnx.TypeProto:
+    if not name:
+        return onnx.TypeProto()
+    t = ctx.tensor(name)
+    kind = helper.np_dtype_to_tensor_dtype(numpy_dtype(t.dtype))
+    return helper.make_tensor_type_proto(kind, [d.constant for d in t.shape])
+
+
+def to_proto(node: OnnxNode) -> onnx.NodeProto:
+    """The node as ONNX writes it."""
+    domain, name = split_name(node.op)
+    proto = helper.make_node(name, node.inputs, node.outputs, node.name, domain=domain)
+    for key, value in node.attributes.items():
+        if isinstance(value, ImportedGraph):
+            value = value.proto
+        elif isinstance(value, np.ndarray):
+            value = numpy_helper.from_array(value, key)
+        if value is None:
+            raise UnsupportedError(f"{node.op}: the graph {key} inside another graph is not supported", node=node.name)
+        if not isinstance(value, tuple) or value:
+            proto.attribute.append(helper.make_attribute(key, list(value) if isinstance(value, tuple) else value))
+    return proto

@@ -1,0 +1,99 @@
+"""Hardmax, LpNormalization, Det, MelWeightMatrix, OptionalHasElement of a tensor: compositions of other operators."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+
+import numpy as np
+
+from polydyn.graph.bodies import Body, body
+from polydyn.graph.dtypes import numpy_dtype, onnx_dtype
+
+
+@body("Hardmax")
+def hardmax(b: Body) -> None:
+    """1 at the first greatest element along the axis, 0 elsewhere; before opset 13 over all axes from it on."""
+    x = b.input(0)
+    rank = len(b.tensor(x).shape)
+    new = b.node.opset >= 13
+    axis = b.attribute("axis", -1 if new else 1) % max(rank, 1)
+    flat = x if new else b.op("Flatten", x, axis=axis)
+    place = b.op("ArgMax", flat, axis=axis if new else 1, keepdims=0)
+    depth = b.size(flat, axis if new else 1)
+    values = b.constant([0, 1], b.tensor(x).dtype)
+    hot = b.op("OneHot", place, depth, values, axis=axis if new else 1)
+    b.give(hot if new else b.op("Reshape", hot, b.op("Shape", x)))
+
+
+@body("LpNormalization")
+def lp_normalization(b: Body) -> None:
+    """``x / norm`` along the axis with p 1 or 2, and 0 where the norm is."""
+    x, p = b.input(0), b.attribute("p", 2)
+    if p not in (1, 2):
+        raise b.refuse(f"p={p}")
+    norm = b.reduce(f"ReduceL{p}", x, b.attribute("axis", -1))
+    zero = b.like(0, x)
+    b.give(b.op("Where", b.op("Equal", norm, zero), zero, b.op("Div", x, norm)))
+
+
+LARGEST = 4
+"""Matrices of so many rows have a determinant that is written out."""
+
+
+@body("Det")
+def determinant(b: Body) -> None:
+    """The sum of the signed products of all permutations, for small matrices of constant size."""
+    x = b.input(0)
+    shape = b.tensor(x).shape
+    n = shape[-1].constant
+    if len(shape) < 2 or shape[-1] != shape[-2] or n is None or n > LARGEST:
+        raise b.refuse(f"a matrix of {list(shape[-2:])}", f"square matrices of up to {LARGEST} rows are built")
+    rows = [b.op("Gather", x, b.constant(i), axis=-2) for i in range(n)]
+    at = [[b.op("Gather", row, b.constant(j), axis=-1) for j in range(n)] for row in rows]
+    total = ""
+    for p in permutations(range(n)):
+        term = at[0][p[0]] if n else ""
+        for i in range(1, n):
+            term = b.op("Mul", term, at[i][p[i]])
+        odd = sum(p[i] > p[j] for i in range(n) for j in range(i, n)) % 2
+        total = b.op("Sub" if odd else "Add", total, term) if total else b.op("Identity", term)
+    b.give(total)
+
+
+@body("MelWeightMatrix")
+def mel_weights(b: Body) -> None:
+    """The triangles of mel bands over the bins of a spectrum, from constants: a constant."""
+    known = [b.ctx.constant(b.node.inputs[k]) for k in range(5)]
+    if any(k is None for k in known):
+        raise b.refuse("a size or frequency that is not constant", "make the inputs initializers")
+    bands, length, rate, low, high = (k.reshape(-1)[0].item() for k in known if k is not None)
+    dtype = numpy_dtype(onnx_dtype(b.attribute("output_datatype", 1)))
+    ends = [2595 * math.log10(1 + f / 700) for f in (low, high)]
+    step = (ends[1] - ends[0]) / (bands + 2)
+    hertz = 700 * (np.power(10, (np.arange(bands + 2) * step + ends[0]) / 2595) - 1)
+    bins = (((length + 1) * hertz) // rate).astype(np.int64)
+    out = np.zeros((length // 2 + 1, bands), dtype)
+    for i in range(bands):
+        first, centre, last = bins[i : i + 3]
+        if first == centre:
+            out[centre, i] = 1
+        for j in range(first, centre + 1):
+            if first != centre:
+                out[j, i] = (j - first) / (centre - first)
+        for j in range(centre, last):
+            if last != centre:
+                out[j, i] = (last - j) / (last - centre)
+    b.give(b.op("Identity", b.constant(out, str(dtype))))
+
+
+@body("OptionalHasElement")
+def has_element(b: Body) -> None:
+    """A tensor is there, an absent input is not."""
+    b.give(b.op("Identity", b.constant(bool(b.input(0)), "bool")))
+
+
+@body("OptionalGetElement")
+def get_element(b: Body) -> None:
+    """Of a tensor, the tensor."""
+    b.give(b.op("Identity", b.input(0)))

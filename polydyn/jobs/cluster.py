@@ -1,0 +1,102 @@
+"""Dask: a local cluster, or a scheduler by its address. Steps go out one for each free thread of a worker."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from polydyn.errors import PolydynError, UnsupportedError
+
+Execute = Callable[[dict[str, Any]], dict[str, Any]]
+PATIENCE = 60.0
+"""Seconds without any worker after which a batch gives up."""
+
+
+class ClusterError(PolydynError):
+    """The cluster is not there, or lost all its workers."""
+
+
+class Cluster:
+    """Workers of a scheduler; ``submit`` gives them steps, ``next`` waits for an answer."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._looked, self._slots, self._last = 0.0, 0, time.monotonic()
+
+    @property
+    def slots(self) -> int:
+        """Threads of all workers: as many steps may be under way. ClusterError: none for a minute."""
+        now = time.monotonic()
+        if now - self._looked > 1.0 or not self._slots:
+            self._looked, self._slots = now, self._count()
+            if self._slots:
+                self._last = now
+            elif now - self._last > PATIENCE:
+                raise ClusterError("the cluster has no workers", remedy="start workers, then call batch again")
+        return self._slots
+
+    def submit(self, token: int, execute: Execute, request: dict[str, Any]) -> None:
+        """Sends a step to a worker; its answer comes with ``token``."""
+        future = self._client.submit(execute, request, pure=False)
+        future.add_done_callback(lambda f: self._ended.put((token, f)))
+
+    def next(self, timeout: float = 0.5) -> tuple[int, dict[str, Any]] | None:
+        """The next answer; None when none came in time. A worker that was lost answers with the outcome ``lost``."""
+        try:
+            token, future = self._ended.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        error = None
+        try:
+            answer: dict[str, Any] = future.result(timeout=PATIENCE)
+        except Exception as e:  # whatever Dask or the step raised
+            error = e
+        finally:
+            future.release()
+        if error is None:
+            return token, answer
+        lost = type(error).__name__ in ("KilledWorker", "CancelledError", "FutureCancelledError")
+        what = "the worker was lost" if lost else f"{type(error).__name__}: {error}"
+        return token, {"outcome": "lost" if lost else "died", "error": what, "facts": {}}
+
+    def _count(self) -> int:
+        if self._client.status != "running":
+            raise ClusterError("the scheduler was lost", remedy="start it, and call batch again: it goes on from there")
+        return sum(self._client.nthreads().values())
+
+
+@contextmanager
+def open_cluster(workers: int, scheduler: str | None = None) -> Iterator[Cluster]:
+    """A local cluster of so many workers, or the workers of a scheduler.
+
+    UnsupportedError: Dask is not installed. ClusterError: nobody answers at the address.
+    """
+    try:
+        import dask
+        from distributed import Client, LocalCluster
+    except ImportError:
+        raise UnsupportedError(
+            "batch needs Dask", rule="the extra [jobs]", remedy="pip install 'polydyn[jobs]'"
+        ) from None
+    if scheduler:
+        try:
+            client = Client(scheduler, timeout=20, set_as_default=False)
+        except (OSError, ValueError) as e:
+            raise ClusterError(
+                f"no scheduler answers at {scheduler}: {e}", rule="--scheduler", remedy="start one with dask scheduler"
+            ) from e
+        with client:
+            yield Cluster(client)
+        return
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0, "distributed.comm.timeouts.connect": "60s"}),
+        LocalCluster(
+            n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0", silence_logs=50
+        ) as local,
+        Client(local, set_as_default=False) as client,
+    ):
+        yield Cluster(client)

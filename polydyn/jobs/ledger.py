@@ -1,0 +1,158 @@
+"""The ledger of a batch: every attempt at every step, in one SQLite file that one client writes and anybody reads."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polydyn
+from polydyn.errors import ArtifactError, InputError
+
+DONE, RUNNING, GONE = "done", "running", "gone"
+"""Outcomes beside those of ``polydyn.jobs.work``: ``gone`` was done, and its output is no longer there."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS run (
+    id INTEGER PRIMARY KEY, began REAL NOT NULL, ended REAL, version TEXT NOT NULL, workers TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS attempt (
+    id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES run, job TEXT NOT NULL, key TEXT NOT NULL,
+    number INTEGER NOT NULL, began REAL NOT NULL, ended REAL, outcome TEXT NOT NULL, error TEXT NOT NULL,
+    worker TEXT NOT NULL, facts TEXT NOT NULL, log TEXT NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS once ON attempt (job, key) WHERE outcome = 'done';
+CREATE INDEX IF NOT EXISTS of_job ON attempt (job);
+"""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a step; times in seconds since 1970, ``ended`` None while it runs or when it was interrupted."""
+
+    id: int
+    run: int
+    job: str
+    key: str
+    number: int
+    began: float
+    ended: float | None
+    outcome: str
+    error: str
+    worker: str
+    facts: Mapping[str, Any]
+    log: str
+
+
+class Ledger:
+    """The open ledger of a job file; ``Ledger.open`` makes it."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db, self.path = db, path
+
+    @classmethod
+    def open(cls, path: Path) -> Ledger:
+        """Opens a ledger, or makes one. ArtifactError: another file, or one that cannot be written."""
+        try:
+            db = sqlite3.connect(path, timeout=60.0, isolation_level=None)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.executescript(_SCHEMA)
+        except sqlite3.Error as e:
+            raise ArtifactError(
+                f"the ledger {path} cannot be used ({e})", rule="one ledger for a job file", remedy="move it away"
+            ) from e
+        return cls(db, path)
+
+    def begin_run(self, workers: str) -> int:
+        """A new run of the batch; attempts that the last one left running were interrupted."""
+        self._db.execute("UPDATE attempt SET outcome = 'interrupted' WHERE outcome = ?", (RUNNING,))
+        row = self._db.execute(
+            "INSERT INTO run (began, version, workers) VALUES (?, ?, ?)", (time.time(), polydyn.__version__, workers)
+        )
+        return int(row.lastrowid or 0)
+
+    def end_run(self, run: int) -> None:
+        """The run ended by itself."""
+        self._db.execute("UPDATE run SET ended = ? WHERE id = ?", (time.time(), run))
+
+    def begin(self, run: int, job: str, key: str, number: int) -> int:
+        """An attempt begins; its number in the ledger."""
+        row = self._db.execute(
+            "INSERT INTO attempt (run, job, key, number, began, outcome, error, worker, facts, log)"
+            " VALUES (?, ?, ?, ?, ?, ?, '', '', '{}', '')",
+            (run, job, key, number, time.time(), RUNNING),
+        )
+        return int(row.lastrowid or 0)
+
+    def end(self, attempt: int, answer: Mapping[str, Any]) -> None:
+        """An attempt ended with a worker's answer."""
+        facts = json.dumps(answer.get("facts", {}), sort_keys=True)
+        self._db.execute(
+            "UPDATE attempt SET ended = ?, outcome = ?, error = ?, worker = ?, facts = ?, log = ? WHERE id = ?",
+            (time.time(), answer["outcome"], answer["error"], answer.get("worker", ""), facts, answer.get("log", ""),
+             attempt),
+        )  # fmt: skip
+
+    def is_done(self, job: str, key: str) -> bool:
+        """Whether this very step was done."""
+        found = self._db.execute("SELECT 1 FROM attempt WHERE job = ? AND key = ? AND outcome = 'done'", (job, key))
+        return found.fetchone() is not None
+
+    def forget(self, job: str, key: str) -> None:
+        """What was done is no longer there."""
+        done = (GONE, job, key)
+        self._db.execute("UPDATE attempt SET outcome = ? WHERE job = ? AND key = ? AND outcome = 'done'", done)
+
+    def attempts(self, run: int | None = None) -> list[Attempt]:
+        """All attempts, or those of a run, in order."""
+        where, values = ("WHERE run = ?", (run,)) if run is not None else ("", ())
+        return list(self._read(self._db.execute(f"SELECT * FROM attempt {where} ORDER BY id", values)))
+
+    def runs(self) -> list[tuple[int, float, float | None, str, str]]:
+        """Number, beginning, end, version and workers of every run."""
+        return list(self._db.execute("SELECT id, began, ended, version, workers FROM run ORDER BY id"))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._db.close()
+
+    @staticmethod
+    def _read(rows: Iterable[tuple[Any, ...]]) -> Iterator[Attempt]:
+        for row in rows:
+            said = dict(zip(Attempt.__dataclass_fields__, row, strict=True))
+            yield Attempt(**said | {"facts": json.loads(said["facts"])})
+
+
+def latest(attempts: Iterable[Attempt]) -> dict[str, Attempt]:
+    """Job -> its last attempt."""
+    return {a.job: a for a in attempts}
+
+
+def folder_of(jobs: Path) -> Path:
+    """Where a job file's ledger, report and unfinished work lie."""
+    return jobs.with_name(f"{jobs.name}.batch")
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Keeps a second client away from a batch. InputError: one is at work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as e:
+        raise ArtifactError(f"{folder} cannot be made: {e.strerror}", remedy="move the job file") from e
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"another batch is at work on {folder.name}", rule="one client at a time", remedy="wait for it"
+            ) from None
+        yield

@@ -1,0 +1,341 @@
+"""Running the jobs of a file: what is done is skipped, what fails is tried again, records are shared by merging.
+
+A job is one or two steps: tuning into its records, and compiling. Compiling waits for all tunings of the batch into the
+same records, so that the order in which steps end changes nothing. A step is done when the ledger says so under its
+key, the hash of everything that determines its result, and its output is there. Only this process writes outputs,
+records and the ledger; every output appears complete or not at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from polydyn.build.cache import digest, write_atomically
+from polydyn.errors import ArtifactError, PolydynError
+from polydyn.jobs.cluster import Cluster, Execute, open_cluster
+from polydyn.jobs.ledger import DONE, Ledger, folder_of, only_one
+from polydyn.jobs.report import write_report
+from polydyn.jobs.spec import Job, read_jobs
+from polydyn.jobs.work import execute
+from polydyn.program_cache import code_digest, external_files, model_digest
+from polydyn.tuning.records import Records
+
+FINAL = (DONE, "failed")
+"""Outcomes that another attempt would not change; all others cost an attempt."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A compilation, or a tuning: ``name`` in the ledger, and the job that it belongs to."""
+
+    kind: str
+    name: str
+    job: Job
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A step under way: its key, its attempt in the ledger and in this run, and what was sent."""
+
+    step: Step
+    key: str
+    attempt: int
+    number: int
+    request: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a batch stands: steps by how they ended, and the seconds that the rest may take (None: unknown)."""
+
+    steps: int
+    done: int = 0
+    skipped: int = 0
+    failed: int = 0
+    left: float | None = None
+
+    @property
+    def ended(self) -> int:
+        """Steps that need nothing more."""
+        return self.done + self.skipped + self.failed
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """How a batch ended, and the report about it."""
+
+    state: State
+    report: Path
+
+
+@dataclass
+class Batch:
+    """The jobs of a file, for one run.
+
+    ``workers``: processes of the local cluster; ``scheduler``: the address of another one. ``share``: workers see the
+    client's files by the same paths (always so for a local cluster); else files travel by content. ``say`` hears of
+    every step that ended, with the state after it. ``execute``: what a worker does with a request.
+    """
+
+    path: Path
+    workers: int = 1
+    scheduler: str | None = None
+    share: bool = True
+    say: Callable[[str, State], None] = lambda line, state: None
+    execute: Execute = execute
+    _digests: dict[Path, tuple[tuple[int, int], str]] = field(default_factory=dict)
+
+    def run(self) -> BatchResult:
+        """Runs what is not done. InputError: the file is wrong, or another client is at work; ClusterError."""
+        jobs = read_jobs(self.path)
+        self.folder = folder_of(self.path).absolute()
+        with only_one(self.folder):
+            shutil.rmtree(self.folder / "work", ignore_errors=True)
+            (self.folder / "shards").mkdir(exist_ok=True)
+            self.ledger = Ledger.open(self.folder / "ledger.db")
+            report = self.folder / "report.html"
+            try:
+                where = self.scheduler or f"{self.workers} local"
+                self.number = self.ledger.begin_run(where)
+                with open_cluster(self.workers, self.scheduler) as cluster:
+                    state = self._all(cluster, jobs)
+                self.ledger.end_run(self.number)
+            finally:
+                write_report(self.ledger, self.path.name, report)
+                self.ledger.close()
+        shutil.rmtree(self.folder / "work", ignore_errors=True)
+        return BatchResult(state, report)
+
+    # -- the order of steps --------------------------------------------------------------------------------------------
+
+    def _all(self, cluster: Cluster, jobs: list[Job]) -> State:
+        tunings = {s.name: s for j in jobs if j.tune for s in [Step("tune", self._tuning_name(j), j)]}
+        compilations = [Step("compile", self._relative(j.output), j) for j in jobs if j.output]
+        self.state = State(len(tunings) + len(compilations))
+        self.before: dict[Path, set[str]] = {}
+        for s in tunings.values():
+            self.before.setdefault(_records(s.job), set()).add(s.name)
+        self.broken: dict[Path, str] = {}
+        self.found: dict[Path, Path] = {}
+        self.waiting: dict[Path, list[Step]] = {}
+        self.ready = deque(tunings.values())
+        for s in compilations:
+            path = s.job.arguments.records
+            if path and Path(path) in self.before:
+                self.waiting.setdefault(Path(path), []).append(s)
+            else:
+                self.ready.append(s)
+        self.running: dict[int, _Running] = {}
+        self.tries: dict[str, int] = {}
+        self.took: list[float] = []
+        tokens = itertools.count()
+        while self.ready or self.running:
+            while self.ready and len(self.running) < cluster.slots:
+                self._start(cluster, next(tokens), self.ready.popleft())
+            if not self.running:
+                time.sleep(0.2 if self.ready else 0)
+            elif (ended := cluster.next()) is not None:
+                self._ended(*ended, cluster.slots)
+        return self.state
+
+    def _start(self, cluster: Cluster, token: int, step: Step) -> None:
+        """Sends a step out, unless it is done or cannot begin."""
+        try:
+            key = self._key(step)
+            if self.ledger.is_done(step.name, key):
+                if self._there(step, key):
+                    self._count(step, "skipped", "done before")
+                    return
+                self.ledger.forget(step.name, key)
+            request = self._request(step, key, token)
+        except PolydynError as e:
+            attempt = self.ledger.begin(self.number, step.name, "", 1)
+            self.ledger.end(attempt, {"outcome": "failed", "error": f"{type(e).__name__}: {e}"})
+            self._count(step, "failed", f"failed ({type(e).__name__}): {e}")
+            return
+        number = self.tries[step.name] = self.tries.get(step.name, 0) + 1
+        attempt = self.ledger.begin(self.number, step.name, key, number)
+        self.running[token] = _Running(step, key, attempt, number, request)
+        cluster.submit(token, self.execute, request)
+
+    def _ended(self, token: int, answer: dict[str, Any], slots: int) -> None:
+        ended = self.running.pop(token)
+        step, attempt, number = ended.step, ended.attempt, ended.number
+        if answer["outcome"] == DONE:
+            try:
+                self._place(ended, answer)
+            except PolydynError as e:
+                answer = answer | {"outcome": "failed", "error": f"{type(e).__name__}: {e}"}
+        outcome, error = answer["outcome"], answer["error"]
+        self.ledger.end(attempt, answer)
+        facts = answer["facts"]
+        if outcome == DONE:
+            self.took.append(facts.get("seconds", 0.0))
+            self.state = replace(self.state, left=self._left(slots))
+            self._count(step, "done", _summary(step, facts))
+        elif outcome in FINAL or number > step.job.retries:
+            tried = f" after {number} attempts" if number > 1 else ""
+            self._count(step, "failed", f"{outcome}{tried}: {error}" if outcome != "failed" else f"failed: {error}")
+        else:
+            self.ready.append(step)
+            self.say(f"{step.name}: {outcome} ({error}), attempt {number} of {step.job.retries + 1}", self.state)
+
+    def _left(self, slots: int) -> float:
+        mean = sum(self.took) / len(self.took)
+        return mean * (self.state.steps - self.state.ended - 1) / max(slots, 1)
+
+    def _count(self, step: Step, how: str, line: str) -> None:
+        """A step needs nothing more; compilations that waited for it may go on."""
+        self.state = replace(self.state, **{how: getattr(self.state, how) + 1})
+        self.say(f"[{self.state.ended}/{self.state.steps}] {step.name}: {line}", self.state)
+        if step.kind != "tune":
+            return
+        path = _records(step.job)
+        self.before[path].discard(step.name)
+        if how == "failed":
+            self.broken[path] = step.name
+        if not self.before[path]:
+            self.ready.extend(self.waiting.pop(path, []))
+
+    # -- what goes to workers and comes back ---------------------------------------------------------------------------
+
+    def _key(self, step: Step) -> str:
+        """The hash of all that determines a step's result. PolydynError: a file cannot be read, its tuning failed."""
+        job = step.job
+        if step.kind == "tune":
+            said = [replace(job.arguments, records=None).to_json(), job.threads, _tune_json(job)]
+        else:
+            if job.arguments.records and (why := self.broken.get(Path(job.arguments.records))):
+                raise ArtifactError(f"its tuning failed: {why}", rule="records before compiling", remedy="see there")
+            said = [job.arguments.to_json()]
+        return digest(step.kind, self._model_digest(job.model), json.dumps(said, sort_keys=True), code_digest())
+
+    def _model_digest(self, model: Path) -> str:
+        """Once for each state of a file, not once for each job."""
+        try:
+            found = model.stat()
+        except OSError:
+            return model_digest(model)  # says what is wrong
+        stamp = (found.st_mtime_ns, found.st_size)
+        if self._digests.get(model, (None,))[0] != stamp:
+            self._digests[model] = (stamp, model_digest(model))
+        return self._digests[model][1]
+
+    def _request(self, step: Step, key: str, token: int) -> dict[str, Any]:
+        job = step.job
+        said = replace(job.arguments, records=None).to_json()
+        if step.kind == "compile" and job.arguments.records:
+            said["records"] = str(job.arguments.records)
+        request: dict[str, Any] = {
+            "step": step.kind, "model": str(job.model), "arguments": said, "threads": job.threads,
+            "tune": _tune_json(job), "timeout": job.timeout, "memory": job.memory,
+        }  # fmt: skip
+        shard = self._shard(step, key)
+        if self.share or not self.scheduler:
+            return request | {"folder": str(self.folder / "work" / str(token)), "shard": str(shard) if shard else None}
+        data = job.model.read_bytes()
+        files = {"model.onnx": data} | {n: (job.model.parent / n).read_bytes() for n in external_files(data)}
+        if shard and shard.exists():
+            files["shard"] = shard.read_bytes()
+        if said["records"]:
+            files["records.db"] = Path(said["records"]).read_bytes()
+            said["records"] = "records.db"
+        return request | {"model": "model.onnx", "files": files}
+
+    def _there(self, step: Step, key: str) -> bool:
+        """Whether the step's result is where it was put. What tunings added is put again into records that are gone."""
+        if step.kind != "tune":
+            return step.job.output is not None and step.job.output.exists()
+        shard, records = self._shard(step, key), _records(step.job)
+        if not self.found[records].exists():
+            if shard is None or not shard.exists():
+                return False
+            self._merge(shard, None, records)
+        return True
+
+    def _shard(self, step: Step, key: str) -> Path | None:
+        """Where a tuning keeps what it measures; it is kept over interruptions.
+
+        It begins as a copy of the records as the batch found them, whatever other tunings have added by then.
+        """
+        if step.kind != "tune":
+            return None
+        shard, records = self.folder / "shards" / f"{digest(key, step.name)}.db", _records(step.job)
+        if records not in self.found:
+            copy = self.folder / "work" / f"{digest(str(records))}.db"
+            if records.exists():
+                copy.parent.mkdir(exist_ok=True)
+                with Records.open(records, readonly=True) as opened:
+                    opened.export(copy)
+            self.found[records] = copy
+        if not shard.exists() and self.found[records].exists():
+            shutil.copyfile(self.found[records], shard)
+        return shard
+
+    def _place(self, ended: _Running, answer: dict[str, Any]) -> None:
+        """Puts what a worker made where it belongs. ArtifactError: it cannot be written there."""
+        step, files, folder = ended.step, answer.pop("files", {}), ended.request.get("folder")
+        target = _records(step.job) if step.kind == "tune" else step.job.output
+        assert target is not None
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if step.kind == "tune":
+                self._merge(self._shard(step, ended.key), files.get("shard"), target)
+            elif folder is None:
+                write_atomically(target, files["artifact"])
+            else:
+                _move(Path(folder) / "artifact", target)
+        except OSError as e:
+            raise ArtifactError(f"cannot write {target}: {e.strerror}", remedy="choose a writable folder") from e
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @staticmethod
+    def _merge(shard: Path | None, content: bytes | None, target: Path) -> None:
+        """Adds what a tuning measured to the records."""
+        assert shard is not None
+        if content is not None:
+            write_atomically(shard, content)
+        with Records.open(target) as records:
+            records.merge(shard)
+
+    def _relative(self, path: Path | None) -> str:
+        return os.path.relpath(path or "", self.path.parent.absolute())
+
+    def _tuning_name(self, job: Job) -> str:
+        """The records and the model; a hash tells tunings with different arguments apart."""
+        said = [replace(job.arguments, records=None).to_json(), job.threads, _tune_json(job), str(job.model)]
+        mark = digest(json.dumps(said, sort_keys=True))[:8]
+        return f"{self._relative(_records(job))} <- {self._relative(job.model)} {mark}"
+
+
+def _records(job: Job) -> Path:
+    return Path(job.arguments.records or "")
+
+
+def _tune_json(job: Job) -> dict[str, Any] | None:
+    return {"trials": job.tune.trials, "seed": job.tune.seed, "shapes": job.tune.shapes} if job.tune else None
+
+
+def _move(source: Path, target: Path) -> None:
+    """Renames, or between file systems copies; the target is complete or not there."""
+    try:
+        os.replace(source, target)
+    except OSError:
+        write_atomically(target, source.read_bytes())
+
+
+def _summary(step: Step, facts: dict[str, Any]) -> str:
+    seconds = f"{facts.get('seconds', 0.0):.1f} s"
+    if step.kind == "tune":
+        return f"{facts.get('groups', 0)} groups tuned, {facts.get('measured', 0)} measured, {seconds}"
+    return f"{facts.get('launches', 0)} kernels, {facts.get('kernels', 0)} unique, {seconds}"

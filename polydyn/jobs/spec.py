@@ -1,0 +1,286 @@
+"""Job files: defaults, globs and matrices written out into one ``Job`` for every program or tuning."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polydyn.compiler import Options
+from polydyn.errors import PolydynError, ShapeError
+from polydyn.jobs.text import Entry, read_text
+from polydyn.program_cache import Arguments
+from polydyn.shapes.sizes import Sizes, SizesLike, sizes_by_name
+from polydyn.tuner import TRIALS, Seen
+from polydyn.tuning.strategy import STRATEGIES
+
+KEYS = {
+    "model": "a path or glob, or a list of them, relative to the job file",
+    "output": "the artifact to write; {name}, {target} and other keys stand for their values",
+    "target": "cpu, cpu:avx512, cuda:sm_80 ...",
+    "dims": 'sizes of dims: {B: "1:64"}, {B: [1, 64]} or {B: {low: 1, high: 64, multiple: 8, likely: [8]}}',
+    "threads": "of every call",
+    "without": "fusion passes to leave out",
+    "strategy": "whose searches in the records count",
+    "tf32": "on CUDA, float32 products on tensor cores",
+    "records": "a record file; {name} and so on as in output",
+    "tune": "true, or {trials: 64, seed: 0, shapes: log.json}: tune into the records first",
+    "timeout": "seconds that an attempt may take",
+    "memory": "bytes that an attempt may take, as in 4G",
+    "retries": "further attempts after a lost worker or an exceeded limit",
+    "matrix": "{key: [values]}: one job for each combination",
+}
+TUNE_KEYS = ("trials", "seed", "shapes")
+RETRIES = 2
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Arguments of ``polydyn.tune`` beyond those of ``compile``."""
+
+    trials: int = TRIALS
+    seed: int = 0
+    shapes: tuple[tuple[tuple[tuple[str, int], ...], int], ...] = ()
+
+    def seen(self) -> list[Seen]:
+        """The shapes met in traffic."""
+        return [(dict(dims), count) for dims, count in self.shapes]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model with the arguments of ``compile`` and ``tune``, its output and its limits; paths are absolute."""
+
+    place: str
+    model: Path
+    output: Path | None
+    arguments: Arguments
+    threads: int | None = None
+    tune: Tuning | None = None
+    timeout: float | None = None
+    memory: int | None = None
+    retries: int = RETRIES
+
+
+def read_jobs(path: Path) -> list[Job]:
+    """The jobs of a file, in its order. InputError names file, line and key: see ``KEYS`` for what is allowed."""
+    root = read_text(path)
+    if isinstance(root.value, list):
+        root = Entry(root.file, root.line, {"jobs": root})
+    if not isinstance(root.value, dict) or "jobs" not in root.value:
+        raise root.refusal("there is no list of jobs", "write jobs: and below it - model: a.onnx")
+    _check_keys(root, ("jobs", "defaults"))
+    defaults = _mapping(root.value.get("defaults", Entry(root.file, root.line, {})))
+    _check_keys(Entry(root.file, root.line, defaults), KEYS)
+    listed = root.value["jobs"]
+    if not isinstance(listed.value, list) or not listed.value:
+        raise listed.refusal("jobs is no list, or an empty one", "write - model: a.onnx below it")
+    jobs = [job for row in listed.value for job in _written_out(path.parent.absolute(), row, defaults)]
+    _check_outputs(jobs, root)
+    return jobs
+
+
+def _written_out(folder: Path, row: Entry, defaults: Mapping[str, Entry]) -> Iterator[Job]:
+    """Every combination of a row's models and its matrix."""
+    given = _mapping(row)
+    _check_keys(row, KEYS)
+    said = {**defaults, **given}
+    if "model" not in said:
+        raise row.refusal("the job has no model", "add model: a.onnx")
+    matrix = _mapping(said.pop("matrix", Entry(row.file, row.line, {})))
+    for key, values in matrix.items():
+        if key not in KEYS or key == "matrix":
+            raise values.refusal(f"the matrix has an unknown key '{key}'", f"keys are {', '.join(KEYS)}")
+        if not isinstance(values.value, list) or not values.value:
+            raise values.refusal(f"the matrix has no values for '{key}'", f"write {key}: [first, second]")
+    lists = [[(k, v) for v in values.value] for k, values in matrix.items() if isinstance(values.value, list)]
+    for combination in itertools.product(*lists):
+        one = said | dict(combination)
+        for model in _models(folder, one["model"]):
+            yield _job(folder, row, one, model)
+
+
+def _job(folder: Path, row: Entry, said: Mapping[str, Entry], model: Path) -> Job:
+    read = _Reader(row, said, folder)
+    names = {k: _word(e.plain()) for k, e in said.items() if not isinstance(e.value, (dict, list))}
+    names |= {"target": _word(read("target", _text, "cpu")), "name": model.stem}
+    names.setdefault("strategy", Options.strategy)
+    tune = read("tune", lambda e: _tuning(folder, e), None)
+    output, records = (read(k, lambda e: folder / _filled(e, names), None) for k in ("output", "records"))
+    if tune and not records:
+        raise said["tune"].refusal("there are no records to tune into", "add records: some.db")
+    if not output and not tune:
+        raise row.refusal("the job writes nothing", "add output: a.polydyn, or tune: true with records")
+    options = read.options()
+    arguments = Arguments(read("target", _text, "cpu"), read("dims", _dims, {}), options, records)
+    return Job(
+        f"{row.file}:{row.line}", model, output, arguments, read("threads", _count, None), tune,
+        read("timeout", _seconds, None), read("memory", _bytes, None), read("retries", _whole, RETRIES),
+    )  # fmt: skip
+
+
+class _Reader:
+    """Values of a job by key."""
+
+    def __init__(self, row: Entry, said: Mapping[str, Entry], folder: Path) -> None:
+        self.row, self.said, self.folder = row, said, folder
+
+    def __call__(self, key: str, convert: Callable[[Entry], Any], missing: Any) -> Any:
+        entry = self.said.get(key)
+        if entry is None or entry.value is None:
+            return missing
+        try:
+            return convert(entry)
+        except (TypeError, ValueError, AttributeError) as e:
+            raise entry.refusal(f"{key} is {entry.plain()!r}", f"{key}: {KEYS[key]}") from e
+
+    def options(self) -> Options:
+        """Compiler options. InputError: an unknown pass or strategy."""
+        without, tf32 = self("without", _texts, ()), self("tf32", _bool, False)
+        strategy = self("strategy", _text, Options.strategy)
+        if strategy not in STRATEGIES:
+            raise self.said["strategy"].refusal(f"there is no strategy {strategy!r}", ", ".join(sorted(STRATEGIES)))
+        try:
+            return Options(without, strategy, tf32)
+        except PolydynError as e:
+            first = str(e).partition("\n")[0]
+            raise self.said["without"].refusal(first, e.remedy or KEYS["without"]) from e
+
+
+def _check_keys(entry: Entry, keys: Any) -> None:
+    for key, value in _mapping(entry).items():
+        if key not in keys:
+            near = difflib.get_close_matches(key, list(keys), 1)
+            raise value.refusal(f"unknown key '{key}'", f"did you mean {near[0]}?" if near else f"{', '.join(keys)}")
+
+
+def _mapping(entry: Entry) -> dict[str, Entry]:
+    if not isinstance(entry.value, dict):
+        raise entry.refusal(f"{entry.plain()!r} is no mapping", "write key: value")
+    return dict(entry.value)
+
+
+def _models(folder: Path, entry: Entry) -> list[Path]:
+    entries = entry.value if isinstance(entry.value, list) else [entry]
+    found: list[Path] = []
+    for e in entries:
+        if not isinstance(e.value, str) or not e.value:
+            raise e.refusal(f"model is {e.plain()!r}", KEYS["model"])
+        if re.search(r"[*?\[]", e.value):
+            matches = sorted(glob.glob(str(folder / e.value), recursive=True))
+            if not matches:
+                raise e.refusal(f"no file matches {e.value}", "globs are relative to the job file")
+            found += map(Path, matches)
+        else:
+            found.append(folder / e.value)
+    return found
+
+
+def _check_outputs(jobs: list[Job], root: Entry) -> None:
+    seen: dict[Path, Job] = {}
+    for job in jobs:
+        other = seen.setdefault(job.output, job) if job.output else job
+        if other is not job:
+            raise Entry(root.file, int(job.place.rpartition(":")[2]), None).refusal(
+                f"{job.output} is written twice, also by the job at line {other.place.rpartition(':')[2]}",
+                "put {name}, {target} or another key of the matrix into output",
+            )
+
+
+def _filled(entry: Entry, names: Mapping[str, str]) -> str:
+    text = _text(entry)
+    try:
+        return text.format_map(names)
+    except (KeyError, ValueError, IndexError, AttributeError) as e:
+        raise entry.refusal(f"{text} cannot be filled in: {e}", f"what there is: {', '.join(sorted(names))}") from e
+
+
+def _word(value: Any) -> str:
+    return re.sub(r"[^\w.+-]", "-", str(value))
+
+
+def _text(e: Entry) -> str:
+    if not isinstance(e.value, str) or not e.value:
+        raise TypeError
+    return e.value
+
+
+def _texts(e: Entry) -> list[str]:
+    return [_text(x) for x in e.value] if isinstance(e.value, list) else [_text(e)]
+
+
+def _bool(e: Entry) -> bool:
+    if not isinstance(e.value, bool):
+        raise TypeError
+    return e.value
+
+
+def _whole(e: Entry) -> int:
+    if isinstance(e.value, bool) or not isinstance(e.value, int) or e.value < 0:
+        raise TypeError
+    return e.value
+
+
+def _count(e: Entry) -> int:
+    if not 1 <= _whole(e) <= 256:
+        raise ValueError
+    return _whole(e)
+
+
+def _seconds(e: Entry) -> float:
+    if isinstance(e.value, bool) or not isinstance(e.value, (int, float)) or e.value <= 0:
+        raise TypeError
+    return float(e.value)
+
+
+def _bytes(e: Entry) -> int:
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", str(e.value).strip(), re.IGNORECASE)
+    if size is None:
+        raise ValueError
+    return int(float(size[1]) * 1000.0 ** " KMGT".index(size[2].upper() or " "))
+
+
+def _dims(entry: Entry) -> dict[str, Sizes]:
+    out: dict[str, SizesLike] = {}
+    for name, e in _mapping(entry).items():
+        try:
+            value = e.plain()
+            if isinstance(value, (str, int)):
+                out[name] = Sizes.parse(str(value))
+            else:
+                out[name] = Sizes(**value) if isinstance(value, dict) else Sizes(*value)
+        except (TypeError, ShapeError) as error:
+            first = str(error).partition("\n")[0]
+            raise e.refusal(f"dims.{name} is {e.plain()!r}: {first}", KEYS["dims"]) from error
+    return sizes_by_name(out)
+
+
+def _tuning(folder: Path, entry: Entry) -> Tuning | None:
+    if isinstance(entry.value, bool):
+        return Tuning() if entry.value else None
+    _check_keys(entry, TUNE_KEYS)
+    said = _mapping(entry)
+    numbers = {k: _whole(e) for k, e in said.items() if k in ("trials", "seed")}
+    if numbers.get("trials") == 0:
+        raise ValueError
+    shapes = _shapes(folder / _text(said["shapes"]), said["shapes"]) if "shapes" in said else ()
+    return Tuning(shapes=shapes, **numbers)
+
+
+def _shapes(path: Path, entry: Entry) -> tuple[tuple[tuple[tuple[str, int], ...], int], ...]:
+    """The log of ``Program.save_shapes``."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(
+            (tuple(sorted((str(n), int(v)) for n, v in x["dims"].items())), int(x["count"])) for x in rows
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        what = f"{os.path.basename(path)} is no log of shapes ({e})"
+        raise entry.refusal(what, "write it with Program.save_shapes") from e

@@ -1,0 +1,149 @@
+"""Programs in the cache on disk, by content: one model with the same arguments is compiled once on a machine.
+
+Sessions, the torch backend and offline jobs come through here. The key holds everything that determines the artifact:
+the model's bytes and those of its external data, the arguments, the content of the records, the processor, the C
+compiler, and polydyn's own sources, so that no program of another polydyn is taken for this one's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+import polydyn
+from polydyn.build.cache import cache_dir, digest
+from polydyn.build.compiler import find_compiler
+from polydyn.build.eviction import grown, touch
+from polydyn.build.features import machine_features
+from polydyn.compiler import Options, compile
+from polydyn.errors import ArtifactError, ModelError
+from polydyn.graph.importer import ModelLike
+from polydyn.program.program import Program, load
+from polydyn.shapes.sizes import Dims, sizes_by_name
+from polydyn.tuning.records import Records
+
+SOURCES = (".py", ".c", ".cpp", ".h", ".cuh", ".json", ".csv", ".txt")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What ``polydyn.compile`` takes besides the model and the threads, which change no byte of a program."""
+
+    target: str = "cpu"
+    dims: Dims = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
+    records: str | os.PathLike[str] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that is equal for equal arguments; records are named by their content."""
+        options = {f: getattr(self.options, f) for f in self.options.__dataclass_fields__}
+        return {
+            "target": self.target,
+            "dims": {n: s.to_json() for n, s in sorted(sizes_by_name(self.dims).items())},
+            "options": {n: sorted(v) if isinstance(v, (set, frozenset)) else v for n, v in options.items()},
+            "records": _content(self.records) if self.records is not None else None,
+        }
+
+
+def cached_program(model: ModelLike, arguments: Arguments | None = None, *, threads: int | None = None) -> Program:
+    """The program of a model: from the cache when it is there, else compiled and stored.
+
+    ``Program.compilations`` is 0 when it came from the cache. Raises what ``polydyn.compile`` raises.
+    """
+    arguments = arguments or Arguments()
+    path = cache_dir("programs") / f"{program_key(model, arguments)}.polydyn"
+    if path.exists():
+        touch(path)
+        with contextlib.suppress(ArtifactError):  # damaged, or evicted just now: made again
+            return load(path, threads=threads)
+    program = compile(
+        model, target=arguments.target, dims=arguments.dims, threads=threads, options=arguments.options,
+        records=arguments.records,
+    )  # fmt: skip
+    program.save(path)
+    grown(path.parent.parent, path.stat().st_size)
+    return program
+
+
+def program_key(model: ModelLike, arguments: Arguments) -> str:
+    """SHA-256 of everything that determines the artifact, as hex text. ModelError, ArtifactError: unreadable."""
+    machine = json.dumps([sorted(machine_features()), find_compiler().version])
+    said = json.dumps(arguments.to_json(), sort_keys=True)
+    return digest(model_digest(model), said, machine, code_digest())
+
+
+def model_digest(model: ModelLike) -> str:
+    """SHA-256 of a model's bytes and of the files with its external data. ModelError: a file cannot be read."""
+    h = hashlib.sha256()
+    if isinstance(model, onnx.ModelProto):
+        h.update(model.SerializeToString(deterministic=True))
+    elif isinstance(model, (str, os.PathLike)):
+        data = _read(Path(model))
+        h.update(data)
+        for name in external_files(data):
+            h.update(digest(name, _read(Path(model).parent / name)).encode())
+    else:
+        h.update(model)
+    return h.hexdigest()
+
+
+def external_files(data: bytes) -> list[str]:
+    """The files, relative to the model's, in which a serialized model keeps tensors, each once.
+
+    What is no ONNX protobuf has none; compiling it says what is wrong.
+    """
+    if b"location" not in data:
+        return []
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except Exception:  # protobuf's own errors have no common root
+        return []
+    places = (e.value for t in _tensors(proto.graph) for e in t.external_data if e.key == "location")
+    return sorted(set(places))
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for a in node.attribute:
+            yield from [a.t] if a.HasField("t") else a.tensors
+            inner: Iterable[onnx.GraphProto] = [a.g] if a.HasField("g") else a.graphs
+            for g in inner:
+                yield from _tensors(g)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as e:  # ValueError: a path that holds a NUL
+        why = getattr(e, "strerror", None) or e
+        raise ModelError(f"cannot read {path}: {why}", remedy="give the path of an .onnx file") from e
+
+
+def _content(records: str | os.PathLike[str]) -> str:
+    with Records.open(records, readonly=True) as opened:
+        return opened.digest()
+
+
+@functools.cache
+def code_digest() -> str:
+    """SHA-256 over polydyn's own files: the version alone does not change with every change of the code."""
+    root = Path(polydyn.__file__).parent
+    h = hashlib.sha256()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        folders[:] = sorted(f for f in folders if f != "__pycache__")
+        for name in sorted(files):
+            if name.endswith(SOURCES):
+                path = Path(folder) / name
+                h.update(digest(str(path.relative_to(root)), path.read_bytes()).encode())
+    return h.hexdigest()

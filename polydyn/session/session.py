@@ -1,0 +1,301 @@
+"""InferenceSession: a compiled program behind the interface of ONNX Runtime's sessions."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from polydyn.errors import InputError, PolydynError, UnsupportedError
+from polydyn.gpu.errors import DeviceError
+from polydyn.gpu.images import is_emulated
+from polydyn.gpu.session import open_session
+from polydyn.gpu.targets import EMULATED, named
+from polydyn.program.program import Program, load
+from polydyn.program_cache import cached_program
+from polydyn.session.binding import IOBinding
+from polydyn.session.options import RunOptions, SessionOptions
+from polydyn.session.refusals import DOCUMENT, Refusing
+from polydyn.session.trace import Trace
+from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, metadata_of, tensor_type
+
+Provider = str | tuple[str, Mapping[str, Any]]
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_ARTIFACT = b"PK\x03\x04"
+
+
+def get_available_providers() -> list[str]:
+    """The CPU, and before it CUDA where a device is there for which kernels can be made."""
+    return [CUDA, CPU] if cuda_target() else [CPU]
+
+
+def cuda_target(device_id: int = 0) -> str:
+    """The target of a CUDA device of this machine; empty: there is none that polydyn knows."""
+    try:
+        driver = open_session(device_id).driver
+    except DeviceError:
+        return ""
+    arch = EMULATED if is_emulated(driver) else named(driver.arch)
+    return f"cuda:{arch}" if arch else ""
+
+
+class InferenceSession(Refusing):
+    """A model, compiled once for every shape, with the methods of ``onnxruntime.InferenceSession``.
+
+    The compiled program is kept in the cache by content, so that a second session of a model opens it. What polydyn
+    does not have is refused by name; docs/switching.md lists all of it.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[Provider] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """``path_or_bytes``: a model, or a saved program. ``providers``: the first that this machine has is taken,
+        with a warning for those before it. Raises PolydynError; nothing falls back to what was not named.
+        """
+        unknown = sorted(kwargs.keys() - {"enable_fallback"})
+        if unknown:
+            raise UnsupportedError(f"InferenceSession has no argument '{unknown[0]}'", remedy=DOCUMENT)
+        self._options = sess_options or SessionOptions()
+        if not isinstance(self._options, SessionOptions):
+            raise InputError(
+                f"sess_options is a {type(sess_options).__module__}.{type(sess_options).__name__}",
+                remedy="make it with polydyn.SessionOptions()",
+            )
+        self._model = path_or_bytes
+        self._open(providers if providers is not None else self._options.providers or None, provider_options)
+
+    def _open(self, providers: Sequence[Provider] | None, options: Sequence[Mapping[str, Any]] | None) -> None:
+        self._provider, self._provider_options, target = choose_provider(providers, options)
+        saved = _saved(self._model)
+        if saved is None:
+            proto = _headers(self._model)
+            arguments = self._options.arguments(target, _denoted(proto))
+            self.program: Program = cached_program(self._model, arguments, threads=self._options.threads)
+            self._metadata: ModelMetadata | None = metadata_of(proto)
+        else:
+            self.program, self._metadata = load(saved, threads=self._options.threads), None
+            if ("cuda" in self.program.manifest) != (self._provider == CUDA):
+                raise InputError(
+                    f"{saved} is compiled for {self.program.manifest['target']}, not for {self._provider}",
+                    remedy=f"name providers=[{CUDA if 'cuda' in self.program.manifest else CPU!r}]",
+                )
+        self._inputs = _arguments(self.program.manifest["inputs"])
+        self._outputs = _arguments(self.program.manifest["outputs"])
+        self._trace = Trace(self._options.profile_file_prefix) if self._options.enable_profiling else None
+        if self._options.optimized_model_filepath:
+            self.program.save(self._options.optimized_model_filepath)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None = None
+    ) -> list[Any]:
+        """The outputs of these names in this order, all of them for None or none. All are computed.
+
+        ``input_feed``: input name -> numpy array, OrtValue, or a list (which gets the input's dtype). InputError: see
+        ``Program.run``.
+        """
+        names = self._names(output_names)
+        feeds = {n: self._array(n, v) for n, v in input_feed.items()}
+        results = self._traced(lambda: self.program.run(feeds), feeds)
+        return [self._host(results[n]) for n in names]
+
+    def run_with_ort_values(
+        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:  # fmt: skip
+        """As ``run``, from OrtValues to OrtValues; on a device where an input is."""
+        names = self._names(output_names)
+        feeds = {n: v.array for n, v in input_dict_ort_values.items()}
+        results = self._traced(lambda: self.program.run(feeds), feeds)
+        dtypes = {o["name"]: o["dtype"] for o in self.program.manifest["outputs"]}
+        return [OrtValue(results[n], dtypes[n]) for n in names]
+
+    def run_async(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], None], user_data: Any, run_options: RunOptions | None = None,
+    ) -> None:  # fmt: skip
+        """``run`` in a thread of its own; then ``callback(results, user_data, error)``, ``error`` "" for none."""
+
+        def work() -> None:
+            try:
+                results, error = self.run(output_names, input_feed), ""
+            except PolydynError as e:
+                results, error = [], str(e)
+            callback(results, user_data, error)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def io_binding(self) -> IOBinding:
+        """Inputs and outputs at fixed places, for ``run_with_iobinding``."""
+        return IOBinding(self.program, self._inputs, self._outputs)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
+        """One call on what is bound. InputError: a binding of another session, or one that lacks something."""
+        if iobinding._program is not self.program:
+            raise InputError("the binding belongs to another session", remedy="use the io_binding() of this session")
+        feeds = {n: v.array for n, v in iobinding._inputs.items()}
+        self._traced(iobinding.run, feeds)
+
+    def _traced(self, call: Callable[[], Any], feeds: Mapping[str, Any]) -> Any:
+        if self._trace is None:
+            return call()
+        start = time.monotonic_ns()
+        results = call()
+        self._trace.add(start, time.monotonic_ns(), self.program.profile(feeds, repeats=1))
+        return results
+
+    def _names(self, given: Sequence[str] | None) -> list[str]:
+        known = [o.name for o in self._outputs]
+        names = list(given or known)
+        for name in names:
+            if name not in known:
+                raise InputError(f"the model has no output '{name}'", tensor=name, remedy=f"{', '.join(known)}")
+        return names
+
+    def _array(self, name: str, value: Any) -> Any:
+        if isinstance(value, OrtValue):
+            return value.array
+        if isinstance(value, (list, tuple, int, float, bool)):
+            dtype = next((i["dtype"] for i in self.program.manifest["inputs"] if i["name"] == name), None)
+            return np.asarray(value, dtype)
+        return value
+
+    @staticmethod
+    def _host(result: Any) -> Any:
+        return result if isinstance(result, np.ndarray) else result.numpy()
+
+    # -- what the model is -------------------------------------------------------------------------------------------
+
+    def get_inputs(self) -> list[NodeArg]:
+        """Inputs in the model's order."""
+        return list(self._inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """Outputs in the model's order."""
+        return list(self._outputs)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """None: initializers are constants of the program."""
+        return []
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the model says of itself. UnsupportedError: a saved program does not hold it."""
+        if self._metadata is None:
+            raise UnsupportedError(
+                "a saved program does not hold the model's metadata", rule="get_modelmeta",
+                remedy="open the .onnx file; its program is in the cache",
+            )  # fmt: skip
+        return self._metadata
+
+    def get_session_options(self) -> SessionOptions:
+        """The options that it was made with."""
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        """The provider that runs everything."""
+        return [self._provider]
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """Provider -> its options as text."""
+        return {self._provider: self._provider_options}
+
+    def set_providers(
+        self, providers: Sequence[Provider] | None = None, provider_options: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Opens the model again for other providers."""
+        self._open(providers, provider_options)
+
+    def disable_fallback(self) -> None:
+        """Changes nothing: nothing falls back."""
+
+    # -- profiling ---------------------------------------------------------------------------------------------------
+
+    def end_profiling(self) -> str:
+        """Writes the trace of all calls so far (Chrome's format) and returns its path. InputError: not enabled."""
+        if self._trace is None:
+            raise InputError("profiling is not enabled", remedy="set SessionOptions.enable_profiling before")
+        return self._trace.write()
+
+    def get_profiling_start_time_ns(self) -> int:
+        """When profiling began, by ``time.monotonic_ns``; 0 without profiling."""
+        return self._trace.start if self._trace is not None else 0
+
+
+def choose_provider(
+    providers: Sequence[Provider] | None, options: Sequence[Mapping[str, Any]] | None
+) -> tuple[str, dict[str, str], str]:
+    """The first provider that this machine has: its name, its options, the target. UnsupportedError: it has none."""
+    if isinstance(providers, str):
+        raise InputError("providers is a text", remedy=f"give a list, as in [{CPU!r}]")
+    if options is not None and len(options) != len(providers or ()):
+        raise InputError("providers and provider_options differ in length", remedy="give options for each provider")
+    none: Mapping[str, Any] = {}
+    pairs = [(p, none) if isinstance(p, str) else p for p in providers or (CPU,)]
+    for k, (name, said) in enumerate(pairs):
+        given = {str(a): str(b) for a, b in (options[k] if options else said).items()}
+        if name == CPU:
+            return name, given, "cpu"
+        if name == CUDA and (target := cuda_target(int(given.get("device_id", 0)))):
+            return name, given, target
+        if k + 1 < len(pairs):
+            warnings.warn(f"provider {name!r} is not available, the next one is {pairs[k + 1][0]!r}", stacklevel=4)
+    raise UnsupportedError(
+        f"provider {pairs[-1][0]!r} is not available", rule="providers",
+        remedy=f"this machine has {', '.join(get_available_providers())}; name one of them",
+    )  # fmt: skip
+
+
+def _saved(model: Any) -> Path | None:
+    """The path of a saved program; None: a model. InputError: neither a path nor bytes."""
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        if bytes(model[:4]) == _ARTIFACT:
+            raise InputError("a saved program is opened by its path", remedy="write the bytes to a file")
+        return None
+    if not isinstance(model, (str, os.PathLike)):
+        raise InputError(f"a {type(model).__name__} is no model", remedy="give a path or bytes")
+    try:
+        with open(model, "rb") as f:
+            return Path(model) if f.read(4) == _ARTIFACT else None
+    except OSError:
+        return None  # compiling says what is wrong with the path
+
+
+def _headers(model: Any) -> onnx.ModelProto:
+    """The model without its external data; empty where it cannot be read: compiling says why."""
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(bytes(model) if not isinstance(model, (str, os.PathLike)) else Path(model).read_bytes())
+    except Exception:  # protobuf's own errors have no common root
+        return onnx.ModelProto()
+    return proto
+
+
+def _denoted(model: onnx.ModelProto) -> dict[str, list[str]]:
+    """Denotation -> the names of the inputs' dims that have it."""
+    out: dict[str, list[str]] = {}
+    for i in model.graph.input:
+        for d in i.type.tensor_type.shape.dim:
+            if d.denotation and d.dim_param:
+                out.setdefault(d.denotation, []).append(d.dim_param)
+    return out
+
+
+def _arguments(declared: Sequence[Mapping[str, Any]]) -> list[NodeArg]:
+    return [
+        NodeArg(d["name"], tensor_type(d["dtype"]), [int(s) if s.isdecimal() else s for s in d["shape"]])
+        for d in declared
+    ]

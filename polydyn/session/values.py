@@ -1,0 +1,238 @@
+"""OrtValue, NodeArg, ModelMetadata: what sessions hand out and take, under ONNX Runtime's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from polydyn.errors import InputError, UnsupportedError
+from polydyn.gpu.array import DeviceArray
+from polydyn.gpu.dlpack import CPU, CUDA_HOST, device_of
+from polydyn.gpu.session import open_session
+from polydyn.graph.dtypes import onnx_dtype
+from polydyn.program.program import numpy_dtype
+from polydyn.session.refusals import Refusing
+
+Array = npt.NDArray[Any]
+
+_ONNX_NAMES = {"float32": "float", "float64": "double"}
+"""numpy's name of a dtype -> ONNX's, where they differ."""
+
+
+def tensor_type(dtype: str) -> str:
+    """``tensor(float)`` for ``float32``."""
+    return f"tensor({_ONNX_NAMES.get(dtype, dtype)})"
+
+
+def onnx_code(dtype: str) -> int:
+    """The ``TensorProto.DataType`` of a dtype's name."""
+    return int(onnx.TensorProto.DataType.Value(_ONNX_NAMES.get(dtype, dtype).upper()))
+
+
+def dtype_name(element_type: Any) -> str:
+    """The name of an element type: a ``TensorProto.DataType``, or what numpy takes for a dtype. UnsupportedError."""
+    return onnx_dtype(element_type) if isinstance(element_type, int) else str(np.dtype(element_type))
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output of a model: its name, its type (``tensor(float)``), and its axes: sizes and symbols."""
+
+    name: str
+    type: str
+    shape: list[int | str]
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What a model says of itself."""
+
+    custom_metadata_map: dict[str, str]
+    description: str
+    domain: str
+    graph_description: str
+    graph_name: str
+    producer_name: str
+    version: int
+
+
+def metadata_of(model: onnx.ModelProto) -> ModelMetadata:
+    """The metadata of a model; ``version`` is the largest int64 where it has none, as in ONNX Runtime."""
+    return ModelMetadata(
+        {p.key: p.value for p in model.metadata_props},
+        model.doc_string,
+        model.domain,
+        model.graph.doc_string,
+        model.graph.name,
+        model.producer_name,
+        model.model_version if model.HasField("model_version") else 2**63 - 1,
+    )
+
+
+def check_device(device_type: str, device_id: int = 0) -> str:
+    """``cpu`` or ``cuda``. UnsupportedError: another device, or a second CPU."""
+    kind = device_type.lower()
+    if kind not in ("cpu", "cuda") or (kind == "cpu" and device_id):
+        raise UnsupportedError(
+            f"device {device_type}:{device_id} is not built", rule="devices", remedy="use cpu, or cuda with its number"
+        )
+    return kind
+
+
+@dataclass(frozen=True)
+class OrtDevice:
+    """A device by ONNX Runtime's numbers: type 0 is the CPU, 1 a GPU."""
+
+    kind: str
+    id: int = 0
+
+    @staticmethod
+    def make(ort_device_name: str, device_id: int = 0, vendor_id: int = -1) -> OrtDevice:
+        """The device of a name. UnsupportedError: neither cpu nor cuda."""
+        return OrtDevice(check_device(ort_device_name, device_id), device_id)
+
+    def device_id(self) -> int:
+        """Its number among those of its type."""
+        return self.id
+
+    def device_type(self) -> int:
+        """0 for cpu, 1 for cuda."""
+        return int(self.kind == "cuda")
+
+    def device_mem_type(self) -> int:
+        """0: its usual memory."""
+        return 0
+
+
+class OrtValue(Refusing):
+    """A tensor: a numpy array that is used where it lies, or memory of a CUDA device.
+
+    ``array``: numpy, or anything on a device that DLPack or ``__cuda_array_interface__`` exports. ``dtype``: its name,
+    where numpy's is another (bfloat16 travels as the uint16 of its bits).
+    """
+
+    def __init__(self, array: Any, dtype: str | None = None) -> None:
+        self.array = array
+        self._dtype = dtype or str(array.dtype).removeprefix("torch.")
+
+    @classmethod
+    def ortvalue_from_numpy(
+        cls, numpy_obj: Array, /, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """On the CPU the array itself (a copy only when it is not C-contiguous), on a device a copy."""
+        if check_device(device_type, device_id) == "cpu":
+            return cls(np.ascontiguousarray(numpy_obj) if numpy_obj.ndim else numpy_obj)
+        return cls(DeviceArray.of(open_session(device_id), numpy_obj))
+
+    @classmethod
+    def ortvalue_from_numpy_with_onnx_type(cls, data: Array, /, onnx_element_type: int) -> OrtValue:
+        """An array whose bits are elements of a type that numpy lacks. InputError: of another size."""
+        dtype = dtype_name(onnx_element_type)
+        if numpy_dtype(dtype).itemsize != data.itemsize:
+            raise InputError(f"{data.dtype} has no room for {dtype}", remedy="pass elements of the same size")
+        return cls(data.view(numpy_dtype(dtype)), dtype)
+
+    @classmethod
+    def ortvalue_from_shape_and_type(
+        cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0,
+        vendor_id: int = -1, memory_info: None = None,
+    ) -> OrtValue:  # fmt: skip
+        """Memory with contents undefined; ``element_type`` numpy's, or a ``TensorProto.DataType``."""
+        if memory_info is not None:
+            raise UnsupportedError("memory_info is not built", rule="allocators", remedy="name device_type")
+        dtype = dtype_name(element_type)
+        carrier = numpy_dtype(dtype)
+        if check_device(device_type, device_id) == "cpu":
+            return cls(np.empty(tuple(shape), carrier), dtype)
+        return cls(DeviceArray(open_session(device_id), tuple(shape), dtype, carrier.itemsize), dtype)
+
+    @classmethod
+    def from_dlpack(cls, data: Any, is_bool_tensor: bool = False) -> OrtValue:
+        """A tensor of another library, without a copy; ``data`` has ``__dlpack__``."""
+        if device_of(data) not in (CPU, CUDA_HOST):
+            return cls(data)
+        array = np.from_dlpack(data)
+        return cls(array.view(np.bool_) if is_bool_tensor and array.dtype == np.uint8 else array)
+
+    def __dlpack__(self, *, stream: Any = None, **more: Any) -> Any:
+        if isinstance(self.array, np.ndarray):
+            return self.array.__dlpack__()
+        return self.array.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        where: tuple[int, int] = self.array.__dlpack_device__()
+        return where
+
+    def numpy(self) -> Array:
+        """The array itself on the CPU, a copy from a device."""
+        if isinstance(self.array, np.ndarray):
+            return self.array
+        if isinstance(self.array, DeviceArray):
+            return self.array.numpy()
+        raise UnsupportedError(
+            f"a {type(self.array).__name__} is not copied to the host here", remedy="copy it with its own library"
+        )
+
+    def update_inplace(self, np_arr: Array) -> None:
+        """Copies an array of the same dtype and shape into this one. InputError: another."""
+        if str(np_arr.dtype) != str(numpy_dtype(self._dtype)) or list(np_arr.shape) != self.shape():
+            raise InputError(
+                f"{np_arr.dtype}{list(np_arr.shape)} does not fit into {self._dtype}{self.shape()}",
+                remedy="make a new OrtValue",
+            )
+        if isinstance(self.array, np.ndarray):
+            self.array[...] = np_arr
+        elif isinstance(self.array, DeviceArray):
+            self.array.copy_from(np_arr)
+        else:
+            raise UnsupportedError(f"a {type(self.array).__name__} is not written here", remedy="make a new OrtValue")
+
+    def shape(self) -> list[int]:
+        """Its sizes."""
+        return [int(n) for n in self.array.shape]
+
+    def data_ptr(self) -> int:
+        """Its address."""
+        if isinstance(self.array, np.ndarray):
+            return int(self.array.ctypes.data)
+        known = getattr(self.array, "pointer", None)
+        address: int = self.array.data_ptr() if known is None else known
+        return address
+
+    def data_type(self) -> str:
+        """``tensor(float)``, for example."""
+        return tensor_type(self._dtype)
+
+    def element_type(self) -> int:
+        """The ``TensorProto.DataType``."""
+        return onnx_code(self._dtype)
+
+    def device_name(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return "cpu" if device_of(self.array) in (CPU, CUDA_HOST) else "cuda"
+
+    def tensor_size_in_bytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape()) * numpy_dtype(self._dtype).itemsize
+
+    def has_value(self) -> bool:
+        """True: there are no empty values here."""
+        return True
+
+    def is_tensor(self) -> bool:
+        """True: there are no other values here."""
+        return True
+
+    def is_sparse_tensor(self) -> bool:
+        """False."""
+        return False
+
+    def is_tensor_sequence(self) -> bool:
+        """False."""
+        return False

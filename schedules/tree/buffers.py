@@ -1,0 +1,191 @@
+"""Transformations of storage: where the sums, the rows and the copies of operands live while a part of the tree runs.
+
+Footprints are not computed. A buffer holds the elements whose digits are free below a loop, and the digits that are
+fixed there say which contents are meant; both are read off the tile map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from polydyn.schedules.model import Statement
+from polydyn.schedules.polyhedra import read_accesses
+from polydyn.schedules.tree.names import Coord, End, Meets, Role
+from polydyn.schedules.tree.nodes import Band, Leaf, Sequence, Tree
+from polydyn.schedules.tree.scheduled import (
+    Buffer,
+    Carried,
+    Flow,
+    Scheduled,
+    all_of,
+    flat,
+    path,
+    refuse,
+    relisted,
+    rewrite,
+    the,
+)
+from polydyn.schedules.tree.tilemap import Digit, Loop, View
+
+MEMORY = "memory"
+"""The buffer of sums on their way from one step of the reduction to the next: an output of the group."""
+
+
+def keep(t: Scheduled, array: str, name: str, below: Coord, scope: tuple[Coord, ...] = ()) -> Scheduled:
+    """A local of the group gets storage for one step of loop ``below``: registers, or rows of scratch.
+
+    ``name``: of the buffer; ``scope``: loops of units that have a storage each. TC: promotion; exo: stage_mem; Halide:
+    store_at. Before: acc[i, j]. After: acc[p_i, p_j] inside each step of c_i.
+    Refuses: ``below`` is no loop of all that meet the array, for then one of them would find another one's elements;
+    a subscript that is no iterator.
+    """
+    meets = _meeting(t, array)
+    first = meets[0]
+    axes = _axes(t, first, first.index)
+    if axes is None:
+        raise refuse(f"{array} is written at {list(first.index)}: not its iterators")
+    fixed: set[Digit] = set()
+    for s in meets:
+        order = path(flat(t.tree), s.name)
+        if below not in order:
+            raise refuse(f"{below} is no loop of {s.name}, which meets {array}: {list(order)}")
+        fixed = {d for d in _digits(t, s.name, order[: order.index(below) + 1]) if d.axis in axes}
+    flow = tuple(Flow(s.name, _how(s, array), name) for s in meets)
+    buffer = Buffer(name, array, axes, frozenset(fixed), scope)
+    return replace(t, buffers=(*t.buffers, buffer), flow=(*t.flow, *flow))
+
+
+def accumulate(t: Scheduled, below: Coord, name: str = "acc", scope: tuple[Coord, ...] = ()) -> Scheduled:
+    """``keep`` for the array that the only reduction sums into."""
+    return keep(t, t.group.backbone.array, name, below, scope)
+
+
+def carry(t: Scheduled, loop: Coord, load: str = "LOAD", save: str = "SAVE") -> Scheduled:
+    """Sums pass through memory from one step of ``loop`` to the next: LOAD before, SAVE behind the accumulation.
+
+    The memory is the output of the first epilogue of the sums' dtype, whose own store ends the way.
+    Before: INIT at b_k = 0; ACC; DONE at b_k = B_k-1.
+    After: INIT; LOAD at b_k >= 1; ACC; SAVE at b_k < B_k-1; DONE. TVM: cache_write across blocks.
+    Refuses: no initialiser is sunk into ``loop`` (then sums stay where they are); the sums have no buffer.
+    """
+    acc = t.group.backbone
+    init = the(
+        [n for n, w in t.map.views.items() if (x := w.loop(loop)) and x.at is End.FIRST],
+        f"no initialiser is sunk into {loop}: sums stay where they are",
+    )
+    register = the(
+        [x.buffer for x in t.flow if x.statement == acc.name and x.meets is Meets.UPDATES], "the sums have no buffer"
+    )
+    step = t.view(acc.name).loop(loop)
+    assert step is not None
+    loops = tuple(step if x.coord == loop else x for x in t.view(init).loops)
+    views = {load: View(loops, Role.LOAD, guard=((loop, 1, 0),)), save: View(loops, Role.SAVE, guard=((loop, 0, 1),))}
+
+    def f(node: Tree, _: frozenset[str]) -> Tree | None:
+        if not isinstance(node, Sequence) or not {init, acc.name} <= {x for n, _ in node.children for x in n}:
+            return None
+        each = next(x for n, x in node.children if init in n)
+        if acc.name in next(n for n, x in node.children if init in n):
+            return None
+        out: list[tuple[frozenset[str], Tree]] = []
+        for n, x in node.children:
+            around = acc.name in n
+            out += [(frozenset((load,)), each)] * around + [(n, x)] + [(frozenset((save,)), each)] * around
+        return Sequence(tuple(out))
+
+    buffer = t.buffer(register)
+    done = [x.name for x in t.group.epilogues if x.value.dtype == acc.value.dtype]
+    flow = (Flow(load, Meets.WRITES, register), Flow(save, Meets.READS, register), Flow(load, Meets.READS, MEMORY),
+            Flow(save, Meets.WRITES, MEMORY), *(Flow(n, Meets.WRITES, MEMORY) for n in done[:1]))  # fmt: skip
+    iterators = {(n, x): ax for n in (load, save) for (s, x), ax in t.map.iterators.items() if s == init}
+    tm = replace(t.map, views={**t.map.views, **views}, iterators={**t.map.iterators, **iterators})
+    return replace(
+        t, tree=relisted(rewrite(t.tree, all_of(t), f)), map=tm, flow=(*t.flow, *flow),
+        buffers=(*t.buffers, Buffer(MEMORY, buffer.array, buffer.axes, frozenset())),
+        carried=(*t.carried, Carried(loop, register, MEMORY)),
+    )  # fmt: skip
+
+
+def promote(
+    t: Scheduled,
+    array: str,
+    along: str,
+    name: str,
+    into: str,
+    below: Coord,
+    readers: Seq[str],
+    loops: Mapping[Coord, Seq[str]],
+    hidden: Seq[str] = (),
+    scope: tuple[Coord, ...] = (),
+) -> Scheduled:
+    """A statement ``name`` copies what one step of loop ``below`` reads of an array into buffer ``into``.
+
+    ``along``: an axis, which says which operand is meant (both may read one array). ``loops``: the copy's loop -> names
+    of its digits; ``hidden``: digits that one instance copies (an instruction does). It reads from where the readers
+    found the array until now: memory, or the buffer of an earlier promotion.
+    isl: graft; TVM: cache_read; Halide: compute_at; exo: stage_mem; TC: promoteToShared. Before: band b_k: ACC reads W.
+    After: band b_k: PACK writes panel; ACC reads panel. TSCompiler 5.3.
+    Refuses: ``below`` is no loop of the reader; a digit that a step touches is not copied, or copied twice.
+    """
+    reader = readers[0]
+    order = path(flat(t.tree), reader)
+    if below not in order:
+        raise refuse(f"{below} is no loop of {reader}: {list(order)}")
+    outer = order[: order.index(below) + 1]
+    above = tuple(x for k in outer if (x := t.view(reader).loop(k)))
+    axes = operand_axes(t, reader, array, along)
+    fixed = {d for x in above for d in x.digits if d.axis in axes}
+    free = {d.name: d for ax in axes for d in t.map.axes[ax] if d not in fixed}
+    listed = [n for ds in loops.values() for n in ds] + list(hidden)
+    if sorted(listed) != sorted(free):
+        raise refuse(f"{name} copies the digits {sorted(listed)}, one step of {below} touches {sorted(free)}")
+    own = tuple(Loop(k, tuple(free[n] for n in ds)) for k, ds in loops.items())
+    view = View((*above, *own), Role.COPY, tuple(free[n] for n in hidden))
+    copy: tuple[frozenset[str], Tree] = (frozenset((name,)), Band(tuple(loops)) if loops else Leaf())
+
+    def f(node: Tree, names: frozenset[str]) -> Tree | None:
+        if reader not in names or not isinstance(node, Band) or below not in node.members:
+            return None
+        n = node.members.index(below) + 1
+        rest = Band(node.members[n:], node.child) if node.members[n:] else node.child
+        return Band(node.members[:n], Sequence((copy, (names, rest))))
+
+    held = {x.name for x in t.buffers if x.array == array and set(x.axes) == set(axes)}
+    source = next((x.buffer for x in t.flow if x.statement == reader and x.buffer in held), None)
+    flow = [x for x in t.flow if not (x.statement in readers and x.meets is Meets.READS and x.buffer == source)]
+    flow += [Flow(name, Meets.WRITES, into), *(Flow(r, Meets.READS, into) for r in readers)]
+    flow += [Flow(name, Meets.READS, source)] if source else []
+    buffer = Buffer(into, array, axes, frozenset(fixed), scope)
+    iterators = {(name, x): ax for (s, x), ax in t.map.iterators.items() if s == reader}
+    tm = replace(t.map, views={**t.map.views, name: view}, iterators={**t.map.iterators, **iterators})
+    tree = relisted(rewrite(flat(t.tree), all_of(t), f))
+    return replace(t, tree=tree, map=tm, buffers=(*t.buffers, buffer), flow=tuple(flow))
+
+
+def operand_axes(t: Scheduled, reader: str, array: str, along: str) -> tuple[str, ...]:
+    """The axes that an operand's subscripts run: of the read of ``array`` that runs axis ``along``."""
+    on = {x: ax for (s, x), ax in t.map.iterators.items() if s == reader}
+    for x in read_accesses(t.group.statement(reader)):
+        axes = tuple(dict.fromkeys(on[n] for i in x.index for n in sorted(i.symbols()) if n in on))
+        if x.array == array and along in axes:
+            return axes
+    raise refuse(f"{reader} does not read {array} along {along}")
+
+
+def _meeting(t: Scheduled, array: str) -> list[Statement]:
+    return [s for s in t.group.statements if s.array == array or any(x.array == array for x in read_accesses(s))]
+
+
+def _how(s: Statement, array: str) -> Meets:
+    return Meets.READS if s.array != array else Meets.UPDATES if s.reduce else Meets.WRITES
+
+
+def _axes(t: Scheduled, s: Statement, index: Iterable[object]) -> tuple[str, ...] | None:
+    names = [t.map.iterators.get((s.name, str(i))) for i in index]
+    return None if None in names else tuple(n for n in names if n is not None)
+
+
+def _digits(t: Scheduled, statement: str, loops: Iterable[Coord]) -> set[Digit]:
+    return {d for k in loops if (x := t.view(statement).loop(k)) for d in x.digits}

@@ -1,0 +1,141 @@
+"""The schedules of products on a GPU, as compositions; they begin with the solved schedule matrix like the CPU's.
+
+The levels are TSCompiler 5.2's block, warp and instruction tiles. A *unit* executes one instruction tile: a warp
+(tensor cores) or a thread (CUDA cores, an instruction of 1 x 1 x 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.index import Index, IndexLike, product
+from polydyn.schedules.model import Group
+from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.buffers import accumulate, promote
+from polydyn.schedules.tree.limits import assign, clip, mark, pad
+from polydyn.schedules.tree.loops import Size, distribute, interchange, pull_out, refine, regroup, tile
+from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, it, p, s, w
+from polydyn.schedules.tree.rewrites import merge, shared
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import ACC, INIT, operand, solved
+
+V = Index.of
+COPY_A, COPY_B, FRAG_A, FRAG_B, STAGE = "COPY_A", "COPY_B", "FRAG_A", "FRAG_B", "STAGE"
+SLAB, STAGED = 32, 16
+"""Columns and rows of the sums that a warp has in shared memory at a time, on their way to the epilogues."""
+SHARE, SHARES = "share", "shares"
+"""The iterator over the shares of a split reduction, and their number (a launch-time symbol)."""
+
+PLACES = ("r3", "r0", "r1", "r2")
+"""Digits of a place among staged rows, of the row r3 r2 r1 r0: bits of a group of eight in reversed order."""
+
+
+def staged(row: IndexLike) -> Index:
+    """The place of a row of a fragment among the staged ones. (The reversal is its own inverse.)"""
+    rest, digits = V(row), dict[str, Index]()
+    for name in ("r0", "r1", "r2"):
+        digits[name], rest = rest % 2, rest // 2
+    digits["r3"], out = rest, V(0)
+    for name in PLACES:
+        out = out * 2 + digits[name]
+    return out
+
+
+@dataclass(frozen=True)
+class GpuTile:
+    """Sizes of a GPU product along rows (i), columns (j) and the reduction (k).
+
+    ``units``, ``fragments``, ``points``: for i and j; ``steps``: fragments and points of k; ``filled``: fragments that
+    one load fills. ``interleaved``: neighbouring units have neighbouring elements. ``staged``: sums pass through shared
+    memory, so that epilogues walk along rows.
+    """
+
+    units: tuple[Size, Size] = ("W_i", "W_j")
+    fragments: tuple[Size, Size] = ("F_i", "F_j")
+    points: tuple[Size, Size] = ("P_i", "P_j")
+    steps: tuple[Size, Size] = ("F_k", "P_k")
+    filled: tuple[int, int] = (1, 1)
+    interleaved: bool = False
+    staged: bool = False
+
+
+def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False) -> Scheduled:
+    """A matmul-like group on a GPU: blocks of units; operands from global to shared memory once for each tile of the
+    reduction, from there to registers once for each instruction step. ``split``: blocks have shares of the reduction.
+    """
+    steps = product(dict(group.backbone.iters)[x] for x in (roles.block, *roles.inner))
+    group, old = merge(group, (roles.block, *roles.inner), roles.block)
+    group = shared(group, SHARE, SHARES) if split else group
+    roles = replace(roles, inner=(), batch=(*roles.batch, *[SHARE] * split))
+    i, j, k = "i", "j", "k"
+    named = {SHARE: b("s")}
+    batch = [named.get(x, it(x)) for x in roles.batch]
+    block, unit = (*batch, b(i), b(j)), (w(i), w(j))
+    t = solved(group, roles, named)
+    t = replace(t, map=replace(t.map, derived=old, extents={**t.map.extents, k: steps}))
+    for n, x in enumerate((i, j)):
+        levels = ((w, sizes.units[n]), (f, sizes.fragments[n]), (p, sizes.points[n]))
+        inside = (levels[1], levels[0], levels[2]) if sizes.interleaved else levels
+        t = tile(t, x, (b, f"B_{x}"), *inside)
+    t = tile(t, k, (b, "B_k"), (f, sizes.steps[0]), (p, sizes.steps[1]))
+    loads: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    for x, filled in zip((i, j), sizes.filled, strict=True):
+        loads[x] = (f(x),), (p(x),)
+        if filled > 1:
+            t = refine(t, x, f(x), (f"g_{x}", "G"), (f"h_{x}", filled))
+            loads[x] = (f"g_{x}",), (f"h_{x}", p(x))
+    t = interchange(t, *block, b(k), *unit, f(k), f(i), f(j), p(i), p(j), p(k))
+    t = pull_out(t, b(k), f(k), p(k), together=sizes.staged)  # out of the whole reduction
+    t = accumulate(t, b(j), scope=unit)
+    inner = {x: [d.name for d in t.map.axes[x] if d.name != b(x)] for x in (i, j, k)}
+    rows, columns = operand(group, roles.row), operand(group, roles.col)
+    t = promote(t, columns, j, COPY_B, "tile_b", b(k), [ACC], {s(k): inner[k], s(j): inner[j]})
+    t = promote(t, rows, i, COPY_A, "tile_a", b(k), [ACC], {s(i): inner[i], s(k): inner[k]})
+    for name, into, array, x in ((FRAG_B, "b_frag", columns, j), (FRAG_A, "a_frag", rows, i)):
+        t = promote(t, array, x, name, into, f(k), [ACC], {g(x): loads[x][0]}, (*loads[x][1], p(k)), unit)
+    t = staged_sums(t, unit) if sizes.staged else t
+    t = assign(assign(t, "task", *block), "unit", *unit)
+    t = pad(t, INIT, ACC)  # copies fill with zeros; epilogues are guarded
+    done = [x.name for x in group.epilogues]
+    t = clip(clip(t, i, *done), j, *done)
+    return _marks(t, block[0], done, sizes.staged)
+
+
+def staged_sums(t: Scheduled, unit: tuple[Coord, Coord]) -> Scheduled:
+    """Sums through shared memory, one fragment's rows and ``SLAB`` columns of a unit at a time, rows bit-reversed.
+
+    The fragment's rows are the digits r3:2 r2:2 r1:2 r0:2; a place among the staged rows runs them as ``PLACES``, so
+    that neither those that write nor those that read meet in a bank.
+    """
+    i, j, done = "i", "j", [x.name for x in t.group.epilogues]
+    fragments = [d for d in t.map.axes[j] if d.name not in (b(j), w(j), p(j))]
+    points = t.map.digit(j, p(j)).size
+    if points.constant is None or t.map.digit(i, p(i)).size != STAGED:
+        raise ScheduleError("sums are staged by instructions of 16 rows", rule="whole tiles")
+    slab = SLAB // points.constant
+    columns: list[str]
+    if len(fragments) == 1:
+        t = refine(t, j, fragments[0].name, (e("s"), "E_s"), (e("f"), slab))
+        columns = [e("f")]
+    else:  # loads fill several fragments
+        t = refine(t, j, fragments[0].name, (e("s"), "E_s"), ("e_g", slab // int(fragments[1].size)))
+        columns = ["e_g", fragments[1].name]
+    t = regroup(t, done, [f(j)], {e("s"): [e("s")], e("f"): columns})
+    t = refine(t, i, p(i), ("r3", 2), ("r2", 2), ("r1", 2), ("r0", 2))
+    t = interchange(t, *unit, f(i), e("s"), e("f"), p(i), p(j))
+    sums = t.group.backbone.array
+    cell: dict[Coord, list[str]] = {e("f"): columns, p(i): ["r3", "r2", "r1", "r0"], p(j): [p(j)]}
+    t = promote(t, sums, j, STAGE, "stage", e("s"), done, cell, scope=unit)
+    places: dict[Coord, list[str]] = {e(i): list(PLACES), e(j): [*columns, p(j)], e("v"): []}
+    t = regroup(t, done, [e("f"), p(i), p(j)], places)
+    return distribute(t, e(i), done[0]) if len(done) > 1 else t
+
+
+def _marks(t: Scheduled, outermost: Coord, done: list[str], staged: bool) -> Scheduled:
+    t = mark(mark(t, MarkName.TASK, outermost, ACC), MarkName.PIPELINE, b("k"), ACC)
+    t = mark(mark(t, MarkName.COPY, s("i"), COPY_A), MarkName.COPY, s("k"), COPY_B)
+    t = mark(t, MarkName.MULTIPLY, w("i"), ACC)
+    t = mark(t, MarkName.EPILOGUE, w("i"), *(done[:1] if staged else done))
+    t = mark(t, MarkName.STORE, e("i"), *done) if staged else t
+    return mark(t, MarkName.INSTRUCTION, p("i"), INIT, ACC, *([STAGE] if staged else done))

@@ -1,0 +1,75 @@
+"""Rewrites of a group before it is scheduled: reductions as one, a reduction in shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.expr import Load, Value, transform
+from polydyn.schedules.index import Index, product
+from polydyn.schedules.model import Group, Statement, row_major
+from polydyn.schedules.polyhedra import read_accesses
+from polydyn.schedules.tree.scheduled import refuse
+
+V = Index.of
+
+
+def merge(group: Group, iterators: Sequence[str], into: str) -> tuple[Group, dict[str, Index]]:
+    """The reductions of a group as one, their mixed radix (the first is the most significant).
+
+    Returns the group and what each old iterator is of ``into``. A product of parameters has no affine form, so such an
+    extent becomes the parameter ``steps``. Halide, TVM: fuse. Before: for k, r. After: for step, with k = step // R and
+    r = step % R. Refuses: something besides inputs depends on the single ones.
+    """
+    acc = group.backbone
+    if len(iterators) == 1 and iterators[0] == into:
+        return group, {}
+    for a in (acc.write, *(a for a in read_accesses(acc) if group.arrays[a.array].role == "local")):
+        if any(i.symbols() & set(iterators) for i in a.index):
+            raise ScheduleError(f"{acc.name} meets {a.array} at a reduction step", node=acc.name, tensor=a.array)
+    extents = dict(acc.iters)
+    size, env, rest = product(extents[x] for x in iterators), dict[str, Index](), V(into)
+    for x in reversed(iterators[1:]):
+        env[x], rest = rest % extents[x], rest // extents[x]
+    env[iterators[0]] = rest
+    affine = size.constant is not None or size.is_symbol
+    iters = (*(x for x in acc.iters if x[0] not in iterators), (into, size if affine else V("steps")))
+    one = replace(acc, iters=iters, value=_moved(acc.value, env))
+    statements = tuple(one if s is acc else s for s in group.statements)
+    params = group.params if affine else (*group.params, "steps")
+    return replace(group, params=params, statements=statements), env
+
+
+def shared(group: Group, share: str, shares: str) -> Group:
+    """Every statement once for each of ``shares`` parts of the reduction: ``share`` is one more parallel iterator.
+
+    Which steps a part sums is the launch's business (``passes.tiles.balance``: consecutive parts that cover all steps);
+    here each sums all. Halide, TVM: rfactor. Before: D[x] += f(x, k). After: D[x, share] += f(x, k).
+    Refuses: a reduction that may not be reassociated.
+    """
+    acc = group.backbone
+    if acc.reduce not in ("sum", "max", "min"):
+        raise refuse(f"{acc.reduce} may not be reassociated")
+    more, old = (share, V(shares)), group.arrays[acc.array]
+    shape = (*old.shape, V(shares))
+    arrays = {**group.arrays, acc.array: replace(old, shape=shape, strides=row_major(shape))}
+
+    def value(v: Value) -> Value:
+        return replace(v, index=(*v.index, V(share))) if isinstance(v, Load) and v.buffer == acc.array else v
+
+    def of(s: Statement) -> Statement:
+        index = (*s.index, V(share)) if s.array == acc.array else s.index
+        return replace(s, iters=(more, *s.iters), index=index, value=transform(s.value, value))
+
+    params = group.params if shares in group.params else (*group.params, shares)
+    return replace(group, params=params, arrays=arrays, statements=tuple(map(of, group.statements)))
+
+
+def _moved(v: Value, env: Mapping[str, Index]) -> Value:
+    """A value with iterators replaced in its subscripts."""
+
+    def f(x: Value) -> Value:
+        return replace(x, index=tuple(i.subs(env) for i in x.index)) if isinstance(x, Load) else x
+
+    return transform(v, f)

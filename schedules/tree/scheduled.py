@@ -1,0 +1,222 @@
+"""A group with its tree and tile map: the value that transformations take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.index import ONE, Index, product
+from polydyn.schedules.isl_util import Condition, at_least, between, equals
+from polydyn.schedules.model import Group
+from polydyn.schedules.tiling import TiledGroup
+from polydyn.schedules.tree.names import Coord, End, Meets, extent
+from polydyn.schedules.tree.nodes import Band, Leaf, Mark, Sequence, TileStatement, Tree
+from polydyn.schedules.tree.tilemap import Digit, TileMap, View
+
+V = Index.of
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Storage inside the kernel for elements of ``array``.
+
+    ``axes``: of the array's dims. ``fixed``: digits that do not change while the contents are meant; the others are
+    its cells. ``scope``: loops (of units) whose every value has a storage of its own.
+    """
+
+    name: str
+    array: str
+    axes: tuple[str, ...]
+    fixed: frozenset[Digit]
+    scope: tuple[Coord, ...] = ()
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A statement meets a buffer."""
+
+    statement: str
+    meets: Meets
+    buffer: str
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Sums of buffer ``register`` that pass through ``memory`` from one step of ``loop`` to the next."""
+
+    loop: Coord
+    register: str
+    memory: str
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A statement runs where the element of an axis exists. ``whole``: so many least significant digits are not cut
+    (a vector is copied when its first lane exists).
+    """
+
+    statement: str
+    axis: str
+    whole: int = 0
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """``parallel``: (level, loops) that run at once. ``padded``: statements that also run where no element is."""
+
+    group: Group
+    tree: Tree
+    map: TileMap
+    buffers: tuple[Buffer, ...] = ()
+    flow: tuple[Flow, ...] = ()
+    carried: tuple[Carried, ...] = ()
+    parallel: tuple[tuple[str, tuple[Coord, ...]], ...] = ()
+    padded: frozenset[str] = frozenset()
+    clips: tuple[Clip, ...] = ()
+
+    def view(self, statement: str) -> View:
+        """A statement in tile space."""
+        return self.map.views[statement]
+
+    def put(self, views: Mapping[str, View]) -> Scheduled:
+        """With these views added or replaced."""
+        return replace(self, map=replace(self.map, views={**self.map.views, **views}))
+
+    def buffer(self, name: str) -> Buffer:
+        """The buffer of that name. ScheduleError when there is none."""
+        for x in self.buffers:
+            if x.name == name:
+                return x
+        raise ScheduleError(f"no buffer {name}: {[x.name for x in self.buffers]}", tensor=name)
+
+    def cell(self, statement: str, buffer: str, apart: str = "") -> dict[str, Index]:
+        """Where a statement meets a buffer: axis -> the place inside it, in the statement's coordinates.
+
+        ``apart``: name of a digit that is left out, for buffers that keep it as a dim of its own.
+        """
+        x = self.buffer(buffer)
+        left = {d for axis in x.axes for d in self.map.axes[axis] if d.name == apart}
+        return {axis: self.map.element(statement, axis, x.fixed | left) for axis in x.axes}
+
+    def extents(self) -> dict[Coord, Index]:
+        """Steps of every loop; of the first digit of an axis as many as its extent needs."""
+        counts = {n: e for n, (_, e) in self.map.sizes().items()}
+        return {x.coord: x.extent.subs(counts) for w in self.map.views.values() for x in w.loops}
+
+    def shape(self, buffer: str) -> dict[str, Index]:
+        """Axis -> elements of a buffer along it."""
+        x = self.buffer(buffer)
+        return {axis: product(d.size for d in self.map.axes[axis] if d not in x.fixed) for axis in x.axes}
+
+    def live(self, statement: str) -> tuple[tuple[Index, Index], ...]:
+        """Where a statement runs: (element, extent) pairs, element < extent, for each axis along which it is cut."""
+        out = []
+        for x in self.clips:
+            if x.statement == statement:
+                digits, values, weight = self.map.axes[x.axis], self.map.values(statement), ONE
+                first = self.map.element(statement, x.axis)
+                for d in reversed(digits[len(digits) - x.whole :]):
+                    first, weight = first - values[d] * weight, weight * d.size
+                out.append((first, self.map.extents[x.axis]))
+        return tuple(out)
+
+    def tiled(self) -> TiledGroup:
+        """What code generation walks: the tree with statements over loops, whose extents are parameters."""
+        tree, statements = flat(self.tree), []
+        for n, view in self.map.views.items():
+            order = path(tree, n)
+            conditions: list[Condition] = []
+            for x in sorted(view.loops, key=lambda x: order.index(x.coord)):
+                conditions += between(0, x.coord, V(extent(x.coord)))
+                if x.at:
+                    conditions.append(equals(x.coord, 0 if x.at is End.FIRST else V(extent(x.coord)) - 1))
+            for k, low, short in view.guard:
+                conditions += [at_least(k, low)] * bool(low)
+                conditions += [at_least(V(extent(k)) - 1 - short, k)] * bool(short)
+            coords = tuple(k for k in order if view.loop(k))
+            statements.append(TileStatement(n, coords, tuple(conditions)))
+        used = dict.fromkeys(extent(x.coord) for view in self.map.views.values() for x in view.loops)
+        tasks = self.parallel[0][1] if self.parallel else ()
+        whole = {extent(x.coord): self.map.extents[x.digits[0].axis] for view in self.map.views.values()
+                 for x in view.loops if len(x.digits) == 1 and len(self.map.axes[x.digits[0].axis]) == 1}  # fmt: skip
+        return TiledGroup(self.tree, tuple(statements), tuple(used), tasks, whole)
+
+
+# -- walking trees ---------------------------------------------------------------------------------------------------
+
+
+def flat(tree: Tree) -> Tree:
+    """Bands directly below bands become one band, sequences directly below sequences one sequence."""
+    if isinstance(tree, Band):
+        below = flat(tree.child)
+        if isinstance(below, Band):
+            return Band((*tree.members, *below.members), below.child)
+        return Band(tree.members, below) if tree.members else below
+    if isinstance(tree, Mark):
+        return Mark(tree.name, flat(tree.child))
+    if isinstance(tree, Sequence):
+        out: list[tuple[frozenset[str], Tree]] = []
+        for names, x in tree.children:
+            x = flat(x)
+            out += list(x.children) if isinstance(x, Sequence) else [(names, x)]
+        return Sequence(tuple(out))
+    return tree
+
+
+def path(tree: Tree, statement: str) -> tuple[Coord, ...]:
+    """The loops around a statement, outermost first."""
+    if isinstance(tree, Band):
+        return (*map(Coord, tree.members), *path(tree.child, statement))
+    if isinstance(tree, Mark):
+        return path(tree.child, statement)
+    if isinstance(tree, Sequence):
+        return next((path(x, statement) for names, x in tree.children if statement in names), ())
+    return ()
+
+
+def rewrite(tree: Tree, names: frozenset[str], f: Callable[[Tree, frozenset[str]], Tree | None]) -> Tree:
+    """The tree with nodes replaced by what ``f(node, statements below it)`` gives, outermost first; where it gives
+    None the node stays and what is below is asked.
+    """
+    new = f(tree, names)
+    if new is not None:
+        return new
+    if isinstance(tree, Sequence):
+        return Sequence(tuple((n, rewrite(x, n, f)) for n, x in tree.children))
+    if isinstance(tree, (Band, Mark)):
+        return replace(tree, child=rewrite(tree.child, names, f))
+    return tree
+
+
+def below(tree: Tree) -> frozenset[str]:
+    """The statements that sequences list below a node; none when there is no sequence."""
+    if isinstance(tree, Sequence):
+        return frozenset(x for names, y in tree.children for x in (below(y) or names))
+    return frozenset() if isinstance(tree, Leaf) else below(tree.child)
+
+
+def relisted(tree: Tree) -> Tree:
+    """Sequences list what stands below them, after statements were added."""
+    if isinstance(tree, Sequence):
+        return Sequence(tuple((below(x) or names, relisted(x)) for names, x in tree.children))
+    return tree if isinstance(tree, Leaf) else replace(tree, child=relisted(tree.child))
+
+
+def all_of(t: Scheduled) -> frozenset[str]:
+    """All statements."""
+    return frozenset(t.map.views)
+
+
+def refuse(why: str, remedy: str | None = None, rule: str = "transformation") -> ScheduleError:
+    """The error of a transformation that does not fit."""
+    return ScheduleError(why, rule=rule, remedy=remedy)
+
+
+def the(found: list[_T], why: str) -> _T:
+    """The first that was found; refused when there is none."""
+    if not found:
+        raise refuse(why)
+    return found[0]

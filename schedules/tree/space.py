@@ -1,0 +1,223 @@
+"""A scheduled group in digit space: what the proof sees of it. Sizes are symbols of their own, one for each digit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import islpy as isl
+
+from polydyn.schedules.dependence import Dependences
+from polydyn.schedules.errors import LegalityError
+from polydyn.schedules.expr import Load, Value, transform
+from polydyn.schedules.index import Index
+from polydyn.schedules.isl_util import Condition, at_least, between, equals, frame, pair, param_set, union_maps
+from polydyn.schedules.model import Array, Group, Statement
+from polydyn.schedules.skeleton import OUTSIDE
+from polydyn.schedules.tree.names import Coord, End
+from polydyn.schedules.tree.nodes import Band, Mark, Sequence, TileStatement, Tree
+from polydyn.schedules.tree.scheduled import Buffer, Carried, Flow, Scheduled, flat, path
+from polydyn.schedules.tree.tilemap import Digit, Loop, View, When
+from polydyn.schedules.witness import dependence_error
+
+V = Index.of
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the proof sees of a scheduled group besides its form: no sizes. Hashable."""
+
+    tree: Tree
+    axes: tuple[tuple[str, tuple[Digit, ...]], ...]
+    iterators: tuple[tuple[tuple[str, str], str], ...]
+    views: tuple[tuple[str, View], ...]
+    buffers: tuple[Buffer, ...]
+    flow: tuple[Flow, ...]
+    carried: tuple[Carried, ...]
+    parallel: tuple[tuple[str, tuple[Coord, ...]], ...]
+
+
+def structure(t: Scheduled) -> Structure:
+    """The structure of a scheduled group: every digit's size is a symbol of its own."""
+
+    def free(d: Digit) -> Digit:
+        return Digit(d.axis, d.name, V(f"size_{d.name}"), d.when)
+
+    def loops(x: Loop) -> Loop:
+        return replace(x, digits=tuple(map(free, x.digits)))
+
+    views = {
+        n: replace(w, loops=tuple(map(loops, w.loops)), hidden=tuple(map(free, w.hidden)))
+        for n, w in t.map.views.items()
+    }
+    return Structure(
+        flat(_unmarked(t.tree)), tuple((n, tuple(map(free, ds))) for n, ds in t.map.axes.items()),
+        tuple(t.map.iterators.items()), tuple(views.items()),
+        tuple(replace(x, fixed=frozenset(map(free, x.fixed))) for x in t.buffers),
+        t.flow, t.carried, t.parallel,
+    )  # fmt: skip
+
+
+def _unmarked(tree: Tree) -> Tree:
+    if isinstance(tree, Mark):
+        return _unmarked(tree.child)
+    if isinstance(tree, Sequence):
+        return Sequence(tuple((n, _unmarked(x)) for n, x in tree.children))
+    return replace(tree, child=_unmarked(tree.child)) if isinstance(tree, Band) else tree
+
+
+class Space:
+    """A scheduled group over digits: every iterator and every loop becomes its digits."""
+
+    def __init__(self, bare: Group, x: Structure) -> None:
+        self.bare, self.x = bare, x
+        self.axes, self.iterators, self.views = dict(x.axes), dict(x.iterators), dict(x.views)
+        self.paths = {n: path(x.tree, n) for n in self.views}
+        stepped = {d for w in self.views.values() for y in w.loops if y.at for d in y.digits}
+        sizes = {d: str(d.size) for ds in self.axes.values() for d in ds}
+        self.params = tuple(sorted(dict.fromkeys(sizes.values())))
+        empty = {sizes[d] for ds in self.axes.values() for d in ds[:1] if d.when is When.COUNT and d not in stepped}
+        low = [at_least(n, 0 if n in empty else 1) for n in self.params]
+        self.context = param_set(self.params, low, positive=False)
+        self.group = self._group()
+        self.statements = [self._statement(n) for n in self.views]
+        self.coords = {s.name: s.coords for s in self.statements}
+
+    def digits(self, s: Statement) -> tuple[Digit, ...]:
+        """The digits of a statement's iterators."""
+        return tuple(d for x in s.iterators for d in self.axes[self.iterators[s.name, x]])
+
+    def _group(self) -> Group:
+        """The group over digits. Subscripts matter in messages only: dependences come from the group itself."""
+        statements = []
+        for s in self.bare.statements:
+
+            def value(v: Value, s: Statement = s) -> Value:
+                return replace(v, index=self._spread(s, v.index)) if isinstance(v, Load) and v.index else v
+
+            iters = tuple((d.name, d.size) for d in self.digits(s))
+            moved = transform(s.value, value)
+            statements.append(replace(s, iters=iters, index=self._spread(s, s.index), value=moved))
+        arrays = {n: Array(n, a.dtype, (), a.role, ()) for n, a in self.bare.arrays.items() if n != OUTSIDE.name}
+        return Group("digits", self.params, {**arrays, OUTSIDE.name: OUTSIDE}, tuple(statements))
+
+    def _spread(self, s: Statement, index: tuple[Index, ...]) -> tuple[Index, ...]:
+        names = [str(i) for i in index if i.is_symbol and (s.name, str(i)) in self.iterators]
+        return tuple(V(d.name) for n in names for d in self.axes[self.iterators[s.name, n]])
+
+    def _statement(self, n: str) -> TileStatement:
+        view, coords = self.views[n], []
+        conditions: list[Condition] = []
+        for k in self.paths[n]:
+            x = view.loop(k)
+            for d in x.digits if x else ():
+                coords.append(d.name)
+                conditions += between(0, d.name, d.size)
+                if x and x.at:
+                    conditions.append(equals(d.name, 0 if x.at is End.FIRST else d.size - 1))
+        for k, low, short in view.guard:
+            x = view.loop(k)
+            if x is None or len(x.digits) != 1:
+                raise LegalityError(f"{n} is guarded along {k}, which is no single digit", node=n, rule="tile map")
+            (d,) = x.digits
+            conditions += [at_least(d.name, low), at_least(d.size - 1 - short, d.name)]
+        return TileStatement(n, tuple(coords), tuple(conditions))
+
+    def tree(self) -> Tree:
+        """The tree with every loop as the loops of its digits."""
+
+        def go(node: Tree, names: frozenset[str]) -> Tree:
+            if isinstance(node, Sequence):
+                return Sequence(tuple((n, go(x, n)) for n, x in node.children))
+            if not isinstance(node, Band):
+                return node
+            members = tuple(d for k in node.members for d in self._run(Coord(k), names))
+            below = go(node.child, names)
+            return Band(members, below) if members else below
+
+        return go(self.x.tree, frozenset(self.views))
+
+    def _run(self, loop: Coord, names: frozenset[str]) -> tuple[str, ...]:
+        """The digits of a loop, the same for all statements in it."""
+        runs = {n: tuple(d.name for d in x.digits) for n in sorted(names) if (x := self.views[n].loop(loop))}
+        if len(runs) < len(names) or len(set(runs.values())) != 1:
+            raise LegalityError(
+                f"loop {loop} runs {runs}; statements without it: {sorted(names - set(runs))}", rule="tile map"
+            )
+        return next(iter(runs.values()))
+
+    def images(self) -> isl.UnionMap:
+        """Digit instance of the group -> tile-space instance; they differ in the steps of sunk statements only."""
+        parts = []
+        for s in self.group.statements:
+            exprs: list[Index] = []
+            for k in self.paths[s.name]:
+                x = self.views[s.name].loop(k)
+                for d in x.digits if x else ():
+                    end = x.at if x else None
+                    exprs.append(_at(d, end))
+            space = frame(s.name, s.iterators, self.params)
+            parts.append(space.map_to(s.name, exprs).intersect_domain(self._box(s)))
+        return union_maps(parts, self.params)
+
+    def _box(self, s: Statement) -> isl.Set:
+        return frame(s.name, s.iterators, self.params).where([c for n, e in s.iters for c in between(0, n, e)])
+
+    def dependences(self, of: Dependences) -> Dependences:
+        """The group's dependences over digits, a superset of them: equal iterators are equal digits, what moves
+        forwards lexicographically does so in digits, anything else is not restricted.
+        """
+        moved = union_maps((self._moved(m) for m in of.strict_pairs), self.params)
+        none = isl.UnionMap.empty(self.context.get_space())
+        return Dependences(self.context, moved, none, none, none, none)
+
+    def _moved(self, m: isl.Map) -> isl.Map:
+        a, b = pair(m)
+        u, w = self.bare.statement(a), self.bare.statement(b)
+        of = [{self.iterators[s.name, n]: n for n in s.iterators} for s in (u, w)]  # axis -> iterator
+        common = [n for n in of[0] if n in of[1]]
+        fa, fb = frame(a, u.iterators, self.bare.params), frame(b, w.iterators, self.bare.params)
+
+        def row(names: list[str]) -> tuple[isl.Map, isl.Map]:
+            return fa.map_to("", [V(of[0][n]) for n in names]), fb.map_to("", [V(of[1][n]) for n in names])
+
+        same: list[str] = []
+        rest: list[str] = []
+        for n in common:
+            r = row([n])
+            (same if m.subtract(r[0].apply_range(r[1].reverse())).is_empty() else rest).append(n)
+        r = row(rest)
+        forwards = bool(rest) and m.subtract(r[0].lex_lt_map(r[1])).is_empty()
+        x, y = self.group.statement(a), self.group.statement(b)
+        ga, gb = frame(a, x.iterators, self.params), frame(b, y.iterators, self.params)
+
+        def values(names: list[str]) -> list[Index]:
+            return [V(d.name) for n in names for d in self.axes[n]]
+
+        out = ga.map_to("", values(same)).apply_range(gb.map_to("", values(same)).reverse())
+        if forwards:
+            out = out.intersect(ga.map_to("", values(rest)).lex_lt_map(gb.map_to("", values(rest))))
+        elif a == b:
+            raise LegalityError(f"{a} depends on itself along {rest}, not forwards", node=a, rule="digit space")
+        return out.intersect_domain(self._box(x)).intersect_range(self._box(y))
+
+    def check_parallel(self, deps: Dependences) -> None:
+        """No dependence leads from one task or unit to another."""
+        for level, loops in self.x.parallel:
+            rows = {}
+            for s in self.group.statements:
+                own = [self.views[s.name].loop(k) for k in loops]
+                if all(own):
+                    places = [_at(d, x.at) for x in own if x for d in x.digits]
+                    rows[s.name] = frame(s.name, s.iterators, self.params).map_to("", places)
+            for m in deps.strict_pairs:
+                a, b = pair(m)
+                bad = m.subtract(rows[a].apply_range(rows[b].reverse())) if a in rows and b in rows else m
+                bad = bad.intersect_params(self.context)
+                if not bad.is_empty():
+                    what = f"two instances of {level} {[str(k) for k in loops]} meet one element"
+                    raise dependence_error(what, bad, self.group, self.context)
+
+
+def _at(d: Digit, end: End | None) -> Index:
+    """The value of a digit: of a statement at an end of its loop the first or last."""
+    return V(d.name) if end is None else V(0) if end is End.FIRST else d.size - 1

@@ -1,0 +1,163 @@
+"""The schedules of kernels on the CPU: compositions of transformations that begin with the solved schedule matrix.
+
+Axes are called i (rows), j (columns) and k (the blocked reduction) after their roles; batches and further reductions
+keep their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.index import Index
+from polydyn.schedules.model import Group
+from polydyn.schedules.polyhedra import read_accesses
+from polydyn.schedules.reuse import Proofs
+from polydyn.schedules.tiling import Roles, stages
+from polydyn.schedules.tree.buffers import accumulate, carry, promote
+from polydyn.schedules.tree.limits import assign, clip, mark
+from polydyn.schedules.tree.loops import (
+    Launch,
+    Size,
+    balance,
+    begins,
+    fused,
+    interchange,
+    phased,
+    pull_out,
+    refine,
+    tile,
+)
+from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, Role, a, b, c, it, p
+from polydyn.schedules.tree.scheduled import Scheduled
+
+V = Index.of
+INIT, LOAD, ACC, SAVE, PACK, FILL = "INIT", "LOAD", "ACC", "SAVE", "PACK", "FILL"
+"""Statements; epilogues have the names that the group gives them."""
+SUMS, PANEL, ROWS = "acc", "panel", "rows"
+"""Buffers."""
+VECTOR = Coord("v")
+"""Vectors of a panel."""
+
+
+@dataclass(frozen=True)
+class CpuTile:
+    """Sizes of a CPU product: the register tile in ``rows`` x ``vectors`` of ``lanes`` columns, ``steps`` of a block of
+    the reduction. ``blocks``: 1 when one block is the whole reduction.
+    """
+
+    rows: Size = "P_i"
+    vectors: Size = "Q_j"
+    lanes: Size = "W"
+    steps: Size = "P_k"
+    blocks: Size = "B_k"
+
+
+def solved(group: Group, roles: Roles, loops: Mapping[str, Coord] | None = None) -> Scheduled:
+    """The solved matrix of a product: initialiser at the first, epilogues at the last step of every reduction.
+
+    ``roles``: with the steps of sunk statements, or the matrix is solved here. ``loops``: iterator -> its loop, where
+    that has another name. ScheduleError: the group is no product of these roles.
+    """
+    roles = roles if roles.sunk else Proofs(group).contract(roles)
+    axes = {roles.row: "i", roles.col: "j", roles.block: "k"}
+    clash = {*roles.batch, *roles.inner} & set(axes.values())
+    if clash:
+        raise ScheduleError(f"iterators {sorted(clash)} have the names of axes", node=group.name, rule="names")
+    sunk = {n: End(side) for n, side in roles.sunk}
+    return fused(group, (*roles.batch, roles.row, roles.col), (roles.block, *roles.inner), sunk, axes, loops)
+
+
+SYMBOLS = CpuTile()
+"""All sizes as symbols."""
+
+
+def cpu_product(
+    group: Group, roles: Roles, sizes: CpuTile = SYMBOLS, pack: bool = False, fill: bool = False
+) -> Scheduled:
+    """A matmul-like group on the CPU (TSCompiler 5.2; BLIS's loops): tasks of register tiles, blocks of the reduction.
+
+    ``pack``: PACK copies the columns of a block into panels; ``fill``: FILL copies its rows.
+    """
+    batch, inner = tuple(map(it, roles.batch)), tuple(map(it, roles.inner))
+    i, j, k = "i", "j", "k"
+    t = solved(group, roles)
+    t = tile(t, i, (b, Launch("B_i")), (c, "C_i"), (p, sizes.rows))
+    t = tile(t, j, (b, Launch("B_j")), (c, "C_j"), (p, _columns(sizes)))
+    t = tile(t, k, (b, sizes.blocks), (p, sizes.steps))
+    t = refine(t, j, p(j), ("q_j", sizes.vectors), (LANE, sizes.lanes))
+    t = begins(balance(t, i, "r_tile", "r_lo"), i, c(i), "o_i", even=True)
+    t = balance(t, j, "c_lo", "c_lo_element")
+    t = interchange(t, *batch, b(i), b(j), b(k), c(j), c(i), p(k), *inner, p(i), p(j))
+    t = pull_out(t, p(k), *inner)  # INIT and DONE stay in b_k: sunk, guarded
+    t = accumulate(t, c(i))
+    t = carry(t, b(k))
+    own = {x: (x,) for x in inner}
+    if pack:
+        t = promote(t, operand(group, roles.col), j, PACK, PANEL, b(k), [ACC],
+                    {VECTOR: (c(j), "q_j"), a(k): (p(k),), **own, LANE: (LANE,)})  # fmt: skip
+    if fill:
+        t = promote(t, operand(group, roles.row), i, FILL, ROWS, b(k), [ACC],
+                    {a(i): (c(i), p(i)), a(k): (p(k),), **own})  # fmt: skip
+    for axis in (i, j):  # exact loops and masks
+        t = clip(t, axis, *_whole(t, axis))
+    t = clip(t, k, ACC, *[PACK] * pack, *[FILL] * fill)
+    t = clip(t, j, PACK, whole=1) if pack else t  # whole vectors
+    t = clip(t, i, FILL) if fill else t
+    t = assign(t, "task", *batch, b(i), b(j))
+    t = mark(mark(t, MarkName.TASK, (*batch, b(i))[0], ACC), MarkName.KBLOCK, b(k), ACC)
+    t = mark(mark(t, MarkName.MICRO, c(i), ACC, under=True), MarkName.REDUCE, p(k), ACC)
+    t = mark(t, MarkName.PROMOTE, VECTOR, PACK) if pack else t
+    return mark(t, MarkName.FILL, a(i), FILL) if fill else t
+
+
+def _columns(x: CpuTile) -> Size:
+    """Columns of a register tile: as a number where it is one."""
+    vectors, lanes = (V(n).constant for n in (x.vectors, x.lanes) if not isinstance(n, Launch))
+    return "P_j" if vectors is None or lanes is None else vectors * lanes
+
+
+def _whole(t: Scheduled, axis: str) -> list[str]:
+    """The statements that run every digit of an axis, copies left out."""
+    digits = set(t.map.axes[axis])
+    return [n for n, w in t.map.views.items() if digits <= set(w.digits) and w.role is not Role.COPY]
+
+
+def operand(group: Group, iterator: str) -> str:
+    """The array that the accumulation reads along an iterator."""
+    acc = group.backbone
+    found = [x.array for x in read_accesses(acc)[1:] if any(iterator in i.symbols() for i in x.index)]
+    if not found:
+        raise ScheduleError(f"{acc.name} reads nothing along {iterator}", node=acc.name, rule="operands")
+    return found[0]
+
+
+def nest(
+    group: Group,
+    band: Sequence[str],
+    phases: dict[str, int],
+    tiled: bool,
+    across: str | None = None,
+    size: Size | None = None,
+) -> Scheduled:
+    """Element-wise and stitch groups: the shared band as tasks, stages one after another inside (BladeDISC 4).
+
+    ``band``, ``phases``: of the solved matrix. ``tiled``: tasks have tiles of the last iterator of the band (axis t),
+    with ``across`` of that iterator too (axis u); ``size``: elements of a tile, an argument of the kernel when not
+    given. The points of a tile are lanes: they run at once too.
+    """
+    axes = {**({band[-1]: "t"} if tiled else {}), **({across: "u"} if across else {})}
+    t = phased(group, band, [[s.name for s in x] for x in stages(group, tuple(band), phases)], axes)
+    head = [it(x) for x in band if x not in axes]
+    blocks, points = [b(x) for x in axes.values()], [it(x) for x in axes.values()]
+    for x in axes.values():
+        t = begins(tile(t, x, (b, f"B_{x}"), (it, size or Launch(f"P_{x}"))), x, b(x), f"o_{x}")
+        t = clip(t, x, *t.map.views)
+    first, task = group.statements[0].name, [*head, *blocks]
+    t = interchange(t, *task, *points) if tiled else t
+    t = assign(assign(t, "task", *task), "lane", *points)
+    shared = [*task, *points]
+    t = mark(t, MarkName.ROW, shared[-1] if shared else None, first, under=True)
+    t = mark(t, MarkName.TILE, points[0], first) if tiled else t
+    return mark(t, MarkName.TASK, shared[0] if shared else None, first)

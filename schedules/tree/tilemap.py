@@ -1,0 +1,288 @@
+"""The tile map: which element of the group a tile coordinate stands for.
+
+Stated once; the proof, the code generator and the interpreter read it.
+
+An *axis* is an iterator of the group, or several that are aligned. Tiling writes it as a mixed-radix number whose
+*digits*, most significant first, are b, c, p and so on. A *loop* of a statement runs an ordered tuple of digits
+(several as one number, in any order); a statement's *view* is its loops. Sizes of digits may be symbols.
+
+    Lemma (mixed radix). For sizes >= 1 the digits of x >= 0 are unique, every combination of digits below their sizes
+    is an x, and x < y iff digits(x) <lex digits(y).
+
+So equality and order of iterators are equality and lexicographic order of digits: affine whatever the sizes are.
+
+The lemma does not need parts of equal size. Two kinds of uneven parts occur (``balance`` and ``even``): a block's share
+of n tiles, ``[n*b // B, n*(b+1) // B)``, and tiles of nearly equal size, ``[n*c // C, n*(c+1) // C)`` elements. Both
+are consecutive, cover ``[0, n)`` and have at most ``ceil(n/B)`` members, so digits stay unique and their order stays
+the order of elements; only the place where a part begins changes, and that is what ``origins`` and ``shares`` say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, product
+from polydyn.schedules.tree.names import Coord, End, Role
+
+V = Index.of
+
+
+class When(Enum):
+    """When the size of a digit is a number."""
+
+    BUILD = "when the kernel's text is made"
+    LAUNCH = "an argument of the kernel"
+    COUNT = "the most significant digit: ceil(extent / what is below)"
+
+
+@dataclass(frozen=True)
+class Digit:
+    """One digit of an axis. ``size``: a number or an expression; of the top digit its count."""
+
+    axis: str
+    name: str
+    size: Index
+    when: When = When.BUILD
+
+    def __repr__(self) -> str:
+        return f"{self.name}:{self.size}"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of one statement: the digits that it runs, most significant first.
+
+    ``at``: the statement has no such digits; it runs at the first or last of the steps only (the solved shift).
+    """
+
+    coord: Coord
+    digits: tuple[Digit, ...]
+    at: End | None = None
+
+    @property
+    def extent(self) -> Index:
+        """The number of its steps."""
+        return product(d.size for d in self.digits)
+
+
+@dataclass(frozen=True)
+class View:
+    """A statement in tile space.
+
+    ``hidden``: digits that a single instance covers, as one instruction does. ``guard``: (loop, low, short): the
+    statement runs at ``low <= loop < extent - short`` only.
+    """
+
+    loops: tuple[Loop, ...]
+    role: Role
+    hidden: tuple[Digit, ...] = ()
+    guard: tuple[tuple[Coord, int, int], ...] = ()
+
+    def loop(self, coord: Coord) -> Loop | None:
+        """The loop of that name; None when the statement has none."""
+        return next((x for x in self.loops if x.coord == coord), None)
+
+    @property
+    def digits(self) -> tuple[Digit, ...]:
+        """All digits of an instance."""
+        return tuple(d for x in self.loops if not x.at for d in x.digits) + self.hidden
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the tiles of an axis begin. ``tile``: the digit that counts tiles; kernels keep the first element of the
+    current tile in ``symbol``. ``even``: tiles have nearly equal sizes; otherwise each is as large as what is below.
+    """
+
+    tile: Digit
+    symbol: str
+    even: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """A block's nearly equal share of an axis' tiles. ``tiles``: symbol of the first tile, ``elements``: symbol of the
+    first element, in kernels. The loop of the tiles alone counts along the whole axis, not from the block's first one.
+    """
+
+    block: Digit
+    tiles: str
+    elements: str
+
+
+@dataclass(frozen=True)
+class TileMap:
+    """``axes``: digits of each axis, most significant first; ``extents``: of each axis; ``iterators``: (statement,
+    iterator) -> axis; ``views``: statement -> view; ``origins`` and ``shares``: axis -> where its parts begin.
+    ``derived``: iterators of the group before it was rewritten, as functions of iterators that it has now.
+    """
+
+    axes: Mapping[str, tuple[Digit, ...]]
+    extents: Mapping[str, Index]
+    iterators: Mapping[tuple[str, str], str]
+    views: Mapping[str, View]
+    origins: Mapping[str, Origin]
+    shares: Mapping[str, Share]
+    derived: Mapping[str, Index] = field(default_factory=dict)
+
+    # -- what it answers -----------------------------------------------------------------------------------------
+
+    def element(self, statement: str, axis: str, without: Collection[Digit] = ()) -> Index:
+        """The element of an axis that an instance stands for, in the statement's coordinates.
+
+        ``without``: digits that count as 0, which gives the place inside a block, a tile or a buffer. ScheduleError:
+        the statement does not run a digit that counts.
+        """
+        start, digits = self._start(statement, axis, without)
+        values, out, weight = self.values(statement), ZERO, ONE
+        for d in reversed(digits):
+            if d in without:
+                continue
+            if d not in values:
+                raise ScheduleError(f"{statement} has no digit {d} of axis {axis}", node=statement, rule="tile map")
+            out, weight = out + values[d] * weight, weight * d.size
+        return start + out
+
+    def _start(self, statement: str, axis: str, without: Collection[Digit]) -> tuple[Index, tuple[Digit, ...]]:
+        """Where the part begins that an instance is in, and the digits of its place inside the part."""
+        digits, origin, share = self.axes[axis], self.origins.get(axis), self.shares.get(axis)
+        if share is not None and share.block in without and origin is None:
+            return ZERO, digits[1:]
+        if origin is not None and origin.tile not in without:
+            below = digits[digits.index(origin.tile) + 1 :]
+            if self._alone(statement, origin.tile):
+                inside = share is not None and share.block in without
+                return V(origin.symbol) - (share.elements if inside and share else 0), below
+            if share is None or not origin.even:
+                return ZERO, digits
+            at = self._joint(statement, (origin.tile, *below))
+            return at + (0 if share.block in without else share.elements), ()
+        if share is not None and share.block not in without:
+            below = digits[1:]
+            return V(share.tiles) * product(d.size for d in digits[2:]), below
+        return ZERO, digits
+
+    def _alone(self, statement: str, digit: Digit) -> bool:
+        return any(x.digits == (digit,) and not x.at for x in self.views[statement].loops)
+
+    def _joint(self, statement: str, digits: tuple[Digit, ...]) -> Index:
+        """The loop that runs these digits as one number of elements of a block."""
+        for x in self.views[statement].loops:
+            if x.digits == digits:
+                return V(x.coord)
+        raise ScheduleError(f"{statement} has no loop over {digits} as one number", node=statement, rule="tile map")
+
+    def values(self, statement: str) -> dict[Digit, Index]:
+        """Each digit as a function of the statement's coordinates; hidden digits stand for themselves."""
+        view = self.views[statement]
+        out: dict[Digit, Index] = {}
+        first = {self.axes[ax][1]: x.tiles for ax, x in self.shares.items()}
+        for x in (x for x in view.loops if not x.at):
+            rest = V(x.coord) - (first[x.digits[0]] if len(x.digits) == 1 and x.digits[0] in first else 0)
+            for d in reversed(x.digits[1:]):
+                out[d], rest = rest % d.size, rest // d.size
+            if x.digits:
+                out[x.digits[0]] = rest
+        return out | {d: V(d.name) for d in view.hidden}
+
+    def iterator(self, statement: str, name: str) -> Index:
+        """The element of an iterator of the group, in the statement's coordinates."""
+        return self.element(statement, self.iterators[statement, name])
+
+    def environment(self, statement: str) -> dict[str, Index]:
+        """Iterator -> its element, for all iterators of which the statement runs every digit."""
+        run = set(self.views[statement].digits)
+        out = {
+            it: self.element(statement, axis)
+            for (s, it), axis in self.iterators.items()
+            if s == statement and run.issuperset(self.axes[axis])
+        }
+        return out | {it: e.subs(out) for it, e in self.derived.items() if e.symbols() & out.keys()}
+
+    def subscripts(self, statement: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
+        """Subscripts over the group's iterators, in the statement's coordinates."""
+        env = self.environment(statement)
+        return tuple(i.subs(env) for i in index)
+
+    def coordinates(self, statement: str) -> dict[Coord, Index]:
+        """The inverse of ``element``: each coordinate as a function of the axes (by the lemma a bijection).
+
+        Loops at a first or last step have that step. Only for axes without origins and shares of uneven parts.
+        """
+        of: dict[Digit, Index] = {}
+        for axis, digits in self.axes.items():
+            rest = V(axis)
+            for d in reversed(digits[1:]):
+                of[d], rest = rest % d.size, rest // d.size
+            of[digits[0]] = rest
+        out: dict[Coord, Index] = {}
+        for x in self.views[statement].loops:
+            value = ZERO
+            for d in x.digits:
+                value = value * d.size + of[d]
+            out[x.coord] = value if x.at is None else ZERO if x.at is End.FIRST else x.extent - 1
+        return out
+
+    # -- sizes ---------------------------------------------------------------------------------------------------
+
+    def tiles(self, axis: str) -> Index:
+        """The number of tiles of an axis that has shares or an origin."""
+        tile = self.origins[axis].tile if axis in self.origins else self.axes[axis][1]
+        below = product(d.size for d in self.axes[axis][self.axes[axis].index(tile) + 1 :])
+        return self.extents[axis].ceildiv(below)
+
+    def share(self, axis: str, block: Index) -> Index:
+        """The first tile of a block: those of block b are ``[share(b), share(b+1))``."""
+        return self.tiles(axis) * block // self.shares[axis].block.size
+
+    def origin(self, axis: str, tile: Index) -> Index:
+        """The first element of a tile: those of tile c are ``[origin(c), origin(c+1))``."""
+        origin, n = self.origins[axis], self.tiles(axis)
+        if origin.even:
+            return tile * self.extents[axis] // n
+        return tile * product(d.size for d in self.axes[axis][self.axes[axis].index(origin.tile) + 1 :])
+
+    def first(self, axis: str, block: Index) -> Index:
+        """The first element of a block's share of even tiles."""
+        return self.share(axis, block) * self.extents[axis] // maximum(1, self.tiles(axis))
+
+    def sizes(self) -> dict[str, tuple[When, Index]]:
+        """Every digit whose size is no number: when it becomes one, and what it is then."""
+        out: dict[str, tuple[When, Index]] = {}
+        for axis, digits in self.axes.items():
+            below = ONE
+            for d in reversed(digits):
+                if d.size.constant is None:
+                    out[str(d.size)] = d.when, self._count(axis, d, below) if d.when is When.COUNT else d.size
+                below = below * d.size
+        return out
+
+    def _count(self, axis: str, digit: Digit, below: Index) -> Index:
+        n, share = self.extents[axis].ceildiv(below), self.shares.get(axis)
+        if any(x.at and digit in x.digits for w in self.views.values() for x in w.loops):
+            return maximum(1, n)  # the step of a sunk statement exists
+        return n.ceildiv(share.block.size) if share else n
+
+    # -- edits, for transformations --------------------------------------------------------------------------------
+
+    def refine(self, old: Digit, new: tuple[Digit, ...]) -> TileMap:
+        """``old`` as several digits, everywhere; loops stay what they are."""
+
+        def put(ds: tuple[Digit, ...]) -> tuple[Digit, ...]:
+            return tuple(y for d in ds for y in (new if d == old else (d,)))
+
+        views = {
+            n: replace(w, loops=tuple(replace(x, digits=put(x.digits)) for x in w.loops), hidden=put(w.hidden))
+            for n, w in self.views.items()
+        }
+        return replace(self, axes={n: put(ds) for n, ds in self.axes.items()}, views=views)
+
+    def digit(self, axis: str, name: str) -> Digit:
+        """The digit of that name. ScheduleError when the axis has none."""
+        for d in self.axes.get(axis, ()):
+            if d.name == name:
+                return d
+        raise ScheduleError(f"axis {axis} has the digits {self.axes.get(axis)}, no {name}", rule="tile map")
