@@ -91,6 +91,7 @@ def crash():
 def right():
     return first
 print("{not an event}", flush=True)
+say(waiting=True)
 for i, f in list(enumerate([child, hang, crash, right]))[first:]:
     say(begin=i, name=f.__name__)
     say(end=i, ok=True, value=f(), blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", ""))
@@ -183,6 +184,16 @@ def test_our_times_stay_when_torch_fails(folder: Path, monkeypatch: pytest.Monke
     got = compare.compare(here, case, case["shapes"][0], refuses)
     assert got is not None and got["us"] > 0 and got["message"] == "torch: RuntimeError: no softmax_float32"
     assert got.get("ok", True)
+
+
+def test_what_takes_long_says_that_it_waits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", 0.04)
+    with processes.patiently(0.3):
+        time.sleep(0.6)
+    count = capsys.readouterr().out.count('{"waiting": true}')
+    assert 2 <= count <= 31, "and then no more"
 
 
 def test_a_program_that_hangs_is_not_tried_at_other_shapes(capsys: pytest.CaptureFixture[str]) -> None:

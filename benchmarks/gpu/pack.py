@@ -36,7 +36,7 @@ from benchmarks.gpu.programs import BOUNDS, KINDS, Case, groups, models
 from benchmarks.gpu.timed import timed
 from benchmarks.models.inputs import feeds, model_inputs
 from polydyn.build.features import available_cores
-from polydyn.errors import BuildError, PolydynError
+from polydyn.errors import BuildError
 from polydyn.gpu.targets import EMULATED, architectures
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
@@ -72,7 +72,7 @@ def stored(a: Any) -> Any:
 
 
 def write(case: Case, folder: Path, target: str, own: Path | None = None) -> list[dict[str, Any]]:
-    """Compiles a case, and its variants, into the folder; their entries in the list. PolydynError: it does not."""
+    """Compiles a case, and its variants, into the folder; their entries in the list."""
     name = f"{case.kind}-{case.name}"
     program: Any = polydyn.compile(case.model, target=target, options=polydyn.Options(tf32=case.dtype == "tf32"))
     program.save(folder / f"{name}.polydyn")
@@ -130,8 +130,9 @@ def work(options: argparse.Namespace) -> None:
         start, said = time.perf_counter(), ""
         try:
             entries = write(case, options.out, options.target, options.variants)
-        except PolydynError as e:
-            entries, said = [{"name": case.name, "failed": str(e)}], "  is not packed: " + str(e).splitlines()[0]
+        except Exception as e:  # a pack without it beats no pack: it is named, here and in the report of the day
+            why = f"{type(e).__name__}: {e}"
+            entries, said = [{"name": case.name, "failed": why}], f"  is not packed: {why.splitlines()[0]}"
         path.write_text(json.dumps(entries))
         print(f"{case.kind:9} {case.name:28} {time.perf_counter() - start:6.1f} s{said}", flush=True)
 

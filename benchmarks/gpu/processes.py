@@ -52,6 +52,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip", nargs="*", default=[], help=argparse.SUPPRESS)
 
 
+@contextlib.contextmanager
+def patiently(seconds: float) -> Iterator[None]:
+    """Surrounds what may be silent for so long and is no hang, such as another compiler's work."""
+    over, end = threading.Event(), time.monotonic() + seconds
+
+    def speak() -> None:
+        while not over.wait(PATIENCE / 4) and time.monotonic() < end:
+            say({"waiting": True})
+
+    threading.Thread(target=speak, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 def work(jobs: Iterable[Job], first: int, seconds: float, count: int = 10**9, skip: Sequence[str] = ()) -> None:
     """Runs ``count`` cases from ``first`` on, as long as there is time; ends early when the context is lost.
 
@@ -169,6 +185,8 @@ def results(command: Sequence[str], seconds: float, patience: float = PATIENCE) 
                     event |= named(command, first - 1, end, patience)
                 if "left out" not in event:
                     yield {"name": name, **event}
+            elif "waiting" in event:
+                continue
             elif "done" in event:
                 yield {"about": {"cut": event["cut"]}}
                 return

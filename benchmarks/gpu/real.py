@@ -11,11 +11,13 @@ from typing import Any
 from benchmarks.gpu import twins
 from benchmarks.gpu.compare import bound_us, host_us
 from benchmarks.gpu.costs import launches
-from benchmarks.gpu.processes import Job
+from benchmarks.gpu.processes import Job, patiently
 from benchmarks.gpu.stage import Result, Stage, text, torch_error, torch_times
 from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.errors import DeviceLostError
 
+COMPILING = 120.0
+"""Seconds that a first call of torch may take."""
 EACH = 5
 """Calls of torch that are timed one after the other."""
 
@@ -80,7 +82,8 @@ def torchs(
     tensors = [torch.from_dlpack(a) for a in arrays.values()]
     with torch.no_grad():
         start = time.perf_counter()
-        want = theirs(*tensors)
+        with patiently(COMPILING):
+            want = theirs(*tensors)
         torch.cuda.synchronize()
         first = time.perf_counter() - start
         wrong = torch_error(torch, torch.from_dlpack(got), want)
