@@ -192,6 +192,6 @@ def _taken(
     """What is taken of ranked candidates and why, then the others."""
     (least, _, taken), *others = ranked
     equal = sum(cost == least for cost, _, _ in others)
-    why = f"the least of {len(ranked)}" if others else "the only candidate here"
+    why = f"the least of the {len(ranked)} that may run" if others else "the only candidate here"
     yield f"taken: {names[taken]}, {estimate(taken)}, {why}" + (f", the first of {equal + 1} equal ones" * bool(equal))
     yield from (f"{names[k]}: {estimate(k)}" for _, _, k in others)

@@ -311,7 +311,8 @@ def test_a_measured_decision_leaves_out_tiles_that_are_no_rivals(tmp_path: Path)
     assert few == every - tiles[1] and many == every - tiles[0] and all(tiles)
     for m in (16, 64, 65, 1000):
         assert choose(launch, {"M": m, "nth": A100.multiprocessors}, A100).name not in tiles[m <= 64]
-    assert "M = 16 <= 64" in polydyn.compile(linear("float16"), target="cuda:sm_80", records=records).explain(M=16).details()
+    program = polydyn.compile(linear("float16"), target="cuda:sm_80", records=records)
+    assert "M = 16 <= 64" in program.explain(M=16).details()
 
 
 def test_a_group_that_no_tile_fits_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

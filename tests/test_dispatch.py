@@ -34,7 +34,7 @@ def test_explain_shows_path_estimates_and_barred_kernels() -> None:
     assert explain(d, {"L": 18}, "abc", " ns") == (
         "L = 18 > 16", f"taken: b, 36 ns, {here}", "a: guard does not hold", f"c: no estimate, {away}",
     )  # fmt: skip
-    assert explain(d, {"L": 20}, "abc")[1:3] == ("taken: a, 20, the least of 2", "b: 40")
+    assert explain(d, {"L": 20}, "abc")[1:3] == ("taken: a, 20, the least of the 2 that may run", "b: 40")
 
 
 def test_barred_kernels_are_not_taken() -> None:
@@ -42,7 +42,7 @@ def test_barred_kernels_are_not_taken() -> None:
     assert choose(d, {"L": 20}) == 0 and choose(d, {"L": 20}, {0}) == 1
     said = explain(d, {"L": 20}, "abc", barred={0: "it needs more"})
     assert said[:2] == ("not a: it needs more", "L = 20 > 16")
-    assert said[2] == "taken: b, 40, the least of 2, the first of 2 equal ones"
+    assert said[2] == "taken: b, 40, the least of the 2 that may run, the first of 2 equal ones"
     for barred in ({2}, {0, 1, 2}):
         with pytest.raises(ScheduleError, match="no kernel may be launched"):
             choose(d, {"L": 7}, barred)

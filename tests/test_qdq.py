@@ -79,7 +79,7 @@ def test_a_layer_between_quantizations_is_one_integer_product() -> None:
     feeds = [{"x": floats(n, 34)} for n in SIZES]
     plan = exactly(m, *feeds, target=target)
     (product,) = (launch for launch in plan.launches if launch.kind == "contract")
-    assert "pd_dot2_add" in next(k.text for k in plan.kernels if k.name == product.kernel)
+    assert "pd_dot2_add" in next(k.text for k in plan.kernels if k.name == product.candidates[0].kernel)
     program = build_program(plan, target=target, threads=1)
     for f in feeds[1:]:
         nearly(program.run(f)[graph.outputs[0]], onnxruntime_of(m, f), 0.03)
@@ -387,7 +387,7 @@ def test_long_epilogues(columns: int, target: str) -> None:
     m.graph.output.append(onnx.ValueInfoProto(name="first"))
     plan = plan_program(m, target=target)
     (contract,) = plan.launches[:1]
-    notes = [n for k in plan.kernels if k.name == contract.kernel for n in k.notes]
+    notes = [n for k in plan.kernels if k.name == contract.candidates[0].kernel for n in k.notes]
     assert any("epilogue apart" in n for n in notes), MOST_OPERATIONS
     program, graph, checked = build_program(plan, target=target, threads=2), rewritten(m), None
     for n in (*SIZES, 8, 9):

@@ -45,11 +45,13 @@ class Kernels(Generic[K]):
 class Target(ABC, Generic[K]):
     """A target of ``polydyn.compile``.
 
-    ``name``: as the user says it. ``machine``: where its programs run, ``cpu`` or ``cuda`` (``HostPlan.place``).
-    ``unused``: passes of the fusion pipeline that it has no use for. ``K``: a kernel that is generated for it.
+    ``name``: as the user says it. ``machine``: where its programs run, ``cpu`` or ``cuda`` (``HostPlan.place``);
+    ``on_device``: whether that is a device. ``unused``: passes of the fusion pipeline that it has no use for. ``K``: a
+    kernel that is generated for it.
     """
 
     machine: str
+    on_device = False
     unused: frozenset[str] = frozenset()
 
     def __init__(self, name: str, options: Options) -> None:
@@ -64,7 +66,7 @@ class Target(ABC, Generic[K]):
 
     def fuse(self, graph: Graph) -> FusionPlan:
         """The groups that become kernels, and why."""
-        return fusion_plan(graph, self.without, cuda=self.machine == "cuda")
+        return fusion_plan(graph, self.without, cuda=self.on_device)
 
     @abstractmethod
     def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder[K]:

@@ -32,6 +32,7 @@ class Cuda(Target[CudaKernel]):
     """Kernels in CUDA; every launch has several, and the host program takes one for each shape."""
 
     machine = "cuda"
+    on_device = True
     unused = frozenset({"layout", "widen", "prologue", "horizontal"})
 
     def __init__(self, name: str, options: Options) -> None:

@@ -51,7 +51,7 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
     units = kernel_units(plan)
     built: Images | None = None
     more: dict[str, Any] = {}
-    if plan.place != "cpu":
+    if plan.on_device:
         built = build_images([(k.name, k.arch) for k in plan.kernels], units | plan.headers, architectures(target))
         device = device_of(target)
         plan = estimated(plan, device, built.resources)
@@ -63,7 +63,7 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
         more["constants"] = {n: {"offset": o, "bytes": plan.constants[n].nbytes} for n, o in offsets.items()}
     host = host_program(plan, offsets, int(weights.size))
     files = sources(plan.place) | plan.headers | {"host.c": host.text} | units
-    library = build_library(*_split(files), host_target(target))
+    library = build_library(*_split(files), host_target(target, plan.on_device))
     artifact = Artifact(_manifest(plan, host) | _made(library, target) | more, files, library.data, weights)
     return (artifact if built is None else with_images(artifact, built)), library.compiled
 
@@ -76,9 +76,9 @@ def _device(h: Hardware) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def host_target(target: str) -> str:
+def host_target(target: str, on_device: bool) -> str:
     """What the library with the host program is compiled for: on a device, any processor of this architecture."""
-    return "cpu:baseline" if is_cuda(target) else target
+    return "cpu:baseline" if on_device else target
 
 
 def _made(library: Library, target: str) -> dict[str, Any]:
@@ -108,11 +108,12 @@ def rebuild(path: str | os.PathLike[str], to: str | os.PathLike[str], target: st
     BuildError: a program for a device cannot become one for the CPU, nor the other way round.
     """
     old = read_artifact(path, check_machine=False)
-    if is_cuda(target) != ("cuda" in old.manifest):
+    on_device = "cuda" in old.manifest
+    if is_cuda(target) != on_device:
         raise BuildError(f"{path} is for {old.manifest['target']}, not for {target}", remedy="compile the model again")
-    library = build_library(*_split(dict(old.sources)), host_target(target))
+    library = build_library(*_split(dict(old.sources)), host_target(target, on_device))
     new = Artifact(dict(old.manifest) | _made(library, target), old.sources, library.data, old.weights)
-    if is_cuda(target):
+    if on_device:
         kernels = [(k["name"], k["arch"]) for k in old.manifest["kernels"]]
         new = with_images(new, build_images(kernels, old.sources, architectures(target)))
     write_artifact(new, to)
@@ -126,7 +127,7 @@ def _split(files: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
 
 def kernel_units(plan: HostPlan) -> dict[str, str]:
     """Translation units (file name -> C text) with a plan's kernels; on a device, a CUDA file for each."""
-    if plan.place != "cpu":
+    if plan.on_device:
         return {f"{k.name}.cu": k.text for k in plan.kernels}
     units = {}
     includes = "\n".join(["#include <stdint.h>", *(f'#include "{h}"' for h in plan.headers)])
@@ -160,8 +161,8 @@ def _index_checks(plan: HostPlan) -> list[dict[str, Any]]:
     return [_index_check(c) | ({"launch": looking[c]} if c in looking else {}) for c in known]
 
 
-def _kernel(k: KernelSource, place: str) -> dict[str, Any]:
-    return {"name": k.name, "digest": k.digest, "notes": list(k.notes)} | ({} if place == "cpu" else {"arch": k.arch})
+def _kernel(k: KernelSource, on_device: bool) -> dict[str, Any]:
+    return {"name": k.name, "digest": k.digest, "notes": list(k.notes)} | ({"arch": k.arch} if on_device else {})
 
 
 def _launch(launch: Launch, decisions: dict[Decision, int]) -> dict[str, Any]:
@@ -241,7 +242,7 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         "symbols": [{"symbol": s.symbol, "input": s.input, "axis": s.axis} for s in plan.sources],
         "dims": {name: sizes.to_json() for name, sizes in sorted(plan.dims.items())},
         "guards": [_guard(g) for g in plan.guards],
-        "kernels": [_kernel(k, plan.place) for k in plan.kernels],
+        "kernels": [_kernel(k, plan.on_device) for k in plan.kernels],
         "launches": launches,
         "decisions": list(map(decision_to_json, decisions)),
         "waves": [len(r) for r in wave_ranges(plan)],

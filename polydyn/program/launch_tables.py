@@ -36,12 +36,12 @@ def launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) 
     functions: list[str] = []
     before = values.lines
     for k, (launch, sizes) in enumerate(zip(plan.launches, numbers, strict=True)):
-        if plan.place != "cpu":
+        if plan.on_device:
             values.lines = []
         first = len(rows.candidates)
         choice = rows.add(launch)
         name = "0"
-        if plan.place != "cpu":
+        if plan.on_device:
             name = f"choose_{k}"
             functions.append(evaluation_function(name, values.lines))
         taken = f"{len(rows.candidates) - first}, {first}, {choice}, {name}"
@@ -71,7 +71,7 @@ class _Rows:
     """The table of candidates, and those it points into."""
 
     def __init__(self, plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> None:
-        self.values, self.order, self.place = values, {**order, WORKSPACE: -1}, plan.place
+        self.values, self.order, self.on_device = values, {**order, WORKSPACE: -1}, plan.on_device
         self.kernels = {k.name: i for i, k in enumerate(plan.kernels)}
         self.candidates: list[str] = []
         self.buffers: list[str] = []
@@ -124,13 +124,12 @@ class _Rows:
 
     def tables(self) -> Tables:
         """All of them; those of devices alone where there are any."""
-        on_cpu = self.place == "cpu"
         return {
-            "kernels": ("pd_named_kernel", [f"{{{n if on_cpu else 0}, {quote(n)}}}" for n in self.kernels]),
+            "kernels": ("pd_named_kernel", [f"{{{0 if self.on_device else n}, {quote(n)}}}" for n in self.kernels]),
             "launch_buffers": ("int32_t", self.buffers),
             "launch_symbols": ("int32_t", self.symbols),
             "candidates": ("pd_candidate", self.candidates),
-        } | ({} if on_cpu else {"maps": ("pd_tensor_map", self.maps), "map_sizes": ("int32_t", self.sizes)})
+        } | ({"maps": ("pd_tensor_map", self.maps), "map_sizes": ("int32_t", self.sizes)} if self.on_device else {})
 
 
 def _evaluated(first: Candidate) -> Iterator[Index]:

@@ -211,6 +211,11 @@ class HostPlan:
     dims: Mapping[str, Sizes] = field(default_factory=dict)
     waves: tuple[int, ...] = ()
     place: str = "cpu"
-    """Where it runs: ``cpu``, or ``cuda`` (candidates then have a ``Block``)."""
+    """Where it runs, a key of ``polydyn.program.runtime.PLACES``."""
     device_checks: tuple[DeviceCheck, ...] = ()
     """On a device, by launch."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it runs on a device: candidates then have a ``Block``."""
+        return self.place != "cpu"

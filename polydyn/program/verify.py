@@ -66,19 +66,19 @@ def _verify_device_checks(plan: HostPlan, symbols: frozenset[str]) -> None:
         words = plan.buffers.get(d.status)
         inside = 0 <= d.launch < len(plan.launches) and d.status in plan.launches[d.launch].buffers
         kept = words is not None and (words.dtype, words.role) == ("int64", "intermediate")
-        if plan.place != "cuda" or not inside or not kept:
+        if not plan.on_device or not inside or not kept:
             raise PolydynError(f"{place} has no launch that writes its words", tensor=d.status)
         if not -1 <= c.launch < len(plan.launches) or (d.scanned and (c not in plan.index_checks or c.launch < 0)):
             raise PolydynError(f"{place} is not one of the host's", tensor=c.buffer)
     scanned = [d.check for d in plan.device_checks if d.scanned]
-    for c in plan.index_checks if plan.place == "cuda" else ():
+    for c in plan.index_checks if plan.on_device else ():
         if c not in scanned or c.buffer not in plan.inputs:
             raise PolydynError(f"the check '{c.message}' is not made on the device", tensor=c.buffer)
 
 
 def _verify_architectures(plan: HostPlan) -> None:
     """An architecture is a device's."""
-    wrong = next((k for k in plan.kernels if bool(k.arch) != (plan.place == "cuda")), None)
+    wrong = next((k for k in plan.kernels if bool(k.arch) != plan.on_device), None)
     if wrong is not None:
         raise PolydynError(f"the kernel {wrong.name} is for {wrong.arch or 'no device'}, the plan for {plan.place}")
 
@@ -172,7 +172,7 @@ def _verify_candidate(
     _only((*c.symbols, c.tasks, c.scratch, *sides), symbols, place)
     if any(relation not in RELATIONS for _, relation, _ in c.conditions):
         raise PolydynError(f"{place} has an unknown condition")
-    if (c.block is None) != (plan.place == "cpu"):
+    if (c.block is None) == plan.on_device:
         raise PolydynError(f"{place} is for another place than {plan.place}")
     if c.block is None:
         if c.conditions:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polydyn.backends import Options
+from polydyn.backends import Options, target_of
 from polydyn.build.features import available_cores
 from polydyn.errors import Declined
-from polydyn.gpu.targets import is_cuda
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.searches import declined_record, search_record
@@ -26,6 +25,9 @@ from polydyn.tuning.space import EmptySpaceError
 from polydyn.tuning.strategy import strategy as strategy_of
 
 __all__ = ["TRIALS", "PlacedTask", "Progress", "Seen", "TunedGroup", "tasks_of", "tune"]
+
+SIDES: dict[str, Callable[[str, int], Side[Any]]] = {"cpu": CpuSide, "cuda": CudaSide}
+"""Where a target's programs run -> what measures its kernels, of a target's name and a number of threads."""
 
 TRIALS = 64
 """Tuples explored for each group by default: about 20 s of building and measuring on two cores."""
@@ -86,7 +88,7 @@ def tune(
     """
     options = options or Options()
     row = strategy_of(options.strategy)
-    side: Side[Any] = CudaSide(target) if is_cuda(target) else CpuSide(target, threads or available_cores())
+    side = SIDES[target_of(target, options).machine](target, threads or available_cores())
     tasks = side.tasks(import_model(model, dims), options)
     start = time.monotonic()
     done = []

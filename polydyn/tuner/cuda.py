@@ -53,7 +53,8 @@ def find_device(target: str) -> tuple[Device, bool]:
 class CudaSide(Side[CudaTask]):
     """The device of a target. UnsupportedError: the target is not one architecture."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, threads: int = 1) -> None:
+        """``threads``: as for every ``Side``; a device has its own."""
         self.target = target
         self.device, there = find_device(target)
         super().__init__(hardware_of(self.device), CUDA_TIMER if there else None)
