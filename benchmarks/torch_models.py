@@ -1,4 +1,4 @@
-"""torch.compile(backend="polydyn", dynamic=True) beside eager torch and Inductor: ``python -m benchmarks.torch_models``.
+"""torch.compile(backend="polydyn", dynamic=True) beside eager and Inductor: ``python -m benchmarks.torch_models``.
 
 Models of transformers with random weights: seven transformers and three networks for images, at ten shapes each. Every
 result is compared with eager torch; the number of programs, graphs and graphs that ran as torch has them is printed.
