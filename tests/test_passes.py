@@ -317,6 +317,7 @@ def test_several_threads_get_pieces_where_dividing_costs_nothing() -> None:
     assert pieces((1, 2), (40, 64)) == (1, 2 * PIECES) and pieces((1, 2), (20, 6)) == (1, 6), "columns"
     assert pieces((2, 1), (400, 64)) == (2, PIECES), "columns of both blocks of rows"
     assert pieces((2, 1), (400, 2)) == (8, 2) and pieces((2, 1), (40, 2)) == (2, 2), "then rows, if there are many"
+    assert pieces((2, 48), (16, 48), threads=64) == (4, 48), "three tasks each, not one or two"
     assert pieces((2, 1), (400, 2), packs=True) == (2, 2), "but columns are not packed again"
     assert pieces((1, 1), (40, 16), others=12) == (1, 2) and pieces((1, 1), (40, 16), others=16) == (1, 1), "batches"
     assert pieces((1, 2), (40, 64), work=2 * PIECE) == (1, 2) and pieces((1, 2), (40, 64), work=6 * PIECE) == (1, 6)
