@@ -30,7 +30,7 @@ from rich.progress import track
 from benchmarks import record
 from benchmarks.ops import models
 from benchmarks.strategies import loops
-from polydyn.compiler import cpu_target
+from polydyn.backends.cpu import cpu_target
 from polydyn.dispatch.tree import features_of, fit_classifier, fit_tree
 from polydyn.schedules.decision import Decision, choose
 from polydyn.tuner import PlacedTask, tasks_of

@@ -23,8 +23,8 @@ from typing import Any
 from benchmarks import record
 from benchmarks.machines import V100
 from benchmarks.ops import models
+from polydyn.backends.cpu import cpu_target
 from polydyn.codegen.cuda_contract import FMA_TILES
-from polydyn.compiler import cpu_target
 from polydyn.dispatch.combine import Cover, combine
 from polydyn.tuner import tasks_of
 from polydyn.tuner.bench import CpuBench

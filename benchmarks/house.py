@@ -123,7 +123,7 @@ def measure(root: Path) -> dict[str, object]:
 
 LAUNCHED = {
     "Kernel", "CudaKernel", "KernelSource", "Variant", "Version", "Choice", "Alternatives", "PlacedKernel",
-    "PlacedCuda", "TunedBuilders", "Kept", "Candidate", "Placed",
+    "PlacedCuda", "TunedBuilders", "Kept", "Candidate", "Block", "Placed",
 }  # fmt: skip
 """Names that such types had or have."""
 

@@ -22,7 +22,7 @@ from benchmarks.models import inputs
 from polydyn.compiler import plan_program
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
-from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
+from polydyn.program.plan import Buffer, Candidate, HostPlan, KernelSource, Launch
 from polydyn.program.program import Program
 from polydyn.schedules.index import Index
 
@@ -44,11 +44,16 @@ def stubbed(launches: int, work: int) -> HostPlan:
     buffers["mask"] = Buffer("mask", "int64", (B, L), "input")
     rows = [
         Launch(
-            "stub",
-            (names[i], "mask", names[i + 1]),
-            (B, L * (i % 7 + 1), B * L, (L + i % 16).ceildiv(16), Index.of("nth"), (B * L).ceildiv(i % 5 + 2)),
-            tasks=B * (L + i % 16).ceildiv(16),
-            scratch=L * 64,
+            (
+                Candidate(
+                    "stub",
+                    (names[i], "mask", names[i + 1]),
+                    (B, L * (i % 7 + 1), B * L, (L + i % 16).ceildiv(16), Index.of("nth"), (B * L).ceildiv(i % 5 + 2)),
+                    tasks=B * (L + i % 16).ceildiv(16),
+                    scratch=L * 64,
+                ),
+            ),
+            elements=B * L * (i % 7 + 1),
             work=Index.of(work),
         )
         for i in range(launches)

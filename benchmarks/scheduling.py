@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from benchmarks import record
+from polydyn.backends.cpu import cpu_target
 from polydyn.codegen.cpu_attention import AttentionKernel
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_dot import DotKernel
@@ -30,19 +31,18 @@ from polydyn.codegen.isl_ast import forget as forget_trees
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget
 from polydyn.codegen.passes.bind import bind
-from polydyn.compiler import cpu_target
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import AttentionGroup
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.kernels import Form, KernelBuilder
+from polydyn.schedules import prove as one_proof
 from polydyn.schedules.dependence import Dependences, analyse
 from polydyn.schedules.dependence import forget as forget_dependences
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.polyhedra import context
-from polydyn.schedules.proof import prove_contract, prove_nest
 from polydyn.schedules.proof_attention import prove_attention
 from polydyn.schedules.proof_gpu import check_tile
 from polydyn.schedules.schedule import schedule_attention, schedule_contract, schedule_nest
@@ -93,7 +93,8 @@ def measure(path: str, target: CpuTarget, rounds: int) -> dict[str, Any]:
     builder = KernelBuilder(plan, target)
     for g in plan.groups:  # the process is warm after that
         builder.place(g)
-    groups = [{"kernel": builder.kernels[k].name, **cost(f, target, rounds)} for k, f in builder.forms.items()]
+    forms = builder.forms.items()
+    groups = [{"kernel": builder.placed[k].kernels[0].name, **cost(f, target, rounds)} for k, f in forms]
     print(f"{Path(path).stem:<14} {summary(groups)}", flush=True)
     return {"model": Path(path).stem, "groups": groups}
 
@@ -114,7 +115,7 @@ def cost(form: Form, target: CpuTarget, rounds: int) -> dict[str, object]:
     once: Times = {}
     tile: Times = {}
     for _ in range(rounds):
-        for f in (forget_trees, forget_flows, forget_dependences):
+        for f in (forget_trees, forget_flows, one_proof.forget, forget_dependences):
             f()
         clock, again = _Clock(), _Clock()
         candidate = _once(form, target, clock)
@@ -140,9 +141,8 @@ def _once(form: Form, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
         def contraction() -> ContractKernel:
             return build("contract", group, roles, target, packed, fill=fill)
 
-        kernel = contraction()
-        tiled, tiles = kernel.tree(), kernel.tiles()
-        clock("proof", lambda: prove_contract(group, roles, tiled, tiles, deps))
+        schedule = contraction().schedule
+        clock("proof", lambda: one_proof.prove(schedule))
         clock("tree", lambda: generate(contraction().tree()))
         return lambda: contraction().build()
     return _nest(group, deps, target, clock)
@@ -154,9 +154,9 @@ def _nest(group: Group, deps: Dependences, target: CpuTarget, clock: _Clock) -> 
     def nest() -> NestKernel:
         return NestKernel("nest", group, s.band, s.phases, target)
 
-    tiled = nest().tree()
-    clock("proof", lambda: prove_nest(group, tiled, s.band, s.phases, deps))
-    clock("tree", lambda: generate(tiled))
+    schedule = nest().schedule
+    clock("proof", lambda: one_proof.prove(schedule))
+    clock("tree", lambda: generate(schedule.tiled()))
     return lambda: nest().build()
 
 

@@ -43,15 +43,15 @@ from benchmarks.limits import Limits, measure
 from benchmarks.models.inputs import Shape, feeds
 from benchmarks.ops import models
 from benchmarks.rows import Row, name_shape
-from polydyn.compiler import host_plan, place_kernels
+from polydyn.backends import Options
+from polydyn.backends.cpu import Cpu
+from polydyn.backends.launches import host_plan
 from polydyn.fusion.plan import FusedGroup
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Graph, iterators
-from polydyn.lowering.aliases import without_reshapes
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import Buffer, HostPlan, Launch, size_bytes
 from polydyn.program.program import LaunchTime, Program
-from polydyn.program.waves import join_waves
 from polydyn.schedules.expr import Op, walk
 from polydyn.schedules.index import product
 
@@ -128,7 +128,7 @@ def work_of(
         sum(map(touched, launch.writes)),
         calls,
         filled(last_extent(graph, group, env), lanes),
-        launch.tasks.evaluate(env),
+        launch.candidates[0].tasks.evaluate(env),
     )
 
 
@@ -257,11 +257,12 @@ class Profiled:
     """A model compiled once: its program, its host plan, and the fused group behind every launch."""
 
     def __init__(self, path: str, threads: int) -> None:
-        rewritten, builder, placed = place_kernels(import_model(path))
-        placed, _ = without_reshapes(builder.plan, placed)
-        self.graph, self.lanes = builder.plan.graph, builder.target.width
-        self.groups = {f"{p.fused.kind} {p.fused.outputs[0]}": p.fused for p in placed}
-        self.plan: HostPlan = join_waves(host_plan(builder.plan, placed, builder.target, rewritten))
+        backend = Cpu("cpu", Options())
+        rewritten = backend.rewrite(import_model(path))
+        kernels = backend.place(backend.builder(backend.fuse(rewritten)))
+        self.graph, self.lanes = kernels.plan.graph, backend.processor.width
+        self.groups = {f"{p.fused.kind} {p.fused.outputs[0]}": p.fused for p in kernels.placed}
+        self.plan: HostPlan = host_plan(rewritten, kernels, backend)
         self.program: Program = build_program(self.plan, threads=threads)
 
     @property

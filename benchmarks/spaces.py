@@ -23,7 +23,7 @@ from rich.progress import track
 
 from benchmarks import record
 from benchmarks.ops import models
-from polydyn.compiler import cpu_target
+from polydyn.backends.cpu import cpu_target
 from polydyn.tuner import tasks_of
 from polydyn.tuner.bench import CpuBench
 from polydyn.tuner.calibrate import machine

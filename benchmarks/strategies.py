@@ -35,9 +35,9 @@ from benchmarks.ops import models
 from benchmarks.oracle import Oracle, pool_of
 from benchmarks.protocol import Contestant
 from benchmarks.selection import nanoseconds
+from polydyn.backends.cpu import cpu_target
 from polydyn.build.cache import cache_dir
 from polydyn.build.eviction import BLOCKS
-from polydyn.compiler import cpu_target
 from polydyn.dispatch.build import Dispatch, build_dispatch
 from polydyn.schedules.decision import choose
 from polydyn.tuner import PlacedTask, tasks_of

@@ -22,15 +22,17 @@ import onnx
 
 from benchmarks import record
 from benchmarks.ops import models
+from polydyn.backends import Options as PlanOptions
+from polydyn.backends.cpu import Cpu, cpu_target
 from polydyn.build.compiler import build_library
 from polydyn.codegen.cpu_attention import AttentionKernel
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.kernel import CpuTarget, Kernel
-from polydyn.compiler import cpu_target, place_kernels
 from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import AttentionGroup
-from polydyn.lowering.kernels import KernelBuilder, PlacedKernel, bind
-from polydyn.program.evaluation import THREADS
+from polydyn.lowering.kernels import KernelBuilder
+from polydyn.lowering.place import Placed
+from polydyn.program.symbols import THREADS
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import Index, product
 from polydyn.schedules.model import Group
@@ -55,14 +57,14 @@ class Option:
     launch: Mapping[str, Index]
 
 
-def tiles(builder: KernelBuilder, placed: PlacedKernel) -> Iterator[Option]:
+def tiles(builder: KernelBuilder, placed: Placed[Kernel]) -> Iterator[Option]:
     """An element-wise group with other numbers of elements in a task, the fixed one first."""
-    fixed = int(placed.kernel.launch["P_t"])
+    fixed = int(placed.kernels[0].launch["P_t"])
     for n in dict.fromkeys((fixed, *TILES)):
-        yield Option(n, placed.kernel, placed.kernel.launch | {"P_t": Index.of(n)})
+        yield Option(n, placed.kernels[0], placed.kernels[0].launch | {"P_t": Index.of(n)})
 
 
-def row_blocks(builder: KernelBuilder, placed: PlacedKernel) -> Iterator[Option]:
+def row_blocks(builder: KernelBuilder, placed: Placed[Kernel]) -> Iterator[Option]:
     """An attention with other numbers of rows in a block, the fixed one first."""
     form = builder.forms[placed.key]
     assert isinstance(form, AttentionGroup)
@@ -86,7 +88,7 @@ def column_sums() -> onnx.ModelProto:
     return models.model("column_sums", [node], {"x": ["R", 768]}, {"axes": np.array([0])})
 
 
-Options = Callable[[KernelBuilder, PlacedKernel], Iterator[Option]]
+Options = Callable[[KernelBuilder, Placed[Kernel]], Iterator[Option]]
 SIZES = (8, 32, 128, 512, 2048)
 """Fewer rows take less than the clock can tell apart."""
 WORK: tuple[tuple[str, Options, onnx.ModelProto, Sequence[Shape]], ...] = (
@@ -102,11 +104,11 @@ WORK: tuple[tuple[str, Options, onnx.ModelProto, Sequence[Shape]], ...] = (
 
 
 def arguments(
-    option: Option, placed: PlacedKernel, library: str, which: int, shape: Shape, threads: int
+    option: Option, placed: Placed[Kernel], library: str, which: int, shape: Shape, threads: int
 ) -> dict[str, Any]:
     """What the timing worker needs for a launch."""
     env = {n: Index.of(i.evaluate(shape)) for n, i in placed.lowered.params.items()} | {THREADS: Index.of(threads)}
-    env |= {n: bind(env, i) for n, i in option.launch.items()}
+    env |= {n: i.subs(env) for n, i in option.launch.items()}
     number = {n: int(i) for n, i in env.items()}
     arrays = placed.lowered.group.arrays
     sizes = {n: product(arrays[n].shape).evaluate(number) * ITEMSIZE[arrays[n].dtype] for n in option.kernel.buffers}
@@ -118,7 +120,7 @@ def arguments(
 
 
 def times(
-    options: Sequence[Option], placed: PlacedKernel, shapes: Sequence[Shape], threads: int, workers: Workers
+    options: Sequence[Option], placed: Placed[Kernel], shapes: Sequence[Shape], threads: int, workers: Workers
 ) -> npt.NDArray[np.float64]:
     """Least seconds of every option (rows) at every shape (columns)."""
     kernels = list({o.kernel.name: o.kernel for o in options}.values())
@@ -142,8 +144,9 @@ def main() -> None:
     print(f"{'':50}{'fixed':>7}{'mean':>7}{'worst':>7}   best one (mean, worst)   best at each shape")
     with Workers(TIMER) as workers:
         for name, make, model, shapes in WORK:
-            _, builder, everything = place_kernels(import_model(model))
-            placed = max(everything, key=lambda p: len(p.fused.nodes))
+            backend = Cpu("cpu", PlanOptions())
+            builder = backend.builder(backend.fuse(backend.rewrite(import_model(model))))
+            placed = max(backend.place(builder).placed, key=lambda p: len(p.fused.nodes))
             choices = list(make(builder, placed))
             table = times(choices, placed, shapes, options.threads, workers)
             over = table / table.min(0)

@@ -18,7 +18,7 @@ from polydyn.codegen.lower import Lowering, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.tiles import balance, task_count, tasks, variants
 from polydyn.codegen.pipeline import Step, loops, names_of, run
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.tile_flow import ContractTiles
@@ -29,12 +29,8 @@ FIRST_ROW = "o_i"
 V = Index.of
 
 
-class SeparateKernels(CodegenError):
-    """The group is better run as three kernels; says why."""
-
-
 class AttentionKernel:
-    """Builds the kernel of one attention group. SeparateKernels when the values operand is not of unit stride."""
+    """Builds the kernel of one attention group, where nothing is ``declined``."""
 
     def __init__(
         self, name: str, group: Group, parts: AttentionParts, target: CpuTarget, packed: frozenset[str]
@@ -44,9 +40,14 @@ class AttentionKernel:
         rows = free.plan.rows
         self.scores = ContractKernel(name, parts.scores, parts.score_roles, target, packed, rows, "1")
         self.values = ContractKernel(name, parts.values, parts.value_roles, target, packed, rows, "2")
-        if self.values.plan.promote:
-            raise SeparateKernels("the values of an attention are not of unit stride along their columns")
         self.nest = NestKernel(name, parts.rows, parts.row_prefix, parts.phases, target, rows=True, flight=FLIGHT)
+
+    @property
+    def declined(self) -> Declined | None:
+        """Why the group is better run as three kernels; None when it is not."""
+        if not self.values.plan.promote:
+            return None
+        return Declined("the values of an attention are not of unit stride along their columns")
 
     def tree(self) -> TiledGroup:
         """The tile-space tree that the kernel is generated from."""

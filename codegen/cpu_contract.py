@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from polydyn.codegen.cpu_emit import bound_names, emit
 from polydyn.codegen.cpu_plan import REDUCTION_BLOCK, ROW_UNROLL, ContractTuple, Plan
@@ -27,6 +27,7 @@ from polydyn.codegen.passes.tiles import allocated, balance, clip, flatten_loops
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.pipeline import Step, loops, names_of, run
+from polydyn.codegen.places import Places
 from polydyn.codegen.shares import (
     SHARED_ELEMENTS,
     STREAMED,
@@ -36,15 +37,33 @@ from polydyn.codegen.shares import (
     rows_for_all,
     rows_that_stay,
 )
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Load, Value, loads, neutral, symbols_of
-from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum, product
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tile_flow import ContractTiles
-from polydyn.schedules.tiling import Roles, TiledGroup, contract_tree
+from polydyn.schedules.tiling import Roles, TiledGroup
+from polydyn.schedules.tree.names import LANE, Coord, a, b, c, extent, p
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import (
+    ACC,
+    FILL,
+    INIT,
+    LOAD,
+    PACK,
+    PANEL,
+    ROWS,
+    SAVE,
+    SUMS,
+    VECTOR,
+    CpuTile,
+    cpu_product,
+)
 
 CHAINS = 4
 """Sums that hide the latency of an addition, twice as many of narrow vectors; fewer accumulators get so many in all."""
+_KNOWN = (b("k"), p("k"), a("k"), LANE)
+"""Loops whose extents are known when the kernel is built, for all its variants."""
 V = Index.of
 
 
@@ -165,13 +184,17 @@ class ContractKernel:
 
     # -- lowering ------------------------------------------------------------------------------------------------
 
-    def _env(self, a: Mapping[str, Index]) -> dict[str, Index]:
-        r = self.roles
-        env = {x: a[x] for x in (*r.batch, *r.inner) if x in a}
-        env[r.row] = V("o_i") + a.get("p_i", ZERO)
-        env[r.col] = a["c_j"] * self.nr + a["p_j"]
-        env[r.block] = a.get("b_k", ZERO) * self.plan.block + a.get("p_k", ZERO)
-        return env
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map: what the loops are, and where an instance is in the group and in the kernel's buffers."""
+        p = self.plan
+        sizes = CpuTile(p.rows, p.vectors, self.width, p.block, 1 if p.blocks == ONE else "B_k")
+        return cpu_product(self.group, self.roles, sizes, p.promote, p.fill)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where instances are."""
+        return Places(self.schedule)
 
     @property
     def nr(self) -> int:
@@ -181,42 +204,43 @@ class ContractKernel:
     def _table(self, nr: int) -> dict[str, Lowering]:
         dtype = self.acc.value.dtype
 
-        def acc(a: Mapping[str, Index]) -> Index:
-            return a["p_i"] * nr + a["p_j"]
+        def acc(n: str, a: Mapping[str, Index], columns: int = nr) -> Index:
+            cell = self.places.cell(n, SUMS, a)
+            return cell["i"] * columns + cell["j"]
 
-        def local(a: Mapping[str, Index]) -> FlatLoad:
-            return FlatLoad(dtype, self.tile_name, acc(a))
+        def local(n: str, a: Mapping[str, Index]) -> FlatLoad:
+            return FlatLoad(dtype, self.tile_name, acc(n, a))
 
-        def carried(a: Mapping[str, Index]) -> Index:
+        def carried(n: str, a: Mapping[str, Index]) -> Index:
             assert self.plan.carrier is not None
-            c = self.plan.carrier
-            return self.group.arrays[c.array].address(tuple(i.subs(self._env(a)) for i in c.index))
+            c, env = self.plan.carrier, self.places.env(n, a)
+            return self.group.arrays[c.array].address(tuple(i.subs(env) for i in c.index))
 
         def accumulate(a: Mapping[str, Index]) -> Body:
-            row = self._row(a) if self.plan.fill else flat(self.group, self.row_value, self._env(a), lambda x: None)
-            col = self._column(a)
-            return (Store(self.tile_name, acc(a), multiplied(self.acc, row, col), self.acc.reduce),)
+            made = multiplied(self.acc, self._row(a), self._column(a))
+            return (Store(self.tile_name, acc(ACC, a), made, self.acc.reduce),)
 
         def done(s: Statement) -> Lowering:
-            return lambda a: (self._done(s, a, local(a)),)
+            return lambda a: (self._done(s, a, local(s.name, a)),)
 
         table: dict[str, Lowering] = {
-            "INIT": lambda a: (Store(self.tile_name, acc(a), neutral("sum", dtype)),),
-            "ACC": accumulate,
+            INIT: lambda a: (Store(self.tile_name, acc(INIT, a), neutral("sum", dtype)),),
+            ACC: accumulate,
         }
         if self.plan.carrier is not None:
             e = self.plan.carrier.array
-            table["LOAD"] = lambda a: (Store(self.tile_name, acc(a), FlatLoad(dtype, e, carried(a))),)
-            table["SAVE"] = lambda a: (Store(e, carried(a), local(a)),)
+            table[LOAD] = lambda a: (Store(self.tile_name, acc(LOAD, a), FlatLoad(dtype, e, carried(LOAD, a))),)
+            table[SAVE] = lambda a: (Store(e, carried(SAVE, a), local(SAVE, a)),)
         if not self.long:
-            return table | {f"DONE{n}": done(s) for n, s in enumerate(self.epilogues)}
-        table |= {f"DONE{n}": lambda a: () for n, _ in enumerate(self.epilogues)}
-        table["DONE0"] = lambda a: (Store(self.held, a["p_i"] * self.nr + a["p_j"], local(a)),)
+            return table | {s.name: done(s) for s in self.epilogues}
+        table |= {s.name: lambda a: () for s in self.epilogues}
+        first = self.epilogues[0].name
+        table[first] = lambda a: (Store(self.held, acc(first, a, self.nr), local(first, a)),)
         return table
 
     def _done(self, s: Statement, a: Mapping[str, Index], total: FlatLoad) -> Store:
         """The store of an epilogue, of a sum."""
-        env, own = self._env(a), self.acc.array
+        env, own = self.places.env(s.name, a), self.acc.array
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         return Store(s.array, address, flat(self.group, s.value, env, lambda x: total if x.buffer == own else None))
 
@@ -227,9 +251,9 @@ class ContractKernel:
         done, when = instances(micro, "DONE")
         stores = []
         for i in done:
-            a = {**i.at, "p_i": V(ROW), "p_j": V(COLUMN)}
+            a = {**i.at, p("i"): V(ROW), p("j"): V(COLUMN)}
             total = FlatLoad(self.acc.value.dtype, self.held, V(ROW) * self.nr + COLUMN)
-            stores.append(self._done(self.epilogues[int(i.statement.removeprefix("DONE"))], a, total))
+            stores.append(self._done(self.group.statement(i.statement), a, total))
         n = self.N.constant
         columns = V(self.nr) if n is not None and n % self.nr == 0 else self.live_columns()
         sizes = self.plan.rows, self.nr, self.width
@@ -238,80 +262,85 @@ class ContractKernel:
     def _column(self, a: Mapping[str, Index]) -> Value:
         """The column operand: in place, from packed panels, or from the promoted buffer."""
         if not self.plan.promote:
-            return flat(self.group, self.col_value, self._env(a), lambda x: None)
-        w = self.width
-        j = (a["c_j"] - V("c_lo")) * self.nr + a["p_j"]
-        address = ((j // w) * (self.plan.block * self.R) + self._step(a, a["p_k"])) * w + j % w
-        return FlatLoad(self.col_value.dtype, "panel", address)
+            return flat(self.group, self.col_value, self.places.env(ACC, a), lambda x: None)
+        return FlatLoad(self.col_value.dtype, PANEL, self._panel(ACC, a))
+
+    def _panel(self, statement: str, a: Mapping[str, Index]) -> Index:
+        """Where panels ``[vector][reduction][lane]`` hold a column."""
+        cell = self.places.cell(statement, PANEL, a, LANE)
+        lane = self.places.digit(statement, "j", LANE, a)
+        return (cell["j"] * (self.plan.block * self.R) + self._step(cell)) * self.width + lane
 
     def _row(self, a: Mapping[str, Index]) -> Value:
-        """The row operand from scratch."""
-        address = (V("o_i") + a["p_i"] - "r_lo") * self._pitch() + self._step(a, a["p_k"])
-        return FlatLoad(self.row_value.dtype, "rows", address)
+        """The row operand: in place, or from scratch."""
+        if not self.plan.fill:
+            return flat(self.group, self.row_value, self.places.env(ACC, a), lambda x: None)
+        return FlatLoad(self.row_value.dtype, ROWS, self._copied(ACC, a))
 
-    def _step(self, a: Mapping[str, Index], k: Index) -> Index:
+    def _copied(self, statement: str, a: Mapping[str, Index]) -> Index:
+        """Where scratch ``[row][reduction]`` holds an element of a row."""
+        cell = self.places.cell(statement, ROWS, a)
+        return cell["i"] * self._pitch() + self._step(cell)
+
+    def _step(self, cell: Mapping[str, Index]) -> Index:
+        """The step of the block's reduction, of all reductions as one."""
+        k = cell["k"]
         for x in self.roles.inner:
-            k = k * self.extents[x] + a[x]
+            k = k * self.extents[x] + cell[x]
         return k
+
+    def _left(self, statement: str, axis: str, loop: Coord) -> Index:
+        """Elements of an axis from the first step of a loop on, in the coordinates of the loops around it."""
+        at: dict[str, Index] = {x.coord: V(x.coord) for x in self.schedule.view(statement).loops if x.coord != loop}
+        return self.places.left(statement, axis, at)
 
     def pack(self, body: Body) -> Body:
         """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
-        w, r = self.width, self.roles
+        w = self.width
 
         def f(a: Mapping[str, Index]) -> Body:
-            env = {x: a[x] for x in (*r.batch, *r.inner)}
-            env[r.col] = V("c_lo") * self.nr + a["v"] * w + a["lane"]
-            env[r.block] = a.get("b_k", ZERO) * self.plan.block + a["a_k"]
-            address = (a["v"] * (self.plan.block * self.R) + self._step(a, a["a_k"])) * w + a["lane"]
-            return (Store("panel", address, flat(self.group, self.col_value, env, lambda x: None)),)
+            value = flat(self.group, self.col_value, self.places.env(PACK, a), lambda x: None)
+            return (Store(PANEL, self._panel(PACK, a), value),)
 
-        body = lower(body, {"PACK": f})
+        body = lower(body, {PACK: f})
         if self.plan.blocks != ONE:
-            body = clip(body, ("a_k",), self._live_reduction())
-        live = self.N - V("c_lo") * self.nr - V("v") * w
-        body = vectorise_tile(body, "lane", w, mask_extent=live)
+            body = clip(body, (a("k"),), self._left(PACK, "k", a("k")))
+        body = vectorise_tile(body, LANE, w, mask_extent=self._left(PACK, "j", LANE))
         whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
-        return transpose_copies(fold(whole), "a_k", w) if has_transposes(self.target) else fold(whole)
+        return transpose_copies(fold(whole), a("k"), w) if has_transposes(self.target) else fold(whole)
 
     def fill(self, body: Body) -> Body:
         """The promotion statement of the rows: the operand with its prologue, vectors along the last reduction."""
-        r = self.roles
 
         def f(a: Mapping[str, Index]) -> Body:
-            env = {x: a[x] for x in (*r.batch, *r.inner)}
-            env[r.row] = V("r_lo") + a["a_i"]
-            env[r.block] = a.get("b_k", ZERO) * self.plan.block + a["a_k"]
-            address = a["a_i"] * self._pitch() + self._step(a, a["a_k"])
-            return (Store("rows", address, flat(self.group, self.row_value, env, lambda x: None)),)
+            value = flat(self.group, self.row_value, self.places.env(FILL, a), lambda x: None)
+            return (Store(ROWS, self._copied(FILL, a), value),)
 
-        body = lower(body, {"FILL": f})
+        body = lower(body, {FILL: f})
         if self.plan.blocks != ONE:
-            body = clip(body, ("a_k",), self._live_reduction())
+            body = clip(body, (a("k"),), self._left(FILL, "k", a("k")))
 
         def vector(n: Node) -> Node | Body:
             if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
                 return n
-            try:
-                return partial_unroll(vectorise_loop(n, self.target.width), n.var, ROW_UNROLL)
-            except CodegenError as e:
-                self.notes.append(f"rows are copied element by element: {e}")
+            made = vectorise_loop(n, self.target.width)
+            if isinstance(made, Declined):
+                self.notes.append(f"rows are copied element by element: {made}")
                 return n
+            return partial_unroll(made, n.var, ROW_UNROLL)
 
         body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)
         body = rewrite(body, vector)
         body = tuple(hoist_masks(n, "m_") if isinstance(n, For) else n for n in body)
         return hoist_divisions(body, "q_")
 
-    def _live_reduction(self) -> Index:
-        return self.K - V("b_k") * self.plan.block
-
     # -- the micro-kernel ----------------------------------------------------------------------------------------
 
     def column_steps(self, width: int) -> tuple[Step, ...]:
         """The micro-kernel for a number of columns, its row count still a symbol."""
         clipped = Step("clip", "the last reduction block ends with the reduction",
-                       lambda b: clip(b, ("p_k",), self._live_reduction()))  # fmt: skip
-        names = (self.tile_name, self.held, "o_i", "c_lo", "panel", "r_lo", "rows")
+                       lambda b: clip(b, (p("k"),), self._left(ACC, "k", p("k"))))  # fmt: skip
+        names = (self.tile_name, self.held, "o_i", "c_lo", PANEL, "r_lo", ROWS)
         return (
             Step("columns", "the number of columns becomes a constant", lambda b: bind(b, {"P_j": width})),
             *((clipped,) if self.plan.blocks != ONE else ()),
@@ -383,7 +412,7 @@ class ContractKernel:
         tail = None if n is None else n % self.nr
         full = n is None or (width == self.nr and n >= self.nr)
         partial = tail is None or (tail > 0 and width - self.step < tail)
-        live = self.N - V("c_j") * self.nr - (width - last)
+        live = self._left(ACC, "j", p("j")) - (width - last)
         exact = n is not None and n % last == 0
         panels = frozenset({self.tile_name, self.held, "panel", "rows", *self._panels_of_constants()})
         return vector_columns(body, Columns(self.width, width, live, full, partial, exact, self.tile_name, panels))
@@ -392,7 +421,7 @@ class ContractKernel:
 
     def tree(self) -> TiledGroup:
         """The tile-space tree that the kernel is generated from."""
-        return contract_tree(self.group, self.roles, self.plan.promote, self.plan.fill)
+        return self.schedule.tiled()
 
     def build(self) -> Kernel:
         """The kernel."""
@@ -412,10 +441,10 @@ class ContractKernel:
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         p, (nt, mt) = self.plan, self._register_tiles()
-        sizes: dict[str, IndexLike] = {"B_k": p.blocks, "P_k": p.block, "W": self.width}
+        sizes = {extent(x): e for x, e in self.schedule.extents().items() if x in _KNOWN}
         pack = Step("pack", "columns are packed into panels", lambda b: consume(b, "promote", self.pack),
-                    ("c_lo", "panel"))  # fmt: skip
-        fill = Step("fill", "rows are copied", lambda b: consume(b, "fill", self.fill), ("r_lo", "rows"))
+                    ("c_lo", PANEL))  # fmt: skip
+        fill = Step("fill", "rows are copied", lambda b: consume(b, "fill", self.fill), ("r_lo", ROWS))
         return (
             Step("bind", "sizes become constants", lambda b: bind(b, sizes)),
             *((pack,) if p.promote else ()),
@@ -423,32 +452,33 @@ class ContractKernel:
             Step("balance_columns", "columns in equal shares", lambda b: balance(b, "c_j", nt, "B_j", "b_j")),
             Step("balance_rows", "rows in equal shares", lambda b: balance(b, "c_i", mt, "B_i", "b_i")),
             Step("micro", "a micro-kernel for each size of a tile", lambda b: consume(b, "micro", self._variants),
-                 ("c_lo", "panel", "r_lo", "rows", self.tile_name)),
+                 ("c_lo", PANEL, "r_lo", ROWS, self.tile_name)),
             Step("shares", "a share's scratch", lambda b: consume(b, "kblock", self._shares)),
             Step("fold", "decided guards and single trips go", fold),
         )  # fmt: skip
 
     def _register_tiles(self) -> tuple[Index, Index]:
         """Register tiles along the columns and along the rows."""
-        return self.N.ceildiv(self.nr), self.M.ceildiv(self.plan.rows)
+        return self.schedule.map.tiles("j"), self.schedule.map.tiles("i")
 
     def _shares(self, body: Body) -> Body:
         """The scratch of a share, and where its columns and rows begin."""
-        p, (nt, mt) = self.plan, self._register_tiles()
-        if p.promote:
-            lo, hi = nt * "b_j" // "B_j", nt * (V("b_j") + 1) // "B_j"
-            panel = ("panel", self.col_value.dtype, self._panel_size(nt.ceildiv("B_j")))
-            body = (Let("c_lo", lo, allocated(bind(body, {"V_j": self._panels(self.N, hi)}), *panel)),)
-        if p.fill:
-            first, end = (mt * (V("b_i") + k) // "B_i" * self.M // maximum(1, mt) for k in (0, 1))
-            rows = ("rows", self.row_value.dtype, self._fill_size(mt.ceildiv("B_i")))
-            body = (Let("r_lo", first, (Let("r_hi", end, allocated(bind(body, {"A_i": self._filled()}), *rows)),)),)
+        tm, (nt, mt) = self.schedule.map, self._register_tiles()
+        if self.plan.promote:
+            lo, hi = (tm.share("j", V(b("j")) + n) for n in (0, 1))
+            panel = (PANEL, self.col_value.dtype, self._panel_size(nt.ceildiv("B_j")))
+            body = (Let("c_lo", lo, allocated(bind(body, {extent(VECTOR): self._panels(self.N, hi)}), *panel)),)
+        if self.plan.fill:
+            first, end = (tm.first("i", V(b("i")) + n) for n in (0, 1))
+            rows = (ROWS, self.row_value.dtype, self._fill_size(mt.ceildiv("B_i")))
+            body = bind(body, {extent(a("i")): self._filled()})
+            body = (Let("r_lo", first, (Let("r_hi", end, allocated(body, *rows)),)),)
         return body
 
     def _variants(self, body: Body) -> Body:
         """A switch over exact row counts, inside it over live columns, around outlined micro-kernels."""
-        mt = self.M.ceildiv(self.plan.rows)
-        first, following = V("c_i") * self.M // mt, (V("c_i") + 1) * self.M // mt
+        tm = self.schedule.map
+        first, following = (tm.origin("i", V(c("i")) + n) for n in (0, 1))
         kernel = self.micro_kernels(body)
 
         def columns(r: int) -> Body:
@@ -458,8 +488,8 @@ class ContractKernel:
         tile = self.finished(tile, body, following - V("o_i"))
         if not self.streams():
             return (Let("o_i", first, tile),)
-        lo, hi = (mt * (V("b_i") + k) // "B_i" for k in (0, 1))
-        return share_panel((Let("o_i", first, tile),), V("c_i") - lo, hi - lo)
+        lo, hi = (tm.share("i", V(b("i")) + n) for n in (0, 1))
+        return share_panel((Let("o_i", first, tile),), V(c("i")) - lo, hi - lo)
 
     @property
     def step(self) -> int:
@@ -482,7 +512,7 @@ class ContractKernel:
 
     def live_columns(self) -> Index:
         """Columns of the current register tile."""
-        return minimum(self.nr, self.N - V("c_j") * self.nr)
+        return minimum(self.nr, self._left(ACC, "j", p("j")))
 
     def shares(self, rows: int, columns: int) -> dict[str, Index]:
         """The launch-time tile: tasks of about ``rows`` x ``columns`` results, in whole register tiles."""

@@ -20,7 +20,7 @@ from polydyn.codegen.passes.sums import sum_together
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.pipeline import Step
 from polydyn.codegen.shares import SHARED_ELEMENTS
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Load, loads
 from polydyn.schedules.index import ONE, Index, product
 from polydyn.schedules.model import Group
@@ -82,11 +82,11 @@ class DotKernel(ContractKernel):
             if not (isinstance(n, For) and n.var == "a_k"):
                 return n
             whole = n.hi // w * w
-            try:
-                return (*vectorise_loop(replace(n, hi=whole), w), replace(n, lo=whole))
-            except CodegenError as e:
-                self.notes.append(f"columns are packed element by element: {e}")
+            made = vectorise_loop(replace(n, hi=whole), w)
+            if isinstance(made, Declined):
+                self.notes.append(f"columns are packed element by element: {made}")
                 return n
+            return (*made, replace(n, lo=whole))
 
         return rewrite(super().pack(body), f)
 
@@ -112,6 +112,8 @@ class DotKernel(ContractKernel):
             if not (isinstance(n, For) and n.var == "p_k"):
                 return n
             loops = vectorise_loop(n, self.target.width, chains)
+            if isinstance(loops, Declined):
+                raise CodegenError(f"the reduction has no vectors: {loops}")  # ``fits`` has seen that it has
             return keep_loads(sum_together(self._prefetched(loops, rows)))
 
         return rewrite(body, f)

@@ -13,7 +13,7 @@ Outputs go around the caches where a launch moves more than they hold; the launc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 
 from polydyn.codegen.cpu_emit import bound_names, emit
 from polydyn.codegen.ir import (
@@ -45,12 +45,17 @@ from polydyn.codegen.passes.tiles import task_count, tasks
 from polydyn.codegen.passes.transpose import by_blocks, has_transposes, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.places import Places
 from polydyn.codegen.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 from polydyn.schedules.model import Group, Statement, row_major
-from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree, stages
+from polydyn.schedules.tiling import TiledGroup, inner_iterators, stages
+from polydyn.schedules.tree.loops import Size
+from polydyn.schedules.tree.names import b, extent, it
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import nest
 
 MAP_TILE = 1024
 """Elements per task of an element-wise group: about half a microsecond of work."""
@@ -85,13 +90,16 @@ class NestKernel:
         rows: bool = False,
         flight: int = 1,
         tiled: bool | None = None,
+        size: Size | None = None,
     ) -> None:
         """``rows``: vectors must run along the rows (the nest is a part of an attention). ``flight``: rows in flight at
-        once. ``tiled``: whether vectors run along the band, decided by the strides when None.
+        once. ``tiled``: whether vectors run along the band, decided by the strides when None; ``size``: elements of a
+        tile, where they are no argument of the kernel.
         """
         self.name, self.group, self.prefix, self.phases, self.target = name, group, prefix, phases, target
         self.stage_of = {s.name: n for n, st in enumerate(stages(group, prefix, phases)) for s in st}
         self.extents = {n: e for s in group.statements for n, e in s.iters}
+        self.size = size
         self.tiled = not rows and bool(prefix) and self._along_band() if tiled is None else tiled
         self.across = self._across() if self.tiled and not rows else None
         """An iterator of the band along which some load is dense that is strided along the last one."""
@@ -175,13 +183,15 @@ class NestKernel:
 
     # -- lowering ------------------------------------------------------------------------------------------------
 
-    def _env(self, a: Mapping[str, Index]) -> dict[str, Index]:
-        env = {x: i for x, i in a.items() if x not in ("b_t", "t", "b_u", "u")}
-        if self.tiled:
-            env[self.prefix[-1]] = V("o_t") + a["t"]
-        if self.across:
-            env[self.across] = V("o_u") + a["u"]
-        return env
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map."""
+        return nest(self.group, self.prefix, self.phases, self.tiled, self.across, self.size)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where instances are."""
+        return Places(self.schedule)
 
     def _local(self, reader: Statement, x: Load, env: Mapping[str, Index], again: bool) -> Value | None:
         """Where a read of a local finds its value; in the loop that computes it, a buffered row is also a register."""
@@ -227,7 +237,9 @@ class NestKernel:
         inner = len(self.prefix)
         strides = row_major(array.shape[inner:])
         at = sum((i * s for i, s in zip(x.index[inner:], strides, strict=True)), ZERO)
-        return at * self._lanes() + (env[self.prefix[-1]] - V("o_t")) % self._lanes() if self.tiled else at
+        if not self.tiled:
+            return at
+        return at * self._lanes() + (env[self.prefix[-1]] - self.schedule.map.origins["t"].symbol) % self._lanes()
 
     def _lanes(self) -> int:
         """Rows that a vector works on."""
@@ -238,7 +250,7 @@ class NestKernel:
         where = self.place.get(s.array)
 
         def f(a: Mapping[str, Index]) -> Body:
-            env = self._env(a)
+            env = self.places.env(s.name, a)
             value = flat(self.group, s.value, env, lambda x: self._local(s, x, env, again))
             target = Load(s.value.dtype, s.array, tuple(i.subs(env) for i in s.index))
             if where == "loop":
@@ -299,11 +311,11 @@ class NestKernel:
         return consume(body, "stage", lambda b: rewrite(b, f))
 
     def _vector(self, n: For) -> Node | Body:
-        try:
-            return vectorise_loop(n, self.target.width, CHAINS // self.flight)
-        except CodegenError as e:
-            self.notes.append(f"loop {n.var} stays scalar: {e}")
+        made = vectorise_loop(n, self.target.width, CHAINS // self.flight)
+        if isinstance(made, Declined):
+            self.notes.append(f"loop {n.var} stays scalar: {made}")
             return without_announcements(n)
+        return made
 
     def _vector_tile(self, body: Body) -> Body:
         def f(n: Node) -> Node | Body:
@@ -315,7 +327,7 @@ class NestKernel:
 
     def tree(self) -> TiledGroup:
         """The tile-space tree that the kernel is generated from."""
-        return nest_tree(self.group, self.prefix, self.phases, self.tiled, self.across)
+        return self.schedule.tiled()
 
     def build(self) -> Kernel:
         """The kernel."""
@@ -331,8 +343,7 @@ class NestKernel:
 
     def tile_counts(self) -> tuple[Step, ...]:
         """The passes that all versions share."""
-        along = self.prefix[-1] if self.tiled else None
-        counts = {f"B_{x}": self.extents[n].ceildiv(f"P_{x}") for x, n in (("t", along), ("u", self.across)) if n}
+        counts = {extent(x): e for x, e in self.schedule.extents().items() if x in (b("t"), b("u"))}
         return (Step("bind", "the number of tiles", lambda b: bind(b, counts)),) if counts else ()
 
     def _versions(self, body: Body, names: tuple[str, ...]) -> tuple[Body, Index, Index]:
@@ -406,13 +417,15 @@ class NestKernel:
         body = self._vector_tile(body)
         if self.across:
             body = transpose_loads(by_blocks(body, "u", self.target.width), "u", self.target.width)
-            body = self._live("u", V("P_u"), self.extents[self.across], body)
-        return self._live("t", V("P_t"), self.extents[self.prefix[-1]], body)
+            body = self._live("u", body)
+        return self._live("t", body)
 
-    def _live(self, x: str, tile: Index, extent: Index, body: Body) -> Body:
-        """The tile's first element ``o_x``, and the live part ``E_x`` of it."""
-        live = Let(f"E_{x}", minimum(tile, extent - V(f"o_{x}")), body)
-        return (Let(f"o_{x}", V(f"b_{x}") * tile, (live,)),)
+    def _live(self, x: str, body: Body) -> Body:
+        """The tile's first element, and the extent of its live part."""
+        tm = self.schedule.map
+        first, tile = tm.origins[x].symbol, self.schedule.extents()[it(x)]
+        live = Let(extent(it(x)), minimum(tile, tm.extents[x] - first), body)
+        return (Let(first, tm.origin(x, V(b(x))), (live,)),)
 
     def _launch(self) -> dict[str, Index]:
         reduces = any(s.reduce for s in self.group.statements)

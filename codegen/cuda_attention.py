@@ -15,7 +15,14 @@ from dataclasses import replace
 from polydyn.codegen.cuda_emit import bound_names, emit, needed, ordered
 from polydyn.codegen.cuda_instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
 from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct, lane_points, split_copies
+from polydyn.codegen.cuda_product import (
+    CudaTile,
+    ProductGroup,
+    TiledProduct,
+    lane_points,
+    product_declined,
+    split_copies,
+)
 from polydyn.codegen.cuda_work import WARP, Work, product_work
 from polydyn.codegen.ir import (
     Alloc,
@@ -43,7 +50,7 @@ from polydyn.codegen.passes.gpu import assign, combine_lanes, one_each, pipeline
 from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.printers.cuda_values import HALF
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import Declined, ScheduleError
 from polydyn.schedules.expr import Const, FromIndex, Load, Value, const, op, transform
 from polydyn.schedules.gpu_tiling import gpu_attention_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
@@ -51,9 +58,10 @@ from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.masks import Axis, Logits, visits
 from polydyn.schedules.model import Array, Group
 from polydyn.schedules.online_softmax import softmax_logit
-from polydyn.schedules.proof_gpu import SLAB
 from polydyn.schedules.proof_gpu_attention import AttentionTiles, prove_gpu_attention
 from polydyn.schedules.tiling import AttentionParts
+from polydyn.schedules.tree.gpu import SLAB
+from polydyn.schedules.tree.strategies import INIT
 
 V = Index.of
 ROWS, STAGES, WARPS = 64, 2, 4
@@ -73,18 +81,13 @@ UNROLLED = ("f_j1", "f_k1", "g_j1", "f_j2", "f_k2", "g_j2", "e_s", "e_f", "row_h
 class CudaAttentionKernel:
     """Builds the versions of one attention group.
 
-    ``tf32``: float32 on tensor cores, rounded to tf32. CodegenError or ScheduleError: it is better run as kernels of
-    its parts (says why).
+    ``tf32``: float32 on tensor cores, rounded to tf32. The group is one that ``declined`` has nothing against.
     """
 
     def __init__(self, name: str, group: Group, parts: AttentionParts, tf32: bool = False) -> None:
         self.name, self.group, self.parts = name, group, parts
         self.scores = ProductGroup(name, parts.scores, parts.score_roles)
         self.values = ProductGroup(name, parts.values, parts.value_roles)
-        floats = self.scores.sums == self.values.sums == "float32"
-        if self.values.dtype != self.scores.dtype or parts.score_roles.inner or not floats:
-            found = f"an attention of {self.scores.dtype} and {self.values.dtype}"
-            raise CodegenError(found, remedy="one floating-point dtype")
         self.kind = "mma" if self.scores.dtype in HALF else "tf32" if tf32 else "lanes"
         self.depths = tuple(_depth(x) for x in (self.scores.K, self.values.N))
         logit = softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
@@ -104,12 +107,29 @@ class CudaAttentionKernel:
         return ordered(needed(_Version(self, width, wide).build() for width, wide in accesses))
 
 
+def declined(parts: AttentionParts) -> Declined | None:
+    """Why an attention is better run as kernels of its parts; None when it is not."""
+    for part, roles in ((parts.scores, parts.score_roles), (parts.values, parts.value_roles)):
+        if refused := product_declined(part, roles):
+            return refused
+    scores = ProductGroup("scores", parts.scores, parts.score_roles)
+    values = ProductGroup("values", parts.values, parts.value_roles)
+    floats = scores.sums == values.sums == "float32"
+    if values.dtype != scores.dtype or parts.score_roles.inner or not floats:
+        return Declined(f"an attention of {scores.dtype} and {values.dtype}")
+    for extent in (scores.K, values.N):
+        if extent.constant is None or extent.constant > DEPTHS[-1]:
+            return Declined(f"an attention with heads of {extent}, more than {DEPTHS[-1]}")
+    try:
+        softmax_logit(parts.rows, parts.row_prefix, parts.score_roles.col)
+    except ScheduleError as e:
+        return Declined(str(e).partition("\n")[0])
+    return None
+
+
 def _depth(extent: Index) -> int:
     """The head size of the tiles."""
-    n = extent.constant
-    if n is None or n > DEPTHS[-1]:
-        raise CodegenError(f"an attention with heads of {extent}", remedy=f"a constant of at most {DEPTHS[-1]}")
-    return next(d for d in DEPTHS if n <= d)
+    return next(d for d in DEPTHS if int(extent) <= d)
 
 
 class _Version:
@@ -302,8 +322,7 @@ class _Version:
     def logits(self, a: Mapping[str, Index]) -> Body:
         """The logit of a score; -inf beyond the last key."""
         view = self._view(a, False)
-        row, col = self.scores.place(view)
-        env = self.scores.env(view, row, col, ZERO)
+        env = self.scores.places.env(INIT, view)
         own, place = self.of.scores.acc.array, self.scores.register(view)
         score = FlatLoad("float32", "acc1", place)
         value = flat(self.group, self.of.logit, env, lambda x: score if x.buffer == own else None)

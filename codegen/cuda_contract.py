@@ -18,10 +18,9 @@ from polydyn.codegen.ir import Compare
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE
-from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index, maximum, minimum, product
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof_gpu import prove_gpu_contract
+from polydyn.schedules.prove import prove
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
@@ -101,7 +100,8 @@ class CudaContractKernel:
             if rule := broken(t, self.product.dtypes):
                 raise CodegenError(f"{t} is not built: {rule}", remedy="tune the group again")
         self._prove((*tiles, *more, *chosen))
-        own = [replace(k, factor=factor) for t, factor in kept.tiles for k in self._of_kept(t)]
+        every = enumerate(kept.tiles)
+        own = [replace(k, factor=factor, tile=n) for n, (t, factor) in every for k in self._of_kept(t)]
         asked = [set(k.multiples) for k in own]
         narrow = [k for t in chosen[:-1] for k in _of_tile(self.product, t, False, asked)]
         first = (*self.few_rows(), *self._splits(chosen, more), *self._hopper(), *narrow)
@@ -125,8 +125,7 @@ class CudaContractKernel:
 
     def _prove(self, tiles: Iterable[CudaTile]) -> None:
         for t in tiles:
-            tree = gpu_contract_tree(self.group, self.roles, t.kind.warp)
-            prove_gpu_contract(self.group, self.roles, tree, t.proven())
+            prove(self.product.schedule(t))
 
     def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterable[CudaKernel]:
         return chain(*(self._split(t, t in more) for t in (chosen[-1], *(t for t in more if t.bm <= FEW))))
@@ -153,6 +152,7 @@ class CudaContractKernel:
         blocks = batch * p.M.ceildiv(tile.bm) * p.N.ceildiv(tile.bn)
         shares = minimum(V(MULTIPROCESSORS) * WAVES // maximum(1, blocks), steps // least)
         parts = ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES))
+        prove(parts.schedule(tile))
         again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
         size = V(SHARES) * batch * p.M * p.N * ITEMSIZE[p.sums]
         split = Compare(">=", V(SHARES), V(2))

@@ -59,7 +59,8 @@ class CudaKernel:
     on the same stream, with the same values of the symbols; a launch of no blocks is left out.
 
     ``work``: of a block, for estimates of its time; None: nothing is known. ``factor``: what estimates are multiplied
-    by, in parts of ``UNIT``: measured over modelled time of kernels like it.
+    by, in parts of ``UNIT``: measured over modelled time of kernels like it. ``tile``: the number of the kept tile that
+    it is made of, None where nothing was tuned.
     """
 
     name: str
@@ -80,6 +81,7 @@ class CudaKernel:
     arch: str = BASE
     work: Work | None = None
     factor: int = UNIT
+    tile: int | None = None
 
     def values(self, env: Mapping[str, int], multiprocessors: int) -> dict[str, int]:
         """The values of all symbols for the values of the group's parameters."""

@@ -60,7 +60,8 @@ from polydyn.schedules.expr import ITEMSIZE, Load, Value, transform
 from polydyn.schedules.expr import substitute as substitute_in
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.model import Group, stored
-from polydyn.schedules.tiling import TiledGroup, inner_iterators, nest_tree
+from polydyn.schedules.tiling import inner_iterators
+from polydyn.schedules.tree.scheduled import Scheduled
 
 THREADS = 256
 MOST_LANES = 8
@@ -115,13 +116,17 @@ class CudaNestKernel:
 
     # -- one version ---------------------------------------------------------------------------------------------
 
-    def tree(self, tiled: bool) -> TiledGroup:
-        """The tile-space tree; ``tiled``: along the band's last iterator."""
-        return nest_tree(self.group, self.prefix, self.phases, tiled)
+    def schedules(self) -> tuple[Scheduled, ...]:
+        """Tree and tile map: of rows, and of vectors along the band's last iterator."""
+        return (self.plain.schedule, *((self._vectors(MOST_LANES).schedule,) if self.prefix else ()))
+
+    def _vectors(self, lanes: int) -> NestKernel:
+        """The nest with a vector of the band's last iterator for every thread."""
+        return NestKernel(self.name, self.group, self.prefix, self.phases, SCALAR, rows=True, tiled=True, size=lanes)
 
     def build(self, version: str) -> tuple[CudaKernel, ...]:
         """The kernel of one mapping, with indices of both widths."""
-        body = self._run(version, loops(f"{self.name}_{version}", self.tree(False)), self.steps(version))
+        body = self._run(version, loops(f"{self.name}_{version}", self.plain.tree()), self.steps(version))
         return self._kernels(body, version, {"thread": THREADS, "warp": THREADS // WARP, "block": 1}[version])
 
     def steps(self, version: str) -> tuple[Step, ...]:
@@ -146,15 +151,18 @@ class CudaNestKernel:
         if lanes == 1 or (extent.constant or 0) % lanes:
             return ()
         made: list[Wanted] = []
-        body = self._run("wide", loops(f"{self.name}_wide", self.tree(True)), self._wide_steps(extent, lanes, made))
+        kernel = self._vectors(lanes)
+        steps = self._wide_steps(kernel, extent, lanes, made)
+        body = self._run("wide", loops(f"{self.name}_wide", kernel.tree()), steps)
         if not made:
             return ()
         wanted = (*(((extent, lanes),) if extent.constant is None else ()), *made[0])
         return self._kernels(body, "wide", THREADS, tuple(dict.fromkeys(wanted)), lanes)
 
-    def _wide_steps(self, extent: Index, lanes: int, made: list[Wanted]) -> tuple[Step, ...]:
+    def _wide_steps(
+        self, kernel: NestKernel, extent: Index, lanes: int, made: list[Wanted]
+    ) -> tuple[Step, ...]:
         """``made`` gets what the vectors ask of addresses, when there are vectors."""
-        kernel = NestKernel(self.name, self.group, self.prefix, self.phases, SCALAR, rows=True, tiled=True)
         table = {s.name: kernel.lowering(s) for s in self.group.statements}
         sizes: dict[str, IndexLike] = {"B_t": extent // lanes, "E_t": lanes}
         first = ZERO if extent == lanes else V("b_t") * lanes  # of one vector there is no loop

@@ -75,4 +75,4 @@ def _verify(kernel: str, step: Step, body: Body, names: Collection[str], opened:
 
 
 def _show(kernel: str, step: Step, body: Body) -> None:
-    show(Level.LOOPS, kernel, step.name, lambda: f"// {step.what}\n{show_body(body)}")
+    show(Level.LOOPS, kernel, step.name, lambda: show_body(body), what=step.what)

@@ -38,8 +38,10 @@ from polydyn.codegen.ir import (
 from polydyn.schedules.expr import Op, Value
 from polydyn.schedules.expr import show as show_plain
 from polydyn.schedules.index import ONE, Index
+from polydyn.schedules.isl_util import at_least
 from polydyn.schedules.show import COMBINED
 from polydyn.schedules.tiling import TiledGroup
+from polydyn.schedules.tree import TileStatement
 from polydyn.schedules.tree import show as show_tree
 
 
@@ -49,13 +51,32 @@ def show(body: Body, indent: int = 0) -> str:
 
 
 def show_tiled(tiled: TiledGroup) -> str:
-    """A schedule tree, the instances of its statements, and what its extents stand for."""
-    domains = "".join(
-        f"{s.name}[{', '.join(s.coords)}]: {' and '.join(map(str, s.conditions)) or 'true'}\n" for s in tiled.statements
-    )
-    extents = "".join(f"{n} = {e}\n" for n, e in tiled.extents.items())
-    parallel = f"parallel: {', '.join(tiled.coincident)}\n" if tiled.coincident else ""
-    return f"{show_tree(tiled.tree)}{parallel}{domains}{extents}"
+    """A schedule tree, the ranges of its coordinates, the instances of its statements, what its extents stand for."""
+    bounds: dict[str, dict[str, None]] = {}  # coordinate -> its upper bounds, of which there should be one
+    lines = []
+    for s in tiled.statements:
+        own, others = _domain(s)
+        for c, high in own.items():
+            bounds.setdefault(c, {})[high] = None
+        lines.append((s, own, others))
+    ranges = ", ".join(f"{c} < {' or '.join(highs)}" for c, highs in bounds.items())
+    text = f"{show_tree(tiled.tree)}from 0 on: {ranges or 'nothing'}\n"
+    for s, own, others in lines:
+        conditions = " and ".join((*(f"{c} < {high}" for c, high in own.items() if len(bounds[c]) > 1), *others))
+        text += f"{s.name}[{', '.join(s.coords)}]" + f" where {conditions}" * bool(conditions) + "\n"
+    text += "".join(f"{n} = {e}\n" for n, e in tiled.extents.items())
+    return text + f"parallel: {', '.join(tiled.coincident) or 'none'}\n"
+
+
+def _domain(s: TileStatement) -> tuple[dict[str, str], list[str]]:
+    """(coordinate -> the upper bound of its range from 0, all other conditions)."""
+    left, ranges = list(s.conditions), {}
+    for c in s.coords:
+        low, high = at_least(c, 0), [k for k in left if not k.equality and k.expr.split(c)[0] == -1]
+        if low in left and high:
+            left = [k for k in left if k not in (low, high[0])]
+            ranges[c] = str(high[0].expr + c + 1)
+    return ranges, list(map(str, left))
 
 
 def _node(n: Node, depth: int) -> str:

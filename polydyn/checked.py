@@ -22,12 +22,11 @@ from polydyn.compiler import Options, plan_program
 from polydyn.errors import InputError, PolydynError
 from polydyn.graph.importer import ModelLike
 from polydyn.program.assemble import kernel_units
-from polydyn.program.evaluation import THREADS
-from polydyn.program.explain import holds
-from polydyn.program.plan import Buffer, HostPlan, Launch
+from polydyn.program.plan import Buffer, Candidate, HostPlan, Launch
 from polydyn.program.program import numpy_dtype
+from polydyn.program.symbols import THREADS, holds
 from polydyn.program.verify import verify_host_plan
-from polydyn.schedules.decision import choose
+from polydyn.schedules.decision import ONLY, choose
 from polydyn.schedules.expr import Array
 from polydyn.shapes.sizes import Dims
 
@@ -55,11 +54,9 @@ class _Region(ctypes.Structure):
 
 
 def _taken(launch: Launch, env: Mapping[str, int]) -> Launch:
-    """The launch with the variant that it chooses on one thread."""
-    if launch.choice is None:
-        return launch
-    v = launch.choice.variants[choose(launch.choice.decision, {**env, THREADS: 1})]
-    return replace(launch, kernel=v.kernel, symbols=v.symbols, tasks=v.tasks, scratch=v.scratch, choice=None)
+    """The launch with the one candidate that it takes on one thread."""
+    taken = choose(launch.decision, {**env, THREADS: 1})
+    return replace(launch, candidates=(launch.candidates[taken],), decision=ONLY)
 
 
 @dataclass
@@ -156,13 +153,14 @@ class CheckedProgram:
 
     def _launch(self, launch: Launch, env: Mapping[str, int], memory: Mapping[str, _Memory]) -> None:
         """Runs a launch under every schedule that differs, each from the same memory, and compares the bits."""
-        used = [memory[n] for n in launch.buffers]
+        (taken,) = launch.candidates
+        used = [memory[n] for n in taken.buffers]
         before = [m.copy() for m in used]
         reference: list[Array] = []
-        for (threads, direction), numbers, tasks, scratch in _schedules(launch, env):
+        for (threads, direction), numbers, tasks, scratch in _schedules(taken, env):
             for m, (data, state) in zip(used, before, strict=True):
                 m.data[:], m.state[:] = data, state
-            self._call(launch, used, numbers, range(tasks)[::direction], scratch)
+            self._call(launch.label, taken.kernel, used, numbers, range(tasks)[::direction], scratch)
             got = [m.data.view(np.uint8).copy() for m in used]
             reference = reference or got
             for m, a, b in zip(used, reference, got, strict=True):
@@ -170,36 +168,38 @@ class CheckedProgram:
                     at = int(np.flatnonzero(a != b)[0]) // m.data.itemsize
                     way = "forwards" if direction > 0 else "backwards"
                     raise CheckError(
-                        f"kernel {launch.kernel}: element {at} of {m.buffer.name} has other bits with {threads} "
+                        f"kernel {taken.kernel}: element {at} of {m.buffer.name} has other bits with {threads} "
                         f"threads, tasks {way}, than with one",
                         tensor=m.buffer.name,
                     )
         for m in used:
             np.minimum(m.state, 1, out=m.state)
 
-    def _call(self, launch: Launch, used: list[_Memory], numbers: list[int], order: range, scratch: int) -> None:
+    def _call(
+        self, label: str, kernel: str, used: list[_Memory], numbers: list[int], order: range, scratch: int
+    ) -> None:
         regions = (_Region * (len(used) + 1))(*(m.region() for m in used))
         message = ctypes.create_string_buffer(MESSAGE)
         wide = ctypes.c_int64
         symbols = (wide * (len(numbers) + 1))(*numbers)
         tasks = (wide * (len(order) + 1))(*order)
         failed = self._library.pdc_run(
-            wide(self._number[launch.kernel]), wide(len(used)), regions, symbols, wide(len(order)), tasks,
+            wide(self._number[kernel]), wide(len(used)), regions, symbols, wide(len(order)), tasks,
             wide(max(0, scratch)), message, wide(MESSAGE),
         )  # fmt: skip
         if failed:
-            raise CheckError(f"{message.value.decode()}; launch {launch.label}", rule="checked memory")
+            raise CheckError(f"{message.value.decode()}; launch {label}", rule="checked memory")
 
 
 def _schedules(
-    launch: Launch, env: Mapping[str, int]
+    taken: Candidate, env: Mapping[str, int]
 ) -> Iterator[tuple[tuple[int, int], list[int], int, int]]:
     """(schedule, symbols, tasks, scratch), each distinct launch once forwards and once backwards at most."""
     seen: set[Any] = set()
     for threads, direction in SCHEDULES:
         here = {**env, THREADS: threads}
-        numbers = [s.evaluate(here) for s in launch.symbols]
-        tasks, scratch = (max(0, x.evaluate(here)) for x in (launch.tasks, launch.scratch))
+        numbers = [s.evaluate(here) for s in taken.symbols]
+        tasks, scratch = (max(0, x.evaluate(here)) for x in (taken.tasks, taken.scratch))
         key = (tuple(numbers), tasks, direction if tasks > 1 else 1)
         if key not in seen:
             seen.add(key)

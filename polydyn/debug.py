@@ -62,12 +62,16 @@ class Stage(Protocol):
 
 @dataclass
 class _Recorder:
-    """One compilation that somebody watches. ``folder``: where its files go; None: nowhere."""
+    """One compilation that somebody watches.
+
+    ``folder``: where its files go; None: nowhere. ``numbers``: files of each part; ``texts``: the last of each.
+    """
 
     level: int
     folder: Path | None
     started: float = field(default_factory=time.perf_counter)
     numbers: Counter[str] = field(default_factory=Counter)
+    texts: dict[str, str] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
     last: float = field(init=False)
 
@@ -83,13 +87,17 @@ class _Recorder:
         self.last = time.perf_counter()
         return value
 
-    def show(self, level: Level, part: str, name: str, text: Callable[[], str], suffix: str) -> None:
-        """A text below the stages."""
+    def show(self, level: Level, part: str, name: str, text: Callable[[], str], suffix: str, what: str) -> None:
+        """A text below the stages; one that is that of the part's last one is only mentioned."""
         if self.level < level and self.folder is None:
             return
-        shown = text()
-        self.dump(part, name, shown, suffix)
-        self.say(level, f"-- {part}: {name}\n{shown.rstrip()}")
+        shown, title = text(), f"-- {part}: {name}" + f", {what}" * bool(what)
+        if self.texts.get(part) == shown:
+            self.say(level, f"{title}: changes nothing")
+            return
+        self.texts[part] = shown
+        self.dump(part, name, f"// {what}\n{shown}" if what else shown, suffix)
+        self.say(level, f"{title}\n{shown.rstrip()}")
 
     def say(self, level: int, line: str) -> None:
         """A line for somebody who asked for this level."""
@@ -121,8 +129,13 @@ def stages(name: str) -> Iterator[Stage]:
     """A compilation of ``name``; yields the function that its stages are shown with.
 
     ``with stages("bert") as stage: graph = stage("import", import_model(path), show_graph)``. DebugError: an
-    environment variable has no meaning, or the folder of dumps cannot be written.
+    environment variable has no meaning, or the folder of dumps cannot be written. Inside another compilation of this
+    thread it is a part of that one.
     """
+    outer = _WATCHED.get()
+    if outer is not None:
+        yield outer.stage
+        return
     level, root = _number("POLYDYN_DEBUG", max(Level)), os.environ.get("POLYDYN_DUMP_DIR")
     if not level and not root:
         yield _unwatched
@@ -140,14 +153,17 @@ def stages(name: str) -> Iterator[Stage]:
         recorder.say(Level.STAGES, f"  {time.perf_counter() - recorder.started:8.3f} s  in all")
 
 
-def show(level: Level, part: str, name: str, text: Callable[[], str], suffix: str = "txt") -> None:
+def show(
+    level: Level, part: str, name: str, text: Callable[[], str], suffix: str = "txt", what: str = ""
+) -> None:
     """Shows a text of one ``part`` (a kernel, by name) of the compilation that this thread has open, if any.
 
-    ``text`` is called only when it is printed or dumped. ``suffix``: of the dumped file.
+    ``text`` is called only when it is printed or dumped. ``suffix``: of the dumped file. ``what``: a line about it.
+    Where the text is that of the part's last one, as after a pass that found nothing to do, there is no file.
     """
     recorder = _WATCHED.get()
     if recorder is not None:
-        recorder.show(level, part, name, text, suffix)
+        recorder.show(level, part, name, text, suffix, what)
 
 
 def verifying() -> bool:

@@ -6,13 +6,14 @@ Every error names what it is about (node, tensor, dim, rule) and what the user c
 from __future__ import annotations
 
 from polydyn.debug import DebugError
-from polydyn.schedules.errors import CodegenError, LegalityError, PolydynError, ScheduleError
+from polydyn.schedules.errors import CodegenError, Declined, LegalityError, PolydynError, ScheduleError
 
 __all__ = [
     "ArtifactError",
     "BuildError",
     "CodegenError",
     "DebugError",
+    "Declined",
     "InputError",
     "LegalityError",
     "ModelError",

@@ -13,7 +13,7 @@ from typing import Any
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.graph.ir import Guard, Tensor
-from polydyn.lowering.kernels import flops
+from polydyn.lowering.place import flops
 from polydyn.program.expressions import Expression, from_json
 from polydyn.program.plan import Buffer, HostPlan
 from polydyn.schedules.expr import ITEMSIZE
@@ -28,7 +28,7 @@ def kernel_graph(plan: FusionPlan | HostPlan, sizes: Mapping[str, int] | None = 
     the distinct buffers touched) and ``reasons``. Edges: ``buffers`` (bytes by name), ``bytes`` (their sum) and
     ``flops`` (of the kernel that it leaves). Constants are no edges. All sizes are ``Index``, or numbers when ``sizes``
     of the dims are given, as ``networkx.dag_longest_path(graph, weight="flops")`` needs. InputError: one is missing.
-    UnsupportedError: networkx is missing, or it is the host plan of a device (draw the fusion plan).
+    UnsupportedError: networkx is missing, or a host plan does not say what its launches write.
     """
 
     def at(x: Index) -> Any:
@@ -72,14 +72,14 @@ class _Step:
 
 
 def _launches(plan: HostPlan) -> Iterator[_Step]:
-    for k, x in enumerate(plan.launches):
+    for x in plan.launches:
         if x.writes is None:
             raise UnsupportedError(
                 f"the host plan for {plan.place} does not say what its launches write",
                 node=x.label, remedy="draw the fusion plan",
             )  # fmt: skip
         reads = tuple(b for b in dict.fromkeys(x.buffers) if b not in x.writes)
-        yield _Step(x.label or f"{x.kernel} {k}", x.kind, reads, x.writes, x.flops, x.bytes, x.reasons)
+        yield _Step(x.label, x.kind, reads, x.writes, x.flops, x.bytes, x.reasons)
 
 
 def _groups(plan: FusionPlan) -> Iterator[_Step]:

@@ -1,33 +1,34 @@
 """Searches: what tuning a group came to, as records, and the kernels that a compilation takes from them.
 
-The outcome of a search is the tuples kept and, on a CPU, the decision among them, for one number of threads; on a GPU
-the factors that their estimates get. It lies in the same file as the measurements it comes from. A compilation reads
+The outcome of a search is the tuples kept and the decision among them, for one number of threads; on a GPU also the
+factors that their estimates get. It lies in the same file as the measurements it comes from. A compilation reads
 outcomes only: equal records give equal kernels, whatever libraries are installed. It takes the searches of all numbers
 of threads, and the host program decides by its own. Of one architecture's devices it takes one search, a measured one
-before one that an analytical model made.
+before one that an analytical model made. A group that cannot be searched has a record that says why.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isqrt, prod
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cuda_contract import Kept
 from polydyn.codegen.cuda_kernel import UNIT
 from polydyn.codegen.kernel import CpuTarget
 from polydyn.dispatch.build import build_dispatch
-from polydyn.errors import ScheduleError, UnsupportedError
+from polydyn.errors import Declined, ScheduleError
 from polydyn.gpu.targets import single
 from polydyn.lowering.contract import ContractGroup
+from polydyn.lowering.cuda import TunedTiles
 from polydyn.lowering.kernels import TunedBuilders
-from polydyn.program.evaluation import THREADS
 from polydyn.program.expressions import decision_from_json, decision_to_json
-from polydyn.schedules.decision import ArgMin, Decision, Leaf, Split, map_indices, verify_decision
+from polydyn.program.symbols import THREADS
+from polydyn.schedules.decision import ArgMin, Decision, Leaf, Split, cheapest, map_indices, verify_decision
 from polydyn.schedules.index import Index
 from polydyn.tuning.backbone import Tile, canonical
 from polydyn.tuning.cuda_task import CudaTask, cuda_task_of
@@ -36,14 +37,16 @@ from polydyn.tuning.records import Record, Records
 from polydyn.tuning.strategy import Tuned
 from polydyn.tuning.task import CpuTask, Task, task_of
 
-KIND = "search"
+KIND, DECLINED = "search", "declined"
+"""Kinds of records."""
+T = TypeVar("T", bound=Task)
 
 
 @dataclass(frozen=True)
 class Search:
     """A completed search. ``explored``: how many tuples were tried; ``hardware``: where; ``source``: of its numbers, as
-    in ``Record``. On a CPU, ``decision`` over the group's dynamic loops names positions in ``tiles``; on a GPU
-    ``factors`` has for each tile measured over estimated time (``CudaKernel.factor``).
+    in ``Record``. ``decision`` over the group's dynamic loops names positions in ``tiles``; None: all are rivals at
+    every size. ``factors``, on a GPU: for each tile measured over estimated time (``CudaKernel.factor``).
     """
 
     strategy: str
@@ -71,9 +74,16 @@ def search_record(search: Search, task: Task) -> Record:
         "strategy": search.strategy,
         "tiles": [[t.compile, t.launch] for t in search.tiles],
     }
-    note |= {"factors": search.factors} if search.decision is None else {"decision": decision_to_json(search.decision)}
+    note |= {} if search.decision is None else {"decision": decision_to_json(search.decision)}
+    note |= {"factors": search.factors} if search.factors or search.decision is None else {}
     values = (("explored", float(search.explored)),)
     return Record(task.key, search.hardware, Tile(()), KIND, values, source=search.source, note=canonical(note))
+
+
+def declined_record(refused: Declined, task: Task, hardware: Hardware, strategy: str) -> Record:
+    """The record of a group that a strategy cannot search."""
+    note = canonical({"strategy": strategy, "reason": refused.reason})
+    return Record(task.key, hardware, Tile(()), DECLINED, (), source="model", note=note)
 
 
 def _read(records: Records, task: Task, strategy: str) -> Iterator[Search]:
@@ -88,7 +98,7 @@ def _read(records: Records, task: Task, strategy: str) -> Iterator[Search]:
         if "decision" in note:
             decision = decision_from_json(note["decision"])
             verify_decision(decision, len(tiles), symbols)
-        elif not tiles or len(factors) != len(tiles) or min(factors) < 1:
+        if (factors or decision is None) and (not tiles or len(factors) != len(tiles) or min(factors) < 1):
             raise ScheduleError(
                 f"a search of group {task.key.structure} has {len(tiles)} tiles and {len(factors)} factors",
                 rule="every tile has a factor above 0",
@@ -108,27 +118,48 @@ def _pairs(data: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     return tuple((n, int(v)) for n, v in data)
 
 
-class ChosenByRecords:
-    """``lowering.kernels.Tuner``: the kernels of the searches in a record file. ``notes``: groups that have none."""
+class _FromRecords(Generic[T]):
+    """What a compilation takes from a record file. ``notes``: groups of which that is nothing, and why."""
+
+    def __init__(self, records: Records, strategy: str, target: str) -> None:
+        """``target``: name of the compiler target."""
+        self.records, self.strategy, self.target = records, strategy, target
+        self.notes: list[str] = []
+
+    def known(self, task: T | Declined, key: str, found: Callable[[T], Sequence[Search]]) -> Sequence[Search]:
+        """The searches of a task; none, with a note, when the group cannot be tuned or was not."""
+        if isinstance(task, Declined):
+            self.notes.append(task.reason)
+            return ()
+        searches = found(task)
+        if not searches:
+            self.notes.append(f"group {key} is not tuned: {self._missing(key, task)}")
+        return searches
+
+    def _missing(self, key: str, task: T) -> str:
+        for r in self.records.rows(group=task.key, kind=DECLINED):
+            note = json.loads(r.note)
+            if note["strategy"] == self.strategy:
+                return str(note["reason"])
+        alike = (r.group for r in self.records.rows(kind=KIND) if r.group.structure == key and r.group != task.key)
+        others = sorted({f"{g.target} ({g.compiler or 'no compiler'})" for g in alike})
+        what = f"{self.records.path.name} has no search by {self.strategy} for it on {self.target}"
+        return what + (f", but for {', '.join(others)}" if others else "")
+
+
+class ChosenByRecords(_FromRecords[CpuTask]):
+    """``lowering.kernels.Tuner``: the kernels of the searches in a record file."""
 
     def __init__(self, records: Records, strategy: str, target: CpuTarget, build: str) -> None:
         """``build``: name of the compiler target."""
-        self.records, self.strategy, self.target, self.build = records, strategy, target, build
-        self.notes: list[str] = []
+        super().__init__(records, strategy, build)
+        self.processor = target
 
     def builders(self, key: str, form: ContractGroup) -> TunedBuilders | None:
         """As ``Tuner``; None when the group cannot be tuned or was not."""
-        try:
-            task = task_of(key, form, self.target, self.build)
-        except UnsupportedError as e:
-            self.notes.append(str(e).partition("\n")[0])
-            return None
-        known = searches(self.records, task, self.strategy)
-        if not known:
-            name = self.records.path.name
-            self.notes.append(f"group {key} is not tuned: {name} has no search by {self.strategy} for it")
-            return None
-        return builders(task, known)
+        task = task_of(key, form, self.processor, self.target)
+        known = self.known(task, key, lambda t: searches(self.records, t, self.strategy))
+        return builders(task, known) if known and not isinstance(task, Declined) else None
 
 
 def builders(task: CpuTask, known: Sequence[Search]) -> TunedBuilders:
@@ -155,7 +186,7 @@ def builders(task: CpuTask, known: Sequence[Search]) -> TunedBuilders:
     return TunedBuilders(tuple(options), decision, reasons)
 
 
-def _placed(decision: Decision, own: Sequence[Tile], tiles: Sequence[Tile]) -> Decision:
+def _placed(decision: Decision, own: Sequence[object], tiles: Sequence[object]) -> Decision:
     """A decision over positions in ``own`` as one over positions in ``tiles``."""
     if isinstance(decision, Split):
         return replace(decision, low=_placed(decision.low, own, tiles), high=_placed(decision.high, own, tiles))
@@ -167,44 +198,39 @@ def _placed(decision: Decision, own: Sequence[Tile], tiles: Sequence[Tile]) -> D
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
 
 
-class ChosenTiles:
-    """``lowering.cuda.CudaTuner``: the tiles of the searches in a record file. ``notes``: groups that have none."""
+class ChosenTiles(_FromRecords[CudaTask]):
+    """``lowering.cuda.CudaTuner``: the tiles of the searches in a record file."""
 
     def __init__(self, records: Records, strategy: str, target: str, tf32: bool) -> None:
         """UnsupportedError: the target is not one architecture."""
         single(target)
-        self.records, self.strategy, self.target, self.tf32 = records, strategy, target, tf32
-        self.notes: list[str] = []
+        super().__init__(records, strategy, target)
+        self.tf32 = tf32
 
-    def tiles(self, key: str, form: ContractGroup) -> tuple[Kept, tuple[str, ...]] | None:
+    def tiles(self, key: str, form: ContractGroup) -> TunedTiles | None:
         """As ``CudaTuner``; None, with a note, when the group cannot be tuned or was not."""
-        try:
-            task = cuda_task_of(key, form, self.target, self.tf32)
-        except UnsupportedError as e:
-            self.notes.append(str(e).partition("\n")[0])
-            return None
-        known = best_search(self.records, task, self.strategy)
-        if known is None:
-            self.notes.append(self._missing(key, task))
-            return None
-        return kept(task, known), _reasons(task, known)
-
-    def _missing(self, key: str, task: CudaTask) -> str:
-        alike = (r.group for r in self.records.rows(kind=KIND) if r.group.structure == key and r.group != task.key)
-        others = sorted({f"{g.target} ({g.compiler or 'no compiler'})" for g in alike})
-        what = f"{self.records.path.name} has no search by {self.strategy} for it on {self.target}"
-        return f"group {key} is not tuned: {what}" + (f", but for {', '.join(others)}" if others else "")
+        task = cuda_task_of(key, form, self.target, self.tf32)
+        known = self.known(task, key, lambda t: best_searches(self.records, t, self.strategy))
+        return tuned_tiles(task, known[0]) if known and not isinstance(task, Declined) else None
 
 
-def best_search(records: Records, task: CudaTask, strategy: str) -> Search | None:
-    """The search that a compilation follows: measured before modelled, on the target's usual device before others,
-    then the one that tried most.
+def tuned_tiles(task: CudaTask, search: Search) -> TunedTiles:
+    """A search as what lowering builds. ScheduleError: a tuple breaks a rule of the generator, by name."""
+    made = kept(task, search)
+    decision = map_indices(search.decision or cheapest(len(search.tiles)), lambda i: i.subs(task.extents))
+    placed = _placed(decision, list(map(task.tile, search.tiles)), [t for t, _ in made.tiles])
+    return TunedTiles(made, placed, _reasons(task, search))
+
+
+def best_searches(records: Records, task: CudaTask, strategy: str) -> list[Search]:
+    """A strategy's searches of a task, the one that a compilation follows first: measured before modelled, on the
+    target's usual device before others, then the one that tried most.
     """
 
     def rank(s: Search) -> tuple[bool, bool, int, str]:
         return s.source != "measured", s.hardware.name != task.device.name, -s.explored, repr(s)
 
-    return min((s for s in _read(records, task, strategy) if s.factors), key=rank, default=None)
+    return sorted((s for s in _read(records, task, strategy) if s.factors), key=rank)
 
 
 def kept(task: CudaTask, search: Search) -> Kept:

@@ -6,12 +6,12 @@ compare closed-form costs (``ArgMin``). ``choose`` is its meaning; the generated
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import ZERO, Index
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,10 @@ class Leaf:
     """Kernel ``kernel`` (a position in the group's list of kept kernels)."""
 
     kernel: int
+
+
+ONLY = Leaf(0)
+"""The first kernel, whatever the shape."""
 
 
 @dataclass(frozen=True)
@@ -92,47 +96,102 @@ def map_indices(decision: Decision, f: Callable[[Index], Index]) -> Decision:
     )
 
 
-def choose(decision: Decision, env: Mapping[str, int]) -> int:
-    """The kernel that a shape launches."""
-    node = _leaf(decision, env)
-    return node.kernel if isinstance(node, Leaf) else min(_costs(node, env))[2]
+def cheapest(kernels: int) -> ArgMin:
+    """The comparison of so many kernels, whose costs are not known yet."""
+    return ArgMin(tuple(Entry(k, ZERO) for k in range(kernels)))
+
+
+def members(decision: Decision, of: Callable[[frozenset[int]], Collection[int]]) -> Decision:
+    """A decision over sets as one over their members, whose costs are not known yet.
+
+    Before: ``Split(i, t, Leaf(0), ArgMin(1, 2))``; after: at each leaf the comparison of ``of`` the sets that it names,
+    which are some kernel at least.
+    """
+    if isinstance(decision, Split):
+        return replace(decision, low=members(decision.low, of), high=members(decision.high, of))
+    named = [decision.kernel] if isinstance(decision, Leaf) else [e.kernel for e in decision.entries]
+    return ArgMin(tuple(Entry(k, ZERO) for k in sorted(of(frozenset(named)))))
+
+
+def with_costs(decision: Decision, cost: Callable[[int], Index]) -> Decision:
+    """The decision with the cost of every kernel that it compares."""
+    if isinstance(decision, Split):
+        return replace(decision, low=with_costs(decision.low, cost), high=with_costs(decision.high, cost))
+    if isinstance(decision, Leaf):
+        return decision
+    return ArgMin(tuple(replace(e, cost=cost(e.kernel)) for e in decision.entries))
+
+
+def choose(decision: Decision, env: Mapping[str, int], barred: Collection[int] = ()) -> int:
+    """The kernel that a shape launches; ``barred``: those that may not be launched there. ScheduleError: all are."""
+    ranked = _costs(_leaf(decision, env), env, barred)
+    if not ranked:
+        raise ScheduleError("no kernel may be launched at this shape", rule="a decision is total")
+    return min(ranked)[2]
+
+
+def cost(decision: Decision, kernel: int, env: Mapping[str, int]) -> int:
+    """The cost of a kernel where it is compared; 0 where it is not."""
+    entries = [e for n in walk(decision) if isinstance(n, ArgMin) for e in n.entries if e.kernel == kernel]
+    return entries[0].cost.evaluate(env) if entries else 0
 
 
 def _leaf(decision: Decision, env: Mapping[str, int]) -> Leaf | ArgMin:
+    """What the tests of a decision lead to."""
     while isinstance(decision, Split):
         decision = decision.low if decision.index.evaluate(env) <= decision.threshold else decision.high
     return decision
 
 
-def _costs(node: ArgMin, env: Mapping[str, int]) -> list[tuple[int, int, int]]:
+def _costs(node: Leaf | ArgMin, env: Mapping[str, int], barred: Collection[int]) -> list[tuple[int, int, int]]:
     """(cost, position, kernel) of the allowed entries."""
+    if isinstance(node, Leaf):
+        return [] if node.kernel in barred else [(0, 0, node.kernel)]
     allowed = [(p, e) for p, e in enumerate(node.entries) if e.guard is None or e.guard.evaluate(env) <= 0]
-    return [(e.cost.evaluate(env), p, e.kernel) for p, e in allowed]
+    return [(e.cost.evaluate(env), p, e.kernel) for p, e in allowed if e.kernel not in barred]
 
 
-def explain(decision: Decision, env: Mapping[str, int]) -> tuple[str, ...]:
-    """The path to the choice: one line per test, what is taken and why, then the other candidates, best first.
+def explain(
+    decision: Decision,
+    env: Mapping[str, int],
+    names: Sequence[str],
+    unit: str = "",
+    barred: Mapping[int, str] | None = None,
+) -> tuple[str, ...]:
+    """Why kernels are barred, then the path to the choice: one line per test, what is taken and why, then the other
+    candidates, best first.
 
-    A candidate that the leaf does not compare has an estimate when another leaf has its closed form.
+    ``names``: of the kernels; ``unit``: of costs. A candidate that the leaf does not compare has an estimate when
+    another leaf has its closed form.
     """
-    lines, every = [], list(walk(decision))
+    barred = barred or {}
+    lines = [f"not {names[k]}: {why}" for k, why in sorted(barred.items())]
+    named = {n.kernel for n in walk(decision) if isinstance(n, Leaf)}
+    entries = [e for n in walk(decision) if isinstance(n, ArgMin) for e in n.entries]
+    forms = {e.kernel: e.cost for e in entries if e.cost != ZERO}
+
+    def estimate(k: int) -> str:
+        return f"{forms[k].evaluate(env)}{unit}" if k in forms else "no estimate"
+
     while isinstance(decision, Split):
         value = decision.index.evaluate(env)
         low = value <= decision.threshold
         lines.append(f"{decision.index} = {value} {'<=' if low else '>'} {decision.threshold}")
         decision = decision.low if low else decision.high
-    forms = {e.kernel: e.cost for node in every if isinstance(node, ArgMin) for e in node.entries}
-    if isinstance(decision, Leaf):
-        estimate = f", estimate {forms[decision.kernel].evaluate(env)}" if decision.kernel in forms else ""
-        lines.append(f"taken: kernel {decision.kernel}{estimate}, the only candidate here")
-        named = {decision.kernel}
-    else:
-        ranked, named = sorted(_costs(decision, env)), {e.kernel for e in decision.entries}
-        (least, _, taken), *others = ranked
-        lines.append(f"taken: kernel {taken}, estimate {least}, the least of {len(ranked)}")
-        lines += [f"kernel {k}: {c}" for c, _, k in others]
-        lines += [f"kernel {k}: guard does not hold" for k in sorted(named - {k for _, _, k in ranked})]
-    rest = ({n.kernel for n in every if isinstance(n, Leaf)} | forms.keys()) - named
-    for k in sorted(rest):
-        lines.append(f"kernel {k}: {forms[k].evaluate(env) if k in forms else 'no estimate'}, not compared here")
-    return tuple(lines)
+    ranked = sorted(_costs(decision, env, barred))
+    compared = {decision.kernel} if isinstance(decision, Leaf) else {e.kernel for e in decision.entries}
+    lines += _taken(ranked, names, estimate) if ranked else ["none of the others may run"]
+    lines += [f"{names[k]}: guard does not hold" for k in sorted(compared - {k for _, _, k in ranked} - {*barred})]
+    rest = named.union(e.kernel for e in entries) - compared - {*barred}
+    return (*lines, *(f"{names[k]}: {estimate(k)}, not compared here" for k in sorted(rest)))
+
+
+def _taken(
+    ranked: Sequence[tuple[int, int, int]], names: Sequence[str], estimate: Callable[[int], str]
+) -> Iterator[str]:
+    """What is taken of ranked candidates and why, then the others."""
+    (least, _, taken), *others = ranked
+    equal = sum(cost == least for cost, _, _ in others)
+    why = f"the least of the {len(ranked)} that may run" if others else "the only candidate here"
+    yield f"taken: {names[taken]}, {estimate(taken)}, {why}" + (f", the first of {equal + 1} equal ones" * bool(equal))
+    yield from (f"{names[k]}: {estimate(k)}" for _, _, k in others)

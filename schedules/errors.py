@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class PolydynError(Exception):
     """Root of all errors that polydyn raises on purpose.
@@ -35,3 +37,13 @@ class ScheduleError(PolydynError):
 
 class CodegenError(PolydynError):
     """A pass was applied where its conditions do not hold, or the loop IR broke an invariant. A bug in polydyn."""
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A form that does not fit, and why: a value, for whoever asked to take another form. A bug is an error instead."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason

@@ -10,81 +10,19 @@ theorem or by test only is listed in docs/adr/0004-proofs.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import islpy as isl
 
 from polydyn.schedules.dependence import Dependences
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.index import ONE, ZERO, Atom, Index, IndexLike
-from polydyn.schedules.isl_util import Condition, at_least, below, equals, frame, maps, pair, param_set
+from polydyn.schedules.index import Atom, Index, IndexLike
+from polydyn.schedules.isl_util import Condition, at_least, equals, frame, maps, pair, param_set
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.polyhedra import read_accesses, statement_frame
-from polydyn.schedules.tile_flow import SHARE, ContractTiles, check_fill_box, check_panel_box, check_tile_flow
-from polydyn.schedules.tiling import Roles, TiledGroup, inner_iterators, stages
+from polydyn.schedules.tiling import TiledGroup, inner_iterators, stages
 from polydyn.schedules.tree import TileStatement, bind_statement, to_isl
 from polydyn.schedules.verify import Coordinate, band_properties, check_parallel, check_tree, expansion
 from polydyn.schedules.witness import dependence_error
-
-NEST_TILE = 8
-"""Rows per task tile in the proof of a nest; the launch chooses others, which the coincident band makes legal too."""
-
-
-def prove_contract(group: Group, roles: Roles, tiled: TiledGroup, tiles: ContractTiles, deps: Dependences) -> None:
-    """The tree of a matmul-like group, for the kernel's register tile and reduction block. ``deps``: sizes >= 0."""
-    check_band(group, deps, (*roles.batch, roles.row, roles.col))
-    extents = dict(next(s for s in group.statements if s.reduce).iters)
-    m, n, k = (extents[x] for x in (roles.row, roles.col, roles.block))
-    bound: dict[str, Index] = {**tiled.extents, "B_k": tiles.blocks, "P_k": tiles.block}
-    bound |= {"P_i": Index.of(tiles.rows), "P_j": Index.of(tiles.columns), "W": Index.of(tiles.width)}
-    bound |= {f"C_{x}": Index.of(c) for x, c in SHARE.items()}
-    wide = {"B_i": (SHARE["i"] * tiles.rows, m), "B_j": (SHARE["j"] * tiles.columns, n)}
-    cover = [at_least(Index.of(blocks) * size, extent) for blocks, (size, extent) in wide.items()]
-    live = {"p_i": below(tiles.row(SHARE), m), "p_j": below(tiles.col(SHARE), n), "p_k": below(tiles.step("p_k"), k)}
-    exact = [
-        replace(s, conditions=(*s.conditions, *(c for x, c in live.items() if x in s.coords)))
-        for s in tiled.statements
-        if s.name in {x.name for x in group.statements}
-    ]
-    helpers = [s for s in tiled.statements if s.name not in {x.name for x in exact}]
-    check_tiles(group, deps, tiled, [*exact, *helpers], _contract_coordinates(group, roles, tiles), bound, cover)
-    check_tile_flow(tiled.tree, tiled.statements, tiled.params, tiles, roles)
-    if tiles.promote:
-        check_panel_box(tiles)
-    if tiles.fill:
-        check_fill_box(tiles)
-
-
-def prove_nest(
-    group: Group,
-    tiled: TiledGroup,
-    band: tuple[str, ...],
-    phases: dict[str, int],
-    deps: Dependences,
-    across: str | None = None,
-) -> None:
-    """The tree of an element-wise or stitch group. ``deps``: sizes >= 0; ``across``: the second tiled iterator."""
-    check_band(group, deps, band)
-    check_rows(group, band)
-    extents = {n: e for s in group.statements for n, e in s.iters}
-    bound: dict[str, Index] = dict(tiled.extents)
-    statements, along = list(tiled.statements), "b_t" in tiled.coincident
-    tiles = {"t": band[-1], **({"u": across} if across else {})} if along else {}
-    for x, iterator in tiles.items():
-        size = extents[iterator]
-        bound |= {f"B_{x}": size.ceildiv(NEST_TILE), f"E_{x}": Index.of(NEST_TILE)}
-        row = Index.of(f"b_{x}") * NEST_TILE + x
-        statements = [replace(s, conditions=(*s.conditions, below(row, size))) for s in statements]
-    if not along:
-        check_lanes(group, deps, band, phases)
-    coords: dict[str, list[Coordinate | IndexLike]] = {}
-    for s in group.statements:
-        head: list[Coordinate | IndexLike] = [x for x in band if x not in tiles.values()]
-        head += [Coordinate(x, NEST_TILE) for x in tiles.values()]
-        head += [Coordinate(x, 1, NEST_TILE) for x in tiles.values()]
-        coords[s.name] = [*head, *inner_iterators(s, band)]
-    check_tiles(group, deps, tiled, statements, coords, bound, ())
-
 
 # -- the parts of a proof --------------------------------------------------------------------------------------------
 
@@ -143,28 +81,6 @@ def _binding(name: str, value: Index, params: tuple[str, ...]) -> isl.Set:
         beyond = [at_least(x, y) if a.kind == "max" else at_least(y, x) for y in a.args if y is not x]
         chosen = value.map_atoms(lambda b, x=x: x if b == a else Index({(b,): 1}))  # type: ignore[misc]
         out = out.union(param_set(params, [equals(name, chosen), *beyond], positive=False))
-    return out
-
-
-def _contract_coordinates(
-    group: Group, roles: Roles, tiles: ContractTiles
-) -> dict[str, list[Coordinate | IndexLike]]:
-    """Original instance -> tile-space instance."""
-
-    def split(x: str, share: int, size: int) -> tuple[Coordinate, Coordinate, Coordinate]:
-        return Coordinate(x, share * size), Coordinate(x, size, share), Coordinate(x, 1, size)
-
-    b_i, c_i, p_i = split(roles.row, SHARE["i"], tiles.rows)
-    b_j, c_j, p_j = split(roles.col, SHARE["j"], tiles.columns)
-    step: tuple[Coordinate | IndexLike, Coordinate | IndexLike] = (ZERO, roles.block)
-    if tiles.blocks != ONE:
-        step = Coordinate(roles.block, int(tiles.block)), Coordinate(roles.block, 1, int(tiles.block))
-    last = (tiles.blocks if tiles.blocks.constant is not None else Index.of("B_k")) - 1
-    sunk = {n: ZERO if side == "first" else last for n, side in roles.sunk}
-    out: dict[str, list[Coordinate | IndexLike]] = {}
-    for s in group.statements:
-        b_k, inner = (sunk[s.name], []) if s.name in sunk else (step[0], [step[1], *roles.inner])
-        out[s.name] = [*roles.batch, b_i, b_j, b_k, c_j, c_i, *inner, p_i, p_j]
     return out
 
 

@@ -25,7 +25,7 @@ from polydyn.schedules.index import product
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.polyhedra import read_accesses
 from polydyn.schedules.prove_storage import Storage
-from polydyn.schedules.skeleton import Form, check_instance, skeleton
+from polydyn.schedules.skeleton import Form, check_instance, form, skeleton
 from polydyn.schedules.tree.names import Meets
 from polydyn.schedules.tree.nodes import to_isl
 from polydyn.schedules.tree.scheduled import Scheduled
@@ -35,17 +35,24 @@ from polydyn.schedules.verify import check_tree
 
 
 def prove(t: Scheduled) -> None:
-    """LegalityError with a witness unless the tree computes the group."""
+    """LegalityError with a witness unless the tree computes the group.
+
+    A group's skeleton is proven once for all groups that are its instances; where it has no proof (it may need a
+    relation between constants) the group is proven as it is.
+    """
     check_map(t)
     check_tails(t)
     check_locals(t)
-    s = skeleton(t.group)
-    if s is None:
-        raise ScheduleError(
-            f"{t.group.name} writes at positions known only at run time", node=t.group.name, rule="digit space"
-        )
+    s, own, seen = skeleton(t.group), form(t.group), structure(t)
+    if s is None or own is None:
+        raise ScheduleError(f"{t.group.name} writes at positions known only at run time", rule="digit space")
     check_instance(s, t.group)
-    _prove(s.form, structure(t))
+    try:
+        _prove(s.form, seen)
+    except (LegalityError, ScheduleError):
+        if s.form == own:
+            raise
+        _prove(own, seen)
 
 
 @lru_cache(maxsize=512)
@@ -83,6 +90,7 @@ def check_map(t: Scheduled) -> None:
         for loop in view.loops:
             _check_loop(t, n, loop)
     _check_copies(t)
+    _check_places(t)
     for axis, digits in t.map.axes.items():
         _check_axis(t.map, axis, digits)
 
@@ -103,6 +111,22 @@ def _check_loop(t: Scheduled, name: str, x: Loop) -> None:
         if (share and share.block in x.digits) or (tile in x.digits and x.digits != order):
             what = f"{name}: loop {x.coord} runs {x.digits} of axis {axis}, whose parts are not all equal, out of order"
             raise LegalityError(what, node=name, rule="tile map")
+
+
+def _check_places(t: Scheduled) -> None:
+    """Loops of tasks, units and storage of their own run the same digits in all statements; who meets the storage of a
+    unit is in one.
+    """
+    places = {k for _, loops in t.parallel for k in loops} | {k for x in t.buffers for k in x.scope}
+    for k in sorted(places):
+        runs = {n: x.digits for n, view in t.map.views.items() if (x := view.loop(k))}
+        if len(set(runs.values())) > 1:
+            raise LegalityError(f"loop {k} is a place, but runs {runs}", rule="tile map")
+    for f in t.flow:
+        for k in t.buffer(f.buffer).scope:
+            if t.view(f.statement).loop(k) is None:
+                what = f"{f.statement} meets {f.buffer}, of which every {k} has its own, without such a loop"
+                raise LegalityError(what, node=f.statement, tensor=f.buffer, rule="storage")
 
 
 def _check_copies(t: Scheduled) -> None:

@@ -8,25 +8,24 @@ the group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from polydyn.schedules.dependence import Dependences, analyse
 from polydyn.schedules.errors import LegalityError, ScheduleError
-from polydyn.schedules.index import ONE, Index, maximum
 from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.model import Group
 from polydyn.schedules.polyhedra import context
-from polydyn.schedules.proof import prove_contract, prove_nest
+from polydyn.schedules.proof import check_lanes
+from polydyn.schedules.prove import prove
 from polydyn.schedules.schedule import NestSchedule, schedule_contract, schedule_nest
 from polydyn.schedules.skeleton import Form, Skeleton, check_instance, skeleton
 from polydyn.schedules.tile_flow import ContractTiles, check_fill_box, check_panel_box
-from polydyn.schedules.tiling import Roles, TiledGroup
+from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.scheduled import Scheduled
 
 _T = TypeVar("_T")
 Facts = tuple[Condition, ...]
-Tiled = tuple[TiledGroup, tuple[tuple[str, Index], ...]]
 
 
 class Proofs:
@@ -62,67 +61,24 @@ class Proofs:
             return found
         return schedule_nest(self.group, self.dependences.under(context(self.group)))
 
-    def prove_contract(self, roles: Roles, tiled: TiledGroup, tiles: ContractTiles) -> None:
-        """``proof.prove_contract``."""
-        s, lifted = self.skeleton, self._lift(tiled)
-        general = s and self._tiles(s, roles, tiles)
-        if s and lifted and general and _contract_holds(s.form, s.facts, roles, _Frozen(lifted), general):
-            if tiles.promote:
-                check_panel_box(tiles)
-            if tiles.fill:
-                check_fill_box(tiles)
-            self.reused += 1
-            return
-        prove_contract(self.group, roles, tiled, tiles, self.dependences)
+    def prove_contract(self, t: Scheduled, tiles: ContractTiles) -> None:
+        """The schedule of a product computes it (``prove.prove``), and its buffers are large enough."""
+        prove(t)
+        if tiles.promote:
+            check_panel_box(tiles)
+        if tiles.fill:
+            check_fill_box(tiles)
 
-    def prove_nest(
-        self, tiled: TiledGroup, band: tuple[str, ...], phases: dict[str, int], across: str | None = None
-    ) -> None:
-        """``proof.prove_nest``."""
-        s, lifted = self.skeleton, self._lift(tiled)
-        if s and lifted and _nest_holds(s.form, s.facts, _Frozen(lifted), band, tuple(phases.items()), across):
-            self.reused += 1
-            return
-        prove_nest(self.group, tiled, band, phases, self.dependences, across)
-
-    def _lift(self, tiled: TiledGroup) -> TiledGroup | None:
-        """The tree over the skeleton's parameters; None unless replacing them gives this tree."""
+    def prove_nest(self, t: Scheduled, band: tuple[str, ...], phases: dict[str, int]) -> None:
+        """The schedule of an element-wise or stitch group computes it, and its vector loops carry nothing."""
+        prove(t)
         s = self.skeleton
-        if s is None:
-            return None
-        extents = {n: s.lift(e) for n, e in tiled.extents.items()}
-        same = {n: s.lower(e) for n, e in extents.items()} == tiled.extents
-        own = all(c.expr.symbols() <= {*x.coords, *tiled.params} for x in tiled.statements for c in x.conditions)
-        return replace(tiled, extents=extents) if same and own else None
-
-    def _tiles(self, s: Skeleton, roles: Roles, tiles: ContractTiles) -> ContractTiles | None:
-        """The tile sizes over the skeleton's parameters; None unless replacing them gives these.
-
-        What panels take in memory depends on constants and is checked for each group.
-        """
-        steps = s.lift(dict(next(x for x in self.group.statements if x.reduce).iters)[roles.block])
-        block = s.lift(tiles.block) if tiles.blocks == ONE else tiles.block
-        blocks = ONE if tiles.blocks == ONE else maximum(1, steps.ceildiv(block))
-        if s.lower(block) != tiles.block or s.lower(blocks) != tiles.blocks:
-            return None
-        share = Index.of("S")
-        free = replace(tiles, fill_size=share * tiles.rows, pitch=ONE, steps=ONE)
-        return replace(free, block=block, blocks=blocks, panel_size=share * tiles.columns, vector_size=ONE)
-
-
-class _Frozen:
-    """A tiled group as a key: equal when all its parts are."""
-
-    def __init__(self, tiled: TiledGroup) -> None:
-        self.tiled = tiled
-        self.key = (tiled.tree, tiled.statements, tiled.params, tiled.coincident, tuple(tiled.extents.items()))
-        self.hash = hash(self.key)
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Frozen) and self.key == other.key
+        if t.map.origins:  # vectors run along the tile, whose points are at once
+            return
+        if s and _lanes_hold(s.form, s.facts, band, tuple(phases.items())):
+            self.reused += 1
+        else:
+            check_lanes(self.group, self.dependences, band, phases)
 
 
 def _attempt(f: Callable[[], _T]) -> _T | None:
@@ -153,25 +109,9 @@ def _nest(form: Form, facts: Facts) -> NestSchedule | None:
 
 
 @lru_cache(maxsize=512)
-def _contract_holds(form: Form, facts: Facts, roles: Roles, tiled: _Frozen, tiles: ContractTiles) -> bool:
+def _lanes_hold(form: Form, facts: Facts, band: tuple[str, ...], phases: tuple[tuple[str, int], ...]) -> bool:
     def f() -> bool:
-        prove_contract(form.group(), roles, tiled.tiled, tiles, _dependences(form, facts))
-        return True
-
-    return bool(_attempt(f))
-
-
-@lru_cache(maxsize=512)
-def _nest_holds(
-    form: Form,
-    facts: Facts,
-    tiled: _Frozen,
-    band: tuple[str, ...],
-    phases: tuple[tuple[str, int], ...],
-    across: str | None,
-) -> bool:
-    def f() -> bool:
-        prove_nest(form.group(), tiled.tiled, band, dict(phases), _dependences(form, facts), across)
+        check_lanes(form.group(), _dependences(form, facts), band, dict(phases))
         return True
 
     return bool(_attempt(f))

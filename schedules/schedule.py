@@ -83,9 +83,9 @@ def schedule_attention(parts: AttentionParts) -> AttentionParts:
     batch = parts.score_roles.batch
     groups = [unfold(g, batch) for g in (parts.scores, parts.rows, parts.values)]
     deps = [analyse(g, positive=False).under(context(g)) for g in groups]
-    schedule_contract(groups[0], parts.score_roles, deps[0])
-    schedule_contract(groups[2], parts.value_roles, deps[2])
+    scores, _ = schedule_contract(groups[0], parts.score_roles, deps[0])
+    values, _ = schedule_contract(groups[2], parts.value_roles, deps[2])
     rows = schedule_nest(groups[1], deps[1])
     if rows.band[: len(parts.row_prefix)] != parts.row_prefix:
         raise ScheduleError(f"the rows of an attention share {rows.band}, not {parts.row_prefix}", node=parts.rows.name)
-    return replace(parts, phases=rows.phases)
+    return replace(parts, phases=rows.phases, score_roles=scores, value_roles=values)

@@ -7,28 +7,25 @@ one form and for all sizes ``M``, ``N``, ``K``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import islpy as isl
 
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.index import ONE, ZERO, Atom, Index, IndexLike
+from polydyn.schedules.index import ZERO, Atom, Index
 from polydyn.schedules.isl_util import (
-    Condition,
     at_least,
     below,
     between,
     frame,
     maps,
     pair,
-    param_set,
     sample,
     union_maps,
 )
 from polydyn.schedules.ranges import is_nonnegative
-from polydyn.schedules.tiling import Roles
-from polydyn.schedules.tree import TileStatement, Tree, bind_statement, to_isl
+from polydyn.schedules.tree import TileStatement, Tree, to_isl
 from polydyn.schedules.witness import flow_error
 
 
@@ -59,18 +56,6 @@ class ContractTiles:
     pitch: Index = ZERO
     steps: Index = ZERO
 
-    def row(self, share: Mapping[str, int]) -> Index:
-        """The row of a tile-space instance, when blocks have ``share["i"]`` register tiles."""
-        return (Index.of("b_i") * share["i"] + "c_i") * self.rows + "p_i"
-
-    def col(self, share: Mapping[str, int]) -> Index:
-        """The column of a tile-space instance."""
-        return (Index.of("b_j") * share["j"] + "c_j") * self.columns + "p_j"
-
-    def step(self, point: str) -> Index:
-        """The reduction step; one block alone has any size."""
-        return Index.of(point) if self.blocks == ONE else Index.of("b_k") * self.block + point
-
 
 SHARE = {"i": 3, "j": 2}
 """Register tiles per block of a task in proofs; the launch chooses others, legal too as the band is coincident."""
@@ -79,45 +64,8 @@ Accesses = dict[str, dict[str, list[Index]]]
 """Array -> statement -> subscripts."""
 
 
-def check_tile_flow(
-    tree: Tree, statements: tuple[TileStatement, ...], params: tuple[str, ...], tiles: ContractTiles, roles: Roles
-) -> None:
-    """Registers, carried sums and panels hold the element that is wanted whenever they are read.
-
-    Proves, for all extents: every read of an accumulator has a source of the same element; SAVE of a block comes after
-    all its accumulations, LOAD before them, and LOAD of block b reads what SAVE of block b-1 wrote; every panel element
-    that ACC reads for a live column was packed in the same block of the same task, from the same column and reduction
-    step. LegalityError with a witness otherwise.
-    """
-    whole = tiles.blocks == ONE  # one block of any size: the proof is the same for all
-    free = replace(tiles, block=Index.of("K")) if whole else tiles
-    free = replace(free, panel_size=ONE, vector_size=ONE, fill_size=ONE, pitch=ONE, steps=ONE)
-    _check(tree, statements, params, free, roles.batch, roles.inner)
-
-
-@lru_cache(maxsize=1024)
-def _check(
-    tree: Tree,
-    statements: tuple[TileStatement, ...],
-    params: tuple[str, ...],
-    tiles: ContractTiles,
-    batch: tuple[str, ...],
-    inner: tuple[str, ...],
-) -> None:
-    fixed = _sizes(tiles)
-    names = (*(p for p in params if p not in fixed), "M", "N", "K")
-    cover = () if tiles.blocks == ONE else (at_least("B_k", 1), at_least(Index.of("B_k") * tiles.block, "K"))
-    ctx = param_set(names, [*cover, *(at_least(p, 0) for p in names)], positive=False)
-    live = [bind_statement(_live(s, tiles), fixed) for s in statements]
-    coords = {s.name: s.coords for s in statements}
-    reads, writes, elements = _accesses(coords, tiles, batch, inner)
-    order = check_flow(tree, live, names, ctx, (reads, writes, elements))
-    _check_sums(order, elements, coords, names, ctx)
-
-
 def forget_flows() -> None:
     """Forgets what was proven so far, for measuring."""
-    _check.cache_clear()
     _check_packed.cache_clear()
 
 
@@ -159,23 +107,6 @@ def check_flow(
     return order
 
 
-def _check_sums(
-    order: isl.UnionMap, elements: Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...], ctx: isl.Set
-) -> None:
-    """In every register tile LOAD comes before the accumulations of its block and SAVE after them."""
-    time = {pair(m)[0]: m for m in maps(order)}
-    for s, t in (("LOAD", "ACC"), ("LOAD", "SAVE"), ("INIT", "SAVE"), ("ACC", "SAVE")):
-        if s not in time or t not in time:
-            continue
-        key = [*elements["acc"][f"{t} reads"], Index.of("b_k")]
-        before, after = (frame(n, coords[n], names).map_to("", key) for n in (s, t))
-        same = before.apply_range(after.reverse())
-        bad = same.intersect(time[s].lex_ge_map(time[t]))
-        if not bad.is_empty():
-            what = f"{t} runs before {s} of the same block and register tile"
-            raise flow_error(what, bad, f"{s} -> {t}", "acc", ctx)
-
-
 def _check_source(
     m: isl.Map, elements: Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...], ctx: isl.Set
 ) -> None:
@@ -192,85 +123,12 @@ def _check_source(
         raise flow_error(what, bad, f"{s} -> {t}", array, ctx)
 
 
-def _sizes(tiles: ContractTiles) -> dict[str, Index]:
-    """What the parameters of the tree stand for; the number of reduction blocks stays open unless there is one."""
-    sizes: dict[str, IndexLike] = {"P_i": tiles.rows, "P_j": tiles.columns, "P_k": tiles.block, "W": tiles.width}
-    sizes |= {"C_i": SHARE["i"], "C_j": SHARE["j"], "V_j": SHARE["j"] * (tiles.columns // tiles.width)}
-    sizes |= {"B_k": 1} if tiles.blocks == ONE else {}
-    sizes |= {"A_i": SHARE["i"] * tiles.rows} if tiles.fill else {}
-    return {n: Index.of(v) for n, v in sizes.items()}
-
-
-def _live(s: TileStatement, tiles: ContractTiles) -> TileStatement:
-    """The statement on the live part of its tiles, which is what the kernel's exact loops and masks leave."""
-    conditions: list[Condition] = []
-    if "p_i" in s.coords:
-        conditions += [below(tiles.row(SHARE), "M"), below(tiles.col(SHARE), "N")]
-    if "p_k" in s.coords:
-        conditions.append(below(tiles.step("p_k"), "K"))
-    if "a_k" in s.coords:
-        conditions.append(below(tiles.step("a_k"), "K"))
-    if "a_i" in s.coords:
-        first = Index.of("b_i") * (SHARE["i"] * tiles.rows)
-        ends = ("M", first + SHARE["i"] * tiles.rows)  # the share ends at the last row or after its last tile
-        conditions += [below("a_i", tiles.filled.subs({"r_lo": first, "r_hi": end})) for end in ends]
-    if "v" in s.coords:
-        low = Index.of("b_j") * SHARE["j"]
-        count = tiles.panels.subs({"c_lo": low, "c_hi": low + SHARE["j"]})
-        conditions += [below("v", x) for x in _arguments(count)]
-    return replace(s, conditions=(*s.conditions, *conditions))
-
-
 def _arguments(x: Index) -> tuple[Index, ...]:
     """The arguments of a minimum; the expression itself when it is none."""
     ((m, c),) = list(x.terms.items())[:1] or [((), 0)]
     if len(x.terms) == 1 and c == 1 and len(m) == 1 and isinstance(m[0], Atom) and m[0].kind == "min":
         return m[0].args
     return (x,)
-
-
-def _accesses(
-    coords: Mapping[str, tuple[str, ...]], tiles: ContractTiles, batch: tuple[str, ...], inner: tuple[str, ...]
-) -> tuple[Accesses, Accesses, Accesses]:
-    """(reads, writes, elements): what each tile-space statement touches and which element of the group that stands for.
-
-    A read's element is under ``<statement> reads``. Elements of ``mem``, the output that carries sums between blocks,
-    have the block whose sum they are as their last coordinate; a finished element has -1.
-    """
-
-    def at(*names: str) -> list[Index]:
-        return [Index.of(n) for n in names]
-
-    done = [n for n in coords if n not in ("INIT", "LOAD", "ACC", "SAVE", "PACK", "FILL")]
-    tile = at(*batch, "b_i", "b_j", "c_j", "c_i", "p_i", "p_j")
-    point, block = at("p_i", "p_j"), Index.of("b_k")
-    reads: Accesses = {"acc": dict.fromkeys(("ACC", "SAVE", *done), point), "mem": {"LOAD": tile}}
-    writes: Accesses = {
-        "acc": dict.fromkeys(("INIT", "LOAD", "ACC"), point),
-        "mem": dict.fromkeys(("SAVE", *done), tile),
-    }
-    elements: Accesses = {"acc": dict.fromkeys(writes["acc"], tile), "mem": {"SAVE": [*tile, block + 1]}}
-    elements["acc"] |= {f"{n} reads": tile for n in reads["acc"]}
-    elements["mem"] |= {"LOAD reads": [*tile, block]} | {n: [*tile, Index.of(-1)] for n in done}
-    if tiles.promote:
-        w = tiles.width
-        j = Index.of("c_j") * tiles.columns + "p_j"
-        reads["panel"] = {"ACC": [j // w, *at("p_k", *inner), j % w]}
-        writes["panel"] = {"PACK": at("v", "a_k", *inner, "lane")}
-        packed = Index.of("b_j") * SHARE["j"] * tiles.columns + Index.of("v") * w + "lane"
-        elements["panel"] = {
-            "PACK": [*at(*batch), packed, tiles.step("a_k"), *at(*inner)],
-            "ACC reads": [*at(*batch), tiles.col(SHARE), tiles.step("p_k"), *at(*inner)],
-        }
-    if tiles.fill:
-        first = Index.of("b_i") * (SHARE["i"] * tiles.rows)
-        reads["rows"] = {"ACC": [tiles.row(SHARE) - first, *at("p_k", *inner)]}
-        writes["rows"] = {"FILL": at("a_i", "a_k", *inner)}
-        elements["rows"] = {
-            "FILL": [*at(*batch), first + "a_i", tiles.step("a_k"), *at(*inner)],
-            "ACC reads": [*at(*batch), tiles.row(SHARE), tiles.step("p_k"), *at(*inner)],
-        }
-    return reads, writes, elements
 
 
 def check_panel_box(tiles: ContractTiles) -> None:

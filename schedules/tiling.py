@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Load, Value, transform
 from polydyn.schedules.index import Index
-from polydyn.schedules.isl_util import Condition, at_least, between, equals
+from polydyn.schedules.isl_util import between
 from polydyn.schedules.model import Array, Group, Statement, row_major
 from polydyn.schedules.tree import Band, Leaf, Mark, TileStatement, Tree, sequence
 
@@ -54,61 +53,6 @@ class TiledGroup:
     def coordinates(self) -> dict[str, tuple[str, ...]]:
         """Statement -> its coordinates."""
         return {s.name: s.coords for s in self.statements}
-
-
-TILE_PARAMS = ("B_i", "B_j", "B_k", "C_i", "C_j", "P_i", "P_j", "P_k")
-
-
-def contract_tree(group: Group, roles: Roles, promote: bool, fill: bool = False) -> TiledGroup:
-    """The CPU tree of {init, accumulate, epilogues...}; with ``promote`` a copy statement packs the column operand.
-
-    Statements: INIT, LOAD, ACC, SAVE, DONE<n>; LOAD and SAVE carry the accumulator through memory between reduction
-    blocks. PACK fills panels ``[v][k][inner..][lane]`` for the current block of columns and reduction block; FILL, with
-    ``fill``, copies the row operand to ``[row][k][inner..]`` for the current block of rows and reduction block. Sunk
-    statements are guarded by their step of the schedule matrix, read at tile level: 0 is ``b_k = 0``, K-1 is
-    ``b_k = B_k - 1``.
-    """
-    extents, epilogues = dict(_accumulation(group).iters), _epilogues(group)
-    outer = (*roles.batch, "b_i", "b_j", "b_k")
-    tile, point = ("c_j", "c_i"), ("p_i", "p_j")
-    named = {f"E_{n}": extents[n] for n in (*roles.batch, *roles.inner)}
-    bounds = {n: Index.of(f"E_{n}") for n in (*roles.batch, *roles.inner)}
-    bounds |= {f"{a}_{x}": Index.of(f"{a.upper()}_{x}") for a, x in (
-        ("b", "i"), ("b", "j"), ("b", "k"), ("c", "i"), ("c", "j"), ("p", "i"), ("p", "j"), ("p", "k"))}  # fmt: skip
-    bounds |= {"v": Index.of("V_j"), "a_k": Index.of("P_k"), "lane": Index.of("W"), "a_i": Index.of("A_i")}
-
-    def statement(name: str, coords: tuple[str, ...], *extra: Condition) -> TileStatement:
-        box = [c for x in coords for c in between(0, x, bounds[x])]
-        return TileStatement(name, coords, (*box, *extra))
-
-    last = Index.of("B_k") - 1
-    step = {n: equals("b_k", 0) if side == "first" else equals("b_k", last) for n, side in roles.sunk}
-    micro = (*outer, *tile)
-    statements = [
-        statement("INIT", (*micro, *point), step["INIT"]),
-        statement("LOAD", (*micro, *point), at_least("b_k", 1)),
-        statement("ACC", (*micro, "p_k", *roles.inner, *point)),
-        statement("SAVE", (*micro, *point), at_least(last - 1, "b_k")),
-        *(statement(s.name, (*micro, *point), step[s.name]) for s in epilogues),
-    ]
-    names = [s.name for s in statements]
-    ij = Band(point)
-    body: Tree = Mark("micro", sequence(
-        ("INIT", ij), ("LOAD", ij), ("ACC", Mark("reduce", Band(("p_k", *roles.inner), ij))), ("SAVE", ij),
-        *((s.name, ij) for s in epilogues),
-    ))  # fmt: skip
-    body = Band(tile, body)
-    if promote:
-        statements.append(statement("PACK", (*outer, "v", "a_k", *roles.inner, "lane")))
-        body = sequence(("PACK", Mark("promote", Band(("v", "a_k", *roles.inner, "lane")))), (names, body))
-        names.append("PACK")
-    if fill:
-        copy = ("a_i", "a_k", *roles.inner)
-        statements.append(statement("FILL", (*outer, *copy)))
-        body = sequence(("FILL", Mark("fill", Band(copy))), (names, body))
-    tree = Mark("task", Band((*roles.batch, "b_i", "b_j"), Mark("kblock", Band(("b_k",), body))))
-    params = (*named, *TILE_PARAMS, *(("V_j", "W") if promote else ()), *(("A_i",) if fill else ()))
-    return TiledGroup(tree, tuple(statements), params, (*roles.batch, "b_i", "b_j"), named)
 
 
 @dataclass(frozen=True)
@@ -211,48 +155,6 @@ def _accumulation(group: Group) -> Statement:
 
 def _epilogues(group: Group) -> list[Statement]:
     return [s for s in group.statements if s.role == "epilogue"]
-
-
-def nest_tree(
-    group: Group, prefix: tuple[str, ...], phases: dict[str, int], tiled: bool, across: str | None = None
-) -> TiledGroup:
-    """The CPU tree of an element-wise or stitch group.
-
-    ``prefix``: the iterators that all statements share, all coincident. ``phases``: statement -> phase. Statements of
-    one phase with the same inner iterators share their loops. With ``tiled`` the last prefix iterator is tiled: block
-    ``b_t`` (a task coordinate) and point ``t``, the extent of the current tile being ``E_t``. With ``across``, another
-    prefix iterator, that one is tiled too: ``b_u``, ``u`` and ``E_u``, inside ``t``.
-    """
-    extents: dict[str, Index] = {}
-    for s in group.statements:
-        for n, e in s.iters:
-            if extents.setdefault(n, e) != e:
-                raise ScheduleError(f"iterator {n} has the extents {extents[n]} and {e}", node=s.name)
-    bounds = {n: Index.of(f"E_{n}") for n in extents}
-    head = prefix[:-1] if tiled else prefix
-    head = tuple(x for x in head if x != across)
-    blocks, points = (("b_t", "b_u"), ("t", "u")) if across else (("b_t",), ("t",)) if tiled else ((), ())
-    task, shared = (*head, *blocks), (*head, *blocks, *points)
-    bounds |= {f"{a}_{x}".removeprefix("_"): Index.of(f"{b}_{x}") for a, b in (("b", "B"), ("", "E")) for x in "tu"}
-    statements = []
-    for s in group.statements:
-        coords = (*shared, *inner_iterators(s, prefix))
-        statements.append(TileStatement(s.name, coords, tuple(c for x in coords for c in between(0, x, bounds[x]))))
-    children: list[tuple[list[str], Tree]] = []
-    for stage in stages(group, prefix, phases):
-        inner = inner_iterators(stage[0], prefix)
-        names = [s.name for s in stage]
-        leaf: Tree = sequence(*((n, Leaf()) for n in names)) if len(names) > 1 else Leaf()
-        children.append((names, Mark("stage", Band(inner, leaf)) if inner else leaf))
-    body: Tree = sequence(*children) if len(children) > 1 else children[0][1]
-    body = Mark("row", body)
-    if tiled:
-        body = Mark("tile", Band(points, body))
-    tree = Mark("task", Band(task, body)) if task else Mark("task", body)
-    used = {x for s in statements for x in s.coords} & extents.keys()
-    named = {f"E_{n}": e for n, e in extents.items() if n in used}
-    params = (*named, *(f"{a}_{x}" for x in points for a in "BE"))
-    return TiledGroup(tree, tuple(statements), params, task, named)
 
 
 def inner_iterators(s: Statement, prefix: tuple[str, ...]) -> tuple[str, ...]:

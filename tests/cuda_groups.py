@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda_emit import LONG
 from polydyn.codegen.cuda_kernel import WORKSPACE, CudaKernel, TensorMapOf
 from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
-from polydyn.compiler import NOT_ON_CUDA
 from polydyn.fusion.pipeline import fusion_plan
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
@@ -22,8 +22,9 @@ from polydyn.gpu.tensormap import TensorMap, element_type
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
-from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
+from polydyn.lowering.cuda import CudaBuilder
 from polydyn.lowering.pack import pack
+from polydyn.lowering.place import Placed
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 SHARED = 227 * 1024
@@ -51,7 +52,7 @@ def plan_of(
         [onnx.numpy_helper.from_array(a, n) for n, a in (constants or {}).items()],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    return fusion_plan(fold(import_model(model)), NOT_ON_CUDA, cuda=True)
+    return fusion_plan(fold(import_model(model)), Cuda.unused, cuda=True)
 
 
 def with_bugs(kernel: CudaKernel, bugs: Mapping[str, tuple[str, str]]) -> tuple[CudaKernel, ...]:
@@ -79,20 +80,20 @@ def dims_of(plan: FusionPlan, feeds: Arrays) -> dict[str, int]:
     return {s.symbol: feeds[s.input].shape[s.axis] for s in plan.graph.sources}
 
 
-def params_of(p: PlacedCuda, dims: Mapping[str, int]) -> dict[str, int]:
+def params_of(p: Placed[CudaKernel], dims: Mapping[str, int]) -> dict[str, int]:
     """The group's parameters for the model's symbols."""
     return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
 
 
-def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[PlacedCuda, ...]:
+def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[Placed[CudaKernel], ...]:
     """The kernels of a plan, in launch order."""
     builder = CudaBuilder(plan, arch, tf32)
     return tuple(p for g in plan.groups for p in builder.place(g))
 
 
-def version(p: PlacedCuda, word: str) -> CudaKernel:
+def version(p: Placed[CudaKernel], word: str) -> CudaKernel:
     """The version whose name begins with a word."""
-    return next(k for k in p.versions if k.version.startswith(word))
+    return next(k for k in p.kernels if k.version.startswith(word))
 
 
 def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> bytes:
@@ -107,16 +108,16 @@ def _kind(k: CudaKernel) -> tuple[bool, bool, str]:
     return k.version.endswith(LONG), bool(k.after), k.arch
 
 
-def first_fit(p: PlacedCuda, env: dict[str, int], arch: str = "sm_80") -> CudaKernel:
+def first_fit(p: Placed[CudaKernel], env: dict[str, int], arch: str = "sm_80") -> CudaKernel:
     """The best version for an architecture, on a device of otherwise the emulated one's size."""
-    return next(k for k in p.versions if k.fits(env, SHARED, MULTIPROCESSORS, arch))
+    return next(k for k in p.kernels if k.fits(env, SHARED, MULTIPROCESSORS, arch))
 
 
 def run(
     plan: FusionPlan,
     feeds: Arrays,
-    choose: Callable[[PlacedCuda, dict[str, int]], CudaKernel] = first_fit,
-    kernels: tuple[PlacedCuda, ...] | None = None,
+    choose: Callable[[Placed[CudaKernel], dict[str, int]], CudaKernel] = first_fit,
+    kernels: tuple[Placed[CudaKernel], ...] | None = None,
     reverse: bool = False,
     together: bool = True,
 ) -> tuple[Arrays, list[Counters]]:
@@ -144,7 +145,7 @@ def run(
     for p in kernels:
         env = params_of(p, dims)
         first, buffers = choose(p, env), p.lowered.buffers
-        alike = [v for v in p.versions if _kind(v) == _kind(first)] if together else [first]
+        alike = [v for v in p.kernels if _kind(v) == _kind(first)] if together else [first]
         counters += launch(first, alike, env, lambda a, of=buffers: array(of[a]), reverse)  # type: ignore[misc]
     return {n: array(n) for n in graph.outputs}, counters
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 from programs import B, buffers
 from tiny import model, node
@@ -12,7 +15,8 @@ from polydyn.gpu.compiler import device_headers
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
 from polydyn.program.cuda_program import CudaProgram
-from polydyn.program.plan import HostPlan, KernelSource, Launch, Version
+from polydyn.program.plan import Block, Candidate, HostPlan, KernelSource, Launch
+from polydyn.schedules.decision import cheapest
 from polydyn.schedules.index import Index
 
 EYE = np.eye(8, dtype=np.float32)
@@ -60,16 +64,20 @@ def add(name: str) -> KernelSource:
     return KernelSource(name, ADD.replace("NAME", name), "", 2, 1, arch="sm_80")
 
 
-def version(kernel: str, by: Index, *arrays: str) -> Version:
-    """A version of a launch from x to y, both [B, 32]."""
-    return Version(kernel, kernel, arrays or ("x", "y"), (by,), B, Index.of(0), 32)
+def version(kernel: str, by: Index, *arrays: str) -> Candidate:
+    """A candidate of a launch from x to y, both [B, 32]."""
+    return Candidate(kernel, arrays or ("x", "y"), (by,), B, block=Block(32))
 
 
-def one_launch(*versions: Version, kernels: tuple[KernelSource, ...]) -> HostPlan:
+def with_block(c: Candidate, **fields: Any) -> Candidate:
+    """The candidate with another block."""
+    assert c.block is not None
+    return replace(c, block=replace(c.block, **fields))
+
+
+def one_launch(*versions: Candidate, kernels: tuple[KernelSource, ...]) -> HostPlan:
     """One launch from x to y."""
-    launch = Launch(
-        versions[0].kernel, ("x", "y"), (B,), B, Index.of(0), Index.of(1), "l", names=("b",), versions=versions
-    )
+    launch = Launch(versions, B, Index.of(1), cheapest(len(versions)), "l")
     row = Index.of(32)
     return HostPlan(
         name="p", inputs=("x",), outputs=("y",), launches=(launch,), kernels=kernels, guards=(), constants={},
@@ -91,8 +99,8 @@ PD_EXPORT(shift, 32);
 def shift() -> CudaProgram:
     """``y = x``; a kernel that stores far away when there are more than 100 elements."""
     one, by = Index.of(1), Index.of(1 << 40)
-    only = Version("shift", "only", ("x", "y"), (B, by), B.ceildiv(32), Index.of(0), 32)
-    launch = Launch("shift", ("x", "y"), (B,), B, Index.of(0), one, label="the shift", versions=(only,))
+    only = Candidate("shift", ("x", "y"), (B, by), B.ceildiv(32), name="only", block=Block(32))
+    launch = Launch((only,), B, one, label="the shift")
     program = build_program(
         HostPlan(
             name="shift", inputs=("x",), outputs=("y",),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from polydyn.graph.ir import Guard, SymbolSource
-from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch
+from polydyn.program.plan import Buffer, Candidate, HostPlan, KernelSource, Launch
 from polydyn.schedules.index import Index
 
 B, L = Index.of("B"), Index.of("L")
@@ -43,10 +43,13 @@ WEIGHTS = np.array([1, 2, 3, 4], np.float32)
 
 
 def launch(kernel: KernelSource, buffers: str, symbols: Any, tasks: Any, work: Any, scratch: Any = 0) -> Launch:
-    return Launch(
-        kernel.name, tuple(buffers.split()), tuple(map(Index.of, symbols)), Index.of(tasks), Index.of(scratch),
-        Index.of(work), label=f"{kernel.name}:{buffers}", flops=Index.of(work), bytes=Index.of(work) * 4,
+    only = Candidate(
+        kernel.name, tuple(buffers.split()), tuple(map(Index.of, symbols)), Index.of(tasks), Index.of(scratch)
     )
+    return Launch(
+        (only,), Index.of(tasks), Index.of(work), label=f"{kernel.name}:{buffers}", flops=Index.of(work),
+        bytes=Index.of(work) * 4,
+    )  # fmt: skip
 
 
 def buffers(*rows: Any) -> dict[str, Buffer]:

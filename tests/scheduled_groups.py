@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.schedules.dependence import analyse
+from polydyn.schedules.dependence import Dependences, analyse
 from polydyn.schedules.expr import const, op
 from polydyn.schedules.index import IndexLike
 from polydyn.schedules.interpret import interpret
@@ -44,10 +44,14 @@ def product() -> Group:
     )  # fmt: skip
 
 
+def positive(group: Group) -> Dependences:
+    """Dependences for sizes >= 1, as schedules are solved for."""
+    return analyse(group, positive=False).under(context(group))
+
+
 def roles(group: Group) -> Roles:
     """The roles of ``product`` with the steps of its solved matrix."""
-    deps = analyse(group, positive=False).under(context(group))
-    return schedule_contract(group, Roles(("n",), "i", "j", "k", ("r",)), deps)[0]
+    return schedule_contract(group, Roles(("n",), "i", "j", "k", ("r",)), positive(group))[0]
 
 
 def run_product(

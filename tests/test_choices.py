@@ -12,7 +12,7 @@ from polydyn.errors import PolydynError, ScheduleError
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
 from polydyn.program.evaluation import Evaluation
-from polydyn.program.plan import Choice, HostPlan, Variant
+from polydyn.program.plan import Block, Candidate, HostPlan
 from polydyn.schedules.decision import ArgMin, Decision, Entry, Leaf, Split, choose
 from polydyn.schedules.index import Index, maximum, minimum
 from tests.programs import B, L, buffers, feeds, kernel, launch
@@ -25,12 +25,10 @@ KERNELS = tuple(
 
 
 def plan(decision: Decision, variants: int = 3) -> HostPlan:
-    """``y[B]`` says which variant ran, with a symbol that is another for each."""
+    """``y[B]`` says which candidate ran, with a symbol that is another for each."""
     symbols = [Index.of(7), B + 1, (L + 3) // 4]
-    chosen = Choice(
-        tuple(Variant(f"tag{k}", (symbols[k],), B, Index.of(0)) for k in range(variants)), decision
-    )
-    one = replace(launch(KERNELS[0], "x y", (0,), B, B), choice=chosen)
+    several = tuple(Candidate(f"tag{k}", ("x", "y"), (symbols[k],), B) for k in range(variants))
+    one = replace(launch(KERNELS[0], "x y", (0,), B, B), candidates=several, decision=decision)
     return HostPlan(
         name="choices",
         inputs=("x",),
@@ -81,12 +79,14 @@ def test_c_and_explain_take_the_same_variant(seed: int) -> None:
 def test_launches_of_equal_shapes_share_their_selection() -> None:
     decision = ArgMin((Entry(0, B * 7), Entry(1, L * 5), Entry(2, B + L)))
     values = Evaluation(["B", "L"])
-    options = [(B, Index.of(0), B * k) for k in range(3)]
+    options, rows = [(B, Index.of(0), B * k) for k in range(3)], (0, 1, 2)
     choice = values.choose(decision)
-    first, lines = values.select(choice, options), len(values.lines)
-    assert values.choose(ArgMin(decision.entries)) == choice and values.select(choice, options) == first
+    first, lines = values.select(choice, rows, options), len(values.lines)
+    assert values.choose(ArgMin(decision.entries)) == choice and values.select(choice, rows, options) == first
     assert len(values.lines) == lines
-    assert values.choose(Leaf(1)) != choice and values.select(choice, options[::-1]) != first
+    assert values.choose(Leaf(1)) != choice and values.select(choice, rows, options[::-1]) != first
+    assert values.choose(decision, [[(B, "<=", L)], [], []]) != choice, "another may be launched"
+    assert values.choose(decision, rows=(0, 2, 3)) != choice
 
 
 def test_a_choice_must_be_total_and_fit_its_launch() -> None:
@@ -94,10 +94,14 @@ def test_a_choice_must_be_total_and_fit_its_launch() -> None:
         build_program(plan(Leaf(2), variants=2))
     p = plan(Leaf(0))
     (one,) = p.launches
-    assert one.choice is not None
-    short = replace(one.choice, variants=(replace(one.choice.variants[0], symbols=()), *one.choice.variants[1:]))
-    with pytest.raises(PolydynError, match="numbers of symbols"):
-        build_program(replace(p, launches=(replace(one, choice=short),)))
-    unknown = replace(one.choice, variants=(replace(one.choice.variants[0], kernel="none"), *one.choice.variants[1:]))
-    with pytest.raises(PolydynError, match="which the plan lacks"):
-        build_program(replace(p, launches=(replace(one, choice=unknown),)))
+    first, *others = one.candidates
+    for bad, why in (
+        (replace(first, symbols=()), "passes 2 buffers and 0 symbols"),
+        (replace(first, kernel="none"), "which the plan lacks"),
+        (replace(first, conditions=((B, "<=", L),)), "a CPU runs every candidate at every size"),
+        (replace(first, block=Block(32)), "is for another place than cpu"),
+        (replace(first, tasks=Index.of("Q")), "uses a symbol without a source"),
+        (replace(first, names=("a", "b")), "has 2 names of 1 symbols"),
+    ):
+        with pytest.raises(PolydynError, match=why):
+            build_program(replace(p, launches=(replace(one, candidates=(bad, *others)),)))

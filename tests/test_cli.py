@@ -74,7 +74,7 @@ def test_an_artifact_takes_no_options_of_compiling(saved: Path, option: tuple[st
 
 
 def test_explain_and_profile_name_the_kernels(saved: Path) -> None:
-    kernels = {x["kernel"] for x in polydyn.load(saved).manifest["launches"]}
+    kernels = {c["kernel"] for x in polydyn.load(saved).manifest["launches"] for c in x["candidates"]}
     explained, profiled = call("explain", saved, "--shape", "B=2,L=7"), call("profile", saved, "--shape", "B=2,L=7")
     for done in (explained, profiled):
         assert done.exit_code == 0, done.output

@@ -76,10 +76,10 @@ def test_what_is_free_before_the_first_step_stays_allowed(monkeypatch: pytest.Mo
 def test_each_step_is_shown_with_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYDYN_DUMP_DIR", str(tmp_path))
     with stages("m"):
-        run("k", LOOP, (GOOD, Step("same", "leaves it", lambda b: b)), NAMES)
+        run("k", LOOP, (GOOD, Step("same", "leaves it", lambda b: b), Step("drop", "empties it", lambda b: ())), NAMES)
         run("hidden", LOOP, (GOOD,), NAMES, shown=False)
     (folder,) = tmp_path.iterdir()
     assert [f.name for f in folder.iterdir()] == ["k"]
-    assert sorted(f.name for f in (folder / "k").iterdir()) == ["00_lower.txt", "01_same.txt"]
+    assert sorted(f.name for f in (folder / "k").iterdir()) == ["00_lower.txt", "01_drop.txt"]
     text = (folder / "k" / "00_lower.txt").read_text()
     assert text == "// statements become stores\nserial i in [0, n)\n  y[i] = x[i]\n"

@@ -16,7 +16,8 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.attention import lower_attention
-from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
+from polydyn.lowering.cuda import CudaBuilder
+from polydyn.lowering.place import Placed
 from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, const, op
 from polydyn.schedules.index import Index
 from polydyn.schedules.masks import Axis, Logits, check_conditions, tile_conditions
@@ -87,14 +88,14 @@ def case(
 BOUND = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-6, "tf32": 2e-3}
 
 
-def tf32(plan: FusionPlan) -> tuple[PlacedCuda, ...]:
+def tf32(plan: FusionPlan) -> tuple[Placed[Any], ...]:
     """The kernels with float32 on tensor cores."""
     builder = CudaBuilder(plan, tf32=True)
     return tuple(p for g in plan.groups for p in builder.place(g))
 
 
 def right(
-    plan: FusionPlan, kernels: tuple[PlacedCuda, ...], *of: Any, tolerance: float = 4e-3, choose: Any = first_fit
+    plan: FusionPlan, kernels: tuple[Placed[Any], ...], *of: Any, tolerance: float = 4e-3, choose: Any = first_fit
 ) -> None:
     """Both orders of warps give the reference, and the same bits."""
     feeds, want = case(plan, *of)
@@ -113,7 +114,7 @@ def test_every_length_and_mask() -> None:
     plan = attention()
     kernels = placed(plan)
     (p,) = kernels
-    assert p.versions[0].version == "attention_64x64x64_16_16_16_wide" and len(p.versions) == 2, "32 and 64 bits"
+    assert p.kernels[0].version == "attention_64x64x64_16_16_16_wide" and len(p.kernels) == 2, "32 and 64 bits"
     for length, keys, mask in (
         (1, 1, "none"), (7, 31, "causal"), (63, 65, "none"), (64, 64, "causal"), (65, 63, "row"), (3, 200, "late"),
         (130, 197, "causal"), (5, 129, "row"),
@@ -130,7 +131,7 @@ def test_float32_is_one_kernel(dtype: str, depth: int, width: int, transposed: b
     plan = attention("float32", depth, width, transposed=transposed)
     kernels = tf32(plan) if dtype == "tf32" else placed(plan)
     (p,) = kernels
-    assert p.versions[0].version.startswith("attention_tf32" if dtype == "tf32" else "attention_lanes")
+    assert p.kernels[0].version.startswith("attention_tf32" if dtype == "tf32" else "attention_lanes")
     for length, keys, mask in ((1, 1, "none"), (65, 31, "causal"), (7, 68, "late"), (3, 97, "row")):
         right(plan, kernels, length, keys, mask, tolerance=BOUND[dtype])
 
@@ -190,7 +191,7 @@ def test_finite_masks_hide_tiles_until_a_row_needs_them() -> None:
             (lowest, False): "last", (lowest, True): "last"}  # fmt: skip
     for (low, added), way in ways.items():
         (p,) = placed(causal("float32", low, added))
-        text = p.versions[0].text
+        text = p.kernels[0].text
         loop = next(x for x in text.splitlines() if "for (int32_t b_l" in x)
         assert ("never" if "b_i" in loop else "last" if "turn < 2" in text else "all") == way, (low, added)
 
@@ -266,25 +267,25 @@ def test_planted_bugs_in_float32_are_caught(bug: str) -> None:
     dtype, old, new, message = FLOAT_BUGS[bug]
     plan = attention("float32")
     (p,) = tf32(plan) if dtype == "tf32" else placed(plan)
-    wrong = replace(p, versions=with_bugs(p.versions[0], {bug: (old, new)}))
+    wrong = replace(p, kernels=with_bugs(p.kernels[0], {bug: (old, new)}))
     with pytest.raises((AssertionError, DeviceError), match=message):
-        right(plan, (wrong,), 17, 67, "none", tolerance=BOUND[dtype], choose=lambda p, env: p.versions[0])
+        right(plan, (wrong,), 17, 67, "none", tolerance=BOUND[dtype], choose=lambda p, env: p.kernels[0])
 
 
 @pytest.fixture(scope="module")
-def broken() -> tuple[FusionPlan, PlacedCuda]:
+def broken() -> tuple[FusionPlan, Placed[Any]]:
     plan = attention()
     (p,) = placed(plan)
-    return plan, replace(p, versions=with_bugs(p.versions[0], BUGS))
+    return plan, replace(p, kernels=with_bugs(p.kernels[0], BUGS))
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedCuda]) -> None:
+def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed[Any]]) -> None:
     plan, p = broken
     caught = 0
     for mask in ("late", "none"):
         try:
-            right(plan, (p,), 17, 131, mask, choose=lambda p, env: p.versions[list(BUGS).index(bug)])
+            right(plan, (p,), 17, 131, mask, choose=lambda p, env: p.kernels[list(BUGS).index(bug)])
         except (AssertionError, DeviceError):
             caught += 1
     assert caught
@@ -317,5 +318,5 @@ def test_attention_compiles_without_spills(dtype: str, depth: int) -> None:
     plan = attention("float16" if dtype == "float16" else "float32", depth, depth)
     (p,) = tf32(plan) if dtype == "tf32" else placed(plan)
     for arch in ("sm_80", "sm_90a") if dtype == "float16" else ("sm_90a",):
-        use = compile_cuda(p.versions[0].text, arch).kernels[p.versions[0].name]
+        use = compile_cuda(p.kernels[0].text, arch).kernels[p.kernels[0].name]
         assert use.spill_stores == use.spill_loads == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_programs import add, check, one_launch, relu, shift, softmax_and_gather, version
+from cuda_programs import add, check, one_launch, relu, shift, softmax_and_gather, version, with_block
 from programs import B
 from tiny import model, node
 
@@ -296,7 +296,7 @@ def test_no_memory_for_the_graph(layer: CudaProgram, device: Session, monkeypatc
 
 def test_a_launch_that_is_refused_ends_the_capture() -> None:
     small = replace(version("a", Index.of(1)), conditions=((B, "<=", Index.of(2)),))
-    wide = replace(version("a", Index.of(1)), threads=64)
+    wide = with_block(version("a", Index.of(1)), threads=64)
     program: Any = build_program(one_launch(small, wide, kernels=(add("a"),)), target="cuda:emulated")
     x = np.zeros((3, 32), np.float32)
     for _ in range(2):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_groups import placed, plan_of
-from cuda_programs import add, one_launch, version
+from cuda_programs import add, one_launch, version, with_block
 from onnx import helper
 from programs import B
 from tiny import model, node
@@ -28,10 +28,10 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu import hardware
 from polydyn.lowering.cuda import serves
 from polydyn.program.assemble import build_program
-from polydyn.program.cuda_cost import choose, estimated, launch_time, may_run, resident_blocks, step_time
+from polydyn.program.cuda_cost import choose, estimated, estimates, launch_time, may_run, resident_blocks, step_time
 from polydyn.program.cuda_program import CudaProgram
 from polydyn.program.evaluation import Evaluation, evaluation_function
-from polydyn.program.plan import HostPlan, Launch, Version
+from polydyn.program.plan import HostPlan, Launch
 from polydyn.program.runtime import sources
 from polydyn.schedules.index import ZERO, Atom, Index
 from polydyn.shapes.sizes import Sizes
@@ -73,8 +73,7 @@ def sizes(arch: str, m: int, k: int, n: int) -> dict[str, int]:
 
 
 def taken(arch: str, m: int, k: int, n: int, dtype: str = "float16") -> str:
-    chosen, _ = choose(launch(arch, dtype).versions, sizes(arch, m, k, n), DEVICES[arch])
-    return chosen.name
+    return choose(launch(arch, dtype), sizes(arch, m, k, n), DEVICES[arch]).name
 
 
 # -- what is chosen --------------------------------------------------------------------------------------------------
@@ -91,11 +90,11 @@ def test_few_rows_take_versions_for_few_rows(arch: str, k: int, n: int) -> None:
 
 def test_it_is_not_the_first_that_fits() -> None:
     """sm_90a used to give tiles of 128 rows and 256 columns to a product of 16 rows."""
-    versions, at = launch("sm_90a").versions, sizes("sm_90a", 16, 768, 16384)
-    first = next(v for v in versions if may_run(v, at, H200))
-    chosen, least = choose(versions, at, H200)
+    one, at = launch("sm_90a"), sizes("sm_90a", 16, 768, 16384)
+    first = next(v for v in one.candidates if may_run(v, at, H200))
+    chosen, times = choose(one, at, H200), estimates(one)
     assert first.name.startswith("wgmma_128x256") and chosen.name.startswith("mma_16x64")
-    assert least < first.estimate.evaluate(at)
+    assert times[chosen.name].evaluate(at) < times[first.name].evaluate(at)
 
 
 @pytest.mark.parametrize(("arch", "large"), [("sm_90a", "wgmma_128x256"), ("sm_80", "mma_128x128")])
@@ -110,7 +109,7 @@ def test_long_reductions_of_small_results_are_split(arch: str) -> None:
     for m, k, n in ((64, 16384, 64), (16, 16384, 128), (128, 32768, 128)):
         assert taken(arch, m, k, n).startswith("split"), (m, k, n)
     at = sizes(arch, 64, 512, 3072)
-    fitting = [v.name for v in launch(arch).versions if may_run(v, at, DEVICES[arch])]
+    fitting = [v.name for v in launch(arch).candidates if may_run(v, at, DEVICES[arch])]
     assert any(n.startswith("split") for n in fitting) and not taken(arch, 64, 512, 3072).startswith("split")
 
 
@@ -126,7 +125,7 @@ def test_rows_of_a_block_or_of_a_warp() -> None:
     (one,) = estimated(plan_program(softmax, target="cuda:sm_90a"), H200).launches
 
     def name(m: int, n: int) -> str:
-        return choose(one.versions, {"nth": 132, "M": m, "N": n}, H200)[0].name
+        return choose(one, {"nth": 132, "M": m, "N": n}, H200).name
 
     assert name(100_000, 64) == name(1000, 32) == "warp"
     assert name(8, 4096) == name(128, 768) == "block" and name(4, 100_000) == "block recompute"
@@ -165,13 +164,13 @@ def checked(x: Index, at: Mapping[str, int]) -> int:
 
 @pytest.mark.parametrize(("arch", "dtype"), [("sm_90a", "float16"), ("sm_80", "float32")])
 def test_estimates_of_all_sizes_fit_64_bits(arch: str, dtype: str) -> None:
-    versions = {v.estimate: v for v in launch(arch, dtype).versions}
+    versions = {x: name for name, x in estimates(launch(arch, dtype)).items()}
     assert len(versions) >= 5, "versions of one tile may have one"
     for m, k, n in (*HUGE, *UGLY):
         at = sizes(arch, m, k, n)
-        for estimate, v in versions.items():
-            assert checked(estimate, at) == estimate.evaluate(at) > 0, (v.name, at)
-        choose(launch(arch, dtype).versions, at, DEVICES[arch])  # some version runs
+        for estimate, name in versions.items():
+            assert checked(estimate, at) == estimate.evaluate(at) > 0, (name, at)
+        choose(launch(arch, dtype), at, DEVICES[arch])  # some version runs
 
 
 def test_more_work_takes_longer() -> None:
@@ -192,13 +191,13 @@ def test_more_work_takes_longer() -> None:
 
 def test_the_compilers_registers_count() -> None:
     plan = planned("sm_90a")
-    name = next(v.kernel for v in plan.launches[0].versions if v.name.startswith("gemv_8"))
+    name = next(v.kernel for v in plan.launches[0].candidates if v.name.startswith("gemv_8"))
 
     def ns(registers: dict[str, int]) -> int:
         said = {name: {arch: {"registers": r} for arch, r in registers.items()}}
         (one,) = estimated(plan, H200, said).launches
-        gemv = next(v for v in one.versions if v.kernel == name)
-        return gemv.estimate.evaluate({"nth": 4, "M": 8, "K": 1024, "N": 1024})
+        gemv = next(v for v in one.candidates if v.kernel == name)
+        return estimates(one)[gemv.name].evaluate({"nth": 4, "M": 8, "K": 1024, "N": 1024})
 
     assert ns({"sm_90a": 250}) > ns({"sm_90a": 100}) == ns({"sm_80": 250}), "one block of a multiprocessor, or two"
 
@@ -212,10 +211,11 @@ def test_devices_of_targets() -> None:
 
 
 def test_what_no_device_can_run_is_refused() -> None:
-    large = replace(version("a", V(1)), smem=V(10**6))
-    with pytest.raises(InputError, match="no version runs at this size"):
-        choose([large], {"nth": 1, "B": 1}, H200)
-    hopper: Version = replace(version("a", V(1)), arch="sm_90a")
+    large = replace(version("a", V(1)), scratch=V(10**6))
+    (one,) = one_launch(large, kernels=(add("a"),)).launches
+    with pytest.raises(InputError, match="no kernel runs at this size"):
+        choose(one, {"nth": 1, "B": 1}, H200)
+    hopper = with_block(version("a", V(1)), arch="sm_90a")
     assert may_run(hopper, {"B": 1}, H200) and not may_run(hopper, {"B": 1}, DEVICES["sm_80"])
 
 
@@ -239,22 +239,22 @@ def gemm() -> FusionPlan:
 
 def test_eight_tiles_at_most_and_a_total_version() -> None:
     (p,) = placed(gemm(), "sm_90a")
-    tiles = {k.version.partition("x64_")[0].partition("x32_")[0] for k in p.versions if "gemv" not in k.version}
+    tiles = {k.version.partition("x64_")[0].partition("x32_")[0] for k in p.kernels if "gemv" not in k.version}
     assert tiles == {"split_mma_64x64", "split_mma_16x64", "wgmma_128x256", "wgmma_128x128", "mma_128x128",
                      "mma_64x128", "mma_64x64", "mma_16x64"}  # fmt: skip
-    last = p.versions[-1]
+    last = p.kernels[-1]
     assert last.version == "mma_64x64x32_4_2_2" + LONG and not last.multiples and not last.conditions
 
 
 def test_versions_that_others_serve_for_are_left_out() -> None:
     few = {n: Sizes(low=1, high=512, multiple=8) for n in "MKN"}
     (one,) = plan_program(product(), target="cuda:sm_80", dims=few).launches
-    names = [v.name for v in one.versions]
+    names = [v.name for v in one.candidates]
     assert not any(n.endswith(LONG) for n in names) and len(names) == len(set(names))
     assert [n.split("x")[0] for n in names if n.startswith("mma")] == ["mma_128", "mma_64", "mma_16", "mma_64"]
-    assert all("_16_16" in n for n in names if "mma" in n) and not one.versions[-1].conditions
+    assert all("_16_16" in n for n in names if "mma" in n) and not one.candidates[-1].conditions
     (p,) = placed(gemm())
-    wide, narrow, small = (next(k for k in p.versions if k.version.startswith(f"mma_{w}"))
+    wide, narrow, small = (next(k for k in p.kernels if k.version.startswith(f"mma_{w}"))
                            for w in ("128x128x32_4_16_16", "128x128x32_4_2_2", "64x64x32_4_2_2"))  # fmt: skip
     free = replace(wide, multiples=(), conditions=(), smem=V(1024))
     assert serves(free, narrow) and not serves(free, small), "another tile may be faster"
@@ -268,21 +268,23 @@ def test_the_host_program_chooses_what_the_model_says() -> None:
     """Loops that are shortest at other sizes each, one that is only allowed at some, one that is equal to another."""
     steps = {"flat": V(1000), "slope": B * 20, "stairs": B // 16 * 500 + 40, "even": V(0), "tie": V(1000)}
     works = {n: Work(s, 32, "f32", 1000) for n, s in steps.items()}
-    versions = [replace(version("a", V(k)), name=n, work=w) for k, (n, w) in enumerate(works.items())]
+    versions = [replace(with_block(version("a", V(k)), work=w), name=n) for k, (n, w) in enumerate(works.items())]
     versions[3] = replace(versions[3], conditions=((B, "%==", V(7)),))
     plan = one_launch(*versions, kernels=(add("a"),))
     program = build_program(plan, target="cuda:emulated")
     (told,) = estimated(plan, H200).launches
     ran = set()
     for b in (1, 2, 3, 7, 9, 16, 33, 40, 63, 64, 65, 130, 300):
-        chosen, least = choose(told.versions, {"nth": 4, "B": b}, H200)
+        at = {"nth": 4, "B": b}
+        chosen = choose(told, at, H200)
+        least = estimates(told)[chosen.name].evaluate(at)
         by = program.run({"x": np.zeros((b, 32), np.float32)})["y"]
         assert (by == int(chosen.symbols[0])).all(), b
         (said,) = program.explain(B=b).launches
         assert said.choices["ns"] == least
         lines = [s for s in said.selection if not s.startswith("not ")]
         times = [int(s.split(" ns")[0].rsplit(" ", 1)[1]) for s in lines]
-        assert lines[0].startswith(f"taken: {chosen.name}, {least} ns, the least of the ") and times == sorted(times)
+        assert lines[0].startswith(f"taken: {chosen.name}, {least} ns, the least of ") and times == sorted(times)
         ran.add(chosen.name)
     assert ran == {"flat", "slope", "stairs", "even"}
     details = program.explain(B=300).details()
@@ -294,9 +296,9 @@ def test_the_host_program_chooses_what_the_model_says() -> None:
 @pytest.mark.parametrize(("arch", "dtype"), [("sm_90a", "float16"), ("sm_80", "float32")])
 def test_the_c_of_the_host_program_says_the_same(arch: str, dtype: str) -> None:
     """What the host program computes of every version at some thousand sizes, and that nothing overflows."""
-    estimates = list(dict.fromkeys(v.estimate for v in launch(arch, dtype).versions))
+    every = list(dict.fromkeys(estimates(launch(arch, dtype)).values()))
     values = Evaluation(["M", "K", "N"])
-    positions = [values.of(e) for e in estimates]
+    positions = [values.of(e) for e in every]
     copies = " ".join(f"out[{k}] = v[{p}];" for k, p in enumerate(positions))
     text = f"""#include "internal.h"
 {evaluation_function("times", values.lines)}
@@ -309,13 +311,13 @@ __attribute__((visibility("default"))) int at(const int64_t *sizes, int64_t *out
 """
     headers = {n: t for n, t in sources().items() if n in ("internal.h", "polydyn.h")}
     loaded = ctypes.CDLL(str(build_library({"times.c": text}, headers).file()))
-    out = (ctypes.c_int64 * len(estimates))()
+    out = (ctypes.c_int64 * len(every))()
     steps = (0, 1, 2, 8, 16, 63, 64, 65, 129, 768, 4096)
     for m, k, n in (*HUGE, *itertools.product(steps, steps, steps)):
         at = sizes(arch, m, k, n)
         assert loaded.at((ctypes.c_int64 * 4)(m, k, n, at["nth"]), out) == 0, (m, k, n)
         if (m + k + n) % 7 == 0 or m > 4096:  # Python takes a thousand times as long
-            assert list(out) == [e.evaluate(at) for e in estimates], (m, k, n)
+            assert list(out) == [e.evaluate(at) for e in every], (m, k, n)
 
 
 def test_choices_are_remembered() -> None:

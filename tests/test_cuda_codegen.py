@@ -20,7 +20,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import lower_contract
-from polydyn.lowering.cuda import PlacedCuda
+from polydyn.lowering.place import Placed
 from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.tree import verify_tree
 
@@ -59,7 +59,7 @@ def gemm_case(
     return feeds, 0.5 * q * (1 + erf(q / math.sqrt(2))) + r.astype(np.float64)
 
 
-def chosen(word: str) -> Callable[[PlacedCuda, dict[str, int]], Any]:
+def chosen(word: str) -> Callable[[Placed[Any], dict[str, int]], Any]:
     return lambda p, env: version(p, word)
 
 
@@ -74,7 +74,7 @@ def test_element_wise_with_broadcast(dtype: str) -> None:
     kernels = placed(plan)
     used = set()
 
-    def fit(p: PlacedCuda, env: dict[str, int]) -> Any:
+    def fit(p: Placed[Any], env: dict[str, int]) -> Any:
         used.add(first_fit(p, env).version)
         return first_fit(p, env)
 
@@ -180,13 +180,14 @@ MIDDLE, FEW_ROWS = MORE_TILES
 SHAPES = [(1, 1, 1), (7, 31, 5), (63, 65, 64), (64, 64, 32), (65, 63, 33), (72, 136, 200), (1, 129, 0)]
 
 
-def tiled(plan: FusionPlan, tile: CudaTile) -> tuple[PlacedCuda, ...]:
+def tiled(plan: FusionPlan, tile: CudaTile) -> tuple[Placed[Any], ...]:
     """The plan's one contraction with a given tile."""
     (group,) = plan.groups
     form = lower_contract(plan, group, 0)
     assert form is not None
     versions = CudaContractKernel("contract", form.lowered.group, form.roles).versions((tile,))
-    return (PlacedCuda(group, form.lowered, tuple(k for k in versions if not k.version.startswith("gemv"))),)
+    kernels = tuple(k for k in versions if not k.version.startswith("gemv"))
+    return (Placed(group, form.lowered, "", kernels),)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +205,8 @@ def test_gemm_with_fused_epilogue(dtype: str, tile: CudaTile, trans: tuple[bool,
     for shape in SHAPES:
         feeds, want = gemm_case(*shape, np.dtype(dtype), *trans)
 
-        def every(p: PlacedCuda, env: dict[str, int]) -> Any:
-            fits = [k for k in p.versions if k.fits(env)]
+        def every(p: Placed[Any], env: dict[str, int]) -> Any:
+            fits = [k for k in p.kernels if k.fits(env)]
             used.update(k.version for k in fits)
             return fits[0]
 
@@ -213,14 +214,14 @@ def test_gemm_with_fused_epilogue(dtype: str, tile: CudaTile, trans: tuple[bool,
         assert close(got["y"], want, 2e-6 if tile is SMALL_FMA else 2e-3), shape
         assert count.ldmatrix_conflicts == count.shared_conflicts == 0, shape
         assert (count.mma > 0) == (tile is not SMALL_FMA and shape[2] > 0)
-    assert used == {k.version for k in kernels[0].versions if not k.after}, "too short for a split reduction"
+    assert used == {k.version for k in kernels[0].kernels if not k.after}, "too short for a split reduction"
 
 
 def test_narrow_versions_give_the_same_bits() -> None:
     plan = gemm("float16")
     kernels = tiled(plan, SMALL_MMA)
     feeds, want = gemm_case(72, 72, 136, np.float16)
-    versions = [k.version for k in kernels[0].versions if k.version.startswith("mma") and not k.version.endswith(LONG)]
+    versions = [k.version for k in kernels[0].kernels if k.version.startswith("mma") and not k.version.endswith(LONG)]
     assert [v.split("_")[3] for v in versions] == ["16", "8", "4", "2"]
     results = [run(plan, feeds, chosen(v), kernels)[0]["y"] for v in versions]
     assert all((r == results[0]).all() for r in results) and close(results[0], want, 2e-3)
@@ -249,7 +250,7 @@ def test_few_rows(dtype: str, trans_b: bool) -> None:
     plan = gemm(dtype, trans_b=trans_b)
     (p,) = placed(plan)
     assert not first_fit(p, params(p, (9, 64, 64))).version.startswith("gemv")
-    kernels = (replace(p, versions=tuple(k for k in p.versions if k.version.startswith("gemv"))),)
+    kernels = (replace(p, kernels=tuple(k for k in p.kernels if k.version.startswith("gemv"))),)
     kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
     lanes = 16 // kind.itemsize
     used = set()
@@ -281,7 +282,7 @@ def test_lanes_that_are_not_combined_are_seen() -> None:
         assert right < 2, old
 
 
-def params(p: PlacedCuda, shape: tuple[int, int, int]) -> dict[str, int]:
+def params(p: Placed[Any], shape: tuple[int, int, int]) -> dict[str, int]:
     """The parameters of a gemm."""
     return {n: i.evaluate(dict(zip("MNK", shape, strict=True))) for n, i in p.lowered.params.items()}
 
@@ -293,7 +294,7 @@ def test_long_indices_where_short_ones_overflow() -> None:
     assert "int64_t b_i" in long.text and "int32_t b_i" in short.text and "(int64_t)" not in short.text
     plan = gemm("float16")
     feeds, want = gemm_case(65, 72, 40, np.float16)
-    got, _ = run(plan, feeds, lambda p, env: next(k for k in p.versions if k.version == long.version), (p,))
+    got, _ = run(plan, feeds, lambda p, env: next(k for k in p.kernels if k.version == long.version), (p,))
     assert close(got["y"], want, 2e-3)
 
 
@@ -331,7 +332,7 @@ def test_one_constant_k_tile_keeps_its_pipeline() -> None:
     got, _ = run(plan, {"x": x})
     assert close(got["y"], x.astype(np.float64) @ w)
     (p,) = placed(plan)
-    assert not any("128x128" in k.version for k in p.versions), "24 columns leave most of a 128-column tile empty"
+    assert not any("128x128" in k.version for k in p.kernels), "24 columns leave most of a 128-column tile empty"
 
 
 def test_depthwise_convolution_is_a_thread_per_element() -> None:
@@ -340,7 +341,7 @@ def test_depthwise_convolution_is_a_thread_per_element() -> None:
     plan = plan_of([node("Conv", ["x", "w"], ["y"], group=6, pads=[1, 1, 1, 1])], {"x": ("B", 6, "H", "W")}, ["y"],
                    {"w": w})  # fmt: skip
     kernels = placed(plan)
-    names = {k.version.removesuffix(LONG) for p in kernels for k in p.versions}
+    names = {k.version.removesuffix(LONG) for p in kernels for k in p.kernels}
     assert names <= {"thread", "wide"}, "padding, products"
     x = normal(rng, 2, 6, 5, 7)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
@@ -371,7 +372,7 @@ def test_what_is_not_built_is_refused_by_name() -> None:
 
 
 def test_half_precision_stays_refused_on_the_cpu() -> None:
-    from polydyn.compiler import cpu_target
+    from polydyn.backends.cpu import cpu_target
     from polydyn.lowering.kernels import KernelBuilder
 
     plan = gemm("float16")
@@ -403,7 +404,7 @@ def test_contractions_compile_without_spills(dtype: str, arch: str) -> None:
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 def test_row_kernels_compile_without_spills() -> None:
     (p,) = placed(plan_of([node("Softmax", ["x"], ["y"])], {"x": ("M", "N")}, ["y"]))
-    for k in p.versions:
+    for k in p.kernels:
         use = compile_cuda(k.text, "sm_90a").kernels[k.name]
         assert use.spill_stores == 0 and use.registers <= 64
 
@@ -417,20 +418,20 @@ BROKEN = {
 
 
 @pytest.fixture(scope="module")
-def broken() -> tuple[FusionPlan, PlacedCuda]:
+def broken() -> tuple[FusionPlan, Placed[Any]]:
     plan = gemm("float16")
     (p,) = tiled(plan, SMALL_MMA)
-    return plan, replace(p, versions=with_bugs(version(p, "mma"), BROKEN))
+    return plan, replace(p, kernels=with_bugs(version(p, "mma"), BROKEN))
 
 
 @pytest.mark.parametrize("bug", BROKEN)
-def test_the_emulator_refuses_a_broken_kernel(bug: str, broken: tuple[FusionPlan, PlacedCuda]) -> None:
+def test_the_emulator_refuses_a_broken_kernel(bug: str, broken: tuple[FusionPlan, Placed[Any]]) -> None:
     plan, p = broken
     feeds, want = gemm_case(72, 72, 200, np.float16)
     wrong = 0
     for reverse in (False, True):
         try:
-            got, _ = run(plan, feeds, lambda p, env: p.versions[list(BROKEN).index(bug)], (p,), reverse)
+            got, _ = run(plan, feeds, lambda p, env: p.kernels[list(BROKEN).index(bug)], (p,), reverse)
             wrong += not close(got["y"], want, 2e-3)
         except DeviceError:
             wrong += 1

@@ -17,7 +17,7 @@ from polydyn.fusion.steps import lay_out_steps
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute
-from polydyn.lowering.cuda import PlacedCuda
+from polydyn.lowering.place import Placed
 from polydyn.schedules.expr import Load, Op, Value, cast, op
 
 Array = np.ndarray[Any, Any]
@@ -53,9 +53,9 @@ def column(plan: FusionPlan, n: int = 0) -> tuple[Load, Array]:
     return v.args[0], plan.graph.constants[v.args[0].buffer]
 
 
-def tiled(p: PlacedCuda, env: dict[str, int]) -> CudaKernel:
+def tiled(p: Placed[CudaKernel], env: dict[str, int]) -> CudaKernel:
     """The smallest tile's version, where there are tiles."""
-    fits = [k for k in p.versions if k.fits(env)]
+    fits = [k for k in p.kernels if k.fits(env)]
     return next((k for k in fits if k.version.startswith("imma_64")), fits[0])
 
 
@@ -75,7 +75,7 @@ def test_kernels_take_no_bytes_apart_and_copy_16_at_a_time() -> None:
     """Whatever K and N: the weights' half of every version is the same."""
     for k, n in ((65, 63), (24, 40)):
         (p,) = placed(products(byte("int8", k, n)))
-        versions = [v for v in p.versions if v.version.startswith(("imma", "split_imma"))]
+        versions = [v for v in p.kernels if v.version.startswith(("imma", "split_imma"))]
         assert versions
         for v in versions:
             rows, columns = v.version.split("imma_")[1].split(" ")[0].split("_")[2:4]
@@ -83,7 +83,7 @@ def test_kernels_take_no_bytes_apart_and_copy_16_at_a_time() -> None:
             assert "pd_byte_columns" not in v.text and "_trans(" not in v.text
             assert v.text.count("pd_ldmatrix_x4(") >= 2 and "pd_cp_async<16>" in v.text
     (p,) = placed(products(byte("int8", 64, 32)))
-    few = [v for v in p.versions if v.version.startswith("gemv")]
+    few = [v for v in p.kernels if v.version.startswith("gemv")]
     assert few and all("k16" in v.version and "pd_dp4a_u8s8(" in v.text for v in few), "four products at once"
 
 
@@ -123,11 +123,11 @@ def test_a_zero_point_that_leaves_bytes_is_subtracted() -> None:
     plan = products(weights, zero=128)
     _, array = column(plan)
     np.testing.assert_array_equal(array[:, :33].T, weights.astype(np.int32) - 128)
-    assert all("imma" in v.version for v in placed(plan)[0].versions)
+    assert all("imma" in v.version for v in placed(plan)[0].kernels)
     wide = products(weights, zero=100)
     (node,) = wide.graph.nodes
     assert isinstance(node, Compute) and "w0" in node.inputs
-    assert all(v.version.startswith(("fma", "split_fma")) for v in placed(wide)[0].versions)
+    assert all(v.version.startswith(("fma", "split_fma")) for v in placed(wide)[0].kernels)
 
 
 def test_what_is_laid_out_stays() -> None:

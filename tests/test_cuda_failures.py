@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cuda_programs import check, relu, shift
+from cuda_programs import check, relu, shift, with_block
 from programs import B, buffers
 from tiny import model, node
 
 import polydyn
-from polydyn.errors import PolydynError, UnsupportedError
+from polydyn.errors import PolydynError, ScheduleError, UnsupportedError
 from polydyn.gpu import session
 from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.driver_ctypes import CtypesDriver
@@ -23,8 +23,9 @@ from polydyn.gpu.images import ImageSource
 from polydyn.gpu.session import Session, open_session
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.cuda_native import _Images
-from polydyn.program.plan import HostPlan, KernelSource, Launch, Version
+from polydyn.program.plan import Block, Candidate, HostPlan, KernelSource, Launch
 from polydyn.program.verify import verify_host_plan
+from polydyn.schedules.decision import cheapest
 from polydyn.schedules.index import Index
 
 
@@ -210,23 +211,28 @@ def test_threads_that_meet_a_new_context_keep_what_they_allocate(
 
 
 def test_malformed_device_plans_are_refused() -> None:
-    launch = Launch("k", ("x",), (), B, B, B, label="l")
-    version = Version("k", "v", ("x",), (), B, B, 32)
+    version = Candidate("k", ("x",), (), B, B, "v", block=Block(32))
+    launch = Launch((version,), B, B, label="l")
     plan = HostPlan(
         name="p", inputs=("x",), outputs=(), buffers=buffers(("x", "float32", (B,), "input")), constants={},
         sources=(SymbolSource("B", "x", 0),), guards=(), kernels=(KernelSource("k", "", "", 1, 0, arch="sm_80"),),
-        launches=(replace(launch, versions=(version,)),), place="cuda",
+        launches=(launch,), place="cuda",
     )  # fmt: skip
     verify_host_plan(plan)
     for bad, message in (
-        ((), "0 versions in a program for cuda"), ((replace(version, kernel="q"),), "kernel 'q', which the plan lacks"),
-        ((replace(version, buffers=("y",)),), "uses a buffer that the launch does not name"),
-        ((replace(version, threads=2000),), "blocks of 2000 threads"), ((replace(version, symbols=(B,)),), "1 symbols"),
-        ((replace(version, grid=Index.of("Q")),), "without a source"),
-        ((replace(version, conditions=((B, "!=", B),)),), "unknown condition"),
-        ((replace(version, after=(replace(version, grid=Index.of("Q")),)),), "without a source"),
+        (replace(version, block=None), "for another place than cuda"),
+        (replace(version, kernel="q"), "kernel 'q', which the plan lacks"),
+        (replace(version, buffers=("y",)), "uses an unknown buffer"),
+        (with_block(version, threads=2000), "blocks of 2000 threads"),
+        (replace(version, symbols=(B,)), "1 symbols"),
+        (replace(version, tasks=Index.of("Q")), "without a source"),
+        (replace(version, conditions=((B, "!=", B),)), "unknown condition"),
+        (with_block(version, after=(replace(version, tasks=Index.of("Q")),)), "without a source"),
+        (with_block(version, after=(with_block(version, after=(version,)),)), "no single kernel"),
     ):  # fmt: skip
         with pytest.raises(PolydynError, match=message):
-            verify_host_plan(replace(plan, launches=(replace(launch, versions=bad),)))
+            verify_host_plan(replace(plan, launches=(replace(launch, candidates=(bad,)),)))
+    with pytest.raises(ScheduleError, match="names kernel 1 of 1"):
+        verify_host_plan(replace(plan, launches=(replace(launch, decision=cheapest(2)),)))
     with pytest.raises(UnsupportedError, match="cuda:sm_70 is not built"):
         polydyn.compile(model([node("Relu", "x", "y")], {"x": ("float32", ["N"])}, ["y"]), target="cuda:sm_70")

@@ -308,7 +308,8 @@ def test_malformed_checks_are_refused() -> None:
         with pytest.raises(PolydynError, match="no launch that writes its words"):
             verify_host_plan(replace(plan, device_checks=(d,)))
     words = replace(plan.buffers["y"], name="w", dtype="int64", role="intermediate")
-    launch = replace(plan.launches[0], buffers=("x", "y", "w"))
+    (first,) = plan.launches[0].candidates
+    launch = replace(plan.launches[0], candidates=(first, replace(first, buffers=("x", "w"))))
     whole = replace(plan, buffers=plan.buffers | {"w": words}, launches=(launch,))
     verify_host_plan(replace(whole, device_checks=(DeviceCheck(check, "w", 0, False),)))
     with pytest.raises(PolydynError, match="not one of the host's"):

@@ -13,14 +13,14 @@ from graphs import Sheet
 from onnx import helper
 from stored import path_of
 
-from polydyn.compiler import NOT_ON_CUDA
+from polydyn.backends.cuda import Cuda
 from polydyn.fusion.bands import compare_bands
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.errors import DeviceError
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
-from polydyn.lowering.cuda import PlacedCuda
+from polydyn.lowering.place import Placed
 from polydyn.schedules.expr import FromIndex, Load, Value, cast, const, op
 from polydyn.schedules.index import Index
 from polydyn.schedules.masks import Axis, Logits, Visits, visits
@@ -136,7 +136,7 @@ def tiles(f: Form, length: int, past: int, padded: int = 0) -> int:
 
 
 @functools.cache
-def kernel(form: str) -> tuple[FusionPlan, PlacedCuda]:
+def kernel(form: str) -> tuple[FusionPlan, Placed[Any]]:
     """The attention; besides it there are the caches that grow, but no kernel that makes a mask."""
     plan = model(FORMS[form])
     *caches, p = placed(plan)
@@ -165,7 +165,7 @@ def check(form: str, length: int, past: int, padded: int = 0, bug: str = "") -> 
     f, (plan, p) = FORMS[form], kernel(form)
     feeds, want = given(f, length, past, padded)
     env = params_of(p, dims_of(plan, feeds))
-    (k,) = (k for k in together() if k.name in {v.name for v in p.versions})
+    (k,) = (k for k in together() if k.name in {v.name for v in p.kernels})
     k = together()[len(RUN) + list(BUGS).index(bug)] if bug else k
     for reverse in (False, True):
         feeds["real2"] = feeds.get("real", np.ones(1)).astype(bool)
@@ -181,8 +181,8 @@ def check(form: str, length: int, past: int, padded: int = 0, bug: str = "") -> 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_becomes_of_tiles_above_the_diagonal(form: str) -> None:
     _, p = kernel(form)
-    loop = next(x for x in p.versions[0].text.splitlines() if "for (int32_t b_l" in x)
-    turns = "turn < 2" in p.versions[0].text
+    loop = next(x for x in p.kernels[0].text.splitlines() if "for (int32_t b_l" in x)
+    turns = "turn < 2" in p.kernels[0].text
     assert ("never" if "b_i" in loop else "last" if turns else "all") == FORMS[form].way
     read = set(p.lowered.buffers.values()) - {"q", "k", "v", "y", "real2"}
     assert not read, "no mask is read from memory"
@@ -213,13 +213,13 @@ def test_planted_bugs_are_caught(bug: str) -> None:
 
 def test_gpt2_as_it_is_exported_reads_no_mask() -> None:
     """Causal, and a padding of another length: (B, T) integers become booleans once, nothing of queries x keys is."""
-    graph = rewrite_graph(import_model(path_of("gpt2_past_tiny")), NOT_ON_CUDA)
-    plan = fusion_plan(graph, NOT_ON_CUDA, cuda=True)
+    graph = rewrite_graph(import_model(path_of("gpt2_past_tiny")), Cuda.unused)
+    plan = fusion_plan(graph, Cuda.unused, cuda=True)
     attentions = [g for g in plan.groups if g.kind == "attention"]
     sizes = {x: plan.graph.tensors[x].shape for g in attentions for n in g.nodes if n.is_map for x in n.inputs}
     own = {n.output for g in attentions for n in g.nodes}
     assert len(attentions) == 2 and [tuple(map(str, s)) for x, s in sizes.items() if x not in own] == [("B", "T")]
-    plain = fusion_plan(graph, (*NOT_ON_CUDA, "masks"), cuda=True)
+    plain = fusion_plan(graph, (*Cuda.unused, "masks"), cuda=True)
     assert len(plain.groups) > len(plan.groups)
 
 
@@ -290,7 +290,7 @@ def test_masks_that_leave_one_tile_or_no_tile_of_a_head() -> None:
         used = {x for n in nodes for x in n.input}
         plan = plan_of(nodes, shapes, ["y"], {n: a for n, a in constants.items() if n in used}, "float16")
         (p,) = placed(plan)
-        (loop,) = (x for x in p.versions[0].text.splitlines() if "for (int32_t b_l" in x)
+        (loop,) = (x for x in p.kernels[0].text.splitlines() if "for (int32_t b_l" in x)
         assert "b_l < ((n0 + 63)/64)" in loop, loop
 
 

@@ -31,9 +31,11 @@ from polydyn.gpu.compiler import compiler_version
 from polydyn.graph.expand import import_model
 from polydyn.lowering.contract import lower_contract
 from polydyn.program.assemble import build_program
-from polydyn.program.cuda_cost import estimated
+from polydyn.program.cuda_cost import choose, estimated, estimates
 from polydyn.program.plan import HostPlan
+from polydyn.schedules.decision import ArgMin, Leaf, Split, cheapest
 from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.index import Index
 from polydyn.searches import Search, search_record
 from polydyn.tuner import tune
 from polydyn.tuner.cuda import CudaSide, compiler_refusal, find_device
@@ -245,7 +247,7 @@ def plain(target: str, dtype: str) -> HostPlan:
 
 def names(plan: HostPlan) -> list[str]:
     (launch,) = plan.launches
-    return [v.name for v in launch.versions]
+    return [v.name for v in launch.candidates]
 
 
 def check(program: polydyn.Program, dtype: str, m: int) -> None:
@@ -277,14 +279,51 @@ def test_a_kept_tile_runs_beside_what_keeps_its_group_total(tmp_path: Path) -> N
     assert [n for n in own if " of " in n] == [f"mma_32x64x32_3_16_16_wide of 16x64{x}" for x in ("", LONG)]
     rest = [n for n in own if " of " not in n and not n.endswith(LONG)]
     assert rest == ["gemv_2_n8", "gemv_8_n8", "wgmma_128x128x64_4_wide", "mma_64x64x32_4_16_16_wide"]
-    last = plan.launches[0].versions[-1]
-    assert not last.conditions and last.smem.evaluate({}) <= 48 << 10
+    last = plan.launches[0].candidates[-1]
+    assert not last.conditions and last.scratch.evaluate({}) <= 48 << 10
     assert len({k.name for k in plan.kernels}) == len(plan.kernels) == len(own)
     (launch,) = plan.launches
-    alone = replace(launch, versions=tuple(v for v in launch.versions if " of " in v.name))
+    tiles = tuple(v for v in launch.candidates if " of " in v.name)
+    alone = replace(launch, candidates=tiles, decision=cheapest(len(tiles)))
     program = build_program(replace(plan, launches=(alone,)), target="cuda:emulated")
     for m in (1, 37, 70):
         check(program, "float16", m)
+
+
+def test_a_measured_decision_leaves_out_tiles_that_are_no_rivals(tmp_path: Path) -> None:
+    task = task_of("cuda:sm_80", "float16")
+    sizes = {"b": (32, 64, 32), "w": (16, 64, 16), "v": (16, 32, 16)}
+    levels = [(f"{x}.{n}", v) for x, s in sizes.items() for n, v in zip(task.loops, s, strict=True)]
+    small, large = Tile((*levels, ("stages", 3))), task.defaults[-1]
+    decision = Split(Index.of(task.loops[0]), 64, Leaf(0), Leaf(1))
+    measured = Search("polydyn", (small, large), 2, hardware_of(A100), decision, (UNIT, UNIT), "measured")
+    records = written(tmp_path / "r", task, measured)
+    plan = plan_program(linear("float16"), target="cuda:sm_80", records=records)
+    (launch,) = estimated(plan, A100).launches
+    assert isinstance(launch.decision, Split)
+    every = {c.name for c in launch.candidates}
+    few, many = (
+        {launch.candidates[e.kernel].name for e in side.entries}
+        for side in (launch.decision.low, launch.decision.high)
+        if isinstance(side, ArgMin)
+    )
+    tiles = [{n for n in every if f" of {t.wm}x{t.wn}" in n} for t in map(task.tile, (small, large))]
+    assert few == every - tiles[1] and many == every - tiles[0] and all(tiles)
+    for m in (16, 64, 65, 1000):
+        assert choose(launch, {"M": m, "nth": A100.multiprocessors}, A100).name not in tiles[m <= 64]
+    program = polydyn.compile(linear("float16"), target="cuda:sm_80", records=records)
+    assert "M = 16 <= 64" in program.explain(M=16).details()
+
+
+def test_a_group_that_no_tile_fits_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to end the tuning of the whole model."""
+    monkeypatch.setenv("POLYDYN_LIBCUDA", "libno-such-cuda.so.1")
+    monkeypatch.setattr(CudaTask, "refusal", lambda self, tile: "planted")
+    (group,) = tune(linear(), tmp_path / "r", target="cuda:sm_80", trials=2)
+    assert group.tuples == 0 and "planted refused" in group.declined
+    plan = plan_program(linear(), target="cuda:sm_80", records=tmp_path / "r")
+    assert any("is not tuned" in n and "planted refused" in n for n in plan.notes)
+    assert plan.launches == plain("cuda:sm_80", "float32").launches
 
 
 def test_records_of_other_targets_are_not_followed(records: Path) -> None:
@@ -330,10 +369,10 @@ def test_measured_searches_go_before_modelled_ones_and_correct_estimates(tmp_pat
     assert "3 tuples explored, measured" in reasons[0] and "2.00 of its estimate" in reasons[0]
     assert "64 tuples explored, ranked by an analytical model" in reasons[1]
     (twice,), (once,) = (estimated(p, A100).launches for p in plans)
-    few = next(v.name for v in once.versions if v.name.startswith("gemv"))
+    few = next(v.name for v in once.candidates if v.name.startswith("gemv"))
     for m in (1, 64, 1 << 40):
         env = {"M": m, "nth": 108}
-        a, b = (next(v for v in x.versions if v.name == few).estimate.evaluate(env) for x in (twice, once))
+        a, b = (estimates(x)[few].evaluate(env) for x in (twice, once))
         assert a == 2 * min(b, 1 << 40) < 1 << 62
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cuda_programs import add, one_launch, version
+from cuda_programs import add, one_launch, version, with_block
 from programs import B
 from tiny import model, node
 
@@ -29,7 +29,7 @@ from polydyn.gpu.targets import special_arch
 from polydyn.lowering.cuda import largest
 from polydyn.program.assemble import build_program
 from polydyn.program.cuda_program import CudaProgram
-from polydyn.program.plan import WORKSPACE, KernelSource, Version
+from polydyn.program.plan import WORKSPACE, Block, Candidate, KernelSource
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.shapes.sizes import Sizes
 
@@ -63,7 +63,7 @@ def device() -> Iterator[None]:
         yield
 
 
-def program(*versions: Version, kernels: tuple[KernelSource, ...]) -> CudaProgram:
+def program(*versions: Candidate, kernels: tuple[KernelSource, ...]) -> CudaProgram:
     """One launch from x to y, both [B, 32]."""
     made = build_program(one_launch(*versions, kernels=kernels), target="cuda:emulated")
     assert isinstance(made, CudaProgram)
@@ -87,7 +87,7 @@ def test_the_first_version_whose_conditions_hold_is_taken() -> None:
     assert "not a: B <= 4 does not hold: 6, 4" in p.explain(B=6).details()
     only = program(first, kernels=(add("a"),))
     assert difference(only, 4) == 1
-    with pytest.raises(InputError, match="no version of l runs at this size"):
+    with pytest.raises(InputError, match="no kernel of l runs at this size"):
         only.run({"x": np.zeros((5, 32), np.float32)})
     assert only.run({"x": np.zeros((0, 32), np.float32)})["y"].shape == (0, 32)
 
@@ -99,8 +99,8 @@ def test_launch_time_symbols_know_the_device() -> None:
 
 def test_kernels_after_share_a_workspace() -> None:
     then = version("b", Index.of(10), WORKSPACE, "y")
-    never = replace(version("a", ONE, "y", "y"), grid=B - B)
-    split = replace(version("a", ONE, "x", WORKSPACE), workspace=B * 128, after=(never, then))
+    never = replace(version("a", ONE, "y", "y"), tasks=B - B)
+    split = with_block(version("a", ONE, "x", WORKSPACE), workspace=B * 128, after=(never, then))
     small = replace(version("c", Index.of(7)), conditions=((B, "<=", Index.of(2)),))
     p = program(small, split, kernels=(add("a"), add("b"), add("c")))
     assert [difference(p, b) for b in (2, 3, 100, 1, 5)] == [7, 11, 11, 7, 11]
@@ -110,11 +110,11 @@ def test_kernels_after_share_a_workspace() -> None:
 def growing() -> CudaProgram:
     """Two launches, each with a workspace; the second one's is much larger. ``y = x + 4``."""
     first, second = (
-        replace(version("a", ONE, source, WORKSPACE), workspace=B * size, after=(version("b", ONE, WORKSPACE, "y"),))
+        with_block(version("a", ONE, source, WORKSPACE), workspace=B * size, after=(version("b", ONE, WORKSPACE, "y"),))
         for source, size in (("x", 128), ("y", 99_000))
     )
     plan = one_launch(first, kernels=(add("a"), add("b")))
-    then = replace(plan.launches[0], versions=(second,))
+    then = replace(plan.launches[0], candidates=(second,))
     made = build_program(replace(plan, launches=(*plan.launches, then)), target="cuda:emulated")
     assert isinstance(made, CudaProgram)
     return made
@@ -186,7 +186,7 @@ def test_kernels_for_one_architecture_are_compiled_for_it_alone() -> None:
 
 def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = TensorMapOf("map", "x", "float32", Index.of(0), (ROW, B), (ROW,), (32, 1))
-    hopper = Version("mapped", "tma", ("x", "y"), (), B, Index.of(256), 32, maps=(rows,), arch="sm_90a")
+    hopper = Candidate("mapped", ("x", "y"), (), B, Index.of(256), "tma", block=Block(32, "sm_90a", (rows,)))
     kernels = (KernelSource("mapped", MAPPED, "", 2, 0, arch="sm_90a"), add("a"))
     p = program(hopper, version("a", ONE), kernels=kernels)
     for b in (3, 1, 40):
@@ -197,7 +197,7 @@ def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
         p.run({"x": np.zeros((b + 1, 32), np.float32)})  # with a map of its own
         assert np.array_equal(call()["y"], 2 * x)
     assert p.profile({"x": x}, 1)[0].kernel == "mapped" == p.explain(B=2).launches[0].kernel
-    rounding = program(replace(hopper, maps=(replace(rows, dtype=TF32),)), version("a", ONE), kernels=kernels)
+    rounding = program(with_block(hopper, maps=(replace(rows, dtype=TF32),)), version("a", ONE), kernels=kernels)
     rounded = to_tf32_even(x).view(np.float32)
     assert np.array_equal(rounding.run({"x": x})["y"], 2 * rounded) and (rounded != x).mean() > 0.9
     monkeypatch.setattr("polydyn.gpu.images.ImageSource.special", 80)
@@ -208,10 +208,10 @@ def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_proven_of_the_sizes_leaves_fewer_versions() -> None:
     product = model([node("MatMul", "x y", "z")], {"x": ("float32", ["M", "K"]), "y": ("float32", ["K", "N"])}, ["z"])
 
-    def versions(**dims: Sizes) -> list[Version]:
+    def versions(**dims: Sizes) -> list[Candidate]:
         (one,) = plan_program(product, target="cuda:sm_80", dims=dims).launches
-        assert not one.versions[-1].conditions, "the last version is total"
-        return list(one.versions)
+        assert not one.candidates[-1].conditions, "the last version is total"
+        return list(one.candidates)
 
     free, even = versions(), versions(K=Sizes(multiple=4), N=Sizes(multiple=4))
     small = versions(**{n: Sizes(low=1, high=512, multiple=4) for n in "MKN"})

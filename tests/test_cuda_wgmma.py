@@ -22,7 +22,7 @@ from polydyn.gpu import tensormap
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import lower_contract
-from polydyn.lowering.cuda import PlacedCuda
+from polydyn.lowering.place import Placed
 
 node = helper.make_node
 Array = np.ndarray[Any, Any]
@@ -61,20 +61,20 @@ def case(dtype: str, trans_b: bool, m: int, n: int, k: int, batch: int = 0) -> t
     return {"x": x, "w": w.swapaxes(-1, -2).copy() if trans_b else w, "b": b, "r": r}, want
 
 
-def wgmma_only(plan: FusionPlan, tf32: bool = True) -> PlacedCuda:
+def wgmma_only(plan: FusionPlan, tf32: bool = True) -> Placed[CudaKernel]:
     """The versions with wgmma of a plan's one product."""
     (group,) = plan.groups
     form = lower_contract(plan, group, 0)
     assert form is not None
     made = wgmma_versions(ProductGroup("contract", form.lowered.group, form.roles), tf32)
-    return PlacedCuda(group, form.lowered, tuple(made))
+    return Placed[CudaKernel](group, form.lowered, tuple(made))
 
 
-def hopper(p: PlacedCuda, word: str = "wgmma") -> CudaKernel:
-    return next(k for k in p.versions if k.version.startswith(word))
+def hopper(p: Placed[CudaKernel], word: str = "wgmma") -> CudaKernel:
+    return next(k for k in p.kernels if k.version.startswith(word))
 
 
-def right(plan: FusionPlan, k: CudaKernel, p: PlacedCuda, feeds: dict[str, Array], want: Array) -> bool:
+def right(plan: FusionPlan, k: CudaKernel, p: Placed[CudaKernel], feeds: dict[str, Array], want: Array) -> bool:
     """Both orders give the reference, the same bits, and no bank conflicts."""
     got = [run(plan, feeds, lambda p, env: k, (p,), reverse) for reverse in (False, True)]
     tolerance = TOLERANCE[str(feeds["x"].dtype)]
@@ -96,15 +96,15 @@ SINGLES = ((1, 1, 4), (7, 31, 20), (127, 129, 28), (128, 128, 32), (129, 127, 36
 def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
     plan = product(dtype, trans_b)
     p = wgmma_only(plan)
-    names = [k.version for k in p.versions if k.arch == "sm_90a" and not k.version.endswith(LONG)]
+    names = [k.version for k in p.kernels if k.arch == "sm_90a" and not k.version.endswith(LONG)]
     tiles = ("tf32_128x256x32", "tf32_128x128x32") if dtype == "float32" else ("128x256x64", "128x128x64")
     assert [n for n in names if n.endswith("wide")] == [f"wgmma_{t}_4_wide" for t in tiles]
-    assert {m.dtype for k in p.versions for m in k.maps} == {TF32 if dtype == "float32" else dtype}
+    assert {m.dtype for k in p.kernels for m in k.maps} == {TF32 if dtype == "float32" else dtype}
     if dtype == "float32":
-        p = replace(p, versions=tuple(next(k for k in p.versions if k.version == n) for n in names[1:3]))
+        p = replace(p, kernels=tuple(next(k for k in p.kernels if k.version == n) for n in names[1:3]))
     for shape in SINGLES if dtype == "float32" else HALVES:
         feeds, want = case(dtype, trans_b, *shape)
-        for k in (k for k in p.versions if k.version in names):
+        for k in (k for k in p.kernels if k.version in names):
             if k.fits(params_of(p, dict(zip("MNK", shape, strict=True))), 227 * 1024, 132, "sm_90a"):
                 assert right(plan, k, p, feeds, want), (k.version, shape)
 
@@ -118,12 +118,12 @@ def test_batched_and_odd_columns() -> None:
     plan = product("float16", True)
     p = wgmma_only(plan)
     feeds, want = case("float16", True, 65, 77, 264)  # rows of the result are not aligned, operands are
-    assert right(plan, next(k for k in p.versions if k.version == "wgmma_128x128x64_4"), p, feeds, want)
+    assert right(plan, next(k for k in p.kernels if k.version == "wgmma_128x128x64_4"), p, feeds, want)
 
 
 def test_float32_only_when_it_may_be_rounded_and_lies_along_the_reduction() -> None:
     for trans_b, tf32 in ((True, False), (False, True)):
-        assert wgmma_only(product("float32", trans_b), tf32).versions == ()
+        assert wgmma_only(product("float32", trans_b), tf32).kernels == ()
     assert TF32 == tensormap.TF32, "generator and run time mean the same"
 
 
@@ -133,8 +133,8 @@ def test_operands_that_nothing_rounds_are_refused() -> None:
     p = wgmma_only(plan)
     feeds, _ = case("float32", True, 131, 80, 164)
     k = hopper(p, "wgmma_tf32_128x128")
-    narrow = next(k for k in p.versions if k.version == "wgmma_tf32_128x256x32_4")
-    p = replace(p, versions=(narrow, k))  # as above: compiled once
+    narrow = next(k for k in p.kernels if k.version == "wgmma_tf32_128x256x32_4")
+    p = replace(p, kernels=(narrow, k))  # as above: compiled once
     plain = replace(k, maps=tuple(replace(m, dtype="float32") for m in k.maps))
     with pytest.raises(DeviceError, match="is not rounded to tf32"):
         run(plan, feeds, lambda p, env: plain, (p,))
@@ -156,9 +156,9 @@ def test_rows_that_run_backwards_and_coordinates_beyond_32_bits_have_other_kerne
     ends = {"last": [-1], "first": [-(2**62)], "axis": [0], "back": [-1]}
     constants = {n: np.array(a) for n, a in ends.items()}
     turned = plan_of(nodes, {"x": ("M", "K"), "w": ("K", "N")}, ["y"], constants, "float16")
-    assert wgmma_only(turned).versions == ()
+    assert wgmma_only(turned).kernels == ()
     (p,) = placed(product("float16", True), ARCH)
-    mapped = [k for k in p.versions if k.maps]
+    mapped = [k for k in p.kernels if k.maps]
     for far in "MNK":
         for size, wanted in ((2**31, False), (2**31 - 256, True)):
             env = params_of(p, dict.fromkeys("MNK", 64) | {far: size})
@@ -188,33 +188,33 @@ SINGLE_BUGS = {
 
 
 @pytest.fixture(scope="module")
-def broken() -> tuple[FusionPlan, PlacedCuda]:
+def broken() -> tuple[FusionPlan, Placed[CudaKernel]]:
     plan = product("float16", False)
     (p,) = placed(plan, ARCH)
-    return plan, replace(p, versions=with_bugs(hopper(p, "wgmma_128x128x64_4_wide"), BUGS))
+    return plan, replace(p, kernels=with_bugs(hopper(p, "wgmma_128x128x64_4_wide"), BUGS))
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, PlacedCuda]) -> None:
+def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed[CudaKernel]]) -> None:
     plan, p = broken
     feeds, want = case("float16", False, 131, 72, 456)
     with contextlib.suppress(DeviceError):
-        assert not right(plan, p.versions[list(BUGS).index(bug)], p, feeds, want)
+        assert not right(plan, p.kernels[list(BUGS).index(bug)], p, feeds, want)
 
 
 @pytest.fixture(scope="module")
-def broken_single() -> tuple[FusionPlan, PlacedCuda]:
+def broken_single() -> tuple[FusionPlan, Placed[CudaKernel]]:
     plan = product("float32", True)
     p = wgmma_only(plan)
-    return plan, replace(p, versions=with_bugs(hopper(p, "wgmma_tf32_128x128x32_4_wide"), SINGLE_BUGS))
+    return plan, replace(p, kernels=with_bugs(hopper(p, "wgmma_tf32_128x128x32_4_wide"), SINGLE_BUGS))
 
 
 @pytest.mark.parametrize("bug", SINGLE_BUGS)
-def test_planted_bugs_in_tf32_are_caught(bug: str, broken_single: tuple[FusionPlan, PlacedCuda]) -> None:
+def test_planted_bugs_in_tf32_are_caught(bug: str, broken_single: tuple[FusionPlan, Placed[CudaKernel]]) -> None:
     plan, p = broken_single
     feeds, want = case("float32", True, 131, 72, 164)
     with contextlib.suppress(DeviceError):
-        assert not right(plan, p.versions[list(SINGLE_BUGS).index(bug)], p, feeds, want)
+        assert not right(plan, p.kernels[list(SINGLE_BUGS).index(bug)], p, feeds, want)
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")

@@ -27,7 +27,8 @@ from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.emulator import Counters
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import ContractGroup, lower_contract
-from polydyn.lowering.cuda import CudaBuilder, PlacedCuda
+from polydyn.lowering.cuda import CudaBuilder
+from polydyn.lowering.place import Placed
 from polydyn.program.cuda_cost import choose, estimated
 
 TRANS = (False, True)
@@ -149,9 +150,9 @@ def test_constant_bytes_of_models() -> None:
     plan, form = lowered(272, 144)
     of = ProductGroup("turned", form.lowered.group, form.roles)
     assert gemv_versions(of)[0].version == "gemv_2_k16"
-    p = PlacedCuda(plan.groups[0], form.lowered, tuple(k for k in wgmma_versions(of) if "128x128" in k.version))
+    p = Placed[CudaKernel](plan.groups[0], form.lowered, tuple(k for k in wgmma_versions(of) if "128x128" in k.version))
     x = np.random.default_rng(0).integers(0, 256, (70, 272), np.uint8)
-    got, _ = run_plan(plan, {"x": x}, lambda p, env: p.versions[0], (p,), together=False)
+    got, _ = run_plan(plan, {"x": x}, lambda p, env: p.kernels[0], (p,), together=False)
     assert (got["y"] == x.astype(np.int32) @ plan.graph.constants["w"].astype(np.int32)).all()
 
 
@@ -185,6 +186,6 @@ def test_estimates_choose_among_them() -> None:
     (one,) = estimated(plan_program(m, target="cuda:sm_90a"), H200).launches
 
     def name(rows: int) -> str:
-        return choose(one.versions, {"nth": H200.multiprocessors, "M": rows}, H200)[0].name
+        return choose(one, {"nth": H200.multiprocessors, "M": rows}, H200).name
 
     assert name(1).startswith("gemv_2_k") and name(132 * 128).startswith("wgmma_128x256x128")

@@ -64,6 +64,28 @@ def test_files_are_numbered_by_compilation_and_part(tmp_path: Path, monkeypatch:
     assert (second / "kernel_0" / names[0]).read_text() == "text 1"
 
 
+def test_a_text_that_says_the_same_again_has_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POLYDYN_DUMP_DIR", str(tmp_path))
+    monkeypatch.setenv("POLYDYN_DEBUG", "4")
+    with stages("m"):
+        for name, text in (("fold", "loops"), ("hoist", "loops"), ("lower", "stores")):
+            show(Level.LOOPS, "k", name, lambda text=text: text, what="a pass")  # type: ignore[misc]
+    assert sorted(p.name for p in tmp_path.rglob("*.txt")) == ["00_fold.txt", "01_lower.txt"]
+    assert next(tmp_path.rglob("00_fold.txt")).read_text() == "// a pass\nloops"
+    assert "-- k: hoist, a pass: changes nothing\n" in capsys.readouterr().err
+
+
+def test_a_compilation_inside_another_is_a_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYDYN_DUMP_DIR", str(tmp_path))
+    with stages("outer") as stage:
+        stage("first", 1, str)
+        compiled("inner")
+    (folder,) = tmp_path.iterdir()
+    assert sorted(p.name for p in folder.iterdir()) == ["00_first.txt", "01_import.txt", "kernel_0"]
+
+
 def test_threads_have_compilations_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYDYN_DUMP_DIR", str(tmp_path))
     with ThreadPoolExecutor(8) as pool:

@@ -28,14 +28,25 @@ def test_argmin_takes_the_cheapest_allowed_entry_and_the_first_among_equals() ->
 def test_explain_shows_path_estimates_and_barred_kernels() -> None:
     d = Split(L, 16, Leaf(2), ArgMin((Entry(0, L, guard=L % 4), Entry(1, L * 2))))
     here, away = "the only candidate here", "not compared here"
-    assert explain(d, {"L": 7}) == (
-        "L = 7 <= 16", f"taken: kernel 2, {here}", f"kernel 0: 7, {away}", f"kernel 1: 14, {away}"
+    assert explain(d, {"L": 7}, "abc") == (
+        "L = 7 <= 16", f"taken: c, no estimate, {here}", f"a: 7, {away}", f"b: 14, {away}"
     )  # fmt: skip
-    assert explain(d, {"L": 18}) == (
-        "L = 18 > 16", "taken: kernel 1, estimate 36, the least of 1", "kernel 0: guard does not hold",
-        f"kernel 2: no estimate, {away}",
+    assert explain(d, {"L": 18}, "abc", " ns") == (
+        "L = 18 > 16", f"taken: b, 36 ns, {here}", "a: guard does not hold", f"c: no estimate, {away}",
     )  # fmt: skip
-    assert explain(d, {"L": 20})[1:3] == ("taken: kernel 0, estimate 20, the least of 2", "kernel 1: 40")
+    assert explain(d, {"L": 20}, "abc")[1:3] == ("taken: a, 20, the least of the 2 that may run", "b: 40")
+
+
+def test_barred_kernels_are_not_taken() -> None:
+    d = Split(L, 16, Leaf(2), ArgMin((Entry(0, L), Entry(1, L * 2), Entry(2, L * 2))))
+    assert choose(d, {"L": 20}) == 0 and choose(d, {"L": 20}, {0}) == 1
+    said = explain(d, {"L": 20}, "abc", barred={0: "it needs more"})
+    assert said[:2] == ("not a: it needs more", "L = 20 > 16")
+    assert said[2] == "taken: b, 40, the least of the 2 that may run, the first of 2 equal ones"
+    for barred in ({2}, {0, 1, 2}):
+        with pytest.raises(ScheduleError, match="no kernel may be launched"):
+            choose(d, {"L": 7}, barred)
+    assert explain(d, {"L": 7}, "abc", barred={2: "no"})[2] == "none of the others may run"
 
 
 def test_a_decision_must_be_total_and_closed() -> None:

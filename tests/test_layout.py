@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 # Each room may import itself and the rooms before it; docs/adr/0002-one-primitive.md.
 ORDER = [
     "schedules", "debug", "codegen", "errors", "shapes", "graph", "fusion", "lowering", "build", "gpu", "tuning",
-    "dispatch", "program", "searches", "compiler", "tuner",
+    "dispatch", "program", "searches", "backends", "compiler", "tuner",
 ]  # fmt: skip
 TOP = {
     "compiler", "checked", "cli", "explore", "backend", "program_cache", "session", "jobs", "torch_backend",

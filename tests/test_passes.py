@@ -36,7 +36,7 @@ from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, task_coun
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.shares import PIECE, PIECES, even_shares, in_pieces, row_blocks
 from polydyn.codegen.show import show
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Value, const, op
 from polydyn.schedules.index import ZERO, Index
 
@@ -119,7 +119,6 @@ def test_whole_vectors_have_no_tail() -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ((loop("i", "n", copy("i", at("x", "i")), lo=1)), "must start at 0"),
         ((loop("i", "n", copy("i", at("x", ix("i") * "i")))), "not affine in the lane"),
         ((loop("i", "n", copy("j", at("x", "i")))), "write one element"),
         ((loop("i", "n", Set("v", at("x", "i")))), "not one reduction"),
@@ -131,8 +130,24 @@ def test_whole_vectors_have_no_tail() -> None:
     ],
 )
 def test_what_has_no_vector_form_is_refused(body: For, why: str) -> None:
-    with pytest.raises(CodegenError, match=why):
-        vectorise_loop(body, 8)
+    refused = vectorise_loop(body, 8)
+    assert isinstance(refused, Declined) and why in str(refused)
+
+
+def test_a_bug_in_a_pass_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the pass itself gets wrong ends the compilation; it never becomes a scalar loop with a note."""
+
+    def broken(*_: object) -> None:
+        raise CodegenError("planted")
+
+    monkeypatch.setattr("polydyn.codegen.passes.vectorise._iteration", broken)
+    with pytest.raises(CodegenError, match="planted"):
+        vectorise_loop(ROW, 8)
+    monkeypatch.undo()
+    with pytest.raises(CodegenError, match="must start at 0"):
+        vectorise_loop(replace(ROW, lo=Index.of(1)), 8)
+    with pytest.raises(CodegenError, match="no form in vectors: no vectors of float64"):
+        vectorise_tile((loop("j", 16, copy("j", at("x", "j", "float64"))),), "j", 8)
 
 
 def test_a_tile_becomes_vectors_with_live_lanes() -> None:

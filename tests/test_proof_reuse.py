@@ -8,15 +8,15 @@ import pytest
 from stored import path_of, planned
 
 from polydyn.compiler import plan_program
-from polydyn.schedules import reuse
+from polydyn.schedules import prove as module
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import const, op
-from polydyn.schedules.index import Index, IndexLike, fetch, maximum, minimum
+from polydyn.schedules.index import Index, IndexLike, fetch
 from polydyn.schedules.model import Group
 from polydyn.schedules.reuse import Proofs
-from polydyn.schedules.skeleton import check_instance, skeleton
-from polydyn.schedules.tile_flow import ContractTiles
-from polydyn.schedules.tiling import Roles, contract_tree, nest_tree
+from polydyn.schedules.skeleton import Skeleton, check_instance, form, skeleton
+from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from tests.polyhedral_groups import F, array, group, ld, statement
 
 V = Index.of
@@ -40,27 +40,20 @@ def product(m: IndexLike, n: IndexLike, k: IndexLike, extra: str = "", value: st
 ROLES = Roles((), "i", "j", "k", ())
 
 
-def tiles(k: IndexLike) -> ContractTiles:
-    """4 x 8 register tiles of 4 lanes, 8 reduction steps in a block."""
-    panels = minimum((V("N") - V("c_lo") * 8).ceildiv(4), (V("c_hi") - "c_lo") * 2)
-    return ContractTiles(4, 8, 4, V(8), maximum(1, V(k).ceildiv(8)), True, panels, V("S") * 64, V(32))
-
-
-def prove(g: Group, k: IndexLike, t: ContractTiles | None = None) -> Proofs:
+def prove(g: Group) -> None:
     p = Proofs(g)
-    roles = p.contract(ROLES)
-    p.prove_contract(roles, contract_tree(g, roles, True), t or tiles(k))
-    return p
+    module.prove(cpu_product(g, p.contract(ROLES), CpuTile(4, 2, 4, 8), pack=True))
+    assert p.reused == 1
 
 
 def test_one_proof_serves_all_constants() -> None:
-    prove(product("M", 24, 40), 40)
-    before = reuse._contract_holds.cache_info().misses
+    prove(product("M", 24, 40))
+    before = module._prove.cache_info().misses
     for n, k in ((32, 100), (7, 64), (129, 9)):
-        assert prove(product("M", n, k, "Q", "min"), k).reused == 2
-    assert reuse._contract_holds.cache_info().misses == before
-    assert prove(product("M", 64, 64), 64).reused == 2  # equal extents: a skeleton of its own
-    assert reuse._contract_holds.cache_info().misses == before + 1
+        prove(product("M", n, k, "Q", "min"))
+    assert module._prove.cache_info().misses == before
+    prove(product("M", 64, 64))  # equal extents: a skeleton of its own
+    assert module._prove.cache_info().misses == before + 1
 
 
 def test_a_proof_is_not_accepted_outside_its_facts() -> None:
@@ -79,17 +72,7 @@ def test_a_proof_is_not_accepted_outside_its_facts() -> None:
 
 
 def test_an_empty_reduction_is_an_ordinary_size() -> None:
-    assert prove(product("M", 24, 0), 0, replace(tiles(0), block=V(0), blocks=V(1))).reused == 2
-
-
-def test_what_is_wrong_for_the_constants_is_refused_with_a_witness() -> None:
-    prove(product("M", 24, 40), 40)
-    short = replace(tiles(40), blocks=V(4))  # 4 blocks of 8 steps for 40
-    with pytest.raises(LegalityError, match=r"instances are not covered by the tiles: ACC(.|\n)*for example"):
-        prove(product("M", 24, 40), 40, short)
-    small = replace(tiles(40), panel_size=V("S") * 63)
-    with pytest.raises(LegalityError, match="do not hold"):
-        prove(product("M", 24, 40), 40, small)
+    prove(product("M", 24, 0))
 
 
 def heads(width: int) -> Group:
@@ -106,7 +89,7 @@ def heads(width: int) -> Group:
 def test_a_relation_between_constants_is_proven_for_these_constants() -> None:
     p = Proofs(heads(768))
     s = p.nest()
-    p.prove_nest(nest_tree(p.group, s.band, s.phases, False), s.band, s.phases)
+    p.prove_nest(nest(p.group, s.band, s.phases, False), s.band, s.phases)
     assert s.phases == {"S0": 0, "S1": 1} and p.reused == 0
     wide = Proofs(heads(769))
     with pytest.raises(LegalityError, match="t is read before anything is written there"):
@@ -125,4 +108,5 @@ def test_positions_known_only_at_run_time_have_no_skeleton() -> None:
 def test_kernels_are_the_same_text_without_reuse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = planned(name, "cpu:avx2")
     monkeypatch.setattr("polydyn.schedules.reuse.skeleton", lambda g: None)
+    monkeypatch.setattr("polydyn.schedules.prove.skeleton", lambda g: Skeleton(form(g), (), ()) if form(g) else None)
     assert plan_program(path_of(name), target="cpu:avx2").kernels == shared.kernels

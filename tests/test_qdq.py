@@ -79,7 +79,7 @@ def test_a_layer_between_quantizations_is_one_integer_product() -> None:
     feeds = [{"x": floats(n, 34)} for n in SIZES]
     plan = exactly(m, *feeds, target=target)
     (product,) = (launch for launch in plan.launches if launch.kind == "contract")
-    assert "pd_dot2_add" in next(k.text for k in plan.kernels if k.name == product.kernel)
+    assert "pd_dot2_add" in next(k.text for k in plan.kernels if k.name == product.candidates[0].kernel)
     program = build_program(plan, target=target, threads=1)
     for f in feeds[1:]:
         nearly(program.run(f)[graph.outputs[0]], onnxruntime_of(m, f), 0.03)
@@ -305,7 +305,7 @@ def test_layers_share_a_kernel() -> None:
     few, many = (qdq_layers([3 + 20 * i for i in range(n)]) for n in (3, 6))
     plan = plan_program(many)
     assert {k.text for k in plan.kernels} == {k.text for k in plan_program(few).kernels}
-    products = [launch.kernel for launch in plan.launches if launch.kind == "contract"]
+    products = [launch.candidates[0].kernel for launch in plan.launches if launch.kind == "contract"]
     assert len(products) == 6 and len(set(products)) <= 3, "the first and the last one may differ"
 
 
@@ -316,7 +316,7 @@ def test_a_zero_point_of_0_is_left_out_and_not_shared() -> None:
     products = [launch for launch in plan.launches if launch.kind == "contract"]
     shared: dict[str, set[tuple[bool, bool]]] = {}
     for launch, zero, then in zip(products[1:-1], zeros[1:-1], zeros[2:], strict=True):
-        shared.setdefault(launch.kernel, set()).add((zero != 0, then != 0))
+        shared.setdefault(launch.candidates[0].kernel, set()).add((zero != 0, then != 0))
     assert all(len(kinds) == 1 for kinds in shared.values()) and len(shared) == 4
 
 
@@ -358,7 +358,7 @@ def feeds(m: onnx.ModelProto, b: int, rows: int, keys: int) -> dict[str, Array]:
 def test_attentions_share_a_kernel_of_moderate_size() -> None:
     """Epilogues of dozens of operations are written once for a tile, not for every register of every variant."""
     plan = plan_program(attention(2), target="cpu:avx512")
-    names = [launch.kernel for launch in plan.launches if launch.kind == "attention"]
+    names = [launch.candidates[0].kernel for launch in plan.launches if launch.kind == "attention"]
     assert len(names) == 2 and len(set(names)) == 1
     (text,) = (k.text for k in plan.kernels if k.name == names[0])
     assert len(text) < 300_000, "a million and more, were they written for every register"
@@ -387,7 +387,7 @@ def test_long_epilogues(columns: int, target: str) -> None:
     m.graph.output.append(onnx.ValueInfoProto(name="first"))
     plan = plan_program(m, target=target)
     (contract,) = plan.launches[:1]
-    notes = [n for k in plan.kernels if k.name == contract.kernel for n in k.notes]
+    notes = [n for k in plan.kernels if k.name == contract.candidates[0].kernel for n in k.notes]
     assert any("epilogue apart" in n for n in notes), MOST_OPERATIONS
     program, graph, checked = build_program(plan, target=target, threads=2), rewritten(m), None
     for n in (*SIZES, 8, 9):

@@ -13,7 +13,7 @@ from benchmarks.accuracy import TOLERANCE, error, reference
 from benchmarks.fuzz import attempt, difference, run_seeds, shrink, text
 from benchmarks.models.inputs import feeds, shapes
 from benchmarks.random_graphs import random_feeds, random_graph, random_sizes
-from polydyn.compiler import cpu_target
+from polydyn.backends.cpu import cpu_target
 from polydyn.graph.ir import Compute, Graph
 from polydyn.graph.reference import evaluate
 from polydyn.graph.verify import verify_graph

@@ -55,7 +55,7 @@ def test_both_versions_of_a_symbolic_row_give_the_same_bits(
     monkeypatch.setattr(cpu_nest, "ROW_BYTES", 31 * 4)
     bounded = plan_program(build("L"))
     (launch,) = bounded.launches
-    assert launch.scratch.evaluate({"B": 4, "L": 10**9, "nth": 1}) <= 31 * 4 + 64 * 3
+    assert launch.candidates[0].scratch.evaluate({"B": 4, "L": 10**9, "nth": 1}) <= 31 * 4 + 64 * 3
     checked = CheckedProgram(bounded)
     for length in LENGTHS:  # rows of up to 31 elements in scratch, longer ones in passes
         feeds = numbers(5, length, names)
@@ -67,14 +67,14 @@ def test_both_versions_of_a_symbolic_row_give_the_same_bits(
 @pytest.mark.parametrize("length", [0, 16, 33])
 def test_short_constant_rows_lie_on_the_stack(length: int) -> None:
     plan = plan_program(residual_norm(length))
-    assert "PD_STACK(f32, " in plan.kernels[0].text and plan.launches[0].scratch.constant == 0
+    assert "PD_STACK(f32, " in plan.kernels[0].text and plan.launches[0].candidates[0].scratch.constant == 0
     feeds = numbers(4, length, "xr")
     np.testing.assert_allclose(CheckedProgram(plan).run(feeds)["y"], expected(feeds), rtol=2e-5, atol=1e-6)
 
 
 def test_long_constant_rows_keep_nothing() -> None:
     plan = plan_program(softmax(cpu_nest.ROW_BYTES // 4 + 1))
-    assert "PD_SCRATCH" not in plan.kernels[0].text and plan.launches[0].scratch.constant == 0
+    assert "PD_SCRATCH" not in plan.kernels[0].text and plan.launches[0].candidates[0].scratch.constant == 0
 
 
 def test_columns_in_lanes_have_row_buffers_side_by_side() -> None:

@@ -190,7 +190,7 @@ def test_columns_kept_and_computed_again_have_the_same_bits(monkeypatch: pytest.
     monkeypatch.setattr(cpu_nest, "ROW_BYTES", 8 * 4 * 20)
     bounded, _ = compile_graph(graph, "cpu:avx2")
     (launch,) = plan_program(build(CHAINS["softmax"], COLUMNS, ["y"]), target="cpu:avx2").launches
-    assert launch.scratch.evaluate({"B": 4, "C": 10**9, "L": 100, "nth": 1}) <= 8 * 4 * 20 + 64
+    assert launch.candidates[0].scratch.evaluate({"B": 4, "C": 10**9, "L": 100, "nth": 1}) <= 8 * 4 * 20 + 64
     for length in (1, 20, 21, 50):  # columns of up to 20 elements in scratch
         x = numbers(x=(2, length, 43))
         y = bounded.run(x)["y"]

@@ -51,8 +51,8 @@ def test_coordinates_are_the_inverse_of_the_element(sizes: list[int], x: int) ->
 @given(st.integers(0, 60), st.integers(1, 7), st.integers(1, 9))
 def test_shares_and_even_tiles_part_an_axis_in_order(extent: int, size: int, blocks: int) -> None:
     """The lemma for uneven parts: they are consecutive, cover all, and none is larger than its digit."""
-    block, tile = Digit("x", "b_x", V(blocks), When.LAUNCH), Digit("x", "c_x", V("C_x"), When.COUNT)
-    ds = (block, tile, Digit("x", "p_x", V(size)))
+    tile = Digit("x", "c_x", V("C_x"), When.COUNT)
+    ds = (Digit("x", "b_x", V(blocks), When.LAUNCH), tile, Digit("x", "p_x", V(size)))
     view = View((Loop(b("x"), ds[:1]), Loop(c("x"), ds[1:2]), Loop(p("x"), ds[2:])), Role.MAP)
     m = TileMap({"x": ds}, {"x": V(extent)}, {("S", "x"): "x"}, {"S": view}, {"x": Origin(ds[1], "o", True)},
                 {"x": Share(ds[0], "lo", "first")})  # fmt: skip
@@ -81,7 +81,7 @@ def test_an_element_needs_all_digits_of_its_axis() -> None:
     short = replace(m, views={"S": View(m.views["S"].loops[:1], Role.MAP)})
     with pytest.raises(ScheduleError, match="S has no digit d0:2 of axis x"):
         short.element("S", "x")
-    with pytest.raises(ScheduleError, match=r"no digit|no nothing"):
+    with pytest.raises(ScheduleError, match=r"no nothing"):
         m.digit("x", "nothing")
 
 

@@ -102,7 +102,7 @@ def test_tenants_of_a_slot_are_never_alive_in_one_wave() -> None:
 def test_waves_count_as_one_time_in_the_memory_plan() -> None:
     """In order s could have given its memory to t's successor; side by side nothing of a wave is shared."""
     plan = join_waves(diamond())
-    assert touched_by_wave(plan)[0] == ["x", "y", "s", "x", "w", "t", "x", "x", "p"]
+    assert touched_by_wave(plan)[0] == ["x", "y", "s", "x", "w", "t", "x", "p"]
     program = build_program(plan, threads=2)
     f = {n: np.random.default_rng(k).standard_normal(1000).astype(F) for k, n in enumerate("xyw")}
     got = program.run(f)

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from benchmarks.gpu.programs import model, node
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
-from polydyn.program.cuda_cost import LAUNCH, choose, estimated, may_run
-from polydyn.program.evaluation import THREADS
+from polydyn.program.cuda_cost import LAUNCH, choose, estimated, estimates, may_run
 from polydyn.program.plan import Launch
+from polydyn.program.symbols import THREADS
 
 LAYERS = ((768, 768), (768, 3072), (3072, 768))
 """(K, N)."""
@@ -43,12 +43,14 @@ def roofline(launch: Launch, m: int, dtype: str, device: hardware.Hardware) -> f
 def rows(k: int, n: int, dtype: str, device: hardware.Hardware, sizes: Sequence[int]) -> Iterator[str]:
     """A line of the table for each number of rows."""
     launch = layer(k, n, dtype, device)
+    times = estimates(launch)
     for m in sizes:
         env = {"M": m, THREADS: device.multiprocessors}
-        taken, least = choose(launch.versions, env, device)
-        first = next(v for v in launch.versions if may_run(v, env, device))
-        ideal, older = roofline(launch, m, dtype, device), first.estimate.evaluate(env)
-        blocks, share = taken.grid.evaluate(env), ideal / max(1, least - LAUNCH * (1 + len(taken.after)))
+        taken = choose(launch, env, device)
+        first = next(v for v in launch.candidates if may_run(v, env, device))
+        least, older = (times[v.name].evaluate(env) for v in (taken, first))
+        ideal = roofline(launch, m, dtype, device)
+        blocks, share = taken.tasks.evaluate(env), ideal / max(1, least - LAUNCH * len(taken.sequence))
         yield (f"{k:5}x{n:<5} {m:5}  {taken.name:32} {blocks:6} {least / 1000:8.1f} {ideal / 1000:8.1f} {share:6.0%}  "
                f"{first.name:32} {older / 1000:8.1f}")  # fmt: skip
 

@@ -201,7 +201,7 @@ def select(stage: Stage, case: Result, shape: Mapping[str, int]) -> Result | Non
 
 def plainest(versions: Versions, given: Mapping[str, DeviceArray], output: DeviceArray) -> Any:
     """The result of the last version of the program's list that may run."""
-    names = [v["name"] for (launch,) in [versions.program.manifest["launches"]] for v in launch["versions"]]
+    names = [v["name"] for (launch,) in [versions.program.manifest["launches"]] for v in launch["candidates"]]
     last = max(versions.list, key=lambda v: names.index(v["name"]))
     memory = versions.memory(given, output)  # lives until the work is done
     work = versions.work(versions.steps(last, memory))

@@ -128,7 +128,7 @@ def check(path: Path, dtype: str, wanted: Sequence[Shape], driver: str = "ctypes
         right = off <= BOUND[dtype] and same and not conflicts
         rows.append({"shape": dict(shape), "error": off, "equal_bits": same, "conflicts": conflicts, "right": right})
         used |= {x.kernel for x in program.explain(**shape).launches if x.tasks}
-    versions = {v["kernel"]: v["name"] for x in program.manifest["launches"] for v in x["versions"]}
+    versions = {v["kernel"]: v["name"] for x in program.manifest["launches"] for v in x["candidates"]}
     return {
         "model": path.stem, "dtype": dtype, "driver": session.driver.name,
         "launches": len(program.manifest["launches"]), "kernels": len(used),

@@ -25,8 +25,8 @@ from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
 from polydyn.gpu.compiler import compile_cuda, compiler_version
 from polydyn.program.cuda_cost import choose, estimated
-from polydyn.program.evaluation import THREADS
-from polydyn.program.plan import Version
+from polydyn.program.plan import Candidate
+from polydyn.program.symbols import THREADS
 from polydyn.schedules.index import product
 
 FILE = "gpu_resources"
@@ -37,7 +37,7 @@ class Chosen:
     """A kernel that some shape launches, with its largest shared memory (bytes); ``kind``: of its group."""
 
     text: str
-    version: Version
+    version: Candidate
     kind: str
     smem: int
 
@@ -72,19 +72,19 @@ def chosen(path: Path, dtype: str, arch: str) -> tuple[list[Chosen], tuple[str, 
         for b in plan.buffers.values():  # whole arrays: no axis of theirs is a part of a longer one
             env |= {s: product(b.shape[k + 1 :]).evaluate(env) for k, s in enumerate(b.strides)}
         for launch in plan.launches:
-            taken, _ = choose(launch.versions, env, device)
-            for v in (taken, *taken.after):
-                smem = max(v.smem.evaluate(env), found[v.kernel].smem if v.kernel in found else 0)
+            for v in choose(launch, env, device).sequence:
+                smem = max(v.scratch.evaluate(env), found[v.kernel].smem if v.kernel in found else 0)
                 found[v.kernel] = Chosen(texts[v.kernel], v, launch.label.split()[0], smem)
     return list(found.values()), plan.notes
 
 
 def use(c: Chosen, arch: str) -> Use:
     """What ptxas says of a kernel."""
-    v = c.version
+    v, block = c.version, c.version.block
+    assert block is not None
     u = compile_cuda(c.text, arch).kernels[v.kernel]
-    blocks = hardware.load(hardware.DEVICES[arch]).resident_blocks(v.threads, u.registers, c.smem)
-    return Use(c.kind, v.name, v.threads, c.smem, u.registers, u.spill_stores + u.spill_loads, blocks)
+    blocks = hardware.load(hardware.DEVICES[arch]).resident_blocks(block.threads, u.registers, c.smem)
+    return Use(c.kind, v.name, block.threads, c.smem, u.registers, u.spill_stores + u.spill_loads, blocks)
 
 
 def save(about: dict[str, Any], rows: list[Use], notes: Sequence[str]) -> None:

@@ -27,9 +27,10 @@ import numpy as np
 
 from benchmarks import record
 from benchmarks.gpu.programs import model, node
+from polydyn.backends import Options
+from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda_emit import LONG
 from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.compiler import Options, place_cuda_kernels
 from polydyn.gpu.compiler import compile_cuda, compiler_version
 from polydyn.graph.expand import import_model
 
@@ -116,8 +117,9 @@ def find_nvdisasm() -> str | None:
 
 def kernel_of(kind: Kind) -> CudaKernel:
     """The version with 32-bit indices."""
-    _, _, placed = place_cuda_kernels(import_model(kind.model), Options(tf32=kind.tf32), kind.arch)
-    versions = (k for p in placed for k in p.versions)
+    backend = Cuda(f"cuda:{kind.arch}", Options(tf32=kind.tf32))
+    plan = backend.fuse(backend.rewrite(import_model(kind.model)))
+    versions = (k for p in backend.place(backend.builder(plan)).placed for k in p.kernels)
     return next(k for k in versions if k.version.startswith(kind.version) and not k.version.endswith(LONG))
 
 

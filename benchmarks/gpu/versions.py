@@ -17,7 +17,8 @@ from polydyn.gpu.tensormap import TensorMap, element_type
 from polydyn.gpu.timing import Times, Work
 from polydyn.program.cuda_program import MULTIPROCESSORS, SHARED_OPT_IN, CudaProgram
 from polydyn.program.explain import THREADS, Device, refusal, resolve_dims
-from polydyn.program.expressions import evaluate
+from polydyn.program.expressions import decision_from_json, evaluate
+from polydyn.schedules.decision import cost
 
 EMULATED_VERSIONS = 4
 """Of a kernel; each is compiled for the emulation when it is launched."""
@@ -56,10 +57,12 @@ class Versions:
         kernels = [(k["name"], k["arch"]) for k in manifest["kernels"]]
         self.source = ImageSource(driver, kernels, program._artifact.images, program.sources)
         self.registers = {k["name"]: k.get("resources", {}) for k in manifest["kernels"]}
-        device, times = Device(limit, self.source.special), [evaluate(t, self.env) for t in manifest["times"]]
-        fitting = [v for v in launch["versions"] if not refusal(v, self.env, device)]
-        self.list = sorted(fitting, key=lambda v: times[v["estimate"]])  # equal ones stay in order
-        self.estimates = {v["name"]: times[v["estimate"]] / 1000 for v in self.list}
+        device = Device(limit, self.source.special)
+        decision = decision_from_json(manifest["decisions"][launch["decision"]])
+        times = {v["name"]: cost(decision, k, self.env) for k, v in enumerate(launch["candidates"])}
+        fitting = [v for v in launch["candidates"] if not refusal(v, self.env, device)]
+        self.list = sorted(fitting, key=lambda v: times[v["name"]])  # equal ones stay in order
+        self.estimates = {v["name"]: times[v["name"]] / 1000 for v in self.list}
         self._functions: dict[str, int] = {}
 
     def memory(self, given: Mapping[str, DeviceArray], output: DeviceArray) -> dict[str, DeviceArray]:
@@ -72,8 +75,8 @@ class Versions:
 
     def steps(self, version: Mapping[str, Any], memory: Mapping[str, DeviceArray]) -> list[Step]:
         """The launches of a version on arrays; its workspace stays with them."""
-        space = DeviceArray(self.session, (max(evaluate(version["workspace"], self.env), 1),), "uint8", 1)
-        found = [s for x in (version, *version["after"]) for s in self._prepared(x, memory, space)]
+        space = DeviceArray(self.session, (max(evaluate(version["block"]["workspace"], self.env), 1),), "uint8", 1)
+        found = [s for x in (version, *version["block"]["after"]) for s in self._prepared(x, memory, space)]
         return [(*s, space) for s in found]
 
     def _prepared(
@@ -81,15 +84,16 @@ class Versions:
     ) -> Iterator[tuple[Any, ...]]:
         """None when the kernel has no blocks."""
         env, session = self.env, self.session
-        blocks = evaluate(x["grid"], env)
+        blocks = evaluate(x["tasks"], env)
         if blocks <= 0:
             return
         function = self.function(x["kernel"])
         pointers = [(memory[b] if b else space).pointer for b in x["buffers"]]
-        maps = [self._encoded(m, memory[m["buffer"]]) for m in x["maps"]]
+        maps = [self._encoded(m, memory[m["buffer"]]) for m in x["block"]["maps"]]
         symbols = [np.int64(evaluate(s, env)) for s in x["symbols"]]
         with session.use():
-            yield function, (blocks, 1, 1), x["threads"], evaluate(x["smem"], env), [*maps, *pointers, *symbols]
+            threads, smem = x["block"]["threads"], evaluate(x["scratch"], env)
+            yield function, (blocks, 1, 1), threads, smem, [*maps, *pointers, *symbols]
 
     def function(self, kernel: str) -> int:
         """A kernel that may have all shared memory."""
@@ -120,16 +124,16 @@ class Versions:
 
     def occupancy(self, version: Mapping[str, Any]) -> tuple[int, int]:
         """Blocks on a multiprocessor: as the driver says, as the description of the device does; 0: not known."""
-        smem, driver = evaluate(version["smem"], self.env), self.session.driver
+        smem, driver = evaluate(version["scratch"], self.env), self.session.driver
         try:
-            held = driver.occupancy(self.function(version["kernel"]), version["threads"], smem)
+            held = driver.occupancy(self.function(version["kernel"]), version["block"]["threads"], smem)
         except DeviceLostError:
             raise
         except DeviceError:
             held = 0
         known = hardware.match(driver.device_name)
         registers = self.registers[version["kernel"]].get(known.arch if known else "", {}).get("registers")
-        supposed = known.resident_blocks(version["threads"], registers, smem) if known and registers else 0
+        supposed = known.resident_blocks(version["block"]["threads"], registers, smem) if known and registers else 0
         return held, supposed
 
 

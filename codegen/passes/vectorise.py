@@ -38,7 +38,7 @@ from polydyn.codegen.ir import (
     with_bodies,
 )  # fmt: skip
 from polydyn.codegen.passes.announce import ANNOUNCE
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import REDUCTIONS, Const, FromIndex, Op, Value, const, neutral
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
 from polydyn.schedules.ranges import simplify
@@ -50,6 +50,10 @@ RAMP_DTYPES = ("float32", "int32", "int64")
 ACCUMULATED = ("float32", "int32", "int64")
 GUARDED = ("float32", "uint8", "int8")
 """What may be loaded in some lanes only."""
+
+
+class _NoVectorsError(Exception):
+    """A loop has no form in vectors. Never leaves this file: the functions below answer with ``Declined``."""
 
 
 def has_lanes(v: Value, more: Collection[str] = ()) -> bool:
@@ -66,7 +70,7 @@ def _split(i: Index, var: str, start: Index, width: int) -> tuple[Index, Index]:
     moved = simplify(i.subs({var: start + LANE}), {LANE: Index.of(width)})
     stride, rest = moved.split(LANE)
     if LANE in rest.symbols() or LANE in stride.symbols():
-        raise CodegenError(f"{i} is not affine in the lane of {var}")
+        raise _NoVectorsError(f"{i} is not affine in the lane of {var}")
     return stride, rest
 
 
@@ -76,7 +80,7 @@ def is_affine_in_lanes(i: Index, var: str, width: int, ranges: Mapping[str, Inde
         return True
     try:
         _split(simplify(i, ranges), var, Index.of("@vector") * width, width)
-    except CodegenError:
+    except _NoVectorsError:
         return False
     return True
 
@@ -96,7 +100,7 @@ class _Lanes:
         out = map_value(v, self._part)
         for x in (v, *(x for x in walk_value(out) if lanes_of(x) > 1)):
             if x.dtype not in VECTOR_DTYPES:
-                raise CodegenError(f"no vectors of {x.dtype}")
+                raise _NoVectorsError(f"no vectors of {x.dtype}")
         return out
 
     def _part(self, v: Value) -> Value:
@@ -108,7 +112,7 @@ class _Lanes:
         if isinstance(v, FromIndex):
             stride, rest = self.split(v.index)
             if stride != ZERO and v.dtype not in RAMP_DTYPES:
-                raise CodegenError(f"no ramp of {v.dtype}")
+                raise _NoVectorsError(f"no ramp of {v.dtype}")
             return replace(v, index=rest) if stride == ZERO else Ramp(v.dtype, rest, stride, self.width)
         if isinstance(v, Reg) and v.name in self.local:
             return replace(v, lanes=self.width)
@@ -124,12 +128,12 @@ class _Lanes:
                 out.append(replace(n, value=self.value(n.value), lanes=self.width))
             elif isinstance(n, Set):
                 if n.reg not in self.local:
-                    raise CodegenError(f"{n.reg} is carried by the vector loop {self.var}")
+                    raise _NoVectorsError(f"{n.reg} is carried by the vector loop {self.var}")
                 out.append(replace(n, value=self.value(n.value), lanes=self.width))
             elif isinstance(n, Store):
                 stride, rest = self.split(n.address)
                 if stride == ZERO:
-                    raise CodegenError(f"all lanes of {self.var} write one element of {n.buffer}")
+                    raise _NoVectorsError(f"all lanes of {self.var} write one element of {n.buffer}")
                 v = self.value(n.value)
                 out.append(replace(n, address=rest, stride=stride, value=v, lanes=self.width, mask=self.mask))
             elif isinstance(n, Call) and n.function == ANNOUNCE:  # once for each vector
@@ -137,7 +141,7 @@ class _Lanes:
             elif isinstance(n, (For, Let, If)):
                 out.append(with_bodies(self._bounds(n), tuple(map(self.body, bodies(n)))))
             else:
-                raise CodegenError(f"{type(n).__name__} inside the vector loop {self.var}")
+                raise _NoVectorsError(f"{type(n).__name__} inside the vector loop {self.var}")
         return tuple(out)
 
     def _first(self, v: Value) -> Value:
@@ -147,7 +151,7 @@ class _Lanes:
         def inv(i: Index) -> Index:
             stride, rest = self.split(i)
             if stride != ZERO:
-                raise CodegenError(f"a bound depends on the lane of {self.var}: {i}")
+                raise _NoVectorsError(f"a bound depends on the lane of {self.var}: {i}")
             return rest
 
         if isinstance(n, For):
@@ -180,7 +184,7 @@ def _guarded(v: Op) -> Value:
             if not isinstance(x, FlatLoad):
                 return x
             if x.lanes == 1 or x.stride != 1 or x.dtype not in GUARDED:
-                raise CodegenError("a guarded load of stride other than 1 cannot be speculated in vector lanes")
+                raise _NoVectorsError("a guarded load of stride other than 1 cannot be speculated in vector lanes")
             if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two
                 return replace(x, mask=None, guard=replace(guard, high=minimum(guard.high, x.mask)))
             return replace(x, guard=guard if x.guard is None else Op("bool", "and", (x.guard, guard)))
@@ -202,7 +206,8 @@ def _loads(v: Value) -> bool:
 def vectorise_tile(body: Body, var: str, width: int, mask_extent: Index | None = None) -> Body:
     """Loops ``var`` of a constant extent that is a multiple of ``width`` become loops over vectors.
 
-    ``mask_extent``: number of live elements counted from the loop's start; lanes beyond it are masked.
+    ``mask_extent``: number of live elements counted from the loop's start; lanes beyond it are masked. CodegenError:
+    what stands in them has no form in vectors.
     """
 
     def f(n: Node) -> Node:
@@ -213,13 +218,26 @@ def vectorise_tile(body: Body, var: str, width: int, mask_extent: Index | None =
             raise CodegenError(f"{var} in [{n.lo}, {n.hi}) is not a whole number of vectors of {width}")
         start = Index.of(var) * width if trips > width else ZERO
         lanes = _Lanes(var, start, width, None if mask_extent is None else mask_extent - start)
-        return For(var, ZERO, Index.of(trips // width), lanes.body(n.body), "vector")
+        try:
+            return For(var, ZERO, Index.of(trips // width), lanes.body(n.body), "vector")
+        except _NoVectorsError as e:
+            raise CodegenError(f"the tile has no form in vectors: {e}") from e
 
     return rewrite(body, f)
 
 
-def vectorise_loop(loop: For, width: int, chains: int = 4) -> Body:
-    """A loop of any extent: full vectors, then a masked tail; reductions into outer registers as described above."""
+def vectorise_loop(loop: For, width: int, chains: int = 4) -> Body | Declined:
+    """A loop of any extent: full vectors, then a masked tail; reductions into outer registers as described above.
+
+    Declined: it has no form in vectors, and stays as it is.
+    """
+    try:
+        return _vectorised(loop, width, chains)
+    except _NoVectorsError as e:
+        return Declined(str(e))
+
+
+def _vectorised(loop: For, width: int, chains: int) -> Body:
     accumulators = _accumulators(loop)
     if loop.lo != ZERO:
         raise CodegenError(f"vector loop {loop.var} must start at 0")
@@ -264,9 +282,9 @@ def _accumulators(loop: For) -> dict[str, tuple[str, str]]:
     for n in walk(loop.body):
         if isinstance(n, Set) and n.reg not in inside:
             if n.reduce is None or out.get(n.reg, (n.reduce, n.value.dtype)) != (n.reduce, n.value.dtype):
-                raise CodegenError(f"{n.reg} is carried by {loop.var} but is not one reduction")
+                raise _NoVectorsError(f"{n.reg} is carried by {loop.var} but is not one reduction")
             if n.value.dtype not in ACCUMULATED:
-                raise CodegenError(f"{n.reg} accumulates {n.value.dtype}, which vectors do not")
+                raise _NoVectorsError(f"{n.reg} accumulates {n.value.dtype}, which vectors do not")
             out[n.reg] = (n.reduce, n.value.dtype)
     return out
 

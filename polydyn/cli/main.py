@@ -164,7 +164,7 @@ def inspect(
         "indices, checked on every call": [f"{c['rule']}: {c['message']}" for c in m["index_checks"]],
         "host operators": ["none: every operator is compiled (native: 0, python: 0)"],
         f"launches ({len(opened.launches)} of {opened.kernel_count} kernels)": [
-            f"{x['kernel']}  {x['label']}" for x in m["launches"]
+            f"{' | '.join(dict.fromkeys(c['kernel'] for c in x['candidates']))}  {x['label']}" for x in m["launches"]
         ],
         "notes": list(m["notes"]),
     }

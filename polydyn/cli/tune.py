@@ -57,6 +57,9 @@ def tune(
     heading = ("group", "by", "tuples kept", "binaries", "measured now", "seconds")
     rows = [(g.label, g.source, str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}") for g in groups]
     console.print(text_table(heading, rows), markup=False)
+    for g in groups:
+        if g.declined:
+            console.print(f"{g.label} is not tuned: {g.declined}", markup=False)
     if any(g.source == "model" for g in groups):
         console.print(f"no device of {target} is there: an analytical model ranked the tuples", markup=False)
     console.print(f"compile with --records {records}{chosen}{on}", markup=False)

@@ -121,7 +121,7 @@ def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False)
 
 
 def _show(p: Pass, text: Callable[[], str]) -> None:
-    show(Level.LOOPS, "passes", p.name, lambda: f"// {p.what}\n{text()}")
+    show(Level.LOOPS, "passes", p.name, text, what=p.what)
 
 
 def _rewritten(graph: Graph, passes: tuple[Pass, ...], off: frozenset[str]) -> Graph:

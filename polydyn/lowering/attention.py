@@ -58,8 +58,7 @@ def _renamed(n: FlatNode, names: dict[str, str]) -> FlatNode:
     def axes(pairs: tuple[tuple[str, Index], ...]) -> tuple[tuple[str, Index], ...]:
         return tuple((names.get(x, x), e) for x, e in pairs)
 
-    moved = map_addresses(n, {a: Index.of(f"%{b}") for a, b in names.items()})
-    moved = map_addresses(moved, {f"%{b}": Index.of(b) for b in names.values()})
+    moved = map_addresses(n, {a: Index.of(b) for a, b in names.items()})
     return replace(moved, shared=axes(n.shared), inner=axes(n.inner), reduction=axes(n.reduction))
 
 

@@ -7,26 +7,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from polydyn.codegen.cuda_attention import CudaAttentionKernel
+from polydyn.codegen.cuda_attention import CudaAttentionKernel, declined
 from polydyn.codegen.cuda_contract import CudaContractKernel, Kept
 from polydyn.codegen.cuda_kernel import BASE, MULTIPROCESSORS, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
+from polydyn.codegen.cuda_product import product_declined
 from polydyn.codegen.ir import Compare
+from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.attention import lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
-from polydyn.lowering.kernels import bind
 from polydyn.lowering.nest import lower_nest
-from polydyn.schedules.errors import CodegenError, ScheduleError
+from polydyn.lowering.place import Builder, Noting, Placed
+from polydyn.schedules.decision import Decision, cheapest, members
 from polydyn.schedules.index import Atom, Index
-from polydyn.schedules.model import verify_group
+from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof_attention import prove_row_blocks
 from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.reuse import Proofs
 from polydyn.schedules.schedule import schedule_attention
-from polydyn.schedules.tiling import nest_tree
 from polydyn.shapes.context import ShapeContext
 
 SHARED = 48 << 10
@@ -35,24 +36,22 @@ UNKNOWN = "%multiprocessors"
 """Their number in a proof: no model has a symbol of this name."""
 
 
-@dataclass(frozen=True)
-class PlacedCuda:
-    """A fused group with the versions of its kernel, best first; ``lowered`` binds the kernel's names to the model.
-
-    ``reasons``: why it has these, lines for ``explain``.
-    """
-
-    fused: FusedGroup
-    lowered: LoweredGroup
-    versions: tuple[CudaKernel, ...]
-    reasons: tuple[str, ...] = ()
-
-
-class CudaTuner(Protocol):
+class CudaTuner(Noting, Protocol):
     """What chooses a product's tiles from records; ``polydyn.searches.ChosenTiles`` is one."""
 
-    def tiles(self, key: str, form: ContractGroup) -> tuple[Kept, tuple[str, ...]] | None:
-        """The tiles of a group, and lines for ``explain``; None when nothing is known of it."""
+    def tiles(self, key: str, form: ContractGroup) -> TunedTiles | None:
+        """The tiles of a group; None when nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class TunedTiles:
+    """The tiles that tuning kept of one group. ``decision``: over the group's parameters, among positions in them; it
+    leaves out tiles that are no rivals at a size. ``reasons``: lines for ``explain``.
+    """
+
+    kept: Kept
+    decision: Decision
+    reasons: tuple[str, ...] = ()
 
 
 def largest(e: Index, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
@@ -79,28 +78,31 @@ def _largest_atom(a: str | Atom, ranges: Mapping[str, tuple[int, int | None]]) -
     return max(bounds) if a.kind == "max" and len(bounds) == len(known) else None
 
 
-def needed(p: PlacedCuda, facts: ShapeContext) -> PlacedCuda:
+def needed(p: Placed[CudaKernel], facts: ShapeContext) -> Placed[CudaKernel]:
     """Without the conditions that always hold, and without the versions that another is launched instead of."""
-    known = p.lowered.params
+    params = p.lowered.params
     kept: list[CudaKernel] = []
 
     def proven(c: Compare, own: Mapping[str, Index]) -> bool:
         if c.relation not in ("<=", ">="):
             return False
         low, high = (c.left, c.right) if c.relation == "<=" else (c.right, c.left)
-        low, high = bind(known, low.subs(own)), bind(known, high.subs(own))
+        low, high = low.subs(own).subs(params), high.subs(own).subs(params)
         most = largest(low, facts.ranges)
         known_high = most is not None and high.constant is not None and most <= high.constant
         return known_high or facts.nonnegative(high - low)
 
-    for k in p.versions:
-        multiples = tuple((i, n) for i, n in k.multiples if not facts.is_multiple(bind(known, i), n))
+    for k in p.kernels:
+        multiples = tuple((i, n) for i, n in k.multiples if not facts.is_multiple(i.subs(params), n))
         own = {n: i.subs({MULTIPROCESSORS: UNKNOWN}) for n, i in k.launch.items()}
         conditions = tuple(c for c in k.conditions if not proven(c, own))
         k = replace(k, multiples=multiples, conditions=conditions)
         if not any(serves(earlier, k) for earlier in kept):
             kept.append(k)
-    return replace(p, versions=tuple(kept))
+    position = {k.name: n for n, k in enumerate(kept)}
+    numbers = {n: position[k.name] for n, k in enumerate(p.kernels) if k.name in position}
+    decision = members(p.decision, lambda named: [numbers[n] for n in named if n in numbers])
+    return replace(p, kernels=tuple(kept), decision=decision)
 
 
 def serves(k: CudaKernel, other: CudaKernel) -> bool:
@@ -115,25 +117,27 @@ def serves(k: CudaKernel, other: CudaKernel) -> bool:
     return alike and k.work is not None and k.work.no_slower(other.work)
 
 
-class CudaBuilder:
-    """Builds each distinct kernel once.
+class CudaBuilder(Builder[CudaKernel]):
+    """Builds each distinct kernel once; the kernels of a place are its versions, best first.
 
     ``arch``: with ``sm_90a`` also versions that only it can run, for launchers that make tensor maps. ``tf32``: large
     products of float32 on tensor cores, their operands rounded to tf32. ``tuner``: whose tiles products have.
     """
 
+    dtypes, device = CUDA_DTYPES, "CUDA"
+
     def __init__(
         self, plan: FusionPlan, arch: str = BASE, tf32: bool = False, tuner: CudaTuner | None = None
     ) -> None:
-        self.plan, self.arch, self.tf32, self.tuner = plan, arch, tf32, tuner
+        super().__init__(plan, tuner)
+        self.arch, self.tf32, self.tuner = arch, tf32, tuner
         self.along_k = ("float32",) if tf32 else ()  # what wgmma wants, and ldmatrix; pass ``steps`` does so for bytes
-        self.kernels: dict[str, tuple[CudaKernel, ...]] = {}
         self.attentions: dict[str, CudaAttentionKernel] = {}
-        self.reasons: dict[str, tuple[str, ...]] = {}
-        self.notes: list[str] = []
 
     def products(self, group: FusedGroup) -> Iterator[tuple[str, FusedGroup, ContractGroup]]:
         """The matmul-like groups that a group is placed as, with their keys: itself, or parts of an attention."""
+        for n in group.nodes:
+            check_dtypes(n, self.dtypes, self.device)
         if group.kind == "attention":
             parts = () if self._attention_kernel(group) else group.parts
             yield from (x for part in parts for x in self.products(part))
@@ -141,79 +145,88 @@ class CudaBuilder:
             yield self._key(form), group, form
 
     def _product(self, group: FusedGroup) -> ContractGroup | None:
-        for n in group.nodes:
-            check_dtypes(n, CUDA_DTYPES, "CUDA")
         return lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
 
     def _key(self, form: ContractGroup) -> str:
         return form.lowered.key(form.roles, "cuda")
 
-    def place(self, group: FusedGroup) -> tuple[PlacedCuda, ...]:
-        """The kernels of one group (three of an attention that one kernel cannot do).
-
-        UnsupportedError, CodegenError: not built, by name.
-        """
-        if group.kind == "attention":
-            whole = self._attention(group)
-            return (whole,) if whole else tuple(p for part in group.parts for p in self.place(part))
+    def one(self, group: FusedGroup) -> Placed[CudaKernel]:
+        """As ``Builder``. UnsupportedError: not built, by name."""
         contract = self._product(group)
-        if contract is not None:
-            placed = self._contract(group, contract)
-            if placed is not None:
-                return (placed,)
+        placed = self._contract(group, contract) if contract is not None else None
+        if placed is not None:
+            return placed
         lowered = lower_nest(self.plan, group)
         key = lowered.key("cuda")
-        if key not in self.kernels:
-            verify_group(lowered.group)
-            nest = Proofs(lowered.group).nest()
-            kernel = CudaNestKernel(f"nest_{key[:12]}", lowered.group, nest.band, nest.phases)
-            for k in (kernel, kernel.recomputed()):
-                tree = nest_tree(k.group, k.prefix, k.phases, False)
-                Proofs(k.group).prove_nest(tree, k.prefix, k.phases)
-            self.kernels[key] = kernel.versions()
-        return (PlacedCuda(group, lowered, self.kernels[key]),)
+        return self.again(group, lowered, key) or self._new(group, lowered, key, self._nest(lowered.group, key))
 
-    def _contract(self, group: FusedGroup, form: ContractGroup) -> PlacedCuda | None:
+    def _new(
+        self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[CudaKernel, ...],
+        tuned: TunedTiles | None = None,
+    ) -> Placed[CudaKernel]:  # fmt: skip
+        decision: Decision = cheapest(len(kernels))
+        if tuned is not None:  # what is made of no tile is a rival everywhere
+
+            def rivals(tiles: frozenset[int]) -> list[int]:
+                return [n for n, k in enumerate(kernels) if k.tile is None or k.tile in tiles]
+
+            decision = members(tuned.decision, rivals)
+        self.placed[key] = Placed(group, lowered, key, kernels, decision, tuned.reasons if tuned else ())
+        return self.placed[key]
+
+    def _nest(self, group: Group, key: str) -> tuple[CudaKernel, ...]:
+        verify_group(group)
+        nest = Proofs(group).nest()
+        kernel = CudaNestKernel(f"nest_{key[:12]}", group, nest.band, nest.phases)
+        for k in (kernel, kernel.recomputed()):
+            for t in k.schedules():
+                Proofs(k.group).prove_nest(t, k.prefix, k.phases)
+        return kernel.versions()
+
+    def _contract(self, group: FusedGroup, form: ContractGroup) -> Placed[CudaKernel] | None:
         """The kernels of a product; None when it has one row and no vectors: then nothing is shared, nor wide."""
         lowered, key = form.lowered, self._key(form)
+        if refused := product_declined(lowered.group, form.roles):
+            raise UnsupportedError(
+                str(refused), tensor=group.outputs[0],
+                remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32",
+            )  # fmt: skip
         kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32)
         if form.roles.row == "one" and not kernel.few_rows():
             return None
-        if key not in self.kernels:
+        found = self.again(group, lowered, key)
+        if found is None:
             verify_group(lowered.group)
-            found = self.tuner.tiles(key, form) if self.tuner else None
-            kept, self.reasons[key] = found or (None, ())
-            self.kernels[key] = kernel.tuned_versions(kept) if kept else kernel.versions()
+            tuned = self.tuner.tiles(key, form) if self.tuner else None
+            versions = kernel.tuned_versions(tuned.kept) if tuned else kernel.versions()
+            found = self._new(group, lowered, key, versions, tuned)
         if why := kernel.without_wgmma():
             self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
-        return PlacedCuda(group, lowered, self.kernels[key], self.reasons[key])
+        return found
 
-    def _attention(self, group: FusedGroup) -> PlacedCuda | None:
-        """The kernel of a whole attention; None, with a note, when it is better run in parts."""
-        found = self._attention_kernel(group)
-        if found is None:
+    def attention(self, group: FusedGroup) -> Placed[CudaKernel] | None:
+        """As ``Builder``."""
+        made = self._attention_kernel(group)
+        if made is None:
             return None
-        lowered, key, kernel = found
-        if key not in self.kernels:
+        lowered, key, kernel = made
+        found = self.again(group, lowered, key)
+        if found is None:
             verify_group(lowered.group)
             prove_row_blocks(lowered.group, kernel.parts)
-            self.kernels[key] = kernel.versions()
-        return PlacedCuda(group, lowered, self.kernels[key])
+            found = self._new(group, lowered, key, kernel.versions())
+        return found
 
     def _attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:
-        for n in group.nodes:
-            check_dtypes(n, CUDA_DTYPES, "CUDA")
         form = lower_attention(self.plan, group)
         if form is None:
             return None
         lowered = form.lowered
         key = lowered.key(form.parts, "cuda")
         if key not in self.attentions:
-            try:
-                parts = schedule_attention(form.parts)
-                kernel = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
-            except (CodegenError, ScheduleError) as e:
-                self.notes.append(f"{group.outputs[0]}: attention in parts: {e}")
+            parts = schedule_attention(form.parts)
+            if refused := declined(parts):
+                self.notes.append(f"{group.outputs[0]}: attention in parts: {refused}")
                 return None
-            self.attentions[key] = kernel
+            self.attentions[key] = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
         return lowered, key, self.attentions[key]

@@ -84,9 +84,7 @@ class Canonical:
     def index(self, i: Index, iterators: frozenset[str]) -> Index:
         """The expression with model symbols replaced by parameters and fetched buffers renamed."""
         env = {s: self._param(Index.of(s)) for s in sorted(i.symbols() - iterators)}
-        # parameters are fresh names, so that a symbol of the model called n0 cannot be captured
-        staged = i.subs({s: f"%{s}" for s in env}).subs({f"%{s}": p for s, p in env.items()})
-        return staged.map_atoms(self._atom)
+        return i.subs(env).map_atoms(self._atom)
 
     def _atom(self, a: Atom) -> Index:
         args = tuple(x.map_atoms(self._atom) for x in a.args)

@@ -31,7 +31,7 @@ from polydyn.build.cache import replacing
 from polydyn.build.features import architecture, available_cores, machine_features
 from polydyn.errors import ArtifactError
 
-FORMAT = 5
+FORMAT = 6
 """Version of the file's layout and manifest."""
 
 ABI = 3

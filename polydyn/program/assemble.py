@@ -20,12 +20,12 @@ from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read
 from polydyn.program.cuda_cost import estimated
 from polydyn.program.expressions import decision_to_json, to_json
 from polydyn.program.host import HostProgram, host_program, shape_text
-from polydyn.program.plan import Choice, HostPlan, IndexCheck, KernelSource, Launch, Version
+from polydyn.program.plan import Block, Candidate, HostPlan, IndexCheck, KernelSource, Launch
 from polydyn.program.program import Program, open_program
 from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
 from polydyn.program.waves import wave_ranges
-from polydyn.schedules.index import Index
+from polydyn.schedules.decision import Decision
 
 BATCH = 10
 """Kernels per translation unit: headers are parsed once per unit, and units compile in parallel."""
@@ -51,7 +51,7 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
     units = kernel_units(plan)
     built: Images | None = None
     more: dict[str, Any] = {}
-    if plan.place != "cpu":
+    if plan.on_device:
         built = build_images([(k.name, k.arch) for k in plan.kernels], units | plan.headers, architectures(target))
         device = device_of(target)
         plan = estimated(plan, device, built.resources)
@@ -63,7 +63,7 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
         more["constants"] = {n: {"offset": o, "bytes": plan.constants[n].nbytes} for n, o in offsets.items()}
     host = host_program(plan, offsets, int(weights.size))
     files = sources(plan.place) | plan.headers | {"host.c": host.text} | units
-    library = build_library(*_split(files), host_target(target))
+    library = build_library(*_split(files), host_target(target, plan.on_device))
     artifact = Artifact(_manifest(plan, host) | _made(library, target) | more, files, library.data, weights)
     return (artifact if built is None else with_images(artifact, built)), library.compiled
 
@@ -76,9 +76,9 @@ def _device(h: Hardware) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def host_target(target: str) -> str:
+def host_target(target: str, on_device: bool) -> str:
     """What the library with the host program is compiled for: on a device, any processor of this architecture."""
-    return "cpu:baseline" if is_cuda(target) else target
+    return "cpu:baseline" if on_device else target
 
 
 def _made(library: Library, target: str) -> dict[str, Any]:
@@ -108,11 +108,12 @@ def rebuild(path: str | os.PathLike[str], to: str | os.PathLike[str], target: st
     BuildError: a program for a device cannot become one for the CPU, nor the other way round.
     """
     old = read_artifact(path, check_machine=False)
-    if is_cuda(target) != ("cuda" in old.manifest):
+    on_device = "cuda" in old.manifest
+    if is_cuda(target) != on_device:
         raise BuildError(f"{path} is for {old.manifest['target']}, not for {target}", remedy="compile the model again")
-    library = build_library(*_split(dict(old.sources)), host_target(target))
+    library = build_library(*_split(dict(old.sources)), host_target(target, on_device))
     new = Artifact(dict(old.manifest) | _made(library, target), old.sources, library.data, old.weights)
-    if is_cuda(target):
+    if on_device:
         kernels = [(k["name"], k["arch"]) for k in old.manifest["kernels"]]
         new = with_images(new, build_images(kernels, old.sources, architectures(target)))
     write_artifact(new, to)
@@ -126,7 +127,7 @@ def _split(files: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
 
 def kernel_units(plan: HostPlan) -> dict[str, str]:
     """Translation units (file name -> C text) with a plan's kernels; on a device, a CUDA file for each."""
-    if plan.place != "cpu":
+    if plan.on_device:
         return {f"{k.name}.cu": k.text for k in plan.kernels}
     units = {}
     includes = "\n".join(["#include <stdint.h>", *(f'#include "{h}"' for h in plan.headers)])
@@ -160,66 +161,54 @@ def _index_checks(plan: HostPlan) -> list[dict[str, Any]]:
     return [_index_check(c) | ({"launch": looking[c]} if c in looking else {}) for c in known]
 
 
-def _kernel(k: KernelSource, place: str) -> dict[str, Any]:
-    return {"name": k.name, "digest": k.digest, "notes": list(k.notes)} | ({} if place == "cpu" else {"arch": k.arch})
+def _kernel(k: KernelSource, on_device: bool) -> dict[str, Any]:
+    return {"name": k.name, "digest": k.digest, "notes": list(k.notes)} | ({"arch": k.arch} if on_device else {})
 
 
-def _launch(launch: Launch, times: dict[Index, int]) -> dict[str, Any]:
-    """``times``: estimates so far, and their numbers."""
+def _launch(launch: Launch, decisions: dict[Decision, int]) -> dict[str, Any]:
+    """``decisions``: those so far, and their numbers."""
     return {
-        "label": launch.label or launch.kernel,
-        "kernel": launch.kernel,
-        "buffers": list(launch.buffers),
-        "names": list(launch.names or map("s{}".format, range(len(launch.symbols)))),
-        "choices": launch.choices,
-        "symbols": [to_json(s) for s in launch.symbols],
-        "tasks": to_json(launch.tasks),
-        "scratch": to_json(launch.scratch),
+        "label": launch.label,
+        "candidates": list(map(_candidate, launch.candidates)),
+        "decision": decisions.setdefault(launch.decision, len(decisions)),
+        "elements": to_json(launch.elements),
         "work": to_json(launch.work),
         "flops": to_json(launch.flops),
         "bytes": to_json(launch.bytes),
         "reasons": list(launch.reasons),
-        **({"versions": [_version(v, times) for v in launch.versions]} if launch.versions else {}),
-    } | ({} if launch.choice is None else {"choice": _choice(launch.choice)})
+    }
 
 
-def _version(v: Version, times: dict[Index, int]) -> dict[str, Any]:
+def _candidate(c: Candidate) -> dict[str, Any]:
     return {
-        "kernel": v.kernel,
-        "name": v.name,
-        "buffers": list(v.buffers),
-        "symbols": [to_json(s) for s in v.symbols],
-        "grid": to_json(v.grid),
-        "smem": to_json(v.smem),
-        "threads": v.threads,
-        "workspace": to_json(v.workspace),
-        "estimate": times.setdefault(v.estimate, len(times)),
+        "name": c.name,
+        "kernel": c.kernel,
+        "buffers": list(c.buffers),
+        "symbols": [to_json(s) for s in c.symbols],
+        "names": list(c.names or map("s{}".format, range(len(c.symbols)))),
+        "choices": c.choices,
+        "tasks": to_json(c.tasks),
+        "scratch": to_json(c.scratch),
         "conditions": [
             {"rule": f"{a} {relation} {b}", "left": to_json(a), "relation": relation, "right": to_json(b)}
-            for a, relation, b in v.conditions
+            for a, relation, b in c.conditions
         ],
-        "after": [_version(x, times) for x in v.after],
-        "arch": v.arch,
-        "maps": [_map(m) for m in v.maps],
+    } | ({} if c.block is None else {"block": _block(c.block)})
+
+
+def _block(b: Block) -> dict[str, Any]:
+    return {
+        "threads": b.threads,
+        "arch": b.arch,
+        "maps": list(map(_map, b.maps)),
+        "workspace": to_json(b.workspace),
+        "after": list(map(_candidate, b.after)),
     }
 
 
 def _map(m: TensorMapOf) -> dict[str, Any]:
     sizes = {"dims": [to_json(d) for d in m.dims], "strides": [to_json(s) for s in m.strides]}
     return {"buffer": m.buffer, "dtype": m.dtype, "offset": to_json(m.offset), "box": list(m.box)} | sizes
-
-
-def _choice(choice: Choice) -> dict[str, Any]:
-    variants = [
-        {
-            "kernel": v.kernel,
-            "symbols": [to_json(s) for s in v.symbols],
-            "tasks": to_json(v.tasks),
-            "scratch": to_json(v.scratch),
-        }
-        for v in choice.variants
-    ]
-    return {"variants": variants, "decision": decision_to_json(choice.decision)}
 
 
 def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
@@ -236,8 +225,8 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
             for b in [plan.buffers[n]]
         ]
 
-    times: dict[Index, int] = {}
-    launches = [_launch(launch, times) for launch in plan.launches]
+    decisions: dict[Decision, int] = {}
+    launches = [_launch(launch, decisions) for launch in plan.launches]
     return {
         "format": FORMAT,
         "abi": ABI,
@@ -253,9 +242,9 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         "symbols": [{"symbol": s.symbol, "input": s.input, "axis": s.axis} for s in plan.sources],
         "dims": {name: sizes.to_json() for name, sizes in sorted(plan.dims.items())},
         "guards": [_guard(g) for g in plan.guards],
-        "kernels": [_kernel(k, plan.place) for k in plan.kernels],
+        "kernels": [_kernel(k, plan.on_device) for k in plan.kernels],
         "launches": launches,
-        "times": list(map(to_json, times)),
+        "decisions": list(map(decision_to_json, decisions)),
         "waves": [len(r) for r in wave_ranges(plan)],
         "index_checks": _index_checks(plan),
         "memory": [list(s.tenants) for s in host.slots],

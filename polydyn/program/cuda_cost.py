@@ -1,4 +1,4 @@
-"""Launch times of CUDA kernels as closed forms over the symbols: what the host program chooses versions by.
+"""Launch times of CUDA kernels as closed forms over the symbols: what the host program chooses candidates by.
 
 TSCompiler's waves over Vortex's recursion (``cost.py`` has both as printed; this is the form of ``cost.polydyn``). A
 multiprocessor holds so many blocks of a kernel at a time; it needs at least its blocks' shares of a full one, and at
@@ -11,7 +11,7 @@ leaves 64 bits: a count is taken for ``MOST`` at most, a block's time likewise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 from typing import TypeAlias
@@ -21,9 +21,11 @@ from polydyn.codegen.cuda_work import Work
 from polydyn.errors import InputError
 from polydyn.gpu.hardware import Hardware
 from polydyn.gpu.targets import special_arch
-from polydyn.program.evaluation import THREADS
-from polydyn.program.explain import holds
-from polydyn.program.plan import HostPlan, Version
+from polydyn.program.launch_tables import limits
+from polydyn.program.plan import Block, Candidate, HostPlan, Launch
+from polydyn.program.symbols import ARCH, SHARED, THREADS, holds
+from polydyn.schedules.decision import ArgMin, walk, with_costs
+from polydyn.schedules.decision import choose as decide
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
 
 Resources: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, int]]]"
@@ -103,16 +105,12 @@ def _together(a: float, b: float) -> float:
 
 
 def estimated(plan: HostPlan, hardware: Hardware, resources: Resources | None = None) -> HostPlan:
-    """The plan with an estimate of every version's time on a device.
+    """The plan with its launches' candidates compared by estimates of their time on a device.
 
     ``resources``: what the compiler said of kernels for its architecture, as far as they were compiled.
     """
     of = _Estimates(hardware, resources or {})
-    launches = []
-    for x in plan.launches:
-        versions = tuple(replace(v, estimate=of.version(v, x.bytes)) for v in x.versions)
-        launches.append(replace(x, versions=versions))
-    return replace(plan, launches=tuple(launches))
+    return replace(plan, launches=tuple(map(of.launch, plan.launches)))
 
 
 class _Estimates:
@@ -122,40 +120,50 @@ class _Estimates:
         self.hardware, self.resources = hardware, resources
         self._known: dict[tuple[object, ...], Index] = {}
 
-    def version(self, v: Version, moved: Index) -> Index:
-        """The time of a version and the kernels after it; 0 when the work of its blocks is not known."""
-        if v.work is None:
-            return ZERO
-        total = self._one(v, moved + v.workspace)
-        for x in v.after:
-            total = total + minimum(1, x.grid) * self._one(x, v.workspace)  # no blocks: left out
-        return total if v.factor == UNIT else minimum(total, LONGEST) * v.factor // UNIT
+    def launch(self, x: Launch) -> Launch:
+        """The launch with its candidates compared by their times."""
+        return replace(x, decision=with_costs(x.decision, lambda k: self.candidate(x.candidates[k], x.bytes)))
 
-    def _one(self, v: Version, moved: Index) -> Index:
-        if v.work is None:
+    def candidate(self, c: Candidate, moved: Index) -> Index:
+        """The time of a candidate and those after it; 0 when the work of its blocks is not known."""
+        b = c.block
+        if b is None or b.work is None:
+            return ZERO
+        total = self._one(c, b, moved + b.workspace)
+        for x in b.after:
+            if x.block is not None:  # no blocks: left out
+                total = total + minimum(1, x.tasks) * self._one(x, x.block, b.workspace)
+        return total if b.factor == UNIT else minimum(total, LONGEST) * b.factor // UNIT
+
+    def _one(self, c: Candidate, b: Block, moved: Index) -> Index:
+        if b.work is None:
             return Index.of(LAUNCH)
-        registers = self.resources.get(v.kernel, {}).get(self.hardware.arch, {}).get("registers")
-        arguments = (v.work, v.threads, v.grid, v.smem, moved)
+        registers = self.resources.get(c.kernel, {}).get(self.hardware.arch, {}).get("registers")
+        arguments = (b.work, b.threads, c.tasks, c.scratch, moved)
         key = (*arguments, registers)
         if key not in self._known:
             self._known[key] = launch_time(*arguments, self.hardware, registers)
         return self._known[key]
 
 
-def choose(versions: Sequence[Version], env: Mapping[str, int], hardware: Hardware) -> tuple[Version, int]:
-    """The version that the host program takes on a device, and its estimate (nanoseconds).
+def choose(launch: Launch, env: Mapping[str, int], hardware: Hardware) -> Candidate:
+    """The candidate that the host program takes on a device.
 
     ``env``: the model's symbols and ``nth``. InputError: none may be launched.
     """
-    fitting = [(v.estimate.evaluate(env), k) for k, v in enumerate(versions) if may_run(v, env, hardware)]
-    if not fitting:
-        raise InputError("no version runs at this size", rule=f"{hardware.smem_per_block} bytes of shared memory")
-    least, k = min(fitting)
-    return versions[k], least
+    barred = {k for k, c in enumerate(launch.candidates) if not may_run(c, env, hardware)}
+    if len(barred) == len(launch.candidates):
+        raise InputError("no kernel runs at this size", rule=f"{hardware.smem_per_block} bytes of shared memory")
+    return launch.candidates[decide(launch.decision, env, barred)]
 
 
-def may_run(v: Version, env: Mapping[str, int], hardware: Hardware) -> bool:
-    """Whether a version may be launched at these sizes."""
-    own = special_arch(v.arch) in (0, special_arch(hardware.arch))
-    whole = all(holds(a.evaluate(env), relation, b.evaluate(env)) for a, relation, b in v.conditions)
-    return own and whole and v.smem.evaluate(env) <= hardware.smem_per_block
+def estimates(launch: Launch) -> dict[str, Index]:
+    """The time of every candidate that a launch compares, by its name, in nanoseconds."""
+    entries = [e for n in walk(launch.decision) if isinstance(n, ArgMin) for e in n.entries]
+    return {launch.candidates[e.kernel].name: e.cost for e in entries}
+
+
+def may_run(c: Candidate, env: Mapping[str, int], hardware: Hardware) -> bool:
+    """Whether a candidate may be launched at these sizes."""
+    allowed = {**env, SHARED: hardware.smem_per_block, ARCH: special_arch(hardware.arch)}
+    return all(holds(a.evaluate(allowed), relation, b.evaluate(allowed)) for a, relation, b in limits(c))

@@ -1,7 +1,8 @@
 """Symbol arithmetic of the host program: Index expressions become C statements over one array of values.
 
-``v[0..n)`` are the model's symbols, ``v[n]`` is ``nth``, then come the strides that callers choose; every further value
-is one operation on earlier ones, computed once however often it is used.
+``v[0..n)`` are the model's symbols, ``v[n]`` is ``nth``, behind it is what a device allows (``symbols.py``), then come
+the strides that callers choose; every further value is one operation on earlier ones, computed once however often it is
+used. What a launch chooses among candidates is such a value too.
 """
 
 from __future__ import annotations
@@ -9,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from polydyn.errors import UnsupportedError
+from polydyn.program.symbols import ARCH, SHARED, THREADS, Condition
 from polydyn.schedules.decision import ArgMin, Decision, Leaf
 from polydyn.schedules.index import Atom, Index
-
-THREADS = "nth"
-"""The special symbol: number of threads of the context."""
 
 CHUNK = 400
 """Statements per C function: compilers are slow on very long ones."""
@@ -23,12 +22,12 @@ class Evaluation:
     """Collects statements; ``of`` gives an expression's position in ``v``."""
 
     def __init__(self, symbols: Iterable[str], strides: Iterable[str] = ()) -> None:
-        names = [*symbols, THREADS, *strides]
+        names = [*symbols, THREADS, SHARED, ARCH, *strides]
         self.count = len(names)
         self.lines: list[str] = []
         self._known: dict[Index, int] = {Index.of(s): i for i, s in enumerate(names)}
-        self._choices: dict[Decision, int] = {}
-        self._selections: dict[tuple[int, tuple[tuple[Index, ...], ...]], list[int]] = {}
+        self._choices: dict[object, int] = {}
+        self._selections: dict[object, list[list[int]]] = {}
 
     def of(self, x: Index) -> int:
         """The position of ``x``, with the statements that compute it added. UnsupportedError: it reads a tensor."""
@@ -36,50 +35,64 @@ class Evaluation:
             self._known[x] = self._compute(x)
         return self._known[x]
 
-    def choose(self, decision: Decision) -> int:
-        """The position of the choice that a decision makes. What only some branches need, only they compute.
+    def choose(
+        self, decision: Decision, conditions: Sequence[Sequence[Condition]] = (), rows: Sequence[int] = ()
+    ) -> int:
+        """The position of the row of the candidate that a decision names; -1 there when none may be launched.
 
-        Launches of equal shapes have equal decisions: the choice is made once for all of them.
+        ``conditions``: what must hold for each candidate, () nothing for any; ``rows``: of each, by default its number.
+        What only some branches need, only they compute. Launches of equal shapes have equal decisions: the choice is
+        made once for all of them.
         """
-        if decision not in self._choices:
-            position = self._choices[decision] = self._reserve()
-            self.lines.append(self._decision(decision, position))
-        return self._choices[decision]
+        asked = decision, tuple(map(tuple, conditions)), tuple(rows)
+        if asked not in self._choices:
+            position = self._choices[asked] = self._reserve()
+            self.lines.append(f"v[{position}] = -1;")
+            self._decide(decision, position, conditions, rows)
+        return self._choices[asked]
 
-    def select(self, choice: int, options: Sequence[Sequence[Index]]) -> list[int]:
-        """Positions that take the values of ``options[v[choice]]``; the others are not computed."""
-        asked = choice, tuple(map(tuple, options))
-        if asked in self._selections:
-            return self._selections[asked]
-        positions = self._selections[asked] = [self._reserve() for _ in options[0]]
-        cases = []
-        for k, option in enumerate(options):
-            part = self._part()
-            moves = [f"v[{p}] = v[{part.of(x)}];" for p, x in zip(positions, option, strict=True)]
-            cases.append(f"case {k}: {self._close(part)} {' '.join(moves)} break;")
-        self.lines.append(f"switch (v[{choice}]) {{ {' '.join(cases)} }}")
-        return positions
+    def select(self, choice: int, rows: Sequence[int], options: Sequence[Sequence[Index]]) -> list[list[int]]:
+        """The positions of the values of every option; only those are computed whose row is chosen."""
+        asked = choice, tuple(rows), tuple(map(tuple, options))
+        if asked not in self._selections:
+            positions, cases = [], []
+            for row, option in zip(rows, options, strict=True):
+                part = self._part()
+                positions.append([part.of(x) for x in option])
+                cases.append(f"case {row}: {self._close(part)} break;")
+            self.lines.append(f"switch (v[{choice}]) {{ {' '.join(cases)} }}")
+            self._selections[asked] = positions
+        return self._selections[asked]
 
-    def _decision(self, d: Decision, position: int) -> str:
+    def _decide(
+        self, d: Decision, position: int, conditions: Sequence[Sequence[Condition]], rows: Sequence[int]
+    ) -> None:
+        """Adds the statements that set a choice, which is -1 before them."""
         if isinstance(d, Leaf):
-            return f"v[{position}] = {d.kernel};"
-        part = self._part()
-        if isinstance(d, ArgMin):
-            at = part._reserve()  # the least cost so far
-            text = f"v[{position}] = -1;"
+            self.lines.append(f"{self._test(d.kernel, conditions)} v[{position}] = {_row(d.kernel, rows)};")
+        elif isinstance(d, ArgMin):
+            least = self._reserve()
             for e in d.entries:
-                entry = part._part()
-                guard = "" if e.guard is None else f"if (v[{entry.of(e.guard)}] <= 0)"
-                guarded = part._close(entry)
-                cost = entry.of(e.cost)
-                better = f"if (v[{position}] < 0 || v[{cost}] < v[{at}])"
-                take = f"v[{at}] = v[{cost}]; v[{position}] = {e.kernel};"
-                text += f" {guarded} {guard} {{ {part._close(entry)} {better} {{ {take} }} }}"
+                entry = self if e.guard is None else self._part()  # what all entries need is computed once
+                better = f"(v[{position}] < 0 || v[{entry.of(e.cost)}] < v[{least}])"
+                take = f"v[{least}] = v[{entry.of(e.cost)}]; v[{position}] = {_row(e.kernel, rows)};"
+                text = f"{self._test(e.kernel, conditions)} if {better} {{ {take} }}"
+                if e.guard is not None:
+                    text = f"if (v[{self.of(e.guard)}] <= 0) {{ {self._close(entry)} {text} }}"
+                self.lines.append(text)
         else:
-            test = f"v[{part.of(d.index)}] <= {_literal(d.threshold)}"
-            low, high = part._decision(d.low, position), part._decision(d.high, position)
-            text = f"{self._close(part)} if ({test}) {{ {low} }} else {{ {high} }}"
-        return f"{self._close(part)} {text}"
+            test, sides = f"v[{self.of(d.index)}] <= {_literal(d.threshold)}", []
+            for side in (d.low, d.high):
+                part = self._part()
+                part._decide(side, position, conditions, rows)
+                sides.append(self._close(part))
+            self.lines.append(f"if ({test}) {{ {sides[0]} }} else {{ {sides[1]} }}")
+
+    def _test(self, kernel: int, conditions: Sequence[Sequence[Condition]]) -> str:
+        """The test that a candidate may be launched; empty when it always may."""
+        own = conditions[kernel] if conditions else ()
+        tests = [_holds(self.of(a), relation, self.of(b)) for a, relation, b in own]
+        return f"if ({' && '.join(tests)})" if tests else ""
 
     def _part(self) -> Evaluation:
         """An evaluation for a branch: knows what is known here; what it computes is not known outside."""
@@ -136,6 +149,17 @@ class Evaluation:
         for value in values[1:]:
             result = self._new(f"@ = {name}(v[{result}], v[{value}]);")
         return result
+
+
+def _row(kernel: int, rows: Sequence[int]) -> int:
+    return rows[kernel] if rows else kernel
+
+
+def _holds(a: int, relation: str, b: int) -> str:
+    """The relations of guards, of values at two positions."""
+    if relation == "%==":
+        return f"(v[{b}] ? v[{a}] % v[{b}] == 0 : v[{a}] == 0)"
+    return f"v[{a}] {relation} v[{b}]"
 
 
 def _literal(c: int) -> str:

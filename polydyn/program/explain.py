@@ -12,9 +12,9 @@ from typing import Any
 
 from polydyn.errors import InputError
 from polydyn.gpu.targets import special_arch
-from polydyn.program.evaluation import THREADS
 from polydyn.program.expressions import decision_from_json, evaluate, symbols_of
-from polydyn.schedules.decision import choose
+from polydyn.program.symbols import THREADS, holds
+from polydyn.schedules.decision import Decision, choose, cost
 from polydyn.schedules.decision import explain as explain_decision
 from polydyn.shapes.sizes import Sizes
 
@@ -27,12 +27,11 @@ class ExplainedLaunch:
     """One launch at one shape.
 
     ``sizes``: the kernel's parameters; ``choices``: what is chosen at launch (tiles and their counts); ``flops`` and
-    ``bytes`` (of the distinct buffers read and written); ``scratch``: bytes per thread; ``reasons``: why its
-    primitives became one kernel, and what its code generator decided; ``selection``: the tests on the way to the
-    chosen kernel, and the candidates with their estimates in picoseconds, best first (tuned launches only);
+    ``bytes`` (of the distinct buffers read and written); ``scratch``: bytes per thread, 0 on a device; ``reasons``: why
+    its primitives became one kernel, and what its code generator decided; ``selection``: why candidates may not be
+    launched, the tests on the way to the one that is taken, and the others with their estimates, best first (in
+    picoseconds, on a device in nanoseconds; empty where there is nothing to choose);
     ``wave``: launches of one wave start together, each on as many of their threads as ``threads`` says.
-    ``selection`` on a device: why versions may not be launched, the one that is taken, and the others, with estimates
-    of their times in nanoseconds, best first.
     """
 
     label: str
@@ -161,7 +160,7 @@ def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[s
 
 @dataclass(frozen=True)
 class Device:
-    """What decides which versions may be launched.
+    """What decides which candidates may be launched.
 
     ``shared_limit``: bytes of shared memory that a block may have; ``special``: the compute capability whose own
     instructions kernels may use, 0 for none.
@@ -181,13 +180,9 @@ def explain(
     """
     values = resolve_dims(manifest, dims)
     env = values | {THREADS: threads} | _dense(manifest, values)
-    reasons = {k["name"]: tuple(k["notes"]) for k in manifest["kernels"]}
     waves = [w for w, count in enumerate(manifest["waves"]) for _ in range(count)]
-    if device is None:
-        told = [_launch(x, env, threads, reasons) for x in manifest["launches"]]
-    else:
-        told = list(map(_OnDevice(manifest, env, device).launch, manifest["launches"]))
-    launches = tuple(replace(x, wave=w) for x, w in zip(told, waves, strict=True))
+    said = map(_Explainer(manifest, env, device).launch, manifest["launches"])
+    launches = tuple(replace(x, wave=w) for x, w in zip(said, waves, strict=True))
     notes = tuple(manifest["notes"])
     return Explanation(manifest["name"], dict(dims) or values, threads, launches, notes, declared(manifest))
 
@@ -206,113 +201,67 @@ def declared(manifest: Mapping[str, Any]) -> dict[str, Sizes]:
     return {name: Sizes(**fields) for name, fields in manifest.get("dims", {}).items()}
 
 
-def _launch(
-    x: Mapping[str, Any], env: Mapping[str, int], threads: int, notes: Mapping[str, tuple[str, ...]]
-) -> ExplainedLaunch:
-    taken, selection = _taken(x, env)
-    symbols = {name: evaluate(e, env) for name, e in zip(x["names"], taken["symbols"], strict=True)}
-    tasks, work = evaluate(taken["tasks"], env), evaluate(x["work"], env)
-    first = len(symbols) - x["choices"]
-    return ExplainedLaunch(
-        x["label"],
-        taken["kernel"],
-        tasks,
-        max(1, min(threads, tasks, 1 + work // WORK_PER_THREAD)),
-        dict(list(symbols.items())[:first]),
-        dict(list(symbols.items())[first:]),
-        evaluate(x["flops"], env),
-        evaluate(x["bytes"], env),
-        evaluate(taken["scratch"], env),
-        (*x["reasons"], *notes[taken["kernel"]]),
-        selection,
-    )
+class _Explainer:
+    """Explains launches at a shape. ``device``: None on a CPU."""
 
-
-class _OnDevice:
-    """Explains the launches of a program for a device at a shape."""
-
-    def __init__(self, manifest: Mapping[str, Any], env: Mapping[str, int], device: Device) -> None:
+    def __init__(self, manifest: Mapping[str, Any], env: Mapping[str, int], device: Device | None) -> None:
         self.env, self.device = env, device
-        self.uses = {k["name"]: k.get("resources", {}) for k in manifest["kernels"]}
-        self.times = [evaluate(t, env) for t in manifest["times"]]
+        self.kernels = {k["name"]: k for k in manifest["kernels"]}
+        self.decisions = [decision_from_json(d) for d in manifest["decisions"]]
 
     def launch(self, x: Mapping[str, Any]) -> ExplainedLaunch:
-        """The version of least estimate among those that may be launched, as cuda_run.c chooses, and the others."""
-        env = self.env
-        fitting: list[tuple[int, int]] = []
-        selection: list[str] = []
-        for k, version in enumerate(x["versions"]):
-            refused = refusal(version, env, self.device)
-            if refused:
-                selection.append(f"not {version['name']}: {refused}")
-            else:
-                fitting.append((self.times[version["estimate"]], k))
-        fitting.sort()
-        least, taken = fitting[0] if fitting else (0, len(x["versions"]) - 1)
-        v = x["versions"][taken]
-        selection += _ranked(x["versions"], fitting) or [f"no version runs at this size, {v['name']} least"]
-        selection += [f"followed by {a['kernel']}" for a in v["after"] if evaluate(a["grid"], env) > 0]
-        choices = {"smem": evaluate(v["smem"], env), **({"ns": least} if least else {}), **self._use(v["kernel"])}
+        """What the host program takes, and why."""
+        env, candidates, decision = self.env, x["candidates"], self.decisions[x["decision"]]
+        why = {k: refusal(c, env, self.device) for k, c in enumerate(candidates)}
+        barred = {k: reason for k, reason in why.items() if reason}
+        taken = choose(decision, env, barred) if len(barred) < len(candidates) else len(candidates) - 1
+        c, block = candidates[taken], candidates[taken].get("block", {})
+        lines: tuple[str, ...] = ()
+        if len(candidates) > 1 or self.device:
+            lines = explain_decision(decision, env, [c["name"] for c in candidates], " ns" * bool(block), barred)
+        after = [f"followed by {a['kernel']}" for a in block.get("after", ()) if evaluate(a["tasks"], env) > 0]
+        symbols = list(zip(c["names"], (evaluate(e, env) for e in c["symbols"]), strict=True))
+        work, tasks = evaluate(x["work"], env), evaluate(c["tasks"], env) if evaluate(x["elements"], env) > 0 else 0
+        first, scratch = len(symbols) - c["choices"], 0 if block else evaluate(c["scratch"], env)
+        threads = max(1, min(env[THREADS], tasks, 1 + work // WORK_PER_THREAD))
         return ExplainedLaunch(
             x["label"],
-            v["kernel"],
-            evaluate(v["grid"], env),
-            v["threads"],
-            {name: evaluate(e, env) for name, e in zip(x["names"], x["symbols"], strict=True)},
-            choices,
+            c["kernel"],
+            tasks,
+            block.get("threads", threads),
+            dict(symbols[:first]),
+            dict(symbols[first:]) | self._on_device(c, decision, taken),
             evaluate(x["flops"], env),
             evaluate(x["bytes"], env),
-            0,
-            tuple(x["reasons"]),
-            tuple(selection),
+            scratch,
+            (*x["reasons"], *self.kernels[c["kernel"]]["notes"]),
+            (*lines, *after),
         )
 
-    def _use(self, kernel: str) -> dict[str, int]:
-        """Registers and spills, of a kernel that was compiled."""
-        use = next(iter(self.uses.get(kernel, {}).values()), None)
-        if use is None:
+    def _on_device(self, c: Mapping[str, Any], decision: Decision, taken: int) -> dict[str, int]:
+        """Shared memory, the estimate, and of a kernel that was compiled registers and spills; nothing on a CPU."""
+        if "block" not in c:
             return {}
-        spills = use.get("spill_stores", 0) + use.get("spill_loads", 0)
-        return {"registers": use["registers"], "spills": spills}
+        found = {"smem": evaluate(c["scratch"], self.env)}
+        if least := cost(decision, taken, self.env):
+            found["ns"] = least
+        use = next(iter(self.kernels[c["kernel"]].get("resources", {}).values()), None)
+        if use is not None:
+            spills = use.get("spill_stores", 0) + use.get("spill_loads", 0)
+            found |= {"registers": use["registers"], "spills": spills}
+        return found
 
 
-def _ranked(versions: Sequence[Mapping[str, Any]], fitting: Sequence[tuple[int, int]]) -> list[str]:
-    """What is taken and why, then the other candidates (estimate, position), best first."""
-    if not fitting:
-        return []
-    (least, taken), *others = fitting
-    name = versions[taken]["name"]
-    if not least:  # nothing is known of its time
-        return [f"taken: {name}, the first of {len(fitting)}"]
-    equal = sum(t == least for t, _ in others)
-    why = "the only one that may run" if not others else f"the least of the {len(fitting)} that may run"
-    why += f", the first of {equal + 1} equal ones" if equal else ""
-    return [f"taken: {name}, {least} ns, {why}", *(f"{versions[k]['name']}: {t} ns" for t, k in others)]
-
-
-def refusal(v: Mapping[str, Any], env: Mapping[str, int], device: Device) -> str:
-    """Why a version cannot be taken; empty when it can."""
-    if special_arch(v["arch"]) not in (0, device.special):
-        return f"it is for {v['arch']}"
-    smem = evaluate(v["smem"], env)
-    if smem > device.shared_limit:
-        return f"it needs {smem} bytes of shared memory, a block has {device.shared_limit}"
-    for c in v["conditions"]:
-        a, b = evaluate(c["left"], env), evaluate(c["right"], env)
-        if not holds(a, c["relation"], b):
-            return f"{c['rule']} does not hold: {a}, {b}"
+def refusal(c: Mapping[str, Any], env: Mapping[str, int], device: Device | None) -> str:
+    """Why a candidate cannot be taken; empty when it can."""
+    if device is not None:
+        if special_arch(c["block"]["arch"]) not in (0, device.special):
+            return f"it is for {c['block']['arch']}"
+        smem = evaluate(c["scratch"], env)
+        if smem > device.shared_limit:
+            return f"it needs {smem} bytes of shared memory, a block has {device.shared_limit}"
+    for x in c["conditions"]:
+        a, b = evaluate(x["left"], env), evaluate(x["right"], env)
+        if not holds(a, x["relation"], b):
+            return f"{x['rule']} does not hold: {a}, {b}"
     return ""
-
-
-def holds(a: int, relation: str, b: int) -> bool:
-    """The relations of guards."""
-    return {"==": a == b, "<=": a <= b, "%==": a % b == 0 if b else a == 0}[relation]
-
-
-def _taken(x: Mapping[str, Any], env: Mapping[str, int]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """What a launch runs at a shape: itself, or the variant of its choice with the reason."""
-    if "choice" not in x:
-        return x, ()
-    decision, variants = decision_from_json(x["choice"]["decision"]), x["choice"]["variants"]
-    names = ", ".join(f"{k} {v['kernel']}" for k, v in enumerate(variants))
-    return variants[choose(decision, env)], (f"chosen among {names}", *explain_decision(decision, env))

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polydyn.program.evaluation import Evaluation, evaluation_function
-from polydyn.program.host_device import RELATIONS, Tables, device_tables, quote
+from polydyn.program.launch_tables import Tables, launch_tables, quote
 from polydyn.program.memory import Slot, plan_slots, verify_slots
-from polydyn.program.plan import Buffer, HostPlan, Launch, size_bytes
+from polydyn.program.plan import Buffer, HostPlan, size_bytes
 from polydyn.program.waves import intermediate_lives, wave_ranges
 from polydyn.schedules.expr import DTYPES
 from polydyn.schedules.index import Index, product
@@ -19,6 +19,9 @@ ROLES = {
     "constant": "PD_CONSTANT_ROLE",
     "intermediate": "PD_INTERMEDIATE_ROLE",
 }
+
+RELATIONS = {"==": "=", "<=": "<", "%==": "%"}
+"""Relations of guards in the tables."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,10 @@ def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_byt
     order = {name: i for i, name in enumerate(_used_buffers(plan))}
     tables |= _memory_tables(plan, values, slots, order, constant_offsets)
     tables |= _index_tables(plan, values, order) | _device_check_tables(plan, values, order) | _wave_tables(plan)
-    launches, choosers = device_tables(plan, values, order) if plan.place != "cpu" else (None, [])
-    tables |= launches or _launch_tables(plan, values, order)
+    launches, functions = launch_tables(plan, values, order)
+    tables |= launches
     scalars = _counts(plan, tables) | {"value_count": values.count, "weight_bytes": weight_bytes}
-    declarations = "\n".join(f"pd_kernel {k.name};" for k in plan.kernels if plan.place == "cpu")
+    declarations = "\n".join(f"pd_kernel {k.name};" for k in plan.kernels if not plan.on_device)
     arrays = "\n".join(
         f"static const {kind} {name}[] = {{\n    {_rows(rows) or '0'}\n}};" for name, (kind, rows) in tables.items()
     )
@@ -74,7 +77,7 @@ def host_program(plan: HostPlan, constant_offsets: Mapping[str, int], weight_byt
             declarations,
             evaluation_function("check", check),
             evaluation_function("plan_sizes", values.lines),
-            *choosers,
+            *functions,
             arrays,
             f"const pd_plan pd_the_plan = {{\n    {fields}\n}};\n",
         ]
@@ -179,39 +182,6 @@ def _memory_tables(
     }
 
 
-def _launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> Tables:
-    rows: list[str] = []
-    buffers: list[str] = []
-    symbols: list[str] = []
-    kernels: list[str] = []
-    for launch in plan.launches:
-        counts = f"{len(launch.buffers)}, {len(buffers)}, {len(launch.symbols)}, {len(symbols)}"
-        buffers += [str(order[n]) for n in launch.buffers]
-        choice, (tasks, scratch, *own) = _variant_values(launch, values)
-        symbols += map(str, own)
-        sizes = (tasks, scratch, *map(values.of, (launch.work, launch.flops, launch.bytes, launch.copied)))
-        skip = launch.skip_if_same
-        pair = (plan.inputs.index(skip[0]), plan.outputs.index(skip[1])) if skip else (-1, -1)
-        numbers = ", ".join(map(str, (*sizes, *pair, len(kernels), choice)))
-        names = [v.kernel for v in launch.choice.variants] if launch.choice else [launch.kernel]
-        kernels += [f"{{{n}, {quote(n)}}}" for n in names]
-        rows.append(f"{{{quote(launch.label or launch.kernel)}, {counts}, {numbers}}}")
-    return {
-        "launches": ("pd_launch_entry", rows),
-        "kernels": ("pd_named_kernel", kernels),
-        "launch_buffers": ("int32_t", buffers),
-        "launch_symbols": ("int32_t", symbols),
-    }
-
-
-def _variant_values(launch: Launch, values: Evaluation) -> tuple[int, list[int]]:
-    """Positions of the choice (-1: there is none) and of tasks, scratch and symbols."""
-    if launch.choice is None:
-        return -1, [values.of(x) for x in (launch.tasks, launch.scratch, *launch.symbols)]
-    choice = values.choose(launch.choice.decision)
-    return choice, values.select(choice, [(v.tasks, v.scratch, *v.symbols) for v in launch.choice.variants])
-
-
 def _wave_tables(plan: HostPlan) -> Tables:
     return {"waves": ("pd_wave", [f"{{{r.start}, {len(r)}}}" for r in wave_ranges(plan)])}
 
@@ -243,10 +213,9 @@ def _counts(plan: HostPlan, tables: Tables) -> dict[str, int]:
         "guard_count": "guards", "sign_check_count": "sign_checks", "buffer_count": "buffers", "slot_count": "slots",
         "copy_count": "copies", "launch_count": "launches", "launch_buffer_count": "launch_buffers",
         "launch_symbol_count": "launch_symbols", "output_dim_count": "output_dims", "index_check_count": "index_checks",
-        "wave_count": "waves", "kernel_count": "kernels",
+        "wave_count": "waves", "kernel_count": "kernels", "candidate_count": "candidates",
     }  # fmt: skip
     dims = sum(len(plan.buffers[n].shape) for n in plan.inputs)
-    optional = {"version_count": "versions", "condition_count": "conditions", "map_count": "maps"}
-    optional |= {"device_check_count": "device_checks"}
+    optional = {"map_count": "maps", "device_check_count": "device_checks"}
     names |= {field: name for field, name in optional.items() if name in tables}
     return {field: len(tables[name][1]) for field, name in names.items()} | {"input_dim_count": dims}

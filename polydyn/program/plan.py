@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from polydyn.codegen.cuda_kernel import UNIT, TensorMapOf
+from polydyn.codegen.cuda_kernel import BASE, UNIT, TensorMapOf
 from polydyn.codegen.cuda_work import Work
 from polydyn.graph.ir import Guard, SymbolSource
-from polydyn.schedules.decision import Decision
+from polydyn.program.symbols import Condition
+from polydyn.schedules.decision import ONLY, Decision
 from polydyn.schedules.expr import ITEMSIZE, Array
-from polydyn.schedules.index import Index, product
+from polydyn.schedules.index import ZERO, Index, product
 from polydyn.shapes.sizes import Sizes
 
 
@@ -58,99 +60,98 @@ class KernelSource:
     """On a device: the oldest architecture it can be compiled for; other than ``sm_80`` it is also the only one."""
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A kernel and launch-time tile that a launch may take; the fields mean what those of ``Launch`` mean."""
-
-    kernel: str
-    symbols: tuple[Index, ...]
-    tasks: Index
-    scratch: Index
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a launch chooses among, and how: ``decision`` over the model's symbols and ``nth`` names a variant.
-
-    All variants take the same buffers, and as many symbols as their launch.
-    """
-
-    variants: tuple[Variant, ...]
-    decision: Decision
-
-
 WORKSPACE = ""
-"""Among the buffers of a version: memory of its own, whose contents nobody else reads."""
+"""Among the buffers of a candidate: its workspace, whose contents nobody else reads."""
 
 
 @dataclass(frozen=True)
-class Version:
-    """One kernel that a launch on a device may be.
+class Block:
+    """How a candidate runs on a device, beside what every candidate has.
 
-    ``buffers`` and ``symbols``: the kernel's parameters (pointers, then int64) over the model's names and ``nth``, here
-    the device's multiprocessors; before them ``maps``, by value. ``grid``: blocks, one-dimensional; ``smem``: bytes of
-    dynamic shared memory; ``threads``: of a block. It may be launched when every condition holds (relations are those
-    of a ``Guard``), ``smem`` fits the device, and ``arch`` is sm_80 or the device's own. ``name``: of the choice.
-    ``workspace``: bytes that it shares with the kernels ``after`` it, which are launched next; their conditions count
-    for nothing. ``work``: of a block, its steps over the same symbols; ``estimate``: of the time of the launch and of
-    those after it, in nanoseconds (``polydyn.program.cuda_cost``), 0 where nothing is known. ``factor``: that of its
-    estimate (``CudaKernel.factor``).
+    ``threads``: of a block. ``arch``: of the kernel; other than ``sm_80`` only that architecture runs it. ``maps``:
+    parameters by value, before the buffers. ``workspace``: bytes that it shares with the candidates ``after`` it, which
+    are launched next, in order; their conditions count for nothing. ``work``: of a block, its steps over the
+    candidate's symbols; ``factor``: of its estimate, in parts of ``UNIT`` (``polydyn.program.cuda_cost``).
     """
 
-    kernel: str
-    name: str
-    buffers: tuple[str, ...]
-    symbols: tuple[Index, ...]
-    grid: Index
-    smem: Index
     threads: int
-    conditions: tuple[tuple[Index, str, Index], ...] = ()
-    workspace: Index = field(default_factory=lambda: Index.of(0))
-    after: tuple[Version, ...] = ()
+    arch: str = BASE
     maps: tuple[TensorMapOf, ...] = ()
-    arch: str = "sm_80"
+    workspace: Index = ZERO
+    after: tuple[Candidate, ...] = ()
     work: Work | None = None
-    estimate: Index = field(default_factory=lambda: Index.of(0))
     factor: int = UNIT
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One kernel launch.
+class Candidate:
+    """One kernel that a launch may be, with its arguments.
 
-    ``buffers``: buffer names in the kernel's order. ``symbols``: the kernel's integers, each over the model's symbols
-    and the special symbol ``nth`` (number of threads), launch-time tiles last. ``tasks``: number of tasks, over the
-    same. ``scratch``: bytes of scratch per thread. ``work``: a rough count of operations; the runtime takes one thread
-    more for every 32768. A launch with ``tasks`` <= 0 is skipped. ``skip_if_same``: an input and an output; the launch
-    copies the one to the beginning of the other, so it is skipped when the caller passes them at one address with the
-    same strides. ``copied``: bytes written by a launch that only moves elements, else 0. ``bytes``: of the distinct
-    buffers it names.
-    ``names``: of the symbols, for people; the last ``choices`` of them are chosen at launch, the others are sizes.
-    ``reasons``: why its primitives became one kernel. ``choice``: kernel, symbols, tasks and scratch are then those of
-    the variant that the decision names; the launch's own are not used. ``kind``: of its group. ``writes``: the buffers
-    it writes, in parts that no other launch writes; None: not known, it may read and write all of them. ``versions``:
-    on a device, the kernels it may be; of those that may be launched the one of least estimate is, the first of equals;
-    ``kernel`` is then one of them, ``tasks`` is 0 when there is nothing to do.
+    All sizes are over the model's symbols, the callers' strides and ``nth``: the number of threads of a context, on a
+    device that of its multiprocessors. ``buffers``, ``symbols``: the kernel's parameters in its order. ``tasks``: of
+    the kernel; on a device its blocks. ``scratch``: bytes for each thread; on a device of shared memory for each block.
+    ``name``: of the choice, for people, like ``names`` of the symbols; the last ``choices`` symbols are chosen at
+    launch, the others are sizes. It may be launched where every one of ``conditions`` holds and, on a device, where
+    ``scratch`` fits and the architecture is the kernel's. ``block``: on a device, None on a CPU.
     """
 
     kernel: str
     buffers: tuple[str, ...]
     symbols: tuple[Index, ...]
     tasks: Index
-    scratch: Index
-    work: Index
-    label: str = ""
-    flops: Index = field(default_factory=lambda: Index.of(0))
-    bytes: Index = field(default_factory=lambda: Index.of(0))
-    skip_if_same: tuple[str, str] | None = None
-    copied: Index = field(default_factory=lambda: Index.of(0))
+    scratch: Index = ZERO
+    name: str = ""
     names: tuple[str, ...] = ()
     choices: int = 0
-    reasons: tuple[str, ...] = ()
-    choice: Choice | None = None
+    conditions: tuple[Condition, ...] = ()
+    block: Block | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.kernel)
+
+    @property
+    def sequence(self) -> tuple[Candidate, ...]:
+        """It and those that are launched after it."""
+        return (self, *(self.block.after if self.block else ()))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One step of a program: of its ``candidates`` the one that ``decision`` names is launched.
+
+    ``decision``: over the symbols of the candidates; it names positions among those that may be launched. ``elements``:
+    how many it writes; a launch of none is skipped. ``work``: a rough count of operations; a CPU takes one thread more
+    for every 32768. ``flops``: operations. ``bytes``: of the distinct buffers it names. ``copied``: bytes written by a
+    launch that only moves elements, else 0. ``skip_if_same``: an input and an output; the launch copies the one to the
+    beginning of the other, so it is skipped when the caller passes them at one address with the same strides.
+    ``kind``: of its group. ``writes``: the buffers it writes, in parts that no other launch writes; None: not known, it
+    may read and write all of them. ``reasons``: why its primitives became one kernel, and why it has these candidates.
+    """
+
+    candidates: tuple[Candidate, ...]
+    elements: Index
+    work: Index
+    decision: Decision = ONLY
+    label: str = ""
     kind: str = ""
+    flops: Index = ZERO
+    bytes: Index = ZERO
+    copied: Index = ZERO
+    skip_if_same: tuple[str, str] | None = None
     writes: tuple[str, ...] | None = None
-    versions: tuple[Version, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", self.candidates[0].kernel)
+
+    @cached_property
+    def buffers(self) -> tuple[str, ...]:
+        """The buffers that its candidates name, each once."""
+        every = [k for c in self.candidates for k in c.sequence]
+        named = [b for k in every for b in (*k.buffers, *(m.buffer for m in (k.block.maps if k.block else ())))]
+        return tuple(b for b in dict.fromkeys(named) if b != WORKSPACE)
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,11 @@ class HostPlan:
     dims: Mapping[str, Sizes] = field(default_factory=dict)
     waves: tuple[int, ...] = ()
     place: str = "cpu"
-    """Where it runs: ``cpu``, or ``cuda`` (launches then have versions)."""
+    """Where it runs, a key of ``polydyn.program.runtime.PLACES``."""
     device_checks: tuple[DeviceCheck, ...] = ()
     """On a device, by launch."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it runs on a device: candidates then have a ``Block``."""
+        return self.place != "cpu"

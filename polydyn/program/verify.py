@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from polydyn.errors import PolydynError, UnsupportedError
-from polydyn.program.evaluation import THREADS
-from polydyn.program.host import ROLES
-from polydyn.program.host_device import RELATIONS
-from polydyn.program.plan import WORKSPACE, Choice, HostPlan, KernelSource, Launch, Version
+from polydyn.program.host import RELATIONS, ROLES
+from polydyn.program.plan import Block, Candidate, HostPlan, KernelSource, Launch
+from polydyn.program.symbols import THREADS
 from polydyn.program.waves import verify_waves
 from polydyn.schedules.decision import verify_decision
 from polydyn.schedules.expr import DTYPES, ITEMSIZE
@@ -32,8 +31,9 @@ def verify_host_plan(plan: HostPlan) -> None:
     - every expression uses only those symbols (launch arithmetic also ``nth`` and the callers' strides);
     - strides are symbols of their own, fewer than axes, of inputs and outputs only; a launch skipped when an input and
       an output are the same memory mentions both, and they have the same rank and item size;
-    - every launch (on a device: every version of it) names a kernel of the plan with as many buffers and symbols as it
-      takes; kernel names are C names; launches have versions and kernels an architecture on a device only;
+    - every launch has a decision over its candidates; every candidate names a kernel of the plan with as many buffers
+      and symbols as it takes; kernel names are C names; candidates have a block, conditions and kernels with an
+      architecture on a device only;
     - every index check names an integer buffer of its launch; one that a device makes has a launch that mentions its
       words, int64 in memory that is no input or output; those of the host are then of inputs, for calls that have them
       in host memory, and the device makes them too;
@@ -66,19 +66,19 @@ def _verify_device_checks(plan: HostPlan, symbols: frozenset[str]) -> None:
         words = plan.buffers.get(d.status)
         inside = 0 <= d.launch < len(plan.launches) and d.status in plan.launches[d.launch].buffers
         kept = words is not None and (words.dtype, words.role) == ("int64", "intermediate")
-        if plan.place != "cuda" or not inside or not kept:
+        if not plan.on_device or not inside or not kept:
             raise PolydynError(f"{place} has no launch that writes its words", tensor=d.status)
         if not -1 <= c.launch < len(plan.launches) or (d.scanned and (c not in plan.index_checks or c.launch < 0)):
             raise PolydynError(f"{place} is not one of the host's", tensor=c.buffer)
     scanned = [d.check for d in plan.device_checks if d.scanned]
-    for c in plan.index_checks if plan.place == "cuda" else ():
+    for c in plan.index_checks if plan.on_device else ():
         if c not in scanned or c.buffer not in plan.inputs:
             raise PolydynError(f"the check '{c.message}' is not made on the device", tensor=c.buffer)
 
 
 def _verify_architectures(plan: HostPlan) -> None:
     """An architecture is a device's."""
-    wrong = next((k for k in plan.kernels if bool(k.arch) != (plan.place == "cuda")), None)
+    wrong = next((k for k in plan.kernels if bool(k.arch) != plan.on_device), None)
     if wrong is not None:
         raise PolydynError(f"the kernel {wrong.name} is for {wrong.arch or 'no device'}, the plan for {plan.place}")
 
@@ -161,37 +161,39 @@ def _verify_kernel(kernels: Mapping[str, KernelSource], name: str, passed: tuple
         )
 
 
-def _verify_choice(
-    launch: Launch, choice: Choice, kernels: Mapping[str, KernelSource], symbols: frozenset[str], place: str
+def _verify_candidate(
+    plan: HostPlan, c: Candidate, kernels: Mapping[str, KernelSource], symbols: frozenset[str], place: str
 ) -> None:
-    verify_decision(choice.decision, len(choice.variants), symbols)
-    for v in choice.variants:
-        if len(v.symbols) != len(launch.symbols):
-            raise PolydynError(f"{place} has variants with other numbers of symbols")
-        _verify_kernel(kernels, v.kernel, (len(launch.buffers), len(v.symbols)), place)
-        _only((*v.symbols, v.tasks, v.scratch), symbols, place)
-
-
-def _verify_version(
-    launch: Launch, v: Version, kernels: Mapping[str, KernelSource], symbols: frozenset[str], place: str
-) -> None:
-    place = f"{place}, version {v.name}"
-    _verify_kernel(kernels, v.kernel, (len(v.buffers), len(v.symbols)), place)
-    sides = [x for left, _, right in v.conditions for x in (left, right)]
-    known = () if v.work is None else (v.work.steps,)
-    _only((*v.symbols, v.grid, v.smem, v.workspace, v.estimate, *known, *sides), symbols, place)
-    sizes = [i for m in v.maps for i in (m.offset, *m.dims, *m.strides)]
-    _only(sizes, symbols, f"{place}, its tensor maps")
-    if any(len(m.dims) != len(m.box) or len(m.strides) != len(m.dims) - 1 for m in v.maps):
-        raise PolydynError(f"{place} has a tensor map whose dims, strides and box do not match")
-    if not {*v.buffers, *(m.buffer for m in v.maps)} <= {*launch.buffers, WORKSPACE}:
-        raise PolydynError(f"{place} uses a buffer that the launch does not name")
-    if not 1 <= v.threads <= MAX_BLOCK:
-        raise PolydynError(f"{place} has blocks of {v.threads} threads")
-    if any(relation not in RELATIONS for _, relation, _ in v.conditions):
+    place = f"{place}, candidate {c.name}"
+    _verify_kernel(kernels, c.kernel, (len(c.buffers), len(c.symbols)), place)
+    if len(c.names) not in (0, len(c.symbols)) or not 0 <= c.choices <= len(c.symbols):
+        raise PolydynError(f"{place} has {len(c.names)} names of {len(c.symbols)} symbols, {c.choices} of them choices")
+    sides = [x for left, _, right in c.conditions for x in (left, right)]
+    _only((*c.symbols, c.tasks, c.scratch, *sides), symbols, place)
+    if any(relation not in RELATIONS for _, relation, _ in c.conditions):
         raise PolydynError(f"{place} has an unknown condition")
-    for x in v.after:
-        _verify_version(launch, x, kernels, symbols, place)
+    if (c.block is None) == plan.on_device:
+        raise PolydynError(f"{place} is for another place than {plan.place}")
+    if c.block is None:
+        if c.conditions:
+            raise PolydynError(f"{place} has conditions", rule="a CPU runs every candidate at every size")
+    else:
+        _verify_block(c.block, symbols, place)
+        for x in c.block.after:
+            _verify_candidate(plan, x, kernels, symbols, place)
+
+
+def _verify_block(b: Block, symbols: frozenset[str], place: str) -> None:
+    known = () if b.work is None else (b.work.steps,)
+    _only((b.workspace, *known), symbols, place)
+    sizes = [i for m in b.maps for i in (m.offset, *m.dims, *m.strides)]
+    _only(sizes, symbols, f"{place}, its tensor maps")
+    if any(len(m.dims) != len(m.box) or len(m.strides) != len(m.dims) - 1 for m in b.maps):
+        raise PolydynError(f"{place} has a tensor map whose dims, strides and box do not match")
+    if not 1 <= b.threads <= MAX_BLOCK:
+        raise PolydynError(f"{place} has blocks of {b.threads} threads")
+    if any(x.block is None or x.block.after for x in b.after):
+        raise PolydynError(f"{place} is followed by what is no single kernel of a device")
 
 
 def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
@@ -202,15 +204,10 @@ def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
             raise PolydynError(f"{k.name!r} is no C identifier")
     touched: set[str] = set()
     for launch in plan.launches:
-        place = f"launch '{launch.label or launch.kernel}'"
-        if bool(launch.versions) != (plan.place != "cpu"):
-            raise PolydynError(f"{place} has {len(launch.versions)} versions in a program for {plan.place}")
-        for v in launch.versions:
-            _verify_version(launch, v, kernels, symbols, place)
-        if not launch.versions:
-            _verify_kernel(kernels, launch.kernel, (len(launch.buffers), len(launch.symbols)), place)
-        if launch.choice is not None:
-            _verify_choice(launch, launch.choice, kernels, symbols, place)
+        place = f"launch '{launch.label}'"
+        verify_decision(launch.decision, len(launch.candidates), symbols)
+        for c in launch.candidates:
+            _verify_candidate(plan, c, kernels, symbols, place)
         missing = [b for b in launch.buffers if b not in plan.buffers]
         if missing:
             raise PolydynError(f"{place} uses an unknown buffer", tensor=missing[0])
@@ -218,8 +215,7 @@ def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:
         if unnamed:
             raise PolydynError(f"{place} writes a buffer that it does not name", tensor=min(unnamed))
         _verify_skip(plan, launch, place)
-        numbers = (launch.tasks, launch.scratch, launch.work, launch.flops, launch.bytes, launch.copied)
-        _only((*launch.symbols, *numbers), symbols, place)
+        _only((launch.elements, launch.work, launch.flops, launch.bytes, launch.copied), symbols, place)
         touched.update(launch.buffers)
     for name in plan.outputs:
         if plan.buffers[name].role == "output" and name not in touched:

@@ -62,7 +62,7 @@ def verify_waves(plan: HostPlan) -> None:
         for launch in (plan.launches[k] for k in wave):
             if launch.writes is None:
                 if len(wave) > 1:
-                    raise PolydynError(f"what launch '{_name(launch)}' writes is not known, so it must run alone")
+                    raise PolydynError(f"what launch '{launch.label}' writes is not known, so it must run alone")
                 continue
             for b in launch.writes:
                 written[b] = max(w, written.get(b, w))
@@ -73,10 +73,6 @@ def verify_waves(plan: HostPlan) -> None:
             raise PolydynError(
                 f"wave {read[b]} reads what wave {w} writes", tensor=b, rule="all writers run before all readers"
             )
-
-
-def _name(launch: Launch) -> str:
-    return launch.label or launch.kernel
 
 
 def _reads(launch: Launch) -> list[str]:

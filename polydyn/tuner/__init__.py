@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polydyn.backends import Options, target_of
 from polydyn.build.features import available_cores
-from polydyn.compiler import Options
-from polydyn.gpu.targets import is_cuda
+from polydyn.errors import Declined
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
-from polydyn.searches import search_record
+from polydyn.searches import declined_record, search_record
 from polydyn.shapes.sizes import Dims
 from polydyn.tuner.cpu import CpuSide, tasks_of
 from polydyn.tuner.cuda import CudaSide
@@ -21,9 +21,13 @@ from polydyn.tuner.placed import PlacedTask, Seen
 from polydyn.tuner.side import How, Side
 from polydyn.tuning.backbone import Problem
 from polydyn.tuning.records import Records
+from polydyn.tuning.space import EmptySpaceError
 from polydyn.tuning.strategy import strategy as strategy_of
 
 __all__ = ["TRIALS", "PlacedTask", "Progress", "Seen", "TunedGroup", "tasks_of", "tune"]
+
+SIDES: dict[str, Callable[[str, int], Side[Any]]] = {"cpu": CpuSide, "cuda": CudaSide}
+"""Where a target's programs run -> what measures its kernels, of a target's name and a number of threads."""
 
 TRIALS = 64
 """Tuples explored for each group by default: about 20 s of building and measuring on two cores."""
@@ -45,7 +49,9 @@ class Progress:
 @dataclass(frozen=True)
 class TunedGroup:
     """What tuning one group gave: ``label`` of its first place in the model, tuples kept and binaries that hold them,
-    measurements made now (the others were in the records), seconds; ``source`` of the numbers, as in ``Record``."""
+    measurements made now (the others were in the records), seconds; ``source`` of the numbers, as in ``Record``.
+    ``declined``: why it is not tuned; it keeps no tuples then.
+    """
 
     label: str
     tuples: int
@@ -53,6 +59,7 @@ class TunedGroup:
     measured: int
     seconds: float
     source: str = "measured"
+    declined: str = ""
 
 
 def tune(
@@ -81,7 +88,7 @@ def tune(
     """
     options = options or Options()
     row = strategy_of(options.strategy)
-    side: Side[Any] = CudaSide(target) if is_cuda(target) else CpuSide(target, threads or available_cores())
+    side = SIDES[target_of(target, options).machine](target, threads or available_cores())
     tasks = side.tasks(import_model(model, dims), options)
     start = time.monotonic()
     done = []
@@ -95,8 +102,13 @@ def tune(
                     spent = time.monotonic() - start
                     report(Progress(number, len(tasks), tried, trials, 1 / cost if cost else 0.0, spent))
 
-            how = How(row, trials, seed, opened, tell)
-            search, binaries, measured = side.search(task, problem, how)
+            try:
+                search, binaries, measured = side.search(task, problem, How(row, trials, seed, opened, tell))
+            except EmptySpaceError as e:
+                refused = Declined(str(e).replace("\n ", ";"))
+                opened.put([declined_record(refused, task, side.hardware, row.name)])
+                done.append(TunedGroup(placed.label, 0, 0, 0, time.monotonic() - begin, "", refused.reason))
+                continue
             opened.put([search_record(search, task)])
             seconds = time.monotonic() - begin
             done.append(TunedGroup(placed.label, len(search.tiles), binaries, measured, seconds, search.source))

@@ -14,7 +14,6 @@ from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.kernel import LEAVES, leaf_headers
 from polydyn.codegen.kernel import Kernel as Source
 from polydyn.errors import BuildError, PolydynError
-from polydyn.lowering.kernels import bind
 from polydyn.program.runtime import sources
 from polydyn.schedules.index import Index
 from polydyn.tuner.launches import BLOCKS, SHORT, LaunchBench, Part
@@ -160,7 +159,7 @@ class CpuBench(LaunchBench[CpuTask]):
         k, params = built.source, self.task.params(shape)
         env: dict[str, Index] = {n: Index.of(v) for n, v in params.items()}
         shares = self.task.shares(self.task.builder(tile, k.name), tile)
-        env |= {n: bind(env, v) for n, v in shares.items()}
+        env |= {n: v.subs(env) for n, v in shares.items()}
         number = {n: int(env[n]) for n in k.symbols}
         total = k.tasks.evaluate(number)
         return {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from polydyn.compiler import Options, cpu_target, place_kernels
-from polydyn.errors import UnsupportedError
+from polydyn.backends import Options
+from polydyn.backends.cpu import Cpu, cpu_target
+from polydyn.errors import Declined
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
 from polydyn.lowering.contract import ContractGroup
-from polydyn.lowering.kernels import bind
 from polydyn.searches import Search, outcome
 from polydyn.shapes.sizes import Dims
 from polydyn.tuner.bench import CpuBench
@@ -33,18 +33,18 @@ def tasks_of(
 
 def tasks_of_graph(graph: Graph, target: str, options: Options) -> list[PlacedTask[CpuTask]]:
     """The same of a graph of primitives."""
-    _, builder, placed = place_kernels(graph, target=target, options=options)
-    first = {p.key: p for p in reversed(placed)}
+    backend = Cpu(target, options)
+    builder = backend.builder(backend.fuse(backend.rewrite(graph)))
+    backend.place(builder)
     out = []
     for key, form in builder.forms.items():
         if not isinstance(form, ContractGroup):
             continue
-        try:
-            task = task_of(key, form, cpu_target(target), target)
-        except UnsupportedError:
-            continue  # a compilation with records says so in its notes
-        place = first[key]
-        extents = {n: bind(place.lowered.params, e) for n, e in task.extents.items()}
+        task = task_of(key, form, backend.processor, target)
+        if isinstance(task, Declined):  # a compilation with records says so in its notes
+            continue
+        place = builder.placed[key]
+        extents = {n: e.subs(place.lowered.params) for n, e in task.extents.items()}
         out.append(PlacedTask(f"{place.fused.kind} {place.fused.outputs[0]}", task, extents))
     return out
 

@@ -7,19 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 
+from polydyn.backends import Options
+from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda_kernel import UNIT
-from polydyn.compiler import Options, cuda_builder
-from polydyn.errors import BuildError, UnsupportedError
+from polydyn.dispatch.build import build_dispatch
+from polydyn.errors import BuildError, Declined
 from polydyn.gpu.compiler import compiler_version
 from polydyn.gpu.errors import DriverMissingError
 from polydyn.gpu.hardware import Hardware as Device
 from polydyn.gpu.hardware import device_of, existing
 from polydyn.gpu.images import is_emulated
 from polydyn.gpu.session import open_session
-from polydyn.gpu.targets import EMULATED, named, newest, single
+from polydyn.gpu.targets import EMULATED, named, single
 from polydyn.graph.ir import Graph
-from polydyn.lowering.kernels import bind
 from polydyn.program.cuda_program import MULTIPROCESSORS
+from polydyn.schedules.decision import Decision
 from polydyn.searches import Search
 from polydyn.tuner.cuda_bench import DeviceBench, ModelBench, TileKernels
 from polydyn.tuner.cuda_timing import CUDA_TIMER
@@ -51,24 +53,25 @@ def find_device(target: str) -> tuple[Device, bool]:
 class CudaSide(Side[CudaTask]):
     """The device of a target. UnsupportedError: the target is not one architecture."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, threads: int = 1) -> None:
+        """``threads``: as for every ``Side``; a device has its own."""
         self.target = target
         self.device, there = find_device(target)
         super().__init__(hardware_of(self.device), CUDA_TIMER if there else None)
 
     def tasks(self, graph: Graph, options: Options) -> list[PlacedTask[CudaTask]]:
         """As ``Side``."""
-        graph, builder = cuda_builder(graph, options, newest(self.target))
+        backend = Cuda(self.target, options)
+        builder = backend.builder(backend.fuse(backend.rewrite(graph)))
         out: dict[str, PlacedTask[CudaTask]] = {}
         for group in builder.plan.groups:
             for key, fused, form in builder.products(group):
                 if key in out:
                     continue
-                try:
-                    task = cuda_task_of(key, form, self.target, options.tf32)
-                except UnsupportedError:
-                    continue  # a compilation with records says so in its notes
-                extents = {n: bind(form.lowered.params, e) for n, e in task.extents.items()}
+                task = cuda_task_of(key, form, self.target, options.tf32)
+                if isinstance(task, Declined):  # a compilation with records says so in its notes
+                    continue
+                extents = {n: e.subs(form.lowered.params) for n, e in task.extents.items()}
                 out[key] = PlacedTask(f"{fused.kind} {fused.outputs[0]}", task, extents)
         return list(out.values())
 
@@ -78,16 +81,18 @@ class CudaSide(Side[CudaTask]):
         model = ModelBench(TileKernels(task), self.device, self.hardware)
         if self.workers is None:
             tuned = _modelled(problem, how, model)
-            return self._outcome(tuned, (UNIT,) * len(tuned.kernels), "model"), tuned.binaries, 0
+            return self._outcome(tuned, (UNIT,) * len(tuned.kernels), "model", None), tuned.binaries, 0
         bench = DeviceBench(model, self.workers)
         tuned = how.tuned(problem, self.hardware, bench)
         recorded = RecordedBench(bench, how.records, problem.key, self.hardware)
-        found = self._outcome(tuned, _factors(tuned, recorded, model), bench.source)
+        decision = build_dispatch(tuned, pairs=False).decision
+        found = self._outcome(tuned, _factors(tuned, recorded, model), bench.source, decision)
         return found, tuned.binaries, bench.measured
 
-    def _outcome(self, tuned: Tuned, factors: tuple[int, ...], source: str) -> Search:
+    def _outcome(self, tuned: Tuned, factors: tuple[int, ...], source: str, decision: Decision | None) -> Search:
+        """``decision``: where times were measured; a model says nothing of rivals that estimates do not."""
         tiles = tuple(k.tile for k in tuned.kernels)
-        return Search(tuned.strategy, tiles, len(tuned.trials), self.hardware, None, factors, source)
+        return Search(tuned.strategy, tiles, len(tuned.trials), self.hardware, decision, factors, source)
 
 
 def _modelled(problem: Problem, how: How, model: ModelBench) -> Tuned:

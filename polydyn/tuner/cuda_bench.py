@@ -21,7 +21,7 @@ from polydyn.gpu.emulator import compile_emulated
 from polydyn.gpu.hardware import Hardware as Device
 from polydyn.gpu.targets import EMULATED, single
 from polydyn.program.cuda_cost import ends_time, launch_time, resident_blocks, step_time
-from polydyn.program.evaluation import THREADS
+from polydyn.program.symbols import THREADS
 from polydyn.schedules.evaluator import Evaluator, evaluator
 from polydyn.schedules.index import Index, product
 from polydyn.tuner.launches import LaunchBench

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic
 
-from polydyn.compiler import Options
+from polydyn.backends import Options
 from polydyn.graph.ir import Graph
 from polydyn.searches import Search
 from polydyn.tuner.placed import PlacedTask, T
@@ -35,7 +35,7 @@ class How:
     report: Callable[[int, float], None]
 
     def tuned(self, problem: Problem, hardware: Hardware, bench: Bench) -> Tuned:
-        """The outcome of a strategy."""
+        """The outcome of a strategy. EmptySpaceError: no tile fits the group."""
         return tune_task(
             self.strategy, problem, hardware, bench, trials=self.trials, seed=self.seed, records=self.records,
             report=self.report,

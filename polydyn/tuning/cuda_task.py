@@ -12,21 +12,20 @@ from functools import cached_property
 
 from polydyn.codegen.cuda_contract import CudaContractKernel
 from polydyn.codegen.cuda_instructions import INSTRUCTIONS
-from polydyn.codegen.cuda_product import CudaTile
+from polydyn.codegen.cuda_product import CudaTile, product_declined
 from polydyn.codegen.cuda_tiles import MULTIPLIED, TF32, broken, grain, of_warp, registers, shared_bytes, warp_part
 from polydyn.codegen.cuda_work import UNITS, WARP, WAVEFRONT
-from polydyn.errors import BuildError, ScheduleError, UnsupportedError
+from polydyn.errors import BuildError, Declined, ScheduleError
 from polydyn.gpu.cache import content_key
 from polydyn.gpu.compiler import compiler_version, device_headers
 from polydyn.gpu.hardware import Hardware as Device
 from polydyn.gpu.hardware import device_of
 from polydyn.gpu.targets import EMULATED, newest, single
 from polydyn.lowering.contract import ContractGroup
-from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import Index, product
 from polydyn.tuning.backbone import GroupKey, Tile
 from polydyn.tuning.hardware import Hardware, Instruction
-from polydyn.tuning.task import Task, accumulation, backbone_of_roles, refuse_data
+from polydyn.tuning.task import Task, accumulation, backbone_of_roles, declined_data
 
 STEPS = "steps"
 """The loop that stands for several reductions."""
@@ -138,17 +137,17 @@ def _broken(tile: Tile, rule: str) -> ScheduleError:
     return ScheduleError(f"tuple {tile} is not built", rule=rule, remedy="tune the group again")
 
 
-def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False) -> CudaTask:
-    """The task of a group for one architecture. UnsupportedError: nothing of it is tuned."""
+def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False) -> CudaTask | Declined:
+    """The task of a group for one architecture, or why it is not tuned."""
     group, roles = form.lowered.group, form.roles
-    try:
-        kernel = CudaContractKernel(f"contract_{key[:12]}", group, roles, newest(target), tf32)
-    except CodegenError as e:
-        raise UnsupportedError(f"group {key} is not tuned: {e}") from e
+    if refused := product_declined(group, roles):
+        return Declined(f"group {key} is not tuned: {refused}")
+    kernel = CudaContractKernel(f"contract_{key[:12]}", group, roles, newest(target), tf32)
     extents = dict(accumulation(group).iters)
     parallel = [extents[x] for x in extents if x not in (*roles.inner, roles.block)]
     length = product(extents[x] for x in (*roles.inner, roles.block))
-    refuse_data(key, group, (*parallel, length), "it has one row" if roles.row == "one" else "")
+    if refused := declined_data(key, group, (*parallel, length), "it has one row" if roles.row == "one" else ""):
+        return refused
     backbone = backbone_of_roles(group, roles, kernel.dtype, STEPS if roles.inner else "")
     generator = f"{GENERATOR} {content_key(*device_headers().values())[:12]}"
     name = GroupKey(key, kernel.dtype, target, compiler=_compiler(single(target)), generator=generator)

@@ -22,9 +22,15 @@ from polydyn.tuning.hardware import Hardware, Instruction
 Points = npt.NDArray[np.float64]
 
 
+class EmptySpaceError(ScheduleError):
+    """No tuple of a space is valid."""
+
+
 @dataclass(frozen=True)
 class Space:
-    """Valid tile tuples with equal parameter names. ``refused``: how many tuples each rule kept out."""
+    """Valid tile tuples with equal parameter names. ``refused``: how many tuples each rule kept out. EmptySpaceError:
+    there is none.
+    """
 
     name: str
     tiles: tuple[Tile, ...]
@@ -32,7 +38,7 @@ class Space:
 
     def __post_init__(self) -> None:
         if not self.tiles:
-            raise ScheduleError(
+            raise EmptySpaceError(
                 f"the search space {self.name} is empty",
                 rule=", ".join(f"{rule} refused {n}" for rule, n in self.refused) or "no tuple was proposed",
                 remedy="check the hardware description and the backbone's extents",
@@ -45,7 +51,7 @@ class Space:
         return len(self.tiles)
 
     def within(self, rule: Callable[[Tile], str | None]) -> Space:
-        """The tuples that a further rule does not refuse. ScheduleError: none is left."""
+        """The tuples that a further rule does not refuse. EmptySpaceError: none is left."""
         refused = Counter(dict(self.refused))
         tiles = []
         for tile in self.tiles:

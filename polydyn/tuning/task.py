@@ -14,7 +14,7 @@ from polydyn.build.compiler import GENERATOR, compile_flags, find_compiler
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_plan import ContractTuple
 from polydyn.codegen.kernel import CpuTarget, Kernel
-from polydyn.errors import UnsupportedError
+from polydyn.errors import Declined
 from polydyn.lowering.contract import ContractGroup
 from polydyn.schedules.dependence import analyse
 from polydyn.schedules.expr import ITEMSIZE, indices, loads
@@ -109,8 +109,8 @@ def accumulation(group: Group) -> Statement:
     return next(s for s in group.statements if s.reduce)
 
 
-def refuse_data(key: str, group: Group, extents: Iterable[Index], reason: str = "") -> None:
-    """UnsupportedError: a group's kernels cannot be run on made-up data, or are not tuned for a ``reason``.
+def declined_data(key: str, group: Group, extents: Iterable[Index], reason: str = "") -> Declined | None:
+    """Why a group is not tuned: its kernels cannot be run alone on random data, or for a ``reason``.
 
     ``extents``: of the backbone's loops, over the group's parameters.
     """
@@ -119,16 +119,16 @@ def refuse_data(key: str, group: Group, extents: Iterable[Index], reason: str = 
         reason = "a parameter is no extent of a loop"
     if not reason and any(_irregular(group, s) for s in group.statements):
         reason = "it reads at places that data decide"
-    if reason:
-        raise UnsupportedError(f"group {key} is not tuned: {reason}", rule="tuning runs kernels alone, on random data")
+    return Declined(f"group {key} is not tuned: {reason}") if reason else None
 
 
-def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> CpuTask:
-    """The task of a group. UnsupportedError: its kernels cannot be run on made-up data."""
+def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> CpuTask | Declined:
+    """The task of a group, or why it is not tuned."""
     group = form.lowered.group
     acc = accumulation(group)
     dot = "it runs vectors along the reduction" if form.dot else ""
-    refuse_data(key, group, (e for _, e in acc.iters), dot)
+    if refused := declined_data(key, group, (e for _, e in acc.iters), dot):
+        return refused
     roles, _ = schedule_contract(group, form.roles, analyse(group, positive=False).under(context(group)))
     form = replace(form, roles=roles)
     compiler = find_compiler()

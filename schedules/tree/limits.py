@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.schedules.index import Index
 from polydyn.schedules.tree.names import Coord, MarkName
 from polydyn.schedules.tree.nodes import Band, Mark, Tree
 from polydyn.schedules.tree.scheduled import Clip, Scheduled, all_of, refuse, rewrite, the
-
-V = Index.of
 
 
 def clip(t: Scheduled, axis: str, *statements: str, whole: int = 0) -> Scheduled:
@@ -48,7 +45,7 @@ def assign(t: Scheduled, level: str, *loops: Coord) -> Scheduled:
         for s in t.group.statements
         if s.reduce
         for x in s.iterators
-        if V(x) not in s.index
+        if not any(x in i.symbols() for i in s.index)
     }
     for view in t.map.views.values():
         for k in loops:

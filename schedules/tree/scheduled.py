@@ -92,10 +92,19 @@ class Scheduled:
                 return x
         raise ScheduleError(f"no buffer {name}: {[x.name for x in self.buffers]}", tensor=name)
 
-    def cell(self, statement: str, buffer: str) -> dict[str, Index]:
-        """Where a statement meets a buffer: axis -> the place inside it, in the statement's coordinates."""
+    def cell(self, statement: str, buffer: str, apart: str = "") -> dict[str, Index]:
+        """Where a statement meets a buffer: axis -> the place inside it, in the statement's coordinates.
+
+        ``apart``: name of a digit that is left out, for buffers that keep it as a dim of its own.
+        """
         x = self.buffer(buffer)
-        return {axis: self.map.element(statement, axis, x.fixed) for axis in x.axes}
+        left = {d for axis in x.axes for d in self.map.axes[axis] if d.name == apart}
+        return {axis: self.map.element(statement, axis, x.fixed | left) for axis in x.axes}
+
+    def extents(self) -> dict[Coord, Index]:
+        """Steps of every loop; of the first digit of an axis as many as its extent needs."""
+        counts = {n: e for n, (_, e) in self.map.sizes().items()}
+        return {x.coord: x.extent.subs(counts) for w in self.map.views.values() for x in w.loops}
 
     def shape(self, buffer: str) -> dict[str, Index]:
         """Axis -> elements of a buffer along it."""

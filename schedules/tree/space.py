@@ -154,7 +154,7 @@ class Space:
                 x = self.views[s.name].loop(k)
                 for d in x.digits if x else ():
                     end = x.at if x else None
-                    exprs.append(V(d.name) if end is None else V(0) if end is End.FIRST else d.size - 1)
+                    exprs.append(_at(d, end))
             space = frame(s.name, s.iterators, self.params)
             parts.append(space.map_to(s.name, exprs).intersect_domain(self._box(s)))
         return union_maps(parts, self.params)
@@ -207,7 +207,7 @@ class Space:
             for s in self.group.statements:
                 own = [self.views[s.name].loop(k) for k in loops]
                 if all(own):
-                    places = [V(d.name) for x in own if x for d in x.digits]
+                    places = [_at(d, x.at) for x in own if x for d in x.digits]
                     rows[s.name] = frame(s.name, s.iterators, self.params).map_to("", places)
             for m in deps.strict_pairs:
                 a, b = pair(m)
@@ -216,3 +216,8 @@ class Space:
                 if not bad.is_empty():
                     what = f"two instances of {level} {[str(k) for k in loops]} meet one element"
                     raise dependence_error(what, bad, self.group, self.context)
+
+
+def _at(d: Digit, end: End | None) -> Index:
+    """The value of a digit: of a statement at an end of its loop the first or last."""
+    return V(d.name) if end is None else V(0) if end is End.FIRST else d.size - 1

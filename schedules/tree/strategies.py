@@ -13,6 +13,7 @@ from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.polyhedra import read_accesses
+from polydyn.schedules.reuse import Proofs
 from polydyn.schedules.tiling import Roles, stages
 from polydyn.schedules.tree.buffers import accumulate, carry, promote
 from polydyn.schedules.tree.limits import assign, clip, mark
@@ -32,8 +33,10 @@ from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, Role, a, b,
 from polydyn.schedules.tree.scheduled import Scheduled
 
 V = Index.of
-ACC, PACK, FILL = "ACC", "PACK", "FILL"
-PANEL, ROWS = "panel", "rows"
+INIT, LOAD, ACC, SAVE, PACK, FILL = "INIT", "LOAD", "ACC", "SAVE", "PACK", "FILL"
+"""Statements; epilogues have the names that the group gives them."""
+SUMS, PANEL, ROWS = "acc", "panel", "rows"
+"""Buffers."""
 VECTOR = Coord("v")
 """Vectors of a panel."""
 
@@ -54,11 +57,10 @@ class CpuTile:
 def solved(group: Group, roles: Roles, loops: Mapping[str, Coord] | None = None) -> Scheduled:
     """The solved matrix of a product: initialiser at the first, epilogues at the last step of every reduction.
 
-    ``loops``: iterator -> its loop, where that has another name.
-    ScheduleError: the roles were not read off a solved matrix (``schedule.schedule_contract``).
+    ``roles``: with the steps of sunk statements, or the matrix is solved here. ``loops``: iterator -> its loop, where
+    that has another name. ScheduleError: the group is no product of these roles.
     """
-    if not roles.sunk:
-        raise ScheduleError(f"the matrix of {group.name} is not solved", node=group.name, rule="schedule matrix")
+    roles = roles if roles.sunk else Proofs(group).contract(roles)
     axes = {roles.row: "i", roles.col: "j", roles.block: "k"}
     clash = {*roles.batch, *roles.inner} & set(axes.values())
     if clash:
@@ -131,25 +133,30 @@ def operand(group: Group, iterator: str) -> str:
     return found[0]
 
 
-def rows(
-    group: Group, band: Sequence[str], phases: dict[str, int], tiled: bool, across: str | None = None
+def nest(
+    group: Group,
+    band: Sequence[str],
+    phases: dict[str, int],
+    tiled: bool,
+    across: str | None = None,
+    size: Size | None = None,
 ) -> Scheduled:
     """Element-wise and stitch groups: the shared band as tasks, stages one after another inside (BladeDISC 4).
 
     ``band``, ``phases``: of the solved matrix. ``tiled``: tasks have tiles of the last iterator of the band (axis t),
-    with ``across`` of that iterator too (axis u).
+    with ``across`` of that iterator too (axis u); ``size``: elements of a tile, an argument of the kernel when not
+    given. The points of a tile are lanes: they run at once too.
     """
     axes = {**({band[-1]: "t"} if tiled else {}), **({across: "u"} if across else {})}
     t = phased(group, band, [[s.name for s in x] for x in stages(group, tuple(band), phases)], axes)
     head = [it(x) for x in band if x not in axes]
     blocks, points = [b(x) for x in axes.values()], [it(x) for x in axes.values()]
     for x in axes.values():
-        t = begins(tile(t, x, (b, f"B_{x}"), (it, Launch(f"P_{x}"))), x, b(x), f"o_{x}")
+        t = begins(tile(t, x, (b, f"B_{x}"), (it, size or Launch(f"P_{x}"))), x, b(x), f"o_{x}")
         t = clip(t, x, *t.map.views)
-    first = group.statements[0].name
-    task = [*head, *blocks]
+    first, task = group.statements[0].name, [*head, *blocks]
     t = interchange(t, *task, *points) if tiled else t
-    t = assign(t, "task", *task)
+    t = assign(assign(t, "task", *task), "lane", *points)
     shared = [*task, *points]
     t = mark(t, MarkName.ROW, shared[-1] if shared else None, first, under=True)
     t = mark(t, MarkName.TILE, points[0], first) if tiled else t

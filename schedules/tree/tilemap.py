@@ -245,6 +245,10 @@ class TileMap:
             return tile * self.extents[axis] // n
         return tile * product(d.size for d in self.axes[axis][self.axes[axis].index(origin.tile) + 1 :])
 
+    def first(self, axis: str, block: Index) -> Index:
+        """The first element of a block's share of even tiles."""
+        return self.share(axis, block) * self.extents[axis] // maximum(1, self.tiles(axis))
+
     def sizes(self) -> dict[str, tuple[When, Index]]:
         """Every digit whose size is no number: when it becomes one, and what it is then."""
         out: dict[str, tuple[When, Index]] = {}

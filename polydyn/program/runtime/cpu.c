@@ -10,13 +10,13 @@
 
 /* What a context has beyond its sizes. */
 typedef struct {
-    int64_t *symbols; /* per launch, gathered from values */
-    int64_t *threads, *wave_threads;
+    int64_t *symbols; /* of the candidates that are taken, gathered from values */
+    int64_t *tasks, *threads, *wave_threads;
     int64_t *pieces;  /* per launch: parts that each thread's tasks come in */
     int64_t *ahead;   /* per wave: a guess of the nanoseconds that one thread takes for it and what follows */
     int64_t *starts;  /* per launch, threads + 1 of them: which tasks of a launch in a wave each thread runs */
     pd_part *parts;   /* of the wave that runs */
-    void **arguments; /* per launch, gathered from buffers */
+    void **arguments; /* likewise, gathered from buffers */
     int64_t most_threads;
 } pd_cpu;
 
@@ -31,6 +31,7 @@ int32_t pd_place_context(pd_context *c) {
     pd_cpu *x = c->place = calloc(1, sizeof *x);
     if (!x) return pd_fail(PD_MEMORY, "out of memory");
     x->symbols = calloc((size_t)plan->launch_symbol_count + 1, sizeof *x->symbols);
+    x->tasks = calloc((size_t)plan->launch_count + 1, sizeof *x->tasks);
     x->threads = calloc((size_t)plan->launch_count + 1, sizeof *x->threads);
     x->wave_threads = calloc((size_t)plan->wave_count + 1, sizeof *x->wave_threads);
     x->pieces = calloc((size_t)plan->launch_count + 1, sizeof *x->pieces);
@@ -38,7 +39,7 @@ int32_t pd_place_context(pd_context *c) {
     x->starts = calloc((size_t)plan->launch_count + 1, ((size_t)c->threads + 1) * sizeof *x->starts);
     x->parts = calloc((size_t)plan->launch_count + 1, sizeof *x->parts);
     x->arguments = calloc((size_t)plan->launch_buffer_count + 1, sizeof *x->arguments);
-    int sized = x->symbols && x->threads && x->wave_threads && x->pieces && x->ahead && x->starts;
+    int sized = x->symbols && x->tasks && x->threads && x->wave_threads && x->pieces && x->ahead && x->starts;
     return sized && x->parts && x->arguments ? PD_OK : pd_fail(PD_MEMORY, "out of memory");
 }
 
@@ -47,6 +48,7 @@ void pd_displace_context(pd_context *c) {
     free(c->arena);
     if (!x) return;
     free(x->symbols);
+    free(x->tasks);
     free(x->threads);
     free(x->wave_threads);
     free(x->pieces);
@@ -73,19 +75,30 @@ static int64_t launch_ns(const pd_launch_entry *l, const int64_t *v) {
     return pd_max(pd_max(v[l->flops] / PD_FLOPS_PER_NS, pd_min(v[l->bytes], most) / PD_BYTES_PER_NS), 0);
 }
 
-/* How many threads and pieces each launch and wave gets at these sizes. */
+int64_t pd_place_scratch(pd_context *c) {
+    pd_cpu *x = c->place;
+    const int64_t *v = c->values;
+    int64_t most = 0;
+    for (int32_t k = 0; k < plan->launch_count; k++) {
+        const pd_candidate *n = pd_chosen(c, k);
+        x->tasks[k] = n ? v[n->tasks] : 0;
+        int64_t threads = pd_min(pd_min(c->threads, x->tasks[k]), 1 + v[plan->launches[k].work] / PD_WORK_PER_THREAD);
+        x->threads[k] = pd_max(threads, 1);
+        if (!n) continue;
+        for (int32_t s = n->first_symbol; s < n->first_symbol + n->symbols; s++)
+            x->symbols[s] = v[plan->launch_symbols[s]];
+        most = pd_max(most, v[n->scratch]);
+    }
+    return most;
+}
+
+/* How many threads and pieces each wave and launch gets at these sizes. */
 static void share_out(pd_context *c) {
     pd_cpu *x = c->place;
     const int64_t *v = c->values;
-    for (int32_t k = 0; k < plan->launch_symbol_count; k++) x->symbols[k] = v[plan->launch_symbols[k]];
     x->most_threads = 1;
-    for (int32_t k = 0; k < plan->launch_count; k++) {
-        const pd_launch_entry *l = &plan->launches[k];
-        int64_t n = pd_min(pd_min(c->threads, v[l->tasks]), 1 + v[l->work] / PD_WORK_PER_THREAD);
-        x->threads[k] = pd_max(n, 1);
-    }
     for (int32_t w = 0; w < plan->wave_count; w++) {
-        x->wave_threads[w] = pd_plan_wave(&plan->waves[w], v, c->threads, x->threads, x->starts);
+        x->wave_threads[w] = pd_plan_wave(&plan->waves[w], c->values, c->threads, x->tasks, x->threads, x->starts);
         x->most_threads = pd_max(x->most_threads, x->wave_threads[w]);
     }
     int64_t ahead = 0;
@@ -134,25 +147,21 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static const pd_named_kernel *kernel_of(const pd_context *c, const pd_launch_entry *l) {
-    return &plan->kernels[l->first_kernel + (l->choice < 0 ? 0 : c->values[l->choice])];
-}
-
 /* Makes launch k a part of a job; 0 when it has nothing to do. */
 static int prepare(pd_context *c, int32_t k, void *const *inputs, void *const *outputs, pd_part *part) {
     const pd_cpu *x = c->place;
     const pd_launch_entry *l = &plan->launches[k];
-    int64_t tasks = c->values[l->tasks];
-    if (tasks <= 0) return 0;
+    const pd_candidate *n = pd_chosen(c, k);
+    if (!n || x->tasks[k] <= 0) return 0;
     if (pd_skipped(l, inputs, outputs)) return 0; /* see pd_check_shared */
     c->copied_bytes += c->values[l->copied];
-    void **arguments = x->arguments + l->first_buffer;
-    for (int32_t b = 0; b < l->buffers; b++) arguments[b] = c->buffers[plan->launch_buffers[l->first_buffer + b]];
-    *part = (pd_part){.kernel = kernel_of(c, l)->kernel,
+    void **arguments = x->arguments + n->first_buffer;
+    for (int32_t b = 0; b < n->buffers; b++) arguments[b] = c->buffers[plan->launch_buffers[n->first_buffer + b]];
+    *part = (pd_part){.kernel = plan->kernels[n->kernel].kernel,
                       .buffers = arguments,
-                      .symbols = x->symbols + l->first_symbol,
-                      .tasks = tasks,
-                      .pieces = x->pieces[k]};
+                       .symbols = x->symbols + n->first_symbol,
+                       .tasks = x->tasks[k],
+                       .pieces = x->pieces[k]};
     return 1;
 }
 
@@ -240,6 +249,9 @@ PD_EXPORT int32_t pd_profile(pd_context *c, const void *const *inputs, void *con
 }
 
 void pd_place_info(const pd_context *c, int32_t k, pd_launch_info *info) {
-    info->kernel = kernel_of(c, &plan->launches[k])->name;
-    info->threads = ((const pd_cpu *)c->place)->threads[k];
+    const pd_cpu *x = c->place;
+    const pd_candidate *n = pd_chosen(c, k);
+    info->kernel = plan->kernels[(n ? n : &plan->candidates[plan->launches[k].first_candidate])->kernel].name;
+    info->tasks = x->tasks[k];
+    info->threads = x->threads[k];
 }

@@ -162,13 +162,13 @@ int32_t pd_cuda_load(pd_device *d, int32_t k) {
 
 /* ---- contexts ---- */
 
-/* Room for the parameters of any version of a launch and of the kernels after it. */
+/* Room for the parameters of any candidate of a launch and of those after it. */
 static int32_t most_parameters(const pd_launch_entry *l) {
     int32_t most = 0;
-    for (int32_t i = 0; i < l->versions;) {
-        int32_t together = 0, last = i + plan->versions[l->first_version + i].after;
+    for (int32_t i = 0; i < l->candidates;) {
+        int32_t together = 0, last = i + plan->candidates[l->first_candidate + i].after;
         for (; i <= last; i++) {
-            const pd_version *n = &plan->versions[l->first_version + i];
+            const pd_candidate *n = &plan->candidates[l->first_candidate + i];
             together += n->maps + n->buffers + n->symbols;
         }
         if (together > most) most = together;
@@ -188,10 +188,11 @@ int32_t pd_place_context(pd_context *c) {
     if (!d->ready) return pd_fail(PD_USAGE, "pd_context_new needs a successful pd_cuda_open before it");
     if (!x) return pd_fail(PD_MEMORY, "out of memory");
     x->generation = d->generation;
-    x->version = calloc((size_t)plan->launch_count + 1, sizeof *x->version);
+    c->values[plan->symbol_count + PD_SHARED] = d->shared_limit;
+    c->values[plan->symbol_count + PD_ARCH] = d->arch;
     x->first = calloc((size_t)plan->launch_count + 1, sizeof *x->first);
     x->remembered = calloc((size_t)pd_cuda_remembered_words() + 1, sizeof *x->remembered);
-    if (!x->version || !x->first || !x->remembered) return pd_fail(PD_MEMORY, "out of memory");
+    if (!x->first || !x->remembered) return pd_fail(PD_MEMORY, "out of memory");
     int32_t all = 0;
     for (int32_t k = 0; k < plan->launch_count; all += most_parameters(&plan->launches[k++])) x->first[k] = all;
     x->values = calloc((size_t)all + 1, sizeof *x->values);
@@ -228,7 +229,6 @@ void pd_displace_context(pd_context *c) {
         if (x->stream) d->cuda.cuStreamDestroy_v2(x->stream);
         pd_cuda_leave(d, PD_OK);
     }
-    free(x->version);
     free(x->first);
     free(x->remembered);
     free(x->values);
@@ -249,13 +249,11 @@ PD_EXPORT void pd_cuda_places(pd_context *c, const int32_t *places) {
 PD_EXPORT void *pd_cuda_stream(const pd_context *c) { return ((const pd_cuda *)c->place)->stream; }
 
 void pd_place_info(const pd_context *c, int32_t k, pd_launch_info *info) {
-    const pd_cuda *x = c->place;
-    info->kernel = plan->kernels[plan->launches[k].first_kernel].name;
-    if (k >= x->next || x->version[k] < 0) return;
-    const pd_version *n = &plan->versions[plan->launches[k].first_version + x->version[k]];
-    info->kernel = plan->kernels[n->kernel].name;
-    info->tasks = c->values[n->grid];
-    info->threads = n->threads;
+    const pd_candidate *first = &plan->candidates[plan->launches[k].first_candidate];
+    const pd_candidate *n = k < ((const pd_cuda *)c->place)->next ? pd_chosen(c, k) : NULL;
+    info->kernel = plan->kernels[(n ? n : first)->kernel].name;
+    info->tasks = n ? c->values[n->tasks] : 0;
+    info->threads = n ? n->threads : 0;
 }
 
 int32_t pd_cuda_pinned(pd_device *d, char **memory, int64_t *has, int64_t bytes) {
@@ -286,6 +284,12 @@ static int32_t grow(pd_context *c) {
         c->arena_bytes = c->planned_bytes;
     }
     return pd_cuda_pinned(d, &x->pinned, &x->pinned_bytes, c->planned_bytes - c->staging_offset);
+}
+
+/* Kernels have shared memory, nothing of the arena. */
+int64_t pd_place_scratch(pd_context *c) {
+    (void)c;
+    return 0;
 }
 
 int32_t pd_place_sizes(pd_context *c) {

@@ -15,7 +15,7 @@ static const int64_t HALF = INT64_C(1) << (VALUE_BITS - 1), NOTHING = INT64_MAX;
 /* How many words say what the check finds; 0: it need not look. */
 static int64_t words(const pd_context *c, const pd_device_check *p) {
     if (p->input >= 0 && c->places[p->input] == PD_ON_HOST) return 0;
-    if (p->reader >= 0 && c->values[plan->launches[p->reader].tasks] <= 0) return 0;
+    if (p->reader >= 0 && c->values[plan->launches[p->reader].elements] <= 0) return 0;
     return pd_max(c->values[p->words], 0);
 }
 

@@ -93,15 +93,14 @@ typedef struct {
     int unheard;    /* a run that was not waited for looked for wrong indices, and nobody has read what it found */
     uint64_t workspace; /* of the one kernel, and those after it, that uses it at a time */
     int64_t workspace_bytes;
-    int32_t next;     /* the first launch whose version is not chosen for these sizes */
-    int32_t recalled; /* the versions of these sizes were remembered */
-    int64_t *remembered, remembered_count; /* the last few choices, see cuda_choose.c */
-    int64_t choices; /* launches whose version was chosen */
-    int32_t *version; /* per launch, -1: nothing to do */
+    int32_t next;     /* the first launch that is not chosen for these sizes */
+    int32_t recalled; /* the choices of these sizes were remembered */
+    int64_t *remembered, remembered_count; /* the last few, see cuda_choose.c */
+    int64_t choices; /* launches that were chosen */
     int64_t *values;  /* of all launches' parameters: addresses, then symbols */
     void **parameters;
     int32_t *first; /* of a launch's parameters */
-    char *maps;     /* of all versions, and the addresses they are of, 0: none yet */
+    char *maps;     /* of all candidates, and the addresses they are of, 0: none yet */
     uint64_t *map_addresses;
     int recorded;           /* the graph is a whole call on these arrays of the caller */
     void *graph;            /* a CUgraphExec, NULL: there is nothing to do */
@@ -123,7 +122,7 @@ int32_t pd_cuda_say(const pd_device *d, int32_t result, const char *where, const
 int32_t pd_cuda_enter(pd_device *d);
 /* Room for the choices that a context remembers. */
 int64_t pd_cuda_remembered_words(void);
-/* Chooses the version of launch k for the context's sizes, the launches before it being chosen, and makes it ready;
+/* Chooses what launch k takes for the context's sizes, the launches before it being chosen, and makes it ready;
  * `stream` is that of the run. */
 int32_t pd_cuda_choose(pd_context *c, int32_t k, void *stream);
 /* Loads a kernel, if that was not done before. */

@@ -60,8 +60,8 @@ static int32_t send(pd_context *c, int32_t i, const pd_call *call) {
 
 /* ---- launches ---- */
 
-/* Encodes a version's tensor maps where the addresses of their buffers have changed. */
-static int32_t encode(pd_context *c, const pd_version *n, const char *label) {
+/* Encodes a candidate's tensor maps where the addresses of their buffers have changed. */
+static int32_t encode(pd_context *c, const pd_candidate *n, const char *label) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     for (int32_t i = n->first_map; i < n->first_map + n->maps; i++) {
@@ -86,21 +86,21 @@ static int32_t launch(pd_context *c, int32_t k, const pd_call *call) {
     pd_cuda *x = c->place;
     const pd_launch_entry *l = &plan->launches[k];
     int32_t code = k < x->next ? PD_OK : pd_cuda_choose(c, k, call->stream);
-    if (code != PD_OK || x->version[k] < 0 || pd_skipped(l, call->inputs, call->results)) return code;
+    const pd_candidate *n = code == PD_OK ? pd_chosen(c, k) : NULL;
+    if (!n || pd_skipped(l, call->inputs, call->results)) return code;
     if (pd_cuda_spared(c, k)) return PD_OK;
-    const pd_version *n = &plan->versions[l->first_version + x->version[k]];
     int32_t at = x->first[k];
     c->copied_bytes += c->values[l->copied];
-    for (const pd_version *last = n + n->after; n <= last; at += n->maps + n->buffers + n->symbols, n++) {
+    for (const pd_candidate *last = n + n->after; n <= last; at += n->maps + n->buffers + n->symbols, n++) {
         code = encode(c, n, l->label);
         if (code != PD_OK) return code;
         for (int32_t b = 0; b < n->buffers; b++) {
             int32_t buffer = plan->launch_buffers[n->first_buffer + b];
             x->values[at + n->maps + b] = buffer < 0 ? (int64_t)x->workspace : (int64_t)(uintptr_t)c->buffers[buffer];
         }
-        if (c->values[n->grid] <= 0) continue;
-        TRY(cuLaunchKernel(d->functions[n->kernel], (uint32_t)c->values[n->grid], 1, 1, (uint32_t)n->threads, 1, 1,
-                           (uint32_t)c->values[n->smem], call->stream, x->parameters + at, NULL), l->label);
+        if (c->values[n->tasks] <= 0) continue;
+        TRY(cuLaunchKernel(d->functions[n->kernel], (uint32_t)c->values[n->tasks], 1, 1, (uint32_t)n->threads, 1, 1,
+                           (uint32_t)c->values[n->scratch], call->stream, x->parameters + at, NULL), l->label);
     }
     return pd_cuda_fetch_found(c, k, call->stream);
 }
@@ -320,7 +320,7 @@ static int32_t record(pd_context *c, const pd_call *call) {
     pd_device *d = c->program->place;
     pd_cuda *x = c->place;
     if (!d->graphs) return pd_cuda_say(d, NOT_SUPPORTED, "binding a call", "the driver is older than CUDA 11.4");
-    pd_cuda_settle(d, x); /* the choice of versions may give back the workspace */
+    pd_cuda_settle(d, x); /* choosing may give back the workspace */
     int32_t code = pd_cuda_hear(c, BEFORE);
     if (code == PD_OK) code = pd_cuda_ask(c);
     if (code == PD_OK) code = bind(c, call);

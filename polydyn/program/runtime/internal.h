@@ -67,9 +67,13 @@ int64_t pd_outside(const void *data, int64_t first, int64_t count, int64_t step,
 
 /* ---- the program as data (generated) ---- */
 
-/* All sizes live in one array of values `v`: the symbols, then `nth`, then the free strides of inputs and outputs in
- * elements (pd_io.strided of each), then everything that is computed from them.
+/* All sizes live in one array of values `v`: the symbols, then PD_SPECIALS, then the free strides of inputs and outputs in
+ * elements (pd_io.strided of each), then everything that is computed from them. Behind `nth`: what a device allows.
  * Every `value` below is a position in it. */
+
+/* Behind the symbols: `nth`; of a device the shared memory that a block may have, in bytes, and the compute capability whose
+ * own instructions may be used, 0: none's. */
+enum { PD_NTH, PD_SHARED, PD_ARCH, PD_SPECIALS };
 
 typedef struct {
     int32_t input, axis; /* v[i] is the size of this input along this axis */
@@ -130,34 +134,27 @@ typedef struct {
     const char *name;
 } pd_named_kernel;
 
+/* A step of the program: one of its candidates is launched, which is a row of candidates. */
 typedef struct {
     const char *label;
-    int32_t buffers, first_buffer; /* into launch_buffers */
-    int32_t symbols, first_symbol; /* into launch_symbols */
-    int32_t tasks, scratch, work, flops, bytes, copied;
-    int32_t skip_input, skip_output; /* skipped when these are at one address; -1: never */
-    int32_t first_kernel, choice;    /* into kernels; it runs kernel first_kernel + v[choice], without a choice the first */
-    int32_t versions, first_version; /* rows of a device program */
-    int (*choose)(int64_t *v);       /* evaluates what its versions need; 1: int64 overflow */
+    int32_t elements, work, flops, bytes, copied; /* values; without elements there is nothing to do */
+    int32_t skip_input, skip_output;              /* skipped when these are at one address; -1: never */
+    int32_t candidates, first_candidate;          /* rows, those that are launched after a candidate among them */
+    int32_t choice;            /* v[choice] is the row, from the first; -1 there: none may run; choice -1: the first row */
+    int (*choose)(int64_t *v); /* evaluates choice and row, 1: int64 overflow; NULL: pd_plan.plan does */
 } pd_launch_entry;
 
-/* One kernel that a launch of a device program may be: of those whose conditions hold and whose shared memory fits it is
- * the one of least estimate, the first of equals. */
+/* A kernel with its arguments. On a device tasks are blocks, scratch is shared memory of a block. */
 typedef struct {
-    int32_t kernel, threads;
-    int32_t buffers, first_buffer;       /* into launch_buffers, -1: the workspace */
-    int32_t symbols, first_symbol;       /* into launch_symbols */
-    int32_t grid, smem, workspace;       /* values: blocks, bytes of shared memory and of the workspace */
-    int32_t estimate;                    /* value: nanoseconds, with the launches after it */
-    int32_t conditions, first_condition; /* into conditions */
-    int32_t maps, first_map;             /* into maps; parameters before the buffers */
-    int32_t arch;                        /* the only one that it runs on, 0: any */
-    int32_t after;                       /* so many rows behind this one are launched after it, no versions of their own */
-} pd_version;
-
-typedef struct {
-    int32_t left, right, relation; /* as of a guard */
-} pd_condition;
+    int32_t kernel;
+    int32_t buffers, first_buffer; /* into launch_buffers, -1 there: the workspace */
+    int32_t symbols, first_symbol; /* into launch_symbols */
+    int32_t tasks, scratch;        /* values */
+    /* on a device: */
+    int32_t threads, workspace; /* of a block; a value: bytes */
+    int32_t maps, first_map;    /* into maps; parameters before the buffers */
+    int32_t after;              /* so many rows behind this one are launched after it */
+} pd_candidate;
 
 /* A tensor map over a buffer: a view that begins v[offset] bytes into it. */
 typedef struct {
@@ -174,7 +171,7 @@ typedef struct {
     int32_t input_count, output_count, symbol_count, value_count, dim_check_count, guard_count, sign_check_count;
     int32_t buffer_count, slot_count, copy_count, launch_count, launch_buffer_count, launch_symbol_count;
     int32_t input_dim_count, output_dim_count, index_check_count, wave_count;
-    int32_t kernel_count, version_count, condition_count, map_count, device_check_count;
+    int32_t kernel_count, candidate_count, map_count, device_check_count;
     int64_t weight_bytes;
     const pd_io *inputs, *outputs;
     const pd_source *sources;
@@ -186,12 +183,11 @@ typedef struct {
     const int32_t *slot_values;
     const pd_copy *copies;
     const pd_launch_entry *launches;
-    const pd_named_kernel *kernels;
+    const pd_named_kernel *kernels; /* each once */
     const pd_wave *waves;               /* of all launches, in order */
     const pd_index_check *index_checks; /* by launch */
     const int32_t *launch_buffers, *launch_symbols, *output_dims;
-    const pd_version *versions;
-    const pd_condition *conditions;
+    const pd_candidate *candidates;
     const pd_tensor_map *maps;
     const int32_t *map_sizes;
     const pd_device_check *device_checks; /* by launch */
@@ -204,9 +200,10 @@ extern const pd_plan pd_the_plan __attribute__((visibility("hidden")));
 /* ---- waves (waves.c) ---- */
 
 /* How many of `threads` threads a wave takes, at the values v. When it has several launches, `starts` (threads + 1 for
- * each launch of the plan) gets which tasks each thread runs; `launch_threads`: what each launch would take alone. */
-int64_t pd_plan_wave(const pd_wave *wave, const int64_t *v, int64_t threads, const int64_t *launch_threads,
-                     int64_t *starts);
+ * each launch of the plan) gets which tasks each thread runs; `tasks` and `launch_threads`: of each launch, what it has and
+ * what it would take alone. */
+int64_t pd_plan_wave(const pd_wave *wave, const int64_t *v, int64_t threads, const int64_t *tasks,
+                     const int64_t *launch_threads, int64_t *starts);
 
 /* ---- the log of sizes (seen.c), any number of threads at once ---- */
 
@@ -259,6 +256,8 @@ int32_t pd_check_shared(const pd_context *c, void *const *inputs, void *const *o
 static inline int pd_skipped(const pd_launch_entry *l, void *const *inputs, void *const *outputs) {
     return l->skip_input >= 0 && inputs[l->skip_input] == outputs[l->skip_output];
 }
+/* What launch k takes for the context's sizes, once that is chosen; NULL: it has nothing to do, or nothing that may run. */
+const pd_candidate *pd_chosen(const pd_context *c, int32_t k);
 /* PD_INPUT when the integers of an index check, at `data`, leave their axis. */
 int32_t pd_check_index(const pd_context *c, const pd_index_check *check, const void *data);
 
@@ -273,9 +272,11 @@ int32_t pd_place_program(pd_program *p);
 void pd_displace_program(pd_program *p);
 int32_t pd_place_context(pd_context *c);
 void pd_displace_context(pd_context *c); /* the arena too */
-/* After every evaluation of new sizes: the arena holds planned_bytes, launches are chosen anew. */
+/* After every evaluation of new sizes: bytes of scratch that a thread needs in the arena. */
+int64_t pd_place_scratch(pd_context *c);
+/* Then: makes the arena hold planned_bytes; what launches take is chosen anew. */
 int32_t pd_place_sizes(pd_context *c);
-/* Fills in what only the place knows of a launch: threads, and on a device the kernel and its blocks. */
+/* Fills in a launch's kernel, tasks and threads. */
 void pd_place_info(const pd_context *c, int32_t k, pd_launch_info *info);
 
 /* ---- arrays with strides (strided.c), in bytes ---- */

@@ -217,7 +217,7 @@ static int32_t check_guards(const int64_t *v) {
 
 /* Decides which inputs are used in place, checks the outputs' strides, and sets the values of all free strides. */
 static int32_t settle_strides(pd_context *c) {
-    int64_t dense[PD_MAX_RANK], *value = c->values + plan->symbol_count + 1;
+    int64_t dense[PD_MAX_RANK], *value = c->values + plan->symbol_count + PD_SPECIALS;
     const int64_t *dims = c->dims, *strides = c->strides;
     for (int32_t i = 0; i < plan->input_count; dims += plan->inputs[i].rank, strides += plan->inputs[i++].rank) {
         const pd_io *io = &plan->inputs[i];
@@ -250,7 +250,7 @@ static int32_t evaluate(pd_context *c) {
     for (int32_t i = 0; i < plan->input_count; first += plan->inputs[i++].rank)
         for (int32_t s = 0; s < plan->symbol_count; s++)
             if (plan->sources[s].input == i) v[s] = dims[first + plan->sources[s].axis];
-    v[plan->symbol_count] = c->threads;
+    v[plan->symbol_count + PD_NTH] = c->threads;
     if (plan->check(v)) return fail(PD_OVERFLOW, "the sizes of this call overflow 64 bits");
     int32_t code = check_dims(c);
     if (code == PD_OK) code = check_guards(v);
@@ -331,15 +331,14 @@ int64_t pd_output_bytes(const pd_context *c, int32_t o) {
 
 static int32_t lay_out(pd_context *c) {
     const int64_t *v = c->values;
-    int64_t end = 0, most = 0, stride = 0, bad = 0, slots[plan->slot_count + 1];
+    int64_t end = 0, most, stride = 0, bad = 0, slots[plan->slot_count + 1];
     for (int32_t s = 0; s < plan->slot_count; s++) {
         int64_t bytes = 0;
         for (int32_t k = 0; k < plan->slots[s].count; k++)
             bytes = pd_max(bytes, v[plan->slot_values[plan->slots[s].first + k]]);
         bad |= slots[s] = reserve(&end, bytes);
     }
-    for (int32_t k = 0; k < plan->launch_count; k++) most = pd_max(most, v[plan->launches[k].scratch]);
-    bad |= reserve(&stride, most);
+    bad |= reserve(&stride, pd_place_scratch(c));
     c->scratch_stride = stride;
     if (bad < 0 || __builtin_mul_overflow(stride, c->threads, &most)) return fail(PD_OVERFLOW, "sizes overflow");
     bad |= c->scratch_offset = reserve(&end, most);
@@ -417,12 +416,20 @@ EXPORT int32_t pd_shapes(pd_context *c, const pd_tensor *inputs, const int64_t *
     return PD_OK;
 }
 
+/* ---- what a launch takes ---- */
+
+const pd_candidate *pd_chosen(const pd_context *c, int32_t k) {
+    const pd_launch_entry *l = &plan->launches[k];
+    int64_t row = l->choice < 0 ? 0 : c->values[l->choice];
+    return c->values[l->elements] <= 0 || row < 0 ? NULL : &plan->candidates[l->first_candidate + row];
+}
+
 /* ---- what a run checks ---- */
 
 int32_t pd_check_shared(const pd_context *c, void *const *inputs, void *const *outputs) {
     for (int32_t k = 0; k < plan->launch_count; k++) {
         const pd_launch_entry *l = &plan->launches[k];
-        if (c->values[l->tasks] <= 0 || !pd_skipped(l, inputs, outputs)) continue;
+        if (c->values[l->elements] <= 0 || !pd_skipped(l, inputs, outputs)) continue;
         const pd_io *input = &plan->inputs[l->skip_input], *output = &plan->outputs[l->skip_output];
         int32_t first = pd_first_axis(plan->inputs, l->skip_input);
         const int64_t *wanted = c->output_strides + pd_first_axis(plan->outputs, l->skip_output);
@@ -435,7 +442,7 @@ int32_t pd_check_shared(const pd_context *c, void *const *inputs, void *const *o
 }
 
 int32_t pd_check_index(const pd_context *c, const pd_index_check *p, const void *data) {
-    if (c->values[plan->launches[p->launch].tasks] <= 0) return PD_OK;
+    if (c->values[plan->launches[p->launch].elements] <= 0) return PD_OK;
     int64_t found = 0, size = c->values[p->size], offset = c->values[p->offset];
     int64_t low = -size - offset, high = size - offset; /* sizes: far from overflow */
     int64_t at = pd_outside(data, p->first, c->values[p->count], p->step, p->dtype, low, high, &found);
@@ -449,7 +456,6 @@ EXPORT int32_t pd_launch(const pd_context *c, int32_t k, pd_launch_info *info) {
     const pd_launch_entry *l = &plan->launches[k];
     const int64_t *v = c->values;
     *info = (pd_launch_info){.label = l->label,
-                             .tasks = v[l->tasks],
                              .work = v[l->work],
                              .flops = v[l->flops],
                              .bytes = v[l->bytes]};

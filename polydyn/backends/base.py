@@ -1,0 +1,95 @@
+"""What a compilation asks of its target. ``cpu.py`` and ``cuda.py`` answer; nothing else asks which one it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
+from polydyn.fusion.plan import FusionPlan
+from polydyn.graph.ir import Graph
+from polydyn.lowering.place import Builder, K, Placed
+from polydyn.program.plan import Candidate, HostPlan, KernelSource
+from polydyn.tuning.records import Records
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices that change what is compiled.
+
+    ``without``: names of passes that are left out, of ``polydyn.fusion.pipeline.PASSES``: ``merge`` (GEMM merging),
+    ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is none
+    of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``). ``tf32``: on
+    CUDA, products of float32 take tensor cores, which round their operands to 10 bits of mantissa; sums stay float32.
+    """
+
+    without: Collection[str] = frozenset()
+    strategy: str = "polydyn"
+    tf32: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "without", check_names(self.without))
+
+
+@dataclass(frozen=True)
+class Kernels(Generic[K]):
+    """The groups of a fusion plan with their kernels, in launch order; ``notes``: what was decided on the way."""
+
+    plan: FusionPlan
+    placed: Sequence[Placed[K]]
+    notes: tuple[str, ...] = ()
+
+
+class Target(ABC, Generic[K]):
+    """A target of ``polydyn.compile``.
+
+    ``name``: as the user says it. ``machine``: where its programs run, ``cpu`` or ``cuda`` (``HostPlan.place``);
+    ``on_device``: whether that is a device. ``unused``: passes of the fusion pipeline that it has no use for. ``K``: a
+    kernel that is generated for it.
+    """
+
+    machine: str
+    on_device = False
+    unused: frozenset[str] = frozenset()
+
+    def __init__(self, name: str, options: Options) -> None:
+        self.name, self.options = name, options
+        self.without = frozenset(options.without) | self.unused
+
+    # -- stages, in order --------------------------------------------------------------------------------------------
+
+    def rewrite(self, graph: Graph) -> Graph:
+        """The graph of primitives as it is fused."""
+        return rewrite_graph(graph, self.without)
+
+    def fuse(self, graph: Graph) -> FusionPlan:
+        """The groups that become kernels, and why."""
+        return fusion_plan(graph, self.without, cuda=self.on_device)
+
+    @abstractmethod
+    def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder[K]:
+        """What places the groups of a plan; ``records``: whose tiles products have."""
+
+    def place(self, builder: Builder[K]) -> Kernels[K]:
+        """The kernels of all groups: lowered, scheduled, proven, generated."""
+        placed = [p for g in builder.plan.groups for p in builder.place(g)]
+        return Kernels(builder.plan, placed, (*builder.notes, *builder.untuned))
+
+    @abstractmethod
+    def candidates(self, placed: Placed[K]) -> tuple[Candidate, ...]:
+        """The kernels of a place as what a launch may be."""
+
+    @abstractmethod
+    def source(self, kernel: K, key: str) -> KernelSource:
+        """The text of a kernel of the group ``key``."""
+
+    @property
+    @abstractmethod
+    def headers(self) -> Mapping[str, str]:
+        """File name -> text of what kernels include."""
+
+    def finish(self, plan: HostPlan) -> HostPlan:
+        """The host plan with what only this target does to it."""
+        return plan

@@ -1,0 +1,98 @@
+"""The CPU as a target: this machine's processor, or one that is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from polydyn.backends.base import Kernels, Options, Target
+from polydyn.build.features import architecture, machine_features
+from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel, leaf_headers
+from polydyn.errors import UnsupportedError
+from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu.targets import CUDA_TARGETS
+from polydyn.lowering.aliases import without_reshapes
+from polydyn.lowering.kernels import KernelBuilder
+from polydyn.lowering.place import Builder, Placed, over
+from polydyn.program.plan import Candidate, HostPlan, KernelSource
+from polydyn.program.waves import join_waves
+from polydyn.searches import ChosenByRecords
+from polydyn.tuning.records import Records
+from polydyn.tuning.strategy import strategy
+
+NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2}
+
+
+def cpu_target(name: str) -> CpuTarget:
+    """The code generator's view of a CPU target. UnsupportedError: there is none of that name."""
+    if name == "cpu":
+        if architecture() in ("aarch64", "arm64"):
+            return NEON
+        features = machine_features()
+        return AVX512 if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features else AVX2
+    if name not in NAMED:
+        raise UnsupportedError(
+            f"target {name} is not built",
+            rule="known targets",
+            remedy=f"use cpu, {', '.join((*NAMED, *CUDA_TARGETS))}",
+        )
+    return NAMED[name]
+
+
+class Cpu(Target[Kernel]):
+    """Kernels in C with SIMD; launches that need nothing of each other run side by side."""
+
+    machine = "cpu"
+
+    def __init__(self, name: str, options: Options) -> None:
+        """UnsupportedError: no such target, or it has no tensor cores."""
+        super().__init__(name, options)
+        if options.tf32:
+            raise UnsupportedError(f"tf32 on {name}", rule="tensor cores", remedy="a CUDA target, or no tf32")
+        self.processor = cpu_target(name)
+
+    def builder(self, plan: FusionPlan, records: Records | None = None) -> KernelBuilder:
+        """As ``Target``."""
+        tuner = None
+        if records is not None:
+            tuner = ChosenByRecords(records, strategy(self.options.strategy).name, self.processor, self.name)
+        return KernelBuilder(plan, self.processor, tuner)
+
+    def place(self, builder: Builder[Kernel]) -> Kernels[Kernel]:
+        """As ``Target``; outputs that are another tensor in another shape are not copied."""
+        made = super().place(builder)
+        placed, aliases = without_reshapes(made.plan, made.placed)
+        return Kernels(made.plan, placed, (*made.notes, *aliases))
+
+    def candidates(self, placed: Placed[Kernel]) -> tuple[Candidate, ...]:
+        """As ``Target``."""
+        several = len(placed.kernels) > 1
+        found = (_candidate(placed, k) for k in placed.kernels)
+        return tuple(replace(c, name=f"kernel {n}") if several else c for n, c in enumerate(found))
+
+    def source(self, kernel: Kernel, key: str) -> KernelSource:
+        """As ``Target``."""
+        return KernelSource(kernel.name, kernel.text, key, len(kernel.buffers), len(kernel.symbols), kernel.notes)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """As ``Target``."""
+        return leaf_headers(self.processor.width)
+
+    def finish(self, plan: HostPlan) -> HostPlan:
+        """The host plan with its launches in waves."""
+        return plan if "horizontal" in self.without else join_waves(plan)
+
+
+def _candidate(placed: Placed[Kernel], k: Kernel) -> Candidate:
+    params = placed.lowered.params
+    symbols = over(params, {s: k.launch[s] for s in k.symbols[len(params) :]})
+    return Candidate(
+        k.name,
+        tuple(placed.lowered.buffers[a] for a in k.buffers),
+        tuple(symbols[s] for s in k.symbols),
+        k.tasks.subs(symbols),
+        k.scratch.subs(symbols),
+        names=k.symbols,
+        choices=len(k.symbols) - len(params),
+    )

@@ -1,0 +1,105 @@
+"""From fused groups to kernels: what both targets share.
+
+Each distinct group is built once; its places in the model differ in buffers and sizes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.products import is_contraction
+from polydyn.graph.ir import iterators
+from polydyn.lowering.flatten import check_dtypes
+from polydyn.lowering.group import LoweredGroup
+from polydyn.schedules.decision import ONLY, Decision
+from polydyn.schedules.index import ZERO, Index, product
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class Placed(Generic[K]):
+    """A fused group with the kernels that a launch of it may be.
+
+    ``lowered`` binds the kernels' names to this place of the model. ``key``: of the group's structure. ``decision``:
+    over the group's parameters and ``nth``, among positions in ``kernels``. ``reasons``: why it has these, lines for
+    ``explain``.
+    """
+
+    fused: FusedGroup
+    lowered: LoweredGroup
+    key: str
+    kernels: tuple[K, ...]
+    decision: Decision = ONLY
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The buffers that it writes."""
+        arrays = self.lowered.group.arrays
+        return tuple(b for a, b in self.lowered.buffers.items() if arrays[a].role == "output")
+
+
+class Noting(Protocol):
+    """What chooses tiles of products from records; ``notes``: of which groups it knows none."""
+
+    notes: list[str]
+
+
+class Builder(ABC, Generic[K]):
+    """Places the groups of a fusion plan. ``placed``: the first place of every group by its key; ``notes``: what was
+    decided, by output; ``untuned``: of which groups the records say nothing.
+    """
+
+    dtypes: tuple[str, ...]
+    device: str
+
+    def __init__(self, plan: FusionPlan, tuner: Noting | None) -> None:
+        self.plan, self.untuned = plan, tuner.notes if tuner else []
+        self.placed: dict[str, Placed[K]] = {}
+        self.notes: list[str] = []
+
+    def place(self, group: FusedGroup) -> tuple[Placed[K], ...]:
+        """The kernels of one group; those of its parts, when an attention is better run in parts.
+
+        UnsupportedError: not built, by name.
+        """
+        for n in group.nodes:
+            check_dtypes(n, self.dtypes, self.device)
+        if group.kind != "attention":
+            return (self.one(group),)
+        whole = self.attention(group)
+        return (whole,) if whole is not None else tuple(p for part in group.parts for p in self.place(part))
+
+    @abstractmethod
+    def one(self, group: FusedGroup) -> Placed[K]:
+        """The kernels of a product or a nest."""
+
+    @abstractmethod
+    def attention(self, group: FusedGroup) -> Placed[K] | None:
+        """The kernels of a whole attention; None, mostly with a note, when it is better run in parts."""
+
+    def again(self, group: FusedGroup, lowered: LoweredGroup, key: str) -> Placed[K] | None:
+        """A place of a group that was built before."""
+        return replace(self.placed[key], fused=group, lowered=lowered) if key in self.placed else None
+
+
+def flops(plan: FusionPlan, group: FusedGroup) -> Index:
+    """Operations of a group over the model's symbols."""
+    return sum((_flops(plan, group, i) for i in range(len(group.nodes))), ZERO)
+
+
+def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:
+    """Operations of one node: a contraction counts two for each product, everything else one for each element."""
+    node = group.nodes[i]
+    size = product(e for _, e in iterators(plan.graph, node))
+    return size * 2 if group.kind != "nest" and is_contraction(node) else size
+
+
+def over(params: Mapping[str, Index], kernel: Mapping[str, Index]) -> dict[str, Index]:
+    """The symbols of a kernel over those of the model: the group's parameters, and what is chosen at launch."""
+    return {**params, **{s: e.subs(params) for s, e in kernel.items()}}

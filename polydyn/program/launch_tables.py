@@ -1,0 +1,147 @@
+"""The launches of a host plan as C tables: their candidates, and the arithmetic that chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from polydyn.codegen.cuda_kernel import TensorMapOf
+from polydyn.gpu.targets import special_arch
+from polydyn.gpu.tensormap import element_type
+from polydyn.program.evaluation import Evaluation, evaluation_function
+from polydyn.program.plan import WORKSPACE, Candidate, HostPlan, Launch
+from polydyn.program.symbols import ARCH, SHARED, Condition
+from polydyn.schedules.decision import ONLY
+from polydyn.schedules.index import ZERO, Index
+
+Tables = dict[str, tuple[str, list[str]]]
+"""Name of a C array -> element type and one initialiser per element."""
+
+
+def quote(text: str) -> str:
+    """A C string literal; everything but plain ASCII as octal bytes."""
+    plain = set(range(32, 127)) - {ord('"'), ord("\\"), ord("?")}
+    return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in text.encode()) + '"'
+
+
+def launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> tuple[Tables, list[str]]:
+    """The tables of launches and candidates, and C functions that the tables name.
+
+    ``order``: the number of every buffer. On a CPU everything is evaluated, and chosen, before the first launch. On a
+    device each launch has a function of its own, which runs when the launches before it are on their way; what one has
+    computed the later ones use.
+    """
+    numbers = [_numbers(launch, plan, values) for launch in plan.launches]
+    rows = _Rows(plan, values, order)
+    launches: list[str] = []
+    functions: list[str] = []
+    before = values.lines
+    for k, (launch, sizes) in enumerate(zip(plan.launches, numbers, strict=True)):
+        if plan.on_device:
+            values.lines = []
+        first = len(rows.candidates)
+        choice = rows.add(launch)
+        name = "0"
+        if plan.on_device:
+            name = f"choose_{k}"
+            functions.append(evaluation_function(name, values.lines))
+        taken = f"{len(rows.candidates) - first}, {first}, {choice}, {name}"
+        launches.append(f"{{{quote(launch.label)}, {', '.join(map(str, sizes))}, {taken}}}")
+    values.lines = before
+    return {"launches": ("pd_launch_entry", launches)} | rows.tables(), functions
+
+
+def _numbers(launch: Launch, plan: HostPlan, values: Evaluation) -> tuple[int, ...]:
+    """Positions of the launch's sizes, and the numbers of the input and output that are the same when it is skipped."""
+    sizes = map(values.of, (launch.elements, launch.work, launch.flops, launch.bytes, launch.copied))
+    skip = launch.skip_if_same
+    return (*sizes, *((plan.inputs.index(skip[0]), plan.outputs.index(skip[1])) if skip else (-1, -1)))
+
+
+def limits(candidate: Candidate) -> tuple[Condition, ...]:
+    """Everything that must hold where a candidate is launched: its conditions, and what a device must allow."""
+    if candidate.block is None:
+        return candidate.conditions
+    arch = special_arch(candidate.block.arch)
+    fits = [(candidate.scratch, "<=", Index.of(SHARED))] if candidate.scratch != ZERO else []
+    runs = [(Index.of(ARCH), "==", Index.of(arch))] if arch else []
+    return (*candidate.conditions, *fits, *runs)
+
+
+class _Rows:
+    """The table of candidates, and those it points into."""
+
+    def __init__(self, plan: HostPlan, values: Evaluation, order: Mapping[str, int]) -> None:
+        self.values, self.order, self.on_device = values, {**order, WORKSPACE: -1}, plan.on_device
+        self.kernels = {k.name: i for i, k in enumerate(plan.kernels)}
+        self.candidates: list[str] = []
+        self.buffers: list[str] = []
+        self.symbols: list[str] = []
+        self.maps: list[str] = []
+        self.sizes: list[str] = []
+
+    def add(self, launch: Launch) -> int:
+        """Adds the candidates of a launch, each followed by those after it; the position of the row that it takes.
+
+        -1: it takes the first row. Rows count from the launch's first.
+        """
+        starts, row = [], 0
+        for c in launch.candidates:
+            starts.append(row)
+            row += len(c.sequence)
+        conditions = list(map(limits, launch.candidates))
+        evaluated = [list(_evaluated(c)) for c in launch.candidates]
+        if launch.decision == ONLY and not conditions[0]:
+            choice, positions = -1, [[self.values.of(x) for x in evaluated[0]]]
+            positions += [[0] * len(x) for x in evaluated[1:]]  # never launched
+        else:
+            choice = self.values.choose(launch.decision, conditions, starts)
+            positions = self.values.select(choice, starts, evaluated)
+        for c, at in zip(launch.candidates, positions, strict=True):
+            self._add(c, iter(at))
+        return choice
+
+    def _add(self, first: Candidate, at: Iterator[int]) -> None:
+        """``at``: the positions of what ``_evaluated`` gives."""
+        for c in first.sequence:
+            buffers = f"{len(c.buffers)}, {len(self.buffers)}"
+            symbols = f"{len(c.symbols)}, {len(self.symbols)}"
+            self.buffers += [str(self.order[n]) for n in c.buffers]
+            self.symbols += [str(next(at)) for _ in c.symbols]
+            head, sizes = f"{self.kernels[c.kernel]}, {buffers}, {symbols}", f"{next(at)}, {next(at)}"
+            block = ""
+            if c.block is not None:
+                maps, workspace = f"{len(c.block.maps)}, {len(self.maps)}", next(at)
+                for m in c.block.maps:
+                    self._map(m, at)
+                block = f", {c.block.threads}, {workspace}, {maps}, {len(c.block.after)}"
+            self.candidates.append(f"{{{head}, {sizes}{block}}}")
+
+    def _map(self, m: TensorMapOf, at: Iterator[int]) -> None:
+        code, _ = element_type(m.dtype)
+        numbers = f"{self.order[m.buffer]}, {code}, {len(m.dims)}, {next(at)}, {len(self.sizes)}"
+        self.sizes += [str(next(at)) for _ in (*m.dims, *m.strides)]
+        self.maps.append(f"{{{numbers}, {{{', '.join(map(str, m.box))}}}}}")
+
+    def tables(self) -> Tables:
+        """All of them; those of devices alone where there are any."""
+        return {
+            "kernels": ("pd_named_kernel", [f"{{{0 if self.on_device else n}, {quote(n)}}}" for n in self.kernels]),
+            "launch_buffers": ("int32_t", self.buffers),
+            "launch_symbols": ("int32_t", self.symbols),
+            "candidates": ("pd_candidate", self.candidates),
+        } | ({"maps": ("pd_tensor_map", self.maps), "map_sizes": ("int32_t", self.sizes)} if self.on_device else {})
+
+
+def _evaluated(first: Candidate) -> Iterator[Index]:
+    """What is evaluated of a candidate and those after it before they are launched, in the order of the tables."""
+    for c in first.sequence:
+        yield from (*c.symbols, c.tasks, c.scratch)
+        if c.block is not None:
+            yield c.block.workspace
+            yield from (x for m in c.block.maps for x in _map_sizes(m))
+
+
+def _map_sizes(m: TensorMapOf) -> Sequence[Index]:
+    """Offset, dims and strides of a tensor map; offset and strides in bytes."""
+    _, item = element_type(m.dtype)
+    return (m.offset * item, *m.dims, *(s * item for s in m.strides))

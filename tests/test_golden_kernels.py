@@ -1,0 +1,152 @@
+"""Four kernels through all stages, as texts to read: fusion plan, schedule matrix, trees, loops and passes, C, CUDA.
+
+``pytest tests/test_golden_kernels.py --update-golden`` writes them anew; the difference is then read like code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from polydyn.compiler import Options, plan_graph
+from polydyn.debug import stages
+from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
+from polydyn.fusion.plan import FusionPlan
+from polydyn.fusion.show import show_plan
+from polydyn.graph.expand import import_model
+from polydyn.graph.ir import Graph
+from polydyn.lowering.attention import lower_attention
+from polydyn.lowering.contract import lower_contract
+from polydyn.lowering.nest import lower_nest
+from polydyn.schedules.dependence import analyse
+from polydyn.schedules.model import Group
+from polydyn.schedules.patterns import choose
+from polydyn.schedules.polyhedra import context
+from polydyn.schedules.show import show_choice, show_group
+
+Golden = Callable[[str, str], None]
+Shapes = Mapping[str, Sequence[int | str]]
+LANES = 8
+
+
+def node(kind: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(kind, inputs.split(), [output], **attributes)
+
+
+def ones(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.ones(shape, np.float32)
+
+
+def model(nodes: list[onnx.NodeProto], inputs: Shapes, **constants: np.ndarray) -> Graph:  # type: ignore[type-arg]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(n, TensorProto.FLOAT, list(s)) for n, s in inputs.items()],
+        [helper.make_empty_tensor_value_info(nodes[-1].output[0])],
+        [numpy_helper.from_array(a, n) for n, a in constants.items()],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return import_model(made)
+
+
+KERNELS: dict[str, tuple[Graph, str]] = {
+    "matmul_gelu": (
+        model(
+            [node("MatMul", "x w", "p"), node("Add", "p b", "s"), node("Gelu", "s", "y")],
+            {"x": ("M", 64)}, w=ones(64, 16), b=ones(16),
+        ),
+        "tf32_64x64x16_4_16_16_wide",
+    ),
+    "softmax": (model([node("Softmax", "x", "y")], {"x": ("R", "C")}), "warp"),
+    "layer_norm": (
+        model([node("LayerNormalization", "x g b", "y")], {"x": ("R", 48)}, g=ones(48), b=ones(48)), "warp",
+    ),
+    "attention": (
+        model(
+            [
+                node("Transpose", "k", "kt", perm=[0, 2, 1]), node("MatMul", "q kt", "s"), node("Mul", "s c", "t"),
+                node("Softmax", "t", "p"), node("MatMul", "p v", "y"),
+            ],
+            {"q": ("H", 6, 16), "k": ("H", "T", 16), "v": ("H", "T", 16)}, c=np.float32(0.25).reshape(()),
+        ),
+        "attention_tf32_64x32x32_16_16_16_wide",
+    ),
+}  # fmt: skip
+"""Name -> its graph, the version of the CUDA kernel that is shown."""
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def dumps(kernel: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """What the debug ladder writes of the kernel: target -> the folder of one version."""
+    root, (graph, version) = tmp_path_factory.mktemp(kernel), KERNELS[kernel]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYDYN_DUMP_DIR", str(root))
+        for target in ("cpu:avx2", "cuda:sm_80"):
+            with stages(target):
+                plan_graph(graph, target=target, options=Options(tf32="cuda" in target))
+        cpu, cuda = sorted(root.iterdir())
+        (text,) = cpu.glob("*/*_kernel.c")
+        (chosen,) = (f for f in cuda.iterdir() if f.name.endswith(f"_{version}") and "_again_" not in f.name)
+        yield {"cpu": text.parent, "cuda": chosen}
+
+
+def read(folder: Path, stage: str) -> str:
+    """The text of a stage, without the content hashes of names."""
+    (path,) = folder.glob(f"[0-9][0-9]_{stage}.*")
+    return re.sub(r"_[0-9a-f]{12}", "_0", path.read_text())
+
+
+def groups(plan: FusionPlan) -> list[Group]:
+    """The groups whose schedules are solved."""
+    (fused,) = plan.groups
+    if fused.kind == "attention":
+        form = lower_attention(plan, fused)
+        assert form is not None
+        return [form.parts.scores, form.parts.rows, form.parts.values]
+    if fused.kind == "contract":
+        contract = lower_contract(plan, fused, LANES, promotion=True)
+        assert contract is not None
+        return [contract.lowered.group]
+    return [lower_nest(plan, fused).group]
+
+
+def test_the_fusion_plan(kernel: str, golden: Golden) -> None:
+    golden(f"{kernel}/plan.txt", show_plan(fusion_plan(rewrite_graph(KERNELS[kernel][0]))))
+
+
+def test_the_schedule_matrix(kernel: str, golden: Golden) -> None:
+    text = ""
+    for group in groups(fusion_plan(rewrite_graph(KERNELS[kernel][0]))):
+        deps = analyse(group, positive=False).under(context(group))
+        text += f"{show_group(group)}{show_choice(choose(group, deps))}\n"
+    golden(f"{kernel}/matrix.txt", text)
+
+
+def test_the_schedule_trees(kernel: str, golden: Golden, dumps: dict[str, Path]) -> None:
+    golden(f"{kernel}/tree.txt", "\n".join(f"{name}:\n{read(f, 'tree')}" for name, f in dumps.items()))
+
+
+def test_the_loops_and_the_passes_over_them(kernel: str, golden: Golden, dumps: dict[str, Path]) -> None:
+    text = ""
+    for name, folder in dumps.items():
+        steps = sorted(f for f in folder.glob("*.txt") if f.read_text().startswith("// "))
+        listed = [f"{f.stem[3:]}: {f.read_text().splitlines()[0][3:]}" for f in steps]
+        text += f"{name}:\n{read(folder, 'loops')}passes that change something:\n" + "\n".join(listed) + "\n\n"
+    golden(f"{kernel}/loops.txt", text)
+
+
+def test_the_c_text(kernel: str, golden: Golden, dumps: dict[str, Path]) -> None:
+    golden(f"{kernel}/c.txt", read(dumps["cpu"], "kernel"))
+
+
+def test_the_cuda_text(kernel: str, golden: Golden, dumps: dict[str, Path]) -> None:
+    golden(f"{kernel}/cuda.txt", read(dumps["cuda"], "kernel_int32_t"))
