@@ -48,7 +48,7 @@ def row_blocks(mt: Index, nt: Index, most: int, need: Index, cheap_rows: bool) -
     again, also where few blocks are no multiple of it: three blocks would be two for one thread and one for another.
     """
     bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
-    parts = need.ceildiv(maximum(1, mt))
+    parts = need // maximum(1, mt)  # 10 parts of 7 rows would be two tasks for some of 64 threads, 9 are one for all
     if cheap_rows:
         uneven = minimum(1, bi % need) * minimum(1, maximum(0, FEW_BLOCKS * need - bi))
         parts = maximum(parts, 1 + uneven * (need - 1))

@@ -313,6 +313,7 @@ def test_blocks_of_rows_divide_evenly_among_threads() -> None:
 
     assert blocks(100, 4, 16, 2) == (8, 1), "a multiple of the threads"
     assert blocks(1, 4, 16, 2) == (1, 2), "columns where rows are fewer than threads"
+    assert blocks(7, 99, 10, 64, cheap=False) == (7, 9) and blocks(25, 99, 10, 64, cheap=False) == (25, 2), "one each"
     assert blocks(3, 400, 1, 2) == (3, 2) and blocks(9, 400, 1, 2) == (9, 2), "columns too where blocks are uneven"
     assert blocks(3, 400, 1, 2, cheap=False) == (3, 1), "not where every part would copy the rows again"
     assert blocks(3, 1, 1, 2) == (3, 1) and blocks(4, 400, 1, 2) == (4, 1) and blocks(99, 400, 1, 2) == (99, 1)

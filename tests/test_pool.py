@@ -171,12 +171,17 @@ def test_workers_follow_the_mask_of_the_caller() -> None:
         os.sched_setaffinity(0, [max(before)])
         threading.Event().wait(0.02)
         program.run(f)
-        assert os.sched_getaffinity(int(made)) == {max(before)}
+        assert settles(int(made), {max(before)})
     finally:
         os.sched_setaffinity(0, before)
     threading.Event().wait(0.02)
     program.run(f)
-    assert os.sched_getaffinity(int(made)) == before
+    assert settles(int(made), before)
+
+
+def settles(tid: int, mask: set[int]) -> bool:
+    """Whether a thread gets the mask; a worker that was moved has another one for a moment."""
+    return any(os.sched_getaffinity(tid) == mask or threading.Event().wait(0.01) for _ in range(500))
 
 
 def test_programs_are_closed_while_others_run() -> None:
