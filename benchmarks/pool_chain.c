@@ -72,7 +72,7 @@ static void launch(pd_pool *pool, int64_t us, int64_t ahead_us) {
 static void run(pd_pool *pool, const int *us, int count) {
     int64_t all = 0;
     for (int i = 0; i < count; i++) all += us[i];
-    int parallel = pd_pool_acquire(pool, THREADS, all * 1000);
+    int parallel = pd_pool_acquire(pool, THREADS, (all + count) * 1000); /* of no less than 1 us a launch */
     for (int i = 0; i < count; all -= us[i++]) {
         if (parallel) launch(pool, us[i], all);
         else burn(buffers, NULL, 0, (int64_t)((double)us[i] * 1000 / per_task), NULL);
@@ -91,7 +91,7 @@ int main(int count, char **arguments) {
         if ((double)t / 400 < best) best = (double)t / 400;
     }
     per_task = best;
-    _Atomic int ticks = 0;
+    static _Atomic int ticks; /* counted until the process ends */
     pthread_t spinner;
     if (count > 2 && !strcmp(arguments[2], "spin")) pthread_create(&spinner, NULL, spin, &ticks);
     static int chain[CHAIN], none[1000], long_ones[20];
