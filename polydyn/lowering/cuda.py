@@ -20,10 +20,10 @@ from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
-from polydyn.lowering.place import Builder, Noting, Placed
+from polydyn.lowering.place import Builder, Noting, Placed, begin
 from polydyn.schedules.decision import Decision, cheapest, members
 from polydyn.schedules.index import Atom, Index
-from polydyn.schedules.model import Group, verify_group
+from polydyn.schedules.model import Group
 from polydyn.schedules.proof_attention import prove_row_blocks
 from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.reuse import Proofs
@@ -175,7 +175,7 @@ class CudaBuilder(Builder[CudaKernel]):
         return self.placed[key]
 
     def _nest(self, group: Group, key: str) -> tuple[CudaKernel, ...]:
-        verify_group(group)
+        begin("nest", key, group)
         nest = Proofs(group).nest()
         kernel = CudaNestKernel(f"nest_{key[:12]}", group, nest.band, nest.phases)
         for k in (kernel, kernel.recomputed()):
@@ -196,7 +196,7 @@ class CudaBuilder(Builder[CudaKernel]):
             return None
         found = self.again(group, lowered, key)
         if found is None:
-            verify_group(lowered.group)
+            begin("contract", key, lowered.group)
             tuned = self.tuner.tiles(key, form) if self.tuner else None
             versions = kernel.tuned_versions(tuned.kept) if tuned else kernel.versions()
             found = self._new(group, lowered, key, versions, tuned)
@@ -212,7 +212,7 @@ class CudaBuilder(Builder[CudaKernel]):
         lowered, key, kernel = made
         found = self.again(group, lowered, key)
         if found is None:
-            verify_group(lowered.group)
+            begin("attention", key, lowered.group)
             prove_row_blocks(lowered.group, kernel.parts)
             found = self._new(group, lowered, key, kernel.versions())
         return found

@@ -16,12 +16,12 @@ from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CPU_DTYPES
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
-from polydyn.lowering.place import Builder, Noting, Placed
+from polydyn.lowering.place import Builder, Noting, Placed, begin
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.schedules.addresses import check_addresses
 from polydyn.schedules.decision import ONLY, Decision, Leaf, Split
 from polydyn.schedules.index import Index, maximum, minimum
-from polydyn.schedules.model import Group, verify_group
+from polydyn.schedules.model import Group
 from polydyn.schedules.proof_attention import prove_attention
 from polydyn.schedules.reuse import Proofs
 from polydyn.schedules.schedule import schedule_attention
@@ -87,13 +87,14 @@ class KernelBuilder(Builder[Kernel]):
 
     def _placed(self, group: FusedGroup, form: Form) -> Placed[Kernel]:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
-        verify_group(lowered.group)
         self.unproven += prove_prologue(self.plan, group)
         free = {x for names in self.plan.strides.values() for x in names}
         self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params, free)]
         key = self._key(form)
         found = self.again(group, lowered, key)
         if found is None:
+            kinds = {ContractGroup: "contract", AttentionGroup: "attention", LoweredGroup: "nest"}
+            begin(kinds[type(form)], key, lowered.group)
             self.forms[key] = form
             built = self._build(form, key)
             found = Placed(group, lowered, key, built.kernels, built.decision, built.reasons)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from polydyn.debug import Level, show
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_contraction
 from polydyn.graph.ir import iterators
@@ -17,6 +18,8 @@ from polydyn.lowering.flatten import check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.schedules.decision import ONLY, Decision
 from polydyn.schedules.index import ZERO, Index, product
+from polydyn.schedules.model import Group, verify_group
+from polydyn.schedules.show import show_group
 
 K = TypeVar("K")
 
@@ -86,6 +89,12 @@ class Builder(ABC, Generic[K]):
     def again(self, group: FusedGroup, lowered: LoweredGroup, key: str) -> Placed[K] | None:
         """A place of a group that was built before."""
         return replace(self.placed[key], fused=group, lowered=lowered) if key in self.placed else None
+
+
+def begin(kind: str, key: str, group: Group) -> None:
+    """Verifies a group that is built for the first time, and shows it to whoever watches the compilation."""
+    verify_group(group)
+    show(Level.GROUPS, f"{kind}_{key[:12]}", "group", lambda: show_group(group))
 
 
 def flops(plan: FusionPlan, group: FusedGroup) -> Index:
