@@ -27,6 +27,7 @@ from polydyn.codegen.passes.tiles import allocated, balance, clip, flatten_loops
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.pipeline import Step, loops, names_of, run
+from polydyn.codegen.places import Places
 from polydyn.codegen.shares import (
     SHARED_ELEMENTS,
     STREAMED,
@@ -190,14 +191,10 @@ class ContractKernel:
         sizes = CpuTile(p.rows, p.vectors, self.width, p.block, 1 if p.blocks == ONE else "B_k")
         return cpu_product(self.group, self.roles, sizes, p.promote, p.fill)
 
-    def _env(self, statement: str, a: Mapping[str, Index]) -> dict[str, Index]:
-        """Iterators of the group at an instance's coordinates; an attention's reduction has no blocks."""
-        at = {b("k"): ZERO, **a}
-        return {x: e.subs(at) for x, e in self.schedule.map.environment(statement).items()}
-
-    def _cell(self, statement: str, buffer: str, a: Mapping[str, Index], without: str = "") -> dict[str, Index]:
-        """The place in a buffer, by axis; ``without``: a digit that counts apart."""
-        return {x: e.subs(a) for x, e in self.schedule.cell(statement, buffer, without).items()}
+    @cached_property
+    def places(self) -> Places:
+        """Where instances are."""
+        return Places(self.schedule)
 
     @property
     def nr(self) -> int:
@@ -208,7 +205,7 @@ class ContractKernel:
         dtype = self.acc.value.dtype
 
         def acc(n: str, a: Mapping[str, Index], columns: int = nr) -> Index:
-            cell = self._cell(n, SUMS, a)
+            cell = self.places.cell(n, SUMS, a)
             return cell["i"] * columns + cell["j"]
 
         def local(n: str, a: Mapping[str, Index]) -> FlatLoad:
@@ -216,7 +213,7 @@ class ContractKernel:
 
         def carried(n: str, a: Mapping[str, Index]) -> Index:
             assert self.plan.carrier is not None
-            c, env = self.plan.carrier, self._env(n, a)
+            c, env = self.plan.carrier, self.places.env(n, a)
             return self.group.arrays[c.array].address(tuple(i.subs(env) for i in c.index))
 
         def accumulate(a: Mapping[str, Index]) -> Body:
@@ -243,7 +240,7 @@ class ContractKernel:
 
     def _done(self, s: Statement, a: Mapping[str, Index], total: FlatLoad) -> Store:
         """The store of an epilogue, of a sum."""
-        env, own = self._env(s.name, a), self.acc.array
+        env, own = self.places.env(s.name, a), self.acc.array
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         return Store(s.array, address, flat(self.group, s.value, env, lambda x: total if x.buffer == own else None))
 
@@ -265,24 +262,24 @@ class ContractKernel:
     def _column(self, a: Mapping[str, Index]) -> Value:
         """The column operand: in place, from packed panels, or from the promoted buffer."""
         if not self.plan.promote:
-            return flat(self.group, self.col_value, self._env(ACC, a), lambda x: None)
+            return flat(self.group, self.col_value, self.places.env(ACC, a), lambda x: None)
         return FlatLoad(self.col_value.dtype, PANEL, self._panel(ACC, a))
 
     def _panel(self, statement: str, a: Mapping[str, Index]) -> Index:
         """Where panels ``[vector][reduction][lane]`` hold a column."""
-        cell = self._cell(statement, PANEL, a, LANE)
-        lane = self.schedule.map.values(statement)[self.schedule.map.digit("j", LANE)].subs(a)
+        cell = self.places.cell(statement, PANEL, a, LANE)
+        lane = self.places.digit(statement, "j", LANE, a)
         return (cell["j"] * (self.plan.block * self.R) + self._step(cell)) * self.width + lane
 
     def _row(self, a: Mapping[str, Index]) -> Value:
         """The row operand: in place, or from scratch."""
         if not self.plan.fill:
-            return flat(self.group, self.row_value, self._env(ACC, a), lambda x: None)
+            return flat(self.group, self.row_value, self.places.env(ACC, a), lambda x: None)
         return FlatLoad(self.row_value.dtype, ROWS, self._copied(ACC, a))
 
     def _copied(self, statement: str, a: Mapping[str, Index]) -> Index:
         """Where scratch ``[row][reduction]`` holds an element of a row."""
-        cell = self._cell(statement, ROWS, a)
+        cell = self.places.cell(statement, ROWS, a)
         return cell["i"] * self._pitch() + self._step(cell)
 
     def _step(self, cell: Mapping[str, Index]) -> Index:
@@ -293,16 +290,16 @@ class ContractKernel:
         return k
 
     def _left(self, statement: str, axis: str, loop: Coord) -> Index:
-        """Elements of an axis from the first step of a loop on."""
-        live = self.schedule.map.element(statement, axis).subs({loop: ZERO})
-        return self.schedule.map.extents[axis] - live
+        """Elements of an axis from the first step of a loop on, in the coordinates of the loops around it."""
+        at: dict[str, Index] = {x.coord: V(x.coord) for x in self.schedule.view(statement).loops if x.coord != loop}
+        return self.places.left(statement, axis, at)
 
     def pack(self, body: Body) -> Body:
         """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
         w = self.width
 
         def f(a: Mapping[str, Index]) -> Body:
-            value = flat(self.group, self.col_value, self._env(PACK, a), lambda x: None)
+            value = flat(self.group, self.col_value, self.places.env(PACK, a), lambda x: None)
             return (Store(PANEL, self._panel(PACK, a), value),)
 
         body = lower(body, {PACK: f})
@@ -316,7 +313,7 @@ class ContractKernel:
         """The promotion statement of the rows: the operand with its prologue, vectors along the last reduction."""
 
         def f(a: Mapping[str, Index]) -> Body:
-            value = flat(self.group, self.row_value, self._env(FILL, a), lambda x: None)
+            value = flat(self.group, self.row_value, self.places.env(FILL, a), lambda x: None)
             return (Store(ROWS, self._copied(FILL, a), value),)
 
         body = lower(body, {FILL: f})

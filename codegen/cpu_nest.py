@@ -45,6 +45,7 @@ from polydyn.codegen.passes.tiles import task_count, tasks
 from polydyn.codegen.passes.transpose import by_blocks, has_transposes, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.places import Places
 from polydyn.codegen.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
@@ -187,9 +188,10 @@ class NestKernel:
         """Tree and tile map."""
         return nest(self.group, self.prefix, self.phases, self.tiled, self.across, self.size)
 
-    def _env(self, s: Statement, a: Mapping[str, Index]) -> dict[str, Index]:
-        """Iterators of the group at an instance's coordinates."""
-        return {x: e.subs(a) for x, e in self.schedule.map.environment(s.name).items()}
+    @cached_property
+    def places(self) -> Places:
+        """Where instances are."""
+        return Places(self.schedule)
 
     def _local(self, reader: Statement, x: Load, env: Mapping[str, Index], again: bool) -> Value | None:
         """Where a read of a local finds its value; in the loop that computes it, a buffered row is also a register."""
@@ -248,7 +250,7 @@ class NestKernel:
         where = self.place.get(s.array)
 
         def f(a: Mapping[str, Index]) -> Body:
-            env = self._env(s, a)
+            env = self.places.env(s.name, a)
             value = flat(self.group, s.value, env, lambda x: self._local(s, x, env, again))
             target = Load(s.value.dtype, s.array, tuple(i.subs(env) for i in s.index))
             if where == "loop":

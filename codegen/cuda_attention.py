@@ -58,9 +58,10 @@ from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.masks import Axis, Logits, visits
 from polydyn.schedules.model import Array, Group
 from polydyn.schedules.online_softmax import softmax_logit
-from polydyn.schedules.proof_gpu import SLAB
 from polydyn.schedules.proof_gpu_attention import AttentionTiles, prove_gpu_attention
 from polydyn.schedules.tiling import AttentionParts
+from polydyn.schedules.tree.gpu import SLAB
+from polydyn.schedules.tree.strategies import INIT
 
 V = Index.of
 ROWS, STAGES, WARPS = 64, 2, 4
@@ -321,8 +322,7 @@ class _Version:
     def logits(self, a: Mapping[str, Index]) -> Body:
         """The logit of a score; -inf beyond the last key."""
         view = self._view(a, False)
-        row, col = self.scores.place(view)
-        env = self.scores.env(view, row, col, ZERO)
+        env = self.scores.places.env(INIT, view)
         own, place = self.of.scores.acc.array, self.scores.register(view)
         score = FlatLoad("float32", "acc1", place)
         value = flat(self.group, self.of.logit, env, lambda x: score if x.buffer == own else None)

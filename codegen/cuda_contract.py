@@ -16,12 +16,11 @@ from polydyn.codegen.cuda_tiles import TF32, broken
 from polydyn.codegen.cuda_wgmma import wgmma_versions, without_wgmma
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import ITEMSIZE
-from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index, maximum, minimum, product
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof_gpu import prove_gpu_contract
+from polydyn.schedules.prove import prove
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
@@ -94,12 +93,12 @@ class CudaContractKernel:
         """The versions of the kept tiles in place of the default ones, beside those that no tile replaces.
 
         Few rows, split reductions, wgmma and what narrow copies need are as without tuning; the last one, total, is of
-        the smallest default tile. CodegenError: a tile breaks a rule, by name.
+        the smallest default tile. ScheduleError: a tile breaks a rule, by name.
         """
         tiles, chosen, more = tuple(t for t, _ in kept.tiles), self._useful(self.tiles), self._more()
         for t in tiles:
             if rule := broken(t, self.product.dtypes):
-                raise CodegenError(f"{t} is not built: {rule}", remedy="tune the group again")
+                raise ScheduleError(f"{t} is not built", rule=rule, remedy="tune the group again")
         self._prove((*tiles, *more, *chosen))
         every = enumerate(kept.tiles)
         own = [replace(k, factor=factor, tile=n) for n, (t, factor) in every for k in self._of_kept(t)]
@@ -126,8 +125,7 @@ class CudaContractKernel:
 
     def _prove(self, tiles: Iterable[CudaTile]) -> None:
         for t in tiles:
-            tree = gpu_contract_tree(self.group, self.roles, t.kind.warp)
-            prove_gpu_contract(self.group, self.roles, tree, t.proven())
+            prove(self.product.schedule(t))
 
     def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterable[CudaKernel]:
         return chain(*(self._split(t, t in more) for t in (chosen[-1], *(t for t in more if t.bm <= FEW))))
@@ -154,6 +152,7 @@ class CudaContractKernel:
         blocks = batch * p.M.ceildiv(tile.bm) * p.N.ceildiv(tile.bn)
         shares = minimum(V(MULTIPROCESSORS) * WAVES // maximum(1, blocks), steps // least)
         parts = ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES))
+        prove(parts.schedule(tile))
         again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
         size = V(SHARES) * batch * p.M * p.N * ITEMSIZE[p.sums]
         split = Compare(">=", V(SHARES), V(2))

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polydyn.codegen.cuda_instructions import Instruction
 from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Tile
 from polydyn.codegen.lower import flat
 from polydyn.codegen.passes.widen import multiples
+from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import STORAGE, WRITE
 from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Load, Op, Value
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 from polydyn.schedules.model import Group
+from polydyn.schedules.tree.names import b, s
 
 V = Index.of
-Environment = Callable[[Mapping[str, Index], Index, Index, Index], dict[str, Index]]
-"""(coordinates, row, column, reduction step in the tile) -> iterators of the group."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of the product: its value, its own coordinate (``s_i`` or ``s_j``), tile and whole extent along it."""
+    """An operand of the product: its value, the axis of its own (``i`` or ``j``), its tile's extent along it.
+
+    ``copied``: the statement that copies it, at whose coordinates ``places`` says where it is.
+    """
 
     name: str
     value: Value
-    own: str
+    axis: str
     extent: int
-    whole: Index
+    copied: str
+    places: Places
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,7 @@ class Copy:
 
     operand: Operand
     group: Group
-    env: Environment
     bk: int
-    reduction: Index
     along_k: bool
     vector: int
     asynchronous: bool
@@ -58,7 +60,7 @@ class Copy:
     @property
     def own(self) -> str:
         """The operand's own copy coordinate."""
-        return self.operand.own
+        return s(self.operand.axis)
 
     @property
     def dtype(self) -> str:
@@ -92,12 +94,9 @@ class Copy:
         """
         scale = self.vector
         own, k = (a[self.own], a["s_k"] * scale) if self.along_k else (a[self.own] * scale, a["s_k"])
-        row, col = (own, ZERO) if self.own == "s_i" else (ZERO, own)
-        env = self.env(a, row, col, k)
-        at = a["b_i"] if self.own == "s_i" else a["b_j"]
-        live = self.operand.whole - at * self.operand.extent - own
-        steps = self.reduction - a["b_k"] * self.bk - k
-        value = flat(self.group, self.operand.value, env, lambda x: None)
+        x, at = self.operand, {**a, self.own: own, s("k"): k}
+        live, steps = (x.places.left(x.copied, axis, at) for axis in (x.axis, "k"))
+        value = flat(self.group, x.value, x.places.env(x.copied, at), lambda x: None)
         place = self.tile(a["b_k"] if slot is None else slot, own, k, stages)
         if not self.asynchronous:
             return (_through_register(place, value, live, steps),)
@@ -121,7 +120,7 @@ def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> C
 
 
 def copy_of(
-    group: Group, x: Operand, env: Environment, bk: int, reduction: Index, width: int, by: Instruction, column: bool
+    group: Group, x: Operand, bk: int, width: int, by: Instruction, column: bool
 ) -> Copy:
     """Decides how an operand is copied, by at most ``width`` bytes at once, for an instruction ``by``.
 
@@ -134,22 +133,22 @@ def copy_of(
     across = column and not by.warp
     size = ITEMSIZE[x.value.dtype]
     together = 16 // size
-    base = Copy(x, group, env, bk, reduction, True, 1, False, together, ())
+    base = Copy(x, group, bk, True, 1, False, together, ())
     single = replace(base, chunk=1 if across else together)
     if not isinstance(x.value, Load):
         return single
-    a = {c: V(c) for c in (*(n for s in group.statements for n, _ in s.iters), "b_i", "b_j", "b_k")}
-    own, k = V(x.own), V("s_k")
-    row, col = (own, ZERO) if x.own == "s_i" else (ZERO, own)
-    address = flat(group, x.value, env(a, row, col, k), lambda v: None)
+    a = {c: V(c) for c in (*(n for y in group.statements for n, _ in y.iters), b("i"), b("j"), b("k"))}
+    own = s(x.axis)
+    env = x.places.env(x.copied, {**a, own: V(own), s("k"): V(s("k"))})
+    address = flat(group, x.value, env, lambda v: None)
     assert isinstance(address, FlatLoad)
     single = replace(single, asynchronous=size >= 4)
-    ways = ((True, "s_k"), (False, x.own))
+    ways = ((True, s("k")), (False, own))
     for along_k, unit in ways if column or by.name != "imma" else ways[:1]:
         stride, rest = address.address.split(unit)
         if stride != ONE or unit in rest.symbols():
             continue
-        iterators = frozenset((*a, x.own, "s_k"))
+        iterators = frozenset((*a, own, s("k")))
         most = 1 if along_k and across else max(1, width // size)
         if by.name == "imma" and multiples(rest, together, iterators) == ():
             most = together  # always, whatever the other operand asks for

@@ -54,16 +54,32 @@ from polydyn.codegen.passes.gpu import WARP, assign, one_each, pipeline, rasteri
 from polydyn.codegen.passes.tiles import balance, task_count
 from polydyn.codegen.passes.widen import widen
 from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import ITEMSIZE, Const, Op, Value, cast, const, op
-from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.model import Group, Statement, stored
-from polydyn.schedules.proof_gpu import SLAB, STAGED, GpuTiles, staged, unstaged
 from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.gpu import (
+    COPY_A,
+    COPY_B,
+    FRAG_A,
+    FRAG_B,
+    SLAB,
+    STAGE,
+    STAGED,
+    GpuTile,
+    gpu_product,
+    staged,
+)
+from polydyn.schedules.tree.names import b, e, extent, g, p, s, w
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import ACC, INIT
 
 V = Index.of
+_DEALT = (s("i"), s("j"), s("k"), e("i"), e("j"), e("v"))
+"""Loops that are dealt to threads and lanes by the vector, whose extents the marks' passes bind."""
 RASTER = 8
 """Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
 UNROLLED = dict.fromkeys(
@@ -107,12 +123,13 @@ class CudaTile:
         """Loads of row and of column fragments."""
         return self.wm // self.kind.loads, self.wn // self.kind.loads
 
-    def proven(self) -> GpuTiles:
-        """The sizes as proofs want them."""
+    def sizes(self) -> GpuTile:
+        """The sizes as schedules want them."""
         m, n, k = self.shape
-        return GpuTiles(
-            (self.bm // self.wm, self.bn // self.wn), (self.wm // m, self.wn // n), (m, n), (self.bk // k, k),
-            self.loads, (self.bm, self.bn, self.bk), not self.kind.warp,
+        fragments, (rows, columns) = (self.wm // m, self.wn // n), self.loads
+        return GpuTile(
+            (self.bm // self.wm, self.bn // self.wn), fragments, (m, n), (self.bk // k, k),
+            (fragments[0] // rows, fragments[1] // columns), not self.kind.warp, self.kind.warp,
         )  # fmt: skip
 
 
@@ -142,6 +159,10 @@ class ProductGroup:
         self.dtype, self.dtypes, self.values = row.dtype, (row.dtype, col.dtype), (row, col)
         if refused := product_declined(group, roles):
             raise CodegenError(str(refused))  # whoever builds has asked before
+
+    def schedule(self, tile: CudaTile) -> Scheduled:
+        """Tree and tile map of a tile."""
+        return gpu_product(self.group, self.roles, tile.sizes(), self.shares != ONE)
 
     def epilogue_value(self, s: Statement, env: Mapping[str, IndexLike], total: Value) -> Value:
         """What an epilogue stores, ``total`` being the sum of the products."""
@@ -173,33 +194,16 @@ class TiledProduct:
             raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy=remedy)
         m, n, _ = tile.shape
         self.frag = (tile.wm // m, tile.wn // n)
-        a = Operand(f"tile_a{tag}", of.values[0], "s_i", tile.bm, of.M)
-        b = Operand(f"tile_b{tag}", of.values[1], "s_j", tile.bn, of.N)
+        self.schedule = of.schedule(tile)
+        self.places = Places(self.schedule)
+        rows = Operand(f"tile_a{tag}", of.values[0], "i", tile.bm, COPY_A, self.places)
+        columns = Operand(f"tile_b{tag}", of.values[1], "j", tile.bn, COPY_B, self.places)
         self.copies = tuple(
-            copy_of(self.group, x, self.env, tile.bk, of.K, width, tile.kind, x is b)
-            for x in (a, b)
+            copy_of(self.group, x, tile.bk, width, tile.kind, x is columns) for x in (rows, columns)
         )
         self.paired = tile.instruction == "imma" and not self.copies[1].along_k
 
     # -- where things are ----------------------------------------------------------------------------------------
-
-    def env(self, a: Mapping[str, Index], row: Index, col: Index, k: Index) -> dict[str, Index]:
-        """Iterators of the group at a place of the block; the linear reduction is taken apart."""
-        r, t = self.roles, self.tile
-        env = {x: a[x] for x in r.batch} | {SHARE: a.get("b_s", ZERO)}
-        env[r.row], env[r.col] = a["b_i"] * t.bm + row, a["b_j"] * t.bn + col
-        rest = a.get("b_k", ZERO) * t.bk + k
-        for x in reversed(r.inner):
-            env[x], rest = rest % self.of.extents[x], rest // self.of.extents[x]
-        env[r.block] = rest
-        return env
-
-    def place(self, a: Mapping[str, Index]) -> tuple[Index, Index]:
-        """(row, column) of a fragment's point inside the block."""
-        t, (m, n, _) = self.tile, self.tile.shape
-        if not t.kind.warp:  # units are interleaved: neighbouring threads have neighbouring columns
-            return a["f_i"] * (t.bm // t.wm) + a["w_i"], a["f_j"] * (t.bn // t.wn) + a["w_j"]
-        return a["w_i"] * t.wm + a["f_i"] * m + a["p_i"], a["w_j"] * t.wn + a["f_j"] * n + a["p_j"]
 
     def register(self, a: Mapping[str, Index]) -> Index:
         """The accumulator of a point: a lane holds rows g, g+8 and two columns of an m16n8 fragment."""
@@ -221,10 +225,15 @@ class TiledProduct:
         """
         if self.paired:
             return self._stage_pair(a)
-        place = self._staged(staged(LANE // 4) + HALVES * 8, a["e_f"] * 8 + LANE % 4 * 2)
-        fragment = a["e_s"] * (SLAB // 8) + a["e_f"]
+        column = self.places.cell(STAGE, "stage", {**a, p("j"): LANE % 4 * 2})["j"]
+        place = self._staged(staged(LANE // 4) + HALVES * 8, column)
+        fragment = self._fragment(a)
         first = self.register({"f_i": ZERO, **a, "f_j": fragment}).subs({"column_of_pair": 0})
         return (Call("pd_sts_wide<2>", (place, Pointer(self.of.sums, self.acc, first))),)
+
+    def _fragment(self, a: Mapping[str, Index]) -> Index:
+        """The fragment of columns that is staged."""
+        return self.places.element(STAGE, "j", a, (b("j"), w("j"), p("j")))
 
     def _stage_pair(self, a: Mapping[str, Index]) -> Body:
         """The same where two fragments share 16 columns: a lane's four columns of one of its rows.
@@ -249,19 +258,17 @@ class TiledProduct:
 
     def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
-        env = self.env(a, *self.place(a), ZERO)
+        env = self.places.env(s.name, a)
         value = self.of.epilogue_value(s, env, FlatLoad(self.of.sums, self.acc, self.register(a)))
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         return (If(self.live(env), (Store(s.array, address, value),)),)
 
     def done_staged(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on a vector of a row that lies in shared memory."""
-        t, v = self.tile, self.vector(s)
-        row = a["b_i"] * t.bm + a["w_i"] * t.wm + a.get("f_i", ZERO) * STAGED
-        row = row + unstaged(a["e_i"])
-        part = a["e_j"]
-        vector = a.get("b_j", ZERO) * (t.bn // v) + a.get("w_j", ZERO) * (t.wn // v) + a["e_s"] * (SLAB // v) + part
-        at = self.env({**a, "b_i": ZERO, "b_j": ZERO}, V("e_row"), V("e_vec") * v + "e_v", ZERO)
+        v, part = self.vector(s), a["e_j"]
+        row = self.places.element(s.name, "i", a)
+        vector = self.places.element(s.name, "j", {**a, e("j"): part * v}) // v
+        at = {**self.places.env(s.name, a), self.roles.row: V("e_row"), self.roles.col: V("e_vec") * v + "e_v"}
         value = self.of.epilogue_value(s, at, FlatLoad(self.of.sums, "sum", V("e_v")))
         address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
         element: Body = (Store(s.array, address, value),)
@@ -274,8 +281,8 @@ class TiledProduct:
             element = substitute(element, {"e_v": 0})
         piece = min(v, 4)
         loads = tuple(
-            Call(f"pd_lds_wide<{piece}>", (Pointer(self.of.sums, "sum", V(e)), self._staged(a["e_i"], part * v + e)))
-            for e in range(0, v, piece)
+            Call(f"pd_lds_wide<{piece}>", (Pointer(self.of.sums, "sum", V(x)), self._staged(a["e_i"], part * v + x)))
+            for x in range(0, v, piece)
         )
         live = self.live({k: i.subs({"e_v": 0}) for k, i in at.items()})
         body: Body = (Alloc("sum", self.of.sums, V(v), "register", (*loads, If(live, element))),)
@@ -301,16 +308,15 @@ class TiledProduct:
 
     def fragment(self, which: int, a: Mapping[str, Index]) -> Body:
         """Shared memory -> registers: a float, or what a warp's instructions need of 16 rows or columns."""
-        t, c = self.tile, self.copies[which]
-        unit, number = (a["w_i"], a["g_i"]) if which == 0 else (a["w_j"], a["g_j"])
+        t, c, axis = self.tile, self.copies[which], "ij"[which]
+        cell = self.places.cell((FRAG_A, FRAG_B)[which], ("tile_a", "tile_b")[which], a)
+        own, k, number = cell[axis], cell["k"], a[g(axis)]
         if not t.kind.warp:
-            units = t.bm // t.wm if which == 0 else t.bn // t.wn
-            return (Store(self.frags[which], number, c.tile(a["b_k"], number * units + unit, a["f_k"], t.stages)),)
+            return (Store(self.frags[which], number, c.tile(a["b_k"], own, k, t.stages)),)
 
         def at(own: Index, k: Index) -> Tile:
             return c.tile(a["b_k"], own, k, t.stages)
 
-        own, k = unit * (t.wm if which == 0 else t.wn) + number * 16, a["f_k"] * t.shape[2]
         return load(t.kind, which, c.along_k, at, self.frags[which], number, own, k, self.keys)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
@@ -349,7 +355,7 @@ class TiledProduct:
     def store(self, body: Body) -> Body:
         """An epilogue's rows in shared memory -> global memory, dealt to the lanes of the warp that put them there."""
         inst = next(n for n in walk(body) if isinstance(n, Inst))
-        s = self.of.epilogues[int(inst.statement[4:])]
+        s = self.group.statement(inst.statement)
         v = self.vector(s)
         body = bind(body, {"E_i": STAGED, "E_j": SLAB // v, "E_v": 1})  # the point band is one access
         body = lower(body, {inst.statement: partial(self.done_staged, s)})
@@ -376,8 +382,7 @@ class TiledProduct:
         """The kernel, with indices of both widths."""
         of, t = self.of, self.tile
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
-        tree = gpu_contract_tree(self.group, self.roles, t.kind.warp, of.shares != ONE)
-        body = run(name, loops(name, tree), self.steps(), names)
+        body = run(name, loops(name, self.schedule.tiled()), self.steps(), names)
         count = task_count(body)
         body = run(name, body, (
             Step("blocks", "a block is a task", one_each),
@@ -395,28 +400,26 @@ class TiledProduct:
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
-        t, (m, n, k), shares = self.tile, self.tile.shape, self.of.shares
-        sizes = {"F_i": self.frag[0], "F_j": self.frag[1], "F_k": t.bk // k, "G_i": t.loads[0], "G_j": t.loads[1]}
-        sizes |= {"E_s": t.wn // SLAB, "E_f": SLAB // 8}
-        sizes |= {"W_i": t.bm // t.wm, "W_j": t.bn // t.wn, "P_i": m, "P_j": n, "P_k": k}
-        counts = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn), "B_k": self.of.K.ceildiv(t.bk)}
-        counts |= {"B_s": shares} if shares != ONE else {}
+        t, shares, extents = self.tile, self.of.shares, self.schedule.extents()
+        sizes = {extent(x): n for x, n in extents.items() if x not in _DEALT}
+        sizes |= {extent(b("s")): shares} if shares != ONE else {}
+        tiles = extents[b("k")]
         unit = V("warp") if t.kind.warp else V("tid")
-        units = {"w_i": unit // (t.bn // t.wn), "w_j": unit % (t.bn // t.wn)}
+        units: dict[str, Index] = {w("i"): unit // extents[w("j")], w("j"): unit % extents[w("j")]}
         rings, held = tuple(c.name for c in self.copies), (self.acc, *self.frags)
-        split = Step("balance", "shares of the reduction", lambda b: balance(b, "b_k", counts["B_k"], shares, "b_s"))
+        split = Step("balance", "shares of the reduction", lambda x: balance(x, b("k"), tiles, shares, b("s")))
         return (
             *((split,) if shares != ONE else ()),
             Step("copy", "copies are dealt to threads", lambda b: consume(b, "copy", self.copy), rings),
             Step("pipeline", "copies run ahead in a ring", lambda b: consume(b, "pipeline", self.ring)),
-            Step("bind", "sizes become constants", lambda b: bind(b, {**sizes, **counts})),
+            Step("bind", "sizes become constants", lambda b: bind(b, sizes)),
             Step("assign", "units are warps or threads", lambda b: assign(b, units)),
             Step("instruction", "points become an instruction", lambda b: consume(b, "instruction", self.instruction)),
             Step("store", "epilogues on staged rows", lambda b: consume(b, "store", self.store), ("stage",)),
             Step("epilogue", "staged rows lie where the ring was", lambda b: consume(b, "epilogue", self.epilogue)),
             Step("multiply", "the mark of the arithmetic goes", lambda b: consume(b, "multiply")),
             Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("stage", *held)),
-            Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED | self._in_flight(counts["B_k"]))),
+            Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED | self._in_flight(tiles))),
             Step("fold", "decided guards and single trips go", fold),
             Step("rasterise", "blocks that share operands", lambda b: rasterise(b, "b_i", "b_j", RASTER)),
         )
@@ -438,13 +441,13 @@ class TiledProduct:
 
     def _table(self) -> dict[str, Lowering]:
         table: dict[str, Lowering] = {
-            "INIT": self.init,
-            "FRAG_A": lambda a: self.fragment(0, a),
-            "FRAG_B": lambda a: self.fragment(1, a),
-            "ACC": self.accumulate,
-            "STAGE": self.stage,
+            INIT: self.init,
+            FRAG_A: lambda a: self.fragment(0, a),
+            FRAG_B: lambda a: self.fragment(1, a),
+            ACC: self.accumulate,
+            STAGE: self.stage,
         }
-        return table | {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.of.epilogues)}
+        return table | {s.name: partial(self.done, s) for s in self.of.epilogues}
 
     def _allocate(self, body: Body) -> Body:
         (fi, fj), kind = self.frag, self.tile.kind

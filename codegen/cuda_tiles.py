@@ -12,7 +12,7 @@ from polydyn.codegen.cuda_product import CudaTile
 from polydyn.codegen.cuda_work import WARP, bounded_registers
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import ITEMSIZE
-from polydyn.schedules.proof_gpu import SLAB, STAGED
+from polydyn.schedules.tree.gpu import SLAB, STAGED
 
 LANES = (4, 8)
 """Rows and columns of threads that stand for a warp where each thread multiplies its own elements."""

@@ -46,10 +46,10 @@ from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
 from polydyn.schedules.gpu_tiling import gpu_wgmma_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof_gpu import SLAB, STAGED
 from polydyn.schedules.proof_gpu_rows import Warpgroups, prove_warpgroups
 from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.tiling import TiledGroup
+from polydyn.schedules.tree.gpu import SLAB, STAGED
 
 V = Index.of
 WARPGROUP, ROWS = 128, 64

@@ -21,9 +21,9 @@ from polydyn.schedules.gpu_flow import Storage
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.isl_util import Condition, at_least, below, between, frame, param_set, sets
 from polydyn.schedules.masks import Logits, check_conditions
-from polydyn.schedules.proof_gpu import SLAB, STAGED, staged, unstaged
 from polydyn.schedules.tiling import TiledGroup
 from polydyn.schedules.tree import TileStatement, Tree, bind_statement
+from polydyn.schedules.tree.gpu import SLAB, STAGED, staged
 from polydyn.schedules.witness import set_error
 
 V = Index.of
@@ -83,7 +83,7 @@ def _prove(
             own |= dict(zip(("S_i" if s.name == "COPY_Q" else "S_j", "S_k"), map(V, copied[s.name]), strict=True))
         s = bind_statement(s, own)
         if s.name.startswith("DONE"):
-            row = V("b_i") * t.rows + V("w_i") * STAGED + unstaged("e_i")
+            row = V("b_i") * t.rows + V("w_i") * STAGED + staged("e_i")
             exists = (below(row, ROWS), below(V("e_s") * SLAB + "e_j" + "e_v", WIDTH))
             s = replace(s, conditions=(*s.conditions, *exists))
         bound.append(s)
@@ -180,4 +180,4 @@ def _declare(flow: Storage, batch: tuple[str, ...], t: AttentionTiles) -> None:
     flow.writes("STAGE", "stage", ("w_i", "p_i", staged_column))
     for n in flow.coords:
         if n.startswith("DONE"):
-            flow.reads(n, "stage", ("w_i", unstaged("e_i"), V("e_j") + "e_v"))
+            flow.reads(n, "stage", ("w_i", staged("e_i"), V("e_j") + "e_v"))

@@ -20,10 +20,11 @@ from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.isl_util import Condition, below, between, frame, maps, pair
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.proof import bind_tiles, check_band
-from polydyn.schedules.proof_gpu import SLAB, STAGED, check_neutral, staged, unstaged
+from polydyn.schedules.proof_gpu import check_neutral
 from polydyn.schedules.skeleton import Form, check_instance, skeleton
 from polydyn.schedules.tiling import Roles, TiledGroup
 from polydyn.schedules.tree import TileStatement, Tree, to_isl
+from polydyn.schedules.tree.gpu import SLAB, STAGED, staged
 from polydyn.schedules.verify import check_parallel, check_tree, expansion
 from polydyn.schedules.witness import flow_error
 
@@ -235,7 +236,7 @@ def _warpgroups(
         "DONE": {**block, **warp, "e_s": col % t.columns // SLAB, "e_i": staged(row % STAGED), "e_j": col % SLAB,
                  "e_v": ZERO},
     }  # fmt: skip
-    at = V("b_i") * rows + V("w_i") * STAGED + unstaged("e_i"), V("b_j") * t.columns + V("e_s") * SLAB + "e_j" + "e_v"
+    at = V("b_i") * rows + V("w_i") * STAGED + staged("e_i"), V("b_j") * t.columns + V("e_s") * SLAB + "e_j" + "e_v"
     live = [below(at[0], of[roles.row]), below(at[1], of[roles.col])]
     b = _bind(form, roles, tiled, sizes, counts, {"DONE": live}, table)
     b.order()
@@ -254,6 +255,6 @@ def _warpgroups(
     flow.writes("STAGE", "stage", ("w_i", "p_i", V("e_f") * 8 + "p_j"))
     for s in b.statements:
         if s.name.startswith("DONE"):
-            flow.reads(s.name, "stage", ("w_i", unstaged("e_i"), V("e_j") + "e_v"))
+            flow.reads(s.name, "stage", ("w_i", staged("e_i"), V("e_j") + "e_v"))
     flow.check()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import Index, IndexLike, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import accumulate, promote
@@ -26,6 +26,20 @@ SLAB, STAGED = 32, 16
 """Columns and rows of the sums that a warp has in shared memory at a time, on their way to the epilogues."""
 SHARE, SHARES = "share", "shares"
 """The iterator over the shares of a split reduction, and their number (a launch-time symbol)."""
+
+PLACES = ("r3", "r0", "r1", "r2")
+"""Digits of a place among staged rows, of the row r3 r2 r1 r0: bits of a group of eight in reversed order."""
+
+
+def staged(row: IndexLike) -> Index:
+    """The place of a row of a fragment among the staged ones. (The reversal is its own inverse.)"""
+    rest, digits = V(row), dict[str, Index]()
+    for name in ("r0", "r1", "r2"):
+        digits[name], rest = rest % 2, rest // 2
+    digits["r3"], out = rest, V(0)
+    for name in PLACES:
+        out = out * 2 + digits[name]
+    return out
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,7 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
     """A matmul-like group on a GPU: blocks of units; operands from global to shared memory once for each tile of the
     reduction, from there to registers once for each instruction step. ``split``: blocks have shares of the reduction.
     """
+    steps = product(dict(group.backbone.iters)[x] for x in (roles.block, *roles.inner))
     group, old = merge(group, (roles.block, *roles.inner), roles.block)
     group = shared(group, SHARE, SHARES) if split else group
     roles = replace(roles, inner=(), batch=(*roles.batch, *[SHARE] * split))
@@ -58,7 +73,7 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
     batch = [named.get(x, it(x)) for x in roles.batch]
     block, unit = (*batch, b(i), b(j)), (w(i), w(j))
     t = solved(group, roles, named)
-    t = replace(t, map=replace(t.map, derived=old))
+    t = replace(t, map=replace(t.map, derived=old, extents={**t.map.extents, k: steps}))
     for n, x in enumerate((i, j)):
         levels = ((w, sizes.units[n]), (f, sizes.fragments[n]), (p, sizes.points[n]))
         inside = (levels[1], levels[0], levels[2]) if sizes.interleaved else levels
@@ -90,7 +105,7 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
 def staged_sums(t: Scheduled, unit: tuple[Coord, Coord]) -> Scheduled:
     """Sums through shared memory, one fragment's rows and ``SLAB`` columns of a unit at a time, rows bit-reversed.
 
-    The fragment's rows are the digits r3:2 r2:2 r1:2 r0:2; a place among the staged rows runs them as r3 r0 r1 r2, so
+    The fragment's rows are the digits r3:2 r2:2 r1:2 r0:2; a place among the staged rows runs them as ``PLACES``, so
     that neither those that write nor those that read meet in a bank.
     """
     i, j, done = "i", "j", [x.name for x in t.group.epilogues]
@@ -112,7 +127,7 @@ def staged_sums(t: Scheduled, unit: tuple[Coord, Coord]) -> Scheduled:
     sums = t.group.backbone.array
     cell: dict[Coord, list[str]] = {e("f"): columns, p(i): ["r3", "r2", "r1", "r0"], p(j): [p(j)]}
     t = promote(t, sums, j, STAGE, "stage", e("s"), done, cell, scope=unit)
-    places: dict[Coord, list[str]] = {e(i): ["r3", "r0", "r1", "r2"], e(j): [*columns, p(j)], e("v"): []}
+    places: dict[Coord, list[str]] = {e(i): list(PLACES), e(j): [*columns, p(j)], e("v"): []}
     t = regroup(t, done, [e("f"), p(i), p(j)], places)
     return distribute(t, e(i), done[0]) if len(done) > 1 else t
 

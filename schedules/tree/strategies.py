@@ -13,6 +13,7 @@ from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.polyhedra import read_accesses
+from polydyn.schedules.reuse import Proofs
 from polydyn.schedules.tiling import Roles, stages
 from polydyn.schedules.tree.buffers import accumulate, carry, promote
 from polydyn.schedules.tree.limits import assign, clip, mark
@@ -56,11 +57,10 @@ class CpuTile:
 def solved(group: Group, roles: Roles, loops: Mapping[str, Coord] | None = None) -> Scheduled:
     """The solved matrix of a product: initialiser at the first, epilogues at the last step of every reduction.
 
-    ``loops``: iterator -> its loop, where that has another name.
-    ScheduleError: the roles were not read off a solved matrix (``schedule.schedule_contract``).
+    ``roles``: with the steps of sunk statements, or the matrix is solved here. ``loops``: iterator -> its loop, where
+    that has another name. ScheduleError: the group is no product of these roles.
     """
-    if not roles.sunk:
-        raise ScheduleError(f"the matrix of {group.name} is not solved", node=group.name, rule="schedule matrix")
+    roles = roles if roles.sunk else Proofs(group).contract(roles)
     axes = {roles.row: "i", roles.col: "j", roles.block: "k"}
     clash = {*roles.batch, *roles.inner} & set(axes.values())
     if clash:

@@ -1,0 +1,48 @@
+"""What a builder of kernels asks of a schedule: where an instance is, at the coordinates that the loop IR gives it.
+
+Nothing else in code generation says what element of the group a coordinate stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.tree.scheduled import Scheduled
+
+Coordinates = Mapping[str, Index]
+
+
+class Places:
+    """Answers of a schedule's tile map. Coordinates that are not given, and digits that an instruction hides, are 0."""
+
+    def __init__(self, schedule: Scheduled) -> None:
+        self.schedule, self.map = schedule, schedule.map
+        views = self.map.views.values()
+        self._zero = {x.coord: ZERO for w in views for x in w.loops} | {d.name: ZERO for w in views for d in w.hidden}
+        self._environments: dict[str, dict[str, Index]] = {}
+
+    def env(self, statement: str, a: Coordinates) -> dict[str, Index]:
+        """Iterators of the group."""
+        if statement not in self._environments:
+            self._environments[statement] = self.map.environment(statement)
+        at = {**self._zero, **a}
+        return {x: e.subs(at) for x, e in self._environments[statement].items()}
+
+    def element(self, statement: str, axis: str, a: Coordinates, without: Iterable[str] = ()) -> Index:
+        """The element of an axis; ``without``: names of digits that do not count."""
+        left = {d for d in self.map.axes[axis] if d.name in set(without)}
+        return self.map.element(statement, axis, left).subs({**self._zero, **a})
+
+    def cell(self, statement: str, buffer: str, a: Coordinates, apart: str = "") -> dict[str, Index]:
+        """The place in a buffer, by axis; ``apart``: a digit that the buffer keeps as a dim of its own."""
+        at = {**self._zero, **a}
+        return {x: e.subs(at) for x, e in self.schedule.cell(statement, buffer, apart).items()}
+
+    def digit(self, statement: str, axis: str, name: str, a: Coordinates) -> Index:
+        """The value of one digit."""
+        return self.map.values(statement)[self.map.digit(axis, name)].subs({**self._zero, **a})
+
+    def left(self, statement: str, axis: str, a: Coordinates) -> Index:
+        """Elements of an axis from an instance on."""
+        return self.map.extents[axis] - self.element(statement, axis, a)
