@@ -15,7 +15,7 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.recompute import CHEAP
 from polydyn.graph.ir import Compute, Node, dim_name, iterators, value_size
 from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, map_index, substitute, transform, walk
-from polydyn.schedules.index import ONE, Atom, Index, maximum, minimum
+from polydyn.schedules.index import ONE, Atom, Index
 from polydyn.schedules.ranges import is_nonnegative, simplify
 
 MOST_OPERATIONS = 40
@@ -99,17 +99,15 @@ def _unmerged(i: Index, ranges: Mapping[str, Index]) -> Index:
     """
 
     def atom(a: Atom) -> Index:
-        args = tuple(_unmerged(x, ranges) for x in a.args)
         if a.kind == "floordiv":
-            x, n = args
+            x, n = a.args
             for s in sorted(x.symbols() & ranges.keys()):
                 times, rest = x.split(s)
                 if times == n and is_nonnegative(rest, ranges) and is_nonnegative(n - 1 - rest, ranges):
                     return Index.of(s)
-            return x // n
-        return (minimum if a.kind == "min" else maximum)(*args)
+        return a.normal()
 
-    return i if i.is_polynomial else i.map_atoms(atom)
+    return i.rebuild(atom)
 
 
 def _divided(i: Index, plane: frozenset[str]) -> bool:

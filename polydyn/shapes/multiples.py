@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import gcd, lcm
 
-from polydyn.schedules.index import Atom, Index, Monomial, fetch, floordiv, maximum, minimum
+from polydyn.schedules.index import Atom, Index, Monomial, floordiv
 
 MARK = "%"
 """First character of the symbols that stand for quotients; no model's symbol begins with it."""
@@ -72,10 +72,7 @@ class Multiples:
         return out
 
     def _atom(self, a: Atom) -> Index:
-        args = tuple(self.outside(x) for x in a.args)
-        if a.kind == "fetch":
-            return fetch(a.name, args)
-        return floordiv(*args) if a.kind == "floordiv" else (minimum if a.kind == "min" else maximum)(*args)
+        return Atom(a.kind, tuple(self.outside(x) for x in a.args), a.name).normal()
 
     def _term(self, m: Monomial, c: int) -> Index:
         """One product. Its coefficient, as far as it goes, turns quotients back into symbols."""
