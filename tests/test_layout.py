@@ -119,6 +119,16 @@ def test_schedules_know_nothing_of_onnx() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_code_generation_is_known_from_lowering_on() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sources("polydyn/shapes", "polydyn/graph", "polydyn/fusion")
+        for module in polydyn_imports(path)
+        if module.startswith("polydyn.codegen")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_operator_names_after_import() -> None:
     names = {s.name for s in onnx.defs.get_all_schemas()} - HOMONYMS
     wrong = [

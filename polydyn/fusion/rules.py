@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from polydyn.codegen.passes.vectorise import has_lanes, is_affine_in_lanes
 from polydyn.fusion.facts import same_size
 from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.partition import Join, join_groups
@@ -20,6 +19,7 @@ from polydyn.fusion.rows import common_rows, is_aligned, is_reduced, lead, node_
 from polydyn.graph.ir import Compute, Graph, dim_name
 from polydyn.schedules.expr import ITEMSIZE, Load, Op, indices, loads
 from polydyn.schedules.index import ONE
+from polydyn.schedules.lanes import has_lanes, is_affine_in_lanes
 
 WIDEST = 16
 """Lanes of the widest vectors: what is affine in them is so in narrower ones."""
