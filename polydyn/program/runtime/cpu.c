@@ -159,9 +159,9 @@ static int prepare(pd_context *c, int32_t k, void *const *inputs, void *const *o
     for (int32_t b = 0; b < n->buffers; b++) arguments[b] = c->buffers[plan->launch_buffers[n->first_buffer + b]];
     *part = (pd_part){.kernel = plan->kernels[n->kernel].kernel,
                       .buffers = arguments,
-                       .symbols = x->symbols + n->first_symbol,
-                       .tasks = x->tasks[k],
-                       .pieces = x->pieces[k]};
+                      .symbols = x->symbols + n->first_symbol,
+                      .tasks = x->tasks[k],
+                      .pieces = x->pieces[k]};
     return 1;
 }
 
