@@ -117,7 +117,9 @@ def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
 def _may_be_negative(a: str | Atom) -> bool:
     if isinstance(a, str):
         return False
-    return a.kind == "fetch" or not all(is_nonnegative(x) for x in a.args)
+    if a.kind == "fetch":
+        return True
+    return not (any if a.kind == "max" else all)(is_nonnegative(x) for x in a.args)
 
 
 def simplify(p: Index, ranges: Ranges) -> Index:
