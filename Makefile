@@ -13,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay wheel clean
+.PHONY: demo torch test lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -73,6 +73,11 @@ conformance: $(VENV)/.extra-test
 
 guards: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.guards $(MODELS)/*.onnx
+
+# torch.compile(backend="polydyn"): its tests, and ten models beside eager torch. ARGS: names, --time 20 ...
+torch: $(VENV)/.extra-test $(VENV)/.extra-torch $(VENV)/.extra-export
+	$(BIN)/python -m pytest tests/test_torch.py
+	$(BIN)/python -m benchmarks.torch_models $(ARGS)
 
 # PyTorch is a rival here, so the extra that exports models is needed too. ARGS: as above, and --only FAMILY ...
 bench-gemm: $(VENV)/.extra-bench $(VENV)/.extra-export

@@ -23,7 +23,7 @@ MOST_OPERATIONS = 40
 
 
 def compute_masks(plan: FusionPlan) -> FusionPlan:
-    """The plan whose attentions compute their masks where that needs no plane; nodes that nobody reads any more go."""
+    """The plan whose attentions compute their masks where that needs no plane; nodes without readers are dropped."""
     masks = _Masks(plan)
     swap = {n.output: masks.rewritten(n) for g in plan.groups if g.kind == "attention" for n in _readers(plan, g)}
     if all(n is swap.get(n.output, n) for g in plan.groups for n in g.nodes):
@@ -69,7 +69,7 @@ class _Masks:
         return n if body == n.body else replace(n, body=body)
 
     def _computed(self, v: Load, plane: frozenset[str]) -> Value | None:
-        """The element over what is stored and is no plane; None when it is no such value."""
+        """The element as an expression over stored tensors other than planes; None when it has no such form."""
         n = self.producer.get(v.buffer)
         if not isinstance(n, Compute) or not n.is_map or any(i.fetches() for i in v.index):
             return None
@@ -117,7 +117,7 @@ def _divided(i: Index, plane: frozenset[str]) -> bool:
 
 
 def _needed(plan: FusionPlan, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes that something still reads."""
+    """The nodes that still have readers."""
     read: set[str] = set()
     out: list[Node] = []
     for n in reversed(nodes):

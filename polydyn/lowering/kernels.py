@@ -87,13 +87,13 @@ class KernelBuilder(Builder[Kernel]):
 
     def _placed(self, group: FusedGroup, form: Form) -> Placed[Kernel]:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
-        verify_group(lowered.group)
         self.unproven += prove_prologue(self.plan, group)
         free = {x for names in self.plan.strides.values() for x in names}
         self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params, free)]
         key = self._key(form)
         found = self.again(group, lowered, key)
         if found is None:
+            verify_group(lowered.group)
             self.forms[key] = form
             self.show(group, _name(form, key), *_solved(form))
             built = self._build(form, key)

@@ -17,7 +17,7 @@ MARK = "%"
 
 
 class Multiples:
-    """Symbol -> the largest constant that it is known to be a multiple of."""
+    """Symbol -> the largest constant that certainly divides it."""
 
     def __init__(self) -> None:
         self.of: dict[str, int] = {}
@@ -29,7 +29,7 @@ class Multiples:
         self._forward[symbol] = Index.of(MARK + symbol) * self.of[symbol]
 
     def quotients(self, facts: Sequence[tuple[Index, Index]]) -> list[tuple[Index, Index]]:
-        """Learns from (x, n), x a multiple of n, where x is a known quotient; returns the facts that are none.
+        """Takes facts (x, n), x a multiple of n. Learns from those whose x is a quotient; returns the others.
 
         An ``L`` whose half is a multiple of 2 is one of 4.
         """
@@ -62,7 +62,7 @@ class Multiples:
         return out
 
     def outside(self, p: Index) -> Index:
-        """``8 * %L`` written as ``L``, and what is left of ``%L`` as ``L // 8``."""
+        """``8 * %L`` written as ``L``, and a remaining ``%L`` as ``L // 8``."""
         if not any(s.startswith(MARK) for s in p.symbols()):
             return p
         p = p.map_atoms(self._atom)
