@@ -63,8 +63,8 @@ from polydyn.schedules.tree.strategies import (
 
 CHAINS = 4
 """Sums that hide the latency of an addition, twice as many of narrow vectors; fewer accumulators get so many in all."""
-_KNOWN = (b("k"), p("k"), a("k"), LANE)
-"""Loops whose extents are known when the kernel is built, for all its variants."""
+_KNOWN = tuple(map(extent, (b("k"), p("k"), LANE)))
+"""Sizes that are known when the kernel is built, for all its variants."""
 V = Index.of
 
 
@@ -404,7 +404,7 @@ class ContractKernel:
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         p, (nt, mt) = self.plan, self._register_tiles()
-        sizes = {extent(x): e for x, e in self.schedule.extents().items() if x in _KNOWN}
+        sizes = {n: e for n, e in self.schedule.parameters().items() if n in _KNOWN}
         pack = Step("pack", "columns are packed into panels", lambda b: consume(b, "promote", self.pack),
                     ("c_lo", PANEL))  # fmt: skip
         fill = Step("fill", "rows are copied", lambda b: consume(b, "fill", self.fill), ("r_lo", ROWS))
