@@ -39,7 +39,7 @@ def cpu_attention(group: Group, parts: AttentionParts, sizes: tuple[CpuTile, Cpu
     columns of the scores, loops of the stitch, reduction of the values. ``pack``: PACK copies the keys into panels.
     """
     i, j, d, k = "i", "j", "d", "k"
-    first, second = parts.score_roles, parts.value_roles
+    first = parts.score_roles
     t = _beside(group, parts)
     scores, values = (x for x in (part.backbone for part in _products(group)))
     inner, inside = [it(x) for x in first.inner], Coord("l")
@@ -62,8 +62,9 @@ def cpu_attention(group: Group, parts: AttentionParts, sizes: tuple[CpuTile, Cpu
     for axis in (i, j, d):
         t = clip(t, axis, *uncopied(t, axis))
     t = clip(t, j, PACK, whole=1) if pack else t
-    t = assign(t, "task", *map(it, first.batch), b(i))
-    t = mark(mark(t, MarkName.TASK, [*map(it, first.batch), b(i)][0], scores.name), MarkName.SHARE, b(i), scores.name, under=True)
+    tasks = [*map(it, first.batch), b(i)]
+    t = mark(assign(t, "task", *tasks), MarkName.TASK, tasks[0], scores.name)
+    t = mark(t, MarkName.SHARE, b(i), scores.name, under=True)
     t = mark(t, MarkName.PROMOTE, VECTOR, PACK) if pack else t
     t = mark(mark(t, MarkName.BLOCK, c(i), scores.name, under=True), MarkName.ROWS, p(i), parts.rows.statements[0].name)
     t = mark(mark(t, MarkName.MICRO1, c(j), scores.name, under=True), MarkName.REDUCE, p(k), scores.name)

@@ -84,7 +84,8 @@ def phased(
     """The solved matrix of a stitch: loops that all statements share, in them stages one after another with loops of
     their own (BladeDISC 4; TSCompiler 5.2's phase row).
 
-    ``stages``: names of statements that share their inner loops; ``axes``, ``loops`` as for ``fused``. Before: statements one after another. After::
+    ``stages``: names of statements that share their inner loops; ``axes``, ``loops`` as for ``fused``.
+    Before: statements one after another. After::
 
         band r
           sequence

@@ -151,8 +151,11 @@ class Scheduled:
             statements.append(TileStatement(n, coords, tuple(conditions)))
         used = dict.fromkeys(_parameter(x) for view in self.map.views.values() for x in view.loops)
         tasks = self.parallel[0][1] if self.parallel else ()
-        whole = {_parameter(x): self.map.extents[x.digits[0].axis] for view in self.map.views.values()
-                 for x in view.loops if len(x.digits) == 1 and len(self.map.axes[x.digits[0].axis]) == 1}  # fmt: skip
+        whole: dict[str, Index] = {}
+        for x in (x for view in self.map.views.values() for x in view.loops if x.digits):
+            axis = x.digits[0].axis
+            if x.digits == self.map.axes[axis]:  # what runs all of an axis ends with it
+                whole[_parameter(x)] = self.map.extents[axis]
         return TiledGroup(self.tree, tuple(statements), tuple(used), tasks, whole)
 
 
