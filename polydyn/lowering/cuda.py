@@ -27,7 +27,7 @@ from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof_attention import prove_row_blocks
 from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.reuse import Proofs
-from polydyn.schedules.schedule import schedule_attention
+from polydyn.schedules.schedule import attention_groups, schedule_attention
 from polydyn.shapes.context import ShapeContext
 
 SHARED = 48 << 10
@@ -158,7 +158,11 @@ class CudaBuilder(Builder[CudaKernel]):
             return placed
         lowered = lower_nest(self.plan, group)
         key = lowered.key("cuda")
-        return self.again(group, lowered, key) or self._new(group, lowered, key, self._nest(lowered.group, key))
+        found = self.again(group, lowered, key)
+        if found is None:
+            self.show(group, f"nest_{key[:12]}", lowered.group)
+            found = self._new(group, lowered, key, self._nest(lowered.group, key))
+        return found
 
     def _new(
         self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[CudaKernel, ...],
@@ -197,6 +201,7 @@ class CudaBuilder(Builder[CudaKernel]):
         found = self.again(group, lowered, key)
         if found is None:
             verify_group(lowered.group)
+            self.show(group, kernel.name, lowered.group)
             tuned = self.tuner.tiles(key, form) if self.tuner else None
             versions = kernel.tuned_versions(tuned.kept) if tuned else kernel.versions()
             found = self._new(group, lowered, key, versions, tuned)
@@ -213,6 +218,7 @@ class CudaBuilder(Builder[CudaKernel]):
         found = self.again(group, lowered, key)
         if found is None:
             verify_group(lowered.group)
+            self.show(group, kernel.name, *attention_groups(kernel.parts))
             prove_row_blocks(lowered.group, kernel.parts)
             found = self._new(group, lowered, key, kernel.versions())
         return found
