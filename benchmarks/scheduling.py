@@ -167,10 +167,9 @@ def _attention(form: AttentionGroup, target: CpuTarget, clock: _Clock) -> Callab
     def kernel() -> AttentionKernel:
         return AttentionKernel("attention", group, parts, target, frozenset())
 
-    first = kernel()
-    tiled, tiles = first.tree(), first.tiles()
-    clock("proof", lambda: prove_attention(group, parts, tiled, tiles))
-    clock("tree", lambda: generate(tiled))
+    schedule = kernel().schedule
+    clock("proof", lambda: prove_attention(schedule, parts))
+    clock("tree", lambda: generate(schedule.tiled()))
     return lambda: kernel().build()
 
 

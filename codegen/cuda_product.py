@@ -78,8 +78,8 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 
 V = Index.of
-_DEALT = (s("i"), s("j"), s("k"), e("i"), e("j"), e("v"))
-"""Loops that are dealt to threads and lanes by the vector, whose extents the marks' passes bind."""
+_DEALT = tuple(map(extent, (s("i"), s("j"), s("k"), e("i"), e("j"), e("v"))))
+"""Sizes of loops that are dealt to threads and lanes by the vector: the marks' passes bind them."""
 RASTER = 8
 """Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
 UNROLLED = dict.fromkeys(
@@ -401,7 +401,7 @@ class TiledProduct:
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         t, shares, extents = self.tile, self.of.shares, self.schedule.extents()
-        sizes = {extent(x): n for x, n in extents.items() if x not in _DEALT}
+        sizes = {n: e for n, e in self.schedule.parameters().items() if n not in _DEALT}
         sizes |= {extent(b("s")): shares} if shares != ONE else {}
         tiles = extents[b("k")]
         unit = V("warp") if t.kind.warp else V("tid")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polydyn.codegen.cpu_plan import Plan
 from polydyn.schedules.index import Index, maximum, minimum
 
 BLOCK_ELEMENTS = 1 << 16
@@ -93,3 +94,25 @@ def in_pieces(
     least = maximum(mt // (bi * TALL), minimum(few, mt // (bi * LOW)))
     rows = maximum(1, minimum((bj * more).ceildiv(columns), least))
     return {"B_i": bi * rows, "B_j": columns}
+
+
+def product_blocks(
+    plan: Plan, width: int, tiles: tuple[Index, Index], sizes: tuple[Index, Index, Index], batch: Index, copied: Index
+) -> dict[str, Index]:
+    """Blocks of a product for the threads: whole batches first, then column panels or rows.
+
+    ``tiles``: register tiles along rows and columns; ``sizes``: rows, columns, reduction steps; ``copied``: steps of a
+    row that is copied; ``width``: lanes.
+    """
+    (mt, nt), (m, n, steps), threads = tiles, sizes, Index.of("nth")
+    need, columns = maximum(1, threads.ceildiv(maximum(1, batch))), plan.vectors * width
+    if plan.fill:
+        return row_blocks(mt, nt, rows_that_stay(plan.rows, copied), need, cheap_rows=False)
+    known = n.constant and steps.constant and n.constant > columns
+    most = rows_for_all(plan.rows, int(n), int(steps)) if known else 0
+    if most:
+        blocks = row_blocks(mt, nt, most, need, cheap_rows=True)
+    else:
+        blocks = even_shares(mt, nt, need, n, (plan.rows, columns))
+    work = batch * maximum(m, STREAMED) * n * steps
+    return in_pieces(blocks, mt, nt, threads, batch, work, plan.promote)

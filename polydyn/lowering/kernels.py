@@ -114,7 +114,7 @@ class KernelBuilder(Builder[Kernel]):
         if isinstance(form, LoweredGroup):
             return _Choice((self._nest(form.group, key),))
         kernel = self._attention(form, key)
-        prove_attention(form.lowered.group, kernel.parts, kernel.tree(), kernel.tiles())
+        prove_attention(kernel.schedule, kernel.parts)
         return _Choice((kernel.build(),))
 
     def _contract(self, form: ContractGroup, key: str) -> _Choice:
