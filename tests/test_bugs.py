@@ -145,3 +145,12 @@ def test_some_rows_of_an_attention_are_computed_in_parts() -> None:
         x["attention_mask"] = np.ones((b, length), np.int64)
         rows = whole.run(x)["y"].reshape(b, length, 2, 8)[:, :2]
         np.testing.assert_allclose(some.run(x)["z"], rows, rtol=1e-4, atol=1e-5)
+
+
+def test_a_group_computed_again_keeps_the_subscripts_inside_it() -> None:
+    """A value computed again in its reader lost how one node of its group read the other: over an axis of 1 less."""
+    sheet = Sheet(x=("N", 1, "L"), w=("N", "L"))
+    sheet.let("m", ("N", 1, "L"), op("abs", op("neg", sheet.at("x", "d0", "d1", "d2"))))
+    sheet.let("u", ("N", "L"), op("mul", sheet.at("m", "d0", 0, "d1"), sheet.at("w", "d0", "d1")))
+    sheet.let("s", (), sheet.at("u", "r0", "r1"), ("N", "L"), "sum")
+    assert not wrong(sheet.graph("s"), {"N": 1, "L": 1}, {"N": 3, "L": 2}, {"N": 0, "L": 7}, {"N": 7, "L": 33})

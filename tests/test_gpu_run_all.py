@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -17,7 +18,7 @@ import onnx
 import pytest
 from tiny import model, node
 
-from benchmarks.gpu import compare, conformance, pack, processes, rehearsal, run_all, stage
+from benchmarks.gpu import compare, conformance, cpu, pack, processes, rehearsal, run_all, stage
 from polydyn.gpu.errors import DeviceLostError
 
 ROOT = Path(__file__).parents[1]
@@ -184,6 +185,16 @@ def test_our_times_stay_when_torch_fails(folder: Path, monkeypatch: pytest.Monke
     got = compare.compare(here, case, case["shapes"][0], refuses)
     assert got is not None and got["us"] > 0 and got["message"] == "torch: RuntimeError: no softmax_float32"
     assert got.get("ok", True)
+
+
+def test_a_step_of_the_cpu_run_ends_in_time_with_what_it_started(tmp_path: Path) -> None:
+    code = "import subprocess, sys, time\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\ntime.sleep(60)"
+    with (tmp_path / "log").open("w") as log:
+        assert cpu.run([sys.executable, "-c", code], 1.5, os.environ, log) == 124
+        assert cpu.run([sys.executable, "-c", "raise SystemExit(3)"], 20, os.environ, log) == 3
+    assert not alive(int((tmp_path / "log").read_text()))
+    names = [name for name, _, _ in cpu.steps("python", tmp_path, ["1"])]
+    assert names == ["export", "bert_base", "resnet50", "gemm"]
 
 
 def test_what_takes_long_says_that_it_waits(

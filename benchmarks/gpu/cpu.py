@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TextIO
 
 from benchmarks.gpu.run_all import unpacked
 
@@ -63,7 +66,8 @@ def main() -> int:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(site), *wheels]
         paths = os.pathsep.join(filter(None, [str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]))
         environment = os.environ | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
-        for name, command, share in [("wheels", pip, 0.2), *steps(sys.executable, models, options.threads)]:
+        first = [("wheels", pip, 0.2)] if wheels else []  # without them everything is there already
+        for name, command, share in [*first, *steps(sys.executable, models, options.threads)]:
             start, seconds = time.monotonic(), max(5.0, (end - time.monotonic()) * share)
             code = run(command, seconds, environment, log)
             failed += code != 0
@@ -75,12 +79,14 @@ def main() -> int:
     return failed
 
 
-def run(command: list[str], seconds: float, environment: dict[str, str], log: object) -> int:
-    """Its exit status; 124 when it was stopped after ``seconds``."""
+def run(command: list[str], seconds: float, environment: Mapping[str, str], log: TextIO) -> int:
+    """Its exit status; 124 when it was stopped after ``seconds``, with everything it had started."""
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
     try:
-        done = subprocess.run(command, timeout=seconds, env=environment, cwd=ROOT, stdout=log, stderr=log)  # type: ignore[call-overload]
-        return int(done.returncode)
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         return 124
 
 

@@ -65,7 +65,9 @@ def _body(g: FusedGroup) -> Value:
     bodies: dict[str, Value] = {}
 
     def put(v: Value) -> Value:
-        return bodies.get(v.buffer, v) if isinstance(v, Load) else v
+        if not isinstance(v, Load) or v.buffer not in bodies:
+            return v
+        return substitute(bodies[v.buffer], {dim_name(a): i for a, i in enumerate(v.index)})
 
     for n in g.nodes:
         bodies[n.output] = transform(n.body, put)

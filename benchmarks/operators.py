@@ -1,0 +1,88 @@
+"""The table of operators in ``docs/operators.md``: how each is built, for which opsets, and its node cases.
+
+Run: ``python -m benchmarks.operators [RESULTS.json]``; ``python -m benchmarks.conformance --json`` writes the results.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+import onnx.defs
+
+from benchmarks.conformance import cases
+from polydyn.graph.bodies import BODIES, split_name
+from polydyn.graph.propagate import load_operators
+
+PLACE = Path(__file__).parents[1] / "docs" / "operators.md"
+HEAD = """# Operators
+
+Written by `python -m benchmarks.operators RESULTS.json`, after `python -m benchmarks.conformance --json RESULTS.json`.
+
+- *primitives*: a shape rule and an expansion (`polydyn/graph/operators/`).
+- *body*: written as other operators (`polydyn/graph/functions/`); it fuses as its decomposed form does.
+- *function*: replaced by ONNX's own function body.
+
+Opsets: the versions of the operator that ONNX defines, from the oldest on; a part of an operator that is not built is
+refused by name. Cases: ONNX's node cases of this operator alone that pass compiled for the CPU, of all there are.
+"""
+
+
+def opsets(op: str) -> str:
+    """The versions of an operator that ONNX knows."""
+    domain, name = split_name(op)
+    found = {s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.domain, s.name) == (domain, name)}
+    return " ".join(map(str, sorted(found))) or "-"
+
+
+def kinds() -> dict[str, str]:
+    """Operator -> how it is built."""
+    out = dict.fromkeys(load_operators(), "primitives")
+    out |= dict.fromkeys((b for b in BODIES if b not in out), "body")
+    for s in onnx.defs.get_all_schemas():
+        name = f"{s.domain}::{s.name}" if s.domain else s.name
+        if s.has_function or s.has_context_dependent_function:
+            out.setdefault(name, "function")
+    return out | {"If": "a branch, where the condition follows from sizes", "Constant": "a constant"}
+
+
+def counted(results: Mapping[str, str]) -> tuple[Counter[str], Counter[str]]:
+    """Passed and all cases of one node, by operator."""
+    passed: Counter[str] = Counter()
+    every: Counter[str] = Counter()
+    for case in cases():
+        nodes = case.model.graph.node
+        if len(nodes) == 1:
+            n = nodes[0]
+            name = f"{n.domain}::{n.op_type}" if n.domain not in ("", "ai.onnx") else n.op_type
+            every[name] += 1
+            passed[name] += results.get(case.name, "").startswith("passed")
+    return passed, every
+
+
+def table(results: Mapping[str, str]) -> str:
+    """The document."""
+    known = kinds()
+    passed, every = counted(results) if results else (Counter[str](), Counter[str]())
+    lines = [HEAD, "| operator | built as | opsets | cases |", "|---|---|---|---|"]
+    for op in sorted(known, key=lambda x: (split_name(x)[0], split_name(x)[1])):
+        cell = f"{passed[op]} of {every[op]}" if every[op] else "-"
+        lines.append(f"| {op} | {known[op]} | {opsets(op)} | {cell} |")
+    schemas = {f"{s.domain}::{s.name}" if s.domain else s.name for s in onnx.defs.get_all_schemas()}
+    missing = sorted(schemas - known.keys())
+    lines += ["", f"Not built, refused by name ({len(missing)} of ONNX's): {', '.join(missing)}.", ""]
+    return "\n".join(lines)
+
+
+def main(path: str = "") -> None:
+    """Writes the document."""
+    PLACE.write_text(table(json.loads(Path(path).read_text()) if path else {}))
+    print(PLACE)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])
