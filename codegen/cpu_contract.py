@@ -13,6 +13,7 @@ from functools import cached_property, partial
 
 from polydyn.codegen.cpu_emit import bound_names, emit
 from polydyn.codegen.cpu_plan import REDUCTION_BLOCK, ROW_UNROLL, ContractTuple, Plan
+from polydyn.codegen.cpu_scratch import Scratch
 from polydyn.codegen.ir import Body, Def, FlatLoad, For, Let, Node, Store, consume, rewrite, walk
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
@@ -154,33 +155,7 @@ class ContractKernel:
 
     def tiles(self) -> ContractTiles:
         """The sizes that the kernel is built for, as proofs want them."""
-        p, w = self.plan, self.width
-        panels, vector = self._panels(V("N"), V("c_hi")), p.block * self.R * w
-        return ContractTiles(
-            p.rows, self.nr, w, p.block, p.blocks, p.promote, panels, self._panel_size(V("S")), vector,
-            p.fill, self._filled(), self._fill_size(V("S")), self._pitch(), p.block * self.R,
-        )  # fmt: skip
-
-    def _filled(self) -> Index:
-        """Rows that FILL copies for the share [r_lo, r_hi) of rows."""
-        return V("r_hi") - "r_lo"
-
-    def _pitch(self) -> Index:
-        """Elements from one row of scratch to the next: not a power of two, which would meet in few sets of a cache."""
-        return self.plan.block * self.R + self.width
-
-    def _fill_size(self, share: Index) -> Index:
-        """Elements allocated for at most ``share`` row tiles."""
-        return share * self.plan.rows * self._pitch()
-
-    def _panels(self, columns: Index, c_hi: Index) -> Index:
-        """Vectors of columns that PACK fills for the share [c_lo, c_hi) of column tiles."""
-        lo = V("c_lo")
-        return minimum((columns - lo * self.nr).ceildiv(self.width), (c_hi - lo) * self.plan.vectors)
-
-    def _panel_size(self, share: Index) -> Index:
-        """Elements allocated for at most ``share`` column tiles."""
-        return share * self.nr * self.plan.block * self.R
+        return self.scratch.tiles()
 
     # -- lowering ------------------------------------------------------------------------------------------------
 
@@ -195,6 +170,12 @@ class ContractKernel:
     def places(self) -> Places:
         """Where instances are."""
         return Places(self.schedule)
+
+    @cached_property
+    def scratch(self) -> Scratch:
+        """The operands that are copied."""
+        inner = [(x, self.extents[x]) for x in self.roles.inner]
+        return Scratch(self.plan, self.width, inner, self.places)
 
     @property
     def nr(self) -> int:
@@ -263,31 +244,13 @@ class ContractKernel:
         """The column operand: in place, from packed panels, or from the promoted buffer."""
         if not self.plan.promote:
             return flat(self.group, self.col_value, self.places.env(ACC, a), lambda x: None)
-        return FlatLoad(self.col_value.dtype, PANEL, self._panel(ACC, a))
-
-    def _panel(self, statement: str, a: Mapping[str, Index]) -> Index:
-        """Where panels ``[vector][reduction][lane]`` hold a column."""
-        cell = self.places.cell(statement, PANEL, a, LANE)
-        lane = self.places.digit(statement, "j", LANE, a)
-        return (cell["j"] * (self.plan.block * self.R) + self._step(cell)) * self.width + lane
+        return FlatLoad(self.col_value.dtype, PANEL, self.scratch.panel(ACC, a))
 
     def _row(self, a: Mapping[str, Index]) -> Value:
         """The row operand: in place, or from scratch."""
         if not self.plan.fill:
             return flat(self.group, self.row_value, self.places.env(ACC, a), lambda x: None)
-        return FlatLoad(self.row_value.dtype, ROWS, self._copied(ACC, a))
-
-    def _copied(self, statement: str, a: Mapping[str, Index]) -> Index:
-        """Where scratch ``[row][reduction]`` holds an element of a row."""
-        cell = self.places.cell(statement, ROWS, a)
-        return cell["i"] * self._pitch() + self._step(cell)
-
-    def _step(self, cell: Mapping[str, Index]) -> Index:
-        """The step of the block's reduction, of all reductions as one."""
-        k = cell["k"]
-        for x in self.roles.inner:
-            k = k * self.extents[x] + cell[x]
-        return k
+        return FlatLoad(self.row_value.dtype, ROWS, self.scratch.row(ACC, a))
 
     def _left(self, statement: str, axis: str, loop: Coord) -> Index:
         """Elements of an axis from the first step of a loop on, in the coordinates of the loops around it."""
@@ -300,7 +263,7 @@ class ContractKernel:
 
         def f(a: Mapping[str, Index]) -> Body:
             value = flat(self.group, self.col_value, self.places.env(PACK, a), lambda x: None)
-            return (Store(PANEL, self._panel(PACK, a), value),)
+            return (Store(PANEL, self.scratch.panel(PACK, a), value),)
 
         body = lower(body, {PACK: f})
         if self.plan.blocks != ONE:
@@ -314,7 +277,7 @@ class ContractKernel:
 
         def f(a: Mapping[str, Index]) -> Body:
             value = flat(self.group, self.row_value, self.places.env(FILL, a), lambda x: None)
-            return (Store(ROWS, self._copied(FILL, a), value),)
+            return (Store(ROWS, self.scratch.row(FILL, a), value),)
 
         body = lower(body, {FILL: f})
         if self.plan.blocks != ONE:
@@ -466,12 +429,12 @@ class ContractKernel:
         tm, (nt, mt) = self.schedule.map, self._register_tiles()
         if self.plan.promote:
             lo, hi = (tm.share("j", V(b("j")) + n) for n in (0, 1))
-            panel = (PANEL, self.col_value.dtype, self._panel_size(nt.ceildiv("B_j")))
-            body = (Let("c_lo", lo, allocated(bind(body, {extent(VECTOR): self._panels(self.N, hi)}), *panel)),)
+            panel = (PANEL, self.col_value.dtype, self.scratch.panel_size(nt.ceildiv("B_j")))
+            body = (Let("c_lo", lo, allocated(bind(body, {extent(VECTOR): self.scratch.panels(self.N, hi)}), *panel)),)
         if self.plan.fill:
             first, end = (tm.first("i", V(b("i")) + n) for n in (0, 1))
-            rows = (ROWS, self.row_value.dtype, self._fill_size(mt.ceildiv("B_i")))
-            body = bind(body, {extent(a("i")): self._filled()})
+            rows = (ROWS, self.row_value.dtype, self.scratch.rows_size(mt.ceildiv("B_i")))
+            body = bind(body, {extent(a("i")): self.scratch.rows()})
             body = (Let("r_lo", first, (Let("r_hi", end, allocated(body, *rows)),)),)
         return body
 

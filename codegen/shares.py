@@ -18,8 +18,11 @@ PIECE = 160000
 """Multiply-adds of a task below which more of them do not pay: about 5 us of an AVX-512 core (docs/adr/0026)."""
 STREAMED = 8
 """Rows up to which a product takes as long as reading its columns: fewer rows make no less work."""
-TALL = 16
-"""Row tiles of a task from which reading all columns once more for them does not matter."""
+TALL, LOW = 16, 4
+"""Row tiles of a task from which reading all columns once more for them does not matter; and from which it matters less
+than one thread in two with a task more than the others."""
+FEW_TASKS = 4
+"""Tasks of each thread from which one more for some of them is a small part."""
 
 
 def rows_that_stay(rows: int, steps: Index) -> int:
@@ -45,7 +48,7 @@ def row_blocks(mt: Index, nt: Index, most: int, need: Index, cheap_rows: bool) -
     again, also where few blocks are no multiple of it: three blocks would be two for one thread and one for another.
     """
     bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
-    parts = need.ceildiv(maximum(1, mt))
+    parts = need // maximum(1, mt)  # 10 parts of 7 rows would be two tasks for some of 64 threads, 9 are one for all
     if cheap_rows:
         uneven = minimum(1, bi % need) * minimum(1, maximum(0, FEW_BLOCKS * need - bi))
         parts = maximum(parts, 1 + uneven * (need - 1))
@@ -74,8 +77,9 @@ def in_pieces(
     """``blocks`` in so many more parts that each of several ``threads`` has about PIECES tasks of at least PIECE work.
 
     Columns are divided first: a task goes through all its rows for each panel of columns anyway, and packs no more of
-    them than its own. Then rows, into tasks of at least TALL tiles, but not where every part would pack (``packs``) all
-    columns again. ``others``: tasks for each block (batches); ``steps``: multiply-adds of everything.
+    them than its own. Then rows, into tasks of at least TALL tiles, and of LOW ones while more threads than panels have
+    few tasks each; but not where every part would pack (``packs``) columns again. ``others``: tasks for each block
+    (batches); ``steps``: multiply-adds of everything.
     """
     bi, bj = blocks["B_i"], blocks["B_j"]
     several = minimum(1, threads - 1)
@@ -84,5 +88,8 @@ def in_pieces(
     columns = maximum(bj, minimum(nt, bj * more))
     if packs:
         return {"B_i": bi, "B_j": columns}
-    rows = maximum(1, minimum((bj * more).ceildiv(columns), mt // (bi * TALL)))
+    crowded = minimum(1, maximum(0, threads - nt))
+    few = crowded * (threads * FEW_TASKS).ceildiv(maximum(1, others * bi * columns))
+    least = maximum(mt // (bi * TALL), minimum(few, mt // (bi * LOW)))
+    rows = maximum(1, minimum((bj * more).ceildiv(columns), least))
     return {"B_i": bi * rows, "B_j": columns}

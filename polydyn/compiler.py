@@ -21,6 +21,7 @@ from polydyn.graph.show import show_graph
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
 from polydyn.program.program import Program, check_threads
+from polydyn.program.show import show_host_plan
 from polydyn.shapes.sizes import Dims, sizes_by_name
 from polydyn.tuning.records import Records
 
@@ -62,7 +63,7 @@ def _plan(stage: Stage, graph: Graph, backend: Target[Any], records: Records | N
     rewritten = stage("rewrite", backend.rewrite(graph), show_graph)
     fused = stage("fuse", backend.fuse(rewritten), show_plan)
     kernels = stage("kernels", backend.place(backend.builder(fused, records)))
-    return stage("host plan", host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend))
+    return stage("host plan", host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend), show_host_plan)
 
 
 def plan_program(

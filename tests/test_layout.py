@@ -23,7 +23,7 @@ ORDER = [
 ]  # fmt: skip
 TOP = {
     "compiler", "checked", "cli", "explore", "backend", "program_cache", "session", "jobs", "torch_backend",
-    "__init__", "__main__",
+    "verification", "__init__", "__main__",
 }  # fmt: skip
 AFTER_IMPORT = ["schedules", "codegen", "polydyn/fusion", "polydyn/lowering", "polydyn/build", "polydyn/program"]
 # Words that are ONNX operators and also words of schedules, C or numpy.

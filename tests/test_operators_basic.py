@@ -10,7 +10,7 @@ import pytest
 from one_node import check, import_model, model_of
 from onnx import helper
 
-from polydyn.errors import UnsupportedError
+from polydyn.errors import ModelError, UnsupportedError
 from polydyn.graph import reference
 from polydyn.graph.ir import Compute
 from polydyn.schedules.expr import walk
@@ -238,7 +238,15 @@ def test_einsum(equation: str) -> None:
     check(model, {f"x{i}": floats(*(sizes[c] for c in t)) for i, t in enumerate(terms)})
 
 
-@pytest.mark.parametrize("equation", ["...ij->...ji", "ii->i"])
-def test_einsum_forms_that_are_refused(equation: str) -> None:
-    with pytest.raises(UnsupportedError, match="the_Einsum"):
-        import_model(model_of("Einsum", {"x": ("float32", ("I", "I"))}, {"equation": equation}))
+@pytest.mark.parametrize(("equation", "shapes"), [
+    ("...ij->...ji", [(2, 7, 3, 5)]), ("ii->i", [(7, 7)]), ("...ii->...i", [(2, 3, 3)]), ("ii", [(5, 5)]),
+    ("...ij,...jk->...ik", [(2, 1, 3, 5), (7, 5, 2)]), ("i...,i...", [(3, 2), (3, 2)]), ("b...->b...", [(31,)]),
+])  # fmt: skip
+def test_einsum_with_an_ellipsis_or_a_diagonal(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    inputs = {f"x{i}": ("float32", s) for i, s in enumerate(shapes)}
+    check(model_of("Einsum", inputs, {"equation": equation}), {f"x{i}": floats(*s) for i, s in enumerate(shapes)})
+
+
+def test_einsum_labels_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ModelError, match="labels ij for the 3 axes of x"):
+        import_model(model_of("Einsum", {"x": ("float32", ("I", "J", "K"))}, {"equation": "ij->i"}))

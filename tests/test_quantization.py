@@ -13,7 +13,7 @@ from tiny import node
 from benchmarks.conformance import cases, run_case
 from polydyn.checked import CheckedProgram
 from polydyn.compiler import Options, plan_program
-from polydyn.errors import ModelError, UnsupportedError
+from polydyn.errors import ModelError, ShapeError, UnsupportedError
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph import reference
 from polydyn.graph.expand import import_model
@@ -26,8 +26,8 @@ OPERATORS = {
     "QLinearConv",
 }  # fmt: skip
 CASES = {c.name: c for c in cases() if OPERATORS & {n.op_type for n in c.model.graph.node}}
-NOT_BUILT = ("e4m3fn", "e5m2", "int4", "int2", "float4e2m1", "blocked")
-"""8-bit floats, integers below a byte, a scale for each block: refused by name."""
+NOT_BUILT = ("e4m3fn", "e5m2", "int4", "int2", "float4e2m1")
+"""8-bit floats, integers below a byte: refused by name."""
 RNG = np.random.default_rng(11)
 SIZES = (0, 1, 2, 7, 33)
 
@@ -123,8 +123,6 @@ def test_forms_of_several_opsets() -> None:
 @pytest.mark.parametrize(
     ("op", "attributes", "scale", "message"),
     [
-        ("QuantizeLinear", {"block_size": 2}, np.ones((2, 4), np.float32), "block_size=2"),
-        ("DequantizeLinear", {"block_size": 2}, np.ones((2, 4), np.float32), "block_size=2"),
         ("QuantizeLinear", {"precision": 10}, one(1), "precision=10"),
         ("QuantizeLinear", {"output_dtype": 17}, one(1), "FLOAT8E4M3FN"),
         ("QuantizeLinear", {"output_dtype": 22}, one(1), "INT4"),
@@ -132,10 +130,25 @@ def test_forms_of_several_opsets() -> None:
         ("DequantizeLinear", {"output_dtype": 1}, np.array(1.0), "a scale of float64"),
     ],
 )  # fmt: skip
-def test_blocks_precisions_and_small_types_are_refused(op: str, attributes: Any, scale: Any, message: str) -> None:
+def test_precisions_and_small_types_are_refused(op: str, attributes: Any, scale: Any, message: str) -> None:
     x = "float32" if op == "QuantizeLinear" else "int8"
     with pytest.raises(UnsupportedError, match=message):
         import_model(model_of(op, {"x": (x, (4, 4)), "s": scale}, attributes, 23))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_scale_for_each_block(axis: int) -> None:
+    blocks = (4, 3) if axis == 0 else (7, 2)
+    scale, zero = np.abs(floats(*blocks)) + 0.1, byte("uint8", *blocks)
+    shape = (7, 3)
+    attributes = {"block_size": 2, "axis": axis}
+    model = model_of("QuantizeLinear", {"x": ("float32", shape), "s": scale, "z": zero}, attributes, 21)
+    check(model, {"x": floats(*shape) * 20}, 0)
+    model = model_of("DequantizeLinear", {"x": ("uint8", shape), "s": scale, "z": zero}, attributes, 21)
+    check(model, {"x": byte("uint8", *shape)})
+    with pytest.raises(ShapeError, match="axis 0 of s has a number for each block"):
+        given = {"x": ("float32", (4, 4)), "s": np.ones((2, 4), np.float32)}
+        import_model(model_of("QuantizeLinear", given, {"block_size": 2}, 21))
 
 
 def test_a_named_dtype_is_that_of_the_zero_point() -> None:

@@ -78,7 +78,7 @@ def elementwise(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | 
 def stitch(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
     """Groups around reductions become one where locality holds between their dominants (BladeDISC 4.2).
 
-    Their group-dims lead; others are the business of ``columns``, so that rows come first.
+    Their group-dims lead. Other group-dims are left to ``columns``, so that rows come first.
     """
     join = _stitched(plan, a, b)
     return None if isinstance(join, Join) and not lead(plan.graph, join.rows) else join
@@ -147,7 +147,7 @@ def _common(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Rows | str:
 
 
 def _remote(graph: Graph, a: FusedGroup, n: Compute, rows: Rows) -> str | None:
-    """Why a node cannot read what ``a`` makes inside its row."""
+    """Why a node cannot read the results of ``a`` inside its row."""
     reads = reads_of({m.output for m in a.nodes}, n)
     if n.is_map:
         aligned = all(is_aligned(graph, n, x, rows) for x in reads)
@@ -168,7 +168,7 @@ def _other_tiles(graph: Graph, n: Compute, producers: Sequence[Compute], rows: R
 
 
 def _single(graph: Graph, nodes: Sequence[Compute]) -> bool:
-    """Whether all nodes make single elements: each is one task, whatever it reduces."""
+    """Whether all nodes compute single elements: each is one task, whatever it reduces."""
     return not any(node_rows(graph, n.output) for n in nodes)
 
 

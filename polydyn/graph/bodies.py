@@ -34,6 +34,7 @@ class Body:
         self.nodes: list[OnnxNode] = []
         self.constants: dict[str, Array] = {}
         self.results: dict[int, str] = {}
+        self.asked: set[str] = set()
 
     def input(self, position: int) -> str:
         """An input of the node, ``""`` where it is absent."""
@@ -49,18 +50,27 @@ class Body:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute of the node."""
+        self.asked.add(name)
         return self.node.attribute(name, default)
+
+    def ignore(self, *names: str) -> None:
+        """Says that attributes change nothing here; any that a body neither asks for nor ignores is refused."""
+        self.asked.update(names)
 
     def op(self, name: str, *inputs: str, **attributes: Any) -> str:
         """Adds a node with one output; its name."""
         return self.ops(name, 1, *inputs, **attributes)[0]
 
-    def ops(self, name: str, count: int, *inputs: str, **attributes: Any) -> tuple[str, ...]:
+    def ops(self, name: str, count: int, *inputs: str, opset: int = OPSET, **attributes: Any) -> tuple[str, ...]:
         """Adds a node with several outputs; their names."""
         place = len(self.nodes)
         outputs = tuple(f"{name}_{place}.{k}" if k else f"{name}_{place}" for k in range(count))
-        self.nodes.append(OnnxNode(f"{name}_{place}", name, inputs, outputs, attributes, OPSET))
+        self.nodes.append(OnnxNode(f"{name}_{place}", name, inputs, outputs, attributes, opset))
         return outputs
+
+    def cast(self, x: str, dtype: str) -> str:
+        """The tensor under another dtype."""
+        return self.op("Cast", x, to=int(helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype))))
 
     def constant(self, value: Any, dtype: str = "int64") -> str:
         """Adds a constant."""
@@ -98,7 +108,9 @@ class Body:
         return UnsupportedError(f"{self.node.op}: {what} is not supported", node=self.node.name, remedy=remedy)
 
     def graph(self) -> ImportedGraph:
-        """The body with the outputs that the node has. UnsupportedError: one that it does not compute."""
+        """The body with the outputs that the node has. UnsupportedError: an output or an attribute it does not know."""
+        if unknown := sorted(self.node.attributes.keys() - self.asked):
+            raise self.refuse(f"the attribute {unknown[0]}={self.node.attribute(unknown[0])}")
         for position, name in enumerate(self.node.outputs):
             if name and position not in self.results:
                 raise self.refuse(f"its output {position} ({name})")

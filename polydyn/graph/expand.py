@@ -83,6 +83,10 @@ class _Builder:
         """Shape arithmetic held by the tensor."""
         return self.typed.value(name) if name in self.typed.inferred else None
 
+    def elements(self, name: str) -> Array | None:
+        """Shape arithmetic held by the tensor, fractions too."""
+        return self.typed.elements(name) if name in self.typed.inferred else None
+
     def constant(self, name: str) -> Array | None:
         """The array of a constant."""
         if name in self.typed.inferred:

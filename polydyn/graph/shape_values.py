@@ -63,11 +63,17 @@ def dims_only(value: Array | None) -> Array | None:
 
 
 def as_constant(value: Array | None, dtype: str) -> Array | None:
-    """The numpy array when every element is a constant Dim."""
-    value = dims_only(value)
-    if value is None or any(x.constant is None for x in value.flat):
+    """The numpy array when every element is a constant: a Dim, or a Ratio in a tensor of floats."""
+    if value is None:
         return None
-    out: Array = np.array([int(x) for x in value.flat], numpy_dtype(dtype)).reshape(value.shape)
+    known = [x.constant if isinstance(x, Index) else x.top.constant for x in value.flat]
+    floats = dtype in FLOATS
+    if any(k is None for k in known) or not (floats or all(isinstance(x, Index) for x in value.flat)):
+        return None
+    numbers = [
+        k / x.bottom if isinstance(x, Ratio) else k for k, x in zip(known, value.flat, strict=True) if k is not None
+    ]
+    out: Array = np.array(numbers, numpy_dtype(dtype)).reshape(value.shape)
     return out
 
 
@@ -83,7 +89,18 @@ def infer_value(node: OnnxNode, inputs: list[Array], dtype: str, facts: ShapeCon
         if x is None:
             return None
         out[i] = Ratio(facts.canonical(x.top), x.bottom) if isinstance(x, Ratio) else facts.canonical(x)
+        if dtype in NARROW and not _fits(out[i], dtype):
+            return None
     return out
+
+
+NARROW = ("int8", "int16", "uint8", "uint16", "uint32", "uint64")
+"""Integers that sizes are no value of: they hold numbers in their range only, since they wrap where sizes do not."""
+
+
+def _fits(x: Scalar, dtype: str) -> bool:
+    number, ends = x.constant if isinstance(x, Index) else None, np.iinfo(dtype)
+    return number is not None and ends.min <= number <= ends.max
 
 
 @dataclass(frozen=True)

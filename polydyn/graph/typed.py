@@ -70,6 +70,10 @@ class Asking:
         """Shape arithmetic held by an input."""
         return self.known.value(name)
 
+    def elements(self, name: str) -> Array | None:
+        """Shape arithmetic held by an input, fractions too."""
+        return self.known.elements(name)
+
     def constant(self, name: str) -> Array | None:
         """The array of a constant input."""
         return self.known.constant(name)

@@ -20,14 +20,14 @@ from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
-from polydyn.lowering.place import Builder, Noting, Placed, begin
+from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.schedules.decision import Decision, cheapest, members
 from polydyn.schedules.index import Atom, Index
-from polydyn.schedules.model import Group
+from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof_attention import prove_row_blocks
 from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.reuse import Proofs
-from polydyn.schedules.schedule import schedule_attention
+from polydyn.schedules.schedule import attention_groups, schedule_attention
 from polydyn.shapes.context import ShapeContext
 
 SHARED = 48 << 10
@@ -158,7 +158,11 @@ class CudaBuilder(Builder[CudaKernel]):
             return placed
         lowered = lower_nest(self.plan, group)
         key = lowered.key("cuda")
-        return self.again(group, lowered, key) or self._new(group, lowered, key, self._nest(lowered.group, key))
+        found = self.again(group, lowered, key)
+        if found is None:
+            self.show(group, f"nest_{key[:12]}", lowered.group)
+            found = self._new(group, lowered, key, self._nest(lowered.group, key))
+        return found
 
     def _new(
         self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[CudaKernel, ...],
@@ -175,7 +179,7 @@ class CudaBuilder(Builder[CudaKernel]):
         return self.placed[key]
 
     def _nest(self, group: Group, key: str) -> tuple[CudaKernel, ...]:
-        begin("nest", key, group)
+        verify_group(group)
         nest = Proofs(group).nest()
         kernel = CudaNestKernel(f"nest_{key[:12]}", group, nest.band, nest.phases)
         for k in (kernel, kernel.recomputed()):
@@ -196,7 +200,8 @@ class CudaBuilder(Builder[CudaKernel]):
             return None
         found = self.again(group, lowered, key)
         if found is None:
-            begin("contract", key, lowered.group)
+            verify_group(lowered.group)
+            self.show(group, kernel.name, lowered.group)
             tuned = self.tuner.tiles(key, form) if self.tuner else None
             versions = kernel.tuned_versions(tuned.kept) if tuned else kernel.versions()
             found = self._new(group, lowered, key, versions, tuned)
@@ -212,7 +217,8 @@ class CudaBuilder(Builder[CudaKernel]):
         lowered, key, kernel = made
         found = self.again(group, lowered, key)
         if found is None:
-            begin("attention", key, lowered.group)
+            verify_group(lowered.group)
+            self.show(group, kernel.name, *attention_groups(kernel.parts))
             prove_row_blocks(lowered.group, kernel.parts)
             found = self._new(group, lowered, key, kernel.versions())
         return found

@@ -36,7 +36,7 @@ GENERATOR = "1"
 
 
 def hardware_of(device: Device) -> Hardware:
-    """A GPU's data file as spaces and cost models want it: the instructions that kernels are made of, at their peaks.
+    """A GPU's data file in the form of spaces and cost models: the instructions of kernels, at their peaks.
 
     ``tile`` of an instruction is what a warp's part is a multiple of. Shared memory includes what the system reserves
     for each block.
@@ -155,7 +155,7 @@ def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False)
 
 
 def _compiler(arch: str) -> str:
-    """What compiles for an architecture; empty where nothing does."""
+    """The version of the compiler for an architecture; empty without one."""
     if arch == EMULATED:
         return EMULATED
     try:

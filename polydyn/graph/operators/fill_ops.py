@@ -8,21 +8,17 @@ from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.operators.common import iterators, normalize_axis
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.shape_ops import no_data
-from polydyn.graph.shape_values import LIMIT
+from polydyn.graph.shape_values import LIMIT, Ratio
 from polydyn.graph.subscripts import boxed, ints, sizes
-from polydyn.schedules.expr import FLOATS, FromIndex, const, load, neutral, op
+from polydyn.schedules.expr import FLOATS, FromIndex, Value, const, load, neutral, op
 from polydyn.schedules.index import ONE, ZERO, Index, maximum
 
 
 def infer_range(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Range: ``max(ceil((limit - start) / delta), 0)`` numbers; integers from sizes, or constant floats."""
+    """Range: ``max(ceil((limit - start) / delta), 0)`` numbers, of sizes, of fractions of sizes or of constants."""
     dtype = ctx.tensor(node.inputs[0]).dtype
     if dtype in FLOATS:
-        given = [ctx.constant(x) for x in node.inputs]
-        if any(g is None for g in given):
-            raise UnsupportedError("Range over floats needs constants", node=node.name)
-        first, last, by = (float(g.reshape(-1)[0]) for g in given if g is not None)
-        return (Inferred(dtype, (Index.of(max(int(np.ceil((last - first) / by)), 0)),)),)
+        return (Inferred(dtype, (_count_of_floats(node, ctx, dtype),)),)
     start, limit, delta = _bounds(node, ctx)
     step = delta.constant
     if step is None or step == 0:
@@ -31,6 +27,35 @@ def infer_range(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     count = n.constant
     value = boxed([start + step * i for i in range(count)]) if count is not None and count <= LIMIT else None
     return (Inferred(dtype, (n,), value),)
+
+
+def _count_of_floats(node: OnnxNode, ctx: InferContext, dtype: str) -> Index:
+    """How many steps lie below the limit. UnsupportedError: data, or a step that is not constant."""
+    known = [ctx.constant(x) for x in node.inputs]
+    if all(k is not None for k in known):
+        start, limit, delta = (k.reshape(-1)[0] for k in known if k is not None)
+        with np.errstate(all="ignore"):
+            steps = float(np.ceil((limit - start) / delta))
+        if not np.isfinite(steps):
+            raise ShapeError(f"a range from {start} to {limit} by {delta}", rule="the step of Range is not 0")
+        return Index.of(max(int(steps), 0))
+    ratios = [_ratio(node, ctx, x) for x in node.inputs]
+    start, limit, delta = ratios
+    step = delta.top.constant
+    if not step:
+        raise UnsupportedError(f"Range of {dtype} with a step that is not constant is not supported", node=node.name)
+    way = (limit.top * start.bottom - start.top * limit.bottom) * (delta.bottom if step > 0 else -delta.bottom)
+    return maximum(way.ceildiv(limit.bottom * start.bottom * abs(step)), 0)
+
+
+def _ratio(node: OnnxNode, ctx: InferContext | ExpandContext, name: str) -> Ratio:
+    found = ctx.elements(name)
+    if found is None:
+        raise UnsupportedError(
+            "Range over floats needs constants or arithmetic on sizes", node=node.name, tensor=name,
+        )  # fmt: skip
+    x = found.reshape(-1)[0]
+    return x if isinstance(x, Ratio) else Ratio(x, 1)
 
 
 def _bounds(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Index, Index, Index]:
@@ -44,12 +69,22 @@ def expand_range(node: OnnxNode, ctx: ExpandContext) -> None:
     """``start + d0 * delta``."""
     y = ctx.tensor(node.outputs[0])
     if y.dtype in FLOATS:
-        start, delta = (float(g.reshape(-1)[0]) for x in (0, 2) if (g := ctx.constant(node.inputs[x])) is not None)
-        step = op("mul", FromIndex(y.dtype, Index.of("d0")), const(delta, y.dtype))
-        ctx.compute(y.shape, op("add", const(start, y.dtype), step), output=y.name)
+        start, delta = (_number(node, ctx, node.inputs[k], y.dtype) for k in (0, 2))
+        step = op("mul", FromIndex(y.dtype, Index.of("d0")), delta)
+        ctx.compute(y.shape, op("add", start, step), output=y.name)
         return
     first, _, by = _bounds(node, ctx)
     ctx.compute(y.shape, FromIndex(y.dtype, first + by * "d0"), output=y.name)
+
+
+def _number(node: OnnxNode, ctx: ExpandContext, name: str, dtype: str) -> Value:
+    """A constant or a fraction of sizes as a scalar of a float dtype."""
+    known = ctx.constant(name)
+    if known is not None:
+        return const(float(known.reshape(-1)[0]), dtype)
+    x = _ratio(node, ctx, name)
+    top = FromIndex(dtype, x.top)
+    return top if x.bottom == 1 else op("div", top, const(x.bottom, dtype))
 
 
 def infer_constant_of_shape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:

@@ -87,13 +87,15 @@ def _affine(x: Value, scale: Value, shift: Value | None) -> Value:
 
 
 def batch_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """The input's type and shape; the channels agree with the parameters."""
+    """The input's type and shape, then the running mean and variance; the channels agree with the parameters."""
     t = ctx.tensor(node.inputs[0])
-    if node.attribute("training_mode", 0) or len([o for o in node.outputs if o]) > 1:
-        raise refuse(node, "training mode", "export the model for inference")
+    training = bool(node.attribute("training_mode", 0))
+    if not training and len([o for o in node.outputs if o]) > 1:
+        raise refuse(node, "statistics without training mode", "export the model for inference")
     for x in node.inputs[1:]:
         ctx.unify(t.shape[1], ctx.tensor(x).shape[0], f"{node.op} {node.name} has one {x} per channel")
-    return (Inferred(t.dtype, t.shape),)
+    running = tuple(Inferred(ctx.tensor(x).dtype, t.shape[1:2]) for x in node.inputs[3:5])
+    return (Inferred(t.dtype, t.shape), *(running if training else ()))
 
 
 @operator("BatchNormalization", infer=batch_infer)
@@ -101,7 +103,9 @@ def batch_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
     """``x * s + t`` with ``s = scale / sqrt(variance + epsilon)`` and ``t = bias - mean * s``, folded if constant."""
     x, scale, bias, mean, variance = node.inputs
     epsilon = node.attribute("epsilon", 1e-5)
-    arrays = [ctx.constant(n) for n in node.inputs[1:]]
+    if node.attribute("training_mode", 0):
+        mean, variance = _batch_statistics(node, ctx)
+    arrays = [ctx.constant(n) for n in (scale, bias, mean, variance)]
     if all(a is not None for a in arrays):
         s, b, m, v = (np.asarray(a, np.float64) for a in arrays)
         factor = s / np.sqrt(v + epsilon)
@@ -118,6 +122,24 @@ def batch_normalization(node: OnnxNode, ctx: ExpandContext) -> None:
     index = iterators(len(ctx.tensor(x).shape))
     body = wide(at(ctx, x, index))
     emit(ctx, node, _affine(body, *(cast(at(ctx, p, index[1:2]), body.dtype) for p in (multiply, shift))))
+
+
+def _batch_statistics(node: OnnxNode, ctx: ExpandContext) -> tuple[str, str]:
+    """Mean and variance of each channel in this batch, and the running ones, which move towards them."""
+    x = ctx.tensor(node.inputs[0])
+    extents = (x.shape[0], *x.shape[2:])
+    inner = [Index.of(f"r{j}") for j in range(len(extents))]
+    channel = Index.of("d0")
+    element = wide(at(ctx, x.name, (inner[0], channel, *inner[1:])))
+    found = mean_and_variance(ctx, x.shape[1:2], extents, lambda: element)
+    keep = node.attribute("momentum", 0.9)
+    for position, (old, new) in enumerate(zip(node.inputs[3:5], found, strict=True), 1):
+        if given(node.outputs, position):
+            before = wide(at(ctx, old, (channel,)))
+            now = cast(at(ctx, new, (channel,)), before.dtype)
+            moved = op("add", op("mul", before, like(keep, before)), op("mul", now, like(1 - keep, now)))
+            emit(ctx, node, moved, position)
+    return found
 
 
 def _groups(node: OnnxNode, ctx: ExpandContext, count: Dim) -> None:

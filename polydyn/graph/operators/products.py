@@ -18,7 +18,6 @@ from polydyn.graph.operators.common import (
     iterators,
     like,
     reduce_to,
-    refuse,
     wide,
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
@@ -101,26 +100,43 @@ def _scaled(factor: float, x: Value) -> Value:
     return x if factor == 1 else op("mul", like(factor, x), x)
 
 
-def _equation(node: OnnxNode) -> tuple[list[str], str]:
-    """The labels of each operand and of the output. UnsupportedError: an ellipsis, a label repeated in one operand."""
+def _equation(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[list[list[str]], list[str]]:
+    """The labels of each operand and of the output; axes behind an ellipsis have numbers, 0 being the last.
+
+    ModelError: labels that do not fit an operand's axes.
+    """
     text = node.attribute("equation")
     text = (text.decode() if isinstance(text, bytes) else str(text)).replace(" ", "")
-    if "." in text:
-        raise refuse(node, f"an ellipsis in {text}", "write the batch labels out")
     left, arrow, right = text.partition("->")
-    terms = left.split(",")
-    if any(len(set(t)) != len(t) for t in terms):
-        raise refuse(node, f"a label repeated in one operand of {text}")
-    if not arrow:
-        right = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
-    return terms, right
+    terms, deepest = [], 0
+    for term, name in zip(left.split(","), node.inputs, strict=True):
+        rank = len(ctx.tensor(name).shape)
+        count = rank - len(term.replace("...", ""))
+        if count < 0 or (count and "..." not in term):
+            raise ModelError(f"the labels {term} for the {rank} axes of {name}", node=node.name, tensor=name)
+        terms.append(_labels(term, count))
+        deepest = max(deepest, count if "..." in term else 0)
+    if arrow:
+        return terms, _labels(right, deepest)
+    letters = left.replace("...", "").replace(",", "")
+    return terms, [*_labels("...", deepest), *sorted(c for c in set(letters) if letters.count(c) == 1)]
+
+
+def _labels(term: str, count: int) -> list[str]:
+    """A term's labels, with ``count`` numbers in place of the ellipsis."""
+    before, dots, after = term.partition("...")
+    return [*before, *(str(k) for k in reversed(range(count if dots else 0))), *after]
 
 
 def _extents(node: OnnxNode, ctx: InferContext) -> dict[str, Dim]:
     extents: dict[str, Dim] = {}
-    terms, _ = _equation(node)
+    terms, _ = _equation(node, ctx)
     for term, name in zip(terms, node.inputs, strict=True):
+        inside: dict[str, Dim] = {}
         for label, dim in zip(term, ctx.tensor(name).shape, strict=True):
+            why = f"Einsum {node.name} uses label {label} twice"
+            inside[label] = ctx.unify(inside[label], dim, why) if label in inside else dim
+        for label, dim in inside.items():
             why = f"Einsum {node.name} uses label {label} twice"
             extents[label] = ctx.broadcast(extents[label], dim, why) if label in extents else dim
     return extents
@@ -129,13 +145,13 @@ def _extents(node: OnnxNode, ctx: InferContext) -> dict[str, Dim]:
 def einsum_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """The extents of the output's labels."""
     extents = _extents(node, ctx)
-    return (Inferred(ctx.tensor(node.inputs[0]).dtype, tuple(extents[c] for c in _equation(node)[1])),)
+    return (Inferred(ctx.tensor(node.inputs[0]).dtype, tuple(extents[c] for c in _equation(node, ctx)[1])),)
 
 
 @operator("Einsum", infer=einsum_infer)
 def einsum(node: OnnxNode, ctx: ExpandContext) -> None:
     """The sum of the products over all labels that the output lacks."""
-    terms, right = _equation(node)
+    terms, right = _equation(node, ctx)
     position: dict[str, Index] = dict(zip(right, iterators(len(right)), strict=True))
     sums = ReductionIndices()
     seen: dict[str, Dim] = {}

@@ -34,6 +34,16 @@ def is_zero(ctx: ExpandContext, name: str | None) -> bool:
     return name is None or (known is not None and not known.any())
 
 
+def fits_blocks(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: int, block: int) -> None:
+    """A scale or zero point has one number for each ``block`` elements along ``axis``."""
+    own, axis = ctx.tensor(name).shape, normalize_axis(node, axis, len(shape))
+    if len(own) != len(shape):
+        raise ModelError(f"{name} has {len(own)} axes, not {len(shape)}", node=node.name, tensor=name)
+    for a, (dim, size) in enumerate(zip(own, shape, strict=True)):
+        wanted = size.ceildiv(block) if a == axis else size
+        ctx.unify(dim, wanted, f"{node.op} {node.name}: axis {a} of {name} has a number for each block")
+
+
 def fits_axis(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: int) -> None:
     """A scale or zero point is one number, or has one for each step along ``axis`` of ``shape``.
 
@@ -48,8 +58,11 @@ def fits_axis(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: 
             ctx.unify(dim, size, f"{node.op} {node.name}: {name} has one number for each step along axis {axis}")
 
 
-def along_axis(ctx: ExpandContext, name: str, index: Sequence[IndexLike], axis: int) -> Value:
-    """The number that holds for the element at ``index``; 16-bit floats are widened."""
+def along_axis(ctx: ExpandContext, name: str, index: Sequence[IndexLike], axis: int, block: int = 0) -> Value:
+    """The number that holds for the element at ``index``; 16-bit floats are widened. ``block``: elements for each."""
+    if block:
+        place = [Index.of(i) // block if a == axis % len(index) else i for a, i in enumerate(index)]
+        return wide(at(ctx, name, tuple(place)))
     return wide(at(ctx, name, tuple(ZERO if dim == 1 else index[axis] for dim in ctx.tensor(name).shape)))
 
 
@@ -61,10 +74,11 @@ def _parameters(node: OnnxNode, ctx: InferContext, shape: Shape) -> None:
     """Checks the scale and the zero point. UnsupportedError: a scale of another dtype, or given by blocks."""
     if (scale := ctx.tensor(node.inputs[1]).dtype) not in REAL:
         raise refuse(node, f"a scale of {scale}", "scales are float32, or 16-bit floats")
-    if node.attribute("block_size", 0):
-        raise refuse(node, f"block_size={node.attribute('block_size')}", "quantize by tensor or by axis")
+    block = node.attribute("block_size", 0)
     for name in (node.inputs[1], given(node.inputs, 2)):
-        if name is not None:
+        if name is not None and block:
+            fits_blocks(node, ctx, name, shape, _axis(node), block)
+        elif name is not None:
             fits_axis(node, ctx, name, shape, _axis(node))
 
 
@@ -119,8 +133,9 @@ def quantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
     """``saturate(round(x / scale) + zero_point)``, half to even."""
     y, zero = ctx.tensor(node.outputs[0]), given(node.inputs, 2)
     index = iterators(len(y.shape))
-    x, scale = wide(at(ctx, node.inputs[0], index)), along_axis(ctx, node.inputs[1], index, _axis(node))
-    point = None if zero is None or is_zero(ctx, zero) else along_axis(ctx, zero, index, _axis(node))
+    place = index, _axis(node), node.attribute("block_size", 0)
+    x, scale = wide(at(ctx, node.inputs[0], index)), along_axis(ctx, node.inputs[1], *place)
+    point = None if zero is None or is_zero(ctx, zero) else along_axis(ctx, zero, *place)
     emit(ctx, node, quantized(x, scale, point, y.dtype))
 
 
@@ -140,8 +155,9 @@ def dequantize_linear(node: OnnxNode, ctx: ExpandContext) -> None:
     """``(x - zero_point) * scale``."""
     zero = given(node.inputs, 2)
     index = iterators(len(ctx.tensor(node.outputs[0]).shape))
-    scale = along_axis(ctx, node.inputs[1], index, _axis(node))
-    point = None if zero is None or is_zero(ctx, zero) else along_axis(ctx, zero, index, _axis(node))
+    place = index, _axis(node), node.attribute("block_size", 0)
+    scale = along_axis(ctx, node.inputs[1], *place)
+    point = None if zero is None or is_zero(ctx, zero) else along_axis(ctx, zero, *place)
     emit(ctx, node, dequantized(at(ctx, node.inputs[0], index), scale, point))
 
 

@@ -55,6 +55,9 @@ class InferContext(Protocol):
     def value(self, name: str) -> Array | None:
         """Object array of Dims when the tensor's elements are known as shape arithmetic, else None."""
 
+    def elements(self, name: str) -> Array | None:
+        """As ``value``, with fractions too: elements are Dims and Ratios."""
+
     def constant(self, name: str) -> Array | None:
         """The numpy value when the tensor is a constant, else None."""
 
@@ -88,6 +91,9 @@ class ExpandContext(Protocol):
 
     def value(self, name: str) -> Array | None:
         """Shape arithmetic held by the tensor, as in InferContext."""
+
+    def elements(self, name: str) -> Array | None:
+        """As ``value``, with fractions too: elements are Dims and Ratios."""
 
     def constant(self, name: str) -> Array | None:
         """The numpy value when the tensor is a constant, else None."""

@@ -1,27 +1,45 @@
-"""Resize with exact integer source positions, DepthToSpace and SpaceToDepth."""
+"""Resize with exact integer source positions, in all modes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial, reduce
 
 from polydyn.graph.ir import Dim
-from polydyn.graph.operators.common import at, emit, given, in_range, iterators, like, normalize_axis, refuse
+from polydyn.graph.operators.common import (
+    Shape,
+    all_of,
+    at,
+    emit,
+    given,
+    in_range,
+    iterators,
+    like,
+    normalize_axis,
+    refuse,
+)
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.schedules.expr import FromIndex, Value, cast, const, op
 from polydyn.schedules.index import Index, maximum, minimum
 
+WHOLE = (Fraction(0), Fraction(1))
+"""All of an axis, as fractions of it."""
+
 
 @dataclass(frozen=True)
 class Axis:
-    """One resized axis: from ``size`` to ``output`` elements, ``numerator / denominator`` being the scale."""
+    """One resized axis: from ``size`` to ``output`` elements, ``numerator / denominator`` being the scale.
+
+    ``roi``: the part of the axis that tf_crop_and_resize takes, as fractions of it.
+    """
 
     axis: int
     size: Dim
     output: Dim
     numerator: Dim
     denominator: Dim
+    roi: tuple[Fraction, Fraction] = WHOLE
 
     def position(self, mode: str, x: Index) -> tuple[Index, Index]:
         """The source position of output ``x`` as an exact fraction with a positive denominator.
@@ -32,17 +50,34 @@ class Axis:
             return x * self.denominator, self.numerator
         if mode == "align_corners":
             return x * (self.size - 1), maximum(self.output - 1, 1)
+        if mode == "tf_crop_and_resize":
+            return self._cropped(x)
         half = (2 * x + 1) * self.denominator - self.numerator
+        if mode == "half_pixel_symmetric":
+            half = half + self.size * self.numerator - self.output * self.denominator
         if mode == "pytorch_half_pixel":
             half = half * minimum(self.output - 1, 1)
         return half, 2 * self.numerator
+
+    def _cropped(self, x: Index) -> tuple[Index, Index]:
+        """From the start to the end of the part; one output element lies in its middle."""
+        start, end = self.roi
+        last, steps = self.size - 1, int(self.output.constant or 0) - 1
+        parts = start.denominator * end.denominator
+        first, reach = int(start * parts), int((end - start) * parts)
+        if steps < 1:
+            return last * (2 * first + reach), Index.of(2 * parts)
+        return last * (first * steps) + x * last * reach, Index.of(parts * steps)
 
     def clamp(self, i: Index) -> Index:
         """The nearest subscript that exists."""
         return minimum(maximum(i, 0), self.size - 1)
 
 
-MODES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
+MODES = (
+    "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize",
+)  # fmt: skip
+CROP = "tf_crop_and_resize"
 
 
 def _check(node: OnnxNode) -> tuple[str, str]:
@@ -53,15 +88,11 @@ def _check(node: OnnxNode) -> tuple[str, str]:
         raise refuse(node, f"mode {mode}")
     if coordinates not in MODES:
         raise refuse(node, f"coordinate_transformation_mode {coordinates}", f"use one of {', '.join(MODES)}")
-    if node.attribute("antialias", 0):
-        raise refuse(node, "antialias")
-    if node.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise refuse(node, "keep_aspect_ratio_policy")
     return mode, coordinates
 
 
 def resized_axes(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Axis, ...]:
-    """The axes whose size changes."""
+    """The axes whose size changes, or of which a part is taken."""
     shape = ctx.tensor(node.inputs[0]).shape
     axes = [normalize_axis(node, a, len(shape)) for a in node.attribute("axes") or range(len(shape))]
     sizes, scales = given(node.inputs, 3), given(node.inputs, 2 if node.opset > 10 else 1)
@@ -69,18 +100,58 @@ def resized_axes(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Axi
         dims = ctx.value(sizes)
         if dims is None:
             raise refuse(node, f"sizes {sizes} that do not follow from the sizes of the inputs")
-        out = [Axis(a, shape[a], d, d, shape[a]) for a, d in zip(axes, map(Index.of, dims), strict=True)]
+        out = _sized(node, shape, axes, list(map(Index.of, dims)))
     else:
         numbers = ctx.constant(scales) if scales else None
         if numbers is None:
             raise refuse(node, "scales that are not constant", "give sizes, or make the scales an initializer")
         out = [_scaled(a, shape[a], Fraction(float(s))) for a, s in zip(axes, numbers.reshape(-1), strict=True)]
-    return tuple(a for a in out if a.output != a.size or a.numerator != a.denominator)
+        _whole(node, out)
+    if _check(node)[1] == CROP:
+        out = _with_parts(node, ctx, out)
+    return tuple(a for a in out if a.output != a.size or a.numerator != a.denominator or a.roi != WHOLE)
+
+
+def _sized(node: OnnxNode, shape: Shape, axes: list[int], dims: list[Dim]) -> list[Axis]:
+    """Axes of given sizes, or of those that keep the proportions and are nowhere larger (or smaller)."""
+    policy = node.attribute("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return [Axis(a, shape[a], d, d, shape[a]) for a, d in zip(axes, dims, strict=True)]
+    known = [(shape[a].constant, d.constant) for a, d in zip(axes, dims, strict=True)]
+    if policy not in ("not_larger", "not_smaller") or any(n is None or d is None or n == 0 for n, d in known):
+        raise refuse(node, f"keep_aspect_ratio_policy {policy} of sizes that are not constant")
+    ratios = [Fraction(d, n) for n, d in known if n and d is not None]
+    scale = min(ratios) if policy == "not_larger" else max(ratios)
+    top, bottom = Index.of(scale.numerator), Index.of(scale.denominator)
+    return [Axis(a, shape[a], (2 * shape[a] * top + bottom) // (2 * bottom), top, bottom) for a in axes]
 
 
 def _scaled(axis: int, size: Dim, scale: Fraction) -> Axis:
     output = size * scale.numerator // scale.denominator
     return Axis(axis, size, output, Index.of(scale.numerator), Index.of(scale.denominator))
+
+
+def _whole(node: OnnxNode, axes: list[Axis]) -> None:
+    """Where the last elements are aligned, scales must give whole sizes.
+
+    Else ONNX's cases divide by the size before it is rounded, ONNX Runtime and torch by the size of the result.
+    """
+    for a in axes if _check(node)[1] in ("align_corners", CROP) else ():
+        if a.output * a.denominator != a.size * a.numerator:
+            scale = f"{a.numerator}/{a.denominator}"
+            raise refuse(node, f"align_corners with the scale {scale}, which gives no whole size,", "give sizes")
+
+
+def _with_parts(node: OnnxNode, ctx: InferContext | ExpandContext, axes: list[Axis]) -> list[Axis]:
+    name = given(node.inputs, 1)
+    roi = ctx.constant(name) if name else None
+    if roi is None or roi.size != 2 * len(axes):
+        raise refuse(node, "a roi that is not constant", "make the roi an initializer")
+    ends = [Fraction(float(x)) for x in roi.reshape(-1)]
+    out = [replace(a, roi=(ends[k], ends[k + len(axes)])) for k, a in enumerate(axes)]
+    if any(a.output.constant is None for a in out if a.output != a.size or a.roi != WHOLE):
+        raise refuse(node, f"{CROP} to a size that is not constant")
+    return out
 
 
 def resize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
@@ -96,7 +167,7 @@ def resize_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     return (Inferred(t.dtype, tuple(shape)),)
 
 
-@operator("Resize", infer=resize_infer)
+@operator("Resize", "Upsample", infer=resize_infer)
 def resize(node: OnnxNode, ctx: ExpandContext) -> None:
     """Nearest is a view; linear and cubic weigh 2 or 4 neighbours, one axis after another."""
     mode, coordinates = _check(node)
@@ -106,16 +177,73 @@ def resize(node: OnnxNode, ctx: ExpandContext) -> None:
         index = list(iterators(len(source.shape)))
         for a in axes:
             index[a.axis] = a.clamp(_nearest(node, *a.position(coordinates, index[a.axis])))
-        emit(ctx, node, at(ctx, source.name, index))
+        emit(ctx, node, _inside_crop(node, axes, coordinates, at(ctx, source.name, index)))
         return
     name, shape = source.name, list(source.shape)
     for a in axes:
         shape[a.axis] = a.output
-        body = _weighted(node, ctx, name, a, coordinates)
-        if a is axes[-1]:
-            emit(ctx, node, body)
+        if node.attribute("antialias", 0):
+            name = _smoothed(node, ctx, name, tuple(shape), a, coordinates)
+            body = at(ctx, name, iterators(len(shape)))
         else:
+            body = _weighted(node, ctx, name, a, coordinates)
+        if a is axes[-1]:
+            emit(ctx, node, _inside_crop(node, axes, coordinates, body))
+        elif not node.attribute("antialias", 0):
             name = ctx.compute(tuple(shape), body)
+
+
+def _inside_crop(node: OnnxNode, axes: tuple[Axis, ...], coordinates: str, body: Value) -> Value:
+    """The value outside the tensor, which only tf_crop_and_resize reaches."""
+    tests = []
+    for a in axes if coordinates == CROP else ():
+        n, d = a.position(coordinates, Index.of(f"d{a.axis}"))
+        tests += [in_range(n, d * (a.size - 1) + 1)]
+    inside = all_of(tests)
+    return body if inside is None else op("where", inside, body, like(node.attribute("extrapolation_value", 0.0), body))
+
+
+def _smoothed(
+    node: OnnxNode, ctx: ExpandContext, name: str, shape: Shape, axis: Axis, coordinates: str
+) -> str:
+    """Name of the tensor resized along one axis by a kernel that is as wide as the step between positions.
+
+    Where the tensor grows this is plain interpolation; else the kernel is stretched by the inverse of the scale.
+    """
+    dtype = "float64" if ctx.tensor(name).dtype == "float64" else "float32"
+    cubic = node.attribute("mode") == "cubic"
+    top = minimum(axis.numerator, axis.denominator)
+    taps = (axis.denominator * (2 if cubic else 1)).ceildiv(top) * 2
+    here, tap = Index.of("d0"), Index.of("d1")
+    n, d = axis.position(coordinates, here)
+    place = n // d + 1 - taps // 2 + tap
+    distance = op("abs", op("div", FromIndex(dtype, place * d - n), FromIndex(dtype, d)))
+    distance = op("mul", distance, op("div", FromIndex(dtype, top), FromIndex(dtype, axis.denominator)))
+    spread = at(ctx, ctx.compute((axis.output, taps), distance), (here, tap))
+    weight = _keys(spread, node.attribute("cubic_coeff_a", -0.75)) if cubic else _triangle(spread)
+    if node.attribute("exclude_outside", 0):
+        weight = op("where", in_range(place, axis.size), weight, const(0, dtype))
+    weights = ctx.compute((axis.output, taps), weight)
+    row = at(ctx, weights, (here, Index.of("r0")))
+    total = ctx.compute((axis.output,), row, reduction=(taps,), reduce="sum")
+
+    index, r = list(iterators(len(shape))), Index.of("r0")
+    position = index[axis.axis]
+    n, d = axis.position(coordinates, position)
+    index[axis.axis] = axis.clamp(n // d + 1 - taps // 2 + r)
+    share = op("div", at(ctx, weights, (position, r)), at(ctx, total, (position,)))
+    body = op("mul", cast(at(ctx, name, index), dtype), share)
+    return ctx.compute(shape, body, reduction=(taps,), reduce="sum")
+
+
+def _triangle(x: Value) -> Value:
+    return op("max", op("sub", like(1, x), x), like(0, x))
+
+
+def _keys(x: Value, a: float) -> Value:
+    """Keys' cubic convolution at a distance x >= 0."""
+    beyond = op("where", op("lt", x, like(2, x)), _far(x, a), like(0, x))
+    return op("where", op("le", x, like(1, x)), _near(x, a), beyond)
 
 
 def _nearest(node: OnnxNode, n: Index, d: Index) -> Index:
@@ -164,62 +292,17 @@ def _weights(node: OnnxNode, ctx: ExpandContext, axis: Axis, coordinates: str, d
     return [ctx.compute((axis.output,), op("div", w, total)) for w in loads]
 
 
+def _near(x: Value, a: float) -> Value:
+    inner = op("sub", op("mul", like(a + 2, x), x), like(a + 3, x))
+    return op("add", op("mul", op("mul", inner, x), x), like(1, x))
+
+
+def _far(x: Value, a: float) -> Value:
+    inner = op("mul", op("sub", op("mul", like(a, x), x), like(5 * a, x)), x)
+    return op("sub", op("mul", op("add", inner, like(8 * a, x)), x), like(4 * a, x))
+
+
 def cubic_weights(t: Value, a: float) -> list[Value]:
     """Keys' cubic convolution with coefficient ``a``, for the neighbours at distances 1+t, t, 1-t, 2-t."""
-
-    def near(x: Value) -> Value:
-        inner = op("sub", op("mul", like(a + 2, x), x), like(a + 3, x))
-        return op("add", op("mul", op("mul", inner, x), x), like(1, x))
-
-    def far(x: Value) -> Value:
-        inner = op("mul", op("sub", op("mul", like(a, x), x), like(5 * a, x)), x)
-        return op("sub", op("mul", op("add", inner, like(8 * a, x)), x), like(4 * a, x))
-
     one, two = like(1, t), like(2, t)
-    return [far(op("add", t, one)), near(t), near(op("sub", one, t)), far(op("sub", two, t))]
-
-
-# -- depth and space -------------------------------------------------------------------------------------------------
-
-
-def depth_to_space_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, C / b², H * b, W * b]."""
-    t = ctx.tensor(node.inputs[0])
-    n, c, h, w = t.shape
-    b = node.attribute("blocksize")
-    ctx.unify(c // (b * b) * (b * b), c, f"the channels of {t.name} are cut into blocks of {b} x {b}")
-    return (Inferred(t.dtype, (n, c // (b * b), h * b, w * b)),)
-
-
-@operator("DepthToSpace", infer=depth_to_space_infer)
-def depth_to_space(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Channels become b x b blocks; ``mode`` says whether the block's place is the outer (DCR) or inner part."""
-    b = node.attribute("blocksize")
-    channels = ctx.tensor(node.outputs[0]).shape[1]
-    n, c, h, w = iterators(4)
-    place = (h % b) * b + w % b
-    depth = place * channels + c if node.attribute("mode", "DCR") == "DCR" else c * (b * b) + place
-    emit(ctx, node, at(ctx, node.inputs[0], (n, depth, h // b, w // b)))
-
-
-def space_to_depth_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """[N, C * b², H / b, W / b]."""
-    t = ctx.tensor(node.inputs[0])
-    n, c, h, w = t.shape
-    b = node.attribute("blocksize")
-    for size, axis in ((h, "height"), (w, "width")):
-        ctx.unify(size // b * b, size, f"the {axis} of {t.name} is cut into blocks of {b}")
-    return (Inferred(t.dtype, (n, c * (b * b), h // b, w // b)),)
-
-
-@operator("SpaceToDepth", infer=space_to_depth_infer)
-def space_to_depth(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Blocks of b x b elements become channels; ``mode`` as in DepthToSpace."""
-    b = node.attribute("blocksize")
-    channels = ctx.tensor(node.inputs[0]).shape[1]
-    n, c, h, w = iterators(4)
-    if node.attribute("mode", "DCR") == "DCR":
-        channel, place = c % channels, c // channels
-    else:
-        channel, place = c // (b * b), c % (b * b)
-    emit(ctx, node, at(ctx, node.inputs[0], (n, channel, h * b + place // b, w * b + place % b)))
+    return [_far(op("add", t, one), a), _near(t, a), _near(op("sub", one, t), a), _far(op("sub", two, t), a)]

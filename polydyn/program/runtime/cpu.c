@@ -71,7 +71,8 @@ static char *new_arena(size_t bytes) {
 
 /* A guess of how long one thread takes for a launch. */
 static int64_t launch_ns(const pd_launch_entry *l, const int64_t *v) {
-    return pd_max(pd_max(v[l->flops] / PD_FLOPS_PER_NS, v[l->bytes] / PD_BYTES_PER_NS), 0);
+    int64_t most = v[l->flops] < INT64_MAX / PD_BYTES_PER_FLOP ? v[l->flops] * PD_BYTES_PER_FLOP : INT64_MAX;
+    return pd_max(pd_max(v[l->flops] / PD_FLOPS_PER_NS, pd_min(v[l->bytes], most) / PD_BYTES_PER_NS), 0);
 }
 
 int64_t pd_place_scratch(pd_context *c) {

@@ -27,7 +27,7 @@
 
 #define SPIN_NS 200000     /* longer than most of what the host does between two launches */
 #define HOP_NS 200000      /* a worker moves out of the caller's way at most so often, on its own account */
-#define JOIN_NS 20000      /* the caller looks so often whether the worker that it waits for has a core */
+#define JOIN_NS 10000      /* the caller looks so often whether the worker that it waits for has a core */
 #define WAKE_RUN_NS 20000  /* runs of less work wake nobody: that takes 2 to 5 us and a worker needs as much to come */
 #define WAKE_NS 200000     /* inside a run, sleepers are woken for so much work, and at most so often */
 

@@ -1,0 +1,177 @@
+"""Fused operators of com.microsoft that optimizers and exporters write: products, activations, norms, embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polydyn.graph.bodies import Body, body
+from polydyn.graph.functions.attention import MICROSOFT
+
+# -- products and activations ----------------------------------------------------------------------------------------
+
+
+@body(f"{MICROSOFT}::FusedMatMul", f"{MICROSOFT}::TransposeMatMul")
+def fused_matmul(b: Body) -> None:
+    """``alpha * A B`` with either one transposed."""
+    if b.attribute("transBatchA", 0) or b.attribute("transBatchB", 0):
+        raise b.refuse("transBatchA or transBatchB")
+    names = []
+    for position, key in enumerate(("transA", "transB")):
+        x = b.input(position)
+        rank = len(b.tensor(x).shape)
+        turn = b.attribute(key, 0) and rank > 1
+        names.append(b.op("Transpose", x, perm=(*range(rank - 2), rank - 1, rank - 2)) if turn else x)
+    alpha, total = b.attribute("alpha", 1.0), b.op("MatMul", *names)
+    b.give(total if alpha == 1 else b.op("Mul", total, b.like(alpha, b.input(0))))
+
+
+@body(f"{MICROSOFT}::Gelu")
+def gelu(b: Body) -> None:
+    """ONNX's Gelu."""
+    b.give(b.op("Gelu", b.input(0)))
+
+
+@body(f"{MICROSOFT}::BiasGelu")
+def bias_gelu(b: Body) -> None:
+    """``Gelu(x + bias)``."""
+    b.give(b.op("Gelu", b.op("Add", b.input(0), b.input(1))))
+
+
+@body(f"{MICROSOFT}::FastGelu")
+def fast_gelu(b: Body) -> None:
+    """The approximation by tanh, of x plus an optional bias."""
+    x = b.op("Add", b.input(0), b.input(1)) if b.input(1) else b.input(0)
+    b.give(b.op("Gelu", x, approximate="tanh"))
+
+
+@body(f"{MICROSOFT}::QuickGelu")
+def quick_gelu(b: Body) -> None:
+    """``x * sigmoid(alpha x)``."""
+    x = b.input(0)
+    alpha = b.op("Mul", x, b.like(b.attribute("alpha", 1.702), x))
+    b.give(b.op("Mul", x, b.op("Sigmoid", alpha)))
+
+
+@body(f"{MICROSOFT}::BiasSplitGelu")
+def bias_split_gelu(b: Body) -> None:
+    """The first half of x plus bias, times the Gelu of the second."""
+    left, right = b.ops("Split", 2, b.op("Add", b.input(0), b.input(1)), axis=-1, num_outputs=2)
+    b.give(b.op("Mul", left, b.op("Gelu", right)))
+
+
+@body(f"{MICROSOFT}::BiasSoftmax")
+def bias_softmax(b: Body) -> None:
+    """``Softmax(x + bias)`` along the last axis."""
+    rank = len(b.tensor(b.input(0)).shape)
+    if b.attribute("axis", 1) % rank != rank - 1:
+        raise b.refuse(f"axis {b.attribute('axis', 1)} of {rank}")
+    b.ignore("is_inner_broadcast")
+    b.give(b.op("Softmax", b.op("Add", b.input(0), b.input(1)), axis=-1))
+
+
+ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    "Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Clip": (),
+}  # fmt: skip
+"""What FusedConv and FusedGemm may end with -> the attributes that its parameters are."""
+
+
+def activated(b: Body, x: str, like: str, kind: str, parameters: Any) -> str:
+    """An activation behind a product."""
+    if not kind:
+        return x
+    if kind not in ACTIVATIONS:
+        raise b.refuse(f"activation {kind}")
+    if kind == "Clip":
+        return b.op("Clip", x, *(b.like(float(p), like) for p in parameters))
+    return b.op(kind, x, **dict(zip(ACTIVATIONS[kind], map(float, parameters), strict=False)))
+
+
+@body(f"{MICROSOFT}::FusedConv")
+def fused_conv(b: Body) -> None:
+    """A convolution, plus Z where there is one, and an activation."""
+    keys = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
+    x = b.op("Conv", *filter(None, (b.input(0), b.input(1), b.input(2))), **attributes)
+    x = b.op("Add", x, b.input(3)) if b.input(3) else x
+    b.give(activated(b, x, b.input(0), b.attribute("activation", ""), b.attribute("activation_params", ())))
+
+
+@body(f"{MICROSOFT}::FusedGemm")
+def fused_gemm(b: Body) -> None:
+    """A Gemm and an activation."""
+    keys = ("alpha", "beta", "transA", "transB")
+    attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
+    x = b.op("Gemm", *filter(None, b.node.inputs), **attributes)
+    parameters = [b.attribute(f"activation_{k}") for k in ("alpha", "beta", "gamma")]
+    kind = b.attribute("activation", "")
+    b.give(activated(b, x, b.input(0), kind, [p for p in parameters if p is not None]))
+
+
+# -- norms -----------------------------------------------------------------------------------------------------------
+
+
+def _statistics(b: Body) -> tuple[str, str]:
+    """Mean and inverse deviation are given only where a node asks for them."""
+    if b.output(1) or b.output(2):
+        raise b.refuse("the outputs mean and inv_std_var")
+    return "", ""
+
+
+@body(f"{MICROSOFT}::SkipLayerNormalization")
+def skip_layer_norm(b: Body) -> None:
+    """LayerNormalization of input + skip + bias; the sum is the fourth output."""
+    x, skip, gamma, beta, bias = (b.input(i) for i in range(5))
+    _statistics(b)
+    total = b.op("Add", x, skip)
+    total = b.op("Add", total, bias) if bias else total
+    zero = beta or b.op("Expand", b.like(0, x), b.op("Shape", gamma))
+    b.give(b.op("LayerNormalization", total, gamma, zero, axis=-1, epsilon=b.attribute("epsilon", 1e-5)))
+    b.give(total, 3)
+
+
+@body(f"{MICROSOFT}::SkipSimplifiedLayerNormalization")
+def skip_simplified_layer_norm(b: Body) -> None:
+    """RMSNormalization of input + skip + bias; the sum is the fourth output."""
+    x, skip, gamma, bias = (b.input(i) for i in range(4))
+    _statistics(b)
+    total = b.op("Add", x, skip)
+    total = b.op("Add", total, bias) if bias else total
+    b.give(b.op("RMSNormalization", total, gamma, opset=23, axis=-1, epsilon=b.attribute("epsilon", 1e-5)))
+    b.give(total, 3)
+
+
+@body("SimplifiedLayerNormalization", f"{MICROSOFT}::SimplifiedLayerNormalization")
+def simplified_layer_norm(b: Body) -> None:
+    """RMSNormalization; the second output is the inverse root."""
+    x, scale = b.input(0), b.input(1)
+    axis, epsilon = b.attribute("axis", -1), b.attribute("epsilon", 1e-5)
+    if b.attribute("stash_type", 1) != 1:
+        raise b.refuse("a stash_type other than float32")
+    b.give(b.op("RMSNormalization", x, scale, opset=23, axis=axis, epsilon=epsilon))
+    if b.output(1):
+        rank = len(b.tensor(x).shape)
+        wide = b.cast(x, "float64" if b.tensor(x).dtype == "float64" else "float32")
+        mean = b.reduce("ReduceMean", b.op("Mul", wide, wide), *range(axis % rank, rank))
+        root = b.op("Sqrt", b.op("Add", mean, b.op("CastLike", b.constant(epsilon, "float32"), mean)))
+        b.give(b.op("Reciprocal", root), 1)
+
+
+@body(f"{MICROSOFT}::EmbedLayerNormalization")
+def embed_layer_norm(b: Body) -> None:
+    """LayerNormalization of the sum of embeddings of words, positions and segments; the mask's sums."""
+    ids, segments, words, places, segment_table, gamma, beta, mask, where = (b.input(i) for i in range(9))
+    b.attribute("mask_index_type", 0)
+    total = b.op("Gather", words, ids)
+    if where:
+        at_places = b.op("Gather", places, where)
+    else:
+        length = b.op("Squeeze", b.size(ids, 1), b.constant([0]))
+        at_places = b.op("Gather", places, b.op("Range", b.constant(0), length, b.constant(1)))
+    total = b.op("Add", total, at_places)
+    if segments:
+        total = b.op("Add", total, b.op("Gather", segment_table, segments))
+    b.give(b.op("LayerNormalization", total, gamma, beta, axis=-1, epsilon=b.attribute("epsilon", 1e-12)))
+    if b.output(1):
+        sums = b.cast(mask, "int32") if mask else b.op("Expand", b.constant(0, "int32"), b.op("Shape", ids))
+        b.give(b.reduce("ReduceSum", sums, 1, keepdims=0), 1)
+    b.give(total, 2)

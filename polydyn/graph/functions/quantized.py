@@ -1,0 +1,178 @@
+"""Quantized operators of com.microsoft: integers with scales and zero points beside them, and floats behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from polydyn.errors import ModelError
+from polydyn.graph.bodies import Body, body
+from polydyn.graph.functions.attention import MICROSOFT
+
+
+def dequantized(b: Body, first: int) -> str:
+    """The tensor at a position as floats: its scale and zero point follow it."""
+    x, scale, zero = (b.input(first + i) for i in range(3))
+    return b.op("DequantizeLinear", x, scale, *([zero] if zero else []))
+
+
+def quantized(b: Body, x: str, first: int) -> str:
+    """The floats as integers by the scale and zero point at a position and the next."""
+    scale, zero = b.input(first), b.input(first + 1)
+    return b.op("QuantizeLinear", x, scale, *([zero] if zero else []))
+
+
+def _binary(b: Body, name: str) -> None:
+    b.give(quantized(b, b.op(name, dequantized(b, 0), dequantized(b, 3)), 6))
+
+
+@body(f"{MICROSOFT}::QLinearAdd")
+def q_add(b: Body) -> None:
+    """The sum of two dequantized tensors."""
+    _binary(b, "Add")
+
+
+@body(f"{MICROSOFT}::QLinearMul")
+def q_mul(b: Body) -> None:
+    """The product of two dequantized tensors."""
+    _binary(b, "Mul")
+
+
+@body(f"{MICROSOFT}::QLinearSigmoid")
+def q_sigmoid(b: Body) -> None:
+    """The sigmoid of a dequantized tensor."""
+    b.give(quantized(b, b.op("Sigmoid", dequantized(b, 0)), 3))
+
+
+@body(f"{MICROSOFT}::QLinearLeakyRelu")
+def q_leaky_relu(b: Body) -> None:
+    """The leaky Relu of a dequantized tensor."""
+    b.give(quantized(b, b.op("LeakyRelu", dequantized(b, 0), alpha=b.attribute("alpha", 0.01)), 3))
+
+
+@body(f"{MICROSOFT}::QLinearSoftmax")
+def q_softmax(b: Body) -> None:
+    """The softmax of a dequantized tensor, along one axis."""
+    rank = len(b.tensor(b.input(0)).shape)
+    axis = b.attribute("axis", -1) % max(rank, 1)
+    if b.attribute("opset", 13) < 13 and axis != rank - 1:
+        raise b.refuse(f"axis {axis} of opset {b.attribute('opset')}")
+    b.give(quantized(b, b.op("Softmax", dequantized(b, 0), axis=axis), 3))
+
+
+def _channels(b: Body, x: str, last: bool, forward: bool) -> str:
+    """Channels from the last place to the second (forward) or back."""
+    if not last:
+        return x
+    rank = len(b.tensor(b.input(0)).shape)
+    perm = (0, rank - 1, *range(1, rank - 1)) if forward else (0, *range(2, rank), 1)
+    return b.op("Transpose", x, perm=perm)
+
+
+@body(f"{MICROSOFT}::QLinearAveragePool")
+def q_average_pool(b: Body) -> None:
+    """The mean of each window of a dequantized tensor."""
+    keys = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
+    attributes = {k: v for k in keys if (v := b.attribute(k)) is not None}
+    last = bool(b.attribute("channels_last", 0))
+    x = _channels(b, dequantized(b, 0), last, True)
+    b.give(_channels(b, quantized(b, b.op("AveragePool", x, **attributes), 3), last, False))
+
+
+@body(f"{MICROSOFT}::QLinearGlobalAveragePool")
+def q_global_average_pool(b: Body) -> None:
+    """The mean over all spatial axes of a dequantized tensor."""
+    last = bool(b.attribute("channels_last", 0))
+    x = _channels(b, dequantized(b, 0), last, True)
+    b.give(_channels(b, quantized(b, b.op("GlobalAveragePool", x), 3), last, False))
+
+
+@body(f"{MICROSOFT}::QLinearConcat")
+def q_concat(b: Body) -> None:
+    """Dequantized parts, joined, in the scale of the result."""
+    parts = [dequantized(b, k) for k in range(2, len(b.node.inputs), 3)]
+    b.give(quantized(b, b.op("Concat", *parts, axis=b.attribute("axis")), 0))
+
+
+@body(f"{MICROSOFT}::QLinearWhere")
+def q_where(b: Body) -> None:
+    """A choice between two dequantized tensors."""
+    b.give(quantized(b, b.op("Where", b.input(0), dequantized(b, 1), dequantized(b, 4)), 7))
+
+
+@body(f"{MICROSOFT}::MatMulIntegerToFloat")
+def matmul_integer_to_float(b: Body) -> None:
+    """An exact sum of integers, times both scales, plus a bias."""
+    a, weight, scale_a, scale_b, zero_a, zero_b, bias = (b.input(i) for i in range(7))
+    total = b.op("MatMulInteger", a, weight, *_optional(zero_a, zero_b))
+    scaled = b.op("Mul", b.op("CastLike", total, scale_a), b.op("Mul", scale_a, scale_b))
+    b.give(b.op("Add", scaled, bias) if bias else scaled)
+
+
+def _optional(*names: str) -> list[str]:
+    """Names up to the last one that is there."""
+    last = max((k for k, n in enumerate(names) if n), default=-1)
+    return list(names[: last + 1])
+
+
+@body(f"{MICROSOFT}::DynamicQuantizeMatMul")
+def dynamic_quantize_matmul(b: Body) -> None:
+    """The left operand is quantized by its own extremes first."""
+    a, weight, scale_b, zero_b, bias = (b.input(i) for i in range(5))
+    rows, scale_a, zero_a = b.ops("DynamicQuantizeLinear", 3, a)
+    total = b.op("MatMulInteger", rows, weight, zero_a, *_optional(zero_b))
+    scaled = b.op("Mul", b.op("CastLike", total, a), b.op("Mul", scale_a, scale_b))
+    b.give(b.op("Add", scaled, bias) if bias else scaled)
+
+
+@body(f"{MICROSOFT}::QGemm")
+def q_gemm(b: Body) -> None:
+    """``alpha * A B + C`` in the product of both scales; quantized where the result has a scale, else floats."""
+    names = []
+    for position, key in ((0, "transA"), (3, "transB")):
+        turned = b.op("Transpose", b.input(position), perm=(1, 0)) if b.attribute(key, 0) else b.input(position)
+        names.append(turned)
+    total = b.op("MatMulInteger", *names, *_optional(b.input(2), b.input(5)))
+    if b.input(6):
+        total = b.op("Add", total, b.input(6))
+    factor = b.op("Mul", b.op("Mul", b.input(1), b.input(4)), b.constant(b.attribute("alpha", 1.0), "float32"))
+    scaled = b.op("Mul", b.cast(total, "float32"), factor)
+    b.give(quantized(b, scaled, 7) if b.input(7) else scaled)
+
+
+@body(f"{MICROSOFT}::MatMulNBits")
+def matmul_n_bits(b: Body) -> None:
+    """Weights of 2, 4 or 8 bits in blocks along the sum, each block with a scale and a zero point."""
+    a, packed, scales, zeros, order, bias = (b.input(i) for i in range(6))
+    n, k, block, bits = (b.attribute(x, d) for x, d in (("N", None), ("K", None), ("block_size", None), ("bits", 4)))
+    b.ignore("accuracy_level")
+    if order or bits not in (2, 4, 8):
+        raise b.refuse("g_idx" if order else f"bits={bits}")
+    blocks = -(-k // block)
+    if b.tensor(packed).shape[-1].constant not in (None, block * bits // 8):
+        raise ModelError(f"{packed} has no {block * bits // 8} bytes for a block", node=b.node.name)
+    values = _unpacked(b, packed, bits, (n, blocks, -1))
+    if not zeros:
+        zero = b.constant(2 ** (bits - 1), "uint8")
+    elif b.tensor(zeros).dtype == "uint8":
+        columns = -(-blocks * bits // 8)
+        rows = _unpacked(b, b.reshape(zeros, n, columns), bits, (n, -1))
+        zero = b.reshape(b.op("Slice", rows, b.constant([0]), b.constant([blocks]), b.constant([1])), n, blocks, 1)
+    else:
+        zero = b.reshape(zeros, n, blocks, 1)
+    moved = b.op("Sub", b.op("CastLike", values, scales), b.op("CastLike", zero, scales))
+    weight = b.reshape(b.op("Mul", moved, b.reshape(scales, n, blocks, 1)), n, blocks * block)
+    if blocks * block != k:
+        weight = b.op("Slice", weight, b.constant([0]), b.constant([k]), b.constant([1]))
+    total = b.op("MatMul", a, b.op("Transpose", b.op("CastLike", weight, a), perm=(1, 0)))
+    b.give(b.op("Add", total, bias) if bias else total)
+
+
+def _unpacked(b: Body, packed: str, bits: int, shape: tuple[Any, ...]) -> str:
+    """Bytes as the numbers inside them, the lowest bits first."""
+    if bits == 8:
+        return b.reshape(packed, *shape)
+    shifts = b.constant(np.arange(0, 8, bits), "uint8")
+    apart = b.op("BitShift", b.op("Unsqueeze", packed, b.constant([-1])), shifts, direction="RIGHT")
+    return b.reshape(b.op("BitwiseAnd", apart, b.constant(2**bits - 1, "uint8")), *shape)

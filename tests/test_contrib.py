@@ -1,0 +1,323 @@
+"""Operators of com.microsoft: compiled at several sizes and compared with ONNX Runtime, whose operators they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+import polydyn
+from polydyn.errors import UnsupportedError
+from polydyn.graph import reference
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.graph.expand import import_model
+
+RNG = np.random.default_rng(0)
+Array = np.ndarray[Any, Any]
+
+
+def floats(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def model_of(
+    op: str,
+    inputs: Mapping[str, tuple[str, Sequence[int | str]] | Array | None],
+    outputs: Sequence[str] = ("y",),
+    domain: str = "com.microsoft",
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """A model of one node; an input is (dtype, dims), the array of an initializer, or absent."""
+    names = [n if x is not None else "" for n, x in inputs.items()]
+    node = helper.make_node(op, names, list(outputs), name=f"the_{op}", domain=domain, **attributes)
+    graph = helper.make_graph(
+        [node], "one",
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(numpy_dtype(x[0])), list(x[1]))
+            for n, x in inputs.items() if isinstance(x, tuple)
+        ],
+        [helper.make_empty_tensor_value_info(o) for o in outputs if o],
+        [numpy_helper.from_array(x, n) for n, x in inputs.items() if isinstance(x, np.ndarray)],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def agrees(model: onnx.ModelProto, *calls: dict[str, Array], tolerance: float = 2e-5, steps: int = 0) -> None:
+    """The compiled model and the reference give what ONNX Runtime gives; ``steps``: of integers that may be off."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    graph, program = import_model(model), polydyn.compile(model, threads=1)
+    for feeds in calls:
+        wanted = session.run(None, feeds)
+        for results in (reference.evaluate(graph, feeds), program.run(feeds)):
+            for (name, got), want in zip(results.items(), wanted, strict=True):
+                assert got.dtype == want.dtype and got.shape == want.shape, (name, got.shape, want.shape)
+                a, b = got.astype(np.float64), want.astype(np.float64)
+                if want.dtype.kind == "f":
+                    np.testing.assert_allclose(a, b, tolerance, tolerance, err_msg=name)
+                else:
+                    assert np.abs(a - b).max(initial=0) <= steps, name
+
+
+ROWS = [{"x": floats(b, n, 8)} for b, n in ((1, 1), (2, 7), (3, 33), (0, 5))]
+
+
+@pytest.mark.parametrize(("op", "attributes"), [
+    ("Gelu", {}), ("QuickGelu", {}), ("QuickGelu", {"alpha": 1.0}), ("FastGelu", {}),
+])  # fmt: skip
+def test_activations(op: str, attributes: dict[str, Any]) -> None:
+    agrees(model_of(op, {"x": ("float32", ("B", "L", 8))}, **attributes), *ROWS)
+
+
+@pytest.mark.parametrize("op", ["BiasGelu", "FastGelu"])
+def test_activations_with_a_bias(op: str) -> None:
+    agrees(model_of(op, {"x": ("float32", ("B", "L", 8)), "b": floats(8)}), *ROWS)
+
+
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_fused_products(trans_a: int, trans_b: int) -> None:
+    a, b = ("B", "K", "M") if trans_a else ("B", "M", "K"), ("N", "K") if trans_b else ("K", "N")
+    given = {"a": ("float32", a), "b": ("float32", b)}
+    model = model_of("FusedMatMul", given, transA=trans_a, transB=trans_b, alpha=0.5)
+    for m, k, n in ((1, 1, 1), (7, 31, 2), (33, 2, 7)):
+        feeds = {"a": floats(*(2, k, m) if trans_a else (2, m, k)), "b": floats(*(n, k) if trans_b else (k, n))}
+        agrees(model, feeds)
+    with pytest.raises(UnsupportedError, match="transBatchA"):
+        import_model(model_of("FusedMatMul", given, transBatchA=1))
+
+
+@pytest.mark.parametrize("beta", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_skipped_layer_norms(beta: bool, bias: bool) -> None:
+    given: dict[str, Any] = {"x": ("float32", ("B", "L", 8)), "s": ("float32", ("B", "L", 8)), "g": floats(8)}
+    feeds = [{**f, "s": floats(*f["x"].shape)} for f in ROWS]
+    names = ("y", "", "", "total")
+    simple = {**given, "b": floats(8)} if bias else given
+    agrees(model_of("SkipSimplifiedLayerNormalization", simple, names, epsilon=1e-6), *feeds)
+    full = {**given, "beta": floats(8) if beta else None, **({"b": floats(8)} if bias else {})}
+    agrees(model_of("SkipLayerNormalization", full, names, epsilon=1e-6), *feeds)
+
+
+def test_simplified_layer_norm_with_its_statistics() -> None:
+    given = {"x": ("float32", ("B", "L", 8)), "g": floats(8)}
+    agrees(model_of("SimplifiedLayerNormalization", given, ("y", "inverse"), domain=""), *ROWS[:3])
+
+
+@pytest.mark.parametrize("segments", [True, False])
+def test_embeddings(segments: bool) -> None:
+    given: dict[str, Any] = {
+        "ids": ("int32", ("B", "L")), "segments": ("int32", ("B", "L")) if segments else None,
+        "words": floats(30, 8), "places": floats(40, 8), "types": floats(2, 8) if segments else None,
+        "gamma": floats(8), "beta": floats(8), "mask": ("int32", ("B", "L")),
+    }  # fmt: skip
+    model = model_of("EmbedLayerNormalization", given, ("y", "sums"), epsilon=1e-5)
+    calls = []
+    for b, n in ((1, 1), (2, 7), (3, 33)):
+        lengths = np.minimum(np.arange(1, b + 1) * 3, n)
+        feeds = {"ids": RNG.integers(0, 30, (b, n)), "mask": np.arange(n) < lengths[:, None]}
+        feeds |= {"segments": RNG.integers(0, 2, (b, n))} if segments else {}
+        calls.append({k: v.astype(np.int32) for k, v in feeds.items()})
+    agrees(model, *calls)
+
+
+@pytest.mark.parametrize(("activation", "parameters"), [("Relu", []), ("LeakyRelu", [0.2]), ("Clip", [-0.5, 0.5])])
+def test_fused_convolutions(activation: str, parameters: list[float]) -> None:
+    given = {"x": ("float32", ("N", 3, "H", "W")), "w": floats(4, 3, 3, 3), "b": floats(4)}
+    attributes: dict[str, Any] = {"activation": activation, "pads": [1, 1, 1, 1]}
+    attributes |= {"activation_params": parameters} if parameters else {}
+    model = model_of("FusedConv", given, **attributes)
+    agrees(model, *({"x": floats(n, 3, h, w)} for n, h, w in ((1, 1, 1), (2, 7, 5))), tolerance=1e-4)
+    with pytest.raises(UnsupportedError, match="Softplus"):
+        import_model(model_of("FusedConv", given, activation="Softplus"))
+
+
+# -- attention -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", ["", "lengths", "keys", "pairs"])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_projected_attention(masked: str, causal: int) -> None:
+    dims = {"": None, "lengths": ("int32", ("B",)), "keys": ("int32", ("B", "T")), "pairs": ("int32", ("B", "L", "T"))}
+    given: dict[str, Any] = {"x": ("float32", ("B", "L", 6)), "w": floats(6, 24), "b": floats(24), "m": dims[masked]}
+    model = model_of("Attention", given, num_heads=2, unidirectional=causal)
+    for b, n in ((1, 1), (2, 7), (3, 33)):
+        feeds = {"x": floats(b, n, 6)}
+        shapes = {"lengths": (b,), "keys": (b, n), "pairs": (b, n, n)}
+        if masked == "lengths":
+            feeds["m"] = RNG.integers(1, n + 1, b).astype(np.int32)
+        elif masked:
+            feeds["m"] = RNG.integers(0, 2, shapes[masked]).astype(np.int32)
+        agrees(model, feeds)
+
+
+def test_projected_attention_with_a_cache() -> None:
+    given = {
+        "x": ("float32", ("B", "L", 6)), "w": floats(6, 24), "b": floats(24), "m": None,
+        "past": ("float32", (2, "B", 2, "P", 4)),
+    }  # fmt: skip
+    model = model_of("Attention", given, ("y", "present"), num_heads=2, unidirectional=1)
+    agrees(model, *({"x": floats(b, n, 6), "past": floats(2, b, 2, p, 4)} for b, n, p in ((1, 1, 5), (2, 3, 7))))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_multi_head_attention(cached: bool, causal: int) -> None:
+    row = ("float32", ("B", "L", 8))
+    cache = ("float32", ("B", 2, "P", 4)) if cached else None
+    given = {
+        "q": row, "k": row, "v": row, "b": floats(24), "m": None, "a": ("float32", (1, 2, "L", "T")),
+        "pk": cache, "pv": cache,
+    }  # fmt: skip
+    outputs = ("y", "prk", "prv") if cached else ("y",)
+    model = model_of("MultiHeadAttention", given, outputs, num_heads=2, unidirectional=causal)
+    for b, n, p in ((1, 1, 5), (2, 7, 2), (1, 33, 1)):
+        feeds = {k: floats(b, n, 8) for k in "qkv"} | {"a": floats(1, 2, n, n + p * cached)}
+        feeds |= {k: floats(b, 2, p, 4) for k in ("pk", "pv")} if cached else {}
+        agrees(model, feeds)
+
+
+def test_packed_multi_head_attention() -> None:
+    """ONNX Runtime has packed queries on GPUs only; they mean the same as three inputs."""
+    packed = import_model(model_of("MultiHeadAttention", {"q": ("float32", ("B", "L", 2, 3, 4))}, num_heads=2))
+    row = ("float32", ("B", "L", 8))
+    apart = import_model(model_of("MultiHeadAttention", {"q": row, "k": row, "v": row}, num_heads=2))
+    for b, n in ((1, 1), (2, 7)):
+        x = floats(b, n, 2, 3, 4)
+        parts = {k: x[:, :, :, i].reshape(b, n, 8) for i, k in enumerate("qkv")}
+        np.testing.assert_array_equal(reference.evaluate(packed, {"q": x})["y"], reference.evaluate(apart, parts)["y"])
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("offset", [True, False])
+def test_rotary_embeddings(interleaved: int, offset: bool) -> None:
+    given = {
+        "x": ("float32", ("B", "L", 16)), "at": ("int64", (1,) if offset else ("B", "L")),
+        "cos": floats(50, 4), "sin": floats(50, 4),
+    }  # fmt: skip
+    model = model_of("RotaryEmbedding", given, interleaved=interleaved)
+    for b, n in ((1, 1), (2, 7), (3, 31)):
+        agrees(model, {"x": floats(b, n, 16), "at": np.array([5]) if offset else RNG.integers(0, 50, (b, n))})
+
+
+def group_query(rotary: int, window: int, packed: bool, softcap: float = 0.0) -> onnx.ModelProto:
+    """A GroupQueryAttention of 4 heads over 2 as exporters write it: sizes from the shape of an attention mask."""
+    width = 4 * 16 + 2 * 2 * 16 if packed else 4 * 16
+    cache = ("float32", ["B", 2, "P", 16])
+    nodes = [
+        helper.make_node("Shape", ["mask"], ["shape"]),
+        helper.make_node("Gather", ["shape", "one"], ["total64"]),
+        helper.make_node("Cast", ["total64"], ["total"], to=6),
+        helper.make_node("ReduceSum", ["mask", "axis"], ["sums"], keepdims=0),
+        helper.make_node("Sub", ["sums", "one"], ["last"]),
+        helper.make_node("Cast", ["last"], ["lengths"], to=6),
+        helper.make_node(
+            "GroupQueryAttention",
+            ["q", *(["", ""] if packed else ["k", "v"]), "pk", "pv", "lengths", "total", "cos", "sin"],
+            ["y", "prk", "prv"], domain="com.microsoft", num_heads=4, kv_num_heads=2, do_rotary=rotary,
+            local_window_size=window, softcap=softcap,
+        ),
+    ]  # fmt: skip
+    row = {"q": ("float32", ["B", "L", width])}
+    row |= {} if packed else {k: ("float32", ["B", "L", 32]) for k in "kv"}
+    inputs = row | {"pk": cache, "pv": cache, "mask": ("int64", ["B", "T"])}
+    angles = RNG.uniform(0, 6, (64, 8))
+    graph = helper.make_graph(
+        nodes, "one",
+        [helper.make_tensor_value_info(n, 1 if t == "float32" else 7, d) for n, (t, d) in inputs.items()],
+        [helper.make_empty_tensor_value_info(o) for o in ("y", "prk", "prv")],
+        [numpy_helper.from_array(x, n) for n, x in {
+            "one": np.array(1), "axis": np.array([1]), "cos": np.cos(angles).astype(np.float32),
+            "sin": np.sin(angles).astype(np.float32),
+        }.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("rotary", "window", "softcap"), [(0, -1, 0.0), (1, -1, 0.0), (1, 3, 0.0), (0, 2, 5.0)])
+def test_group_query_attention(rotary: int, window: int, softcap: float, packed: bool) -> None:
+    model = group_query(rotary, window, packed, softcap)
+    for b, n, p in ((1, 7, 0), (2, 5, 0), (1, 1, 6), (2, 1, 31)):
+        feeds = {"q": floats(b, n, 128 if packed else 64), "mask": np.ones((b, n + p), np.int64)}
+        feeds |= {} if packed else {k: floats(b, n, 32) for k in "kv"}
+        agrees(model, feeds | {k: floats(b, 2, p, 16) for k in ("pk", "pv")})
+
+
+# -- integers --------------------------------------------------------------------------------------------------------
+
+SCALE = np.array(0.05, np.float32)
+
+
+def scaled(scale: float, zero: int, dtype: str = "uint8") -> tuple[Array, Array]:
+    return np.array(scale, np.float32), np.array(zero, dtype)
+
+
+def byte(*shape: int) -> Array:
+    return RNG.integers(0, 256, shape).astype(np.uint8)
+
+
+@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
+def test_quantized_arithmetic(op: str) -> None:
+    (sa, za), (sb, zb), (sc, zc) = scaled(0.1, 120), scaled(0.07, 3), scaled(0.2, 128)
+    given = {
+        "a": ("uint8", ("B", 8)), "sa": sa, "za": za, "b": ("uint8", ("B", 8)), "sb": sb, "zb": zb, "sc": sc, "zc": zc,
+    }  # fmt: skip
+    agrees(model_of(op, given), *({"a": byte(n, 8), "b": byte(n, 8)} for n in (0, 1, 7, 33)), steps=1)
+
+
+@pytest.mark.parametrize(("op", "attributes"), [
+    ("QLinearSigmoid", {}), ("QLinearLeakyRelu", {"alpha": 0.2}), ("QLinearSoftmax", {"axis": -1, "opset": 13}),
+    ("QLinearGlobalAveragePool", {}), ("QLinearAveragePool", {"kernel_shape": [2, 2]}),
+])  # fmt: skip
+def test_quantized_functions(op: str, attributes: dict[str, Any]) -> None:
+    (sa, za), (sy, zy) = scaled(0.1, 120), scaled(0.01 if "S" in op[7:] else 0.1, 3)
+    dims: tuple[int | str, ...] = ("B", 3, 4, 5) if "Pool" in op else ("B", 8)
+    model = model_of(op, {"x": ("uint8", dims), "sx": sa, "zx": za, "sy": sy, "zy": zy}, **attributes)
+    agrees(model, *({"x": byte(n, *dims[1:])} for n in (1, 7)), steps=1)  # type: ignore[arg-type]
+
+
+def test_quantized_concatenation() -> None:
+    (sa, za), (sb, zb), (sy, zy) = scaled(0.1, 120), scaled(0.07, 3), scaled(0.2, 128)
+    given = {
+        "sy": sy, "zy": zy, "a": ("uint8", ("B", 3)), "sa": sa, "za": za, "b": ("uint8", ("B", 4)), "sb": sb, "zb": zb,
+    }  # fmt: skip
+    agrees(model_of("QLinearConcat", given, axis=1), *({"a": byte(n, 3), "b": byte(n, 4)} for n in (1, 7)), steps=1)
+
+
+def test_quantized_products() -> None:
+    a, w = ("uint8", ("B", 8)), RNG.integers(-128, 128, (8, 5)).astype(np.int8)
+    (sa, za), (sb, zb) = scaled(0.1, 120), scaled(0.07, 3, "int8")
+    given: dict[str, Any] = {"a": a, "w": w, "sa": sa, "sb": sb, "za": za, "zb": zb, "bias": floats(5)}
+    calls = [{"a": byte(n, 8)} for n in (1, 7, 33)]
+    agrees(model_of("MatMulIntegerToFloat", given), *calls)
+    given = {"a": ("float32", ("B", 8)), "w": w, "sb": sb, "zb": zb, "bias": floats(5)}
+    agrees(model_of("DynamicQuantizeMatMul", given), *({"a": floats(n, 8)} for n in (1, 7, 33)))
+    c = RNG.integers(-100, 100, 5).astype(np.int32)
+    given = {"a": a, "sa": sa, "za": za, "w": w, "sb": sb, "zb": zb, "c": c}
+    agrees(model_of("QGemm", given), *calls)
+    agrees(model_of("QGemm", {**given, "sy": scaled(1.0, 0)[0], "zy": np.array(100, np.uint8)}), *calls, steps=1)
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+@pytest.mark.parametrize(("k", "block"), [(32, 32), (48, 32), (64, 16)])
+def test_products_with_weights_of_four_bits(zeros: bool, k: int, block: int) -> None:
+    n, blocks = 5, -(-k // block)
+    given = {
+        "a": ("float32", ("B", "L", k)), "w": byte(n, blocks, block // 2),
+        "s": np.abs(floats(n * blocks)) * 0.1, "z": byte(n * -(-blocks // 2)) if zeros else None,
+    }  # fmt: skip
+    model = model_of("MatMulNBits", given, K=k, N=n, bits=4, block_size=block)
+    agrees(model, *({"a": floats(b, m, k)} for b, m in ((1, 1), (2, 7))), tolerance=1e-4)
+
+
+def test_an_attribute_that_nobody_reads_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="the attribute shape=3"):
+        import_model(model_of("QuickGelu", {"x": ("float32", ("B",))}, shape=3))
