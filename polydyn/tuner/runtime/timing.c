@@ -14,6 +14,8 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+#define AHEAD_NS 1000000000 /* as in the middle of a long run: workers are awake and stay so */
+
 static pd_pool *pool;
 
 /* Runs tasks [0, tasks) of kernel `which` `count` times; writes the nanoseconds of each. Returns 0, 1: no memory. */
@@ -23,9 +25,14 @@ EXPORT int32_t pdt_time(int32_t which, void *const *buffers, const int64_t *symb
     char *memory = aligned_alloc(256, stride * threads + 256);
     if (!pool) pool = pd_pool_new();
     if (!memory || !pool) return 1;
-    pd_part part = {.kernel = pdt_kernels[which], .buffers = buffers, .symbols = symbols, .tasks = tasks};
-    pd_job job = {&part, 1, threads < tasks ? threads : tasks, memory, stride};
-    if (job.threads > 1 && !pd_pool_acquire(pool, job.threads)) job.threads = 1;
+    pd_part part = {.kernel = pdt_kernels[which], .buffers = buffers, .symbols = symbols, .tasks = tasks, .pieces = 1};
+    pd_job job = {.parts = &part,
+                  .count = 1,
+                  .threads = threads < tasks ? threads : tasks,
+                  .ahead_ns = AHEAD_NS,
+                  .scratch = memory,
+                  .scratch_stride = stride};
+    if (job.threads > 1 && !pd_pool_acquire(pool, job.threads, AHEAD_NS)) job.threads = 1;
     for (int32_t i = 0; i < count; i++) {
         int64_t start = now_ns();
         if (job.threads > 1)
