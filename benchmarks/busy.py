@@ -102,22 +102,32 @@ def measure(path: Path, given: Sequence[Mapping[str, int]], args: argparse.Names
                     yield row(path.stem, shape, "mixed" if mixed else f"{count} busy", found)
 
 
+def chain_program(folder: Path) -> Path:
+    """``pool_chain.c`` with the run time's pool, compiled."""
+    for name, text in sources().items():
+        (folder / name).write_text(text)
+    flags = ["-std=gnu11", "-O2", "-march=native", "-fopenmp", "-pthread", f"-I{folder}"]
+    files = [str(Path(__file__).parent / "pool_chain.c"), str(folder / "pool.c")]
+    subprocess.run([*find_compiler().command, *flags, *files, "-o", str(folder / "pool_chain")], check=True)
+    return folder / "pool_chain"
+
+
+def chain_times(program: Path, seconds: float, how: str) -> dict[str, list[float]]:
+    """Kind of run -> p50, p90, p99 in microseconds; ``how``: ``-``, ``spin`` or ``omp``."""
+    command = [str(program), str(seconds), how]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return {name: list(map(float, us)) for name, *us in map(str.split, lines)}
+
+
 def chain(seconds: float) -> dict[str, dict[str, list[float]]]:
-    """The pool alone: environment -> kind of run -> p50, p90, p99 in microseconds."""
+    """The pool alone, by environment."""
     found: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in sources().items():
-            (Path(folder) / name).write_text(text)
-        program = Path(folder) / "pool_chain"
-        flags = ["-std=gnu11", "-O2", "-march=native", "-fopenmp", "-pthread", f"-I{folder}"]
-        files = [str(Path(__file__).parent / "pool_chain.c"), str(Path(folder) / "pool.c")]
-        subprocess.run([*find_compiler().command, *flags, *files, "-o", str(program)], check=True)
+        program = chain_program(Path(folder))
         for where, count, how in (("0 busy", 0, "-"), ("1 busy", 1, "-"), ("2 busy", 2, "-"),
                                   ("spinning thread", 0, "spin"), ("OpenMP regions", 0, "omp")):  # fmt: skip
             with busy_processes(count):
-                command = [str(program), str(seconds), how]
-                lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-            found[where] = {name: list(map(float, us)) for name, *us in map(str.split, lines)}
+                found[where] = chain_times(program, seconds, how)
     return found
 
 

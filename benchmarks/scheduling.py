@@ -25,7 +25,7 @@ from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_dot import DotKernel
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.cuda_contract import FMA_TILES, MMA_TILES
-from polydyn.codegen.cuda_product import CudaTile
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.codegen.isl_ast import forget as forget_trees
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget

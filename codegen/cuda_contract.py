@@ -10,8 +10,9 @@ from polydyn.codegen.cuda_emit import LONG, needed, ordered
 from polydyn.codegen.cuda_gemv import gemv_versions
 from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, UNIT, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
-from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct
+from polydyn.codegen.cuda_product import ProductGroup, TiledProduct
 from polydyn.codegen.cuda_split import SHARES, combining_group, partial_group
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.codegen.cuda_tiles import TF32, broken
 from polydyn.codegen.cuda_wgmma import wgmma_versions, without_wgmma
 from polydyn.codegen.ir import Compare

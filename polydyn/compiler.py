@@ -18,9 +18,9 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
 from polydyn.graph.show import show_graph
-from polydyn.program.assemble import build_artifact
+from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
-from polydyn.program.program import Program, check_threads, open_program
+from polydyn.program.program import Program, check_threads
 from polydyn.program.show import show_host_plan
 from polydyn.shapes.sizes import Dims, sizes_by_name
 from polydyn.tuning.records import Records
@@ -51,8 +51,8 @@ def compile(
     backend = target_of(target, options)
     with stages(_name(model)) as stage, _opened(records) as tiles:
         plan = _plan(stage, stage("import", import_model(model, dims), show_graph), backend, tiles)
-        artifact, compiled = stage("build", build_artifact(replace(plan, dims=sizes_by_name(dims)), target))
-        program = stage("open", open_program(artifact, threads=threads, compilations=compiled))
+        plan = replace(plan, dims=sizes_by_name(dims))
+        program = stage("build", build_program(plan, target=target, threads=threads))
     del plan
     _return_memory()
     return program

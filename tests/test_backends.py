@@ -50,7 +50,7 @@ def test_the_stages_are_shown_in_order(
     monkeypatch.setenv("POLYDYN_DEBUG", "1")
     polydyn.compile(MATMUL)
     said = [line.split()[-1] for line in capsys.readouterr().err.splitlines() if " s  " in line]
-    assert [x for x in said if x != "all"] == ["import", "rewrite", "fuse", "kernels", "plan", "build", "open"]
+    assert [x for x in said if x != "all"] == ["import", "rewrite", "fuse", "kernels", "plan", "build"]
 
 
 def test_a_bug_ends_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from onnx import helper
 
 from polydyn.codegen.cuda_contract import MMA_TILES, MORE_TILES, CudaContractKernel
 from polydyn.codegen.cuda_emit import LONG
-from polydyn.codegen.cuda_product import CudaTile
 from polydyn.codegen.cuda_split import partial_group
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.errors import CodegenError, UnsupportedError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc

@@ -22,7 +22,7 @@ from polydyn.cli import main
 from polydyn.codegen.cuda_contract import IMMA_TILES, MORE_TILES, TF32_TILES, TILES, Kept
 from polydyn.codegen.cuda_emit import LONG
 from polydyn.codegen.cuda_kernel import UNIT
-from polydyn.codegen.cuda_product import CudaTile
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.codegen.cuda_tiles import broken
 from polydyn.compiler import Options, plan_program
 from polydyn.errors import BuildError, ScheduleError, UnsupportedError

@@ -159,6 +159,7 @@ def test_without_a_primitive_of_hopper_the_rest_goes_on_without_its_kernels(
     def answers(command: list[str], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
         asked.append(command)
         yield {"name": "mma_f16", "ok": True}
+        yield {"name": "tma_load_2d_tf32", "ok": False}
         yield {"name": "tma_load_2d", "ok": "conformance" not in command[2]}
 
     monkeypatch.setattr(run_all, "results", answers)

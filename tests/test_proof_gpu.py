@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from polydyn.codegen.cuda_contract import FMA_TILES, IMMA_TILES, MMA_TILES, MORE_TILES, TF32_TILES
-from polydyn.codegen.cuda_product import CudaTile
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import FromIndex, const, op
 from polydyn.schedules.gpu_tiling import gpu_attention_tree, gpu_gemv_tree, gpu_wgmma_tree

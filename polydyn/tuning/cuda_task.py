@@ -12,7 +12,8 @@ from functools import cached_property
 
 from polydyn.codegen.cuda_contract import CudaContractKernel
 from polydyn.codegen.cuda_instructions import INSTRUCTIONS
-from polydyn.codegen.cuda_product import CudaTile, product_declined
+from polydyn.codegen.cuda_product import product_declined
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.codegen.cuda_tiles import MULTIPLIED, TF32, broken, grain, of_warp, registers, shared_bytes, warp_part
 from polydyn.codegen.cuda_work import UNITS, WARP, WAVEFRONT
 from polydyn.errors import BuildError, Declined, ScheduleError

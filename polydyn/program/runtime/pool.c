@@ -330,7 +330,7 @@ static int64_t workers_for(const pd_pool *p, int64_t threads) {
 int pd_pool_acquire(pd_pool *p, int64_t threads, int64_t work_ns) {
     if (atomic_exchange_explicit(&p->busy, 1, acquire)) return 0;
     look(p);
-    grow(p, pd_min(threads, p->cores) - 1);
+    if (p->count < pd_min(threads, p->cores) - 1) grow(p, pd_min(threads, p->cores) - 1);
     atomic_store_explicit(&p->core, PD_CORE(), relaxed);
     int64_t workers = workers_for(p, threads);
     for (int64_t i = 0; i < workers && work_ns >= WAKE_RUN_NS; i++) {
