@@ -1,7 +1,7 @@
 """What a tile of a CUDA product has to keep to: the hard constraints of the code generator, in one place.
 
 ``broken`` names what a tile breaks before any text is made of it: what ``cuda_product.TiledProduct`` can print, what
-the proof accepts (``proof_gpu``), what every device allows a block. What a particular device holds is asked with
+the proof accepts (``schedules.prove``), what every device allows a block. What a particular device holds is asked with
 ``shared_bytes`` and ``registers``; what a kernel really takes only its compiler knows.
 """
 

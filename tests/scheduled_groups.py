@@ -14,7 +14,7 @@ from polydyn.schedules.interpret import interpret
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.polyhedra import context
 from polydyn.schedules.schedule import schedule_contract
-from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tiling import AttentionParts, Roles
 from polydyn.schedules.tree.scheduled import Scheduled
 from tests.polyhedral_groups import F, array, ld
 from tests.polyhedral_groups import group as make
@@ -64,3 +64,44 @@ def run_product(
     interpret(t, {"B": B, "M": M, "N": N, "K": K, "R": R, "steps": K * R, **sizes}, memory)
     sums = np.einsum("bikr,krj->bij", a, w)
     return np.allclose(memory["G"], sums) and np.allclose(memory["E"], np.maximum(sums + c, 0))
+
+
+def attention() -> tuple[Group, AttentionParts]:
+    """softmax(q k) v on blocks of rows, all arrays of all rows; the parts with their solved steps and phases."""
+    ij: dict[str, IndexLike] = {"n": "B", "i": "M", "j": "L"}
+    i: dict[str, IndexLike] = {"n": "B", "i": "M"}
+    il: dict[str, IndexLike] = {**i, "j0": "L"}
+    wide: dict[str, IndexLike] = {**i, "d": "D"}
+    weight = op("exp", op("sub", ld("scores", "n", "i", "j0"), ld("m", "n", "i")))
+    one = op("mul", ld("q", "n", "i", "k"), ld("keys", "n", "k", "j"))
+    two = op("mul", ld("w", "n", "i", "l"), ld("v", "n", "l", "d"))
+    scores = [statement("A_INIT", ij, "s1", "n i j", const(0.0, F), None, "init"),
+              statement("A_ACC", {**ij, "k": "K"}, "s1", "n i j", one, "sum", "backbone"),
+              statement("A_DONE0", ij, "scores", "n i j", ld("s1", "n", "i", "j"), None, "epilogue")]  # fmt: skip
+    rows = [statement("M0", i, "m", "n i", const(float("-inf"), F), None, "map"),
+            statement("M1", il, "m", "n i", ld("scores", "n", "i", "j0"), "max", "map"),
+            statement("Z0", i, "z", "n i", const(0.0, F), None, "map"),
+            statement("Z1", il, "z", "n i", weight, "sum", "map"),
+            statement("W", il, "w", "n i j0", op("div", weight, ld("z", "n", "i")), None, "map")]  # fmt: skip
+    values = [statement("B_INIT", wide, "s2", "n i d", const(0.0, F), None, "init"),
+              statement("B_ACC", {**wide, "l": "L"}, "s2", "n i d", two, "sum", "backbone"),
+              statement("B_DONE0", wide, "o", "n i d", ld("s2", "n", "i", "d"), None, "epilogue")]  # fmt: skip
+    shapes = {"q": "BMK", "keys": "BKL", "v": "BLD", "s1": "BML", "scores": "BML", "m": "BM", "z": "BM", "w": "BML",
+              "s2": "BMD", "o": "BMD"}  # fmt: skip
+    role = {"q": "input", "keys": "input", "v": "input", "o": "output"}
+    arrays = [array(n, role.get(n, "local"), *x) for n, x in shapes.items()]
+    g = make("attention", "B M L K D", arrays, [*scores, *rows, *values])
+    sunk, phases = (("INIT", "first"), ("DONE0", "last")), {"M0": 0, "M1": 0, "Z0": 1, "Z1": 1, "W": 2}
+    first, second = Roles(("n",), "i", "j", "k", (), sunk), Roles(("n",), "i", "d", "l", (), sunk)
+    stitch = Group("rows", g.params, g.arrays, tuple(rows))
+    return g, AttentionParts(g, first, stitch, ("n", "i"), phases, g, second)
+
+
+def run_attention(t: Scheduled, sizes: Mapping[str, int], M: int = 5, L: int = 7, K: int = 3, D: int = 6) -> bool:
+    """Whether a schedule of ``attention`` computes it, interpreted at these sizes."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((2, M, K)), rng.standard_normal((2, K, L)), rng.standard_normal((2, L, D))
+    memory = {"q": q, "keys": k, "v": v, "o": np.full((2, M, D), np.nan)}
+    interpret(t, {"B": 2, "M": M, "L": L, "K": K, "D": D, **sizes}, memory)
+    e = np.exp(q @ k)
+    return bool(np.allclose(memory["o"], (e / e.sum(2, keepdims=True)) @ v))

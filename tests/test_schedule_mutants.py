@@ -13,17 +13,20 @@ import numpy as np
 import pytest
 
 from polydyn.schedules.errors import PolydynError
+from polydyn.schedules.index import Index
 from polydyn.schedules.interpret import interpret
 from polydyn.schedules.prove import prove
 from polydyn.schedules.schedule import schedule_nest
+from polydyn.schedules.tree.attention import cpu_attention
 from polydyn.schedules.tree.gpu import gpu_product
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from tests.mutants import mutants
 from tests.polyhedral_groups import softmax
-from tests.scheduled_groups import positive, product, roles, run_product
+from tests.scheduled_groups import attention, positive, product, roles, run_attention, run_product
 from tests.test_tile_map import SMALL_FMA, SMALL_MMA
 
+V = Index.of
 CPU_SIZES = {"B_i": 1, "B_j": 1}
 
 
@@ -70,6 +73,11 @@ def run_softmax(t: Scheduled, rows: int, columns: int) -> bool:
     return bool(np.allclose(memory["y"], np.exp(x) / np.exp(x).sum(1, keepdims=True)))
 
 
+def blocks() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
+    t = cpu_attention(*attention(), (CpuTile(2, 2, 2, V("K"), 1), CpuTile(2, 1, 2, V("L"), 1)), True)
+    return t, lambda x: run_attention(x, {"B_i": 2}, M=7) and run_attention(x, {"B_i": 1}, M=1, L=2, D=1)
+
+
 def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], every: int) -> None:
     """Every ``every``-th mutant of a family that the proof accepts computes the group."""
     t, run = family()
@@ -84,7 +92,7 @@ def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], e
     assert total >= 10 and 2 * len(kept) < total
 
 
-@pytest.mark.parametrize("family, every", [(cpu, 9), (fma, 9), (mma, 25), (rows, 1)])
+@pytest.mark.parametrize("family, every", [(cpu, 9), (fma, 9), (mma, 25), (rows, 1), (blocks, 9)])
 def test_what_the_proof_accepts_is_right(
     family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], every: int
 ) -> None:
@@ -92,7 +100,7 @@ def test_what_the_proof_accepts_is_right(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [cpu, fma, mma])
+@pytest.mark.parametrize("family", [cpu, fma, mma, blocks])
 def test_all_that_the_proof_accepts_is_right(
     family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]],
 ) -> None:
