@@ -1,7 +1,7 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
 # make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make checked | make lint | make types
 # MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
-# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make conformance | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make models | make wheel | make clean
+# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make shape-inference | make conformance | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -13,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack models tiny-models replay wheel clean
+.PHONY: demo torch test lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -74,6 +74,11 @@ conformance: $(VENV)/.extra-test
 guards: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.guards $(MODELS)/*.onnx
 
+# torch.compile(backend="polydyn"): its tests, and ten models beside eager torch. ARGS: names, --time 20 ...
+torch: $(VENV)/.extra-test $(VENV)/.extra-torch $(VENV)/.extra-export
+	$(BIN)/python -m pytest tests/test_torch.py
+	$(BIN)/python -m benchmarks.torch_models $(ARGS)
+
 # PyTorch is a rival here, so the extra that exports models is needed too. ARGS: as above, and --only FAMILY ...
 bench-gemm: $(VENV)/.extra-bench $(VENV)/.extra-export
 	$(BIN)/python -m benchmarks.gemm --threads $(THREADS) $(ARGS)
@@ -112,14 +117,24 @@ pycuda-test: $(PYCUDA)/.made $(PYCUDA)/.pycuda
 pycuda-emulate: $(PYCUDA)/.made $(PYCUDA)/.pycuda
 	$(PYCUDA)/bin/python -m benchmarks.gpu.emulated $(EMULATED) --driver pycuda $(ARGS)
 
-# For a day with a GPU: PACK=gpu.tar.gz ARGS="--target cuda:sm_90a" make gpu-pack here, then there PACK=gpu.tar.gz make gpu
-PACK   ?= benchmarks/out/gpu.tar.gz
+# For a day with a GPU: make gpu-pack here (eight minutes), then there CALL=1 make gpu (and 2, 3), then here
+# REPORTS="FOLDER ..." make gpu-after. make gpu-rehearsal: all of it on the CPU, faults planted, in a PYTHON312 with numpy alone.
+PACK      ?= benchmarks/out/gpu.tar.xz
+CALL      ?= 1
+PYTHON312 ?= $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/python $(PYTHON); do \
+	if $$p --version >/dev/null 2>&1; then echo $$p; break; fi; done)
+REPORTS   ?= benchmarks/out/gpu
 gpu-pack: $(VENV)/.extra-bench
-	mkdir -p $(dir $(PACK))
-	$(BIN)/python -m benchmarks.gpu.pack $(PACK) $(ARGS)
+	$(BIN)/python -m benchmarks.gpu.pack $(PACK) --pycuda $(PYTHON312) --cpu 3.12 $(ARGS)
 
 gpu:
-	$(PYTHON) -m benchmarks.gpu.run_all --pack $(PACK) $(ARGS)
+	$(PYTHON) -m benchmarks.gpu.run_all --pack $(PACK) --call $(CALL) $(ARGS)
+
+gpu-rehearsal: $(VENV)/.extra-bench
+	$(BIN)/python -m benchmarks.gpu.rehearsal --python $(PYTHON312) $(ARGS)
+
+gpu-after: $(VENV)/.extra-bench
+	$(BIN)/python -m benchmarks.gpu.after $(REPORTS) $(ARGS)
 
 models: $(VENV)/.extra-export $(VENV)/.extra-bench
 	$(BIN)/python -m benchmarks.models.export $(MODELS) all

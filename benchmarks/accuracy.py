@@ -40,7 +40,7 @@ class Starts:
         self.count += event in STARTS
 
 
-def reference(path: str, wanted: Sequence[Shape], threads: int = 1) -> list[Outputs]:
+def reference(path: str, shapes_to_run: Sequence[Shape], threads: int = 1) -> list[Outputs]:
     """ONNX Runtime's outputs at every shape; the session is gone afterwards, which full-size models need."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -48,14 +48,14 @@ def reference(path: str, wanted: Sequence[Shape], threads: int = 1) -> list[Outp
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
     model = onnx.load(path)
-    return [dict(zip(names, session.run(names, feeds(model, shape)), strict=True)) for shape in wanted]
+    return [dict(zip(names, session.run(names, feeds(model, shape)), strict=True)) for shape in shapes_to_run]
 
 
-def error(got: Outputs, expected: Outputs) -> float:
+def error(outputs: Outputs, expected: Outputs) -> float:
     """The worst error over outputs, relative to its scale; infinite where shape or dtype differ or NaN appears."""
     worst = 0.0
     for name, reference_array in expected.items():
-        array = np.asarray(got[name])
+        array = np.asarray(outputs[name])
         if array.shape != reference_array.shape or array.dtype != reference_array.dtype:
             return float("inf")
         if reference_array.size == 0:
@@ -72,19 +72,19 @@ def check(path: str, threads: int, starts: Starts) -> dict[str, Any]:
     """Compiles a model once and runs its shapes."""
     import polydyn
 
-    wanted = shapes(Path(path).stem)
-    expected = reference(path, wanted, threads)
+    shapes_to_run = shapes(Path(path).stem)
+    expected = reference(path, shapes_to_run, threads)
     begin = time.perf_counter()
     program = polydyn.compile(path, threads=threads)
     compile_seconds = time.perf_counter() - begin
     before, model = starts.count, onnx.load(path)
-    errors = [error(program.run(feeds(model, s)), e) for s, e in zip(wanted, expected, strict=True)]
+    errors = [error(program.run(feeds(model, s)), e) for s, e in zip(shapes_to_run, expected, strict=True)]
     return {
         "model": Path(path).stem,
         "compile_seconds": compile_seconds,
         "processes_started_while_running": starts.count - before,
         "worst": max(errors),
-        "rows": [{"shape": dict(s), "error": e} for s, e in zip(wanted, errors, strict=True)],
+        "rows": [{"shape": dict(s), "error": e} for s, e in zip(shapes_to_run, errors, strict=True)],
     }
 
 

@@ -15,13 +15,13 @@ ALSO = ("torch-inductor", "openvino")
 
 def parser(doc: str | None, seconds: float) -> argparse.ArgumentParser:
     """``--threads --rounds --seconds --also --quick``; ``seconds``: what all turns of a case may take by default."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    made.add_argument("--rounds", type=int, default=9, help="of turns, at most (9)")
-    made.add_argument("--seconds", type=float, default=seconds, help="of a case's turns; three rounds are always made")
-    made.add_argument("--also", nargs="+", default=[], choices=ALSO)
-    made.add_argument("--quick", action="store_true", help="three rounds over a few cases, results in benchmarks/out")
-    return made
+    args = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    args.add_argument("--rounds", type=int, default=9, help="of turns, at most (9)")
+    args.add_argument("--seconds", type=float, default=seconds, help="of a case's turns; three rounds are always made")
+    args.add_argument("--also", nargs="+", default=[], choices=ALSO)
+    args.add_argument("--quick", action="store_true", help="three rounds over a few cases, results in benchmarks/out")
+    return args
 
 
 def effort(args: argparse.Namespace) -> Effort:
@@ -34,9 +34,9 @@ def folder(args: argparse.Namespace) -> Path:
     return record.SCRATCH if args.quick else record.RESULTS
 
 
-def finish(written: Sequence[Path]) -> None:
+def finish(paths: Sequence[Path]) -> None:
     """Says where results are, and draws them."""
-    for path in dict.fromkeys(written):
+    for path in dict.fromkeys(paths):
         print(f"written: {path.relative_to(record.RESULTS.parent.parent)}")
         plot.draw(path)
 

@@ -106,14 +106,14 @@ def measure(name: str, path: str, threads: int) -> Measured:
     task, shapes, hardware = placed.task, shapes_of(), machine(cpu_target("cpu"), "cpu", threads)
     with Records.open(path) as records, Workers(TIMER) as workers:
         bench = CpuBench(task, hardware, workers)
-        known: dict[tuple[Tile, Any], list[float]] = defaultdict(list)
+        times: dict[tuple[Tile, Any], list[float]] = defaultdict(list)
         for r in records.rows(group=task.key, hardware=hardware, kind="throughput"):
             if r.shape:
-                known[r.tile, r.shape].append(r.value("seconds"))  # of an earlier run, in no order
-        tiles = sorted({t for t, _ in known}) or candidates(placed, hardware, bench)
+                times[r.tile, r.shape].append(r.value("seconds"))  # of an earlier run, in no order
+        tiles = sorted({t for t, _ in times}) or candidates(placed, hardware, bench)
         at = [tuple(sorted(loops(placed, s).items())) for s in shapes]
-        for wanted, i in track([(n, i) for n in range(1, PASSES + 1) for i in range(len(shapes))], description=name):
-            lacking = [t for t in tiles if len(known[t, at[i]]) < wanted]
+        for turn, i in track([(n, i) for n in range(1, PASSES + 1) for i in range(len(shapes))], description=name):
+            lacking = [t for t in tiles if len(times[t, at[i]]) < turn]
             spent = bench.run([(t, dict(at[i])) for t in lacking])  # all tuples at a shape, one after the other
             records.put(
                 Record(task.key, hardware, t, "throughput", (("seconds", s),), at[i])
@@ -121,8 +121,8 @@ def measure(name: str, path: str, threads: int) -> Measured:
                 if np.isfinite(s)
             )
             for t, s in zip(lacking, spent, strict=True):
-                known[t, at[i]].append(s)
-    halves = [np.array([[min(known[t, a][h::2]) for a in at] for t in tiles]) for h in (0, 1)]
+                times[t, at[i]].append(s)
+    halves = [np.array([[min(times[t, a][h::2]) for a in at] for t in tiles]) for h in (0, 1)]
     flops = tuple(task.backbone.flops(dict(a)) for a in at)
     return Measured(name, tuple(map(str, tiles)), shapes, flops, (halves[0], halves[1]))
 

@@ -102,8 +102,8 @@ def kept(n: int, k: int, lengths: Iterable[int]) -> dict[int, float]:
 
 def padded(quick: bool) -> list[dict[str, Any]]:
     """Counts of every set of block heights."""
-    given = dict(list(LENGTHS.items())[: 1 if quick else 2])
-    sets = {f"ftuner, (L,768)x(768,768), {n}": kept(768, 768, x) for n, x in given.items()}
+    lengths = dict(list(LENGTHS.items())[: 1 if quick else 2])
+    sets = {f"ftuner, (L,768)x(768,768), {n}": kept(768, 768, x) for n, x in lengths.items()}
     if not quick:
         sets["ftuner, (L,1024)x(1024,3072), 16 lengths to 512"] = kept(3072, 1024, LENGTHS["16 lengths to 512"])
     sets["Figure 8: 7 and 8"] = {7: 7.0, 8: 8.0}
@@ -152,10 +152,10 @@ def exact(threads: int, quick: bool) -> list[dict[str, Any]]:
         cost = {h: t / 8 for h, t in zip(HEIGHTS, run([(h, 8 * h) for h in HEIGHTS]), strict=True)}
         for p in [p for p in primes(128) if p > min(HEIGHTS)][:: 6 if quick else 1]:
             mixed = [c for h in HEIGHTS for g in HEIGHTS if g < h for c in [combine(p, {h: cost[h], g: cost[g]})]]
-            whole = [c for c in mixed if len(c.counts) > 1 and not c.padding]
-            if not whole:
+            covers = [c for c in mixed if len(c.counts) > 1 and not c.padding]
+            if not covers:
                 continue
-            pair = min(whole, key=lambda c: c.price(cost))
+            pair = min(covers, key=lambda c: c.price(cost))
             parts = [(h, h * n) for h, n in pair.counts]
             alone, both = [(h, p) for h in HEIGHTS], [math.inf] * 2
             least = [math.inf] * len(alone)

@@ -63,9 +63,9 @@ def measure(path: str, shapes: int) -> Mapping[str, object]:
 def _start(path: str, cache: str, kind: str, shapes: int) -> dict[str, float]:
     env = {**os.environ, "POLYDYN_CACHE": cache}
     command = [sys.executable, "-m", "benchmarks.compiling", path, "--child", kind, "--shapes", str(shapes)]
-    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    process = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    result: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
+    return result
 
 
 def child(path: str, kind: str, shapes: int) -> dict[str, float]:
@@ -78,11 +78,11 @@ def child(path: str, kind: str, shapes: int) -> dict[str, float]:
     out["compiler_peak_mb"] = _peak(resource.RUSAGE_CHILDREN)
     if kind == "warm" and shapes:
         proto = onnx.load(path, load_external_data=False)
-        drawn = draw_shapes(inputs.symbols(proto), shapes)
-        for s in (drawn[0], *drawn[1:20]):
+        random_shapes = draw_shapes(inputs.symbols(proto), shapes)
+        for s in (random_shapes[0], *random_shapes[1:20]):
             program.run(inputs.feeds(proto, s))
         out["before_mb"] = resident()
-        for s in drawn[1:]:
+        for s in random_shapes[1:]:
             program.run(inputs.feeds(proto, s))
         out["after_mb"] = resident()
     return out
@@ -98,8 +98,8 @@ def draw_shapes(symbols: Sequence[str], count: int) -> list[dict[str, int]]:
         return int(r.integers(1, SMALL.get(s, 64) + 1))
 
     largest = {s: 128 if s in ("H", "W") else SMALL.get(s, 64) for s in symbols}
-    drawn = [largest, *({s: draw(s) for s in symbols} for _ in range(count))]
-    return [{**s, "T": s["L"] + s["P"]} if {"L", "P", "T"} <= s.keys() else s for s in drawn]
+    shapes = [largest, *({s: draw(s) for s in symbols} for _ in range(count))]
+    return [{**s, "T": s["L"] + s["P"]} if {"L", "P", "T"} <= s.keys() else s for s in shapes]
 
 
 def _peak(who: int) -> float:

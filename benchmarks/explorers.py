@@ -93,17 +93,17 @@ class _Found(Exception):
 def curve(explorer: Explorer, space: Space, costs: Mapping[Tile, float], trials: int, seed: int) -> list[float]:
     """Regret after each trial; ends with the batch that has the optimum."""
     optimum = min(costs.values())
-    told: list[Trial] = []
+    trials_so_far: list[Trial] = []
 
     def objective(tiles: Sequence[Tile]) -> list[float]:
-        told.extend(Trial(t, costs[t]) for t in tiles)
+        trials_so_far.extend(Trial(t, costs[t]) for t in tiles)
         if any(costs[t] == optimum for t in tiles):
             raise _Found
         return [costs[t] for t in tiles]
 
     with suppress(_Found):
         explorer(space, objective, trials, seed)
-    return regret(told, optimum)
+    return regret(trials_so_far, optimum)
 
 
 def replay(group: Recorded, seeds: int, trials: int) -> Replayed:
@@ -134,8 +134,8 @@ def show(replayed: Replayed) -> None:
     for label, curves in replayed.curves.items():
         mean, spread, trials = curves.mean(0), error(curves), needed(curves)
         figures = "".join(f"{mean[n - 1]:9.3%} ±{spread[n - 1]:6.3%}" for n in AT if n <= len(mean))
-        found, spent = (trials <= len(mean)).mean(), 1e3 * replayed.seconds[label]
-        print(f"{label:28}{figures}{np.median(trials):17.0f}{found:7.0%}{spent:10.1f}", flush=True)
+        share, spent = (trials <= len(mean)).mean(), 1e3 * replayed.seconds[label]
+        print(f"{label:28}{figures}{np.median(trials):17.0f}{share:7.0%}{spent:10.1f}", flush=True)
 
 
 def as_json(replayed: Replayed) -> dict[str, Any]:
@@ -198,9 +198,9 @@ def main() -> int:
     for group in simulated(options.noise) if options.simulated else load(options.records):
         done.append(replay(group, options.seeds, max(AT)))
         show(done[-1])
-    kept = not options.simulated and options.seeds >= 100 and options.records == TABLE
+    keep = not options.simulated and options.seeds >= 100 and options.records == TABLE
     rows = [as_json(r) for r in done]
-    path = record.save("explorers", folder=record.RESULTS if kept else record.SCRATCH, seeds=options.seeds, groups=rows)
+    path = record.save("explorers", folder=record.RESULTS if keep else record.SCRATCH, seeds=options.seeds, groups=rows)
     draw(rows, path.with_suffix(".png"))
     lost = [] if options.simulated else [r.group.name for r in done if not r.beaten]
     print("\n".join(f"{name}: the trust region does not win" for name in lost))

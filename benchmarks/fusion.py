@@ -76,8 +76,8 @@ def layers(plan: FusionPlan) -> tuple[int, int] | None:
         return None
     where: Counter[str] = Counter()
     for g in plan.groups:
-        found = [m.group(1) for n in g.nodes for m in [LAYER.search(n.origin)] if m]
-        where[found[0] if found else ""] += 1
+        names = [m.group(1) for n in g.nodes for m in [LAYER.search(n.origin)] if m]
+        where[names[0] if names else ""] += 1
     inside = [count for layer, count in where.items() if layer]
     return (min(inside), len(plan.groups) - min(inside) * len(inside)) if len(inside) > 1 else None
 
@@ -89,10 +89,10 @@ def measure(path: Path, shape: Mapping[str, int], count_gemms: bool) -> dict[str
     print(f"{path.stem} at {', '.join(f'{k}={v}' for k, v in shape.items())}")
     print(text_table(("after pass", "", "kernels", "GEMMs", "MB"), _cells(rows)))
     out: dict[str, object] = {"model": path.stem, "shape": dict(shape), "rows": [asdict(r) for r in rows]}
-    found = layers(plan_without(graph, ()))
-    if found:
-        out["kernels_per_layer"], out["kernels_outside"] = found
-        print(f"kernels of a layer: {found[0]}, outside of layers: {found[1]}")
+    layers_of = layers(plan_without(graph, ()))
+    if layers_of:
+        out["kernels_per_layer"], out["kernels_outside"] = layers_of
+        print(f"kernels of a layer: {layers_of[0]}, outside of layers: {layers_of[1]}")
     if count_gemms:
         apart = ("attention", "merge", "batch")
         before, after = gemms(plan_without(graph, apart)), gemms(plan_without(graph, apart[:1]))
@@ -115,8 +115,8 @@ def main() -> int:
     parser.add_argument("--save", default="fusion", help="name of the file in benchmarks/results")
     args = parser.parse_args()
     paths = [p for m in args.models for p in (sorted(m.glob("*.onnx")) if m.is_dir() else [m])]
-    found = [measure(p, args.shape or shapes(p.stem)[-1], args.gemms) for p in paths]
-    print(f"written: {record.save(args.save, models=found).name}")
+    results = [measure(p, args.shape or shapes(p.stem)[-1], args.gemms) for p in paths]
+    print(f"written: {record.save(args.save, models=results).name}")
     return 0
 
 

@@ -50,10 +50,10 @@ def compile_graph(graph: Graph, target: str = "cpu") -> tuple[Program, Program]:
     return open_program(artifact, threads=1), open_program(artifact, threads=2)
 
 
-def difference(graph: Graph, feeds: Feeds, got: Feeds, want: Feeds) -> str:
+def difference(graph: Graph, feeds: Feeds, outputs: Feeds, want: Feeds) -> str:
     """What is wrong with the outputs, empty when nothing is."""
     for name, expected in want.items():
-        array = np.asarray(got[name])
+        array = np.asarray(outputs[name])
         if array.shape != expected.shape or array.dtype != expected.dtype:
             return f"{name} is {array.dtype}{array.shape}, expected {expected.dtype}{expected.shape}"
         if not np.issubdtype(expected.dtype, np.floating):
@@ -98,12 +98,12 @@ def check(graphs: Sequence[Graph], feeds_of: Callable[[Graph, int], Feeds], coun
     for k in range(count):
         feeds = {g.name: feeds_of(g, k) for g in graphs}
         everything = {n: a for f in feeds.values() for n, a in f.items()}
-        got, again = one.run(everything), two.run(everything)
+        first, again = one.run(everything), two.run(everything)
         for g in graphs:
             want = evaluate(g, feeds[g.name])
-            message = difference(g, feeds[g.name], got, want)
+            message = difference(g, feeds[g.name], first, want)
             for o in g.outputs:
-                if not message and got[o].tobytes() != again[o].tobytes():
+                if not message and first[o].tobytes() != again[o].tobytes():
                     message = f"{o} has other bits with two threads"
             if message:
                 failures.append(Failure(int(g.name.removeprefix("seed")), k, message))
@@ -172,14 +172,14 @@ def _smaller(graph: Graph) -> list[Graph]:
 
 def only(graph: Graph, outputs: tuple[str, ...]) -> Graph:
     """The part of the graph that the outputs need."""
-    needed, nodes = set(outputs), list[Node]()
+    live, nodes = set(outputs), list[Node]()
     for n in reversed(graph.nodes):
-        if n.output in needed:
+        if n.output in live:
             nodes.insert(0, n)
-            needed |= set(n.inputs)
+            live |= set(n.inputs)
     sourcing = {s.input for s in graph.sources}
-    inputs = tuple(x for x in graph.inputs if x in needed or x in sourcing)
-    constants = {c: a for c, a in graph.constants.items() if c in needed}
+    inputs = tuple(x for x in graph.inputs if x in live or x in sourcing)
+    constants = {c: a for c, a in graph.constants.items() if c in live}
     return replace(graph, inputs=inputs, outputs=outputs, nodes=tuple(nodes), constants=constants)
 
 

@@ -70,45 +70,45 @@ def check(model: onnx.ModelProto, seed: int, feeds: int) -> Outcome:
     for k in range(feeds):
         given = random_feeds(model, 1000 * seed + k)
         try:
-            wanted = dict(zip(names, runtime.run(names, given), strict=True))
+            expected = dict(zip(names, runtime.run(names, given), strict=True))
         except Exception as e:  # ONNX Runtime has several kinds
-            wanted, why = None, str(e).splitlines()[0]
+            expected, why = None, str(e).splitlines()[0]
         if graph is None:
-            if wanted is not None and "can never" in out.said[0] and not _follows(out.said[0], given | wanted):
+            if expected is not None and "can never" in out.said[0] and not _follows(out.said[0], given | expected):
                 out.wrong.append(f"refused as impossible, but ONNX Runtime runs {_shapes(given)}: {out.said[0]}")
             continue
         refused = _broken_guard(graph, given)
         if refused:
-            out.calls["both refuse" if wanted is None else "strict"] += 1
-            allowed = wanted is None or _may_be_strict(graph, refused, given | wanted)
+            out.calls["both refuse" if expected is None else "strict"] += 1
+            allowed = expected is None or _may_be_strict(graph, refused, given | expected)
             (out.said if allowed else out.wrong).append(f"refused at {_shapes(given)}: {refused}")
             continue
         try:
-            got = evaluate(graph, given)
+            outputs = evaluate(graph, given)
         except (PolydynError, ValueError, IndexError) as e:
             out.calls["both refuse"] += 1
-            if wanted is not None:
+            if expected is not None:
                 out.wrong.append(f"{type(e).__name__} at {_shapes(given)}: {e}")
             continue
-        if _zero_in_a_reshape(model, got):
+        if _zero_in_a_reshape(model, outputs):
             out.calls["0 in a Reshape"] += 1
             continue
-        if wanted is None:
+        if expected is None:
             out.calls["lenient"] += 1
-            nothing = "Reshape" in why and any(a.size == 0 for a in got.values())  # -1 among sizes of nothing
+            nothing = "Reshape" in why and any(a.size == 0 for a in outputs.values())  # -1 among sizes of nothing
             harmless = nothing or "Invalid num_outputs" in why  # parts without elements
             (out.said if harmless else out.wrong).append(f"lenient at {_shapes(given)}: {why}")
             continue
         out.calls["same"] += 1
-        message = _difference(got, wanted, elements="Resize" not in {n.op_type for n in model.graph.node})
+        message = _difference(outputs, expected, elements="Resize" not in {n.op_type for n in model.graph.node})
         if message:
             out.wrong.append(f"at {_shapes(given)}: {message}")
     return out
 
 
-def _broken_guard(graph: Graph, given: dict[str, np.ndarray[Any, Any]]) -> str:
+def _broken_guard(graph: Graph, feeds: dict[str, np.ndarray[Any, Any]]) -> str:
     """The message of the first guard that these inputs break."""
-    sizes = {s.symbol: given[s.input].shape[s.axis] for s in graph.sources}
+    sizes = {s.symbol: feeds[s.input].shape[s.axis] for s in graph.sources}
     for g in graph.guards:
         a, b = g.left.evaluate(sizes), g.right.evaluate(sizes)
         if not {"==": a == b, "<=": a <= b, "%==": a % b == 0 if b else a == 0}[g.relation]:
@@ -136,14 +136,14 @@ def _zero_in_a_reshape(model: onnx.ModelProto, values: dict[str, Any]) -> bool:
     return any((s == 0).any() for s in shapes if s is not None)
 
 
-def _shapes(given: dict[str, np.ndarray[Any, Any]]) -> str:
-    return ", ".join(f"{n}{list(a.shape)}" for n, a in given.items())
+def _shapes(feeds: dict[str, np.ndarray[Any, Any]]) -> str:
+    return ", ".join(f"{n}{list(a.shape)}" for n, a in feeds.items())
 
 
-def _difference(got: dict[str, Any], wanted: dict[str, Any], elements: bool) -> str:
+def _difference(outputs: dict[str, Any], expected: dict[str, Any], elements: bool) -> str:
     """What differs. ``elements`` False: floats are not compared (ONNX Runtime scales positions in float32)."""
-    for name, w in wanted.items():
-        g = got[name]
+    for name, w in expected.items():
+        g = outputs[name]
         if g.shape != w.shape:
             return f"{name} has shape {g.shape}, ONNX Runtime says {w.shape}"
         if (elements or w.dtype == np.int64) and not np.array_equal(g, w):

@@ -57,13 +57,13 @@ def times(plan: HostPlan, shapes: list[dict[str, np.ndarray[Any, Any]]], calls: 
     tensors = (Tensor * len(arrays))()
     for t, a, d in zip(tensors, arrays, dims, strict=True):
         t.shape, t.strides, t.dtype, t.rank = ctypes.addressof(d), None, DTYPE_CODES.index(str(a.dtype)), a.ndim
-    taken = (ctypes.c_int64 * len(FIELDS))()
+    fields = (ctypes.c_int64 * len(FIELDS))()
     least = [float("inf")] * len(FIELDS)
     for _ in range(ROUNDS):
-        refused = library.bench_guards(context, tensors, len(shapes), calls, taken)
+        refused = library.bench_guards(context, tensors, len(shapes), calls, fields)
         if refused:
             raise RuntimeError("a stored shape was refused")
-        least = [min(a, b / calls) for a, b in zip(least, taken, strict=True)]
+        least = [min(a, b / calls) for a, b in zip(least, fields, strict=True)]
     library.pd_context_free(context)
     library.pd_close(program)
     return {name: round(ns, 1) for name, ns in zip(FIELDS, least, strict=True)}
@@ -71,17 +71,17 @@ def times(plan: HostPlan, shapes: list[dict[str, np.ndarray[Any, Any]]], calls: 
 
 def growth(program: Program, proto: onnx.ModelProto, count: int = 1000) -> dict[str, list[float]]:
     """``GROWS`` after the largest shape (and a few more) and after ``count`` random ones."""
-    drawn = draw_shapes(inputs.symbols(proto), count)
+    shapes = draw_shapes(inputs.symbols(proto), count)
 
     def state() -> list[float]:
         gc.collect()
         counters = program.counters
         return [round(resident(), 1), counters["arena_bytes"], counters["contexts"], len(gc.get_objects())]
 
-    for s in drawn[:20]:
+    for s in shapes[:20]:
         program.run(inputs.feeds(proto, s))
     before = state()
-    for s in itertools.islice(drawn, 20, None):
+    for s in itertools.islice(shapes, 20, None):
         program.run(inputs.feeds(proto, s))
     return {"before": before, "after": state()}
 
@@ -90,16 +90,16 @@ def measure(path: str, calls: int) -> dict[str, object]:
     """The row of one model."""
     proto, name = onnx.load(path, load_external_data=False), Path(path).stem
     plan = hollow(path)
-    taken = times(plan, [inputs.feeds(proto, s) for s in inputs.shapes(name)], calls)
+    fields = times(plan, [inputs.feeds(proto, s) for s in inputs.shapes(name)], calls)
     grown = growth(build_program(plan, threads=1), proto)
     print(
         f"{name:<16}{len(plan.sources):>8}{len(plan.guards):>7}{len(plan.launches):>9}"
-        + "".join(f"{taken[f]:>10.0f}" for f in FIELDS)
+        + "".join(f"{fields[f]:>10.0f}" for f in FIELDS)
         + "   " + ", ".join(f"{a:g}->{b:g}" for a, b in zip(grown["before"], grown["after"], strict=True)),
         flush=True,
     )  # fmt: skip
     counts = {"symbols": len(plan.sources), "guards": len(plan.guards), "launches": len(plan.launches)}
-    return {"model": name, **counts, "nanoseconds": taken, "growth": grown}
+    return {"model": name, **counts, "nanoseconds": fields, "growth": grown}
 
 
 def main() -> None:

@@ -66,8 +66,8 @@ def measure(path: str, times: int) -> Mapping[str, Any]:
             cold.append(open_once(artifact))
         memory = {kind: start("run", p, folder) for kind, p in (("loaded", str(artifact)), ("compiled", path))}
         size = artifact.stat().st_size
-    found = {"warm": medians(warm), "cold": medians(cold), "cold_pages_left": left}
-    row = {"model": Path(path).stem, "artifact_mb": size / 1e6, "open": found, "memory": memory}
+    result = {"warm": medians(warm), "cold": medians(cold), "cold_pages_left": left}
+    row = {"model": Path(path).stem, "artifact_mb": size / 1e6, "open": result, "memory": memory}
     report(row)
     return row
 
@@ -156,19 +156,19 @@ def child_run(path: str, folder: str) -> list[dict[str, Any]]:
     import polydyn
 
     program = polydyn.compile(path) if path.endswith(".onnx") else polydyn.load(path)
-    found = []
+    seconds = []
     for k in range(2):
         shape = json.loads((Path(folder) / f"shape{k}.json").read_text())
         feeds = dict(np.load(Path(folder) / f"feeds{k}.npz"))
         for _ in range(RUNS):
             out = program.run(feeds)
-        held = sum(a.nbytes for a in (*feeds.values(), *out.values())) + program.counters["arena_bytes"]
+        live_bytes = sum(a.nbytes for a in (*feeds.values(), *out.values())) + program.counters["arena_bytes"]
         weights, pss = program.weight_bytes, share_of_memory()
-        found.append({
-            "shape": shape, "pss_mb": pss / 1e6, "weights_mb": weights / 1e6, "activations_mb": held / 1e6,
-            "ratio": pss / (weights + held),
+        seconds.append({
+            "shape": shape, "pss_mb": pss / 1e6, "weights_mb": weights / 1e6, "activations_mb": live_bytes / 1e6,
+            "ratio": pss / (weights + live_bytes),
         })  # fmt: skip
-    return found
+    return seconds
 
 
 def share_of_memory() -> int:

@@ -26,10 +26,10 @@ ANCHORS, SHORT, BEST, TURNS = 16, 16, 8, 6
 best take turns; turns after the first."""
 
 
-def pool_of(bench: CpuBench, chosen: Iterable[Tile], count: int) -> list[Tile]:
+def pool_of(bench: CpuBench, tiles: Iterable[Tile], count: int) -> list[Tile]:
     """What strategies kept, random valid tuples, and aligned ones up to ``count`` in all."""
     space = loop_model(bench.task.backbone, bench.hardware)
-    pool = list(dict.fromkeys(chosen))
+    pool = list(dict.fromkeys(tiles))
     pool += random.Random(1).sample(space.tiles, min(RANDOM, count, len(space)))
     ordered = aligned_order(space, bench.task.backbone, bench.hardware)
     return list(dict.fromkeys([*pool, *ordered]))[: max(len(set(pool)), count)]

@@ -65,9 +65,9 @@ def stubbed(launches: int, work: int) -> HostPlan:
 def feeds(same: bool) -> Iterator[dict[str, np.ndarray]]:
     r = np.random.default_rng(0)
     shapes = [(8, 33)] if same else [tuple(s) for s in r.integers(1, 65, (64, 2))]
-    made = [{"x": np.zeros(s, np.float32), "mask": np.zeros(s, np.int64)} for s in shapes]
+    arrays = [{"x": np.zeros(s, np.float32), "mask": np.zeros(s, np.int64)} for s in shapes]
     for i in range(CALLS):
-        yield made[i % len(made)]
+        yield arrays[i % len(arrays)]
 
 
 def measure(program: Program, kind: str) -> tuple[float, float]:
@@ -91,10 +91,10 @@ def hollow(path: str) -> HostPlan:
 
 def measure_model(path: str) -> None:
     proto, name = onnx.load(path, load_external_data=False), Path(path).stem
-    made = [inputs.feeds(proto, s) for s in inputs.shapes(name)]
+    arrays = [inputs.feeds(proto, s) for s in inputs.shapes(name)]
     for threads in (1, 2):
         program = build_program(hollow(path), threads=threads)
-        for label, rows in (("same", made[:1]), ("new", made)):
+        for label, rows in (("same", arrays[:1]), ("new", arrays)):
             times = []
             for i in range(CALLS):
                 start = time.perf_counter_ns()

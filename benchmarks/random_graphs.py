@@ -168,9 +168,9 @@ class Builder(Primitives):
             a, b = (FromIndex("int64", Index.of(dim_name(len(shape) - k))) for k in (2, 1))
             cond = op(self.random.choice(("ge", "gt", "ne")), a, b)
         else:
-            kept = [d if self.random.random() < 0.7 else ONE for d in shape]
-            m = self.source(kept, "bool" if how == 1 else "int64", constant=0.2)
-            cond = self.at(m, [dim_name(a) if d != ONE else ZERO for a, d in enumerate(kept)])
+            dims = [d if self.random.random() < 0.7 else ONE for d in shape]
+            m = self.source(dims, "bool" if how == 1 else "int64", constant=0.2)
+            cond = self.at(m, [dim_name(a) if d != ONE else ZERO for a, d in enumerate(dims)])
             if how != 1:
                 cond = op(self.random.choice(("lt", "eq", "ge")), cond, const(5, "int64"))
         other = self.random.choice([const(-1e4, "float32"), const(0.5, "float32"), self.aligned(shape)])

@@ -98,8 +98,8 @@ class Primitives:
         if fitting and self.random.random() < 0.6:
             t = self.random.choice(fitting)
         else:
-            kept = [d if self.random.random() < 0.7 else ONE for d in shape]
-            t = self.source(kept[self.random.randint(0, len(kept)) :] if self.random.random() < 0.3 else kept)
+            dims = [d if self.random.random() < 0.7 else ONE for d in shape]
+            t = self.source(dims[self.random.randint(0, len(dims)) :] if self.random.random() < 0.3 else dims)
         skip = len(shape) - len(self.shape(t))
         return self.at(t, [dim_name(a + skip) if d != ONE else ZERO for a, d in enumerate(self.shape(t))])
 
@@ -182,19 +182,19 @@ class Primitives:
         roles = [self.random.choice("bmmkk") for _ in shape]
         if "k" not in roles:
             roles[self.random.randrange(len(roles))] = "k"
-        names, kept, red = [], [], []
+        names, rows, red = [], [], []
         for d, r in zip(shape, roles, strict=True):
             names.append((r, d))
             if r == "k":
                 red.append(d)
             else:
-                kept.append((r, d))
+                rows.append((r, d))
         extra = [("n", self.dim()) for _ in range(self.random.choice((0, 1, 1, 1, 2)))]
-        out = kept + extra
+        out = rows + extra
         if self.random.random() < 0.3:
             self.random.shuffle(out)
         place = {id(p): a for a, p in enumerate(out)}
-        kept_iter = iter(kept)
+        remaining = iter(rows)
         left: list[Index] = []
         k = 0
         for r, _ in names:
@@ -202,7 +202,7 @@ class Primitives:
                 left.append(Index.of(reduction_name(k)))
                 k += 1
             else:
-                left.append(Index.of(dim_name(place[id(next(kept_iter))])))
+                left.append(Index.of(dim_name(place[id(next(remaining))])))
         right: list[tuple[Dim, Index]] = [(d, Index.of(reduction_name(j))) for j, d in enumerate(red)]
         right += [(p[1], Index.of(dim_name(place[id(p)]))) for p in out if p[0] in "bn"]
         if self.random.random() < 0.6:

@@ -44,13 +44,13 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that take part, as installed."""
-    found = {"polydyn": f"{polydyn.__version__} {commit()}".strip()}
+    result = {"polydyn": f"{polydyn.__version__} {commit()}".strip()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            result[name] = "not installed"
+    return result
 
 
 @functools.cache
@@ -95,15 +95,15 @@ class Results:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.path = folder / f"{name}.json"
-        held = json.loads(self.path.read_text()) if self.path.exists() else {}
-        self.parts: list[dict[str, Any]] = held.get("parts", [])
-        self.rows: list[dict[str, Any]] = held.get("rows", [])
+        content = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.parts: list[dict[str, Any]] = content.get("parts", [])
+        self.rows: list[dict[str, Any]] = content.get("rows", [])
 
     def add(self, case: str, threads: int, rows: Sequence[Mapping[str, Any]], **about: Any) -> None:
         """Puts in the rows of a part, with what is known ``about`` it, and writes the file."""
 
-        def others(held: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            return [x for x in held if (x["case"], x["threads"]) != (case, threads)]
+        def others(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [x for x in parts if (x["case"], x["threads"]) != (case, threads)]
 
         part = {"case": case, "threads": threads, "date": now(), "versions": versions(), **about}
         self.parts = [*others(self.parts), part]

@@ -13,7 +13,6 @@ their names are counted apart.
 from __future__ import annotations
 
 import argparse
-import difflib
 import gzip
 import json
 import os
@@ -52,6 +51,8 @@ from polydyn.tuning.strategy import tune as tune_task
 DATA = Path(__file__).parent.parent / "tests" / "data"
 TARGETS = ("cpu:avx512", "cpu:avx2", "cuda:sm_80", "cuda:sm_90a")
 TRIALS = 4
+SHOWN = 5
+"""Lines of each side of a difference."""
 HASH = re.compile(r"[0-9a-f]{12}")
 
 
@@ -141,7 +142,7 @@ def without_hashes(text: str) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two texts that differ, in one case or several; ``lines``: of a unified difference."""
+    """Two texts that differ, in one case or several; ``lines``: the first that differ."""
 
     cases: tuple[str, ...]
     name: str
@@ -196,7 +197,12 @@ def _pairs(old: Mapping[str, Any], new: Mapping[str, Any], case: str) -> Iterato
 
 
 def _lines(before: str, after: str) -> Iterator[str]:
-    return difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=1)
+    """The first lines that differ."""
+    a, b = before.splitlines(), after.splitlines()
+    first = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    yield f"line {first + 1}"
+    yield from (f"- {x}" for x in a[first : first + SHOWN])
+    yield from (f"+ {x}" for x in b[first : first + SHOWN])
 
 
 def report(c: Comparison, lines: int) -> int:

@@ -27,11 +27,11 @@ def show_all(rows: Sequence[Row], title: str, limits: Limits) -> None:
 def main(results: Sequence[str]) -> None:
     """Every result in turn, by number of threads."""
     for result in results:
-        held = json.loads(Path(result).read_text())
-        for threads in dict.fromkeys(r["threads"] for r in held["rows"]):
-            rows = [r for r in held["rows"] if r["threads"] == threads]
-            found = [p["limits"] for p in held["parts"] if p["threads"] == threads]
-            flops, bandwidth = (max(x[key] for x in found) for key in ("flops", "bandwidth"))
+        content = json.loads(Path(result).read_text())
+        for threads in dict.fromkeys(r["threads"] for r in content["rows"]):
+            rows = [r for r in content["rows"] if r["threads"] == threads]
+            limits = [p["limits"] for p in content["parts"] if p["threads"] == threads]
+            flops, bandwidth = (max(x[key] for x in limits) for key in ("flops", "bandwidth"))
             show_all(rows, Path(result).stem, Limits(threads, flops, bandwidth))
 
 

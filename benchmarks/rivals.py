@@ -8,8 +8,8 @@ default form of attention), of other models both run the nodes one after another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,51 @@ NUMPY = ("MatMul", "Add", "Transpose")
 
 @dataclass(frozen=True)
 class Player:
-    """``prepare`` makes the call for one set of inputs; ``version`` of the library that computes."""
+    """``prepare`` makes the call for one set of inputs; ``version`` of the library that computes.
+
+    ``before``: what the process does before every call, outside of its time.
+    """
 
     prepare: Callable[[Feeds], Call]
     version: str
+    before: Callable[[], Any] | None = None
 
 
 def load(kind: str, path: str, threads: int) -> Player:
-    """The player of one of KINDS over a model file. Raises whatever its library raises for what it cannot run."""
+    """The player of one of KINDS over a model file. Raises whatever its library raises for what it cannot run.
+
+    ``KIND+torch+numpy``: before every call these libraries compute a product on their own threads, in this process.
+    """
+    kind, *others = kind.split("+")
+    player = _load(kind, path, threads)
+    return replace(player, before=_products(others, threads)) if others else player
+
+
+def _products(libraries: Sequence[str], threads: int) -> Callable[[], None]:
+    """A product of 16 x 768 x 768 by each library; torch's and numpy's threads then wait for the next one, spinning."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape, dtype=np.float32) for shape in ((16, 768), (768, 768)))
+    calls: list[Call] = []
+    for name in libraries:
+        if name == "torch":
+            import torch
+
+            torch.set_num_threads(threads)
+            a, b = torch.from_numpy(x.copy()), torch.from_numpy(w.copy())
+            calls.append(lambda a=a, b=b: a @ b)  # type: ignore[misc]
+        elif name == "numpy":
+            calls.append(lambda: x @ w)
+        else:
+            raise ValueError(f"no product by {name!r}; known: torch, numpy")
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
+
+
+def _load(kind: str, path: str, threads: int) -> Player:
     if kind == "polydyn":
         return _polydyn(path, threads)
     if kind.startswith("onnxruntime"):

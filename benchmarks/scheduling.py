@@ -25,8 +25,7 @@ from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_dot import DotKernel
 from polydyn.codegen.cpu_nest import NestKernel
 from polydyn.codegen.cuda_contract import FMA_TILES, MMA_TILES
-from polydyn.codegen.cuda_product import CudaTile
-from polydyn.codegen.ir import Body
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.codegen.isl_ast import forget as forget_trees
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.kernel import CpuTarget
@@ -39,14 +38,14 @@ from polydyn.lowering.kernels import Form, KernelBuilder
 from polydyn.schedules import prove as one_proof
 from polydyn.schedules.dependence import Dependences, analyse
 from polydyn.schedules.dependence import forget as forget_dependences
-from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.polyhedra import context
 from polydyn.schedules.proof_attention import prove_attention
-from polydyn.schedules.proof_gpu import check_tile
 from polydyn.schedules.schedule import schedule_attention, schedule_contract, schedule_nest
 from polydyn.schedules.tile_flow import forget_flows
+from polydyn.schedules.tree.gpu import gpu_product
+from polydyn.schedules.tree.names import extent
 
 ALLOWED = {"once": 300.0, "cpu tile": 60.0, "gpu tile": 3.0}
 """Milliseconds."""
@@ -168,27 +167,24 @@ def _attention(form: AttentionGroup, target: CpuTarget, clock: _Clock) -> Callab
     def kernel() -> AttentionKernel:
         return AttentionKernel("attention", group, parts, target, frozenset())
 
-    first = kernel()
-    tiled, tiles = first.tree(), first.tiles()
-    clock("proof", lambda: prove_attention(group, parts, tiled, tiles))
-    clock("tree", lambda: generate(tiled))
+    schedule = kernel().schedule
+    clock("proof", lambda: prove_attention(schedule, parts))
+    clock("tree", lambda: generate(schedule.tiled()))
     return lambda: kernel().build()
 
 
 def _gpu(form: ContractGroup, clock: _Clock) -> None:
     """Candidates on the GPU's tree of this group; the mean of all tiles."""
-    group = form.lowered.group
-    body = generate(gpu_contract_tree(group, form.roles))
     tiles = (*FMA_TILES, *MMA_TILES)
-    clock("gpu tile", lambda: [candidate(body, t) for t in tiles])
+    clock("gpu tile", lambda: [candidate(form, t) for t in tiles])
     clock.times["gpu tile"] /= len(tiles)
 
 
-def candidate(body: Body, tile: CudaTile) -> bool:
-    """Binds and checks one tile: whole, and whether a block of it fits the GPU."""
-    sizes = tile.proven()
-    check_tile(sizes)
-    bind(body, {**sizes.extents(), **{f"B_{x}": Index.of(f"blocks_{x}") for x in "ijk"}})
+def candidate(form: ContractGroup, tile: CudaTile) -> bool:
+    """Composes and binds one tile: whole, and whether a block of it fits the GPU."""
+    schedule = gpu_product(form.lowered.group, form.roles, tile.sizes())
+    sizes: dict[str, Index] = {extent(x): n for x, n in schedule.extents().items()}
+    bind(generate(schedule.tiled()), sizes)
     width = 2 if tile.instruction == "mma" else 4
     shared = (tile.bm + tile.bn) * tile.bk * width * tile.stages
     registers = tile.threads * (tile.bm * tile.bn // tile.threads + 40)

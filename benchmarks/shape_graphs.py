@@ -189,8 +189,8 @@ class Builder:
         step = self.random.choice([1, 1, 1, 2, 3, -1, -2])
         ends = [self.scalar(), self.const(self.random.choice([-3, -1, 0, 1, 4, 2**62, -(2**62)])), self.clamped(-9, 9)]
         first, last = self.random.choices(ends, k=2)
-        given = [self.add("Reshape", [e, self.const([1])]) for e in (first, last)]
-        self.note(self.add("Slice", [t, *given, self.const([axis]), self.const([step])]), self.tensors[t])
+        bounds = [self.add("Reshape", [e, self.const([1])]) for e in (first, last)]
+        self.note(self.add("Slice", [t, *bounds, self.const([axis]), self.const([step])]), self.tensors[t])
 
     def reshape(self) -> None:
         """Reshape by kept, merged or split dims, some as -1 or 0."""

@@ -102,23 +102,23 @@ TOOLS: Mapping[str, Callable[[onnx.ModelProto], Shapes]] = {
 }
 
 
-def _read(model: onnx.ModelProto, known: set[str]) -> Shapes:
-    found: Shapes = {}
+def _read(model: onnx.ModelProto, symbols_of: set[str]) -> Shapes:
+    shapes: Shapes = {}
     for x in (*model.graph.input, *model.graph.value_info, *model.graph.output):
         t = x.type.tensor_type
-        found[x.name] = [_dim(d, known) for d in t.shape.dim] if t.HasField("shape") else None
-    return found
+        shapes[x.name] = [_dim(d, symbols_of) for d in t.shape.dim] if t.HasField("shape") else None
+    return shapes
 
 
-def _dim(d: onnx.TensorShapeProto.Dimension, known: set[str]) -> set[str] | None:
+def _dim(d: onnx.TensorShapeProto.Dimension, names: set[str]) -> set[str] | None:
     if d.WhichOneof("value") == "dim_value":
         return set()
     if not d.dim_param:
         return None
-    return {d.dim_param} if d.dim_param in known else set(NAME.findall(d.dim_param)) - FUNCTIONS
+    return {d.dim_param} if d.dim_param in names else set(NAME.findall(d.dim_param)) - FUNCTIONS
 
 
-def count(shapes: Shapes, names: Sequence[str], known: set[str]) -> dict[str, int]:
+def count(shapes: Shapes, names: Sequence[str], input_symbols: set[str]) -> dict[str, int]:
     """The numbers of one tool."""
     out = {"complete": 0, "partial": 0, "none": 0}
     invented: set[str] = set()
@@ -127,7 +127,7 @@ def count(shapes: Shapes, names: Sequence[str], known: set[str]) -> dict[str, in
         if shape is None:
             out["none"] += 1
             continue
-        foreign = {s for d in shape for s in d or ()} - known
+        foreign = {s for d in shape for s in d or ()} - input_symbols
         out["partial" if foreign or None in shape else "complete"] += 1
         invented |= foreign
     return out | {"invented": len(invented)}
@@ -136,19 +136,19 @@ def count(shapes: Shapes, names: Sequence[str], known: set[str]) -> dict[str, in
 def measure(path: str) -> dict[str, object]:
     """The row of one model."""
     model = without_shapes(onnx.load(path))
-    names, known = tensors(model), symbols(model)
-    row: dict[str, object] = {"model": Path(path).stem, "tensors": len(names), "symbols": sorted(known)}
-    print(f"{row['model']}: {len(names)} tensors over {', '.join(sorted(known)) or 'no symbols'}", flush=True)
+    names, input_symbols = tensors(model), symbols(model)
+    row: dict[str, object] = {"model": Path(path).stem, "tensors": len(names), "symbols": sorted(input_symbols)}
+    print(f"{row['model']}: {len(names)} tensors over {', '.join(sorted(input_symbols)) or 'no symbols'}", flush=True)
     for tool, infer in TOOLS.items():
         start = time.perf_counter()
         try:
-            result: dict[str, object] = dict(count(infer(model), names, known))
+            result: dict[str, object] = dict(count(infer(model), names, input_symbols))
         except Exception as e:  # what a rival raises is its own affair, and a result
             result = {"failed": f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"}
         result["seconds"] = round(time.perf_counter() - start, 2)
         row[tool] = result
-        shown = result.get("failed") or "  ".join(f"{k} {n:>4}" for k, n in result.items() if k != "seconds")
-        print(f"  {tool:<24}{shown}  ({result['seconds']} s)", flush=True)
+        text = result.get("failed") or "  ".join(f"{k} {n:>4}" for k, n in result.items() if k != "seconds")
+        print(f"  {tool:<24}{text}  ({result['seconds']} s)", flush=True)
     return row
 
 

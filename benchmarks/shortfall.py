@@ -137,8 +137,8 @@ def last_extent(graph: Graph, group: FusedGroup, env: Mapping[str, int]) -> int:
     the longest loops.
     """
     loops = {n.output: [e.evaluate(env) for _, e in iterators(graph, n)] for n in group.nodes}
-    made = [e.evaluate(env) for e in graph.tensors[group.nodes[0].output].shape]
-    sizes = made if group.kind != "nest" else max(loops.values(), key=prod)
+    extents = [e.evaluate(env) for e in graph.tensors[group.nodes[0].output].shape]
+    sizes = extents if group.kind != "nest" else max(loops.values(), key=prod)
     return next((s for s in reversed(sizes) if s > 1), 1)
 
 
@@ -175,13 +175,13 @@ def hold(seconds: float, label: str, kernel: str, work: Work, machine: Machine, 
 
 def explained(above: float, shares: Mapping[str, float]) -> dict[str, float]:
     """``above`` put down to the shares in the order of CAUSES, each cut at what is left; then the ``rest``."""
-    found: dict[str, float] = {}
+    parts: dict[str, float] = {}
     for name in CAUSES:
         part = min(above, shares.get(name, 0.0))
         if part > 0:
-            found[name] = part
+            parts[name] = part
             above -= part
-    return found | {"rest": above}
+    return parts | {"rest": above}
 
 
 def merged(launches: Sequence[Held]) -> list[Row]:
@@ -226,7 +226,7 @@ def reason(above: float, seconds: float, causes: Mapping[str, float], bound: str
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def seconds_of_functions(wanted: set[str]) -> dict[str, float]:
+def seconds_of_functions(names: set[str]) -> dict[str, float]:
     """Seconds that one element of each function takes on one thread, beyond those of a map that computes nothing."""
 
     def each(operator: str) -> float:
@@ -240,8 +240,8 @@ def seconds_of_functions(wanted: set[str]) -> dict[str, float]:
             best = min(best, time.perf_counter() - start)
         return best / 10 / ELEMENTS
 
-    nothing = each("Relu") if wanted else 0.0
-    return {name: max(0.0, each(FUNCTIONS[name]) - nothing) for name in sorted(wanted)}
+    nothing = each("Relu") if names else 0.0
+    return {name: max(0.0, each(FUNCTIONS[name]) - nothing) for name in sorted(names)}
 
 
 def last_cache() -> int:
@@ -345,10 +345,10 @@ def run(path: str, shapes: Sequence[Shape], threads: int, repeats: int, top: int
     results = record.Results("shortfall", record.RESULTS if name in STANDARD else record.SCRATCH)
     for shape in shapes:
         rows = merged(profiled.held(model, shape, machine, repeats))
-        whole = profiled.seconds(model, shape, repeats)
+        total = profiled.seconds(model, shape, repeats)
         title = f"{name} {name_shape(shape)}"
-        show(rows, f"{title}, {threads} threads: a whole run {whole * 1e3:.2f} ms", top)
-        results.add(title, threads, rows, seconds=whole, limits=vars(limits), functions=machine.functions)
+        show(rows, f"{title}, {threads} threads: a whole run {total * 1e3:.2f} ms", top)
+        results.add(title, threads, rows, seconds=total, limits=vars(limits), functions=machine.functions)
 
 
 if __name__ == "__main__":

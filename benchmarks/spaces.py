@@ -62,14 +62,14 @@ class Recorded:
 def measure(name: str, task: CpuTask, hardware: Any, space: Space, records: Records, workers: Workers) -> None:
     """Adds what the records lack: ``PASSES`` measurements of every tuple."""
     bench = CpuBench(task, hardware, workers)
-    known = [r for r in records.rows(group=task.key, hardware=hardware) if not r.shape]
-    done = Counter(r.tile for r in known if r.kind == "throughput")
-    failed = {r.tile for r in known if r.kind == "failed"}
+    rows = [r for r in records.rows(group=task.key, hardware=hardware) if not r.shape]
+    counts = Counter(r.tile for r in rows if r.kind == "throughput")
+    failed = {r.tile for r in rows if r.kind == "failed"}
     parts = sorted({t.compile for t in space.tiles})
     batches = [set(parts[i : i + BINARIES]) for i in range(0, len(parts), BINARIES)]
     steps = [(n, b) for n in range(1, PASSES + 1) for b in batches]
-    for wanted, batch in track(steps, description=name):
-        tiles = [t for t in space.tiles if t.compile in batch and done[t] < wanted and t not in failed]
+    for turn, batch in track(steps, description=name):
+        tiles = [t for t in space.tiles if t.compile in batch and counts[t] < turn and t not in failed]
         costs = bench.per_operation(tiles)
         records.put(_record(task, hardware, t, c) for t, c in zip(tiles, costs, strict=True))
         failed |= {t for t, c in zip(tiles, costs, strict=True) if math.isinf(c)}

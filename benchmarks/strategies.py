@@ -140,11 +140,11 @@ def empty_cache() -> Iterator[None]:
 
 
 def tuned_row(
-    name: str, placed: PlacedTask, workers: Workers, hardware: Hardware, given: Shapes, trials: int
+    name: str, placed: PlacedTask, workers: Workers, hardware: Hardware, shapes: Shapes, trials: int
 ) -> Row:
-    """A strategy's row, built and measured anew. ``given``: shapes of the model; up to 16 are its samples."""
+    """A strategy's row, built and measured anew. ``shapes``: shapes of the model; up to 16 are its samples."""
     task = placed.task
-    samples = given[:: -(-len(given) // SAMPLES)] if given else ()
+    samples = shapes[:: -(-len(shapes) // SAMPLES)] if shapes else ()
     instances = placed.instances([(s, 1) for s in samples]) if samples else ((), ())
     with empty_cache():
         start = time.perf_counter()
@@ -163,15 +163,15 @@ def ablations(vortex: Tuned) -> dict[str, Row]:
     binary = max(sorted(parts), key=lambda p: share[p])
     one = [i for i, k in enumerate(vortex.kernels) if k.tile.compile == binary]
     rows = {"vortex, one level static": one, "vortex, both static": [int(means.argmax())]}
-    return {name: _only(vortex, kept) for name, kept in rows.items()}
+    return {name: _only(vortex, selected_rows) for name, selected_rows in rows.items()}
 
 
-def _only(tuned: Tuned, kept: Sequence[int]) -> Row:
-    table = tuned.table[list(kept)]
+def _only(tuned: Tuned, kernels: Sequence[int]) -> Row:
+    table = tuned.table[list(kernels)]
     part = replace(
         tuned,
-        kernels=tuple(tuned.kernels[i] for i in kept),
-        costs=tuple(tuned.costs[i] for i in kept) if tuned.costs else (),
+        kernels=tuple(tuned.kernels[i] for i in kernels),
+        costs=tuple(tuned.costs[i] for i in kernels) if tuned.costs else (),
         table=table,
         assigned=tuple(int(i) for i in table.argmax(0)),
     )
@@ -181,10 +181,10 @@ def _only(tuned: Tuned, kept: Sequence[int]) -> Row:
 def rows_of(work: Workload, placed: PlacedTask, workers: Workers, hardware: Hardware, trials: int) -> dict[str, Row]:
     """Every row of a workload's table."""
 
-    def row(name: str, given: Shapes) -> Row:
-        made = tuned_row(name, placed, workers, hardware, given, trials)
-        print(f"  {name}: {made.seconds:.0f} s", flush=True)
-        return made
+    def row(name: str, shapes: Shapes) -> Row:
+        result = tuned_row(name, placed, workers, hardware, shapes, trials)
+        print(f"  {name}: {result.seconds:.0f} s", flush=True)
+        return result
 
     rows = {name: row(name, work.shapes if name in SAMPLED else ()) for name in STRATEGIES}
     rows |= ablations(rows["vortex"].tuned)
@@ -231,13 +231,13 @@ def _row(r: Row, shapes: Shapes, share: Sequence[float], inside: Sequence[bool])
         "tuples": len(r.tuned.kernels), "offline_s": r.seconds, "selection_ns": r.selection(shapes),
         "shares": [round(x, 3) for x in share],
     }  # fmt: skip
-    outside = [x for x, known in zip(share, inside, strict=False) if not known]
+    outside = [x for x, is_inside in zip(share, inside, strict=False) if not is_inside]
     return row | ({"outside_mean": float(np.mean(outside)), "outside_worst": min(outside)} if outside else {})
 
 
 def rivals(work: Workload, shapes: Shapes, oracle: Sequence[float], threads: int) -> dict[str, float]:
     """Geometric mean of each rival's time over the oracle's at some of the shapes."""
-    found = {}
+    times = {}
     for kind in RIVALS:
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -249,8 +249,8 @@ def rivals(work: Workload, shapes: Shapes, oracle: Sequence[float], threads: int
             for i in range(0, len(shapes), max(1, len(shapes) // RIVAL_LENGTHS)):
                 player.run(shapes[i], 3)
                 ratios.append(min(player.run(shapes[i], 20)) / oracle[i])
-        found[kind] = float(np.exp(np.mean(np.log(ratios))))
-    return found
+        times[kind] = float(np.exp(np.mean(np.log(ratios))))
+    return times
 
 
 def show(result: dict[str, Any]) -> None:
@@ -270,11 +270,11 @@ def show(result: dict[str, Any]) -> None:
 def store(result: dict[str, Any], folder: Path) -> None:
     """Adds a workload to the results, in place of its last ones."""
     path = folder / f"{NAME}.json"
-    known = json.loads(path.read_text())["results"] if path.exists() else []
+    rows = json.loads(path.read_text())["results"] if path.exists() else []
     same = (result["workload"], result["threads"])
-    kept = [r for r in known if (r["workload"], r["threads"]) != same]
+    others = [r for r in rows if (r["workload"], r["threads"]) != same]
     order = [w.name for w in WORKLOADS]
-    results = sorted([*kept, result], key=lambda r: (r["threads"], order.index(r["workload"])))
+    results = sorted([*others, result], key=lambda r: (r["threads"], order.index(r["workload"])))
     record.save(NAME, folder=folder, results=results)
 
 

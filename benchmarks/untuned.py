@@ -127,10 +127,10 @@ def times(
     library = build_library(*timing_units(kernels, cpu_target("cpu").width), "cpu")
     path = str(library.file())
     names = [k.name for k in kernels]
-    asked = [arguments(o, placed, path, names.index(o.kernel.name), s, threads) for o in options for s in shapes]
+    jobs = [arguments(o, placed, path, names.index(o.kernel.name), s, threads) for o in options for s in shapes]
     turns = []
     for _ in range(TURNS):
-        answers = workers.map(asked)
+        answers = workers.map(jobs)
         turns.append([float("inf") if a.failure else float(a.value) for a in answers])
     return np.array(turns).min(0).reshape(len(options), len(shapes))
 

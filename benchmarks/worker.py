@@ -48,6 +48,8 @@ class Served:
         """Times ``repeat`` calls."""
         call, seconds = self._prepared(shape), []
         for _ in range(repeat):
+            if self._player.before:
+                self._player.before()
             begin = time.perf_counter()
             call()
             seconds.append(time.perf_counter() - begin)

@@ -7,22 +7,26 @@ of the current rows lie in scratch (arrays ``scores`` and ``weights``, row strid
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.cpu_emit import bound_names, emit
 from polydyn.codegen.cpu_nest import FLIGHT, NestKernel
-from polydyn.codegen.ir import Alloc, Body, For, Inst, Let, Node, consume, rewrite, substitute
+from polydyn.codegen.ir import Alloc, Body, Let, consume, substitute
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.tiles import balance, task_count, tasks, variants
 from polydyn.codegen.pipeline import Step, loops, names_of, run
+from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.index import Index, IndexLike, maximum, minimum, product
-from polydyn.schedules.model import Group
-from polydyn.schedules.tile_flow import ContractTiles
-from polydyn.schedules.tiling import AttentionParts, TiledGroup, attention_tree
+from polydyn.schedules.index import Index, maximum, minimum, product
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.tiling import AttentionParts, unfold
+from polydyn.schedules.tree.attention import SCORES, VALUES, cpu_attention
+from polydyn.schedules.tree.names import LANE, b, c, extent
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import VECTOR
 
 ROW_STRIDE = "row_stride"
 FIRST_ROW = "o_i"
@@ -38,8 +42,10 @@ class AttentionKernel:
         self.name, self.group, self.parts, self.target = name, group, parts, target
         free = ContractKernel(name, parts.scores, parts.score_roles, target, packed)
         rows = free.plan.rows
-        self.scores = ContractKernel(name, parts.scores, parts.score_roles, target, packed, rows, "1")
-        self.values = ContractKernel(name, parts.values, parts.value_roles, target, packed, rows, "2")
+        self.scores = ContractKernel(name, parts.scores, parts.score_roles, target, packed, rows, "1",
+                                     schedule=lambda: self.schedule, statements=SCORES)  # fmt: skip
+        self.values = ContractKernel(name, parts.values, parts.value_roles, target, packed, rows, "2",
+                                     schedule=lambda: self.schedule, statements=VALUES)  # fmt: skip
         self.nest = NestKernel(name, parts.rows, parts.row_prefix, parts.phases, target, rows=True, flight=FLIGHT)
 
     @property
@@ -49,20 +55,18 @@ class AttentionKernel:
             return None
         return Declined("the values of an attention are not of unit stride along their columns")
 
-    def tree(self) -> TiledGroup:
-        """The tile-space tree that the kernel is generated from."""
-        return attention_tree(self.parts, self.scores.plan.promote)
-
-    def tiles(self) -> tuple[ContractTiles, ContractTiles]:
-        """The sizes that scores and values are built for."""
-        return self.scores.tiles(), self.values.tiles()
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map of all parts."""
+        whole = unfold(self.group, self.parts.score_roles.batch, "local")
+        return cpu_attention(whole, self.parts, (self.scores.sizes, self.values.sizes), self.scores.plan.promote)
 
     def build(self) -> Kernel:
         """The kernel."""
         arrays = {n: a for n, a in self.group.arrays.items() if a.role in ("input", "output", "constant")}
         symbols = (*self.group.params, "B_i")
         names = bound_names(arrays, symbols)
-        body = run(self.name, _rename(loops(self.name, self.tree())), self.steps(), names)
+        body = run(self.name, loops(self.name, self.schedule.tiled()), self.steps(), names)
         tail = (
             Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True)),
             Step("row_stride", "the distance of rows in scratch", lambda b: (Let(ROW_STRIDE, self._row_stride(), b),)),
@@ -79,20 +83,18 @@ class AttentionKernel:
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
-        s, tiles = self.scores, self.scores.M.ceildiv(self.scores.plan.rows)
-        sizes: dict[str, IndexLike] = {"P_k1": s.K, "P_k2": self.values.K, "W": self.target.width}
-        columns = {f"C_j{n}": k.N.ceildiv(k.nr) for n, k in ((1, s), (2, self.values))}
-        pack = Step("pack", "keys are packed into panels", lambda b: consume(b, "promote", s.pack), ("c_lo", "panel"))
+        s, sizes, tiles = self.scores, self.schedule.parameters(), self.schedule.map.tiles("i")
+        columns = {n: sizes[n] for n in (extent(c("j")), extent(c("d")))}
+        pack = Step("pack", "keys are packed into panels", lambda b: consume(b, "promote", s.pack), ("panel",))
         return (
-            Step("bind", "sizes become constants", lambda b: bind(b, sizes)),
-            Step("balance_rows", "rows in equal shares", lambda b: balance(b, "c_i", tiles, "B_i", "b_i")),
+            Step("bind", "sizes become constants", lambda b: bind(b, {extent(LANE): self.target.width})),
+            Step("balance_rows", "rows in equal shares", lambda x: balance(x, c("i"), tiles, "B_i", b("i"))),
             # not folded: the micro-kernels name the tile loops
             Step("columns", "tiles of columns get their number", lambda b: substitute(b, columns)),
             *((pack,) if s.plan.promote else ()),
             Step("block", "kernels of a block of rows", lambda b: consume(b, "block", self._block),
-                 ("c_lo", "panel", ROW_STRIDE)),
+                 ("panel", ROW_STRIDE)),
             Step("share", "a share's scratch", lambda b: consume(b, "share", self._share)),
-            Step("first_column", "a share has all columns", lambda b: substitute(b, {"c_lo": 0})),
             Step("fold", "decided guards and single trips go", fold),
         )  # fmt: skip
 
@@ -107,23 +109,21 @@ class AttentionKernel:
         if s.plan.promote:
             panels = s.N.ceildiv(self.target.width)
             panel = s.N.ceildiv(s.nr) * s.nr * s.K * s.R
-            body = (Alloc("panel", s.col_value.dtype, panel, "scratch", bind(body, {"V_j": panels})),)
+            body = (Alloc("panel", s.col_value.dtype, panel, "scratch", bind(body, {extent(VECTOR): panels})),)
         return body
 
     def _block(self, body: Body) -> Body:
         """Exact row variants around the three parts."""
-        m, tiles = self.scores.M, self.scores.M.ceildiv(self.scores.plan.rows)
-        first, following = V("c_i") * m // tiles, (V("c_i") + 1) * m // tiles
+        first, following = (self.schedule.map.origin("i", V(c("i")) + n) for n in (0, 1))
         body = consume(body, "rows", self._rows)
         kernels: dict[str, Callable[[int, int], Body]] = {}
 
         def part(kernel: ContractKernel, mark: str, b: Body, r: int) -> Body:
             def micro(x: Body) -> Body:
-                own = _unnumbered(x, mark[-1])
                 if mark not in kernels:
-                    kernels[mark] = kernel.micro_kernels(own)
+                    kernels[mark] = kernel.micro_kernels(x)
                 cases = {v: kernels[mark](r, v) for v in kernel.column_cases()}
-                return kernel.finished(variants(kernel.live_columns(), cases), own, V(r))
+                return kernel.finished(variants(kernel.live_columns(), cases), x, V(r))
 
             return consume(b, mark, micro)
 
@@ -139,12 +139,13 @@ class AttentionKernel:
 
     def _rows(self, body: Body) -> Body:
         """The stitch statements on the rows of the block."""
-        row = self.parts.score_roles.row
+        places = Places(self.schedule)
 
-        def at_row(f: Lowering) -> Lowering:
-            return lambda a: f({**{x: i for x, i in a.items() if x not in _TILES}, row: V(FIRST_ROW) + a["p_i"]})
+        def at_row(s: Statement) -> Lowering:
+            f = self.nest.lowering(s)
+            return lambda a: f(places.env(s.name, a))
 
-        table = {f"ROW_{s.name}": at_row(self.nest.lowering(s)) for s in self.parts.rows.statements}
+        table = {s.name: at_row(s) for s in self.parts.rows.statements}
         buffers = tuple(copy for _, copy in self.nest.row_buffers())
         return run(f"{self.name}/rows", body, (
             Step("declare", "registers of a row", lambda b: consume(b, "row", self.nest.row)),
@@ -153,35 +154,3 @@ class AttentionKernel:
             Step("together", "rows in flight", lambda b: self.nest.together(b, "p_i")),
             Step("vectorise", "loops inside a row become vectors", self.nest.vector_stages),
         ), names_of(self.parts.rows))  # fmt: skip
-
-
-_TILES = ("b_i", "c_i", "p_i", "c_j", "p_j", "p_k")
-
-
-def _plain(coordinate: str) -> str:
-    """Scores and values number their tile coordinates; each part alone needs no number."""
-    return coordinate[:-1] if coordinate[:-1] in ("c_j", "p_j", "p_k") else coordinate
-
-
-def _rename(body: Body) -> Body:
-    def f(n: Node) -> Node:
-        if isinstance(n, Inst):
-            return Inst(n.statement, n.args, tuple(map(_plain, n.coords)))
-        if isinstance(n, For) and _plain(n.var) != n.var:
-            return For(_plain(n.var), n.lo, n.hi, substitute(n.body, {n.var: _plain(n.var)}), n.kind)
-        return n
-
-    return rewrite(body, f)
-
-
-def _unnumbered(body: Body, n: str) -> Body:
-    """The micro-kernel of one part with the names that a contraction of its own has."""
-
-    def f(x: Node) -> Node:
-        if not isinstance(x, Inst):
-            return x
-        name = x.statement
-        plain = f"DONE{name.split('_')[1]}" if name.startswith("DONE") else name.removesuffix(n)
-        return Inst(plain, x.args, x.coords)
-
-    return substitute(rewrite(body, f), {f"P_j{n}": "P_j"})

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 
 from polydyn.codegen.cpu_emit import bound_names, emit
 from polydyn.codegen.cpu_plan import REDUCTION_BLOCK, ROW_UNROLL, ContractTuple, Plan
+from polydyn.codegen.cpu_scratch import Scratch
 from polydyn.codegen.ir import Body, Def, FlatLoad, For, Let, Node, Store, consume, rewrite, walk
 from polydyn.codegen.kernel import CpuTarget, Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
@@ -28,15 +29,7 @@ from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.pipeline import Step, loops, names_of, run
 from polydyn.codegen.places import Places
-from polydyn.codegen.shares import (
-    SHARED_ELEMENTS,
-    STREAMED,
-    even_shares,
-    in_pieces,
-    row_blocks,
-    rows_for_all,
-    rows_that_stay,
-)
+from polydyn.codegen.shares import SHARED_ELEMENTS, product_blocks
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Load, Value, loads, neutral, symbols_of
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum, product
@@ -54,7 +47,6 @@ from polydyn.schedules.tree.strategies import (
     PANEL,
     ROWS,
     SAVE,
-    SUMS,
     VECTOR,
     CpuTile,
     cpu_product,
@@ -62,8 +54,8 @@ from polydyn.schedules.tree.strategies import (
 
 CHAINS = 4
 """Sums that hide the latency of an addition, twice as many of narrow vectors; fewer accumulators get so many in all."""
-_KNOWN = (b("k"), p("k"), a("k"), LANE)
-"""Loops whose extents are known when the kernel is built, for all its variants."""
+_KNOWN = tuple(map(extent, (b("k"), p("k"), LANE)))
+"""Sizes that are known when the kernel is built, for all its variants."""
 V = Index.of
 
 
@@ -81,13 +73,16 @@ class ContractKernel:
         label: str = "",
         chosen: ContractTuple | None = None,
         fill: bool = False,
+        schedule: Callable[[], Scheduled] | None = None,
+        statements: str = "",
     ) -> None:
         """``packed``: arrays already laid out in panels along the column iterator. ``chosen``: tuned sizes. ``fill``:
         FILL copies the rows.
 
         ``rows``: the register tile's rows when the kernel is a part of an attention, which also means one block.
-        ``label``: tells the registers of such parts apart.
+        ``label``: tells the registers of such parts apart, ``statements`` their statements in the ``schedule`` of all.
         """
+        self.inside, self.prefix = schedule, statements
         self.width = self.lanes(target)
         self.tile_name, self.shared_name, self.held = f"acc{label}", f"t{label}_", f"sums{label}"
         self.name, self.group, self.roles, self.target = name, group, roles, target
@@ -154,33 +149,7 @@ class ContractKernel:
 
     def tiles(self) -> ContractTiles:
         """The sizes that the kernel is built for, as proofs want them."""
-        p, w = self.plan, self.width
-        panels, vector = self._panels(V("N"), V("c_hi")), p.block * self.R * w
-        return ContractTiles(
-            p.rows, self.nr, w, p.block, p.blocks, p.promote, panels, self._panel_size(V("S")), vector,
-            p.fill, self._filled(), self._fill_size(V("S")), self._pitch(), p.block * self.R,
-        )  # fmt: skip
-
-    def _filled(self) -> Index:
-        """Rows that FILL copies for the share [r_lo, r_hi) of rows."""
-        return V("r_hi") - "r_lo"
-
-    def _pitch(self) -> Index:
-        """Elements from one row of scratch to the next: not a power of two, which would meet in few sets of a cache."""
-        return self.plan.block * self.R + self.width
-
-    def _fill_size(self, share: Index) -> Index:
-        """Elements allocated for at most ``share`` row tiles."""
-        return share * self.plan.rows * self._pitch()
-
-    def _panels(self, columns: Index, c_hi: Index) -> Index:
-        """Vectors of columns that PACK fills for the share [c_lo, c_hi) of column tiles."""
-        lo = V("c_lo")
-        return minimum((columns - lo * self.nr).ceildiv(self.width), (c_hi - lo) * self.plan.vectors)
-
-    def _panel_size(self, share: Index) -> Index:
-        """Elements allocated for at most ``share`` column tiles."""
-        return share * self.nr * self.plan.block * self.R
+        return self.scratch.tiles()
 
     # -- lowering ------------------------------------------------------------------------------------------------
 
@@ -188,13 +157,32 @@ class ContractKernel:
     def schedule(self) -> Scheduled:
         """Tree and tile map: what the loops are, and where an instance is in the group and in the kernel's buffers."""
         p = self.plan
-        sizes = CpuTile(p.rows, p.vectors, self.width, p.block, 1 if p.blocks == ONE else "B_k")
-        return cpu_product(self.group, self.roles, sizes, p.promote, p.fill)
+        return self.inside() if self.inside else cpu_product(self.group, self.roles, self.sizes, p.promote, p.fill)
+
+    @property
+    def sizes(self) -> CpuTile:
+        """The sizes as schedules want them."""
+        p = self.plan
+        return CpuTile(p.rows, p.vectors, self.width, p.block, 1 if p.blocks == ONE else "B_k")
+
+    def named(self, statement: str) -> str:
+        """The name of one of its statements in the schedule."""
+        return self.prefix + statement
+
+    def axis(self, iterator: str) -> str:
+        """The axis that an iterator of the accumulation runs."""
+        return self.schedule.map.iterators[self.named(ACC), iterator]
 
     @cached_property
     def places(self) -> Places:
         """Where instances are."""
         return Places(self.schedule)
+
+    @cached_property
+    def scratch(self) -> Scratch:
+        """The operands that are copied."""
+        inner = [(x, self.extents[x]) for x in self.roles.inner]
+        return Scratch(self.plan, self.width, inner, self.places)
 
     @property
     def nr(self) -> int:
@@ -205,8 +193,8 @@ class ContractKernel:
         dtype = self.acc.value.dtype
 
         def acc(n: str, a: Mapping[str, Index], columns: int = nr) -> Index:
-            cell = self.places.cell(n, SUMS, a)
-            return cell["i"] * columns + cell["j"]
+            cell = self.places.cell(n, self.tile_name, a)
+            return cell[self.axis(self.roles.row)] * columns + cell[self.axis(self.roles.col)]
 
         def local(n: str, a: Mapping[str, Index]) -> FlatLoad:
             return FlatLoad(dtype, self.tile_name, acc(n, a))
@@ -218,29 +206,30 @@ class ContractKernel:
 
         def accumulate(a: Mapping[str, Index]) -> Body:
             made = multiplied(self.acc, self._row(a), self._column(a))
-            return (Store(self.tile_name, acc(ACC, a), made, self.acc.reduce),)
+            return (Store(self.tile_name, acc(self.named(ACC), a), made, self.acc.reduce),)
 
         def done(s: Statement) -> Lowering:
-            return lambda a: (self._done(s, a, local(s.name, a)),)
+            return lambda a: (self._done(s, a, local(self.named(s.name), a)),)
 
+        init = self.named(INIT)
         table: dict[str, Lowering] = {
-            INIT: lambda a: (Store(self.tile_name, acc(INIT, a), neutral("sum", dtype)),),
-            ACC: accumulate,
+            init: lambda a: (Store(self.tile_name, acc(init, a), neutral("sum", dtype)),),
+            self.named(ACC): accumulate,
         }
         if self.plan.carrier is not None:
             e = self.plan.carrier.array
             table[LOAD] = lambda a: (Store(self.tile_name, acc(LOAD, a), FlatLoad(dtype, e, carried(LOAD, a))),)
             table[SAVE] = lambda a: (Store(e, carried(SAVE, a), local(SAVE, a)),)
         if not self.long:
-            return table | {s.name: done(s) for s in self.epilogues}
-        table |= {s.name: lambda a: () for s in self.epilogues}
-        first = self.epilogues[0].name
+            return table | {self.named(s.name): done(s) for s in self.epilogues}
+        table |= {self.named(s.name): lambda a: () for s in self.epilogues}
+        first = self.named(self.epilogues[0].name)
         table[first] = lambda a: (Store(self.held, acc(first, a, self.nr), local(first, a)),)
         return table
 
     def _done(self, s: Statement, a: Mapping[str, Index], total: FlatLoad) -> Store:
         """The store of an epilogue, of a sum."""
-        env, own = self.places.env(s.name, a), self.acc.array
+        env, own = self.places.env(self.named(s.name), a), self.acc.array
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         return Store(s.array, address, flat(self.group, s.value, env, lambda x: total if x.buffer == own else None))
 
@@ -248,12 +237,12 @@ class ContractKernel:
         """A tile with its epilogues behind it, where they are long. ``micro``: as the tree has it; ``rows``: live."""
         if not self.long:
             return tile
-        done, when = instances(micro, "DONE")
+        done, when = instances(micro, self.named("DONE"))
         stores = []
         for i in done:
             a = {**i.at, p("i"): V(ROW), p("j"): V(COLUMN)}
             total = FlatLoad(self.acc.value.dtype, self.held, V(ROW) * self.nr + COLUMN)
-            stores.append(self._done(self.group.statement(i.statement), a, total))
+            stores.append(self._done(self.group.statement(i.statement.removeprefix(self.prefix)), a, total))
         n = self.N.constant
         columns = V(self.nr) if n is not None and n % self.nr == 0 else self.live_columns()
         sizes = self.plan.rows, self.nr, self.width
@@ -262,32 +251,14 @@ class ContractKernel:
     def _column(self, a: Mapping[str, Index]) -> Value:
         """The column operand: in place, from packed panels, or from the promoted buffer."""
         if not self.plan.promote:
-            return flat(self.group, self.col_value, self.places.env(ACC, a), lambda x: None)
-        return FlatLoad(self.col_value.dtype, PANEL, self._panel(ACC, a))
-
-    def _panel(self, statement: str, a: Mapping[str, Index]) -> Index:
-        """Where panels ``[vector][reduction][lane]`` hold a column."""
-        cell = self.places.cell(statement, PANEL, a, LANE)
-        lane = self.places.digit(statement, "j", LANE, a)
-        return (cell["j"] * (self.plan.block * self.R) + self._step(cell)) * self.width + lane
+            return flat(self.group, self.col_value, self.places.env(self.named(ACC), a), lambda x: None)
+        return FlatLoad(self.col_value.dtype, PANEL, self.scratch.panel(self.named(ACC), a))
 
     def _row(self, a: Mapping[str, Index]) -> Value:
         """The row operand: in place, or from scratch."""
         if not self.plan.fill:
-            return flat(self.group, self.row_value, self.places.env(ACC, a), lambda x: None)
-        return FlatLoad(self.row_value.dtype, ROWS, self._copied(ACC, a))
-
-    def _copied(self, statement: str, a: Mapping[str, Index]) -> Index:
-        """Where scratch ``[row][reduction]`` holds an element of a row."""
-        cell = self.places.cell(statement, ROWS, a)
-        return cell["i"] * self._pitch() + self._step(cell)
-
-    def _step(self, cell: Mapping[str, Index]) -> Index:
-        """The step of the block's reduction, of all reductions as one."""
-        k = cell["k"]
-        for x in self.roles.inner:
-            k = k * self.extents[x] + cell[x]
-        return k
+            return flat(self.group, self.row_value, self.places.env(self.named(ACC), a), lambda x: None)
+        return FlatLoad(self.row_value.dtype, ROWS, self.scratch.row(self.named(ACC), a))
 
     def _left(self, statement: str, axis: str, loop: Coord) -> Index:
         """Elements of an axis from the first step of a loop on, in the coordinates of the loops around it."""
@@ -300,7 +271,7 @@ class ContractKernel:
 
         def f(a: Mapping[str, Index]) -> Body:
             value = flat(self.group, self.col_value, self.places.env(PACK, a), lambda x: None)
-            return (Store(PANEL, self._panel(PACK, a), value),)
+            return (Store(PANEL, self.scratch.panel(PACK, a), value),)
 
         body = lower(body, {PACK: f})
         if self.plan.blocks != ONE:
@@ -314,7 +285,7 @@ class ContractKernel:
 
         def f(a: Mapping[str, Index]) -> Body:
             value = flat(self.group, self.row_value, self.places.env(FILL, a), lambda x: None)
-            return (Store(ROWS, self._copied(FILL, a), value),)
+            return (Store(ROWS, self.scratch.row(FILL, a), value),)
 
         body = lower(body, {FILL: f})
         if self.plan.blocks != ONE:
@@ -339,10 +310,11 @@ class ContractKernel:
     def column_steps(self, width: int) -> tuple[Step, ...]:
         """The micro-kernel for a number of columns, its row count still a symbol."""
         clipped = Step("clip", "the last reduction block ends with the reduction",
-                       lambda b: clip(b, (p("k"),), self._left(ACC, "k", p("k"))))  # fmt: skip
+                       lambda b: clip(b, (p("k"),), self._left(self.named(ACC), "k", p("k"))))  # fmt: skip
+        columns = self.schedule.parameter(self.named(ACC), p("j"))
         names = (self.tile_name, self.held, "o_i", "c_lo", PANEL, "r_lo", ROWS)
         return (
-            Step("columns", "the number of columns becomes a constant", lambda b: bind(b, {"P_j": width})),
+            Step("columns", "the number of columns becomes a constant", lambda b: bind(b, {columns: width})),
             *((clipped,) if self.plan.blocks != ONE else ()),
             Step("lower", "statements become stores", lambda b: lower(b, self._table(width)), names),
             Step("reduce", "the mark of the reduction goes", lambda b: consume(b, "reduce")),
@@ -412,7 +384,7 @@ class ContractKernel:
         tail = None if n is None else n % self.nr
         full = n is None or (width == self.nr and n >= self.nr)
         partial = tail is None or (tail > 0 and width - self.step < tail)
-        live = self._left(ACC, "j", p("j")) - (width - last)
+        live = self._left(self.named(ACC), self.axis(self.roles.col), p("j")) - (width - last)
         exact = n is not None and n % last == 0
         panels = frozenset({self.tile_name, self.held, "panel", "rows", *self._panels_of_constants()})
         return vector_columns(body, Columns(self.width, width, live, full, partial, exact, self.tile_name, panels))
@@ -441,7 +413,7 @@ class ContractKernel:
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         p, (nt, mt) = self.plan, self._register_tiles()
-        sizes = {extent(x): e for x, e in self.schedule.extents().items() if x in _KNOWN}
+        sizes = {n: e for n, e in self.schedule.parameters().items() if n in _KNOWN}
         pack = Step("pack", "columns are packed into panels", lambda b: consume(b, "promote", self.pack),
                     ("c_lo", PANEL))  # fmt: skip
         fill = Step("fill", "rows are copied", lambda b: consume(b, "fill", self.fill), ("r_lo", ROWS))
@@ -466,12 +438,12 @@ class ContractKernel:
         tm, (nt, mt) = self.schedule.map, self._register_tiles()
         if self.plan.promote:
             lo, hi = (tm.share("j", V(b("j")) + n) for n in (0, 1))
-            panel = (PANEL, self.col_value.dtype, self._panel_size(nt.ceildiv("B_j")))
-            body = (Let("c_lo", lo, allocated(bind(body, {extent(VECTOR): self._panels(self.N, hi)}), *panel)),)
+            panel = (PANEL, self.col_value.dtype, self.scratch.panel_size(nt.ceildiv("B_j")))
+            body = (Let("c_lo", lo, allocated(bind(body, {extent(VECTOR): self.scratch.panels(self.N, hi)}), *panel)),)
         if self.plan.fill:
             first, end = (tm.first("i", V(b("i")) + n) for n in (0, 1))
-            rows = (ROWS, self.row_value.dtype, self._fill_size(mt.ceildiv("B_i")))
-            body = bind(body, {extent(a("i")): self._filled()})
+            rows = (ROWS, self.row_value.dtype, self.scratch.rows_size(mt.ceildiv("B_i")))
+            body = bind(body, {extent(a("i")): self.scratch.rows()})
             body = (Let("r_lo", first, (Let("r_hi", end, allocated(body, *rows)),)),)
         return body
 
@@ -512,7 +484,7 @@ class ContractKernel:
 
     def live_columns(self) -> Index:
         """Columns of the current register tile."""
-        return minimum(self.nr, self._left(ACC, "j", p("j")))
+        return minimum(self.nr, self._left(self.named(ACC), self.axis(self.roles.col), p("j")))
 
     def shares(self, rows: int, columns: int) -> dict[str, Index]:
         """The launch-time tile: tasks of about ``rows`` x ``columns`` results, in whole register tiles."""
@@ -521,16 +493,6 @@ class ContractKernel:
         return {"B_i": maximum(1, mt.ceildiv(height)), "B_j": maximum(1, nt.ceildiv(width))}
 
     def _launch(self, nt: Index, mt: Index) -> dict[str, Index]:
-        """Shares for the threads: whole batches first, then column panels or rows."""
-        batch = product(self.extents[x] for x in self.roles.batch)
-        need = maximum(1, V("nth").ceildiv(maximum(1, batch)))
-        if self.plan.fill:
-            return row_blocks(mt, nt, rows_that_stay(self.plan.rows, self.plan.block * self.R), need, cheap_rows=False)
-        columns, steps = self.N.constant, (self.K * self.R).constant
-        most = rows_for_all(self.plan.rows, columns, steps) if columns and steps and columns > self.nr else 0
-        if most:
-            blocks = row_blocks(mt, nt, most, need, cheap_rows=True)
-        else:
-            blocks = even_shares(mt, nt, need, self.N, (self.plan.rows, self.nr))
-        work = batch * maximum(self.M, STREAMED) * self.N * self.K * self.R
-        return in_pieces(blocks, mt, nt, V("nth"), batch, work, self.plan.promote)
+        """Shares for the threads."""
+        batch, sizes = product(self.extents[x] for x in self.roles.batch), (self.M, self.N, self.K * self.R)
+        return product_blocks(self.plan, self.width, (mt, nt), sizes, batch, self.scratch.steps)

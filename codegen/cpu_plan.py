@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Statement
 
@@ -18,7 +18,7 @@ ROW_UNROLL = 4
 class ContractTuple:
     """The compile-time part of a tile tuple: register tile ``rows`` x ``vectors``, steps of a reduction block, unroll.
 
-    The launch-time part, rows and columns of a task, is an argument of ``ContractKernel.shares``. CodegenError: a size
+    The launch-time part, rows and columns of a task, is an argument of ``ContractKernel.shares``. ScheduleError: a size
     below 1.
     """
 
@@ -29,7 +29,7 @@ class ContractTuple:
 
     def __post_init__(self) -> None:
         if min(self.rows, self.vectors, self.block, self.unroll) < 1:
-            raise CodegenError(f"{self} has a size below 1", rule="tiles are not empty")
+            raise ScheduleError(f"{self} has a size below 1", rule="tiles are not empty")
 
 
 @dataclass(frozen=True)

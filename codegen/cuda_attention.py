@@ -16,13 +16,13 @@ from polydyn.codegen.cuda_emit import bound_names, emit, needed, ordered
 from polydyn.codegen.cuda_instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_product import (
-    CudaTile,
     ProductGroup,
     TiledProduct,
     lane_points,
     product_declined,
     split_copies,
 )
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.codegen.cuda_work import WARP, Work, product_work
 from polydyn.codegen.ir import (
     Alloc,

@@ -10,13 +10,14 @@ from polydyn.codegen.cuda_emit import LONG, needed, ordered
 from polydyn.codegen.cuda_gemv import gemv_versions
 from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, UNIT, CudaKernel
 from polydyn.codegen.cuda_nest import CudaNestKernel
-from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct
+from polydyn.codegen.cuda_product import ProductGroup, TiledProduct
 from polydyn.codegen.cuda_split import SHARES, combining_group, partial_group
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.codegen.cuda_tiles import TF32, broken
 from polydyn.codegen.cuda_wgmma import wgmma_versions, without_wgmma
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import Index, maximum, minimum, product
 from polydyn.schedules.model import Group
@@ -93,12 +94,12 @@ class CudaContractKernel:
         """The versions of the kept tiles in place of the default ones, beside those that no tile replaces.
 
         Few rows, split reductions, wgmma and what narrow copies need are as without tuning; the last one, total, is of
-        the smallest default tile. CodegenError: a tile breaks a rule, by name.
+        the smallest default tile. ScheduleError: a tile breaks a rule, by name.
         """
         tiles, chosen, more = tuple(t for t, _ in kept.tiles), self._useful(self.tiles), self._more()
         for t in tiles:
             if rule := broken(t, self.product.dtypes):
-                raise CodegenError(f"{t} is not built: {rule}", remedy="tune the group again")
+                raise ScheduleError(f"{t} is not built", rule=rule, remedy="tune the group again")
         self._prove((*tiles, *more, *chosen))
         every = enumerate(kept.tiles)
         own = [replace(k, factor=factor, tile=n) for n, (t, factor) in every for k in self._of_kept(t)]

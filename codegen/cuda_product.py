@@ -10,7 +10,6 @@ bytes a lane where addresses allow it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from polydyn.codegen.cuda_copies import Operand, copy_of
@@ -18,16 +17,15 @@ from polydyn.codegen.cuda_emit import bound_names, emit
 from polydyn.codegen.cuda_instructions import (
     COLUMN,
     HALVES,
-    INSTRUCTIONS,
     LANE,
     PAIR,
     ROW,
-    Instruction,
     load,
     multiply,
 )
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_split import SHARE
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.codegen.cuda_work import Work, product_work
 from polydyn.codegen.ir import (
     Alloc,
@@ -69,7 +67,6 @@ from polydyn.schedules.tree.gpu import (
     SLAB,
     STAGE,
     STAGED,
-    GpuTile,
     gpu_product,
     staged,
 )
@@ -78,59 +75,13 @@ from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 
 V = Index.of
-_DEALT = (s("i"), s("j"), s("k"), e("i"), e("j"), e("v"))
-"""Loops that are dealt to threads and lanes by the vector, whose extents the marks' passes bind."""
+_DEALT = tuple(map(extent, (s("i"), s("j"), s("k"), e("i"), e("j"), e("v"))))
+"""Sizes of loops that are dealt to threads and lanes by the vector: the marks' passes bind them."""
 RASTER = 8
 """Rows of blocks that run next to each other, so that blocks in flight share operands in the L2 cache."""
 UNROLLED = dict.fromkeys(
     ("f_i", "f_j", "f_k", "g_i", "g_j", "e_s", "e_f", "row_half", "column_of_pair"), "unroll"
 )
-
-
-@dataclass(frozen=True)
-class CudaTile:
-    """A binary's tile: block ``bm x bn x bk`` elements, a unit's share ``wm x wn``, ``stages`` of the ring.
-
-    ``instruction``: its name; ``blocks``: wanted per multiprocessor (bounds the registers).
-    """
-
-    instruction: str
-    bm: int
-    bn: int
-    bk: int
-    wm: int
-    wn: int
-    stages: int
-    blocks: int = 1
-
-    @property
-    def kind(self) -> Instruction:
-        """The instruction."""
-        return INSTRUCTIONS[self.instruction]
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.bm // self.wm * (self.bn // self.wn) * self.kind.threads
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The instruction's m, n, k."""
-        return self.kind.shape
-
-    @property
-    def loads(self) -> tuple[int, int]:
-        """Loads of row and of column fragments."""
-        return self.wm // self.kind.loads, self.wn // self.kind.loads
-
-    def sizes(self) -> GpuTile:
-        """The sizes as schedules want them."""
-        m, n, k = self.shape
-        fragments, (rows, columns) = (self.wm // m, self.wn // n), self.loads
-        return GpuTile(
-            (self.bm // self.wm, self.bn // self.wn), fragments, (m, n), (self.bk // k, k),
-            (fragments[0] // rows, fragments[1] // columns), not self.kind.warp, self.kind.warp,
-        )  # fmt: skip
 
 
 def product_declined(group: Group, roles: Roles) -> Declined | None:
@@ -401,7 +352,7 @@ class TiledProduct:
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         t, shares, extents = self.tile, self.of.shares, self.schedule.extents()
-        sizes = {extent(x): n for x, n in extents.items() if x not in _DEALT}
+        sizes = {n: e for n, e in self.schedule.parameters().items() if n not in _DEALT}
         sizes |= {extent(b("s")): shares} if shares != ONE else {}
         tiles = extents[b("k")]
         unit = V("warp") if t.kind.warp else V("tid")

@@ -8,7 +8,7 @@ the proof accepts (``proof_gpu``), what every device allows a block. What a part
 from __future__ import annotations
 
 from polydyn.codegen.cuda_instructions import INSTRUCTIONS
-from polydyn.codegen.cuda_product import CudaTile
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.codegen.cuda_work import WARP, bounded_registers
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import ITEMSIZE

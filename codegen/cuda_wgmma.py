@@ -19,7 +19,8 @@ from functools import partial
 from polydyn.codegen.cuda_emit import LONG, bound_names, emit
 from polydyn.codegen.cuda_instructions import TENSOR
 from polydyn.codegen.cuda_kernel import TF32, CudaKernel, TensorMapOf
-from polydyn.codegen.cuda_product import UNROLLED, CudaTile, ProductGroup, TiledProduct, lane_points
+from polydyn.codegen.cuda_product import UNROLLED, ProductGroup, TiledProduct, lane_points
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.codegen.cuda_work import UNITS, Work
 from polydyn.codegen.ir import (
     Alloc,

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from polydyn.codegen.cuda_copies import Copy
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.schedules.expr import ITEMSIZE, Op, loads, walk
 from polydyn.schedules.index import ONE, Index, IndexLike, maximum, product
 from polydyn.schedules.model import Group, Statement, stored
-
-if TYPE_CHECKING:
-    from polydyn.codegen.cuda_copies import Copy
-    from polydyn.codegen.cuda_product import CudaTile
 
 WARP, WAVEFRONT, REGISTERS = 32, 128, 65536
 """Threads of a warp; bytes of shared memory that a warp reads at once; 32-bit registers of a multiprocessor."""

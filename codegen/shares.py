@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polydyn.codegen.cpu_plan import Plan
 from polydyn.schedules.index import Index, maximum, minimum
 
 BLOCK_ELEMENTS = 1 << 16
@@ -18,8 +19,11 @@ PIECE = 160000
 """Multiply-adds of a task below which more of them do not pay: about 5 us of an AVX-512 core (docs/adr/0026)."""
 STREAMED = 8
 """Rows up to which a product takes as long as reading its columns: fewer rows make no less work."""
-TALL = 16
-"""Row tiles of a task from which reading all columns once more for them does not matter."""
+TALL, LOW = 16, 4
+"""Row tiles of a task from which reading all columns once more for them does not matter; and from which it matters less
+than one thread in two with a task more than the others."""
+FEW_TASKS = 4
+"""Tasks of each thread from which one more for some of them is a small part."""
 
 
 def rows_that_stay(rows: int, steps: Index) -> int:
@@ -45,7 +49,7 @@ def row_blocks(mt: Index, nt: Index, most: int, need: Index, cheap_rows: bool) -
     again, also where few blocks are no multiple of it: three blocks would be two for one thread and one for another.
     """
     bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
-    parts = need.ceildiv(maximum(1, mt))
+    parts = need // maximum(1, mt)  # 10 parts of 7 rows would be two tasks for some of 64 threads, 9 are one for all
     if cheap_rows:
         uneven = minimum(1, bi % need) * minimum(1, maximum(0, FEW_BLOCKS * need - bi))
         parts = maximum(parts, 1 + uneven * (need - 1))
@@ -74,8 +78,9 @@ def in_pieces(
     """``blocks`` in so many more parts that each of several ``threads`` has about PIECES tasks of at least PIECE work.
 
     Columns are divided first: a task goes through all its rows for each panel of columns anyway, and packs no more of
-    them than its own. Then rows, into tasks of at least TALL tiles, but not where every part would pack (``packs``) all
-    columns again. ``others``: tasks for each block (batches); ``steps``: multiply-adds of everything.
+    them than its own. Then rows, into tasks of at least TALL tiles, and of LOW ones while more threads than panels have
+    few tasks each; but not where every part would pack (``packs``) columns again. ``others``: tasks for each block
+    (batches); ``steps``: multiply-adds of everything.
     """
     bi, bj = blocks["B_i"], blocks["B_j"]
     several = minimum(1, threads - 1)
@@ -84,5 +89,30 @@ def in_pieces(
     columns = maximum(bj, minimum(nt, bj * more))
     if packs:
         return {"B_i": bi, "B_j": columns}
-    rows = maximum(1, minimum((bj * more).ceildiv(columns), mt // (bi * TALL)))
+    crowded = minimum(1, maximum(0, threads - nt))
+    few = crowded * (threads * FEW_TASKS).ceildiv(maximum(1, others * bi * columns))
+    least = maximum(mt // (bi * TALL), minimum(few, mt // (bi * LOW)))
+    rows = maximum(1, minimum((bj * more).ceildiv(columns), least))
     return {"B_i": bi * rows, "B_j": columns}
+
+
+def product_blocks(
+    plan: Plan, width: int, tiles: tuple[Index, Index], sizes: tuple[Index, Index, Index], batch: Index, copied: Index
+) -> dict[str, Index]:
+    """Blocks of a product for the threads: whole batches first, then column panels or rows.
+
+    ``tiles``: register tiles along rows and columns; ``sizes``: rows, columns, reduction steps; ``copied``: steps of a
+    row that is copied; ``width``: lanes.
+    """
+    (mt, nt), (m, n, steps), threads = tiles, sizes, Index.of("nth")
+    need, columns = maximum(1, threads.ceildiv(maximum(1, batch))), plan.vectors * width
+    if plan.fill:
+        return row_blocks(mt, nt, rows_that_stay(plan.rows, copied), need, cheap_rows=False)
+    known = n.constant and steps.constant and n.constant > columns
+    most = rows_for_all(plan.rows, int(n), int(steps)) if known else 0
+    if most:
+        blocks = row_blocks(mt, nt, most, need, cheap_rows=True)
+    else:
+        blocks = even_shares(mt, nt, need, n, (plan.rows, columns))
+    work = batch * maximum(m, STREAMED) * n * steps
+    return in_pieces(blocks, mt, nt, threads, batch, work, plan.promote)

@@ -114,6 +114,11 @@ class CheckedProgram:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs. CheckError: a check failed; it names kernel, task, buffer and element. InputError: a guard."""
+        tensors = self.tensors(feeds)
+        return {name: tensors[name] for name in self.plan.outputs}
+
+    def tensors(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Every buffer of a call that is no constant, in the order of the launches. Errors as for ``run``."""
         env = self._symbols(feeds)
         for b in self.plan.buffers.values():  # every buffer is dense here
             shape = [d.evaluate(env) for d in b.shape]
@@ -121,14 +126,15 @@ class CheckedProgram:
         memory = {n: self._memory(b, env, feeds) for n, b in self.plan.buffers.items()}
         for launch in self.plan.launches:
             self._launch(_taken(launch, env), env, memory)
-        out = {}
         for name in self.plan.outputs:
-            m = memory[name]
-            missing = np.flatnonzero(m.state == 0)
+            missing = np.flatnonzero(memory[name].state == 0)
             if missing.size:
                 raise CheckError(f"element {missing[0]} of output {name} was never written", tensor=name)
-            out[name] = m.data.reshape([d.evaluate(env) for d in m.buffer.shape])
-        return out
+        return {
+            n: m.data.reshape([d.evaluate(env) for d in m.buffer.shape])
+            for n, m in memory.items()
+            if m.buffer.role != "constant"
+        }
 
     def _symbols(self, feeds: Mapping[str, Array]) -> dict[str, int]:
         env = {s.symbol: int(feeds[s.input].shape[s.axis]) for s in self.plan.sources}

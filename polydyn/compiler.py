@@ -13,12 +13,15 @@ from typing import Any
 from polydyn.backends import Options, Target, target_of
 from polydyn.backends.launches import host_plan
 from polydyn.debug import Stage, stages
+from polydyn.fusion.show import show_plan
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
-from polydyn.program.assemble import build_artifact
+from polydyn.graph.show import show_graph
+from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
-from polydyn.program.program import Program, check_threads, open_program
+from polydyn.program.program import Program, check_threads
+from polydyn.program.show import show_host_plan
 from polydyn.shapes.sizes import Dims, sizes_by_name
 from polydyn.tuning.records import Records
 
@@ -47,9 +50,9 @@ def compile(
     check_threads(threads)
     backend = target_of(target, options)
     with stages(_name(model)) as stage, _opened(records) as tiles:
-        plan = _plan(stage, stage("import", import_model(model, dims)), backend, tiles)
-        artifact, compiled = stage("build", build_artifact(replace(plan, dims=sizes_by_name(dims)), target))
-        program = stage("open", open_program(artifact, threads=threads, compilations=compiled))
+        plan = _plan(stage, stage("import", import_model(model, dims), show_graph), backend, tiles)
+        plan = replace(plan, dims=sizes_by_name(dims))
+        program = stage("build", build_program(plan, target=target, threads=threads))
     del plan
     _return_memory()
     return program
@@ -57,10 +60,10 @@ def compile(
 
 def _plan(stage: Stage, graph: Graph, backend: Target[Any], records: Records | None) -> HostPlan:
     """The stages that need no C compiler."""
-    rewritten = stage("rewrite", backend.rewrite(graph))
-    fused = stage("fuse", backend.fuse(rewritten))
+    rewritten = stage("rewrite", backend.rewrite(graph), show_graph)
+    fused = stage("fuse", backend.fuse(rewritten), show_plan)
     kernels = stage("kernels", backend.place(backend.builder(fused, records)))
-    return stage("host plan", host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend))
+    return stage("host plan", host_plan(replace(rewritten, outputs=graph.outputs), kernels, backend), show_host_plan)
 
 
 def plan_program(
@@ -74,7 +77,7 @@ def plan_program(
     """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
     backend = target_of(target, options)
     with stages(_name(model)) as stage, _opened(records) as tiles:
-        plan = _plan(stage, stage("import", import_model(model, dims)), backend, tiles)
+        plan = _plan(stage, stage("import", import_model(model, dims), show_graph), backend, tiles)
     return replace(plan, dims=sizes_by_name(dims))
 
 

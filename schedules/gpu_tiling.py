@@ -1,11 +1,6 @@
-"""The GPU's tree of matmul-like groups: block, k-tile, unit and instruction bands with symbolic tile sizes.
+"""The GPU's trees that are not yet compositions of transformations: warpgroups, few rows, online softmax.
 
-The levels are TSCompiler 5.2's block, warp and instruction tiles. A *unit* is what executes one instruction tile: a
-warp (tensor cores) or a thread (CUDA cores); its instruction is m x n x k, or 1 x 1 x 1. Sunk statements (initialiser
-and epilogues) are pulled out of the reduction loop: distributed before and after it. Promotion statements copy both
-operands global -> shared once for each k tile, and shared -> registers once for each instruction step. With tensor
-cores the sums are promoted too: registers -> shared, one fragment's rows of a unit at a time, so that the epilogues can
-walk along rows of memory.
+``tree.gpu`` has the product of warps and threads; statements, levels and marks mean the same here.
 
 Coordinates: batch iterators keep their names; ``b_s`` share of the reduction's tiles, ``b_x`` tile of the block,
 ``w_x`` unit, ``f_x`` fragment of the unit, ``p_x`` point of the instruction; ``s_x`` row and column of a copied tile;
@@ -29,70 +24,11 @@ PAIRS = tuple((x, x[0].upper() + x[1:]) for x in (
 EXTENTS = tuple(p for _, p in PAIRS)
 
 
-def gpu_contract_tree(group: Group, roles: Roles, staged: bool = False, split: bool = False) -> TiledGroup:
-    """The GPU tree of {init, accumulate, epilogues...}.
-
-    ``staged``: the sums go through shared memory. ``split``: blocks have shares (``b_s``) of the reduction's tiles.
-
-    Statements: INIT; COPY_A, COPY_B (global -> shared); FRAG_A, FRAG_B (shared -> registers); ACC; STAGE (registers ->
-    shared); DONE<n>. All reductions of the group are one linear reduction here: ``b_k``, ``f_k``, ``p_k`` tile it,
-    ``s_k`` is its place in the tile.
-    Marks: ``task``, ``pipeline`` (the k-tile loop), ``copy``, ``multiply``, ``instruction``, ``epilogue``, ``store``.
-    """
-    accumulation = next(s for s in group.statements if s.reduce)
-    epilogues = [s for s in group.statements if s.role == "epilogue"]
-    extents = dict(accumulation.iters)
-    named = {f"N_{n}": extents[n] for n in roles.batch}
-    bounds = {n: Index.of(f"N_{n}") for n in roles.batch} | {c: Index.of(e) for c, e in PAIRS}
-    block = (*roles.batch, *(("b_s",) if split else ()), "b_i", "b_j")
-    unit, fragment, point = ("w_i", "w_j"), ("f_i", "f_j"), ("p_i", "p_j")
-
-    def statement(name: str, *coords: str) -> TileStatement:
-        box: tuple[Condition, ...] = tuple(c for x in coords for c in between(0, x, bounds[x]))
-        return TileStatement(name, coords, box)
-
-    done = [f"DONE{n}" for n, _ in enumerate(epilogues)]
-    registers = (*unit, *fragment, *point)
-    slab = (*unit, "f_i", "e_s")
-    last = (*slab, "e_i", "e_j", "e_v") if staged else registers
-    step = (*block, "b_k", *unit, "f_k")
-    statements = [
-        statement("INIT", *block, *registers),
-        statement("COPY_A", *block, "b_k", "s_i", "s_k"),
-        statement("COPY_B", *block, "b_k", "s_k", "s_j"),
-        statement("FRAG_A", *step, "g_i"),
-        statement("FRAG_B", *step, "g_j"),
-        statement("ACC", *step, *fragment, *point, "p_k"),
-        *((statement("STAGE", *block, *slab, "e_f", *point),) if staged else ()),
-        *(statement(d, *block, *last) for d in done),
-    ]
-    own = Band((*unit, *fragment), Mark("instruction", Band(point)))
-    multiply = Band((*unit, "f_k"), sequence(
-        ("FRAG_A", Band(("g_i",))), ("FRAG_B", Band(("g_j",))),
-        ("ACC", Band(fragment, Mark("instruction", Band((*point, "p_k"))))),
-    ))  # fmt: skip
-    tile: Tree = sequence(
-        ("COPY_A", Mark("copy", Band(("s_i", "s_k")))), ("COPY_B", Mark("copy", Band(("s_k", "s_j")))),
-        (["FRAG_A", "FRAG_B", "ACC"], Mark("multiply", multiply)),
-    )  # fmt: skip
-    inside = ["COPY_A", "COPY_B", "FRAG_A", "FRAG_B", "ACC"]
-    ends: list[tuple[list[str] | str, Tree]] = [(d, Mark("epilogue", own)) for d in done]
-    if staged:
-        rows = sequence(
-            ("STAGE", Band(("e_f",), Mark("instruction", Band(point)))),
-            *((d, Mark("store", Band(("e_i", "e_j", "e_v")))) for d in done),
-        )  # fmt: skip
-        ends = [(["STAGE", *done], Mark("epilogue", Band(slab, rows)))]
-    whole = sequence(("INIT", own), (inside, Mark("pipeline", Band(("b_k",), tile))), *ends)
-    tree = Mark("task", Band(block, whole))
-    return TiledGroup(tree, tuple(statements), (*named, *EXTENTS), block, named)
-
-
 def gpu_wgmma_tree(group: Group, roles: Roles) -> TiledGroup:
     """The GPU tree of a product whose instructions read shared memory and are issued by warpgroups.
 
     Statements: INIT; COPY_A, COPY_B (TMA boxes, ``s_j`` panels of B); ACC, whose leaf is the whole step of a warpgroup
-    (``g_i``); STAGE and DONE<n> as in ``gpu_contract_tree``, by warps (``w_i``). Marks: ``task``, ``roles`` (what
+    (``g_i``); STAGE and DONE<n> as in ``tree.gpu``, by warps (``w_i``). Marks: ``task``, ``roles`` (what
     producer and consumers share), ``multiply``, ``instruction``, ``epilogue``, ``store``.
     """
     accumulation = next(s for s in group.statements if s.reduce)
@@ -170,7 +106,7 @@ def gpu_attention_tree(
     of scores end in ``1``, those of values in ``2``. Statements: COPY_Q, COPY_K, COPY_V (global -> shared); START;
     INIT, FRAG_Q, FRAG_K, ACC1 and LOGIT (scores); ROWS (maximum, sum and weights of the keys so far, all of a warp's
     rows); FRAG_W, FRAG_V, ACC2 (values); FINISH (division by the sum), STAGE, DONE<n>. Marks as in
-    ``gpu_contract_tree``.
+    ``tree.gpu``.
     """
     batch = score_roles.batch
     extents = dict(next(s for s in scores.statements if s.reduce).iters)

@@ -40,6 +40,12 @@ class Atom:
 
     __repr__ = __str__
 
+    def normal(self) -> Index:
+        """The Index of the atom, in normal form: divisions are carried out and extremes decided as far as it goes."""
+        if self.kind == "fetch":
+            return Index({(self,): 1})
+        return floordiv(*self.args) if self.kind == "floordiv" else _extreme(self.kind, self.args)
+
 
 def _key(atom: str | Atom) -> tuple[int, str]:
     return (0, atom) if isinstance(atom, str) else (1, str(atom))
@@ -221,8 +227,7 @@ class Index:
                 elif all(x.symbols().isdisjoint(env) for x in a.args):
                     kept.append(a)
                 else:
-                    args = tuple(x.subs(env) for x in a.args)
-                    p = p * (fetch(a.name, args) if a.kind == "fetch" else _MAKE[a.kind](args))
+                    p = p * Atom(a.kind, tuple(x.subs(env) for x in a.args), a.name).normal()
             for k, w in (p * Index({tuple(kept): 1}) if kept else p).terms.items():
                 total[k] = total.get(k, 0) + w
         return Index(total)
@@ -236,6 +241,12 @@ class Index:
                 p = p * (Index({(a,): 1}) if isinstance(a, str) else f(a))
             out = out + p
         return out
+
+    def rebuild(self, f: Callable[[Atom], Index]) -> Index:
+        """Replaces every Atom by ``f(atom)``, innermost first: its arguments are rebuilt already."""
+        if self.is_polynomial:
+            return self
+        return self.map_atoms(lambda a: f(Atom(a.kind, tuple(x.rebuild(f) for x in a.args), a.name)))
 
     def evaluate(self, env: Mapping[str, int], fetch: Callable[[str, tuple[int, ...]], int] | None = None) -> int:
         """The value for given symbols; ``fetch(name, subscripts)`` serves fetch atoms. KeyError: unknown symbol."""
@@ -397,10 +408,3 @@ def fetch(name: str, subscripts: Iterable[IndexLike]) -> Index:
 def product(xs: Iterable[IndexLike]) -> Index:
     """The product of sizes (1 for none)."""
     return reduce(lambda a, b: a * b, map(Index.of, xs), ONE)
-
-
-_MAKE: dict[str, Callable[[tuple[Index, ...]], Index]] = {
-    "floordiv": lambda a: floordiv(*a),
-    "min": lambda a: _extreme("min", a),
-    "max": lambda a: _extreme("max", a),
-}

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from polydyn.schedules.alignment import Alignment, align, same_iterators
 from polydyn.schedules.dependence import Dependences, is_accumulation
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import PRODUCTS, Load, Op, loads, walk
-from polydyn.schedules.index import IndexLike
+from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.isl_schedule import iterator_of, shared_loops
 from polydyn.schedules.matrix import Row, ScheduleMatrix, Unknown, matrix, row
 from polydyn.schedules.model import Group, Statement
@@ -129,10 +130,35 @@ def _exact_dims(s: Statement, parallel: tuple[str, ...], aligned: Alignment) -> 
 
 
 def _contraction_name(backbone: Statement, prologue: bool) -> str:
-    windows = any(len(x.symbols()) > 1 for v in walk(backbone.value) if isinstance(v, Load) for x in v.index)
-    if windows:
+    if any(_windowed(backbone, i) for v in walk(backbone.value) if isinstance(v, Load) for i in v.index):
         return "pad+conv+element-wise" if prologue else "conv-like"
     return "matmul-like"
+
+
+def _windowed(s: Statement, address: Index) -> bool:
+    """Whether a parallel and a reduction iterator reach one element in several ways, as the windows of a convolution
+    do. (A flattened matrix has several iterators in one address too, but its rows do not overlap.)
+    """
+    extents, written = dict(s.iters), {x for i in s.index for x in i.symbols()}
+    steps = {x: address.split(x)[0] for x in s.iterators if x in address.symbols()}
+    return any(
+        _meet((steps[p], extents[p]), (steps[r], extents[r]))
+        for p in steps.keys() & written
+        for r in steps.keys() - written
+    )
+
+
+def _meet(a: tuple[Index, Index], b: tuple[Index, Index]) -> bool:
+    """Whether n steps of one iterator may be m steps of the other; (elements of a step, extent) of both."""
+    common = a[0].terms.keys() & b[0].terms.keys()
+    if not common:
+        return False
+    m = next(iter(common))
+    x, y = a[0].terms[m], b[0].terms[m]
+    if a[0] * y != b[0] * x:
+        return False
+    n = gcd(x, y)
+    return all(e.constant is None or e.constant > abs(k) // n for e, k in ((a[1], y), (b[1], x)))
 
 
 # -- stitch ----------------------------------------------------------------------------------------------------------

@@ -1,10 +1,5 @@
-"""Proofs of what is emitted: the tile-space tree of a kernel computes its group (POLYHEDRAL.md 8).
-
-For the kernel's own register tiles and reduction block, for every size of every dim, 0 included, is proven that: the
-band that tasks share carries no dependence (then every partition of it is legal, the balanced one too); the tree runs
-every instance exactly once, in an order that respects every dependence; what lives in registers, scratch rows and
-panels holds the right element whenever it is read. A failure raises LegalityError with a witness. What remains by
-theorem or by test only is listed in docs/adr/0004-proofs.md.
+"""Parts of proofs besides that of a schedule (``prove``): bands, rows, vector loops; sizes of trees that are not yet
+schedules (``proof_gpu_rows``).
 """
 
 from __future__ import annotations
@@ -15,13 +10,13 @@ import islpy as isl
 
 from polydyn.schedules.dependence import Dependences
 from polydyn.schedules.errors import LegalityError
-from polydyn.schedules.index import Atom, Index, IndexLike
+from polydyn.schedules.index import Atom, Index
 from polydyn.schedules.isl_util import Condition, at_least, equals, frame, maps, pair, param_set
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.polyhedra import read_accesses, statement_frame
 from polydyn.schedules.tiling import TiledGroup, inner_iterators, stages
-from polydyn.schedules.tree import TileStatement, bind_statement, to_isl
-from polydyn.schedules.verify import Coordinate, band_properties, check_parallel, check_tree, expansion
+from polydyn.schedules.tree import TileStatement, bind_statement
+from polydyn.schedules.verify import band_properties, check_parallel
 from polydyn.schedules.witness import dependence_error
 
 # -- the parts of a proof --------------------------------------------------------------------------------------------
@@ -34,23 +29,6 @@ def check_band(group: Group, deps: Dependences, band: Sequence[str]) -> None:
     if not all(coincident):
         check_parallel(group, deps, rows, range(len(band)))  # names the witness
         raise LegalityError(f"the band {tuple(band)} is not coincident: {coincident}", node=group.name)
-
-
-def check_tiles(
-    group: Group,
-    deps: Dependences,
-    tiled: TiledGroup,
-    statements: Sequence[TileStatement],
-    coords: Mapping[str, Sequence[Coordinate | IndexLike]],
-    bound: Mapping[str, Index],
-    cover: Sequence[Condition],
-) -> None:
-    """The tree over ``statements`` computes the group, and what it declares coincident carries no dependence."""
-    statements, params, ctx = bind_tiles(group, tiled, statements, bound, cover)
-    schedule = to_isl(tiled.tree, statements, params)
-    images = expansion(group, coords)
-    order = check_tree(group, deps, images, schedule, ctx)
-    check_parallel(group, deps.under(ctx), order, range(len(tiled.coincident)))
 
 
 def bind_tiles(

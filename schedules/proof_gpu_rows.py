@@ -1,6 +1,6 @@
 """Proofs of the GPU's other trees of matmul-like groups: for few rows, and for warpgroups (``gpu_tiling``).
 
-As ``proof_gpu``, for every size of every dim, 0 included. In the tree for few rows lanes share a reduction, so the
+For every size of every dim, 0 included, for a binary's tile. In the tree for few rows lanes share a reduction, so the
 order of accumulation is free; what is proven instead is that every product is made once, into a register that is summed
 for its own element and for no other. Not proven: the shuffles that sum, mbarriers (the emulation runs them).
 """
@@ -14,13 +14,13 @@ from functools import lru_cache
 import islpy as isl
 
 from polydyn.schedules.dependence import Dependences, analyse
-from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.errors import LegalityError, ScheduleError
+from polydyn.schedules.expr import Op
 from polydyn.schedules.gpu_flow import Storage
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.isl_util import Condition, below, between, frame, maps, pair
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.proof import bind_tiles, check_band
-from polydyn.schedules.proof_gpu import check_neutral
 from polydyn.schedules.skeleton import Form, check_instance, skeleton
 from polydyn.schedules.tiling import Roles, TiledGroup
 from polydyn.schedules.tree import TileStatement, Tree, to_isl
@@ -84,6 +84,17 @@ def prove_few_rows(group: Group, roles: Roles, tiled: TiledGroup, sizes: FewRows
 def prove_warpgroups(group: Group, roles: Roles, tiled: TiledGroup, sizes: Warpgroups) -> None:
     """``gpu_wgmma_tree``, likewise."""
     _checked(_warpgroups, group, roles, tiled, sizes)
+
+
+def check_neutral(group: Group) -> None:
+    """Padded steps change no sum: it is one of products, and copies put zeros into both operands' tiles there."""
+    acc = next(s for s in group.statements if s.reduce)
+    v = acc.value
+    if acc.reduce != "sum" or not (isinstance(v, Op) and v.name == "mul"):
+        raise LegalityError(
+            f"padding is not neutral for {acc.name}: it is no sum of products of two operands",
+            node=acc.name, rule="neutral fill",
+        )  # fmt: skip
 
 
 def _checked(

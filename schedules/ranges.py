@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import permutations
-from math import gcd
+from math import gcd, prod
 from typing import TypeAlias
 
 from polydyn.schedules.index import ZERO, Atom, Index, fetch, floordiv, maximum, minimum, polynomial_division
@@ -98,6 +98,33 @@ def _digits(p: Index, divisions: list[Atom]) -> Iterator[tuple[Atom, Atom, Index
             yield a, b, co, k
 
 
+def largest(e: Index, sizes: Mapping[str, tuple[int, int | None]]) -> int | None:
+    """A number that an expression does not exceed, where nothing is subtracted; None when there is none.
+
+    ``sizes``: (low, high) of symbols, high None where nothing is known.
+    """
+    total = 0
+    for monomial, c in e.terms.items():
+        factors = [_largest_atom(a, sizes) for a in monomial]
+        if c < 0 or any(f is None for f in factors):
+            return None
+        total += c * prod(f for f in factors if f is not None)
+    return total
+
+
+def _largest_atom(a: str | Atom, sizes: Mapping[str, tuple[int, int | None]]) -> int | None:
+    if isinstance(a, str):
+        return sizes.get(a, (0, None))[1]
+    known = [largest(x, sizes) for x in a.args]
+    bounds = [x for x in known if x is not None]
+    if a.kind == "floordiv":
+        n = a.args[1].constant
+        return bounds[0] // n if known[0] is not None and n is not None and n > 0 else None
+    if a.kind == "min":
+        return min(bounds) if bounds and all(map(is_nonnegative, a.args)) else None
+    return max(bounds) if a.kind == "max" and len(bounds) == len(known) else None
+
+
 def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
     """True when ``p >= 0`` is proven over the ranges.
 
@@ -117,7 +144,9 @@ def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
 def _may_be_negative(a: str | Atom) -> bool:
     if isinstance(a, str):
         return False
-    return a.kind == "fetch" or not all(is_nonnegative(x) for x in a.args)
+    if a.kind == "fetch":
+        return True
+    return not (any if a.kind == "max" else all)(is_nonnegative(x) for x in a.args)
 
 
 def simplify(p: Index, ranges: Ranges) -> Index:

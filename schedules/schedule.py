@@ -75,13 +75,18 @@ def schedule_contract(group: Group, roles: Roles, deps: Dependences) -> tuple[Ro
     return replace(roles, sunk=tuple(sunk)), choice
 
 
+def attention_groups(parts: AttentionParts) -> tuple[Group, Group, Group]:
+    """Scores, rows and values as groups of their own, over all rows of all batches."""
+    batch = parts.score_roles.batch
+    return unfold(parts.scores, batch), unfold(parts.rows, batch), unfold(parts.values, batch)
+
+
 def schedule_attention(parts: AttentionParts) -> AttentionParts:
     """The parts with the phases of the rows' solved matrix, whose band must be the rows; both contractions checked.
 
     ScheduleError: a part has another schedule than an attention needs.
     """
-    batch = parts.score_roles.batch
-    groups = [unfold(g, batch) for g in (parts.scores, parts.rows, parts.values)]
+    groups = attention_groups(parts)
     deps = [analyse(g, positive=False).under(context(g)) for g in groups]
     scores, _ = schedule_contract(groups[0], parts.score_roles, deps[0])
     values, _ = schedule_contract(groups[2], parts.value_roles, deps[2])

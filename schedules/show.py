@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from polydyn.schedules.dependence import analyse
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import show as show_value
 from polydyn.schedules.index import ZERO
 from polydyn.schedules.matrix import ScheduleMatrix, Unknown
 from polydyn.schedules.model import Array, Group, Statement
-from polydyn.schedules.patterns import Choice
+from polydyn.schedules.patterns import Choice, choose
+from polydyn.schedules.polyhedra import context
 
 COMBINED = {"sum": "+=", "prod": "*=", "max": "max=", "min": "min=", None: "="}
 """Reduction -> how an assignment that combines is written."""
@@ -44,6 +46,11 @@ def show_choice(choice: Choice) -> str:
     values = "".join(f"?{name} = {_value(choice, name)}\n" for name in unknowns)
     declined = "".join(f"{name} declined: {why}\n" for name, why in choice.declined)
     return f"{title}{_matrix(p.matrix, dims)}{values}{declined}"
+
+
+def show_schedule(group: Group) -> str:
+    """``show_choice`` of a group whose parameters are at least 1."""
+    return show_choice(choose(group, analyse(group, positive=False).under(context(group))))
 
 
 def _value(choice: Choice, name: str) -> str:

@@ -1,16 +1,9 @@
-"""Data flow inside tile space: what registers, carried sums and packed panels hold when they are read.
-
-Depends on the form of a tree and on its tile sizes only, not on the group, so each is proven once for all groups of
-one form and for all sizes ``M``, ``N``, ``K``.
-"""
+"""Boxes of packed panels and copied rows: large enough for any share of a product's tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-import islpy as isl
 
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.index import ZERO, Atom, Index
@@ -19,14 +12,9 @@ from polydyn.schedules.isl_util import (
     below,
     between,
     frame,
-    maps,
-    pair,
     sample,
-    union_maps,
 )
 from polydyn.schedules.ranges import is_nonnegative
-from polydyn.schedules.tree import TileStatement, Tree, to_isl
-from polydyn.schedules.witness import flow_error
 
 
 @dataclass(frozen=True)
@@ -57,70 +45,9 @@ class ContractTiles:
     steps: Index = ZERO
 
 
-SHARE = {"i": 3, "j": 2}
-"""Register tiles per block of a task in proofs; the launch chooses others, legal too as the band is coincident."""
-
-Accesses = dict[str, dict[str, list[Index]]]
-"""Array -> statement -> subscripts."""
-
-
 def forget_flows() -> None:
     """Forgets what was proven so far, for measuring."""
     _check_packed.cache_clear()
-
-
-def check_flow(
-    tree: Tree,
-    statements: Sequence[TileStatement],
-    names: tuple[str, ...],
-    ctx: isl.Set,
-    accesses: tuple[Accesses, Accesses, Accesses],
-) -> isl.UnionMap:
-    """Every read gets the element that it wants; returns the order of the instances.
-
-    ``accesses``: (reads, writes, elements); the element that a statement writes is under its name, that it reads under
-    ``<statement> reads``. LegalityError with a witness otherwise.
-    """
-    reads, writes, elements = accesses
-    schedule = to_isl(tree, statements, names)
-    coords = {s.name: s.coords for s in statements}
-    domain = schedule.get_domain().intersect_params(ctx)
-
-    def relation(accesses: Accesses) -> isl.UnionMap:
-        parts = [
-            frame(n, coords[n], names).map_to(array, index)
-            for array, by in accesses.items()
-            for n, index in by.items()
-            if n in coords
-        ]
-        return union_maps(parts, names).intersect_domain(domain)
-
-    order = schedule.get_map().intersect_domain(domain)
-    info = isl.UnionAccessInfo.from_sink(relation(reads)).set_must_source(relation(writes))
-    flow = info.set_schedule_map(order).compute_flow()
-    for m in maps(flow.get_must_no_source()):
-        if not m.is_empty():
-            s, array = pair(m)
-            raise flow_error(f"{s} reads {array} where nothing was written", m, s, array, ctx)
-    for m in maps(flow.get_full_must_dependence()):
-        _check_source(m, elements, coords, names, ctx)
-    return order
-
-
-def _check_source(
-    m: isl.Map, elements: Accesses, coords: Mapping[str, tuple[str, ...]], names: tuple[str, ...], ctx: isl.Set
-) -> None:
-    """Every read of a full dependence (source -> [sink -> array element]) gets the element that it wants."""
-    sink = m.range().unwrap()
-    array, (s, t) = pair(sink)[1], (pair(m)[0], pair(sink)[0])
-    edge = m.range_factor_domain()
-    made, wanted = (
-        frame(n, coords[n], names).map_to("", elements[array][key]) for n, key in ((s, s), (t, f"{t} reads"))
-    )
-    bad = edge.subtract(made.apply_range(wanted.reverse()))
-    if not bad.is_empty():
-        what = f"{t} reads {array} of another element, which {s} wrote"
-        raise flow_error(what, bad, f"{s} -> {t}", array, ctx)
 
 
 def _arguments(x: Index) -> tuple[Index, ...]:

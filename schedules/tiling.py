@@ -1,11 +1,5 @@
-"""Tile space: schedule trees whose tile counts and tile sizes are parameters, so that one tree serves every tile.
-
-Two tree shapes for the CPU. *Contract*: matmul-like groups (TSCompiler 5.2) with register tiles; sunk statements stay
-in the register-tile band, guarded by first and last reduction tile (the ``?`` solution ``K-1`` read at tile level).
-*Nest*: element-wise and stitch groups; a coincident band, then phases one after another.
-
-Coordinates: ``b_x`` block of tiles (task), ``c_x`` register tile, ``p_x`` point inside it; ``B_x``, ``C_x``, ``P_x``
-their extents. Batch and further reduction iterators keep their names.
+"""What the parts of a group are for: roles of iterators, parts of an attention, stages of a stitch; the tree that code
+generation walks.
 """
 
 from __future__ import annotations
@@ -14,9 +8,8 @@ from dataclasses import dataclass, replace
 
 from polydyn.schedules.expr import Load, Value, transform
 from polydyn.schedules.index import Index
-from polydyn.schedules.isl_util import between
 from polydyn.schedules.model import Array, Group, Statement, row_major
-from polydyn.schedules.tree import Band, Leaf, Mark, TileStatement, Tree, sequence
+from polydyn.schedules.tree import TileStatement, Tree
 
 
 @dataclass(frozen=True)
@@ -89,72 +82,6 @@ def unfold(group: Group, batch: tuple[str, ...], role: str = "rows") -> Group:
         for s in group.statements
     )
     return replace(group, arrays=arrays, statements=statements)
-
-
-def attention_tree(parts: AttentionParts, promote: bool) -> TiledGroup:
-    """The CPU tree of an attention group: blocks of rows are tasks; inside, scores, rows, values one after another.
-
-    Coordinates as in ``contract_tree``, without reduction blocks; ``p_i`` also counts the rows of the stitch.
-    Scores have the suffix ``1`` in their column coordinates, values ``2``.
-    """
-    batch = parts.score_roles.batch
-    named = {f"E_{n}": dict(_accumulation(parts.scores).iters)[n] for n in batch}
-    block = (*batch, "b_i", "c_i")
-    bounds = {n: Index.of(f"E_{n}") for n in batch}
-    bounds |= {"b_i": Index.of("B_i"), "c_i": Index.of("C_i"), "p_i": Index.of("P_i")}
-    statements: list[TileStatement] = []
-
-    def add(name: str, coords: tuple[str, ...]) -> str:
-        statements.append(TileStatement(name, coords, tuple(c for x in coords for c in between(0, x, bounds[x]))))
-        return name
-
-    def micro(group: Group, roles: Roles, n: int) -> tuple[list[str], Tree]:
-        extents = dict(_accumulation(group).iters)
-        reduction = (f"p_k{n}", *roles.inner)
-        bounds.update({f"c_j{n}": Index.of(f"C_j{n}"), f"p_j{n}": Index.of(f"P_j{n}"), f"p_k{n}": Index.of(f"P_k{n}")})
-        bounds.update({x: Index.of(f"E_{x}") for x in roles.inner})
-        named.update({f"E_{x}": extents[x] for x in roles.inner})
-        point, ij = ("p_i", f"p_j{n}"), Band(("p_i", f"p_j{n}"))
-        tile = (*block, f"c_j{n}")
-        init, acc = add(f"INIT{n}", (*tile, *point)), add(f"ACC{n}", (*tile, *reduction, *point))
-        done = [add(f"DONE{n}_{k}", (*tile, *point)) for k, _ in enumerate(_epilogues(group))]
-        body = sequence((init, ij), (acc, Mark("reduce", Band(reduction, ij))), *((d, ij) for d in done))
-        return [init, acc, *done], Band((f"c_j{n}",), Mark(f"micro{n}", body))
-
-    first, first_tree = micro(parts.scores, parts.score_roles, 1)
-    for x, e in ((x, e) for s in parts.rows.statements for x, e in s.iters):
-        if x not in parts.row_prefix:
-            bounds[x] = Index.of(f"E_{x}")
-            named[f"E_{x}"] = e
-    children: list[tuple[list[str], Tree]] = []
-    for stage in stages(parts.rows, parts.row_prefix, parts.phases):
-        inner = inner_iterators(stage[0], parts.row_prefix)
-        names = [add(f"ROW_{s.name}", (*block, "p_i", *inner)) for s in stage]
-        leaf: Tree = sequence(*((n, Leaf()) for n in names)) if len(names) > 1 else Leaf()
-        children.append((names, Mark("stage", Band(inner, leaf)) if inner else leaf))
-    row_names = [n for names, _ in children for n in names]
-    rows = Mark("rows", Band(("p_i",), Mark("row", sequence(*children))))
-    second, second_tree = micro(parts.values, parts.value_roles, 2)
-    body: Tree = Mark("block", sequence((first, first_tree), (row_names, rows), (second, second_tree)))
-    body = Band(("c_i",), body)
-    if promote:
-        inner = parts.score_roles.inner
-        bounds |= {"v": Index.of("V_j"), "a_k": Index.of("P_k1"), "lane": Index.of("W")}
-        everything = [s.name for s in statements]
-        pack = add("PACK", (*batch, "b_i", "v", "a_k", *inner, "lane"))
-        body = sequence((pack, Mark("promote", Band(("v", "a_k", *inner, "lane")))), (everything, body))
-    tiles = ("B_i", "C_i", "P_i", "C_j1", "P_j1", "P_k1", "C_j2", "P_j2", "P_k2")
-    params = (*named, *tiles, *(("V_j", "W") if promote else ()))
-    tree = Mark("task", Band((*batch, "b_i"), Mark("share", body)))
-    return TiledGroup(tree, tuple(statements), params, (*batch, "b_i"), named)
-
-
-def _accumulation(group: Group) -> Statement:
-    return next(s for s in group.statements if s.reduce)
-
-
-def _epilogues(group: Group) -> list[Statement]:
-    return [s for s in group.statements if s.role == "epilogue"]
 
 
 def inner_iterators(s: Statement, prefix: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import polydyn
 from polydyn.build.compiler import find_compiler
 from polydyn.errors import ArtifactError, InputError
 from polydyn.program import artifact
-from polydyn.program.artifact import WEIGHTS_OFFSET, Artifact, pack_constants, read_artifact, write_artifact
+from polydyn.program.artifact import FORMAT, WEIGHTS_OFFSET, Artifact, pack_constants, read_artifact, write_artifact
 from polydyn.program.assemble import build_artifact, build_program, rebuild
 from polydyn.program.program import Program
 from polydyn.program.runtime import UNITS, sources
@@ -141,6 +141,7 @@ def test_refuses_foreign_versions_and_machines(built: Artifact, tmp_path: Path) 
     path = tmp_path / "a"
     foreign = {
         "this polydyn reads format": {"format": 99},
+        f"with format {FORMAT - 1} and ABI": {"format": FORMAT - 1},
         "ABI 7": {"abi": 7},
         "made for riscv": {"architecture": "riscv"},
         "missing here: warp_drive": {"features": ["warp_drive"]},

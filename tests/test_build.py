@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,12 +78,31 @@ def test_features_of_this_machine() -> None:
 
 
 def test_cores_respect_the_quota_of_a_container(tmp_path: Path) -> None:
-    quota = tmp_path / "cpu.max"
-    everything = available_cores(str(tmp_path / "absent"))
-    assert everything >= 1
-    for text, cores in {"max 100000": everything, "150000 100000": min(2, everything), "1000 100000": 1}.items():
-        quota.write_text(text)
-        assert available_cores(str(quota)) == cores
+    """In its own group or in one around it, of version 2 (one tree) and 1 (a tree for each controller)."""
+    groups, everything = tmp_path / "groups", len(os.sched_getaffinity(0))
+    cases = {"max 100000": everything, "150000 100000": min(2, everything), "1000 100000": 1, "odd": everything}
+
+    def cores() -> int:
+        return available_cores(str(groups), str(tmp_path))
+
+    assert cores() == everything, "nothing is known of groups"
+    for line, folder in {"0::/a/b": "", "4:cpu,cpuacct:/a/b": "cpu", "7:memory:/\n4:cpuacct,cpu:/": "cpu"}.items():
+        groups.write_text(line)
+        for group in ("", "a", "a/b") if "a/b" in line else ("",):
+            at = tmp_path / folder / group
+            at.mkdir(parents=True, exist_ok=True)
+            for text, allowed in cases.items():
+                if folder:
+                    for name, value in zip(("quota", "period"), text.replace("max", "-1").split(), strict=False):
+                        (at / f"cpu.cfs_{name}_us").write_text(value)
+                else:
+                    (at / "cpu.max").write_text(text)
+                assert cores() == allowed, (line, group, text)
+            for file in at.glob("cpu.*"):
+                file.unlink()
+    groups.write_text("4:memory:/\n")
+    (tmp_path / "cpu.max").write_text("1000 100000")
+    assert cores() == everything, "another controller's quota"
 
 
 def test_an_unwritable_cache_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

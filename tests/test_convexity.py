@@ -164,7 +164,7 @@ def test_a_wrong_plan_is_refused() -> None:
         "a node in two groups": (first, first, second, third),
         "no group makes it": (first, third),
         "with the outputs": (FusedGroup("nest", first.nodes, (), first.rows, ()), second, third),
-        "a reduction that is no row": (first, replace(second, rows={"t": ()}), third),
+        "a reduction that is not a row": (first, replace(second, rows={"t": ()}), third),
     }
     for message, groups in wrong.items():
         with pytest.raises(PolydynError, match=message):

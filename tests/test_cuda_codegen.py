@@ -12,17 +12,18 @@ import pytest
 from cuda_groups import Arrays, first_fit, placed, plan_of, run, version, with_bugs
 from onnx import helper
 
-from polydyn.codegen.cuda_contract import MORE_TILES, CudaContractKernel
+from polydyn.codegen.cuda_contract import MMA_TILES, MORE_TILES, CudaContractKernel
 from polydyn.codegen.cuda_emit import LONG
-from polydyn.codegen.cuda_product import CudaTile
+from polydyn.codegen.cuda_split import partial_group
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.errors import CodegenError, UnsupportedError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import lower_contract
 from polydyn.lowering.place import Placed
-from polydyn.schedules.gpu_tiling import gpu_contract_tree
 from polydyn.schedules.tree import verify_tree
+from polydyn.schedules.tree.gpu import gpu_product
 
 node = helper.make_node
 erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -354,9 +355,10 @@ def test_one_tree_for_all_tiles() -> None:
     plan = gemm("float32")
     form = lower_contract(plan, plan.groups[0], 0)
     assert form is not None
-    tree = gpu_contract_tree(form.lowered.group, form.roles, staged=True, split=True)
-    verify_tree(tree.tree, tree.statements, tree.params)
-    assert tree.coincident == ("b_s", "b_i", "b_j")
+    parts = partial_group(form.lowered.group)
+    trees = [gpu_product(parts, form.roles, t.sizes(), split=True).tiled() for t in MMA_TILES]
+    assert trees[0] == trees[1] and trees[0].coincident == ("b_s", "b_i", "b_j")
+    verify_tree(trees[0].tree, trees[0].statements, trees[0].params)
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------

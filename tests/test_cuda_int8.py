@@ -13,7 +13,8 @@ from cuda_groups import launch, with_bugs
 from polydyn.codegen.cuda_contract import IMMA_TILES, CudaContractKernel
 from polydyn.codegen.cuda_emit import LONG
 from polydyn.codegen.cuda_kernel import CudaKernel
-from polydyn.codegen.cuda_product import CudaTile, ProductGroup, TiledProduct
+from polydyn.codegen.cuda_product import ProductGroup, TiledProduct
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.errors import CodegenError
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError

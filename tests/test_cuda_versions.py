@@ -26,11 +26,11 @@ from polydyn.gpu.images import ImageSource, build_images
 from polydyn.gpu.nvrtc import find_nvrtc
 from polydyn.gpu.session import open_session
 from polydyn.gpu.targets import special_arch
-from polydyn.lowering.cuda import largest
 from polydyn.program.assemble import build_program
 from polydyn.program.cuda_program import CudaProgram
 from polydyn.program.plan import WORKSPACE, Block, Candidate, KernelSource
 from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.schedules.ranges import largest
 from polydyn.shapes.sizes import Sizes
 
 ONE, NTH = Index.of(1), Index.of("nth")

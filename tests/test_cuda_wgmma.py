@@ -67,7 +67,7 @@ def wgmma_only(plan: FusionPlan, tf32: bool = True) -> Placed[CudaKernel]:
     form = lower_contract(plan, group, 0)
     assert form is not None
     made = wgmma_versions(ProductGroup("contract", form.lowered.group, form.roles), tf32)
-    return Placed[CudaKernel](group, form.lowered, tuple(made))
+    return Placed(group, form.lowered, "", tuple(made))
 
 
 def hopper(p: Placed[CudaKernel], word: str = "wgmma") -> CudaKernel:

@@ -150,7 +150,8 @@ def test_constant_bytes_of_models() -> None:
     plan, form = lowered(272, 144)
     of = ProductGroup("turned", form.lowered.group, form.roles)
     assert gemv_versions(of)[0].version == "gemv_2_k16"
-    p = Placed[CudaKernel](plan.groups[0], form.lowered, tuple(k for k in wgmma_versions(of) if "128x128" in k.version))
+    kernels = tuple(k for k in wgmma_versions(of) if "128x128" in k.version)
+    p = Placed(plan.groups[0], form.lowered, "", kernels)
     x = np.random.default_rng(0).integers(0, 256, (70, 272), np.uint8)
     got, _ = run_plan(plan, {"x": x}, lambda p, env: p.kernels[0], (p,), together=False)
     assert (got["y"] == x.astype(np.int32) @ plan.graph.constants["w"].astype(np.int32)).all()

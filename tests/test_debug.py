@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from polydyn.compiler import plan_program
 from polydyn.debug import DebugError, Level, show, stages, verifying
+
+DATA = Path(__file__).parent / "data"
 
 
 def never() -> str:
@@ -102,6 +106,28 @@ def test_a_failure_is_passed_on_and_closes_the_compilation(
         raise KeyError
     show(Level.STAGES, "k", "tree", never)
     assert "KeyError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", ["cpu:avx2", "cuda:sm_90a"])
+def test_watching_a_model_changes_nothing_and_shows_no_repr(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = DATA / "resnet_tiny.onnx"
+    plain = plan_program(model, target=target)
+    monkeypatch.setenv("POLYDYN_DEBUG", "5")
+    monkeypatch.setenv("POLYDYN_DUMP_DIR", str(tmp_path))
+    watched = plan_program(model, target=target)
+    assert (watched.kernels, watched.launches, watched.notes) == (plain.kernels, plain.launches, plain.notes)
+    (folder,) = tmp_path.iterdir()
+    assert [p.name for p in sorted(folder.glob("*.txt"))] == [
+        "00_import.txt", "01_rewrite.txt", "02_fuse.txt", "03_host_plan.txt"
+    ]  # fmt: skip
+    texts = {p: p.read_text() for p in folder.rglob("*.txt")}
+    assert not [p.name for p, text in texts.items() if re.search(r"\b[A-Z]\w*\(\w+=| object at 0x", text)]
+    stages_of = {p.name[3:] for p in folder.rglob("*.*")}
+    assert {"group.txt", "matrix.txt", "tree.txt", "loops.txt", "lower.txt"} <= stages_of
+    printed = capsys.readouterr().err
+    assert all(k.text in printed for k in plain.kernels)
 
 
 def _compile() -> object:

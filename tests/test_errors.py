@@ -222,7 +222,7 @@ def nonsense(tmp_path: Path, patch: pytest.MonkeyPatch) -> str:
 
 def unbalanced(tmp_path: Path, patch: pytest.MonkeyPatch) -> str:
     patch.setenv("CC", "gcc 'x")
-    return "CC is no command"
+    return "CC is not a command"
 
 
 def not_runnable(tmp_path: Path, patch: pytest.MonkeyPatch) -> str:

@@ -16,23 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from polydyn.compiler import Options, plan_graph
 from polydyn.debug import stages
-from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
-from polydyn.fusion.plan import FusionPlan
-from polydyn.fusion.show import show_plan
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Graph
-from polydyn.lowering.attention import lower_attention
-from polydyn.lowering.contract import lower_contract
-from polydyn.lowering.nest import lower_nest
-from polydyn.schedules.dependence import analyse
-from polydyn.schedules.model import Group
-from polydyn.schedules.patterns import choose
-from polydyn.schedules.polyhedra import context
-from polydyn.schedules.show import show_choice, show_group
 
 Golden = Callable[[str, str], None]
 Shapes = Mapping[str, Sequence[int | str]]
-LANES = 8
 
 
 def node(kind: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
@@ -105,30 +93,12 @@ def read(folder: Path, stage: str) -> str:
     return re.sub(r"_[0-9a-f]{12}", "_0", path.read_text())
 
 
-def groups(plan: FusionPlan) -> list[Group]:
-    """The groups whose schedules are solved."""
-    (fused,) = plan.groups
-    if fused.kind == "attention":
-        form = lower_attention(plan, fused)
-        assert form is not None
-        return [form.parts.scores, form.parts.rows, form.parts.values]
-    if fused.kind == "contract":
-        contract = lower_contract(plan, fused, LANES, promotion=True)
-        assert contract is not None
-        return [contract.lowered.group]
-    return [lower_nest(plan, fused).group]
+def test_the_fusion_plan(kernel: str, golden: Golden, dumps: dict[str, Path]) -> None:
+    golden(f"{kernel}/plan.txt", read(dumps["cpu"].parent, "fuse"))
 
 
-def test_the_fusion_plan(kernel: str, golden: Golden) -> None:
-    golden(f"{kernel}/plan.txt", show_plan(fusion_plan(rewrite_graph(KERNELS[kernel][0]))))
-
-
-def test_the_schedule_matrix(kernel: str, golden: Golden) -> None:
-    text = ""
-    for group in groups(fusion_plan(rewrite_graph(KERNELS[kernel][0]))):
-        deps = analyse(group, positive=False).under(context(group))
-        text += f"{show_group(group)}{show_choice(choose(group, deps))}\n"
-    golden(f"{kernel}/matrix.txt", text)
+def test_the_schedule_matrix(kernel: str, golden: Golden, dumps: dict[str, Path]) -> None:
+    golden(f"{kernel}/matrix.txt", f"{read(dumps['cpu'], 'group')}\n{read(dumps['cpu'], 'matrix')}")
 
 
 def test_the_schedule_trees(kernel: str, golden: Golden, dumps: dict[str, Path]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import onnx
 import pytest
 from tiny import model, node
 
-from benchmarks.gpu import conformance, pack, processes, run_all, stage
+from benchmarks.gpu import compare, conformance, cpu, pack, processes, rehearsal, run_all, stage
 from polydyn.gpu.errors import DeviceLostError
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +92,7 @@ def crash():
 def right():
     return first
 print("{not an event}", flush=True)
+say(waiting=True)
 for i, f in list(enumerate([child, hang, crash, right]))[first:]:
     say(begin=i, name=f.__name__)
     say(end=i, ok=True, value=f(), blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", ""))
@@ -146,6 +149,85 @@ def test_each_call_ends_within_its_ten_minutes(tmp_path: Path) -> None:
     assert late["failed"] == "no time was left" and late["results"] == []
     assert json.loads(report.path.read_text())["stages"]["gemm"]["failed"] == "no time was left"
     report.close()
+
+
+def test_without_a_primitive_of_hopper_the_rest_goes_on_without_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def answers(command: list[str], seconds: float, patience: float) -> Iterator[dict[str, Any]]:
+        asked.append(command)
+        yield {"name": "mma_f16", "ok": True}
+        yield {"name": "tma_load_2d_tf32", "ok": False}
+        yield {"name": "tma_load_2d", "ok": "conformance" not in command[2]}
+
+    monkeypatch.setattr(run_all, "results", answers)
+    (tmp_path / "cases.json").write_text('{"left_out": [{"name": "conv", "failed": "refused"}]}')
+    options = argparse.Namespace(
+        pack=tmp_path, out=tmp_path / "out", stages=["conformance", "gemm"], limit=500, patience=9, driver="ctypes",
+        emulate=True, only=[], without_hopper=False,
+    )  # fmt: skip
+    assert run_all.run(options) == 1
+    assert "--without-hopper" not in asked[0] and "--without-hopper" in asked[1]
+    report, said = json.loads((tmp_path / "out/report.json").read_text()), (tmp_path / "out/log").read_text()
+    assert report["without_hopper"] == "tma_load_2d failed" and "not in the pack: conv: refused" in said
+
+
+def test_our_times_stay_when_torch_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYDYN_LIBCUDA", "emulated")
+    here = stage.Stage(argparse.Namespace(emulate=True, without_hopper=False, pack=folder, driver="ctypes", only=[]))
+    here.__dict__["torch"] = object()
+
+    def refuses(name: str) -> Any:
+        raise RuntimeError(f"no {name}")
+
+    case = next(c for c in here.of("stitch") if c["name"] == "softmax_float32")
+    got = compare.compare(here, case, case["shapes"][0], refuses)
+    assert got is not None and got["us"] > 0 and got["message"] == "torch: RuntimeError: no softmax_float32"
+    assert got.get("ok", True)
+
+
+def test_a_step_of_the_cpu_run_ends_in_time_with_what_it_started(tmp_path: Path) -> None:
+    code = "import subprocess, sys, time\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\ntime.sleep(60)"
+    with (tmp_path / "log").open("w") as log:
+        assert cpu.run([sys.executable, "-c", code], 1.5, os.environ, log) == 124
+        assert cpu.run([sys.executable, "-c", "raise SystemExit(3)"], 20, os.environ, log) == 3
+    assert not alive(int((tmp_path / "log").read_text()))
+    names = [name for name, _, _ in cpu.steps("python", tmp_path, ["1"])]
+    assert names == ["export", "bert_base", "resnet50", "gemm"]
+
+
+def test_what_takes_long_says_that_it_waits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", 0.04)
+    with processes.patiently(0.3):
+        time.sleep(0.6)
+    count = capsys.readouterr().out.count('{"waiting": true}')
+    assert 2 <= count <= 31, "and then no more"
+
+
+def test_a_program_that_hangs_is_not_tried_at_other_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs: list[processes.Job] = [("a M1", dict), ("b M1", dict), ("a M2", dict)]
+    processes.work(jobs, 0, 60, skip=["a"])
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [e["name"] for e in said if "begin" in e] == ["b M1"] and said[-1] == {"done": True, "cut": 2}
+
+
+def test_a_rehearsal_misses_what_is_not_said() -> None:
+    named = [f.case.partition("-")[2] for f in rehearsal.FAULTS]
+    found = [
+        {"name": f"{n} M1", "ok": False, "message": f.message, "blocking": f.blocking}
+        for n, f in zip(named, rehearsal.FAULTS, strict=True)
+    ]
+    report = {"stages": {"kernels": {"results": [*found, {"name": "gemm M1", "ok": True}]}}}
+    assert rehearsal.shortcomings(report, ["kernels"], False) == []
+    report["stages"]["kernels"]["results"] = [*found[1:], {"name": "gemm M1", "ok": False, "message": "error 1"}]
+    lacking = rehearsal.shortcomings(report, ["kernels", "gemm"], False)
+    assert (
+        len(lacking) == 4 and f"{named[0]} should say 'silent for'" in lacking[1] and "gemm M1 is wrong" in lacking[2]
+    )
 
 
 def test_first_shapes_of_all_cases_come_before_second_ones() -> None:

@@ -23,7 +23,7 @@ ORDER = [
 ]  # fmt: skip
 TOP = {
     "compiler", "checked", "cli", "explore", "backend", "program_cache", "session", "jobs", "torch_backend",
-    "__init__", "__main__",
+    "verification", "__init__", "__main__",
 }  # fmt: skip
 AFTER_IMPORT = ["schedules", "codegen", "polydyn/fusion", "polydyn/lowering", "polydyn/build", "polydyn/program"]
 # Words that are ONNX operators and also words of schedules, C or numpy.
@@ -115,6 +115,16 @@ def test_schedules_know_nothing_of_onnx() -> None:
         for path in sources("schedules", "codegen", "polydyn/fusion", "polydyn/lowering", "polydyn/program")
         for module in imports(path)
         if module.split(".")[0] in ("onnx", "onnxruntime", "torch")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_code_generation_is_known_from_lowering_on() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sources("polydyn/shapes", "polydyn/graph", "polydyn/fusion")
+        for module in polydyn_imports(path)
+        if module.startswith("polydyn.codegen")
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -313,6 +313,7 @@ def test_blocks_of_rows_divide_evenly_among_threads() -> None:
 
     assert blocks(100, 4, 16, 2) == (8, 1), "a multiple of the threads"
     assert blocks(1, 4, 16, 2) == (1, 2), "columns where rows are fewer than threads"
+    assert blocks(7, 99, 10, 64, cheap=False) == (7, 9) and blocks(25, 99, 10, 64, cheap=False) == (25, 2), "one each"
     assert blocks(3, 400, 1, 2) == (3, 2) and blocks(9, 400, 1, 2) == (9, 2), "columns too where blocks are uneven"
     assert blocks(3, 400, 1, 2, cheap=False) == (3, 1), "not where every part would copy the rows again"
     assert blocks(3, 1, 1, 2) == (3, 1) and blocks(4, 400, 1, 2) == (4, 1) and blocks(99, 400, 1, 2) == (99, 1)
@@ -332,6 +333,7 @@ def test_several_threads_get_pieces_where_dividing_costs_nothing() -> None:
     assert pieces((1, 2), (40, 64)) == (1, 2 * PIECES) and pieces((1, 2), (20, 6)) == (1, 6), "columns"
     assert pieces((2, 1), (400, 64)) == (2, PIECES), "columns of both blocks of rows"
     assert pieces((2, 1), (400, 2)) == (8, 2) and pieces((2, 1), (40, 2)) == (2, 2), "then rows, if there are many"
+    assert pieces((2, 48), (16, 48), threads=64) == (4, 48), "three tasks each, not one or two"
     assert pieces((2, 1), (400, 2), packs=True) == (2, 2), "but columns are not packed again"
     assert pieces((1, 1), (40, 16), others=12) == (1, 2) and pieces((1, 1), (40, 16), others=16) == (1, 1), "batches"
     assert pieces((1, 2), (40, 64), work=2 * PIECE) == (1, 2) and pieces((1, 2), (40, 64), work=6 * PIECE) == (1, 6)

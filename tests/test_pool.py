@@ -77,7 +77,7 @@ def test_a_broken_pool_is_found(tmp_path: Path, what: str) -> None:
 
 
 TSAN = "-fsanitize=thread"
-LEAVES_EARLY = ("atomic_exchange_explicit(&w->state, IDLE, acq_rel)", "atomic_exchange_explicit(&w->state, IDLE, relaxed)")
+LEAVES_EARLY = "atomic_exchange_explicit(&w->state, IDLE, acq_rel)"
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,8 @@ def test_no_data_races_in_many_launches(watched: Path, mode: str) -> None:
 
 
 def test_a_data_race_is_found(tmp_path: Path) -> None:
-    assert "data race" in races(hammer(tmp_path, LEAVES_EARLY, TSAN), "plain", 1000)
+    broken = hammer(tmp_path, (LEAVES_EARLY, LEAVES_EARLY.replace("acq_rel", "relaxed")), TSAN)
+    assert "data race" in races(broken, "plain", 1000)
 
 
 SEEN = """int64_t *o = buf[1]; const int64_t *x = buf[0]; double *s = scratch;
@@ -170,12 +171,17 @@ def test_workers_follow_the_mask_of_the_caller() -> None:
         os.sched_setaffinity(0, [max(before)])
         threading.Event().wait(0.02)
         program.run(f)
-        assert os.sched_getaffinity(int(made)) == {max(before)}
+        assert settles(int(made), {max(before)})
     finally:
         os.sched_setaffinity(0, before)
     threading.Event().wait(0.02)
     program.run(f)
-    assert os.sched_getaffinity(int(made)) == before
+    assert settles(int(made), before)
+
+
+def settles(tid: int, mask: set[int]) -> bool:
+    """Whether a thread gets the mask; a worker that was moved has another one for a moment."""
+    return any(os.sched_getaffinity(tid) == mask or threading.Event().wait(0.01) for _ in range(500))
 
 
 def test_programs_are_closed_while_others_run() -> None:

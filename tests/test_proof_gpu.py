@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from polydyn.codegen.cuda_contract import FMA_TILES, IMMA_TILES, MMA_TILES, MORE_TILES, TF32_TILES
-from polydyn.codegen.cuda_product import CudaTile
-from polydyn.schedules.dependence import analyse
-from polydyn.schedules.errors import LegalityError
+from polydyn.codegen.cuda_tile import CudaTile
+from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import FromIndex, const, op
-from polydyn.schedules.gpu_tiling import gpu_attention_tree, gpu_contract_tree, gpu_gemv_tree, gpu_wgmma_tree
+from polydyn.schedules.gpu_tiling import gpu_attention_tree, gpu_gemv_tree, gpu_wgmma_tree
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.isl_util import Condition, at_least, below
 from polydyn.schedules.masks import Axis, Logits, tile_conditions
 from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.proof_gpu import STEP, GpuTiles, check_tile, check_units, linear, prove_gpu_contract
 from polydyn.schedules.proof_gpu_attention import AttentionTiles, prove_gpu_attention
 from polydyn.schedules.proof_gpu_rows import FewRows, Warpgroups, prove_few_rows, prove_warpgroups
-from polydyn.schedules.skeleton import skeleton
+from polydyn.schedules.prove import prove
 from polydyn.schedules.tiling import Roles, TiledGroup
 from polydyn.schedules.tree import Band, Mark, Sequence, Tree
-from polydyn.schedules.verify import Coordinate
+from polydyn.schedules.tree.gpu import gpu_product
 from tests.polyhedral_groups import F, array, group, ld, statement
 
 V = Index.of
-SMALL = GpuTiles((2, 2), (2, 1), (4, 8), (2, 4), (1, 1), (16, 16, 8), False)
 
 
 def batched(k: IndexLike = "K") -> Group:
@@ -66,59 +61,14 @@ G = batched()
 ROLES = Roles(("b",), "i", "j", "k", ("r",))
 
 
-def tree() -> TiledGroup:
-    return gpu_contract_tree(G, ROLES)
-
-
-def prove(tiled: TiledGroup | None = None, tiles: GpuTiles = SMALL, roles: Roles = ROLES) -> None:
-    prove_gpu_contract(G, roles, tiled or tree(), tiles)
-
-
 @pytest.mark.parametrize("tile", [*FMA_TILES, *MMA_TILES, *IMMA_TILES, *MORE_TILES, *TF32_TILES], ids=str)
 def test_every_tile_is_proven_for_all_sizes(tile: CudaTile) -> None:
-    prove(gpu_contract_tree(G, ROLES, tile.kind.warp), tile.proven())
+    prove(gpu_product(G, ROLES, tile.sizes()))
 
 
 def test_constant_extents_share_the_proof_of_their_skeleton() -> None:
     g = batched(64)
-    prove_gpu_contract(g, ROLES, gpu_contract_tree(g, ROLES), SMALL)
-
-
-SIZES = st.sampled_from([1, 2, 3])
-
-
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(st.tuples(SIZES, SIZES), st.tuples(SIZES, SIZES), st.tuples(SIZES, SIZES), st.booleans(), st.integers(0, 11))
-def test_the_cheap_check_of_a_tile_agrees_with_the_proof(
-    units: tuple[int, int], fragments: tuple[int, int], steps: tuple[int, int], interleaved: bool, short: int
-) -> None:
-    points = (1, 1) if interleaved else (2, 4)
-    loads = fragments if interleaved else (1, fragments[1])
-    whole = GpuTiles(units, fragments, points, steps, loads, (0, 0, 0), interleaved)
-    copied = (whole.block(0), whole.block(1), whole.block_steps)
-    wrong = short < 3  # one of the copied sizes one short
-    tiles = replace(whole, copied=tuple(c - (wrong and a == short) for a, c in enumerate(copied)))  # type: ignore[arg-type]
-    verdicts = []
-    for check in (check_tile, lambda t: prove(tiles=t)):
-        try:
-            check(tiles)
-            verdicts.append(True)
-        except LegalityError:
-            verdicts.append(False)
-    assert verdicts == [not wrong, not wrong]
-
-
-def test_the_cheap_check_names_what_is_not_whole() -> None:
-    for t in (*FMA_TILES, *MMA_TILES, *IMMA_TILES):
-        check_tile(t.proven())
-    with pytest.raises(LegalityError, match="a block has 16 of i, 15 are copied"):
-        check_tile(replace(SMALL, copied=(15, 16, 8)))
-    with pytest.raises(LegalityError, match="2 loads do not divide 1 fragments of j"):
-        check_tile(replace(SMALL, loads=(1, 2)))
-    with pytest.raises(LegalityError, match="a tile has 8 steps, 4 are copied"):
-        check_tile(replace(SMALL, copied=(16, 16, 4)))
-    with pytest.raises(LegalityError, match="interleaved units have single points"):
-        check_tile(replace(SMALL, interleaved=True))
+    prove(gpu_product(g, ROLES, FMA_TILES[0].sizes()))
 
 
 # -- what is wrong is refused, with a witness ------------------------------------------------------------------------
@@ -126,27 +76,6 @@ def test_the_cheap_check_names_what_is_not_whole() -> None:
 
 def refused(what: str) -> pytest.RaisesExc[LegalityError]:
     return pytest.raises(LegalityError, match=rf"{what}(.|\n)*for example")
-
-
-SHORT = [(0, "FRAG_A reads tile_a"), (1, "FRAG_B reads tile_b"), (2, "FRAG_. reads")]
-
-
-@pytest.mark.parametrize(("axis", "what"), SHORT)
-def test_a_copied_tile_one_short(axis: int, what: str) -> None:
-    copied = tuple(c - (a == axis) for a, c in enumerate(SMALL.copied))
-    with refused(f"{what}.*where nothing was written"):
-        prove(tiles=replace(SMALL, copied=copied))  # type: ignore[arg-type]
-
-
-def change(t: Tree, name: str, f: object) -> Tree:
-    """The tree with the child of the mark ``name`` changed."""
-    assert callable(f)
-    if isinstance(t, Mark) and t.name == name:
-        new: Tree = replace(t, child=f(t.child))
-        return new
-    if isinstance(t, Sequence):
-        return Sequence(tuple((part, change(below, name, f)) for part, below in t.children))
-    return replace(t, child=change(t.child, name, f)) if isinstance(t, (Band, Mark)) else t
 
 
 def swapped(t: Tree, first: str, then: str) -> Tree:
@@ -158,56 +87,6 @@ def swapped(t: Tree, first: str, then: str) -> Tree:
             children[at[first]], children[at[then]] = children[at[then]], children[at[first]]
         return Sequence(tuple(children))
     return replace(t, child=swapped(t.child, first, then)) if isinstance(t, (Band, Mark)) else t
-
-
-def test_an_epilogue_before_the_reduction() -> None:
-    t = tree()
-    with refused("backwards: ACC -> DONE0"):
-        prove(replace(t, tree=swapped(t.tree, "ACC", "DONE0")))
-
-
-def test_a_copy_after_its_use() -> None:
-    t = tree()
-    with refused("FRAG_B reads tile_b.*(where nothing was written|another tile)"):
-        prove(replace(t, tree=swapped(t.tree, "COPY_B", "FRAG_B")))
-
-
-def test_fragments_loaded_once_for_all_steps() -> None:
-    """The loads hoisted out of the steps of a tile: they hold what the last step needs."""
-    t = tree()
-
-    def hoisted(child: Tree) -> Tree:
-        assert isinstance(child, Band) and isinstance(child.child, Sequence)
-        return Band(child.members[:2], Sequence(tuple((p, Band(("f_k",), b)) for p, b in child.child.children)))
-
-    with refused("ACC reads a_frag of another tile or step, which FRAG_A wrote"):
-        prove(replace(t, tree=change(t.tree, "multiply", hoisted)))
-
-
-def test_a_copy_only_for_the_first_tile() -> None:
-    t = tree()
-    once = tuple(
-        replace(s, conditions=(*s.conditions, at_least(0, "b_k"))) if s.name == "COPY_A" else s for s in t.statements
-    )
-    with refused("FRAG_A reads tile_a of another tile or step"):
-        prove(replace(t, statements=once))
-
-
-def test_epilogues_read_what_was_staged() -> None:
-    """Half of a slab staged."""
-    t, tiles = gpu_contract_tree(G, ROLES, True), MMA_TILES[1].proven()
-    prove(t, tiles)
-    half = tuple(
-        replace(s, conditions=(*s.conditions, at_least(1, "e_f"))) if s.name == "STAGE" else s for s in t.statements
-    )
-    with refused("DONE. reads stage where nothing was written|DONE. reads stage of another"):
-        prove(replace(t, statements=half), tiles)
-
-
-def test_rows_of_a_slab_staged_after_its_epilogue() -> None:
-    t = gpu_contract_tree(G, ROLES, True)
-    with refused("DONE. reads stage"):
-        prove(replace(t, tree=swapped(t.tree, "STAGE", "DONE0")), MMA_TILES[1].proven())
 
 
 # -- few rows, warpgroups --------------------------------------------------------------------------------------------
@@ -329,36 +208,10 @@ def test_attention_in_another_order(first: str, then: str, what: str) -> None:
         prove_gpu_attention(replace(t, tree=swapped(t.tree, first, then)), CAUSAL, (), TILES)
 
 
-def test_k_tiles_as_blocks_of_the_grid() -> None:
-    t = tree()
-    with refused("parallel row 3 carries a dependence"):
-        prove(replace(t, coincident=(*t.coincident, "b_k")))
-
-
-def test_tiles_that_do_not_cover_a_block() -> None:
-    """A block is counted as 16 x 16 elements, its units hold half of the rows."""
-
-    @dataclass(frozen=True)
-    class Short(GpuTiles):
-        def extents(self) -> dict[str, Index]:
-            return {**super().extents(), "F_i": V(1)}
-
-    with refused("instances are not covered by the tiles: INIT"):
-        prove(tiles=Short(*vars(SMALL).values()))
-
-
-def test_units_that_share_sums() -> None:
-    """Steps of the reduction dealt to units: several add to one element."""
-    s = skeleton(G)
-    assert s is not None
-    g = linear(s.form.group(), ROLES)
-    d = analyse(g, positive=False)
-    check_units(g, d, {"w_i": Coordinate("i", 4, 2), "w_j": Coordinate("j", 8, 2)}, d.context)
-    with refused("two units meet one element: ACC -> ACC"):
-        check_units(g, d, {"w_i": Coordinate("i", 4, 2), "w_j": Coordinate(STEP, 4, 2)}, d.context)
-
-
 def test_padding_must_be_neutral() -> None:
     largest = replace(G, statements=tuple(replace(s, reduce="max") if s.name == "ACC" else s for s in G.statements))
     with pytest.raises(LegalityError, match="padding is not neutral for ACC"):
-        prove_gpu_contract(largest, ROLES, gpu_contract_tree(largest, ROLES), SMALL)
+        sunk = (("INIT", "first"), ("DONE0", "last"), ("DONE1", "last"))
+        prove(gpu_product(largest, replace(ROLES, sunk=sunk), FMA_TILES[0].sizes()))
+    with pytest.raises(ScheduleError, match="is not a sum of products"):
+        prove(gpu_product(largest, ROLES, FMA_TILES[0].sizes()))

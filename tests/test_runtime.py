@@ -173,7 +173,7 @@ def test_sleeping_workers_are_woken_and_stop_with_the_program() -> None:
         out = {"o": np.zeros(100, np.int64)}
         program.run({"x": np.zeros(100, F)}, out=out)
         assert (out["o"] == 3).all()
-    assert workers() == before + min(4, len(os.sched_getaffinity(0))) - 1, "threads beyond the cores only get in the way"
+    assert workers() == before + min(4, len(os.sched_getaffinity(0))) - 1, "no more than cores"
     del program
     gc.collect()
     assert workers() == before

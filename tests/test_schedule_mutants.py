@@ -9,15 +9,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from polydyn.schedules.errors import PolydynError
+from polydyn.schedules.interpret import interpret
 from polydyn.schedules.prove import prove
+from polydyn.schedules.schedule import schedule_nest
 from polydyn.schedules.tree.gpu import gpu_product
 from polydyn.schedules.tree.scheduled import Scheduled
-from polydyn.schedules.tree.strategies import CpuTile, cpu_product
+from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
 from tests.mutants import mutants
-from tests.scheduled_groups import product, roles, run_product
+from tests.polyhedral_groups import softmax
+from tests.scheduled_groups import positive, product, roles, run_product
 from tests.test_tile_map import SMALL_FMA, SMALL_MMA
 
 CPU_SIZES = {"B_i": 1, "B_j": 1}
@@ -53,6 +57,19 @@ def mma() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
     return t, lambda x: run_product(x, {}, M=17, N=33, K=2, B=1)
 
 
+def rows() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
+    g = softmax()
+    m = schedule_nest(g, positive(g))
+    return nest(g, m.band, m.phases, True), lambda x: run_softmax(x, 5, 7) and run_softmax(x, 8, 1)
+
+
+def run_softmax(t: Scheduled, rows: int, columns: int) -> bool:
+    x = np.random.default_rng(0).standard_normal((rows, columns))
+    memory = {"x": x, "y": np.full(x.shape, np.nan), "m": np.full(rows, np.nan), "d": np.full(rows, np.nan)}
+    interpret(t, {"R": rows, "L": columns, "P_t": 4}, memory)
+    return bool(np.allclose(memory["y"], np.exp(x) / np.exp(x).sum(1, keepdims=True)))
+
+
 def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], every: int) -> None:
     """Every ``every``-th mutant of a family that the proof accepts computes the group."""
     t, run = family()
@@ -67,7 +84,7 @@ def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], e
     assert total >= 10 and 2 * len(kept) < total
 
 
-@pytest.mark.parametrize("family, every", [(cpu, 9), (fma, 9), (mma, 25)])
+@pytest.mark.parametrize("family, every", [(cpu, 9), (fma, 9), (mma, 25), (rows, 1)])
 def test_what_the_proof_accepts_is_right(
     family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], every: int
 ) -> None:

@@ -92,6 +92,23 @@ def test_conv_like(spatial: int, stride: int, dilation: int, grouped: bool) -> N
     assert c.solved.exprs("S2")[len(own) :] == (0,) * len(last)
 
 
+@pytest.mark.parametrize("size", ["K", 64])
+def test_a_flattened_matrix_product_is_not_like_a_convolution(size: IndexLike) -> None:
+    """Its addresses have several iterators each; rows of neighbouring elements do not overlap."""
+    ij: dict[str, IndexLike] = {"i": "M", "j": "N"}
+    (i, k), (m, n) = (map(Index.of, x) for x in ("ik", "MN"))
+    value = op("mul", ld("A", i * size + k), ld("B", k * n + "j"))
+    g = group(
+        "flat", "M N K",
+        [array("A", "input", m * size), array("B", "input", n * size), array("D", "local", "M", "N"),
+         array("Y", "output", "M", "N")],
+        [statement("S2", ij, "D", "i j", const(0, F)),
+         statement("S3", {**ij, "k": size}, "D", "i j", value, "sum"),
+         statement("S4", ij, "Y", "i j", ld("D", "i", "j"))],
+    )  # fmt: skip
+    assert answer(g).pattern.name == "matmul-like"
+
+
 def test_reductions_get_phases() -> None:
     c = answer(softmax())
     assert c.pattern.name == "multi-reduce" and c.pattern.dims == ("r", "", "l")

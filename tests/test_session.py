@@ -240,7 +240,7 @@ def test_entries_without_a_meaning_warn_and_wrong_ones_are_refused() -> None:
         polydyn.InferenceSession(BERT, options)
     options = polydyn.SessionOptions()
     options.add_session_config_entry("polydyn.dim.B", "nine")
-    with pytest.raises(ShapeError, match="'nine' are no sizes"):
+    with pytest.raises(ShapeError, match="'nine' does not describe sizes"):
         polydyn.InferenceSession(BERT, options)
 
 

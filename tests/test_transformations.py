@@ -26,6 +26,7 @@ from polydyn.schedules.tree.loops import (
     pull_out,
     refine,
     regroup,
+    rename,
     tile,
 )
 from polydyn.schedules.tree.names import End, MarkName, a, b, c, e, it, p, s
@@ -84,6 +85,7 @@ MADE: dict[str, Callable[[], Scheduled]] = {
                                {s("i"): (c("i"), p("i")), a("k"): (p("k"),)}, ["r"]),
     "regroup": lambda: regroup(pulled(), ["DONE0"], [p("i"), p("j")], {e("v"): (p("j"), p("i"))}),
     "distribute": lambda: distribute(whole(), it("k"), "ACC"),
+    "rename": lambda: rename(distribute(whole(), it("k"), "ACC"), ["DONE0"], {it("k"): p("k")}),
     "keep": lambda: keep(phased(softmax(), ("r",), [["M0"], ["M1"], ["D0"], ["D1"], ["Y"]]), "m", "peak", it("r")),
     "clip": lambda: clip(tiled(), "i", "INIT", "ACC", whole=1),
     "pad": lambda: pad(tiled(), "ACC"),
@@ -102,7 +104,10 @@ def test_what_a_transformation_makes(name: str, golden: Golden) -> None:
 
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "fused": ("S2 has no iterator k and no step", lambda: fused(matmul(), "ij", "k", {})),
-    "solved": ("is not solved", lambda: solved(product(), Roles(("n",), "i", "j", "k", ("r",)))),
+    "solved": ("are not the loops", lambda: solved(product(), Roles(("n",), "k", "j", "i", ("r",)))),
+    "solved by another name": ("have the names of axes", lambda: solved(
+        product(), Roles(("n", "i"), "x", "j", "k", ("r",), (("INIT", "first"),)))),
+    "rename": ("has loops .*b_i.* already", lambda: rename(tiled(), ["INIT"], {p("i"): b("i")})),
     "tile an unknown axis": ("no axis x", lambda: tile(whole(), "x", (b, "B"), (p, 4))),
     "tile twice": ("is tiled already", lambda: tile(tiled(), "i", (b, "X"), (p, 4))),
     "tile of nothing": ("the size of p_i is 0", lambda: tile(whole(), "i", (b, "B_i"), (p, 0))),

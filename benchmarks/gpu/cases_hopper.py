@@ -39,11 +39,13 @@ def tma_cases() -> list[Case]:
     a2 = flat[:, :99]  # 99 columns, pitch 208 bytes
     a3 = r.integers(1, 60000, (5, 9, 24)).astype(np.uint16)
     a4 = r.integers(1, 60000, (3, 4, 6, 16)).astype(np.uint16)
+    heads = r.integers(1, 60000, (13, 8, 104)).astype(np.uint16).transpose(1, 0, 2)  # a pitch beyond the outer stride
     loads: list[tuple[str, Array, tuple[int, ...], tuple[int, ...], int]] = [
         ("inside", a2, (8, 3), (64, 16), 128), ("right", a2, (64, 30), (64, 16), 128),
         ("left", a2, (-9, -2), (64, 16), 128), ("outside", a2, (200, 100), (64, 8), 128),
         ("plain", a2, (40, 5), (24, 7), 0), ("3d", a3, (-3, 4, 2), (16, 8, 4), 0),
         ("4d", a4, (2, -1, 1, 1), (16, 4, 2, 3), 0), ("3d_swizzled", a3, (0, 2, 1), (64, 8, 2), 128),
+        ("permuted", heads, (16, 3, 5), (64, 8, 2), 128),
     ]  # fmt: skip
     for name, a, at, box, swizzle in loads:
         want = _box(a, at, box)

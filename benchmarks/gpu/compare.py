@@ -11,7 +11,18 @@ from typing import Any
 
 from benchmarks.gpu.processes import Job
 from benchmarks.gpu.rivals import Rival, rival
-from benchmarks.gpu.stage import Result, Stage, data, described, error, in_turn, numbers, outputs, text, torch_times
+from benchmarks.gpu.stage import (
+    Output,
+    Result,
+    Stage,
+    data,
+    described,
+    in_turn,
+    outputs,
+    text,
+    torch_error,
+    torch_times,
+)
 from benchmarks.gpu.versions import Versions, exhaustive
 from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.errors import DeviceLostError
@@ -102,7 +113,7 @@ def footprint(program: CudaProgram, shape: Mapping[str, int]) -> int:
     """Bytes of the inputs, outputs and constants of a program."""
     sizes = [*described(program, "inputs", shape), *described(program, "outputs", shape)]
     moved = sum(math.prod(size) * ITEM_BYTES.get(dtype, 8) for size, dtype in sizes)
-    return moved + sum(c["bytes"] for c in program.manifest.get("constants", {}).values())
+    return moved + sum(int(c["bytes"]) for c in program.manifest.get("constants", {}).values())
 
 
 def host_us(stage: Stage, program: CudaProgram, given: Mapping[str, DeviceArray]) -> float:
@@ -149,7 +160,7 @@ def torchs(
     torch, (function, constants) = stage.torch, theirs
     tensors = [torch.from_dlpack(a) for a in given.values()]
     want = function(*tensors, *constants)
-    wrong = error(numbers(got.numpy(), got.dtype), want.float().cpu().numpy())
+    wrong = torch_error(torch, torch.from_dlpack(got), want)
     out: Result = {"error": wrong, "ok": bool(wrong <= case["limit"])}
     hot = torch_times(torch, [partial(function, *tensors, *constants)])
     turns = [[*tensors, *constants]]
@@ -182,9 +193,9 @@ def select(stage: Stage, case: Result, shape: Mapping[str, int]) -> Result | Non
         versions = Versions(stage, program, shape)
     except ValueError:
         return None
-    given, output = data(stage, program, shape), outputs(stage, program, shape)[versions.output]
-    right = plainest(versions, given, output)
-    found = exhaustive(versions, given, output, lambda a: error(numbers(a.numpy(), a.dtype), right))
+    given, output = data(stage, program, shape), Output(stage, outputs(stage, program, shape)[versions.output])
+    plainest(versions, given, output)
+    found = exhaustive(versions, given, output)
     if not found:
         return None
     times = {n: t.times.least * 1e6 for n, t in found.items()}
@@ -199,13 +210,15 @@ def select(stage: Stage, case: Result, shape: Mapping[str, int]) -> Result | Non
     }  # fmt: skip
 
 
-def plainest(versions: Versions, given: Mapping[str, DeviceArray], output: DeviceArray) -> Any:
-    """The result of the last version of the program's list that may run."""
+def plainest(versions: Versions, given: Mapping[str, DeviceArray], output: Output) -> None:
+    """The last version of the program's list that may run says what is right."""
     names = [v["name"] for (launch,) in [versions.program.manifest["launches"]] for v in launch["candidates"]]
+    if not versions.list:
+        return
     last = max(versions.list, key=lambda v: names.index(v["name"]))
-    memory = versions.memory(given, output)  # lives until the work is done
+    memory = versions.memory(given, output.array)  # lives until the work is done
     work = versions.work(versions.steps(last, memory))
     with versions.session.use() as driver:
         work(0)
         driver.synchronize()
-    return numbers(output.numpy(), output.dtype)
+    output.keep()

@@ -194,7 +194,7 @@ def worker(options: argparse.Namespace) -> None:
     about = {"device": machine.driver.device_name, "arch": machine.driver.arch, "described": known is not None}
     processes.say({"about": about})
     found = ((name, partial(job, machine)) for name, job in jobs(machine.driver.arch, options.emulate))
-    processes.work(found, options.first, options.seconds, options.count)
+    processes.work(found, options.first, options.seconds, options.count, options.skip)
 
 
 def collect(options: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,8 @@ benchmarks.gpu.run_all --pack OUT`` with this repository and numpy; the compiler
 are compiled by as many processes as there are cores; one that does not compile is named and left out.
 
 ``--pycuda``: an interpreter of the version that is there; pycuda and what it imports are built for it as wheels, which
-takes a minute and the package index. ``--variants``: kernels edited by hand (``variants``).
+takes a minute and the package index. ``--cpu``: wheels for the CPU run (``cpu``), from the package index.
+``--variants``: kernels edited by hand (``variants``).
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ import numpy as np
 import onnx
 
 import polydyn
-from benchmarks.gpu import conformance, pycuda_wheels, variants
+from benchmarks.gpu import conformance, cpu, pycuda_wheels, variants
 from benchmarks.gpu.halves import NUMPY_TYPE
 from benchmarks.gpu.programs import BOUNDS, KINDS, Case, groups, models
 from benchmarks.gpu.timed import timed
 from benchmarks.models.inputs import feeds, model_inputs
 from polydyn.build.features import available_cores
-from polydyn.errors import BuildError, PolydynError
+from polydyn.errors import BuildError
 from polydyn.gpu.targets import EMULATED, architectures
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
@@ -71,7 +72,7 @@ def stored(a: Any) -> Any:
 
 
 def write(case: Case, folder: Path, target: str, own: Path | None = None) -> list[dict[str, Any]]:
-    """Compiles a case, and its variants, into the folder; their entries in the list. PolydynError: it does not."""
+    """Compiles a case, and its variants, into the folder; their entries in the list."""
     name = f"{case.kind}-{case.name}"
     program: Any = polydyn.compile(case.model, target=target, options=polydyn.Options(tf32=case.dtype == "tf32"))
     program.save(folder / f"{name}.polydyn")
@@ -129,8 +130,9 @@ def work(options: argparse.Namespace) -> None:
         start, said = time.perf_counter(), ""
         try:
             entries = write(case, options.out, options.target, options.variants)
-        except PolydynError as e:
-            entries, said = [{"name": case.name, "failed": str(e)}], "  is not packed: " + str(e).splitlines()[0]
+        except Exception as e:  # a pack without it beats no pack: it is named, here and in the report of the day
+            why = f"{type(e).__name__}: {e}"
+            entries, said = [{"name": case.name, "failed": why}], f"  is not packed: {why.splitlines()[0]}"
         path.write_text(json.dumps(entries))
         print(f"{case.kind:9} {case.name:28} {time.perf_counter() - start:6.1f} s{said}", flush=True)
 
@@ -182,6 +184,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
     parser.add_argument("--variants", type=Path, help="a folder of kernels edited by hand")
     parser.add_argument("--pycuda", metavar="PYTHON")
+    parser.add_argument("--cpu", metavar="VERSION", help="wheels for benchmarks.gpu.cpu and this Python (3.12)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -197,6 +200,8 @@ def main() -> int:
             subprocess.run([*wheel, str(folder / "wheels"), str(ROOT)], check=True)
         if options.pycuda:
             pycuda_wheels.build(options.pycuda, folder / "wheels")
+        if options.cpu:
+            cpu.download(folder / cpu.FOLDER, options.cpu)
         if archive:
             compress(folder, options.out)
             print(f"{options.out}: {options.out.stat().st_size / 2**20:.1f} MiB, {time.monotonic() - start:.0f} s")

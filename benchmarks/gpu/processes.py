@@ -49,13 +49,36 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=60, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, default=10**9, help=argparse.SUPPRESS)
+    parser.add_argument("--skip", nargs="*", default=[], help=argparse.SUPPRESS)
 
 
-def work(jobs: Iterable[Job], first: int, seconds: float, count: int = 10**9) -> None:
-    """Runs ``count`` cases from ``first`` on, as long as there is time; ends early when the context is lost."""
+@contextlib.contextmanager
+def patiently(seconds: float) -> Iterator[None]:
+    """Surrounds what may be silent for so long and is no hang, such as another compiler's work."""
+    over, end = threading.Event(), time.monotonic() + seconds
+
+    def speak() -> None:
+        while not over.wait(PATIENCE / 4) and time.monotonic() < end:
+            say({"waiting": True})
+
+    threading.Thread(target=speak, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def work(jobs: Iterable[Job], first: int, seconds: float, count: int = 10**9, skip: Sequence[str] = ()) -> None:
+    """Runs ``count`` cases from ``first`` on, as long as there is time; ends early when the context is lost.
+
+    ``skip``: first words of the names of cases that are left out.
+    """
     end, cut = time.monotonic() + seconds, 0
     for i, (name, job) in enumerate(jobs):
         if i < first:
+            continue
+        if name.partition(" ")[0] in skip:
+            cut += 1
             continue
         if i >= first + count:
             break
@@ -139,17 +162,20 @@ def _event(line: str) -> Event | None:
 def results(command: Sequence[str], seconds: float, patience: float = PATIENCE) -> Iterator[Event]:
     """Results of the cases of a command, each with its ``name``, in order; and {"about": ...}, {"failed": why}.
 
-    A process that ends before its cases do is replaced by one that begins behind the case it ended in. No case begins
-    after ``seconds``, and nothing runs any more ``SLACK`` later.
+    A process that ends before its cases do is replaced by one that begins behind the case it ended in; of a program
+    that hangs, other shapes are left out. No case begins after ``seconds``, and nothing runs any more ``SLACK`` later.
     """
     end, first, again = time.monotonic() + seconds + SLACK, 0, AGAIN
+    hanging: list[str] = []
     while True:
         name, begun, reached, why = "", -1, first, ""
         left = end - time.monotonic() - SLACK
         if left <= 0 and first:
             yield {"failed": f"out of time before case {first + 1}"}
             return
-        for event in lines([*command, "--first", str(first), "--seconds", f"{max(left, 0):.1f}"], end, patience):
+        asked = [*command, "--first", str(first), "--seconds", f"{max(left, 0):.1f}"]
+        asked += ["--skip", *hanging] if hanging else []
+        for event in lines(asked, end, patience):
             if "begin" in event:
                 name, begun = event["name"], event["begin"]
             elif "end" in event:
@@ -159,6 +185,8 @@ def results(command: Sequence[str], seconds: float, patience: float = PATIENCE) 
                     event |= named(command, first - 1, end, patience)
                 if "left out" not in event:
                     yield {"name": name, **event}
+            elif "waiting" in event:
+                continue
             elif "done" in event:
                 yield {"about": {"cut": event["cut"]}}
                 return
@@ -172,6 +200,8 @@ def results(command: Sequence[str], seconds: float, patience: float = PATIENCE) 
             if why.startswith("the process ended") and again > 0:
                 again -= 1
                 found |= named(command, begun, end, patience)
+            else:
+                hanging.append(name.partition(" ")[0])
             yield found
         elif first == reached:
             yield {"failed": f"{why}, before its first case: see above"}

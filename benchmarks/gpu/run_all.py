@@ -48,13 +48,15 @@ CALLS = {
 }
 LIMIT = 9 * 60.0
 """Seconds for all of it: what a stage takes beyond its own time is missing at the end."""
+SLOWER = 10
+"""How much longer the stages may take on the emulation."""
 GEOMEANS = {
     "over_torch": "geomean over torch", "cold_over_torch": "cold geomean", "over_inductor": "geomean over inductor",
     "loss": "geomean loss",
 }  # fmt: skip
 """Of a stage's results -> what their geometric mean is called."""
 HOPPER = ("shared_places", "mbarrier", "tma_", "wgmma")
-"""How the primitives begin that kernels of sm_90a alone are made of."""
+"""How the primitives begin that kernels of sm_90a alone are made of; those of tf32 matter to tf32 alone."""
 CLOCKS = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_event_reasons.active"
 WARM = "import torch; torch.ones(1, device='cuda')"
 
@@ -137,13 +139,13 @@ def run_stage(stage: str, options: argparse.Namespace, end: float, report: Repor
     start = time.monotonic()
     record: dict[str, Any] = {"results": [], "clocks": [clocks()]}
     report.content["stages"][stage] = record
-    seconds = min(STAGES[stage], end - start - SLACK)
+    seconds = min(STAGES[stage] * (SLOWER if options.emulate else 1), end - start - SLACK)
     found = results(command(stage, options), seconds, options.patience)
     for event in found if seconds > 0 else [{"failed": "no time was left"}]:
         if "failed" in event:
             record["failed"] = event["failed"]
         elif "about" in event:
-            record |= event["about"]
+            record.update(event["about"])
         else:
             record["results"].append(event)
             report.say(f"  {'ok  ' if event.get('ok', True) else 'FAIL'} {line(event)}")
@@ -211,7 +213,7 @@ def run(options: argparse.Namespace) -> int:
         for stage in options.stages:
             report.say(stage)
             record = run_stage(stage, options, end, report)
-            broken = [r["name"] for r in wrong(record) if r["name"].startswith(HOPPER)]
+            broken = [r["name"] for r in wrong(record) if r["name"].startswith(HOPPER) and "tf32" not in r["name"]]
             if stage == "conformance" and broken and not options.without_hopper:
                 options.without_hopper = True
                 report.content["without_hopper"] = f"{', '.join(broken)} failed"

@@ -22,7 +22,7 @@ VORTEX = {
     "CNN": ((1, 128), (80, 25088), (10, 4096)), "GNN": ((2708, 1888584), (2, 121), (8, 3703)),
 }  # fmt: skip
 """Ranges of M, N, K (Vortex, Table 3)."""
-FLOPS, NUMBERS = 2e12, 1e9
+FLOPS, NUMBERS = 2e12, 2e8
 """A sample above these takes longer, or more memory, than it is worth."""
 
 

@@ -6,6 +6,7 @@ import argparse
 import functools
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.images import PLAIN
 from polydyn.gpu.session import LIBRARY, Session, open_session
-from polydyn.gpu.timing import LAUNCHES, ROUNDS, WARM, Times, Work, replayed, sets_beyond
+from polydyn.gpu.timing import LAUNCHES, MANY, MEASURED, ROUNDS, SHORT, WARM, Times, Work, replayed, sets_beyond
 from polydyn.program.artifact import read_artifact
 from polydyn.program.cuda_program import CudaProgram
 from polydyn.program.explain import resolve_dims
@@ -26,6 +27,8 @@ L2_BYTES = 38
 """CUdevice_attribute."""
 EMULATED_ELEMENTS = 50_000
 """Larger arrays are left out on the emulation."""
+SAMPLE, POISONED = 1 << 20, 1 << 26
+"""Elements of an output that are compared on the host, and bytes up to which it is poisoned from there."""
 PATTERN = (1 << 20) + 7
 """Different numbers of an array; they repeat, as drawing gigabytes takes longer than measuring with them."""
 
@@ -134,6 +137,50 @@ def error(got: Any, want: Any) -> float:
     return relative if np.isfinite(relative) else float("inf")
 
 
+class Output:
+    """An output on the device and what is right in it: compared there by torch, else as a sample on the host."""
+
+    def __init__(self, stage: Stage, array: DeviceArray) -> None:
+        self.array, self._driver = array, stage.session.driver
+        self._tensor = stage.torch.from_dlpack(array) if stage.torch is not None else None
+        self._torch, self._right = stage.torch, None
+
+    def poison(self) -> None:
+        """What was there before is no result."""
+        value = float("nan") if "float" in self.array.dtype else -77
+        if self._tensor is not None:
+            self._tensor.fill_(value)
+            self._torch.cuda.synchronize()
+        elif self.array.nbytes <= POISONED:
+            host = np.zeros(self.array.shape, "uint16" if self.array.dtype == "bfloat16" else self.array.dtype)
+            host.fill(0x7FC0 if self.array.dtype == "bfloat16" else value)
+            self._driver.h2d(self.array.pointer, host)
+
+    def keep(self) -> None:
+        """What is there now is right."""
+        self._right = self._tensor.clone() if self._tensor is not None else self._sample()
+
+    def error(self) -> float:
+        """As ``error``, of what is there now."""
+        if self._tensor is not None:
+            return torch_error(self._torch, self._tensor, self._right)
+        return error(self._sample(), self._right)
+
+    def _sample(self) -> Any:
+        flat = numbers(self.array.numpy(), self.array.dtype).reshape(-1)
+        return flat[:: max(1, flat.size // SAMPLE)]
+
+
+def torch_error(torch: Any, got: Any, want: Any) -> float:
+    """As ``error``, on the device."""
+    if got.shape != want.shape:
+        return float("inf")
+    a, b = got.float(), want.float()
+    off, norm = (float(torch.linalg.vector_norm(x)) for x in (a - b, b))
+    relative = off / max(norm, 1e-30) if off else 0.0
+    return relative if np.isfinite(relative) else float("inf")
+
+
 def numbers(a: Any, dtype: str) -> Any:
     """An array as numpy calculates with it; bfloat16 travels as bits."""
     bits = dtype == "bfloat16" and np.asarray(a).dtype == np.uint16
@@ -162,9 +209,10 @@ def torch_times(torch: Any, calls: Sequence[Callable[[], Any]], rounds: int = RO
 
     def graph(count: int) -> Any:
         made = torch.cuda.CUDAGraph()
+        kept: deque[Any] = deque(maxlen=len(calls) - 1)  # cold outputs take turns too, as ours do
         with torch.cuda.graph(made):
             for k in range(count):
-                calls[k % len(calls)]()
+                kept.append(calls[k % len(calls)]())
         return made
 
     return _torch_rounds(torch, graph, len(calls), rounds)
@@ -179,8 +227,6 @@ def _torch_rounds(torch: Any, graph: Callable[[int], Any], calls: int, rounds: i
         end.record()
         torch.cuda.synchronize()
         return float(start.elapsed_time(end)) / 1e3
-
-    from polydyn.gpu.timing import MANY, MEASURED, SHORT
 
     count = max(LAUNCHES, calls)
     made = graph(count)

@@ -58,7 +58,7 @@ def main() -> int:
     stage = Stage(options)
     driver = stage.session.driver
     processes.say({"about": {"device": driver.device_name, "arch": driver.arch, "driver": driver.name}})
-    processes.work(STAGES[options.stage](stage), options.first, options.seconds, options.count)
+    processes.work(STAGES[options.stage](stage), options.first, options.seconds, options.count, options.skip)
     return 0
 
 

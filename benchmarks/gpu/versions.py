@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.stage import Stage
+from benchmarks.gpu.stage import Output, Stage
 from polydyn.gpu import hardware
 from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.errors import DeviceError, DeviceLostError
@@ -16,7 +16,8 @@ from polydyn.gpu.images import ImageSource
 from polydyn.gpu.tensormap import TensorMap, element_type
 from polydyn.gpu.timing import Times, Work
 from polydyn.program.cuda_program import MULTIPROCESSORS, SHARED_OPT_IN, CudaProgram
-from polydyn.program.explain import THREADS, Device, refusal, resolve_dims
+from polydyn.program.evaluation import THREADS
+from polydyn.program.explain import Device, refusal, resolve_dims
 from polydyn.program.expressions import decision_from_json, evaluate
 from polydyn.schedules.decision import cost
 
@@ -137,26 +138,22 @@ class Versions:
         return held, supposed
 
 
-def exhaustive(
-    versions: Versions, given: Mapping[str, DeviceArray], output: DeviceArray, wrong_by: Callable[[DeviceArray], float]
-) -> dict[str, Timed]:
-    """Version -> what it takes; the one that is taken comes first. ``wrong_by``: the error of a result.
+def exhaustive(versions: Versions, given: Mapping[str, DeviceArray], output: Output) -> dict[str, Timed]:
+    """Version -> what it takes; the one that is taken comes first. ``output``: knows what is right.
 
     DeviceLostError names the version.
     """
     stage = versions.stage
     found: dict[str, Timed] = {}
-    memory = versions.memory(given, output)
-    nothing = np.full(output.shape, np.nan if output.dtype.startswith("float") else -77, output.dtype)
+    memory = versions.memory(given, output.array)
     for v in versions.list[: EMULATED_VERSIONS if stage.emulate else None]:
-        with stage.session.use() as driver:
-            driver.h2d(output.pointer, nothing)  # what the version before has left is no result
+        output.poison()
         try:
             work = versions.work(versions.steps(v, memory))
             with stage.session.use() as driver:
                 work(0)
                 driver.synchronize()
-            wrong = wrong_by(output)
+            wrong = output.error()
             times = stage.replayed([work], rounds=3, warm=5e-3)
         except DeviceLostError as e:
             raise DeviceLostError(f"{v['name']}: {e}", code=e.code) from e

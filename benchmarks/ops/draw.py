@@ -73,13 +73,13 @@ def _fits(m: int, n: int, k: int) -> bool:
 
 def _family(r: np.random.Generator, name: str) -> Iterator[Gemm]:
     ms_range, n_range, k_range = TABLE3[name]
-    made = 0
-    while made < WEIGHTS:
+    count = 0
+    while count < WEIGHTS:
         n, k = _draw(r, n_range), _draw(r, k_range)
         ms = [m for m in (_draw(r, ms_range) for _ in range(20)) if _fits(m, n, k)]
         if len(set(ms)) >= ROWS:
             yield Gemm(name, n, k, tuple(sorted(list(dict.fromkeys(ms))[:ROWS])))
-            made += 1
+            count += 1
 
 
 def gemms() -> list[Gemm]:

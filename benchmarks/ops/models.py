@@ -35,9 +35,9 @@ def model(
     graph = helper.make_graph(list(nodes), name, values, [helper.make_empty_tensor_value_info("y")], initializers)
     graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
     sets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
-    made = helper.make_model(graph, opset_imports=sets, ir_version=10)
-    helper.set_model_props(made, metadata)
-    return made
+    result = helper.make_model(graph, opset_imports=sets, ir_version=10)
+    helper.set_model_props(result, metadata)
+    return result
 
 
 def save(made: onnx.ModelProto, folder: Path) -> Path:

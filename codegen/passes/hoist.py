@@ -139,7 +139,4 @@ def _named(body: Body, a: Atom, name: str) -> Body:
 
 
 def _put(i: Index, a: Atom, name: str) -> Index:
-    def f(b: Atom) -> Index:
-        return Index.of(name) if b == a else Index({(replace(b, args=tuple(_put(x, a, name) for x in b.args)),): 1})
-
-    return i.map_atoms(f) if i.atoms() else i
+    return i.rebuild(lambda b: Index.of(name) if b == a else Index({(b,): 1}))

@@ -88,7 +88,7 @@ class _Bounds:
         if a.kind == "floordiv":
             return bounds[0][0], bounds[0][1] * (a.args[1].constant or 1)
         fixed = [x.constant for x in a.args if x.constant is not None]
-        if a.kind == "min" and fixed and min(fixed) >= 0 and all(map(_nonnegative, a.args)):
+        if a.kind == "min" and fixed and min(fixed) >= 0 and all(map(is_nonnegative, a.args)):
             return Index.of(min(fixed)), 1
         return _sum(bounds)
 
@@ -96,11 +96,3 @@ class _Bounds:
 def _sum(bounds: list[Bound]) -> Bound:
     whole = lcm(*(by for _, by in bounds))
     return sum((t * (whole // by) for t, by in bounds), ZERO), whole
-
-
-def _nonnegative(i: Index) -> bool:
-    if is_nonnegative(i):
-        return True
-    (a, *more) = i.atoms() or ("",)
-    clamped = isinstance(a, Atom) and not more and i == Index({(a,): 1}) and a.kind == "max"
-    return clamped and isinstance(a, Atom) and any(x.constant is not None and int(x) >= 0 for x in a.args)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import lru_cache
 
 from polydyn.codegen.ir import (
     Between,
@@ -41,12 +40,8 @@ from polydyn.codegen.passes.announce import ANNOUNCE
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import REDUCTIONS, Const, FromIndex, Op, Value, const, neutral
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
-from polydyn.schedules.ranges import simplify
+from polydyn.schedules.lanes import RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 
-LANE = "@lane"
-VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8", "int8")
-"""What values in lanes may be; loops over others stay scalar."""
-RAMP_DTYPES = ("float32", "int32", "int64")
 ACCUMULATED = ("float32", "int32", "int64")
 GUARDED = ("float32", "uint8", "int8")
 """What may be loaded in some lanes only."""
@@ -54,35 +49,6 @@ GUARDED = ("float32", "uint8", "int8")
 
 class _NoVectorsError(Exception):
     """A loop has no form in vectors. Never leaves this file: the functions below answer with ``Declined``."""
-
-
-def has_lanes(v: Value, more: Collection[str] = ()) -> bool:
-    """Whether all parts of an expression have a form in vector lanes, where ``more`` dtypes have one too."""
-    dtypes = (*VECTOR_DTYPES, *more)
-    return all(x.dtype in (RAMP_DTYPES if isinstance(x, FromIndex) else dtypes) for x in walk_value(v))
-
-
-@lru_cache(maxsize=4096)
-def _split(i: Index, var: str, start: Index, width: int) -> tuple[Index, Index]:
-    """(stride per lane, rest) of an expression where ``var`` is ``start + lane``."""
-    if var not in i.symbols():
-        return ZERO, i
-    moved = simplify(i.subs({var: start + LANE}), {LANE: Index.of(width)})
-    stride, rest = moved.split(LANE)
-    if LANE in rest.symbols() or LANE in stride.symbols():
-        raise _NoVectorsError(f"{i} is not affine in the lane of {var}")
-    return stride, rest
-
-
-def is_affine_in_lanes(i: Index, var: str, width: int, ranges: Mapping[str, Index]) -> bool:
-    """Whether an address moves by one stride a lane, where vectors of ``var`` begin at multiples of the width."""
-    if var not in i.symbols():
-        return True
-    try:
-        _split(simplify(i, ranges), var, Index.of("@vector") * width, width)
-    except _NoVectorsError:
-        return False
-    return True
 
 
 class _Lanes:
@@ -94,7 +60,10 @@ class _Lanes:
 
     def split(self, i: Index) -> tuple[Index, Index]:
         """(stride per lane, rest)."""
-        return _split(i, self.var, self.start, self.width)
+        found = lane_stride(i, self.var, self.start, self.width)
+        if found is None:
+            raise _NoVectorsError(f"{i} is not affine in the lane of {self.var}")
+        return found
 
     def value(self, v: Value) -> Value:
         out = map_value(v, self._part)

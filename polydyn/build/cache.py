@@ -23,7 +23,7 @@ from polydyn.errors import BuildError
 def cache_root() -> Path:
     """``$POLYDYN_CACHE``, else ``$XDG_CACHE_HOME/polydyn``, else ``~/.cache/polydyn``.
 
-    BuildError: this user has no home.
+    BuildError: the user has no home folder.
     """
     chosen, caches = os.environ.get("POLYDYN_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
@@ -81,7 +81,7 @@ def write_atomically(path: Path, *chunks: bytes | memoryview) -> None:
 
 
 class FileCache:
-    """Byte strings by key; every entry carries its own hash, and one that does not match is as good as absent."""
+    """Byte strings by key; every entry carries its own hash, and one that does not match counts as absent."""
 
     def __init__(self, kind: str) -> None:
         self.folder = cache_dir(kind)

@@ -80,7 +80,7 @@ def _find(cc: str, path: str) -> Compiler:
     try:
         candidates = [tuple(shlex.split(cc))] if cc.strip() else [("gcc",), ("clang",), ("cc",)]
     except ValueError as e:
-        raise BuildError(f"CC is no command: {cc!r} ({e})", remedy="set CC to the compiler's command") from e
+        raise BuildError(f"CC is not a command: {cc!r} ({e})", remedy="set CC to the compiler's command") from e
     for command in candidates:
         version = _version(command) if shutil.which(command[0], path=path) else ""
         if version:
@@ -92,7 +92,7 @@ def _find(cc: str, path: str) -> Compiler:
 
 
 def _version(command: tuple[str, ...]) -> str:
-    """The first line that a compiler says of itself; empty when it does not run."""
+    """The first line of a compiler's version text; empty when it does not run."""
     try:
         process = subprocess.run([*command, "--version"], capture_output=True, text=True)
     except OSError:
@@ -172,7 +172,7 @@ def _flat(files: Mapping[str, str]) -> list[str]:
 
 
 def _environment(work: Path) -> dict[str, str]:
-    """A compiler's: its own temporary files lie in the folder that goes whatever happens to it."""
+    """The environment of a compiler: its temporary files lie in the folder that is always removed."""
     return {**os.environ, "TMPDIR": str(work)}
 
 

@@ -1,4 +1,4 @@
-"""The bound on the cache on disk: when it is reached, what was used longest ago goes.
+"""The bound on the cache on disk: when it is exceeded, the entries unused for longest are removed.
 
 The modification time of a file is that of its last use. The length of the file ``blocks`` in the cache folder is the
 number of blocks of 4 KiB in the cache: whoever stores a file appends as many bytes, so that nobody looks at all files
@@ -50,12 +50,12 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """What it takes on the disk."""
+        """Bytes on the disk."""
         return self.blocks * BLOCK
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody may have use for it just now."""
+        """Whether another process may be using it now."""
         return abs(time.time_ns() - self.used) < (BEGUN if self.unfinished else IN_USE) * 1e9
 
     @property
@@ -67,7 +67,7 @@ class Entry:
 def cache_limit() -> int:
     """Bytes that the cache may take: ``$POLYDYN_CACHE_LIMIT`` (as in 500M or 4G), 4 GB when it is not set.
 
-    BuildError: it is no size.
+    BuildError: it is not a size.
     """
     text = os.environ.get("POLYDYN_CACHE_LIMIT") or LIMIT
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
@@ -126,7 +126,7 @@ def evict(root: Path, limit: int) -> None:
 
 
 def clear(root: Path) -> list[Entry]:
-    """Removes all entries, but not what is being written; returns those removed."""
+    """Removes all entries except those being written; returns them."""
     candidates = [e for kind in KINDS for e in entries(root, kind)]
     removed = [e for e in candidates if not (e.unfinished and e.in_use) and _removed(e)]
     (root / BLOCKS).unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 MACROS = {
@@ -41,14 +42,39 @@ def architecture() -> str:
     return platform.machine()
 
 
-def available_cores(quota: str = "/sys/fs/cgroup/cpu.max") -> int:
-    """How many cores this process may keep busy: its affinity mask and its container's quota, at least 1.
+def available_cores(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
+    """How many cores this process may keep busy: its mask and the least quota of its control groups, at least 1.
 
     Threads beyond a quota spin for nothing and are throttled together with those that work.
     """
     cores = len(os.sched_getaffinity(0))
+    return max(1, min([cores, *(-(-limit // period) for limit, period in _quotas(groups, Path(root)))]))
+
+
+def _quotas(groups: str, root: Path) -> Iterator[tuple[int, int]]:
+    """(microseconds, in a period of so many) of each group of this process and those around it: version 2, then 1."""
     try:
-        limit, period = Path(quota).read_text().split()
+        lines = [line.split(":", 2) for line in Path(groups).read_text().splitlines()]
+    except OSError:
+        lines = []
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        inside = Path(path.strip("/"))
+        for folder in (inside, *inside.parents):
+            yield from _quota(root / ("cpu" if controllers else "") / folder)
+    if not lines:
+        yield from _quota(root)
+
+
+def _quota(folder: Path) -> Iterator[tuple[int, int]]:
+    """The quota of a group, when it has one."""
+    try:
+        if (both := folder / "cpu.max").exists():
+            limit, period = both.read_text().split()
+        else:
+            limit, period = ((folder / f"cpu.cfs_{x}_us").read_text().strip() for x in ("quota", "period"))
+        if limit not in ("max", "-1") and int(limit) > 0 and int(period) > 0:
+            yield int(limit), int(period)
     except (OSError, ValueError):
-        return cores
-    return cores if limit == "max" else max(1, min(cores, -(-int(limit) // int(period))))
+        return

@@ -1,9 +1,6 @@
 """The command line: the words of the Python interface, as commands."""
 
-from polydyn.cli.batch import batch
-from polydyn.cli.cache import cache
+from polydyn.cli import batch, cache, compare, records, tune
 from polydyn.cli.main import main
-from polydyn.cli.records import records
-from polydyn.cli.tune import tune
 
-__all__ = ["batch", "cache", "main", "records", "tune"]
+__all__ = ["batch", "cache", "compare", "main", "records", "tune"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from polydyn.cli.machine import DIFFERENT, as_json, print_json
 from polydyn.cli.main import console, main
 from polydyn.errors import InputError
 from polydyn.jobs.ledger import Attempt, Ledger, folder_of, latest
@@ -45,7 +45,7 @@ JOBS = click.argument("jobs", type=click.Path(exists=True, dir_okay=False, path_
 @click.option("--scheduler", metavar="tcp://HOST:PORT", help="The address of a Dask scheduler to use instead.")
 @click.option("--files", type=click.Choice(("content", "path")), default="content", show_default=True,
               help="How files reach the workers of a scheduler: sent, or by paths that they share.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@as_json
 def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bool) -> None:
     """Run the jobs of a file, skipping what is done; exit code 3 when a job failed."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
@@ -62,17 +62,17 @@ def run(jobs: Path, workers: int, scheduler: str | None, files: str, as_json: bo
     s = result.state
     if as_json:
         counts = {"steps": s.steps, "done": s.done, "skipped": s.skipped, "failed": s.failed}
-        print(json.dumps(counts | {"report": str(result.report)}))
+        print_json(counts | {"report": str(result.report)})
     else:
         console.print(
             f"{s.steps} steps: {s.done} done, {s.skipped} done before, {s.failed} failed; {result.report}", markup=False
         )
-    sys.exit(3 if s.failed else 0)
+    sys.exit(DIFFERENT if s.failed else 0)
 
 
 @batch.command()
 @JOBS
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@as_json
 def status(jobs: Path, as_json: bool) -> None:
     """What the ledger of a job file says of every step."""
     ledger = _ledger(jobs)
@@ -80,7 +80,7 @@ def status(jobs: Path, as_json: bool) -> None:
     runs = ledger.runs()
     ledger.close()
     if as_json:
-        print(json.dumps({"runs": len(runs), "steps": [_plain(a) for a in final.values()]}))
+        print_json({"runs": len(runs), "steps": [_plain(a) for a in final.values()]})
         return
     heading = ("step", "outcome", "attempts", "seconds", "what")
     tried = {job: sum(a.job == job for a in attempts) for job in final}

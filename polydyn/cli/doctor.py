@@ -26,6 +26,7 @@ EXTRAS = {
     "tune": ("scikit-learn", "scipy"),
     "bench": ("onnxruntime", "psutil", "matplotlib", "sympy"),
     "export": ("torch", "transformers", "onnxscript"),
+    "torch": ("torch", "onnxscript"),
     "gpu": ("pycuda",),
 }  # fmt: skip
 """Extra -> the packages that it installs, as setup.cfg has them."""

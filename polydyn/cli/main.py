@@ -1,6 +1,7 @@
 """``polydyn compile | run | inspect | explain | profile | doctor``; the other commands have files of their own.
 
-A PolydynError is printed without a traceback and gives exit code 1; ``--debug`` shows where it comes from.
+A PolydynError is printed without a traceback and gives exit code 1; ``--debug`` shows where it comes from. Exit codes:
+docs/cli.md.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,10 @@ from rich.table import Table
 
 import polydyn
 from polydyn.cli.doctor import findings
-from polydyn.cli.inputs import dim_sizes, feeds_for, file_names, named_files, sizes
-from polydyn.compiler import Options
-from polydyn.compiler import compile as compile_model
-from polydyn.errors import InputError, PolydynError
-from polydyn.fusion.pipeline import NAMES
+from polydyn.cli.inputs import feeds_for, file_names, named_files, sizes
+from polydyn.cli.machine import How, as_json, of_machine, print_json
+from polydyn.errors import PolydynError
 from polydyn.program.explain import declared, text_table
-from polydyn.program.program import Program, load
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -44,42 +43,6 @@ class Commands(click.Group):
             ctx.exit(1)
 
 
-DIM_HELP = "Sizes of a dim; L=8:512:8 for multiples of 8, L=1:512@128,384 (or @128:0.6,384:0.4) for likely ones."
-
-
-def of_machine(f: Any) -> Any:
-    """Options that every command takes which may have to compile."""
-    f = click.option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores.")(f)
-    f = click.option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:avx512, cuda:sm_80 ...")(f)
-    switch = click.Choice(NAMES)
-    f = click.option("--without", type=switch, multiple=True, help="A fusion pass to leave out, as in stitch.")(f)
-    return click.option("--dim", "dims", type=dim_sizes, metavar="B=1:64", multiple=True, help=DIM_HELP)(f)
-
-
-def open_program(
-    path: str, dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...]
-) -> Program:
-    """The program in an artifact, or a model compiled now (fast when the cache has its kernels).
-
-    InputError: an artifact with options that only compiling heeds.
-    """
-    try:
-        with open(path, "rb") as f:
-            artifact = f.read(4) == b"PK\x03\x04"
-    except OSError:
-        artifact = False  # compile says what is wrong with the path
-    if artifact:
-        program = load(path, threads=threads)
-        if dims or without or target not in ("cpu", program.manifest["target"]):
-            raise InputError(
-                f"{path} is compiled already, for {program.manifest['target']}",
-                rule="--dim, --without and --target are for models",
-                remedy="leave them out, or give the model",
-            )
-        return program
-    return compile_model(path, target=target, dims=dict(dims), threads=threads, options=Options(frozenset(without)))
-
-
 @click.group(cls=Commands)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(polydyn.__version__, prog_name="polydyn")
@@ -90,26 +53,27 @@ def main(debug: bool) -> None:
 @main.command("compile")
 @click.argument("model")
 @click.option("-o", "--output", required=True, help="The artifact to write.")
-@click.option("--records", help="A record file of polydyn tune, which chooses tiles; it is only read.")
-@click.option("--strategy", default=Options.strategy, show_default=True, help="Whose searches in the records count.")
-@click.option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores, operands rounded to 10 bits.")
+@as_json
 @of_machine
-def compile_(
-    model: str, output: str, records: str | None, strategy: str, tf32: bool, dims: tuple[Any, ...], target: str,
-    threads: int | None, without: tuple[str, ...],
-) -> None:  # fmt: skip
+def compile_(model: str, output: str, as_json: bool, how: How) -> None:
     """Compile MODEL and write an artifact, which runs without a compiler."""
     start = time.perf_counter()
-    options = Options(frozenset(without), strategy, tf32)
-    program = compile_model(model, target=target, dims=dict(dims), threads=threads, options=options, records=records)
+    program = how.compile(model)
     seconds = time.perf_counter() - start
     program.save(output)
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
+    size = Path(output).stat().st_size
+    if as_json:
+        print_json({
+            "output": output, "bytes": size, "seconds": seconds, "launches": len(program.launches),
+            "kernels": program.kernel_count, "compilations": program.compilations, "peak_bytes": int(peak * 2**20),
+        })  # fmt: skip
+        return
     console.print(
         f"compiled in {seconds:.1f} s: {len(program.launches)} kernels, {program.kernel_count} unique, "
         f"{program.compilations} translation units compiled (the others were in the cache), peak memory {peak:.0f} MB"
     )
-    console.print(f"{output}: {Path(output).stat().st_size / 1e6:.1f} MB")
+    console.print(f"{output}: {size / 1e6:.1f} MB")
 
 
 @main.command()
@@ -117,20 +81,30 @@ def compile_(
 @click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for made-up inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
 @click.option("--output-dir", type=click.Path(file_okay=False), help="Where to write the outputs as .npy files.")
+@as_json
 @of_machine
 def run(
     program: str, shape: dict[str, int] | None, files: tuple[str, ...], output_dir: str | None,
-    dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...],
+    as_json: bool, how: How,
 ) -> None:  # fmt: skip
     """Run PROGRAM (an artifact or a model) once and describe its outputs.
 
     Inputs without a file are made up: seeded normal numbers, and zeros and ones for integers.
     """
-    opened = open_program(program, dims, target, threads, without)
+    opened = how.open(program)
     feeds = feeds_for(opened, shape or {}, named_files(files))
     start = time.perf_counter()
     results = opened.run(feeds)
     milliseconds = (time.perf_counter() - start) * 1e3
+    if output_dir:
+        folder = Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, file in file_names(results).items():
+            np.save(folder / file, results[name])
+    if as_json:
+        shapes = {n: {"dtype": str(a.dtype), "shape": list(a.shape)} for n, a in results.items()}
+        print_json({"outputs": shapes, "first_call_ms": milliseconds, "output_dir": output_dir})
+        return
     table = Table("output", "dtype", "shape", "min", "mean", "max")
     for name, a in results.items():
         wide = a.astype(np.float64)
@@ -138,23 +112,26 @@ def run(
         table.add_row(name, str(a.dtype), "x".join(map(str, a.shape)) or "scalar", *numbers)
     console.print(table)
     console.print(f"first call {milliseconds:.3f} ms")
-    if output_dir:
-        folder = Path(output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, file in file_names(results).items():
-            np.save(folder / file, results[name])
-            console.print(f"written: {folder / file}")
+    for file in file_names(results).values() if output_dir else ():
+        console.print(f"written: {Path(output_dir or '') / file}")
 
 
 @main.command()
 @click.argument("program")
+@as_json
 @of_machine
-def inspect(
-    program: str, dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...]
-) -> None:
+def inspect(program: str, as_json: bool, how: How) -> None:
     """Say what PROGRAM (an artifact or a model) takes, gives, demands and consists of."""
-    opened = open_program(program, dims, target, threads, without)
+    opened = how.open(program)
     m = opened.manifest
+    if as_json:
+        print_json({
+            "name": m["name"], "polydyn": m["polydyn"], "target": m["target"], "weight_bytes": opened.weight_bytes,
+            "symbols": opened.symbols, "inputs": opened.inputs, "outputs": opened.outputs, "guards": opened.guards,
+            "compiled_for": {n: str(z) for n, z in declared(m).items()}, "launches": opened.launches,
+            "kernels": opened.kernel_count, "notes": list(m["notes"]),
+        })  # fmt: skip
+        return
     sections = {
         "symbols": [f"{s}: {where}" for s, where in opened.symbols.items()],
         "inputs": [f"{n}: {t}" for n, t in opened.inputs.items()],
@@ -181,13 +158,19 @@ def inspect(
 @click.option("--why", is_flag=True, help="Also sizes, scratch and the reason for every fused primitive.")
 @click.option("--peak", type=float, help="GFLOP/s of the machine: adds the least time of the shape.")
 @click.option("--bandwidth", type=float, help="GB/s of the machine, with --peak.")
+@as_json
 @of_machine
 def explain(
     program: str, shape: dict[str, int], why: bool, peak: float | None, bandwidth: float | None,
-    dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...],
+    as_json: bool, how: How,
 ) -> None:  # fmt: skip
     """Which kernel every launch of PROGRAM uses at a shape, with its tiles, work and reasons."""
-    explained = open_program(program, dims, target, threads, without).explain(**shape)
+    explained = how.open(program).explain(**shape)
+    if as_json:
+        names = ("kernel", "label", "wave", "tasks", "threads", "flops", "bytes")
+        rows = [{n: getattr(x, n, None) for n in names} for x in explained.launches]
+        print_json({"shape": shape, "launches": rows})
+        return
     console.print(explained.details() if why else str(explained), markup=False)
     if peak and bandwidth:
         least = sum(x.seconds(peak * 1e9, bandwidth * 1e9) for x in explained.launches)
@@ -198,14 +181,18 @@ def explain(
 @click.argument("program")
 @click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for made-up inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
+@as_json
 @of_machine
 def profile(
     program: str, shape: dict[str, int] | None, files: tuple[str, ...],
-    dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...],
+    as_json: bool, how: How,
 ) -> None:  # fmt: skip
     """The time of every kernel of PROGRAM at a shape (medians of five calls)."""
-    opened = open_program(program, dims, target, threads, without)
+    opened = how.open(program)
     times = opened.profile(feeds_for(opened, shape or {}, named_files(files)))
+    if as_json:
+        print_json({"threads": opened.threads, "launches": [asdict(t) for t in times]})
+        return
     total = sum(t.nanoseconds for t in times) or 1
     heading = ("kernel", "first launch", "calls", "time us", "GFLOP/s", "GB/s", "share")
     table: list[tuple[str, ...]] = []
@@ -221,10 +208,12 @@ def profile(
 
 
 @main.command()
-def doctor() -> None:
+@as_json
+def doctor(as_json: bool) -> None:
     """What this machine offers: compiler, processor, cache, packages."""
-    ok = True
-    for finding in findings():
-        ok &= finding.ok
+    found = list(findings())
+    if as_json:
+        print_json([asdict(f) for f in found])
+    for finding in found if not as_json else ():
         console.print(f"{'ok ' if finding.ok else '-- '} {finding.what}: {finding.text}", markup=False)
-    sys.exit(0 if ok else 1)
+    sys.exit(0 if all(f.ok for f in found) else 1)

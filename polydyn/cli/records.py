@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import click
 
+from polydyn.cli.machine import as_json, print_json
 from polydyn.cli.main import console, main
 from polydyn.errors import InputError
 from polydyn.program.explain import text_table
@@ -24,7 +24,7 @@ def _heading(r: Record) -> str:
 
 @records.command()
 @click.argument("file")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@as_json
 def show(file: str, as_json: bool) -> None:
     """Machines, groups and the number of records of each kind in FILE."""
     with Records.open(file, readonly=True) as opened:
@@ -33,7 +33,7 @@ def show(file: str, as_json: bool) -> None:
     if as_json:
         names = ("hardware", "group", "kind", "source")
         data = [dict(zip(names, k, strict=True)) | {"count": n} for k, n in sorted(counts.items())]
-        print(json.dumps({"digest": digest, "records": len(rows), "counts": data}))
+        print_json({"digest": digest, "records": len(rows), "counts": data})
         return
     heading = ("machine", "group", "kind", "source", "records")
     console.print(text_table(heading, [(*k, str(n)) for k, n in sorted(counts.items())]), markup=False)

@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from polydyn.cli.main import console, main, of_machine
+from polydyn.cli.machine import How, as_json, of_machine, print_json
+from polydyn.cli.main import console, main
 from polydyn.compiler import Options
 from polydyn.errors import InputError
 from polydyn.program.explain import text_table
 from polydyn.tuner import TRIALS, Seen
 from polydyn.tuner import Progress as State
 from polydyn.tuner import tune as tune_model
-from polydyn.tuning.strategy import STRATEGIES
 
 
 @main.command()
 @click.argument("model")
-@click.option("--records", required=True, help="The record file to add to; it is made when it does not exist.")
-@click.option("--strategy", default="polydyn", show_default=True, type=click.Choice(sorted(STRATEGIES)))
 @click.option("--trials", default=TRIALS, show_default=True, type=click.IntRange(1), help="Tuples for each group.")
 @click.option("--seed", default=0, show_default=True, type=int)
 @click.option("--from-log", "log", help="Shapes met in traffic: JSON of Program.shapes_seen().")
+@as_json
 @of_machine
-def tune(
-    model: str, records: str, strategy: str, trials: int, seed: int, log: str | None,
-    dims: tuple[Any, ...], target: str, threads: int | None, without: tuple[str, ...],
-) -> None:  # fmt: skip
+def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, how: How) -> None:
     """Tune the matmul-like kernels of MODEL on this machine, or for a CUDA device: measured on it where it is there,
-    ranked by a model where it is not. Stopped, it goes on from there when called again."""
+    ranked by a model where it is not. Results are added to --records. Stopped, it goes on from there when called again.
+    """
+    if how.records is None:
+        raise click.UsageError("--records names no file to add to; it is made when it does not exist")
     seen = read_log(Path(log)) if log else []
     columns = (
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[best]}"), TimeElapsedColumn(),
         TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=console, disable=as_json) as bar:
         line = bar.add_task("lowering", total=None, best="")
 
         def report(p: State) -> None:
@@ -49,11 +48,14 @@ def tune(
             )
 
         groups = tune_model(
-            model, records, target=target, dims=dict(dims), threads=threads, trials=trials, seed=seed, seen=seen,
-            options=Options(frozenset(without), strategy), report=report,
+            model, how.records, target=how.target, dims=dict(how.dims), threads=how.threads, trials=trials, seed=seed,
+            seen=seen, options=how.options, report=report,
         )  # fmt: skip
-    chosen = "" if strategy == Options.strategy else f" --strategy {strategy}"
-    on = "" if target == "cpu" else f" --target {target}"
+    if as_json:
+        print_json([asdict(g) for g in groups])
+        return
+    chosen = "" if how.strategy == Options.strategy else f" --strategy {how.strategy}"
+    on = ("" if how.target == "cpu" else f" --target {how.target}") + (" --tf32" if how.tf32 else "")
     heading = ("group", "by", "tuples kept", "binaries", "measured now", "seconds")
     rows = [(g.label, g.source, str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}") for g in groups]
     console.print(text_table(heading, rows), markup=False)
@@ -61,8 +63,8 @@ def tune(
         if g.declined:
             console.print(f"{g.label} is not tuned: {g.declined}", markup=False)
     if any(g.source == "model" for g in groups):
-        console.print(f"no device of {target} is there: an analytical model ranked the tuples", markup=False)
-    console.print(f"compile with --records {records}{chosen}{on}", markup=False)
+        console.print(f"no device of {how.target} is there: an analytical model ranked the tuples", markup=False)
+    console.print(f"compile with --records {how.records}{chosen}{on}", markup=False)
 
 
 def read_log(path: Path) -> list[Seen]:

@@ -1,1 +1,1 @@
-"""Dispatch: which kept kernel a shape launches, as plain data that the host program is generated from."""
+"""Dispatch: which selected kernel a shape launches, as plain data that the host program is generated from."""

@@ -46,7 +46,7 @@ _PAIRED = 6
 def build_dispatch(tuned: Tuned, pairs: bool = True) -> Dispatch:
     """The dispatch of a tuned group by its strategy's dispatcher; verified. KeyError: unknown dispatcher.
 
-    ``pairs``: launches of two kernels are candidates too, where the strategy knows them.
+    ``pairs``: launches of two kernels are candidates too, where the strategy has them.
     """
     dispatch = (DISPATCHERS[tuned.dispatcher] if pairs else SINGLES[tuned.dispatcher])(tuned)
     verify_decision(dispatch.decision, len(dispatch.programs), frozenset(_symbols(tuned)))
@@ -68,7 +68,7 @@ def _argmin(tuned: Tuned) -> Dispatch:
 def _tree(tuned: Tuned) -> Dispatch:
     """The tree over many sizes, which closed forms make free; over the measured instances where there are none.
 
-    What the table says of an instance more than the closed forms do holds between instances too.
+    The difference between the table and the closed forms at instances is assumed to hold between them.
     """
     features = features_of(_symbols(tuned))
     shapes, table, weights = tuned.instances, tuned.table, tuned.weights
@@ -84,7 +84,7 @@ def _tree(tuned: Tuned) -> Dispatch:
 
 def _dense(tuned: Tuned) -> Iterator[dict[str, int]]:
     """Sizes spaced by ratio up to 2**16, far denser than anything that is measured: all of one loop, or tuples of
-    several, drawn with a fixed seed (a grid of so many tuples would know a handful of sizes of each).
+    several, drawn with a fixed seed (a grid of as many tuples would have only a few sizes of each).
     """
     names = _symbols(tuned)
     axis = sorted({round(v) for v in np.geomspace(1, 1 << 16, _DENSE if len(names) == 1 else 64)})

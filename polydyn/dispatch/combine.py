@@ -29,7 +29,7 @@ class Cover:
 
     @property
     def padding(self) -> int:
-        """Iterations that are run for nothing."""
+        """Iterations of padding."""
         return self.executed - self.extent
 
     def price(self, cost: Mapping[int, float]) -> float:
@@ -63,7 +63,7 @@ def _mixed(extent: int, a: int, b: int) -> list[Cover]:
 
 @dataclass(frozen=True)
 class PairForm:
-    """Counts of two sizes for a length known at run time. ``guard <= 0`` where they cover it exactly."""
+    """Counts of two sizes for a length that a call gives. ``guard <= 0`` where they cover it exactly."""
 
     big: int
     small: int

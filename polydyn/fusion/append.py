@@ -1,7 +1,7 @@
-"""Appendable pairs: an output that is an input with more behind it, such as a decoder's cache of keys and values.
+"""Appendable pairs: an output that is an input followed by more, such as a decoder's cache of keys and values.
 
 When ``output = concat(input, ..., axis)``, the caller may keep both in one large buffer and pass views of it. A view
-that is cut along ``axis`` has strides of its own on the axes before ``axis``, so both tensors are addressed with
+that is cut along ``axis`` has other strides on the axes before ``axis``, so both tensors are addressed with
 symbols there; ``axis`` and those behind it stay dense, so that vector code keeps its unit stride.
 """
 
@@ -23,7 +23,7 @@ class Append:
 
 
 def part_name(graph: Graph, concat: str, part: int) -> str:
-    """The tensor that a copied part of a concatenation is, inside its window: none of the model's is called so."""
+    """The name of a copied part of a concatenation inside its window. No tensor of the model has such a name."""
     name = f"{concat}/{part}"
     while name in graph.tensors:
         name += "'"

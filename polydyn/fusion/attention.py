@@ -1,8 +1,8 @@
 """Attention as one group, found by pattern over primitives: contraction, row softmax (or any stitch), contraction.
 
 Three neighbouring groups become one when the middle one's only reader is the row operand of the second contraction, and
-nothing else reads what lies between (ARCHITECTURE, ``attention``). On the CPU a block of rows of the scores stays in
-scratch, so no online softmax is needed (CPU.md 3).
+nothing else reads what lies between (docs/adr/0009-fusion.md). On the CPU a block of rows of the scores stays in
+scratch, so no online softmax is needed (docs/cpu.md 3).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _parts(
     by_output: dict[str, FusedGroup],
     readers: dict[str, list[FusedGroup]],
 ) -> tuple[FusedGroup, FusedGroup, FusedGroup] | str | None:
-    """The three groups that end in ``values``, when they form an attention; why not, when they nearly do."""
+    """The three groups that end in ``values``, if they form an attention; the reason if they nearly do."""
     leading = _leading(plan, rows)
     read = [t for n in rows.nodes for t in plan.inputs[n.output]]
     producers = [by_output[t] for t in read if t in by_output and by_output[t] is not rows]

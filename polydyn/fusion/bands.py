@@ -65,7 +65,7 @@ class _Band:
 
 
 def _band(a: Array) -> _Band | None:
-    """The band that a constant is, bit for bit; None when it is none."""
+    """The band that equals a constant in every bit; None when there is none."""
     if a.ndim < 2 or a.size != a.shape[-2] * a.shape[-1] or min(a.shape[-2:]) < LEAST:
         return None
     numbers = a.reshape(a.shape[-2:])

@@ -1,4 +1,4 @@
-"""What a program's guards say of its sizes: every call meets them before anything is launched."""
+"""Facts about sizes from the guards of a program. Every call is checked against them before any launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polydyn.shapes.context import ShapeContext
 
 @lru_cache(maxsize=64)
 def facts_of(guards: tuple[Guard, ...]) -> ShapeContext:
-    """The facts, to be asked only: all programs with these guards share them."""
+    """The facts of guards. Do not change them: all programs with these guards share them."""
     facts = ShapeContext()
     learn = {"==": facts.unify, "<=": facts.at_most, "%==": facts.assume_multiple}
     for g in guards:

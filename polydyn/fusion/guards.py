@@ -26,7 +26,7 @@ def is_eager(graph: Graph, v: Value, ranges: Mapping[str, Index]) -> bool:
 def needs_guard(graph: Graph, n: Compute) -> bool:
     """Whether the node has a load that may leave its tensor where the load's ``where`` does not choose it.
 
-    Register tiles evaluate every lane and share loads, so such a node is no part of a contraction.
+    Register tiles evaluate every lane and share loads, so such a node cannot be part of a contraction.
     """
     ranges = dict(iterators(graph, n))
     return any(

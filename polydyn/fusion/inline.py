@@ -49,7 +49,7 @@ def inline_views(graph: Graph) -> Graph:
 
 
 def _unnecessary(graph: Graph, n: Compute) -> list[str]:
-    """The note on a view that is its source."""
+    """The note on a view that changes nothing."""
     if not isinstance(n.body, Load) or graph.tensors[n.output].shape != graph.tensors[n.body.buffer].shape:
         return []
     same = all(i == Index.of(dim_name(a)) for a, i in enumerate(n.body.index))
@@ -77,9 +77,9 @@ def as_index(v: Value) -> Index | None:
 
 
 def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Compute:
-    """Reads of views and trivial maps become reads of what they stand for; one-element constants become literals.
+    """Reads of views and trivial maps become reads of their sources; one-element constants become literals.
 
-    But scales and zero points stay operands: they are other numbers in every layer, and layers share their kernels.
+    Scales and zero points stay operands: their numbers differ between layers, and layers share kernels.
     """
     ranges = dict(iterators(graph, n))
     quantizes = _quantizes(n.body)
@@ -108,7 +108,7 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
             return fetch(source.body.buffer, (i.subs(env) for i in source.body.index))
         index = as_index(source.body)
         if index is None:
-            raise CodegenError(f"{a.name} was inlined but is no Index", tensor=a.name)
+            raise CodegenError(f"{a.name} was inlined but is not an Index", tensor=a.name)
         return index.subs(env)
 
     body = transform(n.body, value)

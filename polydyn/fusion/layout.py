@@ -44,7 +44,7 @@ class _Layout:
         self.fixed = self._fixed()
 
     def _fixed(self) -> set[str]:
-        """Outputs, subscripts, and tensors whose one reader makes a kept tensor of them element by element."""
+        """Tensors that keep their order: outputs, subscripts, and what one of these is computed from by element."""
         readers = self.graph.consumers()
         bodies = [n.body for n in self.graph.nodes if isinstance(n, Compute)]
         fixed = {*self.graph.outputs, *(a.name for v in bodies for i in indices(v) for a in i.fetches())}

@@ -15,7 +15,7 @@ from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.recompute import CHEAP
 from polydyn.graph.ir import Compute, Node, dim_name, iterators, value_size
 from polydyn.schedules.expr import Const, Load, Op, Value, indices, loads, map_index, substitute, transform, walk
-from polydyn.schedules.index import ONE, Atom, Index, maximum, minimum
+from polydyn.schedules.index import ONE, Atom, Index
 from polydyn.schedules.ranges import is_nonnegative, simplify
 
 MOST_OPERATIONS = 40
@@ -23,7 +23,7 @@ MOST_OPERATIONS = 40
 
 
 def compute_masks(plan: FusionPlan) -> FusionPlan:
-    """The plan whose attentions compute their masks where that needs no plane; nodes that nobody reads any more go."""
+    """The plan whose attentions compute their masks where that needs no plane; nodes without readers are dropped."""
     masks = _Masks(plan)
     swap = {n.output: masks.rewritten(n) for g in plan.groups if g.kind == "attention" for n in _readers(plan, g)}
     if all(n is swap.get(n.output, n) for g in plan.groups for n in g.nodes):
@@ -69,7 +69,7 @@ class _Masks:
         return n if body == n.body else replace(n, body=body)
 
     def _computed(self, v: Load, plane: frozenset[str]) -> Value | None:
-        """The element over what is stored and is no plane; None when it is no such value."""
+        """The element as an expression over stored tensors other than planes; None when it has no such form."""
         n = self.producer.get(v.buffer)
         if not isinstance(n, Compute) or not n.is_map or any(i.fetches() for i in v.index):
             return None
@@ -99,17 +99,15 @@ def _unmerged(i: Index, ranges: Mapping[str, Index]) -> Index:
     """
 
     def atom(a: Atom) -> Index:
-        args = tuple(_unmerged(x, ranges) for x in a.args)
         if a.kind == "floordiv":
-            x, n = args
+            x, n = a.args
             for s in sorted(x.symbols() & ranges.keys()):
                 times, rest = x.split(s)
                 if times == n and is_nonnegative(rest, ranges) and is_nonnegative(n - 1 - rest, ranges):
                     return Index.of(s)
-            return x // n
-        return (minimum if a.kind == "min" else maximum)(*args)
+        return a.normal()
 
-    return i if i.is_polynomial else i.map_atoms(atom)
+    return i.rebuild(atom)
 
 
 def _divided(i: Index, plane: frozenset[str]) -> bool:
@@ -119,7 +117,7 @@ def _divided(i: Index, plane: frozenset[str]) -> bool:
 
 
 def _needed(plan: FusionPlan, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes that something still reads."""
+    """The nodes that still have readers."""
     read: set[str] = set()
     out: list[Node] = []
     for n in reversed(nodes):

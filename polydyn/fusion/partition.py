@@ -17,7 +17,7 @@ from polydyn.fusion.traffic import may_rise
 
 @dataclass(frozen=True)
 class Join:
-    """A rule's yes: the rows of the joined group, its kind, and the reason in one line."""
+    """A rule's consent: the rows of the joined group, its kind, and the reason in one line."""
 
     rows: Rows
     why: str

@@ -88,7 +88,7 @@ class FusionPlan:
 
     @cached_property
     def stored(self) -> frozenset[str]:
-        """Tensors that must be in memory whoever reads them: outputs, and parts of concatenations."""
+        """Tensors that must be in memory for any reader: outputs, and parts of concatenations."""
         return frozenset((*self.graph.outputs, *self.windows))
 
     def outputs_of(self, nodes: tuple[Compute, ...]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def is_contraction(n: Compute) -> bool:
 def is_windowed(n: Compute) -> bool:
     """Whether the product is a convolution of any kind but the plain 1x1, which is a matrix product.
 
-    A subscript of one operand moves with an output axis that the other operand has not, and with a reduction or by
+    A subscript of one operand moves with an output axis that the other operand lacks, and with a reduction or by
     steps; or an axis is cut into groups, ``d // n``.
     """
     assert isinstance(n.body, Op)

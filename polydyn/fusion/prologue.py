@@ -2,7 +2,7 @@
 
 On the CPU the row operand of such a product is copied to scratch by a promotion statement; the copy then computes the
 prologue's value instead (a guarded load for a padding), and the prologue's result never exists in memory. Reductions
-that are no contraction take in paddings only: one comparison for each tap instead of a padded copy.
+other than contractions take in paddings only: one comparison for each tap instead of a padded copy.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _read_once(plan: FusionPlan) -> set[str]:
 def _joined(
     graph: Graph, g: FusedGroup, chains: Mapping[str, tuple[Compute, ...]]
 ) -> tuple[Compute, tuple[Compute, ...]]:
-    """The first node of a group with what may join it put into its body, and what joined, in order."""
+    """The first node of a group with all that may join it in its body; the maps that joined, in order."""
     core, joined = g.nodes[0], tuple[Compute, ...]()
     if core.is_map:
         return core, joined
@@ -154,15 +154,15 @@ def _is_number(v: Value) -> bool:
 
 
 def is_shuffled(m: Compute) -> bool:
-    """Whether a subscript is no polynomial: a copy in order serves vectors better than reading it for every tap."""
+    """Whether a subscript is not a polynomial: a copy in order serves vectors better than a read for every tap."""
     return not all(i.is_polynomial for x in loads(m.body) for i in x.index)
 
 
 def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) -> bool:
     """Whether the maps are cheap enough to be computed where the product ``n`` reads them.
 
-    ``operand``: the part of ``n`` that reads them. Traffic falls as nobody else reads their results; what grows is the
-    number of evaluations: once for each tap of the window.
+    ``operand``: the part of ``n`` that reads them. Traffic falls, as their results have no other reader. The
+    number of evaluations grows: one for each tap of the window.
     """
     if any(i.fetches() for m in maps for i in indices(m.body)):
         return False

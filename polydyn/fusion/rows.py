@@ -33,7 +33,7 @@ def tile_dims(graph: Graph, n: Compute, rows: Rows) -> Index:
 
 
 def lead(graph: Graph, rows: Rows) -> bool:
-    """Whether rows are the leading axes of every node, what lies inside a row behind them."""
+    """Whether rows are the leading axes of every node, and the axes inside a row follow them."""
     return all(node_rows(graph, t)[: len(axes)] == axes for t, axes in rows.items())
 
 
@@ -43,7 +43,7 @@ def reads_of(tensors: Collection[str], n: Compute) -> list[Load]:
 
 
 def common_rows(graph: Graph, a: FusedGroup, b: FusedGroup) -> Rows | None:
-    """The rows of two groups as one: those along which ``b`` reads what ``a`` makes at its own place only.
+    """The rows of two groups as one: those along which ``b`` reads results of ``a`` only at its own place.
 
     None where the groups run over them in different orders, or where ``a`` has rows and none is common.
     """
@@ -60,7 +60,7 @@ def common_rows(graph: Graph, a: FusedGroup, b: FusedGroup) -> Rows | None:
 
 
 def _crossing(a: FusedGroup, b: FusedGroup) -> Iterator[tuple[Compute, Load]]:
-    """What the nodes of ``b`` read of ``a``."""
+    """The loads by which nodes of ``b`` read ``a``."""
     outputs = {m.output for m in a.nodes}
     for n in b.nodes:
         for x in reads_of(outputs, n):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from polydyn.codegen.passes.vectorise import has_lanes, is_affine_in_lanes
 from polydyn.fusion.facts import same_size
 from polydyn.fusion.guards import needs_guard
 from polydyn.fusion.partition import Join, join_groups
@@ -20,6 +19,7 @@ from polydyn.fusion.rows import common_rows, is_aligned, is_reduced, lead, node_
 from polydyn.graph.ir import Compute, Graph, dim_name
 from polydyn.schedules.expr import ITEMSIZE, Load, Op, indices, loads
 from polydyn.schedules.index import ONE
+from polydyn.schedules.lanes import has_lanes, is_affine_in_lanes
 
 WIDEST = 16
 """Lanes of the widest vectors: what is affine in them is so in narrower ones."""
@@ -78,7 +78,7 @@ def elementwise(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | 
 def stitch(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | None:
     """Groups around reductions become one where locality holds between their dominants (BladeDISC 4.2).
 
-    Their group-dims lead; others are the business of ``columns``, so that rows come first.
+    Their group-dims lead. Other group-dims are left to ``columns``, so that rows come first.
     """
     join = _stitched(plan, a, b)
     return None if isinstance(join, Join) and not lead(plan.graph, join.rows) else join
@@ -147,7 +147,7 @@ def _common(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Rows | str:
 
 
 def _remote(graph: Graph, a: FusedGroup, n: Compute, rows: Rows) -> str | None:
-    """Why a node cannot read what ``a`` makes inside its row."""
+    """Why a node cannot read the results of ``a`` inside its row."""
     reads = reads_of({m.output for m in a.nodes}, n)
     if n.is_map:
         aligned = all(is_aligned(graph, n, x, rows) for x in reads)
@@ -168,7 +168,7 @@ def _other_tiles(graph: Graph, n: Compute, producers: Sequence[Compute], rows: R
 
 
 def _single(graph: Graph, nodes: Sequence[Compute]) -> bool:
-    """Whether all nodes make single elements: each is one task, whatever it reduces."""
+    """Whether all nodes compute single elements: each is one task, whatever it reduces."""
     return not any(node_rows(graph, n.output) for n in nodes)
 
 

@@ -15,7 +15,7 @@ from polydyn.schedules.index import ZERO, Index
 
 
 def separate(graph: Graph) -> FusionPlan:
-    """Each node a group of its own; a concatenation becomes one copy for each part, into a window of the result."""
+    """One group per node. A concatenation becomes one copy per part, into a window of the result."""
     tensors = dict(graph.tensors)
     windows: dict[str, Window] = {}
     nodes: list[Compute] = []
@@ -59,7 +59,7 @@ def _alone(graph: Graph, n: Compute) -> FusedGroup:
 
 
 def write_in_place(plan: FusionPlan) -> FusionPlan:
-    """What only a concatenation reads is written straight into its part of the result; its copy goes."""
+    """A tensor that only a concatenation reads is written into its part of the result; its copy is dropped."""
     outputs = {n.output for n in plan.graph.nodes}
     windows, written = dict(plan.windows), set[str]()
     refused = dict(plan.refused)
@@ -79,7 +79,7 @@ def write_in_place(plan: FusionPlan) -> FusionPlan:
 
 def _reason_apart(plan: FusionPlan, part: str, outputs: set[str]) -> str | None:
     if part not in outputs:
-        return "it is no kernel's result, so it is copied into the concatenation"
+        return "no kernel computes it, so it is copied into the concatenation"
     if part in plan.graph.outputs:
         return "it is an output of the model too, so it is copied into the concatenation"
     if len(plan.readers[part]) > 1:

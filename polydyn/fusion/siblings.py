@@ -1,6 +1,6 @@
 """Reductions of the same rows of one tensor run over them together: its least and its greatest elements, say.
 
-Neither reads what the other makes, so that no rule about producers and readers brings them together.
+Neither reads a result of the other, so no rule about producers and readers brings them together.
 """
 
 from __future__ import annotations

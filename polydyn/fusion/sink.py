@@ -42,7 +42,7 @@ def sink_epilogues(plan: FusionPlan) -> FusionPlan:
 
 
 def _moved(plan: FusionPlan, a: FusedGroup, b: FusedGroup, n: Compute) -> tuple[FusedGroup, FusedGroup] | None:
-    """Both groups after ``n`` went from contraction ``a`` to its reader ``b``; None when that is no gain."""
+    """Both groups after ``n`` went from contraction ``a`` to its reader ``b``; None when nothing is gained."""
     rows = {n.output: node_rows(plan.graph, n.output)}
     alone = FusedGroup("nest", (n,), (n.output,), rows, (f"{n.output}: starts a nest group",))
     join = elementwise(plan, alone, b) or stitch(plan, alone, b)

@@ -37,7 +37,7 @@ def split_merged_axes(graph: Graph) -> Graph:
 
 
 class _Splitter:
-    """The nodes and tensors as they are so far."""
+    """The nodes and tensors so far."""
 
     def __init__(self, graph: Graph) -> None:
         self.source = graph

@@ -76,7 +76,7 @@ class _Rewriting(OperandRewriting):
 
 
 def _layout(x: Load, graph: Graph) -> _Layout | None:
-    """The layout for a load at plain iterators, some of them summed; None for others."""
+    """The layout for a load at plain iterators, some of them summed; None for other loads."""
     names = [str(i) if i.is_symbol else "" for i in x.index]
     plain = all(n or i.constant is not None for n, i in zip(names, x.index, strict=True))
     used = [n for n in names if n]
@@ -103,7 +103,7 @@ def _is_laid_out(a: Array, layout: _Layout) -> bool:
 
 
 def _as_bytes(a: Array) -> Array | None:
-    """The same numbers as bytes, when they are."""
+    """The same numbers as bytes, if they fit."""
     for dtype in map(np.dtype, BYTES):
         if np.iinfo(dtype).min <= a.min() and a.max() <= np.iinfo(dtype).max:
             return a.astype(dtype)

@@ -22,7 +22,7 @@ Term = tuple[str, str]
 
 
 def terms(plan: FusionPlan, group: FusedGroup) -> set[Term]:
-    """What a group reads and writes; scales and other single numbers that are guard_facts do not count."""
+    """What a group reads and writes. Scales and other constants of one element do not count."""
     outputs = {n.output for n in group.nodes}
     read = {t for n in group.nodes for t in plan.inputs[n.output] if not _is_number(plan.graph, t)} - outputs
     return {*(("read", t) for t in read), *(("write", t) for t in group.outputs)}
@@ -62,7 +62,7 @@ def may_rise(
 
 
 def _least(plan: FusionPlan, groups: Sequence[FusedGroup], key: Term) -> Index:
-    """Bytes of a term at least: a read counts where a load of every group visits each element."""
+    """A lower bound of the bytes of a term: a read counts where a load of every group visits each element."""
     kind, tensor = key
     reading = [g for g in groups if key in terms(plan, g)]
     complete = all(any(_visits_all(plan.graph, n, tensor) for n in g.nodes) for g in reading)
@@ -83,7 +83,7 @@ def _visits_all(graph: Graph, n: Compute, tensor: str) -> bool:
 
 @lru_cache(maxsize=64)
 def guard_facts(guards: tuple[Guard, ...]) -> Facts:
-    """What every call is checked to meet, for proofs: ranges of symbols, and inequalities."""
+    """Facts for proofs that every call is checked against: ranges of symbols, and inequalities."""
     ranges: dict[str, tuple[int, int | None]] = {}
     facts: list[Index] = []
     for g in guards:

@@ -53,7 +53,7 @@ def _verify_rows(plan: FusionPlan, g: FusedGroup) -> None:
         if [shapes[t][a] for a in g.rows[t]] != [shapes[first][a] for a in g.rows[first]]:
             raise _bug(f"its rows are not those of {first}", t)
         if not n.is_map and g.rows[t] != node_rows(plan.graph, t):
-            raise _bug("a reduction that is no row of its group", t)
+            raise _bug("a reduction that is not a row of its group", t)
 
 
 def _bug(message: str, tensor: str) -> PolydynError:

@@ -18,12 +18,12 @@ SUFFIX = "@wide"
 
 
 def widen_constants(graph: Graph) -> Graph:
-    """The graph with what integer products compute of constants only as constants of int32."""
+    """The graph in which operands that integer products compute from constants are constants of int32."""
     return _Widening(graph).run()
 
 
 class OperandRewriting:
-    """Walks the operands of integer products; what replaces one may add constants."""
+    """Rewrites the operands of integer products; a replacement may add constants."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -31,7 +31,7 @@ class OperandRewriting:
         self.constants = dict(graph.constants)
 
     def operand(self, v: Value) -> Value:
-        """What stands for an operand."""
+        """The replacement of an operand."""
         raise NotImplementedError
 
     def run(self) -> Graph:
@@ -65,7 +65,7 @@ class _Widening(OperandRewriting):
 
 
 def over_constant(graph: Graph, v: Value) -> tuple[Load, Value] | None:
-    """What is computed of constants only: the load of the largest one, and the value over that constant's own axes.
+    """A value that is computed from constants only: the load of the largest one, and the value over its axes.
 
     None: it is a load itself, it reads something else, or it reads constants elsewhere than at that load's iterators.
     """

@@ -1,7 +1,7 @@
 """CUDA text to cubin or PTX by NVRTC or nvcc, cached by content, with what ptxas says about each kernel.
 
 Registers, spills and static shared memory are what the dispatcher's occupancy model needs; dynamic shared memory is
-the generator's own knowledge. No GPU is needed.
+computed by the generator. No GPU is needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DLPack through ctypes: tensors of other libraries as views, and device memory as a capsule for them.
 
-The structures are those of dlpack.h, version 0 (capsules called ``dltensor``), which everybody still reads.
+The structures are those of dlpack.h, version 0 (capsules called ``dltensor``), which all libraries still read.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class View:
 
 
 def device_of(x: object) -> int:
-    """Where a tensor lies, as a DLPack device type; CPU for what does not say."""
+    """Where a tensor lies, as a DLPack device type; CPU for objects without one."""
     ask = getattr(x, "__dlpack_device__", None)
     if ask is not None:
         return int(ask()[0])
@@ -132,7 +132,8 @@ def view(x: Any, stream: int, device: int = 0) -> View:
 def _from_interface(x: Any) -> View:
     """``__cuda_array_interface__`` (pycuda, numba).
 
-    Who names no stream has nothing to wait for, says the protocol; pycuda names none whatever is on the default stream.
+    By the protocol an object without a stream has nothing to wait for; pycuda never names one, not even when
+    it uses the default stream.
     """
     interface = x.__cuda_array_interface__
     kind, bits = interface["typestr"][1], int(interface["typestr"][2:]) * 8

@@ -57,7 +57,7 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     def renew(self) -> None:
-        """A new context in place of a broken one. Raises DriverMissingError when there is none to be had."""
+        """A new context in place of a broken one. Raises DriverMissingError when none can be made."""
 
     @abc.abstractmethod
     def fail(self, code: int, call: str, detail: str = "") -> NoReturn:

@@ -102,7 +102,7 @@ class CtypesDriver(Driver):
     def _enter(self) -> int:
         """Makes the context current, always: other users of the device (torch, pycuda) change what is current.
 
-        Returns what is to be made current again: a context of somebody else, or 0.
+        Returns the context to make current again afterwards: that of another library, or 0.
         """
         mine, before = self.context, ctypes.c_void_p()
         self._cuda.cuCtxGetCurrent(ctypes.byref(before))
@@ -142,7 +142,7 @@ class CtypesDriver(Driver):
         self._leave(self._enter())
 
     def close(self) -> None:
-        """Releases the primary context; the object is of no use afterwards."""
+        """Releases the primary context; the object cannot be used afterwards."""
         self._cuda.cuDevicePrimaryCtxRelease_v2(self._device)
 
     # ---- device

@@ -42,7 +42,7 @@ def pycuda_installed() -> bool:
 class _Hold:
     """pycuda's hold on the primary context, and the objects that were made through it.
 
-    Their destructors abort the process when the context is not to be had, so each object has a reference too many,
+    Their destructors abort the process when the context cannot be had, so each object has one reference too many,
     which only ``let_go`` takes back: nothing is destroyed at the interpreter's end, or after the context is lost.
     pycuda keeps a stack of contexts for each thread, and aborts when a thread ends with one on it: ours is there only
     while a call of pycuda runs.
@@ -71,7 +71,7 @@ class _Hold:
         return self._objects[handle]
 
     def let_go(self, handle: int) -> None:
-        """Destroys the object of a handle, unless the context is not to be had."""
+        """Destroys the object of a handle, unless the context cannot be had."""
         with self.current() as there:
             thing = self.get(handle)
             if there:
@@ -79,7 +79,7 @@ class _Hold:
             del self._objects[handle], thing
 
     def lose(self) -> None:
-        """The context is gone, and all objects with it; what comes is held of the next one.
+        """The context is gone with all its objects; later objects belong to the next one.
 
         The driver is told that pycuda needs the old one no more: pycuda itself would leave it current when told to
         detach, and tell nobody in a thread that did not make it.
@@ -156,7 +156,7 @@ class PycudaDriver(CtypesDriver):
 
     @property
     def _live_hold(self) -> _Hold:
-        """What is held of the context that is there now."""
+        """The hold on the current context."""
         _ = self.context  # notices a new one
         assert self._hold is not None
         return self._hold
@@ -255,7 +255,7 @@ def _import(cuda: ctypes.CDLL, library: str) -> Any:
 
 
 def _packed(argument: Argument) -> Any:
-    """What pycuda packs as we mean it: scalars as integers of their size, raw bytes as an array of bytes."""
+    """An argument in a form that pycuda packs rightly: scalars as integers of their size, raw bytes as an array."""
     if isinstance(argument, int):
         return np.uint64(argument)
     if isinstance(argument, bytes):

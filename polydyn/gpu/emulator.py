@@ -165,7 +165,7 @@ class EmulatedModule:
             raw = argument_bytes(a)
             if len(raw) != kernel.sizes[i]:
                 raise DeviceError(
-                    f"argument {i} of {name} has {len(raw)} bytes, the kernel wants {kernel.sizes[i]}", node=name
+                    f"argument {i} of {name} has {len(raw)} bytes, the kernel takes {kernel.sizes[i]}", node=name
                 )
             values.append(aligned_bytes(raw))
         params = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])

@@ -39,7 +39,7 @@ BATCH = 10
 
 @dataclass(frozen=True)
 class Images:
-    """What a CUDA compiler made of a program's kernels.
+    """The images of a program's kernels from a CUDA compiler.
 
     ``resources``: kernel -> architecture -> registers (per thread), spills, stack and static shared memory (bytes).
     ``compiler``: its version, empty when there was none: then there are no images, and ``note`` says so.
@@ -89,7 +89,7 @@ class _Unit(NamedTuple):
 
 
 def _units(kernels: Sequence[Kernel], sources: Mapping[str, str]) -> list[_Unit]:
-    """Kernels of one architecture that begin alike."""
+    """Kernels of one architecture with equal heads."""
     alike: dict[tuple[str, str], list[int]] = {}
     for k, (name, arch) in enumerate(kernels):
         alike.setdefault((arch, _split(sources[f"{name}.cu"])[0]), []).append(k)
@@ -97,13 +97,13 @@ def _units(kernels: Sequence[Kernel], sources: Mapping[str, str]) -> list[_Unit]
 
 
 def _split(text: str) -> tuple[str, str]:
-    """What a kernel's file begins with (includes, templates), and the kernel."""
+    """The head of a kernel's file (includes, templates), and the kernel."""
     head, mark, rest = text.partition("PD_KERNEL(")
     return head, mark + rest
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Kernels that begin alike as one file; what they begin with comes once."""
+    """Kernels with equal heads as one file with one head."""
     return _split(texts[0])[0] + "\n".join(_split(t)[1] for t in texts)
 
 

@@ -1,6 +1,6 @@
 """A device as programs share it: one driver for the process, and what happens when a kernel breaks its context.
 
-A broken context cannot be used by anybody. Calls of other threads fail too, soon, because the driver answers them with
+Nobody can use a broken context. Calls of other threads fail too, soon, because the driver answers them with
 the same error; the last to leave makes a new context. New calls wait for it. Programs see ``generation`` change and
 load their kernels and weights again.
 """

@@ -16,7 +16,7 @@ EMULATED = "emulated"
 """The architecture of the CPU libcuda: kernels are compiled for strict emulation."""
 
 SPECIAL = "sm_90a"
-"""The architecture for which kernels with instructions of its own are generated (wgmma, TMA)."""
+"""The architecture whose special instructions kernels use (wgmma, TMA)."""
 
 BASE = "sm_80"
 """Every program has its kernels as PTX for this architecture too, for devices that it does not name."""
@@ -26,17 +26,17 @@ CUDA_TARGETS = ("cuda", *(f"cuda:{a}" for a in (*ARCHITECTURES, EMULATED)))
 
 
 def special_arch(arch: str) -> int:
-    """The compute capability that a kernel with instructions of its own needs (90 for sm_90a); 0 for the others."""
+    """The compute capability that a kernel with special instructions needs (90 for sm_90a); 0 for other kernels."""
     return 0 if arch == BASE else int("".join(c for c in arch if c.isdigit()))
 
 
 def named(capability: int) -> str:
-    """The architecture of a device's compute capability (90: sm_90a); empty when polydyn does not know it."""
+    """The architecture of a device's compute capability (90: sm_90a); empty for an unsupported one."""
     return next((a for a in ARCHITECTURES if int("".join(c for c in a if c.isdigit())) == capability), "")
 
 
 def is_cuda(target: str) -> bool:
-    """Whether a target is a CUDA one. UnsupportedError: it begins like one and is none."""
+    """Whether a target is a CUDA one. UnsupportedError: it begins like one but names no architecture."""
     if target.partition(":")[0] != "cuda":
         return False
     if target not in CUDA_TARGETS:
@@ -63,7 +63,7 @@ def single(target: str) -> str:
 
 
 def newest(target: str) -> str:
-    """The architecture whose own instructions a target's kernels may have, in versions of their own; else ``BASE``.
+    """The architecture whose special instructions some versions of a target's kernels may use; else ``BASE``.
 
     The CPU libcuda calls itself an H200.
     """

@@ -23,7 +23,7 @@ _TYPES = {  # type -> (CUtensorMapDataType, bytes)
 
 
 def element_type(dtype: str) -> tuple[int, int]:
-    """The CUtensorMapDataType of a dtype or ``TF32``, and bytes per element. DeviceError: it has none."""
+    """The CUtensorMapDataType of a dtype or ``TF32``, and bytes per element. DeviceError: there is none."""
     if dtype not in _TYPES:
         raise DeviceError(f"a tensor map cannot hold {dtype}", remedy=f"one of {', '.join(_TYPES)}")
     return _TYPES[dtype]

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from polydyn.gpu.driver import Driver
 from polydyn.gpu.errors import DeviceError
 
-__all__ = ["LAUNCHES", "Times", "Work", "replayed", "sets_beyond"]
+__all__ = ["LAUNCHES", "MANY", "MEASURED", "ROUNDS", "SHORT", "WARM", "Times", "Work", "replayed", "sets_beyond"]
 
 Work: TypeAlias = "Callable[[int], None]"
 """Puts a launch, or several, on a stream."""

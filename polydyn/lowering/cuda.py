@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -22,12 +21,12 @@ from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.schedules.decision import Decision, cheapest, members
-from polydyn.schedules.index import Atom, Index
+from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof_attention import prove_row_blocks
-from polydyn.schedules.ranges import is_nonnegative
+from polydyn.schedules.ranges import largest
 from polydyn.schedules.reuse import Proofs
-from polydyn.schedules.schedule import schedule_attention
+from polydyn.schedules.schedule import attention_groups, schedule_attention
 from polydyn.shapes.context import ShapeContext
 
 SHARED = 48 << 10
@@ -52,30 +51,6 @@ class TunedTiles:
     kept: Kept
     decision: Decision
     reasons: tuple[str, ...] = ()
-
-
-def largest(e: Index, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
-    """A bound from above where nothing is subtracted; None when there is none."""
-    total = 0
-    for monomial, c in e.terms.items():
-        factors = [_largest_atom(a, ranges) for a in monomial]
-        if c < 0 or any(f is None for f in factors):
-            return None
-        total += c * math.prod(f for f in factors if f is not None)
-    return total
-
-
-def _largest_atom(a: str | Atom, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
-    if isinstance(a, str):
-        return ranges.get(a, (0, None))[1]
-    known = [largest(x, ranges) for x in a.args]
-    bounds = [x for x in known if x is not None]
-    if a.kind == "floordiv":
-        n = a.args[1].constant
-        return bounds[0] // n if known[0] is not None and n is not None and n > 0 else None
-    if a.kind == "min":
-        return min(bounds) if bounds and all(map(is_nonnegative, a.args)) else None
-    return max(bounds) if a.kind == "max" and len(bounds) == len(known) else None
 
 
 def needed(p: Placed[CudaKernel], facts: ShapeContext) -> Placed[CudaKernel]:
@@ -158,7 +133,11 @@ class CudaBuilder(Builder[CudaKernel]):
             return placed
         lowered = lower_nest(self.plan, group)
         key = lowered.key("cuda")
-        return self.again(group, lowered, key) or self._new(group, lowered, key, self._nest(lowered.group, key))
+        found = self.again(group, lowered, key)
+        if found is None:
+            self.show(group, f"nest_{key[:12]}", lowered.group)
+            found = self._new(group, lowered, key, self._nest(lowered.group, key))
+        return found
 
     def _new(
         self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[CudaKernel, ...],
@@ -197,6 +176,7 @@ class CudaBuilder(Builder[CudaKernel]):
         found = self.again(group, lowered, key)
         if found is None:
             verify_group(lowered.group)
+            self.show(group, kernel.name, lowered.group)
             tuned = self.tuner.tiles(key, form) if self.tuner else None
             versions = kernel.tuned_versions(tuned.kept) if tuned else kernel.versions()
             found = self._new(group, lowered, key, versions, tuned)
@@ -213,6 +193,7 @@ class CudaBuilder(Builder[CudaKernel]):
         found = self.again(group, lowered, key)
         if found is None:
             verify_group(lowered.group)
+            self.show(group, kernel.name, *attention_groups(kernel.parts))
             prove_row_blocks(lowered.group, kernel.parts)
             found = self._new(group, lowered, key, kernel.versions())
         return found

@@ -67,7 +67,7 @@ def flatten(
     local = {m.output for m in group.nodes}
     body = _eager(plan, substitute(node.body, env), ranges)
     body = transform(body, lambda v: _flat_load(plan, group, v, local, rows, ranges))
-    body = map_index(body, lambda i: simplify(i.map_atoms(lambda a: _flat_fetch(plan, a)), ranges))
+    body = map_index(body, lambda i: simplify(i.rebuild(lambda a: _flat_fetch(plan, a)), ranges))
     subscripts = tuple(env[dim_name(a)] for a in range(len(tensor.shape)))
     buffer, address = plan.address_of(node.output, subscripts)
     return FlatNode(
@@ -101,10 +101,9 @@ def _flat_load(
 
 
 def _flat_fetch(plan: FusionPlan, a: Atom) -> Index:
-    args = tuple(x.map_atoms(lambda b: _flat_fetch(plan, b)) for x in a.args)
     if a.kind != "fetch":
-        return Index({(replace(a, args=args),): 1})
-    buffer, address = plan.address_of(a.name, args)
+        return Index({(a,): 1})
+    buffer, address = plan.address_of(a.name, a.args)
     return fetch(buffer, (address,))
 
 

@@ -24,7 +24,7 @@ from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof_attention import prove_attention
 from polydyn.schedules.reuse import Proofs
-from polydyn.schedules.schedule import schedule_attention
+from polydyn.schedules.schedule import attention_groups, schedule_attention
 
 Form: TypeAlias = ContractGroup | AttentionGroup | LoweredGroup
 
@@ -87,14 +87,15 @@ class KernelBuilder(Builder[Kernel]):
 
     def _placed(self, group: FusedGroup, form: Form) -> Placed[Kernel]:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
-        verify_group(lowered.group)
         self.unproven += prove_prologue(self.plan, group)
         free = {x for names in self.plan.strides.values() for x in names}
         self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params, free)]
         key = self._key(form)
         found = self.again(group, lowered, key)
         if found is None:
+            verify_group(lowered.group)
             self.forms[key] = form
+            self.show(group, _name(form, key), *_solved(form))
             built = self._build(form, key)
             found = Placed(group, lowered, key, built.kernels, built.decision, built.reasons)
             self.placed[key] = found
@@ -113,7 +114,7 @@ class KernelBuilder(Builder[Kernel]):
         if isinstance(form, LoweredGroup):
             return _Choice((self._nest(form.group, key),))
         kernel = self._attention(form, key)
-        prove_attention(form.lowered.group, kernel.parts, kernel.tree(), kernel.tiles())
+        prove_attention(kernel.schedule, kernel.parts)
         return _Choice((kernel.build(),))
 
     def _contract(self, form: ContractGroup, key: str) -> _Choice:
@@ -121,7 +122,7 @@ class KernelBuilder(Builder[Kernel]):
         proofs = Proofs(group)
         roles = proofs.contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
-        kernel = build(f"contract_{key[:12]}", group, roles, self.target, form.packed, fill=form.fill)
+        kernel = build(_name(form, key), group, roles, self.target, form.packed, fill=form.fill)
         proofs.prove_contract(kernel.schedule, kernel.tiles())
         tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         if tuned is None:
@@ -150,9 +151,22 @@ class KernelBuilder(Builder[Kernel]):
 
     def _attention(self, form: AttentionGroup, key: str) -> AttentionKernel:
         if key not in self.attentions:
-            name, group, parts = f"attention_{key[:12]}", form.lowered.group, schedule_attention(form.parts)
-            self.attentions[key] = AttentionKernel(name, group, parts, self.target, frozenset())
+            name, parts = _name(form, key), schedule_attention(form.parts)
+            self.attentions[key] = AttentionKernel(name, form.lowered.group, parts, self.target, frozenset())
         return self.attentions[key]
+
+
+def _name(form: Form, key: str) -> str:
+    """The name of the kernel of a form."""
+    kind = {ContractGroup: "contract", AttentionGroup: "attention", LoweredGroup: "nest"}[type(form)]
+    return f"{kind}_{key[:12]}"
+
+
+def _solved(form: Form) -> tuple[Group, ...]:
+    """The groups whose schedules are solved."""
+    if isinstance(form, AttentionGroup):
+        return attention_groups(form.parts)
+    return (form.group if isinstance(form, LoweredGroup) else form.lowered.group,)
 
 
 def _with_dot(dot: DotKernel, others: _Choice) -> _Choice:

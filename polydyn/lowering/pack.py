@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from polydyn.graph.reference import evaluate_index
 from polydyn.lowering.group import Pack
 from polydyn.schedules.expr import Array
-from polydyn.schedules.index import Atom, Index
+from polydyn.schedules.index import Index
 
 
 def pack(p: Pack, source: Array) -> Array:
@@ -19,7 +20,7 @@ def pack(p: Pack, source: Array) -> Array:
     }
     dense = _strided(p.address, names, sizes, source)
     if dense is None:
-        dense = source.reshape(-1)[np.broadcast_to(evaluate(p.address, grids), sizes)]
+        dense = source.reshape(-1)[np.broadcast_to(evaluate_index(p.address, grids, {}), sizes)]
     nb = len(p.batch)
     panels = -(-p.col[1] // p.width)
     if p.col[1] % p.width:
@@ -51,20 +52,3 @@ def _strided(address: Index, names: list[str], sizes: list[int], source: Array) 
     flat = np.ascontiguousarray(source).reshape(-1)[start:]
     return np.lib.stride_tricks.as_strided(flat, sizes, [s * flat.itemsize for s in strides], writeable=False)
 
-
-def evaluate(i: Index, env: dict[str, Array]) -> Array:
-    """The values of an Index on grids of iterators."""
-    total: Array = np.zeros((), np.int64)
-    for m, c in i.terms.items():
-        term: Array = np.asarray(c, np.int64)
-        for a in m:
-            term = term * (env[a] if isinstance(a, str) else _atom(a, env))
-        total = total + term
-    return total
-
-
-def _atom(a: Atom, env: dict[str, Array]) -> Array:
-    args = [evaluate(x, env) for x in a.args]
-    if a.kind == "floordiv":
-        return np.asarray(args[0] // args[1])
-    return np.asarray(np.minimum.reduce(args) if a.kind == "min" else np.maximum.reduce(args))

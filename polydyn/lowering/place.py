@@ -10,13 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from polydyn.debug import Level, show
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_contraction
+from polydyn.fusion.show import show_group as show_fused
 from polydyn.graph.ir import iterators
 from polydyn.lowering.flatten import check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.schedules.decision import ONLY, Decision
 from polydyn.schedules.index import ZERO, Index, product
+from polydyn.schedules.model import Group
+from polydyn.schedules.show import show_group, show_schedule
 
 K = TypeVar("K")
 
@@ -82,6 +86,11 @@ class Builder(ABC, Generic[K]):
     @abstractmethod
     def attention(self, group: FusedGroup) -> Placed[K] | None:
         """The kernels of a whole attention; None, mostly with a note, when it is better run in parts."""
+
+    def show(self, group: FusedGroup, name: str, *solved: Group) -> None:
+        """Shows a group before it is built as the kernel ``name``. ``solved``: the groups that have a schedule."""
+        show(Level.GROUPS, name, "group", lambda: show_fused(self.plan, group) + "".join(map(show_group, solved)))
+        show(Level.SCHEDULES, name, "matrix", lambda: "\n".join(map(show_schedule, solved)))
 
     def again(self, group: FusedGroup, lowered: LoweredGroup, key: str) -> Placed[K] | None:
         """A place of a group that was built before."""

@@ -11,6 +11,7 @@ import polydyn
 from polydyn.build.compiler import Library, build_library
 from polydyn.build.features import architecture
 from polydyn.codegen.cuda_kernel import TensorMapOf
+from polydyn.debug import Level, show
 from polydyn.errors import BuildError
 from polydyn.gpu.hardware import Hardware, device_of
 from polydyn.gpu.images import Images, build_images
@@ -62,6 +63,7 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
     if built is not None:  # who launches a single version needs to know where its constants lie
         more["constants"] = {n: {"offset": o, "bytes": plan.constants[n].nbytes} for n, o in offsets.items()}
     host = host_program(plan, offsets, int(weights.size))
+    show(Level.TEXTS, "", "host", lambda: host.text, "c")
     files = sources(plan.place) | plan.headers | {"host.c": host.text} | units
     library = build_library(*_split(files), host_target(target, plan.on_device))
     artifact = Artifact(_manifest(plan, host) | _made(library, target) | more, files, library.data, weights)

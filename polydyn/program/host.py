@@ -12,6 +12,7 @@ from polydyn.program.plan import Buffer, HostPlan, size_bytes
 from polydyn.program.waves import intermediate_lives, wave_ranges
 from polydyn.schedules.expr import DTYPES
 from polydyn.schedules.index import Index, product
+from polydyn.schedules.ranges import is_nonnegative
 
 ROLES = {
     "input": "PD_INPUT_ROLE",
@@ -141,14 +142,6 @@ def _check_tables(plan: HostPlan, values: Evaluation) -> Tables:
     }
 
 
-def _surely_nonnegative(x: Index) -> bool:
-    """Sums of products of symbols, and quotients and extremes of such."""
-    return all(
-        c > 0 and all(isinstance(a, str) or all(map(_surely_nonnegative, a.args)) for a in m)
-        for m, c in x.terms.items()
-    )
-
-
 def _memory_tables(
     plan: HostPlan, values: Evaluation, slots: Sequence[Slot], order: Mapping[str, int], offsets: Mapping[str, int]
 ) -> Tables:
@@ -167,7 +160,7 @@ def _memory_tables(
         buffers.append(f"{{{ROLES[b.role]}, {place}, {offsets.get(name, 0)}}}")
         if b.role in ("output", "intermediate"):
             for axis, dim in enumerate(b.shape):
-                if not _surely_nonnegative(dim) and dim not in signs:
+                if not is_nonnegative(dim) and dim not in signs:
                     text = quote(f"axis {axis} of '{name}', {_bare(dim)},")
                     signs[dim] = f"{{{values.of(dim)}, {text}}}"
     copies = [

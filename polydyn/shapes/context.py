@@ -1,4 +1,4 @@
-"""ShapeContext: everything that is known about the sizes of a model.
+"""ShapeContext: all facts about the sizes of a model.
 
 A fact learned late holds everywhere, because dims are read through ``canonical``: equalities are kept as oriented
 rewriting rules over the monomials of the polynomial normal form. For single symbols this is a union-find whose
@@ -89,7 +89,7 @@ class ShapeContext:
             )  # fmt: skip
 
     def _restrict(self, symbol: str, sizes: Sizes, where: str) -> None:
-        """What the user says of a dim is checked on every call."""
+        """Restricts a dim to the sizes that the user states; every call checks them."""
         place, s = f"dim {symbol} of {where}: the program was compiled for", Index.of(symbol)
         why = f"{place} {sizes.low} <= {symbol}" + ("" if sizes.high is None else f" <= {sizes.high}")
         low, high = sizes.bounds
@@ -110,7 +110,7 @@ class ShapeContext:
     # -- asking --------------------------------------------------------------------------------------------------
 
     def canonical(self, dim: IndexLike) -> Index:
-        """The preferred form of a dim under all facts known now."""
+        """The preferred form of a dim under all facts so far."""
         p = Index.of(dim)
         if p in self._cache:
             return self._cache[p]
@@ -315,7 +315,7 @@ class ShapeContext:
             self._cache.clear()
 
     def _divide_again(self) -> None:
-        """What is a multiple of what, said about the dims as they are now."""
+        """Expresses divisibility facts over the dims as they are now."""
         self._multiples, self._exact = Multiples(), set()
         others: list[tuple[Index, Index]] = []
         for dim, divisor, why in self._divisible:
@@ -374,13 +374,13 @@ class ShapeContext:
         self._changed()
 
     def _chain(self, dims: Iterable[IndexLike]) -> str:
-        """Everything learned of the symbols of dims, a line each: what replaced them, then the rest."""
+        """All facts about the symbols of dims, one per line: first what replaced them."""
         symbols, whys = self._rules.related(s for d in dims for s in Index.of(d).symbols())
         whys += [g.message for g in self._guards.values() if g.left.symbols() | g.right.symbols() <= symbols]
         return "".join(f"\n  because: {w}" for w in dict.fromkeys(whys))
 
     def undecided(self, question: str, dims: Iterable[IndexLike]) -> str:
-        """A message for what cannot be decided: the question, where the symbols come from, the facts known of them."""
+        """The message of an open question: the question, where its symbols come from, the facts about them."""
         expressions = [Index.of(d) for d in dims]
         symbols = sorted({s for d in expressions for s in (*d.symbols(), *self.canonical(d).symbols())})
         origins = "".join(f"\n  {s} is {self._where[s]}" for s in symbols if s in self._where)
@@ -399,7 +399,7 @@ def _single_symbol(p: Index) -> tuple[str, int] | None:
 
 
 def _extreme_bounds(d: Index) -> list[tuple[Index, Index]]:
-    """Inequalities that follow from ``d == 0`` where d holds a min or max alone: it is no more than its arguments."""
+    """Inequalities that follow from ``d == 0`` where d holds a min or max alone: it is at most each argument."""
     out: list[tuple[Index, Index]] = []
     for m, v in sorted(d.terms.items(), key=str):
         a = m[0] if len(m) == 1 else None
@@ -410,7 +410,7 @@ def _extreme_bounds(d: Index) -> list[tuple[Index, Index]]:
 
 
 def _extreme_choice(d: Index) -> list[tuple[Index, Index]]:
-    """``d == 0`` where d becomes 0 when a min or max takes one of its arguments: the inequalities that say so."""
+    """The inequalities that follow from ``d == 0`` when d is 0 only if a min or max takes one of its arguments."""
     for m, v in sorted(d.terms.items(), key=str):
         a = m[0] if len(m) == 1 else None
         if abs(v) == 1 and isinstance(a, Atom) and a.kind in ("min", "max"):
@@ -422,7 +422,7 @@ def _extreme_choice(d: Index) -> list[tuple[Index, Index]]:
 
 
 def _exact_division(d: Index) -> tuple[Index, Index] | None:
-    """``(y, n)`` when ``d == 0`` says no more than that y is a multiple of n: d is ``+-(y - n * ((y + r) // n))``.
+    """``(y, n)`` when ``d == 0`` means only that y is a multiple of n: d is ``+-(y - n * ((y + r) // n))``.
 
     r is 0, or any number below a constant n: halves of an odd size, rounded up and doubled, are not that size. y may be
     a quotient itself: ``(y + r) // n`` is ``x // (m * n)`` where ``y + r`` is ``x // m``.

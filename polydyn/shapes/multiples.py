@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import gcd, lcm
 
-from polydyn.schedules.index import Atom, Index, Monomial, fetch, floordiv, maximum, minimum
+from polydyn.schedules.index import Atom, Index, Monomial, floordiv
 
 MARK = "%"
 """First character of the symbols that stand for quotients; no model's symbol begins with it."""
 
 
 class Multiples:
-    """Symbol -> the largest constant that it is known to be a multiple of."""
+    """Symbol -> the largest constant that certainly divides it."""
 
     def __init__(self) -> None:
         self.of: dict[str, int] = {}
@@ -29,7 +29,7 @@ class Multiples:
         self._forward[symbol] = Index.of(MARK + symbol) * self.of[symbol]
 
     def quotients(self, facts: Sequence[tuple[Index, Index]]) -> list[tuple[Index, Index]]:
-        """Learns from (x, n), x a multiple of n, where x is a known quotient; returns the facts that are none.
+        """Takes facts (x, n), x a multiple of n. Learns from those whose x is a quotient; returns the others.
 
         An ``L`` whose half is a multiple of 2 is one of 4.
         """
@@ -62,7 +62,7 @@ class Multiples:
         return out
 
     def outside(self, p: Index) -> Index:
-        """``8 * %L`` written as ``L``, and what is left of ``%L`` as ``L // 8``."""
+        """``8 * %L`` written as ``L``, and a remaining ``%L`` as ``L // 8``."""
         if not any(s.startswith(MARK) for s in p.symbols()):
             return p
         p = p.map_atoms(self._atom)
@@ -72,10 +72,7 @@ class Multiples:
         return out
 
     def _atom(self, a: Atom) -> Index:
-        args = tuple(self.outside(x) for x in a.args)
-        if a.kind == "fetch":
-            return fetch(a.name, args)
-        return floordiv(*args) if a.kind == "floordiv" else (minimum if a.kind == "min" else maximum)(*args)
+        return Atom(a.kind, tuple(self.outside(x) for x in a.args), a.name).normal()
 
     def _term(self, m: Monomial, c: int) -> Index:
         """One product. Its coefficient, as far as it goes, turns quotients back into symbols."""

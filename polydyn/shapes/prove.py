@@ -1,4 +1,4 @@
-"""Proofs that an Index is never negative, from ranges of symbols, iterators and known inequalities."""
+"""Proofs that an Index is never negative, from ranges of symbols, iterators and given inequalities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polydyn.schedules.ranges import Ranges, is_nonnegative
 
 @dataclass(frozen=True)
 class Facts:
-    """What may be used: ``sizes`` (low, high) of symbols, ``facts`` (each >= 0), ``iterators`` with their extents."""
+    """Facts of a proof: ``sizes`` (low, high) of symbols, ``facts`` (each >= 0), ``iterators`` with their extents."""
 
     sizes: Mapping[str, tuple[int, int | None]]
     facts: tuple[Index, ...]

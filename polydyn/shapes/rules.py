@@ -29,7 +29,7 @@ class Rules:
         self._why: dict[str, str] = {}
 
     def declare(self, symbol: str, invented: bool = False) -> None:
-        """Makes a symbol known; the earlier, the more preferred."""
+        """Declares a symbol. Symbols that are declared earlier are preferred."""
         self.order.setdefault(symbol, len(self.order))
         if invented:
             self.invented.add(symbol)

@@ -1,4 +1,4 @@
-"""What the user knows of a dynamic dim: its range, a multiple, the sizes that are likely."""
+"""What a user states about a dynamic dim: its range, a multiple, the sizes that are likely."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Sizes:
         numbers = [self.low, self.multiple, *self.likely, *([] if self.high is None else [self.high])]
         odd = next((n for n in numbers if isinstance(n, bool) or not isinstance(n, int)), None)
         if odd is not None:
-            raise ShapeError(f"{odd!r} is no size", remedy="give integers")
+            raise ShapeError(f"{odd!r} is not a size", remedy="give integers")
         if self.multiple < 1:
-            raise ShapeError(f"sizes are no multiples of {self.multiple}", remedy="give a multiple >= 1")
+            raise ShapeError(f"sizes cannot be multiples of {self.multiple}", remedy="give a multiple >= 1")
         first, last = self.bounds
         if self.low < 0 or (last is not None and last < first):
             raise ShapeError(f"the range {self.range_text()} holds no size", remedy="give 0 <= low <= high")
@@ -81,7 +81,7 @@ class Sizes:
             )  # fmt: skip
         except ValueError:
             raise ShapeError(
-                f"{text!r} are no sizes", rule="low:high:multiple@likely",
+                f"{text!r} does not describe sizes", rule="low:high:multiple@likely",
                 remedy="write 1:64, 8:512:8 or 1:512@128:0.6,384:0.4",
             ) from None  # fmt: skip
 
@@ -92,7 +92,7 @@ class Sizes:
         return -(-self.low // m) * m, None if self.high is None else self.high // m * m
 
     def holds(self, size: int) -> bool:
-        """Whether a size is allowed."""
+        """Whether a size is in the range and a multiple."""
         return self.low <= size and (self.high is None or size <= self.high) and size % self.multiple == 0
 
     def range_text(self) -> str:
@@ -131,6 +131,6 @@ def sizes_by_name(dims: Dims | None) -> dict[str, Sizes]:
             raise ShapeError(e.args[0].split("\n")[0], dim=name, remedy=e.remedy) from None
         except TypeError:
             raise ShapeError(
-                f"{value!r} are no sizes", dim=name, remedy="give (low, high) or polydyn.Sizes"
+                f"{value!r} does not describe sizes", dim=name, remedy="give (low, high) or polydyn.Sizes"
             ) from None  # fmt: skip
     return out

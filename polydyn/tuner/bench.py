@@ -13,7 +13,7 @@ from polydyn.build.eviction import touch
 from polydyn.codegen.cpu_contract import ContractKernel
 from polydyn.codegen.kernel import LEAVES, leaf_headers
 from polydyn.codegen.kernel import Kernel as Source
-from polydyn.errors import BuildError, PolydynError
+from polydyn.errors import BuildError, PolydynError, ScheduleError
 from polydyn.program.runtime import sources
 from polydyn.schedules.index import Index
 from polydyn.tuner.launches import BLOCKS, SHORT, LaunchBench, Part
@@ -93,7 +93,7 @@ class CpuBench(LaunchBench[CpuTask]):
                 continue
             try:
                 new[form] = self.task.kernel(tile, self._builder(tile, sketched))
-            except PolydynError as e:
+            except ScheduleError as e:  # the tuple breaks a rule; what else fails is a bug
                 self._refuse(tile.compile, e)
         if new:
             self._compile(new)
@@ -113,7 +113,7 @@ class CpuBench(LaunchBench[CpuTask]):
             return False
         try:
             builder = self.task.builder(tile, "sketch", Sketch)
-        except PolydynError:
+        except ScheduleError:
             return False  # the whole kernel is refused for the same reason, which is then noted
         return isinstance(builder, Sketch) and builder.covers(self.task.params(shape))
 

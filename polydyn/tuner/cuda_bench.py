@@ -15,7 +15,7 @@ from polydyn.build.cache import digest, stored_file
 from polydyn.build.features import available_cores
 from polydyn.codegen.cuda_kernel import CudaKernel
 from polydyn.codegen.cuda_product import TiledProduct
-from polydyn.errors import BuildError, PolydynError
+from polydyn.errors import BuildError, ScheduleError
 from polydyn.gpu.compiler import compile_cuda
 from polydyn.gpu.emulator import compile_emulated
 from polydyn.gpu.hardware import Hardware as Device
@@ -174,7 +174,7 @@ class DeviceBench(LaunchBench[CudaTask]):
         for i, (tile, shape) in enumerate(launches):
             try:
                 wanted[i] = self.kernels.fitting(tile, shape, self.device)
-            except PolydynError as e:
+            except (BuildError, ScheduleError) as e:  # what else fails is a bug
                 self.failures[tile.compile] = str(e)
         self._build([(launches[i][0], k) for i, k in wanted.items()])
         asked = {i: k for i, k in wanted.items() if k.name in self._built}

@@ -1,1 +1,1 @@
-"""Tuning: hardware descriptions, records, search spaces, explorers, cost models, choosing the kernels to keep."""
+"""Tuning: hardware descriptions, records, search spaces, explorers, cost models, selecting kernels."""

@@ -1,4 +1,4 @@
-"""What tuning knows of a group: a backbone of loops, the operands it touches, and tile tuples.
+"""The description of a group for tuning: a backbone of loops, the operands it touches, and tile tuples.
 
 Sizes are counted in loop iterations and bytes. A dynamic loop's extent is the symbol of the same name; who knows the
 model's own symbols substitutes them (``estimate.subs({"i": batch * length})``).
@@ -20,7 +20,7 @@ Shape = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop of the backbone. ``extent`` None: known at run time only. ``kind``: ``parallel`` or ``reduction``."""
+    """A loop of the backbone. ``extent`` None: given by a call. ``kind``: ``parallel`` or ``reduction``."""
 
     name: str
     extent: int | None

@@ -24,13 +24,13 @@ class Bench(Protocol):
 
     @property
     def source(self) -> str:
-        """What the records of this bench are to say."""
+        """The source that records of this bench name."""
 
     def per_operation(self, tiles: Sequence[Tile]) -> Sequence[float]:
         """Seconds per operation on a saturating instance; ``inf`` where building or running failed."""
 
     def kernel(self, tile: Tile) -> Kernel:
-        """Resources, wave and lone-block times of a tuple that ran."""
+        """Resources, wave and single-block times of a tuple that ran."""
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> Sequence[float]:
         """Seconds of a whole launch of each tuple at a shape, the least of ``turns`` rounds."""
@@ -105,7 +105,7 @@ class RecordedBench:
 
     @property
     def source(self) -> str:
-        """That of the bench inside."""
+        """The source of the wrapped bench."""
         return self._bench.source
 
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
@@ -124,7 +124,7 @@ class RecordedBench:
         return Kernel(tile, resources, *(wave.value(n) for n in _TIMES))
 
     def _measured(self, tile: Tile) -> Kernel:
-        """What the bench inside finds, unless it failed before. BuildError: it fails."""
+        """The result of the wrapped bench. BuildError: it fails, or failed before."""
         if tile in self._failed:
             raise BuildError(f"tuple {tile} did not run, the records say")
         try:

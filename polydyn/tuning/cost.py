@@ -23,7 +23,7 @@ _UNIT = 1 << 10
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and what is known of it.
+    """A kernel with its resources and measured times.
 
     Seconds, from records or an analytical model: ``fixed`` + ``step`` per block step of the reduction is the time of
     a full wave (as many blocks as fit the machine); ``alone_*`` the same with one block per unit. ``one_row``,
@@ -55,7 +55,7 @@ def grid(backbone: Backbone, tile: Tile) -> Index:
 
 
 def blocks_at(backbone: Backbone, tile: Tile, sizes: Shape) -> int:
-    """``grid`` for known extents, in plain integers."""
+    """``grid`` for given extents, in plain integers."""
     block = tile.level("b")
     return math.prod(-(-sizes[x.name] // block[x.name]) for x in backbone.parallel) * tile.get("split")
 
@@ -241,8 +241,8 @@ def polydyn(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     """polydyn's estimate: small grids, long reductions, split reductions and bandwidth in one closed form.
 
     A unit with u blocks of which o are resident needs at least ``u`` times its share of a full wave and at least
-    ``ceil(u / o)`` times the latency of a lone block; the machine needs the time of its memory traffic. The two overlap
-    but for an eighth of the shorter one, which also ranks kernels where memory alone decides. A split
+    ``ceil(u / o)`` times the latency of a single block; the machine needs the time of its memory traffic. The
+    two overlap but for an eighth of the shorter one, which also ranks kernels where memory alone decides. A split
     reduction adds the traffic of its partial results. On a CPU tiles are exact (``_exact``).
     """
     tile = kernel.tile

@@ -12,7 +12,8 @@ from functools import cached_property
 
 from polydyn.codegen.cuda_contract import CudaContractKernel
 from polydyn.codegen.cuda_instructions import INSTRUCTIONS
-from polydyn.codegen.cuda_product import CudaTile, product_declined
+from polydyn.codegen.cuda_product import product_declined
+from polydyn.codegen.cuda_tile import CudaTile
 from polydyn.codegen.cuda_tiles import MULTIPLIED, TF32, broken, grain, of_warp, registers, shared_bytes, warp_part
 from polydyn.codegen.cuda_work import UNITS, WARP, WAVEFRONT
 from polydyn.errors import BuildError, Declined, ScheduleError
@@ -36,7 +37,7 @@ GENERATOR = "1"
 
 
 def hardware_of(device: Device) -> Hardware:
-    """A GPU's data file as spaces and cost models want it: the instructions that kernels are made of, at their peaks.
+    """A GPU's data file in the form of spaces and cost models: the instructions of kernels, at their peaks.
 
     ``tile`` of an instruction is what a warp's part is a multiple of. Shared memory includes what the system reserves
     for each block.
@@ -155,7 +156,7 @@ def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False)
 
 
 def _compiler(arch: str) -> str:
-    """What compiles for an architecture; empty where nothing does."""
+    """The version of the compiler for an architecture; empty without one."""
     if arch == EMULATED:
         return EMULATED
     try:

@@ -1,7 +1,7 @@
 """Explorers: which tuples of a space to measure, in which order.
 
 An explorer is a function ``(space, objective, trials, seed) -> trials in order``. It is deterministic in the space, the
-seed and the costs it is told. That makes stopping and resuming a matter of records alone: ``bench.Remembered`` answers
+seed and the costs it gets. That makes stopping and resuming a matter of records alone: ``bench.Remembered`` answers
 what was measured before from the record file, so a resumed run repeats its steps without measuring and then goes on.
 """
 
@@ -60,7 +60,7 @@ def in_order(order: Sequence[Tile]) -> Explorer:
 
 
 def after(first: Sequence[Tile], explorer: Explorer) -> Explorer:
-    """An explorer that measures some tuples before its own, which they are counted with."""
+    """An explorer that measures some tuples first; they count as its trials."""
 
     def explore(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
         start = _measure(first, objective)

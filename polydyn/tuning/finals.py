@@ -1,4 +1,4 @@
-"""polydyn's last step of a search: what its model likes best is measured at a few sizes, and the model is corrected.
+"""polydyn's last step of a search: the model's best kernels are measured at a few sizes, and the model is corrected.
 
 A closed form follows one kernel from size to size within a per cent or two; between two kernels it can be wrong by
 several, because what it was fitted to (one wave, one block) knows neither caches nor memory. A few whole launches of
@@ -84,7 +84,7 @@ def between(
 def corrected(
     problem: Problem, bench: Bench, kernels: Sequence[Kernel], costs: Sequence[Index], longest: float
 ) -> tuple[list[Kernel], list[Index], Table]:
-    """Kernels that ran, their closed forms (picoseconds) times a factor of their own, and the table.
+    """Kernels that ran, their closed forms (picoseconds), each times its factor, and the table.
 
     ``longest``: seconds of the longest launch that is measured, by the closed forms.
 

@@ -1,4 +1,4 @@
-"""Hardware descriptions: what search spaces and analytical cost models know of a machine.
+"""Hardware descriptions: the machine as search spaces and analytical cost models see it.
 
 Units: bytes, bytes per second, operations per second. ``units`` are streaming multiprocessors on a GPU, worker
 threads on a CPU. The *local* memory is where a block tile lives: shared memory, or the L2 share of a core.

@@ -30,7 +30,7 @@ _START_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker said: ``value``, or why there is none in ``failure`` (empty on success)."""
+    """A worker's answer: ``value``, or why there is none in ``failure`` (empty on success)."""
 
     value: Any = None
     failure: str = ""

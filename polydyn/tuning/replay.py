@@ -84,7 +84,7 @@ class Simulated:
         )
 
     def kernel(self, tile: Tile) -> Kernel:
-        """What building a tuple and measuring one wave, and one block per unit, would tell."""
+        """What building a tuple and measuring one wave, and one block per unit, would give."""
         used = usage(self.backbone, self.hardware, tile)
         resident = max(1, blocks_per_unit(used, self.hardware))
         sizes = {n: 2 * v for n, v in tile.level("b").items()}

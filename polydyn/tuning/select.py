@@ -1,4 +1,4 @@
-"""Choosing the kernels to keep, from a table of throughputs.
+"""Selecting kernels from a table of throughputs.
 
 ``table[m, i]``: throughput of kernel m on instance i (any unit; 0 where it cannot run), as measured or estimated.
 ``weights[i]``: importance of instance i (probability times operations). All choices break ties by position.
@@ -141,7 +141,7 @@ def cover(
 
 
 def winners(table: Table) -> Selection:
-    """Every kernel that is best on some instance: Vortex keeps what its run-time model would ever choose."""
+    """Every kernel that is best on some instance: Vortex keeps every kernel that its run-time model can choose."""
     return assign(table, [int(m) for m in table.argmax(0)])
 
 

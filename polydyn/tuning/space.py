@@ -194,7 +194,7 @@ def instruction_of(backbone: Backbone, hardware: Hardware, tile: Tile) -> Instru
 
 def bind(backbone: Backbone, hardware: Hardware, sizes: Mapping[str, int]) -> Tile:
     """A tile tuple with binding times: on a CPU the cache tile of parallel loops is given at launch, all else when
-    compiled (the proofs of a kernel want the steps of a reduction block as a number).
+    compiled (the proofs of a kernel need the steps of a reduction block as a number).
     """
     free = {f"b.{x.name}" for x in backbone.parallel} if hardware.kind == "cpu" else set()
     launch = {n: v for n, v in sizes.items() if n in free}

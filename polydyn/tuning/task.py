@@ -1,6 +1,6 @@
-"""Tuning tasks: the matmul-like groups of a plan, each with its backbone and what its kernels are called with.
+"""Tuning tasks: the matmul-like groups of a plan, each with its backbone and the arguments of its kernels.
 
-What is tuned on a CPU is the register tile, the reduction block and the tasks of ``codegen.cpu_contract`` (CPU.md 1 and
+On a CPU the register tile, the reduction block and the tasks of ``codegen.cpu_contract`` are tuned (docs/cpu.md 1 and
 2); groups of other kinds have one form each and no sizes to choose. Tasks for CUDA: ``cuda_task.py``.
 """
 
@@ -116,7 +116,7 @@ def declined_data(key: str, group: Group, extents: Iterable[Index], reason: str 
     """
     symbols = {str(e) for e in extents if e.is_symbol}
     if not reason and set(group.params) - symbols:
-        reason = "a parameter is no extent of a loop"
+        reason = "a parameter is not the extent of a loop"
     if not reason and any(_irregular(group, s) for s in group.statements):
         reason = "it reads at places that data decide"
     return Declined(f"group {key} is not tuned: {reason}") if reason else None

@@ -79,11 +79,13 @@ def phased(
     band: Seq[str],
     stages: Iterable[Seq[str]],
     axes: Mapping[str, str] | None = None,
+    loops: Mapping[str, Coord] | None = None,
 ) -> Scheduled:
     """The solved matrix of a stitch: loops that all statements share, in them stages one after another with loops of
     their own (BladeDISC 4; TSCompiler 5.2's phase row).
 
-    ``stages``: names of statements that share their inner loops. Before: statements one after another. After::
+    ``stages``: names of statements that share their inner loops; ``axes``, ``loops`` as for ``fused``.
+    Before: statements one after another. After::
 
         band r
           sequence
@@ -92,11 +94,11 @@ def phased(
 
     Refuses: nothing; a stage whose statements differ in their loops is found by the proof.
     """
-    axis = dict(axes or {})
+    axis, named = dict(axes or {}), dict(loops or {})
     tm = _map(group, axis)
 
     def coord(x: str) -> Coord:
-        return it(axis.get(x, x))
+        return named.get(x, it(axis.get(x, x)))
 
     views = {
         s.name: View(tuple(Loop(coord(x), tm.axes[axis.get(x, x)]) for x in s.iterators), Role(s.role))
@@ -366,6 +368,29 @@ def distribute(t: Scheduled, at: Coord, of: str) -> Scheduled:
     tree = rewrite(flat(t.tree), all_of(t), f)
     the(hit, f"{of} has no loop {at} over a sequence: {list(path(flat(t.tree), of))}")
     return replace(t, tree=tree)
+
+
+def rename(t: Scheduled, statements: Iterable[str], new: Mapping[Coord, Coord]) -> Scheduled:
+    """Loops of these statements by other names, which are variables of the kernel; digits stay what they are.
+
+    Parts that stand beside each other may use one name for different loops, as functions do for their variables.
+    Before: band c_d: B. After: band c_j: B. Refuses: a new name that one of the statements has already.
+    """
+    names, views = frozenset(statements), {}
+    for n in names:
+        view = t.view(n)
+        twice = {x.coord for x in view.loops} & set(new.values())
+        if twice:
+            raise refuse(f"{n} has loops {sorted(twice)} already")
+        views[n] = replace(view, loops=tuple(replace(x, coord=new.get(x.coord, x.coord)) for x in view.loops))
+
+    def f(node: Tree, inside: frozenset[str]) -> Tree | None:
+        if not isinstance(node, Band) or not inside <= names:
+            return None
+        members = tuple(new.get(Coord(m), Coord(m)) for m in node.members)
+        return Band(members, rewrite(node.child, inside, f))
+
+    return replace(t.put(views), tree=rewrite(t.tree, all_of(t), f))
 
 
 def _members(tree: Tree, new: Mapping[Coord, Seq[Coord]]) -> Tree:

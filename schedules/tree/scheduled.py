@@ -13,7 +13,7 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import TiledGroup
 from polydyn.schedules.tree.names import Coord, End, Meets, extent
 from polydyn.schedules.tree.nodes import Band, Leaf, Mark, Sequence, TileStatement, Tree
-from polydyn.schedules.tree.tilemap import Digit, TileMap, View
+from polydyn.schedules.tree.tilemap import Digit, Loop, TileMap, View
 
 V = Index.of
 _T = TypeVar("_T")
@@ -102,9 +102,20 @@ class Scheduled:
         return {axis: self.map.element(statement, axis, x.fixed | left) for axis in x.axes}
 
     def extents(self) -> dict[Coord, Index]:
-        """Steps of every loop; of the first digit of an axis as many as its extent needs."""
+        """Steps of every loop; of the first digit of an axis as many as its extent needs. (Of a name that several
+        loops have, those of the last one: ``parameters`` tells them apart.)
+        """
         counts = {n: e for n, (_, e) in self.map.sizes().items()}
         return {x.coord: x.extent.subs(counts) for w in self.map.views.values() for x in w.loops}
+
+    def parameters(self) -> dict[str, Index]:
+        """What stands for the steps of loops in ``tiled`` -> their number."""
+        counts = {n: e for n, (_, e) in self.map.sizes().items()}
+        return {_parameter(x): x.extent.subs(counts) for w in self.map.views.values() for x in w.loops}
+
+    def parameter(self, statement: str, loop: Coord) -> str:
+        """What stands for the steps of a statement's loop in ``tiled``."""
+        return _parameter(the([x for x in self.view(statement).loops if x.coord == loop], f"no loop {loop}"))
 
     def shape(self, buffer: str) -> dict[str, Index]:
         """Axis -> elements of a buffer along it."""
@@ -130,19 +141,27 @@ class Scheduled:
             order = path(tree, n)
             conditions: list[Condition] = []
             for x in sorted(view.loops, key=lambda x: order.index(x.coord)):
-                conditions += between(0, x.coord, V(extent(x.coord)))
+                conditions += between(0, x.coord, V(_parameter(x)))
                 if x.at:
-                    conditions.append(equals(x.coord, 0 if x.at is End.FIRST else V(extent(x.coord)) - 1))
+                    conditions.append(equals(x.coord, 0 if x.at is End.FIRST else V(_parameter(x)) - 1))
             for k, low, short in view.guard:
                 conditions += [at_least(k, low)] * bool(low)
-                conditions += [at_least(V(extent(k)) - 1 - short, k)] * bool(short)
+                conditions += [at_least(V(self.parameter(n, k)) - 1 - short, k)] * bool(short)
             coords = tuple(k for k in order if view.loop(k))
             statements.append(TileStatement(n, coords, tuple(conditions)))
-        used = dict.fromkeys(extent(x.coord) for view in self.map.views.values() for x in view.loops)
+        used = dict.fromkeys(_parameter(x) for view in self.map.views.values() for x in view.loops)
         tasks = self.parallel[0][1] if self.parallel else ()
-        whole = {extent(x.coord): self.map.extents[x.digits[0].axis] for view in self.map.views.values()
-                 for x in view.loops if len(x.digits) == 1 and len(self.map.axes[x.digits[0].axis]) == 1}  # fmt: skip
+        whole: dict[str, Index] = {}
+        for x in (x for view in self.map.views.values() for x in view.loops if x.digits):
+            axis = x.digits[0].axis
+            if x.digits == self.map.axes[axis]:  # what runs all of an axis ends with it
+                whole[_parameter(x)] = self.map.extents[axis]
         return TiledGroup(self.tree, tuple(statements), tuple(used), tasks, whole)
+
+
+def _parameter(x: Loop) -> str:
+    """Loops of one digit are named after it, so that loops of one name may run different digits."""
+    return extent(Coord(x.digits[0].name) if len(x.digits) == 1 else x.coord)
 
 
 # -- walking trees ---------------------------------------------------------------------------------------------------

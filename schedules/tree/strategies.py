@@ -84,7 +84,7 @@ def cpu_product(
     i, j, k = "i", "j", "k"
     t = solved(group, roles)
     t = tile(t, i, (b, Launch("B_i")), (c, "C_i"), (p, sizes.rows))
-    t = tile(t, j, (b, Launch("B_j")), (c, "C_j"), (p, _columns(sizes)))
+    t = tile(t, j, (b, Launch("B_j")), (c, "C_j"), (p, columns(sizes)))
     t = tile(t, k, (b, sizes.blocks), (p, sizes.steps))
     t = refine(t, j, p(j), ("q_j", sizes.vectors), (LANE, sizes.lanes))
     t = begins(balance(t, i, "r_tile", "r_lo"), i, c(i), "o_i", even=True)
@@ -101,7 +101,7 @@ def cpu_product(
         t = promote(t, operand(group, roles.row), i, FILL, ROWS, b(k), [ACC],
                     {a(i): (c(i), p(i)), a(k): (p(k),), **own})  # fmt: skip
     for axis in (i, j):  # exact loops and masks
-        t = clip(t, axis, *_whole(t, axis))
+        t = clip(t, axis, *uncopied(t, axis))
     t = clip(t, k, ACC, *[PACK] * pack, *[FILL] * fill)
     t = clip(t, j, PACK, whole=1) if pack else t  # whole vectors
     t = clip(t, i, FILL) if fill else t
@@ -112,13 +112,13 @@ def cpu_product(
     return mark(t, MarkName.FILL, a(i), FILL) if fill else t
 
 
-def _columns(x: CpuTile) -> Size:
+def columns(x: CpuTile) -> Size:
     """Columns of a register tile: as a number where it is one."""
     vectors, lanes = (V(n).constant for n in (x.vectors, x.lanes) if not isinstance(n, Launch))
     return "P_j" if vectors is None or lanes is None else vectors * lanes
 
 
-def _whole(t: Scheduled, axis: str) -> list[str]:
+def uncopied(t: Scheduled, axis: str) -> list[str]:
     """The statements that run every digit of an axis, copies left out."""
     digits = set(t.map.axes[axis])
     return [n for n, w in t.map.views.items() if digits <= set(w.digits) and w.role is not Role.COPY]

@@ -78,9 +78,9 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str | Path) -> Hardware:
-    """A description by name ("h200"), or from a JSON file of one's own.
+    """A description by name ("h200"), or from a JSON file given by its path.
 
-    Raises UnsupportedError for an unknown name, PolydynError for a file with missing, unknown or senseless fields.
+    Raises UnsupportedError for an unknown name, PolydynError for a file with missing, unknown or invalid fields.
     """
     path = Path(name) if str(name).endswith(".json") else HERE / f"{name}.json"
     if not path.exists():
@@ -108,7 +108,7 @@ def match(device_name: str) -> Hardware | None:
 
 
 def existing(target: str, name: str, multiprocessors: int) -> Hardware:
-    """The description of a device that there is, of a target's architecture, by the driver's words.
+    """The description of a device of this machine, of a target's architecture, by the driver's name for it.
 
     One without a file is like the target's usual device, its rates in proportion to its multiprocessors.
     """

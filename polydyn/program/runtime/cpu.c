@@ -71,7 +71,8 @@ static char *new_arena(size_t bytes) {
 
 /* A guess of how long one thread takes for a launch. */
 static int64_t launch_ns(const pd_launch_entry *l, const int64_t *v) {
-    return pd_max(pd_max(v[l->flops] / PD_FLOPS_PER_NS, v[l->bytes] / PD_BYTES_PER_NS), 0);
+    int64_t most = v[l->flops] < INT64_MAX / PD_BYTES_PER_FLOP ? v[l->flops] * PD_BYTES_PER_FLOP : INT64_MAX;
+    return pd_max(pd_max(v[l->flops] / PD_FLOPS_PER_NS, pd_min(v[l->bytes], most) / PD_BYTES_PER_NS), 0);
 }
 
 int64_t pd_place_scratch(pd_context *c) {
@@ -158,9 +159,9 @@ static int prepare(pd_context *c, int32_t k, void *const *inputs, void *const *o
     for (int32_t b = 0; b < n->buffers; b++) arguments[b] = c->buffers[plan->launch_buffers[n->first_buffer + b]];
     *part = (pd_part){.kernel = plan->kernels[n->kernel].kernel,
                       .buffers = arguments,
-                       .symbols = x->symbols + n->first_symbol,
-                       .tasks = x->tasks[k],
-                       .pieces = x->pieces[k]};
+                      .symbols = x->symbols + n->first_symbol,
+                      .tasks = x->tasks[k],
+                      .pieces = x->pieces[k]};
     return 1;
 }
 

@@ -55,6 +55,8 @@ void pd_pool_run(pd_pool *pool, const pd_job *job);
 /* What a core does in a nanosecond: round numbers, which only say how long a piece is and when it pays to wake. */
 #define PD_FLOPS_PER_NS 64
 #define PD_BYTES_PER_NS 16
+/* And what an operation touches at most: an int64, read and written. A launch may name a table of which it reads little. */
+#define PD_BYTES_PER_FLOP 16
 
 /* ---- subscripts (indices.c) ---- */
 

@@ -27,7 +27,7 @@
 
 #define SPIN_NS 200000     /* longer than most of what the host does between two launches */
 #define HOP_NS 200000      /* a worker moves out of the caller's way at most so often, on its own account */
-#define JOIN_NS 20000      /* the caller looks so often whether the worker that it waits for has a core */
+#define JOIN_NS 10000      /* the caller looks so often whether the worker that it waits for has a core */
 #define WAKE_RUN_NS 20000  /* runs of less work wake nobody: that takes 2 to 5 us and a worker needs as much to come */
 #define WAKE_NS 200000     /* inside a run, sleepers are woken for so much work, and at most so often */
 
@@ -330,7 +330,7 @@ static int64_t workers_for(const pd_pool *p, int64_t threads) {
 int pd_pool_acquire(pd_pool *p, int64_t threads, int64_t work_ns) {
     if (atomic_exchange_explicit(&p->busy, 1, acquire)) return 0;
     look(p);
-    grow(p, pd_min(threads, p->cores) - 1);
+    if (p->count < pd_min(threads, p->cores) - 1) grow(p, pd_min(threads, p->cores) - 1);
     atomic_store_explicit(&p->core, PD_CORE(), relaxed);
     int64_t workers = workers_for(p, threads);
     for (int64_t i = 0; i < workers && work_ns >= WAKE_RUN_NS; i++) {

@@ -1,4 +1,4 @@
-"""Exploring plans in a notebook: kernels as a graph that can be asked, sizes as expressions of computer algebra.
+"""Plans in a notebook: kernels as a graph that can be asked, sizes as expressions of computer algebra.
 
 Needs the extra ``polydyn[explore]``: networkx and sympy, which are imported when they are first needed.
 """

@@ -1,0 +1,196 @@
+"""After a day with a GPU: its reports as a result, what the cost model should suppose, what to mend first.
+
+    python -m benchmarks.gpu.after FOLDER [...] [--name gpu_h200] [--fit] [--out benchmarks/results]
+
+FOLDER: what ``run_all`` left, one for each call; a stage that was run again takes the place of the older one. Prints
+
+- what is wrong, then families of cases beside what they should reach, the farthest from it first, with their worst;
+- constants of the cost model beside what calibration measured;
+- with ``--fit``: the constants that would have made the selector choose best among what was timed (minutes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu.run_all import wrong
+from benchmarks.record import RESULTS
+from polydyn.gpu import hardware
+from polydyn.program import cuda_cost
+
+Stages = dict[str, dict[str, Any]]
+WORST = 3
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a family should reach: the geometric mean of their time over ours (``key``), and each case at least."""
+
+    mean: float
+    each: float = 0.0
+    key: str = "over_torch"
+
+
+GOALS = {
+    "large products": Goal(0.8, 0.5), "products": Goal(0.8, 0.5), "few rows": Goal(1.0, 0.5), "layers": Goal(0.8, 0.5),
+    "attention": Goal(0.6, 0.3), "softmax": Goal(1.0), "layernorm": Goal(1.0), "element-wise": Goal(1.0),
+    "bytes": Goal(0.8), "convolutions": Goal(0.5), "bert_base": Goal(1.0, key="over_inductor"),
+    "gpt2": Goal(1.0, key="over_inductor"), "selector": Goal(0.93, 0.5, key="of_best"),
+}  # fmt: skip
+LARGE, FEW = 2.0**36, 16
+"""Multiplications of a large product; rows that are few."""
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+def read(folders: Sequence[Path]) -> dict[str, Any]:
+    """The reports as one, stages by name. ValueError: they are of several devices."""
+    merged: dict[str, Any] = {"stages": {}}
+    for folder in folders:
+        for path in sorted(folder.rglob("report*.json")) if folder.is_dir() else [folder]:
+            report = json.loads(path.read_text())
+            merged |= {k: v for k, v in report.items() if k != "stages"}
+            merged["stages"] |= report["stages"]
+    devices = {s["device"] for s in merged["stages"].values() if "device" in s}
+    if len(devices) != 1:
+        raise ValueError(f"one device is expected, the reports are of {sorted(devices) or 'none'}")
+    return merged | {"device": devices.pop()}
+
+
+def sizes(name: str) -> dict[str, int]:
+    """The shape at the end of a case's name."""
+    found = re.search(r" ((?:[A-Z]\d+x)*[A-Z]\d+)(?: \w+)?$", name)
+    return {x[0]: int(x[1:]) for x in found[1].split("x")} if found else {}
+
+
+def family(stage: str, name: str) -> str:
+    """Which goal a result belongs to; empty: none."""
+    at = sizes(name)
+    if stage in ("gemm", "layers") and at.get("M", FEW + 1) <= FEW:
+        return "few rows"
+    if stage == "gemm":
+        return "large products" if math.prod(at.values()) >= LARGE else "products"
+    if stage == "stitch":
+        return name.partition("_")[0] if name.startswith(("softmax", "layernorm")) else "element-wise"
+    if stage == "real":
+        return name.partition(" ")[0]
+    return {"conv": "convolutions"}.get(stage, stage)
+
+
+def rated(stages: Stages) -> dict[str, list[tuple[float, dict[str, Any]]]]:
+    """Family -> (what was reached, result), worst first; models against Inductor."""
+    found: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+    for stage, record in stages.items():
+        for r in record["results"]:
+            goal = GOALS.get(family(stage, r["name"]))
+            value = 1 / r["loss"] if stage == "selector" and "loss" in r else r.get(goal.key if goal else "", 0)
+            if goal and value > 0:
+                found.setdefault(family(stage, r["name"]), []).append((value, r))
+    return {name: sorted(values, key=lambda x: x[0]) for name, values in found.items()}
+
+
+def mean(values: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+# ---- what it says --------------------------------------------------------------------------------------------------
+def failures(stages: Stages) -> Iterator[str]:
+    """Stages that failed and results that are wrong."""
+    for name, record in stages.items():
+        if "failed" in record:
+            yield f"{name}: {record['failed']}"
+        for r in wrong(record):
+            yield f"{name}: {r['name']}: {str(r.get('message', r)).splitlines()[0]} {r.get('blocking', '')}".rstrip()
+
+
+def order(stages: Stages) -> Iterator[str]:
+    """Families, those that are farthest from their goal first, each with its worst cases."""
+    found = rated(stages)
+    reached = {name: mean([v for v, _ in values]) for name, values in found.items()}
+    for name in sorted(found, key=lambda n: reached[n] / GOALS[n].mean):
+        goal, values = GOALS[name], found[name]
+        below = sum(v < goal.each for v, _ in values)
+        met = "met" if reached[name] >= goal.mean and not below else "MISSED"
+        count = f"{len(values):4} cases, {below} below {goal.each}"
+        yield f"{name:15} {reached[name]:6.2f} of {goal.mean:4.2f}  {met:6} {count}"
+        for value, r in values[:WORST]:
+            ours = f"{r['us']:9.1f} us" if "us" in r else ""
+            yield f"    {value:6.2f} {ours}  {r['name']}  {r.get('kernel') or r.get('taken', '')}"
+    for r in stages.get("real", {}).get("results", ()):
+        for line in r.get("longest", ()):
+            yield f"{r['name']}: {line}"
+
+
+def calibrated(stages: Stages, device: hardware.Hardware) -> Iterator[tuple[str, str, float, float]]:
+    """(constant, of what, supposed, measured) for each measurement that stands for a constant."""
+    for r in stages.get("calibration", {}).get("results", ()):
+        name, measured = r.get("constant", ""), float(r.get("measured", 0))
+        if name == "MMA_SHARE":
+            share = cuda_cost.MMA_SHARE.get(device.arch, 1.0)
+            yield name, r["of"], share, measured / device.peak_tflops["f16"]
+        elif name == "peak_tflops":
+            yield name, r["of"], device.peak_tflops["f16"], measured
+        elif hasattr(device, name):
+            yield name, r.get("of", ""), float(getattr(device, name)), measured
+        elif hasattr(cuda_cost, name):
+            yield name, r.get("of", ""), float(getattr(cuda_cost, name)), measured
+
+
+def biases(stages: Stages) -> Iterator[tuple[str, float, int]]:
+    """(kind of version, median of measured over estimated time, how many): what the model is wrong about."""
+    found: dict[str, list[float]] = {}
+    for r in stages.get("selector", {}).get("results", ()):
+        for version, us in r.get("versions", {}).items():
+            kind = re.sub(r"(_\d+)+(_wide|_long)*( int64)?$", "", version)
+            if r["estimates"].get(version):
+                found.setdefault(kind, []).append(us / r["estimates"][version])
+    for kind, ratios in sorted(found.items(), key=lambda x: -abs(math.log(median(x[1])))):
+        yield kind, median(ratios), len(ratios)
+
+
+def save(report: Mapping[str, Any], name: str, folder: Path) -> Path:
+    """The reports as one result; what was measured when, on what, is theirs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    return path
+
+
+def main() -> int:
+    """See module."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--name", default="gpu")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--fit", action="store_true")
+    options = parser.parse_args()
+    report = read(options.folders)
+    stages, device = report["stages"], hardware.match(report["device"]) or hardware.load("h200")
+    print(report["device"], save(report, options.name, options.out), sep="\n")
+    for heading, lines in (
+        ("wrong", failures(stages)),
+        ("to mend, in order of loss", order(stages)),
+        (
+            "constants: supposed, measured",
+            (f"{n:16} {of:12} {a:10.4g} {b:10.4g}" for n, of, a, b in calibrated(stages, device)),
+        ),
+        ("measured over estimated time", (f"{k:24} {ratio:6.2f}  {count} timed" for k, ratio, count in biases(stages))),
+    ):
+        print(f"\n{heading}", *(list(lines) or ["nothing"]), sep="\n")
+    if options.fit:
+        from benchmarks.gpu.fit import fitted
+
+        print("\nconstants that would have chosen best", *fitted(stages, device), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

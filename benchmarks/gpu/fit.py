@@ -1,0 +1,120 @@
+"""Constants of the cost model fitted to times of all versions: those that would have made the best choices.
+
+What is made smaller is the selector's loss (geometric mean of the time of the version that is taken over the best
+one's) and, a tenth as much, the error of the estimates. Constants in turn, steps of a few per cent to a factor of two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.gpu.programs import Case
+from benchmarks.gpu.timed import timed
+from polydyn.compiler import plan_program
+from polydyn.gpu.hardware import Hardware
+from polydyn.program import cuda_cost
+from polydyn.program.cuda_cost import estimated, estimates
+from polydyn.program.evaluation import THREADS
+from polydyn.program.plan import HostPlan
+
+CONSTANTS = ("LAUNCH", "LATENCY", "BARRIER", "L2_BYTES", "SHARED_BYTES", "ISSUED", "RESULT_BYTES")
+"""Numbers of ``cuda_cost``; those that it no longer has are left out. MMA_SHARE is fitted for the device."""
+SHARE = "MMA_SHARE"
+FACTORS = (0.5, 0.7, 0.85, 0.95, 1.05, 1.18, 1.4, 2.0)
+ROUNDS, OF_ERROR = 4, 0.1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The versions of a case at a shape, with their times."""
+
+    case: str
+    shape: Mapping[str, int]
+    times: Mapping[str, float]
+
+
+def choices(stages: Mapping[str, Any]) -> list[Choice]:
+    """What the selector's stage timed."""
+    from benchmarks.gpu.after import sizes
+
+    rows = stages.get("selector", {}).get("results", ())
+    return [Choice(r["name"].partition(" ")[0], sizes(r["name"]), r["versions"]) for r in rows if r.get("versions")]
+
+
+@contextmanager
+def supposing(values: Mapping[str, float], device: Hardware) -> Iterator[None]:
+    """The cost model with other constants."""
+    before = {n: getattr(cuda_cost, n) for n in values}
+    for n, v in values.items():
+        setattr(cuda_cost, n, before[n] | {device.arch: v} if n == SHARE else type(before[n])(round(v) or 1))
+    try:
+        yield
+    finally:
+        for n, v in before.items():
+            setattr(cuda_cost, n, v)
+
+
+def supposed(device: Hardware) -> dict[str, float]:
+    """The constants as they are."""
+    found = {n: float(getattr(cuda_cost, n)) for n in CONSTANTS if hasattr(cuda_cost, n)}
+    share = getattr(cuda_cost, SHARE, {})
+    return found | ({SHARE: float(share[device.arch])} if device.arch in share else {})
+
+
+class Fit:
+    """Plans of the cases that were timed, and what constants make of them."""
+
+    def __init__(self, timed_: Sequence[Choice], cases: Sequence[Case], device: Hardware) -> None:
+        self.device, names = device, {c.case for c in timed_}
+        plans = {c.name: plan_program(c.model, target=f"cuda:{device.arch}") for c in cases if c.name in names}
+        self.plans: dict[str, HostPlan] = {n: p for n, p in plans.items() if len(p.launches) == 1}
+        self.rows = [c for c in timed_ if c.case in self.plans]
+
+    def cost(self, values: Mapping[str, float]) -> float:
+        """The logarithm of the loss, and a share of the estimates' error."""
+        losses, errors = [], []
+        with supposing(values, self.device):
+            made = {n: estimated(p, self.device) for n, p in self.plans.items()}
+        for row in self.rows:
+            (launch,) = made[row.case].launches
+            env = {**row.shape, THREADS: self.device.multiprocessors}
+            said = {n: e.evaluate(env) / 1000 for n, e in estimates(launch).items() if n in row.times}
+            if not said:
+                continue
+            taken = min(said, key=lambda n: said[n])
+            losses.append(math.log(row.times[taken] / min(row.times.values())))
+            errors += [abs(math.log(row.times[n] / max(us, 1e-3))) for n, us in said.items()]
+        return sum(losses) / max(len(losses), 1) + OF_ERROR * sum(errors) / max(len(errors), 1)
+
+    def best(self) -> tuple[dict[str, float], float, float]:
+        """(constants, their cost, that of those that are supposed)."""
+        values = supposed(self.device)
+        first = least = self.cost(values)
+        for _ in range(ROUNDS):
+            before = least
+            for name in values:
+                for factor in FACTORS:
+                    other = values | {name: values[name] * factor}
+                    cost = self.cost(other)
+                    if cost < least - 1e-6:
+                        values, least = other, cost
+            if least == before:
+                break
+        return values, least, first
+
+
+def fitted(stages: Mapping[str, Any], device: Hardware) -> Iterator[str]:
+    """A line for each constant, and what it gains."""
+    rows = choices(stages)
+    if not rows:
+        yield "no version was timed"
+        return
+    fit = Fit(rows, list(timed(False)), device)
+    values, least, first = fit.best()
+    for name, value in values.items():
+        yield f"{name:14} {supposed(device)[name]:10.4g} -> {value:10.4g}"
+    yield f"cost {first:.4f} -> {least:.4f} over {len(fit.rows)} choices"

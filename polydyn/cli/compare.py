@@ -1,0 +1,261 @@
+"""``polydyn bench | compare | verify | trace | completion``: programs beside others, and beside the reference."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from polydyn.cli.inputs import feeds_for, named_files, sizes
+from polydyn.cli.machine import DIFFERENT, How, as_json, is_artifact, of_machine, print_json
+from polydyn.cli.main import console, main
+from polydyn.errors import InputError, UnsupportedError
+from polydyn.program.explain import text_table
+from polydyn.program.program import Program
+from polydyn.session.trace import launch_events, write_trace
+from polydyn.verification import TOLERANCE, check_target, verify_model
+from polydyn.verification import compare as compare_arrays
+
+SHAPES = click.option("--shape", "shapes", type=sizes, metavar="B=1,L=8", required=True, multiple=True,
+                      help="Sizes for made-up inputs; may be given again.")  # fmt: skip
+Call = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def _onnxruntime(model: str, threads: int | None) -> Call:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [o.name for o in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(None, dict(feeds)), strict=True))
+
+
+def _openvino(model: str, threads: int | None) -> Call:
+    import openvino
+
+    config = {"INFERENCE_NUM_THREADS": threads} if threads else {}
+    compiled = openvino.compile_model(model, "CPU", config | {"INFERENCE_PRECISION_HINT": "f32"})
+    names = [o.get_any_name() for o in compiled.outputs]
+
+    def run(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        results = compiled(dict(feeds))
+        return {n: results[n] for n in names}
+
+    return run
+
+
+RIVALS = {"onnxruntime": _onnxruntime, "openvino": _openvino}
+
+
+@main.command()
+@click.argument("model")
+@SHAPES
+@click.option("--against", default="onnxruntime", show_default=True, help="Rivals, as in onnxruntime,openvino.")
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Calls of each, in turns.")
+@as_json
+@of_machine
+def bench(
+    model: str, shapes: tuple[dict[str, int], ...], against: str, rounds: int, as_json: bool, how: How
+) -> None:
+    """Time MODEL beside other runtimes at each shape, in turns, and compare the results; 3 when they differ.
+
+    Medians of whole calls from Python. A difference below what the machine's own noise gives says nothing: the column
+    spread is the middle half of polydyn's times relative to their median.
+    """
+    if is_artifact(model):
+        raise InputError(f"{model} is a saved program", rule="bench compares runtimes of one model",
+                         remedy="give the .onnx file, or compare two programs with polydyn compare")  # fmt: skip
+    rivals = _names(against)
+    program = how.open(model)
+    calls: dict[str, Call] = {"polydyn": program.run} | {n: _rival(n, model, program.threads) for n in rivals}
+    rows = []
+    for shape in shapes:
+        feeds = feeds_for(program, shape, {})
+        times, results = _in_turns(calls, feeds, rounds)
+        ours = times["polydyn"]
+        row: dict[str, Any] = {"shape": shape, "ms": {n: statistics.median(t) * 1e3 for n, t in times.items()}}
+        row["spread"] = _spread(ours)
+        row["error"] = {n: _error(results["polydyn"], r) for n, r in results.items() if n != "polydyn"}
+        rows.append(row)
+    worst = max((e for row in rows for e in row["error"].values()), default=0.0)
+    if as_json:
+        print_json({"model": model, "threads": program.threads, "rounds": rounds, "shapes": rows})
+    else:
+        heading = ("shape", "polydyn ms", "spread", *(x for n in rivals for x in (f"{n} ms", "times ours", "error")))
+        table = [
+            (_text(r["shape"]), f"{r['ms']['polydyn']:.3f}", f"{r['spread']:.0%}",
+             *(x for n in rivals for x in
+               (f"{r['ms'][n]:.3f}", f"{r['ms'][n] / r['ms']['polydyn']:.2f}", f"{r['error'][n]:.1e}")))
+            for r in rows
+        ]  # fmt: skip
+        console.print(text_table(heading, table), markup=False)
+        console.print(f"{program.threads} threads, medians of {rounds} calls in turns")
+    sys.exit(DIFFERENT if worst > TOLERANCE else 0)
+
+
+def _names(against: str) -> list[str]:
+    names = [n.strip() for n in against.split(",") if n.strip()]
+    unknown = [n for n in names if n not in RIVALS]
+    if unknown:
+        raise InputError(f"there is no rival {unknown[0]!r}", rule="--against", remedy=f"use {', '.join(RIVALS)}")
+    return names
+
+
+def _rival(name: str, model: str, threads: int) -> Call:
+    try:
+        return RIVALS[name](model, threads)
+    except ImportError:
+        raise UnsupportedError(
+            f"{name} is not installed", rule="--against", remedy=f"pip install {name}, or leave it out"
+        ) from None
+
+
+def _in_turns(calls: Mapping[str, Call], feeds: Mapping[str, Any], rounds: int) -> tuple[Any, Any]:
+    """Seconds of every call, and the results of the first, which warms up and is not timed."""
+    results = {n: call(feeds) for n, call in calls.items()}
+    times: dict[str, list[float]] = {n: [] for n in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call(feeds)
+            times[name].append(time.perf_counter() - start)
+    return times, results
+
+
+def _error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    """The largest error of all outputs; infinite where their shapes differ."""
+    return max(
+        compare_arrays(n, ours[n], theirs[n], TOLERANCE).error if ours[n].shape == theirs[n].shape else float("inf")
+        for n in ours
+    )
+
+
+def _spread(times: list[float]) -> float:
+    if len(times) < 4:
+        return 0.0
+    low, _, high = statistics.quantiles(times, n=4)
+    return (high - low) / statistics.median(times)
+
+
+def _text(shape: Mapping[str, int]) -> str:
+    return ",".join(f"{n}={v}" for n, v in shape.items())
+
+
+@main.command()
+@click.argument("first")
+@click.argument("second")
+@SHAPES
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Calls of each, in turns.")
+@as_json
+@of_machine
+def compare(
+    first: str, second: str, shapes: tuple[dict[str, int], ...], rounds: int, as_json: bool, how: How
+) -> None:
+    """Two programs (artifacts or models): kernels, times and results at each shape; 3 when results differ."""
+    a, b = how.open(first), how.open(second)
+    facts = [_facts(first, a), _facts(second, b)]
+    rows = []
+    for shape in shapes:
+        feeds = feeds_for(a, shape, {})
+        times, results = _in_turns({"first": a.run, "second": b.run}, feeds, rounds)
+        alike = [n for n in results["first"] if n in results["second"]]
+        checks = [compare_arrays(n, results["second"][n], results["first"][n], TOLERANCE) for n in alike
+                  if results["first"][n].shape == results["second"][n].shape]  # fmt: skip
+        ms = [statistics.median(times[n]) * 1e3 for n in ("first", "second")]
+        ok = len(checks) == len(results["first"]) == len(results["second"]) and all(c.ok for c in checks)
+        rows.append({"shape": shape, "ms": ms, "error": max((c.error for c in checks), default=0.0), "ok": ok})
+    if as_json:
+        print_json({"programs": facts, "shapes": rows})
+    else:
+        heading = ("", "target", "launches", "kernels", "only here", "weights MB")
+        both = {k["name"] for k in a.manifest["kernels"]} & {k["name"] for k in b.manifest["kernels"]}
+        table = [
+            (f["path"], f["target"], str(f["launches"]), str(f["kernels"]), str(f["kernels"] - len(both)),
+             f"{f['weight_bytes'] / 1e6:.2f}")
+            for f in facts
+        ]  # fmt: skip
+        console.print(text_table(heading, table), markup=False)
+        heading = ("shape", "first ms", "second ms", "second / first", "error", "")
+        console.print(text_table(heading, [_row(r) for r in rows]), markup=False)
+    sys.exit(0 if all(r["ok"] for r in rows) else DIFFERENT)
+
+
+def _facts(path: str, p: Program) -> dict[str, Any]:
+    return {
+        "path": path, "target": p.manifest["target"], "launches": len(p.launches), "kernels": p.kernel_count,
+        "weight_bytes": p.weight_bytes, "threads": p.threads,
+    }  # fmt: skip
+
+
+def _row(r: Mapping[str, Any]) -> tuple[str, ...]:
+    x, y = r["ms"]
+    return _text(r["shape"]), f"{x:.3f}", f"{y:.3f}", f"{y / x:.2f}", f"{r['error']:.1e}", "" if r["ok"] else "differs"
+
+
+@main.command()
+@click.argument("model")
+@click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for made-up inputs, as in B=1,L=8.")
+@click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
+@click.option("--tolerance", default=TOLERANCE, show_default=True, help="Of floats, relative to the tensor's scale.")
+@as_json
+@of_machine
+def verify(
+    model: str, shape: dict[str, int] | None, files: tuple[str, ...], tolerance: float, as_json: bool, how: How
+) -> None:
+    """Recompute every group of MODEL by the reference, from what the program gave it; 3 when one differs.
+
+    Kernels run with every access to memory checked, which is slow: choose small sizes.
+    """
+    if is_artifact(model):
+        raise InputError(f"{model} is a saved program", rule="verify needs the graph", remedy="give the .onnx file")
+    check_target(how.target)
+    feeds = feeds_for(how.open(model), shape or {}, named_files(files))
+    found = verify_model(
+        model, feeds, target=how.target, dims=dict(how.dims), options=how.options, tolerance=tolerance
+    )  # fmt: skip
+    bad = [c for c in found if not c.ok]
+    if as_json:
+        print_json({"checked": len(found), "different": [asdict(c) for c in bad],
+                    "worst": max((c.error for c in found), default=0.0)})  # fmt: skip
+    elif bad:
+        c = bad[0]
+        what = f"element {list(c.at)} is {c.got:.8g}, the reference has {c.want:.8g}"
+        console.print(f"{c.tensor} {list(c.shape)} differs first: {what} (error {c.error:.1e} of its scale); "
+                      f"{len(bad)} of {len(found)} tensors differ", markup=False)  # fmt: skip
+    else:
+        worst = max(found, key=lambda c: c.error, default=None)
+        most = f"largest error {worst.error:.1e} of its scale, in {worst.tensor}" if worst else "nothing to compare"
+        console.print(f"{len(found)} tensors are the reference's; {most}", markup=False)
+    sys.exit(DIFFERENT if bad else 0)
+
+
+@main.command()
+@click.argument("program")
+@click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for made-up inputs, as in B=1,L=8.")
+@click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The trace.")
+@of_machine
+def trace(program: str, shape: dict[str, int] | None, files: tuple[str, ...], output: Path, how: How) -> None:
+    """Write the launches of a call of PROGRAM as a trace for chrome://tracing or Perfetto (medians of five calls)."""
+    opened = how.open(program)
+    times = opened.profile(feeds_for(opened, shape or {}, named_files(files)))
+    write_trace(output, launch_events(times))
+    console.print(f"{output}: {len(times)} launches, {sum(t.nanoseconds for t in times) / 1e6:.3f} ms", markup=False)
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell: eval "$(polydyn completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    print(kind(main, {}, "polydyn", "_POLYDYN_COMPLETE").source())

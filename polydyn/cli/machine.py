@@ -1,0 +1,106 @@
+"""Options that every command shares which may have to compile, and opening what a command is given."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from polydyn.cli.inputs import dim_sizes
+from polydyn.compiler import Options
+from polydyn.compiler import compile as compile_model
+from polydyn.errors import InputError
+from polydyn.fusion.pipeline import NAMES
+from polydyn.program.program import Program, load
+from polydyn.shapes.sizes import Sizes
+from polydyn.tuning.strategy import STRATEGIES
+
+DIM_HELP = "Sizes of a dim; L=8:512:8 for multiples of 8, L=1:512@128,384 (or @128:0.6,384:0.4) for likely ones."
+DIFFERENT = 3
+"""Exit code of a command that did its work and found a difference or a failed job; 1 is a refusal, 2 wrong usage."""
+
+
+@dataclass(frozen=True)
+class How:
+    """How to compile: the arguments of ``polydyn.compile``."""
+
+    target: str = "cpu"
+    dims: tuple[tuple[str, Sizes], ...] = ()
+    threads: int | None = None
+    without: tuple[str, ...] = ()
+    strategy: str = Options.strategy
+    tf32: bool = False
+    records: str | None = None
+
+    @property
+    def options(self) -> Options:
+        """What changes the program."""
+        return Options(frozenset(self.without), self.strategy, self.tf32)
+
+    def compile(self, model: str) -> Program:
+        """The program of a model."""
+        return compile_model(
+            model, target=self.target, dims=dict(self.dims), threads=self.threads, options=self.options,
+            records=self.records,
+        )  # fmt: skip
+
+    def open(self, path: str) -> Program:
+        """The program in an artifact, or a model compiled now (fast when the cache has its kernels).
+
+        InputError: an artifact with options that only compiling heeds.
+        """
+        if not is_artifact(path):
+            return self.compile(path)
+        program = load(path, threads=self.threads)
+        others = self.target in ("cpu", program.manifest["target"])
+        if self.dims or self.without or self.tf32 or self.records or not others or self.strategy != Options.strategy:
+            raise InputError(
+                f"{path} is compiled already, for {program.manifest['target']}",
+                rule="--dim, --without, --records, --strategy, --tf32 and --target are for models",
+                remedy="leave them out, or give the model",
+            )
+        return program
+
+
+def is_artifact(path: str) -> bool:
+    """Whether a file is a saved program; compiling says what is wrong with a path that cannot be read."""
+    try:
+        with open(path, "rb") as f:
+            return f.read(4) == b"PK\x03\x04"
+    except OSError:
+        return False
+
+
+def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options of ``How``, as its argument ``how``."""
+
+    @functools.wraps(f)
+    def command(*args: Any, **said: Any) -> Any:
+        how = How(**{name: said.pop(name) for name in How.__dataclass_fields__})
+        return f(*args, how=how, **said)
+
+    option, default, strategies = click.option, Options.strategy, click.Choice(sorted(STRATEGIES))
+    wrapped: Callable[..., Any] = command
+    for add in (
+        option("--records", help="A record file of polydyn tune, which chooses tiles."),
+        option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores, operands rounded to 10 bits."),
+        option("--strategy", default=default, show_default=True, type=strategies, help="Whose searches count."),
+        option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores."),
+        option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:avx512, cuda:sm_80 ..."),
+        option("--without", type=click.Choice(NAMES), multiple=True, help="A fusion pass to leave out, as in stitch."),
+        option("--dim", "dims", type=dim_sizes, metavar="B=1:64", multiple=True, help=DIM_HELP),
+    ):
+        wrapped = add(wrapped)
+    return wrapped
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+def print_json(data: Any) -> None:
+    """One line of JSON on the standard output."""
+    print(json.dumps(data, ensure_ascii=False))

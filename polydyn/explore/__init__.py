@@ -1,0 +1,31 @@
+"""Exploring compilations in a notebook: plans as graphs, sizes as expressions, schedules to change by hand.
+
+``kernel_graph``, ``to_sympy`` and ``condition`` need the extra ``polydyn[explore]`` (networkx and sympy). The
+transformations of schedules are those of ``polydyn.schedules.tree``; docs/schedules.md walks through one.
+"""
+
+from polydyn.explore.plans import condition, kernel_graph, symbol, to_sympy
+from polydyn.explore.schedules import Compiled, Group, draw, groups, tree
+from polydyn.schedules.interpret import interpret
+from polydyn.schedules.prove import prove
+from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote
+from polydyn.schedules.tree.limits import assign, clip, mark, pad
+from polydyn.schedules.tree.loops import (
+    Launch,
+    balance,
+    begins,
+    distribute,
+    interchange,
+    pull_out,
+    refine,
+    regroup,
+    tile,
+)
+from polydyn.schedules.tree.names import LANE, Coord, Level
+from polydyn.schedules.tree.scheduled import Scheduled
+
+__all__ = [
+    "LANE", "Compiled", "Coord", "Group", "Launch", "Level", "Scheduled", "accumulate", "assign", "balance", "begins",
+    "carry", "clip", "condition", "distribute", "draw", "groups", "interchange", "interpret", "keep", "kernel_graph",
+    "mark", "pad", "promote", "prove", "pull_out", "refine", "regroup", "symbol", "tile", "to_sympy", "tree",
+]  # fmt: skip

@@ -1,0 +1,267 @@
+"""Schedules in a notebook: a fused group of a model, its tree changed by hand, proven, compiled, checked and timed.
+
+    group = polydyn.explore.groups("model.onnx")[0]
+    t = group.start()                                  # the solved schedule matrix as a tree
+    t = tile(t, "i", (b, "B_i"), (p, 8))               # any transformation of polydyn.schedules.tree
+    prove(t)                                           # or a LegalityError with a witness
+    kernel = group.compile(t)                          # C text, compiled
+    kernel.check(M=33, N=65), kernel.seconds(M=512, N=512)
+
+What a group's own kernel family makes of it (packing, register tiles, uneven shares) is ``group.compiled()``; what is
+written by hand takes the plain way of ``codegen.scheduled``, in which nothing happens that the tree does not say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.backends.base import Options
+from polydyn.backends.cpu import Cpu
+from polydyn.build.cache import open_library
+from polydyn.build.compiler import build_library
+from polydyn.codegen.kernel import CpuTarget, Kernel, leaf_headers
+from polydyn.codegen.scheduled import ScheduledKernel
+from polydyn.errors import InputError, UnsupportedError
+from polydyn.explore.reference import elements, reference
+from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.graph.expand import import_model
+from polydyn.graph.importer import ModelLike
+from polydyn.lowering.contract import lower_contract
+from polydyn.lowering.group import LoweredGroup
+from polydyn.lowering.nest import lower_nest
+from polydyn.lowering.pack import pack
+from polydyn.schedules import model as polyhedral
+from polydyn.schedules.dependence import analyse
+from polydyn.schedules.expr import FLOATS, loads
+from polydyn.schedules.patterns import choose
+from polydyn.schedules.polyhedra import context
+from polydyn.schedules.prove import prove
+from polydyn.schedules.schedule import schedule_contract, schedule_nest
+from polydyn.schedules.show import show_choice, show_group
+from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.nodes import show as show_tree
+from polydyn.schedules.tree.scheduled import Scheduled, flat
+from polydyn.schedules.tree.strategies import nest, solved
+from polydyn.shapes.sizes import Dims
+
+TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
+"""Largest difference from the reference, relative to the largest element."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A fused group of a model, lowered: statements over iterators, arrays with addresses.
+
+    ``label``: its kind and first output; ``polyhedral``: the statements. ``roles``: of a product's iterators, None for
+    element-wise groups and rows.
+    """
+
+    label: str
+    fused: FusedGroup
+    plan: FusionPlan
+    lowered: LoweredGroup
+    roles: Roles | None
+
+    @property
+    def polyhedral(self) -> polyhedral.Group:
+        """Statements and arrays."""
+        return self.lowered.group
+
+    def __str__(self) -> str:
+        return f"{self.label}\n{show_group(self.polyhedral)}"
+
+    def matrix(self) -> str:
+        """The schedule matrix with its ``?``, what they were solved to, and why other patterns declined."""
+        group = self.polyhedral
+        return show_choice(choose(group, analyse(group, positive=False).under(context(group))))
+
+    def start(self) -> Scheduled:
+        """The solved matrix as a tree: where compositions begin.
+
+        A product has the axes ``i`` (rows), ``j`` (columns), ``k`` (the blocked reduction), others by their iterators.
+        """
+        group = self.polyhedral
+        dependences = analyse(group, positive=False).under(context(group))
+        if self.roles is not None:
+            roles, _ = schedule_contract(group, self.roles, dependences)
+            return solved(group, roles)
+        found = schedule_nest(group, dependences)
+        return nest(group, found.band, found.phases, tiled=False)
+
+    def compile(self, t: Scheduled, sizes: Mapping[str, int] | None = None, target: str = "cpu") -> Compiled:
+        """The kernel of a schedule of this group, as the tree has it.
+
+        ``sizes``: of tiles that the schedule left as symbols. LegalityError: it does not compute the group.
+        ScheduleError: it needs the passes of a kernel family. BuildError: the compiler fails.
+        """
+        prove(t)
+        processor = Cpu(target, Options()).processor
+        kernel = ScheduledKernel("explored", t, processor, sizes).build()
+        return Compiled(self.polyhedral, kernel, processor, target)
+
+    def compiled(self, target: str = "cpu") -> Compiled:
+        """The kernel that compiling a model takes, of its default tile, to compare with."""
+        cpu = Cpu(target, Options())
+        placed = cpu.builder(self.plan).one(self.fused)
+        packs = {a: (placed.lowered.packs[b], self.plan.graph.constants[placed.lowered.packs[b].source])
+                 for a, b in placed.lowered.buffers.items() if b in placed.lowered.packs}  # fmt: skip
+        packed = {a: np.ascontiguousarray(pack(p, c)).reshape(-1) for a, (p, c) in packs.items()}
+        return Compiled(placed.lowered.group, placed.kernels[0], cpu.processor, target, packed)
+
+
+def groups(model: ModelLike, dims: Dims | None = None, options: Options | None = None) -> list[Group]:
+    """The fused groups of an ONNX model in launch order; an attention as its three parts.
+
+    Constants keep the layout of the model: what a kernel family packs is its own. Raises what ``polydyn.compile`` does.
+    """
+    without = (options or Options()).without
+    plan = fusion_plan(rewrite_graph(import_model(model, dims), without), without)
+    parts = [x for g in plan.groups for x in (g.parts if g.kind == "attention" else (g,))]
+    return [_lowered(plan, g) for g in parts]
+
+
+def _lowered(plan: FusionPlan, g: FusedGroup) -> Group:
+    form = lower_contract(plan, g, 0) if g.kind == "contract" else None
+    lowered = form.lowered if form else lower_nest(plan, g)
+    return Group(f"{g.kind} {g.outputs[0]}", g, plan, lowered, form.roles if form else None)
+
+
+def tree(t: Scheduled) -> str:
+    """A schedule's tree as text."""
+    return show_tree(flat(t.tree))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A launch of all tasks; it holds the memory that its arguments point into."""
+
+    function: Callable[..., None]
+    arguments: tuple[Any, ...]
+    memory: dict[str, npt.NDArray[Any]]
+    scratch: npt.NDArray[Any]
+
+    def __call__(self) -> None:
+        self.function(*self.arguments)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel of one group. ``text``: its C; ``notes``: what its code generator decided.
+
+    ``packed``: constants in the layout that this kernel wants, by array.
+    """
+
+    group: polyhedral.Group
+    kernel: Kernel
+    processor: CpuTarget
+    target: str
+    packed: Mapping[str, npt.NDArray[Any]] | None = None
+
+    @property
+    def text(self) -> str:
+        """The C text."""
+        return self.kernel.text
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its code generator decided."""
+        return self.kernel.notes
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
+        """The outputs, flat. ``inputs``: flat arrays by the group's names (``draw``); ``sizes``: its parameters."""
+        call = self._call(inputs, sizes)
+        call()
+        return {n: call.memory[n] for n, a in self.group.arrays.items() if a.role == "output"}
+
+    def check(self, seed: int = 0, **sizes: int) -> float:
+        """The largest difference from the reference on random inputs, relative to the largest element.
+
+        AssertionError would hide in a notebook: InputError when it is beyond rounding.
+        """
+        inputs = draw(self.group, sizes, seed) | dict(self.packed or {})
+        got, want = self.run(inputs, **sizes), reference(self.group, sizes, inputs)
+        worst = 0.0
+        for n, w in want.items():
+            difference = np.abs(np.asarray(got[n], np.float64) - np.asarray(w, np.float64))
+            worst = max(worst, float(np.max(difference, initial=0) / max(1e-30, float(np.max(np.abs(w), initial=0)))))
+            if not worst <= TOLERANCE.get(self.group.arrays[n].dtype, 0):
+                raise InputError(f"{n} differs from the reference by {worst:.2e}", tensor=n, rule="the reference")
+        return worst
+
+    def seconds(self, repeat: int = 20, **sizes: int) -> float:
+        """The median time of a launch on one thread, on random inputs that stay where they are."""
+        call = self._call(draw(self.group, sizes) | dict(self.packed or {}), sizes)
+        call()
+        times = []
+        for _ in range(repeat):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return float(np.median(times))
+
+    def _call(self, inputs: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int]) -> _Call:
+        """A launch of all tasks."""
+        _check_sizes(self.group, sizes)
+        memory: dict[str, npt.NDArray[Any]] = {}
+        for n in self.kernel.buffers:
+            a = self.group.arrays[n]
+            size = elements(self.group, n, sizes)
+            if a.role == "output":
+                memory[n] = np.zeros(size, numpy_dtype(a.dtype))
+            elif n not in inputs or inputs[n].size < size or inputs[n].dtype != numpy_dtype(a.dtype):
+                raise InputError(f"{n} is to be {size} elements of {a.dtype}", tensor=n, remedy="take what draw gives")
+            else:
+                memory[n] = np.ascontiguousarray(inputs[n])
+        env = dict(sizes) | {"nth": 1}
+        env |= {s: e.evaluate(env) for s, e in self.kernel.launch.items()}
+        symbols = (ctypes.c_int64 * max(1, len(self.kernel.symbols)))(*(env[s] for s in self.kernel.symbols))
+        pointers = (ctypes.c_void_p * max(1, len(memory)))(*(x.ctypes.data for x in memory.values()))
+        scratch = np.zeros(self.kernel.scratch.evaluate(env) + 256, np.uint8)
+        start = scratch.ctypes.data + (-scratch.ctypes.data) % 64
+        return _Call(self._function, (pointers, symbols, 0, self.kernel.tasks.evaluate(env), start), memory, scratch)
+
+    @cached_property
+    def _function(self) -> Any:
+        headers = leaf_headers(self.processor.width)
+        includes = "".join(f'#include "{h}"\n' for h in headers)
+        run = "void explored_run(void *const *b, const int64_t *s, int64_t t, int64_t e, void *m)"
+        unit = (
+            f"#include <stdint.h>\n{includes}{self.text}\n"
+            f'__attribute__((visibility("default"))) {run} {{ {self.kernel.name}(b, s, t, e, m); }}\n'
+        )
+        function = open_library(build_library({"explored.c": unit}, headers, self.target).data).explored_run
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+        function.restype = None
+        return function
+
+
+def draw(group: polyhedral.Group, sizes: Mapping[str, int], seed: int = 0) -> dict[str, npt.NDArray[Any]]:
+    """Random inputs of a group, flat, by its names. UnsupportedError: data decide where it reads."""
+    if any(i.fetches() for s in group.statements for x in loads(s.value) for i in x.index):
+        raise UnsupportedError(f"{group.name} reads at places that data decide", rule="random inputs")
+    _check_sizes(group, sizes)
+    rng = np.random.default_rng(seed)
+    out: dict[str, npt.NDArray[Any]] = {}
+    for n, a in group.arrays.items():
+        if a.role in ("input", "constant"):
+            size, dtype = elements(group, n, sizes), numpy_dtype(a.dtype)
+            values = rng.standard_normal(size) if a.dtype in FLOATS else rng.integers(0, 8, size)
+            out[n] = values.astype(dtype)
+    return out
+
+
+def _check_sizes(group: polyhedral.Group, sizes: Mapping[str, int]) -> None:
+    """InputError: a parameter of the group has no size."""
+    missing = set(group.params) - set(sizes)
+    if missing:
+        raise InputError(f"no size is given for {min(missing)}", dim=min(missing), remedy="pass it by name")

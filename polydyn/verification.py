@@ -1,0 +1,96 @@
+"""Every group of a program recomputed by the reference from what the program itself gave the group, at a live shape.
+
+So an error is named where it arises and not where it is seen: the reference (``polydyn.graph.reference``) computes the
+primitives of a group with numpy, one after the other, and takes every tensor that the
+program keeps from the program. Kernels run checked (``polydyn.checked``), which is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from polydyn.checked import CheckedProgram
+from polydyn.compiler import Options, plan_program
+from polydyn.errors import UnsupportedError
+from polydyn.fusion.pipeline import rewrite_graph
+from polydyn.gpu.targets import is_cuda
+from polydyn.graph.expand import import_model
+from polydyn.graph.importer import ModelLike
+from polydyn.graph.reference import bind_symbols, evaluate_node
+from polydyn.schedules.expr import Array
+from polydyn.shapes.sizes import Dims
+
+TOLERANCE = 1e-4
+"""Of a float32 tensor: largest error relative to its largest value (or 1); integers and booleans are exact."""
+
+
+@dataclass(frozen=True)
+class TensorCheck:
+    """A tensor that a launch wrote: its largest error relative to its scale, the element where, both values there."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    error: float
+    at: tuple[int, ...]
+    got: float
+    want: float
+    ok: bool
+
+
+def check_target(target: str) -> None:
+    """UnsupportedError: a CUDA target."""
+    if is_cuda(target):
+        raise UnsupportedError("programs for CUDA are not verified here", rule="targets", remedy="use a CPU target")
+
+
+def verify_model(
+    model: ModelLike, feeds: Mapping[str, Array], *, target: str = "cpu", dims: Dims | None = None,
+    options: Options | None = None, tolerance: float = TOLERANCE,
+) -> Sequence[TensorCheck]:  # fmt: skip
+    """Checks every tensor that launches write for a call, in the order in which they are computed.
+
+    ``feeds`` as for ``Program.run``. UnsupportedError: a CUDA target. CheckError: a kernel touched what it must not.
+    """
+    check_target(target)
+    options = options or Options()
+    plan = plan_program(model, target=target, dims=dims, options=options)
+    found = CheckedProgram(plan, target).tensors(feeds)
+    return list(_checks(model, dims, options, feeds, found, tolerance))
+
+
+def _checks(
+    model: ModelLike, dims: Dims | None, options: Options, feeds: Mapping[str, Array], found: Mapping[str, Array],
+    tolerance: float,
+) -> Iterator[TensorCheck]:  # fmt: skip
+    graph = rewrite_graph(import_model(model, dims), options.without)
+    symbols = bind_symbols(graph, feeds)
+    arrays: dict[str, Array] = {**graph.constants, **{n: np.asarray(feeds[n]) for n in graph.inputs}}
+    for node in graph.nodes:
+        want = evaluate_node(node, graph.tensors[node.output], symbols, arrays)
+        got = found.get(node.output)
+        if got is not None and got.size == want.size:
+            got = got.reshape(want.shape)
+            yield compare(node.output, got, want, tolerance)
+            want = got
+        arrays[node.output] = want
+
+
+def compare(name: str, got: Array, want: Array, tolerance: float) -> TensorCheck:
+    """The largest difference of two tensors of one shape; NaN equals NaN."""
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    if not a.size:
+        return TensorCheck(name, got.shape, 0.0, (), 0.0, 0.0, True)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        error = np.where(same, 0.0, np.abs(a - b))
+    error = np.where(np.isnan(error), np.inf, error)
+    finite = b[np.isfinite(b)]
+    scale = max(float(np.abs(finite).max()) if finite.size else 0.0, 1.0) if got.dtype.kind == "f" else 1.0
+    at = np.unravel_index(int(error.argmax()), error.shape)
+    worst = float(error[at]) / scale
+    place = tuple(int(i) for i in at)
+    limit = tolerance if got.dtype.kind == "f" else 0.0
+    return TensorCheck(name, got.shape, worst, place, float(a[at]), float(b[at]), worst <= limit)

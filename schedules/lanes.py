@@ -1,0 +1,43 @@
+"""Vector lanes: what they hold, and how a subscript or address moves from one lane to the next.
+
+Fusion asks before it joins groups, code generation when it vectorises a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+
+from polydyn.schedules.expr import FromIndex, Value, walk
+from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.ranges import simplify
+
+LANE = "@lane"
+"""The symbol of the lane's number."""
+VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8", "int8")
+"""What values in lanes may be; loops over others stay scalar."""
+RAMP_DTYPES = ("float32", "int32", "int64")
+"""What integer expressions that differ from lane to lane may be converted to."""
+
+
+def has_lanes(v: Value, more: Collection[str] = ()) -> bool:
+    """Whether all parts of an expression have a form in vector lanes, where ``more`` dtypes have one too."""
+    dtypes = (*VECTOR_DTYPES, *more)
+    return all(x.dtype in (RAMP_DTYPES if isinstance(x, FromIndex) else dtypes) for x in walk(v))
+
+
+@lru_cache(maxsize=4096)
+def lane_stride(i: Index, var: str, start: Index, width: int) -> tuple[Index, Index] | None:
+    """(stride per lane, rest) of an expression where ``var`` is ``start + lane``; None when it is not affine there."""
+    if var not in i.symbols():
+        return ZERO, i
+    moved = simplify(i.subs({var: start + LANE}), {LANE: Index.of(width)})
+    stride, rest = moved.split(LANE)
+    return None if LANE in rest.symbols() or LANE in stride.symbols() else (stride, rest)
+
+
+def is_affine_in_lanes(i: Index, var: str, width: int, ranges: Mapping[str, Index]) -> bool:
+    """Whether an address moves by one stride a lane, where vectors of ``var`` begin at multiples of the width."""
+    if var not in i.symbols():
+        return True
+    return lane_stride(simplify(i, ranges), var, Index.of("@vector") * width, width) is not None
