@@ -12,6 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import polydyn
+from polydyn.compiler import plan_program
 from polydyn.errors import UnsupportedError
 from polydyn.graph import reference
 from polydyn.graph.dtypes import numpy_dtype
@@ -321,3 +322,82 @@ def test_products_with_weights_of_four_bits(zeros: bool, k: int, block: int) -> 
 def test_an_attribute_that_nobody_reads_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="the attribute shape=3"):
         import_model(model_of("QuickGelu", {"x": ("float32", ("B",))}, shape=3))
+
+
+def decomposed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model of ``group_query`` without rotation with its attention written out by hand in ONNX's own operators."""
+    g = model.graph
+    nodes = [n for n in g.node if n.op_type != "GroupQueryAttention"]
+    numbers = {"one": np.array(1), "axis": np.array([1]), "zero": np.array(0), "none": np.array([0] * 6)}
+    numbers |= {"first": np.array([0]), "all": np.array([1, 2, 3]), "two": np.array([2])}
+    numbers |= {"twice": np.array([1, 1, 2, 1, 1])}
+    numbers |= {"four": np.array([0, 0, 4, -1]), "kv": np.array([0, 0, 2, -1]), "join": np.array([0, 0, -1])}
+    numbers |= {"unit": np.array([1]), "columns": np.array([2])}
+    initializers = [numpy_helper.from_array(x, n) for n, x in numbers.items()]
+    initializers += [numpy_helper.from_array(np.array(x, np.float32), n) for n, x in (
+        ("scale", 0.25), ("allowed", 0.0), ("masked", -np.inf),
+    )]  # fmt: skip
+
+    def add(op: str, inputs: str, output: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(op, inputs.split(), [output], **attributes))
+        return output
+
+    add("Shape", "q", "length", start=1, end=2)
+    add("Shape", "lengths", "samples", start=0, end=1)
+    add("Expand", "first samples", "zeros")
+    add("Cast", "lengths", "lengths64", to=7)
+    add("Add", "lengths64 unit", "through")
+    add("Sub", "through length", "behind")
+    add("Unsqueeze", "total64 first", "most")
+    add("Equal", "length most", "whole")
+    add("Where", "whole zeros behind", "before")
+    for x, shape in (("q", "four"), ("k", "kv"), ("v", "kv")):
+        add("Reshape", f"{x} {shape}", f"{x}4")
+        add("Transpose", f"{x}4", f"{x}h", perm=[0, 2, 1, 3])
+    add("Shape", "pk", "held", start=2, end=3)
+    add("Max", "held most", "room")
+    add("Sub", "room held", "missing")
+    add("Concat", "none missing first", "pads", axis=0)
+    for x in "kv":
+        add("Pad", f"p{x} pads", f"wide{x}")
+        add("TensorScatter", f"wide{x} {x}h before", f"pr{x}", axis=2)
+        add("Unsqueeze", f"pr{x} two", f"apart{x}")
+        add("Expand", f"apart{x} twice", f"each{x}")
+        for a in range(4):
+            add("Shape", f"pr{x}", f"size{x}{a}", start=a, end=a + 1)
+        add("Mul", f"size{x}1 columns", f"heads{x}")
+        add("Concat", f"size{x}0 heads{x} size{x}2 size{x}3", f"shape{x}", axis=0)
+        add("Reshape", f"each{x} shape{x}", f"all{x}")
+    add("Squeeze", "length first", "n")
+    add("Squeeze", "sizek2 first", "m")
+    add("Range", "zero n one", "rows")
+    add("Range", "zero m one", "places")
+    add("Unsqueeze", "rows axis", "row")
+    add("Unsqueeze", "before all", "offset")
+    add("Add", "row offset", "last_place")
+    add("LessOrEqual", "places last_place", "near")
+    add("Where", "near allowed masked", "bias")
+    add("Transpose", "allk", "keys", perm=[0, 1, 3, 2])
+    add("MatMul", "qh keys", "products")
+    add("Mul", "products scale", "scaled")
+    add("Add", "scaled bias", "biased")
+    add("Softmax", "biased", "weights", axis=-1)
+    add("MatMul", "weights allv", "mixed")
+    add("Transpose", "mixed", "turned", perm=[0, 2, 1, 3])
+    add("Reshape", "turned join", "y")
+    graph = helper.make_graph(nodes, "two", g.input, g.output, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+
+
+def test_group_query_attention_gives_the_kernels_of_its_decomposition() -> None:
+    fused = group_query(0, -1, False)
+    apart = decomposed(fused)
+    plans = [plan_program(m) for m in (fused, apart)]
+    kernels = [sorted(k.name for k in p.kernels) for p in plans]
+    assert kernels[0] == kernels[1]
+    assert any(name.startswith("attention") for name in kernels[0])
+    feeds = {"q": floats(2, 1, 64), "mask": np.ones((2, 7), np.int64)} | {k: floats(2, 1, 32) for k in "kv"}
+    feeds |= {k: floats(2, 2, 6, 16) for k in ("pk", "pv")}
+    one, two = (reference.evaluate(import_model(m), feeds) for m in (fused, apart))
+    for name in ("y", "prk", "prv"):
+        np.testing.assert_array_equal(one[name], two[name])

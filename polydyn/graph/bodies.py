@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.dtypes import numpy_dtype
-from polydyn.graph.importer import ImportedGraph, read_function
+from polydyn.graph.importer import ImportedGraph, inner_prefix, read_function
 from polydyn.graph.ir import Tensor
 from polydyn.graph.operators.registry import InferContext, OnnxNode
 from polydyn.schedules.expr import Array
@@ -64,7 +64,8 @@ class Body:
     def ops(self, name: str, count: int, *inputs: str, opset: int = OPSET, **attributes: Any) -> tuple[str, ...]:
         """Adds a node with several outputs; their names."""
         place = len(self.nodes)
-        outputs = tuple(f"{name}_{place}.{k}" if k else f"{name}_{place}" for k in range(count))
+        own = f"{inner_prefix(self.node)}{name}_{place}"
+        outputs = tuple(f"{own}.{k}" if k else own for k in range(count))
         self.nodes.append(OnnxNode(f"{name}_{place}", name, inputs, outputs, attributes, opset))
         return outputs
 
@@ -74,7 +75,7 @@ class Body:
 
     def constant(self, value: Any, dtype: str = "int64") -> str:
         """Adds a constant."""
-        name = f"constant_{len(self.constants)}"
+        name = f"{inner_prefix(self.node)}constant_{len(self.constants)}"
         self.constants[name] = np.asarray(value, numpy_dtype(dtype))
         return name
 

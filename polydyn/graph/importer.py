@@ -85,9 +85,17 @@ def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph
     opsets = {"ai.onnx": onnx.defs.onnx_opset_version()}  # where the function names none
     reader = _Reader(opsets | {o.domain or "ai.onnx": o.version for o in function.opset_import}, None)
     read = reader.graph(proto, given.keys())
-    inside = {o for n in read.nodes for o in n.outputs} | read.constants.keys()
-    read = renamed(read, {formal: name for formal, name in given.items() if formal not in inside})
-    return replace(read, outputs=tuple(given.get(o, o) if o not in inside else o for o in outputs))
+    inside = {o for n in read.nodes for o in n.outputs if o} | read.constants.keys()
+    names = given | {o: f"{inner_prefix(node)}{o}" for o in inside}
+    return replace(renamed(read, names), outputs=tuple(names.get(o, o) for o in outputs))
+
+
+def inner_prefix(node: OnnxNode) -> str:
+    """What names inside a node's body begin with: no input of the node does."""
+    prefix = "."
+    while any(x.startswith(prefix) for x in node.inputs):
+        prefix += "."
+    return prefix
 
 
 def _with_attributes(n: onnx.NodeProto, function: onnx.FunctionProto, node: OnnxNode) -> onnx.NodeProto:

@@ -263,8 +263,13 @@ class _Worklist:
         """A node is replaced by the nodes of a graph: an If by those of one branch, others by what they stand for."""
         if not isinstance(branch, ImportedGraph) or len(branch.outputs) != len(node.outputs):
             raise ModelError("a branch of If is no graph with the outputs of If", node=node.name, rule="If of ONNX")
-        inner = {o for n in branch.nodes for o in n.outputs if o} | branch.constants.keys()
-        branch = renamed(branch, {x: f"{node.name}/{x}" for x in inner})
+        made = {o for n in branch.nodes for o in n.outputs if o}
+        results: dict[str, str] = {}
+        for inside, outside in zip(branch.outputs, node.outputs, strict=True):
+            if outside and inside in made:  # what the graph computes gets the outer name; the rest are copies
+                results.setdefault(inside, outside)
+        names = {x: f"{node.name}/{x}" for x in made | branch.constants.keys()}
+        branch = renamed(branch, names | results)
         self.constants |= branch.constants
         for name, array in branch.constants.items():
             self.inferred[name] = Inferred(str(array.dtype), tuple(map(Index.of, array.shape)))
@@ -272,7 +277,7 @@ class _Worklist:
         nodes += [
             OnnxNode(f"{node.name}/out{i}", "Identity", (inside,), (outside,), {}, node.opset)
             for i, (inside, outside) in enumerate(zip(branch.outputs, node.outputs, strict=True))
-            if outside
+            if outside and inside != outside
         ]
         check_supported(tuple(nodes))
         at = self.nodes.index(node)
