@@ -40,11 +40,11 @@ types: $(VENV)/.extra-lint
 check: lint types test
 
 checked: $(VENV)/.extra-test
-	$(BIN)/python -m pytest tests/test_checked.py -m ""
+	$(BIN)/python -m pytest tests/kernels/test_checked.py -m ""
 
 # The pool of threads under the thread sanitizer, hammered (tests/c/pool_hammer.c); a minute.
 pool-tsan: $(VENV)/.extra-test
-	$(BIN)/python -m pytest tests/test_pool.py -m "" -k data_race
+	$(BIN)/python -m pytest tests/robustness/test_pool.py -m "" -k data_race
 
 # Rivals that are not installed are named and left out. ARGS: --quick, --rounds, --seconds, --also openvino, ...
 ARGS   ?=
@@ -62,7 +62,7 @@ fuzz: $(VENV)/.extra-test
 
 fuzz-shapes: $(VENV)/.extra-test
 	$(BIN)/python -m benchmarks.fuzz_shapes $(SEEDS)
-	POLYDYN_EXAMPLES=$(SEEDS) $(BIN)/python -m pytest -q tests/test_shape_facts.py tests/test_dims.py
+	POLYDYN_EXAMPLES=$(SEEDS) $(BIN)/python -m pytest -q tests/unit/shapes/test_shape_facts.py tests/unit/shapes/test_dims.py
 
 shape-inference: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.shape_inference $(MODELS)/*.onnx
@@ -76,7 +76,7 @@ guards: $(VENV)/.extra-bench models
 
 # torch.compile(backend="polydyn"): its tests, and ten models beside eager torch. ARGS: names, --time 20 ...
 torch: $(VENV)/.extra-test $(VENV)/.extra-torch $(VENV)/.extra-export
-	$(BIN)/python -m pytest tests/test_torch.py
+	$(BIN)/python -m pytest tests/models/test_torch.py
 	$(BIN)/python -m benchmarks.torch_models $(ARGS)
 
 # PyTorch is a rival here, so the extra that exports models is needed too. ARGS: as above, and --only FAMILY ...
@@ -112,7 +112,7 @@ $(PYCUDA)/.pycuda: benchmarks/gpu/pycuda_wheels.py | $(PYCUDA)/.made
 	touch $@
 
 pycuda-test: $(PYCUDA)/.made $(PYCUDA)/.pycuda
-	$(PYCUDA)/bin/python -m pytest tests/test_gpu_*.py tests/test_cuda_*.py
+	$(PYCUDA)/bin/python -m pytest tests/cuda
 
 pycuda-emulate: $(PYCUDA)/.made $(PYCUDA)/.pycuda
 	$(PYCUDA)/bin/python -m benchmarks.gpu.emulated $(EMULATED) --driver pycuda $(ARGS)

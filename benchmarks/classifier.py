@@ -31,19 +31,19 @@ from benchmarks import record
 from benchmarks.ops import models
 from benchmarks.strategies import loops
 from polydyn.backends.cpu import cpu_target
-from polydyn.dispatch.tree import features_of, fit_classifier, fit_tree
+from polydyn.measure import PlacedTask, tasks_of
+from polydyn.measure.calibrate import machine
+from polydyn.measure.cpu_bench import CpuBench
+from polydyn.measure.cpu_timing import TIMER
+from polydyn.measure.workers import Workers
 from polydyn.schedules.decision import Decision, choose
-from polydyn.tuner import PlacedTask, tasks_of
-from polydyn.tuner.bench import CpuBench
-from polydyn.tuner.calibrate import machine
-from polydyn.tuner.timing import TIMER
-from polydyn.tuning.backbone import Tile
-from polydyn.tuning.explore import aligned_order, by_size, in_order
-from polydyn.tuning.hardware import Hardware
-from polydyn.tuning.loop_model import loop_model
-from polydyn.tuning.measure import Workers
-from polydyn.tuning.records import Record, Records
-from polydyn.tuning.select import Selection, assign, top_n
+from polydyn.search.backbone import Tile
+from polydyn.search.dispatch.tree import features_of, fit_classifier, fit_tree
+from polydyn.search.explorers.explore import aligned_order, by_size, in_order
+from polydyn.search.hardware import Hardware
+from polydyn.search.records import Record, Records
+from polydyn.search.select import Selection, assign, top_n
+from polydyn.search.spaces.loop_model import loop_model
 
 TABLE = record.RESULTS / "classifier_1t.json.gz"
 PASSES, TARGETS, SPLITS, HELD_OUT = 4, 5, 20, 0.2

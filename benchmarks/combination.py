@@ -24,17 +24,17 @@ from benchmarks import record
 from benchmarks.machines import V100
 from benchmarks.ops import models
 from polydyn.backends.cpu import cpu_target
-from polydyn.codegen.cuda_contract import FMA_TILES
-from polydyn.dispatch.combine import Cover, combine
-from polydyn.tuner import tasks_of
-from polydyn.tuner.bench import CpuBench
-from polydyn.tuner.calibrate import machine
-from polydyn.tuner.timing import TIMER
-from polydyn.tuning.backbone import GroupKey, Problem, Tile, gemm
-from polydyn.tuning.loop_model import loop_model
-from polydyn.tuning.measure import Workers
-from polydyn.tuning.replay import Simulated
-from polydyn.tuning.strategy import STRATEGIES, tune
+from polydyn.codegen.cuda.versions import FMA_TILES
+from polydyn.measure import tasks_of
+from polydyn.measure.calibrate import machine
+from polydyn.measure.cpu_bench import CpuBench
+from polydyn.measure.cpu_timing import TIMER
+from polydyn.measure.workers import Workers
+from polydyn.search.backbone import GroupKey, Problem, Tile, gemm
+from polydyn.search.dispatch.combine import Cover, combine
+from polydyn.search.simulated import Simulated
+from polydyn.search.spaces.loop_model import loop_model
+from polydyn.search.strategies import STRATEGIES, tune
 
 MOST = 512
 LENGTHS = {"FTuner's lengths": (5, 24, 43, 62, 81, 100, 119, 128), "16 lengths to 512": tuple(range(32, 513, 32))}

@@ -27,13 +27,13 @@ import numpy.typing as npt
 from benchmarks import record
 from benchmarks.machines import A100, T4
 from benchmarks.spaces import Recorded, load
-from polydyn.tuning.backbone import Backbone, Tile, gemm
-from polydyn.tuning.explore import Explorer, Trial, aligned_order, in_order, random_search
-from polydyn.tuning.hardware import Hardware, cpu
-from polydyn.tuning.loop_model import loop_model
-from polydyn.tuning.replay import Simulated, regret
-from polydyn.tuning.space import Space
-from polydyn.tuning.trust_region import trust_region
+from polydyn.search.backbone import Backbone, Tile, gemm
+from polydyn.search.explorers.explore import Explorer, Trial, aligned_order, in_order, random_search
+from polydyn.search.explorers.trust_region import trust_region
+from polydyn.search.hardware import Hardware, cpu
+from polydyn.search.simulated import Simulated, regret
+from polydyn.search.spaces.loop_model import loop_model
+from polydyn.search.spaces.space import Space
 
 AT, JUDGED = (25, 50, 100, 200), 100
 NEAR = 1e-3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.tuning.hardware import Hardware, Instruction
+from polydyn.search.hardware import Hardware, Instruction
 
 
 def _gpu(name: str, units: int, local: int, block: int, memory: float, tensor: float, cuda: float) -> Hardware:

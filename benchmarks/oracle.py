@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from polydyn.tuner.bench import CpuBench
-from polydyn.tuning.backbone import Tile
-from polydyn.tuning.explore import aligned_order
-from polydyn.tuning.loop_model import loop_model
+from polydyn.measure.cpu_bench import CpuBench
+from polydyn.search.backbone import Tile
+from polydyn.search.explorers.explore import aligned_order
+from polydyn.search.spaces.loop_model import loop_model
 
 RANDOM = 100
 """Random valid tuples of the pool."""

@@ -33,20 +33,20 @@ from polydyn.errors import BuildError
 from polydyn.gpu.hardware import device_of
 from polydyn.gpu.targets import is_cuda
 from polydyn.graph.expand import import_model
+from polydyn.measure import tune
+from polydyn.measure.cpu import tasks_of_graph
 from polydyn.program.artifact import pack_constants
 from polydyn.program.assemble import _manifest
-from polydyn.program.cuda_cost import estimated
+from polydyn.program.estimates import estimated
 from polydyn.program.host import host_program
 from polydyn.program.plan import HostPlan
-from polydyn.searches import outcome, search_record
-from polydyn.tuner import tune
-from polydyn.tuner.cpu import tasks_of_graph
-from polydyn.tuning.backbone import Problem
-from polydyn.tuning.hardware import cpu
-from polydyn.tuning.records import Records
-from polydyn.tuning.replay import Simulated
-from polydyn.tuning.strategy import strategy
-from polydyn.tuning.strategy import tune as tune_task
+from polydyn.search.backbone import Problem
+from polydyn.search.hardware import cpu
+from polydyn.search.outcomes import outcome, search_record
+from polydyn.search.records import Records
+from polydyn.search.simulated import Simulated
+from polydyn.search.strategies import strategy
+from polydyn.search.strategies import tune as tune_task
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
 TARGETS = ("cpu:avx512", "cpu:avx2", "cuda:sm_80", "cuda:sm_90a")
@@ -84,7 +84,7 @@ def simulate_records(model: str, target: str, path: Path) -> None:
         absent = BuildError("records of a replay depend on no compiler")
         with (
             mock.patch.dict(os.environ, {"POLYDYN_LIBCUDA": "libno-such-cuda.so.1"}),
-            mock.patch("polydyn.tuner.cuda.compiler_version", side_effect=absent),
+            mock.patch("polydyn.measure.cuda.compiler_version", side_effect=absent),
         ):
             tune(model, path, target=target, trials=TRIALS)
         return

@@ -20,30 +20,30 @@ from typing import Any, TypeVar
 
 from benchmarks import record
 from polydyn.backends.cpu import cpu_target
-from polydyn.codegen.cpu_attention import AttentionKernel
-from polydyn.codegen.cpu_contract import ContractKernel
-from polydyn.codegen.cpu_dot import DotKernel
-from polydyn.codegen.cpu_nest import NestKernel
-from polydyn.codegen.cuda_contract import FMA_TILES, MMA_TILES
-from polydyn.codegen.cuda_tile import CudaTile
+from polydyn.codegen.cpu.attention import AttentionKernel
+from polydyn.codegen.cpu.dot import DotKernel
+from polydyn.codegen.cpu.kernel import CpuTarget
+from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cuda.tile import CudaTile
+from polydyn.codegen.cuda.versions import FMA_TILES, MMA_TILES
 from polydyn.codegen.isl_ast import forget as forget_trees
 from polydyn.codegen.isl_ast import generate
-from polydyn.codegen.kernel import CpuTarget
 from polydyn.codegen.passes.bind import bind
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import AttentionGroup
 from polydyn.lowering.contract import ContractGroup
-from polydyn.lowering.kernels import Form, KernelBuilder
-from polydyn.schedules import prove as one_proof
-from polydyn.schedules.dependence import Dependences, analyse
-from polydyn.schedules.dependence import forget as forget_dependences
+from polydyn.lowering.place_cpu import Form, KernelBuilder
+from polydyn.schedules.group.dependence import Dependences, analyse
+from polydyn.schedules.group.dependence import forget as forget_dependences
+from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
-from polydyn.schedules.polyhedra import context
-from polydyn.schedules.proof_attention import prove_attention
-from polydyn.schedules.schedule import schedule_attention, schedule_contract, schedule_nest
-from polydyn.schedules.tile_flow import forget_flows
+from polydyn.schedules.proof import prove as one_proof
+from polydyn.schedules.proof.attention import prove_attention
+from polydyn.schedules.proof.boxes import forget_flows
+from polydyn.schedules.solution.schedule import schedule_attention, schedule_contract, schedule_nest
 from polydyn.schedules.tree.gpu import gpu_product
 from polydyn.schedules.tree.names import extent
 

@@ -24,18 +24,18 @@ from rich.progress import track
 from benchmarks import record
 from benchmarks.ops import models
 from polydyn.backends.cpu import cpu_target
-from polydyn.tuner import tasks_of
-from polydyn.tuner.bench import CpuBench
-from polydyn.tuner.calibrate import machine
-from polydyn.tuner.timing import TIMER
-from polydyn.tuning.backbone import Tile
-from polydyn.tuning.explore import aligned_order
-from polydyn.tuning.loop_model import loop_model
-from polydyn.tuning.measure import Workers
-from polydyn.tuning.records import Record, Records
-from polydyn.tuning.replay import recorded_costs
-from polydyn.tuning.space import Space
-from polydyn.tuning.task import CpuTask
+from polydyn.measure import tasks_of
+from polydyn.measure.calibrate import machine
+from polydyn.measure.cpu_bench import CpuBench
+from polydyn.measure.cpu_timing import TIMER
+from polydyn.measure.workers import Workers
+from polydyn.search.backbone import Tile
+from polydyn.search.explorers.explore import aligned_order
+from polydyn.search.records import Record, Records
+from polydyn.search.simulated import recorded_costs
+from polydyn.search.spaces.loop_model import loop_model
+from polydyn.search.spaces.space import Space
+from polydyn.search.tasks.cpu import CpuTask
 
 PRODUCTS = ((3072, 1024), (1024, 4096), (768, 768))
 """(N, K) of the groups y[M, N] = x[M, K] @ constant."""

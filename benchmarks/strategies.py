@@ -38,16 +38,16 @@ from benchmarks.selection import nanoseconds
 from polydyn.backends.cpu import cpu_target
 from polydyn.build.cache import cache_dir
 from polydyn.build.eviction import BLOCKS
-from polydyn.dispatch.build import Dispatch, build_dispatch
+from polydyn.measure import PlacedTask, tasks_of
+from polydyn.measure.calibrate import machine
+from polydyn.measure.cpu_bench import CpuBench
+from polydyn.measure.cpu_timing import TIMER
+from polydyn.measure.workers import Workers
 from polydyn.schedules.decision import choose
-from polydyn.tuner import PlacedTask, tasks_of
-from polydyn.tuner.bench import CpuBench
-from polydyn.tuner.calibrate import machine
-from polydyn.tuner.timing import TIMER
-from polydyn.tuning.backbone import Problem, Tile
-from polydyn.tuning.hardware import Hardware
-from polydyn.tuning.measure import Workers
-from polydyn.tuning.strategy import STRATEGIES, Tuned, tune
+from polydyn.search.backbone import Problem, Tile
+from polydyn.search.dispatch.build import Dispatch, build_dispatch
+from polydyn.search.hardware import Hardware
+from polydyn.search.strategies import STRATEGIES, Tuned, tune
 
 SAMPLED, SAMPLES = ("dietcode", "bladedisc", "ftuner"), 16
 """Strategies that are given lengths beforehand, as their papers do, and how many; the others are free of samples."""

@@ -25,22 +25,22 @@ from benchmarks.ops import models
 from polydyn.backends import Options as PlanOptions
 from polydyn.backends.cpu import Cpu, cpu_target
 from polydyn.build.compiler import build_library
-from polydyn.codegen.cpu_attention import AttentionKernel
-from polydyn.codegen.cpu_contract import ContractKernel
-from polydyn.codegen.kernel import CpuTarget, Kernel
+from polydyn.codegen.cpu.attention import AttentionKernel
+from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
+from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import AttentionGroup
-from polydyn.lowering.kernels import KernelBuilder
 from polydyn.lowering.place import Placed
+from polydyn.lowering.place_cpu import KernelBuilder
+from polydyn.measure.cpu_bench import timing_units
+from polydyn.measure.cpu_timing import TIMER
+from polydyn.measure.workers import Workers
 from polydyn.program.symbols import THREADS
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import Index, product
 from polydyn.schedules.model import Group
-from polydyn.schedules.schedule import schedule_attention
+from polydyn.schedules.solution.schedule import schedule_attention
 from polydyn.schedules.tiling import Roles
-from polydyn.tuner.bench import timing_units
-from polydyn.tuner.timing import TIMER
-from polydyn.tuning.measure import Workers
 
 TURNS = 9
 Shape = dict[str, int]

@@ -1,4 +1,4 @@
-"""isl AST -> loop IR, by getters only (isl callbacks that raise corrupt the heap: POLYHEDRAL.md 1)."""
+"""isl AST -> loop IR, by getters only (isl callbacks that raise corrupt the heap: docs/polyhedral.md 1)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _LAZY = {
     "Options": "polydyn.compiler",
     "load": "polydyn.program.program",
     "Program": "polydyn.program.program",
-    "tune": "polydyn.tuner",
+    "tune": "polydyn.measure",
     "Sizes": "polydyn.shapes.sizes",
     "PolydynError": "polydyn.errors",
     "InferenceSession": "polydyn.session",

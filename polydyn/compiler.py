@@ -22,8 +22,8 @@ from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
 from polydyn.program.program import Program, check_threads
 from polydyn.program.show import show_host_plan
+from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
-from polydyn.tuning.records import Records
 
 __all__ = ["Options", "compile", "plan_graph", "plan_program"]
 

@@ -28,8 +28,8 @@ from polydyn.compiler import Options, compile
 from polydyn.errors import ArtifactError, ModelError
 from polydyn.graph.importer import ModelLike
 from polydyn.program.program import Program, load
+from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
-from polydyn.tuning.records import Records
 
 SOURCES = (".py", ".c", ".cpp", ".h", ".cuh", ".json", ".csv", ".txt")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from polydyn.schedules.dependence import analyse
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import show as show_value
+from polydyn.schedules.group.dependence import analyse
+from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.index import ZERO
-from polydyn.schedules.matrix import ScheduleMatrix, Unknown
 from polydyn.schedules.model import Array, Group, Statement
-from polydyn.schedules.patterns import Choice, choose
-from polydyn.schedules.polyhedra import context
+from polydyn.schedules.solution.matrix import ScheduleMatrix, Unknown
+from polydyn.schedules.solution.patterns import Choice, choose
 
 COMBINED = {"sum": "+=", "prod": "*=", "max": "max=", "min": "min=", None: "="}
 """Reduction -> how an assignment that combines is written."""

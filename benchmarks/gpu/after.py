@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.gpu.run_all import wrong
 from benchmarks.record import RESULTS
 from polydyn.gpu import hardware
-from polydyn.program import cuda_cost
+from polydyn.program import estimates as cuda_cost
 
 Stages = dict[str, dict[str, Any]]
 WORST = 3

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.gpu.programs import model, node
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
-from polydyn.program.cuda_cost import LAUNCH, choose, estimated, estimates, may_run
+from polydyn.program.estimates import LAUNCH, choose, estimated, estimates, may_run
 from polydyn.program.plan import Launch
 from polydyn.program.symbols import THREADS
 

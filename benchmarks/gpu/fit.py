@@ -16,8 +16,8 @@ from benchmarks.gpu.programs import Case
 from benchmarks.gpu.timed import timed
 from polydyn.compiler import plan_program
 from polydyn.gpu.hardware import Hardware
-from polydyn.program import cuda_cost
-from polydyn.program.cuda_cost import estimated, estimates
+from polydyn.program import estimates as cuda_cost
+from polydyn.program.estimates import estimated, estimates
 from polydyn.program.evaluation import THREADS
 from polydyn.program.plan import HostPlan
 

@@ -24,7 +24,7 @@ from benchmarks.models.inputs import feeds, shapes
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
 from polydyn.gpu.compiler import compile_cuda, compiler_version
-from polydyn.program.cuda_cost import choose, estimated
+from polydyn.program.estimates import choose, estimated
 from polydyn.program.plan import Candidate
 from polydyn.program.symbols import THREADS
 from polydyn.schedules.index import product

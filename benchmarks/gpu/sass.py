@@ -29,8 +29,8 @@ from benchmarks import record
 from benchmarks.gpu.programs import model, node
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
-from polydyn.codegen.cuda_emit import LONG
-from polydyn.codegen.cuda_kernel import CudaKernel
+from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.kernel import CudaKernel
 from polydyn.gpu.compiler import compile_cuda, compiler_version
 from polydyn.graph.expand import import_model
 

@@ -1,7 +1,7 @@
 """Exact tiles for the CPU: balanced shares of tile loops, exact row variants, exact serial reductions, task ranges.
 
 Instead of padding (DietCode's local padding, right for GPUs) the CPU binds the extent of the current tile exactly:
-``ceil(M/T)`` row tiles of ``q`` or ``q+1`` rows, a switch around the micro-kernel's variants (CPU.md 2 and 7).
+``ceil(M/T)`` row tiles of ``q`` or ``q+1`` rows, a switch around the micro-kernel's variants (docs/cpu.md 2 and 7).
 """
 
 from __future__ import annotations

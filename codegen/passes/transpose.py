@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from polydyn.codegen.cpu.kernel import CpuTarget
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -27,7 +28,6 @@ from polydyn.codegen.ir import (
     walk,
     walk_value,
 )  # fmt: skip
-from polydyn.codegen.kernel import CpuTarget
 from polydyn.schedules.expr import FromIndex, Op, Value
 from polydyn.schedules.index import ONE, ZERO, Index, minimum
 

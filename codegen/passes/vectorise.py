@@ -2,7 +2,7 @@
 
 A loop without reductions becomes full vectors and one masked tail. A loop that accumulates into registers defined
 outside it becomes lane-partial accumulators on several independent chains and a horizontal reduction at the end; the
-tail accumulates under a predicate, so that padding needs no neutral fill (CPU.md 4).
+tail accumulates under a predicate, so that padding needs no neutral fill (docs/cpu.md 4).
 """
 
 from __future__ import annotations

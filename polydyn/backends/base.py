@@ -12,7 +12,7 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.graph.ir import Graph
 from polydyn.lowering.place import Builder, K, Placed
 from polydyn.program.plan import Candidate, HostPlan, KernelSource
-from polydyn.tuning.records import Records
+from polydyn.search.records import Records
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Options:
 
     ``without``: names of passes that are left out, of ``polydyn.fusion.pipeline.PASSES``: ``merge`` (GEMM merging),
     ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is none
-    of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.tuning.strategy``). ``tf32``: on
+    of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.search.strategies``). ``tf32``: on
     CUDA, products of float32 take tensor cores, which round their operands to 10 bits of mantissa; sums stay float32.
     """
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from polydyn.backends.base import Kernels, Options, Target
 from polydyn.build.features import architecture, machine_features
-from polydyn.codegen.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel, leaf_headers
+from polydyn.codegen.cpu.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel, leaf_headers
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.targets import CUDA_TARGETS
 from polydyn.lowering.aliases import without_reshapes
-from polydyn.lowering.kernels import KernelBuilder
 from polydyn.lowering.place import Builder, Placed, over
+from polydyn.lowering.place_cpu import KernelBuilder
+from polydyn.program.parallel_launches import join_waves
 from polydyn.program.plan import Candidate, HostPlan, KernelSource
-from polydyn.program.waves import join_waves
-from polydyn.searches import ChosenByRecords
-from polydyn.tuning.records import Records
-from polydyn.tuning.strategy import strategy
+from polydyn.search.outcomes import ChosenByRecords
+from polydyn.search.records import Records
+from polydyn.search.strategies import strategy
 
 NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2}
 

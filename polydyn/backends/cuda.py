@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polydyn.backends.base import Kernels, Options, Target
-from polydyn.codegen.cuda_kernel import MULTIPROCESSORS, CudaKernel, TensorMapOf
-from polydyn.codegen.cuda_kernel import WORKSPACE as WORKSPACE_ARRAY
+from polydyn.codegen.cuda.kernel import MULTIPROCESSORS, CudaKernel, TensorMapOf
+from polydyn.codegen.cuda.kernel import WORKSPACE as WORKSPACE_ARRAY
 from polydyn.codegen.ir import Compare
 from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusionPlan
@@ -15,15 +15,15 @@ from polydyn.gpu.cache import content_key
 from polydyn.gpu.compiler import device_headers
 from polydyn.gpu.targets import newest
 from polydyn.graph.ir import Graph
-from polydyn.lowering.cuda import CudaBuilder, needed
 from polydyn.lowering.place import Builder, Placed
-from polydyn.program.offenders import find_offenders
+from polydyn.lowering.place_cuda import CudaBuilder, needed
+from polydyn.program.index_checks import find_offenders
 from polydyn.program.plan import WORKSPACE, Block, Candidate, HostPlan, KernelSource
 from polydyn.program.symbols import THREADS, Condition
 from polydyn.schedules.index import Index
-from polydyn.searches import ChosenTiles
-from polydyn.tuning.records import Records
-from polydyn.tuning.strategy import strategy
+from polydyn.search.outcomes import ChosenTiles
+from polydyn.search.records import Records
+from polydyn.search.strategies import strategy
 
 LOOKS = "skipped when its integers lie in host memory, where the host looks"
 

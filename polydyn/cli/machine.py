@@ -16,8 +16,8 @@ from polydyn.compiler import compile as compile_model
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import NAMES
 from polydyn.program.program import Program, load
+from polydyn.search.strategies import STRATEGIES
 from polydyn.shapes.sizes import Sizes
-from polydyn.tuning.strategy import STRATEGIES
 
 DIM_HELP = "Sizes of a dim; L=8:512:8 for multiples of 8, L=1:512@128,384 (or @128:0.6,384:0.4) for likely ones."
 DIFFERENT = 3

@@ -10,7 +10,7 @@ from polydyn.cli.machine import as_json, print_json
 from polydyn.cli.main import console, main
 from polydyn.errors import InputError
 from polydyn.program.explain import text_table
-from polydyn.tuning.records import Record, Records
+from polydyn.search.records import Record, Records
 
 
 @main.group("records")

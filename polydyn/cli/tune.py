@@ -13,10 +13,10 @@ from polydyn.cli.machine import How, as_json, of_machine, print_json
 from polydyn.cli.main import console, main
 from polydyn.compiler import Options
 from polydyn.errors import InputError
+from polydyn.measure import TRIALS, Seen
+from polydyn.measure import Progress as State
+from polydyn.measure import tune as tune_model
 from polydyn.program.explain import text_table
-from polydyn.tuner import TRIALS, Seen
-from polydyn.tuner import Progress as State
-from polydyn.tuner import tune as tune_model
 
 
 @main.command()

@@ -7,7 +7,7 @@ transformations of schedules are those of ``polydyn.schedules.tree``; docs/sched
 from polydyn.explore.plans import condition, kernel_graph, symbol, to_sympy
 from polydyn.explore.schedules import Compiled, Group, draw, groups, tree
 from polydyn.schedules.interpret import interpret
-from polydyn.schedules.prove import prove
+from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
 from polydyn.schedules.tree.loops import (

@@ -27,8 +27,8 @@ from polydyn.backends.base import Options
 from polydyn.backends.cpu import Cpu
 from polydyn.build.cache import open_library
 from polydyn.build.compiler import build_library
-from polydyn.codegen.kernel import CpuTarget, Kernel, leaf_headers
-from polydyn.codegen.scheduled import ScheduledKernel
+from polydyn.codegen.cpu.kernel import CpuTarget, Kernel, leaf_headers
+from polydyn.codegen.cpu.scheduled import ScheduledKernel
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.explore.reference import elements, reference
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
@@ -41,13 +41,13 @@ from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.pack import pack
 from polydyn.schedules import model as polyhedral
-from polydyn.schedules.dependence import analyse
 from polydyn.schedules.expr import FLOATS, loads
-from polydyn.schedules.patterns import choose
-from polydyn.schedules.polyhedra import context
-from polydyn.schedules.prove import prove
-from polydyn.schedules.schedule import schedule_contract, schedule_nest
+from polydyn.schedules.group.dependence import analyse
+from polydyn.schedules.group.polyhedra import context
+from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.show import show_choice, show_group
+from polydyn.schedules.solution.patterns import choose
+from polydyn.schedules.solution.schedule import schedule_contract, schedule_nest
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.nodes import show as show_tree
 from polydyn.schedules.tree.scheduled import Scheduled, flat

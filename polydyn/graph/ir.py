@@ -118,7 +118,7 @@ class IndexBound:
     ``node``: the ONNX node that uses it so. ``part``: (first, step) of the integers meant, where tuples of subscripts
     lie one behind the other. ``formula``: where ``tensor`` is a view or arithmetic that nobody computes for itself, the
     integers meant over ``d<axis>`` of ``shape``. Checked on the data of every call; ``status``: the tensor in which
-    a device says what it found (``polydyn/program/offenders.py``), empty: the host looks.
+    a device says what it found (``polydyn/program/index_checks.py``), empty: the host looks.
     """
 
     tensor: str

@@ -27,7 +27,7 @@ from polydyn.jobs.report import write_report
 from polydyn.jobs.spec import Job, read_jobs
 from polydyn.jobs.work import execute
 from polydyn.program_cache import code_digest, external_files, model_digest
-from polydyn.tuning.records import Records
+from polydyn.search.records import Records
 
 FINAL = (DONE, "failed")
 """Outcomes that another attempt would not change; all others cost an attempt."""

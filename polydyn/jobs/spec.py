@@ -16,10 +16,10 @@ from typing import Any
 from polydyn.compiler import Options
 from polydyn.errors import PolydynError, ShapeError
 from polydyn.jobs.text import Entry, read_text
+from polydyn.measure import TRIALS, Seen
 from polydyn.program_cache import Arguments
+from polydyn.search.strategies import STRATEGIES
 from polydyn.shapes.sizes import Sizes, SizesLike, sizes_by_name
-from polydyn.tuner import TRIALS, Seen
-from polydyn.tuning.strategy import STRATEGIES
 
 KEYS = {
     "model": "a path or glob, or a list of them, relative to the job file",

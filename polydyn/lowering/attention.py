@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from polydyn.codegen.cpu_attention import FIRST_ROW, ROW_STRIDE
+from polydyn.codegen.cpu.attention import FIRST_ROW, ROW_STRIDE
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.collapse import collapse_reduction
 from polydyn.lowering.contract import epilogue_values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import iterators
-from polydyn.schedules.promotion import check_loads
+from polydyn.schedules.group.promotion import check_loads
 
 
 def prove_prologue(plan: FusionPlan, group: FusedGroup) -> tuple[str, ...]:

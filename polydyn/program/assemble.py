@@ -10,7 +10,7 @@ from typing import Any
 import polydyn
 from polydyn.build.compiler import Library, build_library
 from polydyn.build.features import architecture
-from polydyn.codegen.cuda_kernel import TensorMapOf
+from polydyn.codegen.cuda.kernel import TensorMapOf
 from polydyn.debug import Level, show
 from polydyn.errors import BuildError
 from polydyn.gpu.hardware import Hardware, device_of
@@ -18,14 +18,14 @@ from polydyn.gpu.images import Images, build_images
 from polydyn.gpu.targets import architectures, is_cuda, special_arch
 from polydyn.graph.ir import Guard
 from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
-from polydyn.program.cuda_cost import estimated
+from polydyn.program.estimates import estimated
 from polydyn.program.expressions import decision_to_json, to_json
 from polydyn.program.host import HostProgram, host_program, shape_text
+from polydyn.program.parallel_launches import wave_ranges
 from polydyn.program.plan import Block, Candidate, HostPlan, IndexCheck, KernelSource, Launch
 from polydyn.program.program import Program, open_program
 from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
-from polydyn.program.waves import wave_ranges
 from polydyn.schedules.decision import Decision
 
 BATCH = 10

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.launch_tables import Tables, launch_tables, quote
 from polydyn.program.memory import Slot, plan_slots, verify_slots
+from polydyn.program.parallel_launches import intermediate_lives, wave_ranges
 from polydyn.program.plan import Buffer, HostPlan, size_bytes
-from polydyn.program.waves import intermediate_lives, wave_ranges
 from polydyn.schedules.expr import DTYPES
 from polydyn.schedules.index import Index, product
 from polydyn.schedules.ranges import is_nonnegative

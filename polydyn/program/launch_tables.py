@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from polydyn.codegen.cuda_kernel import TensorMapOf
+from polydyn.codegen.cuda.kernel import TensorMapOf
 from polydyn.gpu.targets import special_arch
 from polydyn.gpu.tensormap import element_type
 from polydyn.program.evaluation import Evaluation, evaluation_function

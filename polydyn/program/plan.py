@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from polydyn.codegen.cuda_kernel import BASE, UNIT, TensorMapOf
-from polydyn.codegen.cuda_work import Work
+from polydyn.codegen.cuda.kernel import BASE, UNIT, TensorMapOf
+from polydyn.codegen.cuda.work import Work
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.program.symbols import Condition
 from polydyn.schedules.decision import ONLY, Decision
@@ -71,7 +71,7 @@ class Block:
     ``threads``: of a block. ``arch``: of the kernel; other than ``sm_80`` only that architecture runs it. ``maps``:
     parameters by value, before the buffers. ``workspace``: bytes that it shares with the candidates ``after`` it, which
     are launched next, in order; their conditions count for nothing. ``work``: of a block, its steps over the
-    candidate's symbols; ``factor``: of its estimate, in parts of ``UNIT`` (``polydyn.program.cuda_cost``).
+    candidate's symbols; ``factor``: of its estimate, in parts of ``UNIT`` (``polydyn.program.estimates``).
     """
 
     threads: int
@@ -172,7 +172,7 @@ class IndexCheck:
 @dataclass(frozen=True)
 class DeviceCheck:
     """Launch number ``launch`` finds the integers of ``check`` that lie outside, and writes what it found to the
-    buffer ``status`` (``polydyn/program/offenders.py``).
+    buffer ``status`` (``polydyn/program/index_checks.py``).
 
     ``check``: its ``buffer`` may be a tensor that is nowhere in memory as such; its ``launch`` is the first that reads
     the integers, -1 where that is not known or ``launch`` does more than look. ``scanned``: ``check`` is one of the
@@ -192,8 +192,8 @@ class HostPlan:
     ``constants``: name -> array in its final, packed form. ``outputs``/``inputs`` in the model's order. ``launches`` in
     execution order; every intermediate is written before it is read. ``headers``: file name -> text of C headers, all
     of them included, in this order, before kernels' texts. ``waves``: how many launches, in order, run side by side
-    (``program/waves.py``); () when each runs alone. ``dims``: what the user said of dynamic dims; its ranges and
-    multiples are guards already, its likely sizes are for tuning and dispatch.
+    (``program/parallel_launches.py``); () when each runs alone. ``dims``: what the user said of dynamic dims; its
+    ranges and multiples are guards already, its likely sizes are for tuning and dispatch.
     """
 
     name: str

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.program.host import RELATIONS, ROLES
+from polydyn.program.parallel_launches import verify_waves
 from polydyn.program.plan import Block, Candidate, HostPlan, KernelSource, Launch
 from polydyn.program.symbols import THREADS
-from polydyn.program.waves import verify_waves
 from polydyn.schedules.decision import verify_decision
 from polydyn.schedules.expr import DTYPES, ITEMSIZE
 from polydyn.schedules.index import Index

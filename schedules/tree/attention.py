@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.polyhedra import read_accesses
 from polydyn.schedules.tiling import AttentionParts, stages
 from polydyn.schedules.tree.buffers import keep, promote
 from polydyn.schedules.tree.limits import assign, clip, mark

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
+from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.model import Statement
-from polydyn.schedules.polyhedra import read_accesses
 from polydyn.schedules.tree.names import Coord, End, Meets, Role
 from polydyn.schedules.tree.nodes import Band, Leaf, Sequence, Tree
 from polydyn.schedules.tree.scheduled import (

@@ -1,7 +1,7 @@
 """Transformations of loops: functions from a scheduled group to a scheduled group, or a ScheduleError with the reason.
 
 What they refuse is structural (there is no such loop, a digit is lost). Whether the result computes the group is the
-proof's question (``polydyn.schedules.prove``), asked once at the end: a schedule may be wrong on the way.
+proof's question (``polydyn.schedules.proof.prove``), asked once at the end: a schedule may be wrong on the way.
 """
 
 from __future__ import annotations

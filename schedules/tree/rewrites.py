@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Load, Value, transform
+from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.index import Index, product
 from polydyn.schedules.model import Group, Statement, row_major
-from polydyn.schedules.polyhedra import read_accesses
 from polydyn.schedules.tree.scheduled import refuse
 
 V = Index.of

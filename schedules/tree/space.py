@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 
 import islpy as isl
 
-from polydyn.schedules.dependence import Dependences
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import Load, Value, transform
+from polydyn.schedules.group.dependence import Dependences
+from polydyn.schedules.group.skeleton import OUTSIDE
 from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import Condition, at_least, between, equals, frame, pair, param_set, union_maps
 from polydyn.schedules.model import Array, Group, Statement
-from polydyn.schedules.skeleton import OUTSIDE
+from polydyn.schedules.proof.witness import dependence_error
 from polydyn.schedules.tree.names import Coord, End
 from polydyn.schedules.tree.nodes import Band, Mark, Sequence, TileStatement, Tree
 from polydyn.schedules.tree.scheduled import Buffer, Carried, Flow, Scheduled, flat, path
 from polydyn.schedules.tree.tilemap import Digit, Loop, View, When
-from polydyn.schedules.witness import dependence_error
 
 V = Index.of
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
-from polydyn.schedules.polyhedra import read_accesses
-from polydyn.schedules.reuse import Proofs
+from polydyn.schedules.proof.reuse import Proofs
 from polydyn.schedules.tiling import Roles, stages
 from polydyn.schedules.tree.buffers import accumulate, carry, promote
 from polydyn.schedules.tree.limits import assign, clip, mark

@@ -1,7 +1,7 @@
 /* cuda_indices.c: indices that the device checks.
  *
  * A wrong index never makes a kernel leave its arrays: subscripts are remainders by the size of the axis. So nothing has to
- * wait for the check: a launch beside the others writes words (polydyn/program/offenders.py), which are copied to the host
+ * wait for the check: a launch beside the others writes words (polydyn/program/index_checks.py), which are copied to the host
  * behind it and read when the run is waited for. Only an axis without elements is refused before, by the sizes alone. */
 #include <inttypes.h>
 

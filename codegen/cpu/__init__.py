@@ -1,0 +1,1 @@
+"""Kernels for CPUs: builders of each family, from schedules to C."""

@@ -1,0 +1,146 @@
+"""CPU kernels for contractions with few columns: the same tree, vectors along the reduction.
+
+With two columns a vector of columns would waste seven lanes in eight. Here a register tile is ``rows x columns``
+accumulators of partial sums, each step loads one vector of every row and every column, and the lanes are added up at
+the end. Columns that are not dense along the reduction are packed (constants by ``lowering``, others by PACK).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polydyn.codegen.cpu.kernel import CpuTarget
+from polydyn.codegen.cpu.plan import Plan
+from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.shares import SHARED_ELEMENTS
+from polydyn.codegen.ir import Body, Compare, Def, For, If, Node, rewrite
+from polydyn.codegen.operands import operands
+from polydyn.codegen.passes.prefetch import AHEAD, prefetch_next
+from polydyn.codegen.passes.registers import keep_loads, registers, share_loads
+from polydyn.codegen.passes.sums import sum_together
+from polydyn.codegen.passes.vectorise import vectorise_loop
+from polydyn.codegen.pipeline import Step
+from polydyn.schedules.errors import CodegenError, Declined
+from polydyn.schedules.expr import Load, loads
+from polydyn.schedules.index import ONE, Index, product
+from polydyn.schedules.model import Group
+from polydyn.schedules.tiling import Roles
+
+ACCUMULATORS = {16: 24, 8: 12, 4: 20}
+"""Vector accumulators of a register tile, by lanes; the other registers hold the operands."""
+ROWS = 8
+CHAINS = 8
+"""Independent accumulators that hide the latency of an addition."""
+TILE_COLUMNS = 4
+"""Columns of a register tile when their number is not known."""
+PAGE = 1024
+"""Elements of a page of memory, at whose end hardware prefetchers stop."""
+COLUMNS, LEAST_ROWS, LEAST_STEPS = 4, 4, 8
+"""Up to so many computed columns vectors run along the reduction, from so many rows and steps on."""
+V = Index.of
+
+
+class DotKernel(ContractKernel):
+    """Builds the kernel of one contraction with few columns."""
+
+    @staticmethod
+    def lanes(target: CpuTarget) -> int:
+        """One column for each register."""
+        return 1
+
+    @staticmethod
+    def fits(group: Group, roles: Roles) -> bool:
+        """Whether two computed operands may have few columns, and rows are dense along the reduction."""
+        acc = group.backbone
+        extents, (row, col) = dict(acc.iters), operands(acc, roles)
+        n, k = extents[roles.col].constant, extents[roles.block].constant
+        few = (n is None or n <= COLUMNS) and (k is None or k >= LEAST_STEPS) and not roles.inner
+        if not (few and isinstance(row, Load) and isinstance(col, Load) and acc.value.dtype == "float32"):
+            return False
+        return group.arrays[col.buffer].role == "input" and _dense(group, row, roles.block)
+
+    def _plan(self, packed: frozenset[str], fill: bool) -> Plan:
+        """Columns that stay in the cache, as those of a symbolic number do, need no blocks of the reduction."""
+        plan = super()._plan(packed, fill)
+        columns = [x for x in loads(self.col_value) if x.buffer not in packed]
+        promote = not all(_dense(self.group, x, self.roles.block) for x in columns)
+        size = (self.N * self.K).constant
+        if not promote and self.N.constant is not None and (size is None or size > SHARED_ELEMENTS):
+            return replace(plan, promote=False)
+        return replace(plan, promote=promote, block=self.K, blocks=ONE)
+
+    def tile(self) -> tuple[int, int]:
+        """As many rows as there are accumulators for."""
+        columns = self.N.constant or TILE_COLUMNS
+        return max(1, min(ROWS, ACCUMULATORS[self.target.width] // columns)), columns
+
+    def pack(self, body: Body) -> Body:
+        """The promotion statement: vectors along the reduction, the rest one by one."""
+        w = self.target.width
+
+        def f(n: Node) -> Node | Body:
+            if not (isinstance(n, For) and n.var == "a_k"):
+                return n
+            whole = n.hi // w * w
+            made = vectorise_loop(replace(n, hi=whole), w)
+            if isinstance(made, Declined):
+                self.notes.append(f"columns are packed element by element: {made}")
+                return n
+            return (*made, replace(n, lo=whole))
+
+        return rewrite(super().pack(body), f)
+
+    def masked(self, body: Body, width: int) -> Body:
+        """Columns are not vectorised, nothing is masked."""
+        return body
+
+    def row_steps(self, rows: int) -> tuple[Step, ...]:
+        """The micro-kernel for a number of live rows: scalar tile first, then lanes along the reduction."""
+        dtype = self.acc.value.dtype
+        return (
+            self._unrolled_rows(rows),
+            Step("registers", "the tile lives in registers", lambda b: registers(b, self.tile_name, dtype)),
+            Step("share_loads", "what is loaded twice is loaded once", lambda b: share_loads(b, self.shared_name)),
+            Step("vectorise_reduction", "vectors along the reduction", lambda b: self._lanes_of_steps(b, rows)),
+        )
+
+    def _lanes_of_steps(self, body: Body, rows: int) -> Body:
+        sums = sum(isinstance(n, Def) and n.reg.startswith(self.tile_name) for n in body)
+        chains = max(1, CHAINS // max(1, sums))
+
+        def f(n: Node) -> Node | Body:
+            if not (isinstance(n, For) and n.var == "p_k"):
+                return n
+            loops = vectorise_loop(n, self.target.width, chains)
+            if isinstance(loops, Declined):
+                raise CodegenError(f"the reduction has no vectors: {loops}")  # ``fits`` has seen that it has
+            return keep_loads(sum_together(self._prefetched(loops, rows)))
+
+        return rewrite(body, f)
+
+    def _prefetched(self, body: Body, rows: int) -> Body:
+        """Short rows are prefetched when they come from beyond the cache: long ones the processor follows by itself,
+        and where it has nothing to wait for, prefetches take the place of loads.
+        """
+        steps = self.K.constant
+        if steps is not None and steps > PAGE:
+            return body
+        size = product(self.extents[x] for x in self.roles.batch) * self.M * self.K
+
+        def f(n: Node) -> Node | Body:
+            if not (isinstance(n, For) and n.var == "p_k"):
+                return n
+            far = (Compare(">", size, V(2 * SHARED_ELEMENTS)),)
+            following = {"o_i": V("o_i") + 2 * rows}  # the next batch's first rows where the rows end
+            if steps is not None:
+                following = self.next_rows(rows, -(-AHEAD // (rows * max(1, steps))))
+            return If(far, prefetch_next((n,), "p_k", following), (n,))
+
+        first = next((i for i, n in enumerate(body) if isinstance(n, For)), None)
+        return body if first is None else (*body[:first], *rewrite(body[first : first + 1], f), *body[first + 1 :])
+
+
+def _dense(group: Group, x: Load, iterator: str) -> bool:
+    """Whether the next iteration reads the next element."""
+    stride, rest = group.arrays[x.buffer].address(x.index).split(iterator)
+    return stride == ONE and iterator not in rest.symbols()

@@ -1,0 +1,35 @@
+"""The last step of every CPU kernel: its loop IR, checked and printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polydyn.codegen.check import verify_body
+from polydyn.codegen.cpu.kernel import Kernel
+from polydyn.codegen.cpu.streaming import CACHE
+from polydyn.codegen.ir import Body
+from polydyn.codegen.printers.c import KernelPrinter
+from polydyn.debug import Level, show
+from polydyn.schedules.index import Index
+from polydyn.schedules.model import Array, stored
+
+TASK_RANGE = ("begin", "end")
+"""What a kernel's function is called with besides buffers and symbols: the tasks that it runs."""
+
+
+def bound_names(arrays: Mapping[str, Array], symbols: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that every step of a kernel may use (``pipeline.run``)."""
+    return (*symbols, *TASK_RANGE, str(CACHE), *stored(arrays))
+
+
+def emit(
+    name: str, body: Body, arrays: Mapping[str, Array], symbols: tuple[str, ...], launch: dict[str, Index],
+    tasks: Index, scratch: Index, notes: tuple[str, ...], inline_math: bool = False, width: int = 0,
+) -> Kernel:  # fmt: skip
+    """The kernel with its text, as ``Kernel`` and ``KernelPrinter`` say. CodegenError: the loop IR is broken."""
+    buffers = stored(arrays)
+    verify_body(body, (*symbols, *TASK_RANGE, str(CACHE)), buffers)
+    outputs = [n for n, a in arrays.items() if a.role == "output"]
+    text = KernelPrinter(name, buffers, outputs, symbols, inline_math, width).kernel(body)
+    show(Level.TEXTS, name, "kernel", lambda: text, "c")
+    return Kernel(name, text, tuple(buffers), symbols, launch, tasks, scratch, notes)

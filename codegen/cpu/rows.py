@@ -1,0 +1,445 @@
+"""CPU kernels for element-wise and stitch groups: a coincident band, phases inside, vector loops.
+
+Vectors run along the last iterator of the band (element-wise, reductions over outer axes) or along the innermost
+iterator of every stage (row reductions: softmax, norms), whichever touches memory with unit stride and fills vectors.
+Locals live where they can: in a register of the vector loop when all readers share the loop, in a row register when
+they have one element per row, else in a row buffer; rows in lanes have theirs side by side. Row buffers have versions
+(BladeDISC 4.2; docs/cpu.md 4): on the stack when the row is a short constant, in scratch when all of them fit
+``ROW_BYTES``, and none at all, where every pass over the row computes its elements again from the inputs. Rows of
+unknown length get
+both of the last two and choose at run time, so that scratch is bounded whatever the row.
+Outputs go around the caches where a launch moves more than they hold; the launch says how much (``STREAM``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+
+from polydyn.codegen.cpu.emit import bound_names, emit
+from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
+from polydyn.codegen.cpu.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Let,
+    Node,
+    Reg,
+    Set,
+    Store,
+    Undefined,
+    consume,
+    rewrite,
+    walk,
+    walk_value,
+)  # fmt: skip
+from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
+from polydyn.codegen.passes.announce import announce_stores, without_announcements
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.jam import copy_of, jam
+from polydyn.codegen.passes.tiles import task_count, tasks
+from polydyn.codegen.passes.transpose import by_blocks, has_transposes, transpose_loads
+from polydyn.codegen.passes.vectorise import vectorise_loop
+from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.places import Places
+from polydyn.schedules.errors import Declined
+from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
+from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
+from polydyn.schedules.model import Group, Statement, row_major
+from polydyn.schedules.tiling import TiledGroup, inner_iterators, stages
+from polydyn.schedules.tree.loops import Size
+from polydyn.schedules.tree.names import b, extent, it
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import nest
+
+MAP_TILE = 1024
+"""Elements per task of an element-wise group: about half a microsecond of work."""
+TURNED_TILE = (16, 512)
+"""Elements of a task's tile along the output's rows and along those of a transposed operand, which are read in long
+runs: few of them at a time, so that prefetchers follow."""
+REDUCE_TILE = 64
+"""Elements per task when every element runs a reduction of its own."""
+STACK_BYTES = 8192
+"""Row buffers of a constant size up to this, all together, lie on the stack."""
+CHAINS = 4
+"""Independent accumulators of a reduction, of all rows in flight together."""
+FLIGHT = 2
+"""Rows of an attention in flight at once: what ends one row overlaps with the other."""
+ROW_BYTES = 1 << 20
+"""Row buffers up to this, all together, lie in scratch: what an L2 cache holds."""
+MOST_OPERATIONS = 64
+"""Of a value that is computed again in every pass."""
+V = Index.of
+
+
+class NestKernel:
+    """Builds the kernel of one group from its shared iterators and phases."""
+
+    def __init__(
+        self,
+        name: str,
+        group: Group,
+        prefix: tuple[str, ...],
+        phases: dict[str, int],
+        target: CpuTarget,
+        rows: bool = False,
+        flight: int = 1,
+        tiled: bool | None = None,
+        size: Size | None = None,
+    ) -> None:
+        """``rows``: vectors must run along the rows (the nest is a part of an attention). ``flight``: rows in flight at
+        once. ``tiled``: whether vectors run along the band, decided by the strides when None; ``size``: elements of a
+        tile, where they are no argument of the kernel.
+        """
+        self.name, self.group, self.prefix, self.phases, self.target = name, group, prefix, phases, target
+        self.stage_of = {s.name: n for n, st in enumerate(stages(group, prefix, phases)) for s in st}
+        self.extents = {n: e for s in group.statements for n, e in s.iters}
+        self.size = size
+        self.tiled = not rows and bool(prefix) and self._along_band() if tiled is None else tiled
+        self.across = self._across() if self.tiled and not rows else None
+        """An iterator of the band along which some load is dense that is strided along the last one."""
+        arrays = group.arrays.values()
+        self.streams = not rows and any(a.role == "output" and a.dtype == "float32" for a in arrays)
+        self.place = {n: self._place(n) for n, a in group.arrays.items() if a.role == "local"}
+        self.notes: list[str] = []
+        self.flight = flight
+
+    # -- decisions -----------------------------------------------------------------------------------------------
+
+    def _along_band(self) -> bool:
+        """Whether the band's last iterator is the better vector direction."""
+        if not any(inner_iterators(s, self.prefix) for s in self.group.statements):
+            return True
+        along = self._strided(lambda s: self.prefix[-1])
+        inner = self._strided(lambda s: s.iterators[-1] if inner_iterators(s, self.prefix) else "")
+        return (along < inner and not self._narrow()) or (along == inner and self._short())
+
+    def _short(self) -> bool:
+        """Whether no inner loop fills a vector."""
+        loops = [self.extents[x].constant for s in self.group.statements for x in inner_iterators(s, self.prefix)]
+        return all(e is not None and 1 < e < self.target.width for e in loops)
+
+    def _narrow(self) -> bool:
+        """Whether the band leaves most of a vector empty, and no inner loop does: leaves load such strides at once."""
+        width, band = self.target.width, self.extents[self.prefix[-1]].constant
+        last = [s.iterators[-1] for s in self.group.statements if inner_iterators(s, self.prefix)]
+        long = all((e := self.extents[x].constant) is None or e >= width for x in last)
+        return band is not None and band * 4 <= width and long
+
+    def _strided(self, iterator: Callable[[Statement], str]) -> int:
+        """Accesses to memory that are not of stride 0 or 1 along the statement's vector iterator."""
+        count = 0
+        for s in self.group.statements:
+            x = iterator(s)
+            refs = [(s.array, s.index), *((r.buffer, r.index) for r in loads(s.value))]
+            for name, index in refs:
+                a = self.group.arrays[name]
+                if a.role == "local" or not x:
+                    continue
+                stride, rest = a.address(index).split(x)
+                count += stride not in (ZERO, ONE) or x in rest.symbols()
+        return count
+
+    def _maps(self) -> bool:
+        """Whether every statement computes one element of the band."""
+        return self.tiled and all(s.reduce is None and s.iterators == self.prefix for s in self.group.statements)
+
+    def _across(self) -> str | None:
+        strided = [self.group.arrays[r.buffer].address(r.index) for s in self.group.statements for r in loads(s.value)]
+        last = self.prefix[-1]
+        for address in strided if self._maps() and has_transposes(self.target) else ():
+            stride, rest = address.split(last)
+            if stride in (ZERO, ONE) or last in rest.symbols():
+                continue
+            for x in self.prefix[:-1]:
+                along, rest = address.split(x)
+                if along == ONE and x not in rest.symbols():
+                    return x
+        return None
+
+    def _reading_order(self) -> tuple[str, ...]:
+        """The task loops as the operands lie in memory, outermost first; none where that is how the output lies."""
+        head = tuple(x for x in self.prefix[:-1] if x != self.across)
+        if self.across:
+            return (*head, "b_u", "b_t")
+        order = reading_order(self.group, head)
+        return (*order, "b_t") if order else ()
+
+    def _place(self, array: str) -> str:
+        """Where a local lives: ``loop`` register, ``row`` register, or ``scratch``."""
+        writers = [s for s in self.group.statements if s.array == array]
+        readers = [(s, r) for s in self.group.statements for r in loads(s.value) if r.buffer == array]
+        if not any(inner_iterators(s, self.prefix) for s in writers if s.reduce is None):
+            return "row"
+        same = all(
+            self.stage_of[s.name] == self.stage_of[w.name] and r.index == w.index for s, r in readers for w in writers
+        )
+        return "loop" if len(writers) == 1 and writers[0].reduce is None and same else "scratch"
+
+    # -- lowering ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map."""
+        return nest(self.group, self.prefix, self.phases, self.tiled, self.across, self.size)
+
+    @cached_property
+    def places(self) -> Places:
+        """Where instances are."""
+        return Places(self.schedule)
+
+    def _local(self, reader: Statement, x: Load, env: Mapping[str, Index], again: bool) -> Value | None:
+        """Where a read of a local finds its value; in the loop that computes it, a buffered row is also a register."""
+        where = self.place.get(x.buffer)
+        if where is None:
+            return None
+        if where == "row" or self._in_loop(reader, x, env):
+            return Reg(x.dtype, f"v_{x.buffer}")
+        if not again:
+            return FlatLoad(x.dtype, x.buffer, self._row_address(x, env))
+        writer = self.writer(x.buffer)
+        assert writer is not None, "verified by _can_repeat"
+        at = {str(i): e for i, e in zip(writer.index, x.index, strict=True)}
+        return flat(self.group, writer.value, at, lambda y: self._local(reader, y, env, again))
+
+    def _can_repeat(self) -> bool:
+        """Whether every row buffer can be computed again where it is read: no reduction makes it, and it is cheap."""
+        size: dict[str, int] = {}
+        for s in self.group.statements:
+            if self.place.get(s.array) not in ("scratch", "loop"):
+                continue
+            if self.writer(s.array) is None or not all(i.is_symbol for i in s.index):
+                return False
+            if {str(i) for i in s.index} != {n for n, _ in s.iters}:
+                return False
+            size[s.array] = sum(size.get(v.buffer, 0) if isinstance(v, Load) else 1 for v in walk_value(s.value))
+        return all(n <= MOST_OPERATIONS for n in size.values())
+
+    def _in_loop(self, reader: Statement, x: Load, env: Mapping[str, Index]) -> bool:
+        writer = self.writer(x.buffer)
+        if writer is None or self.stage_of[writer.name] != self.stage_of[reader.name]:
+            return False
+        return tuple(i.subs(env) for i in writer.index) == x.index
+
+    def writer(self, array: str) -> Statement | None:
+        """The statement that alone writes an array, when it is no reduction."""
+        writers = [s for s in self.group.statements if s.array == array]
+        return writers[0] if len(writers) == 1 and writers[0].reduce is None else None
+
+    def _row_address(self, x: Load, env: Mapping[str, Index]) -> Index:
+        """Where an element lies in a row buffer: rows in lanes lie side by side."""
+        array = self.group.arrays[x.buffer]
+        inner = len(self.prefix)
+        strides = row_major(array.shape[inner:])
+        at = sum((i * s for i, s in zip(x.index[inner:], strides, strict=True)), ZERO)
+        if not self.tiled:
+            return at
+        return at * self._lanes() + (env[self.prefix[-1]] - self.schedule.map.origins["t"].symbol) % self._lanes()
+
+    def _lanes(self) -> int:
+        """Rows that a vector works on."""
+        return self.target.width if self.tiled else 1
+
+    def lowering(self, s: Statement, again: bool = False) -> Lowering:
+        """What executes a statement's instance. ``again``: rows are computed where they are read, and not kept."""
+        where = self.place.get(s.array)
+
+        def f(a: Mapping[str, Index]) -> Body:
+            env = self.places.env(s.name, a)
+            value = flat(self.group, s.value, env, lambda x: self._local(s, x, env, again))
+            target = Load(s.value.dtype, s.array, tuple(i.subs(env) for i in s.index))
+            if where == "loop":
+                return (Def(f"v_{s.array}", value),)
+            if where == "row":
+                return (Set(f"v_{s.array}", value, 1, s.reduce),)
+            if where == "scratch":
+                address = self._row_address(target, env)
+                if self.writer(s.array) is None:
+                    return (Store(s.array, address, value, s.reduce),)
+                held = Reg(value.dtype, f"v_{s.array}")
+                if again:
+                    return (Def(held.name, value),)
+                return (Def(held.name, value), Store(s.array, address, held))
+            address = self.group.arrays[s.array].address(target.index)
+            return (Store(s.array, address, value, s.reduce, stream=V("stream") if self.streams else None),)
+
+        return f
+
+    def row(self, body: Body) -> Body:
+        """Declares row registers at the top of a row, allocates scratch rows around it."""
+        rows = [n for n, where in self.place.items() if where == "row"]
+        defs = tuple(Def(f"v_{n}", Undefined(self.group.arrays[n].dtype)) for n in rows)
+        return (*defs, *body)
+
+    def scratch(self, body: Body) -> Body:
+        """Allocates the row buffers around a body."""
+        total = self._row_bytes().constant
+        scope = "stack" if total is not None and total * self.flight <= STACK_BYTES else "scratch"
+        for n, copy in self.row_buffers():
+            body = (Alloc(copy, self.group.arrays[n].dtype, self._row_size(n), scope, body),)
+        return body
+
+    def row_buffers(self) -> tuple[tuple[str, str], ...]:
+        """(local, the buffer of its rows), one for each row in flight."""
+        return tuple((n, copy_of(n, c)) for n in self._buffered() for c in range(self.flight))
+
+    def _buffered(self) -> list[str]:
+        return [n for n, where in self.place.items() if where == "scratch"]
+
+    def _row_size(self, array: str) -> Index:
+        return product(self.group.arrays[array].shape[len(self.prefix) :]) * self._lanes()
+
+    def _row_bytes(self) -> Index:
+        """Bytes of all row buffers."""
+        return sum((self._row_size(n) * ITEMSIZE[self.group.arrays[n].dtype] for n in self._buffered()), ZERO)
+
+    # -- vector loops --------------------------------------------------------------------------------------------
+
+    def vector_stages(self, body: Body) -> Body:
+        """Vectorises every innermost loop of the stages that permits it."""
+
+        def f(n: Node) -> Node | Body:
+            if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
+                return n
+            return self._vector(n)
+
+        return consume(body, "stage", lambda b: rewrite(b, f))
+
+    def _vector(self, n: For) -> Node | Body:
+        made = vectorise_loop(n, self.target.width, CHAINS // self.flight)
+        if isinstance(made, Declined):
+            self.notes.append(f"loop {n.var} stays scalar: {made}")
+            return without_announcements(n)
+        return made
+
+    def _vector_tile(self, body: Body) -> Body:
+        def f(n: Node) -> Node | Body:
+            return self._vector(n) if isinstance(n, For) and n.var == "t" else n
+
+        return rewrite(body, f)
+
+    # -- the whole kernel ----------------------------------------------------------------------------------------
+
+    def tree(self) -> TiledGroup:
+        """The tile-space tree that the kernel is generated from."""
+        return self.schedule.tiled()
+
+    def build(self) -> Kernel:
+        """The kernel."""
+        launch = self._launch()
+        symbols = (*self.group.params, *launch)
+        names = bound_names(self.group.arrays, symbols)
+        body = run(self.name, loops(self.name, self.tree()), self.tile_counts(), names)
+        body, count, scratch = self._versions(body, names)
+        drain = Step("drain", "streams end with a fence", _drained)
+        body = run(self.name, body, (drain,) if self.streams else (), names)
+        return emit(self.name, body, self.group.arrays, symbols, launch, count, scratch,
+                    tuple(dict.fromkeys(self.notes)), inline_math=True)  # fmt: skip
+
+    def tile_counts(self) -> tuple[Step, ...]:
+        """The passes that all versions share."""
+        counts = {extent(x): e for x, e in self.schedule.extents().items() if x in (b("t"), b("u"))}
+        return (Step("bind", "the number of tiles", lambda b: bind(b, counts)),) if counts else ()
+
+    def _versions(self, body: Body, names: tuple[str, ...]) -> tuple[Body, Index, Index]:
+        """(body, tasks, bytes of scratch): with row buffers, without, or both and a choice at run time."""
+        size = self._row_bytes()
+        fits = Compare("<=", size, V(ROW_BYTES))
+        if not self._buffered() or not self._can_repeat():
+            out, count = self._version(body, names)
+            return self._streamed(body, names, out), count, scratch_bytes(out)
+        if fits.decided() is False:
+            self.notes.append("several passes over every row, nothing is kept")
+            return (*self._version(body, names, again=True), ZERO)
+        out, count = self._version(body, names)
+        if fits.decided():
+            return out, count, scratch_bytes(out)
+        self.notes.append(f"rows are kept in scratch up to {ROW_BYTES} bytes, beyond it computed again in every pass")
+        bound = minimum(scratch_bytes(out), V(ROW_BYTES + 64 * len(self._buffered())))
+        return (If((fits,), out, self._version(body, names, again=True)[0]),), count, bound
+
+    def _streamed(self, body: Body, names: tuple[str, ...], out: Body) -> Body:
+        """``out``, and where it streams the same tasks as the operands lie: writes need not be in order then."""
+        order = self._reading_order() if self.streams and self._maps() and not self.across else ()
+        return (If((STREAMS,), self._version(body, names, order=order)[0], out),) if order else out
+
+    def _version(
+        self, body: Body, names: tuple[str, ...], again: bool = False, order: tuple[str, ...] = ()
+    ) -> tuple[Body, Index]:
+        """The lowered body of one version, and the number of tasks. ``again``: without row buffers. ``order``: of the
+        task loops.
+        """
+        part = f"{self.name}/{'again' if again else 'ordered'}" if again or order else self.name
+        body = run(part, body, self.steps(again), names)
+        order = order or (self._reading_order() if self.across else ())
+        ranges = (
+            Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True, order=order)),
+            *(() if again else (Step("scratch", "row buffers around all tasks", self.scratch),)),
+            Step("fold", "decided guards and single trips go", fold),
+        )
+        return run(part, body, ranges, names), task_count(body)
+
+    def steps(self, again: bool = False) -> tuple[Step, ...]:
+        """The passes of a version, up to the coincident band. ``again``: it computes rows again, and keeps none."""
+        table = {s.name: self.lowering(s, again) for s in self.group.statements}
+        outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
+        lowered = (
+            Step("declare", "registers of a row", lambda b: consume(b, "row", self.row)),
+            Step("lower", "statements become stores and registers", lambda b: lower(b, table),
+                 ("stream", "o_t", "o_u", *self._buffered())),
+        )  # fmt: skip
+        if self.tiled:
+            vectors: tuple[Step, ...] = (
+                Step("stages", "the marks of the stages go", lambda b: consume(b, "stage")),
+                Step("tile", "the tile's loop becomes vectors", lambda b: consume(b, "tile", self._tile)),
+            )
+        else:
+            vectors = (
+                Step("announce", "lines that the next pass writes", lambda b: announce_stores(b, "stage", outputs)),
+                Step("vectorise", "loops inside a row become vectors", self.vector_stages),
+            )
+        return (*lowered, *vectors, Step("fold", "decided guards and single trips go", fold))
+
+    def together(self, body: Body, *loops: str) -> Body:
+        """The loops over rows by ``flight`` rows: the band is coincident, and every row keeps its own locals."""
+
+        def f(n: Node) -> Node | Body:
+            return jam(n, self.flight, self._buffered()) if isinstance(n, For) and n.var in loops else n
+
+        return rewrite(body, f)
+
+    def _tile(self, body: Body) -> Body:
+        body = self._vector_tile(body)
+        if self.across:
+            body = transpose_loads(by_blocks(body, "u", self.target.width), "u", self.target.width)
+            body = self._live("u", body)
+        return self._live("t", body)
+
+    def _live(self, x: str, body: Body) -> Body:
+        """The tile's first element, and the extent of its live part."""
+        tm = self.schedule.map
+        first, tile = tm.origins[x].symbol, self.schedule.extents()[it(x)]
+        live = Let(extent(it(x)), minimum(tile, tm.extents[x] - first), body)
+        return (Let(first, tm.origin(x, V(b(x))), (live,)),)
+
+    def _launch(self) -> dict[str, Index]:
+        reduces = any(s.reduce for s in self.group.statements)
+        tile, long = TURNED_TILE if self.across else (REDUCE_TILE if reduces else MAP_TILE, 0)
+        launch = {"P_t": V(tile)} if self.tiled else {}
+        launch |= {"P_u": V(long)} if self.across else {}
+        if not self.streams:
+            return launch
+        # lines that are written in no order are fetched one by one: streaming pays from half the size on
+        return launch | {STREAM: moved_bytes(self.group) * (2 if self._maps() and self._reading_order() else 1)}
+
+
+def _drained(body: Body) -> Body:
+    """A kernel that asks once whether it streams, and waits for its streams at the end."""
+    drain = If((STREAMS,), (Call("pd_drain"),))
+    return (Let("stream", V(STREAM) // CACHE, (*body, drain)),)

@@ -1,0 +1,118 @@
+"""How a launch divides a product into tasks: blocks of rows and columns in whole register tiles."""
+
+from __future__ import annotations
+
+from polydyn.codegen.cpu.plan import Plan
+from polydyn.schedules.index import Index, maximum, minimum
+
+BLOCK_ELEMENTS = 1 << 16
+"""Elements of rows that a block of them reads or copies: a quarter of a 1 MB L2."""
+SHARED_ELEMENTS = 1 << 17
+"""Elements of a column operand that all blocks of rows read from the cache: half of a 1 MB L2."""
+SHORT = 4
+"""Reduction steps for each row of a tile up to which its results outweigh what it reads."""
+FEW_BLOCKS = 8
+"""Blocks of rows for each thread from which one more for some of them does not matter."""
+PIECES = 8
+"""Tasks for each of several threads, so that another one can take what a thread without a core has not come to."""
+PIECE = 160000
+"""Multiply-adds of a task below which more of them do not pay: about 5 us of an AVX-512 core (docs/adr/0026)."""
+STREAMED = 8
+"""Rows up to which a product takes as long as reading its columns: fewer rows make no less work."""
+TALL, LOW = 16, 4
+"""Row tiles of a task from which reading all columns once more for them does not matter; and from which it matters less
+than one thread in two with a task more than the others."""
+FEW_TASKS = 4
+"""Tasks of each thread from which one more for some of them is a small part."""
+
+
+def rows_that_stay(rows: int, steps: Index) -> int:
+    """Tiles of ``rows`` rows, each of ``steps`` elements, that stay in the cache together."""
+    return 16 if steps.constant is None else max(1, BLOCK_ELEMENTS // (rows * max(1, steps.constant)))
+
+
+def rows_for_all(rows: int, columns: int, steps: int) -> int:
+    """Row tiles of a block that goes through all columns; 0: each panel of columns should go through all rows.
+
+    Results are most of what moves when the reduction is short: they are written row by row. Columns that stay in the
+    cache let rows be read once instead of once for each panel.
+    """
+    if steps <= SHORT * rows:
+        return 1
+    return rows_that_stay(rows, Index.of(steps)) if columns * steps <= SHARED_ELEMENTS else 0
+
+
+def row_blocks(mt: Index, nt: Index, most: int, need: Index, cheap_rows: bool) -> dict[str, Index]:
+    """``mt`` x ``nt`` register tiles in blocks of at most ``most`` row tiles, their number a multiple of ``need``.
+
+    Columns are divided where row tiles are fewer than ``need``, and with ``cheap_rows``, which cost nothing to be read
+    again, also where few blocks are no multiple of it: three blocks would be two for one thread and one for another.
+    """
+    bi = minimum(mt, mt.ceildiv(most).ceildiv(need) * need)
+    parts = need // maximum(1, mt)  # 10 parts of 7 rows would be two tasks for some of 64 threads, 9 are one for all
+    if cheap_rows:
+        uneven = minimum(1, bi % need) * minimum(1, maximum(0, FEW_BLOCKS * need - bi))
+        parts = maximum(parts, 1 + uneven * (need - 1))
+    return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, parts))}
+
+
+def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[int, int]) -> dict[str, Index]:
+    """``mt`` x ``nt`` register tiles in ``need`` shares of columns, or of rows where that makes the largest cheaper.
+
+    A share costs its ``columns``, of which the last panel may have few, for each row tile and once more to read them,
+    and as much for every row that it reads. ``tile``: rows and columns of a register tile.
+    """
+
+    def cost(row_tiles: Index, own: Index) -> Index:
+        return own * (row_tiles + 1) + row_tiles * tile[0]
+
+    wide = cost(mt, minimum(columns, nt.ceildiv(need) * tile[1]))
+    by_rows = minimum(1, maximum(0, wide - cost(mt.ceildiv(need), columns)))
+    bj = 1 + (1 - by_rows) * (maximum(1, minimum(nt, need)) - 1)
+    return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
+
+
+def in_pieces(
+    blocks: dict[str, Index], mt: Index, nt: Index, threads: Index, others: Index, steps: Index, packs: bool
+) -> dict[str, Index]:
+    """``blocks`` in so many more parts that each of several ``threads`` has about PIECES tasks of at least PIECE work.
+
+    Columns are divided first: a task goes through all its rows for each panel of columns anyway, and packs no more of
+    them than its own. Then rows, into tasks of at least TALL tiles, and of LOW ones while more threads than panels have
+    few tasks each; but not where every part would pack (``packs``) columns again. ``others``: tasks for each block
+    (batches); ``steps``: multiply-adds of everything.
+    """
+    bi, bj = blocks["B_i"], blocks["B_j"]
+    several = minimum(1, threads - 1)
+    pieces = maximum(1, minimum(PIECES, steps // (threads * PIECE)))
+    more = 1 + several * (maximum(1, (threads * pieces).ceildiv(maximum(1, others * bi * bj))) - 1)
+    columns = maximum(bj, minimum(nt, bj * more))
+    if packs:
+        return {"B_i": bi, "B_j": columns}
+    crowded = minimum(1, maximum(0, threads - nt))
+    few = crowded * (threads * FEW_TASKS).ceildiv(maximum(1, others * bi * columns))
+    least = maximum(mt // (bi * TALL), minimum(few, mt // (bi * LOW)))
+    rows = maximum(1, minimum((bj * more).ceildiv(columns), least))
+    return {"B_i": bi * rows, "B_j": columns}
+
+
+def product_blocks(
+    plan: Plan, width: int, tiles: tuple[Index, Index], sizes: tuple[Index, Index, Index], batch: Index, copied: Index
+) -> dict[str, Index]:
+    """Blocks of a product for the threads: whole batches first, then column panels or rows.
+
+    ``tiles``: register tiles along rows and columns; ``sizes``: rows, columns, reduction steps; ``copied``: steps of a
+    row that is copied; ``width``: lanes.
+    """
+    (mt, nt), (m, n, steps), threads = tiles, sizes, Index.of("nth")
+    need, columns = maximum(1, threads.ceildiv(maximum(1, batch))), plan.vectors * width
+    if plan.fill:
+        return row_blocks(mt, nt, rows_that_stay(plan.rows, copied), need, cheap_rows=False)
+    known = n.constant and steps.constant and n.constant > columns
+    most = rows_for_all(plan.rows, int(n), int(steps)) if known else 0
+    if most:
+        blocks = row_blocks(mt, nt, most, need, cheap_rows=True)
+    else:
+        blocks = even_shares(mt, nt, need, n, (plan.rows, columns))
+    work = batch * maximum(m, STREAMED) * n * steps
+    return in_pieces(blocks, mt, nt, threads, batch, work, plan.promote)

@@ -1,0 +1,1 @@
+"""Kernels for CUDA: builders of each family, from schedules to CUDA text."""

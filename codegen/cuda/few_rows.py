@@ -1,0 +1,314 @@
+"""CUDA kernels for products with few rows: bound by the memory that the column operand comes from.
+
+Every lane reads 16 bytes of the column operand at a time (8 where they are 8 columns), along the reduction or along the
+columns, whichever memory has; eight lanes make up the other direction. Few rows are kept in registers, so each element
+is read once. Lanes and warps that share a column are combined by shuffles, then through shared memory, in a fixed
+order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from polydyn.codegen.cuda.emit import bound_names, emit
+from polydyn.codegen.cuda.instructions import TENSOR
+from polydyn.codegen.cuda.kernel import CudaKernel
+from polydyn.codegen.cuda.product import ProductGroup
+from polydyn.codegen.cuda.work import UNROLLED, Work
+from polydyn.codegen.ir import (
+    Alloc,
+    Apply,
+    Body,
+    Call,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Inst,
+    Let,
+    Pointer,
+    Reg,
+    Store,
+    consume,
+    substitute,
+    walk,
+)  # fmt: skip
+from polydyn.codegen.lower import Lowering, flat, lower
+from polydyn.codegen.passes.bind import fold
+from polydyn.codegen.passes.threads import assign, one_each, spread, unrolled
+from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.passes.widen import Wanted, multiples, widen
+from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.printers.cuda_values import BYTES
+from polydyn.schedules.expr import ITEMSIZE, Load, Value, const, op
+from polydyn.schedules.gpu_tiling import gpu_gemv_tree
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
+from polydyn.schedules.model import Statement, stored
+from polydyn.schedules.proof.gpu_rows import FewRows, prove_few_rows
+from polydyn.schedules.tiling import TiledGroup
+
+V = Index.of
+ROWS = (2, 8)
+"""Rows that a version keeps in registers, and the most it is launched for."""
+STEPS = 8
+"""Lanes that share the reduction: with 16 bytes each they read whole lines of 128 bytes."""
+COLUMNS = 4
+"""Lanes of a warp on different columns, or vectors of columns."""
+MOST_COLUMNS = 8
+"""Most columns of a lane: of bytes 16 would fit, whose sums, for all rows, would not stay in registers."""
+WORDS = 4
+"""Of four bytes, in what a lane reads at a time."""
+REGISTERS = {2: 48, 8: 120}
+"""Registers of a thread, by rows (``docs/adr/0005-cuda.md``, rounded up to what is allocated)."""
+
+
+def gemv_versions(product: ProductGroup) -> list[CudaKernel]:
+    """The versions for few rows, fewest first; none when the column operand cannot be read in vectors."""
+    column = product.values[1]
+    if product.roles.inner or not isinstance(column, Load) or (product.M.constant or 1) > ROWS[-1]:
+        return []
+    address = product.group.arrays[column.buffer].address(column.index)
+    for along_k, x in ((True, product.roles.block), (False, product.roles.col)):
+        stride, rest = address.split(x)
+        if stride == 1 and x not in rest.symbols():
+            return [k for r in ROWS for k in _Gemv(product, r, along_k).build()]
+    return []
+
+
+class _Gemv:
+    """One version; ``along_k``: vectors run along the reduction."""
+
+    def __init__(self, product: ProductGroup, rows: int, along_k: bool) -> None:
+        self.name, self.product, self.rows, self.along_k = product.name, product, rows, along_k
+        self.group, self.roles, self.extents = product.group, product.roles, product.extents
+        self.M, self.N, self.K, self.sums = product.M, product.N, product.K, product.sums
+        vector = 16 // ITEMSIZE[product.values[1].dtype]
+        self.vector = vector if along_k else min(vector, MOST_COLUMNS)
+        self.columns = 1 if along_k else self.vector
+        self.warps = (4, 2) if along_k else (1, 8)  # on columns, on steps
+        self.step = STEPS * self.warps[1] * (self.vector if along_k else 1)
+        self.block = COLUMNS * self.warps[0] * self.columns
+        self.wanted: dict[tuple[Index, int], None] = {}
+        along = self.K if along_k else self.N
+        if along.constant is None:
+            self.wanted[along, self.vector] = None
+
+    def build(self) -> tuple[CudaKernel, ...]:
+        """The kernel, with indices of both widths; nothing when the addresses do not allow vectors."""
+        if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
+            return ()
+        name, names = f"{self.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
+        body = run(name, loops(name, self.tree()), self.steps(), names)
+        count = task_count(body)
+        body = run(name, body, (
+            Step("blocks", "a block is a task", one_each),
+            Step("registers", "a lane's sums are registers", self._allocate),
+        ), names)  # fmt: skip
+        known: dict[str, IndexLike] = {"b_i": self.sizes["B_i"], "b_j": self.sizes["B_j"], "task": count}
+        known |= {x: self.extents[x] for x in self.roles.batch}
+        few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
+        kernel = CudaKernel(name, "", (), self.group.params, self._threads(), count, ZERO, self.version,
+                            tuple(self.wanted), conditions=few, work=self._work())  # fmt: skip
+        return emit(kernel, body, self.group.arrays, known)
+
+    @property
+    def version(self) -> str:
+        """What the version is called: most rows, direction and length of its vectors."""
+        return f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}"
+
+    def tree(self) -> TiledGroup:
+        """The tile-space tree, proven."""
+        tiled = gpu_gemv_tree(self.group, self.roles)
+        points = (self.columns, self.vector if self.along_k else 1)
+        prove_few_rows(self.group, self.roles, tiled, FewRows(self.rows, self.warps, (COLUMNS, STEPS), points))
+        return tiled
+
+    def steps(self) -> tuple[Step, ...]:
+        """The passes up to the coincident band."""
+        places, threads = self._places(), self._threads()
+        table: dict[str, Lowering] = {"INIT": self.init}
+        table |= {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.product.epilogues)}
+        points = dict.fromkeys(("p_i", "p_j"), "unroll")
+        lane = ("w_j", "w_k", "l_j", "l_k", *(x for x in ("b_i", "b_j") if x in places))
+        return (
+            Step("bind", "sizes become constants", lambda b: substitute(b, self.sizes)),
+            Step("leaf", "a vector of a column times all rows", lambda b: consume(b, "leaf", self.leaf),
+                 (*lane, "acc", "j_vec", *(f"row{r}" for r in range(self.rows)))),
+            Step("fold", "decided guards and single trips go", fold),
+            Step("assign", "units are warps and lanes", lambda b: assign(b, places)),
+            Step("reduce", "lanes and warps are added up", lambda b: consume(b, "reduce", self.reduce), ("sums",)),
+            Step("store", "epilogues are dealt to threads",
+                 lambda b: consume(b, "store", lambda x: spread(x, "e_j", threads, "unroll"))),
+            Step("lower", "statements become stores", lambda b: lower(b, table)),
+            Step("unroll", "loops over registers", lambda b: unrolled(b, points)),
+            Step("places", "places of lanes", lambda b: substitute(b, places)),
+            Step("fold", "decided guards and single trips go", fold),
+        )  # fmt: skip
+
+    @property
+    def sizes(self) -> dict[str, IndexLike]:
+        """The tree's sizes."""
+        (warp_j, warp_k), depth = self.warps, self.vector if self.along_k else 1
+        return {
+            "B_i": self.M.ceildiv(self.rows), "B_j": self.N.ceildiv(self.block), "B_k": self._trips(),
+            "W_j": warp_j, "W_k": warp_k, "L_j": COLUMNS, "L_k": STEPS, "E_i": self.rows, "E_j": self.block,
+            "P_i": self.rows, "P_j": self.columns, "P_k": depth,
+        }  # fmt: skip
+
+    def _places(self) -> dict[str, Index]:
+        """Of a lane in its block; a block of which there is one is 0, as it has no loop."""
+        lane, warp, warp_j = V("lane"), V("warp"), self.warps[0]
+        lanes = {"l_j": lane // STEPS, "l_k": lane % STEPS} if self.along_k else {"l_j": lane % 4, "l_k": lane // 4}
+        single = {x: ZERO for x, n in (("b_i", "B_i"), ("b_j", "B_j")) if Index.of(self.sizes[n]) == 1}
+        return {"w_j": warp % warp_j, "w_k": warp // warp_j, **lanes, **single}
+
+    def _threads(self) -> int:
+        return 32 * self.warps[0] * self.warps[1]
+
+    def _allocate(self, body: Body) -> Body:
+        body = (Alloc("acc", self.sums, V(self.rows * self.columns), "register", body),)
+        return (Alloc("sums", self.sums, V(self.rows * self.block * self.warps[1]), "shared", body),)
+
+    def _work(self) -> Work:
+        elements, item = self.block * self.step, ITEMSIZE[self.product.values[1].dtype]
+        at_once = WORDS if item == 1 else 1  # four bytes by one instruction
+        issued = elements * (self.rows + 1) // (32 * at_once) + elements * (self.rows + 1) // (32 * self.vector)
+        moved = elements * item
+        return Work(self.K.ceildiv(self.step), REGISTERS[self.rows], moved=moved, issued=issued, flight=UNROLLED,
+                    elements=self.rows * self.block, by_warps=False)  # fmt: skip
+
+    # -- places --------------------------------------------------------------------------------------------------
+
+    def _first(self) -> Index:
+        """The lane's first step of the reduction, in vectors along it."""
+        return V("w_k") * STEPS + "l_k"
+
+    def _trips(self) -> Index:
+        """Vectors of the reduction that a lane has."""
+        vectors = self.K // self.vector if self.along_k else self.K
+        return (vectors - self._first()).ceildiv(STEPS * self.warps[1])
+
+    def _column(self) -> Index:
+        """The lane's column, or vector of columns."""
+        return (V("b_j") * self.warps[0] + "w_j") * COLUMNS + "l_j"
+
+    def _live(self) -> Compare:
+        return Compare("<", self._column() * self.columns, self.N)
+
+    def _env(self, row: Index, point: str, k: Index) -> dict[str, Index]:
+        column = V("j_vec") if self.along_k else V("j_vec") * self.vector + point
+        own = {self.roles.row: row, self.roles.col: column, self.roles.block: k}
+        return {x: V(x) for x in self.roles.batch} | own
+
+    def _register(self, row: int, column: IndexLike) -> Index:
+        return V(row * self.columns) + column
+
+    # -- pieces --------------------------------------------------------------------------------------------------
+
+    def init(self, a: Mapping[str, Index]) -> Body:
+        """Sums start at zero."""
+        return (Store("acc", a["p_i"] * self.columns + a["p_j"], const(0, self.sums)),)
+
+    def leaf(self, body: Body) -> Body:
+        """The points of a lane: a vector of the column operand times what all rows have there.
+
+        Rows beyond the last are the last one again; their sums are not stored.
+        """
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        assert inst.statement == "ACC"
+        k = V("k_vec") * self.vector + "p" if self.along_k else V("k_vec")
+        symbols = (*self.roles.batch, "k_vec", "j_vec", "p", *(f"row{r}" for r in range(self.rows)))
+        made = self._by_words(k, symbols) or self._by_elements(k, symbols)
+        self.wanted |= dict.fromkeys(made[1])
+        return (Let("k_vec", V("b_k") * (STEPS * self.warps[1]) + self._first(), made[0]),)
+
+    def _by_elements(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Wanted]:
+        """A product for each point."""
+        points: Body = ()
+        for r in range(self.rows):
+            env = self._env(V(f"row{r}"), "p", k)
+            pair = [flat(self.group, v, env, lambda x: None) for v in self.product.values]
+            place = self._register(r, ZERO if self.along_k else V("p"))
+            points += (Store("acc", place, self.product.term(*pair), "sum"),)
+        made = widen(points, "p", self.vector, stored(self.group.arrays), symbols)
+        assert made is not None, "nothing is stored to memory here"
+        return made
+
+    def _by_words(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Wanted] | None:
+        """Four products of bytes at once, where both operands have them along the reduction; None elsewhere."""
+        if not self.along_k or not set(self.product.dtypes) <= set(BYTES):
+            return None
+        a, b = self.product.values
+        pairs = [(b, V("row0")), *((a, V(f"row{r}")) for r in range(self.rows))]
+        reads: Body = ()
+        wanted: Wanted = ()
+        for n, (v, row) in enumerate(pairs):
+            x = flat(self.group, v, self._env(row, "p", k), lambda x: None)
+            stride, first = x.address.split("p") if isinstance(x, FlatLoad) else (ZERO, ZERO)
+            need = multiples(first, self.vector, symbols)
+            if not isinstance(x, FlatLoad) or stride != ONE or "p" in first.symbols() or need is None:
+                return None
+            wanted += need
+            words = Pointer("uint32", "words", V(n * WORDS))
+            reads += (Call(f"pd_ldg_wide<{WORDS}>", (words, Pointer("uint32", x.buffer, first))),)
+        dots = tuple(self._dot(r) for r in range(self.rows))
+        body: Body = (*reads, For("word", ZERO, V(WORDS), dots, "unroll"))
+        return (Alloc("words", "uint32", V(len(pairs) * WORDS), "register", body),), wanted
+
+    def _dot(self, row: int) -> Store:
+        """A word of a row times one of the column."""
+        own = FlatLoad("int32", "acc", self._register(row, ZERO))
+        a, b = (FlatLoad("uint32", "words", V("word") + n * WORDS) for n in (row + 1, 0))
+        return Store("acc", own.address, Apply("int32", f"pd_dp4a_{TENSOR[self.product.dtypes]}", (a, b, own)))
+
+    def reduce(self, body: Body) -> Body:
+        """The loop of a lane, for columns that exist, and the combination of all lanes of a column."""
+        loop: Body = unrolled_by(body, "b_k", UNROLLED)
+        for r in range(self.rows):
+            loop = (Let(f"row{r}", minimum(V("b_i") * self.rows + r, self.M - 1), loop),)
+        loop = (If((self._live(),), (Let("j_vec", self._column(), loop),)),)
+        own = FlatLoad(self.sums, "acc", V("r"))
+        steps = [s if self.along_k else s * COLUMNS for s in (4, 2, 1)]
+        across = tuple(
+            Store("acc", V("r"), Apply(self.sums, "pd_shfl_xor", (own, const(s, "int32"))), "sum") for s in steps
+        )
+        keep = tuple(
+            Store("sums", self._sum(V("w_k"), V(r), column), FlatLoad(self.sums, "acc", self._register(r, c)))
+            for r in range(self.rows)
+            for c, column in enumerate(self._columns())
+        )
+        combine = For("r", ZERO, V(self.rows * self.columns), across, "unroll")
+        return (*loop, combine, If((Compare("==", V("l_k"), ZERO),), keep), Call("pd_syncthreads"))
+
+    def _columns(self) -> list[Index]:
+        """The lane's columns in the block."""
+        first = (V("w_j") * COLUMNS + "l_j") * self.columns
+        return [first + c for c in range(self.columns)]
+
+    def _sum(self, warp: Index, row: Index, column: Index) -> Index:
+        """Where a warp leaves its sum of an element of the block."""
+        return (warp * self.rows + row) * self.block + column
+
+    def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
+        """An element of the block: the warps' sums in their order, then the epilogue."""
+        parts = [FlatLoad(self.sums, "sums", self._sum(V(w), a["e_i"], a["e_j"])) for w in range(self.warps[1])]
+        row, column = V("b_i") * self.rows + "e_row", V("b_j") * self.block + "e_column"
+        env = {x: V(x) for x in self.roles.batch} | {self.roles.row: row, self.roles.col: column}
+        env[self.roles.block] = ZERO
+        value = self.product.epilogue_value(s, env, Reg(self.sums, "total"))
+        address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
+        total: Value = parts[0]
+        for x in parts[1:]:
+            total = op("add", total, x)
+        live = (Compare("<", row, self.M), Compare("<", column, self.N))
+        body: Body = (If(live, (Def("total", total), Store(s.array, address, value))),)
+        return (Let("e_row", a["e_i"], (Let("e_column", a["e_j"], body),)),)
+
+
+def unrolled_by(body: Body, var: str, times: int) -> Body:
+    """Loop ``var`` with so many iterations in flight."""
+    return tuple(
+        For(n.var, n.lo, n.hi, n.body, f"unroll{times}") if isinstance(n, For) and n.var == var else n for n in body
+    )

@@ -1,0 +1,100 @@
+"""What a tile of a CUDA product has to keep to: the hard constraints of the code generator, in one place.
+
+``broken`` names what a tile breaks before any text is made of it: what ``cuda_product.TiledProduct`` can print, what
+the proof accepts (``schedules.prove``), what every device allows a block. What a particular device holds is asked with
+``shared_bytes`` and ``registers``; what a kernel really takes only its compiler knows.
+"""
+
+from __future__ import annotations
+
+from polydyn.codegen.cuda.instructions import INSTRUCTIONS
+from polydyn.codegen.cuda.tile import CudaTile
+from polydyn.codegen.cuda.work import WARP, bounded_registers
+from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.schedules.expr import ITEMSIZE
+from polydyn.schedules.tree.gpu import SLAB, STAGED
+
+LANES = (4, 8)
+"""Rows and columns of threads that stand for a warp where each thread multiplies its own elements."""
+TF32 = "tf32"
+"""What stands for the dtype of float32 operands that are rounded to tf32."""
+MULTIPLIED = {
+    "float32": "fma", "int32": "fma", TF32: "tf32", **dict.fromkeys(HALF, "mma"), **dict.fromkeys(BYTES, "imma"),
+}  # fmt: skip
+"""Dtype of stored operands -> the instruction of their tiles."""
+MOST_THREADS, MOST_REGISTERS = 1024, 255
+"""Of a block; of a thread."""
+ADDRESSES = 32
+"""Registers that a thread needs besides sums and fragments."""
+ALIGNED = 16
+"""Bytes of a copy, where it is widest: shared arrays begin at multiples of it."""
+
+
+def grain(instruction: str) -> tuple[int, int, int]:
+    """(rows, columns, steps) that the part of a warp is a multiple of.
+
+    Warps' instructions: fragments of columns are loaded in pairs and staged by slabs. Threads': one element each.
+    """
+    m, _, k = INSTRUCTIONS[instruction].shape
+    return (m, SLAB, k) if INSTRUCTIONS[instruction].warp else (*LANES, k)
+
+
+def of_warp(instruction: str, rows: int, columns: int) -> tuple[int, int]:
+    """A warp's part as that of a unit: itself, or what one of its threads takes."""
+    return (rows, columns) if INSTRUCTIONS[instruction].warp else (rows // LANES[0], columns // LANES[1])
+
+
+def warp_part(tile: CudaTile) -> tuple[int, int]:
+    """The rows and columns that a warp stands for: ``of_warp`` undone."""
+    return (tile.wm, tile.wn) if tile.kind.warp else (tile.wm * LANES[0], tile.wn * LANES[1])
+
+
+def shared_bytes(tile: CudaTile, dtypes: tuple[str, str], sums: str) -> int:
+    """Bytes of shared memory of a block: the ring, and after it, in its place, the staged rows of the warps' sums."""
+    sides = zip((tile.bm, tile.bn), dtypes, strict=True)
+    ring = sum(_aligned(own * tile.bk * tile.stages * ITEMSIZE[d]) for own, d in sides)
+    stage = tile.threads // WARP * STAGED * SLAB * ITEMSIZE[sums] if tile.kind.warp else 0
+    return max(ring, stage)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def registers(tile: CudaTile) -> int:
+    """Registers of a thread by counting: sums, fragments of both operands, addresses."""
+    (m, n, _), kind = tile.shape, tile.kind
+    rows, columns = tile.wm // m, tile.wn // n
+    sums = rows * columns * (4 if kind.warp else 1)
+    return sums + rows * kind.registers[0] + columns * kind.registers[1] + ADDRESSES
+
+
+def broken(tile: CudaTile, dtypes: tuple[str, str]) -> str | None:
+    """The rule that a tile breaks for operands of these dtypes, by name; None when it breaks none."""
+    kind = INSTRUCTIONS.get(tile.instruction)
+    if kind is None or tile.instruction not in MULTIPLIED.values() or not set(dtypes) <= set(kind.dtypes):
+        return f"{tile.instruction} does not multiply {' and '.join(dict.fromkeys(dtypes))}"
+    sizes = (tile.bm, tile.bn, tile.bk, tile.wm, tile.wn)
+    if min(*sizes, tile.blocks) < 1 or any(b & (b - 1) for b in sizes[:3]):
+        return "sides of a block are powers of two, which swizzles permute"
+    rows, columns, steps = grain(tile.instruction) if kind.warp else (1, 1, 1)
+    least = 2 * ALIGNED  # a copy is a nest of two loops
+    sides = zip((tile.bm if tile.instruction != "imma" else least, tile.bn), dtypes, strict=True)
+    rules = {
+        f"a unit takes multiples of {rows} x {columns}": tile.wm % rows or tile.wn % columns,
+        f"a step of the ring is a multiple of {steps}": tile.bk % steps,
+        f"sides and steps of a block are at least {least} bytes": any(
+            min(own, tile.bk) * ITEMSIZE[d] < least for own, d in sides
+        ),
+        "units divide the block": tile.bm % tile.wm or tile.bn % tile.wn,
+        "a ring has at least two stages": tile.stages < 2,
+    }
+    for rule, wrong in rules.items():
+        if wrong:
+            return rule
+    if tile.threads % WARP or tile.threads > MOST_THREADS:
+        return f"{tile.threads} threads: a block has whole warps, at most {MOST_THREADS} threads"
+    most = bounded_registers(tile.threads, tile.blocks)
+    if registers(tile) > min(most, MOST_REGISTERS):
+        return f"{registers(tile)} registers of a thread, {tile.blocks} blocks of a multiprocessor leave {most}"
+    return None

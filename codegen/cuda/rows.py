@@ -1,0 +1,292 @@
+"""CUDA kernels for element-wise and stitch groups, from the CPU's own tree of phases mapped to threads.
+
+Mappings of the shared rows (the coincident band) and of the loops inside them:
+
+- ``thread``: a thread per element of the band, inner reductions serial (element-wise, reductions over outer axes);
+- ``wide``: a thread per 16 bytes of neighbouring elements, without reductions, where addresses allow it;
+- ``warp``: a warp per row, inner loops dealt to lanes, row results combined by shuffles;
+- ``block``: a block per row, combined through shared memory as well.
+
+Rows that later phases read again live in shared memory, or are computed again (``recompute``) for rows of any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from polydyn.codegen.cpu.kernel import CpuTarget
+from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cuda.emit import bound_names, emit, ordered
+from polydyn.codegen.cuda.kernel import CudaKernel
+from polydyn.codegen.cuda.work import row_work
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Call,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Mark,
+    Node,
+    Set,
+    Store,
+    consume,
+    map_value,
+    rewrite,
+    substitute,
+    walk,
+)  # fmt: skip
+from polydyn.codegen.lower import lower
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.threads import (
+    SHUFFLED,
+    WARP,
+    combine_block,
+    combine_lanes,
+    deal,
+    one_each,
+    reductions,
+    register,
+)
+from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.passes.widen import Wanted, widen
+from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.printers.cuda_values import HALF
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import ITEMSIZE, Load, Value, transform
+from polydyn.schedules.expr import substitute as substitute_in
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
+from polydyn.schedules.model import Group, stored
+from polydyn.schedules.tiling import inner_iterators
+from polydyn.schedules.tree.scheduled import Scheduled
+
+THREADS = 256
+MOST_LANES = 8
+"""Elements of a vector; of bytes 16 would fit, which is too much arithmetic in a row for one thread."""
+REGISTERS = 40
+"""Registers of a thread (``docs/adr/0005-cuda.md``: 18 to 40)."""
+SCALAR = CpuTarget("scalar", 1, ())
+V = Index.of
+
+
+class CudaNestKernel:
+    """Builds the versions of one element-wise or stitch group."""
+
+    def __init__(self, name: str, group: Group, prefix: tuple[str, ...], phases: dict[str, int]) -> None:
+        self.name, self.group, self.prefix, self.phases = name, group, prefix, phases
+        self.plain = NestKernel(name, group, prefix, phases, SCALAR, rows=True)
+
+    def versions(self) -> tuple[CudaKernel, ...]:
+        """All versions, the preferred ones first; the last one fits every shape."""
+        light = self.recomputed()
+        inner = any(inner_iterators(s, self.prefix) for s in self.group.statements)
+        along = NestKernel(self.name, light.group, self.prefix, light.phases, SCALAR).tiled
+        if (not inner or along or self._short()) and not light._rows():
+            return ordered((*light.wide(), *light.build("thread")))
+        out = [*self.build("warp"), *self.build("block")]
+        if self._rows() and not light._rows():
+            out += [replace(k, version=k.version.replace("block", "block recompute")) for k in light.build("block")]
+        return ordered(out)
+
+    def _short(self) -> bool:
+        """Whether the inner loops are surely too short for a warp."""
+        nests = [[e for _, e in s.iters[len(self.prefix) :]] for s in self.group.statements]
+        return all((size := product(n).constant) is not None and size <= WARP // 2 for n in nests)
+
+    def _rows(self) -> list[str]:
+        """Locals that need a whole row."""
+        return [n for n, where in self.plain.place.items() if where == "scratch"]
+
+    def recomputed(self) -> CudaNestKernel:
+        """The same group with every row that one map statement makes computed again where it is read."""
+        kernel = self
+        while True:
+            single = [n for n in kernel._rows() if kernel.plain.writer(n) is not None]
+            if not single:
+                return kernel
+            kernel = CudaNestKernel(
+                self.name + "_again", _inlined(kernel.group, single[0]), self.prefix, kernel._phases_without(single[0])
+            )
+
+    def _phases_without(self, array: str) -> dict[str, int]:
+        return {s.name: self.phases[s.name] for s in self.group.statements if s.array != array}
+
+    # -- one version ---------------------------------------------------------------------------------------------
+
+    def schedules(self) -> tuple[Scheduled, ...]:
+        """Tree and tile map: of rows, and of vectors along the band's last iterator."""
+        return (self.plain.schedule, *((self._vectors(MOST_LANES).schedule,) if self.prefix else ()))
+
+    def _vectors(self, lanes: int) -> NestKernel:
+        """The nest with a vector of the band's last iterator for every thread."""
+        return NestKernel(self.name, self.group, self.prefix, self.phases, SCALAR, rows=True, tiled=True, size=lanes)
+
+    def build(self, version: str) -> tuple[CudaKernel, ...]:
+        """The kernel of one mapping, with indices of both widths."""
+        body = self._run(version, loops(f"{self.name}_{version}", self.plain.tree()), self.steps(version))
+        return self._kernels(body, version, {"thread": THREADS, "warp": THREADS // WARP, "block": 1}[version])
+
+    def steps(self, version: str) -> tuple[Step, ...]:
+        """The passes of one mapping, up to the coincident band."""
+        table = {s.name: self.plain.lowering(s) for s in self.group.statements}
+        partial = tuple(f"partial_{d}" for d in SHUFFLED)
+        return (
+            Step("declare", "registers of a row", lambda b: _on_rows(b, self.plain.row)),
+            Step("lower", "statements become stores and registers", lambda b: lower(b, table), tuple(self._rows())),
+            Step("stage", "loops are dealt, their results combined",
+                 lambda b: consume(b, "stage", lambda x: self._stage(x, version)), partial),
+            Step("row", "one lane stores what a row has once",
+                 lambda b: consume(b, "row", lambda x: self._row(x, version))),
+            Step("fold", "decided guards and single trips go", fold),
+        )  # fmt: skip
+
+    def wide(self) -> tuple[CudaKernel, ...]:
+        """A thread per vector of the band's last iterator; nothing when results cannot be stored as vectors."""
+        outputs = [a for a in self.group.arrays.values() if a.role == "output"]
+        lanes = min(MOST_LANES, 16 // max(ITEMSIZE[a.dtype] for a in outputs))
+        extent = self.plain.extents[self.prefix[-1]] if self.prefix else ONE
+        if lanes == 1 or (extent.constant or 0) % lanes:
+            return ()
+        made: list[Wanted] = []
+        kernel = self._vectors(lanes)
+        steps = self._wide_steps(kernel, extent, lanes, made)
+        body = self._run("wide", loops(f"{self.name}_wide", kernel.tree()), steps)
+        if not made:
+            return ()
+        wanted = (*(((extent, lanes),) if extent.constant is None else ()), *made[0])
+        return self._kernels(body, "wide", THREADS, tuple(dict.fromkeys(wanted)), lanes)
+
+    def _wide_steps(
+        self, kernel: NestKernel, extent: Index, lanes: int, made: list[Wanted]
+    ) -> tuple[Step, ...]:
+        """``made`` gets what the vectors ask of addresses, when there are vectors."""
+        table = {s.name: kernel.lowering(s) for s in self.group.statements}
+        sizes: dict[str, IndexLike] = {"B_t": extent // lanes, "E_t": lanes}
+        first = ZERO if extent == lanes else V("b_t") * lanes  # of one vector there is no loop
+        buffers = stored(self.group.arrays)
+
+        def tile(b: Body) -> Body:
+            (loop,) = b
+            found = widen(loop.body, "t", lanes, buffers, (*self.prefix, "b_t", "t")) if isinstance(loop, For) else None
+            made.extend((found[1],) if found else ())
+            return found[0] if found else b
+
+        return (
+            Step("bind", "the number of vectors", lambda b: bind(b, sizes)),
+            Step("declare", "registers of a row", lambda b: consume(b, "row", kernel.row)),
+            Step("lower", "statements become stores and registers", lambda b: lower(b, table), ("o_t",)),
+            Step("stage", "the marks of the stages go", lambda b: consume(b, "stage")),
+            Step("origin", "where a vector begins", lambda b: substitute(b, {"o_t": first})),
+            Step("widen", "neighbouring elements become a vector", lambda b: consume(b, "tile", tile)),
+            Step("fold", "decided guards and single trips go", fold),
+        )
+
+    def _run(self, version: str, body: Body, steps: Iterable[Step]) -> Body:
+        return run(f"{self.name}_{version}", body, steps, bound_names(self.group.arrays, self.group.params))
+
+    def _kernels(
+        self, body: Body, version: str, rows: int, wanted: tuple[tuple[Index, int], ...] = (), lanes: int = 1
+    ) -> tuple[CudaKernel, ...]:
+        """``rows``: tasks of a block; ``lanes``: elements that a thread has at once."""
+        count = task_count(body)
+        task = V("bid") * rows + {THREADS: V("tid"), THREADS // WARP: V("warp"), 1: V(0)}[rows]
+        guard = Step("guard", "the last block has fewer tasks", lambda b: (If((Compare("<", task, count),), b),))
+        body = self._run(version, body, (
+            Step("tasks", "a thread, warp or block is a task", lambda b: one_each(b, task)),
+            *((guard,) if rows > 1 else ()),
+            Step("shared", "rows in shared memory", lambda b: self._shared(b, version)),
+        ))  # fmt: skip
+        grid, name = count.ceildiv(rows), f"{self.name}_{version}"
+        known = {x: self.plain.extents[x] for x in self.prefix} | {"task": count + THREADS}
+        if self.prefix:
+            known["b_t"] = self.plain.extents[self.prefix[-1]]
+        work = row_work(self.group, self.prefix, THREADS, THREADS // rows, lanes, REGISTERS)
+        kernel = CudaKernel(name, "", (), self.group.params, THREADS, grid, ZERO, version, wanted, work=work)
+        return emit(kernel, body, self.group.arrays, known)
+
+    def _stage(self, body: Body, version: str) -> Body:
+        if version == "thread":
+            return body
+        dealt = deal(body, version)
+        done: Body = ()
+        for reg, update in reductions(body).items():
+            assert update.reduce is not None
+            if version == "warp":
+                done += combine_lanes(reg, register(update), update.reduce)
+            else:
+                partial = f"partial_{update.value.dtype}"
+                done += combine_block(reg, register(update), update.reduce, THREADS // WARP, partial)
+        if any(isinstance(n, Store) and n.buffer in self._rows() for n in walk(body)):
+            done += (Call("pd_syncwarp" if version == "warp" else "pd_syncthreads"),)
+        return (*dealt, *done)
+
+    def _row(self, body: Body, version: str) -> Body:
+        """What is stored once for a row is stored by one lane."""
+        if version == "thread":
+            return body
+        first = Compare("==", V("lane" if version == "warp" else "tid"), V(0))
+        return tuple(If((first,), (n,)) if isinstance(n, Store) else n for n in body)
+
+    def _shared(self, body: Body, version: str) -> Body:
+        """Allocates rows (one for each warp) and the warps' partial results."""
+        used = {x.dtype: x for n in walk(body) for x in _partials(n)}
+        for dtype in used:
+            body = (Alloc(f"partial_{dtype}", _stored(dtype), V(THREADS // WARP), "shared", body),)
+        for n in self._rows():
+            a = self.group.arrays[n]
+            size = product(a.shape[len(self.prefix) :])
+            if version == "warp":
+                body = _moved(body, n, V("warp") * size)
+                size = size * (THREADS // WARP)
+            body = (Alloc(n, _stored(a.dtype), size, "shared", body),)
+        return body
+
+
+def _on_rows(body: Body, f: Callable[[Body], Body]) -> Body:
+    """Changes what the mark of rows holds; a later pass consumes it."""
+    return rewrite(body, lambda n: replace(n, body=f(n.body)) if isinstance(n, Mark) and n.name == "row" else n)
+
+
+def _stored(dtype: str) -> str:
+    """16-bit floats inside a kernel are kept as float."""
+    return "float32" if dtype in HALF else dtype
+
+
+def _partials(n: Node) -> list[Value]:
+    return [n.value] if isinstance(n, Store) and n.buffer.startswith("partial_") else []
+
+
+def _moved(body: Body, buffer: str, by: Index) -> Body:
+    """Adds ``by`` to every address of a buffer."""
+
+    def value(v: Value) -> Value:
+        return replace(v, address=v.address + by) if isinstance(v, FlatLoad) and v.buffer == buffer else v
+
+    def f(n: Node) -> Node:
+        if isinstance(n, (Store, Def, Set)):
+            n = replace(n, value=map_value(n.value, value))
+        if isinstance(n, Store) and n.buffer == buffer:
+            n = replace(n, address=n.address + by)
+        return n
+
+    return rewrite(body, f)
+
+
+def _inlined(group: Group, array: str) -> Group:
+    """The group without a local: its one writer's value stands wherever it was read."""
+    (writer,) = (s for s in group.statements if s.array == array)
+    names = [str(i) for i in writer.index]
+    if any(not i.is_symbol for i in writer.index) or set(names) != set(writer.iterators):
+        raise CodegenError(f"{array} cannot be computed again: it is written at {writer.index}")
+
+    def f(v: Value) -> Value:
+        if not (isinstance(v, Load) and v.buffer == array):
+            return v
+        return substitute_in(writer.value, dict(zip(names, v.index, strict=True)))
+
+    kept = [s for s in group.statements if s is not writer]
+    arrays = {n: a for n, a in group.arrays.items() if n != array}
+    return replace(group, arrays=arrays, statements=tuple(replace(s, value=transform(s.value, f)) for s in kept))

@@ -1,0 +1,216 @@
+"""CUDA kernels for matmul-like groups: which tiles, widths of copies, shares of the reduction a group is built for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from polydyn.codegen.cuda.emit import LONG, needed, ordered
+from polydyn.codegen.cuda.few_rows import gemv_versions
+from polydyn.codegen.cuda.kernel import MULTIPROCESSORS, UNIT, CudaKernel
+from polydyn.codegen.cuda.limits import TF32, broken
+from polydyn.codegen.cuda.product import ProductGroup, TiledProduct
+from polydyn.codegen.cuda.rows import CudaNestKernel
+from polydyn.codegen.cuda.split import SHARES, combining_group, partial_group
+from polydyn.codegen.cuda.tile import CudaTile
+from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
+from polydyn.codegen.ir import Compare
+from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.expr import ITEMSIZE
+from polydyn.schedules.index import Index, maximum, minimum, product
+from polydyn.schedules.model import Group
+from polydyn.schedules.proof.prove import prove
+from polydyn.schedules.tiling import Roles
+
+V = Index.of
+SHARE_BYTES = 512
+"""Bytes of a row of the reduction that a share of a split reduction has at least, when there are enough."""
+WIDEST = 16
+"""Bytes of the widest copies."""
+WAVES = 2
+"""Blocks for each multiprocessor that a split reduction fills the device with."""
+FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 16, 4, 4, 3, 2))
+TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 32, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
+MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
+IMMA_TILES = (CudaTile("imma", 128, 128, 64, 64, 32, 4, 2), CudaTile("imma", 64, 64, 64, 32, 32, 4, 4))
+TILES = {
+    "float32": FMA_TILES, "int32": FMA_TILES, **dict.fromkeys(HALF, MMA_TILES), **dict.fromkeys(BYTES, IMMA_TILES),
+}  # fmt: skip
+"""Dtype of stored operands -> tiles, largest first."""
+MORE_TILES = (CudaTile("mma", 64, 128, 32, 32, 64, 4, 3), CudaTile("mma", 16, 64, 64, 16, 32, 4, 4))
+"""Tiles between the largest and the smallest, and one for few rows: only where copies of 16 bytes are allowed."""
+FEW = 16
+"""Rows of a tile for few rows, whose reduction is split too."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The tiles that tuning kept for a group, each with the factor of its estimates (``CudaKernel.factor``).
+
+    ``others``: the factor of versions that were not measured.
+    """
+
+    tiles: tuple[tuple[CudaTile, int], ...]
+    others: int = UNIT
+
+
+class CudaContractKernel:
+    """Builds the versions of one matmul-like group.
+
+    ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32.
+    """
+
+    def __init__(self, name: str, group: Group, roles: Roles, arch: str = "sm_80", tf32: bool = False) -> None:
+        self.name, self.group, self.roles, self.arch, self.tf32 = name, group, roles, arch, tf32
+        self.product = ProductGroup(name, group, roles)
+        self.tiles = TF32_TILES if tf32 and self.product.dtype == "float32" else TILES[self.product.dtype]
+
+    @property
+    def dtype(self) -> str:
+        """What its tiles are for: the dtype of the rows as they are stored, or ``TF32``."""
+        return TF32 if self.tiles is TF32_TILES else self.product.dtype
+
+    @property
+    def defaults(self) -> tuple[CudaTile, ...]:
+        """The tiles that the group's versions have where nothing is tuned."""
+        return (*self._more(), *self._useful(self.tiles))
+
+    def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
+        """A version for each tile and each width of copies that the addresses may allow, widest first.
+
+        Before them those for few rows, and those of the smallest tiles with a split reduction, for shapes that leave
+        multiprocessors idle. The last one is total; estimates of time decide among those that may be launched.
+        """
+        chosen = tiles or self._useful(self.tiles)
+        more = () if tiles else self._more()
+        self._prove((*more, *chosen))
+        whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *more, chosen[-1])}
+        special = [] if tiles else self._hopper()
+        return ordered((*self.few_rows(), *self._splits(chosen, more), *special, *chain(*whole.values())))
+
+    def tuned_versions(self, kept: Kept) -> tuple[CudaKernel, ...]:
+        """The versions of the kept tiles in place of the default ones, beside those that no tile replaces.
+
+        Few rows, split reductions, wgmma and what narrow copies need are as without tuning; the last one, total, is of
+        the smallest default tile. ScheduleError: a tile breaks a rule, by name.
+        """
+        tiles, chosen, more = tuple(t for t, _ in kept.tiles), self._useful(self.tiles), self._more()
+        for t in tiles:
+            if rule := broken(t, self.product.dtypes):
+                raise ScheduleError(f"{t} is not built", rule=rule, remedy="tune the group again")
+        self._prove((*tiles, *more, *chosen))
+        every = enumerate(kept.tiles)
+        own = [replace(k, factor=factor, tile=n) for n, (t, factor) in every for k in self._of_kept(t)]
+        asked = [set(k.multiples) for k in own]
+        narrow = [k for t in chosen[:-1] for k in _of_tile(self.product, t, False, asked)]
+        first = (*self.few_rows(), *self._splits(chosen, more), *self._hopper(), *narrow)
+        last = _of_tile(self.product, chosen[-1], False)
+        rest = tuple([replace(k, factor=kept.others) for k in x] for x in (first, last))
+        return ordered((*rest[0], *own, *rest[1]))
+
+    def forms(self, tile: CudaTile) -> Iterator[TiledProduct]:
+        """The versions of a tile that is tuned, before they are built: widest copies first.
+
+        What they are called says what a unit takes, which tells tiles of equal blocks apart.
+        """
+        product = ProductGroup(f"{self.name}_{tile.wm}x{tile.wn}", self.group, self.roles)
+        return (TiledProduct(product, tile, *a) for a in accesses(product.dtype))
+
+    def _of_kept(self, tile: CudaTile) -> list[CudaKernel]:
+        """Those with copies of 16 bytes where the operands may have them, else all."""
+        made = list(self.forms(tile))
+        wide = [x for x in made if all(c.bytes == WIDEST for c in x.copies)]
+        return named(tile, needed(x.build() for x in wide or made))
+
+    def _prove(self, tiles: Iterable[CudaTile]) -> None:
+        for t in tiles:
+            prove(self.product.schedule(t))
+
+    def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterable[CudaKernel]:
+        return chain(*(self._split(t, t in more) for t in (chosen[-1], *(t for t in more if t.bm <= FEW))))
+
+    def _hopper(self) -> list[CudaKernel]:
+        return wgmma_versions(self.product, self.tf32) if self.arch == "sm_90a" else []
+
+    def few_rows(self) -> list[CudaKernel]:
+        """The versions for few rows."""
+        return gemv_versions(self.product)
+
+    def without_wgmma(self) -> str | None:
+        """Why warps' own instructions multiply on sm_90a too, where those of warpgroups are wanted and do not fit."""
+        return without_wgmma(self.product, self.tf32) if self.arch == "sm_90a" else None
+
+    def _split(self, tile: CudaTile, wide_only: bool) -> list[CudaKernel]:
+        """The versions whose reduction is split, when it can be long enough; ``wide_only`` as for ``_of_tile``."""
+        p = self.product
+        steps = p.K.ceildiv(tile.bk)
+        least = max(1, SHARE_BYTES // (tile.bk * ITEMSIZE[p.dtype]))
+        if (steps.constant or 2 * least) < 2 * least:
+            return []
+        batch = product(p.extents[x] for x in self.roles.batch)
+        blocks = batch * p.M.ceildiv(tile.bm) * p.N.ceildiv(tile.bn)
+        shares = minimum(V(MULTIPROCESSORS) * WAVES // maximum(1, blocks), steps // least)
+        parts = ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES))
+        prove(parts.schedule(tile))
+        again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
+        size = V(SHARES) * batch * p.M * p.N * ITEMSIZE[p.sums]
+        split = Compare(">=", V(SHARES), V(2))
+        return [
+            replace(k, conditions=(split, *k.conditions), launch={SHARES: shares}, workspace=size, after=(again,))
+            for k in _of_tile(parts, tile, wide_only)
+        ]
+
+    def _more(self) -> tuple[CudaTile, ...]:
+        """Tiles besides those that serve all shapes, without those that a constant extent would leave half empty."""
+        m, n = self.product.M.constant, self.product.N.constant
+        if self.product.dtype not in HALF or self.roles.inner:
+            return ()
+
+        def useful(t: CudaTile) -> bool:
+            few = m is None or (m <= 4 * t.bm if t.bm <= FEW else 2 * m > t.bm)
+            return few and (n is None or 2 * n > t.bn)
+
+        return tuple(filter(useful, MORE_TILES))
+
+    def _useful(self, tiles: tuple[CudaTile, ...]) -> tuple[CudaTile, ...]:
+        """Tiles from the largest to the smallest, without those that a constant extent would leave half empty."""
+        m, n = self.product.M.constant, self.product.N.constant
+
+        def useful(t: CudaTile) -> bool:
+            return (m is None or 2 * m > t.bm) and (n is None or 2 * n > t.bn)
+
+        return tuple(t for t in tiles if t is tiles[-1] or useful(t))
+
+
+def named(tile: CudaTile, kernels: Iterable[CudaKernel]) -> list[CudaKernel]:
+    """Versions of a tuned tile, whose names say what a unit takes."""
+
+    def name(version: str) -> str:
+        short = version.removesuffix(LONG)
+        return f"{short} of {tile.wm}x{tile.wn}{version[len(short) :]}"
+
+    return [replace(k, version=name(k.version)) for k in kernels]
+
+
+def accesses(dtype: str) -> list[tuple[int, bool]]:
+    """Bytes that copies have at most, and whether epilogues store 16 bytes at once; the widest first."""
+    size = ITEMSIZE[dtype]
+    widths = [w for w in (WIDEST, 8, 4) if w >= size and not (w == 8 and size == 4)] + [size] * (size < 4)
+    return [(WIDEST, True), *((w, False) for w in widths)]
+
+
+def _of_tile(
+    product: ProductGroup, tile: CudaTile, wide_only: bool, others: Sequence[set[tuple[Index, int]]] = ()
+) -> list[CudaKernel]:
+    """The versions of one tile, without those that may be launched only where an earlier one may.
+
+    ``wide_only``: those whose copies are 16 bytes wide, none when an operand has no such copies. ``others``: what
+    other versions ask of addresses; those that ask no less are left out.
+    """
+    made = [TiledProduct(product, tile, *a) for a in accesses(product.dtype)[: 2 if wide_only else None]]
+    if wide_only and any(c.bytes < WIDEST for c in made[0].copies):
+        return []
+    asked = {x: {m for c in x.copies for m in c.multiples} for x in made}
+    return needed(x.build() for x in made if not any(o <= asked[x] for o in others))

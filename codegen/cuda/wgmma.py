@@ -1,0 +1,335 @@
+"""Products on sm_90a: wgmma from shared memory, fed by TMA through a ring of mbarriers, warp-specialised.
+
+One warpgroup produces: a single thread waits until a slot of the ring is empty and lets TMA fill it, tails with zeros.
+The others consume: a warpgroup's whole step of the reduction is one group of asynchronous instructions on 64 rows; a
+slot is released when the group after it has been issued and its own has retired. Tensor maps carry extents and pitches,
+so one kernel serves every shape whose pitches are multiples of 16 bytes.
+
+A step is 128 bytes of the reduction, an instruction 32: 16 of float16 or bfloat16, 8 of tf32, 32 of bytes, in any pair
+of signs. Operands are K-major; columns of 16 bits may be contiguous along themselves (only those the instruction
+transposes: PTX ISA, wgmma.mma_async). TMA rounds float32 to tf32, which the instruction would truncate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from polydyn.codegen.cuda.emit import LONG, bound_names, emit
+from polydyn.codegen.cuda.instructions import TENSOR
+from polydyn.codegen.cuda.kernel import TF32, CudaKernel, TensorMapOf
+from polydyn.codegen.cuda.product import UNROLLED, ProductGroup, TiledProduct, lane_points
+from polydyn.codegen.cuda.tile import CudaTile
+from polydyn.codegen.cuda.work import UNITS, Work
+from polydyn.codegen.ir import (
+    Alloc,
+    Apply,
+    Body,
+    Call,
+    Compare,
+    For,
+    Inst,
+    Parameter,
+    Pointer,
+    consume,
+    substitute,
+    walk,
+)  # fmt: skip
+from polydyn.codegen.lower import Lowering, lower
+from polydyn.codegen.passes.bind import fold
+from polydyn.codegen.passes.threads import WARP, assign, one_each, rasterise, specialise, unrolled
+from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.passes.widen import multiples
+from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
+from polydyn.schedules.gpu_tiling import gpu_wgmma_tree
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
+from polydyn.schedules.model import Group
+from polydyn.schedules.proof.gpu_rows import Warpgroups, prove_warpgroups
+from polydyn.schedules.ranges import is_nonnegative
+from polydyn.schedules.tiling import TiledGroup
+from polydyn.schedules.tree.gpu import SLAB, STAGED
+
+V = Index.of
+WARPGROUP, ROWS = 128, 64
+"""Threads of a warpgroup, rows of its instruction."""
+STEP, POINTS = 128, 32
+"""Bytes of the reduction in a tile (the swizzle's width) and in an instruction."""
+CONSUMERS = 2
+PANEL = 64
+"""Columns of a panel, when the column operand is contiguous along them."""
+TILES = ((256, 4), (128, 4))
+"""Columns of a block and slots of the ring."""
+RASTER = 8
+ALIGN = 16
+"""Bytes: pitches and bases of tensor maps are multiples."""
+FARTHEST = 2**31 - 256
+"""Rows, columns and steps that a tensor map may have: coordinates have 32 bits, a panel may begin beyond the last."""
+REGISTERS = 168
+"""Of a thread when a block begins; ``setmaxnreg`` deals them anew."""
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """An operand behind a tensor map: ``along_k`` says which side is contiguous, ``outer`` the batch iterators."""
+
+    buffer: str
+    dtype: str
+    along_k: bool
+    offset: Index
+    pitch: Index
+    outer: tuple[tuple[str, Index], ...]
+    wanted: tuple[tuple[Index, int], ...]
+
+    @property
+    def conditions(self) -> tuple[Compare, ...]:
+        """Strides that are not surely positive have to be: a tensor map has no others."""
+        strides = (self.pitch, *(s for _, s in self.outer))
+        return tuple(Compare(">=", s, ONE) for s in strides if not is_nonnegative(s))
+
+
+_Maps = tuple[_Mapped, _Mapped]
+
+
+def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[CudaKernel]:
+    """The versions for sm_90a, largest tile first; none when wgmma or TMA cannot do it.
+
+    ``tf32``: float32 may be rounded to tf32.
+    """
+    kind, maps = _kind(product, tf32), _reached(product)
+    if kind is None or isinstance(maps, str) or product.shares != ONE:
+        return []
+    n = product.N.constant
+    tiles = [t for t in TILES if n is None or 2 * n > t[0] or t is TILES[-1]]
+    made = [k for t in tiles for wide in (True, False) for k in _Version(product, kind, maps, *t, wide).build()]
+    return [k for i, k in enumerate(made) if not any(_alike(k, e) for e in made[:i])]
+
+
+def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
+    """Why a product of bytes or tf32 has no version with wgmma, though one of 16 bits might; None for all others."""
+    maps = _reached(product)
+    return maps if _kind(product, tf32) in ("imma", "tf32") and isinstance(maps, str) else None
+
+
+def _kind(product: ProductGroup, tf32: bool) -> str | None:
+    """The warps' instruction on the same operands (``cuda_instructions``); None when wgmma has none on them."""
+    dtypes = set(product.dtypes)
+    if dtypes <= set(BYTES):
+        return "imma"
+    return "mma" if dtypes <= set(HALF) else "tf32" if tf32 and dtypes == {"float32"} else None
+
+
+def _alike(k: CudaKernel, earlier: CudaKernel) -> bool:
+    """Whether the earlier one may be launched wherever this one may, with the same tile and width of indices."""
+    tile, other = (x.version.removesuffix(LONG).removesuffix("_wide") for x in (k, earlier))
+    long = [x.version.endswith(LONG) for x in (k, earlier)]
+    return tile == other and long[0] == long[1] and set(earlier.multiples) <= set(k.multiples)
+
+
+def _reached(product: ProductGroup) -> _Maps | str:
+    """The operands behind tensor maps, or why one cannot be."""
+    r = product.roles
+    if r.inner:
+        return "it sums over several dims"
+    made = []
+    for side, own, v in zip(("row", "column"), (r.row, r.col), product.values, strict=True):
+        m = _mapped(product.group, v, own, r.block, r.batch)
+        if m is None:
+            return f"TMA does not reach its {side} operand"
+        if not m.along_k and (side == "row" or m.dtype not in HALF):
+            return f"its {side} operand is not contiguous along the reduction"
+        made.append(m)
+    return made[0], made[1]
+
+
+def _mapped(group: Group, v: Value, own: str, k: str, batch: tuple[str, ...]) -> _Mapped | None:
+    """How TMA reaches an operand; None when its address is not linear with aligned pitches."""
+    if not isinstance(v, Load):
+        return None
+    rest = group.arrays[v.buffer].address(v.index)
+    strides: dict[str, Index] = {}
+    for x in (own, k, *batch):
+        strides[x], rest = rest.split(x)
+    iterators = {own, k, *batch}
+    if any(i.symbols() & iterators for i in (rest, *strides.values())) or not rest.is_polynomial:
+        return None
+    along_k = strides[k] == ONE
+    if not along_k and strides[own] != ONE:
+        return None
+    pitch = strides[own] if along_k else strides[k]
+    outer = tuple((x, strides[x]) for x in batch if strides[x] != ZERO)
+    if len(outer) > 2 or any(is_nonnegative(-s) for s in (pitch, *(s for _, s in outer))):
+        return None
+    wanted: dict[tuple[Index, int], None] = {}
+    for i in (rest, pitch, *(s for _, s in outer)):
+        need = multiples(i, ALIGN // ITEMSIZE[v.dtype], ())
+        if need is None:
+            return None
+        wanted |= dict.fromkeys(need)
+    return _Mapped(v.buffer, v.dtype, along_k, rest, pitch, outer, tuple(wanted))
+
+
+class _Version:
+    """One tile; ``kind``: the warps' instruction on the same operands, ``wide``: epilogues store 16 bytes at once."""
+
+    def __init__(self, of: ProductGroup, kind: str, maps: _Maps, columns: int, stages: int, wide: bool) -> None:
+        self.of, self.maps, self.columns, self.stages = of, maps, columns, stages
+        self.group, self.roles = of.group, of.roles
+        self.step, self.points = STEP // ITEMSIZE[of.dtype], POINTS // ITEMSIZE[of.dtype]
+        self.tile = CudaTile(kind, CONSUMERS * ROWS, columns, self.step, STAGED, columns, stages)
+        self.product = TiledProduct(of, self.tile, 16, wide, unit=V("warp") - WARPGROUP // WARP)
+
+    def tree(self) -> TiledGroup:
+        """The tile-space tree, proven."""
+        tiled = gpu_wgmma_tree(self.group, self.roles)
+        proven = Warpgroups(ROWS, CONSUMERS, self.columns, self.step, self._panels(), self.points)
+        prove_warpgroups(self.group, self.roles, tiled, proven)
+        return tiled
+
+    def _panels(self) -> int:
+        """Parts of the columns that a box of TMA brings at once."""
+        return 1 if self.maps[1].along_k else self.columns // PANEL
+
+    @property
+    def version(self) -> str:
+        """What the version is called: tile, slots of the ring."""
+        t = self.tile
+        version = "wgmma_" + "tf32_" * (t.instruction == "tf32") + f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
+        return version + "_wide" * (max(map(self.product.vector, self.of.epilogues)) > 1)
+
+    def steps(self) -> tuple[Step, ...]:
+        """The passes up to the coincident band."""
+        t, unit = self.tile, V("warp") - WARPGROUP // WARP
+        sizes: dict[str, IndexLike] = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn)}
+        sizes |= {"W_i": t.bm // STAGED, "G_i": CONSUMERS, "F_j": self.columns // 8, "F_k": STEP // POINTS}
+        sizes |= {"E_s": self.columns // SLAB, "E_f": SLAB // 8, "S_j": self._panels()}
+        sizes |= {"B_k": self.of.K.ceildiv(self.step)}
+        units = {"w_i": unit, "g_i": V("tid") // WARPGROUP - 1}
+        return (
+            Step("instruction", "points become an instruction", lambda b: consume(b, "instruction", self.instruction)),
+            Step("bind", "sizes become constants", lambda b: substitute(b, sizes)),
+            Step("roles", "a producer and consumers around a ring", lambda b: consume(b, "roles", self.specialised)),
+            Step("fold", "decided guards and single trips go", fold),
+            Step("assign", "units are warpgroups and warps", lambda b: assign(b, units)),
+            Step("store", "epilogues on staged rows", lambda b: consume(b, "store", self.product.store), ("stage",)),
+            Step("epilogue", "where rows are staged", lambda b: consume(b, "epilogue", self.epilogue)),
+            Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("acc",)),
+            Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED)),
+            Step("fold", "decided guards and single trips go", fold),
+            Step("rasterise", "blocks that share operands", lambda b: rasterise(b, "b_i", "b_j", RASTER)),
+        )
+
+    def _allocate(self, body: Body) -> Body:
+        return (Alloc("acc", self.of.sums, V(self.columns // 2), "register", body),)
+
+    def build(self) -> tuple[CudaKernel, ...]:
+        """The kernel, with indices of both widths."""
+        of, t = self.of, self.tile
+        name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
+        body = run(name, loops(name, self.tree()), self.steps(), names)
+        count = task_count(body)
+        body = run(name, body, (
+            Step("blocks", "a block is a task", one_each),
+            Step("registers", "sums are registers", self._allocate),
+            Step("fold", "decided guards and single trips go", fold),
+        ), names)  # fmt: skip
+        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
+        known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "block": rows * columns, "task": count}
+        known |= {"strip": rows + RASTER, "strip_rows": RASTER, **{x: of.extents[x] for x in self.roles.batch}}
+        wanted = (*(w for m in self.maps for w in m.wanted), *self.product.wanted)
+        extents = (of.M, of.N, of.K, *(of.extents[x] for x in self.roles.batch))
+        conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(c for m in self.maps for c in m.conditions)))
+        conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
+        kernel = CudaKernel(
+            name, "", (), self.group.params, (CONSUMERS + 1) * WARPGROUP, count, ZERO, self.version,
+            tuple(dict.fromkeys(wanted)), conditions=tuple(conditions), maps=self._tensor_maps(), arch="sm_90a",
+            work=self._work(),
+        )  # fmt: skip
+        return emit(kernel, body, self.group.arrays, known)
+
+    def _work(self) -> Work:
+        t, of = self.tile, self.of
+        unit = t.instruction if t.instruction == "tf32" else UNITS[of.dtype]
+        return Work(of.K.ceildiv(self.step), REGISTERS, unit, 2 * t.bm * t.bn * self.step, moved=(t.bm + t.bn) * STEP,
+                    flight=self.stages - 1, elements=t.bm * t.bn, by_warps=False)  # fmt: skip
+
+    def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
+        of, out = self.of, []
+        for name, m, whole, tile in (("map_a", self.maps[0], of.M, self.tile.bm),
+                                     ("map_b", self.maps[1], of.N, self.columns)):  # fmt: skip
+            inner = (of.K, whole) if m.along_k else (whole, of.K)
+            box = (self.step, tile) if m.along_k else (PANEL, self.step)
+            dims = (*inner, *(of.extents[x] for x, _ in m.outer))
+            strides = (m.pitch, *(s for _, s in m.outer))
+            dtype = TF32 if self.tile.instruction == "tf32" else m.dtype
+            out.append(TensorMapOf(name, m.buffer, dtype, m.offset, dims, strides, (*box, *[1] * len(m.outer))))
+        return tuple(out)
+
+    # -- marks ---------------------------------------------------------------------------------------------------
+
+    def specialised(self, body: Body) -> Body:
+        """Producer and consumers of the ring."""
+        sides = (self.tile.bm, self.columns)
+        body = specialise(body, "b_k", self.stages, CONSUMERS, sum(sides) * STEP)
+        for which in (1, 0):
+            size = V(sides[which] * self.step * self.stages)
+            body = (Alloc("tile_" + "ab"[which], self.of.dtypes[which], size, "shared", body),)
+        return body
+
+    def instruction(self, body: Body) -> Body:
+        """Tensorization: a warpgroup's step of the reduction is one asynchronous group; elsewhere a lane's points."""
+        inst = next(n for n in walk(body) if isinstance(n, Inst))
+        points = [n.var for n in walk(body) if isinstance(n, For)]
+        if inst.statement == "ACC":
+            return substitute((inst,), dict.fromkeys(points, ZERO))
+        return lane_points(inst, points)
+
+    def epilogue(self, body: Body) -> Body:
+        """The warps' places for staged rows."""
+        size = CONSUMERS * WARPGROUP // WARP * STAGED * SLAB
+        return (Alloc("stage", self.of.sums, V(size), "shared", body),)
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def _table(self) -> dict[str, Lowering]:
+        return {
+            "INIT": lambda a: self.product.init({"f_i": ZERO, **a}),
+            "COPY_A": partial(self.copy, 0),
+            "COPY_B": partial(self.copy, 1),
+            "ACC": self.accumulate,
+            "STAGE": self.product.stage,
+        }
+
+    def _slot(self, which: int, a: Mapping[str, Index], more: IndexLike = 0) -> Pointer:
+        """An element of the current slot of an operand's ring."""
+        size = (self.tile.bm if which == 0 else self.columns) * self.step
+        return Pointer(self.of.dtypes[which], "tile_" + "ab"[which], a["b_k"] % self.stages * size + more)
+
+    def copy(self, which: int, a: Mapping[str, Index]) -> Body:
+        """One box of an operand (a panel of it, when it is contiguous along its columns)."""
+        m, panel = self.maps[which], a.get("s_j", ZERO)
+        own = a["b_i"] * self.tile.bm if which == 0 else a["b_j"] * self.columns + panel * PANEL
+        inner = (a["b_k"] * self.step, own) if m.along_k else (own, a["b_k"] * self.step)
+        at = (*inner, *(a[x] for x, _ in m.outer))
+        bar = Pointer("uint64", "full", a["b_k"] % self.stages)
+        place = self._slot(which, a, panel * (PANEL * self.step))
+        coordinates = (FromIndex("int32", i) for i in at)
+        function = f"pd_tma_load_{len(at)}d"
+        return (Call(function, (place, Parameter("uint64", "map_" + "ab"[which]), *coordinates, bar)),)
+
+    def accumulate(self, a: Mapping[str, Index]) -> Body:
+        """The four instructions of a step."""
+        along_k, k = self.maps[1].along_k, V("f_k")
+        rows = Apply("uint64", "pd_desc_k", (self._slot(0, a, a["g_i"] * (ROWS * self.step) + k * self.points),))
+        if along_k:
+            columns = Apply("uint64", "pd_desc_k", (self._slot(1, a, k * self.points),))
+        else:
+            panel = FromIndex("int32", V(self.step * STEP))
+            columns = Apply("uint64", "pd_desc_mn", (self._slot(1, a, k * (self.points * PANEL)), panel))
+        function = f"pd_wgmma_m64n{self.columns}k{self.points}_{TENSOR[self.of.dtypes]}"
+        if self.of.dtype in HALF:
+            function += f"<{int(not along_k)}>"
+        args = (Pointer(self.of.sums, "acc", ZERO), rows, columns, FromIndex("int32", ONE))
+        return (For("f_k", ZERO, V(STEP // POINTS), (Call(function, args),), "unroll"),)

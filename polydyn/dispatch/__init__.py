@@ -1,1 +1,0 @@
-"""Dispatch: which selected kernel a shape launches, as plain data that the host program is generated from."""

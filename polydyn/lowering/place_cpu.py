@@ -1,0 +1,178 @@
+"""From fused groups to CPU kernels: schedules, proofs, and one kernel for all groups of equal structure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
+
+from polydyn.codegen.cpu.attention import AttentionKernel
+from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
+from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
+from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.lowering.attention import AttentionGroup, lower_attention
+from polydyn.lowering.contract import ContractGroup, lower_contract
+from polydyn.lowering.flatten import CPU_DTYPES
+from polydyn.lowering.group import LoweredGroup
+from polydyn.lowering.nest import lower_nest
+from polydyn.lowering.place import Builder, Noting, Placed
+from polydyn.lowering.prologue import prove_prologue
+from polydyn.schedules.decision import ONLY, Decision, Leaf, Split
+from polydyn.schedules.group.addresses import check_addresses
+from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.schedules.model import Group, verify_group
+from polydyn.schedules.proof.attention import prove_attention
+from polydyn.schedules.proof.reuse import Proofs
+from polydyn.schedules.solution.schedule import attention_groups, schedule_attention
+
+Form: TypeAlias = ContractGroup | AttentionGroup | LoweredGroup
+
+
+class Tuner(Noting, Protocol):
+    """What chooses a contraction's sizes from measurements; ``polydyn.search.outcomes.ChosenByRecords`` is one."""
+
+    def builders(self, key: str, form: ContractGroup) -> TunedBuilders | None:
+        """The tuned forms of a group whose roles are solved; None when nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class TunedBuilders:
+    """Tuned forms of one group, before they are proven and built: a builder and launch for each option."""
+
+    options: tuple[tuple[ContractKernel, dict[str, Index]], ...]
+    decision: Decision
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The kernels of a group and the decision among them, as in ``Placed``."""
+
+    kernels: tuple[Kernel, ...]
+    decision: Decision = ONLY
+    reasons: tuple[str, ...] = ()
+
+
+class KernelBuilder(Builder[Kernel]):
+    """Schedules, proves and builds each distinct kernel once.
+
+    ``forms``: what each group was built from, by key. ``unproven``: outputs whose addresses are injective, and tensors
+    that prologues read in bounds, by construction only.
+    """
+
+    dtypes, device = CPU_DTYPES, "CPU"
+
+    def __init__(self, plan: FusionPlan, target: CpuTarget, tuner: Tuner | None = None) -> None:
+        super().__init__(plan, tuner)
+        self.target, self.tuner = target, tuner
+        self.forms: dict[str, Form] = {}
+        self.attentions: dict[str, AttentionKernel] = {}
+        self.unproven: list[str] = []
+
+    def one(self, group: FusedGroup) -> Placed[Kernel]:
+        """As ``Builder``."""
+        form = lower_contract(self.plan, group, self.target.width, promotion=True) if group.kind == "contract" else None
+        return self._placed(group, form or lower_nest(self.plan, group))
+
+    def attention(self, group: FusedGroup) -> Placed[Kernel] | None:
+        """As ``Builder``."""
+        form = lower_attention(self.plan, group)
+        if form is None:
+            return None
+        if refused := self._attention(form, self._key(form)).declined:
+            self.notes.append(f"{group.outputs[0]}: attention in parts: {refused}")
+            return None
+        return self._placed(group, form)
+
+    def _placed(self, group: FusedGroup, form: Form) -> Placed[Kernel]:
+        lowered = form if isinstance(form, LoweredGroup) else form.lowered
+        self.unproven += prove_prologue(self.plan, group)
+        free = {x for names in self.plan.strides.values() for x in names}
+        self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params, free)]
+        key = self._key(form)
+        found = self.again(group, lowered, key)
+        if found is None:
+            verify_group(lowered.group)
+            self.forms[key] = form
+            self.show(group, _name(form, key), *_solved(form))
+            built = self._build(form, key)
+            found = Placed(group, lowered, key, built.kernels, built.decision, built.reasons)
+            self.placed[key] = found
+        return found
+
+    def _key(self, form: Form) -> str:
+        if isinstance(form, ContractGroup):
+            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, self.target)
+        if isinstance(form, AttentionGroup):
+            return form.lowered.key(form.parts, self.target)
+        return form.key(self.target)
+
+    def _build(self, form: Form, key: str) -> _Choice:
+        if isinstance(form, ContractGroup):
+            return self._contract(form, key)
+        if isinstance(form, LoweredGroup):
+            return _Choice((self._nest(form.group, key),))
+        kernel = self._attention(form, key)
+        prove_attention(kernel.schedule, kernel.parts)
+        return _Choice((kernel.build(),))
+
+    def _contract(self, form: ContractGroup, key: str) -> _Choice:
+        group = form.lowered.group
+        proofs = Proofs(group)
+        roles = proofs.contract(form.roles)
+        build = DotKernel if form.dot else ContractKernel
+        kernel = build(_name(form, key), group, roles, self.target, form.packed, fill=form.fill)
+        proofs.prove_contract(kernel.schedule, kernel.tiles())
+        tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
+        if tuned is None:
+            found = _Choice((kernel.build(),))
+        else:
+            built: dict[str, Kernel] = {}
+            for builder, _ in tuned.options:
+                if builder.name not in built:
+                    proofs.prove_contract(builder.schedule, builder.tiles())
+                    built[builder.name] = builder.build()
+            options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
+            found = _Choice(options, tuned.decision, tuned.reasons)
+        if form.dot or form.fill or not DotKernel.fits(group, roles):
+            return found
+        dot = DotKernel(f"dot_{key[:12]}", group, roles, self.target, form.packed)
+        proofs.prove_contract(dot.schedule, dot.tiles())
+        return _with_dot(dot, found)
+
+    def _nest(self, group: Group, key: str) -> Kernel:
+        proofs = Proofs(group)
+        schedule = proofs.nest()
+        kernel = NestKernel(f"nest_{key[:12]}", group, schedule.band, schedule.phases, self.target)
+        proofs.prove_nest(kernel.schedule, schedule.band, schedule.phases)
+        built = kernel.build()
+        return replace(built, notes=(*built.notes, *schedule.notes))
+
+    def _attention(self, form: AttentionGroup, key: str) -> AttentionKernel:
+        if key not in self.attentions:
+            name, parts = _name(form, key), schedule_attention(form.parts)
+            self.attentions[key] = AttentionKernel(name, form.lowered.group, parts, self.target, frozenset())
+        return self.attentions[key]
+
+
+def _name(form: Form, key: str) -> str:
+    """The name of the kernel of a form."""
+    kind = {ContractGroup: "contract", AttentionGroup: "attention", LoweredGroup: "nest"}[type(form)]
+    return f"{kind}_{key[:12]}"
+
+
+def _solved(form: Form) -> tuple[Group, ...]:
+    """The groups whose schedules are solved."""
+    if isinstance(form, AttentionGroup):
+        return attention_groups(form.parts)
+    return (form.group if isinstance(form, LoweredGroup) else form.lowered.group,)
+
+
+def _with_dot(dot: DotKernel, others: _Choice) -> _Choice:
+    """The kernels with one more, for few columns and enough rows and steps."""
+    rows = minimum(LEAST_ROWS - dot.M, dot.N - 1)  # one column costs nothing to pack
+    missing = maximum(dot.N - COLUMNS, LEAST_STEPS - dot.K, rows)
+    decision = Split(missing, 0, Leaf(len(others.kernels)), others.decision)
+    reason = f"up to {COLUMNS} columns: vectors along the reduction"
+    return _Choice((*others.kernels, dot.build()), decision, (*others.reasons, reason))

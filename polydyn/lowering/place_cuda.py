@@ -1,0 +1,213 @@
+"""From fused groups to CUDA kernels: the same lowering as for the CPU, other trees and printers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from polydyn.codegen.cuda.attention import CudaAttentionKernel, declined
+from polydyn.codegen.cuda.kernel import BASE, MULTIPROCESSORS, CudaKernel
+from polydyn.codegen.cuda.product import product_declined
+from polydyn.codegen.cuda.rows import CudaNestKernel
+from polydyn.codegen.cuda.versions import CudaContractKernel, Kept
+from polydyn.codegen.ir import Compare
+from polydyn.errors import UnsupportedError
+from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.lowering.attention import lower_attention
+from polydyn.lowering.contract import ContractGroup, lower_contract
+from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
+from polydyn.lowering.group import LoweredGroup
+from polydyn.lowering.nest import lower_nest
+from polydyn.lowering.place import Builder, Noting, Placed
+from polydyn.schedules.decision import Decision, cheapest, members
+from polydyn.schedules.index import Index
+from polydyn.schedules.model import Group, verify_group
+from polydyn.schedules.proof.attention import prove_row_blocks
+from polydyn.schedules.proof.reuse import Proofs
+from polydyn.schedules.ranges import largest
+from polydyn.schedules.solution.schedule import attention_groups, schedule_attention
+from polydyn.shapes.context import ShapeContext
+
+SHARED = 48 << 10
+"""Bytes of dynamic shared memory that a block has on every device."""
+UNKNOWN = "%multiprocessors"
+"""Their number in a proof: no model has a symbol of this name."""
+
+
+class CudaTuner(Noting, Protocol):
+    """What chooses a product's tiles from records; ``polydyn.search.outcomes.ChosenTiles`` is one."""
+
+    def tiles(self, key: str, form: ContractGroup) -> TunedTiles | None:
+        """The tiles of a group; None when nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class TunedTiles:
+    """The tiles that tuning kept of one group. ``decision``: over the group's parameters, among positions in them; it
+    leaves out tiles that are no rivals at a size. ``reasons``: lines for ``explain``.
+    """
+
+    kept: Kept
+    decision: Decision
+    reasons: tuple[str, ...] = ()
+
+
+def needed(p: Placed[CudaKernel], facts: ShapeContext) -> Placed[CudaKernel]:
+    """Without the conditions that always hold, and without the versions that another is launched instead of."""
+    params = p.lowered.params
+    kept: list[CudaKernel] = []
+
+    def proven(c: Compare, own: Mapping[str, Index]) -> bool:
+        if c.relation not in ("<=", ">="):
+            return False
+        low, high = (c.left, c.right) if c.relation == "<=" else (c.right, c.left)
+        low, high = low.subs(own).subs(params), high.subs(own).subs(params)
+        most = largest(low, facts.ranges)
+        known_high = most is not None and high.constant is not None and most <= high.constant
+        return known_high or facts.nonnegative(high - low)
+
+    for k in p.kernels:
+        multiples = tuple((i, n) for i, n in k.multiples if not facts.is_multiple(i.subs(params), n))
+        own = {n: i.subs({MULTIPROCESSORS: UNKNOWN}) for n, i in k.launch.items()}
+        conditions = tuple(c for c in k.conditions if not proven(c, own))
+        k = replace(k, multiples=multiples, conditions=conditions)
+        if not any(serves(earlier, k) for earlier in kept):
+            kept.append(k)
+    position = {k.name: n for n, k in enumerate(kept)}
+    numbers = {n: position[k.name] for n, k in enumerate(p.kernels) if k.name in position}
+    decision = members(p.decision, lambda named: [numbers[n] for n in named if n in numbers])
+    return replace(p, kernels=tuple(kept), decision=decision)
+
+
+def serves(k: CudaKernel, other: CudaKernel) -> bool:
+    """Whether a version may be launched wherever a later one may, and takes no longer, as far as work is known."""
+    may = set(k.multiples) <= set(other.multiples) and set(k.conditions) <= set(other.conditions)
+    may = may and k.launch == other.launch and k.arch in (BASE, other.arch) and k.factor <= other.factor
+    most = k.smem.constant
+    may = may and (k.smem == other.smem or (most is not None and most <= SHARED))
+    if not may or other.work is None:
+        return may
+    alike = (k.grid, k.threads) == (other.grid, other.threads) and k.after == other.after
+    return alike and k.work is not None and k.work.no_slower(other.work)
+
+
+class CudaBuilder(Builder[CudaKernel]):
+    """Builds each distinct kernel once; the kernels of a place are its versions, best first.
+
+    ``arch``: with ``sm_90a`` also versions that only it can run, for launchers that make tensor maps. ``tf32``: large
+    products of float32 on tensor cores, their operands rounded to tf32. ``tuner``: whose tiles products have.
+    """
+
+    dtypes, device = CUDA_DTYPES, "CUDA"
+
+    def __init__(
+        self, plan: FusionPlan, arch: str = BASE, tf32: bool = False, tuner: CudaTuner | None = None
+    ) -> None:
+        super().__init__(plan, tuner)
+        self.arch, self.tf32, self.tuner = arch, tf32, tuner
+        self.along_k = ("float32",) if tf32 else ()  # what wgmma wants, and ldmatrix; pass ``steps`` does so for bytes
+        self.attentions: dict[str, CudaAttentionKernel] = {}
+
+    def products(self, group: FusedGroup) -> Iterator[tuple[str, FusedGroup, ContractGroup]]:
+        """The matmul-like groups that a group is placed as, with their keys: itself, or parts of an attention."""
+        for n in group.nodes:
+            check_dtypes(n, self.dtypes, self.device)
+        if group.kind == "attention":
+            parts = () if self._attention_kernel(group) else group.parts
+            yield from (x for part in parts for x in self.products(part))
+        elif form := self._product(group):
+            yield self._key(form), group, form
+
+    def _product(self, group: FusedGroup) -> ContractGroup | None:
+        return lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
+
+    def _key(self, form: ContractGroup) -> str:
+        return form.lowered.key(form.roles, "cuda")
+
+    def one(self, group: FusedGroup) -> Placed[CudaKernel]:
+        """As ``Builder``. UnsupportedError: not built, by name."""
+        contract = self._product(group)
+        placed = self._contract(group, contract) if contract is not None else None
+        if placed is not None:
+            return placed
+        lowered = lower_nest(self.plan, group)
+        key = lowered.key("cuda")
+        found = self.again(group, lowered, key)
+        if found is None:
+            self.show(group, f"nest_{key[:12]}", lowered.group)
+            found = self._new(group, lowered, key, self._nest(lowered.group, key))
+        return found
+
+    def _new(
+        self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[CudaKernel, ...],
+        tuned: TunedTiles | None = None,
+    ) -> Placed[CudaKernel]:  # fmt: skip
+        decision: Decision = cheapest(len(kernels))
+        if tuned is not None:  # what is made of no tile is a rival everywhere
+
+            def rivals(tiles: frozenset[int]) -> list[int]:
+                return [n for n, k in enumerate(kernels) if k.tile is None or k.tile in tiles]
+
+            decision = members(tuned.decision, rivals)
+        self.placed[key] = Placed(group, lowered, key, kernels, decision, tuned.reasons if tuned else ())
+        return self.placed[key]
+
+    def _nest(self, group: Group, key: str) -> tuple[CudaKernel, ...]:
+        verify_group(group)
+        nest = Proofs(group).nest()
+        kernel = CudaNestKernel(f"nest_{key[:12]}", group, nest.band, nest.phases)
+        for k in (kernel, kernel.recomputed()):
+            for t in k.schedules():
+                Proofs(k.group).prove_nest(t, k.prefix, k.phases)
+        return kernel.versions()
+
+    def _contract(self, group: FusedGroup, form: ContractGroup) -> Placed[CudaKernel] | None:
+        """The kernels of a product; None when it has one row and no vectors: then nothing is shared, nor wide."""
+        lowered, key = form.lowered, self._key(form)
+        if refused := product_declined(lowered.group, form.roles):
+            raise UnsupportedError(
+                str(refused), tensor=group.outputs[0],
+                remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32",
+            )  # fmt: skip
+        kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32)
+        if form.roles.row == "one" and not kernel.few_rows():
+            return None
+        found = self.again(group, lowered, key)
+        if found is None:
+            verify_group(lowered.group)
+            self.show(group, kernel.name, lowered.group)
+            tuned = self.tuner.tiles(key, form) if self.tuner else None
+            versions = kernel.tuned_versions(tuned.kept) if tuned else kernel.versions()
+            found = self._new(group, lowered, key, versions, tuned)
+        if why := kernel.without_wgmma():
+            self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
+        return found
+
+    def attention(self, group: FusedGroup) -> Placed[CudaKernel] | None:
+        """As ``Builder``."""
+        made = self._attention_kernel(group)
+        if made is None:
+            return None
+        lowered, key, kernel = made
+        found = self.again(group, lowered, key)
+        if found is None:
+            verify_group(lowered.group)
+            self.show(group, kernel.name, *attention_groups(kernel.parts))
+            prove_row_blocks(lowered.group, kernel.parts)
+            found = self._new(group, lowered, key, kernel.versions())
+        return found
+
+    def _attention_kernel(self, group: FusedGroup) -> tuple[LoweredGroup, str, CudaAttentionKernel] | None:
+        form = lower_attention(self.plan, group)
+        if form is None:
+            return None
+        lowered = form.lowered
+        key = lowered.key(form.parts, "cuda")
+        if key not in self.attentions:
+            parts = schedule_attention(form.parts)
+            if refused := declined(parts):
+                self.notes.append(f"{group.outputs[0]}: attention in parts: {refused}")
+                return None
+            self.attentions[key] = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
+        return lowered, key, self.attentions[key]

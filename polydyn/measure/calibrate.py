@@ -1,0 +1,85 @@
+"""The once-per-machine calibration: what cost models know of this CPU is measured, and kept.
+
+The description is stored in the cache folder under the processor's name, features and number of threads. Records carry
+it, so that they stay valid however often a machine is calibrated: ``machine`` reads the stored one.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from polydyn.build.cache import FileCache, digest
+from polydyn.build.compiler import build_library
+from polydyn.build.features import machine_features
+from polydyn.codegen.cpu.kernel import CpuTarget
+from polydyn.errors import BuildError
+from polydyn.measure.cpu_timing import TIMER
+from polydyn.measure.workers import Workers
+from polydyn.program.runtime import sources
+from polydyn.search.hardware import Hardware, cpu
+
+FMA_STEPS, CACHED_BYTES, MEMORY_BYTES, TIMES = 1 << 16, 256 << 10, 128 << 20, 8
+FORMAT = "1"
+REGISTERS = {"avx512": 32, "neon": 32}
+
+
+def machine(target: CpuTarget, build: str, threads: int) -> Hardware:
+    """The description of this machine with so many threads, measured at the first call. BuildError: it cannot be."""
+    cache = FileCache("machines")
+    key = digest(FORMAT, processor(), target.name, str(threads), *sorted(machine_features()))
+    known = cache.get(key)
+    if known is not None:
+        return Hardware.from_json(json.loads(known))
+    found = calibrate(target, build, threads)
+    cache.put(key, json.dumps(found.to_json()).encode())
+    return found
+
+
+def processor() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def calibrate(target: CpuTarget, build: str, threads: int) -> Hardware:
+    """Measures multiply-adds, cache reads of one thread, and memory reads of all threads."""
+    runtime = sources()
+    here = Path(__file__).parent / "runtime"
+    limits = f"#define PD_W {target.width}\n{(here / 'limits.c').read_text()}"
+    table = (
+        '#include "internal.h"\npd_kernel pdl_fma, pdl_read;\npd_kernel *const pdt_kernels[] = {pdl_fma, pdl_read};\n'
+    )
+    units = {"limits.c": limits, "table.c": table, "timing.c": (here / "timing.c").read_text()}
+    headers = {n: runtime[n] for n in ("internal.h", "polydyn.h")}
+    library = build_library(units | {"pool.c": runtime["pool.c"]}, headers, build)
+    path = str(library.file())
+
+    def seconds(workers: Workers, which: int, buffers: Sequence[int], symbols: Sequence[int], tasks: int) -> float:
+        arguments = {"library": path, "which": which, "buffers": list(buffers), "symbols": list(symbols)}
+        answers = workers.map([arguments | {"tasks": tasks, "threads": tasks, "scratch": 0}] * TIMES)
+        failure = next((a.failure for a in answers if a.failure), "")
+        if failure:
+            raise BuildError(f"this machine cannot be calibrated: {failure}", remedy="try again when it is idle")
+        return min(float(a.value) for a in answers)
+
+    with Workers(TIMER, timeout=60.0) as workers:
+        fma = 24 * target.width * FMA_STEPS / seconds(workers, 0, [4096], [FMA_STEPS], 1)
+        cached = 64 * CACHED_BYTES / seconds(workers, 1, [CACHED_BYTES, 4096], [CACHED_BYTES // 4, 64], 1)
+        share = MEMORY_BYTES // 4 // threads
+        memory = 4 * share * threads / seconds(workers, 1, [MEMORY_BYTES, 4096], [share, 1], threads)
+    return cpu(
+        threads,
+        lanes=target.width,
+        registers=REGISTERS.get(target.name, 16),
+        hertz=fma / (4 * target.width),
+        l2_bandwidth=cached,
+        memory_bandwidth=memory,
+        name=processor(),
+    )

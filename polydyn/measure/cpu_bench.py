@@ -1,0 +1,189 @@
+"""The bench of a CPU: tuples are generated, compiled in batches, and run in a worker process with a time limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polydyn.build.cache import digest
+from polydyn.build.compiler import build_library
+from polydyn.build.eviction import touch
+from polydyn.codegen.cpu.kernel import LEAVES, leaf_headers
+from polydyn.codegen.cpu.kernel import Kernel as Source
+from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.errors import BuildError, PolydynError, ScheduleError
+from polydyn.measure.launches import BLOCKS, SHORT, LaunchBench, Part
+from polydyn.measure.sketch import FEW_ROWS, Sketch
+from polydyn.measure.workers import Answer, Workers
+from polydyn.program.runtime import sources
+from polydyn.schedules.index import Index
+from polydyn.search.backbone import Shape, Tile
+from polydyn.search.cost import Kernel
+from polydyn.search.hardware import Hardware
+from polydyn.search.spaces.space import usage
+from polydyn.search.tasks.cpu import CpuTask
+
+POOL = ("pool.c", "internal.h", "polydyn.h")
+Form = tuple[Part, bool]
+"""A compile-time part, and whether it is only sketched."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel in a library, at a position in its table."""
+
+    library: str
+    which: int
+    source: Source
+
+
+class CpuBench(LaunchBench[CpuTask]):
+    """Measures kernels of one task on this machine. ``kernels``: what was built.
+
+    ``workers``: one process that runs ``TIMER``. ``hardware.units`` threads are used.
+    """
+
+    def __init__(self, task: CpuTask, hardware: Hardware, workers: Workers) -> None:
+        super().__init__(task, hardware, workers)
+        self.kernels: dict[Form, Built] = {}
+        self._refused: set[Part] = set()
+
+    # -- Bench ---------------------------------------------------------------------------------------------------
+
+    def kernel(self, tile: Tile) -> Kernel:
+        """As ``Bench``. BuildError: the tuple does not run."""
+        full, alone = self.waves(tile, (self.hardware.units, 1))
+        used = usage(self.task.backbone, self.hardware, tile)
+        return Kernel(tile, used, *full, *alone, *self._partial(tile))
+
+    def _partial(self, tile: Tile) -> list[float]:
+        """The times of register tiles of one and of three rows over that of a full one; where columns are dynamic, of
+        one vector of all rows and of one row over that of a full tile too.
+        """
+        row, col = self.task.form.roles.row, self.task.form.roles.col
+        full, wide = tile.get(f"w.{row}"), tile[f"w.{col}"]
+        sizes = {x.name: x.extent or (BLOCKS * tile[f"b.{x.name}"]) for x in self.task.backbone.loops}
+        sizes |= {x.name: x.extent or tile[f"b.{x.name}"] for x in self.task.backbone.parallel}
+        spent = self.ran(tile, [sizes | {row: m} for m in (FEW_ROWS[0], min(FEW_ROWS[1], full), full)], 1)
+        shares = [t / spent[-1] for t in spent[:-1]]
+        if next(x for x in self.task.backbone.loops if x.name == col).extent is not None:
+            return shares
+        lanes = self.task.target.width
+        asked = ((full, lanes), (1, lanes), (full, wide))
+        # longer ones would measure the memory of the wide ones
+        sizes |= {x.name: SHORT for x in self.task.backbone.reduction if x.extent is None}
+        narrow = self.ran(tile, [sizes | {row: m, col: n} for m, n in asked], 1)
+        return [*shares, *(t / narrow[-1] for t in narrow[:-1])]
+
+    # -- building and running ------------------------------------------------------------------------------------
+
+    def build(self, tiles: Sequence[Tile]) -> None:
+        """Generates and compiles the whole kernels that are missing, all units of the batch in parallel."""
+        self._build([(t, False) for t in tiles])
+
+    def _build(self, wanted: Sequence[tuple[Tile, bool]]) -> None:
+        new: dict[Form, Source] = {}
+        for tile, sketched in wanted:
+            form = tile.compile, sketched
+            if form in self.kernels and not touch(Path(self.kernels[form].library)):
+                del self.kernels[form]  # the cache has lost it
+            if form in self.kernels or form in new or tile.compile in self._refused:
+                continue
+            try:
+                new[form] = self.task.kernel(tile, self._builder(tile, sketched))
+            except ScheduleError as e:  # the tuple breaks a rule; what else fails is a bug
+                self._refuse(tile.compile, e)
+        if new:
+            self._compile(new)
+
+    def _refuse(self, part: Part, why: PolydynError) -> None:
+        """Gives up a compile-time part that does not build; one that failed at a size may run at others."""
+        self._refused.add(part)
+        self.failures[part] = str(why)
+
+    def _builder(self, tile: Tile, sketched: bool) -> ContractKernel:
+        name = f"tuned_{digest(self.task.key.digest, repr((tile.compile, sketched)))[:12]}"
+        return self.task.builder(tile, name, Sketch if sketched else ContractKernel)
+
+    def _sketched(self, tile: Tile, shape: Shape) -> bool:
+        """Whether a launch does without the whole kernel."""
+        if (tile.compile, False) in self.kernels:
+            return False
+        try:
+            builder = self.task.builder(tile, "sketch", Sketch)
+        except ScheduleError:
+            return False  # the whole kernel is refused for the same reason, which is then noted
+        return isinstance(builder, Sketch) and builder.covers(self.task.params(shape))
+
+    def _compile(self, kernels: Mapping[Form, Source]) -> None:
+        names = [k.name for k in kernels.values()]
+        try:
+            library = build_library(*timing_units(list(kernels.values()), self.task.target.width), self.task.build)
+        except BuildError as e:
+            if len(kernels) == 1:
+                ((part, _),) = kernels
+                self._refuse(part, e)
+                return
+            for form, kernel in kernels.items():  # find the one that the compiler refuses
+                self._compile({form: kernel})
+            return
+        path = str(library.file())
+        for form, kernel in kernels.items():
+            self.kernels[form] = Built(path, names.index(kernel.name), kernel)
+
+    def run(self, launches: Sequence[tuple[Tile, Shape]], tasks: int | None = None) -> list[float]:
+        """Seconds of launches, ``tasks`` of them only if given; ``inf`` where one failed."""
+        forms = [(t, self._sketched(t, s)) for t, s in launches]
+        self._build(forms)
+        out = [math.inf] * len(launches)
+        asked = [
+            (i, self._arguments(self.kernels[t.compile, sketched], t, launches[i][1], tasks))
+            for i, (t, sketched) in enumerate(forms)
+            if (t.compile, sketched) in self.kernels
+        ]
+        answers = self.workers.map([a for _, a in asked])
+        self.measured += len(asked)
+        for (i, _), answer in zip(asked, answers, strict=True):
+            out[i] = self._seconds(launches[i][0], answer)
+        return out
+
+    def _seconds(self, tile: Tile, answer: Answer) -> float:
+        if answer.failure:
+            self.failures[tile.compile] = answer.failure
+            return math.inf
+        return float(answer.value)
+
+    def _arguments(self, built: Built, tile: Tile, shape: Shape, tasks: int | None) -> dict[str, object]:
+        k, params = built.source, self.task.params(shape)
+        env: dict[str, Index] = {n: Index.of(v) for n, v in params.items()}
+        shares = self.task.shares(self.task.builder(tile, k.name), tile)
+        env |= {n: v.subs(env) for n, v in shares.items()}
+        number = {n: int(env[n]) for n in k.symbols}
+        total = k.tasks.evaluate(number)
+        return {
+            "library": built.library,
+            "which": built.which,
+            "buffers": [self.task.bytes(a, params) for a in k.buffers],
+            "symbols": [number[n] for n in k.symbols],
+            "tasks": total if tasks is None else min(total, tasks),
+            "threads": self.hardware.units,
+            "scratch": k.scratch.evaluate(number),
+        }
+
+
+def timing_units(kernels: Sequence[Source], width: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Translation units and headers of a measuring library."""
+    runtime = sources()
+    headers = {n: runtime[n] for n in POOL if n.endswith(".h")} | leaf_headers(width)
+    units = {f"{k.name}.c": f'#include <stdint.h>\n#include "{LEAVES[0]}"\n\n{k.text}\n' for k in kernels}
+    table = "\n".join(
+        [
+            '#include "internal.h"',
+            *(f"pd_kernel {k.name};" for k in kernels),
+            f"pd_kernel *const pdt_kernels[] = {{{', '.join(k.name for k in kernels)}}};",
+        ]
+    )
+    timing = (Path(__file__).parent / "runtime" / "timing.c").read_text()
+    return units | {"pool.c": runtime["pool.c"], "timing.c": timing, "table.c": table + "\n"}, headers

@@ -1,0 +1,149 @@
+"""Tuning for a CUDA device: measured on it where it is there, ranked by a model where it is not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from polydyn.backends import Options
+from polydyn.backends.cuda import Cuda
+from polydyn.codegen.cuda.kernel import UNIT
+from polydyn.errors import BuildError, Declined
+from polydyn.gpu.compiler import compiler_version
+from polydyn.gpu.errors import DriverMissingError
+from polydyn.gpu.hardware import Hardware as Device
+from polydyn.gpu.hardware import device_of, existing
+from polydyn.gpu.images import is_emulated
+from polydyn.gpu.session import open_session
+from polydyn.gpu.targets import EMULATED, named, single
+from polydyn.graph.ir import Graph
+from polydyn.measure.cuda_bench import DeviceBench, ModelBench, TileKernels
+from polydyn.measure.cuda_timing import CUDA_TIMER
+from polydyn.measure.placed import PlacedTask
+from polydyn.measure.side import How, Side
+from polydyn.program.cuda_program import MULTIPROCESSORS
+from polydyn.schedules.decision import Decision
+from polydyn.search.backbone import Problem, Tile
+from polydyn.search.bench import RecordedBench
+from polydyn.search.dispatch.build import build_dispatch
+from polydyn.search.finals import LONG, TURNS, sizes_to_measure
+from polydyn.search.outcomes import Search
+from polydyn.search.records import Record
+from polydyn.search.strategies import MEASURED_SECONDS, Tuned
+from polydyn.search.tasks.cuda import CudaTask, cuda_task_of, hardware_of
+
+
+def find_device(target: str) -> tuple[Device, bool]:
+    """The device that a target's kernels are tuned for, and whether it is there; else it is the target's usual one.
+
+    UnsupportedError: the target is not one architecture.
+    """
+    arch, usual = single(target), device_of(target)
+    try:
+        driver = open_session().driver
+    except DriverMissingError:
+        return usual, False
+    if arch != (EMULATED if is_emulated(driver) else named(driver.arch)):
+        return usual, False
+    return existing(target, driver.device_name, driver.attribute(MULTIPROCESSORS)), True
+
+
+class CudaSide(Side[CudaTask]):
+    """The device of a target. UnsupportedError: the target is not one architecture."""
+
+    def __init__(self, target: str, threads: int = 1) -> None:
+        """``threads``: as for every ``Side``; a device has its own."""
+        self.target = target
+        self.device, there = find_device(target)
+        super().__init__(hardware_of(self.device), CUDA_TIMER if there else None)
+
+    def tasks(self, graph: Graph, options: Options) -> list[PlacedTask[CudaTask]]:
+        """As ``Side``."""
+        backend = Cuda(self.target, options)
+        builder = backend.builder(backend.fuse(backend.rewrite(graph)))
+        out: dict[str, PlacedTask[CudaTask]] = {}
+        for group in builder.plan.groups:
+            for key, fused, form in builder.products(group):
+                if key in out:
+                    continue
+                task = cuda_task_of(key, form, self.target, options.tf32)
+                if isinstance(task, Declined):  # a compilation with records says so in its notes
+                    continue
+                extents = {n: e.subs(form.lowered.params) for n, e in task.extents.items()}
+                out[key] = PlacedTask(f"{fused.kind} {fused.outputs[0]}", task, extents)
+        return list(out.values())
+
+    def search(self, task: CudaTask, problem: Problem, how: How) -> tuple[Search, int, int]:
+        """As ``Side``."""
+        problem = replace(problem, rule=task.refusal, first=task.defaults)
+        model = ModelBench(TileKernels(task), self.device, self.hardware)
+        if self.workers is None:
+            tuned = _modelled(problem, how, model)
+            return self._outcome(tuned, (UNIT,) * len(tuned.kernels), "model", None), tuned.binaries, 0
+        bench = DeviceBench(model, self.workers)
+        tuned = how.tuned(problem, self.hardware, bench)
+        recorded = RecordedBench(bench, how.records, problem.key, self.hardware)
+        decision = build_dispatch(tuned, pairs=False).decision
+        found = self._outcome(tuned, _factors(tuned, recorded, model), bench.source, decision)
+        return found, tuned.binaries, bench.measured
+
+    def _outcome(self, tuned: Tuned, factors: tuple[int, ...], source: str, decision: Decision | None) -> Search:
+        """``decision``: where times were measured; a model says nothing of rivals that estimates do not."""
+        tiles = tuple(k.tile for k in tuned.kernels)
+        return Search(tuned.strategy, tiles, len(tuned.trials), self.hardware, decision, factors, source)
+
+
+def _modelled(problem: Problem, how: How, model: ModelBench) -> Tuned:
+    """A search by the model, repeated without the tuples that it kept and the compiler refuses: those that spill.
+
+    What was refused is a record; without a compiler nothing is.
+    """
+    failed = how.records.rows(group=problem.key, hardware=model.hardware, kind="failed")
+    refused = {r.tile: r.note for r in failed if r.source == model.source}
+    rule = problem.rule
+    problem = replace(problem, rule=lambda tile: rule(tile) or refused.get(tile))
+    while True:
+        tuned = how.tuned(problem, model.hardware, model)
+        new = {k.tile: why for k in tuned.kernels if (why := compiler_refusal(model.kernels, k.tile))}
+        if not new:
+            return tuned
+        refused |= new
+        how.records.put(
+            Record(problem.key, model.hardware, t, "failed", (), source=model.source, note=why)
+            for t, why in new.items()
+        )
+
+
+def compiler_refusal(kernels: TileKernels, tile: Tile) -> str | None:
+    """Why the compiler's words rule a tuple out: its version of widest copies spills. None where nobody says it."""
+    if kernels.arch == EMULATED:
+        return None
+    try:
+        compiler_version()
+    except BuildError:
+        return None
+    try:
+        kernels.image(kernels.texts(tile, 0)[0])
+    except BuildError as e:
+        return str(e).partition("\n")[0]
+    return None
+
+
+def _factors(tuned: Tuned, bench: RecordedBench, model: ModelBench) -> tuple[int, ...]:
+    """For each kept kernel measured over estimated time: the weighted geometric mean at sizes drawn as for the finals.
+
+    Sizes at which a kernel failed do not count; one that ran at none of them keeps its estimates.
+    """
+    tiles, shapes = [k.tile for k in tuned.kernels], tuned.instances
+    estimates = np.array([[model.estimate(t, s) for s in shapes] for t in tiles])
+    longest = LONG * MEASURED_SECONDS / len(tiles)
+    asked = sizes_to_measure(list(estimates.min(0)), tuned.weights, MEASURED_SECONDS, longest)
+    times = np.array([bench.seconds(tiles, shapes[i], TURNS) for i in asked]).reshape(len(asked), len(tiles)).T
+    weights, factors = np.array([tuned.weights[i] for i in asked]), []
+    for spent, estimated in zip(times, estimates[:, asked], strict=True):
+        ran = np.isfinite(spent) & (spent > 0)
+        mean = np.average(np.log(spent[ran] / estimated[ran]), weights=weights[ran]) if ran.any() else 0.0
+        factors.append(max(1, round(UNIT * math.exp(mean))))
+    return tuple(factors)

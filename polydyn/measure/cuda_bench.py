@@ -1,0 +1,223 @@
+"""Benches of CUDA products: an analytical model of the launch, and launches on a device that is there.
+
+Both speak of the version of a tile that the host program would launch: the one of widest copies that the sizes allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from polydyn.build.cache import digest, stored_file
+from polydyn.build.features import available_cores
+from polydyn.codegen.cuda.kernel import CudaKernel
+from polydyn.codegen.cuda.product import TiledProduct
+from polydyn.errors import BuildError, ScheduleError
+from polydyn.gpu.compiler import compile_cuda
+from polydyn.gpu.emulator import compile_emulated
+from polydyn.gpu.hardware import Hardware as Device
+from polydyn.gpu.targets import EMULATED, single
+from polydyn.measure.launches import LaunchBench
+from polydyn.measure.workers import Workers
+from polydyn.program.estimates import ends_time, launch_time, resident_blocks, step_time
+from polydyn.program.symbols import THREADS
+from polydyn.schedules.evaluator import Evaluator, evaluator
+from polydyn.schedules.index import Index, product
+from polydyn.search.backbone import Shape, Tile
+from polydyn.search.cost import Kernel
+from polydyn.search.explorers.explore import saturating_shape
+from polydyn.search.hardware import Hardware
+from polydyn.search.spaces.space import Usage
+from polydyn.search.tasks.cuda import CudaTask
+
+NANOSECONDS, PICOSECONDS = 1e9, 1e12
+REGISTERS = 8
+"""Registers of a thread are allocated in such numbers."""
+
+
+class TileKernels:
+    """The versions of tuples: what they are, their texts, what the compiler makes of them."""
+
+    def __init__(self, task: CudaTask) -> None:
+        self.task, self.arch = task, single(task.key.target)
+        self._forms: dict[Tile, list[TiledProduct]] = {}
+        self._texts: dict[tuple[Tile, int], tuple[CudaKernel, ...]] = {}
+
+    def forms(self, tile: Tile) -> list[TiledProduct]:
+        """The versions of a tuple, widest copies first. ScheduleError: it breaks a rule."""
+        if tile not in self._forms:
+            self._forms[tile] = list(self.task.kernel.forms(self.task.tile(tile)))
+        return self._forms[tile]
+
+    def form(self, tile: Tile, shape: Shape) -> int:
+        """The number of the first version that may be launched at a shape."""
+        params = self.task.params(shape)
+        asked = [[m for c in x.copies for m in c.multiples] for x in self.forms(tile)]
+        return next(k for k, ms in enumerate(asked) if all(i.evaluate(params) % n == 0 for i, n in ms))
+
+    def fitting(self, tile: Tile, shape: Shape, device: Device) -> CudaKernel:
+        """The kernel that is launched at a shape. BuildError: none may be."""
+        params = self.task.params(shape)
+        for number in range(len(self.forms(tile))):
+            for k in self.texts(tile, number):
+                if k.fits(params, device.smem_per_block, device.multiprocessors):
+                    return k
+        raise BuildError(f"no version of {tile} may be launched at {dict(shape)}")
+
+    def texts(self, tile: Tile, number: int) -> tuple[CudaKernel, ...]:
+        """A version with indices of both widths."""
+        if (tile, number) not in self._texts:
+            self._texts[tile, number] = self.forms(tile)[number].build()
+        return self._texts[tile, number]
+
+    def image(self, kernel: CudaKernel) -> tuple[Path, int | None]:
+        """A file that the driver loads, and registers of a thread (None: not known). BuildError: it spills."""
+        if self.arch == EMULATED:
+            return compile_emulated(kernel.text), None
+        made = compile_cuda(kernel.text, self.arch)
+        use = made.kernels[kernel.name]
+        if spilled := use.spill_stores + use.spill_loads:
+            raise BuildError(f"{kernel.version} spills {spilled} bytes of registers", rule="tuned kernels do not spill")
+        return stored_file("cuda", f"{digest(made.image)}.cubin", made.image), use.registers
+
+
+class ModelBench:
+    """``Bench`` for a device that is not there: ``launch_time`` answers, with registers as far as they are known."""
+
+    source = "model"
+    measured = 0
+
+    def __init__(self, kernels: TileKernels, device: Device, hardware: Hardware) -> None:
+        """``hardware``: the device as cost models know it."""
+        self.kernels, self.task, self.device, self.hardware = kernels, kernels.task, device, hardware
+        self.registers: dict[Tile, int] = {}
+        self._times: dict[tuple[Tile, int, int | None], Evaluator] = {}
+
+    def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
+        """As ``Bench``."""
+        backbone = self.task.backbone
+        shapes = [saturating_shape(backbone, self.hardware, t) for t in tiles]
+        return [self.estimate(t, s) / max(1, backbone.flops(s)) for t, s in zip(tiles, shapes, strict=True)]
+
+    def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
+        """As ``Bench``; every turn gives the same."""
+        return [self.estimate(t, shape) for t in tiles]
+
+    def estimate(self, tile: Tile, shape: Shape) -> float:
+        """Seconds of a launch, as the host program supposes them."""
+        number, registers = self.kernels.form(tile, shape), self.registers.get(tile)
+        key = tile, number, registers
+        if key not in self._times:
+            self._times[key] = evaluator(self._form(tile, number, registers))
+        return self._times[key](self.task.params(shape) | {THREADS: self.device.multiprocessors}) / NANOSECONDS
+
+    def _form(self, tile: Tile, number: int, registers: int | None) -> Index:
+        task, x = self.task, self.kernels.forms(tile)[number]
+        t, extents = x.tile, task.extents
+        batch = product(extents[n] for n in task.form.roles.batch)
+        grid = batch * x.of.M.ceildiv(t.bm) * x.of.N.ceildiv(t.bn)
+        moved = Index.of(0)
+        for o in task.backbone.operands:
+            moved = moved + product(extents[n] for dim in o.dims for n, _ in dim) * o.bytes
+        return launch_time(x.work, t.threads, grid, Index.of(task.shared(t)), moved, self.device, registers)
+
+    def resident(self, tile: Tile) -> tuple[Usage, int]:
+        """What a block takes, and how many a multiprocessor holds."""
+        x = self.kernels.forms(tile)[0]
+        registers, smem = self.registers.get(tile, x.work.registers), self.task.shared(x.tile)
+        held = resident_blocks(x.tile.threads, registers, Index.of(smem), self.device)
+        used = Usage(
+            smem + self.device.smem_reserved_per_block, -(-registers // REGISTERS) * REGISTERS, x.tile.threads
+        )
+        return used, int(held)
+
+    def kernel(self, tile: Tile) -> Kernel:
+        """As ``Bench``: the parts of ``launch_time``."""
+        x = self.kernels.forms(tile)[0]
+        used, resident = self.resident(tile)
+        full, alone = (p / PICOSECONDS for p in step_time(x.work, x.tile.threads, self.device))
+        ends = ends_time(x.work, self.device) / PICOSECONDS
+        return Kernel(tile, used, ends, full * resident, ends, alone)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel that was compiled to a file."""
+
+    kernel: CudaKernel
+    path: Path
+
+
+class DeviceBench(LaunchBench[CudaTask]):
+    """Measures kernels of one task on a device. ``model``: the estimates beside which measurements are put.
+
+    ``workers``: one process that runs ``CUDA_TIMER``.
+    """
+
+    def __init__(self, model: ModelBench, workers: Workers) -> None:
+        super().__init__(model.task, model.hardware, workers)
+        self.model, self.kernels, self.device = model, model.kernels, model.device
+        self._built: dict[str, Built] = {}
+
+    def kernel(self, tile: Tile) -> Kernel:
+        """As ``Bench``. BuildError: the tuple does not run."""
+        used, resident = self.model.resident(tile)
+        full, alone = self.waves(tile, (resident * self.hardware.units, self.hardware.units))
+        return Kernel(tile, used, *full, *alone)
+
+    def run(self, launches: Sequence[tuple[Tile, Shape]], tasks: int | None = None) -> list[float]:
+        """Seconds of launches, ``tasks`` blocks of them only if given; ``inf`` where one failed."""
+        wanted: dict[int, CudaKernel] = {}
+        for i, (tile, shape) in enumerate(launches):
+            try:
+                wanted[i] = self.kernels.fitting(tile, shape, self.device)
+            except (BuildError, ScheduleError) as e:  # what else fails is a bug
+                self.failures[tile.compile] = str(e)
+        self._build([(launches[i][0], k) for i, k in wanted.items()])
+        asked = {i: k for i, k in wanted.items() if k.name in self._built}
+        answers = self.workers.map([self._arguments(k, launches[i][1], tasks) for i, k in asked.items()])
+        self.measured += len(asked)
+        out = [math.inf] * len(launches)
+        for i, answer in zip(asked, answers, strict=True):
+            if answer.failure:
+                self.failures[launches[i][0].compile] = answer.failure
+            else:
+                out[i] = float(answer.value)
+        return out
+
+    def _build(self, kernels: Sequence[tuple[Tile, CudaKernel]]) -> None:
+        new = {k.name: (tile, k) for tile, k in kernels if k.name not in self._built}
+
+        def compiled(k: CudaKernel) -> tuple[Path, int | None] | str:
+            try:
+                return self.kernels.image(k)
+            except BuildError as e:
+                return str(e)
+
+        with ThreadPoolExecutor(available_cores()) as pool:
+            made = list(pool.map(compiled, (k for _, k in new.values())))
+        for (tile, k), found in zip(new.values(), made, strict=True):
+            if isinstance(found, str):
+                self.failures[tile.compile] = found
+                continue
+            path, registers = found
+            self._built[k.name] = Built(k, path)
+            if registers is not None:
+                self.model.registers.setdefault(tile, registers)
+
+    def _arguments(self, k: CudaKernel, shape: Shape, tasks: int | None) -> dict[str, object]:
+        params, arrays = self.task.params(shape), self.task.group.arrays
+        values = k.values(params, self.device.multiprocessors)
+        grid = k.grid.evaluate(values)
+        return {
+            "image": str(self._built[k.name].path),
+            "name": k.name,
+            "buffers": [(arrays[a].dtype, self.task.bytes(a, params)) for a in k.buffers],
+            "symbols": [values[s] for s in k.symbols],
+            "grid": grid if tasks is None else min(grid, tasks),
+            "threads": k.threads,
+            "smem": k.smem.evaluate(values),
+        }

@@ -1,0 +1,169 @@
+"""Launch times of CUDA kernels as closed forms over the symbols: what the host program chooses candidates by.
+
+TSCompiler's waves over Vortex's recursion (``cost.py`` has both as printed; this is the form of ``cost.polydyn``). A
+multiprocessor holds so many blocks of a kernel at a time; it needs at least its blocks' shares of a full one, and at
+least a lone block's time for each wave. The machine needs at least the time of its memory traffic. What a block does
+is said by the kernel's generator (``codegen.cuda_work``), rates and limits are those of a hardware description.
+
+Times are whole nanoseconds, those inside a block picoseconds. Whatever the sizes, no sum or product of an estimate
+leaves 64 bits: a count is taken for ``MOST`` at most, a block's time likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import TypeAlias
+
+from polydyn.codegen.cuda.kernel import UNIT
+from polydyn.codegen.cuda.work import Work
+from polydyn.errors import InputError
+from polydyn.gpu.hardware import Hardware
+from polydyn.gpu.targets import special_arch
+from polydyn.program.launch_tables import limits
+from polydyn.program.plan import Block, Candidate, HostPlan, Launch
+from polydyn.program.symbols import ARCH, SHARED, THREADS, holds
+from polydyn.schedules.decision import ArgMin, walk, with_costs
+from polydyn.schedules.decision import choose as decide
+from polydyn.schedules.index import ZERO, Index, maximum, minimum
+
+Resources: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, int]]]"
+"""Kernel -> architecture -> what the compiler says of it (``registers``)."""
+
+MOST = 2**30
+"""The largest count of waves, of blocks and of nanoseconds of a block that is told from larger ones."""
+LONGEST = 2**40
+"""Nanoseconds beyond which measured factors do not tell times apart."""
+LAUNCH = 1500
+"""Nanoseconds between the end of one kernel and the first instruction of the next one on a stream."""
+LATENCY = 350
+"""Nanoseconds of a load from memory that is in use; 400 clocks (PMC10448217, Table 3: A100, H100) are 230 to 280."""
+BARRIER = 50
+"""Clocks that a block by itself loses in each step: it waits for its own loads of fragments, and for its warps."""
+L2_BYTES, SHARED_BYTES, ISSUED = 48, 128, 4
+"""Per clock and multiprocessor: bytes from L2 (7219 GB/s of an A100, same table), from shared memory; instructions."""
+RESULT_BYTES = 8
+"""Of shared memory for each result: there and back."""
+SCHEDULERS = 4
+"""Parts of a multiprocessor, each with tensor cores of its own; a warp has those of one."""
+MMA_SHARE = {"sm_90a": 0.63}
+"""The part of the tensor peak that warps' own instructions reach, where only those of warpgroups reach it all."""
+
+
+def launch_time(
+    work: Work, threads: int, grid: Index, smem: Index, moved: Index, hardware: Hardware, registers: int | None = None
+) -> Index:
+    """Nanoseconds of one launch, over the symbols of its arguments and ``nth``, the number of multiprocessors.
+
+    ``threads``: of a block; ``grid``: blocks; ``smem``: bytes of shared memory of a block; ``moved``: bytes that the
+    launch moves at least; ``registers``: of a thread, as the compiler says, else as ``work`` supposes.
+    """
+    resident = resident_blocks(threads, registers or work.registers, smem, hardware)
+    full, alone = step_time(work, threads, hardware)
+    ends = ends_time(work, hardware)
+    steps = minimum(work.steps, MOST)
+    share = minimum(grid.ceildiv(THREADS), MOST)
+    busy = share * _nanoseconds(Index.of(ends).ceildiv(resident) + steps * full)
+    waves = share.ceildiv(resident) * _nanoseconds(ends + steps * alone)
+    busy = maximum(busy, waves)
+    traffic = moved // round(hardware.memory_gb_per_s)
+    return LAUNCH + maximum(busy, traffic) + minimum(busy, traffic) // 8
+
+
+def _nanoseconds(picoseconds: Index) -> Index:
+    return minimum(picoseconds.ceildiv(1000), MOST)
+
+
+def resident_blocks(threads: int, registers: int, smem: Index, hardware: Hardware) -> Index:
+    """Blocks that a multiprocessor holds at a time (TSCompiler 6, with floors); at least one, so that it divides."""
+    most = max(1, hardware.resident_blocks(threads, registers, 0))
+    by_memory = Index.of(hardware.smem_per_sm) // (smem + hardware.smem_reserved_per_block)
+    return maximum(1, minimum(most, by_memory))
+
+
+def ends_time(work: Work, hardware: Hardware) -> int:
+    """Picoseconds of a block besides its steps."""
+    return LATENCY * 1000 + ceil(1000 * work.elements * RESULT_BYTES / SHARED_BYTES / hardware.clock_ghz)
+
+
+def step_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
+    """Picoseconds of a step: what it takes of a multiprocessor that has enough blocks, and of a block by itself."""
+    share = MMA_SHARE.get(hardware.arch, 1.0) if work.by_warps and work.unit != "f32" else 1.0
+    rate = hardware.peak_tflops[work.unit] * 1000 / hardware.multiprocessors * share  # operations in a nanosecond
+    few = max(1.0, SCHEDULERS / (threads / 32)) if work.by_warps else 1.0
+    own = max(work.flops / rate, work.issued / ISSUED / hardware.clock_ghz)
+    copied = max(work.moved / L2_BYTES, work.shared / SHARED_BYTES) / hardware.clock_ghz
+    wait = work.waits * LATENCY / work.flight
+    lone = max(wait, _together(own * few, copied) + BARRIER * work.by_warps / hardware.clock_ghz)
+    return max(1, ceil(1000 * _together(own, copied))), max(1, ceil(1000 * lone))
+
+
+def _together(a: float, b: float) -> float:
+    """What arithmetic and copies of a step take: they overlap but for a quarter of the shorter one."""
+    return max(a, b) + min(a, b) / 4
+
+
+def estimated(plan: HostPlan, hardware: Hardware, resources: Resources | None = None) -> HostPlan:
+    """The plan with its launches' candidates compared by estimates of their time on a device.
+
+    ``resources``: what the compiler said of kernels for its architecture, as far as they were compiled.
+    """
+    of = _Estimates(hardware, resources or {})
+    return replace(plan, launches=tuple(map(of.launch, plan.launches)))
+
+
+class _Estimates:
+    """The estimates of a plan; those of equal launches are one object."""
+
+    def __init__(self, hardware: Hardware, resources: Resources) -> None:
+        self.hardware, self.resources = hardware, resources
+        self._known: dict[tuple[object, ...], Index] = {}
+
+    def launch(self, x: Launch) -> Launch:
+        """The launch with its candidates compared by their times."""
+        return replace(x, decision=with_costs(x.decision, lambda k: self.candidate(x.candidates[k], x.bytes)))
+
+    def candidate(self, c: Candidate, moved: Index) -> Index:
+        """The time of a candidate and those after it; 0 when the work of its blocks is not known."""
+        b = c.block
+        if b is None or b.work is None:
+            return ZERO
+        total = self._one(c, b, moved + b.workspace)
+        for x in b.after:
+            if x.block is not None:  # no blocks: left out
+                total = total + minimum(1, x.tasks) * self._one(x, x.block, b.workspace)
+        return total if b.factor == UNIT else minimum(total, LONGEST) * b.factor // UNIT
+
+    def _one(self, c: Candidate, b: Block, moved: Index) -> Index:
+        if b.work is None:
+            return Index.of(LAUNCH)
+        registers = self.resources.get(c.kernel, {}).get(self.hardware.arch, {}).get("registers")
+        arguments = (b.work, b.threads, c.tasks, c.scratch, moved)
+        key = (*arguments, registers)
+        if key not in self._known:
+            self._known[key] = launch_time(*arguments, self.hardware, registers)
+        return self._known[key]
+
+
+def choose(launch: Launch, env: Mapping[str, int], hardware: Hardware) -> Candidate:
+    """The candidate that the host program takes on a device.
+
+    ``env``: the model's symbols and ``nth``. InputError: none may be launched.
+    """
+    barred = {k for k, c in enumerate(launch.candidates) if not may_run(c, env, hardware)}
+    if len(barred) == len(launch.candidates):
+        raise InputError("no kernel runs at this size", rule=f"{hardware.smem_per_block} bytes of shared memory")
+    return launch.candidates[decide(launch.decision, env, barred)]
+
+
+def estimates(launch: Launch) -> dict[str, Index]:
+    """The time of every candidate that a launch compares, by its name, in nanoseconds."""
+    entries = [e for n in walk(launch.decision) if isinstance(n, ArgMin) for e in n.entries]
+    return {launch.candidates[e.kernel].name: e.cost for e in entries}
+
+
+def may_run(c: Candidate, env: Mapping[str, int], hardware: Hardware) -> bool:
+    """Whether a candidate may be launched at these sizes."""
+    allowed = {**env, SHARED: hardware.smem_per_block, ARCH: special_arch(hardware.arch)}
+    return all(holds(a.evaluate(allowed), relation, b.evaluate(allowed)) for a, relation, b in limits(c))

@@ -1,0 +1,1 @@
+"""Search for tiles without a machine: spaces, explorers, cost models, strategies, records, dispatch."""

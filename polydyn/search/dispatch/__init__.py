@@ -1,0 +1,1 @@
+"""From measured kernels to the decision that the host program makes."""

@@ -1,0 +1,165 @@
+"""Decision trees over symbols: cost-sensitive (the default), or BladeDISC's classifier (5.2.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.errors import UnsupportedError
+from polydyn.schedules.decision import ArgMin, Decision, Entry, Leaf, Split
+from polydyn.schedules.evaluator import evaluator
+from polydyn.schedules.index import Index
+from polydyn.search.select import Table, shares
+
+Values = npt.NDArray[np.int64]
+
+
+_RIVALS = 4
+"""Most kernels that a leaf compares: the table is in the launch path."""
+
+
+def features_of(symbols: Sequence[str], tiles: Sequence[Index] = ()) -> tuple[Index, ...]:
+    """What a tree may test: every symbol, and expressions such as block counts."""
+    return (*(Index.of(s) for s in symbols), *tiles)
+
+
+def evaluate(features: Sequence[Index], shapes: Sequence[Mapping[str, int]]) -> Values:
+    """The value of every feature (columns) at every shape (rows)."""
+    return np.array(_values(features, shapes), np.int64).reshape(len(shapes), len(features))
+
+
+def _values(of: Sequence[Index], shapes: Sequence[Mapping[str, int]]) -> list[list[int]]:
+    forms = list(map(evaluator, of))
+    return [[value(s) for value in forms] for s in shapes]
+
+
+def fit_tree(
+    features: Sequence[Index],
+    shapes: Sequence[Mapping[str, int]],
+    table: Table,
+    weights: Sequence[float] | None = None,
+    *,
+    leaves: int = 32,
+    costs: Sequence[Index] = (),
+) -> Decision:
+    """The tree that loses least throughput over the shapes.
+
+    ``table[k, i]``: throughput of kernel k at shape i. Greedy: the split of all leaves that saves most weighted loss
+    (1 - share of best), until ``leaves`` or nothing is saved. With ``costs`` (closed forms of the kernels) a leaf
+    keeps the few kernels whose comparison by cost loses least at its shapes; without, it names one.
+    """
+    w = np.ones(table.shape[1]) if weights is None else np.asarray(weights, float)
+    loss = ((1 - shares(table)) * (w / w.sum())).T
+    estimates = np.array(_values(costs, shapes), float) if costs else None
+    return _Grower(features, evaluate(features, shapes), loss, costs, estimates).grow(leaves)
+
+
+class _Grower:
+    """Best-first growth; a leaf is the array of its shapes' rows."""
+
+    def __init__(
+        self, features: Sequence[Index], values: Values, loss: Table, costs: Sequence[Index], estimates: Table | None
+    ) -> None:
+        self.features, self.values, self.loss, self.costs, self.estimates = features, values, loss, costs, estimates
+
+    def grow(self, leaves: int) -> Decision:
+        root = np.arange(len(self.values))
+        parts: dict[str, npt.NDArray[np.intp]] = {"": root}
+        tests: dict[str, tuple[int, int]] = {}
+        while len(parts) < leaves:
+            offers = [(saved, path, test) for path, rows in parts.items() for saved, *test in [self._split(rows)]]
+            saved, path, (feature, threshold) = max(offers, key=lambda o: (o[0], o[1]))
+            if saved <= 1e-9:
+                break
+            rows = parts.pop(path)
+            low = self.values[rows, feature] <= threshold
+            tests[path] = (feature, threshold)
+            parts[path + "0"], parts[path + "1"] = rows[low], rows[~low]
+        return self._node("", parts, tests)
+
+    def _split(self, rows: npt.NDArray[np.intp]) -> tuple[float, int, int]:
+        """(saved loss, feature, threshold) of the best split of a leaf."""
+        undivided, best = float(self.loss[rows].sum(0).min()), (0.0, 0, 0)
+        for f in range(self.values.shape[1]):
+            order = rows[np.argsort(self.values[rows, f], kind="stable")]
+            v = self.values[order, f]
+            cut = np.nonzero(v[1:] > v[:-1])[0]
+            if not len(cut):
+                continue
+            sums = np.cumsum(self.loss[order], 0)
+            after = sums[cut].min(1) + (sums[-1] - sums[cut]).min(1)
+            i = int(after.argmin())
+            low, high = int(v[cut[i]]), int(v[cut[i] + 1])
+            best = max(best, (undivided - float(after[i]), f, (low + high) // 2), key=lambda o: o[0])
+        return best
+
+    def _node(
+        self, path: str, parts: Mapping[str, npt.NDArray[np.intp]], tests: Mapping[str, tuple[int, int]]
+    ) -> Decision:
+        if path not in tests:
+            return self._leaf(parts[path])
+        feature, threshold = tests[path]
+        low, high = self._node(path + "0", parts, tests), self._node(path + "1", parts, tests)
+        return low if low == high else Split(self.features[feature], threshold, low, high)
+
+    def _leaf(self, rows: npt.NDArray[np.intp]) -> Decision:
+        loss = self.loss[rows].sum(0)
+        chosen, least = [int(loss.argmin())], float(loss.min())
+        while self.estimates is not None and len(chosen) < _RIVALS:
+            more = [k for k in range(len(loss)) if k not in chosen]
+            after, k = min(((self._compared(rows, [*chosen, k]), k) for k in more), default=(least, 0))
+            if least - after <= 1e-6:
+                break
+            chosen, least = [*chosen, k], after
+        if len(chosen) == 1:
+            return Leaf(chosen[0])
+        return ArgMin(tuple(Entry(k, self.costs[k]) for k in sorted(chosen)))
+
+    def _compared(self, rows: npt.NDArray[np.intp], kernels: Sequence[int]) -> float:
+        """The loss at the shapes of ``rows`` when closed forms choose among kernels; of equal ones the first."""
+        assert self.estimates is not None
+        few = np.array(sorted(kernels))
+        picked = few[self.estimates[np.ix_(rows, few)].argmin(1)]
+        return float(self.loss[rows, picked].sum())
+
+
+def fit_classifier(
+    features: Sequence[Index],
+    shapes: Sequence[Mapping[str, int]],
+    labels: Sequence[int],
+    weights: Sequence[float] | None = None,
+    *,
+    leaves: int = 64,
+) -> Decision:
+    """BladeDISC's decision-tree classifier of best-fit kernels, by scikit-learn. UnsupportedError: not installed."""
+    try:
+        from sklearn.tree import DecisionTreeClassifier
+    except ImportError as e:
+        raise UnsupportedError(
+            "BladeDISC's classifier needs scikit-learn",
+            rule="extra [tune]",
+            remedy="pip install 'polydyn[tune]', or use the dispatcher 'tree'",
+        ) from e
+    if not features:  # a static group: one shape
+        return Leaf(int(labels[0]))
+    values = evaluate(features, shapes)
+    levels = [np.unique(values[:, f]) for f in range(values.shape[1])]
+    # ranks instead of values: scikit-learn rounds features to float32
+    ranks = np.stack([np.searchsorted(u, values[:, f]) for f, u in enumerate(levels)], axis=1)
+    tree = DecisionTreeClassifier(max_leaf_nodes=max(2, leaves), random_state=0)
+    fitted = tree.fit(ranks, np.asarray(labels), sample_weight=weights)
+    return _exported(fitted.tree_, fitted.classes_, features, levels, 0)
+
+
+def _exported(tree: Any, classes: Values, features: Sequence[Index], levels: Sequence[Values], node: int) -> Decision:
+    left, right = int(tree.children_left[node]), int(tree.children_right[node])
+    if left < 0:
+        return Leaf(int(classes[int(tree.value[node][0].argmax())]))
+    feature, rank = int(tree.feature[node]), int(tree.threshold[node])
+    threshold = int(levels[feature][rank] + levels[feature][rank + 1]) // 2
+    low = _exported(tree, classes, features, levels, left)
+    high = _exported(tree, classes, features, levels, right)
+    return low if low == high else Split(features[feature], threshold, low, high)

@@ -1,0 +1,1 @@
+"""What chooses the next tuples to try."""

@@ -1,0 +1,117 @@
+"""Hardware descriptions: the machine as search spaces and analytical cost models see it.
+
+Units: bytes, bytes per second, operations per second. ``units`` are streaming multiprocessors on a GPU, worker
+threads on a CPU. The *local* memory is where a block tile lives: shared memory, or the L2 share of a core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from polydyn.errors import UnsupportedError
+from polydyn.search.backbone import digest_of
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A compute instruction: ``tile`` (m, n, k) elements per issue, ``rate`` operations per second and unit.
+
+    ``kind``: ``tensor`` (matrix), ``vector`` or ``scalar``; TSCompiler 5.1 prefers them in that order.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    tile: tuple[int, int, int]
+    rate: float
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A machine. Limits that a machine does not have are 0 (a CPU has no warps and no block limit).
+
+    ``registers``: 32-bit registers per unit on a GPU, vector registers per core on a CPU; ``thread_registers`` the
+    limit of one thread. ``lanes``: threads of a warp, or float32 lanes of a vector. ``ways``: L1 associativity.
+    """
+
+    name: str
+    kind: str
+    units: int
+    local_bytes: int
+    block_bytes: int
+    local_bandwidth: float
+    memory_bandwidth: float
+    registers: int
+    thread_registers: int
+    lanes: int
+    instructions: tuple[Instruction, ...]
+    unit_threads: int = 0
+    block_threads: int = 0
+    unit_blocks: int = 0
+    ways: int = 0
+
+    @property
+    def digest(self) -> str:
+        """Content hash: measurements are valid for an equal description only."""
+        return digest_of(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Hardware:
+        """The description that ``to_json`` wrote. TypeError or KeyError: not one."""
+        ins = tuple(Instruction(**{**i, "tile": tuple(i["tile"])}) for i in data["instructions"])
+        return Hardware(**{**data, "instructions": ins})
+
+    def peak(self, dtype: str) -> float:
+        """Operations per second of the whole machine with its best instruction for a dtype."""
+        return self.units * max(i.rate for i in self.usable(dtype))
+
+    def usable(self, dtype: str) -> tuple[Instruction, ...]:
+        """Instructions for a dtype, in TSCompiler's order of preference. UnsupportedError: none."""
+        fitting = [i for i in self.instructions if i.dtype == dtype]
+        if not fitting:
+            raise UnsupportedError(
+                f"{self.name} has no compute instruction for {dtype}",
+                rule="Hardware.instructions",
+                remedy="add the instruction to the hardware description, or cast the model",
+            )
+        order = {"tensor": 0, "vector": 1, "scalar": 2}
+        return tuple(sorted(fitting, key=lambda i: (order[i.kind], -i.rate, i.name)))
+
+
+def cpu(
+    threads: int = 1,
+    *,
+    lanes: int = 16,
+    registers: int = 32,
+    hertz: float = 3.6e9,
+    l2: int = 1 << 20,
+    l2_bandwidth: float = 118e9,
+    memory_bandwidth: float = 28e9,
+    ways: int = 8,
+    name: str = "cpu",
+) -> Hardware:
+    """A CPU with two FMA pipes of ``lanes`` float32 lanes per core (AVX-512: 16 lanes, 32 registers; AVX2: 8, 16)."""
+    rate = hertz * 2 * 2 * lanes
+    return Hardware(
+        f"{name}:{threads}x{lanes}",
+        "cpu",
+        threads,
+        l2,
+        l2,
+        l2_bandwidth,
+        memory_bandwidth,
+        registers,
+        registers,
+        lanes,
+        (
+            Instruction("fma_vector", "vector", "float32", (1, lanes, 1), rate),
+            Instruction("fma_scalar", "scalar", "float32", (1, 1, 1), rate / lanes),
+        ),
+        ways=ways,
+    )

@@ -1,0 +1,257 @@
+"""Searches: what tuning a group came to, as records, and the kernels that a compilation takes from them.
+
+The outcome of a search is the tuples kept and the decision among them, for one number of threads; on a GPU also the
+factors that their estimates get. It lies in the same file as the measurements it comes from. A compilation reads
+outcomes only: equal records give equal kernels, whatever libraries are installed. It takes the searches of all numbers
+of threads, and the host program decides by its own. Of one architecture's devices it takes one search, a measured one
+before one that an analytical model made. A group that cannot be searched has a record that says why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import isqrt, prod
+from typing import Any, Generic, TypeVar
+
+from polydyn.codegen.cpu.kernel import CpuTarget
+from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cuda.kernel import UNIT
+from polydyn.codegen.cuda.versions import Kept
+from polydyn.errors import Declined, ScheduleError
+from polydyn.gpu.targets import single
+from polydyn.lowering.contract import ContractGroup
+from polydyn.lowering.place_cpu import TunedBuilders
+from polydyn.lowering.place_cuda import TunedTiles
+from polydyn.program.expressions import decision_from_json, decision_to_json
+from polydyn.program.symbols import THREADS
+from polydyn.schedules.decision import ArgMin, Decision, Leaf, Split, cheapest, map_indices, verify_decision
+from polydyn.schedules.index import Index
+from polydyn.search.backbone import Tile, canonical
+from polydyn.search.dispatch.build import build_dispatch
+from polydyn.search.hardware import Hardware
+from polydyn.search.records import Record, Records
+from polydyn.search.strategies import Tuned
+from polydyn.search.tasks.cpu import CpuTask, Task, task_of
+from polydyn.search.tasks.cuda import CudaTask, cuda_task_of
+
+KIND, DECLINED = "search", "declined"
+"""Kinds of records."""
+T = TypeVar("T", bound=Task)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A completed search. ``explored``: how many tuples were tried; ``hardware``: where; ``source``: of its numbers, as
+    in ``Record``. ``decision`` over the group's dynamic loops names positions in ``tiles``; None: all are rivals at
+    every size. ``factors``, on a GPU: for each tile measured over estimated time (``CudaKernel.factor``).
+    """
+
+    strategy: str
+    tiles: tuple[Tile, ...]
+    explored: int
+    hardware: Hardware
+    decision: Decision | None = None
+    factors: tuple[int, ...] = ()
+    source: str = "measured"
+
+
+def outcome(tuned: Tuned, hardware: Hardware) -> Search:
+    """What a tuned group comes to on a CPU.
+
+    A launch of two kernels (FTuner's combination) is left out: on a CPU tiles are exact, so nothing is padded.
+    """
+    dispatch = build_dispatch(tuned, pairs=False)
+    tiles = tuple(tuned.kernels[p.kernels[0]].tile for p in dispatch.programs)
+    return Search(tuned.strategy, tiles, len(tuned.trials), hardware, dispatch.decision)
+
+
+def search_record(search: Search, task: Task) -> Record:
+    """The record of a search."""
+    note: dict[str, Any] = {
+        "strategy": search.strategy,
+        "tiles": [[t.compile, t.launch] for t in search.tiles],
+    }
+    note |= {} if search.decision is None else {"decision": decision_to_json(search.decision)}
+    note |= {"factors": search.factors} if search.factors or search.decision is None else {}
+    values = (("explored", float(search.explored)),)
+    return Record(task.key, search.hardware, Tile(()), KIND, values, source=search.source, note=canonical(note))
+
+
+def declined_record(refused: Declined, task: Task, hardware: Hardware, strategy: str) -> Record:
+    """The record of a group that a strategy cannot search."""
+    note = canonical({"strategy": strategy, "reason": refused.reason})
+    return Record(task.key, hardware, Tile(()), DECLINED, (), source="model", note=note)
+
+
+def _read(records: Records, task: Task, strategy: str) -> Iterator[Search]:
+    """A strategy's searches of a task. ScheduleError: one names tiles that it lacks."""
+    symbols = frozenset(x.name for x in task.backbone.loops if x.extent is None)
+    for r in records.rows(group=task.key, kind=KIND):
+        note = json.loads(r.note)
+        if note["strategy"] != strategy:
+            continue
+        tiles = tuple(Tile(_pairs(c), _pairs(t)) for c, t in note["tiles"])
+        decision, factors = None, tuple(map(int, note.get("factors", ())))
+        if "decision" in note:
+            decision = decision_from_json(note["decision"])
+            verify_decision(decision, len(tiles), symbols)
+        if (factors or decision is None) and (not tiles or len(factors) != len(tiles) or min(factors) < 1):
+            raise ScheduleError(
+                f"a search of group {task.key.structure} has {len(tiles)} tiles and {len(factors)} factors",
+                rule="every tile has a factor above 0",
+                remedy="tune the group again",
+            )
+        yield Search(strategy, tiles, int(r.value("explored")), r.hardware, decision, factors, r.source)
+
+
+def searches(records: Records, task: Task, strategy: str) -> list[Search]:
+    """A strategy's searches of a task, by number of threads: of each number the one that tried most."""
+    found = [s for s in _read(records, task, strategy) if s.decision is not None]
+    ordered = sorted(found, key=lambda s: (s.hardware.units, -s.explored, repr(s)))
+    return [s for k, s in enumerate(ordered) if k == 0 or s.hardware.units != ordered[k - 1].hardware.units]
+
+
+def _pairs(data: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    return tuple((n, int(v)) for n, v in data)
+
+
+class _FromRecords(Generic[T]):
+    """What a compilation takes from a record file. ``notes``: groups of which that is nothing, and why."""
+
+    def __init__(self, records: Records, strategy: str, target: str) -> None:
+        """``target``: name of the compiler target."""
+        self.records, self.strategy, self.target = records, strategy, target
+        self.notes: list[str] = []
+
+    def known(self, task: T | Declined, key: str, found: Callable[[T], Sequence[Search]]) -> Sequence[Search]:
+        """The searches of a task; none, with a note, when the group cannot be tuned or was not."""
+        if isinstance(task, Declined):
+            self.notes.append(task.reason)
+            return ()
+        searches = found(task)
+        if not searches:
+            self.notes.append(f"group {key} is not tuned: {self._missing(key, task)}")
+        return searches
+
+    def _missing(self, key: str, task: T) -> str:
+        for r in self.records.rows(group=task.key, kind=DECLINED):
+            note = json.loads(r.note)
+            if note["strategy"] == self.strategy:
+                return str(note["reason"])
+        alike = (r.group for r in self.records.rows(kind=KIND) if r.group.structure == key and r.group != task.key)
+        others = sorted({f"{g.target} ({g.compiler or 'no compiler'})" for g in alike})
+        what = f"{self.records.path.name} has no search by {self.strategy} for it on {self.target}"
+        return what + (f", but for {', '.join(others)}" if others else "")
+
+
+class ChosenByRecords(_FromRecords[CpuTask]):
+    """``lowering.kernels.Tuner``: the kernels of the searches in a record file."""
+
+    def __init__(self, records: Records, strategy: str, target: CpuTarget, build: str) -> None:
+        """``build``: name of the compiler target."""
+        super().__init__(records, strategy, build)
+        self.processor = target
+
+    def builders(self, key: str, form: ContractGroup) -> TunedBuilders | None:
+        """As ``Tuner``; None when the group cannot be tuned or was not."""
+        task = task_of(key, form, self.processor, self.target)
+        known = self.known(task, key, lambda t: searches(self.records, t, self.strategy))
+        return builders(task, known) if known and not isinstance(task, Declined) else None
+
+
+def builders(task: CpuTask, known: Sequence[Search]) -> TunedBuilders:
+    """Searches as what lowering proves and builds: launches over the group's parameters, binaries by name.
+
+    ``known``: by number of threads; a number between two takes the nearer one by ratio.
+    """
+    tiles = list(dict.fromkeys(t for s in known for t in s.tiles))
+    parts = list(dict.fromkeys(t.compile for t in tiles))
+    options: list[tuple[ContractKernel, dict[str, Index]]] = []
+    for tile in tiles:
+        builder = task.builder(tile, f"contract_{task.key.digest[:12]}_{parts.index(tile.compile)}")
+        options.append((builder, task.shares(builder, tile)))
+    own = [(s.decision, s.tiles) for s in known if s.decision is not None]
+    decisions = [_placed(map_indices(d, lambda i: i.subs(task.extents)), t, tiles) for d, t in own]
+    decision = decisions[-1]
+    for (fewer, more), low in reversed(list(zip(pairwise(s.hardware.units for s in known), decisions, strict=False))):
+        decision = Split(Index.of(THREADS), isqrt(fewer * more), low, decision)
+    reasons = (
+        *(f"tuned by {s.strategy} for {s.hardware.name}: {s.explored} tuples explored" for s in known),
+        f"{len(tiles)} kept in {len(parts)} binaries",
+        *(f"kernel {k}: {t}" for k, t in enumerate(tiles)),
+    )
+    return TunedBuilders(tuple(options), decision, reasons)
+
+
+def _placed(decision: Decision, own: Sequence[object], tiles: Sequence[object]) -> Decision:
+    """A decision over positions in ``own`` as one over positions in ``tiles``."""
+    if isinstance(decision, Split):
+        return replace(decision, low=_placed(decision.low, own, tiles), high=_placed(decision.high, own, tiles))
+    if isinstance(decision, Leaf):
+        return Leaf(tiles.index(own[decision.kernel]))
+    return ArgMin(tuple(replace(e, kernel=tiles.index(own[e.kernel])) for e in decision.entries))
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+
+class ChosenTiles(_FromRecords[CudaTask]):
+    """``lowering.cuda.CudaTuner``: the tiles of the searches in a record file."""
+
+    def __init__(self, records: Records, strategy: str, target: str, tf32: bool) -> None:
+        """UnsupportedError: the target is not one architecture."""
+        single(target)
+        super().__init__(records, strategy, target)
+        self.tf32 = tf32
+
+    def tiles(self, key: str, form: ContractGroup) -> TunedTiles | None:
+        """As ``CudaTuner``; None, with a note, when the group cannot be tuned or was not."""
+        task = cuda_task_of(key, form, self.target, self.tf32)
+        known = self.known(task, key, lambda t: best_searches(self.records, t, self.strategy))
+        return tuned_tiles(task, known[0]) if known and not isinstance(task, Declined) else None
+
+
+def tuned_tiles(task: CudaTask, search: Search) -> TunedTiles:
+    """A search as what lowering builds. ScheduleError: a tuple breaks a rule of the generator, by name."""
+    made = kept(task, search)
+    decision = map_indices(search.decision or cheapest(len(search.tiles)), lambda i: i.subs(task.extents))
+    placed = _placed(decision, list(map(task.tile, search.tiles)), [t for t, _ in made.tiles])
+    return TunedTiles(made, placed, _reasons(task, search))
+
+
+def best_searches(records: Records, task: CudaTask, strategy: str) -> list[Search]:
+    """A strategy's searches of a task, the one that a compilation follows first: measured before modelled, on the
+    target's usual device before others, then the one that tried most.
+    """
+
+    def rank(s: Search) -> tuple[bool, bool, int, str]:
+        return s.source != "measured", s.hardware.name != task.device.name, -s.explored, repr(s)
+
+    return sorted((s for s in _read(records, task, strategy) if s.factors), key=rank)
+
+
+def kept(task: CudaTask, search: Search) -> Kept:
+    """A search as what the generator builds. Versions without a tile of it get the mean factor (geometric).
+
+    ScheduleError: a tuple breaks a rule of the generator, by name.
+    """
+    tiles = dict(zip((task.tile(t) for t in search.tiles), search.factors, strict=True))
+    mean = prod(f / UNIT for f in search.factors) ** (1 / len(search.factors))
+    return Kept(tuple(tiles.items()), max(1, round(UNIT * mean)))
+
+
+def _reasons(task: CudaTask, s: Search) -> tuple[str, ...]:
+    measured = s.source == "measured"
+    how = "measured" if measured else "ranked by an analytical model, no such device was there"
+    lines = []
+    for t, f in zip(map(task.tile, s.tiles), s.factors, strict=True):
+        size = f"{t.instruction} {t.bm}x{t.bn}x{t.bk} of {t.wm}x{t.wn}, {t.stages} stages, {t.blocks} resident blocks"
+        lines.append(f"tile {size}" + (f", {f / UNIT:.2f} of its estimate" if measured else ""))
+    return (
+        f"tuned by {s.strategy} for {s.hardware.name}: {s.explored} tuples explored, {how}",
+        f"{len(lines)} tiles kept",
+        *lines,
+    )

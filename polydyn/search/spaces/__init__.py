@@ -1,0 +1,1 @@
+"""The search spaces of the papers: rKernel (TSCompiler), micro-kernel (DietCode), uKernel (FTuner), loops (Vortex)."""

@@ -1,0 +1,212 @@
+"""Search spaces: finite sets of valid tile tuples, and the resource rules that decide what is valid.
+
+The four papers' spaces are built in ``loop_model.py`` (TSCompiler), ``rkernel.py`` (Vortex), ``ukernel.py`` (FTuner)
+and ``microkernel.py`` (DietCode); all give a ``Space``, so that every explorer works on every one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.errors import ScheduleError
+from polydyn.search.backbone import Backbone, Loop, Tile
+from polydyn.search.hardware import Hardware, Instruction
+
+Points = npt.NDArray[np.float64]
+
+
+class EmptySpaceError(ScheduleError):
+    """No tuple of a space is valid."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Valid tile tuples with equal parameter names. ``refused``: how many tuples each rule kept out. EmptySpaceError:
+    there is none.
+    """
+
+    name: str
+    tiles: tuple[Tile, ...]
+    refused: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tiles:
+            raise EmptySpaceError(
+                f"the search space {self.name} is empty",
+                rule=", ".join(f"{rule} refused {n}" for rule, n in self.refused) or "no tuple was proposed",
+                remedy="check the hardware description and the backbone's extents",
+            )
+        names = {tuple(n for n, _ in t.compile + t.launch) for t in self.tiles}
+        if len(names) != 1:
+            raise ScheduleError(f"the tuples of search space {self.name} have different parameters: {sorted(names)}")
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+    def within(self, rule: Callable[[Tile], str | None]) -> Space:
+        """The tuples that a further rule does not refuse. EmptySpaceError: none is left."""
+        refused = Counter(dict(self.refused))
+        tiles = []
+        for tile in self.tiles:
+            if name := rule(tile):
+                refused[name] += 1
+            else:
+                tiles.append(tile)
+        return self if len(tiles) == len(self) else Space(self.name, tuple(tiles), tuple(sorted(refused.items())))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Parameters that vary within the space."""
+        first = self.tiles[0]
+        return tuple(n for n, v in first.compile + first.launch if any(t[n] != v for t in self.tiles))
+
+    @cached_property
+    def points(self) -> Points:
+        """Coordinates (tiles x names) in [0, 1]: logarithms of the sizes, because sizes act by ratio."""
+        values = np.array([[t[n] for n in self.names] for t in self.tiles], float).reshape(len(self.tiles), -1)
+        logs = np.log2(np.maximum(values, 0.5))  # a knob may be 0
+        low, high = logs.min(0), logs.max(0)
+        return np.asarray((logs - low) / np.where(high > low, high - low, 1.0))
+
+    @cached_property
+    def steps(self) -> Points:
+        """Per coordinate the widest gap between neighbouring values: to move by less may reach no other value."""
+        return np.array([np.diff(np.unique(x)).max() for x in self.points.T])
+
+    @cached_property
+    def position(self) -> Mapping[Tile, int]:
+        """Tile -> its row in ``points``."""
+        return {t: i for i, t in enumerate(self.tiles)}
+
+    def nearest(self, x: Points) -> npt.NDArray[np.intp]:
+        """TSCompiler's projection: rows of the valid tuples nearest to arbitrary coordinates (rows of ``x``).
+
+        The first of equally near ones, so that the answer depends on the space only.
+        """
+        squares = (self.points**2).sum(1)[None, :] - 2 * x @ self.points.T
+        return np.asarray(np.argmin(squares, axis=1))
+
+
+def collect(name: str, proposals: Iterable[tuple[Tile, str | None]]) -> Space:
+    """A space of the proposals whose second part is None; the others are counted under that rule's name."""
+    refused: Counter[str] = Counter()
+    tiles: dict[Tile, None] = {}
+    for tile, rule in proposals:
+        if rule is None:
+            tiles[tile] = None
+        else:
+            refused[rule] += 1
+    return Space(name, tuple(sorted(tiles)), tuple(sorted(refused.items())))
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one block of a kernel is predicted to use.
+
+    ``local``: bytes of shared memory (GPU) or of the L2 share (CPU). ``registers``: per thread. ``threads``: per block.
+    """
+
+    local: int
+    registers: int
+    threads: int
+
+
+def usage(backbone: Backbone, hardware: Hardware, tile: Tile) -> Usage:
+    """Resources of a tile tuple by counting (what the compiler reports replaces this once a kernel is built).
+
+    The accumulators of a warp tile are spread over its lanes; a thread tile (level ``t``) belongs to one thread.
+    """
+    block, warp, unit = tile.level("b"), tile.level("w"), tile.level("v")
+    inputs = sum(o.footprint(block) for o in backbone.inputs)
+    if hardware.kind == "cpu":
+        return Usage(inputs, _vector_registers(backbone, warp, unit), 1)
+    local = inputs * tile.get("stages", 2)
+    inner = tile.level("t") or warp
+    lanes = 1 if tile.level("t") else hardware.lanes
+    blocks = math.prod(-(-block[x.name] // inner[x.name]) for x in backbone.parallel)
+    step = {**inner, **{x.name: unit.get(x.name, 1) for x in backbone.reduction}}
+    words = sum(o.elements(inner) for o in backbone.outputs) + sum(o.footprint(step) for o in backbone.inputs) / 4
+    return Usage(local, math.ceil(words / lanes) + _ADDRESSING, blocks * lanes)
+
+
+_ADDRESSING = 32
+"""Registers that a GPU thread needs for addresses and loop counters (126 - 96 in the measured reference kernels)."""
+
+
+def _vector_registers(backbone: Backbone, register: Mapping[str, int], unit: Mapping[str, int]) -> int:
+    """Accumulators, the vectors of the operands along the vector loop, and one broadcast."""
+    step = {**register, **{x.name: 1 for x in backbone.reduction}}
+    lanes = max(unit.values(), default=1)
+    vectored = [n for n, v in unit.items() if v > 1]
+
+    def vectors(elements: int) -> int:
+        return -(-elements // lanes)
+
+    accumulators = sum(vectors(o.elements(step)) for o in backbone.outputs)
+    along = [o for o in backbone.inputs if any(n in vectored for d in o.dims for n, _ in d)]
+    return accumulators + max((vectors(o.elements(step)) for o in along), default=0) + 1
+
+
+def violation(hardware: Hardware, used: Usage) -> str | None:
+    """The hard constraint (TSCompiler 5.1) that a kernel breaks, by name, or None."""
+    if used.local > hardware.block_bytes:
+        return "local memory per block"
+    if used.registers > hardware.thread_registers:
+        return "registers per thread"
+    if hardware.block_threads and used.threads > hardware.block_threads:
+        return "threads per block"
+    if hardware.kind == "gpu" and used.registers * used.threads > hardware.registers:
+        return "registers per unit"
+    return None
+
+
+def roles(backbone: Backbone) -> dict[str, Loop]:
+    """Which loops an instruction's (m, n, k) lie on: the last two parallel loops and the last reduction.
+
+    Other loops are walked one iteration at a time. A backbone may lack m or k (a row, an elementwise map).
+    """
+    parallel, reduction = backbone.parallel, backbone.reduction
+    named = {"n": parallel[-1:], "m": parallel[-2:-1], "k": reduction[-1:]}
+    return {role: loops[0] for role, loops in named.items() if loops}
+
+
+def unit_tile(backbone: Backbone, instruction: Instruction) -> dict[str, int]:
+    """The instruction's tile by loop name; 1 for loops without a role."""
+    sizes = {x.name: 1 for x in backbone.loops}
+    for role, loop in roles(backbone).items():
+        sizes[loop.name] = instruction.tile["mnk".index(role)]
+    return sizes
+
+
+def instruction_of(backbone: Backbone, hardware: Hardware, tile: Tile) -> Instruction:
+    """The instruction that a tuple's level ``v`` stands for; the scalar one where it has none."""
+    usable = hardware.usable(backbone.dtype)
+    unit = tile.level("v")
+    return next((i for i in usable if unit_tile(backbone, i) == unit), usable[-1])
+
+
+def bind(backbone: Backbone, hardware: Hardware, sizes: Mapping[str, int]) -> Tile:
+    """A tile tuple with binding times: on a CPU the cache tile of parallel loops is given at launch, all else when
+    compiled (the proofs of a kernel need the steps of a reduction block as a number).
+    """
+    free = {f"b.{x.name}" for x in backbone.parallel} if hardware.kind == "cpu" else set()
+    launch = {n: v for n, v in sizes.items() if n in free}
+    return Tile(tuple((n, v) for n, v in sizes.items() if n not in launch), tuple(launch.items()))
+
+
+def aligned(step: int, limit: int, *, thirds: bool = False) -> list[int]:
+    """``step`` times powers of two up to ``limit`` (at least one); with ``thirds`` also times 3, 6, 12 ..."""
+    factors = [1 << p for p in range(24)] + ([3 << p for p in range(24)] if thirds else [])
+    return sorted(step * f for f in factors if step * f <= max(limit, step))
+
+
+def limit_of(loop: Loop, step: int, most: int) -> int:
+    """The largest useful tile: ``most``, or the static extent rounded up to the step."""
+    return most if loop.extent is None else min(most, -(-max(loop.extent, 1) // step) * step)

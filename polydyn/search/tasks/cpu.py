@@ -1,0 +1,175 @@
+"""Tuning tasks: the matmul-like groups of a plan, each with its backbone and the arguments of its kernels.
+
+On a CPU the register tile, the reduction block and the tasks of ``codegen.cpu_contract`` are tuned (docs/cpu.md 1 and
+2); groups of other kinds have one form each and no sizes to choose. Tasks for CUDA: ``cuda_task.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+from polydyn.build.compiler import GENERATOR, compile_flags, find_compiler
+from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
+from polydyn.codegen.cpu.plan import ContractTuple
+from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.errors import Declined
+from polydyn.lowering.contract import ContractGroup
+from polydyn.schedules.expr import ITEMSIZE, indices, loads
+from polydyn.schedules.group.dependence import analyse
+from polydyn.schedules.group.polyhedra import context
+from polydyn.schedules.index import Index
+from polydyn.schedules.index import product as product_of
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.solution.schedule import schedule_contract
+from polydyn.schedules.tiling import Roles
+from polydyn.search.backbone import Backbone, GroupKey, Loop, Operand, Shape, Tile
+
+
+@dataclass(frozen=True)
+class Task:
+    """A group to tune. ``extents``: loop -> extent over the group's parameters; every parameter is the extent of a
+    loop.
+    """
+
+    form: ContractGroup
+    key: GroupKey
+    backbone: Backbone
+
+    @property
+    def group(self) -> Group:
+        """The polyhedral group."""
+        return self.form.lowered.group
+
+    @property
+    def extents(self) -> dict[str, Index]:
+        """Loop -> extent."""
+        return dict(accumulation(self.group).iters)
+
+    def params(self, shape: Shape) -> dict[str, int]:
+        """The group's parameters at the extents of the loops."""
+        return {str(e): shape[n] for n, e in self.extents.items() if e.is_symbol}
+
+    def bytes(self, array: str, params: Mapping[str, int]) -> int:
+        """Bytes that a buffer needs for given parameters."""
+        a = self.group.arrays[array]
+        if a.role == "input":
+            last = max((x for s in self.group.statements for x in _corners(s, array, params)), default=0)
+        else:
+            last = a.address(tuple(e - 1 for e in a.shape)).evaluate(params)
+        return (max(last, 0) + 1) * ITEMSIZE[a.dtype]
+
+
+@dataclass(frozen=True)
+class CpuTask(Task):
+    """A group to tune on a CPU. ``build``: name of the compiler target."""
+
+    target: CpuTarget
+    build: str
+
+    def kernel(self, tile: Tile, builder: ContractKernel) -> Kernel:
+        """What ``builder`` makes of a tuple's compile-time part; its ``launch`` is that of the launch-time part."""
+        built = builder.build()
+        return Kernel(
+            built.name, built.text, built.buffers, built.symbols, self.shares(builder, tile), built.tasks,
+            built.scratch, built.notes,
+        )  # fmt: skip
+
+    def builder(self, tile: Tile, name: str, kind: type[ContractKernel] = ContractKernel) -> ContractKernel:
+        """The code generator for a tuple: ``ContractKernel`` or one derived from it."""
+        roles, w = self.form.roles, self.target.width
+        chosen = ContractTuple(
+            tile.get(f"w.{roles.row}"),
+            max(1, tile[f"w.{roles.col}"] // w),
+            tile[f"b.{roles.block}"],
+            tile.get(f"w.{roles.block}"),
+        )
+        return kind(
+            name, self.group, roles, self.target, self.form.packed, chosen=chosen, fill=self.form.fill
+        )
+
+    def shares(self, builder: ContractKernel, tile: Tile) -> dict[str, Index]:
+        """The values of the launch-time symbols, over the kernel's other symbols."""
+        return builder.shares(tile.get(f"b.{self.form.roles.row}"), tile[f"b.{self.form.roles.col}"])
+
+
+def _corners(s: Statement, array: str, params: Mapping[str, int]) -> Iterator[int]:
+    """Addresses that a statement reads at the corners of its domain, where polynomials without squares are extreme."""
+    used = [x.index[0] for x in loads(s.value) if x.buffer == array]
+    ends = [(0, max(0, e.evaluate(params) - 1)) for _, e in s.iters]
+    for corner in product(*ends) if used else ():
+        env = dict(params) | dict(zip(s.iterators, corner, strict=True))
+        for i in used:
+            yield i.evaluate(env)
+
+
+def accumulation(group: Group) -> Statement:
+    """The backbone statement."""
+    return next(s for s in group.statements if s.reduce)
+
+
+def declined_data(key: str, group: Group, extents: Iterable[Index], reason: str = "") -> Declined | None:
+    """Why a group is not tuned: its kernels cannot be run alone on random data, or for a ``reason``.
+
+    ``extents``: of the backbone's loops, over the group's parameters.
+    """
+    symbols = {str(e) for e in extents if e.is_symbol}
+    if not reason and set(group.params) - symbols:
+        reason = "a parameter is not the extent of a loop"
+    if not reason and any(_irregular(group, s) for s in group.statements):
+        reason = "it reads at places that data decide"
+    return Declined(f"group {key} is not tuned: {reason}") if reason else None
+
+
+def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> CpuTask | Declined:
+    """The task of a group, or why it is not tuned."""
+    group = form.lowered.group
+    acc = accumulation(group)
+    dot = "it runs vectors along the reduction" if form.dot else ""
+    if refused := declined_data(key, group, (e for _, e in acc.iters), dot):
+        return refused
+    roles, _ = schedule_contract(group, form.roles, analyse(group, positive=False).under(context(group)))
+    form = replace(form, roles=roles)
+    compiler = find_compiler()
+    name = GroupKey(
+        key, acc.value.dtype, target.name, compiler=compiler.version, flags=compile_flags(compiler, build),
+        generator=GENERATOR,
+    )  # fmt: skip
+    return CpuTask(form, name, backbone_of_roles(group, form.roles, acc.value.dtype), target, build)
+
+
+def _irregular(group: Group, s: Statement) -> bool:
+    inputs = [i for x in loads(s.value) if group.arrays[x.buffer].role == "input" for i in x.index]
+    return any(i.fetches() for i in indices(s.value)) or any(
+        not all(isinstance(a, str) for a in m) for i in inputs for m in i.terms
+    )
+
+
+def backbone_of_roles(group: Group, roles: Roles, dtype: str, merged: str = "") -> Backbone:
+    """The loops of a contraction in the order of their roles; an operand has a dimension for each loop it mentions.
+
+    ``merged``: the name of one loop that stands for all reductions.
+    """
+    acc = accumulation(group)
+    extents = dict(acc.iters)
+    written = {s for i in acc.index for s in i.symbols()}
+    reductions = (*roles.inner, roles.block)
+    names = {n: n for n in acc.iterators}
+    if merged:
+        names |= dict.fromkeys(reductions, merged)
+        extents[merged] = product_of(extents[n] for n in reductions)
+    order = dict.fromkeys(names[n] for n in (*roles.batch, roles.row, roles.col, *reductions))
+    loops = tuple(Loop(n, extents[n].constant, "parallel" if n in written else "reduction") for n in order)
+    operands = []
+    for x in loads(acc.value):
+        used = {s for i in x.index for s in i.symbols()}
+        operands.append(Operand(x.buffer, _dims(acc, names, used), ITEMSIZE[group.arrays[x.buffer].dtype]))
+    for s in (s for s in group.statements if s.role == "epilogue"):
+        size = ITEMSIZE[group.arrays[s.array].dtype]
+        operands.append(Operand(s.array, _dims(acc, names, written), size, written=True))
+    return Backbone(loops, tuple(operands), dtype)
+
+
+def _dims(acc: Statement, names: Mapping[str, str], used: set[str]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    return tuple(((n, 1),) for n in dict.fromkeys(names[x] for x in acc.iterators if x in used))

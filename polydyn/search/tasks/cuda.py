@@ -1,0 +1,166 @@
+"""Tuning tasks of CUDA products: loops, and from tile tuples to the tiles of ``codegen.cuda_contract``.
+
+All reductions are one loop. A tuple has the block (level ``b``), what a warp takes (``w``; or a thread: ``t``), the
+instruction's grain (``v``) and the ``stages`` of the ring; all of it is bound when the kernel is compiled. How many
+blocks a multiprocessor should hold, which bounds the registers, follows from the tile and the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from polydyn.codegen.cuda.instructions import INSTRUCTIONS
+from polydyn.codegen.cuda.limits import MULTIPLIED, TF32, broken, grain, of_warp, registers, shared_bytes, warp_part
+from polydyn.codegen.cuda.product import product_declined
+from polydyn.codegen.cuda.tile import CudaTile
+from polydyn.codegen.cuda.versions import CudaContractKernel
+from polydyn.codegen.cuda.work import UNITS, WARP, WAVEFRONT
+from polydyn.errors import BuildError, Declined, ScheduleError
+from polydyn.gpu.cache import content_key
+from polydyn.gpu.compiler import compiler_version, device_headers
+from polydyn.gpu.hardware import Hardware as Device
+from polydyn.gpu.hardware import device_of
+from polydyn.gpu.targets import EMULATED, newest, single
+from polydyn.lowering.contract import ContractGroup
+from polydyn.schedules.index import Index, product
+from polydyn.search.backbone import GroupKey, Tile
+from polydyn.search.hardware import Hardware, Instruction
+from polydyn.search.tasks.cpu import Task, accumulation, backbone_of_roles, declined_data
+
+STEPS = "steps"
+"""The loop that stands for several reductions."""
+STAGES = 4
+"""Of a ring, where a space says nothing of it."""
+GENERATOR = "1"
+"""Raised when equal tuples give other kernels."""
+
+
+def hardware_of(device: Device) -> Hardware:
+    """A GPU's data file in the form of spaces and cost models: the instructions of kernels, at their peaks.
+
+    ``tile`` of an instruction is what a warp's part is a multiple of. Shared memory includes what the system reserves
+    for each block.
+    """
+    rates = {**UNITS, TF32: TF32}
+    per = 1e12 / device.multiprocessors
+    instructions = tuple(
+        Instruction(
+            name, "tensor" if INSTRUCTIONS[name].warp else "scalar", dtype, grain(name),
+            device.peak_tflops[rates[dtype]] * per,
+        )
+        for dtype, name in MULTIPLIED.items()
+    )  # fmt: skip
+    return Hardware(
+        device.name,
+        "gpu",
+        device.multiprocessors,
+        device.smem_per_sm,
+        device.smem_per_block + device.smem_reserved_per_block,
+        WAVEFRONT * device.clock_ghz * 1e9,
+        device.memory_gb_per_s * 1e9,
+        device.registers_per_sm,
+        device.max_registers_per_thread,
+        WARP,
+        instructions,
+        unit_threads=device.threads_per_sm,
+        block_threads=device.threads_per_block,
+        unit_blocks=device.blocks_per_sm,
+    )
+
+
+@dataclass(frozen=True)
+class CudaTask(Task):
+    """A group to tune for a CUDA target. ``kernel``: what builds its versions; ``device``: whose limits count."""
+
+    kernel: CudaContractKernel
+    device: Device
+
+    @property
+    def extents(self) -> dict[str, Index]:
+        """Loop -> extent; all reductions are one loop."""
+        extents = dict(accumulation(self.group).iters)
+        r = self.form.roles
+        extents[self.backbone.reduction[-1].name] = product(extents[x] for x in (*r.inner, r.block))
+        return extents
+
+    @property
+    def loops(self) -> tuple[str, str, str]:
+        """The loops of rows, columns and the reduction."""
+        return self.form.roles.row, self.form.roles.col, self.backbone.reduction[-1].name
+
+    @cached_property
+    def defaults(self) -> tuple[Tile, ...]:
+        """The tuples of the tiles that the group has without tuning."""
+        return tuple(dict.fromkeys(self.tuple_of(t) for t in self.kernel.defaults))
+
+    def refusal(self, tile: Tile) -> str | None:
+        """The hard constraint that a tuple breaks, by name; None when it breaks none."""
+        try:
+            self.tile(tile)
+        except ScheduleError as e:
+            return e.rule
+        return None
+
+    def tile(self, tile: Tile) -> CudaTile:
+        """The tile that a tuple stands for. ScheduleError: it breaks a rule, which is named."""
+        rows, columns, steps = self.loops
+        name = MULTIPLIED[self.kernel.dtype]
+        block, warp, thread = (tile.level(x) for x in "bwt")
+        if thread and INSTRUCTIONS[name].warp:
+            raise _broken(tile, f"{name} has no tiles of threads")
+        if tile.get(f"w.{steps}") > grain(name)[2]:
+            raise _broken(tile, "a warp takes the steps of one instruction at a time")
+        part = (thread[rows], thread[columns]) if thread else of_warp(name, warp[rows], warp[columns])
+        alone = CudaTile(name, block[rows], block[columns], block[steps], *part, tile.get("stages", STAGES))
+        if rule := broken(alone, self.kernel.product.dtypes):
+            raise _broken(tile, rule)
+        resident = self.device.resident_blocks(alone.threads, registers(alone), self.shared(alone))
+        if not resident:
+            raise _broken(tile, "no block fits a multiprocessor")
+        return replace(alone, blocks=resident)
+
+    def shared(self, tile: CudaTile) -> int:
+        """Bytes of shared memory of a block."""
+        return shared_bytes(tile, self.kernel.product.dtypes, self.kernel.product.sums)
+
+    def tuple_of(self, tile: CudaTile) -> Tile:
+        """The tuple that stands for a tile."""
+        sizes = dict.fromkeys((x.name for x in self.backbone.loops), (1, 1, 1))
+        unit = grain(tile.instruction)
+        part = (*warp_part(tile), unit[2])
+        sizes |= dict(zip(self.loops, zip((tile.bm, tile.bn, tile.bk), part, unit, strict=True), strict=True))
+        levels = [(f"{level}.{n}", v[k]) for k, level in enumerate("bwv") for n, v in sizes.items()]
+        return Tile((*levels, ("stages", tile.stages)))
+
+
+def _broken(tile: Tile, rule: str) -> ScheduleError:
+    return ScheduleError(f"tuple {tile} is not built", rule=rule, remedy="tune the group again")
+
+
+def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False) -> CudaTask | Declined:
+    """The task of a group for one architecture, or why it is not tuned."""
+    group, roles = form.lowered.group, form.roles
+    if refused := product_declined(group, roles):
+        return Declined(f"group {key} is not tuned: {refused}")
+    kernel = CudaContractKernel(f"contract_{key[:12]}", group, roles, newest(target), tf32)
+    extents = dict(accumulation(group).iters)
+    parallel = [extents[x] for x in extents if x not in (*roles.inner, roles.block)]
+    length = product(extents[x] for x in (*roles.inner, roles.block))
+    if refused := declined_data(key, group, (*parallel, length), "it has one row" if roles.row == "one" else ""):
+        return refused
+    backbone = backbone_of_roles(group, roles, kernel.dtype, STEPS if roles.inner else "")
+    generator = f"{GENERATOR} {content_key(*device_headers().values())[:12]}"
+    name = GroupKey(key, kernel.dtype, target, compiler=_compiler(single(target)), generator=generator)
+    return CudaTask(form, name, backbone, kernel, device_of(target))
+
+
+def _compiler(arch: str) -> str:
+    """The version of the compiler for an architecture; empty without one."""
+    if arch == EMULATED:
+        return EMULATED
+    try:
+        return compiler_version()
+    except BuildError:
+        return ""
+

@@ -1,1 +1,0 @@
-"""Tuning: hardware descriptions, records, search spaces, explorers, cost models, selecting kernels."""

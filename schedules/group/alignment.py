@@ -1,0 +1,94 @@
+"""Which iterators of different statements are the same loop.
+
+Two iterators are the same when both are the whole subscript of one dim of an array that one statement writes and the
+other reads or writes (BladeDISC 4: the group-dims; TSCompiler 5.2: mapping types).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from polydyn.schedules.group.polyhedra import read_accesses
+from polydyn.schedules.model import Access, Group, Statement
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """``dims[statement][iterator]`` is the iterator of the dominant statement that it equals.
+
+    Iterators without a counterpart are missing. ``conflicts``: dims that some statement would meet twice.
+    """
+
+    dominant: str
+    dims: dict[str, dict[str, str]]
+    conflicts: frozenset[str]
+
+    def common(self, group: Group) -> tuple[str, ...]:
+        """The dominant statement's iterators that every statement has, in its order."""
+        shared = set(group.statement(self.dominant).iterators) - self.conflicts
+        for s in group.statements:
+            shared &= set(self.dims[s.name].values())
+        return tuple(i for i in group.statement(self.dominant).iterators if i in shared)
+
+
+def align(group: Group, dominant: Statement) -> Alignment:
+    """Propagates the dominant statement's iterators along written arrays, until nothing changes.
+
+    Statements that these do not reach (siblings that only read the same input) are aligned through inputs.
+    """
+    dims: dict[str, dict[str, str]] = {s.name: {} for s in group.statements}
+    dims[dominant.name] = {i: i for i in dominant.iterators}
+    conflicts: set[str] = set()
+    _propagate(_links(group, written=True), dims, conflicts)
+    unreached = {n for n, d in dims.items() if not d}
+    if unreached:
+        links = _links(group, written=False)
+        _propagate([x for x in links if unreached & {x[0], x[2]}], dims, conflicts)
+        _propagate(_links(group, written=True), dims, conflicts)
+    return Alignment(dominant.name, dims, frozenset(conflicts))
+
+
+_Link: TypeAlias = tuple[str, str, str, str]
+"""(statement, iterator, statement, iterator) that subscript the same dim of one array."""
+
+
+def _propagate(links: list[_Link], dims: dict[str, dict[str, str]], conflicts: set[str]) -> None:
+    changed = True
+    while changed:
+        changed = False
+        for s, i, t, j in links:
+            dim = dims[s].get(i)
+            if dim is None or dims[t].get(j) == dim:
+                continue
+            if j in dims[t] or dim in dims[t].values():
+                conflicts.add(dim)
+            else:
+                dims[t][j] = dim
+                changed = True
+
+
+def _links(group: Group, written: bool) -> list[_Link]:
+    """All links through arrays that the group writes, or through the others; both ways."""
+    stored = {s.array for s in group.statements}
+    links = []
+    for s in group.statements:
+        for a in (s.write,) if written else read_accesses(s):
+            if (a.array in stored) == written:
+                for t in group.statements:
+                    for b in (t.write, *read_accesses(t)):
+                        if a.array == b.array and t.name != s.name:
+                            links += [(s.name, i, t.name, j) for i, j in same_iterators(s, a, t, b)]
+    return links + [(t, j, s, i) for s, i, t, j in links]
+
+
+def same_iterators(s: Statement, a: Access, t: Statement, b: Access) -> list[tuple[str, str]]:
+    """Iterators of ``s`` and ``t`` that are the whole subscript of one dim and have equal extents."""
+    if a.opaque or b.opaque:
+        return []
+    left, right = dict(s.iters), dict(t.iters)
+    return [
+        (str(x), str(y))
+        for x, y in zip(a.index, b.index, strict=True)
+        if x.is_symbol and y.is_symbol and str(x) in left and str(y) in right and left[str(x)] == right[str(y)]
+    ]

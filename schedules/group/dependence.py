@@ -1,0 +1,141 @@
+"""Exact dependences of a group in its original order, by isl's data-flow analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import islpy as isl
+
+from polydyn.schedules.group.polyhedra import (
+    access_relation,
+    context,
+    original_order,
+    read_accesses,
+    read_relation,
+    write_relation,
+)
+from polydyn.schedules.isl_util import Condition, maps, pair, union_maps
+from polydyn.schedules.model import Array, Group, Statement
+from polydyn.schedules.proof.witness import set_error
+
+
+@dataclass(frozen=True, eq=False)
+class Dependences:
+    """Relations from source instances to sink instances, under the context (parameters >= 1).
+
+    ``flow`` (read after write), ``anti`` (write after read) and ``output`` (write after write) hold no dependence of
+    a reduction on itself; those are in ``reduction``. ``relaxed`` is what must hold when the order of accumulation is
+    free: every accumulation after the initialiser, every use after all accumulations.
+    """
+
+    context: isl.Set
+    flow: isl.UnionMap
+    anti: isl.UnionMap
+    output: isl.UnionMap
+    reduction: isl.UnionMap
+    relaxed: isl.UnionMap
+
+    def under(self, ctx: isl.Set) -> Dependences:
+        """The same for fewer parameters."""
+        parts = (self.flow, self.anti, self.output, self.reduction, self.relaxed)
+        return Dependences(self.context.intersect(ctx), *(u.intersect_params(ctx).coalesce() for u in parts))
+
+    @cached_property
+    def strict(self) -> isl.UnionMap:
+        """Everything, accumulations in their original order."""
+        return self.flow.union(self.anti).union(self.output).union(self.reduction).coalesce()
+
+    @cached_property
+    def strict_pairs(self) -> tuple[isl.Map, ...]:
+        """``strict``, one map per pair of statements."""
+        return tuple(maps(self.strict))
+
+    @cached_property
+    def relaxed_pairs(self) -> tuple[isl.Map, ...]:
+        """``relaxed``, one map per pair of statements."""
+        return tuple(maps(self.relaxed))
+
+    def pairs(self, allow_reassociation: bool) -> tuple[isl.Map, ...]:
+        """The maps that a schedule must respect."""
+        return self.relaxed_pairs if allow_reassociation else self.strict_pairs
+
+
+def analyse(group: Group, facts: Iterable[Condition] = (), positive: bool = True) -> Dependences:
+    """All dependences of the group, under what is known of its parameters (``H2 == H + 2``).
+
+    ``positive``: all parameters are >= 1; otherwise they may be 0 too (empty extents).
+
+    LegalityError: a local or an output is read where nothing was written.
+    """
+    return _analyse(group.name, group.params, tuple(group.arrays.items()), group.statements, tuple(facts), positive)
+
+
+def forget() -> None:
+    """Forgets what was analysed so far, for measuring."""
+    _analyse.cache_clear()
+
+
+@lru_cache(maxsize=64)
+def _analyse(
+    name: str, params: tuple[str, ...], arrays: tuple[tuple[str, Array], ...], statements: tuple[Statement, ...],
+    facts: tuple[Condition, ...], positive: bool,
+) -> Dependences:  # fmt: skip
+    group = Group(name, params, dict(arrays), statements)
+    ctx, order = context(group, facts, positive), original_order(group)
+    reads, writes, may = read_relation(group), write_relation(group), write_relation(group, exact=False)
+    raw = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_may_source(may)
+    found = raw.set_schedule_map(order).compute_flow()
+    if may.is_empty():  # an opaque write may fill anything: then nothing can be proven here
+        _check_sources(group, found.get_must_no_source(), ctx)
+    flow = found.get_may_dependence()
+    everything = writes.union(may)
+    waw = isl.UnionAccessInfo.from_sink(everything).set_must_source(writes).set_may_source(may)
+    output = waw.set_schedule_map(order).compute_flow().get_may_dependence()
+    war = isl.UnionAccessInfo.from_sink(everything).set_may_source(reads).set_kill(writes)
+    anti = war.set_schedule_map(order).compute_flow().get_may_dependence()
+    return _split(group, ctx, flow, anti, output)
+
+
+def _split(group: Group, ctx: isl.Set, flow: isl.UnionMap, anti: isl.UnionMap, output: isl.UnionMap) -> Dependences:
+    reductions = {s.name: s for s in group.statements if is_accumulation(s)}
+
+    def own(m: isl.Map) -> bool:
+        s, t = pair(m)
+        return s == t and s in reductions
+
+    def select(u: isl.UnionMap, keep: Callable[[isl.Map], bool]) -> isl.UnionMap:
+        return union_maps((m for m in maps(u) if keep(m)), group.params)
+
+    flow, anti, output = (u.intersect_params(ctx).coalesce() for u in (flow, anti, output))
+    inside = select(flow.union(anti).union(output), own).coalesce()
+    flow, anti, output = (select(u, lambda m: not own(m)) for u in (flow, anti, output))
+    relaxed = _relax(group, flow.union(anti).union(output), reductions)
+    return Dependences(ctx, flow, anti, output, reduction=inside, relaxed=relaxed.coalesce())
+
+
+def is_accumulation(s: Statement) -> bool:
+    """A reduction whose value does not read its accumulator: its instances may be combined in any order."""
+    return s.reduce is not None and all(a.array != s.array for a in read_accesses(s)[1:])
+
+
+def _relax(group: Group, between: isl.UnionMap, reductions: dict[str, Statement]) -> isl.UnionMap:
+    """Extends every dependence from or to one accumulation to all accumulations into the same element."""
+    same: dict[str, isl.Map] = {}
+    for n, s in reductions.items():
+        w = access_relation(group, s, s.write)
+        same[n] = w.apply_range(w.reverse())
+    out = []
+    for m in maps(between):
+        source, sink = pair(m)
+        m = same[source].apply_range(m) if source in same else m
+        out.append(m.apply_range(same[sink]) if sink in same else m)
+    return union_maps(out, group.params)
+
+
+def _check_sources(group: Group, no_source: isl.UnionMap, ctx: isl.Set) -> None:
+    for m in maps(no_source.intersect_params(ctx)):
+        statement, array = pair(m)
+        if group.arrays[array].role in ("local", "output") and not m.is_empty():
+            raise set_error(f"{array} is read before anything is written there", m.domain(), statement, ctx, array)

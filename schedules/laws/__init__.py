@@ -1,0 +1,1 @@
+"""Rewrites that hold by algebra: online softmax, masks."""

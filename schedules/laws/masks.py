@@ -1,0 +1,351 @@
+"""Which keys of an attention have weight, from the expression of its logits.
+
+Every point (row, key) gets an upper bound of its logit. Conditions that are affine in row, key and sizes are decided by
+isl; of others (a padding that is read) both outcomes count. Two bounds matter:
+
+- -inf: the weight is 0 whatever else the row holds. Such tiles are never visited.
+- a large negative number: the weight is 0 if the row has seen a logit that is larger by ``NEGLIGIBLE``, and only then
+  (a row that holds nothing else gives it weight). Such tiles are visited last, if any row of the block needs them.
+
+What is read, scores among it, is taken to be -inf or to stay below ``REACH`` of the largest number of its dtype:
+products that do not overflow. Only masks that are added rely on it, masks in the place of a score do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import islpy as isl
+
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.expr import FLOATS, INTEGERS, ITEMSIZE, Const, FromIndex, Load, Op, Value
+from polydyn.schedules.index import Index, minimum
+from polydyn.schedules.isl_util import (
+    Condition,
+    Frame,
+    at_least,
+    below,
+    between,
+    condition,
+    equals,
+    frame,
+    param_set,
+    without_last,
+)
+from polydyn.schedules.proof.witness import set_error
+
+RELATIONS = ("lt", "le", "gt", "ge", "eq", "ne")
+LARGEST = {"float16": 65504.0, "bfloat16": 2.0**128 - 2.0**120, "float32": 2.0**128 - 2.0**104, "float64": 2.0**1023}
+REACH = 0.25
+NEGLIGIBLE = 128.0
+"""exp of minus this is 0 in float32, as it is from 104 on."""
+LOW = -1000.0
+"""A bound above this masks nothing."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Rows or keys: the iterator of the logit, its extent, elements of a tile, the coordinate that counts tiles."""
+
+    iterator: str
+    extent: Index
+    size: int
+    tile: str
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The logits of an attention, a value over ``batch``, ``row`` and ``key``, and the tiles they are computed in."""
+
+    value: Value
+    batch: tuple[str, ...]
+    row: Axis
+    key: Axis
+    params: tuple[str, ...]
+
+    @property
+    def points(self) -> Frame:
+        """Tiles and the logits in them: (batch.., tile of rows, tile of keys, row, key)."""
+        axes = (self.row.tile, self.key.tile, self.row.iterator, self.key.iterator)
+        return frame("", (*self.batch, *axes), self.params)
+
+    def inside(self) -> isl.Set:
+        """Logits in their tiles; an extent that is a product of symbols bounds nothing."""
+        out: list[Condition] = []
+        for a in (self.row, self.key):
+            start = Index.of(a.tile) * a.size
+            out += [*between(start, a.iterator, start + a.size), at_least(a.iterator, 0)]
+            try:
+                self.points.aff(a.extent)
+                out.append(below(a.iterator, a.extent))
+            except ScheduleError:
+                pass
+        return self.points.where(out)
+
+    def bounds(self) -> dict[float, isl.Set]:
+        """Upper bounds of the logits that are at most ``LOW``, and where they hold."""
+        out: dict[float, isl.Set] = {}
+        for span, s in _Spans(self.points).of(self.value).items():
+            if span.high <= LOW:  # not so where nothing is known (NaN)
+                out[span.high] = out[span.high].union(s) if span.high in out else s
+        return out
+
+    def hidden(self) -> isl.Set:
+        """Points whose logit is surely -inf."""
+        none: isl.Set = isl.Set.empty(self.points.space)
+        return self.bounds().get(-math.inf, none)
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Which tiles of keys a block of rows visits.
+
+    ``live``: all that satisfy these conditions. The others never when ``least`` is None; else before ``end`` first,
+    the others then unless every row has seen a logit of at least ``least``.
+    """
+
+    live: tuple[Condition, ...] = ()
+    least: float | None = None
+    end: Index | None = None
+
+
+def visits(logits: Logits) -> Visits:
+    """What the masks in the logits allow, checked: no tile with a key of unknown weight is left out."""
+    bounds = logits.bounds()
+    none: isl.Set = isl.Set.empty(logits.points.space)
+    hidden = bounds.get(-math.inf, none)
+    live = tile_conditions(logits, hidden)
+    if live:
+        check_conditions(logits, live, hidden)
+        return Visits(live)
+    low = none
+    for s in bounds.values():
+        low = low.union(s)
+    end, kept = _end(logits, tile_conditions(logits, low))
+    if end is None:
+        return Visits()
+    check_conditions(logits, kept, low)
+    most = max(bounds)
+    return Visits((), most + max(NEGLIGIBLE, abs(most) * 2.0**-20), end)
+
+
+def tile_conditions(logits: Logits, hidden: isl.Set) -> tuple[Condition, ...]:
+    """What holds of every tile that has a key outside ``hidden``; nothing when all may have.
+
+    Conditions are affine over the tiles, ``batch`` and ``params``: the simple hull of the projection, so tiles that
+    satisfy them may still be all hidden.
+    """
+    if hidden.is_empty():
+        return ()
+    box, first = logits.inside(), len(logits.batch) + 2
+    whole, live = (without_last(s, first) for s in (box, box.subtract(hidden)))
+    hull = live.simple_hull().remove_divs().gist(whole.simple_hull().remove_divs())
+    return tuple(map(condition, hull.get_constraints()))
+
+
+def check_conditions(logits: Logits, live: tuple[Condition, ...], hidden: isl.Set) -> None:
+    """Tiles that do not satisfy the conditions hold hidden keys only. LegalityError with a visible one."""
+    seen = logits.inside().subtract(logits.points.where(live)).subtract(hidden)
+    if not seen.is_empty():
+        raise set_error("a tile with a visible key is not visited", seen, "ACC1", param_set(logits.params))
+
+
+def _end(logits: Logits, live: tuple[Condition, ...]) -> tuple[Index | None, tuple[Condition, ...]]:
+    """The first tile of keys from which on all are hidden, and the conditions that say so."""
+    ends, kept = [], []
+    for c in live:
+        step, rest = c.expr.split(logits.key.tile)
+        n = step.constant
+        if n is not None and n < 0 and not c.equality:
+            ends.append(rest // -n + 1)
+            kept.append(c)
+    return (minimum(*ends) if ends else None), tuple(kept)
+
+
+# -- bounds ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a float may be, and that it is not NaN."""
+
+    low: float
+    high: float
+
+
+UNKNOWN = Span(math.nan, math.nan)
+"""Anything, NaN too."""
+Spans = dict[Span, isl.Set]
+"""A partition of the points."""
+
+
+class _Spans:
+    def __init__(self, points: Frame) -> None:
+        self.points = points
+
+    def of(self, v: Value) -> Spans:
+        """Where the value lies in which span."""
+        whole = self.points.universe()
+        if isinstance(v, Const) and v.dtype in FLOATS:
+            x = float(v.value)
+            return {UNKNOWN if math.isnan(x) else Span(x, x): whole}
+        if isinstance(v, Load) and v.dtype in FLOATS:
+            return {_read(v.dtype): whole}
+        if not isinstance(v, Op):
+            return {UNKNOWN: whole}
+        if v.name == "cast":
+            return self._cast(v)
+        if v.name in ("where", "select"):
+            return self._choice(v)
+        if v.name in ("add", "sub", "mul", "div", "max", "min"):
+            a, b = map(self.of, v.args)
+            pairs = ((_corners(v.name, x, y, v.dtype), s.intersect(t))
+                     for x, s in a.items() for y, t in b.items())  # fmt: skip
+            return _united(pairs)
+        return {UNKNOWN: whole}
+
+    def _cast(self, v: Op) -> Spans:
+        x = v.args[0]
+        if x.dtype in FLOATS and v.dtype in FLOATS:
+            return _united((_converted(span, x.dtype, v.dtype), s) for span, s in self.of(x).items())
+        whole = self.points.universe()
+        if x.dtype == "bool" and v.dtype in FLOATS:
+            yes, no = self.truth(x)
+            rest = whole.subtract(yes).subtract(no)
+            return _united(((Span(1.0, 1.0), yes), (Span(0.0, 0.0), no), (Span(0.0, 1.0), rest)))
+        far = v.dtype == "float16" and not isinstance(x, Load)  # subscripts may be beyond its largest number
+        return {_read(v.dtype) if x.dtype in INTEGERS and v.dtype in FLOATS and not far else UNKNOWN: whole}
+
+    def _choice(self, v: Op) -> Spans:
+        yes, no = self.truth(v.args[0])
+        rest = self.points.universe().subtract(yes).subtract(no)
+        then, other = map(self.of, v.args[1:])
+        return _united((
+            *((span, s.intersect(yes)) for span, s in then.items()),
+            *((span, s.intersect(no)) for span, s in other.items()),
+            *((_hull(x, y), s.intersect(t).intersect(rest)) for x, s in then.items() for y, t in other.items()),
+        ))  # fmt: skip
+
+    def truth(self, v: Value) -> tuple[isl.Set, isl.Set]:
+        """Where a condition surely holds, and where it surely does not."""
+        none: isl.Set = isl.Set.empty(self.points.space)
+        if isinstance(v, Const):
+            whole = self.points.universe()
+            return (whole, none) if v.value else (none, whole)
+        if not isinstance(v, Op):
+            return none, none
+        if v.name in ("and", "or", "not"):
+            found = [self.truth(x) for x in v.args]
+            if v.name == "not":
+                return found[0][1], found[0][0]
+            (a, not_a), (b, not_b) = found
+            if v.name == "and":
+                return a.intersect(b), not_a.union(not_b)
+            return a.union(b), not_a.intersect(not_b)
+        if v.name in ("where", "select") and v.dtype == "bool":
+            (c, not_c), (a, not_a), (b, not_b) = map(self.truth, v.args)
+            sure = c.intersect(a), not_c.intersect(b), a.intersect(b)
+            never = c.intersect(not_a), not_c.intersect(not_b), not_a.intersect(not_b)
+            return sure[0].union(sure[1]).union(sure[2]), never[0].union(never[1]).union(never[2])
+        if v.name == "cast" and v.args[0].dtype == "bool":  # a number that is 0 or 1
+            return self.truth(v.args[0])
+        if v.name == "cast" and v.dtype == "bool" and isinstance(v.args[0], Op) and v.args[0].name == "cast":
+            return self.truth(v.args[0])
+        holds = self._holds(v)
+        return (none, none) if holds is None else (holds, holds.complement())
+
+    def _holds(self, v: Op) -> isl.Set | None:
+        """Exactly the points where integers are so related; None when isl cannot say."""
+        if v.name not in RELATIONS:
+            return None
+        a, b = (_integer(x) for x in v.args)
+        if a is None or b is None:
+            return None
+        one = {"lt": below(a, b), "le": at_least(b, a), "gt": below(b, a), "ge": at_least(a, b)}
+        try:
+            found = self.points.where((one.get(v.name, equals(a, b)),))
+        except ScheduleError:
+            return None
+        return found.complement() if v.name == "ne" else found
+
+
+def _united(pieces: Iterator[tuple[Span, isl.Set]] | tuple[tuple[Span, isl.Set], ...]) -> Spans:
+    out: Spans = {}
+    for span, s in pieces:
+        if not s.is_empty():
+            out[span] = out[span].union(s) if span in out else s
+    return out
+
+
+def _read(dtype: str) -> Span:
+    return Span(-math.inf, LARGEST[dtype] * REACH)
+
+
+def _hull(a: Span, b: Span) -> Span:
+    return UNKNOWN if UNKNOWN in (a, b) else Span(min(a.low, b.low), max(a.high, b.high))
+
+
+def _corners(name: str, a: Span, b: Span, dtype: str) -> Span:
+    """The span of an operation whose result is rounded, or, 16 bits in a register, is not."""
+    if UNKNOWN in (a, b):
+        return UNKNOWN
+    if name in ("max", "min"):
+        pick = max if name == "max" else min
+        return Span(pick(a.low, b.low), pick(a.high, b.high))
+    if name == "sub":
+        name, b = "add", Span(-b.high, -b.low)
+    if name == "add":
+        low, high = a.low + b.low, a.high + b.high
+        mixed = math.isnan(a.low + b.high) or math.isnan(a.high + b.low)
+    else:
+        if name == "div":
+            if b.low != b.high or b.low == 0:
+                return UNKNOWN
+            b = Span(1 / b.low, 1 / b.low)
+        ends = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
+        low, high = min(ends), max(ends)
+        zero = a.low < 0 < a.high, b.low < 0 < b.high
+        mixed = any(map(math.isnan, ends)) or (zero[0] and _infinite(b)) or (zero[1] and _infinite(a))
+    return UNKNOWN if mixed or math.isnan(low) or math.isnan(high) else _rounded(low, high, dtype)
+
+
+def _infinite(x: Span) -> bool:
+    return math.isinf(x.low) or math.isinf(x.high)
+
+
+def _rounded(low: float, high: float, dtype: str) -> Span:
+    """Numbers of a dtype; what is a little beyond its largest one is that, or an infinity."""
+    largest, loss = LARGEST[dtype], 2.0**-8 if ITEMSIZE[dtype] == 2 else 2.0**-24
+    low = low - abs(low) * loss if math.isfinite(low) else low
+    high = high + abs(high) * loss if math.isfinite(high) else high
+    if high < -1.5 * largest:
+        return Span(-math.inf, -math.inf)
+    return Span(-math.inf if low < -largest else min(low, largest), math.inf if high > largest else max(high, -largest))
+
+
+def _converted(x: Span, source: str, dtype: str) -> Span:
+    """The span after rounding to a dtype: what is read does not overflow, literals may."""
+    if x == UNKNOWN or ITEMSIZE[source] < ITEMSIZE[dtype]:
+        return x
+    found = _rounded(x.low, x.high, dtype)
+    if x.low == x.high or x.high == math.inf or found.high < 0:
+        return found
+    return Span(found.low, min(found.high, LARGEST[dtype] * REACH))
+
+
+def _integer(v: Value) -> Index | None:
+    """An integer value as an Index; None when it is read from memory, or narrower than 64 bits."""
+    if v.dtype != "int64":
+        return None
+    if isinstance(v, FromIndex):
+        return v.index
+    if isinstance(v, Const):
+        return Index.of(int(v.value))
+    if not isinstance(v, Op) or v.name not in ("add", "sub", "mul"):
+        return None
+    a, b = (_integer(x) for x in v.args)
+    if a is None or b is None:
+        return None
+    return a + b if v.name == "add" else a - b if v.name == "sub" else a * b

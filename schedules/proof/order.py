@@ -1,0 +1,261 @@
+"""Proofs of schedules. Every check raises LegalityError with a witness; none changes anything.
+
+``allow_reassociation`` takes accumulations as unordered among themselves (``Dependences.relaxed``): needed for split
+reductions and for tiles that interchange reduction loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import islpy as isl
+
+from polydyn.schedules.errors import LegalityError, ScheduleError
+from polydyn.schedules.group.dependence import Dependences
+from polydyn.schedules.group.polyhedra import (
+    access_relation,
+    array_box,
+    is_exact,
+    iteration_domain,
+    reads,
+    rows_to_map,
+)
+from polydyn.schedules.index import Index, IndexLike
+from polydyn.schedules.isl_util import frame, maps, pair, sets, split_rows, union_maps
+from polydyn.schedules.model import Group
+from polydyn.schedules.proof.witness import dependence_error, set_error
+
+Rows: TypeAlias = Mapping[str, Sequence[IndexLike]]
+"""Statement -> affine schedule rows, outermost first."""
+
+
+Timeline: TypeAlias = dict[str, list[isl.Map]]
+"""Statement -> one map per time dimension."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tiled:
+    """When the original instances of a tiled group run."""
+
+    rows: Timeline
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """``floor(iterator / divide)``, then modulo ``modulo`` when given: one tile-space coordinate of one level."""
+
+    iterator: str
+    divide: int = 1
+    modulo: int | None = None
+
+    def expr(self) -> Index:
+        """The coordinate as a function of the iterator."""
+        x = Index.of(self.iterator) // self.divide
+        return x if self.modulo is None else x % self.modulo
+
+
+def check_legal(
+    group: Group, deps: Dependences, schedule: Rows | isl.UnionMap, allow_reassociation: bool = False
+) -> None:
+    """Every dependence runs strictly forwards. LegalityError with a witness otherwise."""
+    union = rows_to_map(group, _indices(schedule)) if isinstance(schedule, Mapping) else schedule
+    _check_order(group, deps.pairs(allow_reassociation), _timeline(group, union), deps.context)
+
+
+def check_bounds(group: Group, deps: Dependences) -> None:
+    """Every unguarded, exact access stays inside its array. LegalityError with a witness otherwise."""
+    for s in group.statements:
+        for access, guarded in ((s.write, False), *((r.access, r.guarded) for r in reads(s))):
+            if guarded or not is_exact(access):
+                continue
+            m = access_relation(group, s, access).intersect_params(deps.context)
+            bad = m.subtract_range(array_box(group, access.array))
+            if not bad.is_empty():
+                what = f"{access.array} is accessed outside its shape"
+                raise set_error(what, bad.domain(), s.name, deps.context, access.array)
+
+
+def check_parallel(
+    group: Group,
+    deps: Dependences,
+    schedule: Rows | isl.UnionMap | Tiled,
+    parallel: Collection[int],
+    allow_reassociation: bool = False,
+) -> None:
+    """No dependence is carried by a row that runs in parallel. LegalityError names row, statements and instances."""
+    if isinstance(schedule, Tiled):
+        timeline = schedule.rows
+    else:
+        union = rows_to_map(group, _indices(schedule)) if isinstance(schedule, Mapping) else schedule
+        timeline = _timeline(group, union)
+    for m in deps.pairs(allow_reassociation):
+        for d, live, s, t in _walk(m, timeline):
+            if d in parallel:
+                bad = live.subtract(s.apply_range(t.reverse())).intersect_params(deps.context)
+                if not bad.is_empty():
+                    raise dependence_error(f"parallel row {d} carries a dependence", bad, group, deps.context)
+
+
+def band_properties(
+    group: Group, deps: Dependences, prefix: Rows, rows: Rows, allow_reassociation: bool = False
+) -> tuple[tuple[bool, ...], bool]:
+    """isl's band flags for ``rows`` below ``prefix``: which members are coincident, and whether all are permutable.
+
+    A member is coincident when no dependence that the prefix leaves open moves along it; the band is permutable when
+    none moves backwards along any member: then every rectangular tiling of it is legal.
+    """
+    outer = next(iter(prefix.values()), ())
+    inner = next(iter(rows.values()), ())
+    whole = {n: (*(prefix.get(n) or ()), *r) for n, r in rows.items()}
+    timeline = _timeline(group, rows_to_map(group, _indices(whole)))
+    coincident, permutable = [True] * len(inner), True
+    for m in deps.pairs(allow_reassociation):
+        live = m.intersect_params(deps.context)
+        s, t = (timeline[n] for n in pair(m))
+        for d in range(len(outer)):
+            live = live.intersect(s[d].apply_range(t[d].reverse()))
+        for i in range(len(inner)):
+            back = s[len(outer) + i].lex_gt_map(t[len(outer) + i])
+            forth = s[len(outer) + i].lex_lt_map(t[len(outer) + i])
+            backwards = not live.intersect(back).is_empty()
+            permutable = permutable and not backwards
+            coincident[i] = coincident[i] and not backwards and bool(live.intersect(forth).is_empty())
+    return tuple(coincident), permutable
+
+
+# -- tile space ------------------------------------------------------------------------------------------------------
+
+
+def expansion(group: Group, coords: Mapping[str, Sequence[Coordinate | IndexLike]]) -> isl.UnionMap:
+    """Original instance -> tile-space instance (of the same name), for tile sizes given as numbers.
+
+    A coordinate that is no tile of an iterator is an affine expression (``0``, ``B_k - 1``); parameters of the tile
+    space may occur in it.
+    """
+    parts = []
+    for s in group.statements:
+        if s.name in coords:
+            exprs = [c.expr() if isinstance(c, Coordinate) else Index.of(c) for c in coords[s.name]]
+            known = {*s.iterators, *group.params}
+            tile_params = sorted(set().union(*(e.symbols() for e in exprs)) - known)
+            f = frame(s.name, s.iterators, (*group.params, *tile_params))
+            parts.append(f.map_to(s.name, exprs).intersect_domain(iteration_domain(group, s)))
+    return union_maps(parts, group.params)
+
+
+def check_tree(
+    group: Group,
+    deps: Dependences,
+    expansion: isl.UnionMap,
+    schedule: isl.Schedule | isl.UnionMap,
+    context: isl.Set,
+    padded: Collection[str] | None = (),
+    allow_reassociation: bool = False,
+) -> Tiled:
+    """A tile-space schedule computes the group, for the tile sizes of ``expansion``.
+
+    Proves, under ``context`` (which ties tile counts and tile sizes to the parameters) and ``deps.context``:
+    the expansion is injective and maps every original instance into the schedule's domain; a tile-space instance of a
+    group's statement that is no image is in ``padded`` (None: not checked); every original dependence runs strictly
+    forwards. LegalityError with a witness otherwise. Statements of the tree that are not the group's are ignored.
+    Returns when the original instances run.
+    """
+    ctx = deps.context.intersect(context)
+    tree = _timed(schedule)
+    inside = tree.domain().intersect_params(ctx)
+    images = {pair(m)[0]: m.intersect_params(ctx) for m in maps(expansion)}
+    present = {s.get_tuple_name(): s for s in sets(inside)}
+    for s in group.statements:
+        whole = iteration_domain(group, s).intersect_params(ctx)
+        m = images.get(s.name)
+        if m is None or s.name not in present:
+            if whole.is_empty():  # an extent of 0: nothing to run
+                continue
+            raise set_error("a statement is missing in tile space", whole, s.name, ctx)
+        if not m.is_injective():
+            raise _collision(m, s.name, ctx)
+        _must_be_empty(whole.subtract(m.domain()), "instances have no tile-space image", s.name, ctx)
+        lost = m.subtract_range(present[s.name]).domain()
+        _must_be_empty(lost, "instances are not covered by the tiles", s.name, ctx)
+        if padded is not None and s.name not in padded:
+            extra = present[s.name].subtract(m.range())
+            _must_be_empty(extra, "tile-space instances run that the group does not have", s.name, ctx)
+    order = tiled_order(group, expansion, schedule, ctx)
+    _check_order(group, deps.pairs(allow_reassociation), order.rows, ctx)
+    return order
+
+
+def tiled_order(
+    group: Group, expansion: isl.UnionMap, schedule: isl.Schedule | isl.UnionMap, context: isl.Set
+) -> Tiled:
+    """When original instances run: the expansion, then the tile-space schedule, row by row.
+
+    Each row is composed on its own: isl finds the function in the composed relation again only with much work.
+    """
+    images = {pair(m)[0]: m.intersect_params(context) for m in maps(expansion)}
+    tree = schedule if isinstance(schedule, isl.UnionMap) else schedule.get_map()
+    return Tiled(_complete(group, {
+        pair(m)[0]: [images[pair(m)[0]].apply_range(row) for row in split_rows(m)]
+        for m in maps(tree) if pair(m)[0] in images
+    }))  # fmt: skip
+
+
+def _timed(schedule: isl.Schedule | isl.UnionMap) -> isl.UnionMap:
+    if isinstance(schedule, isl.UnionMap):
+        return schedule
+    return schedule.get_map().intersect_domain(schedule.get_domain())  # the map of a tree is not restricted to it
+
+
+def _must_be_empty(bad: isl.Set, what: str, statement: str, ctx: isl.Set) -> None:
+    if not bad.is_empty():
+        raise set_error(what, bad, statement, ctx)
+
+
+def _collision(m: isl.Map, name: str, ctx: isl.Set) -> LegalityError:
+    same = m.apply_range(m.reverse())
+    bad = same.subtract(isl.Map.identity(same.get_space()))
+    return set_error("two instances share one tile-space instance", bad.domain(), name, ctx)
+
+
+# -- the order check -------------------------------------------------------------------------------------------------
+
+def _indices(schedule: Rows) -> dict[str, tuple[Index, ...]]:
+    return {n: tuple(map(Index.of, r)) for n, r in schedule.items()}
+
+
+def _timeline(group: Group, schedule: isl.UnionMap) -> Timeline:
+    return _complete(group, {pair(m)[0]: split_rows(m) for m in maps(schedule)})
+
+
+def _complete(group: Group, found: Timeline) -> Timeline:
+    missing = [s.name for s in group.statements if s.name not in found and not iteration_domain(group, s).is_empty()]
+    if missing:
+        raise ScheduleError(f"the schedule has no rows for {missing}")
+    if len({len(rows) for rows in found.values()}) > 1:
+        raise ScheduleError(f"schedule rows differ in number: { {n: len(r) for n, r in found.items()} }")
+    return found
+
+
+def _walk(m: isl.Map, timeline: Timeline) -> Iterator[tuple[int, isl.Map, isl.Map, isl.Map]]:
+    """Row by row: its number, the dependences that the rows before leave open, the rows of both statements."""
+    source, sink = (timeline[n] for n in pair(m))
+    for d, (s, t) in enumerate(zip(source, sink, strict=True)):
+        yield d, m, s, t
+        m = m.intersect(s.apply_range(t.reverse()))
+        if m.is_empty():
+            return
+
+
+def _check_order(group: Group, pairs: Sequence[isl.Map], timeline: Timeline, ctx: isl.Set) -> None:
+    for m in pairs:
+        m = m.intersect_params(ctx)
+        live = m
+        for d, live, s, t in _walk(m, timeline):
+            bad = live.intersect(s.lex_gt_map(t))
+            if not bad.is_empty():
+                raise dependence_error(f"row {d} runs a dependence backwards", bad, group, ctx)
+        left = live.intersect(s.apply_range(t.reverse()))
+        if not left.is_empty():
+            raise dependence_error("two dependent instances run at the same time", left, group, ctx)

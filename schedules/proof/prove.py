@@ -1,0 +1,236 @@
+"""The proof of a scheduled group: one for every tree, every tile size and every extent at once.
+
+It speaks of the digits of the tile map instead of elements, so that everything is affine although tile sizes are
+symbols (``tree.tilemap``: the lemma). A kernel's sizes do not matter, so equal forms share one proof.
+
+    1 map       a statement's loops run the digits of its iterators, each once                       no isl
+    2 tails     statements are cut at every digit, or padded where that is neutral; copies are cut
+                no finer than their readers                                                          no isl
+    3 order     every dependence of the group runs strictly forwards in the tree
+    4 parallel  no dependence leads from one task, or unit, to another
+    5 storage   what is read from a buffer was written last for the same cell and epoch; sums are read and
+                initialised around all their updates; units share no cell (``prove_storage``)
+
+Not proven here: what passes make of the tree, rings of stages and barriers, lanes, addresses (docs/adr/0004).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from polydyn.schedules.errors import LegalityError, ScheduleError
+from polydyn.schedules.expr import Op
+from polydyn.schedules.group.dependence import analyse
+from polydyn.schedules.group.polyhedra import read_accesses
+from polydyn.schedules.group.skeleton import Form, check_instance, form, skeleton
+from polydyn.schedules.index import product
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.proof.order import check_tree
+from polydyn.schedules.proof.storage import Storage
+from polydyn.schedules.tree.names import Meets
+from polydyn.schedules.tree.nodes import to_isl
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.space import Space, Structure, structure
+from polydyn.schedules.tree.tilemap import Digit, Loop, TileMap, When
+
+
+def prove(t: Scheduled) -> None:
+    """LegalityError with a witness unless the tree computes the group.
+
+    A group's skeleton is proven once for all groups that are its instances; where it has no proof (it may need a
+    relation between constants) the group is proven as it is.
+    """
+    check_map(t)
+    check_tails(t)
+    check_locals(t)
+    s, own, seen = skeleton(t.group), form(t.group), structure(t)
+    if s is None or own is None:
+        raise ScheduleError(f"{t.group.name} writes at positions known only at run time", rule="digit space")
+    check_instance(s, t.group)
+    try:
+        _prove(s.form, seen)
+    except (LegalityError, ScheduleError):
+        if s.form == own:
+            raise
+        _prove(own, seen)
+
+
+@lru_cache(maxsize=512)
+def _prove(form: Form, structure: Structure) -> None:
+    space = Space(form.group(), structure)
+    dependences = space.dependences(analyse(space.bare, positive=False))
+    schedule = to_isl(space.tree(), space.statements, space.params)
+    check_tree(space.group, dependences, space.images(), schedule, space.context, padded=None)
+    space.check_parallel(dependences)
+    Storage(space, schedule).check()
+
+
+def forget() -> None:
+    """Forgets what was proven so far, for measuring."""
+    _prove.cache_clear()
+
+
+# -- the map and the tails -------------------------------------------------------------------------------------------
+
+
+def check_map(t: Scheduled) -> None:
+    """Coverage, by the lemma: a statement's loops run exactly the digits of its iterators, each once."""
+    for s in t.group.statements:
+        want = [d for x in s.iterators for d in t.map.axes[t.map.iterators[s.name, x]]]
+        has = list(t.map.views[s.name].digits)
+        lost = [d for d in want if d not in has]
+        more = [d for d in has if d not in want or has.count(d) > 1]
+        if len(want) != len(set(want)):
+            raise LegalityError(f"two iterators of {s.name} are one axis", node=s.name, rule="coverage")
+        if lost or more:
+            what = f"digits {lost} are run by no loop" if lost else f"digits {more} are run twice, or are not its own"
+            example = _example(t, s.name, (lost or more)[0])
+            raise LegalityError(f"{s.name}: {what}\n  {example}", node=s.name, rule="coverage")
+    for n, view in t.map.views.items():
+        for loop in view.loops:
+            _check_loop(t, n, loop)
+    _check_copies(t)
+    _check_places(t)
+    for axis, digits in t.map.axes.items():
+        _check_axis(t.map, axis, digits)
+
+
+def _check_loop(t: Scheduled, name: str, x: Loop) -> None:
+    """Its digits are those of the axes; parts of uneven size are walked in order."""
+    for d in x.digits:
+        if d not in t.map.axes.get(d.axis, ()):
+            has = t.map.axes.get(d.axis)
+            raise LegalityError(f"{name}: loop {x.coord} runs digit {d} of {has}", node=name, rule="tile map")
+    for axis in dict.fromkeys(d.axis for d in x.digits) if len(x.digits) > 1 else ():
+        share, origin, digits = t.map.shares.get(axis), t.map.origins.get(axis), t.map.axes[axis]
+        even = origin is not None and origin.even
+        if not share and not even:
+            continue
+        tile = origin.tile if origin and even else digits[1]
+        order = digits[digits.index(tile) :] if even else (tile, *x.digits[1:])
+        if (share and share.block in x.digits) or (tile in x.digits and x.digits != order):
+            what = f"{name}: loop {x.coord} runs {x.digits} of axis {axis}, whose parts are not all equal, out of order"
+            raise LegalityError(what, node=name, rule="tile map")
+
+
+def _check_places(t: Scheduled) -> None:
+    """Loops of tasks, units and storage of their own run the same digits in all statements; who meets the storage of a
+    unit is in one.
+    """
+    places = {k for _, loops in t.parallel for k in loops} | {k for x in t.buffers for k in x.scope}
+    for k in sorted(places):
+        runs = {n: x.digits for n, view in t.map.views.items() if (x := view.loop(k))}
+        if len(set(runs.values())) > 1:
+            raise LegalityError(f"loop {k} is a place, but runs {runs}", rule="tile map")
+    for f in t.flow:
+        for k in t.buffer(f.buffer).scope:
+            if t.view(f.statement).loop(k) is None:
+                what = f"{f.statement} meets {f.buffer}, of which every {k} has its own, without such a loop"
+                raise LegalityError(what, node=f.statement, tensor=f.buffer, rule="storage")
+
+
+def _check_copies(t: Scheduled) -> None:
+    """A copy's iterators are those of the statements that read it."""
+    for f in t.flow:
+        if f.statement in {s.name for s in t.group.statements} or f.meets is not Meets.WRITES:
+            continue
+        axes = t.buffer(f.buffer).axes
+        for r in (x.statement for x in t.flow if x.buffer == f.buffer and x.meets is not Meets.WRITES):
+            for (s, x), axis in t.map.iterators.items():
+                mine = t.map.iterators.get((f.statement, x))
+                if s == r and (axis in axes or mine in axes) and mine != axis:
+                    what = f"{f.statement} takes iterator {x} of {r} for axis {mine}, it is {axis}"
+                    raise LegalityError(what, node=f"{f.statement} -> {r}", tensor=f.buffer, rule="tile map")
+
+
+def _check_axis(tm: TileMap, axis: str, digits: tuple[Digit, ...]) -> None:
+    """The first digit counts, the others have sizes; shares and origins are of its first digits."""
+    shared = tm.shares.get(axis)
+    counts = digits[1] if shared and len(digits) > 1 else digits[0]
+    if counts.when is not When.COUNT and tm.extents[axis] != product(d.size for d in digits):
+        what = f"the digits {digits} of {axis} do not count its {tm.extents[axis]} elements"
+        raise LegalityError(what, rule="coverage")
+    for d in digits:
+        if d is not counts and (d.when is When.COUNT or (d.size.constant is not None and d.size.constant < 1)):
+            raise LegalityError(f"digit {d} of {axis} has no size", rule="coverage")
+        if d.axis != axis:
+            raise LegalityError(f"digit {d} is of axis {d.axis}, not of {axis}", rule="tile map")
+    if len(set(digits)) != len(digits):
+        raise LegalityError(f"axis {axis} has a digit twice: {digits}", rule="tile map")
+    origin = tm.origins.get(axis)
+    if shared and shared.block != digits[0]:
+        raise LegalityError(f"blocks of {axis} are counted by {shared.block}, not by its first digit", rule="tile map")
+    if origin and digits.index(origin.tile) != (1 if shared else 0):
+        raise LegalityError(f"tiles of {axis} are counted by {origin.tile} of {digits}", rule="tile map")
+
+
+def check_tails(t: Scheduled) -> None:
+    """Beyond the extents: exact statements are cut at every digit, padded ones are neutral, copies are cut no finer
+    than their readers, and along axes of their array only.
+
+    Then what holds for whole tiles holds for cut ones: the writer that a live read meets has the same digits on those
+    axes, so it is live too; of a sum, any subset of the updates lies between its initialiser and its readers.
+    """
+    cut = {(x.statement, x.axis): x.whole for x in t.clips}
+    for s in t.group.statements:
+        if s.name in t.padded:
+            _check_neutral(t.group, s)
+            continue
+        for x in s.iterators:
+            axis = t.map.iterators[s.name, x]
+            if len(t.map.axes[axis]) > 1 and cut.get((s.name, axis)) != 0:
+                raise LegalityError(
+                    f"tile-space instances run that the group does not have: {s.name}\n  for example at {axis} ="
+                    f" {t.map.extents[axis]}, in a tile that is not full: it is neither cut there nor padded",
+                    node=s.name, rule="coverage",
+                )  # fmt: skip
+    readers = {
+        x.name: [y.statement for y in t.flow if y.buffer == x.name and y.meets is not Meets.WRITES] for x in t.buffers
+    }
+    for f in t.flow:
+        for (n, axis), whole in cut.items():
+            if f.meets is Meets.WRITES and n == f.statement:
+                for m in sorted(set(readers[f.buffer]) - {n}):
+                    if axis not in t.buffer(f.buffer).axes or cut.get((m, axis), len(t.map.axes[axis])) > whole:
+                        raise LegalityError(
+                            f"{n} writes {f.buffer} only where {axis} < {t.map.extents[axis]}, {m} reads it beyond\n"
+                            f"  for example in the last tile of {axis}",
+                            node=f"{n} -> {m}", tensor=f.buffer, rule="tails",
+                        )  # fmt: skip
+
+
+def check_locals(t: Scheduled) -> None:
+    """A local without a buffer has storage for one task's point of the band, used again by the next: every access stays
+    at the point of its own instance, which its first subscripts are.
+    """
+    tasks = t.parallel[0][1] if t.parallel else ()
+    own = dict.fromkeys(d.axis for w in t.map.views.values() for k in tasks if (x := w.loop(k)) for d in x.digits)
+    held = {x.array for x in t.buffers}
+    place: dict[str, tuple[str | None, ...]] = {}
+    for s in t.group.statements:
+        for access in (s.write, *read_accesses(s)):
+            if t.group.arrays[access.array].role != "local" or access.array in held:
+                continue
+            front = tuple(t.map.iterators.get((s.name, str(i))) for i in access.index[: len(own)])
+            if set(front) != set(own) or place.setdefault(access.array, front) != front:
+                raise LegalityError(
+                    f"{s.name} touches {access.array}{list(access.index)} outside its own row {list(own)}",
+                    node=s.name, tensor=access.array, rule="locals live in one row",
+                )  # fmt: skip
+
+
+def _check_neutral(group: Group, s: Statement) -> None:
+    """A padded statement stores into a local, and adds products of what copies fill with zeros."""
+    sums = s.reduce is None or (s.reduce == "sum" and isinstance(s.value, Op) and s.value.name == "mul")
+    if group.arrays[s.array].role != "local" or not sums:
+        what = f"padding is not neutral for {s.name}: it is no sum of products into a local"
+        raise LegalityError(what, node=s.name, rule="neutral fill")
+
+
+def _example(t: Scheduled, name: str, digit: Digit) -> str:
+    """Two elements that an instance cannot tell apart, or one that it meets twice."""
+    digits = t.map.axes.get(digit.axis, ())
+    if digit not in digits:
+        return f"for example at {digit.axis} = 0"
+    weight = product(d.size for d in digits[digits.index(digit) + 1 :])
+    return f"for example {name} at {digit.axis} = 0 and at {digit.axis} = {weight} have the same coordinates"

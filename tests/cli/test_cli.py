@@ -1,0 +1,157 @@
+"""The command line, as a user calls it."""
+
+from __future__ import annotations
+
+import configparser
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+import polydyn
+from polydyn.cli import main
+from polydyn.cli.doctor import EXTRAS, NEEDED
+from tests.support.paths import ROOT
+from tests.support.stored import path_of
+from tests.support.tiny import model, node
+
+
+def call(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in args])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "bert.polydyn"
+    done = call("compile", path_of("bert_tiny"), "-o", path, "--dim", "B=1:8", "--dim", "L=0:", "--threads", 1)
+    assert done.exit_code == 0, done.output
+    assert "unique" in done.output and "peak memory" in done.output and path.exists()
+    return path
+
+
+def test_inspect_says_what_a_call_must_meet(saved: Path) -> None:
+    text = call("inspect", saved).output
+    for part in (
+        "input_ids: int64[B, L]", "last_hidden_state: float32[B, L, 32]", "B: axis 0 of input 'input_ids'",
+        "compiled for 1 <= B <= 8", "L <= 160", "an index in 'input_ids' lies outside its axis of size 120",
+        "host operators", "launches (", "merged into one contraction",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_run_with_made_up_inputs_and_with_files(saved: Path, tmp_path: Path) -> None:
+    done = call("run", saved, "--shape", "B=2,L=5", "--output-dir", tmp_path / "out")
+    assert done.exit_code == 0 and "2x5x32" in done.output
+    assert np.load(tmp_path / "out" / "last_hidden_state.npy").shape == (2, 5, 32)
+    ids = np.array([[5, 6, 7]])
+    np.save(tmp_path / "ids.npy", ids)
+    done = call("run", saved, "--input", f"input_ids={tmp_path / 'ids.npy'}", "--output-dir", tmp_path)
+    assert done.exit_code == 0, done.output
+    want = polydyn.load(saved).run({"input_ids": ids, "attention_mask": np.ones_like(ids)})["last_hidden_state"]
+    assert np.load(tmp_path / "last_hidden_state.npy").shape == want.shape
+
+
+@pytest.fixture
+def relu(tmp_path: Path) -> Path:
+    """A model of [N, 3] beside which a test may write."""
+    path = tmp_path / "relu.onnx"
+    onnx.save(model([node("Relu", "x", "y")], {"x": ("float32", ["N", 3])}, ["y"]), str(path))
+    return path
+
+
+def test_a_model_runs_without_an_artifact(relu: Path) -> None:
+    done = call("run", relu, "--shape", "N=2")
+    assert done.exit_code == 0 and "2x3" in done.output
+
+
+@pytest.mark.parametrize("option", [("--dim", "B=1:4"), ("--without", "stitch"), ("--target", "cuda:sm_80")])
+def test_an_artifact_takes_no_options_of_compiling(saved: Path, option: tuple[str, str]) -> None:
+    done = call("run", saved, "--shape", "B=1,L=2", *option)
+    assert done.exit_code == 1 and "is compiled already, for cpu" in done.output
+
+
+def test_explain_and_profile_name_the_kernels(saved: Path) -> None:
+    kernels = {c["kernel"] for x in polydyn.load(saved).manifest["launches"] for c in x["candidates"]}
+    explained, profiled = call("explain", saved, "--shape", "B=2,L=7"), call("profile", saved, "--shape", "B=2,L=7")
+    for done in (explained, profiled):
+        assert done.exit_code == 0, done.output
+        assert all(k in done.output for k in kernels)
+    assert "GFLOP/s" in profiled.output and "share" in profiled.output
+    more = call("explain", saved, "--shape", "B=2,L=7", "--why", "--peak", 100, "--bandwidth", 10)
+    assert "epilogue" in more.output and "least time at 100 GFLOP/s" in more.output
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("inspect", "missing.onnx"), "error (ModelError): cannot read missing.onnx"),
+        (("run", "SAVED", "--shape", "B=9,L=2"), "compiled for 1 <= B <= 8"),
+        (("run", "SAVED", "--shape", "B=2"), "no size is given for L"),
+        (("run", "SAVED", "--input", "input_ids=nothing.npy"), "cannot read nothing.npy"),
+        (("run", "SAVED", "--input", "input_ids"), "names no file"),
+        (("explain", "SAVED", "--shape", "B=2,L=161"), "L <= 160, here 161 and 160"),
+    ],
+)
+def test_errors_are_text_and_exit_code_1(saved: Path, args: tuple[str, ...], message: str) -> None:
+    done = call(*(saved if a == "SAVED" else a for a in args))
+    assert done.exit_code == 1 and message in done.output and "Traceback" not in done.output
+    assert "remedy" in done.output or "rule" in done.output
+
+
+def test_usage_errors_are_clicks() -> None:
+    assert call("explain", "x", "--shape", "B").exit_code == 2
+    assert call("compile", "x", "-o", "y", "--dim", "B=a:b").exit_code == 2
+    assert call("nonsense").exit_code == 2
+
+
+def test_a_failed_compile_leaves_no_output(tmp_path: Path, relu: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"nothing")
+    assert call("compile", tmp_path / "bad.onnx", "-o", tmp_path / "out.polydyn").exit_code == 1
+    missing = call("compile", relu, "-o", tmp_path / "no" / "out.polydyn")
+    assert missing.exit_code == 1 and "cannot write" in missing.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.onnx", "relu.onnx"]
+
+
+def test_debug_shows_where_an_error_comes_from() -> None:
+    done = call("--debug", "inspect", "missing.onnx")
+    assert done.exit_code == 1 and type(done.exception).__name__ == "ModelError"
+
+
+def test_doctor_names_compiler_processor_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = call("doctor").output
+    assert all(part in text for part in ("compiler", "processor", "cache", "numpy", "extra [bench]"))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    broken = call("doctor")
+    assert broken.exit_code == 1 and "--  compiler: no C compiler found" in broken.output
+
+
+def test_doctor_looks_for_what_the_package_declares() -> None:
+    declared = configparser.ConfigParser()
+    declared.read(ROOT / "setup.cfg")
+
+    def names(text: str) -> set[str]:
+        return {line.partition(">")[0] for line in text.split()}
+
+    assert names(declared["options"]["install_requires"]) == set(NEEDED)
+    extras = declared["options.extras_require"]
+    assert {e: names(extras[e]) for e in extras} == {e: set(p) for e, p in EXTRAS.items()}
+
+
+def test_outputs_whose_names_files_cannot_tell_apart_get_files_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    nodes = [node("Relu", "x", "a/b"), node("Neg", "x", "a:b"), node("Abs", "x", "a_b_1")]
+    onnx.save(model(nodes, {"x": ("float32", ["N"])}, ["a/b", "a:b", "a_b_1"]), str(path))
+    assert call("run", path, "--shape", "N=5", "--output-dir", tmp_path).exit_code == 0
+    a, b, c = (np.load(tmp_path / f"{n}.npy") for n in ("a_b", "a_b_1", "a_b_1_2"))
+    assert (np.maximum(-b, 0) == a).all() and (np.abs(b) == c).all() and (b != 0).any()
+
+
+def test_python_m_polydyn_works() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "polydyn", "--version"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.stdout.strip() == f"polydyn, version {polydyn.__version__}", run.stderr

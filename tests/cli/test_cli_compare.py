@@ -1,0 +1,141 @@
+"""The commands that compare: bench, compare, verify, trace; --json everywhere; exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+import polydyn.verification
+from polydyn.cli import main
+from polydyn.cli.machine import DIFFERENT
+from polydyn.verification import compare, verify_model
+from tests.support.stored import one_head_scaled, path_of
+from tests.support.tiny import model, node
+
+BERT = path_of("bert_tiny")
+SHAPE = ("--shape", "B=2,L=5")
+
+
+def call(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in args])
+
+
+def data(*args: object) -> Any:
+    done = call(*args, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("compare") / "bert.polydyn"
+    found = data("compile", BERT, "-o", path, "--threads", 1)
+    assert found["bytes"] == path.stat().st_size and found["kernels"] > 0
+    return path
+
+
+def test_bench_times_and_compares() -> None:
+    found = data("bench", BERT, *SHAPE, "--shape", "B=1,L=9", "--rounds", 2, "--threads", 1)
+    assert [r["shape"] for r in found["shapes"]] == [{"B": 2, "L": 5}, {"B": 1, "L": 9}]
+    assert all(r["ms"]["onnxruntime"] > 0 and r["error"]["onnxruntime"] < 1e-5 for r in found["shapes"])
+    table = call("bench", BERT, *SHAPE, "--rounds", 1)
+    assert "times ours" in table.output and "B=2,L=5" in table.output
+
+
+def test_compare_says_when_results_differ(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.onnx").write_bytes(one_head_scaled(3.0).SerializeToString())
+    same = data("compare", saved, BERT, *SHAPE, "--rounds", 1)
+    assert same["shapes"][0]["ok"] and same["programs"][0]["kernels"] == same["programs"][1]["kernels"]
+    done = call("compare", saved, tmp_path / "other.onnx", *SHAPE, "--rounds", 1)
+    assert done.exit_code == DIFFERENT and "differs" in done.output
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> Path:
+    """Two products with something in between, for any number of rows."""
+    rng = np.random.default_rng(0)
+    v, w = (rng.standard_normal(s).astype(np.float32) for s in ((6, 8), (8, 5)))
+    nodes = [node("MatMul", "x v", "a"), node("Relu", "a", "b"), node("MatMul", "b w", "c"), node("Softmax", "c", "y")]
+    onnx.save(model(nodes, {"x": ("float32", ["N", 6])}, ["y"], {"v": v, "w": w}), str(tmp_path / "layers.onnx"))
+    return tmp_path / "layers.onnx"
+
+
+def test_verify_recomputes_every_group(layers: Path) -> None:
+    found = data("verify", layers, "--shape", "N=7")
+    assert found["checked"] >= 2 and not found["different"] and found["worst"] < 1e-4
+
+
+def test_verify_names_the_first_tensor_that_differs(layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feeds = {"x": np.ones((3, 6), np.float32)}
+    good = verify_model(layers, feeds)
+    assert all(c.ok for c in good)
+    victim = good[0].tensor
+    tensors = polydyn.verification.CheckedProgram.tensors
+
+    def damaged(self: Any, feeds: Any) -> Any:
+        found = tensors(self, feeds)
+        found[victim].reshape(-1)[-1] += 1
+        return found
+
+    monkeypatch.setattr(polydyn.verification.CheckedProgram, "tensors", damaged)
+    bad = [c for c in verify_model(layers, feeds) if not c.ok]
+    assert bad[0].tensor == victim and bad[0].error > 1e-4
+    done = call("verify", layers, "--shape", "N=3")
+    assert done.exit_code == DIFFERENT and f"{victim} " in done.output and "differs first" in done.output
+
+
+def test_comparing_tensors() -> None:
+    nan = np.array([1.0, np.nan, np.inf], np.float32)
+    assert compare("t", nan, nan, 0.0).ok
+    assert not compare("t", nan, np.array([1.0, 0.0, np.inf], np.float32), 1.0).ok
+    assert not compare("t", np.array([3]), np.array([4]), 1.0).ok, "integers are exact"
+    assert compare("t", np.zeros((0, 3)), np.zeros((0, 3)), 0.0).ok
+
+
+def test_trace_is_what_chrome_reads(saved: Path, tmp_path: Path) -> None:
+    assert call("trace", saved, *SHAPE, "-o", tmp_path / "t.json").exit_code == 0
+    events = json.loads((tmp_path / "t.json").read_text())
+    assert len(events) > 5 and all(e["ph"] == "X" and e["dur"] >= 0 and e["args"]["kernel"] for e in events)
+
+
+def test_every_command_prints_json(saved: Path) -> None:
+    assert data("run", saved, *SHAPE)["outputs"]["last_hidden_state"] == {"dtype": "float32", "shape": [2, 5, 32]}
+    assert data("inspect", saved)["inputs"]["input_ids"] == "int64[B, L]"
+    assert data("explain", saved, *SHAPE)["launches"][0]["kernel"]
+    assert data("profile", saved, *SHAPE)["launches"][0]["nanoseconds"] >= 0
+    assert {f["what"] for f in data("doctor")} >= {"compiler", "processor"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    done = call("completion", shell)
+    assert done.exit_code == 0 and "_POLYDYN_COMPLETE" in done.output
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("bench", "SAVED", *SHAPE), 1, "is a saved program"),
+        (("verify", "SAVED", *SHAPE), 1, "is a saved program"),
+        (("verify", BERT, *SHAPE, "--target", "cuda:sm_80"), 1, "not verified here"),
+        (("bench", BERT, *SHAPE, "--against", "nothing"), 1, "there is no rival 'nothing'"),
+        (("bench", BERT), 2, "--shape"),
+        (("tune", BERT), 2, "--records names no file"),
+        (("compile", BERT, "-o", "x", "--tf32"), 1, "tf32"),
+        (("run", "SAVED", *SHAPE, "--tf32"), 1, "is compiled already"),
+        (("run", "SAVED", *SHAPE, "--records", "r.db"), 1, "is compiled already"),
+        (("compile", BERT, "-o", "x", "--records", "missing.db"), 1, "does not exist"),
+        (("compile", BERT, "-o", "x", "--strategy", "best"), 2, "best"),
+        (("trace", "SAVED", *SHAPE, "-o", "no/such/folder.json"), 1, "cannot write"),
+    ],
+)
+def test_wrong_input_has_a_code_and_a_remedy(saved: Path, args: tuple[str, ...], code: int, message: str) -> None:
+    done = call(*(saved if a == "SAVED" else a for a in args))
+    assert done.exit_code == code and message in done.output, done.output
+    assert "Traceback" not in done.output and (code == 2 or "remedy" in done.output)

@@ -1,0 +1,156 @@
+"""Every bug once found, as the smallest program that showed it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import polydyn
+from benchmarks.models.inputs import feeds
+from benchmarks.ops import models
+from polydyn.build.features import machine_features
+from polydyn.compiler import plan_graph
+from polydyn.errors import InputError
+from polydyn.schedules.expr import FromIndex, Value, cast, const, op
+from polydyn.schedules.index import Index
+from tests.support.graphs import Sheet, matmul, wrong
+from tests.support.stored import compiled, load
+
+
+@pytest.mark.skipif("avx2" not in machine_features(), reason="needs AVX2")
+def test_code_for_narrower_vectors_uses_narrower_vectors() -> None:
+    """Units included the leaf header before its vector width was defined, so AVX2 kernels stored 16 lanes for 8."""
+    program = compiled("bert_tiny", 1, "cpu:avx2")
+    widths = [t.count("#define PD_W 8\n") for n, t in program.sources.items() if n == "pd_cpu.h"]
+    assert widths == [1] and not any("#define PD_W" in t for n, t in program.sources.items() if n.startswith("kernels"))
+    default = compiled("bert_tiny", 1)
+    for shape in ({"B": 1, "L": 1}, {"B": 2, "L": 13}):
+        inputs = feeds(load("bert_tiny"), shape)
+        a, b = (p.run(inputs)["last_hidden_state"] for p in (program, default))
+        np.testing.assert_allclose(a, b, 1e-4, 1e-5)
+
+
+def test_a_mask_shorter_than_past_and_present_is_refused() -> None:
+    """Positions gathered from a symbolic axis had no guard: a short mask was read past its rows, in silence."""
+    program = compiled("gpt2_past_tiny", 1)
+    inputs = feeds(load("gpt2_past_tiny"), {"B": 1, "L": 2, "P": 3, "T": 5})
+    program.run(inputs)
+    inputs["attention_mask"] = inputs["attention_mask"][:, :4]
+    with pytest.raises(InputError, match=r"L \+ P is at most T, here 5 and 4"):
+        program.run(inputs)
+
+
+def test_one_group_reduces_rows_of_different_lengths() -> None:
+    """Iterators of one name had one extent in a nest: the row of 9 was summed to 8, like its slice."""
+    s = Sheet(x=("A", 9))
+    s.let("t", ("A", 9), op("exp", s.at("x", "d0", "d1")))
+    s.let("total", ("A",), s.at("t", "d0", "r0"), (9,), "sum")
+    s.let("part", ("A",), s.at("t", "d0", Index.of("r0") + 1), (8,), "sum")
+    s.let("y", ("A",), op("add", s.at("part", "d0"), op("mul", s.at("total", "d0"), FromIndex("float32", Index.of(9)))))
+    assert not wrong(s.graph("y", "total"), {"A": 5})
+
+
+def two_products(bodies: str, m: int | str = "M") -> Sheet:
+    """q0 and q1, products of one tensor with two constants, and their readers y0, y1."""
+    r = np.random.default_rng(0)
+    s = Sheet(a=(m, 5))
+    for i in range(2):
+        s.constant(f"w{i}", r.standard_normal((5, 8)).astype(np.float32))
+        if bodies == "row from index":
+            row = op("mul", s.at("a", "d0", "r0"), FromIndex("float32", Index.of("d1")))
+            s.let(f"q{i}", (m, 8), op("mul", row, s.at(f"w{i}", "r0", "d1")), (5,), "sum")
+        else:
+            matmul(s, f"q{i}", "a", f"w{i}")
+    if bodies == "later reader":
+        s.let("r", (m,), op("exp", s.at("a", "d0", 0)))
+    for i in range(2):
+        q = s.at(f"q{i}", "d0", "d1")
+        if bodies == "row bias":
+            s.constant(f"b{i}", r.standard_normal(4).astype(np.float32))
+            s.let(f"y{i}", (m, 8), op("add", q, s.at(f"b{i}", "d0")))
+        elif bodies == "later reader":
+            s.let(f"y{i}", (m, 8), op("add", q, s.at("r", "d0")))
+        else:
+            s.let(f"y{i}", (m, 8), op("mul", q, FromIndex("float32", Index.of("d1"))))
+    return s
+
+
+def test_merged_readers_keep_constants_of_their_rows_apart() -> None:
+    assert not wrong(two_products("row bias", 4).graph("y0", "y1"), {})
+
+
+def test_merged_readers_do_not_use_the_merged_column_as_a_number() -> None:
+    assert not wrong(two_products("column from index").graph("y0", "y1"), {"M": 3})
+    assert not wrong(two_products("row from index").graph("q0", "q1"), {"M": 3})
+
+
+def test_merged_readers_stand_after_everything_they_read() -> None:
+    assert not wrong(two_products("later reader").graph("y0", "y1"), {"M": 3})
+
+
+def padded(s: Sheet, name: str, *index: str) -> Value:
+    """The element before ``index`` along the last axis, 0 before the first."""
+    before = Index.of(index[-1]) - 1
+    inside = op("ge", FromIndex("int64", before), const(0, "int64"))
+    return op("where", inside, s.at(name, *index[:-1], before), const(0.0, "float32"))
+
+
+def test_guarded_loads_stay_out_of_register_tiles() -> None:
+    """A padded operand, and a padded reader of a product: lanes and shared loads would read outside."""
+    s = Sheet(a=("M", "K"), b=("K", "N"), c=("M", "N"))
+    s.let("x", ("M", "N"), op("mul", s.at("a", "d0", "r0"), padded(s, "b", "r0", "d1")), ("K",), "sum")
+    s.let("y", ("M", "N"), op("mul", padded(s, "a", "d0", "r0"), s.at("b", "r0", "d1")), ("K",), "sum")
+    matmul(s, "z", "a", "b")
+    s.let("w", ("M", "N"), op("add", s.at("z", "d0", "d1"), padded(s, "c", "d0", "d1")))
+    assert not wrong(s.graph("x", "y", "w"), {"M": 9, "N": 35, "K": 7}, {"M": 1, "N": 1, "K": 1})
+
+
+def test_dtypes_without_vectors_run_as_scalars() -> None:
+    """An operand, an epilogue, a sum and an index of dtypes that have no lanes."""
+    s = Sheet(a=("M", "K"), b=("K", "N"))
+    s.let("i", ("K", "N"), cast(op("min", op("abs", s.at("b", "d0", "d1")), const(9.0, "float32")), "int8"))
+    left, right = s.at("a", "d0", "r0"), cast(s.at("i", "r0", "d1"), "float32")
+    s.let("x", ("M", "N"), op("mul", left, right), ("K",), "sum")
+    s.let("y", ("M", "N"), cast(op("tanh", s.at("x", "d0", "d1")), "float64"))
+    s.let("z", ("M",), s.at("y", "d0", "r0"), ("N",), "max")
+    s.let("u", ("K",), s.at("i", "d0", "r0"), ("N",), "sum")
+    s.let("v", ("N",), FromIndex("uint8", Index.of("d0") + 250))
+    assert not wrong(s.graph("x", "y", "z", "u", "v"), {"M": 5, "N": 35, "K": 19})
+
+
+def test_kernels_are_compiled_for_the_lanes_they_were_generated_for() -> None:
+    """The header came before the definition of its width: code for 8 lanes ran with vectors of 16."""
+    s = Sheet(x=("A",))
+    s.let("y", ("A",), op("exp", s.at("x", "d0")))
+    assert not wrong(s.graph("y"), {"A": 9}, target="cpu:avx2")
+    plan = plan_graph(s.graph("y"), target="cpu:avx2")
+    assert plan.headers["pd_cpu.h"].startswith("#define PD_W 8\n")
+
+
+def test_some_rows_of_an_attention_are_computed_in_parts() -> None:
+    """The kernel of an attention runs over all rows; a model that keeps some of them used to be refused."""
+    made = models.attention(heads=2, depth=8)
+    made.graph.node.append(helper.make_node("Slice", ["o_t", "from", "to", "axis"], ["z"]))
+    del made.graph.output[:]
+    made.graph.output.append(helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, None))
+    for name, value in (("from", 0), ("to", 2), ("axis", 1)):
+        made.graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
+    whole = polydyn.compile(models.attention(heads=2, depth=8), threads=1)
+    some = polydyn.compile(made, threads=1)
+    for b, length in ((1, 1), (2, 5)):
+        r = np.random.default_rng(length)
+        x = {n: r.standard_normal((b, length, 16)).astype(np.float32) for n in "qkv"}
+        x["attention_mask"] = np.ones((b, length), np.int64)
+        rows = whole.run(x)["y"].reshape(b, length, 2, 8)[:, :2]
+        np.testing.assert_allclose(some.run(x)["z"], rows, rtol=1e-4, atol=1e-5)
+
+
+def test_a_group_computed_again_keeps_the_subscripts_inside_it() -> None:
+    """A value computed again in its reader lost how one node of its group read the other: over an axis of 1 less."""
+    sheet = Sheet(x=("N", 1, "L"), w=("N", "L"))
+    sheet.let("m", ("N", 1, "L"), op("abs", op("neg", sheet.at("x", "d0", "d1", "d2"))))
+    sheet.let("u", ("N", "L"), op("mul", sheet.at("m", "d0", 0, "d1"), sheet.at("w", "d0", "d1")))
+    sheet.let("s", (), sheet.at("u", "r0", "r1"), ("N", "L"), "sum")
+    assert not wrong(sheet.graph("s"), {"N": 1, "L": 1}, {"N": 3, "L": 2}, {"N": 0, "L": 7}, {"N": 7, "L": 33})

@@ -1,0 +1,294 @@
+"""Convolutions: padding inside the promotion statement, pixels as rows, channels last between kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from polydyn.checked import CheckedProgram
+from polydyn.codegen.ir import FlatLoad, For, Store
+from polydyn.codegen.passes.hoist import hoist_divisions
+from polydyn.codegen.passes.tiles import flatten_loops
+from polydyn.codegen.passes.vectorise import vectorise_loop
+from polydyn.compiler import plan_program
+from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
+from polydyn.fusion.plan import FusionPlan
+from polydyn.graph import reference
+from polydyn.graph.expand import import_model
+from polydyn.graph.operators.common import in_range
+from polydyn.lowering.contract import ContractGroup, lower_contract
+from polydyn.lowering.prologue import prove_prologue
+from polydyn.program.assemble import build_program
+from polydyn.program.plan import HostPlan
+from polydyn.schedules.errors import Declined, LegalityError
+from polydyn.schedules.expr import Array, const, load, op
+from polydyn.schedules.group.dependence import analyse
+from polydyn.schedules.group.polyhedra import context
+from polydyn.schedules.group.promotion import check_loads
+from polydyn.schedules.index import Index
+from polydyn.schedules.solution.schedule import schedule_contract
+from tests.support.tiny import model, node
+
+RNG = np.random.default_rng(5)
+V = Index.of
+F = "float32"
+
+
+def floats(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def conv(weight: Sequence[int], tail: Sequence[str] = ("Relu",), **attributes: Any) -> onnx.ModelProto:
+    """Conv with a bias, then one-input nodes."""
+    o, c, *kernel = weight
+    names = ["c", *(f"t{k}" for k in range(len(tail) - 1)), "y"]
+    nodes = [node("Conv", "x w b", names[0] if tail else "y", **attributes)]
+    nodes += [node(t, names[k], names[k + 1]) for k, t in enumerate(tail)]
+    dims = ["N", c * attributes.get("group", 1), *"HWD"[: len(kernel)]]
+    return model(nodes, {"x": (F, dims)}, ["y"], {"w": floats(*weight), "b": floats(o)})
+
+
+def agrees(m: onnx.ModelProto, *feeds: dict[str, Array], checked: bool = False) -> HostPlan:
+    """Kernels against the reference evaluator, in the checked build when asked."""
+    plan, graph = plan_program(m), import_model(m)
+    program = CheckedProgram(plan) if checked else build_program(plan, threads=1)
+    for f in feeds:
+        want = reference.evaluate(graph, f)
+        got = program.run(f)
+        for name, array in want.items():
+            np.testing.assert_allclose(got[name], array, 1e-4, 1e-4)
+    return plan
+
+
+def fused(m: onnx.ModelProto) -> FusionPlan:
+    return fusion_plan(rewrite_graph(import_model(m)))
+
+
+def lowered(plan: FusionPlan, group: int = 0) -> ContractGroup:
+    form = lower_contract(plan, plan.groups[group], 16, promotion=True)
+    assert form is not None
+    return form
+
+
+# -- the worked example: {Pad, Conv3x3, Add + Relu} ------------------------------------------------------------------
+
+
+def test_the_worked_example_is_one_kernel_with_the_padding_in_its_promotion() -> None:
+    """TSCompiler 5.2-5.3, with as many input channels as the caller has."""
+    nodes = [node("Conv", "x w", "c", pads=[1, 1, 1, 1]), node("Add", "c b", "a"), node("Relu", "a", "y")]
+    inputs = {"x": (F, ["N", "I", "H", "W"]), "w": (F, [19, "I", 3, 3])}
+    m = model(nodes, inputs, ["y"], {"b": floats(19, 1, 1)})
+
+    def feeds(n: int, i: int, h: int, w: int) -> dict[str, Array]:
+        return {"x": floats(n, i, h, w), "w": floats(19, i, 3, 3)}
+
+    host = agrees(m, feeds(2, 7, 5, 19), feeds(1, 1, 1, 1), feeds(1, 33, 4, 3), feeds(0, 2, 3, 3), checked=True)
+    assert len(host.launches) == 1 and {b.role for b in host.buffers.values()} == {"input", "constant", "output"}
+    (group,) = fused(m).groups
+    assert [r for r in group.reasons if "joins the promotion of" in r and r.endswith("(prologue)")]
+    form = lowered(fused(m))
+    assert form.fill
+    g = form.lowered.group
+    roles, choice = schedule_contract(g, form.roles, analyse(g, positive=False).under(context(g)))
+    extents = dict(g.statement("ACC").iters)
+    assert choice.solved.exprs("DONE0")[-2:] == (extents[roles.block] - 1, extents[roles.inner[0]] - 1)
+    assert form.lowered.params[str(extents[roles.block])] == V("I") * 3 and extents[roles.inner[0]] == 3
+    assert dict(roles.sunk) == {"INIT": "first", "DONE0": "last"}
+
+
+CASES: list[tuple[Sequence[int], dict[str, Any], Sequence[tuple[int, ...]]]] = [
+    ((5, 3, 3, 3), {"pads": [1, 1, 1, 1]}, [(2, 5, 7), (1, 1, 1), (1, 33, 17), (0, 4, 4)]),
+    ((33, 4, 3, 3), {"pads": [1, 0, 2, 1], "strides": [2, 3], "dilations": [2, 1]}, [(2, 9, 7), (1, 17, 5)]),
+    ((4, 3, 3), {"pads": [1, 2], "strides": [2], "dilations": [2]}, [(2, 7), (1, 5), (3, 40)]),
+    ((3, 2, 2, 2, 2), {"pads": [0, 0, 1, 1, 0, 0]}, [(1, 3, 4, 2), (2, 2, 2, 1)]),
+    ((18, 3, 3, 3), {"group": 2, "pads": [1, 1, 1, 1]}, [(2, 5, 6), (1, 1, 1)]),
+    ((6, 1, 3, 3), {"group": 6, "pads": [1, 1, 1, 1]}, [(2, 5, 7), (1, 1, 1)]),
+    ((6, 1, 3, 3), {"group": 6, "strides": [2, 2]}, [(2, 5, 7)]),
+    ((24, 5, 1, 1), {"group": 3}, [(2, 3, 5)]),
+    ((5, 3, 1, 1), {"strides": [2, 2]}, [(2, 5, 7), (1, 1, 1)]),
+    ((1, 1, 1, 1), {}, [(1, 1, 1)]),
+    ((5, 7, 5, 5), {"auto_pad": "SAME_LOWER", "strides": [2, 1]}, [(1, 6, 5), (2, 1, 1)]),
+    ((4, 800, 2, 2), {"pads": [1, 1, 1, 1]}, [(1, 2, 3)]),
+]
+
+
+@pytest.mark.parametrize(("weight", "attributes", "sizes"), CASES, ids=range(len(CASES)))
+def test_convolutions_of_any_form(
+    weight: Sequence[int], attributes: dict[str, Any], sizes: Sequence[tuple[int, ...]]
+) -> None:
+    """One kernel each, whatever the padding, which writes the model's order."""
+    channels = weight[1] * attributes.get("group", 1)
+    feeds = [{"x": floats(n, channels, *spatial)} for n, *spatial in sizes]
+    assert len(agrees(conv(weight, **attributes), *feeds, checked=True).launches) == 1
+
+
+@pytest.mark.parametrize("case", [1, 4, 5, 7])
+def test_convolutions_in_the_middle_of_a_model_are_channels_last(case: int) -> None:
+    weight, attributes, sizes = CASES[case]
+    feeds = [{"x": floats(n, weight[1] * attributes.get("group", 1), *spatial)} for n, *spatial in sizes]
+    plan = agrees(conv(weight, ("Relu", "GlobalAveragePool"), **attributes), *feeds)
+    assert any(b.name.endswith("@last") for b in plan.buffers.values())
+
+
+def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
+    """Several blocks of taps, each copied anew; the sums wait in the output."""
+    m = conv((20, 400, 3, 3), pads=[1, 1, 1, 1])
+    form = lowered(fused(m))
+    assert form.fill and dict(form.lowered.group.statement("ACC").iters)[form.roles.block] == V(400 * 3)
+    two = model(
+        [node("Conv", "x v", "p"), node("Conv", "p w", "c", pads=[1, 1, 1, 1]), node("Relu", "c", "y")],
+        {"x": (F, ["N", 3, "H", "W"])}, ["y"], {"v": floats(400, 3, 1, 1), "w": floats(20, 400, 3, 3)},
+    )  # fmt: skip
+    plan = agrees(two, {"x": floats(1, 3, 5, 4)}, {"x": floats(2, 3, 1, 1)}, checked=True)
+    assert any("reduction block 1," in n and "rows copied" in n for k in plan.kernels for n in k.notes)
+
+
+# -- prologues -------------------------------------------------------------------------------------------------------
+
+
+def groups(nodes: list[onnx.NodeProto], outputs: Sequence[str] = ("y",), **constants: Array) -> FusionPlan:
+    return fused(model(nodes, {"x": (F, ["N", 8, "H", "W"])}, list(outputs), constants))
+
+
+def test_scales_and_rectifiers_join_the_promotion_when_nobody_else_reads_them() -> None:
+    nodes = [node("Mul", "x s", "m"), node("Relu", "m", "r"), node("Conv", "r w", "y", pads=[1, 1, 1, 1])]
+    s, w = floats(8, 1, 1), floats(4, 8, 3, 3)
+    plan = groups(nodes, s=s, w=w)
+    assert len(plan.groups) == 1 and plan.groups[0].prologue is not None
+    assert [m.output for m in plan.groups[0].prologue.maps][:2] == ["m", "r"]
+    assert {n.output for n in plan.graph.nodes} == {"y"}
+    agrees(model(nodes, {"x": (F, ["N", 8, "H", "W"])}, ["y"], {"s": s, "w": w}), {"x": floats(2, 8, 5, 3)})
+    seen = groups(nodes, ("y", "r"), s=s, w=w)
+    assert len(seen.groups) == 2, "the model's output r must exist"
+    twice = [*nodes, node("Conv", "r v", "z")]
+    assert len(groups(twice, ("y", "z"), s=s, w=w, v=floats(3, 8, 1, 1)).groups) == 3, "two readers"
+
+
+def test_a_costly_map_joins_a_product_but_no_window() -> None:
+    def plan(kernel: int) -> FusionPlan:
+        return groups([node("Sigmoid", "x", "s"), node("Conv", "s w", "y")], w=floats(4, 8, kernel, kernel))
+
+    assert len(plan(1).groups) == 1
+    assert [g.kind for g in plan(3).groups] == ["nest", "contract"], "it would be computed for each of nine taps"
+
+
+def test_the_prologue_is_proven_and_mistakes_are_refused_with_an_instance() -> None:
+    plan = fused(conv((5, 3, 3, 3), pads=[1, 1, 1, 1]))
+    (group,) = plan.groups
+    assert prove_prologue(plan, group) == () and group.prologue is not None
+    guarded = group.nodes[0].body.args[0]  # type: ignore[attr-defined]
+    bare = replace(group.nodes[0], body=op("mul", guarded.args[1], group.nodes[0].body.args[1]))  # type: ignore[attr-defined]
+    with pytest.raises(LegalityError, match=r"reads x\[.*outside its shape(.|\n)*for example"):
+        prove_prologue(plan, replace(group, nodes=(bare, *group.nodes[1:])))
+    (pad,) = group.prologue.maps
+    t = plan.graph.tensors[pad.output]
+    short = replace(t, shape=(*t.shape[:-1], t.shape[-1] - 1))
+    graph = replace(plan.graph, tensors={**plan.graph.tensors, pad.output: short})
+    with pytest.raises(LegalityError, match=rf"reads {pad.output}\[.*along axis 3, which has .*W"):
+        prove_prologue(replace(plan, graph=graph), group)
+
+
+def test_loads_under_conditions() -> None:
+    def check(body: Any, shape: Index) -> tuple[str, ...]:
+        return check_loads("S", [("i", V("N"))], body, {"x": (shape,)})
+
+    shifted = load("x", (V("i") - 1,), F)
+    guarded = op("where", in_range(V("i") - 1, V("N")), shifted, const(0, F))
+    assert check(guarded, V("N")) == ()
+    with pytest.raises(LegalityError, match=r"outside its shape along axis 0(.|\n)*for example"):
+        check(guarded, V("N") - 2)
+    swapped = op("where", in_range(V("i") - 1, V("N")), const(0, F), shifted)
+    with pytest.raises(LegalityError, match="for example"):
+        check(swapped, V("N"))
+    assert check(load("x", (V("i") * V("M"),), F), V("N") * V("M")) == ("x",), "not affine: said, not guessed"
+
+
+# -- channels last ---------------------------------------------------------------------------------------------------
+
+
+def test_the_order_spreads_to_what_reads_channels_and_stops_at_outputs() -> None:
+    nodes = [
+        node("Conv", "x w", "a", pads=[1, 1, 1, 1]), node("Relu", "a", "r"), node("Conv", "r v", "p"),
+        node("Add", "p r", "s"), node("MaxPool", "s", "q", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Concat", "q q", "k", axis=1), node("AveragePool", "k", "y", kernel_shape=[2, 2]),
+        node("Sigmoid", "k", "h"), node("ReduceMean", "h i", "z", keepdims=0),
+    ]  # fmt: skip
+    m = model(nodes, {"x": (F, ["N", 3, "H", "W"])}, ["y", "z"],
+              {"w": floats(8, 3, 3, 3), "v": floats(8, 8, 1, 1), "i": np.array([2, 3])})  # fmt: skip
+    plan = fused(m)
+    names = {n.output for n in plan.graph.nodes}
+    assert {"a@last", "r@last", "p@last", "s@last", "q@last", "h@last", "y", "z"} <= names
+    assert plan.graph.tensors["r@last"].shape == (V("N"), V("H"), V("W"), V(8))
+    assert plan.windows and {w.target for w in plan.windows.values()} == {"k@last"}
+    assert {w.axis for w in plan.windows.values()} == {3}
+    agrees(m, {"x": floats(2, 3, 5, 7)}, {"x": floats(1, 3, 4, 4)})
+
+
+def test_a_tensor_that_stays_joins_one_that_moved() -> None:
+    nodes = [node("Conv", "x w", "c"), node("Concat", "c x", "k", axis=1), node("Relu", "k", "y")]
+    m = model(nodes, {"x": (F, ["N", 3, "H", "W"])}, ["y"], {"w": floats(5, 3, 1, 1)})
+    agrees(m, {"x": floats(2, 3, 3, 5)})
+    nodes = [node("Conv", "x w", "c"), node("Concat", "c x", "y", axis=1)]
+    agrees(model(nodes, {"x": (F, ["N", 3, "H", "W"])}, ["y"], {"w": floats(5, 3, 1, 1)}), {"x": floats(2, 3, 3, 5)})
+
+
+def test_shuffled_channels_are_padded_in_order_and_read_by_vectors() -> None:
+    """ShuffleNet's unit: groups of channels, shuffled, then a depthwise convolution with a padding."""
+    nodes = [
+        node("Conv", "x w", "c", group=3), node("Reshape", "c split", "e"),
+        node("Transpose", "e", "f", perm=[0, 2, 1, 3, 4]),
+        node("Reshape", "f whole", "g"), node("Conv", "g v", "h", group=36, pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("GlobalAveragePool", "h", "y"),
+    ]  # fmt: skip
+    constants = {"w": floats(36, 4, 1, 1), "v": floats(36, 1, 3, 3)}
+    constants |= {"split": np.array([0, 3, 12, 5, 7]), "whole": np.array([0, 36, 5, 7])}
+    plan = agrees(model(nodes, {"x": (F, ["N", 12, 5, 7])}, ["y"], constants), {"x": floats(2, 12, 5, 7)})
+    assert len(plan.launches) == 4 and not [n for k in plan.kernels for n in k.notes if "scalar" in n]
+
+
+@pytest.mark.parametrize("beta", [0.75, 0.6])
+def test_windows_over_channels_stay_channels_last(beta: float) -> None:
+    nodes = [node("Conv", "x w", "c"), node("LRN", "c", "l", size=5, alpha=0.5, beta=beta), node("Conv", "l v", "y")]
+    m = model(nodes, {"x": (F, ["N", 3, "H", "W"])}, ["y"], {"w": floats(21, 3, 1, 1), "v": floats(4, 21, 1, 1)})
+    plan = agrees(m, {"x": floats(2, 3, 4, 5)}, {"x": floats(1, 3, 1, 1)})
+    assert "l@last" in plan.buffers and not [n for k in plan.kernels for n in k.notes if "scalar" in n]
+
+
+# -- passes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_guarded_load_is_a_load_of_some_lanes() -> None:
+    i = V("i")
+    inside = op("and", in_range(V("q"), 7), in_range(i - 3, V("n")))
+    value = op("where", inside, FlatLoad(F, "x", i - 3), const(0, F))
+    main, *_ = vectorise_loop(For("i", V(0), V("m"), (Store("y", i, value),)), 8)
+    assert isinstance(main, For) and isinstance(main.body[0], Store)
+    got = main.body[0].value
+    assert isinstance(got, FlatLoad) and got.lanes == 8 and got.guard is not None and "Between" in repr(got.guard)
+    strided = op("where", inside, FlatLoad(F, "x", i * 2), const(0, F))
+    refused = vectorise_loop(For("i", V(0), V("m"), (Store("y", i, strided),)), 8)
+    assert isinstance(refused, Declined) and "stride other than 1" in str(refused)
+
+
+def test_loops_that_walk_memory_alike_become_one() -> None:
+    def nest(stride: int) -> tuple[For]:
+        address = V("a") * stride + V("b")
+        return (For("a", V(0), V("m"), (For("b", V(0), V(7), (Store("y", V(0), FlatLoad(F, "x", address), "sum"),)),)),)
+
+    (one,) = flatten_loops(nest(7), "a")
+    assert isinstance(one, For) and one.hi == V("m") * 7 and isinstance(one.body[0], Store)
+    assert flatten_loops(nest(8), "a") == nest(8)
+
+
+def test_divisions_leave_loops_that_do_not_change_them() -> None:
+    a, b = V("a"), V("b")
+    address = (a + V("s")) // V("w") * 5 + (a + V("s")) // V("w") // 2 + b // 3
+    nest = (For("a", V(0), V("m"), (For("b", V(0), V("n"), (Store("y", address, const(0, F)),)),)),)
+    text = repr(hoist_divisions(nest, "q"))
+    assert text.count("(a + s) // w") == 1 and text.count("// 2") == 1 and text.count("b // 3") == 1
+    assert text.index("(a + s) // w") < text.index("var='b'") < text.index("b // 3")

@@ -1,0 +1,67 @@
+"""GatherND: every component of an index tuple belongs to its own axis; tuples of positions are no gather at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import polydyn
+from polydyn.errors import InputError
+from polydyn.graph.expand import import_model
+from polydyn.schedules.expr import indices
+from tests.support.one_node import model_of
+from tests.support.tiny import model, node
+
+
+@pytest.fixture(scope="module")
+def program() -> polydyn.Program:
+    return polydyn.compile(model_of("GatherND", {"x": ("float32", ("A", "B", "C")), "i": ("int64", ("R", 2))}))
+
+
+X = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3)
+
+
+def test_each_component_is_checked_against_its_own_axis(program: polydyn.Program) -> None:
+    i = np.array([[1, 4], [0, -5], [-2, 2]])
+    np.testing.assert_array_equal(program.run({"x": X, "i": i})["y"], X[i[:, 0], i[:, 1]])
+    assert program.run({"x": X, "i": i[:0]})["y"].shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("tuples", "said"),
+    [
+        ([[0, 0], [2, 0]], "axis of size A, here 2: element 2 is 2"),
+        ([[0, 4], [1, 5]], "axis of size B, here 5: element 3 is 5"),
+        ([[-3, 0]], "axis of size A, here 2: element 0 is -3"),
+        ([[0, -6]], "axis of size B, here 5: element 1 is -6"),
+    ],
+)
+def test_tuples_outside_are_refused_by_axis(program: polydyn.Program, tuples: list[list[int]], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        program.run({"x": X, "i": np.array(tuples)})
+
+
+def test_tuples_of_positions_are_a_view() -> None:
+    """How torch.export writes ``mask[arange(B)[:, None], arange(L)[None]]``."""
+    graph = import_model(
+        model(
+            [
+                node("Shape", "m", "b", start=0, end=1), node("Squeeze", "b", "bs"),
+                node("Shape", "m", "l", start=1, end=2), node("Squeeze", "l", "ls"),
+                node("Range", "zero bs one", "rows"), node("Range", "zero ls one", "columns"),
+                node("Unsqueeze", "rows last", "rows1"), node("Unsqueeze", "columns first", "columns1"),
+                node("Shape", "m", "both"),
+                node("Expand", "rows1 both", "r"), node("Expand", "columns1 both", "c"),
+                node("Unsqueeze", "r behind", "r1"), node("Unsqueeze", "c behind", "c1"),
+                node("Concat", "r1 c1", "tuples", axis=-1), node("GatherND", "m tuples", "y"),
+            ],
+            {"m": ("float32", ["B", "L"])},
+            ["y"],
+            {
+                "zero": np.array(0), "one": np.array(1), "last": np.array([1]), "first": np.array([0]),
+                "behind": np.array([2]),
+            },
+        )
+    )  # fmt: skip
+    assert not graph.bounds
+    assert not any(i.fetches() for n in graph.nodes if hasattr(n, "body") for i in indices(n.body))

@@ -1,0 +1,93 @@
+"""The leaves of generated kernels at every vector width: special values, horizontal trees, masked lanes."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from polydyn.build.compiler import build_library
+from polydyn.codegen.cpu.kernel import leaf_headers
+
+WIDTHS = (4, 8, 16)
+F = np.float32
+SPECIAL = np.array([0, -0.0, 1, -1, 88.7, 89, 200, np.inf, -87, -90, -103.9, -104.5, -200, -np.inf, np.nan, 3], F)
+
+TEXT = """#include <stdint.h>
+#include "pd_cpu.h"
+#define OPEN __attribute__((visibility("default")))
+#define PAIR(NAME) OPEN void t_##NAME(const f32 *a, const f32 *b, f32 *c) { \
+  for (i64 i = 0; i < 16; i += PD_W) vstore_f32(c, i, pd_##NAME##_vf32(vload_f32(a, i), vload_f32(b, i))); }
+#define ONE(NAME) OPEN void t_##NAME(const f32 *a, f32 *c) { c[0] = pd_##NAME##_vf32(vload_f32(a, 0)); }
+#define ONE64(NAME) OPEN void t64_##NAME(const i64 *a, i64 *c) { c[0] = pd_##NAME##_vi64(vload_i64(a, 0)); }
+PAIR(max) PAIR(min)
+ONE(hsum) ONE(hmax) ONE(hmin) ONE(hprod) ONE64(hsum) ONE64(hmax)
+OPEN void t_exp(const f32 *a, f32 *c) {
+  for (i64 i = 0; i < 16; i += PD_W) vstore_f32(c, i, pd_exp_vf32(vload_f32(a, i))); }
+OPEN void t_tail(f32 *a, int64_t n) { vstorem_f32(a, 0, vloadm_f32(a, 0, n) + 1.0f, n); }
+"""
+
+
+@lru_cache
+def leaf(width: int) -> ctypes.CDLL:
+    library = build_library({"leaf.c": TEXT}, leaf_headers(width))
+    return ctypes.CDLL(str(library.file()))
+
+
+def call(width: int, name: str, *arrays: np.ndarray) -> np.ndarray:
+    out = np.zeros(16, arrays[0].dtype)
+    getattr(leaf(width), name)(*(ctypes.c_void_p(a.ctypes.data) for a in (*arrays, out)))
+    return out
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_max_and_min_hand_nan_on_from_either_side(width: int, name: str) -> None:
+    expected = {"max": np.maximum, "min": np.minimum}[name]
+    for shift in range(16):
+        other = np.roll(SPECIAL, shift)
+        np.testing.assert_array_equal(call(width, f"t_{name}", SPECIAL, other), expected(SPECIAL, other))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_exp_of_special_values(width: int) -> None:
+    got = call(width, "t_exp", SPECIAL)
+    with np.errstate(over="ignore", under="ignore"):
+        expected = np.exp(SPECIAL.astype(np.float64)).astype(F)
+    np.testing.assert_allclose(got, expected, rtol=3e-7, atol=2e-45)
+    np.testing.assert_array_equal(got, call(4, "t_exp", SPECIAL))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_horizontal_reductions_see_every_lane(width: int) -> None:
+    base = np.random.default_rng(width).standard_normal(16).astype(F)
+    for lane in range(width):
+        a = base.copy()
+        for value in (F(77), F(-77), F(np.nan)):
+            a[lane] = value
+            live = a[:width]
+            for name, expected in (("hmax", live.max()), ("hmin", live.min())):
+                np.testing.assert_array_equal(call(width, f"t_{name}", a)[0], expected)
+            np.testing.assert_allclose(call(width, "t_hsum", a)[0], live.sum(), rtol=1e-5)
+            np.testing.assert_allclose(call(width, "t_hprod", a)[0], live.prod(), rtol=1e-5)
+    numbers = np.arange(-3, 13, dtype=np.int64) * 10**12
+    assert call(width, "t64_hsum", numbers)[0] == numbers[:width].sum()
+    assert call(width, "t64_hmax", numbers)[0] == numbers[:width].max()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_masked_lanes_touch_nothing_beyond_a_page(width: int) -> None:
+    """The live elements end where the readable memory ends; one byte further is a fault."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    whole = np.frombuffer(memory, F)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    assert protect(ctypes.c_void_p(begin + page), ctypes.c_size_t(page), 0) == 0
+    for n in range(width + 1):
+        leaf(width).t_tail(ctypes.c_void_p(begin + page - 4 * n), ctypes.c_int64(n))
+    assert whole[page // 4 - 1] == width
+    assert protect(ctypes.c_void_p(begin + page), ctypes.c_size_t(page), 3) == 0

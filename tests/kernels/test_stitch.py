@@ -1,0 +1,101 @@
+"""Versions of row kernels: rows on the stack, in scratch, and several passes that keep nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import polydyn
+from polydyn.checked import CheckedProgram, compile_checked
+from polydyn.codegen.cpu import rows as cpu_nest
+from polydyn.compiler import plan_program
+from tests.support.tiny import model, node
+
+Feeds = dict[str, np.ndarray]
+LENGTHS = (0, 1, 7, 16, 31, 32, 33, 64, 130)
+
+
+def softmax(length: int | str, axis: int = -1) -> onnx.ModelProto:
+    return model([node("Softmax", "x", "y", axis=axis)], {"x": ("float32", ["B", length])}, ["y"])
+
+
+def residual_norm(length: int | str) -> onnx.ModelProto:
+    """A residual sum, normalised over the row and squashed: two reductions over what the row computes."""
+    nodes = [
+        node("Add", "x r", "s"), node("ReduceMean", "s axes", "m"), node("Sub", "s m", "c"), node("Mul", "c c", "q"),
+        node("ReduceMean", "q axes", "v"), node("Add", "v eps", "w"), node("Sqrt", "w", "d"), node("Div", "c d", "n"),
+        node("Tanh", "n", "y"),
+    ]  # fmt: skip
+    inputs = {"x": ("float32", ["B", length]), "r": ("float32", ["B", length])}
+    return model(nodes, inputs, ["y"], {"axes": np.array([-1]), "eps": np.float32(1e-5)})
+
+
+def numbers(rows: int, length: int, names: str) -> Feeds:
+    rng = np.random.default_rng(rows * 1000 + length)
+    return {n: rng.standard_normal((rows, length)).astype(np.float32) for n in names}
+
+
+def expected(feeds: Feeds) -> np.ndarray:
+    x = sum(a.astype(np.float64) for a in feeds.values())
+    if len(feeds) == 1:
+        e = np.exp(x - x.max(-1, keepdims=True, initial=-np.inf))
+        return e / e.sum(-1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        c = x - x.sum(-1, keepdims=True) / x.shape[-1]
+        return np.tanh(c / np.sqrt((c * c).sum(-1, keepdims=True) / x.shape[-1] + 1e-5))
+
+
+@pytest.mark.parametrize(("build", "names"), [(softmax, "x"), (residual_norm, "xr")])
+def test_both_versions_of_a_symbolic_row_give_the_same_bits(
+    build: object, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert callable(build)
+    kept = polydyn.compile(build("L"), threads=2)
+    monkeypatch.setattr(cpu_nest, "ROW_BYTES", 31 * 4)
+    bounded = plan_program(build("L"))
+    (launch,) = bounded.launches
+    assert launch.candidates[0].scratch.evaluate({"B": 4, "L": 10**9, "nth": 1}) <= 31 * 4 + 64 * 3
+    checked = CheckedProgram(bounded)
+    for length in LENGTHS:  # rows of up to 31 elements in scratch, longer ones in passes
+        feeds = numbers(5, length, names)
+        y = checked.run(feeds)["y"]
+        np.testing.assert_allclose(y, expected(feeds), rtol=2e-5, atol=1e-6)
+        np.testing.assert_array_equal(y, kept.run(feeds)["y"])
+
+
+@pytest.mark.parametrize("length", [0, 16, 33])
+def test_short_constant_rows_lie_on_the_stack(length: int) -> None:
+    plan = plan_program(residual_norm(length))
+    assert "PD_STACK(f32, " in plan.kernels[0].text and plan.launches[0].candidates[0].scratch.constant == 0
+    feeds = numbers(4, length, "xr")
+    np.testing.assert_allclose(CheckedProgram(plan).run(feeds)["y"], expected(feeds), rtol=2e-5, atol=1e-6)
+
+
+def test_long_constant_rows_keep_nothing() -> None:
+    plan = plan_program(softmax(cpu_nest.ROW_BYTES // 4 + 1))
+    assert "PD_SCRATCH" not in plan.kernels[0].text and plan.launches[0].candidates[0].scratch.constant == 0
+
+
+def test_columns_in_lanes_have_row_buffers_side_by_side() -> None:
+    """Rows that lie across memory: the lanes are rows, each with its own place in scratch."""
+    nodes = [node("Transpose", "x", "t", perm=[1, 0]), node("Softmax", "t", "s", axis=-1)]
+    build = model([*nodes, node("Transpose", "s", "y", perm=[1, 0])], {"x": ("float32", ["L", "B"])}, ["y"])
+    plan = plan_program(build)
+    (kernel,) = plan.kernels
+    assert "vload_f32" in kernel.text and "PD_SCRATCH" in kernel.text and not any("scalar" in n for n in kernel.notes)
+    checked = CheckedProgram(plan)
+    for rows, length in ((0, 3), (1, 1), (17, 3), (130, 33)):
+        feeds = numbers(rows, length, "x")
+        want = expected({"x": feeds["x"].T}).T
+        np.testing.assert_allclose(checked.run(feeds)["y"], want, rtol=2e-5, atol=1e-6)
+
+
+def test_rows_made_by_reductions_stay_in_scratch() -> None:
+    """A row whose elements are sums is not computed again."""
+    nodes = [node("ReduceSum", "x axes", "s", keepdims=0), node("Softmax", "s", "y", axis=-1)]
+    build = model(nodes, {"x": ("float32", ["B", "L", 3])}, ["y"], {"axes": np.array([-1])})
+    checked = compile_checked(build)
+    for length in (1, 33):
+        x = np.random.default_rng(length).standard_normal((2, length, 3)).astype(np.float32)
+        np.testing.assert_allclose(checked.run({"x": x})["y"], expected({"x": x.sum(-1)}), rtol=2e-5, atol=1e-6)

@@ -1,0 +1,123 @@
+"""Strided vector loads become blocks that are transposed in registers: the passes, the leaf, whole copies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+
+import polydyn
+from polydyn.checked import compile_checked
+from polydyn.codegen.ir import Body, FlatLoad, For, Store
+from polydyn.codegen.passes.transpose import by_blocks, dense_along, transpose_copies, transpose_loads
+from polydyn.codegen.show import show
+from polydyn.schedules.expr import op
+from polydyn.schedules.index import ZERO, Index
+from tests.support.tiny import model, node
+
+ix = Index.of
+W = 8
+FAR = FlatLoad("float32", "x", ix("s") * "v" * W + "u", W, ix("s"))
+NEAR = FlatLoad("float32", "x", ix("u") * "s" + ix("v") * W, W)
+
+
+def over(var: str, extent: str, *body: Store) -> Body:
+    return (For(var, ZERO, ix(extent), body),)
+
+
+def test_far_loads_come_from_a_block_and_near_ones_stay() -> None:
+    loop = over("u", "E", Store("y", ix("u") * "n", op("add", FAR, op("mul", FAR, NEAR)), lanes=W))
+    text = show(transpose_loads(loop, "u", W))
+    assert text.count("pd_transpose_f32") == 1 and text.count("block0") == 4
+    assert transpose_loads(loop, "v", W) == loop
+    only_near = over("u", "E", Store("y", ix("u") * "n", NEAR, lanes=W))
+    assert transpose_loads(only_near, "u", W) == only_near
+
+
+def test_a_loop_that_only_copies_goes_from_registers_to_its_rows() -> None:
+    copy = Store("y", ix("u") * "n" + "c", FAR, lanes=W, stream=ix("s"))
+    text = show(transpose_loads(over("u", "E", copy), "u", W))
+    assert text.count("pd_transpose_rows_f32") == 1 and "alloc" not in text and "serial" not in text
+    half = replace(copy, mask=ix("m"))  # lanes that are not loaded would be stored
+    for other in (half, replace(copy, reduce="sum"), replace(copy, stride=ix(2)), replace(copy, value=op("exp", FAR))):
+        assert "pd_transpose_rows_f32" not in show(transpose_loads(over("u", "E", other), "u", W))
+
+
+def test_blocks_cover_a_loop_of_any_extent() -> None:
+    (blocks,) = by_blocks(over("u", "E", Store("y", ix("u") + 5, NEAR, lanes=W)), "u", W)
+    assert isinstance(blocks, For) and isinstance(blocks.body[0], For)
+    inner = blocks.body[0]
+    (store,) = inner.body
+    assert isinstance(store, Store)
+    for extent in (0, 1, W - 1, W, W + 1, 3 * W):
+        env = {"E": extent}
+        seen = [
+            store.address.evaluate({"u_block": b, "u": u})
+            for b in range(blocks.hi.evaluate(env))
+            for u in range(inner.hi.evaluate({**env, "u_block": b}))
+        ]
+        assert seen == [5 + i for i in range(extent)]
+
+
+def test_loads_under_a_guard_or_of_what_is_written_stay() -> None:
+    guarded = op("where", op("lt", NEAR, NEAR), FAR, NEAR)
+    for store in (Store("y", ix("u") * "n", guarded, lanes=W), Store("x", ix("u") * "n", FAR, lanes=W)):
+        loop = over("u", "E", store)
+        assert transpose_loads(loop, "u", W) == loop
+
+
+def test_a_packed_panel_is_written_by_blocks() -> None:
+    loop = over("u", "K", Store("p", ix("u") * W + "c", FAR, lanes=W))
+    assert "pd_transpose_f32" in show(transpose_copies(loop, "u", W))
+    wider = over("u", "K", Store("p", ix("u") * 2 * W, FAR, lanes=W))
+    assert transpose_copies(wider, "u", W) == wider
+
+
+def test_what_counts_as_dense() -> None:
+    assert dense_along(FAR, "u", W) and not dense_along(NEAR, "u", W) and not dense_along(FAR, "v", W)
+    other = FlatLoad("int32", "x", FAR.address, W, FAR.stride)
+    masked = FlatLoad("float32", "x", FAR.address, W, FAR.stride, ix("u"))
+    assert not dense_along(other, "u", W) and not dense_along(masked, "u", W)
+
+
+SIZES = [(0, 3), (1, 1), (1, 40), (16, 16), (15, 17), (33, 31), (61, 300), (130, 7)]
+
+
+def turned() -> onnx.ModelProto:
+    nodes = [node("Transpose", "x", "t", perm=[0, 2, 1]), node("Mul", "t z", "m"), node("Exp", "m", "y")]
+    return model(nodes, {"x": ("float32", ["B", "R", "L"]), "z": ("float32", ["B", "L", "R"])}, ["y"])
+
+
+def operands(batch: int, rows: int, length: int) -> dict[str, np.ndarray]:
+    r = np.random.default_rng(rows)
+    x, z = (r.standard_normal(s, np.float32) for s in ((batch, rows, length), (batch, length, rows)))
+    return {"x": x, "z": z}
+
+
+@pytest.mark.parametrize("target", ["cpu", "cpu:avx2"])
+def test_transposed_operands_at_ugly_sizes(target: str) -> None:
+    program = polydyn.compile(turned(), target=target, threads=2)
+    assert any("pd_transpose_f32" in text for name, text in program.sources.items() if name.startswith("kernels"))
+    for rows, length in SIZES:
+        for batch in (1, 3):
+            feeds = operands(batch, rows, length)
+            want = np.exp(feeds["x"].transpose(0, 2, 1) * feeds["z"])
+            np.testing.assert_allclose(program.run(feeds)["y"], want, rtol=3e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 16, 40])
+def test_constant_axes(rows: int) -> None:
+    made = model([node("Transpose", "x", "y", perm=[1, 0])], {"x": ("float32", ["R", rows])}, ["y"])
+    program = polydyn.compile(made, threads=1)
+    for length in (1, 15, 33):
+        x = np.random.default_rng(0).standard_normal((length, rows), np.float32)
+        assert (program.run({"x": x})["y"] == x.T).all()
+
+
+def test_transposes_pass_every_check() -> None:
+    plain, checked = polydyn.compile(turned(), threads=1), compile_checked(turned())
+    for rows, length in SIZES:
+        feeds = operands(2, rows, length)
+        assert np.array_equal(checked.run(feeds)["y"], plain.run(feeds)["y"])

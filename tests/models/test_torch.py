@@ -1,0 +1,237 @@
+"""torch.compile with polydyn as its backend: one program for all sizes, and what is refused runs as torch has it."""
+
+from __future__ import annotations
+
+import configparser
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+
+torch = pytest.importorskip("torch", reason="the extra [torch] is not installed")
+pytest.importorskip("onnxscript", reason="the extra [torch] is not installed")
+
+import polydyn.torch_backend as under_test  # noqa: E402
+from polydyn.errors import InputError, UnsupportedError  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")  # torch warns of its own plans
+
+nn = torch.nn
+SHAPES = [(2, 5), (3, 7), (4, 9), (9, 33), (2, 64), (5, 17), (7, 3), (6, 21), (2, 50), (3, 40)]
+
+
+class Block(nn.Module):  # type: ignore[misc, name-defined]
+    """A transformer's block: attention with a mask, norms, a feed-forward part."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        b, n, w = x.shape
+        q, k, v = self.qkv(self.first(x)).reshape(b, n, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) / (w // self.heads) ** 0.5 + mask[:, None, None, :]
+        x = x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, w))
+        return x + self.down(torch.nn.functional.gelu(self.up(self.second(x))))
+
+
+class Images(nn.Module):  # type: ignore[misc, name-defined]
+    """Convolutions, a residual, pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Linear(8, 10)
+
+    def forward(self, x: Any) -> Any:
+        y = torch.relu(self.norm(self.a(x)))
+        y = torch.nn.functional.max_pool2d(y + self.b(y), 2)
+        return self.head(y.mean((2, 3)))
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The graphs that a test's models were compiled to."""
+    found: list[Any] = []
+
+    class Watched(under_test.CompiledGraph):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            found.append(self)
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    monkeypatch.setattr(under_test, "CompiledGraph", Watched)
+    with torch.no_grad():
+        yield found
+
+
+def compiled(module: Any, **options: Any) -> Any:
+    return torch.compile(module, backend=under_test.backend, dynamic=True, options=options or None)
+
+
+def near(a: Any, b: Any) -> bool:
+    return a.shape == b.shape and bool((a - b).abs().max() <= 1e-5 * max(float(b.abs().max()), 1.0))
+
+
+def tokens(batch: int, length: int) -> tuple[Any, Any]:
+    return torch.randn(batch, length, 32), torch.zeros(batch, length)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_block_is_compiled_once_for_ten_shapes(graphs: list[Any], freeze: bool) -> None:
+    block = Block().eval()
+    fast = compiled(block, strict=True, freeze=freeze)
+    for shape in SHAPES:
+        x = tokens(*shape)
+        assert near(fast(*x), block(*x))
+    (graph,) = graphs
+    (program,) = graph.programs
+    assert set(program.symbols) and ("float32[96, 32]" in program.inputs.values()) != freeze
+
+
+def test_images_of_any_size(graphs: list[Any]) -> None:
+    images = Images().eval()
+    fast = compiled(images, strict=True)
+    for b, n in SHAPES:
+        x = torch.randn(b, 3, n + 8, n + 11)
+        assert near(fast(x), images(x))
+    assert [len(g.programs) for g in graphs] == [1]
+
+
+def test_changed_parameters_are_seen() -> None:
+    linear = nn.Linear(8, 4)
+    fast, x = compiled(linear, strict=True), torch.randn(3, 8)
+    before = fast(x)
+    linear.weight.mul_(2.0)
+    assert near(fast(x), linear(x)) and not near(fast(x), before)
+
+
+def test_changed_frozen_parameters_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    linear = nn.Linear(8, 4)
+    fast, x = compiled(linear, freeze=True), torch.randn(3, 8)
+    fast(x)
+    linear.weight.mul_(2.0)
+    with caplog.at_level(logging.WARNING, "polydyn.torch"):
+        assert near(fast(x), linear(x))
+    assert "a frozen parameter was changed" in caplog.text
+
+
+def test_graph_breaks_leave_two_programs(graphs: list[Any]) -> None:
+    def broken(x: Any) -> Any:
+        y = torch.relu(x) * 2
+        torch._dynamo.graph_break()
+        return y.sum(-1).tanh()
+
+    fast, x = compiled(broken, strict=True), torch.randn(5, 7)
+    assert near(fast(x), broken(x)) and len(graphs) == 2
+
+
+def test_a_program_comes_from_the_cache(graphs: list[Any]) -> None:
+    block, x = Block().eval(), tokens(3, 11)
+    compiled(block, strict=True)(*x)
+    torch._dynamo.reset()
+    compiled(block, strict=True)(*x)
+    assert [g.programs[0].compilations for g in graphs][1:] == [0]
+
+
+def test_tensors_pass_without_copies(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, x = compiled(torch.tanh, strict=True), torch.randn(5, 7)
+    fast(x)
+    program, seen = graphs[0].programs[0], []
+    run = program.run
+    monkeypatch.setattr(program, "run", lambda feeds: seen.append((feeds, run(feeds))) or seen[-1][1])
+    y = fast(x)
+    (feeds, results), = seen
+    assert [a.ctypes.data for a in feeds.values()] == [x.data_ptr()]
+    assert [a.ctypes.data for a in results.values()] == [y.data_ptr()]
+
+
+def test_what_comes_in_and_goes_out_as_it_is() -> None:
+    def some(x: Any, y: Any) -> Any:
+        return x, x + y, None, [y * 2]
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    a, b, c, (d,) = compiled(some, strict=True)(x, y)
+    assert a is x and c is None and near(b, x + y) and near(d, y * 2)
+
+
+def refused(function: Any, *arguments: Any, **options: Any) -> tuple[Any, str]:
+    """The result, and what the log says."""
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda r: records.append(r.getMessage())  # type: ignore[method-assign]
+    under_test.log.addHandler(handler)
+    try:
+        return compiled(function, **options)(*arguments), "\n".join(records)
+    finally:
+        under_test.log.removeHandler(handler)
+
+
+def test_what_is_refused_runs_as_torch_has_it() -> None:
+    x = torch.randn(6)
+    result, said = refused(lambda x: torch.fft.fft(x).abs() + 1, x)
+    assert near(result, torch.fft.fft(x).abs() + 1) and "a graph runs as torch has it" in said
+
+
+def test_writing_into_an_input_is_left_to_torch() -> None:
+    def writes(x: Any) -> Any:
+        x.add_(1)
+        return x * 2
+
+    x = torch.zeros(4)
+    result, said = refused(writes, x)
+    assert x.tolist() == [1] * 4 and result.tolist() == [2] * 4 and "writes into its inputs" in said
+
+
+def test_a_view_of_an_input_is_left_to_torch() -> None:
+    x = torch.zeros(4, 3)
+    result, said = refused(lambda x: (x[1:], x + 1), x)
+    result[0].add_(5)
+    assert x[1:].eq(5).all() and "is a view of an input" in said
+
+
+def test_gradients_are_left_to_torch() -> None:
+    linear = nn.Linear(4, 2)
+    with torch.enable_grad():
+        result, said = refused(linear, torch.randn(3, 4))
+        result.sum().backward()
+    assert linear.weight.grad is not None and "gradients are not built" in said
+
+
+def test_strict_raises_what_is_refused() -> None:
+    with pytest.raises(Exception, match="writes into its inputs") as e:
+        compiled(lambda x: x.add_(1) * 2, strict=True)(torch.zeros(4))
+    assert isinstance(e.value, UnsupportedError) or isinstance(e.value.__cause__, UnsupportedError)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(Exception, match="no option 'speed'"):
+        compiled(torch.tanh, speed=1)(torch.zeros(4))
+    with pytest.raises(InputError, match="no option 'speed'"):
+        under_test.Settings.of({"speed": 1})
+
+
+def test_torch_finds_the_backend_by_its_name(tmp_path: Path) -> None:
+    declared = configparser.ConfigParser()
+    declared.read(ROOT / "setup.cfg")
+    group = "torch_dynamo_backends"
+    folder = tmp_path / "polydyn_declared-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: polydyn-declared\nVersion: 0\n")
+    (folder / "entry_points.txt").write_text(f"[{group}]\n{declared['options.entry_points'][group].strip()}\n")
+    code = "import torch; f = torch.compile(torch.relu, backend='polydyn', dynamic=True, options={'strict': True}); " \
+           "print(f(torch.tensor([-1.0, 2.0])).tolist())"  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "[0.0, 2.0]", done.stderr

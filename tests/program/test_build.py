@@ -1,0 +1,131 @@
+"""Building: compiler discovery, the cache, refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polydyn.build.cache import FileCache, digest, write_atomically
+from polydyn.build.compiler import build_library, find_compiler, required_features
+from polydyn.build.features import available_cores, machine_features
+from polydyn.errors import BuildError
+from tests.support.paths import ROOT
+
+UNITS = {f"u{i}.c": f'#include "k.h"\nint f{i}(void) {{ return K + {i}; }}\n' for i in range(3)}
+HEADERS = {"k.h": "#define K 1\n"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POLYDYN_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_only_changed_units_are_compiled() -> None:
+    first = build_library(UNITS, HEADERS)
+    assert first.compiled == 3
+    again = build_library(UNITS, HEADERS)
+    assert again.compiled == 0 and again.data == first.data
+    assert build_library(UNITS | {"u1.c": "int f1(void) { return 7; }\n"}, HEADERS).compiled == 1
+    assert build_library(UNITS, {"k.h": "#define K 2\n"}).compiled == 3
+    assert build_library(UNITS, HEADERS, "cpu:baseline").compiled == 3
+
+
+def test_damaged_cache_entries_are_compiled_again(cache: Path) -> None:
+    first = build_library(UNITS, HEADERS)
+    for entry in (cache / "objects").iterdir():
+        entry.write_bytes(entry.read_bytes()[:-40] + bytes(40))
+    assert build_library(UNITS, HEADERS).compiled == 3
+    assert build_library(UNITS, HEADERS).data == first.data
+
+
+def test_refused_code_shows_the_compilers_words(cache: Path) -> None:
+    with pytest.raises(BuildError, match=r"refused bad\.c(.|\n)*error"):
+        build_library(UNITS | {"bad.c": "int f( {"}, HEADERS)
+    with pytest.raises(BuildError, match="could not link"):
+        build_library({"a.c": "int f(void) { return 1; }", "b.c": "int f(void) { return 2; }"}, {})
+    assert not [p for p in (cache / "objects").iterdir() if p.name.startswith(".")]
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(BuildError, match=r"tried no-such-compiler\n(.|\n)*set CC"):
+        find_compiler()
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(BuildError, match="gcc, clang, cc"):
+        find_compiler()
+
+
+def test_cc_chooses_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "gcc -DX=1")
+    assert find_compiler().command == ("gcc", "-DX=1")
+
+
+def test_unknown_targets_are_refused() -> None:
+    with pytest.raises(BuildError, match="choose one of"):
+        build_library(UNITS, HEADERS, "gpu")
+
+
+def test_features_of_this_machine() -> None:
+    compiler = find_compiler()
+    assert set(required_features(compiler, "cpu")) <= machine_features()
+    assert set(required_features(compiler, "cpu:baseline")) < set(required_features(compiler, "cpu:avx2"))
+    assert machine_features("/nowhere") == frozenset()
+
+
+def test_cores_respect_the_quota_of_a_container(tmp_path: Path) -> None:
+    """In its own group or in one around it, of version 2 (one tree) and 1 (a tree for each controller)."""
+    groups, everything = tmp_path / "groups", len(os.sched_getaffinity(0))
+    cases = {"max 100000": everything, "150000 100000": min(2, everything), "1000 100000": 1, "odd": everything}
+
+    def cores() -> int:
+        return available_cores(str(groups), str(tmp_path))
+
+    assert cores() == everything, "nothing is known of groups"
+    for line, folder in {"0::/a/b": "", "4:cpu,cpuacct:/a/b": "cpu", "7:memory:/\n4:cpuacct,cpu:/": "cpu"}.items():
+        groups.write_text(line)
+        for group in ("", "a", "a/b") if "a/b" in line else ("",):
+            at = tmp_path / folder / group
+            at.mkdir(parents=True, exist_ok=True)
+            for text, allowed in cases.items():
+                if folder:
+                    for name, value in zip(("quota", "period"), text.replace("max", "-1").split(), strict=False):
+                        (at / f"cpu.cfs_{name}_us").write_text(value)
+                else:
+                    (at / "cpu.max").write_text(text)
+                assert cores() == allowed, (line, group, text)
+            for file in at.glob("cpu.*"):
+                file.unlink()
+    groups.write_text("4:memory:/\n")
+    (tmp_path / "cpu.max").write_text("1000 100000")
+    assert cores() == everything, "another controller's quota"
+
+
+def test_an_unwritable_cache_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cache / "file").write_text("")
+    monkeypatch.setenv("POLYDYN_CACHE", str(cache / "file" / "below"))
+    with pytest.raises(BuildError, match="set POLYDYN_CACHE"):
+        build_library(UNITS, HEADERS)
+
+
+def test_digest_separates_its_parts() -> None:
+    assert digest("ab", "c") != digest("a", "bc") and digest("a") == digest(b"a")
+
+
+def test_atomic_writes_leave_no_temporary(cache: Path) -> None:
+    write_atomically(cache / "x", b"1", b"2")
+    with pytest.raises(TypeError):
+        write_atomically(cache / "y", b"1", None)  # type: ignore[arg-type]
+    assert [p.name for p in cache.iterdir()] == ["x"] and (cache / "x").read_bytes() == b"12"
+
+
+def test_several_processes_share_the_cache(cache: Path) -> None:
+    code = "from polydyn.build.compiler import build_library as b\nb({'a.c': 'int f(void) {return 1;}'}, {})"
+    run = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(3)]
+    assert [p.wait() for p in run] == [0, 0, 0]
+    assert len(list((cache / "objects").iterdir())) == 2 and FileCache("objects").get("absent") is None

@@ -1,0 +1,173 @@
+"""Small models and their kernels for the tests of CUDA code generation: fused, placed, launched on the emulation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from polydyn.backends.cuda import Cuda
+from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.kernel import WORKSPACE, CudaKernel, TensorMapOf
+from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
+from polydyn.fusion.pipeline import fusion_plan
+from polydyn.fusion.plan import FusionPlan
+from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
+from polydyn.gpu.tensormap import TensorMap, element_type
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.graph.expand import import_model
+from polydyn.graph.fold import fold
+from polydyn.lowering.pack import pack
+from polydyn.lowering.place import Placed
+from polydyn.lowering.place_cuda import CudaBuilder
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+SHARED = 227 * 1024
+"""Bytes of shared memory a block may have on the emulated device (as on an H200)."""
+MULTIPROCESSORS, ARCH = 132, "sm_90a"
+"""Of the same device."""
+TYPES = {
+    "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
+    "int64": TensorProto.INT64, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8,
+}  # fmt: skip
+
+
+def plan_of(
+    nodes: list[onnx.NodeProto],
+    inputs: Mapping[str, tuple[Any, ...]],
+    outputs: list[str],
+    constants: Arrays | None = None,
+    dtype: str | Mapping[str, str] = "float32",
+) -> FusionPlan:
+    """The fusion plan of a small model; ``inputs``: name -> dims; ``dtype``: of all inputs or of each."""
+    of = {n: dtype if isinstance(dtype, str) else dtype[n] for n in inputs}
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info(n, TYPES[of[n]], list(s)) for n, s in inputs.items()],
+        [helper.make_empty_tensor_value_info(o) for o in outputs],
+        [onnx.numpy_helper.from_array(a, n) for n, a in (constants or {}).items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return fusion_plan(fold(import_model(model)), Cuda.unused, cuda=True)
+
+
+def with_bugs(kernel: CudaKernel, bugs: Mapping[str, tuple[str, str]]) -> tuple[CudaKernel, ...]:
+    """A version of the kernel for each planted bug (old text, new text): compiled together, which is much faster."""
+    out = []
+    for i, (bug, (old, new)) in enumerate(bugs.items()):
+        assert old in kernel.text, f"the planted bug '{bug}' no longer fits the kernel"
+        name = f"{kernel.name}_bug{i}"
+        text = kernel.text.replace(old, new).replace(kernel.name, name)
+        out.append(replace(kernel, name=name, text=text, version=f"bug {i}"))
+    return tuple(out)
+
+
+@functools.cache
+def module(*texts: str) -> EmulatedModule:
+    """Kernels compiled together: most of a compilation is the header."""
+    hopper = any(t.startswith(HOPPER_PRELUDE) for t in texts)
+    bodies = (t.removeprefix(PRELUDE).removeprefix(HOPPER_PRELUDE) for t in texts)
+    text = (HOPPER_PRELUDE if hopper else PRELUDE) + "".join(bodies)
+    return EmulatedModule(compile_emulated(text, arch=90 if hopper else 80))
+
+
+def dims_of(plan: FusionPlan, feeds: Arrays) -> dict[str, int]:
+    """The model's symbols at a shape of its inputs."""
+    return {s.symbol: feeds[s.input].shape[s.axis] for s in plan.graph.sources}
+
+
+def params_of(p: Placed[CudaKernel], dims: Mapping[str, int]) -> dict[str, int]:
+    """The group's parameters for the model's symbols."""
+    return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
+
+
+def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[Placed[CudaKernel], ...]:
+    """The kernels of a plan, in launch order."""
+    builder = CudaBuilder(plan, arch, tf32)
+    return tuple(p for g in plan.groups for p in builder.place(g))
+
+
+def version(p: Placed[CudaKernel], word: str) -> CudaKernel:
+    """The version whose name begins with a word."""
+    return next(k for k in p.kernels if k.version.startswith(word))
+
+
+def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> bytes:
+    """The tensor map of a kernel over an array."""
+    _, size = element_type(m.dtype)
+    dims, strides = (tuple(i.evaluate(env) for i in x) for x in (m.dims, m.strides))
+    made = TensorMap(m.dtype, dims, tuple(s * size for s in strides), m.box)
+    return made.emulated(a.ctypes.data + m.offset.evaluate(env) * size)
+
+
+def _kind(k: CudaKernel) -> tuple[bool, bool, str]:
+    return k.version.endswith(LONG), bool(k.after), k.arch
+
+
+def first_fit(p: Placed[CudaKernel], env: dict[str, int], arch: str = "sm_80") -> CudaKernel:
+    """The best version for an architecture, on a device of otherwise the emulated one's size."""
+    return next(k for k in p.kernels if k.fits(env, SHARED, MULTIPROCESSORS, arch))
+
+
+def run(
+    plan: FusionPlan,
+    feeds: Arrays,
+    choose: Callable[[Placed[CudaKernel], dict[str, int]], CudaKernel] = first_fit,
+    kernels: tuple[Placed[CudaKernel], ...] | None = None,
+    reverse: bool = False,
+    together: bool = True,
+) -> tuple[Arrays, list[Counters]]:
+    """All launches of a plan on the emulator: the outputs, and the counters of each launch.
+
+    ``together``: all versions of a kernel are compiled at once.
+    """
+    graph = plan.graph
+    dims = dims_of(plan, feeds)
+    kernels = kernels or placed(plan)
+    memory: Arrays = {n: np.ascontiguousarray(feeds[n]) for n in feeds}
+    memory |= {n: pack(x, graph.constants[x.source]) for p in kernels for n, x in p.lowered.packs.items()}
+    counters: list[Counters] = []
+
+    def array(name: str) -> np.ndarray[Any, Any]:
+        if name not in memory:
+            t = graph.tensors[name]
+            if name in graph.constants:
+                memory[name] = np.ascontiguousarray(graph.constants[name])
+            else:
+                memory[name] = np.empty([i.evaluate(dims) for i in t.shape], numpy_dtype(t.dtype))
+                memory[name].reshape(-1).view(np.uint8).fill(0xFF)
+        return memory[name]
+
+    for p in kernels:
+        env = params_of(p, dims)
+        first, buffers = choose(p, env), p.lowered.buffers
+        alike = [v for v in p.kernels if _kind(v) == _kind(first)] if together else [first]
+        counters += launch(first, alike, env, lambda a, of=buffers: array(of[a]), reverse)  # type: ignore[misc]
+    return {n: array(n) for n in graph.outputs}, counters
+
+
+def launch(
+    first: CudaKernel,
+    alike: Sequence[CudaKernel],
+    env: dict[str, int],
+    array: Callable[[str], np.ndarray[Any, Any]],
+    reverse: bool = False,
+) -> list[Counters]:
+    """A version and what comes after it, on the emulator; ``alike``: the versions that it is compiled together with."""
+    assert first.fits(env, SHARED, MULTIPROCESSORS, ARCH)
+    env = first.values(env, MULTIPROCESSORS)
+    workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
+    counters = []
+    for k in (first, *first.after):
+        grid, smem = k.grid.evaluate(env), k.smem.evaluate(env)
+        args: list[Any] = [encoded(m, array(m.buffer), env) for m in k.maps]
+        args += [workspace if a == WORKSPACE else array(a) for a in k.buffers]
+        args += [np.int64(env[s]) for s in k.symbols]
+        if grid > 0:
+            built = module(*(v.text for v in alike)) if k is first else module(k.text)
+            counters.append(built.launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse))
+    return counters

@@ -1,0 +1,107 @@
+"""Groups in the names that kernels use, scheduled, with numbers to interpret them: shared by tests of schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from polydyn.schedules.expr import const, op
+from polydyn.schedules.group.dependence import Dependences, analyse
+from polydyn.schedules.group.polyhedra import context
+from polydyn.schedules.index import IndexLike
+from polydyn.schedules.interpret import interpret
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.solution.schedule import schedule_contract
+from polydyn.schedules.tiling import AttentionParts, Roles
+from polydyn.schedules.tree.scheduled import Scheduled
+from tests.support.polyhedral_groups import F, array, ld
+from tests.support.polyhedral_groups import group as make
+from tests.support.polyhedral_groups import statement as bare
+
+
+def statement(
+    name: str, iters: dict[str, IndexLike], target: str, index: str, value: Any, reduce: str | None, role: str
+) -> Statement:
+    s = bare(name, iters, target, index, value, reduce)
+    return Statement(s.name, s.iters, s.array, s.index, s.value, s.reduce, role)
+
+
+def product() -> Group:
+    """{batched matmul, bias + relu, and the sums themselves}; the reduction has two iterators."""
+    o: dict[str, IndexLike] = {"n": "B", "i": "M", "j": "N"}
+    biased = op("add", ld("D", "n", "i", "j"), ld("C", "j"))
+    term = op("mul", ld("A", "n", "i", "k", "r"), ld("W", "k", "r", "j"))
+    return make(
+        "product", "B M N K R",
+        [array("A", "input", "B", "M", "K", "R"), array("W", "input", "K", "R", "N"), array("C", "constant", "N"),
+         array("D", "local", "B", "M", "N"), array("E", "output", "B", "M", "N"), array("G", "output", "B", "M", "N")],
+        [statement("INIT", o, "D", "n i j", const(0.0, F), None, "init"),
+         statement("ACC", {**o, "k": "K", "r": "R"}, "D", "n i j", term, "sum", "backbone"),
+         statement("DONE0", o, "E", "n i j", op("max", biased, const(0.0, F)), None, "epilogue"),
+         statement("DONE1", o, "G", "n i j", ld("D", "n", "i", "j"), None, "epilogue")],
+    )  # fmt: skip
+
+
+def positive(group: Group) -> Dependences:
+    """Dependences for sizes >= 1, as schedules are solved for."""
+    return analyse(group, positive=False).under(context(group))
+
+
+def roles(group: Group) -> Roles:
+    """The roles of ``product`` with the steps of its solved matrix."""
+    return schedule_contract(group, Roles(("n",), "i", "j", "k", ("r",)), positive(group))[0]
+
+
+def run_product(
+    t: Scheduled, sizes: Mapping[str, int], M: int = 5, N: int = 7, K: int = 3, R: int = 2, B: int = 2
+) -> bool:
+    """Whether a schedule of ``product`` computes it, interpreted at these sizes."""
+    rng = np.random.default_rng(0)
+    a, w, c = rng.standard_normal((B, M, K, R)), rng.standard_normal((K, R, N)), rng.standard_normal(N)
+    memory = {"A": a, "W": w, "C": c, "E": np.full((B, M, N), np.nan), "G": np.full((B, M, N), np.nan)}
+    interpret(t, {"B": B, "M": M, "N": N, "K": K, "R": R, "steps": K * R, **sizes}, memory)
+    sums = np.einsum("bikr,krj->bij", a, w)
+    return np.allclose(memory["G"], sums) and np.allclose(memory["E"], np.maximum(sums + c, 0))
+
+
+def attention() -> tuple[Group, AttentionParts]:
+    """softmax(q k) v on blocks of rows, all arrays of all rows; the parts with their solved steps and phases."""
+    ij: dict[str, IndexLike] = {"n": "B", "i": "M", "j": "L"}
+    i: dict[str, IndexLike] = {"n": "B", "i": "M"}
+    il: dict[str, IndexLike] = {**i, "j0": "L"}
+    wide: dict[str, IndexLike] = {**i, "d": "D"}
+    weight = op("exp", op("sub", ld("scores", "n", "i", "j0"), ld("m", "n", "i")))
+    one = op("mul", ld("q", "n", "i", "k"), ld("keys", "n", "k", "j"))
+    two = op("mul", ld("w", "n", "i", "l"), ld("v", "n", "l", "d"))
+    scores = [statement("A_INIT", ij, "s1", "n i j", const(0.0, F), None, "init"),
+              statement("A_ACC", {**ij, "k": "K"}, "s1", "n i j", one, "sum", "backbone"),
+              statement("A_DONE0", ij, "scores", "n i j", ld("s1", "n", "i", "j"), None, "epilogue")]  # fmt: skip
+    rows = [statement("M0", i, "m", "n i", const(float("-inf"), F), None, "map"),
+            statement("M1", il, "m", "n i", ld("scores", "n", "i", "j0"), "max", "map"),
+            statement("Z0", i, "z", "n i", const(0.0, F), None, "map"),
+            statement("Z1", il, "z", "n i", weight, "sum", "map"),
+            statement("W", il, "w", "n i j0", op("div", weight, ld("z", "n", "i")), None, "map")]  # fmt: skip
+    values = [statement("B_INIT", wide, "s2", "n i d", const(0.0, F), None, "init"),
+              statement("B_ACC", {**wide, "l": "L"}, "s2", "n i d", two, "sum", "backbone"),
+              statement("B_DONE0", wide, "o", "n i d", ld("s2", "n", "i", "d"), None, "epilogue")]  # fmt: skip
+    shapes = {"q": "BMK", "keys": "BKL", "v": "BLD", "s1": "BML", "scores": "BML", "m": "BM", "z": "BM", "w": "BML",
+              "s2": "BMD", "o": "BMD"}  # fmt: skip
+    role = {"q": "input", "keys": "input", "v": "input", "o": "output"}
+    arrays = [array(n, role.get(n, "local"), *x) for n, x in shapes.items()]
+    g = make("attention", "B M L K D", arrays, [*scores, *rows, *values])
+    sunk, phases = (("INIT", "first"), ("DONE0", "last")), {"M0": 0, "M1": 0, "Z0": 1, "Z1": 1, "W": 2}
+    first, second = Roles(("n",), "i", "j", "k", (), sunk), Roles(("n",), "i", "d", "l", (), sunk)
+    stitch = Group("rows", g.params, g.arrays, tuple(rows))
+    return g, AttentionParts(g, first, stitch, ("n", "i"), phases, g, second)
+
+
+def run_attention(t: Scheduled, sizes: Mapping[str, int], M: int = 5, L: int = 7, K: int = 3, D: int = 6) -> bool:
+    """Whether a schedule of ``attention`` computes it, interpreted at these sizes."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((2, M, K)), rng.standard_normal((2, K, L)), rng.standard_normal((2, L, D))
+    memory = {"q": q, "keys": k, "v": v, "o": np.full((2, M, D), np.nan)}
+    interpret(t, {"B": 2, "M": M, "L": L, "K": K, "D": D, **sizes}, memory)
+    e = np.exp(q @ k)
+    return bool(np.allclose(memory["o"], (e / e.sum(2, keepdims=True)) @ v))

@@ -1,0 +1,166 @@
+"""Each transformation of (tree, tile map): what it makes, as a golden text, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.index import Index
+from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree import show
+from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote
+from polydyn.schedules.tree.gpu import GpuTile, gpu_product
+from polydyn.schedules.tree.limits import assign, clip, mark, pad
+from polydyn.schedules.tree.loops import (
+    Launch,
+    balance,
+    begins,
+    beside,
+    distribute,
+    fused,
+    interchange,
+    phased,
+    pull_out,
+    refine,
+    regroup,
+    rename,
+    tile,
+)
+from polydyn.schedules.tree.names import End, MarkName, a, b, c, e, it, p, s
+from polydyn.schedules.tree.rewrites import merge, shared
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import ROWS, VECTOR, solved
+from tests.support.polyhedral_groups import matmul, softmax
+from tests.support.scheduled_groups import product, roles
+
+Golden = Callable[[str, str], None]
+V = Index.of
+
+
+def text(t: Scheduled) -> str:
+    """Tree, loops with their digits, buffers and bounds."""
+    lines = [show(t.tree)]
+    for n, view in t.map.views.items():
+        loops = [f"{x.coord}{f' {x.at}' if x.at else ''} {list(x.digits)}" for x in view.loops]
+        hidden = f"; hides {list(view.hidden)}" * bool(view.hidden)
+        guard = "".join(f"; {low} <= {k} < extent - {short}" for k, low, short in view.guard)
+        lines.append(f"{n}: {', '.join(loops)}{hidden}{guard}")
+    for x in t.buffers:
+        met = ", ".join(f"{f.statement} {f.meets}" for f in t.flow if f.buffer == x.name)
+        fixed = sorted(d.name for d in x.fixed)
+        lines.append(f"buffer {x.name} of {x.array} along {x.axes}, fixed {fixed}, scope {list(x.scope)}: {met}")
+    lines += [f"{x.statement} is cut along {x.axis}, whole {x.whole}" for x in t.clips]
+    lines += [f"at once: {level} {list(loops)}" for level, loops in t.parallel]
+    lines += [f"padded: {sorted(t.padded)}"] if t.padded else []
+    return "\n".join(lines)
+
+
+def whole() -> Scheduled:
+    return solved(product(), roles(product()))
+
+
+def tiled() -> Scheduled:
+    t = tile(whole(), "i", (b, "B_i"), (c, Launch("C_i")), (p, 4))
+    return tile(tile(t, "j", (b, "B_j"), (p, 8)), "k", (b, "B_k"), (p, 16))
+
+
+def pulled() -> Scheduled:
+    t = interchange(tiled(), it("n"), b("i"), b("j"), b("k"), c("i"), p("k"), it("r"), p("i"), p("j"))
+    return pull_out(t, p("k"), it("r"))
+
+
+MADE: dict[str, Callable[[], Scheduled]] = {
+    "fused": whole,
+    "phased": lambda: phased(softmax(), ("r",), [["M0"], ["M1"], ["D0"], ["D1"], ["Y"]]),
+    "tile": tiled,
+    "refine": lambda: refine(tiled(), "j", p("j"), ("q_j", "Q"), ("lane", 4)),
+    "interchange": lambda: interchange(whole(), it("i"), it("j"), it("n"), it("k"), it("r")),
+    "pull_out": pulled,
+    "accumulate": lambda: accumulate(pulled(), c("i")),
+    "carry": lambda: carry(accumulate(pulled(), c("i")), b("k")),
+    "promote": lambda: promote(pulled(), "A", "i", "FILL", ROWS, b("k"), ["ACC"],
+                               {s("i"): (c("i"), p("i")), a("k"): (p("k"),)}, ["r"]),
+    "regroup": lambda: regroup(pulled(), ["DONE0"], [p("i"), p("j")], {e("v"): (p("j"), p("i"))}),
+    "distribute": lambda: distribute(whole(), it("k"), "ACC"),
+    "rename": lambda: rename(distribute(whole(), it("k"), "ACC"), ["DONE0"], {it("k"): p("k")}),
+    "keep": lambda: keep(phased(softmax(), ("r",), [["M0"], ["M1"], ["D0"], ["D1"], ["Y"]]), "m", "peak", it("r")),
+    "clip": lambda: clip(tiled(), "i", "INIT", "ACC", whole=1),
+    "pad": lambda: pad(tiled(), "ACC"),
+    "assign": lambda: assign(tiled(), "task", b("i"), b("j")),
+    "mark": lambda: mark(mark(tiled(), MarkName.MICRO, b("k"), "ACC"), MarkName.TASK, None),
+    "beside": lambda: beside(softmax(), [it("r")], *(
+        phased(replace(softmax(), statements=softmax().statements[n]), ("r",), stages)
+        for n, stages in ((slice(0, 2), [["M0"], ["M1"]]), (slice(2, 5), [["D0"], ["D1"], ["Y"]])))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_a_transformation_makes(name: str, golden: Golden) -> None:
+    golden(f"transformations/{name}.txt", text(MADE[name]()))
+
+
+REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
+    "fused": ("S2 has no iterator k and no step", lambda: fused(matmul(), "ij", "k", {})),
+    "solved": ("are not the loops", lambda: solved(product(), Roles(("n",), "k", "j", "i", ("r",)))),
+    "solved by another name": ("have the names of axes", lambda: solved(
+        product(), Roles(("n", "i"), "x", "j", "k", ("r",), (("INIT", "first"),)))),
+    "rename": ("has loops .*b_i.* already", lambda: rename(tiled(), ["INIT"], {p("i"): b("i")})),
+    "tile an unknown axis": ("no axis x", lambda: tile(whole(), "x", (b, "B"), (p, 4))),
+    "tile twice": ("is tiled already", lambda: tile(tiled(), "i", (b, "X"), (p, 4))),
+    "tile of nothing": ("the size of p_i is 0", lambda: tile(whole(), "i", (b, "B_i"), (p, 0))),
+    "refine": ("3 does not divide p_j:8", lambda: refine(tiled(), "j", p("j"), ("q_j", "Q"), ("lane", 3))),
+    "refine nothing": ("no x", lambda: refine(tiled(), "j", "x", ("q_j", "Q"), ("lane", 2))),
+    "interchange": ("no band has exactly", lambda: interchange(whole(), it("i"), it("j"))),
+    "pull_out": ("no band has the loops", lambda: pull_out(tiled(), c("i"))),
+    "pull_out behind": ("stand behind what runs later", lambda: pull_out(
+        fused(product(), "nij", "kr", {"INIT": End.LAST, "DONE0": End.FIRST, "DONE1": End.LAST}), it("k"), it("r"))),
+    "keep": ("b_k is no loop of INIT", lambda: keep(_outside(), "D", "acc", b("k"))),
+    "carry": ("no initialiser is sunk into c_i", lambda: carry(accumulate(pulled(), c("i")), c("i"))),
+    "carry nothing": ("the sums have no buffer", lambda: carry(pulled(), b("k"))),
+    "promote": ("copies the digits", lambda: promote(pulled(), "A", "i", "FILL", ROWS, b("k"), ["ACC"],
+                                                     {s("i"): (p("i"),), a("k"): (p("k"),)})),
+    "promote nowhere": ("is no loop of ACC", lambda: promote(pulled(), "A", "i", "FILL", ROWS, VECTOR, ["ACC"], {})),
+    "promote another": ("does not read C", lambda: promote(pulled(), "C", "j", "FILL", ROWS, b("k"), ["ACC"], {})),
+    "regroup": ("does not run the digits", lambda: regroup(pulled(), ["DONE0"], [p("i")], {e("v"): (p("j"),)})),
+    "regroup apart": ("are not loops of one band", lambda: regroup(pulled(), ["ACC"], [b("i"), p("i")],
+                                                                   {e("v"): (b("i"), p("i"))})),
+    "distribute": ("has no loop v over a sequence", lambda: distribute(whole(), VECTOR, "ACC")),
+    "beside": ("does not begin with the loops", lambda: beside(product(), [it("x")], whole())),
+    "balance": ("no tiles to share", lambda: balance(whole(), "i", "lo", "first")),
+    "begins": ("no x", lambda: begins(tiled(), "i", it("x"), "o_i")),
+    "clip": ("INIT has no digit of axis k", lambda: clip(tiled(), "k", "INIT")),
+    "pad": ("no statement X", lambda: pad(tiled(), "X")),
+    "assign": ("runs a reduction", lambda: assign(tiled(), "task", b("k"))),
+    "mark": ("DONE0 has no loop v", lambda: mark(tiled(), MarkName.TASK, VECTOR, "DONE0")),
+    "merge": ("meets D at a reduction step", lambda: merge(_summed_in_place(), ("k", "r"), "step")),
+    "shared": ("prod may not be reassociated", lambda: shared(_reduced("prod"), "share", "S")),
+    "whole fragments": ("does not divide", lambda: gpu_product(
+        product(), roles(product()), GpuTile((2, 2), (2, 6), (16, 8), (2, 8), (1, 2), staged=True))),
+    "sums of threads": ("instructions of 16 rows", lambda: gpu_product(product(), roles(product()),
+                                                                       GpuTile(staged=True))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_transformation_refuses(name: str) -> None:
+    why, make = REFUSED[name]
+    with pytest.raises(ScheduleError, match=why):
+        make()
+
+
+def _outside() -> Scheduled:
+    return pull_out(tiled(), b("k"), p("k"), it("r"))
+
+
+def _reduced(by: str) -> object:
+    g = product()
+    return replace(g, statements=tuple(replace(x, reduce=by) if x.reduce else x for x in g.statements))
+
+
+def _summed_in_place() -> object:
+    g = product()
+    index = (V("n"), V("i"), V("k"))
+    return replace(g, statements=tuple(replace(x, index=index) if x.reduce else x for x in g.statements))

@@ -1,0 +1,231 @@
+"""Explorers: find the optimum, repeat themselves, resume from records, and beat what they should."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.machines import A100
+from polydyn.errors import ArtifactError
+from polydyn.search.backbone import GroupKey, Tile, gemm
+from polydyn.search.bench import Remembered
+from polydyn.search.cost import blocks_at, blocks_per_unit
+from polydyn.search.explorers.explore import (
+    Explorer,
+    aligned_order,
+    best,
+    by_size,
+    exhaustive,
+    in_order,
+    random_search,
+    saturating_shape,
+    spread,
+)
+from polydyn.search.explorers.trust_region import Regions, trust_region
+from polydyn.search.hardware import cpu
+from polydyn.search.records import Records
+from polydyn.search.simulated import Simulated, recorded_costs, regret
+from polydyn.search.spaces.loop_model import loop_model
+from polydyn.search.spaces.space import Space, usage
+from tests.support.paths import ROOT
+
+BACKBONE = gemm(None, 3072, 1024, dtype="float16", item=2)
+SPACE = loop_model(BACKBONE, A100)
+COSTS = dict(zip(SPACE.tiles, Simulated(BACKBONE, A100).per_operation(SPACE.tiles), strict=True))
+OPTIMUM = min(COSTS.values())
+ORDER = aligned_order(SPACE, BACKBONE, A100)
+KEY = GroupKey("gemm", "float16", "cuda:sm_80")
+FEW = Space("few", SPACE.tiles[::60])
+
+
+def look_up(tiles: Sequence[Tile]) -> list[float]:
+    return [COSTS[t] for t in tiles]
+
+
+ALL = {
+    "exhaustive": exhaustive,
+    "random": random_search,
+    "aligned": in_order(ORDER),
+    "trust region": trust_region(ORDER),
+    "by size": by_size(trust_region(ORDER, regions=Regions(count=1, start=4, aligned=2, batch=4)), BACKBONE, 3),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_explorers_measure_each_tuple_once_and_stop(name: str) -> None:
+    log = ALL[name](FEW, look_up, 1000, 0)
+    assert sorted(t.tile for t in log) == list(FEW.tiles)
+    assert best(log).cost == min(COSTS[t] for t in FEW.tiles)
+    assert len(ALL[name](FEW, look_up, 9, 0)) == 9
+    assert ALL[name](FEW, look_up, 0, 0) == ()
+
+
+@pytest.mark.parametrize("name", ["random", "trust region"])
+def test_a_seed_decides_everything(name: str) -> None:
+    first = ALL[name](SPACE, look_up, 24, 5)
+    assert first == ALL[name](SPACE, look_up, 24, 5)
+    assert first != ALL[name](SPACE, look_up, 24, 6)
+
+
+def test_costs_are_only_compared() -> None:
+    """A process over costs would see nothing but the outliers; over ranks every increasing function is the same."""
+
+    def stretched(tiles: Sequence[Tile]) -> list[float]:
+        return [math.inf if c > 5 * OPTIMUM else math.expm1(c / OPTIMUM) for c in look_up(tiles)]
+
+    def plain(tiles: Sequence[Tile]) -> list[float]:
+        return [math.inf if c > 5 * OPTIMUM else c for c in look_up(tiles)]
+
+    a, b = (trust_region(ORDER)(SPACE, f, 36, 2) for f in (stretched, plain))
+    assert [t.tile for t in a] == [t.tile for t in b]
+
+
+def test_a_box_holds_the_next_value_on_every_axis() -> None:
+    """However small it is: an axis of two values would never change."""
+    sizes = [8 << n for n in range(6)]
+    tiles = [Tile((("b.i", i), ("b.j", j), ("w.k", k))) for i in sizes for j in sizes for k in (1, 4)]
+    space = Space("two", tuple(sorted(tiles)))
+
+    def cost(tiles: Sequence[Tile]) -> list[float]:
+        return [1 + abs(math.log2(t["b.i"] / 64)) + abs(math.log2(t["b.j"] / 32)) + (t["w.k"] == 1) for t in tiles]
+
+    short = [t for t in space.tiles if t["w.k"] == 1]
+    one = Regions(count=1, start=4, aligned=4, batch=4)
+    log = trust_region(short, regions=one)(space, cost, 32, 0)
+    assert {t.tile["w.k"] for t in log[:4]} == {1}
+    assert best(log).cost == 1
+
+
+def test_trust_regions_beat_random_and_aligned_starts() -> None:
+    """At 100 trials; 100 seeds on three groups are in benchmarks/explorers.py."""
+
+    def final(explorer: Explorer, seed: int) -> float:
+        return regret(explorer(SPACE, look_up, 100, seed), OPTIMUM)[-1]
+
+    ours = [final(trust_region(ORDER), s) for s in range(2)]
+    blind = [final(random_search, s) for s in range(20)]
+    assert sum(ours) / 2 < 0.02
+    assert max(ours) < sum(blind) / 20
+    assert max(ours) < final(in_order(ORDER), 0)
+
+
+def test_aligned_order_is_much_better_than_chance_and_starts_are_spread() -> None:
+    top = [COSTS[t] for t in ORDER[:50]]
+    assert sum(top) / 50 < sorted(COSTS.values())[len(COSTS) // 4]
+    starts = spread(SPACE, ORDER, 12)
+    assert len(set(starts)) == 12
+    assert starts[0] == ORDER[0]
+    assert spread(FEW, FEW.tiles, 10_000) == tuple(spread(FEW, FEW.tiles, len(FEW)))
+
+
+def test_a_saturating_instance_fills_every_unit() -> None:
+    for tile in SPACE.tiles[::97]:
+        shape = saturating_shape(BACKBONE, A100, tile)
+        resident = max(1, blocks_per_unit(usage(BACKBONE, A100, tile), A100))
+        assert blocks_at(BACKBONE, tile, shape) >= 2 * 108 * resident
+    static = saturating_shape(gemm(8, 8, None), cpu(2), loop_model(gemm(8, 8, None), cpu(2)).tiles[0])
+    assert static["i"] == static["j"] == 8
+
+
+def test_failures_and_pruned_tuples_do_not_stop_the_search() -> None:
+    def picky(tiles: Sequence[Tile]) -> list[float]:
+        return [math.inf if t["stages"] == 4 else COSTS[t] for t in tiles]
+
+    seen: list[Tile] = []
+
+    def watch(tiles: Sequence[Tile]) -> list[float]:
+        seen.extend(tiles)
+        return picky(tiles)
+
+    log = trust_region(ORDER, lambda t: "registers" if t["b.k"] == 64 else None)(SPACE, watch, 60, 0)
+    assert len(log) == 60
+    assert all(t["b.k"] != 64 for t in seen)
+    assert best(log).cost < 1.1 * min(c for t, c in COSTS.items() if t["stages"] != 4 and t["b.k"] != 64)
+    nothing = trust_region()(FEW, lambda ts: [math.inf] * len(ts), 20, 0)
+    assert [t.cost for t in nothing] == [math.inf] * 20
+
+
+def test_a_resumed_run_measures_only_what_is_missing(tmp_path: Path) -> None:
+    whole = trust_region(ORDER)(SPACE, look_up, 32, 3)
+    with Records.open(tmp_path / "r.db") as r:
+        stopped = Remembered(look_up, r, KEY, A100)
+        trust_region(ORDER)(SPACE, stopped, 20, 3)
+        assert stopped.measured == 20
+    with Records.open(tmp_path / "r.db") as r:
+        resumed = Remembered(look_up, r, KEY, A100)
+        assert trust_region(ORDER)(SPACE, resumed, 32, 3) == whole
+        assert resumed.measured == 12
+    with Records.open(tmp_path / "r.db", readonly=True) as r:  # pinned: answers, and measures nothing new here
+        pinned = Remembered(lambda ts: pytest.fail("measured"), r, KEY, A100)
+        assert trust_region(ORDER)(SPACE, pinned, 32, 3) == whole
+
+
+def test_records_of_failures_are_not_tried_again(tmp_path: Path) -> None:
+    with Records.open(tmp_path / "r.db") as r:
+        first = Remembered(lambda ts: [math.inf] * len(ts), r, KEY, A100)
+        assert first(FEW.tiles[:3]) == [math.inf] * 3
+        again = Remembered(look_up, r, KEY, A100)
+        assert again(FEW.tiles[:3]) == [math.inf] * 3
+        assert again.measured == 0
+        other = Remembered(look_up, r, GroupKey("other", "float16", "cuda:sm_80"), A100)
+        assert other(FEW.tiles[:1]) == [COSTS[FEW.tiles[0]]]
+
+
+def test_replay_refuses_a_space_with_holes(tmp_path: Path) -> None:
+    with Records.open(tmp_path / "r.db") as r:
+        exhaustive(FEW, Remembered(look_up, r, KEY, A100), 10)
+        with pytest.raises(ArtifactError, match=f"{len(FEW) - 10} of {len(FEW)}"):
+            recorded_costs(r, KEY, A100, FEW)
+        exhaustive(FEW, Remembered(look_up, r, KEY, A100), 1000)
+        assert recorded_costs(r, KEY, A100, FEW) == {t: COSTS[t] for t in FEW.tiles}
+
+
+RUN = """
+import sys, time
+from polydyn.search.backbone import GroupKey, gemm
+from polydyn.search.bench import Remembered
+from polydyn.search.explorers.explore import random_search
+from benchmarks.machines import A100
+from polydyn.search.spaces.loop_model import loop_model
+from polydyn.search.records import Records
+def slow(tiles):
+    time.sleep(0.01)
+    return [1.0 / t["b.i"] for t in tiles]
+space = loop_model(gemm(None, 3072, 1024, dtype="float16", item=2), A100)
+with Records.open(sys.argv[1]) as r:
+    print("go", flush=True)
+    random_search(space, Remembered(slow, r, GroupKey("gemm", "float16", "cuda:sm_80"), A100), 160, 1)
+"""
+
+
+def test_tuning_killed_twice_ends_as_if_never_killed(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+
+    def cost(tiles: Sequence[Tile]) -> list[float]:
+        return [1.0 / t["b.i"] for t in tiles]
+
+    known = 0
+    for delay in (0.05, 0.12):
+        p = subprocess.Popen([sys.executable, "-c", RUN, str(path)], stdout=subprocess.PIPE, cwd=ROOT)
+        assert p.stdout is not None
+        p.stdout.readline()
+        time.sleep(delay)
+        p.send_signal(signal.SIGKILL)
+        p.wait()
+        p.stdout.close()
+        with Records.open(path) as r:
+            rows = len(r.rows())
+        assert known <= rows < 160
+        assert rows % 8 == 0  # whole batches
+        known = rows
+    with Records.open(path) as r:
+        last = Remembered(cost, r, KEY, A100)
+        assert random_search(SPACE, last, 160, 1) == random_search(SPACE, cost, 160, 1)
+        assert last.measured == 160 - known
