@@ -1,0 +1,12 @@
+"""Tests in this folder need no compiler, so that all of them take less than a minute."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who needs one is marked ``compiler``, and left out by ``make unit``; for all others there is none."""
+    if "compiler" not in request.keywords:
+        monkeypatch.setenv("CC", "no-compiler-in-unit-tests")
