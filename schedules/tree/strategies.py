@@ -127,10 +127,10 @@ def uncopied(t: Scheduled, axis: str) -> list[str]:
 def operand(group: Group, iterator: str) -> str:
     """The array that the accumulation reads along an iterator."""
     acc = group.backbone
-    found = [x.array for x in read_accesses(acc)[1:] if any(iterator in i.symbols() for i in x.index)]
+    found = [x for x in read_accesses(acc)[1:] if any(iterator in i.symbols() for i in x.index)]
     if not found:
         raise ScheduleError(f"{acc.name} reads nothing along {iterator}", node=acc.name, rule="operands")
-    return found[0]
+    return max(found, key=lambda x: len({n for i in x.index for n in i.symbols()} & set(acc.iterators))).array
 
 
 def nest(

@@ -321,7 +321,7 @@ def test_a_killed_batch_goes_on_where_it_was(tmp_path: Path) -> None:
     code = f"from pathlib import Path; from polydyn.jobs import Batch; from test_jobs import stub\n" \
            f"if __name__ == '__main__': Batch(Path({str(path)!r}), 2, execute=stub).run()"  # fmt: skip
     script = write(tmp_path, code, "go.py")
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'cli'}"}
     client = subprocess.Popen([sys.executable, str(script)], env=environment, start_new_session=True)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("*.polydyn"))) < 3 and time.monotonic() < deadline:

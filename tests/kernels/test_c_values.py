@@ -17,7 +17,7 @@ from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.reference import evaluate_value
-from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import FLOATS, FromIndex, Load, Op, Value, cast, const, load, loads, op, transform, walk
 from polydyn.schedules.index import ZERO, Index
 from tests.support.paths import ROOT
@@ -149,11 +149,11 @@ def kernels(width: int, vector: bool) -> tuple[str, Kernels, list[str]]:
         loop = For("i", ZERO, Index.of("n"), (Store("y", Index.of("i"), flat(v)),))
         body: Body = (loop,)
         if vector:
-            try:
-                body = fold(vectorise_loop(loop, width))
-            except CodegenError:
+            made = vectorise_loop(loop, width)
+            if isinstance(made, Declined):
                 refused.append(name)
                 continue
+            body = fold(made)
         buffers = list(dict.fromkeys(x.buffer for x in loads(v)))
         dtypes = {"y": v.dtype, **{b: b.split("_")[0] for b in buffers}}
         function = f"k{k}"

@@ -40,7 +40,8 @@ def squashed() -> onnx.ModelProto:
 
 def moved(plan: HostPlan, **dims: int) -> int:
     (launch,) = plan.launches
-    return launch.symbols[-1].evaluate({**dims, "nth": 1})
+    (candidate,) = launch.candidates
+    return candidate.symbols[-1].evaluate({**dims, "nth": 1})
 
 
 def test_only_launches_that_no_cache_holds_stream() -> None:

@@ -180,8 +180,8 @@ def refused(function: Any, *arguments: Any, **options: Any) -> tuple[Any, str]:
 
 def test_what_is_refused_runs_as_torch_has_it() -> None:
     x = torch.randn(6)
-    result, said = refused(lambda x: torch.fft.fft(x).abs() + 1, x)
-    assert near(result, torch.fft.fft(x).abs() + 1) and "a graph runs as torch has it" in said
+    result, said = refused(lambda x: torch.linalg.svdvals(x.reshape(2, 3)) + 1, x)
+    assert near(result, torch.linalg.svdvals(x.reshape(2, 3)) + 1) and "a graph runs as torch has it" in said
 
 
 def test_writing_into_an_input_is_left_to_torch() -> None:

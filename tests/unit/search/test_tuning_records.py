@@ -19,7 +19,7 @@ from polydyn.errors import ArtifactError
 from polydyn.search.backbone import GroupKey, Tile
 from polydyn.search.hardware import Hardware
 from polydyn.search.records import Record, Records
-from tests.support.paths import TESTS
+from tests.support.paths import ROOT
 
 KEY = GroupKey("C[i,j] += A[i,k]*B[k,j]", "float32", "cuda:sm_80", ("row", "row"), ("4 | k",), "nvcc 13", ("-O3",), "1")
 
@@ -121,7 +121,7 @@ WRITER = """
 import sys
 from polydyn.search.records import Records
 sys.path.insert(0, {tests!r})
-from test_tuning_records import record
+from tests.unit.search.test_tuning_records import record
 lane, count = int(sys.argv[2]), int(sys.argv[3])
 with Records.open(sys.argv[1]) as r:
     for i in range(count):
@@ -131,7 +131,7 @@ with Records.open(sys.argv[1]) as r:
 
 
 def start(path: Path, lane: int, count: int) -> subprocess.Popen[str]:
-    code = WRITER.format(tests=str(TESTS))
+    code = WRITER.format(tests=str(ROOT))
     command = [sys.executable, "-c", code, str(path), str(lane), str(count)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
