@@ -119,11 +119,13 @@ def promote(
     loops: Mapping[Coord, Seq[str]],
     hidden: Seq[str] = (),
     scope: tuple[Coord, ...] = (),
+    over: Seq[str] = (),
 ) -> Scheduled:
     """A statement ``name`` copies what one step of loop ``below`` reads of an array into buffer ``into``.
 
     ``along``: an axis, which says which operand is meant (both may read one array). ``loops``: the copy's loop -> names
-    of its digits; ``hidden``: digits that one instance copies (an instruction does). It reads from where the readers
+    of its digits; ``hidden``: digits that one instance copies (an instruction does). ``over``: axes that the copy runs
+    although no subscript may (what is copied is then the same along them). It reads from where the readers
     found the array until now: memory, or the buffer of an earlier promotion.
     isl: graft; TVM: cache_read; Halide: compute_at; exo: stage_mem; TC: promoteToShared. Before: band b_k: ACC reads W.
     After: band b_k: PACK writes panel; ACC reads panel. TSCompiler 5.3.
@@ -135,7 +137,7 @@ def promote(
         raise refuse(f"{below} is no loop of {reader}: {list(order)}")
     outer = order[: order.index(below) + 1]
     above = tuple(x for k in outer if (x := t.view(reader).loop(k)))
-    axes = operand_axes(t, reader, array, along)
+    axes = tuple(dict.fromkeys((*operand_axes(t, reader, array, along), *over)))
     fixed = {d for x in above for d in x.digits if d.axis in axes}
     free = {d.name: d for ax in axes for d in t.map.axes[ax] if d not in fixed}
     listed = [n for ds in loops.values() for n in ds] + list(hidden)

@@ -99,7 +99,7 @@ def cpu_product(
                     {VECTOR: (c(j), "q_j"), a(k): (p(k),), **own, LANE: (LANE,)})  # fmt: skip
     if fill:
         t = promote(t, operand(group, roles.row), i, FILL, ROWS, b(k), [ACC],
-                    {a(i): (c(i), p(i)), a(k): (p(k),), **own})  # fmt: skip
+                    {a(i): (c(i), p(i)), a(k): (p(k),), **own}, over=(k, *roles.inner))  # fmt: skip
     for axis in (i, j):  # exact loops and masks
         t = clip(t, axis, *uncopied(t, axis))
     t = clip(t, k, ACC, *[PACK] * pack, *[FILL] * fill)
