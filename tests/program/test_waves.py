@@ -170,7 +170,8 @@ def test_small_launches_of_a_wave_run_on_different_threads() -> None:
     """Each is too small for two threads, together they are not."""
     outputs = ("o0", "o1")
     rows = buffers(("x", F, (L,), "input"), *((o, "int64", (L,), "output") for o in outputs))
-    launches = tuple(declared(launch(WHO, f"x {o}", (), L, 30000)) for o in outputs)
+    long = Index.of(10**9)  # worth waking a worker for
+    launches = tuple(replace(declared(launch(WHO, f"x {o}", (), L, 30000)), flops=long) for o in outputs)
     plan = HostPlan("who", ("x",), outputs, rows, {}, (SymbolSource("L", "x", 0),), (), (WHO,), launches)
 
     def threads_of(p: HostPlan) -> set[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from polydyn.fusion.pipeline import fusion_plan
 from polydyn.schedules.expr import const, op
 from tests.support.graphs import Sheet, matmul, wrong
@@ -34,6 +36,7 @@ def test_an_epilogue_joins_its_product_with_a_reason() -> None:
     assert "y: element-wise on the contraction's output (epilogue)" in plan.groups[0].reasons
 
 
+@pytest.mark.compiler
 def test_a_diamond_makes_no_cycle() -> None:
     """y reads the product and a sum over it: it cannot be the product's epilogue."""
     s = Sheet(a=("M", "K"), b=("K", "N"))
@@ -52,6 +55,7 @@ def test_a_transpose_is_read_in_place() -> None:
     assert groups(s, "y") == [("nest", ["y"])]
 
 
+@pytest.mark.compiler
 def test_parts_of_a_concatenation_are_written_in_place() -> None:
     s = Sheet(x=("A", 3), z=("A", 2))
     s.let("p", ("A", 3), op("exp", s.at("x", "d0", "d1")))

@@ -55,6 +55,7 @@ def test_a_sum_read_by_many_is_not() -> None:
     assert "not computed again: off-chip traffic may rise" in why and "more bytes (a, b)" in why
 
 
+@pytest.mark.compiler
 def test_what_is_computed_again_is_right() -> None:
     sizes = ({"M": 5, "N": 33, "K": 7}, {"M": 1, "N": 1, "K": 1}, {"M": 0, "N": 3, "K": 2})
     assert not wrong(sums_of_a_sum(2).graph("y0", "y1"), *sizes)
@@ -91,10 +92,12 @@ def product_and_square(*more: str) -> FusionPlan:
     return fusion_plan(s.graph("t", *more))
 
 
+@pytest.mark.compiler
 def test_an_epilogue_that_replaces_what_is_written_stays() -> None:
     assert outputs(product_and_square()) == [("q",), ("t",)]
 
 
+@pytest.mark.compiler
 def test_an_epilogue_beside_what_is_written_goes_to_its_reader() -> None:
     plan = product_and_square("x")
     assert outputs(plan) == [("x",), ("t",)]

@@ -114,6 +114,7 @@ def rows() -> Any:
     return model([node("Reshape", "x s", "y")], {"x": ("float32", ["N"])}, ["y"], {"s": np.array([-1, 4])})
 
 
+@pytest.mark.compiler
 def test_a_multiple_makes_a_guard_of_the_model_unnecessary_and_is_checked_itself() -> None:
     assert [g.relation for g in import_model(rows()).guards] == ["%=="]
     program = polydyn.compile(rows(), threads=1, dims={"N": Sizes(8, 64, multiple=8)})
@@ -129,6 +130,7 @@ def test_a_multiple_makes_a_guard_of_the_model_unnecessary_and_is_checked_itself
 LIKELY = Sizes(1, 64, likely=(16, 48), probabilities=(0.75, 0.25))
 
 
+@pytest.mark.compiler
 def test_likely_sizes_restrict_nothing_and_are_kept(tmp_path: Path) -> None:
     program = polydyn.compile(rows(), threads=1, dims={"N": LIKELY})
     assert program.run({"x": np.zeros(8, np.float32)})["y"].shape == (2, 4)
@@ -162,6 +164,7 @@ def test_other_forms_are_refused_on_the_command_line(text: str) -> None:
     assert done.exit_code == 2 and text in done.output
 
 
+@pytest.mark.compiler
 def test_batch_jobs_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(rows().SerializeToString())
     job = {"model": "m.onnx", "output": "m.polydyn", "dims": {"N": LIKELY.to_json()}}
