@@ -18,7 +18,7 @@ from polydyn.schedules.tree.loops import Size, distribute, interchange, pull_out
 from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, it, p, s, w
 from polydyn.schedules.tree.rewrites import merge, shared
 from polydyn.schedules.tree.scheduled import Scheduled
-from polydyn.schedules.tree.strategies import ACC, INIT, operand, solved
+from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, solved
 
 V = Index.of
 COPY_A, COPY_B, FRAG_A, FRAG_B, STAGE = "COPY_A", "COPY_B", "FRAG_A", "FRAG_B", "STAGE"
@@ -89,11 +89,13 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
     t = pull_out(t, b(k), f(k), p(k), together=sizes.staged)  # out of the whole reduction
     t = accumulate(t, b(j), scope=unit)
     inner = {x: [d.name for d in t.map.axes[x] if d.name != b(x)] for x in (i, j, k)}
-    rows, columns = operand(group, roles.row), operand(group, roles.col)
-    t = promote(t, columns, j, COPY_B, "tile_b", b(k), [ACC], {s(k): inner[k], s(j): inner[j]})
-    t = promote(t, rows, i, COPY_A, "tile_a", b(k), [ACC], {s(i): inner[i], s(k): inner[k]})
-    for name, into, array, x in ((FRAG_B, "b_frag", columns, j), (FRAG_A, "a_frag", rows, i)):
-        t = promote(t, array, x, name, into, f(k), [ACC], {g(x): loads[x][0]}, (*loads[x][1], p(k)), unit)
+    rows, columns = row_operand(group, roles), (operand(group, roles.col), j)
+    for name, into, (array, along), x in ((COPY_B, "tile_b", columns, j), (COPY_A, "tile_a", rows, i)):
+        order = (x, k) if name == COPY_A else (k, x)
+        t = promote(t, array, along, name, into, b(k), [ACC], {s(y): inner[y] for y in order}, over=(x,))
+    for name, into, (array, along), x in ((FRAG_B, "b_frag", columns, j), (FRAG_A, "a_frag", rows, i)):
+        hidden = (*loads[x][1], p(k))
+        t = promote(t, array, along, name, into, f(k), [ACC], {g(x): loads[x][0]}, hidden, unit, (x,))
     t = staged_sums(t, unit) if sizes.staged else t
     t = assign(assign(t, "task", *block), "unit", *unit)
     t = pad(t, INIT, ACC)  # copies fill with zeros; epilogues are guarded

@@ -98,8 +98,9 @@ def cpu_product(
         t = promote(t, operand(group, roles.col), j, PACK, PANEL, b(k), [ACC],
                     {VECTOR: (c(j), "q_j"), a(k): (p(k),), **own, LANE: (LANE,)})  # fmt: skip
     if fill:
-        t = promote(t, operand(group, roles.row), i, FILL, ROWS, b(k), [ACC],
-                    {a(i): (c(i), p(i)), a(k): (p(k),), **own}, over=(k, *roles.inner))  # fmt: skip
+        array, along = row_operand(group, roles)
+        t = promote(t, array, along, FILL, ROWS, b(k), [ACC],
+                    {a(i): (c(i), p(i)), a(k): (p(k),), **own}, over=(i, k, *roles.inner))  # fmt: skip
     for axis in (i, j):  # exact loops and masks
         t = clip(t, axis, *uncopied(t, axis))
     t = clip(t, k, ACC, *[PACK] * pack, *[FILL] * fill)
@@ -131,6 +132,21 @@ def operand(group: Group, iterator: str) -> str:
     if not found:
         raise ScheduleError(f"{acc.name} reads nothing along {iterator}", node=acc.name, rule="operands")
     return max(found, key=lambda x: len({n for i in x.index for n in i.symbols()} & set(acc.iterators))).array
+
+
+def row_operand(group: Group, roles: Roles) -> tuple[str, str]:
+    """The array that the accumulation reads along rows, and an axis that tells its read from others.
+
+    A product of one row reads nothing along rows: then it is what runs the reduction, but no column.
+    """
+    acc = group.backbone
+    if any(roles.row in i.symbols() for x in read_accesses(acc)[1:] for i in x.index):
+        return operand(group, roles.row), "i"
+    for x in read_accesses(acc)[1:]:
+        used = {n for i in x.index for n in i.symbols()}
+        if roles.block in used and roles.col not in used:
+            return x.array, "k"
+    raise ScheduleError(f"{acc.name} reads nothing along {roles.row}", node=acc.name, rule="operands")
 
 
 def nest(

@@ -11,12 +11,12 @@ import polydyn
 from benchmarks.models.inputs import feeds
 from benchmarks.ops import models
 from polydyn.build.features import machine_features
-from polydyn.compiler import plan_graph
+from polydyn.compiler import plan_graph, plan_program
 from polydyn.errors import InputError
 from polydyn.schedules.expr import FromIndex, Value, cast, const, op
 from polydyn.schedules.index import Index
 from tests.support.graphs import Sheet, matmul, wrong
-from tests.support.stored import compiled, load
+from tests.support.stored import compiled, load, path_of
 
 
 @pytest.mark.skipif("avx2" not in machine_features(), reason="needs AVX2")
@@ -154,3 +154,9 @@ def test_a_group_computed_again_keeps_the_subscripts_inside_it() -> None:
     sheet.let("u", ("N", "L"), op("mul", sheet.at("m", "d0", 0, "d1"), sheet.at("w", "d0", "d1")))
     sheet.let("s", (), sheet.at("u", "r0", "r1"), ("N", "L"), "sum")
     assert not wrong(sheet.graph("s"), {"N": 1, "L": 1}, {"N": 3, "L": 2}, {"N": 0, "L": 7}, {"N": 7, "L": 33})
+
+
+def test_a_product_of_one_row_has_a_schedule_on_cuda() -> None:
+    """Its row operand runs the reduction only; the schedule looked for a read along rows."""
+    plan = plan_program(path_of("shufflenet_tiny"), target="cuda:sm_80")
+    assert any(k.name.startswith("contract_") for k in plan.kernels)
