@@ -13,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo torch test unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay wheel clean
+.PHONY: demo torch test unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay docs wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -62,10 +62,10 @@ opening: models
 	$(BIN)/python -m benchmarks.opening $(MODELS)/bert_base.onnx $(ARGS)
 
 fuzz: $(VENV)/.extra-test
-	$(BIN)/python -m benchmarks.fuzz $(SEEDS)
+	$(BIN)/python -m polydyn.testing.fuzz $(SEEDS)
 
 fuzz-shapes: $(VENV)/.extra-test
-	$(BIN)/python -m benchmarks.fuzz_shapes $(SEEDS)
+	$(BIN)/python -m polydyn.testing.fuzz_shapes $(SEEDS)
 	POLYDYN_EXAMPLES=$(SEEDS) $(BIN)/python -m pytest -q tests/unit/shapes/test_shape_facts.py tests/unit/shapes/test_dims.py
 
 shape-inference: $(VENV)/.extra-bench models
@@ -73,7 +73,7 @@ shape-inference: $(VENV)/.extra-bench models
 
 # ONNX's node cases, compiled for the CPU. ARGS: part of a case's name, --reference, --dims all|each, --jobs, --json
 conformance: $(VENV)/.extra-test
-	$(BIN)/python -m benchmarks.conformance $(ARGS)
+	$(BIN)/python -m polydyn.testing.conformance $(ARGS)
 
 guards: $(VENV)/.extra-bench models
 	$(BIN)/python -m benchmarks.guards $(MODELS)/*.onnx
@@ -151,6 +151,10 @@ OUT    ?= benchmarks/out/replay.gz
 replay: $(VENV)/.extra-test
 	mkdir -p $(dir $(OUT))
 	$(BIN)/python -m benchmarks.replay write $(OUT) $(ARGS)
+
+# The documentation as pages that load nothing: benchmarks/out/site/html/index.html. ARGS=--quick leaves the notebooks' outputs out.
+docs: $(VENV)/.extra-test $(VENV)/.extra-docs
+	$(BIN)/python docs/site.py benchmarks/out/site $(ARGS)
 
 wheel: $(VENV)/.made
 	rm -rf build

@@ -21,7 +21,7 @@ import onnx
 import onnxruntime as ort
 
 from benchmarks.limits import Limits
-from benchmarks.models.inputs import feeds
+from polydyn.testing.inputs import feeds
 
 Sizes = list[int]
 SUFFIX = "_kernel_time"

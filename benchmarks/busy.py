@@ -30,10 +30,10 @@ from rich.table import Table
 
 from benchmarks import record
 from benchmarks.arguments import parse_shape
-from benchmarks.models.inputs import shapes
 from benchmarks.protocol import TURN_SECONDS, Contestant, wait_until_quiet, warm_up
 from polydyn.build.compiler import find_compiler
-from polydyn.program.runtime import sources
+from polydyn.runtime.c import sources
+from polydyn.testing.inputs import shapes
 
 CONTESTANTS = ("polydyn", "onnxruntime", "onnxruntime-nospin")
 MODELS = {"bert_base": ("B=1,L=32", "B=4,L=61"), "gpt2": ("B=1,L=8", "B=1,L=64"),

@@ -28,7 +28,6 @@ import onnx
 from rich.progress import track
 
 from benchmarks import record
-from benchmarks.ops import models
 from benchmarks.strategies import loops
 from polydyn.backends.cpu import cpu_target
 from polydyn.measure import PlacedTask, tasks_of
@@ -44,6 +43,7 @@ from polydyn.search.hardware import Hardware
 from polydyn.search.records import Record, Records
 from polydyn.search.select import Selection, assign, top_n
 from polydyn.search.spaces.loop_model import loop_model
+from polydyn.testing import models
 
 TABLE = record.RESULTS / "classifier_1t.json.gz"
 PASSES, TARGETS, SPLITS, HELD_OUT = 4, 5, 20, 0.2

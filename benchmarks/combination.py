@@ -21,8 +21,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks import record
-from benchmarks.machines import V100
-from benchmarks.ops import models
 from polydyn.backends.cpu import cpu_target
 from polydyn.codegen.cuda.versions import FMA_TILES
 from polydyn.measure import tasks_of
@@ -30,11 +28,13 @@ from polydyn.measure.calibrate import machine
 from polydyn.measure.cpu_bench import CpuBench
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.workers import Workers
-from polydyn.search.backbone import GroupKey, Problem, Tile, gemm
-from polydyn.search.dispatch.combine import Cover, combine
-from polydyn.search.simulated import Simulated
+from polydyn.search.backbone import GroupKey, Problem, Tile
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.strategies import STRATEGIES, tune
+from polydyn.testing import models
+from polydyn.testing.covers import Cover, combine
+from polydyn.testing.machines import V100
+from polydyn.testing.simulated import Simulated, gemm
 
 MOST = 512
 LENGTHS = {"FTuner's lengths": (5, 24, 43, 62, 81, 100, 119, 128), "16 lengths to 512": tuple(range(32, 513, 32))}

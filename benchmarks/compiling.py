@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 
 from benchmarks import record
-from benchmarks.models import inputs
+from polydyn.testing import inputs
 
 SMALL = {"B": 4, "N": 4}
 """Largest batch drawn; other dims go to 64 (images: multiples of 32 up to 256)."""

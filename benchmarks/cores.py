@@ -26,9 +26,9 @@ from rich.table import Table
 import polydyn
 from benchmarks import record
 from benchmarks.arguments import parse_shape
-from benchmarks.models.inputs import shapes
-from polydyn.program.explain import ExplainedLaunch, explain
-from polydyn.program.runtime import sources
+from polydyn.runtime.c import sources
+from polydyn.runtime.explain import ExplainedLaunch, explain
+from polydyn.testing.inputs import shapes
 
 FLOPS_PER_NS, BYTES_PER_NS = 115.0, 16.0
 """Of one core: docs/measurements.md, and what one core reads from its caches."""

@@ -5,7 +5,7 @@ usage: python -m benchmarks.cpu_all FOLDER | MODEL.onnx ... [--shapes B=1,L=8 ..
 
 FOLDER stands for its bert_base, albert_base, gpt2, t5_small (encoder) and vit_base (``make models`` writes them).
 Dynamic dims: B and L of text models, N of vit_base, all in one compilation, at the sizes of STANDARD; other models run
-at their stored shapes (benchmarks/models/inputs.py) or at those of ``--shapes``. Masks hold zeros where there is room.
+at their stored shapes (polydyn/testing/inputs.py) or at those of ``--shapes``. Masks hold zeros where there is room.
 ONNX Runtime runs with its spinning pool and without on two or more threads, and the faster counts. PyTorch runs the
 module that the ONNX file was exported from, eager; a model without one it refuses. ``--also torch-inductor`` adds
 torch.compile(dynamic=True), which compiles for a minute or two, ``--also openvino`` OpenVINO in fp32 (pip install
@@ -26,8 +26,8 @@ from pathlib import Path
 from benchmarks import arguments, record, report
 from benchmarks.bound import bound, products
 from benchmarks.limits import Limits, measure
-from benchmarks.models.inputs import Shape, shapes
 from benchmarks.rows import Effort, Field, Row, progress
+from polydyn.testing.inputs import Shape, shapes
 
 TEXT = [{"B": b, "L": n} for b, n in ((1, 1), (1, 8), (1, 32), (1, 61), (1, 128), (4, 61), (8, 128), (2, 509))]
 PHOTOS = [{"N": 1, "H": h, "W": w} for h, w in ((224, 224), (193, 257))]

@@ -24,9 +24,9 @@ import onnxruntime as ort
 
 import polydyn
 from benchmarks import record
-from benchmarks.accuracy import error
-from benchmarks.models.inputs import feeds
-from polydyn.program.program import Program
+from polydyn.runtime.program import Program
+from polydyn.testing.accuracy import error
+from polydyn.testing.inputs import feeds
 
 Array = npt.NDArray[Any]
 

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 import polydyn
-from benchmarks.accuracy import error
 from benchmarks.arguments import parse_shape
-from benchmarks.models.inputs import Shape, feeds, shapes, symbols
+from polydyn.testing.accuracy import error
+from polydyn.testing.inputs import Shape, feeds, shapes, symbols
 
 SIZES = (1, 2, 7, 16, 33)
 

@@ -25,15 +25,15 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import record
-from benchmarks.machines import A100, T4
 from benchmarks.spaces import Recorded, load
-from polydyn.search.backbone import Backbone, Tile, gemm
-from polydyn.search.explorers.explore import Explorer, Trial, aligned_order, in_order, random_search
+from polydyn.search.backbone import Backbone, Tile
+from polydyn.search.explorers.explore import Explorer, Trial, aligned_order, in_order
 from polydyn.search.explorers.trust_region import trust_region
 from polydyn.search.hardware import Hardware, cpu
-from polydyn.search.simulated import Simulated, regret
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.spaces.space import Space
+from polydyn.testing.machines import A100, T4
+from polydyn.testing.simulated import Simulated, gemm, random_search, regret
 
 AT, JUDGED = (25, 50, 100, 200), 100
 NEAR = 1e-3

@@ -13,73 +13,17 @@ more than the others counts as outside). ``--gemms``: also the GEMMs with attent
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import record
-from benchmarks.models.inputs import shapes
 from polydyn.cli.inputs import sizes
-from polydyn.fusion.pipeline import FUSION, PASSES, fusion_plan, rewrite_graph
-from polydyn.fusion.plan import FusionPlan
-from polydyn.fusion.traffic import bytes_at
 from polydyn.graph.expand import import_model
-from polydyn.graph.ir import Graph
-from polydyn.program.explain import text_table
-
-LAYER = re.compile(r"/(?:layer|block|h|layers|albert_layers)\.(\d+)/")
-
-ON_PLANS = [p for p in PASSES if (p.graph or p.groups or p.join) and not p.cuda]
-ADDED = tuple(p.name for p in sorted(ON_PLANS, key=lambda p: not (p in FUSION and p.graph)))
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line: after which pass, launches, kernels around sums of products, bytes moved."""
-
-    after: str
-    kernels: int
-    gemms: int
-    bytes: int
-
-
-def plan_without(graph: Graph, off: Collection[str]) -> FusionPlan:
-    """The fusion plan of an imported graph without some passes."""
-    return fusion_plan(rewrite_graph(graph, off), off)
-
-
-def table(graph: Graph, shape: Mapping[str, int]) -> list[Row]:
-    """A row for no pass at all, then one for each pass added in order."""
-    return [row_without(graph, ADDED[k:], shape, after) for k, after in enumerate(("nothing", *ADDED))]
-
-
-def row_without(graph: Graph, off: Collection[str], shape: Mapping[str, int], after: str = "") -> Row:
-    """The row of a pipeline without some passes."""
-    plan = plan_without(graph, off)
-    return Row(after, len(plan.groups), gemms(plan), sum(bytes_at(plan, g, shape) for g in plan.groups))
-
-
-def gemms(plan: FusionPlan) -> int:
-    """Kernels around a sum of products; an attention does two."""
-    return sum({"contract": 1, "attention": 2}.get(g.kind, 0) for g in plan.groups)
-
-
-def layers(plan: FusionPlan) -> tuple[int, int] | None:
-    """(kernels of a layer, kernels outside of layers) of a transformer, by the names that exporters give to nodes.
-
-    None where the names do not tell layers apart (ALBERT's share theirs with their weights).
-    """
-    if not any(g.kind == "attention" for g in plan.groups):
-        return None
-    where: Counter[str] = Counter()
-    for g in plan.groups:
-        names = [m.group(1) for n in g.nodes for m in [LAYER.search(n.origin)] if m]
-        where[names[0] if names else ""] += 1
-    inside = [count for layer, count in where.items() if layer]
-    return (min(inside), len(plan.groups) - min(inside) * len(inside)) if len(inside) > 1 else None
+from polydyn.runtime.explain import text_table
+from polydyn.testing.inputs import shapes
+from polydyn.testing.plans import Row, gemms, layers, plan_without, table
 
 
 def measure(path: Path, shape: Mapping[str, int], count_gemms: bool) -> dict[str, object]:

@@ -22,8 +22,9 @@ from pathlib import Path
 
 from benchmarks import arguments, record, report
 from benchmarks.limits import Limits, measure
-from benchmarks.ops import draw, models
+from benchmarks.ops import draw
 from benchmarks.rows import Effort, Field, Row, Shape, progress
+from polydyn.testing import models
 
 Sizes = tuple[int, int, int, int]
 """B, M, N, K of a batched product."""

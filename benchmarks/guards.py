@@ -23,15 +23,15 @@ import onnx
 
 from benchmarks import record
 from benchmarks.compiling import draw_shapes, resident
-from benchmarks.models import inputs
 from benchmarks.overhead import hollow
 from polydyn.build.compiler import build_library
 from polydyn.program.assemble import build_program, kernel_units
 from polydyn.program.host import host_program
-from polydyn.program.native import DTYPE_CODES, Tensor
 from polydyn.program.plan import HostPlan
-from polydyn.program.program import Program
-from polydyn.program.runtime import sources
+from polydyn.runtime.c import sources
+from polydyn.runtime.native import DTYPE_CODES, Tensor
+from polydyn.runtime.program import Program
+from polydyn.testing import inputs
 
 ROUNDS = 7
 FIELDS = ("guards", "same", "new")

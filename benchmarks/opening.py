@@ -141,7 +141,7 @@ def child_save(path: str, folder: str) -> None:
     import onnx
 
     import polydyn
-    from benchmarks.models.inputs import feeds, symbols
+    from polydyn.testing.inputs import feeds, symbols
 
     polydyn.compile(path).save(Path(folder) / "program")
     model = onnx.load(path)

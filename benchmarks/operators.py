@@ -1,6 +1,6 @@
 """The table of operators in ``docs/operators.md``: how each is built, for which opsets, and its node cases.
 
-Run: ``python -m benchmarks.operators [RESULTS.json]``; ``python -m benchmarks.conformance --json`` writes the results.
+Run: ``python -m benchmarks.operators [RESULTS.json]``; ``polydyn.testing.conformance --json`` writes the results.
 """
 
 from __future__ import annotations
@@ -14,22 +14,31 @@ from pathlib import Path
 import onnx
 import onnx.defs
 
-from benchmarks.conformance import cases
 from polydyn.graph.bodies import BODIES, split_name
 from polydyn.graph.propagate import load_operators
+from polydyn.graph.sequences import RULES
+from polydyn.testing.conformance import cases
 
 PLACE = Path(__file__).parents[1] / "docs" / "operators.md"
 HEAD = """# Operators
 
-Written by `python -m benchmarks.operators RESULTS.json`, after `python -m benchmarks.conformance --json RESULTS.json`.
+Written by `python -m benchmarks.operators RESULTS.json`, after
+`python -m polydyn.testing.conformance --json RESULTS.json`.
 
 - *primitives*: a shape rule and an expansion (`polydyn/graph/operators/`).
 - *body*: written as other operators (`polydyn/graph/functions/`); it fuses as its decomposed form does.
 - *function*: replaced by ONNX's own function body.
+- *host step*: the host finds places or sizes between two parts of the program (docs/adr/0027-parts.md), the rest is
+  primitives; other operators have such a step only where data decide their sizes.
 
 Opsets: the versions of the operator that ONNX defines, from the oldest on; a part of an operator that is not built is
 refused by name. Cases: ONNX's node cases of this operator alone that pass compiled for the CPU, of all there are.
+Numbers of random generators follow from place and seed, the same ones in every call; their cases count by type and
+shape (`docs/adr/0023-types.md`). Operators of other domains can be registered (`docs/extending.md`).
 """
+
+
+HOSTED = ("Loop", "Scan", "NonZero", "Compress", "Unique", "NonMaxSuppression")
 
 
 def opsets(op: str) -> str:
@@ -42,12 +51,14 @@ def opsets(op: str) -> str:
 def kinds() -> dict[str, str]:
     """Operator -> how it is built."""
     out = dict.fromkeys(load_operators(), "primitives")
+    out |= dict.fromkeys(HOSTED, "host step")
+    out |= dict.fromkeys((n for n in RULES if n not in out), "written away, where the elements are known")
     out |= dict.fromkeys((b for b in BODIES if b not in out), "body")
     for s in onnx.defs.get_all_schemas():
         name = f"{s.domain}::{s.name}" if s.domain else s.name
         if s.has_function or s.has_context_dependent_function:
             out.setdefault(name, "function")
-    return out | {"If": "a branch, where the condition follows from sizes", "Constant": "a constant"}
+    return out | {"If": "a branch, or a host step where data decide", "Constant": "a constant"}
 
 
 def counted(results: Mapping[str, str]) -> tuple[Counter[str], Counter[str]]:

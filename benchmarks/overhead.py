@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from benchmarks.models import inputs
 from polydyn.compiler import plan_program
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import Buffer, Candidate, HostPlan, KernelSource, Launch
-from polydyn.program.program import Program
+from polydyn.runtime.program import Program
 from polydyn.schedules.index import Index
+from polydyn.testing import inputs
 
 CALLS = 4000
 B, L = Index.of("B"), Index.of("L")

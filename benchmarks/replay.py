@@ -35,18 +35,18 @@ from polydyn.gpu.targets import is_cuda
 from polydyn.graph.expand import import_model
 from polydyn.measure import tune
 from polydyn.measure.cpu import tasks_of_graph
-from polydyn.program.artifact import pack_constants
 from polydyn.program.assemble import _manifest
 from polydyn.program.estimates import estimated
 from polydyn.program.host import host_program
 from polydyn.program.plan import HostPlan
+from polydyn.runtime.artifact import pack_constants
 from polydyn.search.backbone import Problem
 from polydyn.search.hardware import cpu
 from polydyn.search.outcomes import outcome, search_record
 from polydyn.search.records import Records
-from polydyn.search.simulated import Simulated
 from polydyn.search.strategies import strategy
 from polydyn.search.strategies import tune as tune_task
+from polydyn.testing.simulated import Simulated
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
 TARGETS = ("cpu:avx512", "cpu:avx2", "cuda:sm_80", "cuda:sm_90a")

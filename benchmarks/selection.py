@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from polydyn.build.compiler import build_library
 from polydyn.program.evaluation import Evaluation, evaluation_function
-from polydyn.program.runtime import sources
+from polydyn.runtime.c import sources
 from polydyn.schedules.decision import Decision
 
 TURNS = 2000

@@ -40,8 +40,6 @@ from benchmarks import record
 from benchmarks.arguments import parse_shape
 from benchmarks.cpu_all import STANDARD
 from benchmarks.limits import Limits, measure
-from benchmarks.models.inputs import Shape, feeds
-from benchmarks.ops import models
 from benchmarks.rows import Row, name_shape
 from polydyn.backends import Options
 from polydyn.backends.cpu import Cpu
@@ -51,9 +49,11 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Graph, iterators
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import Buffer, HostPlan, Launch, size_bytes
-from polydyn.program.program import LaunchTime, Program
+from polydyn.runtime.program import LaunchTime, Program
 from polydyn.schedules.expr import Op, walk
 from polydyn.schedules.index import product
+from polydyn.testing import models
+from polydyn.testing.inputs import Shape, feeds
 
 FUNCTIONS = {"exp": "Exp", "erf": "Erf", "tanh": "Tanh", "log": "Log", "sigmoid": "Sigmoid"}
 """Scalar operations that take many instructions, and the ONNX operators that are nothing else."""

@@ -22,7 +22,6 @@ from typing import Any
 from rich.progress import track
 
 from benchmarks import record
-from benchmarks.ops import models
 from polydyn.backends.cpu import cpu_target
 from polydyn.measure import tasks_of
 from polydyn.measure.calibrate import machine
@@ -32,10 +31,11 @@ from polydyn.measure.workers import Workers
 from polydyn.search.backbone import Tile
 from polydyn.search.explorers.explore import aligned_order
 from polydyn.search.records import Record, Records
-from polydyn.search.simulated import recorded_costs
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.spaces.space import Space
 from polydyn.search.tasks.cpu import CpuTask
+from polydyn.testing import models
+from polydyn.testing.simulated import recorded_costs
 
 PRODUCTS = ((3072, 1024), (1024, 4096), (768, 768))
 """(N, K) of the groups y[M, N] = x[M, K] @ constant."""

@@ -25,9 +25,9 @@ import onnx
 
 from benchmarks import arguments, record, report
 from benchmarks.limits import Limits, measure
-from benchmarks.ops import models
 from benchmarks.rivals import NUMPY
 from benchmarks.rows import Effort, Field, Row, Shape, progress
+from polydyn.testing import models
 
 FUSED = "onnxruntime-mha"
 """ONNX Runtime over its own fused attention operator."""

@@ -31,7 +31,6 @@ import onnx
 
 from benchmarks import record
 from benchmarks.limits import Limits, measure
-from benchmarks.ops import models
 from benchmarks.oracle import Oracle, pool_of
 from benchmarks.protocol import Contestant
 from benchmarks.selection import nanoseconds
@@ -48,6 +47,7 @@ from polydyn.search.backbone import Problem, Tile
 from polydyn.search.dispatch.build import Dispatch, build_dispatch
 from polydyn.search.hardware import Hardware
 from polydyn.search.strategies import STRATEGIES, Tuned, tune
+from polydyn.testing import models
 
 SAMPLED, SAMPLES = ("dietcode", "bladedisc", "ftuner"), 16
 """Strategies that are given lengths beforehand, as their papers do, and how many; the others are free of samples."""
@@ -139,9 +139,7 @@ def empty_cache() -> Iterator[None]:
             (usual / BLOCKS).unlink(missing_ok=True)  # the usual cache is counted again
 
 
-def tuned_row(
-    name: str, placed: PlacedTask, workers: Workers, hardware: Hardware, shapes: Shapes, trials: int
-) -> Row:
+def tuned_row(name: str, placed: PlacedTask, workers: Workers, hardware: Hardware, shapes: Shapes, trials: int) -> Row:
     """A strategy's row, built and measured anew. ``shapes``: shapes of the model; up to 16 are its samples."""
     task = placed.task
     samples = shapes[:: -(-len(shapes) // SAMPLES)] if shapes else ()

@@ -21,13 +21,11 @@ import numpy.typing as npt
 import onnx
 
 from benchmarks import record
-from benchmarks.ops import models
 from polydyn.backends import Options as PlanOptions
 from polydyn.backends.cpu import Cpu, cpu_target
 from polydyn.build.compiler import build_library
 from polydyn.codegen.cpu.attention import AttentionKernel
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
-from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.kernel import Kernel
 from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import AttentionGroup
 from polydyn.lowering.place import Placed
@@ -35,12 +33,11 @@ from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.measure.cpu_bench import timing_units
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.workers import Workers
-from polydyn.program.symbols import THREADS
+from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import Index, product
-from polydyn.schedules.model import Group
 from polydyn.schedules.solution.schedule import schedule_attention
-from polydyn.schedules.tiling import Roles
+from polydyn.testing import models
 
 TURNS = 9
 Shape = dict[str, int]
@@ -69,17 +66,10 @@ def row_blocks(builder: KernelBuilder, placed: Placed[Kernel]) -> Iterator[Optio
     form = builder.forms[placed.key]
     assert isinstance(form, AttentionGroup)
     parts, group = schedule_attention(form.parts), form.lowered.group
-    fixed = AttentionKernel("fixed", group, parts, builder.target, frozenset()).scores.plan.rows
+    fixed = AttentionKernel("fixed", group, parts, builder.target, frozenset()).rows
     for rows in dict.fromkeys((fixed, *ROWS)):
-        k = AttentionKernel(f"attention_{rows}", group, parts, builder.target, frozenset())
-        k.scores = _part(k.name, parts.scores, parts.score_roles, builder.target, rows, "1")
-        k.values = _part(k.name, parts.values, parts.value_roles, builder.target, rows, "2")
-        built = k.build()
+        built = AttentionKernel(f"attention_{rows}", group, parts, builder.target, frozenset(), rows).build()
         yield Option(rows, built, built.launch)
-
-
-def _part(name: str, group: Group, roles: Roles, target: CpuTarget, rows: int, label: str) -> ContractKernel:
-    return ContractKernel(name, group, roles, target, frozenset(), rows, label)
 
 
 def column_sums() -> onnx.ModelProto:

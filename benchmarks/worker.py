@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from benchmarks.models.inputs import feeds
 from benchmarks.rivals import Call, Player, first_output, load
+from polydyn.testing.inputs import feeds
 
 SAMPLES = 61
 

@@ -85,7 +85,7 @@ def _check(body: Body, bound: frozenset[str], regs: dict[str, int], buffers: fro
             raise CodegenError(f"{n.function} is called with unknown {sorted(unknown)}")
         if rules.lowered and isinstance(n, (Inst, Mark)):
             raise CodegenError(f"{n.statement if isinstance(n, Inst) else n.name} was not consumed by any pass")
-        inner, known = bound, buffers
+        inner, reachable = bound, buffers
         if isinstance(n, (For, Let)):
             if n.var in bound:
                 raise CodegenError(f"{n.var} is bound twice")
@@ -93,10 +93,10 @@ def _check(body: Body, bound: frozenset[str], regs: dict[str, int], buffers: fro
         if isinstance(n, Alloc):
             if n.buffer in buffers:
                 raise CodegenError(f"buffer {n.buffer} is allocated twice")
-            known = buffers | {n.buffer}
+            reachable = buffers | {n.buffer}
         for b in bodies(n):
             scope = dict[str, int]() if isinstance(n, Outline) else dict(regs)
-            _check(b, inner, scope, known, rules)
+            _check(b, inner, scope, reachable, rules)
 
 
 def _check_values(n: Node, regs: dict[str, int], buffers: frozenset[str], rules: _Rules) -> None:
@@ -118,5 +118,3 @@ def _check_values(n: Node, regs: dict[str, int], buffers: frozenset[str], rules:
         if n.reg in regs:
             raise CodegenError(f"register {n.reg} is defined twice")
         regs[n.reg] = n.lanes
-
-

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from polydyn.schedules.expr import FromIndex, Load, Op, Value, children
 from polydyn.schedules.index import ONE, Index, IndexLike
+from polydyn.schedules.tree.names import MarkName
 
 # -- values ----------------------------------------------------------------------------------------------------------
 
@@ -336,7 +337,7 @@ def rewrite(body: Body, f: Callable[[Node], Node | Body]) -> Body:
     return body if len(out) == len(body) and all(map(operator.is_, out, body)) else tuple(out)
 
 
-def consume(body: Body, mark: str, f: Callable[[Body], Body] | None = None) -> Body:
+def consume(body: Body, mark: MarkName, f: Callable[[Body], Body] | None = None) -> Body:
     """Applies ``f``, if any, to what every mark of that name holds, and removes the mark."""
     g = f or (lambda b: b)
     return rewrite(body, lambda n: g(n.body) if isinstance(n, Mark) and n.name == mark else n)
@@ -359,7 +360,7 @@ def walk_value(v: Value) -> Iterator[Value]:
     while stack:
         x = stack.pop()
         yield x
-        if not isinstance(x, (Reg, FlatLoad)):  # most parts
+        if not isinstance(x, Reg) and (not isinstance(x, FlatLoad) or x.guard is not None):  # most parts
             stack.extend(reversed(subvalues(x)))
 
 
@@ -456,12 +457,12 @@ def substitute(body: Body, env: Mapping[str, IndexLike]) -> Body:
 
 def mentions(n: Node) -> tuple[frozenset[str], frozenset[str]]:
     """(symbols, buffers fetched from) of every Index of one node; remembered by the node, which never changes."""
-    found: tuple[frozenset[str], frozenset[str]] | None = n.__dict__.get("_mentions")
-    if found is None:
+    cache: tuple[frozenset[str], frozenset[str]] | None = n.__dict__.get("_mentions")
+    if cache is None:
         indices = set(node_indices(n))
         fetched = frozenset(a.name for i in indices for a in i.fetches())
-        found = n.__dict__["_mentions"] = frozenset().union(*(i.symbols() for i in indices)), fetched
-    return found
+        cache = n.__dict__["_mentions"] = frozenset().union(*(i.symbols() for i in indices)), fetched
+    return cache
 
 
 def node_indices(n: Node) -> Iterator[Index]:

@@ -1,12 +1,13 @@
-"""The two operands of an accumulated product, told apart by the iterators they use."""
+"""The two operands of an accumulated product: which is which, and how they lie in memory."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import PRODUCTS, Op, Value, symbols_of
-from polydyn.schedules.model import Statement
+from polydyn.schedules.expr import PRODUCTS, Load, Op, Value, symbols_of
+from polydyn.schedules.index import ONE
+from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles
 
 
@@ -27,3 +28,9 @@ def multiplied(acc: Statement, row: Value, col: Value) -> Value:
     """What is accumulated, of other operands."""
     assert isinstance(acc.value, Op)
     return replace(acc.value, args=(row, col))
+
+
+def dense(group: Group, x: Load, iterator: str) -> bool:
+    """Whether the next iteration reads the next element."""
+    stride, rest = group.arrays[x.buffer].address(x.index).split(iterator)
+    return stride == ONE and iterator not in rest.symbols()

@@ -55,14 +55,14 @@ def show_tiled(tiled: TiledGroup) -> str:
     bounds: dict[str, dict[str, None]] = {}  # coordinate -> its upper bounds, of which there should be one
     lines = []
     for s in tiled.statements:
-        own, others = _domain(s)
-        for c, high in own.items():
+        upper, others = _domain(s)
+        for c, high in upper.items():
             bounds.setdefault(c, {})[high] = None
-        lines.append((s, own, others))
+        lines.append((s, upper, others))
     ranges = ", ".join(f"{c} < {' or '.join(highs)}" for c, highs in bounds.items())
     text = f"{show_tree(tiled.tree)}from 0 on: {ranges or 'nothing'}\n"
-    for s, own, others in lines:
-        conditions = " and ".join((*(f"{c} < {high}" for c, high in own.items() if len(bounds[c]) > 1), *others))
+    for s, upper, others in lines:
+        conditions = " and ".join((*(f"{c} < {high}" for c, high in upper.items() if len(bounds[c]) > 1), *others))
         text += f"{s.name}[{', '.join(s.coords)}]" + f" where {conditions}" * bool(conditions) + "\n"
     text += "".join(f"{n} = {e}\n" for n, e in tiled.extents.items())
     return text + f"parallel: {', '.join(tiled.coincident) or 'none'}\n"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polydyn.compiler import Options as Options
     from polydyn.errors import PolydynError as PolydynError
-    from polydyn.program.program import Program as Program
-    from polydyn.program.program import load as load
+    from polydyn.runtime.opening import load as load
+    from polydyn.runtime.program import Program as Program
     from polydyn.session import InferenceSession as InferenceSession
     from polydyn.session import OrtValue as OrtValue
     from polydyn.session import RunOptions as RunOptions
@@ -25,8 +25,8 @@ __version__ = "0.1.0"
 _LAZY = {
     "compile": "polydyn.compiler",
     "Options": "polydyn.compiler",
-    "load": "polydyn.program.program",
-    "Program": "polydyn.program.program",
+    "load": "polydyn.runtime.opening",
+    "Program": "polydyn.runtime.program",
     "tune": "polydyn.measure",
     "Sizes": "polydyn.shapes.sizes",
     "PolydynError": "polydyn.errors",

@@ -12,7 +12,8 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from polydyn.compiler import compile
 from polydyn.errors import UnsupportedError
-from polydyn.program.program import Program
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.runtime.program import Program
 
 
 class PolydynRep(BackendRep):
@@ -31,6 +32,8 @@ class PolydynRep(BackendRep):
             feeds = dict(zip(names, given, strict=False))
             feeds |= {f"input {k}": x for k, x in enumerate(given[len(names) :], len(names))}  # refused by name
         results = self.program.run({n: np.asarray(x) for n, x in feeds.items()})
+        dtypes = {o["name"]: numpy_dtype(o["dtype"]) for o in self.program.manifest["outputs"]}
+        results = {n: x.view(dtypes[n]) for n, x in results.items()}
         return tuple(namedtupledict("Outputs", list(results))(*results.values()))
 
 

@@ -23,9 +23,9 @@ from polydyn.errors import InputError, PolydynError
 from polydyn.graph.importer import ModelLike
 from polydyn.program.assemble import kernel_units
 from polydyn.program.plan import Buffer, Candidate, HostPlan, Launch
-from polydyn.program.program import numpy_dtype
-from polydyn.program.symbols import THREADS, holds
 from polydyn.program.verify import verify_host_plan
+from polydyn.runtime.program import numpy_dtype
+from polydyn.runtime.symbols import THREADS, holds
 from polydyn.schedules.decision import ONLY, choose
 from polydyn.schedules.expr import Array
 from polydyn.shapes.sizes import Dims
@@ -197,9 +197,7 @@ class CheckedProgram:
             raise CheckError(f"{message.value.decode()}; launch {label}", rule="checked memory")
 
 
-def _schedules(
-    taken: Candidate, env: Mapping[str, int]
-) -> Iterator[tuple[tuple[int, int], list[int], int, int]]:
+def _schedules(taken: Candidate, env: Mapping[str, int]) -> Iterator[tuple[tuple[int, int], list[int], int, int]]:
     """(schedule, symbols, tasks, scratch), each distinct launch once forwards and once backwards at most."""
     seen: set[Any] = set()
     for threads, direction in SCHEDULES:

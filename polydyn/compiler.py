@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polydyn.backends import Options, Target, target_of
 from polydyn.backends.launches import host_plan
 from polydyn.debug import Stage, stages
+from polydyn.errors import FallbackWarning, ShapeError, UnsupportedError
 from polydyn.fusion.show import show_plan
-from polydyn.graph.expand import import_model
+from polydyn.graph.cut import Part, cut, verify_parts
+from polydyn.graph.dynamic import Symbols
+from polydyn.graph.expand import import_model, import_parts
+from polydyn.graph.fallback import fallback_notes
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.ir import Graph
 from polydyn.graph.show import show_graph
-from polydyn.program.assemble import build_program
+from polydyn.program.assemble import build_artifact
+from polydyn.program.assemble_parts import assemble_parts
 from polydyn.program.plan import HostPlan
-from polydyn.program.program import Program, check_threads
 from polydyn.program.show import show_host_plan
+from polydyn.runtime.artifact import Artifact
+from polydyn.runtime.composite import with_general
+from polydyn.runtime.expressions import to_json
+from polydyn.runtime.opening import open_program
+from polydyn.runtime.program import Program, check_threads
 from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
 
@@ -36,6 +47,7 @@ def compile(
     threads: int | None = None,
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
+    symbols: Symbols | None = None,
 ) -> Program:
     """Compiles an ONNX model once, for every shape.
 
@@ -45,17 +57,67 @@ def compile(
     and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only
     read; equal records give equal programs. What was tuned for several numbers of threads is chosen by that of a
-    call; for a GPU the records of its architecture count. Raises PolydynError, see ``polydyn.errors``.
+    call; for a GPU the records of its architecture count. ``symbols``: makes a static export dynamic, as in
+    ``{"input_ids": ("B", "L")}``: a name for each axis of an input, None where its size stays; ShapeError names the
+    first constant that contradicts. Raises PolydynError, see ``polydyn.errors``.
     """
     check_threads(threads)
     backend = target_of(target, options)
     with stages(_name(model)) as stage, _opened(records) as tiles:
-        plan = _plan(stage, stage("import", import_model(model, dims), show_graph), backend, tiles)
-        plan = replace(plan, dims=sizes_by_name(dims))
-        program = stage("build", build_program(plan, target=target, threads=threads))
-    del plan
+        read = partial(import_parts, model, dims, symbols, fallback=backend.options.fallback is not None)
+        graph = stage("import", read(), show_graph)
+        for note in fallback_notes(graph):
+            warnings.warn(note, FallbackWarning, stacklevel=2)
+        artifact, compiled = _artifact(stage, graph, backend, tiles, dims)
+        if graph.guessed and not backend.on_device:
+            general = partial(read, general=True)
+            artifact, compiled = _with_general(stage, general, graph, artifact, compiled, backend, tiles)
+        artifact = replace(artifact, manifest={**artifact.manifest, "metadata": dict(graph.metadata)})
+        program = open_program(artifact, threads=threads, compilations=compiled)
+    del graph, artifact
     _return_memory()
     return program
+
+
+def _with_general(
+    stage: Stage, general: Callable[[], Graph], graph: Graph, artifact: Artifact, compiled: int, backend: Target[Any],
+    records: Records | None,
+) -> tuple[Artifact, int]:  # fmt: skip
+    """The artifact with a second version, for calls in which one of two sizes that are taken to be equal is 1."""
+    try:
+        other = stage("import for sizes of 1", general(), show_graph)
+        if not any(s.kind == "common" for s in other.steps):  # something else makes them equal
+            return artifact, compiled
+        second, more = _artifact(stage, other, backend, records, None)
+    except (ShapeError, UnsupportedError) as e:
+        note = f"calls in which one of two sizes that are taken to be equal is 1 are refused: {e}"
+        notes = {"notes": [*artifact.manifest["notes"], note]}
+        return replace(artifact, manifest=dict(artifact.manifest) | notes), compiled
+    pairs = [(to_json(a), to_json(b)) for a, b in graph.guessed]
+    return with_general(artifact, second, pairs), compiled + more
+
+
+def _artifact(
+    stage: Stage, graph: Graph, backend: Target[Any], records: Records | None, dims: Dims | None
+) -> tuple[Artifact, int]:
+    """The artifact of a graph, and how many units were compiled: of one part, or of several with the host's steps."""
+    if not graph.steps:
+        plan = replace(_plan(stage, graph, backend, records), dims=sizes_by_name(dims))
+        return stage("build", build_artifact(plan, backend.name))
+    if backend.on_device:
+        step = graph.steps[0]
+        raise UnsupportedError(
+            f"{step.origin} needs a step of the host ({step.kind}) between two parts of the program", node=step.origin,
+            rule="programs of several parts run on the CPU", remedy="compile for the cpu",
+        )  # fmt: skip
+    parts = cut(graph)
+    verify_parts(parts)
+    made = [_artifact(stage, p.graph, backend, records, None) for p in parts.order if isinstance(p, Part)]
+    inner = {f"{s.origin}.{role}": g for s in graph.steps for role, g in s.bodies}
+    bodies = {name: _artifact(stage, g, backend, records, None) for name, g in inner.items()}
+    inside = {n: a for n, (a, _) in bodies.items()}
+    whole = assemble_parts(parts, [a for a, _ in made], inside, sizes_by_name(dims), backend.name)
+    return whole, sum(n for _, n in (*made, *bodies.values()))
 
 
 def _plan(stage: Stage, graph: Graph, backend: Target[Any], records: Records | None) -> HostPlan:
@@ -73,11 +135,12 @@ def plan_program(
     dims: Dims | None = None,
     options: Options | None = None,
     records: str | os.PathLike[str] | None = None,
+    symbols: Symbols | None = None,
 ) -> HostPlan:
     """Everything of ``compile`` that needs no C compiler: kernels as text, packed constants, the host plan."""
     backend = target_of(target, options)
     with stages(_name(model)) as stage, _opened(records) as tiles:
-        plan = _plan(stage, stage("import", import_model(model, dims), show_graph), backend, tiles)
+        plan = _plan(stage, stage("import", import_model(model, dims, symbols), show_graph), backend, tiles)
     return replace(plan, dims=sizes_by_name(dims))
 
 

@@ -153,9 +153,7 @@ def stages(name: str) -> Iterator[Stage]:
         recorder.say(Level.STAGES, f"  {time.perf_counter() - recorder.started:8.3f} s  in all")
 
 
-def show(
-    level: Level, part: str, name: str, text: Callable[[], str], suffix: str = "txt", what: str = ""
-) -> None:
+def show(level: Level, part: str, name: str, text: Callable[[], str], suffix: str = "txt", what: str = "") -> None:
     """Shows a text of one ``part`` (a kernel, by name) of the compilation that this thread has open, if any.
 
     ``text`` is called only when it is printed or dumped. ``suffix``: of the dumped file. ``what``: a line about it.

@@ -46,3 +46,7 @@ class BuildError(PolydynError):
 
 class ArtifactError(PolydynError):
     """A saved program is damaged, or was made for another version or processor."""
+
+
+class FallbackWarning(UserWarning):
+    """A node of the model is not compiled: another runtime computes it, as ``Options(fallback=...)`` asks."""

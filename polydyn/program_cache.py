@@ -26,8 +26,11 @@ from polydyn.build.eviction import grown, touch
 from polydyn.build.features import machine_features
 from polydyn.compiler import Options, compile
 from polydyn.errors import ArtifactError, ModelError
+from polydyn.extend import fingerprint
+from polydyn.graph.dynamic import Symbols
 from polydyn.graph.importer import ModelLike
-from polydyn.program.program import Program, load
+from polydyn.runtime.opening import load
+from polydyn.runtime.program import Program
 from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
 
@@ -42,6 +45,7 @@ class Arguments:
     dims: Dims = field(default_factory=dict)
     options: Options = field(default_factory=Options)
     records: str | os.PathLike[str] | None = None
+    symbols: Symbols = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that is equal for equal arguments; records are named by their content."""
@@ -51,6 +55,7 @@ class Arguments:
             "dims": {n: s.to_json() for n, s in sorted(sizes_by_name(self.dims).items())},
             "options": {n: sorted(v) if isinstance(v, (set, frozenset)) else v for n, v in options.items()},
             "records": _content(self.records) if self.records is not None else None,
+            "symbols": {n: list(axes) for n, axes in sorted(self.symbols.items())},
         }
 
 
@@ -67,9 +72,9 @@ def cached_program(model: ModelLike, arguments: Arguments | None = None, *, thre
             return load(path, threads=threads)
     program = compile(
         model, target=arguments.target, dims=arguments.dims, threads=threads, options=arguments.options,
-        records=arguments.records,
+        records=arguments.records, symbols=arguments.symbols,
     )  # fmt: skip
-    program.save(path)
+    program.save(path, with_threads=False)
     grown(path.parent.parent, path.stat().st_size)
     return program
 
@@ -78,7 +83,7 @@ def program_key(model: ModelLike, arguments: Arguments) -> str:
     """SHA-256 of everything that determines the artifact, as hex text. ModelError, ArtifactError: unreadable."""
     machine = json.dumps([sorted(machine_features()), find_compiler().version])
     said = json.dumps(arguments.to_json(), sort_keys=True)
-    return digest(model_digest(model), said, machine, code_digest())
+    return digest(model_digest(model), said, machine, code_digest(), fingerprint())
 
 
 def model_digest(model: ModelLike) -> str:

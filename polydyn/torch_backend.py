@@ -25,8 +25,8 @@ from torch import fx
 
 from polydyn.compiler import Options
 from polydyn.errors import InputError, PolydynError, UnsupportedError
-from polydyn.program.program import Program
 from polydyn.program_cache import Arguments, cached_program
+from polydyn.runtime.program import Program
 
 log = logging.getLogger("polydyn.torch")
 

@@ -17,14 +17,17 @@ from polydyn.compiler import Options, plan_program
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.pipeline import rewrite_graph
 from polydyn.gpu.targets import is_cuda
+from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.reference import bind_symbols, evaluate_node
-from polydyn.schedules.expr import Array
+from polydyn.schedules.expr import SMALL_FLOATS, Array
 from polydyn.shapes.sizes import Dims
 
 TOLERANCE = 1e-4
 """Of a float32 tensor: largest error relative to its largest value (or 1); integers and booleans are exact."""
+UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, **dict.fromkeys(SMALL_FLOATS, 2.0 ** (-2))}
+"""A unit in the last place of floats of fewer bits: a number between two of them may become either one."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,14 @@ def _checks(
 ) -> Iterator[TensorCheck]:  # fmt: skip
     graph = rewrite_graph(import_model(model, dims), options.without)
     symbols = bind_symbols(graph, feeds)
-    arrays: dict[str, Array] = {**graph.constants, **{n: np.asarray(feeds[n]) for n in graph.inputs}}
+    dtypes = {n: numpy_dtype(t.dtype) for n, t in graph.tensors.items()}
+    given = {n: np.asarray(feeds[n]) for n in graph.inputs}
+    arrays: dict[str, Array] = {**graph.constants, **{n: a.view(dtypes[n]) for n, a in given.items()}}
     for node in graph.nodes:
         want = evaluate_node(node, graph.tensors[node.output], symbols, arrays)
         got = found.get(node.output)
         if got is not None and got.size == want.size:
-            got = got.reshape(want.shape)
+            got = got.view(dtypes[node.output]).reshape(want.shape)
             yield compare(node.output, got, want, tolerance)
             want = got
         arrays[node.output] = want
@@ -88,9 +93,10 @@ def compare(name: str, got: Array, want: Array, tolerance: float) -> TensorCheck
         error = np.where(same, 0.0, np.abs(a - b))
     error = np.where(np.isnan(error), np.inf, error)
     finite = b[np.isfinite(b)]
-    scale = max(float(np.abs(finite).max()) if finite.size else 0.0, 1.0) if got.dtype.kind == "f" else 1.0
+    is_float = got.dtype.kind == "f" or got.dtype.name in UNITS
+    scale = max(float(np.abs(finite).max()) if finite.size else 0.0, 1.0) if is_float else 1.0
     at = np.unravel_index(int(error.argmax()), error.shape)
     worst = float(error[at]) / scale
     place = tuple(int(i) for i in at)
-    limit = tolerance if got.dtype.kind == "f" else 0.0
+    limit = max(tolerance, UNITS.get(got.dtype.name, 0.0)) if is_float else 0.0
     return TensorCheck(name, got.shape, worst, place, float(a[at]), float(b[at]), worst <= limit)

@@ -91,9 +91,7 @@ def map_indices(decision: Decision, f: Callable[[Index], Index]) -> Decision:
         return Split(f(decision.index), decision.threshold, low, high)
     if isinstance(decision, Leaf):
         return decision
-    return ArgMin(
-        tuple(Entry(e.kernel, f(e.cost), None if e.guard is None else f(e.guard)) for e in decision.entries)
-    )
+    return ArgMin(tuple(Entry(e.kernel, f(e.cost), None if e.guard is None else f(e.guard)) for e in decision.entries))
 
 
 def cheapest(kernels: int) -> ArgMin:

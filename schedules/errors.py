@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 class PolydynError(Exception):
@@ -23,12 +24,18 @@ class PolydynError(Exception):
         remedy: str | None = None,
     ) -> None:
         self.node, self.tensor, self.dim, self.rule, self.remedy = node, tensor, dim, rule, remedy
+        self.message = message
         places = {"node": node, "tensor": tensor, "dim": dim, "rule": rule, "remedy": remedy}
         super().__init__("\n".join([message, *(f"  {k}: {v}" for k, v in places.items() if v is not None)]))
 
 
 class LegalityError(PolydynError):
-    """A schedule or promotion violates a dependence; carries a witness. Always a bug in polydyn."""
+    """A schedule or promotion violates a dependence; carries a witness. Always a bug in polydyn.
+
+    ``violated``: the isl set or map of which the witness is an example, None where there is none.
+    """
+
+    violated: Any = None
 
 
 class ScheduleError(PolydynError):

@@ -22,17 +22,28 @@ Array = npt.NDArray[Any]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-DTYPES = (*FLOATS, *INTEGERS, "bool")
-ITEMSIZE = {
+SMALL_FLOATS = (
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn",
+)  # fmt: skip
+SMALL_INTEGERS = ("int4", "uint4", "int2", "uint2")
+SMALL = (*SMALL_FLOATS, *SMALL_INTEGERS)
+"""Types of at most 8 bits that nothing is computed in, one byte an element; named as ml_dtypes names them."""
+DTYPES = (*FLOATS, *INTEGERS, "bool", *SMALL)
+ITEMSIZE = dict.fromkeys(SMALL, 1) | {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1,
     "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
 }  # fmt: skip
 """Bytes per element."""
+WIDENED: Mapping[str, str] = {
+    **dict.fromkeys(("float16", "bfloat16", *SMALL_FLOATS), "float32"),
+    "int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8",
+}  # fmt: skip
+"""Types of memory only: an element is widened exactly where it is read, and rounded (an integer cut) where stored."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """Base of all scalar expressions; every one has a ``dtype`` (a numpy name, or ``bfloat16``)."""
+    """Base of all scalar expressions; every one has a ``dtype`` (a name of numpy or ml_dtypes)."""
 
     dtype: str
 
@@ -134,7 +145,7 @@ def _shift(left: bool) -> Callable[[Array, Array], Array]:
     return shift
 
 
-OPS: Mapping[str, OpInfo] = {
+OPS: dict[str, OpInfo] = {
     "add": OpInfo(2, np.add), "sub": OpInfo(2, np.subtract), "mul": OpInfo(2, np.multiply),
     "div": OpInfo(2, _trunc_divide), "fmod": OpInfo(2, _fmod), "mod": OpInfo(2, _pmod),
     "max": OpInfo(2, np.maximum), "min": OpInfo(2, np.minimum), "pow": OpInfo(2, np.power),
@@ -159,6 +170,17 @@ OPS: Mapping[str, OpInfo] = {
 }  # fmt: skip
 """Scalar operations. ``where(c, a, b)`` evaluates only the chosen branch, so it also guards a load;
 ``select`` is the same where both branches may be evaluated. ``cast`` converts numbers, ``bitcast`` keeps the bits."""
+
+C_FUNCTIONS: dict[str, str] = {}
+"""Operations that users define by a C function of one element: name -> C text (``polydyn/extend.py``)."""
+
+
+def c_function(name: str, arity: int, meaning: Callable[..., Any], text: str) -> None:
+    """Adds an operation that ``text`` defines in C and ``meaning`` over numpy arrays. PolydynError: it is ours."""
+    if name in OPS and name not in C_FUNCTIONS:
+        raise PolydynError(f"{name} is an operation already", remedy="give the C function another name")
+    OPS[name], C_FUNCTIONS[name] = OpInfo(arity, meaning), text
+
 
 PRODUCTS = ("mul", "dot2")
 """Operations whose sums are sums of products."""
@@ -213,7 +235,9 @@ def bitcast(x: Value, dtype: str) -> Value:
 
 def const(value: float | int | bool, dtype: str) -> Const:
     """A literal of the given dtype."""
-    return Const(dtype, float(value) if dtype in FLOATS else bool(value) if dtype == "bool" else int(value))
+    if dtype in FLOATS or dtype in SMALL_FLOATS:
+        return Const(dtype, float(value))
+    return Const(dtype, bool(value) if dtype == "bool" else int(value))
 
 
 def load(buffer: str, index: tuple[IndexLike, ...], dtype: str) -> Load:
@@ -248,6 +272,13 @@ def transform(v: Value, f: Callable[[Value], Value]) -> Value:
 def loads(v: Value) -> tuple[Load, ...]:
     """All loads, in order of occurrence, repeated ones included."""
     return tuple(x for x in walk(v) if isinstance(x, Load))
+
+
+def read_of(v: Value) -> Load | None:
+    """The load that a value is, a widened one included; None when it is more than an element of memory."""
+    if isinstance(v, Op) and v.name == "cast" and v.dtype == WIDENED.get(v.args[0].dtype):
+        (v,) = v.args
+    return v if isinstance(v, Load) else None
 
 
 def substitute(v: Value, env: Mapping[str, IndexLike]) -> Value:

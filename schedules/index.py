@@ -147,15 +147,6 @@ class Index:
                 rest[m] = v
         return Index(co), Index(rest)
 
-    def is_affine_in(self, symbols: Iterable[str]) -> bool:
-        """True when the symbols occur with constant coefficients, at degree 1, and in no atom."""
-        wanted = frozenset(symbols)
-        for m in self.terms:
-            hits = [a for a in m if (a in wanted if isinstance(a, str) else any(x.symbols() & wanted for x in a.args))]
-            if hits and (len(m) > 1 or not isinstance(hits[0], str)):
-                return False
-        return True
-
     # -- arithmetic ----------------------------------------------------------------------------------------------
 
     def __add__(self, other: IndexLike) -> Index:

@@ -9,6 +9,7 @@ an operand reads as zero (what a padded copy finds); a store beyond an output is
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,23 @@ from polydyn.schedules.tree.tilemap import Loop
 V = Index.of
 Memory = dict[str, npt.NDArray[Any]]
 Env = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An instance that runs: its coordinates, the elements of the group's iterators, the digits of its axes."""
+
+    statement: str
+    at: Mapping[Coord, int]
+    iterators: Mapping[str, int]
+    digits: Mapping[str, tuple[int, ...]]
+
+
+def instances(t: Scheduled, sizes: Mapping[str, int]) -> list[Instance]:
+    """The instances of all statements in the order in which the schedule runs them; ``sizes`` as for ``interpret``."""
+    run = _Order(t, sizes, {})
+    run.walk(flat(t.tree), frozenset(t.map.views), {})
+    return run.found
 
 
 def interpret(t: Scheduled, sizes: Mapping[str, int], memory: Memory) -> dict[str, int]:
@@ -177,8 +195,7 @@ class _Run:
 
     def _operand(self, n: str, reader: Statement, into: Buffer, env: Env) -> Any:
         for x in _loads(reader.value):
-            axes = {self.t.map.iterators.get((reader.name, s)) for i in x.index for s in i.symbols()} - {None}
-            if x.buffer == into.array and axes == set(into.axes):
+            if x.buffer == into.array and self.t.holding([into], self._axes(reader.name, x)):
                 return self._memory(x.buffer, self._at(n, x.index, env))
         raise LegalityError(f"{reader.name} does not read {into.array} along {into.axes}", node=n, tensor=into.array)
 
@@ -195,11 +212,14 @@ class _Run:
         return OPS[v.name].numpy(*(self._value(n, x, env) for x in v.args))
 
     def _load(self, n: str, v: Load, env: Env) -> Any:
-        axes = {self.t.map.iterators.get((n, s)) for i in v.index for s in i.symbols()} - {None}
-        for x in self._met(n, v.buffer, Meets.READS, Meets.UPDATES):
-            if set(x.axes) == axes:
-                return self._held(n, self._cell(n, x, env))
+        for x in self.t.holding(self._met(n, v.buffer, Meets.READS, Meets.UPDATES), self._axes(n, v)):
+            return self._held(n, self._cell(n, x, env))
         return self._memory(v.buffer, self._at(n, v.index, env))
+
+    def _axes(self, n: str, v: Load) -> set[str]:
+        """The axes of a statement that a read runs."""
+        of = self.t.map.iterators
+        return {of[n, s] for i in v.index for s in i.symbols() if (n, s) in of}
 
     def _memory(self, array: str, at: tuple[int, ...]) -> Any:
         x = self.memory[array]
@@ -227,6 +247,30 @@ class _Run:
             what = f"{n} reads {cell[0]}{list(cell[1:])}, where nothing was written"
             raise LegalityError(what, node=n, tensor=str(cell[0]))
         return self.cells[cell]
+
+
+class _Order(_Run):
+    """Notes instances instead of executing them."""
+
+    def __init__(self, t: Scheduled, sizes: Mapping[str, int], memory: Memory) -> None:
+        super().__init__(t, sizes, memory)
+        self.found: list[Instance] = []
+        self.values = {n: t.map.values(n) for n in t.map.views}
+
+    def compute(self, s: Statement, env: Env) -> None:
+        """An instance of a statement of the group."""
+        self._note(s.name, env, {x: self._at(s.name, (V(x),), env)[0] for x in s.iterators})
+
+    def copy(self, n: str, env: Env) -> None:
+        """An instance of a statement that a transformation added."""
+        self._note(n, env, {})
+
+    def _note(self, n: str, env: Env, iterators: Mapping[str, int]) -> None:
+        values, digits = self.values[n], {}
+        for axis, ds in self.t.map.axes.items():
+            digits[axis] = tuple(values[d].evaluate(env) for d in ds if d in values)
+        at = {x.coord: env[x.coord] for x in self.t.view(n).loops if x.coord in env}
+        self.found.append(Instance(n, at, iterators, digits))
 
 
 def _loads(v: Value) -> list[Load]:

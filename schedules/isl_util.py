@@ -19,7 +19,6 @@ from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Atom, Index, IndexLike, Monomial
 
 _DIM = isl.dim_type
-_ONE = isl.Val(1)
 
 
 @dataclass(frozen=True)
@@ -142,10 +141,6 @@ class Frame:
     def map_to(self, name: str, exprs: Sequence[IndexLike]) -> isl.Map:
         """The relation ``self -> name[exprs]``."""
         return isl.Map.from_multi_aff(self.multi_aff(name, exprs))
-
-    def map_to_all(self, to: Frame) -> isl.Map:
-        """Every tuple of this frame related to every tuple of ``to``."""
-        return isl.Map.universe(self.space.map_from_domain_and_range(to.space))
 
 
 @lru_cache(maxsize=4096)

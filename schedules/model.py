@@ -8,7 +8,7 @@ logical coordinates; where an element lies in memory is the layout's business (`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import Value, loads
@@ -103,13 +103,15 @@ def _affine(index: tuple[Index, ...], iterators: tuple[str, ...]) -> bool:
 class Group:
     """What one kernel computes: parameters (all >= 1 inside the kernel), arrays, statements in an order that is right.
 
-    The original order runs the statements one after another, each over its whole domain, iterators in the order given.
+    The original order runs the statements one after another, each over its whole domain, iterators in the order given;
+    neighbours that have the iterator ``around`` run one after another for each of its values.
     """
 
     name: str
     params: tuple[str, ...]
     arrays: dict[str, Array]
     statements: tuple[Statement, ...]
+    around: str | None = field(default=None, repr=False)
 
     @property
     def backbone(self) -> Statement:

@@ -102,5 +102,3 @@ def stages(group: Group, prefix: tuple[str, ...], phases: dict[str, int]) -> lis
             else:
                 out.append([s])
     return out
-
-

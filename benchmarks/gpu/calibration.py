@@ -15,9 +15,9 @@ import numpy as np
 from benchmarks.gpu.conformance import Machine
 from benchmarks.gpu.processes import Job
 from benchmarks.gpu.stage import Result, Stage
-from polydyn.gpu.array import DeviceArray
-from polydyn.gpu.driver import Argument
-from polydyn.program.cuda_program import MULTIPROCESSORS
+from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.driver import Argument
+from polydyn.runtime.cuda.program import MULTIPROCESSORS
 
 CLOCK_KHZ = 13
 """CUdevice_attribute: the clock that it boosts to."""

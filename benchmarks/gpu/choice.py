@@ -17,7 +17,7 @@ from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
 from polydyn.program.estimates import LAUNCH, choose, estimated, estimates, may_run
 from polydyn.program.plan import Launch
-from polydyn.program.symbols import THREADS
+from polydyn.runtime.symbols import THREADS
 
 LAYERS = ((768, 768), (768, 3072), (3072, 768))
 """(K, N)."""

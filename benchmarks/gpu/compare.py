@@ -24,9 +24,9 @@ from benchmarks.gpu.stage import (
     torch_times,
 )
 from benchmarks.gpu.versions import Versions, exhaustive
-from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.errors import DeviceLostError
-from polydyn.program.cuda_program import Call, CudaProgram
+from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.program import Call, CudaProgram
 
 ITEM_BYTES = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
 CALLS = 20

@@ -23,14 +23,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu import processes
-from benchmarks.gpu.cases import HERE, Array, Case, Mapped, all_cases, mismatch
-from benchmarks.gpu.cases_hopper import all_hopper_cases
-from benchmarks.gpu.gemms import SHAPES, Problem
 from polydyn.gpu import hardware
 from polydyn.gpu.cache import content_key
 from polydyn.gpu.compiler import compile_cuda, device_headers
-from polydyn.gpu.driver import Driver, open_driver
 from polydyn.gpu.errors import DeviceError
+from polydyn.runtime.cuda.driver import Driver
+from polydyn.runtime.cuda.drivers import open_driver
+from polydyn.testing.device.cases import HERE as DEVICE
+from polydyn.testing.device.cases import Array, Case, Mapped, all_cases, mismatch
+from polydyn.testing.device.cases_hopper import all_hopper_cases
+from polydyn.testing.device.gemms import SHAPES, Problem
 
 ARCH = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100"}
 SOURCES = {"primitives.cu": "", "gemm_mma.cu": "", "primitives_hopper.cu": "sm_90a", "gemm_wgmma.cu": "sm_90a",
@@ -49,10 +51,16 @@ def image_name(text: str, arch: str) -> str:
     return f"{content_key(text, *device_headers().values())[:20]}.{arch}.cubin"
 
 
+def text_of(source: str) -> str:
+    """The text of a file of kernels."""
+    beside = Path(__file__).with_name(source)
+    return (beside if beside.exists() else DEVICE / source).read_text()
+
+
 def images(archs: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
     """(name, cubin) of all files, for a pack. BuildError: there is no compiler."""
     for source, special in SOURCES.items():
-        text = (HERE / source).read_text()
+        text = text_of(source)
         for arch in archs:
             if special in ("", arch):
                 yield image_name(text, arch), compile_cuda(text, arch).image
@@ -80,7 +88,7 @@ class Machine:
     def kernel(self, source: str, name: str, smem: int) -> int:
         """A kernel of a file beside this one, for this device, allowed its shared memory."""
         if source not in self.modules:
-            self.modules[source] = self.driver.load_module(self.image((HERE / source).read_text(), source))
+            self.modules[source] = self.driver.load_module(self.image(text_of(source), source))
         function = self.driver.get_function(self.modules[source], name)
         if smem > 48 * 1024:
             self.driver.set_smem(function, smem)

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.gpu.compare import bound_us, host_us
 from benchmarks.gpu.processes import Job
 from benchmarks.gpu.stage import Result, Stage, text
-from polydyn.gpu.array import DeviceArray
+from polydyn.runtime.cuda.array import DeviceArray
 
 
 def spent_us(work: Callable[[], Any], repeat: int) -> float:

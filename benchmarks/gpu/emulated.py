@@ -31,12 +31,12 @@ import onnx
 
 import polydyn
 from benchmarks import record
-from benchmarks.accuracy import error, reference
 from benchmarks.gpu.halves import BOUND, NUMPY_TYPE, of_type
-from benchmarks.models.inputs import Shape, family, feeds, shapes
 from polydyn.gpu.emulator import Counters
-from polydyn.gpu.session import LIBRARY, open_session
-from polydyn.program.cuda_program import CudaProgram
+from polydyn.runtime.cuda.program import CudaProgram
+from polydyn.runtime.cuda.session import LIBRARY, open_session
+from polydyn.testing.accuracy import error, reference
+from polydyn.testing.inputs import Shape, family, feeds, shapes
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 FILES = {"ctypes": "gpu_emulated", "pycuda": "gpu_pycuda"}

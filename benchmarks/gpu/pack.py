@@ -34,13 +34,13 @@ from benchmarks.gpu import conformance, cpu, pycuda_wheels, variants
 from benchmarks.gpu.halves import NUMPY_TYPE
 from benchmarks.gpu.programs import BOUNDS, KINDS, Case, groups, models
 from benchmarks.gpu.timed import timed
-from benchmarks.models.inputs import feeds, model_inputs
 from polydyn.build.features import available_cores
 from polydyn.errors import BuildError
 from polydyn.gpu.targets import EMULATED, architectures
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
-from polydyn.program.artifact import Artifact, write_artifact
+from polydyn.runtime.artifact import Artifact, write_artifact
+from polydyn.testing.inputs import feeds, model_inputs
 
 ROOT = Path(__file__).parents[2]
 

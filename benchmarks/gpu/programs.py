@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.gpu.halves import BOUND, of_type
-from benchmarks.models.inputs import shapes
+from polydyn.testing.inputs import shapes
 
 KINDS = {
     "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,

@@ -13,8 +13,8 @@ from benchmarks.gpu.compare import bound_us, host_us
 from benchmarks.gpu.costs import launches
 from benchmarks.gpu.processes import Job, patiently
 from benchmarks.gpu.stage import Result, Stage, text, torch_error, torch_times
-from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.errors import DeviceLostError
+from polydyn.runtime.cuda.array import DeviceArray
 
 COMPILING = 120.0
 """Seconds that a first call of torch may take."""

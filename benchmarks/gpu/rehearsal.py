@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polydyn.program.artifact import read_artifact, write_artifact
+from polydyn.runtime.artifact import read_artifact, write_artifact
 
 ROOT = Path(__file__).parents[2]
 CASES = (

@@ -20,14 +20,14 @@ import onnx
 
 from benchmarks import record
 from benchmarks.gpu.halves import ONNX_TYPE, of_type
-from benchmarks.models.inputs import feeds, shapes
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
 from polydyn.gpu.compiler import compile_cuda, compiler_version
 from polydyn.program.estimates import choose, estimated
 from polydyn.program.plan import Candidate
-from polydyn.program.symbols import THREADS
+from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.index import product
+from polydyn.testing.inputs import feeds, shapes
 
 FILE = "gpu_resources"
 

@@ -13,14 +13,25 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.gpu.array import DeviceArray
-from polydyn.gpu.images import PLAIN
-from polydyn.gpu.session import LIBRARY, Session, open_session
-from polydyn.gpu.timing import LAUNCHES, MANY, MEASURED, ROUNDS, SHORT, WARM, Times, Work, replayed, sets_beyond
-from polydyn.program.artifact import read_artifact
-from polydyn.program.cuda_program import CudaProgram
-from polydyn.program.explain import resolve_dims
-from polydyn.program.expressions import evaluate
+from polydyn.runtime.artifact import read_artifact
+from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.images import PLAIN
+from polydyn.runtime.cuda.program import CudaProgram
+from polydyn.runtime.cuda.session import LIBRARY, Session, open_session
+from polydyn.runtime.cuda.timing import (
+    LAUNCHES,
+    MANY,
+    MEASURED,
+    ROUNDS,
+    SHORT,
+    WARM,
+    Times,
+    Work,
+    replayed,
+    sets_beyond,
+)
+from polydyn.runtime.explain import resolve_dims
+from polydyn.runtime.expressions import evaluate
 
 Result = dict[str, Any]
 L2_BYTES = 38

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from polydyn.gpu.images import build_images
-from polydyn.program.artifact import Artifact, read_artifact
+from polydyn.runtime.artifact import Artifact, read_artifact
+from polydyn.runtime.cuda.images import build_images
 
 Edit: TypeAlias = "Callable[[str, str], str]"
 """(kernel, text) -> another text."""

@@ -10,15 +10,15 @@ import numpy as np
 
 from benchmarks.gpu.stage import Output, Stage
 from polydyn.gpu import hardware
-from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.errors import DeviceError, DeviceLostError
-from polydyn.gpu.images import ImageSource
-from polydyn.gpu.tensormap import TensorMap, element_type
-from polydyn.gpu.timing import Times, Work
-from polydyn.program.cuda_program import MULTIPROCESSORS, SHARED_OPT_IN, CudaProgram
 from polydyn.program.evaluation import THREADS
-from polydyn.program.explain import Device, refusal, resolve_dims
-from polydyn.program.expressions import decision_from_json, evaluate
+from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.images import ImageSource
+from polydyn.runtime.cuda.program import MULTIPROCESSORS, SHARED_OPT_IN, CudaProgram
+from polydyn.runtime.cuda.tensormap import TensorMap, element_type
+from polydyn.runtime.cuda.timing import Times, Work
+from polydyn.runtime.explain import Device, refusal, resolve_dims
+from polydyn.runtime.expressions import decision_from_json, evaluate
 from polydyn.schedules.decision import cost
 
 EMULATED_VERSIONS = 4

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 
+from polydyn.codegen.cpu.contraction import Contraction, plan_part, plan_product
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
-from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.register_tile import RegisterTile
 from polydyn.codegen.cpu.rows import FLIGHT, NestKernel
+from polydyn.codegen.cpu.scratch import Scratch
+from polydyn.codegen.cpu.shares import ROW_BLOCKS
 from polydyn.codegen.ir import Alloc, Body, Let, consume, substitute
 from polydyn.codegen.lower import Lowering, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
@@ -20,16 +23,15 @@ from polydyn.codegen.passes.tiles import balance, task_count, tasks, variants
 from polydyn.codegen.pipeline import Step, loops, names_of, run
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.index import Index, maximum, minimum, product
+from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import AttentionParts, unfold
-from polydyn.schedules.tree.attention import SCORES, VALUES, cpu_attention
-from polydyn.schedules.tree.names import LANE, b, c, extent
+from polydyn.schedules.tree.attention import cpu_attention
+from polydyn.schedules.tree.names import LANE, MarkName, b, c, extent, p
 from polydyn.schedules.tree.scheduled import Scheduled
-from polydyn.schedules.tree.strategies import VECTOR
+from polydyn.schedules.tree.strategies import FIRST_ROW, PANEL, VECTOR
 
 ROW_STRIDE = "row_stride"
-FIRST_ROW = "o_i"
 V = Index.of
 
 
@@ -37,21 +39,21 @@ class AttentionKernel:
     """Builds the kernel of one attention group, where nothing is ``declined``."""
 
     def __init__(
-        self, name: str, group: Group, parts: AttentionParts, target: CpuTarget, packed: frozenset[str]
-    ) -> None:
+        self, name: str, group: Group, parts: AttentionParts, target: CpuTarget, packed: frozenset[str],
+        rows: int | None = None,
+    ) -> None:  # fmt: skip
+        """``packed``: arrays already laid out in panels. ``rows``: of a block, those of a product when not given."""
         self.name, self.group, self.parts, self.target = name, group, parts, target
-        free = ContractKernel(name, parts.scores, parts.score_roles, target, packed)
-        rows = free.plan.rows
-        self.scores = ContractKernel(name, parts.scores, parts.score_roles, target, packed, rows, "1",
-                                     schedule=lambda: self.schedule, statements=SCORES)  # fmt: skip
-        self.values = ContractKernel(name, parts.values, parts.value_roles, target, packed, rows, "2",
-                                     schedule=lambda: self.schedule, statements=VALUES)  # fmt: skip
+        products = ((parts.scores, parts.score_roles), (parts.values, parts.value_roles))
+        self.products = [Contraction(x, roles, target, packed) for x, roles in products]
+        self.rows = rows or plan_product(self.products[0]).rows
+        self.plans = [plan_part(x, self.rows) for x in self.products]
         self.nest = NestKernel(name, parts.rows, parts.row_prefix, parts.phases, target, rows=True, flight=FLIGHT)
 
     @property
     def declined(self) -> Declined | None:
         """Why the group is better run as three kernels; None when it is not."""
-        if not self.values.plan.promote:
+        if not self.plans[1].promote:
             return None
         return Declined("the values of an attention are not of unit stride along their columns")
 
@@ -59,12 +61,24 @@ class AttentionKernel:
     def schedule(self) -> Scheduled:
         """Tree and tile map of all parts."""
         whole = unfold(self.group, self.parts.score_roles.batch, "local")
-        return cpu_attention(whole, self.parts, (self.scores.sizes, self.values.sizes), self.scores.plan.promote)
+        scores, values = (plan.sizes for plan in self.plans)
+        return cpu_attention(whole, self.parts, (scores, values), self.plans[0].promote)
+
+    @cached_property
+    def tiles(self) -> tuple[RegisterTile, RegisterTile]:
+        """The micro-kernels of the scores and of the values."""
+        places = Places(self.schedule)
+
+        def tile(n: int) -> RegisterTile:
+            x, plan = self.products[n], self.plans[n]
+            return RegisterTile(self.name, x, plan, Scratch(x, plan, places), str(n + 1))
+
+        return tile(0), tile(1)
 
     def build(self) -> Kernel:
         """The kernel."""
         arrays = {n: a for n, a in self.group.arrays.items() if a.role in ("input", "output", "constant")}
-        symbols = (*self.group.params, "B_i")
+        symbols = (*self.group.params, ROW_BLOCKS)
         names = bound_names(arrays, symbols)
         body = run(self.name, loops(self.name, self.schedule.tiled()), self.steps(), names)
         tail = (
@@ -73,28 +87,28 @@ class AttentionKernel:
             Step("fold", "decided guards and single trips go", fold),
         )
         count, body = task_count(body), run(self.name, body, tail, names)
-        batch = product(self.scores.extents[x] for x in self.parts.score_roles.batch)
-        tiles = self.scores.M.ceildiv(self.scores.plan.rows)
-        launch = {"B_i": maximum(1, minimum(tiles, V("nth").ceildiv(maximum(1, batch))))}
+        tiles, batches = self.products[0].rows.ceildiv(self.rows), self.products[0].batches
+        launch = {ROW_BLOCKS: maximum(1, minimum(tiles, V("nth").ceildiv(maximum(1, batches))))}
         scratch = scratch_bytes(body).subs({ROW_STRIDE: self._row_stride()})
-        note = f"row blocks of {self.scores.plan.rows}" + ", keys packed" * self.scores.plan.promote
+        note = f"row blocks of {self.rows}" + ", keys packed" * self.plans[0].promote
         return emit(self.name, body, arrays, symbols, launch, count, scratch, (note, *self.nest.notes), True,
                     self.target.width)  # fmt: skip
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
-        s, sizes, tiles = self.scores, self.schedule.parameters(), self.schedule.map.tiles("i")
+        sizes, tiles = self.schedule.parameters(), self.schedule.map.tiles("i")
         columns = {n: sizes[n] for n in (extent(c("j")), extent(c("d")))}
-        pack = Step("pack", "keys are packed into panels", lambda b: consume(b, "promote", s.pack), ("panel",))
+        pack = Step("pack", "keys are packed into panels",
+                    lambda b: consume(b, MarkName.PROMOTE, self.tiles[0].scratch.pack), (PANEL,))  # fmt: skip
         return (
             Step("bind", "sizes become constants", lambda b: bind(b, {extent(LANE): self.target.width})),
-            Step("balance_rows", "rows in equal shares", lambda x: balance(x, c("i"), tiles, "B_i", b("i"))),
+            Step("balance_rows", "rows in equal shares", lambda x: balance(x, c("i"), tiles, ROW_BLOCKS, b("i"))),
             # not folded: the micro-kernels name the tile loops
             Step("columns", "tiles of columns get their number", lambda b: substitute(b, columns)),
-            *((pack,) if s.plan.promote else ()),
-            Step("block", "kernels of a block of rows", lambda b: consume(b, "block", self._block),
-                 ("panel", ROW_STRIDE)),
-            Step("share", "a share's scratch", lambda b: consume(b, "share", self._share)),
+            *((pack,) if self.plans[0].promote else ()),
+            Step("block", "kernels of a block of rows", lambda b: consume(b, MarkName.BLOCK, self._block),
+                 (PANEL, ROW_STRIDE)),
+            Step("share", "a share's scratch", lambda b: consume(b, MarkName.SHARE, self._share)),
             Step("fold", "decided guards and single trips go", fold),
         )  # fmt: skip
 
@@ -102,39 +116,42 @@ class AttentionKernel:
 
     def _row_stride(self) -> Index:
         """Whole register tiles, and 16 more so that the rows do not share one set of the cache."""
-        return self.scores.N.ceildiv(self.scores.nr) * self.scores.nr + 16
+        wide = self.plans[0].columns
+        return self.products[0].columns.ceildiv(wide) * wide + 16
 
     def _share(self, body: Body) -> Body:
-        s = self.scores
-        if s.plan.promote:
-            panels = s.N.ceildiv(self.target.width)
-            panel = s.N.ceildiv(s.nr) * s.nr * s.K * s.R
-            body = (Alloc("panel", s.col_value.dtype, panel, "scratch", bind(body, {extent(VECTOR): panels})),)
+        x, plan = self.products[0], self.plans[0]
+        if plan.promote:
+            panels = x.columns.ceildiv(self.target.width)
+            panel = x.columns.ceildiv(plan.columns) * plan.columns * x.steps * x.inner_steps
+            copied = bind(body, {extent(VECTOR): panels})
+            body = (Alloc(PANEL, x.operands[1].dtype, panel, "scratch", copied),)
         return body
 
     def _block(self, body: Body) -> Body:
         """Exact row variants around the three parts."""
         first, following = (self.schedule.map.origin("i", V(c("i")) + n) for n in (0, 1))
-        body = consume(body, "rows", self._rows)
-        kernels: dict[str, Callable[[int, int], Body]] = {}
+        body = consume(body, MarkName.ROWS, self._rows)
+        kernels: dict[MarkName, Callable[[int, int], Body]] = {}
+        scores, values = self.tiles
 
-        def part(kernel: ContractKernel, mark: str, b: Body, r: int) -> Body:
+        def part(tile: RegisterTile, mark: MarkName, b: Body, r: int) -> Body:
             def micro(x: Body) -> Body:
                 if mark not in kernels:
-                    kernels[mark] = kernel.micro_kernels(x)
-                cases = {v: kernels[mark](r, v) for v in kernel.column_cases()}
-                return kernel.finished(variants(kernel.live_columns(), cases), x, V(r))
+                    kernels[mark] = tile.micro_kernels(x)
+                cases = {v: kernels[mark](r, v) for v in tile.column_cases()}
+                return tile.finished(variants(tile.live_columns(), cases), x, V(r))
 
             return consume(b, mark, micro)
 
         def case(r: int) -> Body:
-            b = part(self.values, "micro2", part(self.scores, "micro1", body, r), r)
-            return bind(b, {"P_i": r})
+            b = part(values, MarkName.MICRO2, part(scores, MarkName.MICRO1, body, r), r)
+            return bind(b, {extent(p("i")): r})
 
-        cases = {r: case(r) for r in self.scores.row_cases()}
+        cases = {r: case(r) for r in scores.row_cases()}
         block: Body = (Let(FIRST_ROW, first, variants(following - V(FIRST_ROW), cases, self.name)),)
         for name in ("weights", "scores"):  # of this block: a checked build sees what the block before has left
-            block = (Alloc(name, "float32", V(ROW_STRIDE) * self.scores.plan.rows, "scratch", block),)
+            block = (Alloc(name, "float32", V(ROW_STRIDE) * self.rows, "scratch", block),)
         return self.nest.scratch(block)
 
     def _rows(self, body: Body) -> Body:
@@ -148,9 +165,9 @@ class AttentionKernel:
         table = {s.name: at_row(s) for s in self.parts.rows.statements}
         buffers = tuple(copy for _, copy in self.nest.row_buffers())
         return run(f"{self.name}/rows", body, (
-            Step("declare", "registers of a row", lambda b: consume(b, "row", self.nest.row)),
+            Step("declare", "registers of a row", lambda b: consume(b, MarkName.ROW, self.nest.row)),
             Step("lower", "statements become stores and registers", lambda b: lower(b, table),
                  (FIRST_ROW, ROW_STRIDE, *buffers)),
-            Step("together", "rows in flight", lambda b: self.nest.together(b, "p_i")),
+            Step("together", "rows in flight", lambda b: self.nest.together(b, p("i"))),
             Step("vectorise", "loops inside a row become vectors", self.nest.vector_stages),
         ), names_of(self.parts.rows))  # fmt: skip

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.codegen.cpu.kernel import CpuTarget
-from polydyn.codegen.cpu.plan import Plan
+from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.register_tile import RegisterTile
+from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import SHARED_ELEMENTS
 from polydyn.codegen.ir import Body, Compare, Def, For, If, Node, rewrite
-from polydyn.codegen.operands import operands
+from polydyn.codegen.operands import dense, operands
 from polydyn.codegen.passes.prefetch import AHEAD, prefetch_next
-from polydyn.codegen.passes.registers import keep_loads, registers, share_loads
+from polydyn.codegen.passes.registers import keep_loads
 from polydyn.codegen.passes.sums import sum_together
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.pipeline import Step
 from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Load, loads
-from polydyn.schedules.index import ONE, Index, product
+from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.names import a, p
+from polydyn.schedules.tree.strategies import FIRST_ROW
 
 ACCUMULATORS = {16: 24, 8: 12, 4: 20}
 """Vector accumulators of a register tile, by lanes; the other registers hold the operands."""
@@ -40,55 +43,28 @@ COLUMNS, LEAST_ROWS, LEAST_STEPS = 4, 4, 8
 V = Index.of
 
 
-class DotKernel(ContractKernel):
-    """Builds the kernel of one contraction with few columns."""
-
-    @staticmethod
-    def lanes(target: CpuTarget) -> int:
-        """One column for each register."""
-        return 1
-
-    @staticmethod
-    def fits(group: Group, roles: Roles) -> bool:
-        """Whether two computed operands may have few columns, and rows are dense along the reduction."""
-        acc = group.backbone
-        extents, (row, col) = dict(acc.iters), operands(acc, roles)
-        n, k = extents[roles.col].constant, extents[roles.block].constant
-        few = (n is None or n <= COLUMNS) and (k is None or k >= LEAST_STEPS) and not roles.inner
-        if not (few and isinstance(row, Load) and isinstance(col, Load) and acc.value.dtype == "float32"):
-            return False
-        return group.arrays[col.buffer].role == "input" and _dense(group, row, roles.block)
-
-    def _plan(self, packed: frozenset[str], fill: bool) -> Plan:
-        """Columns that stay in the cache, as those of a symbolic number do, need no blocks of the reduction."""
-        plan = super()._plan(packed, fill)
-        columns = [x for x in loads(self.col_value) if x.buffer not in packed]
-        promote = not all(_dense(self.group, x, self.roles.block) for x in columns)
-        size = (self.N * self.K).constant
-        if not promote and self.N.constant is not None and (size is None or size > SHARED_ELEMENTS):
-            return replace(plan, promote=False)
-        return replace(plan, promote=promote, block=self.K, blocks=ONE)
-
-    def tile(self) -> tuple[int, int]:
-        """As many rows as there are accumulators for."""
-        columns = self.N.constant or TILE_COLUMNS
-        return max(1, min(ROWS, ACCUMULATORS[self.target.width] // columns)), columns
+class PanelsOfSteps(Scratch):
+    """Columns copied dense along the reduction."""
 
     def pack(self, body: Body) -> Body:
         """The promotion statement: vectors along the reduction, the rest one by one."""
-        w = self.target.width
+        w = self.product.target.width
 
         def f(n: Node) -> Node | Body:
-            if not (isinstance(n, For) and n.var == "a_k"):
+            if not (isinstance(n, For) and n.var == a("k")):
                 return n
             whole = n.hi // w * w
-            made = vectorise_loop(replace(n, hi=whole), w)
-            if isinstance(made, Declined):
-                self.notes.append(f"columns are packed element by element: {made}")
+            vectors = vectorise_loop(replace(n, hi=whole), w)
+            if isinstance(vectors, Declined):
+                self.notes.append(f"columns are packed element by element: {vectors}")
                 return n
-            return (*made, replace(n, lo=whole))
+            return (*vectors, replace(n, lo=whole))
 
         return rewrite(super().pack(body), f)
+
+
+class PartialSums(RegisterTile):
+    """A register tile with one vector of partial sums for each of its elements."""
 
     def masked(self, body: Body, width: int) -> Body:
         """Columns are not vectorised, nothing is masked."""
@@ -96,22 +72,17 @@ class DotKernel(ContractKernel):
 
     def row_steps(self, rows: int) -> tuple[Step, ...]:
         """The micro-kernel for a number of live rows: scalar tile first, then lanes along the reduction."""
-        dtype = self.acc.value.dtype
-        return (
-            self._unrolled_rows(rows),
-            Step("registers", "the tile lives in registers", lambda b: registers(b, self.tile_name, dtype)),
-            Step("share_loads", "what is loaded twice is loaded once", lambda b: share_loads(b, self.shared_name)),
-            Step("vectorise_reduction", "vectors along the reduction", lambda b: self._lanes_of_steps(b, rows)),
-        )
+        lanes = Step("vectorise_reduction", "vectors along the reduction", lambda b: self._lanes_of_steps(b, rows))
+        return (*self._register_steps(rows), lanes)
 
     def _lanes_of_steps(self, body: Body, rows: int) -> Body:
-        sums = sum(isinstance(n, Def) and n.reg.startswith(self.tile_name) for n in body)
+        sums = sum(isinstance(n, Def) and n.reg.startswith(self.name) for n in body)
         chains = max(1, CHAINS // max(1, sums))
 
         def f(n: Node) -> Node | Body:
-            if not (isinstance(n, For) and n.var == "p_k"):
+            if not (isinstance(n, For) and n.var == p("k")):
                 return n
-            loops = vectorise_loop(n, self.target.width, chains)
+            loops = vectorise_loop(n, self.product.target.width, chains)
             if isinstance(loops, Declined):
                 raise CodegenError(f"the reduction has no vectors: {loops}")  # ``fits`` has seen that it has
             return keep_loads(sum_together(self._prefetched(loops, rows)))
@@ -122,25 +93,51 @@ class DotKernel(ContractKernel):
         """Short rows are prefetched when they come from beyond the cache: long ones the processor follows by itself,
         and where it has nothing to wait for, prefetches take the place of loads.
         """
-        steps = self.K.constant
+        steps = self.product.steps.constant
         if steps is not None and steps > PAGE:
             return body
-        size = product(self.extents[x] for x in self.roles.batch) * self.M * self.K
+        size = self.product.batches * self.product.rows * self.product.steps
 
         def f(n: Node) -> Node | Body:
-            if not (isinstance(n, For) and n.var == "p_k"):
+            if not (isinstance(n, For) and n.var == p("k")):
                 return n
             far = (Compare(">", size, V(2 * SHARED_ELEMENTS)),)
-            following = {"o_i": V("o_i") + 2 * rows}  # the next batch's first rows where the rows end
+            following = {FIRST_ROW: V(FIRST_ROW) + 2 * rows}  # the next batch's first rows where the rows end
             if steps is not None:
                 following = self.next_rows(rows, -(-AHEAD // (rows * max(1, steps))))
-            return If(far, prefetch_next((n,), "p_k", following), (n,))
+            return If(far, prefetch_next((n,), p("k"), following), (n,))
 
         first = next((i for i, n in enumerate(body) if isinstance(n, For)), None)
         return body if first is None else (*body[:first], *rewrite(body[first : first + 1], f), *body[first + 1 :])
 
 
-def _dense(group: Group, x: Load, iterator: str) -> bool:
-    """Whether the next iteration reads the next element."""
-    stride, rest = group.arrays[x.buffer].address(x.index).split(iterator)
-    return stride == ONE and iterator not in rest.symbols()
+class DotKernel(ContractKernel):
+    """Builds the kernel of one contraction with few columns."""
+
+    tile_kind, scratch_kind = PartialSums, PanelsOfSteps
+
+    @staticmethod
+    def fits(group: Group, roles: Roles) -> bool:
+        """Whether two computed operands may have few columns, and rows are dense along the reduction."""
+        acc = group.backbone
+        extents, (row, col) = dict(acc.iters), operands(acc, roles)
+        n, k = extents[roles.col].constant, extents[roles.block].constant
+        few = (n is None or n <= COLUMNS) and (k is None or k >= LEAST_STEPS) and not roles.inner
+        if not (few and isinstance(row, Load) and isinstance(col, Load) and acc.value.dtype == "float32"):
+            return False
+        return group.arrays[col.buffer].role == "input" and dense(group, row, roles.block)
+
+    def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
+        """One column for each register, as many rows as there are accumulators for. Columns that stay in the cache, as
+        those of a symbolic number do, need no blocks of the reduction.
+        """
+        x, plan = self.product, super().sizes(chosen, fill)
+        columns = x.columns.constant or TILE_COLUMNS
+        rows = max(1, min(ROWS, ACCUMULATORS[x.target.width] // columns))
+        loaded = [y for y in loads(x.operands[1]) if y.buffer not in x.packed]
+        promote = not all(dense(x.group, y, x.roles.block) for y in loaded)
+        plan = replace(plan, rows=rows, vectors=columns, lanes=1, promote=promote)
+        size = (x.columns * x.steps).constant
+        if not promote and x.columns.constant is not None and (size is None or size > SHARED_ELEMENTS):
+            return plan
+        return replace(plan, block=x.steps, blocks=ONE)

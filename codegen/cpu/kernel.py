@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from polydyn.schedules.index import Index
 
-LEAVES = ("pd_cpu.h", "pd_math.h")
+LEAVES = ("pd_cpu.h", "pd_math.h", "pd_storage.h")
 """Headers of CPU kernels; the first includes the others."""
 
 
@@ -29,7 +29,6 @@ class CpuTarget:
 AVX512 = CpuTarget("avx512", 16, ((8, 3, 1.0), (6, 4, 0.99), (12, 2, 0.94), (16, 1, 0.75)), 8)
 AVX2 = CpuTarget("avx2", 8, ((6, 2, 1.0), (4, 3, 0.97), (12, 1, 0.75)))
 NEON = CpuTarget("neon", 4, ((8, 2, 1.0), (6, 4, 0.99), (12, 1, 0.8)))
-TARGETS = {t.name: t for t in (AVX512, AVX2, NEON)}
 
 
 def leaf_headers(width: int) -> dict[str, str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
+from polydyn.schedules.tree.names import b, extent
+from polydyn.schedules.tree.strategies import CpuTile
 
 REDUCTION_BLOCK = 768
 """Reduction steps per block: a panel of 768 x 48 floats stays in a 1 MB L2 (docs/cpu.md 2)."""
@@ -34,13 +36,28 @@ class ContractTuple:
 
 @dataclass(frozen=True)
 class Plan:
-    """Decisions for one kernel: register tile, reduction block, packing of columns, copying of rows."""
+    """Decisions for one kernel: register tile, reduction block, packing of columns, copying of rows.
+
+    ``lanes``: columns that a register of the tile holds; ``carrier``: the epilogue in whose output sums lie between two
+    blocks.
+    """
 
     rows: int
     vectors: int
+    lanes: int
     block: Index
     blocks: Index
     promote: bool
-    fill: bool
-    carrier: Statement | None
+    fill: bool = False
+    carrier: Statement | None = None
     unroll: int = ROW_UNROLL
+
+    @property
+    def columns(self) -> int:
+        """Columns of a full register tile."""
+        return self.vectors * self.lanes
+
+    @property
+    def sizes(self) -> CpuTile:
+        """The sizes as schedules want them."""
+        return CpuTile(self.rows, self.vectors, self.lanes, self.block, 1 if self.blocks == ONE else extent(b("k")))

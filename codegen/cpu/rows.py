@@ -13,9 +13,10 @@ Outputs go around the caches where a launch moves more than they hold; the launc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property, partial
 
+from polydyn.codegen.cpu.band import Band
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
 from polydyn.codegen.cpu.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
@@ -44,17 +45,17 @@ from polydyn.codegen.passes.announce import announce_stores, without_announcemen
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.jam import copy_of, jam
 from polydyn.codegen.passes.tiles import task_count, tasks
-from polydyn.codegen.passes.transpose import by_blocks, has_transposes, transpose_loads
+from polydyn.codegen.passes.transpose import by_blocks, transpose_loads
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.expr import ITEMSIZE, Load, Value, loads
+from polydyn.schedules.expr import ITEMSIZE, Load, Value
 from polydyn.schedules.index import ONE, ZERO, Index, minimum, product
 from polydyn.schedules.model import Group, Statement, row_major
-from polydyn.schedules.tiling import TiledGroup, inner_iterators, stages
+from polydyn.schedules.tiling import TiledGroup
 from polydyn.schedules.tree.loops import Size
-from polydyn.schedules.tree.names import b, extent, it
+from polydyn.schedules.tree.names import MarkName, b, extent, it, p
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import nest
 
@@ -98,89 +99,32 @@ class NestKernel:
         tile, where they are no argument of the kernel.
         """
         self.name, self.group, self.prefix, self.phases, self.target = name, group, prefix, phases, target
-        self.stage_of = {s.name: n for n, st in enumerate(stages(group, prefix, phases)) for s in st}
-        self.extents = {n: e for s in group.statements for n, e in s.iters}
+        self.band = Band(group, prefix, phases, target)
+        self.extents = self.band.extents
         self.size = size
-        self.tiled = not rows and bool(prefix) and self._along_band() if tiled is None else tiled
-        self.across = self._across() if self.tiled and not rows else None
-        """An iterator of the band along which some load is dense that is strided along the last one."""
+        self.tiled = not rows and bool(prefix) and self.band.runs_along() if tiled is None else tiled
+        self.across = self.band.across() if self.tiled and not rows else None
         arrays = group.arrays.values()
         self.streams = not rows and any(a.role == "output" and a.dtype == "float32" for a in arrays)
         self.place = {n: self._place(n) for n, a in group.arrays.items() if a.role == "local"}
         self.notes: list[str] = []
         self.flight = flight
 
-    # -- decisions -----------------------------------------------------------------------------------------------
-
-    def _along_band(self) -> bool:
-        """Whether the band's last iterator is the better vector direction."""
-        if not any(inner_iterators(s, self.prefix) for s in self.group.statements):
-            return True
-        along = self._strided(lambda s: self.prefix[-1])
-        inner = self._strided(lambda s: s.iterators[-1] if inner_iterators(s, self.prefix) else "")
-        return (along < inner and not self._narrow()) or (along == inner and self._short())
-
-    def _short(self) -> bool:
-        """Whether no inner loop fills a vector."""
-        loops = [self.extents[x].constant for s in self.group.statements for x in inner_iterators(s, self.prefix)]
-        return all(e is not None and 1 < e < self.target.width for e in loops)
-
-    def _narrow(self) -> bool:
-        """Whether the band leaves most of a vector empty, and no inner loop does: leaves load such strides at once."""
-        width, band = self.target.width, self.extents[self.prefix[-1]].constant
-        last = [s.iterators[-1] for s in self.group.statements if inner_iterators(s, self.prefix)]
-        long = all((e := self.extents[x].constant) is None or e >= width for x in last)
-        return band is not None and band * 4 <= width and long
-
-    def _strided(self, iterator: Callable[[Statement], str]) -> int:
-        """Accesses to memory that are not of stride 0 or 1 along the statement's vector iterator."""
-        count = 0
-        for s in self.group.statements:
-            x = iterator(s)
-            refs = [(s.array, s.index), *((r.buffer, r.index) for r in loads(s.value))]
-            for name, index in refs:
-                a = self.group.arrays[name]
-                if a.role == "local" or not x:
-                    continue
-                stride, rest = a.address(index).split(x)
-                count += stride not in (ZERO, ONE) or x in rest.symbols()
-        return count
-
     def _maps(self) -> bool:
-        """Whether every statement computes one element of the band."""
-        return self.tiled and all(s.reduce is None and s.iterators == self.prefix for s in self.group.statements)
-
-    def _across(self) -> str | None:
-        strided = [self.group.arrays[r.buffer].address(r.index) for s in self.group.statements for r in loads(s.value)]
-        last = self.prefix[-1]
-        for address in strided if self._maps() and has_transposes(self.target) else ():
-            stride, rest = address.split(last)
-            if stride in (ZERO, ONE) or last in rest.symbols():
-                continue
-            for x in self.prefix[:-1]:
-                along, rest = address.split(x)
-                if along == ONE and x not in rest.symbols():
-                    return x
-        return None
+        """Whether every statement computes one element of the band, in vectors along it."""
+        return self.tiled and self.band.maps
 
     def _reading_order(self) -> tuple[str, ...]:
         """The task loops as the operands lie in memory, outermost first; none where that is how the output lies."""
         head = tuple(x for x in self.prefix[:-1] if x != self.across)
         if self.across:
-            return (*head, "b_u", "b_t")
+            return (*head, b("u"), b("t"))
         order = reading_order(self.group, head)
-        return (*order, "b_t") if order else ()
+        return (*order, b("t")) if order else ()
 
     def _place(self, array: str) -> str:
         """Where a local lives: ``loop`` register, ``row`` register, or ``scratch``."""
-        writers = [s for s in self.group.statements if s.array == array]
-        readers = [(s, r) for s in self.group.statements for r in loads(s.value) if r.buffer == array]
-        if not any(inner_iterators(s, self.prefix) for s in writers if s.reduce is None):
-            return "row"
-        same = all(
-            self.stage_of[s.name] == self.stage_of[w.name] and r.index == w.index for s, r in readers for w in writers
-        )
-        return "loop" if len(writers) == 1 and writers[0].reduce is None and same else "scratch"
+        return self.band.place_of(array)
 
     # -- lowering ------------------------------------------------------------------------------------------------
 
@@ -223,7 +167,7 @@ class NestKernel:
 
     def _in_loop(self, reader: Statement, x: Load, env: Mapping[str, Index]) -> bool:
         writer = self.writer(x.buffer)
-        if writer is None or self.stage_of[writer.name] != self.stage_of[reader.name]:
+        if writer is None or self.band.stage_of[writer.name] != self.band.stage_of[reader.name]:
             return False
         return tuple(i.subs(env) for i in writer.index) == x.index
 
@@ -262,10 +206,10 @@ class NestKernel:
                 address = self._row_address(target, env)
                 if self.writer(s.array) is None:
                     return (Store(s.array, address, value, s.reduce),)
-                held = Reg(value.dtype, f"v_{s.array}")
+                register = Reg(value.dtype, f"v_{s.array}")
                 if again:
-                    return (Def(held.name, value),)
-                return (Def(held.name, value), Store(s.array, address, held))
+                    return (Def(register.name, value),)
+                return (Def(register.name, value), Store(s.array, address, register))
             address = self.group.arrays[s.array].address(target.index)
             return (Store(s.array, address, value, s.reduce, stream=V("stream") if self.streams else None),)
 
@@ -309,14 +253,14 @@ class NestKernel:
                 return n
             return self._vector(n)
 
-        return consume(body, "stage", lambda b: rewrite(b, f))
+        return consume(body, MarkName.STAGE, lambda b: rewrite(b, f))
 
     def _vector(self, n: For) -> Node | Body:
-        made = vectorise_loop(n, self.target.width, CHAINS // self.flight)
-        if isinstance(made, Declined):
-            self.notes.append(f"loop {n.var} stays scalar: {made}")
+        vectors = vectorise_loop(n, self.target.width, CHAINS // self.flight)
+        if isinstance(vectors, Declined):
+            self.notes.append(f"loop {n.var} stays scalar: {vectors}")
             return without_announcements(n)
-        return made
+        return vectors
 
     def _vector_tile(self, body: Body) -> Body:
         def f(n: Node) -> Node | Body:
@@ -390,20 +334,21 @@ class NestKernel:
         table = {s.name: self.lowering(s, again) for s in self.group.statements}
         outputs = [n for n, a in self.group.arrays.items() if a.role == "output"]
         lowered = (
-            Step("declare", "registers of a row", lambda b: consume(b, "row", self.row)),
+            Step("declare", "registers of a row", lambda b: consume(b, MarkName.ROW, self.row)),
             Step("lower", "statements become stores and registers", lambda b: lower(b, table),
                  ("stream", "o_t", "o_u", *self._buffered())),
         )  # fmt: skip
         if self.tiled:
             vectors: tuple[Step, ...] = (
-                Step("stages", "the marks of the stages go", lambda b: consume(b, "stage")),
-                Step("tile", "the tile's loop becomes vectors", lambda b: consume(b, "tile", self._tile)),
+                Step("stages", "the marks of the stages go", lambda b: consume(b, MarkName.STAGE)),
+                Step("tile", "the tile's loop becomes vectors", lambda b: consume(b, MarkName.TILE, self._tile)),
             )
         else:
             vectors = (
-                Step("announce", "lines that the next pass writes", lambda b: announce_stores(b, "stage", outputs)),
+                Step("announce", "lines that the next pass writes",
+                     lambda b: announce_stores(b, MarkName.STAGE, outputs)),
                 Step("vectorise", "loops inside a row become vectors", self.vector_stages),
-            )
+            )  # fmt: skip
         return (*lowered, *vectors, Step("fold", "decided guards and single trips go", fold))
 
     def together(self, body: Body, *loops: str) -> Body:
@@ -424,15 +369,16 @@ class NestKernel:
     def _live(self, x: str, body: Body) -> Body:
         """The tile's first element, and the extent of its live part."""
         tm = self.schedule.map
-        first, tile = tm.origins[x].symbol, self.schedule.extents()[it(x)]
+        extents = self.schedule.extents()
+        first, tile = tm.origins[x].symbol, extents[it(x)]
         live = Let(extent(it(x)), minimum(tile, tm.extents[x] - first), body)
-        return (Let(first, tm.origin(x, V(b(x))), (live,)),)
+        return (Let(first, tm.origin(x, ZERO if extents[b(x)] == ONE else V(b(x))), (live,)),)
 
     def _launch(self) -> dict[str, Index]:
         reduces = any(s.reduce for s in self.group.statements)
         tile, long = TURNED_TILE if self.across else (REDUCE_TILE if reduces else MAP_TILE, 0)
-        launch = {"P_t": V(tile)} if self.tiled else {}
-        launch |= {"P_u": V(long)} if self.across else {}
+        launch = {extent(p("t")): V(tile)} if self.tiled else {}
+        launch |= {extent(p("u")): V(long)} if self.across else {}
         if not self.streams:
             return launch
         # lines that are written in no order are fetched one by one: streaming pays from half the size on

@@ -1,75 +1,87 @@
-"""The operands that a CPU product copies: where panels of columns and rows lie in scratch, and how much they take."""
+"""The operands that a CPU product copies: where panels of columns and rows lie in scratch, and what fills them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
-from polydyn.codegen.cpu.plan import Plan
+from polydyn.codegen.cpu.contraction import Contraction
+from polydyn.codegen.cpu.plan import ROW_UNROLL, Plan
+from polydyn.codegen.ir import Body, FlatLoad, For, Node, Store, rewrite, walk
+from polydyn.codegen.lower import flat, lower
+from polydyn.codegen.passes.bind import fold
+from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
+from polydyn.codegen.passes.registers import partial_unroll
+from polydyn.codegen.passes.tiles import clip
+from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
+from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.places import Coordinates, Places
-from polydyn.schedules.index import Index, minimum, product
+from polydyn.schedules.errors import Declined
+from polydyn.schedules.expr import Value
+from polydyn.schedules.index import ONE, Index, minimum
 from polydyn.schedules.proof.boxes import ContractTiles
-from polydyn.schedules.tree.names import LANE
-from polydyn.schedules.tree.strategies import PANEL, ROWS
+from polydyn.schedules.tree.names import LANE, a
+from polydyn.schedules.tree.strategies import (
+    FILL,
+    PACK,
+    PANEL,
+    ROWS,
+    SHARE_COLUMNS,
+    SHARE_COLUMNS_END,
+    SHARE_ROWS,
+    SHARE_ROWS_END,
+)
 
 V = Index.of
 
 
-@dataclass(frozen=True, eq=False)
 class Scratch:
-    """Panels ``[vector][reduction][lane]`` of columns, rows ``[row][reduction]``.
+    """Panels ``[vector][reduction][lane]`` of columns, rows ``[row][reduction]``. ``notes``: what a copy cannot do."""
 
-    ``width``: lanes of a vector; ``inner``: (iterator, extent) of the reductions inside a block.
-    """
-
-    plan: Plan
-    width: int
-    inner: Sequence[tuple[str, Index]]
-    places: Places
+    def __init__(self, product: Contraction, plan: Plan, places: Places) -> None:
+        self.product, self.plan, self.places, self.notes = product, plan, places, list[str]()
 
     @property
     def steps(self) -> Index:
         """Reduction steps of a block, of all reductions as one."""
-        return self.plan.block * product(e for _, e in self.inner)
-
-    @property
-    def columns(self) -> int:
-        """Columns of a full register tile."""
-        return self.plan.vectors * self.width
+        return self.plan.block * self.product.inner_steps
 
     @property
     def pitch(self) -> Index:
         """Elements from one row to the next: not a power of two, which would meet in few sets of a cache."""
-        return self.steps + self.width
+        return self.steps + self.plan.lanes
 
-    def panel(self, statement: str, a: Coordinates) -> Index:
+    # -- where elements lie --------------------------------------------------------------------------------------
+
+    def panel(self, statement: str, at: Coordinates) -> Index:
         """Where a panel holds the column that an instance writes or reads."""
-        cell = self.places.cell(statement, PANEL, a, LANE)
-        return (cell["j"] * self.steps + self._step(cell)) * self.width + self.places.digit(statement, "j", LANE, a)
+        cell, lane = self.places.cell(statement, PANEL, at, LANE), self.places.digit(statement, "j", LANE, at)
+        return (cell["j"] * self.steps + self._step(cell)) * self.plan.lanes + lane
 
-    def row(self, statement: str, a: Coordinates) -> Index:
+    def row(self, statement: str, at: Coordinates) -> Index:
         """Where the rows hold the element that an instance writes or reads."""
-        cell = self.places.cell(statement, ROWS, a)
+        cell = self.places.cell(statement, ROWS, at)
         return cell["i"] * self.pitch + self._step(cell)
 
     def _step(self, cell: Mapping[str, Index]) -> Index:
         k = cell["k"]
-        for x, e in self.inner:
+        for x, e in self.product.inner:
             k = k * e + cell[x]
         return k
 
+    # -- how much they take --------------------------------------------------------------------------------------
+
     def panels(self, columns: Index, end: Index) -> Index:
         """Vectors of columns that PACK fills for the share [c_lo, end) of column tiles."""
-        lo = V("c_lo")
-        return minimum((columns - lo * self.columns).ceildiv(self.width), (end - lo) * self.plan.vectors)
+        lo = V(SHARE_COLUMNS)
+        return minimum((columns - lo * self.plan.columns).ceildiv(self.plan.lanes), (end - lo) * self.plan.vectors)
 
     def rows(self) -> Index:
         """Rows that FILL copies for the share [r_lo, r_hi)."""
-        return V("r_hi") - "r_lo"
+        return V(SHARE_ROWS_END) - SHARE_ROWS
 
     def panel_size(self, share: Index) -> Index:
         """Elements allocated for at most ``share`` column tiles."""
-        return share * self.columns * self.steps
+        return share * self.plan.columns * self.steps
 
     def rows_size(self, share: Index) -> Index:
         """Elements allocated for at most ``share`` row tiles."""
@@ -79,7 +91,61 @@ class Scratch:
         """The sizes as the check of the boxes wants them."""
         p, share = self.plan, V("S")
         return ContractTiles(
-            p.rows, self.columns, self.width, p.block, p.blocks, p.promote, self.panels(V("N"), V("c_hi")),
-            self.panel_size(share), self.steps * self.width, p.fill, self.rows(), self.rows_size(share), self.pitch,
+            p.rows, p.columns, p.lanes, p.block, p.blocks, p.promote, self.panels(V("N"), V(SHARE_COLUMNS_END)),
+            self.panel_size(share), self.steps * p.lanes, p.fill, self.rows(), self.rows_size(share), self.pitch,
             self.steps,
+        )  # fmt: skip
+
+    # -- what fills them -----------------------------------------------------------------------------------------
+
+    def pack(self, body: Body) -> Body:
+        """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
+        w = self.plan.lanes
+        body = self._copied(body, PACK, PANEL, self.product.operands[1], self.panel)
+        body = vectorise_tile(body, LANE, w, mask_extent=self.places.remaining(PACK, "j", LANE))
+        whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
+        return transpose_copies(fold(whole), a("k"), w) if has_transposes(self.product.target) else fold(whole)
+
+    def fill(self, body: Body) -> Body:
+        """The promotion statement of the rows: the operand with its prologue, vectors along the last reduction."""
+
+        def vector(n: Node) -> Node | Body:
+            if not isinstance(n, For) or any(isinstance(x, For) for x in walk(n.body)):
+                return n
+            vectors = vectorise_loop(n, self.product.target.width)
+            if isinstance(vectors, Declined):
+                self.notes.append(f"rows are copied element by element: {vectors}")
+                return n
+            return partial_unroll(vectors, n.var, ROW_UNROLL)
+
+        body = self._copied(body, FILL, ROWS, self.product.operands[0], self.row)
+        body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)
+        body = rewrite(body, vector)
+        body = tuple(hoist_masks(n, "m_") if isinstance(n, For) else n for n in body)
+        return hoist_divisions(body, "q_")
+
+    def _copied(
+        self, body: Body, statement: str, buffer: str, value: Value, address: Callable[[str, Coordinates], Index]
+    ) -> Body:
+        """A promotion statement as stores; the last block ends with the reduction."""
+
+        def store(at: Coordinates) -> Body:
+            element = flat(self.product.group, value, self.places.env(statement, at), lambda x: None)
+            return (Store(buffer, address(statement, at), element),)
+
+        body = lower(body, {statement: store})
+        if self.plan.blocks == ONE:
+            return body
+        return clip(body, (a("k"),), self.places.remaining(statement, "k", a("k")))
+
+    # -- what reads them -----------------------------------------------------------------------------------------
+
+    def operands(self, statement: str, at: Coordinates) -> tuple[Value, Value]:
+        """The row operand, in place or from its copy, and the column operand, in place, as packed, or from its copy."""
+        (row, column), env = self.product.operands, self.places.env(statement, at)
+        return (
+            FlatLoad(row.dtype, ROWS, self.row(statement, at))
+            if self.plan.fill else flat(self.product.group, row, env, lambda x: None),
+            FlatLoad(column.dtype, PANEL, self.panel(statement, at))
+            if self.plan.promote else flat(self.product.group, column, env, lambda x: None),
         )  # fmt: skip

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from polydyn.codegen.cpu.contraction import Contraction
 from polydyn.codegen.cpu.plan import Plan
 from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.schedules.tree.names import b, extent
 
+ROW_BLOCKS, COLUMN_BLOCKS = extent(b("i")), extent(b("j"))
+"""Launch-time symbols: blocks of rows and of columns, in register tiles."""
 BLOCK_ELEMENTS = 1 << 16
 """Elements of rows that a block of them reads or copies: a quarter of a 1 MB L2."""
 SHARED_ELEMENTS = 1 << 17
@@ -53,7 +57,7 @@ def row_blocks(mt: Index, nt: Index, most: int, need: Index, cheap_rows: bool) -
     if cheap_rows:
         uneven = minimum(1, bi % need) * minimum(1, maximum(0, FEW_BLOCKS * need - bi))
         parts = maximum(parts, 1 + uneven * (need - 1))
-    return {"B_i": maximum(1, bi), "B_j": maximum(1, minimum(nt, parts))}
+    return {ROW_BLOCKS: maximum(1, bi), COLUMN_BLOCKS: maximum(1, minimum(nt, parts))}
 
 
 def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[int, int]) -> dict[str, Index]:
@@ -63,13 +67,13 @@ def even_shares(mt: Index, nt: Index, need: Index, columns: Index, tile: tuple[i
     and as much for every row that it reads. ``tile``: rows and columns of a register tile.
     """
 
-    def cost(row_tiles: Index, own: Index) -> Index:
-        return own * (row_tiles + 1) + row_tiles * tile[0]
+    def cost(row_tiles: Index, width: Index) -> Index:
+        return width * (row_tiles + 1) + row_tiles * tile[0]
 
     wide = cost(mt, minimum(columns, nt.ceildiv(need) * tile[1]))
     by_rows = minimum(1, maximum(0, wide - cost(mt.ceildiv(need), columns)))
     bj = 1 + (1 - by_rows) * (maximum(1, minimum(nt, need)) - 1)
-    return {"B_i": maximum(1, minimum(mt, need.ceildiv(bj))), "B_j": bj}
+    return {ROW_BLOCKS: maximum(1, minimum(mt, need.ceildiv(bj))), COLUMN_BLOCKS: bj}
 
 
 def in_pieces(
@@ -82,37 +86,35 @@ def in_pieces(
     few tasks each; but not where every part would pack (``packs``) columns again. ``others``: tasks for each block
     (batches); ``steps``: multiply-adds of everything.
     """
-    bi, bj = blocks["B_i"], blocks["B_j"]
+    bi, bj = blocks[ROW_BLOCKS], blocks[COLUMN_BLOCKS]
     several = minimum(1, threads - 1)
     pieces = maximum(1, minimum(PIECES, steps // (threads * PIECE)))
     more = 1 + several * (maximum(1, (threads * pieces).ceildiv(maximum(1, others * bi * bj))) - 1)
     columns = maximum(bj, minimum(nt, bj * more))
     if packs:
-        return {"B_i": bi, "B_j": columns}
+        return {ROW_BLOCKS: bi, COLUMN_BLOCKS: columns}
     crowded = minimum(1, maximum(0, threads - nt))
     few = crowded * (threads * FEW_TASKS).ceildiv(maximum(1, others * bi * columns))
     least = maximum(mt // (bi * TALL), minimum(few, mt // (bi * LOW)))
     rows = maximum(1, minimum((bj * more).ceildiv(columns), least))
-    return {"B_i": bi * rows, "B_j": columns}
+    return {ROW_BLOCKS: bi * rows, COLUMN_BLOCKS: columns}
 
 
-def product_blocks(
-    plan: Plan, width: int, tiles: tuple[Index, Index], sizes: tuple[Index, Index, Index], batch: Index, copied: Index
-) -> dict[str, Index]:
+def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> dict[str, Index]:
     """Blocks of a product for the threads: whole batches first, then column panels or rows.
 
-    ``tiles``: register tiles along rows and columns; ``sizes``: rows, columns, reduction steps; ``copied``: steps of a
-    row that is copied; ``width``: lanes.
+    ``tiles``: register tiles along rows and columns.
     """
-    (mt, nt), (m, n, steps), threads = tiles, sizes, Index.of("nth")
-    need, columns = maximum(1, threads.ceildiv(maximum(1, batch))), plan.vectors * width
+    (mt, nt), n, steps, threads = tiles, x.columns, x.steps * x.inner_steps, Index.of("nth")
+    need = maximum(1, threads.ceildiv(maximum(1, x.batches)))
     if plan.fill:
+        copied = plan.block * x.inner_steps
         return row_blocks(mt, nt, rows_that_stay(plan.rows, copied), need, cheap_rows=False)
-    known = n.constant and steps.constant and n.constant > columns
-    most = rows_for_all(plan.rows, int(n), int(steps)) if known else 0
+    long = n.constant and steps.constant and n.constant > plan.columns
+    most = rows_for_all(plan.rows, int(n), int(steps)) if long else 0
     if most:
         blocks = row_blocks(mt, nt, most, need, cheap_rows=True)
     else:
-        blocks = even_shares(mt, nt, need, n, (plan.rows, columns))
-    work = batch * maximum(m, STREAMED) * n * steps
-    return in_pieces(blocks, mt, nt, threads, batch, work, plan.promote)
+        blocks = even_shares(mt, nt, need, n, (plan.rows, plan.columns))
+    work = x.batches * maximum(x.rows, STREAMED) * n * steps
+    return in_pieces(blocks, mt, nt, threads, x.batches, work, plan.promote)

@@ -29,8 +29,8 @@ def moved_bytes(group: Group) -> Index:
         for r in loads(s.value):
             a = group.arrays[r.buffer]
             if a.role != "local":
-                own = a.address(r.index).symbols()
-                read[r.buffer] = product(e for x, e in s.iters if x in own) * ITEMSIZE[a.dtype]
+                iterators = a.address(r.index).symbols()
+                read[r.buffer] = product(e for x, e in s.iters if x in iterators) * ITEMSIZE[a.dtype]
     outputs = (a for a in group.arrays.values() if a.role == "output")
     written = sum((product(a.shape) * ITEMSIZE[a.dtype] for a in outputs), ZERO)
     return minimum(sum(read.values(), written), written * MOST_MOVED)

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
+from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import bound_names, emit, needed, ordered
+from polydyn.codegen.cuda.group import ProductGroup, product_declined
 from polydyn.codegen.cuda.instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
 from polydyn.codegen.cuda.kernel import CudaKernel
-from polydyn.codegen.cuda.product import (
-    ProductGroup,
-    TiledProduct,
-    lane_points,
-    product_declined,
-    split_copies,
-)
+from polydyn.codegen.cuda.product import DEALT, UNROLLED, dealt, products, split_copies
+from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import WARP, Work, product_work
 from polydyn.codegen.ir import (
@@ -46,26 +44,41 @@ from polydyn.codegen.ir import (
 )  # fmt: skip
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.threads import assign, combine_lanes, one_each, pipeline, spread, unrolled
+from polydyn.codegen.passes.threads import assign, combine_lanes, one_each, pipeline, unrolled
 from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import Declined, ScheduleError
 from polydyn.schedules.expr import Const, FromIndex, Load, Value, const, op, transform
-from polydyn.schedules.gpu_tiling import gpu_attention_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
 from polydyn.schedules.isl_util import Condition
-from polydyn.schedules.laws.masks import Axis, Logits, visits
-from polydyn.schedules.laws.online_softmax import softmax_logit
+from polydyn.schedules.laws.masks import Axis, Logits, check_conditions, visits
+from polydyn.schedules.laws.online_softmax import INIT, LOGIT, SCORE, VALUE, softmax_logit
 from polydyn.schedules.model import Array, Group
-from polydyn.schedules.proof.gpu_attention import AttentionTiles, prove_gpu_attention
-from polydyn.schedules.tiling import AttentionParts
-from polydyn.schedules.tree.gpu import SLAB
-from polydyn.schedules.tree.strategies import INIT
+from polydyn.schedules.proof.prove import prove
+from polydyn.schedules.tiling import AttentionParts, TiledGroup
+from polydyn.schedules.tree.gpu import STAGE
+from polydyn.schedules.tree.names import Coord, MarkName, b, f, g, s, w
+from polydyn.schedules.tree.online import (
+    COPY_K,
+    COPY_Q,
+    COPY_V,
+    FRAG_K,
+    FRAG_Q,
+    FRAG_V,
+    FRAG_W,
+    J1,
+    J2,
+    K1,
+    K2,
+    OnlineTile,
+    online_attention,
+)
 
 V = Index.of
 ROWS, STAGES, WARPS = 64, 2, 4
-KEYS = {"mma": 64, "tf32": 32, "lanes": 32}
+TILE_KEYS = {"mma": 64, "tf32": 32, "lanes": 32}
 """Keys of a tile, by instruction: 128 bytes of them."""
 DEPTHS = (32, 64, 128)
 """Head sizes that tiles are made for; others are filled up with zeros."""
@@ -73,9 +86,10 @@ PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
 LOWEST = Const("float32", float("-inf"))
 MORE = "more"
 """The register that says whether tiles beyond the mask's end are visited: 1 or 0."""
-SCORE = 8
+WEIGHED = 8
 """Instructions for each score: its logit, largest so far, difference, power, sum."""
-UNROLLED = ("f_j1", "f_k1", "g_j1", "f_j2", "f_k2", "g_j2", "e_s", "e_f", "row_half", "column_of_pair", "fragment")
+LOOPS = (f(J1), f(K1), g(J1), f(J2), f(K2), g(J2), "fragment")
+"""Loops over registers, besides those of a product."""
 
 
 class CudaAttentionKernel:
@@ -94,9 +108,12 @@ class CudaAttentionKernel:
         (score,) = self.scores.epilogues
         self.logit = transform(logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
         r = parts.score_roles
-        row, key = Axis(r.row, self.scores.M, ROWS, "b_i"), Axis(r.col, self.scores.N, KEYS[self.kind], "b_l")
+        row, key = Axis(r.row, self.scores.M, ROWS, b("i")), Axis(r.col, self.scores.N, TILE_KEYS[self.kind], b("l"))
         self.logits = Logits(self.logit, r.batch, row, key, group.params)
         self.visits = visits(self.logits)
+        (depth, width), step = self.depths, INSTRUCTIONS[self.kind].shape[2]
+        tile = OnlineTile(WARPS, TILE_KEYS[self.kind], depth, width, step)
+        self.schedule = online_attention(parts, self.logit, tile)
 
     def versions(self) -> tuple[CudaKernel, ...]:
         """Versions for wide and for narrower accesses, those that may be launched only where an earlier one may left
@@ -138,13 +155,27 @@ class _Version:
     def __init__(self, of: CudaAttentionKernel, width: int, wide: bool) -> None:
         self.of, self.name, self.group, self.parts = of, of.name, of.group, of.parts
         depth, columns = of.depths
-        self.kind, self.keys, self.keyed = INSTRUCTIONS[of.kind], KEYS[of.kind], of.kind == "tf32"
-        first = CudaTile(of.kind, ROWS, self.keys, depth, ROWS // WARPS, self.keys, STAGES)
-        second = CudaTile(of.kind, ROWS, columns, self.keys, ROWS // WARPS, columns, STAGES)
-        self.scores = TiledProduct(of.scores, first, width, wide, "1", self.keyed)
-        self.values = TiledProduct(of.values, second, width, wide, "2")
-        self.copies = {"COPY_Q": self.scores.copies[0], "COPY_K": self.scores.copies[1],
-                       "COPY_V": self.values.copies[1]}  # fmt: skip
+        self.kind, self.keys, self.keyed = INSTRUCTIONS[of.kind], TILE_KEYS[of.kind], of.kind == "tf32"
+        self.tiles = (CudaTile(of.kind, ROWS, self.keys, depth, ROWS // WARPS, self.keys, STAGES),
+                      CudaTile(of.kind, ROWS, columns, self.keys, ROWS // WARPS, columns, STAGES))  # fmt: skip
+        self.schedule, self.places = of.schedule, Places(of.schedule)
+        self.scores = Sums(of.scores, self.kind, self.places, wide, "acc1", ("i", J1))
+        self.values = Sums(of.values, self.kind, self.places, wide, "acc2", ("i", J2))
+        self.copies = {c.operand.copied: c for c in (self._copy(width, *x) for x in (
+            (of.scores, COPY_Q, FRAG_Q, "a1", "i", K1, (ROWS, depth), None),
+            (of.scores, COPY_K, FRAG_K, "b1", J1, K1, (self.keys, depth), b("l")),
+            (of.values, COPY_V, FRAG_V, "b2", J2, J1, (columns, self.keys), b("l"))))}  # fmt: skip
+
+    def _copy(
+        self, width: int, of: ProductGroup, copied: str, loaded: str, name: str, axis: str, steps: str,
+        extents: tuple[int, int], slot: Coord | None,
+    ) -> Copy:  # fmt: skip
+        """How one operand comes: ``a1``, ``b1`` of the scores, ``b2`` of the values."""
+        column, loops = name.startswith("b"), (s("j") if name.startswith("b") else s("i"), s("k"))
+        frag = f"{name[0]}_frag{name[1]}"
+        x = Operand(f"tile_{name}", frag, of.values[column], axis, steps, extents, copied, loaded, loops, self.places,
+                    slot, column)  # fmt: skip
+        return copy_of(of.group, x, STAGES if slot else 1, width, self.kind)
 
     def build(self) -> tuple[CudaKernel, ...]:
         """The kernel, with indices of both widths."""
@@ -163,7 +194,7 @@ class _Version:
         few = sum(of.depths) > 128 or self.kind.name != "mma"  # more registers than three blocks leave
         blocks = 2 if few else 3
         rows, keys = of.scores.M.ceildiv(ROWS), of.scores.N.ceildiv(self.keys)
-        known: dict[str, IndexLike] = {"b_i": rows, "b_l": keys, "task": count, MORE: 1}
+        known: dict[str, IndexLike] = {b("i"): rows, b("l"): keys, "task": count, MORE: 1}
         known |= {x: of.scores.extents[x] for x in self.parts.score_roles.batch}
         kernel = CudaKernel(name, "", (), self.group.params, WARPS * 32, count, ZERO, version,
                             tuple(dict.fromkeys(wanted)), work=self._work(keys, blocks))  # fmt: skip
@@ -182,41 +213,42 @@ class _Version:
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
-        (depth, columns), values, k = self.of.depths, self.values, self.kind.shape[2]
-        rows, keys = self.of.scores.M.ceildiv(ROWS), self.of.scores.N.ceildiv(self.keys)
-        sizes: dict[str, IndexLike] = {"B_i": rows, "B_l": keys, "W_i": WARPS, "P_i": 16}
-        sizes |= {"F_j1": self.keys // 8, "G_j1": self.keys // 16, "F_k1": depth // k, "P_j1": 8, "P_k1": k}
-        sizes |= {"F_j2": columns // 8, "G_j2": columns // 16, "F_k2": self.keys // k, "P_j2": 8, "P_k2": k}
-        sizes |= {"E_s": columns // SLAB, "E_f": SLAB // 8}
-        kinds = dict.fromkeys(UNROLLED, "unroll") | ({"f_k1": "unroll2"} if self.kind.name == "lanes" else {})
+        sizes, values = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}, self.values
+        kinds = UNROLLED | dict.fromkeys(LOOPS, "unroll") | ({f(K1): "unroll2"} if self.kind.name == "lanes" else {})
         tiles, held = tuple(c.name for c in self.copies.values()), tuple(n for n, _, _ in self._registers())
         return (
-            Step("copy", "copies are dealt to threads", lambda b: consume(b, "copy", self.copy), tiles),
-            Step("pipeline", "copies run ahead in a ring", lambda b: consume(b, "pipeline", self.ring), held),
-            Step("bind", "sizes become constants", lambda b: bind(b, sizes)),
-            Step("assign", "units are warps", lambda b: assign(b, {"w_i": "warp"})),
-            Step("instruction", "points become an instruction", lambda b: consume(b, "instruction", self.instruction)),
-            Step("store", "epilogues on staged rows", lambda b: consume(b, "store", values.store), ("stage",)),
-            Step("epilogue", "staged rows lie where the ring was", lambda b: consume(b, "epilogue", values.epilogue)),
-            Step("multiply", "the mark of the arithmetic goes", lambda b: consume(b, "multiply")),
-            Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("stage", *held)),
-            Step("unroll", "loops over registers", lambda b: unrolled(b, kinds)),
+            Step("copy", "copies are dealt to threads", lambda x: consume(x, MarkName.COPY, self.copy), tiles),
+            Step("pipeline", "copies run ahead in a ring", lambda x: consume(x, MarkName.PIPELINE, self.ring), held),
+            Step("rows", "a warp's rows are its lanes'", self.rows_of_lanes, held),
+            Step("bind", "sizes become constants", lambda x: bind(x, sizes)),
+            Step("assign", "units are warps", lambda x: assign(x, {w("i"): "warp"})),
+            Step(
+                "instruction",
+                "points become an instruction",
+                lambda x: consume(x, MarkName.INSTRUCTION, self.instruction),
+            ),
+            Step("store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, values.store), ("stage",)),
+            Step(
+                "epilogue", "staged rows lie where the ring was", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)
+            ),
+            Step("multiply", "the mark of the arithmetic goes", lambda x: consume(x, MarkName.MULTIPLY)),
+            Step("lower", "statements become instructions", lambda x: lower(x, self._table()), ("stage", *held)),
+            Step("unroll", "loops over registers", lambda x: unrolled(x, kinds)),
             Step("fold", "decided guards and single trips go", fold),
         )
 
     def _loops(self, name: str, live: tuple[Condition, ...]) -> Body:
         """The loops of the tree over tiles of keys that satisfy ``live``, proven."""
-        depth, columns = self.of.depths
-        tiled = gpu_attention_tree(self.parts.scores, self.parts.score_roles, len(self.of.values.epilogues), live)
-        proven = AttentionTiles(ROWS, self.keys, depth, columns, self.kind.shape[2])
-        prove_gpu_attention(tiled, self.of.logits, live, proven)
-        return loops(name, tiled)
+        prove(self.schedule)
+        if live:
+            check_conditions(self.of.logits, live, self.of.logits.hidden())
+        return loops(name, visited(self.schedule.tiled(), live))
 
     def _work(self, keys: Index, blocks: int) -> Work:
         """Both products of a tile of keys; between them a lane has some instructions for each of its scores."""
-        tiles, copies = (self.scores.tile, self.values.tile), (self.copies["COPY_K"], self.copies["COPY_V"])
+        tiles, copies = self.tiles, (self.copies[COPY_K], self.copies[COPY_V])
         first, second = (product_work(t, (c,), keys, blocks) for t, c in zip(tiles, copies, strict=True))
-        issued = first.issued + second.issued + ROWS * self.keys // WARP * SCORE
+        issued = first.issued + second.issued + ROWS * self.keys // WARP * WEIGHED
         return replace(first, flops=first.flops + second.flops, shared=first.shared + second.shared, issued=issued,
                        moved=first.moved + second.moved, elements=second.elements)  # fmt: skip
 
@@ -224,27 +256,27 @@ class _Version:
 
     def copy(self, body: Body) -> Body:
         """Global -> shared, dealt to all threads of the block."""
-        inst = next(n for n in walk(body) if isinstance(n, Inst))
-        c = self.copies[inst.statement]
-        stages = 1 if inst.statement == "COPY_Q" else STAGES
+        return dealt(body, self.copies.values(), WARPS * 32, lambda c: True)
 
-        def issue(a: Mapping[str, Index]) -> Body:
-            return c.issue(self._view(a, inst.statement == "COPY_V"), stages, a.get("b_l", ZERO))
+    def rows_of_lanes(self, body: Body) -> Body:
+        """What happens to a warp's rows between the products, before them and after."""
+        body = consume(consume(body, MarkName.START, lambda x: self.start()), MarkName.ROWS, lambda x: self.rows())
+        return consume(body, MarkName.FINISH, lambda x: self.finish())
 
-        body = bind(body, {f"S{x[1:]}": n for x, n in c.trips().items()})
-        body = lower(body, {inst.statement: issue})
-        return spread(body, "s_k" if c.along_k else c.own, WARPS * 32, "unroll" if c.asynchronous else "unroll2")
+    def epilogue(self, body: Body) -> Body:
+        """Staged rows lie where the ring was."""
+        return (Call("pd_syncthreads"), *self.values.staging(body, WARPS))
 
     def ring(self, body: Body) -> Body:
         """The walk over the keys, in its shared memory."""
         body = self._walk(body) if self.of.visits.end is None else self._turns(body)
-        for n in ("COPY_K", "COPY_V"):
+        for n in (COPY_K, COPY_V):
             c = self.copies[n]
-            body = (Alloc(c.name, c.dtype, V(c.elements * STAGES), "shared", body),)
+            body = (Alloc(c.name, c.dtype, V(c.elements * c.stages), "shared", body),)
         return body
 
     def _walk(self, body: Body) -> Body:
-        return pipeline(body, "b_l", STAGES, split_copies)
+        return pipeline(body, b("l"), STAGES, split_copies)
 
     def _turns(self, body: Body) -> Body:
         """Tiles before the mask's end, then the others if a row of the block has seen nothing above their logits."""
@@ -253,8 +285,8 @@ class _Version:
         end = maximum(0, minimum(loop.hi, self.of.visits.end))
         zero, one = const(0, "int32"), const(1, "int32")
         votes: Value = zero
-        for w in range(WARPS):
-            votes = op("add", votes, FlatLoad("int32", "votes", V(w)))
+        for n in range(WARPS):
+            votes = op("add", votes, FlatLoad("int32", "votes", V(n)))
         some = op("and", op("gt", FromIndex("int32", V("turn")), zero), op("gt", votes, zero))
         last = end + V(MORE) * (loop.hi - end)
         walk: Body = self._walk((replace(loop, lo=V("first"), hi=V("last")),))
@@ -268,7 +300,8 @@ class _Version:
     def _vote(self) -> Body:
         """Whether a warp has a row for which masked logits may count: 1 or 0."""
         seen, least = Reg("float32", "seen"), Const("float32", self.of.visits.least or 0.0)
-        row = V("b_i") * ROWS + V("warp") * (ROWS // WARPS) + LANE // 4 + HALVES * 8
+        at: dict[str, Index] = {b("i"): V(b("i")), w("i"): V("warp")}
+        row = self.places.element(LOGIT, "i", at) + LANE // 4 + HALVES * 8
         own = Set("seen", FlatLoad("float32", "top", HALVES), 1, "min")
         enough = op("where", op("ge", seen, least), const(0, "int32"), const(1, "int32"))
         return (
@@ -283,37 +316,28 @@ class _Version:
         """Tensorization: products are one instruction; elsewhere a lane takes its own points of a fragment."""
         inst = next(n for n in walk(body) if isinstance(n, Inst))
         points = [n.var for n in walk(body) if isinstance(n, For)]
-        if inst.statement.startswith("ACC"):
+        if inst.statement in (SCORE, VALUE):
             return substitute((inst,), dict.fromkeys(points, ZERO))
-        return lane_points(inst, points, KEY if self.keyed and inst.statement in ("INIT", "LOGIT") else COLUMN)
+        return lane_points(inst, points, KEY if self.keyed and inst.statement in (INIT, LOGIT) else COLUMN)
 
     # -- statements ----------------------------------------------------------------------------------------------
 
-    def _view(self, a: Mapping[str, Index], values: bool) -> dict[str, Index]:
-        """Coordinates of one of the products as that product names them."""
-        fixed = dict.fromkeys(("f_i", "g_i", "w_j", "b_j", "b_k"), ZERO)
-        fixed["b_k" if values else "b_j"] = a.get("b_l", ZERO)
-        suffix = "2" if values else "1"
-        return fixed | {x.removesuffix(suffix) if "_" in x else x: i for x, i in a.items()}
-
     def _table(self) -> dict[str, Lowering]:
-        scores, values = self.scores, self.values
+        q, k, v = (self.copies[n] for n in (COPY_Q, COPY_K, COPY_V))
+        weights = replace(v, operand=replace(v.operand, fragment="a_frag2"))
         return {
-            "START": self.start,
-            "INIT": lambda a: scores.init(self._view(a, False)),
-            "FRAG_Q": lambda a: scores.fragment(0, self._view(a, False)),
-            "FRAG_K": lambda a: scores.fragment(1, self._view(a, False) | {"b_k": a["b_l"]}),
-            "ACC1": lambda a: scores.accumulate(self._view(a, False)),
-            "LOGIT": self.logits,
-            "ROWS": self.rows,
-            "FRAG_W": self.weights,
-            "FRAG_V": lambda a: values.fragment(1, self._view(a, True)),
-            "ACC2": lambda a: values.accumulate(self._view(a, True)),
-            "FINISH": self.finish,
-            "STAGE": lambda a: values.stage(self._view(a, True)),
+            INIT: partial(self.scores.init, INIT),
+            FRAG_Q: partial(q.load, self.kind),
+            FRAG_K: partial(k.load, self.kind, keys=self.keyed),
+            SCORE: partial(products, self.scores, (q, k), SCORE),
+            LOGIT: self.logits,
+            FRAG_W: self.weights,
+            FRAG_V: partial(v.load, self.kind),
+            VALUE: partial(products, self.values, (weights, v), VALUE),
+            STAGE: self.values.stage,
         }
 
-    def start(self, a: Mapping[str, Index]) -> Body:
+    def start(self) -> Body:
         """Nothing seen yet."""
         zero = Const("float32", 0.0)
         half: Body = (Store("top", HALVES, LOWEST), Store("total", HALVES, zero), *self._values(lambda v: zero))
@@ -321,14 +345,13 @@ class _Version:
 
     def logits(self, a: Mapping[str, Index]) -> Body:
         """The logit of a score; -inf beyond the last key."""
-        view = self._view(a, False)
-        env = self.scores.places.env(INIT, view)
-        own, place = self.of.scores.acc.array, self.scores.register(view)
+        env = self.places.env(LOGIT, a)
+        own, place = self.of.scores.acc.array, self.scores.register(*self.scores.fragment(LOGIT, a))
         score = FlatLoad("float32", "acc1", place)
         value = flat(self.group, self.of.logit, env, lambda x: score if x.buffer == own else None)
         return (If(self.scores.live(env), (Store("acc1", place, value),), (Store("acc1", place, LOWEST),)),)
 
-    def rows(self, a: Mapping[str, Index]) -> Body:
+    def rows(self) -> Body:
         """Online softmax: the new maximum, what was there scaled to it, weights and their sum."""
         top, total = (FlatLoad("float32", n, HALVES) for n in ("top", "total"))
         peak, scale, part = (Reg("float32", n) for n in ("peak", "scale", "part"))
@@ -356,10 +379,10 @@ class _Version:
         rows g and g + 8, from the lanes that have them.
         """
         if self.kind.name != "mma":
-            return self._weights_of_float32(a["f_k2"])
+            return self._weights_of_float32(a[f(K2)])
 
         def packed(register: int) -> Value:
-            at = (a["f_k2"] * 2 + register // 2) * 4 + register % 2 * 2
+            at = (a[f(K2)] * 2 + register // 2) * 4 + register % 2 * 2
             pair = tuple(FlatLoad("float32", "acc1", at + e) for e in range(2))
             return Apply("uint32", PACK[self.of.values.dtype], pair)
 
@@ -376,7 +399,7 @@ class _Version:
             out += (Store("a_frag2", V(half * 4 + e), Apply("float32", "pd_shfl_idx", (own, lane))),)
         return out
 
-    def finish(self, a: Mapping[str, Index]) -> Body:
+    def finish(self) -> Body:
         """Values over the sum of the weights, unless there are no keys."""
         whole = Reg("float32", "whole")
         half: Body = (
@@ -407,13 +430,24 @@ class _Version:
     def _allocate(self, body: Body) -> Body:
         for name, dtype, size in self._registers():
             body = (Alloc(name, dtype, V(size), "register", body),)
-        c = self.copies["COPY_Q"]
+        c = self.copies[COPY_Q]
         return (Alloc(c.name, c.dtype, V(c.elements), "shared", body),)
+
+
+def visited(tiled: TiledGroup, live: tuple[Condition, ...]) -> TiledGroup:
+    """The tree without the tiles of keys for which ``live`` does not hold: those that a mask hides."""
+    statements = tuple(
+        replace(s, conditions=(*s.conditions, *live)) if b("l") in s.coords else s for s in tiled.statements
+    )
+    coords = {k for s in tiled.statements for k in s.coords}
+    asked = dict.fromkeys(x for c in live for x in sorted(c.expr.symbols() - coords))
+    params = dict.fromkeys((*tiled.params, *asked))
+    return replace(tiled, statements=statements, params=tuple(params))
 
 
 def _walks(body: Body) -> bool:
     """Whether one loop walks over the keys in every block: not so where masks leave one tile, or nothing of a head."""
-    rings = [n for n in walk(body) if isinstance(n, Mark) and n.name == "pipeline"]
+    rings = [n for n in walk(body) if isinstance(n, Mark) and n.name == MarkName.PIPELINE]
     guarded = any(m is r for n in walk(body) if isinstance(n, If) for m in walk((n,)) for r in rings)
     loops = [n for r in rings for n in r.body]
     return len(loops) == 1 and isinstance(loops[0], For) and not guarded

@@ -1,12 +1,13 @@
-"""Promotion of an operand's tile to shared memory: direction, width and swizzle of the copies."""
+"""An operand's way through shared memory: direction, width and swizzle of the copies, loads of fragments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
-from polydyn.codegen.cuda.instructions import Instruction
-from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Tile
+from polydyn.codegen.cuda.instructions import Instruction, load
+from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Store, Tile
 from polydyn.codegen.lower import flat
 from polydyn.codegen.passes.widen import multiples
 from polydyn.codegen.places import Places
@@ -14,24 +15,33 @@ from polydyn.codegen.printers.cuda_values import STORAGE, WRITE
 from polydyn.schedules.expr import ITEMSIZE, Const, FromIndex, Load, Op, Value
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 from polydyn.schedules.model import Group
-from polydyn.schedules.tree.names import b, s
+from polydyn.schedules.tree.names import Coord, extent
 
 V = Index.of
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of the product: its value, the axis of its own (``i`` or ``j``), its tile's extent along it.
+    """An operand of a product: its value, and where it is in tile space.
 
-    ``copied``: the statement that copies it, at whose coordinates ``places`` says where it is.
+    ``tile``, ``fragment``: its buffers in shared memory and in registers. ``copied``, ``loaded``: the statements that
+    write them, at whose coordinates ``places`` says where it is. ``axis``: of its own, ``steps``: of the reduction;
+    ``extents``: of the tile along both; ``loops``: of the copy, likewise. ``slot``: the loop that counts tiles in the
+    ring, None where there is one tile. ``column``: it is the column operand.
     """
 
-    name: str
+    tile: str
+    fragment: str
     value: Value
     axis: str
-    extent: int
+    steps: str
+    extents: tuple[int, int]
     copied: str
+    loaded: str
+    loops: tuple[Coord, Coord]
     places: Places
+    slot: Coord | None
+    column: bool
 
 
 @dataclass(frozen=True)
@@ -40,12 +50,12 @@ class Copy:
 
     ``along_k``: memory is contiguous along the reduction (a tile row holds reduction steps), else along the operand's
     own iterator. ``vector``: elements of one copy; ``asynchronous``: by cp.async, else through registers.
-    ``multiples``: what must be multiples of which number for copies as wide as this.
+    ``multiples``: what must be multiples of which number for copies as wide as this; ``stages``: of the ring.
     """
 
     operand: Operand
     group: Group
-    bk: int
+    stages: int
     along_k: bool
     vector: int
     asynchronous: bool
@@ -55,12 +65,7 @@ class Copy:
     @property
     def name(self) -> str:
         """The shared array."""
-        return self.operand.name
-
-    @property
-    def own(self) -> str:
-        """The operand's own copy coordinate."""
-        return s(self.operand.axis)
+        return self.operand.tile
 
     @property
     def dtype(self) -> str:
@@ -75,29 +80,32 @@ class Copy:
     @property
     def elements(self) -> int:
         """Elements of one tile."""
-        return self.operand.extent * self.bk
+        return self.operand.extents[0] * self.operand.extents[1]
+
+    @property
+    def innermost(self) -> Coord:
+        """The loop of the copy along which memory is contiguous."""
+        return self.operand.loops[self.along_k]
 
     def trips(self) -> dict[str, int]:
         """Extents of the copy loops, vectors counted once."""
-        own, k = self.operand.extent, self.bk
-        return {"s_k": k // self.vector, self.own: own} if self.along_k else {"s_k": k, self.own: own // self.vector}
+        pairs = zip(self.operand.loops, self.operand.extents, strict=True)
+        return {extent(x): n // (self.vector if x == self.innermost else 1) for x, n in pairs}
 
-    def tile(self, b_k: Index, own: Index, k: Index, stages: int) -> Tile:
-        """An element of the tile of reduction block ``b_k``."""
-        row, column, pitch = (own, k, self.bk) if self.along_k else (k, own, self.operand.extent)
-        return Tile(self.dtype, self.name, b_k % stages * self.elements, row, column, pitch, self.chunk)
+    def tile(self, a: Mapping[str, Index], own: Index, k: Index) -> Tile:
+        """An element of the tile that an instance at ``a`` means."""
+        (whole, steps), slot = self.operand.extents, self.operand.slot
+        row, column, pitch = (own, k, steps) if self.along_k else (k, own, whole)
+        first = a[slot] % self.stages * self.elements if slot else ZERO
+        return Tile(self.dtype, self.name, first, row, column, pitch, self.chunk)
 
-    def issue(self, a: Mapping[str, Index], stages: int, slot: Index | None = None) -> Body:
-        """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand.
-
-        ``slot``: what counts the tiles in the ring, the reduction's tile when not given.
-        """
-        scale = self.vector
-        own, k = (a[self.own], a["s_k"] * scale) if self.along_k else (a[self.own] * scale, a["s_k"])
-        x, at = self.operand, {**a, self.own: own, s("k"): k}
-        live, steps = (x.places.left(x.copied, axis, at) for axis in (x.axis, "k"))
+    def issue(self, a: Mapping[str, Index]) -> Body:
+        """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand."""
+        x, at = self.operand, {**a, self.innermost: a[self.innermost] * self.vector}
+        own, k = (at[c] for c in x.loops)
+        live, steps = (x.places.left(x.copied, axis, at) for axis in (x.axis, x.steps))
         value = flat(self.group, x.value, x.places.env(x.copied, at), lambda x: None)
-        place = self.tile(a["b_k"] if slot is None else slot, own, k, stages)
+        place = self.tile(a, own, k)
         if not self.asynchronous:
             return (_through_register(place, value, live, steps),)
         assert isinstance(value, FlatLoad)
@@ -106,6 +114,19 @@ class Copy:
         size = FromIndex("int32", inside * ITEMSIZE[self.dtype])
         source = Pointer(value.dtype, value.buffer, value.address)
         return (Call(f"pd_cp_async<{self.bytes}>", (place, source, size)),)
+
+    def load(self, by: Instruction, a: Mapping[str, Index], keys: bool = False) -> Body:
+        """Shared memory -> registers: an element, or what a warp's instructions need of 16 rows or columns.
+
+        ``keys``: the columns are the steps of another product.
+        """
+        x = self.operand
+        cell = x.places.cell(x.loaded, x.tile, a)
+        own, k = (cell[axis] for axis in (x.axis, x.steps))
+        number = x.places.number(x.loaded, x.fragment, x.axis, a, by.loads)
+        if not by.warp:
+            return (Store(x.fragment, number, self.tile(a, own, k)),)
+        return load(by, int(x.column), self.along_k, partial(self.tile, a), x.fragment, number, own, k, keys)
 
 
 def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> Call:
@@ -119,36 +140,34 @@ def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> C
     return Call(f"pd_sts<{STORAGE[value.dtype]}>", (place, guarded))
 
 
-def copy_of(
-    group: Group, x: Operand, bk: int, width: int, by: Instruction, column: bool
-) -> Copy:
+def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) -> Copy:
     """Decides how an operand is copied, by at most ``width`` bytes at once, for an instruction ``by``.
 
-    ``column``: it is the column operand. Threads of ``fma`` read it along its own iterator one element each, so a tile
+    Threads of ``fma`` read it along its own iterator one element each, so a tile
     contiguous along the reduction is permuted by single elements. Lanes of ``tf32`` read eight elements of four steps
     from a tile contiguous along its own side: eight stay together. Rows of ``imma`` have no load that transposes: their
     tile is along the reduction in any case, copied byte by byte where memory is not. Constant bytes have pitches that
     always allow the widest copies (pass ``steps``), which they have whatever the width of the rows' copies.
     """
+    column = x.column
     across = column and not by.warp
     size = ITEMSIZE[x.value.dtype]
     together = 16 // size
-    base = Copy(x, group, bk, True, 1, False, together, ())
+    base = Copy(x, group, stages, True, 1, False, together, ())
     single = replace(base, chunk=1 if across else together)
     if not isinstance(x.value, Load):
         return single
-    a = {c: V(c) for c in (*(n for y in group.statements for n, _ in y.iters), b("i"), b("j"), b("k"))}
-    own = s(x.axis)
-    env = x.places.env(x.copied, {**a, own: V(own), s("k"): V(s("k"))})
+    a: dict[str, Index] = {y.coord: V(y.coord) for y in x.places.map.views[x.copied].loops}
+    env = x.places.env(x.copied, a)
     address = flat(group, x.value, env, lambda v: None)
     assert isinstance(address, FlatLoad)
     single = replace(single, asynchronous=size >= 4)
-    ways = ((True, s("k")), (False, own))
+    ways = ((True, x.loops[1]), (False, x.loops[0]))
     for along_k, unit in ways if column or by.name != "imma" else ways[:1]:
         stride, rest = address.address.split(unit)
         if stride != ONE or unit in rest.symbols():
             continue
-        iterators = frozenset((*a, own, s("k")))
+        iterators = frozenset(a)
         most = 1 if along_k and across else max(1, width // size)
         if by.name == "imma" and multiples(rest, together, iterators) == ():
             most = together  # always, whatever the other operand asks for

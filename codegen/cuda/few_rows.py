@@ -9,12 +9,13 @@ order.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.emit import bound_names, emit
+from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
 from polydyn.codegen.cuda.kernel import CudaKernel
-from polydyn.codegen.cuda.product import ProductGroup
 from polydyn.codegen.cuda.work import UNROLLED, Work
 from polydyn.codegen.ir import (
     Alloc,
@@ -41,13 +42,17 @@ from polydyn.codegen.passes.threads import assign, one_each, spread, unrolled
 from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.passes.widen import Wanted, multiples, widen
 from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES
 from polydyn.schedules.expr import ITEMSIZE, Load, Value, const, op
-from polydyn.schedules.gpu_tiling import gpu_gemv_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, minimum
 from polydyn.schedules.model import Statement, stored
-from polydyn.schedules.proof.gpu_rows import FewRows, prove_few_rows
-from polydyn.schedules.tiling import TiledGroup
+from polydyn.schedules.proof.prove import prove
+from polydyn.schedules.tree.few_rows import FewRows, few_rows_product
+from polydyn.schedules.tree.names import MarkName, b, e, lanes, p, w
+from polydyn.schedules.tree.rewrites import CLEAR, SUM
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import ACC, INIT
 
 V = Index.of
 ROWS = (2, 8)
@@ -90,6 +95,8 @@ class _Gemv:
         self.warps = (4, 2) if along_k else (1, 8)  # on columns, on steps
         self.step = STEPS * self.warps[1] * (self.vector if along_k else 1)
         self.block = COLUMNS * self.warps[0] * self.columns
+        self.schedule = self._schedule()
+        self.places = Places(self.schedule)
         self.wanted: dict[tuple[Index, int], None] = {}
         along = self.K if along_k else self.N
         if along.constant is None:
@@ -100,13 +107,17 @@ class _Gemv:
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
         name, names = f"{self.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
-        body = run(name, loops(name, self.tree()), self.steps(), names)
+        prove(self.schedule)
+        tiled, rounds = self.schedule.tiled(), self.schedule.parameter(ACC, b("k"))
+        tiled = replace(tiled, extents={**tiled.extents, rounds: self._trips()})
+        body = run(name, loops(name, tiled), self.steps(), names)
         count = task_count(body)
         body = run(name, body, (
             Step("blocks", "a block is a task", one_each),
             Step("registers", "a lane's sums are registers", self._allocate),
         ), names)  # fmt: skip
-        known: dict[str, IndexLike] = {"b_i": self.sizes["B_i"], "b_j": self.sizes["B_j"], "task": count}
+        blocks = self.schedule.extents()
+        known: dict[str, IndexLike] = {b("i"): blocks[b("i")], b("j"): blocks[b("j")], "task": count}
         known |= {x: self.extents[x] for x in self.roles.batch}
         few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
         kernel = CudaKernel(name, "", (), self.group.params, self._threads(), count, ZERO, self.version,
@@ -118,51 +129,42 @@ class _Gemv:
         """What the version is called: most rows, direction and length of its vectors."""
         return f"gemv_{self.rows}_{'k' if self.along_k else 'n'}{self.vector}"
 
-    def tree(self) -> TiledGroup:
-        """The tile-space tree, proven."""
-        tiled = gpu_gemv_tree(self.group, self.roles)
+    def _schedule(self) -> Scheduled:
+        """Tree and tile map."""
         points = (self.columns, self.vector if self.along_k else 1)
-        prove_few_rows(self.group, self.roles, tiled, FewRows(self.rows, self.warps, (COLUMNS, STEPS), points))
-        return tiled
+        return few_rows_product(self.group, self.roles, FewRows(self.rows, self.warps, (COLUMNS, STEPS), points))
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         places, threads = self._places(), self._threads()
-        table: dict[str, Lowering] = {"INIT": self.init}
-        table |= {f"DONE{n}": partial(self.done, s) for n, s in enumerate(self.product.epilogues)}
-        points = dict.fromkeys(("p_i", "p_j"), "unroll")
-        lane = ("w_j", "w_k", "l_j", "l_k", *(x for x in ("b_i", "b_j") if x in places))
+        table: dict[str, Lowering] = {INIT: self.init}
+        table |= {s.name: partial(self.done, s) for s in self.product.epilogues}
+        points: dict[str, str] = dict.fromkeys((p("i"), p("j")), "unroll")
+        lane, rows = tuple(places), tuple(f"row{r}" for r in range(self.rows))
+        sizes = self.schedule.parameters()
         return (
-            Step("bind", "sizes become constants", lambda b: substitute(b, self.sizes)),
-            Step("leaf", "a vector of a column times all rows", lambda b: consume(b, "leaf", self.leaf),
-                 (*lane, "acc", "j_vec", *(f"row{r}" for r in range(self.rows)))),
+            Step("bind", "sizes become constants", lambda b: substitute(b, sizes)),
+            Step("leaf", "a vector of a column times all rows",
+                 lambda x: consume(x, MarkName.INSTRUCTION, self.leaf), (*lane, "acc", "j_vec", *rows)),
             Step("fold", "decided guards and single trips go", fold),
             Step("assign", "units are warps and lanes", lambda b: assign(b, places)),
-            Step("reduce", "lanes and warps are added up", lambda b: consume(b, "reduce", self.reduce), ("sums",)),
+            Step("reduce", "lanes walk over their steps", lambda x: consume(x, MarkName.REDUCE, self.reduce)),
+            Step("combine", "lanes and warps are added up",
+                 lambda x: consume(x, MarkName.COMBINE, self.combine), ("sums",)),
             Step("store", "epilogues are dealt to threads",
-                 lambda b: consume(b, "store", lambda x: spread(x, "e_j", threads, "unroll"))),
+                 lambda x: consume(x, MarkName.STORE, lambda y: spread(y, e("j"), threads, "unroll"))),
             Step("lower", "statements become stores", lambda b: lower(b, table)),
             Step("unroll", "loops over registers", lambda b: unrolled(b, points)),
             Step("places", "places of lanes", lambda b: substitute(b, places)),
             Step("fold", "decided guards and single trips go", fold),
         )  # fmt: skip
 
-    @property
-    def sizes(self) -> dict[str, IndexLike]:
-        """The tree's sizes."""
-        (warp_j, warp_k), depth = self.warps, self.vector if self.along_k else 1
-        return {
-            "B_i": self.M.ceildiv(self.rows), "B_j": self.N.ceildiv(self.block), "B_k": self._trips(),
-            "W_j": warp_j, "W_k": warp_k, "L_j": COLUMNS, "L_k": STEPS, "E_i": self.rows, "E_j": self.block,
-            "P_i": self.rows, "P_j": self.columns, "P_k": depth,
-        }  # fmt: skip
-
     def _places(self) -> dict[str, Index]:
         """Of a lane in its block; a block of which there is one is 0, as it has no loop."""
         lane, warp, warp_j = V("lane"), V("warp"), self.warps[0]
-        lanes = {"l_j": lane // STEPS, "l_k": lane % STEPS} if self.along_k else {"l_j": lane % 4, "l_k": lane // 4}
-        single = {x: ZERO for x, n in (("b_i", "B_i"), ("b_j", "B_j")) if Index.of(self.sizes[n]) == 1}
-        return {"w_j": warp % warp_j, "w_k": warp // warp_j, **lanes, **single}
+        pair = (lane // STEPS, lane % STEPS) if self.along_k else (lane % COLUMNS, lane // COLUMNS)
+        single: dict[str, Index] = {x: ZERO for x in (b("i"), b("j")) if self.schedule.extents()[x] == ONE}
+        return {w("j"): warp % warp_j, w("k"): warp // warp_j, lanes("j"): pair[0], lanes("k"): pair[1], **single}
 
     def _threads(self) -> int:
         return 32 * self.warps[0] * self.warps[1]
@@ -181,21 +183,28 @@ class _Gemv:
 
     # -- places --------------------------------------------------------------------------------------------------
 
+    def _at(self, axis: str, **point: IndexLike) -> Index:
+        """The element of an axis that a lane's point is; coordinates of points that are not given are 0."""
+        loops: dict[str, Index] = {x.coord: V(x.coord) for x in self.schedule.view(ACC).loops}
+        points: dict[str, Index] = dict.fromkeys((p("i"), p("j"), p("k")), ZERO)
+        return self.places.element(ACC, axis, {**loops, **points, **{f"p_{x}": V(i) for x, i in point.items()}})
+
     def _first(self) -> Index:
         """The lane's first step of the reduction, in vectors along it."""
-        return V("w_k") * STEPS + "l_k"
+        return self._at("k").subs({b("k"): ZERO}) // self._depth
+
+    @property
+    def _depth(self) -> int:
+        """Steps of a vector."""
+        return self.vector if self.along_k else 1
 
     def _trips(self) -> Index:
         """Vectors of the reduction that a lane has."""
-        vectors = self.K // self.vector if self.along_k else self.K
-        return (vectors - self._first()).ceildiv(STEPS * self.warps[1])
-
-    def _column(self) -> Index:
-        """The lane's column, or vector of columns."""
-        return (V("b_j") * self.warps[0] + "w_j") * COLUMNS + "l_j"
+        vectors, rest = self.K // self._depth, (self._at("k") // self._depth).split(b("k"))[0]
+        return (vectors - self._first()).ceildiv(rest)
 
     def _live(self) -> Compare:
-        return Compare("<", self._column() * self.columns, self.N)
+        return Compare("<", self._at("j"), self.N)
 
     def _env(self, row: Index, point: str, k: Index) -> dict[str, Index]:
         column = V("j_vec") if self.along_k else V("j_vec") * self.vector + point
@@ -209,7 +218,7 @@ class _Gemv:
 
     def init(self, a: Mapping[str, Index]) -> Body:
         """Sums start at zero."""
-        return (Store("acc", a["p_i"] * self.columns + a["p_j"], const(0, self.sums)),)
+        return (Store("acc", a[p("i")] * self.columns + a[p("j")], const(0, self.sums)),)
 
     def leaf(self, body: Body) -> Body:
         """The points of a lane: a vector of the column operand times what all rows have there.
@@ -217,12 +226,12 @@ class _Gemv:
         Rows beyond the last are the last one again; their sums are not stored.
         """
         inst = next(n for n in walk(body) if isinstance(n, Inst))
-        assert inst.statement == "ACC"
+        assert inst.statement == ACC
         k = V("k_vec") * self.vector + "p" if self.along_k else V("k_vec")
         symbols = (*self.roles.batch, "k_vec", "j_vec", "p", *(f"row{r}" for r in range(self.rows)))
         made = self._by_words(k, symbols) or self._by_elements(k, symbols)
         self.wanted |= dict.fromkeys(made[1])
-        return (Let("k_vec", V("b_k") * (STEPS * self.warps[1]) + self._first(), made[0]),)
+        return (Let("k_vec", self._at("k") // self._depth, made[0]),)
 
     def _by_elements(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Wanted]:
         """A product for each point."""
@@ -264,28 +273,32 @@ class _Gemv:
         return Store("acc", own.address, Apply("int32", f"pd_dp4a_{TENSOR[self.product.dtypes]}", (a, b, own)))
 
     def reduce(self, body: Body) -> Body:
-        """The loop of a lane, for columns that exist, and the combination of all lanes of a column."""
-        loop: Body = unrolled_by(body, "b_k", UNROLLED)
+        """The loop of a lane, for columns that exist."""
+        loop: Body = unrolled_by(body, b("k"), UNROLLED)
         for r in range(self.rows):
-            loop = (Let(f"row{r}", minimum(V("b_i") * self.rows + r, self.M - 1), loop),)
-        loop = (If((self._live(),), (Let("j_vec", self._column(), loop),)),)
+            loop = (Let(f"row{r}", minimum(self._at("i", i=r), self.M - 1), loop),)
+        return (If((self._live(),), (Let("j_vec", self._at("j") // self.columns, loop),)),)
+
+    def combine(self, body: Body) -> Body:
+        """All lanes of a column by shuffles, then a warp's sums to shared memory, where epilogues add them."""
+        assert {n.statement for n in walk(body) if isinstance(n, Inst)} == {CLEAR, SUM}
         own = FlatLoad(self.sums, "acc", V("r"))
         steps = [s if self.along_k else s * COLUMNS for s in (4, 2, 1)]
         across = tuple(
             Store("acc", V("r"), Apply(self.sums, "pd_shfl_xor", (own, const(s, "int32"))), "sum") for s in steps
         )
         keep = tuple(
-            Store("sums", self._sum(V("w_k"), V(r), column), FlatLoad(self.sums, "acc", self._register(r, c)))
+            Store("sums", self._sum(V(w("k")), V(r), column), FlatLoad(self.sums, "acc", self._register(r, c)))
             for r in range(self.rows)
             for c, column in enumerate(self._columns())
         )
-        combine = For("r", ZERO, V(self.rows * self.columns), across, "unroll")
-        return (*loop, combine, If((Compare("==", V("l_k"), ZERO),), keep), Call("pd_syncthreads"))
+        added = For("r", ZERO, V(self.rows * self.columns), across, "unroll")
+        return (added, If((Compare("==", V(lanes("k")), ZERO),), keep), Call("pd_syncthreads"))
 
     def _columns(self) -> list[Index]:
         """The lane's columns in the block."""
-        first = (V("w_j") * COLUMNS + "l_j") * self.columns
-        return [first + c for c in range(self.columns)]
+        at: dict[str, Index] = {x.coord: V(x.coord) for x in self.schedule.view(ACC).loops}
+        return [self.places.cell(ACC, "acc", {**at, p("j"): V(c)})["j"] for c in range(self.columns)]
 
     def _sum(self, warp: Index, row: Index, column: Index) -> Index:
         """Where a warp leaves its sum of an element of the block."""
@@ -293,18 +306,17 @@ class _Gemv:
 
     def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An element of the block: the warps' sums in their order, then the epilogue."""
-        parts = [FlatLoad(self.sums, "sums", self._sum(V(w), a["e_i"], a["e_j"])) for w in range(self.warps[1])]
-        row, column = V("b_i") * self.rows + "e_row", V("b_j") * self.block + "e_column"
-        env = {x: V(x) for x in self.roles.batch} | {self.roles.row: row, self.roles.col: column}
-        env[self.roles.block] = ZERO
+        row, column = a[e("i")], a[e("j")]
+        parts = [FlatLoad(self.sums, "sums", self._sum(V(n), row, column)) for n in range(self.warps[1])]
+        env = self.places.env(s.name, {**a, e("i"): V("e_row"), e("j"): V("e_column")})
         value = self.product.epilogue_value(s, env, Reg(self.sums, "total"))
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         total: Value = parts[0]
         for x in parts[1:]:
             total = op("add", total, x)
-        live = (Compare("<", row, self.M), Compare("<", column, self.N))
+        live = (Compare("<", env[self.roles.row], self.M), Compare("<", env[self.roles.col], self.N))
         body: Body = (If(live, (Def("total", total), Store(s.array, address, value))),)
-        return (Let("e_row", a["e_i"], (Let("e_column", a["e_j"], body),)),)
+        return (Let("e_row", row, (Let("e_column", column, body),)),)
 
 
 def unrolled_by(body: Body, var: str, times: int) -> Body:

@@ -14,7 +14,7 @@ SHARED_LIMIT = 99 * 1024
 BASE = "sm_80"
 """What kernels need that need nothing of their own (``polydyn.gpu.targets.BASE``, which run time knows without us)."""
 TF32 = "tfloat32"
-"""The type of a tensor map that rounds float32 to tf32 as it loads them (``polydyn.gpu.tensormap.TF32``, likewise)."""
+"""The type of a tensor map that rounds float32 to tf32 as it loads them (``TF32`` of the run time, likewise)."""
 WORKSPACE = "workspace"
 """The buffer that a kernel leaves partial results in for the launches ``after`` it."""
 MULTIPROCESSORS = "multiprocessors"
@@ -30,7 +30,7 @@ class TensorMapOf:
     """A tensor map that a kernel takes: a strided view of a buffer, in elements; dims innermost first.
 
     ``dtype``: that of the buffer, or ``TF32``. The base is ``offset`` elements into it, dim 0 is dense, ``strides`` are
-    those of dims 1, 2, ...; a copy moves a ``box``, swizzled by 128 bytes (``polydyn.gpu.tensormap.TensorMap`` wants
+    those of dims 1, 2, ...; a copy moves a ``box``, swizzled by 128 bytes (the run time's ``TensorMap`` wants
     strides in bytes). Dims, strides and offset are over the symbols.
     """
 

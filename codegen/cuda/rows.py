@@ -61,6 +61,8 @@ from polydyn.schedules.expr import substitute as substitute_in
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, product
 from polydyn.schedules.model import Group, stored
 from polydyn.schedules.tiling import inner_iterators
+from polydyn.schedules.tree.names import MarkName, b, it
+from polydyn.schedules.tree.names import extent as extent_of
 from polydyn.schedules.tree.scheduled import Scheduled
 
 THREADS = 256
@@ -137,9 +139,9 @@ class CudaNestKernel:
             Step("declare", "registers of a row", lambda b: _on_rows(b, self.plain.row)),
             Step("lower", "statements become stores and registers", lambda b: lower(b, table), tuple(self._rows())),
             Step("stage", "loops are dealt, their results combined",
-                 lambda b: consume(b, "stage", lambda x: self._stage(x, version)), partial),
+                 lambda b: consume(b, MarkName.STAGE, lambda x: self._stage(x, version)), partial),
             Step("row", "one lane stores what a row has once",
-                 lambda b: consume(b, "row", lambda x: self._row(x, version))),
+                 lambda b: consume(b, MarkName.ROW, lambda x: self._row(x, version))),
             Step("fold", "decided guards and single trips go", fold),
         )  # fmt: skip
 
@@ -159,28 +161,28 @@ class CudaNestKernel:
         wanted = (*(((extent, lanes),) if extent.constant is None else ()), *made[0])
         return self._kernels(body, "wide", THREADS, tuple(dict.fromkeys(wanted)), lanes)
 
-    def _wide_steps(
-        self, kernel: NestKernel, extent: Index, lanes: int, made: list[Wanted]
-    ) -> tuple[Step, ...]:
+    def _wide_steps(self, kernel: NestKernel, extent: Index, lanes: int, made: list[Wanted]) -> tuple[Step, ...]:
         """``made`` gets what the vectors ask of addresses, when there are vectors."""
         table = {s.name: kernel.lowering(s) for s in self.group.statements}
-        sizes: dict[str, IndexLike] = {"B_t": extent // lanes, "E_t": lanes}
-        first = ZERO if extent == lanes else V("b_t") * lanes  # of one vector there is no loop
+        sizes: dict[str, IndexLike] = {extent_of(b("t")): extent // lanes, extent_of(it("t")): lanes}
+        first = ZERO if extent == lanes else V(b("t")) * lanes  # of one vector there is no loop
         buffers = stored(self.group.arrays)
 
-        def tile(b: Body) -> Body:
-            (loop,) = b
-            found = widen(loop.body, "t", lanes, buffers, (*self.prefix, "b_t", "t")) if isinstance(loop, For) else None
+        def tile(body: Body) -> Body:
+            (loop,) = body
+            found = (
+                widen(loop.body, "t", lanes, buffers, (*self.prefix, b("t"), "t")) if isinstance(loop, For) else None
+            )
             made.extend((found[1],) if found else ())
-            return found[0] if found else b
+            return found[0] if found else body
 
         return (
             Step("bind", "the number of vectors", lambda b: bind(b, sizes)),
-            Step("declare", "registers of a row", lambda b: consume(b, "row", kernel.row)),
+            Step("declare", "registers of a row", lambda b: consume(b, MarkName.ROW, kernel.row)),
             Step("lower", "statements become stores and registers", lambda b: lower(b, table), ("o_t",)),
-            Step("stage", "the marks of the stages go", lambda b: consume(b, "stage")),
+            Step("stage", "the marks of the stages go", lambda b: consume(b, MarkName.STAGE)),
             Step("origin", "where a vector begins", lambda b: substitute(b, {"o_t": first})),
-            Step("widen", "neighbouring elements become a vector", lambda b: consume(b, "tile", tile)),
+            Step("widen", "neighbouring elements become a vector", lambda b: consume(b, MarkName.TILE, tile)),
             Step("fold", "decided guards and single trips go", fold),
         )
 
@@ -202,7 +204,7 @@ class CudaNestKernel:
         grid, name = count.ceildiv(rows), f"{self.name}_{version}"
         known = {x: self.plain.extents[x] for x in self.prefix} | {"task": count + THREADS}
         if self.prefix:
-            known["b_t"] = self.plain.extents[self.prefix[-1]]
+            known[b("t")] = self.plain.extents[self.prefix[-1]]
         work = row_work(self.group, self.prefix, THREADS, THREADS // rows, lanes, REGISTERS)
         kernel = CudaKernel(name, "", (), self.group.params, THREADS, grid, ZERO, version, wanted, work=work)
         return emit(kernel, body, self.group.arrays, known)
@@ -247,7 +249,7 @@ class CudaNestKernel:
 
 def _on_rows(body: Body, f: Callable[[Body], Body]) -> Body:
     """Changes what the mark of rows holds; a later pass consumes it."""
-    return rewrite(body, lambda n: replace(n, body=f(n.body)) if isinstance(n, Mark) and n.name == "row" else n)
+    return rewrite(body, lambda n: replace(n, body=f(n.body)) if isinstance(n, Mark) and n.name == MarkName.ROW else n)
 
 
 def _stored(dtype: str) -> str:

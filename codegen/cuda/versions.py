@@ -8,9 +8,10 @@ from itertools import chain
 
 from polydyn.codegen.cuda.emit import LONG, needed, ordered
 from polydyn.codegen.cuda.few_rows import gemv_versions
+from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.kernel import MULTIPROCESSORS, UNIT, CudaKernel
 from polydyn.codegen.cuda.limits import TF32, broken
-from polydyn.codegen.cuda.product import ProductGroup, TiledProduct
+from polydyn.codegen.cuda.product import TiledProduct, scheduled
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.split import SHARES, combining_group, partial_group
 from polydyn.codegen.cuda.tile import CudaTile
@@ -126,7 +127,7 @@ class CudaContractKernel:
 
     def _prove(self, tiles: Iterable[CudaTile]) -> None:
         for t in tiles:
-            prove(self.product.schedule(t))
+            prove(scheduled(self.product, t))
 
     def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterable[CudaKernel]:
         return chain(*(self._split(t, t in more) for t in (chosen[-1], *(t for t in more if t.bm <= FEW))))
@@ -153,7 +154,7 @@ class CudaContractKernel:
         blocks = batch * p.M.ceildiv(tile.bm) * p.N.ceildiv(tile.bn)
         shares = minimum(V(MULTIPROCESSORS) * WAVES // maximum(1, blocks), steps // least)
         parts = ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES))
-        prove(parts.schedule(tile))
+        prove(scheduled(parts, tile))
         again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
         size = V(SHARES) * batch * p.M * p.N * ITEMSIZE[p.sums]
         split = Compare(">=", V(SHARES), V(2))

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from polydyn.codegen.cuda.emit import LONG, bound_names, emit
+from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
 from polydyn.codegen.cuda.kernel import TF32, CudaKernel, TensorMapOf
-from polydyn.codegen.cuda.product import UNROLLED, ProductGroup, TiledProduct, lane_points
+from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED
+from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import UNITS, Work
 from polydyn.codegen.ir import (
@@ -42,15 +44,18 @@ from polydyn.codegen.passes.threads import WARP, assign, one_each, rasterise, sp
 from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.passes.widen import multiples
 from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
-from polydyn.schedules.gpu_tiling import gpu_wgmma_tree
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof.gpu_rows import Warpgroups, prove_warpgroups
+from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.ranges import is_nonnegative
-from polydyn.schedules.tiling import TiledGroup
-from polydyn.schedules.tree.gpu import SLAB, STAGED
+from polydyn.schedules.tree.gpu import COPY_A, COPY_B, STAGE, STAGED
+from polydyn.schedules.tree.names import MarkName, b, extent, f, g, s, w
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.strategies import ACC, INIT
+from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_product
 
 V = Index.of
 WARPGROUP, ROWS = 128, 64
@@ -62,7 +67,6 @@ PANEL = 64
 """Columns of a panel, when the column operand is contiguous along them."""
 TILES = ((256, 4), (128, 4))
 """Columns of a block and slots of the ring."""
-RASTER = 8
 ALIGN = 16
 """Bytes: pitches and bases of tensor maps are multiples."""
 FARTHEST = 2**31 - 256
@@ -163,7 +167,7 @@ def _mapped(group: Group, v: Value, own: str, k: str, batch: tuple[str, ...]) ->
     if len(outer) > 2 or any(is_nonnegative(-s) for s in (pitch, *(s for _, s in outer))):
         return None
     wanted: dict[tuple[Index, int], None] = {}
-    for i in (rest, pitch, *(s for _, s in outer)):
+    for i in (rest, pitch, *(stride for _, stride in outer)):
         need = multiples(i, ALIGN // ITEMSIZE[v.dtype], ())
         if need is None:
             return None
@@ -176,17 +180,18 @@ class _Version:
 
     def __init__(self, of: ProductGroup, kind: str, maps: _Maps, columns: int, stages: int, wide: bool) -> None:
         self.of, self.maps, self.columns, self.stages = of, maps, columns, stages
-        self.group, self.roles = of.group, of.roles
+        self.group = of.group
         self.step, self.points = STEP // ITEMSIZE[of.dtype], POINTS // ITEMSIZE[of.dtype]
         self.tile = CudaTile(kind, CONSUMERS * ROWS, columns, self.step, STAGED, columns, stages)
-        self.product = TiledProduct(of, self.tile, 16, wide, unit=V("warp") - WARPGROUP // WARP)
+        self.schedule = self._schedule()
+        self.places = Places(self.schedule)
+        self.sums = Sums(of, self.tile.kind, self.places, wide, unit=V("warp") - WARPGROUP // WARP)
 
-    def tree(self) -> TiledGroup:
-        """The tile-space tree, proven."""
-        tiled = gpu_wgmma_tree(self.group, self.roles)
-        proven = Warpgroups(ROWS, CONSUMERS, self.columns, self.step, self._panels(), self.points)
-        prove_warpgroups(self.group, self.roles, tiled, proven)
-        return tiled
+    def _schedule(self) -> Scheduled:
+        """Tree and tile map."""
+        panels, steps = self._panels(), (STEP // POINTS, self.points)
+        tile = WarpgroupTile(CONSUMERS, ROWS // STAGED, panels, self.columns // COLUMNS // panels, steps)
+        return warpgroup_product(self.group, self.of.roles, tile)
 
     def _panels(self) -> int:
         """Parts of the columns that a box of TMA brings at once."""
@@ -197,28 +202,35 @@ class _Version:
         """What the version is called: tile, slots of the ring."""
         t = self.tile
         version = "wgmma_" + "tf32_" * (t.instruction == "tf32") + f"{t.bm}x{t.bn}x{t.bk}_{self.stages}"
-        return version + "_wide" * (max(map(self.product.vector, self.of.epilogues)) > 1)
+        return version + "_wide" * (max(map(self.sums.vector, self.of.epilogues)) > 1)
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
-        t, unit = self.tile, V("warp") - WARPGROUP // WARP
-        sizes: dict[str, IndexLike] = {"B_i": self.of.M.ceildiv(t.bm), "B_j": self.of.N.ceildiv(t.bn)}
-        sizes |= {"W_i": t.bm // STAGED, "G_i": CONSUMERS, "F_j": self.columns // 8, "F_k": STEP // POINTS}
-        sizes |= {"E_s": self.columns // SLAB, "E_f": SLAB // 8, "S_j": self._panels()}
-        sizes |= {"B_k": self.of.K.ceildiv(self.step)}
-        units = {"w_i": unit, "g_i": V("tid") // WARPGROUP - 1}
+        sizes = {n: e for n, e in self.schedule.parameters().items() if n not in DEALT}
+        sizes |= {extent(s("j")): V(self._panels())}
+        units: dict[str, IndexLike] = {w("i"): self.sums.unit, g("i"): V("tid") // WARPGROUP - 1}
         return (
-            Step("instruction", "points become an instruction", lambda b: consume(b, "instruction", self.instruction)),
+            Step(
+                "instruction",
+                "points become an instruction",
+                lambda x: consume(x, MarkName.INSTRUCTION, self.instruction),
+            ),
             Step("bind", "sizes become constants", lambda b: substitute(b, sizes)),
-            Step("roles", "a producer and consumers around a ring", lambda b: consume(b, "roles", self.specialised)),
+            Step(
+                "roles",
+                "a producer and consumers around a ring",
+                lambda x: consume(x, MarkName.ROLES, self.specialised),
+            ),
             Step("fold", "decided guards and single trips go", fold),
             Step("assign", "units are warpgroups and warps", lambda b: assign(b, units)),
-            Step("store", "epilogues on staged rows", lambda b: consume(b, "store", self.product.store), ("stage",)),
-            Step("epilogue", "where rows are staged", lambda b: consume(b, "epilogue", self.epilogue)),
+            Step(
+                "store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, self.sums.store), ("stage",)
+            ),
+            Step("epilogue", "where rows are staged", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)),
             Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("acc",)),
             Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED)),
             Step("fold", "decided guards and single trips go", fold),
-            Step("rasterise", "blocks that share operands", lambda b: rasterise(b, "b_i", "b_j", RASTER)),
+            Step("rasterise", "blocks that share operands", lambda x: rasterise(x, b("i"), b("j"), RASTER)),
         )
 
     def _allocate(self, body: Body) -> Body:
@@ -228,7 +240,8 @@ class _Version:
         """The kernel, with indices of both widths."""
         of, t = self.of, self.tile
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
-        body = run(name, loops(name, self.tree()), self.steps(), names)
+        prove(self.schedule)
+        body = run(name, loops(name, self.schedule.tiled()), self.steps(), names)
         count = task_count(body)
         body = run(name, body, (
             Step("blocks", "a block is a task", one_each),
@@ -236,10 +249,10 @@ class _Version:
             Step("fold", "decided guards and single trips go", fold),
         ), names)  # fmt: skip
         rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
-        known: dict[str, IndexLike] = {"b_i": rows, "b_j": columns, "block": rows * columns, "task": count}
-        known |= {"strip": rows + RASTER, "strip_rows": RASTER, **{x: of.extents[x] for x in self.roles.batch}}
-        wanted = (*(w for m in self.maps for w in m.wanted), *self.product.wanted)
-        extents = (of.M, of.N, of.K, *(of.extents[x] for x in self.roles.batch))
+        known: dict[str, IndexLike] = {b("i"): rows, b("j"): columns, "block": rows * columns, "task": count}
+        known |= {"strip": rows + RASTER, "strip_rows": RASTER, **{x: of.extents[x] for x in of.roles.batch}}
+        wanted = (*(w for m in self.maps for w in m.wanted), *self.sums.wanted)
+        extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(c for m in self.maps for c in m.conditions)))
         conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
         kernel = CudaKernel(
@@ -272,7 +285,7 @@ class _Version:
     def specialised(self, body: Body) -> Body:
         """Producer and consumers of the ring."""
         sides = (self.tile.bm, self.columns)
-        body = specialise(body, "b_k", self.stages, CONSUMERS, sum(sides) * STEP)
+        body = specialise(body, b("k"), self.stages, CONSUMERS, sum(sides) * STEP)
         for which in (1, 0):
             size = V(sides[which] * self.step * self.stages)
             body = (Alloc("tile_" + "ab"[which], self.of.dtypes[which], size, "shared", body),)
@@ -282,54 +295,53 @@ class _Version:
         """Tensorization: a warpgroup's step of the reduction is one asynchronous group; elsewhere a lane's points."""
         inst = next(n for n in walk(body) if isinstance(n, Inst))
         points = [n.var for n in walk(body) if isinstance(n, For)]
-        if inst.statement == "ACC":
+        if inst.statement == ACC:
             return substitute((inst,), dict.fromkeys(points, ZERO))
         return lane_points(inst, points)
 
     def epilogue(self, body: Body) -> Body:
         """The warps' places for staged rows."""
-        size = CONSUMERS * WARPGROUP // WARP * STAGED * SLAB
-        return (Alloc("stage", self.of.sums, V(size), "shared", body),)
+        return self.sums.staging(body, CONSUMERS * WARPGROUP // WARP)
 
     # -- statements ----------------------------------------------------------------------------------------------
 
     def _table(self) -> dict[str, Lowering]:
         return {
-            "INIT": lambda a: self.product.init({"f_i": ZERO, **a}),
-            "COPY_A": partial(self.copy, 0),
-            "COPY_B": partial(self.copy, 1),
-            "ACC": self.accumulate,
-            "STAGE": self.product.stage,
+            INIT: partial(self.sums.init, INIT),
+            COPY_A: partial(self.copy, 0),
+            COPY_B: partial(self.copy, 1),
+            ACC: self.accumulate,
+            STAGE: self.sums.stage,
         }
 
     def _slot(self, which: int, a: Mapping[str, Index], more: IndexLike = 0) -> Pointer:
         """An element of the current slot of an operand's ring."""
         size = (self.tile.bm if which == 0 else self.columns) * self.step
-        return Pointer(self.of.dtypes[which], "tile_" + "ab"[which], a["b_k"] % self.stages * size + more)
+        return Pointer(self.of.dtypes[which], "tile_" + "ab"[which], a[b("k")] % self.stages * size + more)
 
     def copy(self, which: int, a: Mapping[str, Index]) -> Body:
         """One box of an operand (a panel of it, when it is contiguous along its columns)."""
-        m, panel = self.maps[which], a.get("s_j", ZERO)
-        own = a["b_i"] * self.tile.bm if which == 0 else a["b_j"] * self.columns + panel * PANEL
-        inner = (a["b_k"] * self.step, own) if m.along_k else (own, a["b_k"] * self.step)
-        at = (*inner, *(a[x] for x, _ in m.outer))
-        bar = Pointer("uint64", "full", a["b_k"] % self.stages)
-        place = self._slot(which, a, panel * (PANEL * self.step))
+        m, statement, axis = self.maps[which], (COPY_A, COPY_B)[which], "ij"[which]
+        own, k = (self.places.element(statement, x, a) for x in (axis, "k"))
+        at = (*((k, own) if m.along_k else (own, k)), *(a[x] for x, _ in m.outer))
+        bar = Pointer("uint64", "full", a[b("k")] % self.stages)
+        place = self._slot(which, a, self.places.cell(statement, "tile_" + "ab"[which], a)[axis] * self.step)
         coordinates = (FromIndex("int32", i) for i in at)
         function = f"pd_tma_load_{len(at)}d"
         return (Call(function, (place, Parameter("uint64", "map_" + "ab"[which]), *coordinates, bar)),)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
         """The four instructions of a step."""
-        along_k, k = self.maps[1].along_k, V("f_k")
-        rows = Apply("uint64", "pd_desc_k", (self._slot(0, a, a["g_i"] * (ROWS * self.step) + k * self.points),))
+        along_k, at = self.maps[1].along_k, {**a, f("k"): V(f("k"))}
+        cell = self.places.cell(ACC, "tile_a", at)
+        rows = Apply("uint64", "pd_desc_k", (self._slot(0, a, cell["i"] * self.step + cell["k"]),))
         if along_k:
-            columns = Apply("uint64", "pd_desc_k", (self._slot(1, a, k * self.points),))
+            columns = Apply("uint64", "pd_desc_k", (self._slot(1, a, cell["k"]),))
         else:
             panel = FromIndex("int32", V(self.step * STEP))
-            columns = Apply("uint64", "pd_desc_mn", (self._slot(1, a, k * (self.points * PANEL)), panel))
+            columns = Apply("uint64", "pd_desc_mn", (self._slot(1, a, cell["k"] * PANEL), panel))
         function = f"pd_wgmma_m64n{self.columns}k{self.points}_{TENSOR[self.of.dtypes]}"
         if self.of.dtype in HALF:
             function += f"<{int(not along_k)}>"
         args = (Pointer(self.of.sums, "acc", ZERO), rows, columns, FromIndex("int32", ONE))
-        return (For("f_k", ZERO, V(STEP // POINTS), (Call(function, args),), "unroll"),)
+        return (For(f("k"), ZERO, V(STEP // POINTS), (Call(function, args),), "unroll"),)

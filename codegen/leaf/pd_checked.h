@@ -39,9 +39,9 @@ PD_INLINE f64 pdc_undefined_f64(void) { u64 u = 0x7ffca5a5a5a5a5a5u; f64 x; memc
     for (i64 l = 0; l < PD_W && l < n; ++l) { T x = v[l]; pdc_write(b, i + l * s, &x, sizeof x, PDC_KIND(x), name); }  \
   }
 #define PD_GUARDED(T, V)                                                                                              \
-  static __attribute__((noinline, unused)) V pdc_vloadg_##T(const T *b, i64 i, vb c, const char *name) {               \
+  static __attribute__((noinline, unused)) V pdc_vloadg_##T(const T *b, i64 i, i64 s, vb c, const char *name) {        \
     V v = {0};                                                                                                        \
-    for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = *(const T *)pdc_read(b, i + l, sizeof *b, name);                   \
+    for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = *(const T *)pdc_read(b, i + l * s, sizeof *b, name);               \
     return v;                                                                                                         \
   }
 PD_GUARDED(f32, vf32)
@@ -65,13 +65,14 @@ PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 #define hloadm_f32(b, i, n) pdc_hload_f32(b, i, 1, n, #b)
 #define hloads_f32(b, i, s, n) pdc_hload_f32(b, i, s, n, #b)
 #define vload_f32(b, i) pdc_vload_f32(b, i, 1, PD_W, #b)
-#define vloadg_f32(b, i, c) pdc_vloadg_f32(b, i, c, #b)
+#define vloadg_f32(b, i, c) pdc_vloadg_f32(b, i, 1, c, #b)
+#define vloadgs_f32(b, i, s, c) pdc_vloadg_f32(b, i, s, c, #b)
 #define vload_i32(b, i) pdc_vload_i32(b, i, 1, PD_W, #b)
 #define vload_i64(b, i) pdc_vload_i64(b, i, 1, PD_W, #b)
 #define vload_u8(b, i) pdc_vload_u8(b, i, 1, PD_W, #b)
 #define vload_i8(b, i) pdc_vload_i8(b, i, 1, PD_W, #b)
-#define vloadg_u8(b, i, c) pdc_vloadg_u8(b, i, c, #b)
-#define vloadg_i8(b, i, c) pdc_vloadg_i8(b, i, c, #b)
+#define vloadg_u8(b, i, c) pdc_vloadg_u8(b, i, 1, c, #b)
+#define vloadg_i8(b, i, c) pdc_vloadg_i8(b, i, 1, c, #b)
 #define vloadm_f32(b, i, n) pdc_vload_f32(b, i, 1, n, #b)
 #define vloadm_i32(b, i, n) pdc_vload_i32(b, i, 1, n, #b)
 #define vloadm_i64(b, i, n) pdc_vload_i64(b, i, 1, n, #b)

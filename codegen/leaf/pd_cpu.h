@@ -184,6 +184,21 @@ PD_INLINE vf32 vloadg_f32(const f32 *b, i64 i, vb c) {
   return v;
 }
 #endif
+/* the same of elements s apart */
+PD_INLINE vf32 vloadgs_f32(const f32 *b, i64 i, i64 s, vb c) {
+#if defined(__AVX512DQ__) && defined(__BMI2__) && PD_W == 16 && !defined(__clang__)
+  if (s == 2) {
+    const vi32 l = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    u32 m = __builtin_ia32_pdep_si((u32)__builtin_ia32_cvtd2mask512(c), 0x55555555u);
+    vf32 low = (vf32)__builtin_ia32_loadups512_mask(b + i, (vf32){0}, (unsigned short)m);
+    vf32 high = (vf32)__builtin_ia32_loadups512_mask(b + i + 16, (vf32){0}, (unsigned short)(m >> 16));
+    return __builtin_shuffle(low, high, l * 2);
+  }
+#endif
+  vf32 v = {0};
+  for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = b[i + l * s];
+  return v;
+}
 #endif
 
 PD_INLINE hf32 hbcast_f32(f32 x) { return x - (hf32){0}; }
@@ -496,4 +511,5 @@ static __attribute__((noinline, unused)) void pd_transpose_rows_f32(
   for (i64 pd_c = 0; pd_c < PD_W && pd_c < (m); ++pd_c)                                                                \
     vstore_f32(d, (at) + pd_c * PD_W, vloads_f32(b, (i) + pd_c, s, PD_MIN(n, PD_W)))
 #endif
+#include "pd_storage.h"
 #endif

@@ -12,12 +12,13 @@ from collections.abc import Collection
 from polydyn.codegen.ir import Body, Call, For, Mark, Node, Pointer, Store, bodies, rewrite, walk, with_bodies
 from polydyn.schedules.expr import FromIndex
 from polydyn.schedules.index import ONE, ZERO, Index
+from polydyn.schedules.tree.names import MarkName
 
 ANNOUNCE = "pd_written_soon"
 """Leaf: the element will be written soon."""
 
 
-def announce_stores(body: Body, mark: str, outputs: Collection[str]) -> Body:
+def announce_stores(body: Body, mark: MarkName, outputs: Collection[str]) -> Body:
     """Among the marked loops of one body: dense stores to ``outputs`` are announced by the marked loop before, where
     that one runs over the same elements.
     """
@@ -37,11 +38,11 @@ def announce_stores(body: Body, mark: str, outputs: Collection[str]) -> Body:
 
 def _loops(body: Body) -> list[tuple[str, Index, Index]]:
     """What a perfect nest runs over; empty when the body is none."""
-    found = []
+    ranges = []
     while len(body) == 1 and isinstance(body[0], For):
-        found.append((body[0].var, body[0].lo, body[0].hi))
+        ranges.append((body[0].var, body[0].lo, body[0].hi))
         body = body[0].body
-    return found
+    return ranges
 
 
 def _announced(before: Body, after: Body, outputs: Collection[str]) -> Body:
@@ -63,5 +64,5 @@ def _streams(n: Store) -> FromIndex:
 
 def without_announcements(loop: For) -> For:
     """The loop as it was: one element after another needs no announcements."""
-    kept = rewrite(loop.body, lambda n: () if isinstance(n, Call) and n.function == ANNOUNCE else n)
-    return For(loop.var, loop.lo, loop.hi, kept, loop.kind)
+    body = rewrite(loop.body, lambda n: () if isinstance(n, Call) and n.function == ANNOUNCE else n)
+    return For(loop.var, loop.lo, loop.hi, body, loop.kind)

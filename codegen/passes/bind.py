@@ -11,13 +11,13 @@ from polydyn.schedules.ranges import Ranges, is_nonnegative
 
 def fold(body: Body, ranges: Ranges | None = None) -> Body:
     """Removes decided guards, loops without trips and loops of one trip. ``ranges``: extents of iterators (>= 1)."""
-    known = dict(ranges or {})
+    facts = dict(ranges or {})
 
     def f(n: Node) -> Node | Body:
         if isinstance(n, If):
             open_conditions = []
             for c in n.cond:
-                d = _decide(c, known)
+                d = _decide(c, facts)
                 if d is False:
                     return n.orelse
                 if d is None:

@@ -20,7 +20,7 @@ from polydyn.codegen.ir import (
     walk,
     walk_value,
 )  # fmt: skip
-from polydyn.codegen.passes.tiles import first_columns, one_vector, unswitch
+from polydyn.codegen.passes.tiles import COLUMN, ROW, first_columns, one_vector, unswitch
 from polydyn.codegen.passes.vectorise import vectorise_tile
 from polydyn.schedules.index import Index
 
@@ -46,22 +46,22 @@ class Columns:
 
 
 def vector_columns(body: Body, c: Columns) -> Body:
-    """Loops ``p_j`` in lanes. Nests that touch memory by column get a twin for a partial tile, in which the last vector
-    is masked (only that one: micro-kernels are exact in vectors); the choice is made outside of the reduction.
+    """Loops along the columns in lanes. Nests that touch memory by column get a twin for a partial tile, in which the
+    last vector is masked (only that one: micro-kernels are exact in vectors); the choice is made outside the reduction.
 
     A narrow last vector is narrow where the accumulators change; what only reads them reads whole vectors.
     """
     last = c.count % c.width or c.width
 
     def f(x: Node) -> Node | Body:
-        if not (isinstance(x, For) and x.var == "p_i"):
+        if not (isinstance(x, For) and x.var == ROW):
             return x
         touches = _touches_columns(x, c.safe)
         if last < c.width:
             if any(isinstance(n, Store) and n.buffer != c.tile for n in walk(x.body)):
                 return _split(x, c, c.width, c.live)
             return _split(x, c, last, c.live if touches and not c.exact else None)
-        full = vectorise_tile((x,), "p_j", c.width)
+        full = vectorise_tile((x,), COLUMN, c.width)
         if c.exact or not c.partial or not touches:
             return full
         masked = _split(x, c, c.width, c.live)
@@ -73,8 +73,8 @@ def vector_columns(body: Body, c: Columns) -> Body:
 def _split(x: For, c: Columns, lanes: int, mask: Index | None) -> Body:
     """The nest with its last vector apart, in ``lanes`` lanes and perhaps masked."""
     before = c.count - (c.count % c.width or c.width)
-    (last,) = vectorise_tile(one_vector(x, Index.of(before), lanes), "p_j", lanes, mask)
-    head = vectorise_tile(first_columns(x, Index.of(before)), "p_j", c.width) if before else ()
+    (last,) = vectorise_tile(one_vector(x, Index.of(before), lanes), COLUMN, lanes, mask)
+    head = vectorise_tile(first_columns(x, Index.of(before)), COLUMN, c.width) if before else ()
     assert isinstance(last, For)
     inner = tuple(y for z in head if isinstance(z, For) for y in z.body)
     return (replace(last, body=(*inner, *last.body)),)
@@ -88,6 +88,6 @@ def _touches_columns(x: For, safe: Collection[str]) -> bool:
         at = [(v.buffer, v.address) for v in walk_value(n.value) if isinstance(v, FlatLoad)]
         at += [(n.buffer, n.address)] if isinstance(n, Store) else []
         at += [(f.name, x) for i in node_indices(n) for f in i.fetches() for x in f.args]
-        if any(name not in safe and "p_j" in i.symbols() for name, i in at):
+        if any(name not in safe and COLUMN in i.symbols() for name, i in at):
             return True
     return False

@@ -9,7 +9,7 @@ longer. So micro-kernels leave their sums in a tile on the stack, and one loop o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from polydyn.codegen.ir import Alloc, Body, Compare, Def, For, If, Inst, Let, Node, Reg, Store, bodies
@@ -18,11 +18,12 @@ from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Op, Value, walk
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.model import Statement
+from polydyn.schedules.tree.names import e
 
 MOST_OPERATIONS = 24
 """Of all epilogues of a tile together, to be written out for every register."""
-ROW, COLUMN = "e_i", "e_j"
-"""The loops over a finished tile; the second one counts vectors."""
+ROW, COLUMN, COLUMNS = e("i"), e("j"), e("n")
+"""The loops over a finished tile, of which the second counts vectors, and its live columns."""
 
 
 def is_long(epilogues: Iterable[Statement]) -> bool:
@@ -30,26 +31,26 @@ def is_long(epilogues: Iterable[Statement]) -> bool:
     return sum(isinstance(v, Op) for s in epilogues for v in walk(s.value)) > MOST_OPERATIONS
 
 
-def instances(body: Body, prefix: str) -> tuple[list[Inst], tuple[Compare, ...]]:
-    """The instances of the statements of a name that begins so, and under what conditions all of them run.
+def instances(body: Body, names: Collection[str]) -> tuple[list[Inst], tuple[Compare, ...]]:
+    """The instances of some statements, and under what conditions all of them run.
 
     CodegenError: they run under different ones.
     """
-    found = list(_instances(body, prefix))
-    conditions = {c for _, c in found}
+    pairs = list(_instances(body, names))
+    conditions = {c for _, c in pairs}
     if len(conditions) != 1:
-        raise CodegenError(f"the statements {prefix} run under {len(conditions)} different conditions")
-    return [i for i, _ in found], found[0][1]
+        raise CodegenError(f"the statements {sorted(names)} run under {len(conditions)} different conditions")
+    return [i for i, _ in pairs], pairs[0][1]
 
 
-def _instances(body: Body, prefix: str) -> Iterator[tuple[Inst, tuple[Compare, ...]]]:
+def _instances(body: Body, names: Collection[str]) -> Iterator[tuple[Inst, tuple[Compare, ...]]]:
     for n in body:
-        if isinstance(n, Inst) and n.statement.startswith(prefix):
+        if isinstance(n, Inst) and n.statement in names:
             yield n, ()
         for k, b in enumerate(bodies(n)):
-            for i, below in _instances(b, prefix):
-                own = () if not isinstance(n, If) else _not(n.cond) if k else n.cond
-                yield i, (*own, *below)
+            for i, below in _instances(b, names):
+                condition = () if not isinstance(n, If) else _not(n.cond) if k else n.cond
+                yield i, (*condition, *below)
 
 
 def _not(cond: tuple[Compare, ...]) -> tuple[Compare, ...]:
@@ -61,34 +62,34 @@ def _not(cond: tuple[Compare, ...]) -> tuple[Compare, ...]:
 
 
 def finished(
-    tile: Body, held: tuple[str, str], stores: Sequence[Store], when: tuple[Compare, ...],
+    tile: Body, memory: tuple[str, str], stores: Sequence[Store], when: tuple[Compare, ...],
     rows: Index, columns: Index, sizes: tuple[int, int, int],
 ) -> Body:  # fmt: skip
     """A tile whose sums lie in memory, and behind it the loop that stores what is made of them.
 
-    ``held``: name and dtype of the memory. ``stores``: of one element, at ``ROW`` and ``COLUMN``. ``when``: the
+    ``memory``: name and dtype of the memory. ``stores``: of one element, at ``ROW`` and ``COLUMN``. ``when``: the
     conditions under which they run. ``rows``, ``columns``: live ones. ``sizes``: rows, columns, lanes of a whole tile.
     """
     most, wide, lanes = sizes
     nest = (For(COLUMN, ZERO, Index.of(wide), _shared(stores)),)
     (whole,) = vectorise_tile(nest, COLUMN, lanes)
-    (part,) = vectorise_tile(nest, COLUMN, lanes, mask_extent=Index.of("e_n"))
+    (part,) = vectorise_tile(nest, COLUMN, lanes, mask_extent=Index.of(COLUMNS))
     assert isinstance(whole, For) and isinstance(part, For)
     inside: Body = whole.body
     live = columns.constant
     if live is None or live % lanes:
-        rest = Index.of("e_n") - Index.of(COLUMN) * lanes
+        rest = Index.of(COLUMNS) - Index.of(COLUMN) * lanes
         inside = (If((Compare(">=", rest, Index.of(lanes)),), inside, part.body),)
-    loop: Body = (For(COLUMN, ZERO, Index.of("e_n").ceildiv(lanes), inside, "vector"),)
-    loop = (Let("e_n", columns, (For(ROW, ZERO, rows, loop),)),)
+    loop: Body = (For(COLUMN, ZERO, Index.of(COLUMNS).ceildiv(lanes), inside, "vector"),)
+    loop = (Let(COLUMNS, columns, (For(ROW, ZERO, rows, loop),)),)
     loop = (If(when, loop),) if when else loop
-    return (Alloc(*held, Index.of(most * wide), "stack", (*tile, *loop)),)
+    return (Alloc(*memory, Index.of(most * wide), "stack", (*tile, *loop)),)
 
 
 def _shared(stores: Sequence[Store]) -> Body:
     """The stores, with a register for every operation that occurs more than once: of two outputs, or read twice."""
     uses: Counter[Value] = Counter()
-    held: dict[Value, Reg] = {}
+    registers: dict[Value, Reg] = {}
     out: list[Node] = []
 
     def count(v: Value) -> None:
@@ -98,14 +99,14 @@ def _shared(stores: Sequence[Store]) -> Body:
                 count(a)
 
     def put(v: Value) -> Value:
-        if not isinstance(v, Op) or v in held:
-            return held.get(v, v)
+        if not isinstance(v, Op) or v in registers:
+            return registers.get(v, v)
         new = replace(v, args=tuple(map(put, v.args)))
         if uses[v] == 1:
             return new
-        held[v] = Reg(v.dtype, f"e_{len(held)}")
-        out.append(Def(held[v].name, new))
-        return held[v]
+        registers[v] = Reg(v.dtype, f"e_{len(registers)}")
+        out.append(Def(registers[v].name, new))
+        return registers[v]
 
     for s in stores:
         count(s.value)

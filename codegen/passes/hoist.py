@@ -36,8 +36,8 @@ def hoist_guards(loop: For) -> Body:
     guard, then, orelse = store.value.args
     outside: list[Compare] = []
     inside: list[Value] = []
-    for part in _conjuncts(guard):
-        c = _compare(part)
+    for part in conjuncts(guard):
+        c = comparison(part)
         fixed = c is not None and loop.var not in c.left.symbols() | c.right.symbols()
         outside += [c] if c is not None and fixed else []
         inside += [] if fixed else [part]
@@ -53,29 +53,30 @@ def hoist_guards(loop: For) -> Body:
 def hoist_masks(loop: For, prefix: str) -> For:
     """Guards of vector loads that no loop inside changes become registers at the top of the loop."""
     inner = {x.var for x in walk(loop.body) if isinstance(x, (For, Let))}
-    found: dict[Value, Reg] = {}
+    masks: dict[Value, Reg] = {}
 
     def f(v: Value) -> Value:
         if not isinstance(v, FlatLoad) or not isinstance(v.guard, Between):
             return v
         if (v.guard.low.symbols() | v.guard.high.symbols()) & inner:
             return v
-        reg = found.setdefault(v.guard, Reg("bool", f"{prefix}{len(found)}", v.lanes))
+        reg = masks.setdefault(v.guard, Reg("bool", f"{prefix}{len(masks)}", v.lanes))
         return replace(v, guard=reg)
 
     body = map_values(loop.body, f)
-    return replace(loop, body=(*(Def(r.name, g, r.lanes) for g, r in found.items()), *body))
+    return replace(loop, body=(*(Def(r.name, g, r.lanes) for g, r in masks.items()), *body))
 
 
-def _conjuncts(v: Value) -> Iterator[Value]:
+def conjuncts(v: Value) -> Iterator[Value]:
+    """The parts of a conjunction."""
     if isinstance(v, Op) and v.name == "and":
         for a in v.args:
-            yield from _conjuncts(a)
+            yield from conjuncts(a)
     else:
         yield v
 
 
-def _compare(v: Value) -> Compare | None:
+def comparison(v: Value) -> Compare | None:
     """A comparison of integers that are no data."""
     relation = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}.get(v.name) if isinstance(v, Op) else None
     if relation is None or not isinstance(v, Op):
@@ -101,7 +102,7 @@ def hoist_divisions(body: Body, prefix: str) -> Body:
 
     def loop(n: For) -> Node:
         inner = {x.var for x in walk(n.body) if isinstance(x, (For, Let))}
-        found: list[tuple[str, Index]] = []
+        divisions: list[tuple[str, Index]] = []
         body = n.body
         while True:
             atoms = (a for x in walk(body) for i in node_indices(x) for a in _varying(i, n.var))
@@ -110,10 +111,10 @@ def hoist_divisions(body: Body, prefix: str) -> Body:
             if a is None:
                 break
             name = names.setdefault(a, f"{prefix}{len(names)}")
-            found.append((name, Index({(a,): 1})))
+            divisions.append((name, Index({(a,): 1})))
             body = _named(body, a, name)
         body = inside(body)
-        for name, value in reversed(found):
+        for name, value in reversed(divisions):
             body = (Let(name, value, body),)
         return replace(n, body=body)
 
@@ -124,9 +125,9 @@ def _varying(i: Index, var: str) -> Iterator[Atom]:
     """Floor divisions that depend on ``var`` and hold no others that do."""
     for a in i.atoms():
         if isinstance(a, Atom) and var in _symbols(a):
-            held = [x for arg in a.args for x in _varying(arg, var)]
-            yield from held
-            if a.kind == "floordiv" and not held:
+            inner = [x for arg in a.args for x in _varying(arg, var)]
+            yield from inner
+            if a.kind == "floordiv" and not inner:
                 yield a
 
 

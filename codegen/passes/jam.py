@@ -44,9 +44,9 @@ def jam(loop: For, copies: int, private: Collection[str]) -> Body:
     uses ``<name>_c<c>``, as it does for registers. CodegenError: an inner loop or a choice depends on the iteration.
     """
     run = f"{loop.var}_run"
-    own = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
+    registers = {n.reg for n in walk(loop.body) if isinstance(n, Def)}
     plain, x, distance = _without_lets(loop.body), Index.of(loop.var), Index.of(run)
-    rows = [_renamed(substitute(plain, {loop.var: x + distance * c}), c, own, private) for c in range(copies)]
+    rows = [_renamed(substitute(plain, {loop.var: x + distance * c}), c, registers, private) for c in range(copies)]
     together = For(loop.var, loop.lo, loop.lo + distance, _merged(rows), loop.kind)
     both = (together, replace(loop, lo=loop.lo + distance * copies))
     return (Let(run, (loop.hi - loop.lo) // copies, both),)
@@ -62,16 +62,16 @@ def _without_lets(body: Body) -> Body:
     return rewrite(body, lambda n: substitute(n.body, {n.var: n.value}) if isinstance(n, Let) else n)
 
 
-def _renamed(body: Body, copy: int, own: Collection[str], private: Collection[str]) -> Body:
+def _renamed(body: Body, copy: int, registers: Collection[str], private: Collection[str]) -> Body:
     def value(v: Value) -> Value:
-        if isinstance(v, Reg) and v.name in own:
+        if isinstance(v, Reg) and v.name in registers:
             return replace(v, name=copy_of(v.name, copy))
         if isinstance(v, (FlatLoad, Pointer)) and v.buffer in private:
             return replace(v, buffer=copy_of(v.buffer, copy))
         return v
 
     def node(n: Node) -> Node:
-        if isinstance(n, (Def, Set)) and n.reg in own:
+        if isinstance(n, (Def, Set)) and n.reg in registers:
             return replace(n, reg=copy_of(n.reg, copy))
         if isinstance(n, Store) and n.buffer in private:
             return replace(n, buffer=copy_of(n.buffer, copy))

@@ -19,22 +19,22 @@ class _UnknownValueError(Exception):
     """A value read from memory: nothing is known about it."""
 
 
-def narrow_conditions(body: Body, known: Mapping[str, Index]) -> tuple[Compare, ...] | None:
+def narrow_conditions(body: Body, limits: Mapping[str, Index]) -> tuple[Compare, ...] | None:
     """What must hold for all index arithmetic of a body to stay below 2**31; None when that cannot be said.
 
-    ``known``: upper bounds of names over the parameters: of the thread symbols, and of names bound inside (block and
+    ``limits``: upper bounds of names over the parameters: of the thread symbols, and of names bound inside (block and
     tile numbers) whose own arithmetic the caller answers for. Every sum is bounded by the sum of the absolute values of
     its terms, so partial results are too, in any order.
     """
-    bounds = _Bounds(known)
+    bounds = _Bounds(limits)
     try:
-        bounds.visit(body, bounds.known)
+        bounds.visit(body, bounds.limits)
     except _UnknownValueError:
         return None
-    found = dict.fromkeys(_ceiling(b) for b in bounds.found)
-    if any((b.constant or 0) > LIMIT for b in found):
+    ceilings = dict.fromkeys(_ceiling(b) for b in bounds.bounds)
+    if any((b.constant or 0) > LIMIT for b in ceilings):
         return None
-    symbolic = [b for b in found if b.constant is None]
+    symbolic = [b for b in ceilings if b.constant is None]
     most = [b for b in symbolic if not any(_covers(o, b) for o in symbolic if o != b)]
     return tuple(Compare("<=", b, Index.of(LIMIT)) for b in most)
 
@@ -48,21 +48,21 @@ def _covers(a: Index, b: Index) -> bool:
 
 
 class _Bounds:
-    def __init__(self, known: Mapping[str, Index]) -> None:
-        self.found: dict[Bound, None] = {}
-        self.known = {n: self.of(i, {}) for n, i in known.items()}
+    def __init__(self, limits: Mapping[str, Index]) -> None:
+        self.bounds: dict[Bound, None] = {}
+        self.limits = {n: self.of(i, {}) for n, i in limits.items()}
 
     def visit(self, body: Body, env: Mapping[str, Bound]) -> None:
         for n in body:
             inner = env
-            if isinstance(n, Let) and n.var in self.known:
+            if isinstance(n, Let) and n.var in self.limits:
                 self.visit(n.body, env)
                 continue
             for i in node_indices(n):
                 self.of(i, env)
             if isinstance(n, For):  # dealt loops step over their end
                 step = MOST_THREADS if n.kind in ("warp", "block") else 0
-                inner = {**env, n.var: self.known.get(n.var) or self.of(n.hi + step, env)}
+                inner = {**env, n.var: self.limits.get(n.var) or self.of(n.hi + step, env)}
             elif isinstance(n, Let):
                 inner = {**env, n.var: self.of(n.value, env)}
             for b in bodies(n):
@@ -78,7 +78,7 @@ class _Bounds:
                 term, by = term * bound, by * divisor
             terms.append((term, by))
         out = _sum(terms)
-        self.found[out] = None
+        self.bounds[out] = None
         return out
 
     def _atom(self, a: Atom, env: Mapping[str, Bound]) -> Bound:

@@ -58,13 +58,13 @@ def prefetch_next(
         if not (isinstance(n, For) and n.var == var and n.lo == ZERO):
             return n
         loads = list(dict.fromkeys(_loads(n)))
-        found = [v for v in loads if following.keys() & v.address.symbols() and _dense(v, var)]
+        near = [v for v in loads if following.keys() & v.address.symbols() and _dense(v, var)]
         far = [v for v in loads if panel and panel.keys() & v.address.symbols() and v.address.split(var)[0] == LINE]
-        if not found:
+        if not near:
             return n
         if n.kind == "vector":
-            return replace(n, body=(*_calls(LEAF, found, following), *n.body))
-        return _strips(n, _calls(LEAF, found, following), _calls(FAR, far, panel or {}), whole)
+            return replace(n, body=(*_calls(LEAF, near, following), *n.body))
+        return _strips(n, _calls(LEAF, near, following), _calls(FAR, far, panel or {}), whole)
 
     return rewrite(body, f)
 

@@ -42,13 +42,13 @@ def unroll(body: Body, loops: Collection[str], copies: Copies | None = None) -> 
 
     ``copies`` remembers the iterations of loops: variants of one body with other trip counts share them.
     """
-    known: Copies = {} if copies is None else copies
+    memo: Copies = {} if copies is None else copies
 
     def copy(loop: For, at: Index) -> Body:
         key = id(loop.body), at
-        if key not in known:
-            known[key] = loop.body, substitute(loop.body, {loop.var: at})
-        return known[key][1]
+        if key not in memo:
+            memo[key] = loop.body, substitute(loop.body, {loop.var: at})
+        return memo[key][1]
 
     def f(n: Node) -> Node | Body:
         if not (isinstance(n, For) and n.var in loops):
@@ -171,24 +171,24 @@ def share_loads(body: Body, prefix: str = "t") -> Body:
     def run(seq: list[Store | Def | Set]) -> Body:
         uses = Counter(x for n in seq for x in walk_value(n.value) if isinstance(x, FlatLoad))
         out: list[Node] = []
-        held: dict[FlatLoad, Reg] = {}
+        copies: dict[FlatLoad, Reg] = {}
         for n in seq:
             width = n.lanes
 
             def shared(v: Value, width: int = width) -> Value:
                 if not isinstance(v, FlatLoad) or uses[v] < 2:
                     return v
-                if v not in held:
+                if v not in copies:
                     lanes = max(v.lanes, width)
                     source = Broadcast(v.dtype, v, lanes) if v.lanes < lanes else v
-                    held[v] = Reg(v.dtype, f"{prefix}{next(fresh)}", lanes)
-                    out.append(Def(held[v].name, source, lanes))
-                return held[v] if held[v].lanes in (1, width) else v
+                    copies[v] = Reg(v.dtype, f"{prefix}{next(fresh)}", lanes)
+                    out.append(Def(copies[v].name, source, lanes))
+                return copies[v] if copies[v].lanes in (1, width) else v
 
             out.append(replace(n, value=map_value(n.value, shared)))
             if isinstance(n, Store):
-                for v in [v for v in held if v.buffer == n.buffer]:
-                    del held[v]
+                for v in [v for v in copies if v.buffer == n.buffer]:
+                    del copies[v]
         return tuple(out)
 
     def sequences(b: Body) -> Body:
@@ -204,4 +204,3 @@ def share_loads(body: Body, prefix: str = "t") -> Body:
         return (*out, *run(current))
 
     return sequences(body)
-

@@ -30,6 +30,7 @@ from polydyn.codegen.passes.tiles import tasks
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import FromIndex, Value, const
 from polydyn.schedules.index import Index, IndexLike, minimum
+from polydyn.schedules.tree.names import MarkName
 
 V = Index.of
 WARP = 32
@@ -188,8 +189,8 @@ def specialise(body: Body, var: str, stages: int, consumers: int, size: int) -> 
     release the slot of the iteration before once that has retired (``empty``). Without iterations nothing happens.
     """
     (loop,) = (n for n in body if isinstance(n, For) and n.var == var)
-    uses = tuple(x for n in loop.body if isinstance(n, Mark) and n.name == "multiply" for x in n.body)
-    copies = tuple(n for n in loop.body if not (isinstance(n, Mark) and n.name == "multiply"))
+    uses = tuple(x for n in loop.body if isinstance(n, Mark) and n.name == MarkName.MULTIPLY for x in n.body)
+    copies = tuple(n for n in loop.body if not (isinstance(n, Mark) and n.name == MarkName.MULTIPLY))
     before, after = body[: body.index(loop)], body[body.index(loop) + 1 :]
     slot, parity, thread = V(var) % stages, V(var) // stages % 2, V("tid")
 

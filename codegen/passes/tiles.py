@@ -27,12 +27,15 @@ from polydyn.codegen.ir import (
 )
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import ZERO, Index, IndexLike, maximum, minimum, product
+from polydyn.schedules.tree.names import Coord, MarkName, b, p
 
-TASK = "task"
-"""The mark over the coincident band."""
+ROW, COLUMN, BLOCK = p("i"), p("j"), b("k")
+"""Loops of a product: rows and columns of a register tile, blocks of the reduction."""
+TASK = Coord("task")
+"""The loop over tasks."""
 
 
-def balance(body: Body, var: str, total: IndexLike, shares: IndexLike, share: IndexLike) -> Body:
+def balance(body: Body, var: Coord, total: IndexLike, shares: IndexLike, share: IndexLike) -> Body:
     """Tile loop ``var`` runs over share number ``share`` of ``shares`` nearly equal parts of ``total`` tiles.
 
     The parts ``[total*s // n, total*(s+1) // n)`` partition ``[0, total)`` for any n >= 1.
@@ -45,7 +48,7 @@ def balance(body: Body, var: str, total: IndexLike, shares: IndexLike, share: In
     return rewrite(body, f)
 
 
-def clip(body: Body, loops: Collection[str], extent: Index) -> Body:
+def clip(body: Body, loops: Collection[Coord], extent: Index) -> Body:
     """Serial loops over a tile get the exact extent of the current tile: ``min(hi, extent)``."""
 
     def f(n: Node) -> Node:
@@ -54,7 +57,7 @@ def clip(body: Body, loops: Collection[str], extent: Index) -> Body:
     return rewrite(body, f)
 
 
-def flatten_loops(body: Body, outer: str) -> Body:
+def flatten_loops(body: Body, outer: Coord) -> Body:
     """The loop ``outer`` and the loop directly inside it become one where every index moves alike along both.
 
     That is ``extent(inner)`` times as much for a step of ``outer`` as for a step of the inner loop.
@@ -107,7 +110,7 @@ def unswitch(body: Body) -> Body:
 
 def task_count(body: Body) -> Index:
     """The number of tasks that ``tasks`` will make: of points in the coincident band."""
-    marks = [n for n in walk(body) if isinstance(n, Mark) and n.name == TASK]
+    marks = [n for n in walk(body) if isinstance(n, Mark) and n.name == MarkName.TASK]
     if len(marks) != 1:
         raise CodegenError(f"{len(marks)} task marks in one kernel")
     return product(x.hi for x in _band(marks[0].body)[0])
@@ -131,9 +134,9 @@ def tasks(body: Body, runs: bool = False, order: Sequence[str] = ()) -> Body:
         band.sort(key=lambda x: order.index(x.var) if x.var in order else -1)
         if runs and len(band) > 1:
             return _ranges(band, inner)
-        return (For("task", Index.of("begin"), Index.of("end"), _split(Index.of("task"), band, inner), "serial"),)
+        return (For(TASK, Index.of("begin"), Index.of("end"), _split(Index.of(TASK), band, inner), "serial"),)
 
-    return consume(body, TASK, f)
+    return consume(body, MarkName.TASK, f)
 
 
 def _band(body: Body) -> tuple[list[For], Body]:
@@ -184,16 +187,16 @@ def mark_parallel(body: Body, loops: Collection[str]) -> Body:
 
 def first_columns(nest: For, columns: Index) -> Body:
     """The nest with its column loops ended early."""
-    return rewrite((nest,), lambda n: replace(n, hi=columns) if isinstance(n, For) and n.var == "p_j" else n)
+    return rewrite((nest,), lambda n: replace(n, hi=columns) if isinstance(n, For) and n.var == COLUMN else n)
 
 
 def one_vector(nest: For, before: Index, width: int) -> Body:
     """The nest with its column loops moved to the ``width`` columns behind the first ones."""
 
     def f(n: Node) -> Node:
-        if not (isinstance(n, For) and n.var == "p_j"):
+        if not (isinstance(n, For) and n.var == COLUMN):
             return n
-        return replace(n, hi=Index.of(width), body=substitute(n.body, {"p_j": Index.of("p_j") + before}))
+        return replace(n, hi=Index.of(width), body=substitute(n.body, {COLUMN: Index.of(COLUMN) + before}))
 
     return rewrite((nest,), f)
 
@@ -204,5 +207,5 @@ def allocated(body: Body, buffer: str, dtype: str, size: Index) -> Body:
     def new(b: Body) -> Body:
         return (Alloc(buffer, dtype, size, "scratch", b),)
 
-    blocks = rewrite(body, lambda n: replace(n, body=new(n.body)) if isinstance(n, For) and n.var == "b_k" else n)
+    blocks = rewrite(body, lambda n: replace(n, body=new(n.body)) if isinstance(n, For) and n.var == BLOCK else n)
     return new(body) if blocks is body else blocks

@@ -41,12 +41,12 @@ def has_transposes(target: CpuTarget) -> bool:
 
 
 def dense_along(v: Value, var: str, width: int) -> bool:
-    """Whether ``v`` is a float32 vector load of lanes far apart that is dense along the loop ``var``."""
-    if not isinstance(v, FlatLoad) or v.dtype != "float32" or v.lanes != width or v.stride in (ZERO, ONE):
+    """Whether ``v`` is a float32 vector load of all lanes, far apart, that is dense along the loop ``var``."""
+    if not isinstance(v, FlatLoad) or v.dtype != "float32" or v.lanes != width or v.guard or v.stride in (ZERO, ONE):
         return False
     along, rest = v.address.split(var)
-    own = {var} & (rest.symbols() | v.stride.symbols() | (v.mask.symbols() if v.mask is not None else set()))
-    return along == ONE and not own
+    elsewhere = {var} & (rest.symbols() | v.stride.symbols() | (v.mask.symbols() if v.mask is not None else set()))
+    return along == ONE and not elsewhere
 
 
 def by_blocks(body: Body, var: str, width: int) -> Body:
@@ -75,9 +75,9 @@ def transpose_loads(body: Body, var: str, width: int) -> Body:
         if (copy := _copied_rows(n, width)) is not None:
             return copy
         stored = {x.buffer for x in walk(n.body) if isinstance(x, Store)}
-        found = [v for v in _unguarded(n.body) if dense_along(v, var, width) and v.buffer not in stored]
+        candidates = [v for v in _unguarded(n.body) if dense_along(v, var, width) and v.buffer not in stored]
         out: Body = (n,)
-        for k, v in enumerate(dict.fromkeys(found)):
+        for k, v in enumerate(dict.fromkeys(candidates)):
             name = f"block{k}"
             here = {v: FlatLoad(v.dtype, name, Index.of(var) * width, width)}
             replaced = map_values(out, partial(_swap, here))

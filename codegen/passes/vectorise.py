@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial, reduce
 
 from polydyn.codegen.ir import (
     Between,
@@ -38,12 +39,12 @@ from polydyn.codegen.ir import (
 )  # fmt: skip
 from polydyn.codegen.passes.announce import ANNOUNCE
 from polydyn.schedules.errors import CodegenError, Declined
-from polydyn.schedules.expr import REDUCTIONS, Const, FromIndex, Op, Value, const, neutral
-from polydyn.schedules.index import ZERO, Index, maximum, minimum
+from polydyn.schedules.expr import C_FUNCTIONS, REDUCTIONS, Const, FromIndex, Op, Value, cast, const, neutral, op
+from polydyn.schedules.index import ONE, ZERO, Atom, Index, maximum, minimum
 from polydyn.schedules.lanes import RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 
-ACCUMULATED = ("float32", "int32", "int64")
-GUARDED = ("float32", "uint8", "int8")
+ACCUMULATED = ("float32", "int32", "int64", "float16", "bfloat16")
+GUARDED = ("float32", "uint8", "int8", "float16", "bfloat16")
 """What may be loaded in some lanes only."""
 
 
@@ -68,6 +69,8 @@ class _Lanes:
     def value(self, v: Value) -> Value:
         out = map_value(v, self._part)
         for x in (v, *(x for x in walk_value(out) if lanes_of(x) > 1)):
+            if isinstance(x, Op) and x.name in C_FUNCTIONS:
+                raise _NoVectorsError(f"{x.name} is a C function of one element")
             if x.dtype not in VECTOR_DTYPES:
                 raise _NoVectorsError(f"no vectors of {x.dtype}")
         return out
@@ -79,6 +82,8 @@ class _Lanes:
                 return replace(v, address=rest)
             return replace(v, address=rest, lanes=self.width, stride=stride, mask=self.mask)
         if isinstance(v, FromIndex):
+            if lane_stride(v.index, self.var, self.start, self.width) is None:
+                return cast(self._integers(v.index), v.dtype)
             stride, rest = self.split(v.index)
             if stride != ZERO and v.dtype not in RAMP_DTYPES:
                 raise _NoVectorsError(f"no ramp of {v.dtype}")
@@ -88,6 +93,24 @@ class _Lanes:
         if isinstance(v, Op) and v.name == "where" and lanes_of(v.args[0]) > 1 and any(map(_loads, v.args[1:])):
             return _guarded(v)
         return _range(v, self.width) if isinstance(v, Op) and v.dtype == "bool" else v
+
+    def _integers(self, i: Index) -> Value:
+        """An index that is not affine in the lane, in 64-bit lanes: sums and products of extremes of such."""
+        if lane_stride(i, self.var, self.start, self.width) is not None:
+            return self._part(FromIndex("int64", i))
+        terms = []
+        for m, c in i.terms.items():
+            moving = [a for a in m if isinstance(a, Atom) and self.var in Index({(a,): 1}).symbols()]
+            rest = Index({tuple(a for a in m if a not in moving): c})
+            factors = [self._extreme(a) for a in moving]
+            factors += [self._part(FromIndex("int64", rest))] if rest != ONE or not factors else []
+            terms.append(reduce(partial(op, "mul"), factors))
+        return reduce(partial(op, "add"), terms)
+
+    def _extreme(self, a: Atom) -> Value:
+        if a.kind not in ("min", "max"):
+            raise _NoVectorsError(f"{a} is not affine in the lane of {self.var}")
+        return reduce(partial(op, a.kind), map(self._integers, a.args))
 
     def body(self, body: Body) -> Body:
         out: list[Node] = []
@@ -135,12 +158,13 @@ def _range(v: Op, width: int) -> Value:
     a, b = v.args[0], v.args[-1]
     if v.name == "and" and isinstance(a, Between) and isinstance(b, Between):
         return Between("bool", maximum(a.low, b.low), minimum(a.high, b.high), width)
-    if v.name not in ("ge", "lt") or not isinstance(a, Ramp) or a.step != 1 or a.dtype != "int64":
+    step = a.step.constant if isinstance(a, Ramp) and a.dtype == "int64" else None
+    if v.name not in ("ge", "lt") or not isinstance(a, Ramp) or step is None or step < 1:
         return v
     bound = b.index if isinstance(b, FromIndex) else Index.of(int(b.value)) if isinstance(b, Const) else None
     if bound is None:
         return v
-    first = bound - a.start
+    first = (bound - a.start).ceildiv(step)
     return Between("bool", first, Index.of(width), width) if v.name == "ge" else Between("bool", ZERO, first, width)
 
 
@@ -152,8 +176,9 @@ def _guarded(v: Op) -> Value:
         def f(x: Value) -> Value:
             if not isinstance(x, FlatLoad):
                 return x
-            if x.lanes == 1 or x.stride != 1 or x.dtype not in GUARDED:
-                raise _NoVectorsError("a guarded load of stride other than 1 cannot be speculated in vector lanes")
+            strided = x.stride != 1 and (x.stride.constant is None or x.dtype != "float32")
+            if x.lanes == 1 or strided or x.dtype not in GUARDED:
+                raise _NoVectorsError("a guarded load of that stride cannot be speculated in vector lanes")
             if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two
                 return replace(x, mask=None, guard=replace(guard, high=minimum(guard.high, x.mask)))
             return replace(x, guard=guard if x.guard is None else Op("bool", "and", (x.guard, guard)))
@@ -292,4 +317,3 @@ def _zero_outside(v: Value, zero: Collection[str]) -> bool:
     if isinstance(v, Op) and v.name == "mul":
         return all(_zero_outside(a, zero) for a in v.args)
     return (isinstance(v, FlatLoad) and v.mask is not None) or (isinstance(v, Reg) and v.name in zero)
-

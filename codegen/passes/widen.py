@@ -25,14 +25,14 @@ def multiples(rest: Index, vector: int, iterators: Collection[str]) -> Wanted | 
         moving = tuple(a for a in m if isinstance(a, Atom) or a in iterators)
         fixed = tuple(a for a in m if a not in moving)
         parts[moving] = parts.get(moving, ZERO) + Index({fixed: c})
-    wanted = []
+    requirements = []
     for p in parts.values():
         if all(c % vector == 0 for c in p.terms.values()):
             continue
         if p.constant is not None:
             return None
-        wanted.append((p, vector))
-    return tuple(dict.fromkeys(wanted))
+        requirements.append((p, vector))
+    return tuple(dict.fromkeys(requirements))
 
 
 def widen(
@@ -50,24 +50,24 @@ def widen(
 class _Widening:
     def __init__(self, var: str, lanes: int, buffers: Mapping[str, str], iterators: Collection[str]) -> None:
         self.var, self.lanes, self.buffers, self.iterators = var, lanes, buffers, iterators
-        self.wanted: dict[tuple[Index, int], None] = {}
+        self.requirements: dict[tuple[Index, int], None] = {}
         self.loads: dict[tuple[str, Index], str] = {}
         self.stores: dict[tuple[str, Index], str] = {}
 
     def build(self, body: Body) -> tuple[Body, Wanted] | None:
         if not all(isinstance(n, (Def, Set, Store)) for n in body):
             return None
-        kept = tuple(map(self._node, body))
-        if any(isinstance(n, Store) and n.buffer in self.buffers for n in kept):
+        nodes = tuple(map(self._node, body))
+        if any(isinstance(n, Store) and n.buffer in self.buffers for n in nodes):
             return None
         out: Body = (
             *(self._move("pd_ldg_wide", r, b, a, True) for (b, a), r in self.loads.items()),
-            For(self.var, ZERO, Index.of(self.lanes), kept, "unroll"),
+            For(self.var, ZERO, Index.of(self.lanes), nodes, "unroll"),
             *(self._move("pd_stg_wide", r, b, a, False) for (b, a), r in self.stores.items()),
         )
         for (b, _), r in (*self.loads.items(), *self.stores.items()):
             out = (Alloc(r, self.buffers[b], Index.of(self.lanes), "register", out),)
-        return out, tuple(self.wanted)
+        return out, tuple(self.requirements)
 
     def _move(self, function: str, register: str, buffer: str, address: Index, load: bool) -> Node:
         inside, outside = Pointer(self.buffers[buffer], register, ZERO), Pointer(self.buffers[buffer], buffer, address)
@@ -79,10 +79,10 @@ class _Widening:
         size = ITEMSIZE[self.buffers[buffer]] * self.lanes
         if stride != ONE or self.var in rest.symbols() or size % 4 or self.buffers[buffer] == "float64":
             return None
-        wanted = multiples(rest, self.lanes, self.iterators)
-        if wanted is None:
+        requirements = multiples(rest, self.lanes, self.iterators)
+        if requirements is None:
             return None
-        self.wanted |= dict.fromkeys(wanted)
+        self.requirements |= dict.fromkeys(requirements)
         return rest
 
     def _node(self, n: Node) -> Node:

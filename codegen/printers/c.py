@@ -24,10 +24,11 @@ from polydyn.codegen.ir import (
     mentions,
     node_buffers,
     walk,
+    walk_value,
 )  # fmt: skip
-from polydyn.codegen.printers.c_values import CTYPE, ValuePrinter, index_text, vector_type
+from polydyn.codegen.printers.c_values import CTYPE, CVALUE, ValuePrinter, index_text, vector_type
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import REDUCTIONS, FromIndex, Op, Value
+from polydyn.schedules.expr import C_FUNCTIONS, REDUCTIONS, FromIndex, Op, Value
 
 
 class KernelPrinter:
@@ -63,14 +64,14 @@ class KernelPrinter:
         ) + "".join(f"  const i64 {s} = sym[{i}];\n" for i, s in enumerate(self.symbols) if s in free)
         unused = "  (void)buf; (void)sym; (void)scratch; (void)begin; (void)end;\n"
         head = f"void {self.name}(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch) {{\n"
-        return "".join(self.functions.values()) + head + decl + unused + text + "}\n"
+        return _c_functions(body) + "".join(self.functions.values()) + head + decl + unused + text + "}\n"
 
     def _names(self, body: Body) -> tuple[set[str], set[str]]:
         """(buffers used but not made, symbols used but not bound) in the body; remembered for what is outlined."""
         buffers: set[str] = set()
         used: set[str] = set()
         bound: set[str] = set()
-        made: set[str] = set()
+        allocated: set[str] = set()
 
         def visit(b: Body) -> None:
             for n in b:
@@ -83,14 +84,14 @@ class KernelPrinter:
                 if isinstance(n, (For, Let)):
                     bound.add(n.var)
                 if isinstance(n, Alloc):
-                    made.add(n.buffer)
+                    allocated.add(n.buffer)
                 buffers.update(node_buffers(n))
                 used.update(mentions(n)[0])
                 for x in bodies(n):
                     visit(x)
 
         visit(body)
-        return buffers - made, used - bound
+        return buffers - allocated, used - bound
 
     def _pointer(self, buffer: str) -> str:
         const = "" if buffer in self.outputs or buffer not in self.buffers else "const "
@@ -160,12 +161,19 @@ class KernelPrinter:
         values = ValuePrinter(self.dtypes, self.inline_math, self.width)
         dtype = n.value.dtype
         if isinstance(n, Def):
-            scalar = "int" if dtype == "bool" else CTYPE[dtype]
+            scalar = "int" if dtype == "bool" else CVALUE[dtype]
             kind = scalar if n.lanes == 1 else values.prefix(n.lanes, dtype) + vector_type(dtype)[1:]
             return f"{kind} {n.reg} = {values.text(n.value, n.lanes)};"
         if isinstance(n, Set):
             return f"{n.reg} = {values.text(_combined(n.reduce, Reg(dtype, n.reg, n.lanes), n.value), n.lanes)};"
         return values.store(n)
+
+
+def _c_functions(body: Body) -> str:
+    """The C functions that a kernel calls, each once in a translation unit."""
+    values = (n.value for n in walk(body) if isinstance(n, (Store, Def, Set))) if C_FUNCTIONS else ()
+    names = dict.fromkeys(x.name for v in values for x in walk_value(v) if isinstance(x, Op) and x.name in C_FUNCTIONS)
+    return "".join(f"#ifndef PD_HAS_{n}\n#define PD_HAS_{n}\n{C_FUNCTIONS[n].strip()}\n#endif\n" for n in names)
 
 
 def _combined(reduce: str | None, old: Value, new: Value) -> Value:

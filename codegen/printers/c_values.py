@@ -20,14 +20,29 @@ from polydyn.codegen.ir import (
 )
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
+from polydyn.schedules.expr import (
+    C_FUNCTIONS,
+    FLOATS,
+    ITEMSIZE,
+    REDUCTIONS,
+    SMALL,
+    WIDENED,
+    Const,
+    FromIndex,
+    Op,
+    Value,
+)
 
 CTYPE = {
+    "float16": "f16", "bfloat16": "bf16",
     "float32": "f32", "float64": "f64", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
     "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "u8",
 }  # fmt: skip
-"""Storage types."""
-SHORT = {**CTYPE, "bool": "b"}
+"""Types of elements in memory."""
+CTYPE |= {t: t for t in SMALL}
+CVALUE = {d: CTYPE[WIDENED.get(d, d)] for d in CTYPE}
+"""Types of values."""
+SHORT = {**CVALUE, "bool": "b"}
 INLINE_MATH = ("exp", "tanh", "erf", "sigmoid")
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
@@ -37,7 +52,7 @@ OTHER_MASKS = ("int64", "uint8", "int8")
 
 def vector_type(dtype: str) -> str:
     """The C vector type of a dtype."""
-    return "vb" if dtype == "bool" else f"v{CTYPE[dtype]}"
+    return "vb" if dtype == "bool" else f"v{CVALUE[dtype]}"
 
 
 index_text = IndexText("pd_fdiv({0}, {1})", "PD_MIN({0}, {1})", "PD_MAX({0}, {1})", "(i64)PD_AT({0}, {1})")
@@ -57,7 +72,7 @@ class ValuePrinter:
         """What names of vectors of so many lanes begin with."""
         if lanes >= self.width:
             return "v"
-        if dtype != "float32":
+        if CVALUE[dtype] != "f32":
             raise CodegenError(f"no narrow vectors of {dtype}")
         return "h"
 
@@ -79,13 +94,13 @@ class ValuePrinter:
         if isinstance(v, Const):
             return _constant(v)
         if isinstance(v, Undefined):
-            return f"PD_UNDEFINED({CTYPE[v.dtype]})"
+            return f"PD_UNDEFINED({CVALUE[v.dtype]})"
         if isinstance(v, Reg):
             return v.name
         if isinstance(v, FlatLoad):
             return self._load(v)
         if isinstance(v, FromIndex):
-            return f"(({CTYPE[v.dtype]}){index_text(v.index)})"
+            return f"(({CVALUE[v.dtype]}){index_text(v.index)})"
         if isinstance(v, Ramp):
             return self._ramp(v)
         if isinstance(v, Between):
@@ -111,11 +126,14 @@ class ValuePrinter:
 
     def _load(self, v: FlatLoad) -> str:
         if v.lanes == 1:
-            return f"PD_AT({v.buffer}, {index_text(v.address)})"
+            element = f"PD_AT({v.buffer}, {index_text(v.address)})"
+            return f"pd_read_{CTYPE[v.dtype]}({element})" if v.dtype in WIDENED else element
         t, p = CTYPE[v.dtype], f"{v.buffer}, {index_text(v.address)}"
         if v.guard is not None:
             guard = self.text(v.guard, v.lanes)
-            text = f"vloadg_{t}({p}, {guard if v.mask is None else f'({guard} & vlive({index_text(v.mask)}))'})"
+            guard = guard if v.mask is None else f"({guard} & vlive({index_text(v.mask)}))"
+            apart = f", {index_text(v.stride)}" if v.stride != 1 else ""
+            text = f"vloadg{'s' if apart else ''}_{t}({p}{apart}, {guard})"
         elif v.stride != 1:
             prefix = self.prefix(v.lanes, v.dtype)
             count = index_text(v.mask) if v.mask is not None else "PD_W" if prefix == "v" else str(v.lanes)
@@ -135,9 +153,11 @@ class ValuePrinter:
         if n.reduce is not None:
             old = FlatLoad(dtype, n.buffer, n.address, n.lanes, n.stride, n.mask)
             value = Op(dtype, REDUCTIONS[n.reduce], (old, value))
+        if dtype in WIDENED and isinstance(value, Op) and value.name == "cast":
+            value = value.args[0] if value.args[0].dtype == WIDENED[dtype] else value  # the store rounds
         x = self.text(value, n.lanes)
         if n.lanes == 1:
-            x = f"({x}) != 0" if dtype == "bool" else x
+            x = f"({x}) != 0" if dtype == "bool" else f"pd_write_{CTYPE[dtype]}({x})" if dtype in WIDENED else x
             return f"PD_PUT({n.buffer}, {index_text(n.address)}, {x});"
         x = f"vbyte({x})" if dtype == "bool" else x
         t, p = CTYPE[dtype], f"{n.buffer}, {index_text(n.address)}"
@@ -155,11 +175,15 @@ class ValuePrinter:
             return self._cast(v, lanes)
         if v.name == "bitcast":
             s, pair = self.text(v.args[0], lanes), f"{CTYPE[v.args[0].dtype]}_{CTYPE[v.dtype]}"
+            if {v.dtype, v.args[0].dtype} & WIDENED.keys():
+                return self._bits(v, s, lanes)
             return f"pd_bitcast_{pair}({s})" if lanes == 1 else f"(({vector_type(v.dtype)}){s})"
         if v.name in ("where", "select"):
             return self._choice(v, lanes)
         args = [self.text(a, lanes) for a in v.args]
         source = v.args[-1].dtype
+        if v.name in C_FUNCTIONS:
+            return f"{v.name}({', '.join(args)})"
         if v.name in RELATIONS:
             if source == "bool" and lanes > 1:
                 args.reverse()  # true is -1 in lanes
@@ -173,12 +197,12 @@ class ValuePrinter:
         if v.name in INFIX or v.name == "neg":
             return _arithmetic(v.name, args, source, lanes)
         if v.name == "reciprocal":
-            return f"({'1.0f' if source == 'float32' else '1'} / {args[0]})"
+            return f"({'1.0f' if CVALUE[source] == 'f32' else '1'} / {args[0]})"
         if v.name == "div" and source in FLOATS:
             if (inverse := _exact_inverse(v.args[1])) is not None:
                 return f"({args[0]} * {self.text(inverse, lanes)})"
             return f"({args[0]} / {args[1]})"
-        suffix = vector_type(source) if lanes > 1 else CTYPE[source]
+        suffix = vector_type(source) if lanes > 1 else CVALUE[source]
         if self.inline_math and suffix == "vf32" and v.name in INLINE_MATH:
             suffix = f"inline_{suffix}"
         return f"pd_{v.name}_{suffix}({', '.join(args)})"
@@ -186,14 +210,35 @@ class ValuePrinter:
     def _cast(self, v: Op, lanes: int) -> str:
         (x,) = v.args
         s = self.text(x, lanes)
-        if v.dtype == x.dtype:
+        if v.dtype == x.dtype or v.dtype == WIDENED.get(x.dtype):
             return s
+        if v.dtype in WIDENED:
+            return self._rounded(v, s, lanes)
         if lanes == 1:
-            return f"(({s}) != 0)" if v.dtype == "bool" else f"(({CTYPE[v.dtype]})({s}))"
+            return f"(({s}) != 0)" if v.dtype == "bool" else f"(({CVALUE[v.dtype]})({s}))"
         if v.dtype == "bool":
             ne = f"({s} != 0)"
             return f"__builtin_convertvector({ne}, vi32)" if x.dtype in OTHER_MASKS else ne
         return f"__builtin_convertvector({f'-({s})' if x.dtype == 'bool' else s}, {vector_type(v.dtype)})"
+
+    def _rounded(self, v: Op, s: str, lanes: int) -> str:
+        """A value that a type of memory can hold."""
+        t, wide, source = CTYPE[v.dtype], WIDENED[v.dtype], v.args[0].dtype
+        if lanes == 1:
+            s = f"pd_odd_f32({s})" if source == "float64" and wide == "float32" else f"({CVALUE[wide]})({s})"
+
+            return f"pd_read_{t}(pd_write_{t}({s}))"
+        if CVALUE[source] != CVALUE[wide]:
+            s = f"__builtin_convertvector({f'-({s})' if source == 'bool' else s}, {vector_type(wide)})"
+        return f"vround_{t}({s})"
+
+    def _bits(self, v: Op, s: str, lanes: int) -> str:
+        """The same bits, from or to a type of memory. CodegenError: in lanes."""
+        (x,) = v.args
+        if lanes > 1:
+            raise CodegenError(f"no bits of {x.dtype} as {v.dtype} in lanes")
+        bits = f"pd_write_{CTYPE[x.dtype]}({s})" if x.dtype in WIDENED else f"({s})"
+        return f"pd_read_{CTYPE[v.dtype]}({bits})" if v.dtype in WIDENED else f"(({CTYPE[v.dtype]}){bits})"
 
     def _choice(self, v: Op, lanes: int) -> str:
         c, a, b = v.args
@@ -227,7 +272,7 @@ def _logic(name: str, args: list[str], lanes: int, source: str) -> str:
     if name == "isnan":
         return f"({args[0]} != {args[0]})"
     if name == "isinf":
-        suffix = vector_type(source) if lanes > 1 else CTYPE[source]
+        suffix = vector_type(source) if lanes > 1 else CVALUE[source]
         return f"(pd_abs_{suffix}({args[0]}) == INFINITY)"
     if name == "not":
         return f"(~{args[0]})" if lanes > 1 else f"(!{args[0]})"
@@ -242,9 +287,9 @@ def _logic(name: str, args: list[str], lanes: int, source: str) -> str:
 
 
 def _constant(v: Const) -> str:
-    if v.dtype in FLOATS:
+    if CVALUE[v.dtype] in ("f32", "f64"):
         x = float(v.value)
-        suffix = "f" if v.dtype == "float32" else ""
+        suffix = "f" if CVALUE[v.dtype] == "f32" else ""
         if math.isnan(x):
             return "NAN"
         if math.isinf(x):
@@ -256,4 +301,4 @@ def _constant(v: Const) -> str:
     n = int(v.value)
     if n == -(2**63):
         return "INT64_MIN"
-    return f"(({CTYPE[v.dtype]}){n}LL)" if v.dtype != "uint64" else f"{n}ULL"
+    return f"(({CVALUE[v.dtype]}){n}LL)" if v.dtype != "uint64" else f"{n}ULL"

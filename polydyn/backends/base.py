@@ -7,8 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
+from polydyn.errors import InputError
 from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
+from polydyn.graph.fallback import KIND as FALLBACK
 from polydyn.graph.ir import Graph
 from polydyn.lowering.place import Builder, K, Placed
 from polydyn.program.plan import Candidate, HostPlan, KernelSource
@@ -23,14 +25,21 @@ class Options:
     ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is none
     of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.search.strategies``). ``tf32``: on
     CUDA, products of float32 take tensor cores, which round their operands to 10 bits of mantissa; sums stay float32.
+    ``fallback``: "onnxruntime" leaves nodes that are not built to ONNX Runtime, each with a note and a warning; None
+    refuses them by name.
     """
 
     without: Collection[str] = frozenset()
     strategy: str = "polydyn"
     tf32: bool = False
+    fallback: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "without", check_names(self.without))
+        if self.fallback not in (None, FALLBACK):
+            raise InputError(
+                f"no fallback called {self.fallback!r}", rule="Options(fallback=...)", remedy=f"None or {FALLBACK!r}"
+            )
 
 
 @dataclass(frozen=True)

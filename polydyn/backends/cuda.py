@@ -17,9 +17,9 @@ from polydyn.gpu.targets import newest
 from polydyn.graph.ir import Graph
 from polydyn.lowering.place import Builder, Placed
 from polydyn.lowering.place_cuda import CudaBuilder, needed
-from polydyn.program.index_checks import find_offenders
+from polydyn.program.index_checks import with_index_checks
 from polydyn.program.plan import WORKSPACE, Block, Candidate, HostPlan, KernelSource
-from polydyn.program.symbols import THREADS, Condition
+from polydyn.runtime.symbols import THREADS, Condition
 from polydyn.schedules.index import Index
 from polydyn.search.outcomes import ChosenTiles
 from polydyn.search.records import Records
@@ -41,7 +41,7 @@ class Cuda(Target[CudaKernel]):
 
     def rewrite(self, graph: Graph) -> Graph:
         """As ``Target``. What looks for indices outside their axis is among the outputs too."""
-        return find_offenders(super().rewrite(graph))
+        return with_index_checks(super().rewrite(graph))
 
     def builder(self, plan: FusionPlan, records: Records | None = None) -> CudaBuilder:
         """As ``Target``."""
@@ -73,9 +73,7 @@ class Cuda(Target[CudaKernel]):
     def finish(self, plan: HostPlan) -> HostPlan:
         """The host plan with a reason for every launch that only looks for wrong indices."""
         looking = {d.launch for d in plan.device_checks if d.scanned}
-        launches = (
-            replace(x, reasons=(*x.reasons, LOOKS)) if k in looking else x for k, x in enumerate(plan.launches)
-        )
+        launches = (replace(x, reasons=(*x.reasons, LOOKS)) if k in looking else x for k, x in enumerate(plan.launches))
         return replace(plan, launches=tuple(launches))
 
 

@@ -1,6 +1,6 @@
 """The command line: the words of the Python interface, as commands."""
 
-from polydyn.cli import batch, cache, compare, records, tune
+from polydyn.cli import batch, cache, compare, dump, extract, minimise, records, tune
 from polydyn.cli.main import main
 
-__all__ = ["batch", "cache", "compare", "main", "records", "tune"]
+__all__ = ["batch", "cache", "compare", "dump", "extract", "main", "minimise", "records", "tune"]

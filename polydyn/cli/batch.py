@@ -15,7 +15,7 @@ from polydyn.errors import InputError
 from polydyn.jobs.ledger import Attempt, Ledger, folder_of, latest
 from polydyn.jobs.report import write_report
 from polydyn.jobs.run import Batch, State
-from polydyn.program.explain import text_table
+from polydyn.runtime.explain import text_table
 
 
 class Batches(click.Group):
@@ -96,7 +96,8 @@ def status(jobs: Path, as_json: bool) -> None:
 @batch.command()
 @JOBS
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The page.")
-def report(jobs: Path, output: Path) -> None:
+@as_json
+def report(jobs: Path, output: Path, as_json: bool) -> None:
     """Write the report of the last run as one HTML page."""
     ledger = _ledger(jobs)
     try:
@@ -105,7 +106,10 @@ def report(jobs: Path, output: Path) -> None:
         raise InputError(f"cannot write {output}: {e.strerror}", remedy="choose a writable folder") from e
     finally:
         ledger.close()
-    console.print(f"{output}", markup=False)
+    if as_json:
+        print_json({"output": str(output)})
+    else:
+        console.print(f"{output}", markup=False)
 
 
 def _ledger(jobs: Path) -> Ledger:

@@ -8,13 +8,15 @@ import click
 
 from polydyn.build.cache import cache_root
 from polydyn.build.eviction import KINDS, cache_limit, clear, entries
+from polydyn.cli.machine import as_json, print_json
 from polydyn.cli.main import console, main
-from polydyn.program.explain import text_table
+from polydyn.runtime.explain import text_table
 
 
 @main.command()
 @click.option("--clear", "emptied", is_flag=True, help="Remove all of it; what is needed is compiled again.")
-def cache(emptied: bool) -> None:
+@as_json
+def cache(emptied: bool, as_json: bool) -> None:
     """The cache of compiled code: its folder, its size and its entries by kind.
 
     POLYDYN_CACHE names the folder, POLYDYN_CACHE_LIMIT its largest size (as in 500M; 4G if it is not set). When that
@@ -23,7 +25,11 @@ def cache(emptied: bool) -> None:
     root, limit = cache_root(), cache_limit()
     if emptied:
         gone = clear(root)
-        console.print(f"{root}: removed {_amount(len(gone), sum(e.bytes for e in gone))}", markup=False)
+        size = sum(e.bytes for e in gone)
+        if as_json:
+            print_json({"folder": str(root), "removed": len(gone), "bytes": size})
+        else:
+            console.print(f"{root}: removed {_amount(len(gone), size)}", markup=False)
         return
     rows, now = [], time.time_ns()
     total = files = 0
@@ -33,6 +39,10 @@ def cache(emptied: bool) -> None:
         oldest = f"{(now - min(e.used for e in found)) / 86_400e9:.1f}" if found else "-"
         rows.append((kind, what, str(len(found)), f"{size / 1e6:.1f}", oldest))
         total, files = total + size, files + len(found)
+    if as_json:
+        kinds = {r[0]: {"entries": int(r[2]), "megabytes": float(r[3])} for r in rows}
+        print_json({"folder": str(root), "limit_bytes": limit, "entries": files, "bytes": total, "kinds": kinds})
+        return
     console.print(f"{root}: {_amount(files, total)}, at most {limit / 1e6:g} MB\n", markup=False)
     console.print(text_table(("kind", "", "entries", "MB", "days unused, at most"), rows), markup=False)
 

@@ -16,10 +16,10 @@ from polydyn.cli.inputs import feeds_for, named_files, sizes
 from polydyn.cli.machine import DIFFERENT, How, as_json, is_artifact, of_machine, print_json
 from polydyn.cli.main import console, main
 from polydyn.errors import InputError, UnsupportedError
-from polydyn.program.explain import text_table
-from polydyn.program.program import Program
+from polydyn.runtime.explain import text_table
+from polydyn.runtime.program import Program
 from polydyn.session.trace import launch_events, write_trace
-from polydyn.verification import TOLERANCE, check_target, verify_model
+from polydyn.verification import TOLERANCE, UNITS, check_target, verify_model
 from polydyn.verification import compare as compare_arrays
 
 SHAPES = click.option("--shape", "shapes", type=sizes, metavar="B=1,L=8", required=True, multiple=True,
@@ -59,11 +59,13 @@ RIVALS = {"onnxruntime": _onnxruntime, "openvino": _openvino}
 @SHAPES
 @click.option("--against", default="onnxruntime", show_default=True, help="Rivals, as in onnxruntime,openvino.")
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Calls of each, in turns.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the times: a .svg or .html file.")
 @as_json
 @of_machine
 def bench(
-    model: str, shapes: tuple[dict[str, int], ...], against: str, rounds: int, as_json: bool, how: How
-) -> None:
+    model: str, shapes: tuple[dict[str, int], ...], against: str, rounds: int, plot: Path | None, as_json: bool,
+    how: How,
+) -> None:  # fmt: skip
     """Time MODEL beside other runtimes at each shape, in turns, and compare the results; 3 when they differ.
 
     Medians of whole calls from Python. A difference below what the machine's own noise gives says nothing: the column
@@ -73,6 +75,8 @@ def bench(
         raise InputError(f"{model} is a saved program", rule="bench compares runtimes of one model",
                          remedy="give the .onnx file, or compare two programs with polydyn compare")  # fmt: skip
     rivals = _names(against)
+    if plot is not None and plot.suffix not in (".svg", ".html"):
+        raise click.UsageError(f"{plot} does not end in .svg or .html")
     program = how.open(model)
     calls: dict[str, Call] = {"polydyn": program.run} | {n: _rival(n, model, program.threads) for n in rivals}
     rows = []
@@ -85,6 +89,8 @@ def bench(
         row["error"] = {n: _error(results["polydyn"], r) for n, r in results.items() if n != "polydyn"}
         rows.append(row)
     worst = max((e for row in rows for e in row["error"].values()), default=0.0)
+    if plot is not None:
+        _draw(plot, Path(model).name, rows)
     if as_json:
         print_json({"model": model, "threads": program.threads, "rounds": rounds, "shapes": rows})
     else:
@@ -97,7 +103,23 @@ def bench(
         ]  # fmt: skip
         console.print(text_table(heading, table), markup=False)
         console.print(f"{program.threads} threads, medians of {rounds} calls in turns")
-    sys.exit(DIFFERENT if worst > TOLERANCE else 0)
+    sys.exit(DIFFERENT if worst > _limit(program) else 0)
+
+
+def _limit(program: Program) -> float:
+    """What results of whole programs may differ by: a few units in the last place where they have 16 bits."""
+    return max(TOLERANCE, *(8 * UNITS.get(o["dtype"], 0.0) for o in program.manifest["outputs"]))
+
+
+def _draw(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
+    """The times over the dim that varies; over the number of the shape when several do. InputError: not writable."""
+    from polydyn.explore.pictures import lines
+
+    dims = [n for n in rows[0]["shape"] if len({r["shape"].get(n) for r in rows}) > 1]
+    places = [float(r["shape"][dims[0]]) for r in rows] if len(dims) == 1 else list(map(float, range(len(rows))))
+    series = {n: {x: r["ms"][n] / 1e3 for x, r in zip(places, rows, strict=True)} for n in rows[0]["ms"]}
+    x = dims[0] if len(dims) == 1 else "number of the shape: " + "  ".join(_text(r["shape"]) for r in rows)
+    lines(series, x, "s", f"{model}: seconds of a call").save(path)
 
 
 def _names(against: str) -> list[str]:
@@ -155,9 +177,7 @@ def _text(shape: Mapping[str, int]) -> str:
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Calls of each, in turns.")
 @as_json
 @of_machine
-def compare(
-    first: str, second: str, shapes: tuple[dict[str, int], ...], rounds: int, as_json: bool, how: How
-) -> None:
+def compare(first: str, second: str, shapes: tuple[dict[str, int], ...], rounds: int, as_json: bool, how: How) -> None:
     """Two programs (artifacts or models): kernels, times and results at each shape; 3 when results differ."""
     a, b = how.open(first), how.open(second)
     facts = [_facts(first, a), _facts(second, b)]
@@ -241,13 +261,20 @@ def verify(
 @click.option("--shape", type=sizes, metavar="B=1,L=8", help="Sizes for made-up inputs, as in B=1,L=8.")
 @click.option("--input", "files", multiple=True, help="An input from a file, as in name=array.npy.")
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The trace.")
+@as_json
 @of_machine
-def trace(program: str, shape: dict[str, int] | None, files: tuple[str, ...], output: Path, how: How) -> None:
+def trace(
+    program: str, shape: dict[str, int] | None, files: tuple[str, ...], output: Path, as_json: bool, how: How
+) -> None:
     """Write the launches of a call of PROGRAM as a trace for chrome://tracing or Perfetto (medians of five calls)."""
     opened = how.open(program)
     times = opened.profile(feeds_for(opened, shape or {}, named_files(files)))
     write_trace(output, launch_events(times))
-    console.print(f"{output}: {len(times)} launches, {sum(t.nanoseconds for t in times) / 1e6:.3f} ms", markup=False)
+    spent = sum(t.nanoseconds for t in times) / 1e6
+    if as_json:
+        print_json({"output": str(output), "launches": len(times), "ms": spent})
+    else:
+        console.print(f"{output}: {len(times)} launches, {spent:.3f} ms", markup=False)
 
 
 @main.command()

@@ -16,7 +16,8 @@ from polydyn.errors import PolydynError
 
 NEEDED = ("numpy", "islpy", "onnx", "click", "rich")
 EXTRAS = {
-    "explore": ("sympy", "networkx"),
+    "fallback": ("onnxruntime",),
+    "explore": ("sympy", "networkx", "ipywidgets"),
     "jobs": ("dask", "distributed", "pyyaml"),
     "test": (
         "dask", "distributed", "pyyaml", "pytest", "pytest-xdist", "setuptools", "hypothesis", "onnxruntime",
@@ -27,6 +28,7 @@ EXTRAS = {
     "bench": ("onnxruntime", "psutil", "matplotlib", "sympy"),
     "export": ("torch", "transformers", "onnxscript"),
     "torch": ("torch", "onnxscript"),
+    "docs": ("mkdocs-material",),
     "gpu": ("pycuda",),
 }  # fmt: skip
 """Extra -> the packages that it installs, as setup.cfg has them."""

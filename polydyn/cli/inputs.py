@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.errors import InputError, ShapeError
-from polydyn.program.explain import resolve_dims
-from polydyn.program.expressions import evaluate
-from polydyn.program.program import Program, numpy_dtype
+from polydyn.runtime.explain import resolve_dims
+from polydyn.runtime.expressions import evaluate
+from polydyn.runtime.program import Program, numpy_dtype
 from polydyn.shapes.sizes import Sizes
 
 Array = npt.NDArray[Any]
@@ -36,6 +36,14 @@ def dim_sizes(text: str) -> tuple[str, Sizes]:
         return name.strip(), Sizes.parse(said)
     except ShapeError as e:
         raise click.UsageError(f"{text!r}: {e}") from None
+
+
+def named_axes(text: str) -> tuple[str, tuple[str | None, ...]]:
+    """An input and names for its axes: ``input_ids=B,L``, ``_`` for an axis without one. UsageError: another form."""
+    name, equals, axes = text.rpartition("=")
+    if not equals or not name or not all(a.strip() for a in axes.split(",")):
+        raise click.UsageError(f"{text!r} is not of the form input_ids=B,L")
+    return name.strip(), tuple(None if a.strip() == "_" else a.strip() for a in axes.split(","))
 
 
 def named_files(items: Iterable[str]) -> dict[str, Array]:

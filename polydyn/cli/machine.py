@@ -10,16 +10,20 @@ from typing import Any
 
 import click
 
-from polydyn.cli.inputs import dim_sizes
+from polydyn.cli.inputs import dim_sizes, named_axes
 from polydyn.compiler import Options
 from polydyn.compiler import compile as compile_model
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import NAMES
-from polydyn.program.program import Program, load
+from polydyn.graph.fallback import KIND as FALLBACK
+from polydyn.graph.importer import ModelLike
+from polydyn.runtime.opening import load
+from polydyn.runtime.program import Program
 from polydyn.search.strategies import STRATEGIES
 from polydyn.shapes.sizes import Sizes
 
 DIM_HELP = "Sizes of a dim; L=8:512:8 for multiples of 8, L=1:512@128,384 (or @128:0.6,384:0.4) for likely ones."
+SYMBOL_HELP = "Names for the axes of an input that the model gives sizes; _ for an axis that keeps its size."
 DIFFERENT = 3
 """Exit code of a command that did its work and found a difference or a failed job; 1 is a refusal, 2 wrong usage."""
 
@@ -34,18 +38,24 @@ class How:
     without: tuple[str, ...] = ()
     strategy: str = Options.strategy
     tf32: bool = False
+    fallback: str | None = None
     records: str | None = None
+    symbols: tuple[tuple[str, tuple[str | None, ...]], ...] = ()
 
     @property
     def options(self) -> Options:
         """What changes the program."""
-        return Options(frozenset(self.without), self.strategy, self.tf32)
+        return Options(frozenset(self.without), self.strategy, self.tf32, self.fallback)
 
     def compile(self, model: str) -> Program:
+        """The program of a model's file."""
+        return self.compile_model(model)
+
+    def compile_model(self, model: ModelLike) -> Program:
         """The program of a model."""
         return compile_model(
             model, target=self.target, dims=dict(self.dims), threads=self.threads, options=self.options,
-            records=self.records,
+            records=self.records, symbols=dict(self.symbols),
         )  # fmt: skip
 
     def open(self, path: str) -> Program:
@@ -57,10 +67,19 @@ class How:
             return self.compile(path)
         program = load(path, threads=self.threads)
         others = self.target in ("cpu", program.manifest["target"])
-        if self.dims or self.without or self.tf32 or self.records or not others or self.strategy != Options.strategy:
+        shapes = self.dims or self.symbols
+        if (
+            shapes
+            or self.without
+            or self.tf32
+            or self.fallback
+            or self.records
+            or not others
+            or self.strategy != Options.strategy
+        ):
             raise InputError(
                 f"{path} is compiled already, for {program.manifest['target']}",
-                rule="--dim, --without, --records, --strategy, --tf32 and --target are for models",
+                rule="--dim, --symbol, --without, --records, --strategy, --tf32, --fallback, --target are for models",
                 remedy="leave them out, or give the model",
             )
         return program
@@ -87,11 +106,15 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
     wrapped: Callable[..., Any] = command
     for add in (
         option("--records", help="A record file of polydyn tune, which chooses tiles."),
+        option(
+            "--fallback", type=click.Choice([FALLBACK]), help="Runs nodes that are not built, with a warning."
+        ),
         option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores, operands rounded to 10 bits."),
         option("--strategy", default=default, show_default=True, type=strategies, help="Whose searches count."),
         option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores."),
         option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:avx512, cuda:sm_80 ..."),
         option("--without", type=click.Choice(NAMES), multiple=True, help="A fusion pass to leave out, as in stitch."),
+        option("--symbol", "symbols", type=named_axes, metavar="input_ids=B,L", multiple=True, help=SYMBOL_HELP),
         option("--dim", "dims", type=dim_sizes, metavar="B=1:64", multiple=True, help=DIM_HELP),
     ):
         wrapped = add(wrapped)

@@ -19,11 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 import polydyn
+from polydyn.build.cache import write_atomically
 from polydyn.cli.doctor import findings
 from polydyn.cli.inputs import feeds_for, file_names, named_files, sizes
 from polydyn.cli.machine import How, as_json, of_machine, print_json
-from polydyn.errors import PolydynError
-from polydyn.program.explain import declared, text_table
+from polydyn.errors import InputError, PolydynError
+from polydyn.runtime.explain import Explanation, declared, text_table
+from polydyn.runtime.program import Program
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -106,10 +108,11 @@ def run(
         print_json({"outputs": shapes, "first_call_ms": milliseconds, "output_dir": output_dir})
         return
     table = Table("output", "dtype", "shape", "min", "mean", "max")
+    dtypes = {o["name"]: o["dtype"] for o in opened.manifest["outputs"]}
     for name, a in results.items():
-        wide = a.astype(np.float64)
-        numbers = [f"{x:.6g}" for x in (wide.min(), wide.mean(), wide.max())] if a.size else ["-"] * 3
-        table.add_row(name, str(a.dtype), "x".join(map(str, a.shape)) or "scalar", *numbers)
+        wide, known = a.astype(np.float64), dtypes[name] == str(a.dtype)  # else the bits of what numpy lacks
+        numbers = [f"{x:.6g}" for x in (wide.min(), wide.mean(), wide.max())] if a.size and known else ["-"] * 3
+        table.add_row(name, dtypes[name], "x".join(map(str, a.shape)) or "scalar", *numbers)
     console.print(table)
     console.print(f"first call {milliseconds:.3f} ms")
     for file in file_names(results).values() if output_dir else ():
@@ -139,10 +142,11 @@ def inspect(program: str, as_json: bool, how: How) -> None:
         "compiled for": [f"{name}: {sizes}" for name, sizes in declared(m).items()] or ["any size of every symbol"],
         "guards, checked on every call": opened.guards,
         "indices, checked on every call": [f"{c['rule']}: {c['message']}" for c in m["index_checks"]],
-        "host operators": ["none: every operator is compiled (native: 0, python: 0)"],
+        "host operators": opened.steps or ["none: every operator is compiled (native: 0, python: 0)"],
         f"launches ({len(opened.launches)} of {opened.kernel_count} kernels)": [
             f"{' | '.join(dict.fromkeys(c['kernel'] for c in x['candidates']))}  {x['label']}" for x in m["launches"]
         ],
+        **{f"launches of {name}": body.launches for name, body in opened.bodies.items()},
         "notes": list(m["notes"]),
     }
     console.print(f"{m['name'] or 'model'}: polydyn {m['polydyn']}, target {m['target']}, {m['compiler']}")
@@ -158,14 +162,27 @@ def inspect(program: str, as_json: bool, how: How) -> None:
 @click.option("--why", is_flag=True, help="Also sizes, scratch and the reason for every fused primitive.")
 @click.option("--peak", type=float, help="GFLOP/s of the machine: adds the least time of the shape.")
 @click.option("--bandwidth", type=float, help="GB/s of the machine, with --peak.")
+@click.option("--html", "page", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write one page of it: times, roofline (with --peak), memory plan, sources.")  # fmt: skip
 @as_json
 @of_machine
 def explain(
-    program: str, shape: dict[str, int], why: bool, peak: float | None, bandwidth: float | None,
+    program: str, shape: dict[str, int], why: bool, peak: float | None, bandwidth: float | None, page: Path | None,
     as_json: bool, how: How,
 ) -> None:  # fmt: skip
     """Which kernel every launch of PROGRAM uses at a shape, with its tiles, work and reasons."""
-    explained = how.open(program).explain(**shape)
+    for name, value in (("--peak", peak), ("--bandwidth", bandwidth)):
+        if value is not None and not value > 0:
+            raise click.UsageError(f"{name} is {value:g}, which no machine has")
+    if (peak is None) != (bandwidth is None):
+        raise click.UsageError("--peak and --bandwidth belong together")
+    opened = how.open(program)
+    explained = opened.explain(**shape)
+    if page is not None:
+        _write_page(page, opened, explained, shape, (peak or 0.0, bandwidth or 0.0))
+        if not as_json:
+            console.print(f"{page}: {page.stat().st_size / 1e6:.2f} MB", markup=False)
+            return
     if as_json:
         names = ("kernel", "label", "wave", "tasks", "threads", "flops", "bytes")
         rows = [{n: getattr(x, n, None) for n in names} for x in explained.launches]
@@ -175,6 +192,20 @@ def explain(
     if peak and bandwidth:
         least = sum(x.seconds(peak * 1e9, bandwidth * 1e9) for x in explained.launches)
         console.print(f"\nleast time at {peak:g} GFLOP/s and {bandwidth:g} GB/s: {least * 1e3:.3f} ms")
+
+
+def _write_page(
+    path: Path, program: Program, explained: Explanation, shape: dict[str, int], limit: tuple[float, float]
+) -> None:
+    """The page of ``explain --html``; a call is timed unless it needs a device. InputError: it cannot be written."""
+    from polydyn.explore.pictures.page import explain_page, limits
+
+    times = program.profile(feeds_for(program, shape, {})) if "cuda" not in program.manifest else None
+    hardware = limits(limit[0] * 1e9, limit[1] * 1e9, program.threads) if all(limit) else None
+    try:
+        write_atomically(path, explain_page(program, explained, times, hardware).encode())
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {e.strerror}", remedy="choose a writable folder") from e
 
 
 @main.command()

@@ -9,17 +9,13 @@ import click
 from polydyn.cli.machine import as_json, print_json
 from polydyn.cli.main import console, main
 from polydyn.errors import InputError
-from polydyn.program.explain import text_table
-from polydyn.search.records import Record, Records
+from polydyn.runtime.explain import text_table
+from polydyn.search.records import Records
 
 
 @main.group("records")
 def records() -> None:
     """The record files of ``polydyn tune``."""
-
-
-def _heading(r: Record) -> str:
-    return " ".join(f"{k}={v}" for k, v in sorted(r.group.__dict__.items()) if isinstance(v, (str, int)))
 
 
 @records.command()
@@ -43,24 +39,33 @@ def show(file: str, as_json: bool) -> None:
 @records.command()
 @click.argument("target")
 @click.argument("sources", nargs=-1, required=True)
-def merge(target: str, sources: tuple[str, ...]) -> None:
+@as_json
+def merge(target: str, sources: tuple[str, ...], as_json: bool) -> None:
     """Add all records of SOURCES to TARGET, which is made when it does not exist. Equal records count once."""
     for source in sources:
         with Records.open(source, readonly=True):
             pass  # nothing is written before all of them can be read
     with Records.open(target) as opened:
-        for source in sources:
-            console.print(f"{source}: {opened.merge(source)} new records", markup=False)
+        new = {source: opened.merge(source) for source in sources}
+    if as_json:
+        print_json({"target": target, "new": new})
+    for source, count in new.items() if not as_json else ():
+        console.print(f"{source}: {count} new records", markup=False)
 
 
 @records.command()
 @click.argument("file")
 @click.argument("copy")
-def export(file: str, copy: str) -> None:
+@as_json
+def export(file: str, copy: str, as_json: bool) -> None:
     """Write all records of FILE to a new file COPY, in an order that depends on nothing but their content."""
     with Records.open(file, readonly=True) as opened:
-        opened.export(copy)
-    console.print(f"{copy}: written", markup=False)
+        rows = opened.rows()
+        opened.export(copy, rows)
+    if as_json:
+        print_json({"copy": copy, "records": len(rows)})
+    else:
+        console.print(f"{copy}: {len(rows)} records", markup=False)
 
 
 @records.command()
@@ -68,7 +73,8 @@ def export(file: str, copy: str) -> None:
 @click.argument("copy")
 @click.option("--kind", "kinds", multiple=True, help="Keep this kind, as in search (what compiling reads).")
 @click.option("--machine", "machines", multiple=True, help="Keep the records of this machine.")
-def prune(file: str, copy: str, kinds: tuple[str, ...], machines: tuple[str, ...]) -> None:
+@as_json
+def prune(file: str, copy: str, kinds: tuple[str, ...], machines: tuple[str, ...], as_json: bool) -> None:
     """Write the records of FILE that are asked for to a new file COPY; FILE stays as it is."""
     if not kinds and not machines:
         raise InputError("nothing says what to keep", rule="records prune", remedy="give --kind or --machine")
@@ -80,4 +86,7 @@ def prune(file: str, copy: str, kinds: tuple[str, ...], machines: tuple[str, ...
             raise InputError(f"{file} has nothing of {unknown[0]}", remedy=f"it has {', '.join(sorted(known))}")
         kept = [r for r in rows if (not kinds or r.kind in kinds) and (not machines or r.hardware.name in machines)]
         opened.export(copy, kept)
-    console.print(f"{copy}: {len(kept)} of {len(rows)} records", markup=False)
+    if as_json:
+        print_json({"copy": copy, "records": len(kept), "of": len(rows)})
+    else:
+        console.print(f"{copy}: {len(kept)} of {len(rows)} records", markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,11 +11,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from polydyn.cli.machine import How, as_json, of_machine, print_json
 from polydyn.cli.main import console, main
 from polydyn.compiler import Options
-from polydyn.errors import InputError
-from polydyn.measure import TRIALS, Seen
+from polydyn.measure import TRIALS
 from polydyn.measure import Progress as State
 from polydyn.measure import tune as tune_model
-from polydyn.program.explain import text_table
+from polydyn.runtime.explain import text_table
+from polydyn.runtime.shapes_log import read_log
 
 
 @main.command()
@@ -49,7 +48,7 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, how
 
         groups = tune_model(
             model, how.records, target=how.target, dims=dict(how.dims), threads=how.threads, trials=trials, seed=seed,
-            seen=seen, options=how.options, report=report,
+            seen=seen, options=how.options, symbols=dict(how.symbols), report=report,
         )  # fmt: skip
     if as_json:
         print_json([asdict(g) for g in groups])
@@ -65,16 +64,3 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, how
     if any(g.source == "model" for g in groups):
         console.print(f"no device of {how.target} is there: an analytical model ranked the tuples", markup=False)
     console.print(f"compile with --records {how.records}{chosen}{on}", markup=False)
-
-
-def read_log(path: Path) -> list[Seen]:
-    """Shapes with counts from a JSON list of {"dims": {...}, "count": n}. InputError: another form."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return [({str(n): int(v) for n, v in x["dims"].items()}, int(x["count"])) for x in data]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        raise InputError(
-            f"{path.name} is no log of shapes ({e})",
-            rule='a JSON list of {"dims": {"B": 1, "L": 61}, "count": 12}',
-            remedy="write json.dumps(program.shapes_seen()) to it",
-        ) from e

@@ -1,11 +1,17 @@
-"""Exploring compilations in a notebook: plans as graphs, sizes as expressions, schedules to change by hand.
+"""Exploring compilations in a notebook: pictures, plans as graphs, sizes as expressions, schedules to change by hand.
+
+``polydyn.explore.pictures`` draws what the compiler has; ``%load_ext polydyn.explore`` shows trees and plans that way.
 
 ``kernel_graph``, ``to_sympy`` and ``condition`` need the extra ``polydyn[explore]`` (networkx and sympy). The
 transformations of schedules are those of ``polydyn.schedules.tree``; docs/schedules.md walks through one.
 """
 
+from polydyn.explore import pictures
+from polydyn.explore.checks import draw
+from polydyn.explore.cuda import CompiledCuda
+from polydyn.explore.display import load_ipython_extension, sliders, unload_ipython_extension
 from polydyn.explore.plans import condition, kernel_graph, symbol, to_sympy
-from polydyn.explore.schedules import Compiled, Group, draw, groups, tree
+from polydyn.explore.schedules import Compiled, Group, groups, tree
 from polydyn.schedules.interpret import interpret
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote
@@ -25,7 +31,8 @@ from polydyn.schedules.tree.names import LANE, Coord, Level
 from polydyn.schedules.tree.scheduled import Scheduled
 
 __all__ = [
-    "LANE", "Compiled", "Coord", "Group", "Launch", "Level", "Scheduled", "accumulate", "assign", "balance", "begins",
-    "carry", "clip", "condition", "distribute", "draw", "groups", "interchange", "interpret", "keep", "kernel_graph",
-    "mark", "pad", "promote", "prove", "pull_out", "refine", "regroup", "symbol", "tile", "to_sympy", "tree",
+    "LANE", "Compiled", "CompiledCuda", "Coord", "Group", "Launch", "Level", "Scheduled", "accumulate", "assign",
+    "balance", "begins", "carry", "clip", "condition", "distribute", "draw", "groups", "interchange", "interpret",
+    "keep", "kernel_graph", "load_ipython_extension", "mark", "pad", "pictures", "promote", "prove", "pull_out",
+    "refine", "regroup", "sliders", "symbol", "tile", "to_sympy", "tree", "unload_ipython_extension",
 ]  # fmt: skip

@@ -12,10 +12,10 @@ from typing import Any
 
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.fusion.plan import FusionPlan
-from polydyn.graph.ir import Guard, Tensor
+from polydyn.graph.ir import Compute, Guard, Tensor
 from polydyn.lowering.place import flops
-from polydyn.program.expressions import Expression, from_json
 from polydyn.program.plan import Buffer, HostPlan
+from polydyn.runtime.expressions import Expression, from_json
 from polydyn.schedules.expr import ITEMSIZE
 from polydyn.schedules.index import ZERO, Atom, Index, product
 
@@ -40,17 +40,17 @@ def kernel_graph(plan: FusionPlan | HostPlan, sizes: Mapping[str, int] | None = 
     graph = _package("networkx").DiGraph()
     whole = plan if isinstance(plan, HostPlan) else plan.graph
     tensors: Mapping[str, Tensor | Buffer] = plan.buffers if isinstance(plan, HostPlan) else plan.graph.tensors
-    steps = [_Step(n, "input", (), (n,)) for n in whole.inputs]
-    steps += _launches(plan) if isinstance(plan, HostPlan) else _groups(plan)
-    steps += [_Step(n, "output", (n,), ()) for n in whole.outputs if n not in whole.inputs]
+    nodes = [Step(n, "input", (), (n,)) for n in whole.inputs]
+    nodes += steps(plan)
+    nodes += [Step(n, "output", (n,), ()) for n in whole.outputs if n not in whole.inputs]
     writers: dict[str, list[str]] = {}
-    for s in steps:
+    for s in nodes:
         shapes = {n: tuple(map(at, tensors[n].shape)) for n in s.writes or s.reads}
         own = {"kind": s.kind, "shapes": shapes, "flops": at(s.flops), "bytes": at(s.bytes), "reasons": s.reasons}
         graph.add_node(s.label, **own)
         for n in s.writes:
             writers.setdefault(n, []).append(s.label)
-    for reader, n, writer in [(s.label, b, w) for s in steps for b in s.reads for w in writers.get(b, ())]:
+    for reader, n, writer in [(s.label, b, w) for s in nodes for b in s.reads for w in writers.get(b, ())]:
         known = graph.edges[writer, reader]["buffers"] if graph.has_edge(writer, reader) else {}
         carried = known | {n: at(_bytes(tensors[n]))}
         total = sum(carried.values(), at(ZERO))
@@ -58,9 +58,18 @@ def kernel_graph(plan: FusionPlan | HostPlan, sizes: Mapping[str, int] | None = 
     return graph
 
 
+APART = ": apart from "
+"""Between the reader and the tensor, in the line that says why two groups are not one (``FusionPlan.why_apart``)."""
+
+
 @dataclass(frozen=True)
-class _Step:
-    """A node of the graph, and the buffers that it reads and writes."""
+class Step:
+    """A kernel to be, or a launch: the buffers it reads and writes, its work over the model's symbols.
+
+    ``reasons``: one line for each primitive that joined, and (of a launch) what else was decided. ``apart``: one line
+    for each tensor that it reads from another one. ``alike``: equal for steps of the same form. ``primitives``: of a
+    fused group, one line each.
+    """
 
     label: str
     kind: str
@@ -69,9 +78,20 @@ class _Step:
     flops: Index = ZERO
     bytes: Index = ZERO
     reasons: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    alike: tuple[object, ...] = ()
+    primitives: tuple[str, ...] = ()
 
 
-def _launches(plan: HostPlan) -> Iterator[_Step]:
+def steps(plan: FusionPlan | HostPlan) -> list[Step]:
+    """The groups of a fusion plan, or the launches of a host plan, in order.
+
+    UnsupportedError: a host plan does not say what its launches write.
+    """
+    return list(_launches(plan) if isinstance(plan, HostPlan) else _groups(plan))
+
+
+def _launches(plan: HostPlan) -> Iterator[Step]:
     for x in plan.launches:
         if x.writes is None:
             raise UnsupportedError(
@@ -79,10 +99,12 @@ def _launches(plan: HostPlan) -> Iterator[_Step]:
                 node=x.label, remedy="draw the fusion plan",
             )  # fmt: skip
         reads = tuple(b for b in dict.fromkeys(x.buffers) if b not in x.writes)
-        yield _Step(x.label, x.kind, reads, x.writes, x.flops, x.bytes, x.reasons)
+        apart = tuple(r for r in x.reasons if APART in r)
+        alike = tuple(dict.fromkeys(c.kernel for c in x.candidates))
+        yield Step(x.label, x.kind, reads, x.writes, x.flops, x.bytes, x.reasons, apart, alike)
 
 
-def _groups(plan: FusionPlan) -> Iterator[_Step]:
+def _groups(plan: FusionPlan) -> Iterator[Step]:
     for g in plan.groups:
         made = {n.output for n in g.nodes}
         reads = tuple(dict.fromkeys(t for n in g.nodes for t in n.inputs if t not in made))
@@ -91,7 +113,17 @@ def _groups(plan: FusionPlan) -> Iterator[_Step]:
             if t in plan.windows and plan.windows[t].target not in writes:
                 writes.append(plan.windows[t].target)
         touched = sum((_bytes(plan.graph.tensors[t]) for t in (*reads, *g.outputs)), ZERO)
-        yield _Step(f"{g.kind} {g.outputs[0]}", g.kind, reads, tuple(writes), flops(plan, g), touched, g.reasons)
+        alike = (g.kind, *((n.reduce, plan.graph.tensors[n.output].shape, len(n.inputs)) for n in g.nodes))
+        yield Step(
+            f"{g.kind} {g.outputs[0]}", g.kind, reads, tuple(writes), flops(plan, g), touched, g.reasons,
+            plan.why_apart(g), alike, tuple(_primitive(plan, n) for n in g.nodes),
+        )  # fmt: skip
+
+
+def _primitive(plan: FusionPlan, n: Compute) -> str:
+    t = plan.graph.tensors[n.output]
+    how = f"{n.reduce} over {', '.join(map(str, n.reduction))}" if n.reduce else "map"
+    return f"{n.output}: {t.dtype}[{', '.join(map(str, t.shape))}], {how}, reads {', '.join(n.inputs) or 'nothing'}"
 
 
 def _bytes(t: Tensor | Buffer) -> Index:

@@ -6,6 +6,7 @@
     prove(t)                                           # or a LegalityError with a witness
     kernel = group.compile(t)                          # C text, compiled
     kernel.check(M=33, N=65), kernel.seconds(M=512, N=512)
+    group.cuda(t).check(M=33, N=65)                    # its CUDA text, where tasks and units are assigned
 
 What a group's own kernel family makes of it (packing, register tiles, uneven shares) is ``group.compiled()``; what is
 written by hand takes the plain way of ``codegen.scheduled``, in which nothing happens that the tree does not say.
@@ -29,8 +30,11 @@ from polydyn.build.cache import open_library
 from polydyn.build.compiler import build_library
 from polydyn.codegen.cpu.kernel import CpuTarget, Kernel, leaf_headers
 from polydyn.codegen.cpu.scheduled import ScheduledKernel
-from polydyn.errors import InputError, UnsupportedError
-from polydyn.explore.reference import elements, reference
+from polydyn.codegen.cuda.scheduled import ScheduledCudaKernel
+from polydyn.errors import InputError
+from polydyn.explore.checks import Checked, check_sizes, draw
+from polydyn.explore.cuda import CompiledCuda
+from polydyn.explore.reference import elements
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.dtypes import numpy_dtype
@@ -41,21 +45,17 @@ from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.pack import pack
 from polydyn.schedules import model as polyhedral
-from polydyn.schedules.expr import FLOATS, loads
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.show import show_choice, show_group
-from polydyn.schedules.solution.patterns import choose
+from polydyn.schedules.solution.patterns import Choice, choose
 from polydyn.schedules.solution.schedule import schedule_contract, schedule_nest
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.nodes import show as show_tree
 from polydyn.schedules.tree.scheduled import Scheduled, flat
 from polydyn.schedules.tree.strategies import nest, solved
 from polydyn.shapes.sizes import Dims
-
-TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
-"""Largest difference from the reference, relative to the largest element."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,19 @@ class Group:
     def __str__(self) -> str:
         return f"{self.label}\n{show_group(self.polyhedral)}"
 
+    def choice(self) -> Choice:
+        """The pattern of the schedule, its matrix, and what the unknowns were solved to."""
+        group = self.polyhedral
+        return choose(group, analyse(group, positive=False).under(context(group)))
+
     def matrix(self) -> str:
         """The schedule matrix with its ``?``, what they were solved to, and why other patterns declined."""
-        group = self.polyhedral
-        return show_choice(choose(group, analyse(group, positive=False).under(context(group))))
+        return show_choice(self.choice())
+
+    def _repr_html_(self) -> str:
+        from polydyn.explore.pictures.trees import matrix
+
+        return matrix(self.polyhedral, self.choice())._repr_html_()
 
     def start(self) -> Scheduled:
         """The solved matrix as a tree: where compositions begin.
@@ -99,7 +108,7 @@ class Group:
         return nest(group, found.band, found.phases, tiled=False)
 
     def compile(self, t: Scheduled, sizes: Mapping[str, int] | None = None, target: str = "cpu") -> Compiled:
-        """The kernel of a schedule of this group, as the tree has it.
+        """The kernel of a schedule of this group, as the tree has it, on the CPU.
 
         ``sizes``: of tiles that the schedule left as symbols. LegalityError: it does not compute the group.
         ScheduleError: it needs the passes of a kernel family. BuildError: the compiler fails.
@@ -108,6 +117,15 @@ class Group:
         processor = Cpu(target, Options()).processor
         kernel = ScheduledKernel("explored", t, processor, sizes).build()
         return Compiled(self.polyhedral, kernel, processor, target)
+
+    def cuda(self, t: Scheduled, sizes: Mapping[str, int] | None = None) -> CompiledCuda:
+        """The CUDA kernel of a schedule of this group, as the tree has it: tasks are blocks, units threads.
+
+        LegalityError: it does not compute the group. ScheduleError: it assigns no blocks and threads, or needs the
+        passes of a kernel family.
+        """
+        prove(t)
+        return CompiledCuda(self.polyhedral, ScheduledCudaKernel("explored", t, sizes).build()[-1])
 
     def compiled(self, target: str = "cpu") -> Compiled:
         """The kernel that compiling a model takes, of its default tile, to compare with."""
@@ -155,7 +173,7 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class Compiled(Checked):
     """A compiled kernel of one group. ``text``: its C; ``notes``: what its code generator decided.
 
     ``packed``: constants in the layout that this kernel wants, by array.
@@ -183,21 +201,6 @@ class Compiled:
         call()
         return {n: call.memory[n] for n, a in self.group.arrays.items() if a.role == "output"}
 
-    def check(self, seed: int = 0, **sizes: int) -> float:
-        """The largest difference from the reference on random inputs, relative to the largest element.
-
-        AssertionError would hide in a notebook: InputError when it is beyond rounding.
-        """
-        inputs = draw(self.group, sizes, seed) | dict(self.packed or {})
-        got, want = self.run(inputs, **sizes), reference(self.group, sizes, inputs)
-        worst = 0.0
-        for n, w in want.items():
-            difference = np.abs(np.asarray(got[n], np.float64) - np.asarray(w, np.float64))
-            worst = max(worst, float(np.max(difference, initial=0) / max(1e-30, float(np.max(np.abs(w), initial=0)))))
-            if not worst <= TOLERANCE.get(self.group.arrays[n].dtype, 0):
-                raise InputError(f"{n} differs from the reference by {worst:.2e}", tensor=n, rule="the reference")
-        return worst
-
     def seconds(self, repeat: int = 20, **sizes: int) -> float:
         """The median time of a launch on one thread, on random inputs that stay where they are."""
         call = self._call(draw(self.group, sizes) | dict(self.packed or {}), sizes)
@@ -211,7 +214,7 @@ class Compiled:
 
     def _call(self, inputs: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int]) -> _Call:
         """A launch of all tasks."""
-        _check_sizes(self.group, sizes)
+        check_sizes(self.group, sizes)
         memory: dict[str, npt.NDArray[Any]] = {}
         for n in self.kernel.buffers:
             a = self.group.arrays[n]
@@ -243,25 +246,3 @@ class Compiled:
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         function.restype = None
         return function
-
-
-def draw(group: polyhedral.Group, sizes: Mapping[str, int], seed: int = 0) -> dict[str, npt.NDArray[Any]]:
-    """Random inputs of a group, flat, by its names. UnsupportedError: data decide where it reads."""
-    if any(i.fetches() for s in group.statements for x in loads(s.value) for i in x.index):
-        raise UnsupportedError(f"{group.name} reads at places that data decide", rule="random inputs")
-    _check_sizes(group, sizes)
-    rng = np.random.default_rng(seed)
-    out: dict[str, npt.NDArray[Any]] = {}
-    for n, a in group.arrays.items():
-        if a.role in ("input", "constant"):
-            size, dtype = elements(group, n, sizes), numpy_dtype(a.dtype)
-            values = rng.standard_normal(size) if a.dtype in FLOATS else rng.integers(0, 8, size)
-            out[n] = values.astype(dtype)
-    return out
-
-
-def _check_sizes(group: polyhedral.Group, sizes: Mapping[str, int]) -> None:
-    """InputError: a parameter of the group has no size."""
-    missing = set(group.params) - set(sizes)
-    if missing:
-        raise InputError(f"no size is given for {min(missing)}", dim=min(missing), remedy="pass it by name")

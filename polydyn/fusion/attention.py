@@ -152,5 +152,3 @@ def _is_stored(plan: FusionPlan, g: FusedGroup) -> bool:
 
 def _shape(plan: FusionPlan, g: FusedGroup) -> tuple[Index, ...]:
     return plan.graph.tensors[g.outputs[0]].shape
-
-

@@ -29,6 +29,4 @@ def needs_guard(graph: Graph, n: Compute) -> bool:
     Register tiles evaluate every lane and share loads, so such a node cannot be part of a contraction.
     """
     ranges = dict(iterators(graph, n))
-    return any(
-        isinstance(v, Op) and v.name == "where" and not is_eager(graph, v, ranges) for v in walk(n.body)
-    )
+    return any(isinstance(v, Op) and v.name == "where" and not is_eager(graph, v, ranges) for v in walk(n.body))

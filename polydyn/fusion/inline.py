@@ -155,5 +155,3 @@ def _is_permutation(graph: Graph, n: Compute) -> bool:
         and sorted(names) == sorted(map(dim_name, range(rank)))
         and (rank == 0 or names[-1] == dim_name(rank - 1))
     )
-
-

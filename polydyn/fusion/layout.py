@@ -14,9 +14,23 @@ from dataclasses import replace
 import numpy as np
 
 from polydyn.fusion.products import has_column, is_contraction, is_windowed
-from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name
-from polydyn.schedules.expr import FLOATS, Load, Op, Value, indices, load, loads, substitute, symbols_of, transform
+from polydyn.fusion.prologue import compose
+from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, iterators
+from polydyn.schedules.expr import (
+    FLOATS,
+    Load,
+    Op,
+    Value,
+    indices,
+    load,
+    loads,
+    map_index,
+    substitute,
+    symbols_of,
+    transform,
+)  # fmt: skip
 from polydyn.schedules.index import Index
+from polydyn.schedules.ranges import simplify
 
 SUFFIX = "@last"
 MOVED = (*FLOATS, "int8", "uint8", "int32")
@@ -41,17 +55,19 @@ class _Layout:
         self.last: dict[str, str] = {}
         """Tensor -> the one that holds the same elements channels last."""
         self.nodes: list[Node] = []
+        self.readers = graph.consumers()
+        self.parts: dict[str, Compute] = {}
+        """Maps that are computed in their reader."""
         self.fixed = self._fixed()
 
     def _fixed(self) -> set[str]:
         """Tensors that keep their order: outputs, subscripts, and what one of these is computed from by element."""
-        readers = self.graph.consumers()
         bodies = [n.body for n in self.graph.nodes if isinstance(n, Compute)]
         fixed = {*self.graph.outputs, *(a.name for v in bodies for i in indices(v) for a in i.fetches())}
         for n in reversed(self.graph.nodes):
             if isinstance(n, Compute) and n.is_map and n.output in fixed:
                 same = tuple(Index.of(dim_name(a)) for a in range(len(self.graph.tensors[n.output].shape)))
-                fixed |= {x.buffer for x in loads(n.body) if x.index == same and len(readers[x.buffer]) == 1}
+                fixed |= {x.buffer for x in loads(n.body) if x.index == same and len(self.readers[x.buffer]) == 1}
         return fixed
 
     def run(self) -> Graph:
@@ -64,6 +80,10 @@ class _Layout:
         return replace(self.graph, nodes=tuple(self.nodes), tensors=self.tensors, constants=self.constants)
 
     def _compute(self, n: Compute) -> None:
+        n = self._with_parts(n)
+        if self._is_part(n):
+            self.parts[n.output] = n
+            return
         n, moves = replace(n, body=transform(n.body, self._reread)), self._moves(n)
         if not moves:
             self.nodes.append(n)
@@ -74,6 +94,31 @@ class _Layout:
         name = self._new(n.output)
         env = {dim_name(a): Index.of(dim_name(channels_last_axis(a, rank))) for a in range(rank)}
         self.nodes.append(replace(n, output=name, body=substitute(n.body, env)))
+
+    def _with_parts(self, n: Compute) -> Compute:
+        """The node with parts of other rank computed in it (groups of channels, of a norm), so that it subscripts the
+        image itself.
+        """
+        parts = [self.parts[x.buffer] for x in loads(n.body) if x.buffer in self.parts]
+        if not parts:
+            return n
+        ranges = dict(iterators(self.graph, n))
+        composed = compose(n, parts)
+        return replace(composed, body=map_index(composed.body, lambda i: simplify(i, ranges)))
+
+    def _is_part(self, n: Compute) -> bool:
+        """Whether a map of such a tensor has another rank than it, and than the one map that alone reads it, once."""
+        t = self.graph.tensors[n.output]
+        readers = self.readers[n.output]
+        if not n.is_map or self._moves(n) or n.output in self.graph.outputs or len(readers) != 1:
+            return False
+        reader = readers[0]
+        if not isinstance(reader, Compute) or not reader.is_map:
+            return False
+        rank = len(self.graph.tensors[reader.output].shape)
+        once = sum(x.buffer == n.output for x in loads(reader.body)) == 1
+        fetched = any(a.name == n.output for i in indices(reader.body) for a in i.fetches())
+        return once and not fetched and rank != len(t.shape) and any(x.buffer in self.last for x in loads(n.body))
 
     def _moves(self, n: Compute) -> bool:
         """Whether the node's result should be channels last."""

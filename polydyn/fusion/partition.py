@@ -165,4 +165,3 @@ class Partition:
             if g not in before:
                 visit(g)
         return before
-

@@ -25,6 +25,7 @@ from polydyn.schedules.expr import (
     const,
     indices,
     loads,
+    read_of,
     substitute,
     transform,
     walk,
@@ -33,6 +34,8 @@ from polydyn.schedules.expr import (
 MOST_OPERATIONS = 8
 """Of a prologue that is computed again for every tap of a window."""
 COSTLY = frozenset(("exp", "log", "tanh", "erf", "sin", "cos", "pow", "sigmoid", "sqrt", "div", "fmod", "mod"))
+SINGLE = ("float32", "float16", "bfloat16")
+"""What a prologue of a product of floats reads and makes."""
 QUANTIZED = ("float32", "uint8", "int8")
 """What a prologue of an integer product reads and makes."""
 
@@ -86,7 +89,7 @@ def _joined(
                 operand = row_operand(core, t)
                 fits = operand is not None and may_join(graph, core, operand, (*maps, *joined))
             else:
-                fits = all(is_guarded_view(m) and not is_shuffled(m) for m in maps)
+                fits = all(is_guarded_view(m) and not is_shuffled(graph, m) for m in maps)
             if fits:
                 core, joined, more = lifted(compose(core, maps)), (*maps, *joined), True
                 break
@@ -153,9 +156,14 @@ def _is_number(v: Value) -> bool:
     return isinstance(v, Const) or (isinstance(v, Load) and not any(i.symbols() for i in v.index))
 
 
-def is_shuffled(m: Compute) -> bool:
-    """Whether a subscript is not a polynomial: a copy in order serves vectors better than a read for every tap."""
-    return not all(i.is_polynomial for x in loads(m.body) for i in x.index)
+def is_shuffled(graph: Graph, m: Compute) -> bool:
+    """Whether a subscript divides an iterator: a copy in order serves vectors better than a read for every tap.
+
+    Sizes may be divided: ``d1*((W + 3) // 4) + d2`` walks an image.
+    """
+    moving = {dim_name(a) for a in range(len(graph.tensors[m.output].shape))}
+    atoms = (a for x in loads(m.body) for i in x.index for a in i.atoms() if not isinstance(a, str))
+    return any(not moving.isdisjoint(i.symbols()) for a in atoms for i in a.args)
 
 
 def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) -> bool:
@@ -169,9 +177,9 @@ def may_join(graph: Graph, n: Compute, operand: Value, maps: Sequence[Compute]) 
     if all(is_guarded_view(m) for m in maps):
         return True
     other = _other_operand(n, operand)
-    if not (isinstance(other, Load) and other.buffer in graph.constants):
+    if other is None or other.buffer not in graph.constants:
         return False
-    numbers = ("float32",) if n.body.dtype == "float32" else QUANTIZED
+    numbers = SINGLE if n.body.dtype == "float32" else QUANTIZED
     if any(x.dtype not in numbers for m in maps for x in (m.body, *loads(m.body))):
         return False
     taps = sum(is_reduction(s) for s in {s for x in loads(operand) for i in x.index for s in i.symbols()}) > 1
@@ -184,13 +192,13 @@ def row_operand(n: Compute, tensor: str) -> Value | None:
     assert isinstance(n.body, Op)
     for operand, other in (n.body.args, n.body.args[::-1]):
         if tensor in {x.buffer for x in loads(operand)}:
-            if tensor in {x.buffer for x in loads(other)} or not isinstance(other, Load):
+            if tensor in {x.buffer for x in loads(other)} or read_of(other) is None:
                 return None
             return operand if axes_of(other) - axes_of(operand) else None
     return None
 
 
-def _other_operand(n: Compute, operand: Value) -> Value | None:
+def _other_operand(n: Compute, operand: Value) -> Load | None:
     assert isinstance(n.body, Op)
     rest = [a for a in n.body.args if a is not operand]
-    return rest[0] if len(rest) == 1 else None
+    return read_of(rest[0]) if len(rest) == 1 else None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.fusion.traffic import guard_facts, may_rise
+from polydyn.fusion.traffic import may_rise
 from polydyn.graph.ir import Compute, Graph, dim_name, iterators, value_size
 from polydyn.schedules.expr import Load, Op, Value, loads, map_index, substitute, transform, walk
 from polydyn.schedules.index import product
 from polydyn.schedules.ranges import simplify
-from polydyn.shapes.prove import nonnegative
 
 MOST_OPERATIONS = 6
 """Of a value that is computed again."""
@@ -90,7 +90,7 @@ def _too_much(plan: FusionPlan, producer: Compute, readers: list[FusedGroup]) ->
                 return "its elements are subscripts"
             places = {x.index for x in loads(n.body) if x.buffer == producer.output}
             points = points + product(extents.values()) * len(places)
-        if not nonnegative(size - points, guard_facts(plan.graph.guards)):
+        if not facts_of(plan.graph.guards).nonnegative(size - points):
             return f"it would be computed {points} times for {size} elements (a broadcast, or read more than once)"
     return None
 

@@ -26,11 +26,8 @@ WIDEST = 16
 
 
 def is_tileable(graph: Graph, n: Compute) -> bool:
-    """Whether a register tile can compute the node: in vector lanes, which evaluate all branches.
-
-    Halves count: a target without them refuses the model by name.
-    """
-    return has_lanes(n.body, ("float16", "bfloat16")) and not needs_guard(graph, n)
+    """Whether a register tile can compute the node: in vector lanes, which evaluate all branches."""
+    return has_lanes(n.body) and not needs_guard(graph, n)
 
 
 # -- the passes ------------------------------------------------------------------------------------------------------

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from polydyn.fusion.facts import same_size
+from polydyn.fusion.inline import as_index
 from polydyn.fusion.products import is_contraction
 from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, iterators, reduction_name
-from polydyn.schedules.expr import Load, Value, loads, map_index, substitute, transform
+from polydyn.schedules.expr import Load, Op, Value, loads, map_index, substitute, transform
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, product
 from polydyn.schedules.model import row_major
 from polydyn.schedules.ranges import divide, simplify
@@ -118,9 +120,7 @@ def _linear(first: int, factors: Factors, name: Callable[[int], str]) -> Index:
 
 
 def _fetched(u: Node, name: str) -> bool:
-    return isinstance(u, Compute) and any(
-        a.name == name for x in loads(u.body) for i in x.index for a in i.fetches()
-    )
+    return isinstance(u, Compute) and any(a.name == name for x in loads(u.body) for i in x.index for a in i.fetches())
 
 
 def _parts_used(graph: Graph, name: str, users: list[Compute]) -> tuple[int, Factors] | None:
@@ -182,4 +182,43 @@ def _reread(graph: Graph, u: Compute, name: str, axis: int, factors: Factors) ->
             rest = simplify(rest - q * s, ranges)
         return replace(v, index=(*v.index[:axis], *parts, *v.index[axis + 1 :]))
 
-    return replace(u, body=transform(u.body, f))
+    return replace(u, body=transform(transform(u.body, f), partial(within_guard, ranges=ranges)))
+
+
+# -- guards ----------------------------------------------------------------------------------------------------------
+
+
+INSIDE = "%inside"
+"""What a guard says to be an index of something."""
+
+
+def within_guard(v: Value, ranges: Mapping[str, Index]) -> Value:
+    """A guarded value with subscripts simplified by ``0 <= x + c < n`` in its guard: only there is it evaluated."""
+    if not isinstance(v, Op) or v.name != "where":
+        return v
+    guard, then, orelse = v.args
+    for e, n in _spans(guard):
+        names = [x for x in e.symbols() if x in ranges]
+        shift = e - names[0] if len(names) == 1 else e
+        if shift.constant is None:
+            continue
+        known = {**{k: r for k, r in ranges.items() if k not in names}, INSIDE: n}
+        env, back = {names[0]: Index.of(INSIDE) - shift}, {INSIDE: e}
+        then = map_index(then, partial(_moved, env=env, known=known, back=back))
+    return replace(v, args=(guard, then, orelse))
+
+
+def _moved(i: Index, env: Mapping[str, Index], known: Mapping[str, Index], back: Mapping[str, Index]) -> Index:
+    return simplify(i.subs(env), known).subs(back)
+
+
+def _spans(guard: Value) -> list[tuple[Index, Index]]:
+    """(e, n) for ``e >= 0`` and ``e < n`` in a conjunction."""
+    parts = [guard]
+    while any(isinstance(p, Op) and p.name == "and" for p in parts):
+        parts = [a for p in parts for a in (p.args if isinstance(p, Op) and p.name == "and" else (p,))]
+    compared = [
+        (p.name, as_index(p.args[0]), as_index(p.args[1])) for p in parts if isinstance(p, Op) and len(p.args) == 2
+    ]
+    above = {e for name, e, low in compared if name == "ge" and e is not None and low == ZERO}
+    return [(e, n) for name, e, n in compared if name == "lt" and n is not None and e is not None and e in above]

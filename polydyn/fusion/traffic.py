@@ -8,14 +8,13 @@ guards. Where that is not decided the groups stay apart: both ways are right, an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 
+from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.graph.ir import Compute, Graph, Guard, iterators
-from polydyn.schedules.expr import ITEMSIZE, indices, loads
+from polydyn.graph.ir import Compute, Graph, iterators
+from polydyn.schedules.expr import ITEMSIZE, loads
 from polydyn.schedules.index import ONE, ZERO, Index, product
-from polydyn.shapes.prove import Facts, nonnegative
 
 Term = tuple[str, str]
 """(``read`` or ``write``, tensor)."""
@@ -55,7 +54,7 @@ def may_rise(
         return None
     more = sum((size_of(plan.graph, t) * n for (_, t), n in added.items()), ZERO)
     less = sum((_least(plan, before, k) * n for k, n in removed.items()), ZERO)
-    if nonnegative(less - more, guard_facts(plan.graph.guards)):
+    if facts_of(plan.graph.guards).nonnegative(less - more):
         return None
     names = ", ".join(t for _, t in sorted(added))
     return f"off-chip traffic may rise: {more} more bytes ({names}), {less} fewer"
@@ -79,54 +78,3 @@ def _visits_all(graph: Graph, n: Compute, tensor: str) -> bool:
             if all(extents.get(i) == e for i, e in moving) and len(dict(moving)) == len(moving):
                 return True
     return False
-
-
-@lru_cache(maxsize=64)
-def guard_facts(guards: tuple[Guard, ...]) -> Facts:
-    """Facts for proofs that every call is checked against: ranges of symbols, and inequalities."""
-    ranges: dict[str, tuple[int, int | None]] = {}
-    facts: list[Index] = []
-    for g in guards:
-        if g.relation != "<=":
-            continue
-        if g.left.constant is not None and g.right.is_symbol:
-            low, high = ranges.get(str(g.right), (0, None))
-            ranges[str(g.right)] = (max(low, int(g.left)), high)
-        elif g.left.is_symbol and g.right.constant is not None:
-            low, high = ranges.get(str(g.left), (0, None))
-            ranges[str(g.left)] = (low, int(g.right) if high is None else min(high, int(g.right)))
-        else:
-            facts.append(g.right - g.left)
-    return Facts(ranges, tuple(facts), {})
-
-
-def bytes_at(plan: FusionPlan, group: FusedGroup, sizes: Mapping[str, int]) -> int:
-    """Bytes that a group moves at a shape: of each tensor no more than its loads can touch."""
-    outputs = {n.output for n in group.nodes}
-    touched: Counter[str] = Counter()
-    for n in group.nodes:
-        for t, points in _touched(plan.graph, n).items():
-            if t not in outputs:
-                touched[t] += points.evaluate(sizes)
-    total = sum(size_of(plan.graph, t).evaluate(sizes) for t in group.outputs)
-    for t, points_at in touched.items():
-        tensor = plan.graph.tensors[t]
-        total += min(points_at, product(tensor.shape).evaluate(sizes)) * ITEMSIZE[tensor.dtype]
-    return total
-
-
-def _touched(graph: Graph, n: Compute) -> dict[str, Index]:
-    """For every tensor that a node reads, the number of different subscripts at which it does (at most)."""
-    extents = dict(iterators(graph, n))
-    seen: dict[str, set[tuple[Index, ...]]] = {}
-    for x in loads(n.body):
-        seen.setdefault(x.buffer, set()).add(x.index)
-    for i in indices(n.body):
-        for a in i.fetches():
-            seen.setdefault(a.name, set()).add(a.args)
-
-    def points(index: tuple[Index, ...]) -> Index:
-        used = {s for i in index for s in i.symbols()}
-        return product([ONE, *(e for x, e in extents.items() if x in used)])
-
-    return {t: sum((points(i) for i in at), ZERO) for t, at in seen.items()}

@@ -1,4 +1,4 @@
-"""Everything that touches a GPU or stands in for one: compiler, driver, emulator, hardware descriptions.
+"""What compiles for a GPU or stands in for one: compilers, emulator, hardware descriptions, timing.
 
-Nothing here is imported by a CPU program, and importing it needs neither a GPU nor pycuda.
+Importing it needs neither a GPU nor pycuda; ``polydyn.runtime.cuda`` opens devices.
 """

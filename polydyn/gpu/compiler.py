@@ -27,7 +27,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-
 @dataclass(frozen=True)
 class KernelUse:
     """What one kernel takes of a multiprocessor, from ``ptxas -v``; bytes, except registers (per thread)."""

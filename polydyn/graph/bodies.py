@@ -120,6 +120,8 @@ class Body:
 
 
 BODIES: dict[str, Callable[[Body], None]] = {}
+FUNCTIONS: dict[str, onnx.FunctionProto] = {}
+"""Functions of operators that onnx does not know (``polydyn/extend.py``)."""
 
 
 def body(*names: str) -> Callable[[Callable[[Body], None]], Callable[[Body], None]]:
@@ -135,7 +137,7 @@ def body(*names: str) -> Callable[[Callable[[Body], None]], Callable[[Body], Non
 
 def has_body(node: OnnxNode) -> bool:
     """Whether a node can be replaced by its body."""
-    return node.op in BODIES or _function_schema(node) is not None
+    return node.op in BODIES or node.op in FUNCTIONS or _function_schema(node) is not None
 
 
 def body_of(node: OnnxNode, ctx: InferContext) -> ImportedGraph:
@@ -147,7 +149,7 @@ def body_of(node: OnnxNode, ctx: InferContext) -> ImportedGraph:
         except PolydynError as e:
             raise e if e.node else type(e)(str(e), node=f"{node.name} ({node.op})") from e
         return written.graph()
-    return read_function(_function(node, ctx), node)
+    return read_function(FUNCTIONS.get(node.op) or _function(node, ctx), node)
 
 
 def split_name(op: str) -> tuple[str, str]:

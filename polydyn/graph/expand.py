@@ -6,45 +6,82 @@ primitive reads one as data, or it is an output of the model, a Compute over ``F
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from typing import Any
 
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.check import STUMBLES, unfit
+from polydyn.graph.dynamic import Symbols, prove_symbols, with_free_targets, with_symbols
 from polydyn.graph.importer import ModelLike, load_model
-from polydyn.graph.ir import Compute, Concat, Dim, Graph, Guard, IndexBound, Node, Tensor, dim_name, reduction_name
-from polydyn.graph.operators import registry
+from polydyn.graph.inner import Inner, captured_by
+from polydyn.graph.ir import (
+    Compute,
+    Concat,
+    Dim,
+    Graph,
+    Guard,
+    HostStep,
+    IndexBound,
+    Node,
+    Tensor,
+    dim_name,
+    reduction_name,
+)
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.graph.positions import Positions
-from polydyn.graph.propagate import propagate
-from polydyn.graph.typed import Typed
-from polydyn.graph.verify import verify_graph
+from polydyn.graph.propagate import propagate, rules
+from polydyn.graph.spell import spell
+from polydyn.graph.typed import Key, Typed, step_key
+from polydyn.graph.verify import free_symbols, verify_graph
 from polydyn.schedules.expr import (
-    INTEGERS,
     Array,
-    FromIndex,
     Load,
     Value,
-    const,
     indices,
     load,
     map_index,
-    op,
     transform,
 )
-from polydyn.schedules.index import ONE, Index, fetch, product
+from polydyn.schedules.index import ONE, Index, fetch, minimum, product
 from polydyn.schedules.ranges import Ranges, upper_bound
 from polydyn.shapes.sizes import Dims
 
 
-def import_model(model: ModelLike, dims: Dims | None = None) -> Graph:
-    """ONNX to a verified Graph of primitives with symbolic shapes.
+def import_model(model: ModelLike, dims: Dims | None = None, symbols: Symbols | None = None) -> Graph:
+    """ONNX to a verified Graph of primitives with symbolic shapes, of one part.
 
-    ``dims``: what is known of dynamic dims by name, (low, high) or ``Sizes``; checked on every call.
+    ``dims``: what is known of dynamic dims by name, (low, high) or ``Sizes``; checked on every call. ``symbols``: names
+    for axes of inputs that the model gives a size (``polydyn/graph/dynamic.py``).
     Raises ModelError, UnsupportedError or ShapeError, each naming node and tensor.
     """
-    graph = expand(propagate(load_model(model), dims))
-    verify_graph(graph)
+    graph = import_parts(model, dims, symbols)
+    if graph.steps:
+        step = graph.steps[0]
+        raise UnsupportedError(
+            f"{step.origin} needs a step of the host ({step.kind}) between two parts of the program", node=step.origin,
+            rule="one part", remedy="polydyn.compile has programs of several parts, on the CPU",
+        )  # fmt: skip
+    return graph
+
+
+def import_parts(
+    model: ModelLike, dims: Dims | None = None, symbols: Symbols | None = None, general: bool = False,
+    fallback: bool = False,
+) -> Graph:  # fmt: skip
+    """As ``import_model``, of any number of parts: a graph with steps is verified part by part (``graph/cut.py``).
+
+    ``general``: sizes that may be equal or 1 are not taken to be equal (``Graph.guessed``). ``fallback``: nodes that
+    are not built become steps that run them elsewhere (``graph/fallback.py``).
+    """
+    read = load_model(model)
+    if symbols:
+        read = with_symbols(with_free_targets(propagate(read)), symbols)
+    typed = propagate(read, dims, general=general, fallback=fallback)
+    prove_symbols(typed, symbols or {})
+    graph = expand(typed)
+    if not graph.steps:
+        verify_graph(graph)
     return graph
 
 
@@ -70,6 +107,7 @@ class _Builder:
         self.current: OnnxNode | None = None
         self.count = 0
         self.bounds: list[IndexBound] = []
+        self.steps: dict[Key, HostStep] = dict(typed.asked.steps)
 
     # -- ExpandContext -------------------------------------------------------------------------------------------
 
@@ -108,7 +146,7 @@ class _Builder:
         reduction = tuple(map(self.facts.canonical, reduction))
         ranges = {dim_name(i): e for i, e in enumerate(shape)}
         ranges |= {reduction_name(i): e for i, e in enumerate(reduction)}
-        body, wraps = self._resolve(body)
+        body, wraps = self._resolve(self._repeated(body, ranges))
         for position, n in wraps:
             self._inside(position, n, ranges)
         body = map_index(body, lambda i: self.facts.simplify(self.facts.canonical(i), ranges))
@@ -189,6 +227,46 @@ class _Builder:
         self._inside(found, size, ranges)
         return found
 
+    def ask(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        names: Sequence[str],
+        dims: Sequence[Dim] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> tuple[Dim, ...]:
+        """The sizes that the shape rule of the node asked for."""
+        key = step_key(self._at(), kind, inputs, dims, settings)
+        return tuple(map(self.facts.canonical, self.steps[key].symbols))
+
+    def made(
+        self, kind: str, inputs: Sequence[str], types: Sequence[tuple[str | None, str, tuple[Dim, ...]]],
+        dims: Sequence[Dim] = (), settings: Mapping[str, Any] | None = None, more: Mapping[str, Any] | None = None,
+        bodies: Sequence[str] = (),
+    ) -> tuple[str, ...]:  # fmt: skip
+        """Tensors that a step makes."""
+        node = self._at()
+        key = step_key(node, kind, inputs, dims, settings)
+        names = tuple(name or self._fresh() for name, _, _ in types)
+        given = tuple(sorted((settings or {}).items()))
+        level = max(self.typed.asked.level(inputs), self.facts.level(*dims))
+        step = self.steps.get(key) or HostStep(kind, tuple(inputs), tuple(dims), given, level=level, origin=node.name)
+        if step.outputs:  # another node asked for the same
+            for name, before in zip(names, step.outputs, strict=True):
+                self.alias(name, before)
+            return step.outputs
+        inside = tuple((role, expand(self.inner(role).typed)) for role in bodies)
+        given = (*step.settings, *(more or {}).items())
+        self.steps[key] = replace(step, outputs=names, dims=tuple(dims), settings=given, bodies=inside)
+        for name, (_, dtype, shape) in zip(names, types, strict=True):
+            self.tensors[name] = Tensor(name, dtype, tuple(map(self.facts.canonical, shape)))
+        return names
+
+    def inner(self, role: str) -> Inner:
+        """A body of the node."""
+        found: Inner = self.typed.asked.inner[self._at().name, role]
+        return found
+
     def new_constant(self, array: Array, hint: str) -> str:
         """Adds a constant."""
         name = self._fresh(hint)
@@ -203,7 +281,7 @@ class _Builder:
             return
         self.current = node
         try:
-            registry.OPERATORS[node.op].expand(node, self)
+            rules(node).expand(node, self)
         except PolydynError as e:
             if e.node is not None:
                 raise
@@ -214,8 +292,39 @@ class _Builder:
             if o and o not in self.tensors and o not in self.aliases and self.typed.value(o) is None and self._read(o):
                 raise UnsupportedError(f"{node.op} does not compute its output {o}", node=node.name, tensor=o)
 
+    def _repeated(self, body: Value, ranges: Ranges) -> Value:
+        """Where an axis is as long as a common size, the only element of a shorter operand is read again and again."""
+        common = {self.facts.canonical(m) for m, _ in self.facts.common.values()}
+        moving = {Index.of(v) for v, extent in ranges.items() if extent in common}
+        if not moving:
+            return body
+
+        def again(i: Index, dim: Dim, extent: Dim) -> Index:
+            return i if dim == extent or i not in moving else minimum(i, dim - 1)
+
+        def f(v: Value) -> Value:
+            if not isinstance(v, Load):
+                return v
+            shape = self.tensor(v.buffer).shape
+            places = [again(i, d, ranges.get(str(i), d)) for i, d in zip(v.index, shape, strict=True)]
+            return Load(v.dtype, v.buffer, tuple(places))
+
+        return transform(body, f)
+
+    def _common_steps(self) -> Iterator[HostStep]:
+        """Common sizes of two: the host finds them before anything runs."""
+        for (a, b), (m, why) in self.facts.common.items():
+            pair = (self.facts.canonical(a), self.facts.canonical(b))
+            yield HostStep("common", (), pair, (("why", why),), (), (str(m),), level=-1, origin=why.partition(" ")[0])
+
+    def _at(self) -> OnnxNode:
+        if self.current is None:
+            raise PolydynError("a step of the host outside a node")
+        return self.current
+
     def _read(self, name: str) -> bool:
-        return name in self.typed.graph.outputs or any(name in n.inputs for n in self.typed.nodes)
+        nodes = self.typed.nodes
+        return name in self.typed.graph.outputs or any(name in (*n.inputs, *captured_by(n)) for n in nodes)
 
     def _fresh(self, hint: str = "") -> str:
         base = hint or (self.current.name if self.current else "t")
@@ -276,23 +385,55 @@ class _Builder:
         outputs = self.typed.graph.outputs
         for o in dict.fromkeys(outputs):
             self._output(o)
-        needed, kept = set(outputs), []
-        for n in reversed(self.nodes):
-            if n.output in needed:
-                kept.append(n)
-                needed.update(n.inputs)
+        steps = [self._finished(s) for s in (*self._common_steps(), *self.steps.values())]
+        guards = tuple(Guard(g.left, g.relation, g.right, g.message) for g in self.facts.guards())
+        needed, kept, steps = self._needed(outputs, guards, steps)
         inputs = tuple(x.name for x in self.typed.graph.inputs)
-        nodes = tuple(reversed(kept))
         tensors = {t: self.tensors[t] for t in (*inputs, *self.tensors) if t in needed or t in inputs}
         return Graph(
             name=self.typed.graph.name, inputs=inputs, outputs=outputs,
             tensors={n: Tensor(n, t.dtype, tuple(map(self.facts.canonical, t.shape))) for n, t in tensors.items()},
-            constants={n: a for n, a in self.constants.items() if n in needed}, nodes=nodes,
+            constants={n: a for n, a in self.constants.items() if n in needed}, nodes=tuple(kept),
             sources=self.typed.sources,
-            guards=tuple(Guard(g.left, g.relation, g.right, g.message) for g in self.facts.guards()),
+            guards=guards,
             notes=tuple(dict.fromkeys(self.facts.notes)),
             bounds=tuple(map(self._canonical, self.bounds)),
+            steps=tuple(steps),
+            guessed=tuple(self.facts.guessed),
+            metadata=self.typed.graph.metadata,
         )  # fmt: skip
+
+    def _finished(self, step: HostStep) -> HostStep:
+        """A step whose inputs exist, under the names that they have in the end."""
+        for x in filter(None, step.inputs):
+            self._ensure(self.aliases.get(x, x))
+        inputs = tuple(self.aliases.get(x, x) for x in step.inputs)
+        return replace(step, inputs=inputs, dims=tuple(map(self.facts.canonical, step.dims)))
+
+    def _needed(
+        self, outputs: Sequence[str], guards: Sequence[Guard], steps: Sequence[HostStep]
+    ) -> tuple[set[str], list[Node], list[HostStep]]:
+        """The names of all that the outputs and guards need: tensors and late sizes; nodes and steps in order."""
+        needed = set(outputs) | {s for g in guards for s in g.left.symbols() | g.right.symbols()}
+        kept: dict[int, Node] = {}
+        found: list[HostStep] = []
+        while True:
+            for k in reversed(range(len(self.nodes))):
+                n = self.nodes[k]
+                if n.output in needed and k not in kept:
+                    kept[k] = n
+                    shape = self.tensors[n.output].shape
+                    needed |= {*n.inputs, *free_symbols(n), *(s for d in shape for s in self._canonical_symbols(d))}
+            more = [s for s in steps if s not in found and needed & {*s.outputs, *s.symbols}]
+            if not more:
+                return needed, [kept[k] for k in sorted(kept)], [s for s in steps if s in found]
+            found += more
+            needed |= {x for s in more for x in (*s.inputs, *s.outputs) if x}
+            needed |= {x for s in more for d in s.dims for x in d.symbols()}
+            needed |= {x for s in more for o in s.outputs if o for d in self.tensors[o].shape for x in d.symbols()}
+
+    def _canonical_symbols(self, d: Dim) -> frozenset[str]:
+        return self.facts.canonical(d).symbols()
 
     def _canonical(self, b: IndexBound) -> IndexBound:
         of = self.facts.canonical
@@ -316,44 +457,3 @@ class _Builder:
         t = self.tensors[source]
         here = tuple(Index.of(dim_name(i)) for i in range(len(t.shape)))
         self.compute(t.shape, load(source, here, t.dtype), output=output)
-
-
-def spell(value: Array, dtype: str) -> Value:
-    """The body of a Compute that writes shape arithmetic: one Dim, a progression, or a choice by position."""
-    if value.ndim == 0:
-        return _scalar(value.item(), dtype)
-    position: Index = Index.of(0)
-    for axis, size in enumerate(value.shape):
-        position = position * size + dim_name(axis)
-    dims = list(value.flat)
-    if len(dims) > FEW and dtype in INTEGERS:
-        step = dims[1] - dims[0]
-        if all(b - a == step for a, b in pairwise(dims)):
-            return FromIndex(dtype, dims[0] + position * step)
-    return _choice([_scalar(x, dtype) for x in dims] or [const(0, dtype)], 0, FromIndex("int64", position))
-
-
-FEW = 8
-"""So many elements are told apart one by one; more by halves, since expressions may not be nested a thousand deep."""
-
-
-def _choice(flat: list[Value], first: int, position: Value) -> Value:
-    """The element at a position, ``flat`` being those from ``first`` on."""
-    if len(flat) > FEW and any(x != flat[0] for x in flat):
-        half = len(flat) // 2
-        low, high = _choice(flat[:half], first, position), _choice(flat[half:], first + half, position)
-        return low if low == high else op("where", op("lt", position, const(first + half, "int64")), low, high)
-    body = flat[-1]
-    for i in range(len(flat) - 2, -1, -1):
-        if flat[i] != body:
-            body = op("where", op("eq", position, const(first + i, "int64")), flat[i], body)
-    return body
-
-
-def _scalar(x: Index, dtype: str) -> Value:
-    c = x.constant
-    if c is not None:
-        return const(c, dtype)
-    if dtype == "bool":
-        return op("ne", FromIndex("int64", x), const(0, "int64"))
-    return FromIndex(dtype, x)

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from polydyn.errors import ModelError, UnsupportedError
 from polydyn.graph.check import check_names, check_node, check_text
-from polydyn.graph.dtypes import numpy_dtype, onnx_dtype
+from polydyn.graph.dtypes import PACKED, numpy_dtype, onnx_dtype, unpacked
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import Array
 
@@ -45,6 +45,18 @@ class ImportedGraph:
     constants: Mapping[str, Array]
     proto: onnx.GraphProto | None = field(default=None, compare=False, repr=False)
     """A graph inside a node as ONNX wrote it, while its names are those of the file."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Of a model, what it says of itself (``metadata_of``)."""
+
+
+def metadata_of(model: onnx.ModelProto) -> dict[str, Any]:
+    """What a model says of itself, by ONNX Runtime's names; ``version`` is the largest int64 where it has none."""
+    return {
+        "custom_metadata_map": {p.key: p.value for p in model.metadata_props},
+        "description": model.doc_string, "domain": model.domain, "graph_description": model.graph.doc_string,
+        "graph_name": model.graph.name, "producer_name": model.producer_name,
+        "version": model.model_version if model.HasField("model_version") else 2**63 - 1,
+    }  # fmt: skip
 
 
 def load_model(model: ModelLike) -> ImportedGraph:
@@ -68,7 +80,7 @@ def load_model(model: ModelLike) -> ImportedGraph:
     graph = reader.graph(proto.graph, ())
     if not graph.outputs:
         raise ModelError("the graph has no outputs", remedy="mark at least one tensor as an output of the model")
-    return graph
+    return replace(graph, metadata=metadata_of(proto))
 
 
 def read_function(function: onnx.FunctionProto, node: OnnxNode) -> ImportedGraph:
@@ -221,7 +233,7 @@ class _Reader:
         if proto.sparse_initializer:
             name = proto.sparse_initializer[0].values.name
             raise UnsupportedError("sparse initializers are not supported", tensor=name)
-        inputs = tuple(_input(v) for v in proto.input if v.name not in constants)
+        inputs = tuple(_input(v, inside=bool(outer)) for v in proto.input if v.name not in constants)
         nodes: list[OnnxNode] = []
         defined = {"", *outer, *constants, *(i.name for i in inputs)}
         for position, n in enumerate(proto.node):
@@ -262,6 +274,8 @@ class _Reader:
             value = onnx.helper.get_attribute_value(a)
             if isinstance(value, bytes):
                 return value.decode()
+            if a.type == onnx.AttributeProto.STRINGS:
+                return tuple(x.decode() for x in value)
         except ValueError as e:  # no type, a reference outside a function, bytes that are no text
             raise ModelError(f"the attribute {a.name} cannot be read: {e}", node=node, remedy="export it again") from e
         return tuple(value) if not isinstance(value, (int, float, str)) and isinstance(value, Iterable) else value
@@ -274,6 +288,8 @@ class _Reader:
                 raise ValueError("a size is negative")
             if t.data_location == onnx.TensorProto.EXTERNAL:
                 return self.external(t, dtype, shape)
+            if t.HasField("raw_data") and dtype.name in PACKED:
+                return unpacked(np.frombuffer(t.raw_data, np.uint8), dtype, shape)
             if t.HasField("raw_data"):
                 return np.frombuffer(t.raw_data, dtype.newbyteorder("<") if dtype.kind != "V" else dtype).reshape(shape)
             return np.asarray(onnx.numpy_helper.to_array(t)).reshape(shape)
@@ -297,22 +313,28 @@ class _Reader:
                 f"the data file {info.get('location')} of constant {t.name} is not beside the model",
                 tensor=t.name, remedy="keep the data files in the folder of the model",
             )  # fmt: skip
-        count = math.prod(shape)
-        length = int(info.get("length", count * dtype.itemsize))
-        if length != count * dtype.itemsize:
+        count, bits = math.prod(shape), PACKED.get(dtype.name, 8 * dtype.itemsize)
+        size = -(-count * bits // 8)
+        length = int(info.get("length", size))
+        if length != size:
             raise ValueError(f"the data file holds {length} bytes of it")
         if count == 0:
             return np.zeros(shape, dtype)
         offset = int(info.get("offset", 0))
+        if bits < 8:
+            return unpacked(np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=(size,)), dtype, shape)
         return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))).reshape(shape)
 
 
-def _input(v: onnx.ValueInfoProto) -> ModelInput:
+def _input(v: onnx.ValueInfoProto, inside: bool) -> ModelInput:
+    """``inside``: of a body, whose node says what it is fed."""
+    if inside and not v.type.HasField("tensor_type"):
+        return ModelInput(v.name, "", None)
     if not v.type.HasField("tensor_type"):
         kind = v.type.WhichOneof("value") or "nothing"
         raise UnsupportedError(f"input {v.name} is a {kind}, not a tensor", tensor=v.name)
     t = v.type.tensor_type
-    dtype = onnx_dtype(t.elem_type, tensor=v.name)
+    dtype = onnx_dtype(t.elem_type, tensor=v.name) if t.elem_type or not inside else ""
     if not t.HasField("shape"):
         return ModelInput(v.name, dtype, None)
     dims: list[int | str | None] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from polydyn.schedules.expr import Array, Load, Value, indices, loads, walk
 from polydyn.schedules.index import ZERO, Index
@@ -61,9 +62,7 @@ class Compute:
     @property
     def is_view(self) -> bool:
         """True when it only renames elements: one load, no fetched subscripts, no reduction, no change of dtype."""
-        return (
-            self.reduce is None and isinstance(self.body, Load) and not any(i.fetches() for i in self.body.index)
-        )
+        return self.reduce is None and isinstance(self.body, Load) and not any(i.fetches() for i in self.body.index)
 
     @property
     def is_map(self) -> bool:
@@ -87,6 +86,32 @@ class Concat:
 
 
 Node = Compute | Concat
+
+
+def size_input(symbol: str) -> str:
+    """The input that brings a size to a part or a body: a vector of so many bytes, which nobody reads."""
+    return f"size of {symbol}"
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """What the host does between two parts of a program (docs/adr/0027-parts.md).
+
+    ``kind``: a key of ``polydyn.runtime.host_steps.STEPS``, a function of the arrays ``inputs`` (tensor names, ``""``
+    for absent ones), the sizes ``dims`` and ``settings`` (JSON values by name). It gives the tensors ``outputs``
+    (``""``: nobody asks) and, for each of ``symbols``, a size. ``bodies``: the models that it runs, by name.
+    ``level``: of the part before it; it is done no earlier. ``origin``: the ONNX node.
+    """
+
+    kind: str
+    inputs: tuple[str, ...]
+    dims: tuple[Dim, ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
+    outputs: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
+    bodies: tuple[tuple[str, Any], ...] = field(default=(), compare=False, repr=False)
+    level: int = 0
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,7 +162,9 @@ class Graph:
 
     ``inputs``/``outputs``: tensor names in the model's order. ``constants``: arrays by tensor name.
     ``sources``: where each symbol comes from (exactly one each). ``guards``: facts assumed, to be checked per call.
-    ``bounds``: tensors whose elements are used as subscripts.
+    ``bounds``: tensors whose elements are used as subscripts. ``steps``: what the host does in between; a graph
+    that has some is cut into parts that have none (``graph/cut.py``) before anything else happens to it.
+    ``guessed``: pairs of sizes that are taken to be equal, where one of them might be 1.
     """
 
     name: str
@@ -150,6 +177,10 @@ class Graph:
     guards: tuple[Guard, ...] = ()
     notes: tuple[str, ...] = field(default=())
     bounds: tuple[IndexBound, ...] = ()
+    steps: tuple[HostStep, ...] = ()
+    guessed: tuple[tuple[Dim, Dim], ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What the model says of itself, for those who ask a program: plain data."""
 
     def producer(self) -> dict[str, Node]:
         """Tensor name -> the node that computes it."""

@@ -20,12 +20,15 @@ from typing import Any
 from polydyn.errors import ModelError, PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.bodies import body_of, has_body
 from polydyn.graph.check import STUMBLES, check_node, check_types, unfit
+from polydyn.graph.fallback import FALLBACK, fallback_note
 from polydyn.graph.importer import ImportedGraph, ModelInput, renamed
+from polydyn.graph.inner import Inner, Types, captured_by, enter
 from polydyn.graph.ir import SymbolSource
 from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import Inferred, OnnxNode
+from polydyn.graph.sequences import without_sequences
 from polydyn.graph.shape_values import infer_value
-from polydyn.graph.typed import Asking, Typed
+from polydyn.graph.typed import Asked, Asking, Typed
 from polydyn.schedules.index import Index
 from polydyn.shapes.context import ShapeContext, Undecided
 from polydyn.shapes.sizes import Dims
@@ -40,16 +43,28 @@ def load_operators() -> Mapping[str, registry.Operator]:
     return registry.OPERATORS
 
 
-def propagate(graph: ImportedGraph, dims: Dims | None = None) -> Typed:
-    """Infers the shape of every tensor. UnsupportedError lists all operators that are not built, by name."""
+def propagate(
+    graph: ImportedGraph, dims: Dims | None = None, values: Mapping[str, Inferred] | None = None, general: bool = False,
+    fallback: bool = False,
+) -> Typed:  # fmt: skip
+    """Infers the shape of every tensor. UnsupportedError lists all operators that are not built, by name.
+
+    ``values``: shape arithmetic that comes in from around a body, over the names of its inputs' dims. ``general``: two
+    sizes that may be equal or 1 are not taken to be equal. ``fallback``: what is not built is left to another runtime.
+    """
+    graph = without_sequences(graph)
+    if fallback:
+        graph = replace(graph, nodes=tuple(map(_left_to_others, graph.nodes)))
     check_supported(graph.nodes)
-    facts = ShapeContext(dims)
+    facts = ShapeContext(dims, general)
     inferred: dict[str, Inferred] = {}
     sources = _init_inputs(graph.inputs, facts, inferred)
     facts.check_dims()
-    worker = _Worklist(graph, facts, inferred)
+    inferred.update(values or {})
+    worker = _Worklist(graph, facts, inferred, fallback)
     worker.run()
-    return Typed(graph, tuple(worker.nodes), facts, inferred, worker.constants, sources)
+    facts.notes += [fallback_note(n) for n in worker.nodes if n.fallback]
+    return replace(worker.view, nodes=tuple(worker.nodes), sources=sources)
 
 
 def check_supported(nodes: tuple[OnnxNode, ...]) -> None:
@@ -60,7 +75,7 @@ def check_supported(nodes: tuple[OnnxNode, ...]) -> None:
     known = load_operators()
     missing: dict[str, str] = {}
     for n in nodes:
-        if n.op not in known and n.op != "If" and not has_body(n):
+        if not _is_built(n, known) and not n.fallback:
             missing.setdefault(n.op, n.name)
     if missing:
         names = ", ".join(f"{op} (node {node})" for op, node in sorted(missing.items()))
@@ -69,7 +84,22 @@ def check_supported(nodes: tuple[OnnxNode, ...]) -> None:
             node=next(iter(missing.values())), remedy="add the operators under polydyn/graph/operators",
         )  # fmt: skip
     for n in nodes:
-        check_node(n)
+        if not n.fallback:
+            check_node(n)
+
+
+def _is_built(node: OnnxNode, known: Mapping[str, registry.Operator]) -> bool:
+    return node.op in known or has_body(node)
+
+
+def _left_to_others(node: OnnxNode) -> OnnxNode:
+    """A node of an operator that is not built is marked."""
+    return node if _is_built(node, load_operators()) else replace(node, fallback="the operator is not built")
+
+
+def rules(node: OnnxNode) -> registry.Operator:
+    """The shape rule and the expansion of a node."""
+    return FALLBACK if node.fallback else registry.OPERATORS[node.op]
 
 
 def _init_inputs(
@@ -121,13 +151,15 @@ name gets an underscore."""
 class _Worklist:
     """Algorithm 1: nodes whose inputs are known wait in a queue; results make successors eligible."""
 
-    def __init__(self, graph: ImportedGraph, facts: ShapeContext, inferred: dict[str, Inferred]) -> None:
-        self.facts, self.inferred = facts, inferred
+    def __init__(
+        self, graph: ImportedGraph, facts: ShapeContext, inferred: dict[str, Inferred], fallback: bool = False
+    ) -> None:
+        self.facts, self.inferred, self.fallback = facts, inferred, fallback
         self.nodes = list(graph.nodes)
         self.constants = dict(graph.constants)
         for name, array in self.constants.items():
             inferred[name] = Inferred(str(array.dtype), tuple(map(Index.of, array.shape)))
-        self.view = Typed(graph, (), facts, inferred, self.constants, ())
+        self.view = Typed(graph, (), facts, inferred, self.constants, (), Asked(enter=self.enter))
         self.consumers: dict[str, list[OnnxNode]] = {}
         self.processed: dict[str, tuple[int, object]] = {}
         self.queue: deque[OnnxNode] = deque()
@@ -147,6 +179,10 @@ class _Worklist:
             self.visit(node, assume=True)
         self.demand_sizes()
 
+    def enter(self, body: ImportedGraph, types: Types) -> Inner:
+        """The shapes inside a body of a node."""
+        return enter(body, types, self.view, lambda graph, values: propagate(graph, None, values))
+
     def demand_sizes(self) -> None:
         """No call makes a size negative: a guard where that is not proven, also for tensors that fusion removes."""
         for node in self.nodes:
@@ -158,13 +194,13 @@ class _Worklist:
     def add(self, nodes: list[OnnxNode]) -> None:
         """Makes nodes known and queues the eligible ones."""
         for n in nodes:
-            for x in dict.fromkeys(n.inputs):
+            for x in dict.fromkeys((*n.inputs, *captured_by(n))):
                 self.consumers.setdefault(x, []).append(n)
         self.queue.extend(n for n in nodes if self.eligible(n))
 
     def eligible(self, node: OnnxNode) -> bool:
         """CheckNodeStatus: every input has a type."""
-        return all(x in self.inferred for x in node.inputs if x)
+        return all(x in self.inferred for x in (*node.inputs, *captured_by(node)) if x)
 
     def requeue(self) -> bool:
         """Queues what new facts may change: parked nodes, and nodes whose inputs look different now."""
@@ -186,7 +222,7 @@ class _Worklist:
     def looks(self, node: OnnxNode) -> object:
         """The node's inputs as its rule sees them."""
         out: list[object] = []
-        for x in node.inputs:
+        for x in (*node.inputs, *captured_by(node)):
             if x and x not in self.constants:
                 value = self.view.elements(x)
                 out.append((self.view.tensor(x), None if value is None else tuple(value.flat)))
@@ -194,21 +230,24 @@ class _Worklist:
 
     def visit(self, node: OnnxNode, assume: bool) -> None:
         """ComputeSymShape, then the successors."""
-        if node.op == "If":
-            self.decide(node, assume)
+        if node.op == "If" and self.decide(node, assume):
             return
         looks = self.looks(node)
         ask = Asking(node, self.view, assume)
-        check_types(node, {x: self.inferred[x].dtype for x in node.inputs if x})
+        if not node.fallback:
+            check_types(node, {x: self.inferred[x].dtype for x in node.inputs if x})
         try:
-            if node.op not in registry.OPERATORS:
+            if node.op not in registry.OPERATORS and not node.fallback:
                 self.splice(node, body_of(node, ask))
                 return
-            results = registry.OPERATORS[node.op].infer(node, ask)
+            results = rules(node).infer(node, ask)
         except Undecided:
             self.parked[node.name] = (node, self.facts.version)
             return
         except PolydynError as e:
+            if self.fallback and not node.fallback and isinstance(e, UnsupportedError):
+                self.leave_to_others(node, e)
+                return
             raise _named(e, node) from e
         except STUMBLES as e:
             raise unfit(node, e) from e
@@ -218,6 +257,14 @@ class _Worklist:
         for position, (name, result) in enumerate(zip(node.outputs, results, strict=False)):
             if name:
                 self.record(node, name, self.with_value(node, result) if position == 0 else result)
+
+    def leave_to_others(self, node: OnnxNode, why: UnsupportedError) -> None:
+        """A node that its rule refuses is one of another runtime from here on."""
+        other = replace(node, fallback=str(why).split("\n")[0])
+        self.nodes[self.nodes.index(node)] = other
+        for readers in self.consumers.values():
+            readers[:] = [other if n is node else n for n in readers]
+        self.queue.append(other)
 
     def with_value(self, node: OnnxNode, result: Inferred) -> Inferred:
         """Adds shape arithmetic that the operator's own rule does not know about."""
@@ -233,6 +280,8 @@ class _Worklist:
     def record(self, node: OnnxNode, name: str, result: Inferred) -> None:
         """Stores a result and queues consumers that became eligible."""
         shape = tuple(map(self.facts.canonical, result.shape))
+        asked = self.view.asked
+        asked.levels[name] = max(asked.level((*node.inputs, *captured_by(node), name)), self.facts.level(*result.shape))
         for axis, d in enumerate(shape):
             if self.facts.nonnegative(-d - 1):
                 raise ShapeError(f"{name} has the size {d} along axis {axis}", node=node.name, tensor=name, dim=str(d))
@@ -241,23 +290,14 @@ class _Worklist:
             if c.name not in self.processed and c not in self.queue and self.eligible(c):
                 self.queue.append(c)
 
-    def decide(self, node: OnnxNode, assume: bool) -> None:
-        """An If waits until its condition is known; a condition on data never is."""
-        name = node.inputs[0]
-        condition, value = self.view.constant(name), self.view.value(name)
+    def decide(self, node: OnnxNode, assume: bool) -> bool:
+        """An If waits until its condition is known; then it is one of its branches. False: every call decides it."""
+        condition = self.view.constant(node.inputs[0])
         if condition is not None:
             self.splice(node, node.attribute("then_branch" if condition.reshape(-1)[0] else "else_branch"))
         elif not assume:
             self.parked[node.name] = (node, self.facts.version)
-        elif value is not None:
-            question = f"the condition {name} of If is {value.item()}: no fact says whether that is 0 or 1"
-            remedy = "give ranges of the dims that decide it, or export the model without control flow"
-            raise Asking(node, self.view, assume).undecided(question, (value.item(),), remedy)
-        else:
-            raise UnsupportedError(
-                "If is supported only where its condition follows from the model and its shapes", node=node.name,
-                tensor=name, remedy="export the model without control flow",
-            )  # fmt: skip
+        return condition is not None or not assume
 
     def splice(self, node: OnnxNode, branch: object) -> None:
         """A node is replaced by the nodes of a graph: an If by those of one branch, others by what they stand for."""
@@ -279,6 +319,8 @@ class _Worklist:
             for i, (inside, outside) in enumerate(zip(branch.outputs, node.outputs, strict=True))
             if outside and inside != outside
         ]
+        if self.fallback:
+            nodes = list(map(_left_to_others, nodes))
         check_supported(tuple(nodes))
         at = self.nodes.index(node)
         self.nodes[at : at + 1] = nodes

@@ -46,11 +46,36 @@ def sizes(node: OnnxNode, ctx: InferContext | ExpandContext, position: int, attr
     if value is None and known is not None and (known == known.astype(np.int64)).all():
         return tuple(Index.of(int(x)) for x in known.reshape(-1))  # whole numbers of a float dtype, or very many
     if value is None:
-        raise UnsupportedError(
-            f"{attribute} of {node.op} is not arithmetic on the sizes of the inputs", node=node.name,
-            tensor=node.inputs[position], remedy="sizes that depend on data are not supported",
-        )  # fmt: skip
+        return data_sizes(node, ctx, node.inputs[position], attribute)
     return tuple(value.reshape(-1))
+
+
+def is_data(node: OnnxNode, ctx: InferContext | ExpandContext, position: int) -> bool:
+    """Whether an input is there and neither constant nor arithmetic on sizes."""
+    name = node.inputs[position] if position < len(node.inputs) else ""
+    return bool(name) and ctx.constant(name) is None and ctx.value(name) is None
+
+
+def data_count(node: OnnxNode, ctx: InferContext | ExpandContext, name: str, attribute: str) -> int:
+    """How many integers a tensor has that the host reads. UnsupportedError: not known, too many, or no numbers."""
+    t = ctx.tensor(name)
+    count = product(t.shape).constant
+    if t.dtype == "bool" or count is None or count > MOST_READ:
+        raise UnsupportedError(
+            f"{attribute} of {node.op} is data of type {t.dtype}{list(map(str, t.shape))}", node=node.name, tensor=name,
+            rule=f"the host reads at most {MOST_READ} integers, and knows how many", remedy="export it as a constant",
+        )  # fmt: skip
+    return count
+
+
+def data_sizes(node: OnnxNode, ctx: InferContext | ExpandContext, name: str, attribute: str) -> tuple[Dim, ...]:
+    """The elements of a tensor as sizes that data decide."""
+    names = [f"{attribute}{k}" for k in range(data_count(node, ctx, name, attribute))]
+    return ctx.ask("sizes", (name,), names, settings={"tensor": name})
+
+
+MOST_READ = 64
+"""So many integers of a tensor may decide sizes."""
 
 
 def reshape_subscripts(source: Sequence[Dim], target: Sequence[Dim], at: Sequence[Index]) -> tuple[Index, ...]:

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from polydyn.errors import ShapeError, UnsupportedError
+from polydyn.errors import ModelError, ShapeError
 from polydyn.graph.importer import ImportedGraph
-from polydyn.graph.ir import SymbolSource, Tensor
+from polydyn.graph.ir import Dim, HostStep, SymbolSource, Tensor
 from polydyn.graph.operators.registry import Inferred, OnnxNode
 from polydyn.graph.shape_values import as_constant, dims_only, elements
 from polydyn.schedules.expr import Array
 from polydyn.schedules.index import Index
 from polydyn.shapes.context import ShapeContext, Undecided
+
+Key = tuple[Any, ...]
+"""What one step of the host is told from others by."""
+
+
+def step_key(
+    node: OnnxNode, kind: str, inputs: Sequence[str], dims: Sequence[Dim], settings: Mapping[str, Any] | None
+) -> Key:
+    """Steps that give equal sizes have equal keys; sizes that come in may change their form, so they say the node."""
+    given = settings or {}
+    return (kind, tuple(inputs), tuple(sorted(given.items())), node.name if dims and "node" not in given else "")
+
+
+@dataclass
+class Asked:
+    """The host's steps that shape rules asked for, by key; from which part on a tensor is there; bodies of nodes."""
+
+    steps: dict[Key, HostStep] = field(default_factory=dict)
+    levels: dict[str, int] = field(default_factory=dict)
+    enter: Callable[[ImportedGraph, Any], Any] | None = None
+    """Shapes inside a body (``graph/inner.py``)."""
+    inner: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """Node and role of a body -> its ``Inner``."""
+
+    def level(self, names: Sequence[str]) -> int:
+        """The highest level of tensors."""
+        return max((self.levels.get(x, 0) for x in names if x), default=0)
 
 
 @dataclass(frozen=True)
@@ -25,6 +53,7 @@ class Typed:
     inferred: Mapping[str, Inferred]
     constants: Mapping[str, Array]
     sources: tuple[SymbolSource, ...]
+    asked: Asked = field(default_factory=Asked)
 
     def tensor(self, name: str) -> Tensor:
         """Type and canonical shape of a tensor."""
@@ -109,13 +138,48 @@ class Asking:
         """The node with its operator."""
         return f"{self.node.name} ({self.node.op})"
 
-    def fresh(self, hint: str) -> Index:
-        """A size that only the data decides: not supported yet, so it is refused here by name."""
-        raise UnsupportedError(
-            f"{self.node.op} has an output whose size depends on the data ({hint})", node=self.node.name,
-            remedy="sizes must follow from the sizes of the inputs",
-        )  # fmt: skip
+    def ask(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        names: Sequence[str],
+        dims: Sequence[Dim] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> tuple[Dim, ...]:
+        """Symbols for sizes that data decide. Undecided: facts may still arrive that say them."""
+        facts, asked = self.known.facts, self.known.asked
+        key = step_key(self.node, kind, inputs, dims, settings)
+        if key not in asked.steps:
+            if not self.assume:
+                raise Undecided(f"{self.place} has sizes that data decide", rule=kind)
+            level = max(asked.level(inputs), facts.level(*dims))
+            symbols = tuple(str(facts.fresh(size_name(self.node, n), level + 1)) for n in names)
+            given = tuple(sorted((settings or {}).items()))
+            asked.steps[key] = HostStep(
+                kind, tuple(inputs), tuple(dims), given, symbols=symbols, level=level, origin=self.node.name
+            )  # fmt: skip
+        return tuple(map(facts.canonical, asked.steps[key].symbols))
+
+    def inside(self, role: str, types: Sequence[tuple[str, Sequence[Dim | None]]]) -> Any:
+        """The body that is the attribute ``role``, for inputs of these types: an ``Inner``. Undecided: not yet."""
+        body, asked = self.node.attribute(role), self.known.asked
+        if not isinstance(body, ImportedGraph) or len(body.inputs) != len(types) or asked.enter is None:
+            raise ModelError(f"{role} is no graph with {len(types)} inputs", node=self.node.name, rule=self.node.op)
+        if not self.assume:
+            raise Undecided(f"{self.place} has a body", rule=role)
+        found = asked.inner[self.node.name, role] = asked.enter(body, types)
+        return found
+
+    def promise(self, a: Index, b: Index, why: str) -> None:
+        """Learns what holds by construction."""
+        self.known.facts.promise(a, b, self.because(why))
 
     def because(self, why: str) -> str:
         """The reason with the node's name, once."""
         return why if self.node.name in why else f"{self.place}: {why}"
+
+
+def size_name(node: OnnxNode, name: str) -> str:
+    """What a size that data decide is called."""
+    place = "".join(c if c.isalnum() or c in "._" else "_" for c in node.name).lstrip("_0123456789.") or node.op
+    return f"{place}.{name}"

@@ -47,7 +47,7 @@ def arguments_of(said: Any) -> Any:
     from polydyn.shapes.sizes import Sizes
 
     dims = {n: Sizes(**s) for n, s in said["dims"].items()}
-    return Arguments(said["target"], dims, Options(**said["options"]), said["records"])
+    return Arguments(said["target"], dims, Options(**said["options"]), said["records"], said["symbols"])
 
 
 def compile_step(said: Any) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def tune_step(said: Any) -> dict[str, Any]:
     groups = polydyn.tune(
         said["model"], said["shard"], target=arguments.target, dims=arguments.dims, threads=said["threads"],
         options=arguments.options, trials=said["tune"]["trials"], seed=said["tune"]["seed"],
-        seen=[(dict(dims), count) for dims, count in said["tune"]["shapes"]],
+        seen=[(dict(dims), count) for dims, count in said["tune"]["shapes"]], symbols=arguments.symbols,
     )  # fmt: skip
     sources = sorted({g.source for g in groups})
     return {"groups": len(groups), "measured": sum(g.measured for g in groups), "sources": sources}

@@ -61,7 +61,7 @@ def timeline(attempts: Sequence[Attempt], began: float) -> str:
         label = html.escape(a.job if len(a.job) <= 44 else f"…{a.job[-43:]}")
         title = html.escape(f"{a.job}: {a.outcome}, {(a.ended or a.began) - a.began:.1f} s, attempt {a.number}")
         rows.append(
-            f'<g><title>{title}</title><text x=0 y={k * ROW + 13}>{label}</text>'
+            f"<g><title>{title}</title><text x=0 y={k * ROW + 13}>{label}</text>"
             f"<rect{kind} x={left:.1f} y={k * ROW + 3} width={wide:.1f} height={ROW - 6} rx=2 /></g>"
         )
     axis = len(shown) * ROW + 14

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import glob
 import itertools
-import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from polydyn.compiler import Options
-from polydyn.errors import PolydynError, ShapeError
+from polydyn.errors import InputError, PolydynError, ShapeError
 from polydyn.jobs.text import Entry, read_text
 from polydyn.measure import TRIALS, Seen
 from polydyn.program_cache import Arguments
+from polydyn.runtime.shapes_log import read_log
 from polydyn.search.strategies import STRATEGIES
 from polydyn.shapes.sizes import Sizes, SizesLike, sizes_by_name
 
@@ -26,10 +25,12 @@ KEYS = {
     "output": "the artifact to write; {name}, {target} and other keys stand for their values",
     "target": "cpu, cpu:avx512, cuda:sm_80 ...",
     "dims": 'sizes of dims: {B: "1:64"}, {B: [1, 64]} or {B: {low: 1, high: 64, multiple: 8, likely: [8]}}',
+    "symbols": "makes a static export dynamic: {input_ids: [B, L]}; null for an axis that stays",
     "threads": "of every call",
     "without": "fusion passes to leave out",
     "strategy": "whose searches in the records count",
     "tf32": "on CUDA, float32 products on tensor cores",
+    "fallback": "onnxruntime: nodes that are not built run there",
     "records": "a record file; {name} and so on as in output",
     "tune": "true, or {trials: 64, seed: 0, shapes: log.json}: tune into the records first",
     "timeout": "seconds that an attempt may take",
@@ -119,7 +120,8 @@ def _job(folder: Path, row: Entry, said: Mapping[str, Entry], model: Path) -> Jo
     if not output and not tune:
         raise row.refusal("the job writes nothing", "add output: a.polydyn, or tune: true with records")
     options = read.options()
-    arguments = Arguments(read("target", _text, "cpu"), read("dims", _dims, {}), options, records)
+    symbols = read("symbols", _axes, {})
+    arguments = Arguments(read("target", _text, "cpu"), read("dims", _dims, {}), options, records, symbols)
     return Job(
         f"{row.file}:{row.line}", model, output, arguments, read("threads", _count, None), tune,
         read("timeout", _seconds, None), read("memory", _bytes, None), read("retries", _whole, RETRIES),
@@ -144,14 +146,14 @@ class _Reader:
     def options(self) -> Options:
         """Compiler options. InputError: an unknown pass or strategy."""
         without, tf32 = self("without", _texts, ()), self("tf32", _bool, False)
-        strategy = self("strategy", _text, Options.strategy)
+        strategy, fallback = self("strategy", _text, Options.strategy), self("fallback", _text, None)
         if strategy not in STRATEGIES:
             raise self.said["strategy"].refusal(f"there is no strategy {strategy!r}", ", ".join(sorted(STRATEGIES)))
         try:
-            return Options(without, strategy, tf32)
+            return Options(without, strategy, tf32, fallback)
         except PolydynError as e:
-            first = str(e).partition("\n")[0]
-            raise self.said["without"].refusal(first, e.remedy or KEYS["without"]) from e
+            first, key = str(e).partition("\n")[0], "fallback" if "fallback" in (e.rule or "") else "without"
+            raise self.said[key].refusal(first, e.remedy or KEYS[key]) from e
 
 
 def _check_keys(entry: Entry, keys: Any) -> None:
@@ -262,6 +264,16 @@ def _dims(entry: Entry) -> dict[str, Sizes]:
     return sizes_by_name(out)
 
 
+def _axes(entry: Entry) -> dict[str, list[str | None]]:
+    out: dict[str, list[str | None]] = {}
+    for name, e in _mapping(entry).items():
+        axes = e.plain()
+        if not isinstance(axes, list) or not all(a is None or isinstance(a, str) for a in axes):
+            raise e.refusal(f"symbols.{name} is {axes!r}", KEYS["symbols"])
+        out[name] = axes
+    return out
+
+
 def _tuning(folder: Path, entry: Entry) -> Tuning | None:
     if isinstance(entry.value, bool):
         return Tuning() if entry.value else None
@@ -275,12 +287,7 @@ def _tuning(folder: Path, entry: Entry) -> Tuning | None:
 
 
 def _shapes(path: Path, entry: Entry) -> tuple[tuple[tuple[tuple[str, int], ...], int], ...]:
-    """The log of ``Program.save_shapes``."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(
-            (tuple(sorted((str(n), int(v)) for n, v in x["dims"].items())), int(x["count"])) for x in rows
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-        what = f"{os.path.basename(path)} is no log of shapes ({e})"
-        raise entry.refusal(what, "write it with Program.save_shapes") from e
+        return tuple((tuple(sorted(dims.items())), count) for dims, count in read_log(path))
+    except InputError as e:
+        raise entry.refusal(str(e).partition("\n")[0], e.remedy or "") from e

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from polydyn.codegen.cpu.attention import FIRST_ROW, ROW_STRIDE
+from polydyn.codegen.cpu.attention import ROW_STRIDE
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.collapse import collapse_reduction
 from polydyn.lowering.contract import epilogue_values
@@ -17,10 +17,15 @@ from polydyn.lowering.flatten import FlatNode, flatten, map_addresses
 from polydyn.lowering.group import Canonical, LoweredGroup
 from polydyn.lowering.nest import NestBuilder
 from polydyn.lowering.output import output_array
-from polydyn.schedules.expr import Const, Load, Op, Value, loads, symbols_of
+from polydyn.schedules.expr import WIDENED, Const, Load, Op, Value, cast, loads, symbols_of, transform
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.model import Array, Group, Statement
 from polydyn.schedules.tiling import AttentionParts, Roles
+from polydyn.schedules.tree.attention import SCORES, VALUES
+from polydyn.schedules.tree.strategies import ACC, DONE, FIRST_ROW, INIT
+
+HELD = ("scores", "weights")
+"""The arrays of the current rows."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,11 @@ class AttentionGroup:
     parts: AttentionParts
 
 
-def lower_attention(plan: FusionPlan, group: FusedGroup) -> AttentionGroup | None:
-    """The lowered attention, or None when its parts do not line up (they are then kernels of their own)."""
+def lower_attention(plan: FusionPlan, group: FusedGroup, wide: bool = False) -> AttentionGroup | None:
+    """The lowered attention, or None when its parts do not line up (they are then kernels of their own).
+
+    ``wide``: the rows of a block are float32 whatever the tensors are, as the CPU computes them.
+    """
     scores, rows, values = group.parts
     score_nodes = tuple(_renamed(flatten(plan, scores, n), {f"i{_rank(plan, scores) - 1}": "j"}) for n in scores.nodes)
     axes = [x for x, _ in score_nodes[0].shared if x != "j"]
@@ -45,7 +53,7 @@ def lower_attention(plan: FusionPlan, group: FusedGroup) -> AttentionGroup | Non
     if not _separable(first, axes[-1], "j") or not _separable(last, axes[-1], "d") or not first.reduction:
         return None
     builder = _Builder(plan, group, axes)
-    return builder.build((first, *score_nodes[1:]), row_nodes, value_nodes)
+    return builder.build((first, *score_nodes[1:]), row_nodes, value_nodes, wide)
 
 
 def _rank(plan: FusionPlan, g: FusedGroup) -> int:
@@ -94,27 +102,33 @@ class _Builder:
         self.row = Index.of(axes[-1])
 
     def build(
-        self, scores: tuple[FlatNode, ...], rows: tuple[FlatNode, ...], values: tuple[FlatNode, ...]
+        self,
+        scores: tuple[FlatNode, ...],
+        rows: tuple[FlatNode, ...],
+        values: tuple[FlatNode, ...],
+        wide: bool,
     ) -> AttentionGroup:
         """All statements over one set of arrays and parameters."""
         s, r, v = self.group.parts
         length = self.names.extent(dict(scores[0].shared)["j"])
         extent = self.names.extent(dict(scores[0].shared)[self.axes[-1]])
-        for name in ("scores", "weights"):
+        for name in HELD:
             stride = Index.of(ROW_STRIDE)
             self.names.arrays[name] = Array(
                 name, "float32", (extent, length), "rows", (stride, ONE), -(Index.of(FIRST_ROW) * stride)
             )
         held: dict[str, tuple[str, tuple[Index, ...]]] = {}
-        first = self._contraction(scores, held, s.outputs, "scores")
+        first = self._contraction(SCORES, scores, held, s.outputs, "scores")
         held = {s.outputs[0]: ("scores", (self.row,))}
         middle = self._stitch(rows, held, r.outputs)
         held = {r.outputs[0]: ("weights", (self.row,))}
-        last = self._contraction(values, held, v.outputs, None)
+        last = self._contraction(VALUES, values, held, v.outputs, None)
+        if wide:
+            first, middle, last = (tuple(map(_wide_rows, x)) for x in (first, middle, last))
         parts = [Group(n, tuple(self.names.params), dict(self.names.arrays), x) for n, x in
                  (("scores", first), ("rows", middle), ("values", last))]  # fmt: skip
         lowered = LoweredGroup(
-            self.names.group((*_labelled(first, "A_"), *middle, *_labelled(last, "B_"))),
+            self.names.group((*first, *middle, *last)),
             self.names.buffers,
             self.names.params,
         )
@@ -135,6 +149,7 @@ class _Builder:
 
     def _contraction(
         self,
+        label: str,
         nodes: tuple[FlatNode, ...],
         held: dict[str, tuple[str, tuple[Index, ...]]],
         outputs: tuple[str, ...],
@@ -147,8 +162,8 @@ class _Builder:
         at = tuple(Index.of(x) for x, _ in iters)
         acc = names.local(core.dtype, tuple(e for _, e in iters))
         out = [
-            Statement("INIT", iters, acc, at, Const(core.dtype, 0.0), None, "init"),
-            Statement("ACC", (*iters, *red), acc, at, names.value(core.body, own, held), core.reduce, "backbone"),
+            Statement(label + INIT, iters, acc, at, Const(core.dtype, 0.0), None, "init"),
+            Statement(label + ACC, (*iters, *red), acc, at, names.value(core.body, own, held), core.reduce, "backbone"),
         ]
         made = epilogue_values(names, nodes, own, Load(core.dtype, acc, at))
         for k, t in enumerate(outputs):
@@ -156,7 +171,7 @@ class _Builder:
                 array, index = output_array(names, next(n for n in nodes if n.output == t), iters)
             else:
                 array, index = into, (self.row, Index.of("j"))
-            out.append(Statement(f"DONE{k}", iters, array, index, made[t], None, "epilogue"))
+            out.append(Statement(f"{label}{DONE}{k}", iters, array, index, made[t], None, "epilogue"))
         return tuple(out)
 
     def _stitch(
@@ -183,5 +198,16 @@ class _RowBuilder(NestBuilder):
         self.append(iters, "weights", (self.row, Index.of(iters[-1][0])), value)
 
 
-def _labelled(statements: tuple[Statement, ...], label: str) -> tuple[Statement, ...]:
-    return tuple(replace(s, name=label + s.name) for s in statements)
+def _wide_rows(s: Statement) -> Statement:
+    """The statement where the current rows are float32, whatever the tensors are; values are rounded as theirs."""
+
+    def f(v: Value) -> Value:
+        if isinstance(v, Load) and v.buffer in HELD and v.dtype in WIDENED:
+            return Op(v.dtype, "cast", (replace(v, dtype=WIDENED[v.dtype]),))
+        if isinstance(v, Op) and v.name == "cast" and isinstance(v.args[0], Op) and v.args[0].name == "cast":
+            (x,) = v.args[0].args
+            return x if isinstance(x, Load) and x.buffer in HELD and x.dtype == v.dtype else v
+        return v
+
+    value = transform(s.value, f)
+    return replace(s, value=cast(value, WIDENED.get(value.dtype, value.dtype)) if s.array in HELD else value)

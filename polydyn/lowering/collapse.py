@@ -75,6 +75,17 @@ def _atom_mergeable(a: Atom, x: Axis, y: Axis) -> bool:
     return all(mergeable(i, x, y) for i in a.args)
 
 
+def in_order(axes: tuple[Axis, ...], address: Index) -> tuple[Axis, ...]:
+    """Axes from the greatest stride of an address to the least."""
+    return tuple(sorted(axes, key=lambda a: _steepness(address.split(a[0])[0]), reverse=True))
+
+
+def _steepness(stride: Index) -> tuple[int, int]:
+    """Strides in order of size, as far as symbols tell: degree first."""
+    degree = max((len(m) for m in stride.terms), default=0)
+    return degree, sum(abs(c) for m, c in stride.terms.items() if len(m) == degree)
+
+
 def split_divided(nodes: tuple[FlatNode, ...]) -> tuple[FlatNode, ...]:
     """An iterator that the first node uses as ``x // n`` becomes two, ``x = n*outer + inner``, in all nodes.
 

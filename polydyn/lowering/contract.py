@@ -15,10 +15,11 @@ from polydyn.lowering.group import Canonical, LoweredGroup, Pack
 from polydyn.lowering.output import output_array
 from polydyn.lowering.pairs import in_pairs
 from polydyn.lowering.pixels import as_matrix_product, needs_promotion
-from polydyn.schedules.expr import ITEMSIZE, Load, Op, Value, children, indices, loads, neutral, transform
+from polydyn.schedules.expr import ITEMSIZE, Load, Op, Value, children, indices, loads, neutral, read_of, transform
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.strategies import ACC, DONE, INIT
 
 DOT_COLUMNS, DOT_STEPS = 10, 32
 """Up to so many columns, and from so many reduction steps on, vectors run along the reduction."""
@@ -56,6 +57,14 @@ def lower_contract(
         found = _lower_pixels(plan, group, width)
         if found is not None or group.prologue or is_windowed(first):
             return found
+    if promotion and _widens(first):
+        dot = _lower_matrix(plan, group, width, along_k)
+        return dot if dot and dot.dot else _lower_pixels(plan, group, width) or dot
+    return _lower_matrix(plan, group, width, along_k)
+
+
+def _lower_matrix(plan: FusionPlan, group: FusedGroup, width: int, along_k: Collection[str]) -> ContractGroup | None:
+    """The form of a product whose operands are loads at affine addresses."""
     nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
     core = collapse_reduction(nodes[0])
     if not core.reduction or any(n.inner for n in nodes):
@@ -74,6 +83,12 @@ def _converts(n: Compute) -> bool:
     """Whether an operand of an integer product is more than a load: a conversion, which is made once for each row."""
     assert isinstance(n.body, Op)
     return n.body.dtype == "int32" and not all(isinstance(v, Load) for v in n.body.args)
+
+
+def _widens(n: Compute) -> bool:
+    """Whether an operand is of a type of memory only: rows are widened once, in the copy, and not at every use."""
+    assert isinstance(n.body, Op)
+    return any(not isinstance(v, Load) and read_of(v) for v in n.body.args)
 
 
 def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
@@ -172,14 +187,14 @@ class _Builder:
         at = tuple(Index.of(x) for x, _ in iters)
         value = names.value(self._packed(core.body), own, {})
         statements = [
-            Statement("INIT", iters, acc, at, neutral("sum", core.dtype), None, "init"),
-            Statement("ACC", (*iters, *red), acc, at, value, core.reduce, "backbone"),
+            Statement(INIT, iters, acc, at, neutral("sum", core.dtype), None, "init"),
+            Statement(ACC, (*iters, *red), acc, at, value, core.reduce, "backbone"),
         ]
         made = epilogue_values(names, self.nodes, own, Load(core.dtype, acc, at))
         for n in self.nodes:
             if n.output in self.outputs:
                 array, index = output_array(names, n, iters)
-                name = f"DONE{len(statements) - 2}"
+                name = f"{DONE}{len(statements) - 2}"
                 statements.append(Statement(name, iters, array, index, made[n.output], None, "epilogue"))
         lowered = LoweredGroup(names.group(tuple(statements)), names.buffers, names.params, self.packs)
         packed = frozenset(a for a, b in names.buffers.items() if b in self.packs)
@@ -192,6 +207,8 @@ class _Builder:
         extents = dict((*core.shared, *core.reduction))
 
         def operand(v: Value) -> Value:
+            if isinstance(v, Op) and read_of(v):
+                return replace(v, args=tuple(map(operand, v.args)))
             if not (isinstance(v, Load) and _packable(self.plan, core, roles, v)):
                 return v
             width = self.width or self._turned(v)

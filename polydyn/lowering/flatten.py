@@ -15,12 +15,12 @@ from polydyn.fusion.guards import is_eager
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.rows import rest_of
 from polydyn.graph.ir import Compute, dim_name, reduction_name
-from polydyn.schedules.expr import Load, Op, Value, map_index, substitute, transform, walk
+from polydyn.schedules.expr import C_FUNCTIONS, DTYPES, SMALL, Load, Op, Value, map_index, substitute, transform, walk
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, fetch
 from polydyn.schedules.ranges import simplify
 
-CPU_DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
-CUDA_DTYPES = (*CPU_DTYPES, "float16", "bfloat16")
+CPU_DTYPES = DTYPES
+CUDA_DTYPES = tuple(t for t in DTYPES if t not in SMALL)
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ class FlatNode:
     address: Index
 
 
-def flatten(
-    plan: FusionPlan, group: FusedGroup, node: Compute, rows: frozenset[str] = frozenset()
-) -> FlatNode:
+def flatten(plan: FusionPlan, group: FusedGroup, node: Compute, rows: frozenset[str] = frozenset()) -> FlatNode:
     """The flat form of one node of a group.
 
     ``rows``: tensors of which a kernel holds whole rows; a load of one keeps its last subscript only.
@@ -78,6 +76,11 @@ def flatten(
 def check_dtypes(node: Compute, dtypes: Collection[str], target: str) -> None:
     """Refuses a node that computes with a dtype the target's kernels have not (UnsupportedError)."""
     for v in walk(node.body):
+        if target != "CPU" and isinstance(v, Op) and v.name in C_FUNCTIONS:
+            raise UnsupportedError(
+                f"the C function {v.name} runs on CPUs only", node=node.origin, tensor=node.output,
+                remedy="register the operator by primitives (docs/extending.md)",
+            )  # fmt: skip
         if v.dtype not in dtypes:
             raise UnsupportedError(
                 f"dtype {v.dtype} is not built for {target} kernels",

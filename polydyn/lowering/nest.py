@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.lowering.collapse import collapse_reduction, collapse_shared, split_divided
+from polydyn.lowering.collapse import collapse_reduction, collapse_shared, in_order, split_divided
 from polydyn.lowering.flatten import FlatNode, flatten, map_addresses
 from polydyn.lowering.group import Canonical, LoweredGroup
 from polydyn.lowering.output import output_array
@@ -20,9 +20,7 @@ def lower_nest(plan: FusionPlan, group: FusedGroup) -> LoweredGroup:
     nodes = tuple(flatten(plan, group, n) for n in group.nodes)
     if len(nodes) == 1 and nodes[0].reduce is None:
         nodes = (_reads_in_order(nodes[0]),)
-    nodes = collapse_shared(nodes)
-    if len(nodes) == 1:
-        nodes = (collapse_reduction(nodes[0]),)
+    nodes = tuple(collapse_reduction(_reduced_in_order(n)) for n in collapse_shared(nodes))
     builder = NestBuilder(Canonical({n: t.dtype for n, t in plan.graph.tensors.items()}), group.outputs, nodes)
     for n in nodes:
         builder.add(n)
@@ -39,6 +37,13 @@ def _reads_in_order(n: FlatNode) -> FlatNode:
         return n
     first = [x.index[0].split(f"{last}g")[0] for x in loads(split.body)]
     return replace(split, shared=(*split.shared[:-2], split.shared[-1], split.shared[-2])) if ONE in first else n
+
+
+def _reduced_in_order(n: FlatNode) -> FlatNode:
+    """The reduction walks its operand as that lies in memory, neighbours inside."""
+    read = [x.index[0] for x in loads(n.body) if len(x.index) == 1]
+    widest = max(read, key=lambda i: sum(x in i.symbols() for x, _ in n.reduction), default=ONE)
+    return replace(n, reduction=in_order(n.reduction, widest))
 
 
 class NestBuilder:

@@ -8,9 +8,7 @@ from polydyn.lowering.group import Canonical
 from polydyn.schedules.index import Index
 
 
-def output_array(
-    names: Canonical, n: FlatNode, iters: tuple[tuple[str, Index], ...]
-) -> tuple[str, tuple[Index, ...]]:
+def output_array(names: Canonical, n: FlatNode, iters: tuple[tuple[str, Index], ...]) -> tuple[str, tuple[Index, ...]]:
     """Declares the output of a node over its iterators; returns the array and the subscripts (the iterators)."""
     symbols = frozenset(x for x, _ in iters)
     rest = names.index(n.address, symbols)

@@ -51,4 +51,3 @@ def _strided(address: Index, names: list[str], sizes: list[int], source: Array) 
         return None
     flat = np.ascontiguousarray(source).reshape(-1)[start:]
     return np.lib.stride_tricks.as_strided(flat, sizes, [s * flat.itemsize for s in strides], writeable=False)
-

@@ -33,9 +33,7 @@ def in_pairs(plan: FusionPlan, n: FlatNode, column: Load) -> FlatNode:
         return n
     reduction = (*n.reduction[:-1], (x, Index.of(steps // 2)))
     ranges = dict((*n.shared, *reduction))
-    low, high = (
-        map_index(substitute(row, {x: Index.of(x) * 2 + k}), lambda i: simplify(i, ranges)) for k in (0, 1)
-    )
+    low, high = (map_index(substitute(row, {x: Index.of(x) * 2 + k}), lambda i: simplify(i, ranges)) for k in (0, 1))
     word = paired(low, high)
     args = tuple(v if v is column else word for v in n.body.args)
     return replace(n, reduction=reduction, body=Op("int32", "dot2", args))

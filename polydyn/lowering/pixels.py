@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusionPlan
-from polydyn.lowering.collapse import Axis, mergeable, split_divided
+from polydyn.lowering.collapse import Axis, in_order, mergeable, split_divided
 from polydyn.lowering.flatten import FlatNode, map_addresses
-from polydyn.schedules.expr import Load, Op, Value, indices, loads, map_index, substitute, symbols_of
+from polydyn.schedules.expr import Load, Op, Value, indices, loads, map_index, read_of, substitute, symbols_of
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.ranges import simplify
 from polydyn.schedules.tiling import Roles
@@ -30,7 +30,7 @@ class Operands:
 def as_matrix_product(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[FlatNode, ...], Roles] | None:
     """The nodes of a convolution and its epilogue over (batch.., row, column), and the roles.
 
-    None when no operand is a plain load with a column of its own. The row is ``one`` when there is no pixel.
+    None when no operand is an element of memory with a column of its own. The row is ``one`` when there is no pixel.
     """
     nodes = split_divided(nodes)
     found = _operands(plan, nodes[0])
@@ -72,10 +72,11 @@ def _operands(plan: FusionPlan, n: FlatNode) -> Operands | None:
         own, other = symbols_of(v), symbols_of(n.body.args[1 - k])
         cols = tuple(x for x, _ in n.shared if x in own and x not in other)
         rows = tuple(x for x, _ in n.shared if x in other and x not in own)
-        if not isinstance(v, Load) or not cols:
+        read = read_of(v)
+        if read is None or not cols:
             continue
         unit = any(n.address.split(x)[0] == ONE for x in cols)
-        score = (v.buffer in plan.graph.constants, -len(cols), unit)
+        score = (read.buffer in plan.graph.constants, -len(cols), unit)
         if best is None or score > best[0]:
             best = score, Operands(k, cols, rows)
     return best[1] if best else None
@@ -115,9 +116,8 @@ def _merge_reductions(n: FlatNode, column: int) -> FlatNode:
     assert isinstance(n.body, Op)
     row = n.body.args[1 - column]
     wide = max(loads(row), key=lambda x: len(x.index[0].symbols()))
-    reduction = sorted(n.reduction, key=lambda a: _steepness(wide.index[0].split(a[0])[0]), reverse=True)
-    n = replace(n, reduction=tuple(reduction))
-    at = len(reduction) - 2
+    n = replace(n, reduction=in_order(n.reduction, wide.index[0]))
+    at = len(n.reduction) - 2
     while at >= 0:
         x, y = n.reduction[at : at + 2]
         assert isinstance(n.body, Op)
@@ -128,12 +128,6 @@ def _merge_reductions(n: FlatNode, column: int) -> FlatNode:
             n = replace(n, reduction=reduced, body=replace(n.body, args=args))
         at -= 1
     return n
-
-
-def _steepness(stride: Index) -> tuple[int, int]:
-    """Strides in order of size, as far as symbols tell: degree first."""
-    degree = max((len(m) for m in stride.terms), default=0)
-    return degree, sum(abs(c) for m, c in stride.terms.items() if len(m) == degree)
 
 
 def merged(v: Value, x: Axis, y: Axis, ranges: dict[str, Index]) -> Value:

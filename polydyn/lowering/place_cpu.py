@@ -10,6 +10,7 @@ from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
 from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cpu.windows import WindowKernel, fits
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
@@ -19,12 +20,13 @@ from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.schedules.decision import ONLY, Decision, Leaf, Split
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.group.addresses import check_addresses
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.attention import prove_attention
 from polydyn.schedules.proof.reuse import Proofs
-from polydyn.schedules.solution.schedule import attention_groups, schedule_attention
+from polydyn.schedules.solution.schedule import NestSchedule, attention_groups, schedule_attention
 
 Form: TypeAlias = ContractGroup | AttentionGroup | LoweredGroup
 
@@ -77,7 +79,7 @@ class KernelBuilder(Builder[Kernel]):
 
     def attention(self, group: FusedGroup) -> Placed[Kernel] | None:
         """As ``Builder``."""
-        form = lower_attention(self.plan, group)
+        form = lower_attention(self.plan, group, wide=True)
         if form is None:
             return None
         if refused := self._attention(form, self._key(form)).declined:
@@ -144,10 +146,23 @@ class KernelBuilder(Builder[Kernel]):
     def _nest(self, group: Group, key: str) -> Kernel:
         proofs = Proofs(group)
         schedule = proofs.nest()
+        window = self._window(group, key, schedule, proofs)
+        if isinstance(window, Kernel):
+            return window
+        why = () if window is None else (f"no register tiles of the window: {window}",)
         kernel = NestKernel(f"nest_{key[:12]}", group, schedule.band, schedule.phases, self.target)
         proofs.prove_nest(kernel.schedule, schedule.band, schedule.phases)
         built = kernel.build()
-        return replace(built, notes=(*built.notes, *schedule.notes))
+        return replace(built, notes=(*built.notes, *schedule.notes, *why))
+
+    def _window(self, group: Group, key: str, schedule: NestSchedule, proofs: Proofs) -> Kernel | Declined | None:
+        """The kernel of a window in register tiles, or why it has none; None where the group is no window."""
+        axes = fits(group, schedule.band, self.target.width)
+        if axes is None:
+            return None
+        kernel = WindowKernel(f"window_{key[:12]}", group, axes, schedule.phases, self.target)
+        proofs.prove_nest(kernel.schedule, axes.band, schedule.phases)
+        return kernel.build_vectors()
 
     def _attention(self, form: AttentionGroup, key: str) -> AttentionKernel:
         if key not in self.attentions:
@@ -171,8 +186,9 @@ def _solved(form: Form) -> tuple[Group, ...]:
 
 def _with_dot(dot: DotKernel, others: _Choice) -> _Choice:
     """The kernels with one more, for few columns and enough rows and steps."""
-    rows = minimum(LEAST_ROWS - dot.M, dot.N - 1)  # one column costs nothing to pack
-    missing = maximum(dot.N - COLUMNS, LEAST_STEPS - dot.K, rows)
+    x = dot.product
+    rows = minimum(LEAST_ROWS - x.rows, x.columns - 1)  # one column costs nothing to pack
+    missing = maximum(x.columns - COLUMNS, LEAST_STEPS - x.steps, rows)
     decision = Split(missing, 0, Leaf(len(others.kernels)), others.decision)
     reason = f"up to {COLUMNS} columns: vectors along the reduction"
     return _Choice((*others.kernels, dot.build()), decision, (*others.reasons, reason))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from polydyn.codegen.cuda.attention import CudaAttentionKernel, declined
+from polydyn.codegen.cuda.group import product_declined
 from polydyn.codegen.cuda.kernel import BASE, MULTIPROCESSORS, CudaKernel
-from polydyn.codegen.cuda.product import product_declined
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.versions import CudaContractKernel, Kept
 from polydyn.codegen.ir import Compare
@@ -101,9 +101,7 @@ class CudaBuilder(Builder[CudaKernel]):
 
     dtypes, device = CUDA_DTYPES, "CUDA"
 
-    def __init__(
-        self, plan: FusionPlan, arch: str = BASE, tf32: bool = False, tuner: CudaTuner | None = None
-    ) -> None:
+    def __init__(self, plan: FusionPlan, arch: str = BASE, tf32: bool = False, tuner: CudaTuner | None = None) -> None:
         super().__init__(plan, tuner)
         self.arch, self.tf32, self.tuner = arch, tf32, tuner
         self.along_k = ("float32",) if tf32 else ()  # what wgmma wants, and ldmatrix; pass ``steps`` does so for bytes

@@ -11,6 +11,7 @@ from typing import Any
 from polydyn.backends import Options, target_of
 from polydyn.build.features import available_cores
 from polydyn.errors import Declined
+from polydyn.graph.dynamic import Symbols
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.measure.cpu import CpuSide, tasks_of
@@ -73,6 +74,7 @@ def tune(
     trials: int = TRIALS,
     seed: int = 0,
     seen: Sequence[Seen] = (),
+    symbols: Symbols | None = None,
     report: Callable[[Progress], None] | None = None,
 ) -> list[TunedGroup]:
     """Tunes every matmul-like group of a model and adds what it measures to a record file.
@@ -84,12 +86,12 @@ def tune(
     ``polydyn.compile(model, records=...)`` compiles the kernels chosen. ``options.strategy`` names the strategy.
     ``seen``: shapes of the model with their counts (``Program.shapes_seen``), which decide what is kept; without them
     the ranges, likely sizes and probabilities in ``dims`` do; without those sizes spaced by ratio. ``threads``: of a
-    CPU. Raises PolydynError, see ``polydyn.errors``.
+    CPU. ``symbols`` as for ``polydyn.compile``. Raises PolydynError, see ``polydyn.errors``.
     """
     options = options or Options()
     row = strategy_of(options.strategy)
     side = SIDES[target_of(target, options).machine](target, threads or available_cores())
-    tasks = side.tasks(import_model(model, dims), options)
+    tasks = side.tasks(import_model(model, dims, symbols), options)
     start = time.monotonic()
     done = []
     with Records.open(records) as opened, side:

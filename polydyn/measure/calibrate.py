@@ -18,7 +18,7 @@ from polydyn.codegen.cpu.kernel import CpuTarget
 from polydyn.errors import BuildError
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.workers import Workers
-from polydyn.program.runtime import sources
+from polydyn.runtime.c import sources
 from polydyn.search.hardware import Hardware, cpu
 
 FMA_STEPS, CACHED_BYTES, MEMORY_BYTES, TIMES = 1 << 16, 256 << 10, 128 << 20, 8

@@ -17,7 +17,7 @@ from polydyn.errors import BuildError, PolydynError, ScheduleError
 from polydyn.measure.launches import BLOCKS, SHORT, LaunchBench, Part
 from polydyn.measure.sketch import FEW_ROWS, Sketch
 from polydyn.measure.workers import Answer, Workers
-from polydyn.program.runtime import sources
+from polydyn.runtime.c import sources
 from polydyn.schedules.index import Index
 from polydyn.search.backbone import Shape, Tile
 from polydyn.search.cost import Kernel

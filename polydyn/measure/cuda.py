@@ -15,15 +15,15 @@ from polydyn.gpu.compiler import compiler_version
 from polydyn.gpu.errors import DriverMissingError
 from polydyn.gpu.hardware import Hardware as Device
 from polydyn.gpu.hardware import device_of, existing
-from polydyn.gpu.images import is_emulated
-from polydyn.gpu.session import open_session
 from polydyn.gpu.targets import EMULATED, named, single
 from polydyn.graph.ir import Graph
 from polydyn.measure.cuda_bench import DeviceBench, ModelBench, TileKernels
 from polydyn.measure.cuda_timing import CUDA_TIMER
 from polydyn.measure.placed import PlacedTask
 from polydyn.measure.side import How, Side
-from polydyn.program.cuda_program import MULTIPROCESSORS
+from polydyn.runtime.cuda.images import is_emulated
+from polydyn.runtime.cuda.program import MULTIPROCESSORS
+from polydyn.runtime.cuda.session import open_session
 from polydyn.schedules.decision import Decision
 from polydyn.search.backbone import Problem, Tile
 from polydyn.search.bench import RecordedBench

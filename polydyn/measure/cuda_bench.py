@@ -23,7 +23,7 @@ from polydyn.gpu.targets import EMULATED, single
 from polydyn.measure.launches import LaunchBench
 from polydyn.measure.workers import Workers
 from polydyn.program.estimates import ends_time, launch_time, resident_blocks, step_time
-from polydyn.program.symbols import THREADS
+from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.evaluator import Evaluator, evaluator
 from polydyn.schedules.index import Index, product
 from polydyn.search.backbone import Shape, Tile
@@ -129,9 +129,7 @@ class ModelBench:
         x = self.kernels.forms(tile)[0]
         registers, smem = self.registers.get(tile, x.work.registers), self.task.shared(x.tile)
         held = resident_blocks(x.tile.threads, registers, Index.of(smem), self.device)
-        used = Usage(
-            smem + self.device.smem_reserved_per_block, -(-registers // REGISTERS) * REGISTERS, x.tile.threads
-        )
+        used = Usage(smem + self.device.smem_reserved_per_block, -(-registers // REGISTERS) * REGISTERS, x.tile.threads)
         return used, int(held)
 
     def kernel(self, tile: Tile) -> Kernel:

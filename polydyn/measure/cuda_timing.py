@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from polydyn.gpu.driver import Argument, Driver
-from polydyn.gpu.images import is_emulated
-from polydyn.gpu.session import Session, open_session
-from polydyn.gpu.timing import LAUNCHES, ROUNDS, Work, replayed, sets_beyond
+from polydyn.runtime.cuda.driver import Argument, Driver
+from polydyn.runtime.cuda.images import is_emulated
+from polydyn.runtime.cuda.session import Session, open_session
+from polydyn.runtime.cuda.timing import LAUNCHES, ROUNDS, Work, replayed, sets_beyond
 
 CUDA_TIMER = "polydyn.measure.cuda_timing:time_kernel"
 """What ``measure.Workers`` are to run."""

@@ -1,1 +1,1 @@
-"""Programs: host program, artifact, running."""
+"""What is planned of a program: buffers, launches, decisions, the host program. ``polydyn.runtime`` runs it."""

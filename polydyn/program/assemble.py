@@ -14,18 +14,19 @@ from polydyn.codegen.cuda.kernel import TensorMapOf
 from polydyn.debug import Level, show
 from polydyn.errors import BuildError
 from polydyn.gpu.hardware import Hardware, device_of
-from polydyn.gpu.images import Images, build_images
 from polydyn.gpu.targets import architectures, is_cuda, special_arch
-from polydyn.graph.ir import Guard
-from polydyn.program.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
 from polydyn.program.estimates import estimated
-from polydyn.program.expressions import decision_to_json, to_json
+from polydyn.program.guards import guard_to_json
 from polydyn.program.host import HostProgram, host_program, shape_text
 from polydyn.program.parallel_launches import wave_ranges
 from polydyn.program.plan import Block, Candidate, HostPlan, IndexCheck, KernelSource, Launch
-from polydyn.program.program import Program, open_program
-from polydyn.program.runtime import sources
 from polydyn.program.verify import verify_host_plan
+from polydyn.runtime.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
+from polydyn.runtime.c import sources
+from polydyn.runtime.cuda.images import Images, build_images
+from polydyn.runtime.expressions import decision_to_json, to_json
+from polydyn.runtime.opening import open_program
+from polydyn.runtime.program import Program
 from polydyn.schedules.decision import Decision
 
 BATCH = 10
@@ -66,7 +67,7 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
     show(Level.TEXTS, "", "host", lambda: host.text, "c")
     files = sources(plan.place) | plan.headers | {"host.c": host.text} | units
     library = build_library(*_split(files), host_target(target, plan.on_device))
-    artifact = Artifact(_manifest(plan, host) | _made(library, target) | more, files, library.data, weights)
+    artifact = Artifact(_manifest(plan, host) | _built_by(library, target) | more, files, library.data, weights)
     return (artifact if built is None else with_images(artifact, built)), library.compiled
 
 
@@ -83,7 +84,7 @@ def host_target(target: str, on_device: bool) -> str:
     return "cpu:baseline" if on_device else target
 
 
-def _made(library: Library, target: str) -> dict[str, Any]:
+def _built_by(library: Library, target: str) -> dict[str, Any]:
     return {
         "target": target,
         "architecture": architecture(),
@@ -110,11 +111,13 @@ def rebuild(path: str | os.PathLike[str], to: str | os.PathLike[str], target: st
     BuildError: a program for a device cannot become one for the CPU, nor the other way round.
     """
     old = read_artifact(path, check_machine=False)
+    if "order" in old.manifest or "general" in old.manifest:
+        raise BuildError(f"{path} has several parts", remedy="compile the model again")
     on_device = "cuda" in old.manifest
     if is_cuda(target) != on_device:
         raise BuildError(f"{path} is for {old.manifest['target']}, not for {target}", remedy="compile the model again")
     library = build_library(*_split(dict(old.sources)), host_target(target, on_device))
-    new = Artifact(dict(old.manifest) | _made(library, target), old.sources, library.data, old.weights)
+    new = Artifact(dict(old.manifest) | _built_by(library, target), old.sources, library.data, old.weights)
     if on_device:
         kernels = [(k["name"], k["arch"]) for k in old.manifest["kernels"]]
         new = with_images(new, build_images(kernels, old.sources, architectures(target)))
@@ -139,16 +142,6 @@ def kernel_units(plan: HostPlan) -> dict[str, str]:
     return units
 
 
-def _guard(g: Guard) -> dict[str, Any]:
-    return {
-        "rule": f"{g.left} {g.relation} {g.right}",
-        "message": g.message,
-        "left": to_json(g.left),
-        "relation": g.relation,
-        "right": to_json(g.right),
-    }
-
-
 def _index_check(c: IndexCheck) -> dict[str, Any]:
     shift = "" if c.offset == 0 else f" + {c.offset}"
     first, step = c.part
@@ -159,8 +152,8 @@ def _index_check(c: IndexCheck) -> dict[str, Any]:
 def _index_checks(plan: HostPlan) -> list[dict[str, Any]]:
     """The host's, then those that only a device makes; ``launch``: the one that looks, on a device."""
     looking = {d.check: d.launch for d in plan.device_checks}
-    known = dict.fromkeys((*plan.index_checks, *looking))
-    return [_index_check(c) | ({"launch": looking[c]} if c in looking else {}) for c in known]
+    checks = dict.fromkeys((*plan.index_checks, *looking))
+    return [_index_check(c) | ({"launch": looking[c]} if c in looking else {}) for c in checks]
 
 
 def _kernel(k: KernelSource, on_device: bool) -> dict[str, Any]:
@@ -243,7 +236,7 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         ],
         "symbols": [{"symbol": s.symbol, "input": s.input, "axis": s.axis} for s in plan.sources],
         "dims": {name: sizes.to_json() for name, sizes in sorted(plan.dims.items())},
-        "guards": [_guard(g) for g in plan.guards],
+        "guards": [guard_to_json(g) for g in plan.guards],
         "kernels": [_kernel(k, plan.on_device) for k in plan.kernels],
         "launches": launches,
         "decisions": list(map(decision_to_json, decisions)),

@@ -3,7 +3,7 @@
 A gather's index tensor is scanned before the first launch that reads it, in the caller's thread: one pass over a few
 integers. Views of it are followed to the buffer that is really read, as far as they show all of it; what cannot be
 followed (an index cut out of a larger tensor) is not checked and said in the program's notes. On a device a launch of
-its own looks (``offenders.py``), through any view; only inputs in the host's memory are scanned there.
+its own looks (``index_checks.py``), through any view; only inputs in the host's memory are scanned there.
 """
 
 from __future__ import annotations

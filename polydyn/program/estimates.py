@@ -23,7 +23,7 @@ from polydyn.gpu.hardware import Hardware
 from polydyn.gpu.targets import special_arch
 from polydyn.program.launch_tables import limits
 from polydyn.program.plan import Block, Candidate, HostPlan, Launch
-from polydyn.program.symbols import ARCH, SHARED, THREADS, holds
+from polydyn.runtime.symbols import ARCH, SHARED, THREADS, holds
 from polydyn.schedules.decision import ArgMin, walk, with_costs
 from polydyn.schedules.decision import choose as decide
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
@@ -92,11 +92,11 @@ def step_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
     share = MMA_SHARE.get(hardware.arch, 1.0) if work.by_warps and work.unit != "f32" else 1.0
     rate = hardware.peak_tflops[work.unit] * 1000 / hardware.multiprocessors * share  # operations in a nanosecond
     few = max(1.0, SCHEDULERS / (threads / 32)) if work.by_warps else 1.0
-    own = max(work.flops / rate, work.issued / ISSUED / hardware.clock_ghz)
+    compute = max(work.flops / rate, work.issued / ISSUED / hardware.clock_ghz)
     copied = max(work.moved / L2_BYTES, work.shared / SHARED_BYTES) / hardware.clock_ghz
     wait = work.waits * LATENCY / work.flight
-    lone = max(wait, _together(own * few, copied) + BARRIER * work.by_warps / hardware.clock_ghz)
-    return max(1, ceil(1000 * _together(own, copied))), max(1, ceil(1000 * lone))
+    lone = max(wait, _together(compute * few, copied) + BARRIER * work.by_warps / hardware.clock_ghz)
+    return max(1, ceil(1000 * _together(compute, copied))), max(1, ceil(1000 * lone))
 
 
 def _together(a: float, b: float) -> float:
@@ -118,7 +118,7 @@ class _Estimates:
 
     def __init__(self, hardware: Hardware, resources: Resources) -> None:
         self.hardware, self.resources = hardware, resources
-        self._known: dict[tuple[object, ...], Index] = {}
+        self._memo: dict[tuple[object, ...], Index] = {}
 
     def launch(self, x: Launch) -> Launch:
         """The launch with its candidates compared by their times."""
@@ -141,9 +141,9 @@ class _Estimates:
         registers = self.resources.get(c.kernel, {}).get(self.hardware.arch, {}).get("registers")
         arguments = (b.work, b.threads, c.tasks, c.scratch, moved)
         key = (*arguments, registers)
-        if key not in self._known:
-            self._known[key] = launch_time(*arguments, self.hardware, registers)
-        return self._known[key]
+        if key not in self._memo:
+            self._memo[key] = launch_time(*arguments, self.hardware, registers)
+        return self._memo[key]
 
 
 def choose(launch: Launch, env: Mapping[str, int], hardware: Hardware) -> Candidate:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from polydyn.errors import UnsupportedError
-from polydyn.program.symbols import ARCH, SHARED, THREADS, Condition
+from polydyn.runtime.symbols import ARCH, SHARED, THREADS, Condition
 from polydyn.schedules.decision import ArgMin, Decision, Leaf
 from polydyn.schedules.index import Atom, Index
 
@@ -25,15 +25,15 @@ class Evaluation:
         names = [*symbols, THREADS, SHARED, ARCH, *strides]
         self.count = len(names)
         self.lines: list[str] = []
-        self._known: dict[Index, int] = {Index.of(s): i for i, s in enumerate(names)}
+        self._positions: dict[Index, int] = {Index.of(s): i for i, s in enumerate(names)}
         self._choices: dict[object, int] = {}
         self._selections: dict[object, list[list[int]]] = {}
 
     def of(self, x: Index) -> int:
         """The position of ``x``, with the statements that compute it added. UnsupportedError: it reads a tensor."""
-        if x not in self._known:
-            self._known[x] = self._compute(x)
-        return self._known[x]
+        if x not in self._positions:
+            self._positions[x] = self._compute(x)
+        return self._positions[x]
 
     def choose(
         self, decision: Decision, conditions: Sequence[Sequence[Condition]] = (), rows: Sequence[int] = ()
@@ -44,25 +44,25 @@ class Evaluation:
         What only some branches need, only they compute. Launches of equal shapes have equal decisions: the choice is
         made once for all of them.
         """
-        asked = decision, tuple(map(tuple, conditions)), tuple(rows)
-        if asked not in self._choices:
-            position = self._choices[asked] = self._reserve()
+        key = decision, tuple(map(tuple, conditions)), tuple(rows)
+        if key not in self._choices:
+            position = self._choices[key] = self._reserve()
             self.lines.append(f"v[{position}] = -1;")
             self._decide(decision, position, conditions, rows)
-        return self._choices[asked]
+        return self._choices[key]
 
     def select(self, choice: int, rows: Sequence[int], options: Sequence[Sequence[Index]]) -> list[list[int]]:
         """The positions of the values of every option; only those are computed whose row is chosen."""
-        asked = choice, tuple(rows), tuple(map(tuple, options))
-        if asked not in self._selections:
+        key = choice, tuple(rows), tuple(map(tuple, options))
+        if key not in self._selections:
             positions, cases = [], []
             for row, option in zip(rows, options, strict=True):
                 part = self._part()
                 positions.append([part.of(x) for x in option])
                 cases.append(f"case {row}: {self._close(part)} break;")
             self.lines.append(f"switch (v[{choice}]) {{ {' '.join(cases)} }}")
-            self._selections[asked] = positions
-        return self._selections[asked]
+            self._selections[key] = positions
+        return self._selections[key]
 
     def _decide(
         self, d: Decision, position: int, conditions: Sequence[Sequence[Condition]], rows: Sequence[int]
@@ -90,14 +90,14 @@ class Evaluation:
 
     def _test(self, kernel: int, conditions: Sequence[Sequence[Condition]]) -> str:
         """The test that a candidate may be launched; empty when it always may."""
-        own = conditions[kernel] if conditions else ()
-        tests = [_holds(self.of(a), relation, self.of(b)) for a, relation, b in own]
+        required = conditions[kernel] if conditions else ()
+        tests = [_holds(self.of(a), relation, self.of(b)) for a, relation, b in required]
         return f"if ({' && '.join(tests)})" if tests else ""
 
     def _part(self) -> Evaluation:
         """An evaluation for a branch: knows what is known here; what it computes is not known outside."""
         part = Evaluation(())
-        part.count, part._known = self.count, dict(self._known)
+        part.count, part._positions = self.count, dict(self._positions)
         return part
 
     def _close(self, part: Evaluation) -> str:

@@ -163,9 +163,7 @@ def _memory_tables(
                 if not is_nonnegative(dim) and dim not in signs:
                     text = quote(f"axis {axis} of '{name}', {_bare(dim)},")
                     signs[dim] = f"{{{values.of(dim)}, {text}}}"
-    copies = [
-        f"{{{i}, {order[b.name]}, {values.of(size_bytes(b))}}}" for i, b in _copied_outputs(plan)
-    ]
+    copies = [f"{{{i}, {order[b.name]}, {values.of(size_bytes(b))}}}" for i, b in _copied_outputs(plan)]
     return {
         "sign_checks": ("pd_sign_check", list(signs.values())),
         "buffers": ("pd_buffer", buffers),

@@ -34,36 +34,36 @@ PLACE = Index.of(dim_name(0)) * SPAN + reduction_name(0)
 """Of an integer among those of a bound, in the node that looks at them."""
 
 
-def find_offenders(graph: Graph) -> Graph:
+def with_index_checks(graph: Graph) -> Graph:
     """The graph with a node for every bound on integers that are no constants, right behind what makes them.
 
     The nodes' results are outputs of the graph, and the bounds name them (``status``). Equal bounds share one.
     """
-    asked = [_Asked(graph, b) for b in graph.bounds]
+    questions = [_Question(graph, b) for b in graph.bounds]
     read = graph.consumers()
     position = {n.output: k for k, n in enumerate(graph.nodes)}
     behind: dict[int, list[Node]] = {}
     tensors, outputs, bounds = dict(graph.tensors), list(graph.outputs), list[IndexBound]()
-    known: dict[tuple[Value, Dim, Dim], str] = {}
-    for q in asked:
+    statuses: dict[tuple[Value, Dim, Dim], str] = {}
+    for q in questions:
         if q.value is None or not all(read[t] for t in q.sources):
             bounds.append(q.bound)
             continue
         key = (q.value, q.bound.size, q.bound.offset)
-        if key not in known:
+        if key not in statuses:
             node = q.node(_fresh(q.name, tensors))
-            known[key] = node.output
+            statuses[key] = node.output
             tensors[node.output] = Tensor(node.output, "int64", (q.count.ceildiv(SPAN),))
             outputs.append(node.output)
             behind.setdefault(max((position.get(t, -1) for t in q.sources), default=-1), []).append(node)
-        bounds.append(replace(q.bound, status=known[key]))
+        bounds.append(replace(q.bound, status=statuses[key]))
     nodes = behind.get(-1, [])
     for k, n in enumerate(graph.nodes):
         nodes += [n, *behind.get(k, [])]
     return replace(graph, nodes=tuple(nodes), tensors=tensors, outputs=tuple(outputs), bounds=tuple(bounds))
 
 
-class _Asked:
+class _Question:
     """A bound, and the integers that it is about: ``value``, at the place ``PLACE`` among ``count`` of them.
 
     ``value`` is None where they are constants, or cannot be read.
@@ -111,17 +111,17 @@ class _Asked:
         outside = op("or", op("lt", value, _number(-b.size - b.offset)), op("ge", value, _number(b.size - b.offset)))
         moved = op("add", _clamped(value), _word(HALF))
         word = op("add", op("mul", _number(Index.of(reduction_name(0))), _word(2 * HALF)), moved)
-        found = op("where", outside, word, NOTHING)
-        body = op("where", op("lt", _number(PLACE), _number(self.count)), found, NOTHING)
+        offender = op("where", outside, word, NOTHING)
+        body = op("where", op("lt", _number(PLACE), _number(self.count)), offender, NOTHING)
         return Compute(output, body, (Index.of(SPAN),), "min", b.node)
 
 
 def _fresh(name: str, tensors: dict[str, Tensor]) -> str:
-    taken, count = f"{name}.outside", 1
-    while taken in tensors:
+    fresh, count = f"{name}.outside", 1
+    while fresh in tensors:
         count += 1
-        taken = f"{name}.outside.{count}"
-    return taken
+        fresh = f"{name}.outside.{count}"
+    return fresh
 
 
 def _word(x: int) -> Value:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from polydyn.codegen.cuda.kernel import TensorMapOf
 from polydyn.gpu.targets import special_arch
-from polydyn.gpu.tensormap import element_type
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import WORKSPACE, Candidate, HostPlan, Launch
-from polydyn.program.symbols import ARCH, SHARED, Condition
+from polydyn.runtime.cuda.tensormap import element_type
+from polydyn.runtime.symbols import ARCH, SHARED, Condition
 from polydyn.schedules.decision import ONLY
 from polydyn.schedules.index import ZERO, Index
 
@@ -44,8 +44,8 @@ def launch_tables(plan: HostPlan, values: Evaluation, order: Mapping[str, int]) 
         if plan.on_device:
             name = f"choose_{k}"
             functions.append(evaluation_function(name, values.lines))
-        taken = f"{len(rows.candidates) - first}, {first}, {choice}, {name}"
-        launches.append(f"{{{quote(launch.label)}, {', '.join(map(str, sizes))}, {taken}}}")
+        chooser = f"{len(rows.candidates) - first}, {first}, {choice}, {name}"
+        launches.append(f"{{{quote(launch.label)}, {', '.join(map(str, sizes))}, {chooser}}}")
     values.lines = before
     return {"launches": ("pd_launch_entry", launches)} | rows.tables(), functions
 

@@ -93,9 +93,9 @@ def _after(launches: Sequence[Launch]) -> list[set[int]]:
             before.append(set(range(k)))
             barrier = k
         else:
-            found = {j for b in _reads(launch) for j in writers.get(b, [])}
-            found |= {j for b in launch.writes for j in readers.get(b, [])}
-            before.append(found | ({barrier} if barrier is not None else set()))
+            earlier = {j for b in _reads(launch) for j in writers.get(b, [])}
+            earlier |= {j for b in launch.writes for j in readers.get(b, [])}
+            before.append(earlier | ({barrier} if barrier is not None else set()))
             for b in launch.writes:
                 writers.setdefault(b, []).append(k)
             for b in _reads(launch):
@@ -106,8 +106,8 @@ def _after(launches: Sequence[Launch]) -> list[set[int]]:
 def _by_level(launches: Sequence[Launch], before: Sequence[set[int]]) -> list[list[int]]:
     """Waves by (level, kind): one level before the first reader's, or the least possible when there is no reader."""
     early: list[int] = []
-    for found in before:
-        early.append(1 + max((early[j] for j in found), default=-1))
+    for earlier in before:
+        early.append(1 + max((early[j] for j in earlier), default=-1))
     late: dict[int, int] = {}
     for k in reversed(range(len(launches))):
         level = late.setdefault(k, early[k])
@@ -143,8 +143,8 @@ def _arranged(plan: HostPlan, waves: Sequence[Sequence[int]]) -> HostPlan:
 
 def _moved(check: IndexCheck, plan: HostPlan, order: Sequence[int]) -> IndexCheck:
     """The check before the launch that is now the first to read the buffer, of those that came at or after its own."""
-    known = (at for at, k in enumerate(order) if k >= check.launch and check.buffer in plan.launches[k].buffers)
-    return replace(check, launch=min(known))
+    readers = (at for at, k in enumerate(order) if k >= check.launch and check.buffer in plan.launches[k].buffers)
+    return replace(check, launch=min(readers))
 
 
 def intermediate_lives(plan: HostPlan) -> tuple[Life, ...]:

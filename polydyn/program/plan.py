@@ -12,7 +12,7 @@ from functools import cached_property
 from polydyn.codegen.cuda.kernel import BASE, UNIT, TensorMapOf
 from polydyn.codegen.cuda.work import Work
 from polydyn.graph.ir import Guard, SymbolSource
-from polydyn.program.symbols import Condition
+from polydyn.runtime.symbols import Condition
 from polydyn.schedules.decision import ONLY, Decision
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.schedules.index import ZERO, Index, product
@@ -211,7 +211,7 @@ class HostPlan:
     dims: Mapping[str, Sizes] = field(default_factory=dict)
     waves: tuple[int, ...] = ()
     place: str = "cpu"
-    """Where it runs, a key of ``polydyn.program.runtime.PLACES``."""
+    """Where it runs, a key of ``polydyn.runtime.c.PLACES``."""
     device_checks: tuple[DeviceCheck, ...] = ()
     """On a device, by launch."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from polydyn.program.plan import Buffer, Candidate, HostPlan, Launch
-from polydyn.program.symbols import Condition
+from polydyn.runtime.symbols import Condition
 from polydyn.schedules.decision import ArgMin, Decision, Leaf, Split
 from polydyn.schedules.index import ZERO
 

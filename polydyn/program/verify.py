@@ -9,7 +9,7 @@ from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.program.host import RELATIONS, ROLES
 from polydyn.program.parallel_launches import verify_waves
 from polydyn.program.plan import Block, Candidate, HostPlan, KernelSource, Launch
-from polydyn.program.symbols import THREADS
+from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.decision import verify_decision
 from polydyn.schedules.expr import DTYPES, ITEMSIZE
 from polydyn.schedules.index import Index
@@ -65,8 +65,8 @@ def _verify_device_checks(plan: HostPlan, symbols: frozenset[str]) -> None:
         _only([c.size, c.offset], symbols, place)
         words = plan.buffers.get(d.status)
         inside = 0 <= d.launch < len(plan.launches) and d.status in plan.launches[d.launch].buffers
-        kept = words is not None and (words.dtype, words.role) == ("int64", "intermediate")
-        if not plan.on_device or not inside or not kept:
+        integers = words is not None and (words.dtype, words.role) == ("int64", "intermediate")
+        if not plan.on_device or not inside or not integers:
             raise PolydynError(f"{place} has no launch that writes its words", tensor=d.status)
         if not -1 <= c.launch < len(plan.launches) or (d.scanned and (c not in plan.index_checks or c.launch < 0)):
             raise PolydynError(f"{place} is not one of the host's", tensor=c.buffer)
@@ -137,8 +137,8 @@ def _verify_skip(plan: HostPlan, launch: Launch, place: str) -> None:
     if launch.skip_if_same is None:
         return
     source, target = launch.skip_if_same
-    known = source in plan.inputs and target in plan.outputs and {source, target} <= set(launch.buffers)
-    a, b = (plan.buffers[n] for n in launch.skip_if_same) if known else (None, None)
+    plausible = source in plan.inputs and target in plan.outputs and {source, target} <= set(launch.buffers)
+    a, b = (plan.buffers[n] for n in launch.skip_if_same) if plausible else (None, None)
     if a is None or b is None or len(a.shape) != len(b.shape) or ITEMSIZE[a.dtype] != ITEMSIZE[b.dtype]:
         raise PolydynError(f"{place} cannot be skipped when '{source}' and '{target}' are the same memory")
 
@@ -184,8 +184,8 @@ def _verify_candidate(
 
 
 def _verify_block(b: Block, symbols: frozenset[str], place: str) -> None:
-    known = () if b.work is None else (b.work.steps,)
-    _only((b.workspace, *known), symbols, place)
+    steps = () if b.work is None else (b.work.steps,)
+    _only((b.workspace, *steps), symbols, place)
     sizes = [i for m in b.maps for i in (m.offset, *m.dims, *m.strides)]
     _only(sizes, symbols, f"{place}, its tensor maps")
     if any(len(m.dims) != len(m.box) or len(m.strides) != len(m.dims) - 1 for m in b.maps):

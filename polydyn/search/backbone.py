@@ -105,21 +105,6 @@ class Backbone:
         return sum(o.footprint(sizes) for o in self.inputs), sum(o.footprint(sizes) for o in self.outputs)
 
 
-def gemm(
-    m: int | None = None, n: int | None = None, k: int | None = None, *, dtype: str = "float32", item: int = 4
-) -> Backbone:
-    """``C[i, j] += A[i, k] * B[k, j]``; None marks a dynamic extent. Used by tests, benchmarks and documentation."""
-    return Backbone(
-        (Loop("i", m), Loop("j", n), Loop("k", k, "reduction")),
-        (
-            Operand("A", ((("i", 1),), (("k", 1),)), item),
-            Operand("B", ((("k", 1),), (("j", 1),)), item),
-            Operand("C", ((("i", 1),), (("j", 1),)), item, written=True),
-        ),
-        dtype,
-    )
-
-
 @dataclass(frozen=True, order=True)
 class Tile:
     """A tile tuple: (name, value) pairs bound when the kernel is compiled, and those bound at each launch.

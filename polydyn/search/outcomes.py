@@ -25,8 +25,8 @@ from polydyn.gpu.targets import single
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.place_cpu import TunedBuilders
 from polydyn.lowering.place_cuda import TunedTiles
-from polydyn.program.expressions import decision_from_json, decision_to_json
-from polydyn.program.symbols import THREADS
+from polydyn.runtime.expressions import decision_from_json, decision_to_json
+from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.decision import ArgMin, Decision, Leaf, Split, cheapest, map_indices, verify_decision
 from polydyn.schedules.index import Index
 from polydyn.search.backbone import Tile, canonical

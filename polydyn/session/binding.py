@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polydyn.errors import InputError
-from polydyn.program.program import Program, numpy_dtype
+from polydyn.runtime.program import Program, numpy_dtype
 from polydyn.session.refusals import Refusing
 from polydyn.session.values import Array, NodeArg, OrtValue, check_device, dtype_name, tensor_type
 

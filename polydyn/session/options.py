@@ -150,7 +150,7 @@ class SessionOptions(_Entries):
                     remedy="use add_free_dimension_override_by_name",
                 )  # fmt: skip
             dims |= dict.fromkeys(denoted[denotation], sizes)
-        known = {"records", "strategy", "without", "tf32", "target"}
+        known = {"records", "strategy", "without", "tf32", "target", "fallback"}
         said: dict[str, str] = {}
         for key, value in self.entries.items():
             name = key.removeprefix(OWN)
@@ -165,7 +165,8 @@ class SessionOptions(_Entries):
         without = set(filter(None, said.get("without", "").split(",")))
         if self.graph_optimization_level == GraphOptimizationLevel.ORT_DISABLE_ALL:
             without = set(NAMES)
-        options = Options(without, said.get("strategy", Options.strategy), said.get("tf32", "0") == "1")
+        strategy, tf32 = said.get("strategy", Options.strategy), said.get("tf32", "0") == "1"
+        options = Options(without, strategy, tf32, said.get("fallback"))
         return Arguments(said.get("target", target), dims, options, said.get("records"))
 
 

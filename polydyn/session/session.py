@@ -15,16 +15,17 @@ import onnx
 
 from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.gpu.errors import DeviceError
-from polydyn.gpu.images import is_emulated
-from polydyn.gpu.session import open_session
 from polydyn.gpu.targets import EMULATED, named
-from polydyn.program.program import Program, load
 from polydyn.program_cache import cached_program
+from polydyn.runtime.cuda.images import is_emulated
+from polydyn.runtime.cuda.session import open_session
+from polydyn.runtime.opening import load
+from polydyn.runtime.program import Program
 from polydyn.session.binding import IOBinding
 from polydyn.session.options import RunOptions, SessionOptions
 from polydyn.session.refusals import DOCUMENT, Refusing
 from polydyn.session.trace import Trace
-from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, metadata_of, tensor_type
+from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, tensor_type
 
 Provider = str | tuple[str, Mapping[str, Any]]
 
@@ -84,9 +85,8 @@ class InferenceSession(Refusing):
             proto = _headers(self._model)
             arguments = self._options.arguments(target, _denoted(proto))
             self.program: Program = cached_program(self._model, arguments, threads=self._options.threads)
-            self._metadata: ModelMetadata | None = metadata_of(proto)
         else:
-            self.program, self._metadata = load(saved, threads=self._options.threads), None
+            self.program = load(saved, threads=self._options.threads)
             if ("cuda" in self.program.manifest) != (self._provider == CUDA):
                 raise InputError(
                     f"{saved} is compiled for {self.program.manifest['target']}, not for {self._provider}",
@@ -193,13 +193,14 @@ class InferenceSession(Refusing):
         return []
 
     def get_modelmeta(self) -> ModelMetadata:
-        """What the model says of itself. UnsupportedError: a saved program does not hold it."""
-        if self._metadata is None:
+        """What the model says of itself. UnsupportedError: an older polydyn saved the program, without that."""
+        found = self.program.manifest.get("metadata")
+        if not found:
             raise UnsupportedError(
-                "a saved program does not hold the model's metadata", rule="get_modelmeta",
-                remedy="open the .onnx file; its program is in the cache",
+                "the saved program does not hold the model's metadata", rule="get_modelmeta",
+                remedy="compile the model again",
             )  # fmt: skip
-        return self._metadata
+        return ModelMetadata(**found)
 
     def get_session_options(self) -> SessionOptions:
         """The options that it was made with."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from polydyn.build.cache import write_atomically
 from polydyn.errors import ArtifactError
-from polydyn.program.program import LaunchTime
+from polydyn.runtime.program import LaunchTime
 
 
 class Trace:

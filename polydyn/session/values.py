@@ -12,11 +12,11 @@ import numpy.typing as npt
 import onnx
 
 from polydyn.errors import InputError, UnsupportedError
-from polydyn.gpu.array import DeviceArray
-from polydyn.gpu.dlpack import CPU, CUDA_HOST, device_of
-from polydyn.gpu.session import open_session
 from polydyn.graph.dtypes import onnx_dtype
-from polydyn.program.program import numpy_dtype
+from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.dlpack import CPU, CUDA_HOST, device_of
+from polydyn.runtime.cuda.session import open_session
+from polydyn.runtime.program import numpy_dtype
 from polydyn.session.refusals import Refusing
 
 Array = npt.NDArray[Any]
@@ -60,19 +60,6 @@ class ModelMetadata:
     graph_name: str
     producer_name: str
     version: int
-
-
-def metadata_of(model: onnx.ModelProto) -> ModelMetadata:
-    """The metadata of a model; ``version`` is the largest int64 where it has none, as in ONNX Runtime."""
-    return ModelMetadata(
-        {p.key: p.value for p in model.metadata_props},
-        model.doc_string,
-        model.domain,
-        model.graph.doc_string,
-        model.graph.name,
-        model.producer_name,
-        model.model_version if model.HasField("model_version") else 2**63 - 1,
-    )
 
 
 def check_device(device_type: str, device_id: int = 0) -> str:

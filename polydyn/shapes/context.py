@@ -38,9 +38,15 @@ class Assumed:
 class ShapeContext:
     """Facts about dims. Sizes are >= 0 unless a range says more; nothing is ever specialised without a guard."""
 
-    def __init__(self, dims: Dims | None = None) -> None:
+    def __init__(self, dims: Dims | None = None, general: bool = False) -> None:
+        """``general``: two sizes that may be equal or 1 get a common size, instead of being taken to be equal."""
         self.ranges: dict[str, tuple[int, int | None]] = {}
         self.notes: list[str] = []
+        self.general = general
+        self.guessed: list[tuple[Index, Index]] = []
+        """Pairs of sizes, known before anything runs, that were taken to be equal."""
+        self.common: dict[tuple[Index, Index], tuple[Index, str]] = {}
+        """Pairs of such sizes -> their common size, and who needs it."""
         self.version = 0
         """Grows with every new fact."""
         self._requested = sizes_by_name(dims)
@@ -65,14 +71,26 @@ class ShapeContext:
                 self._restrict(symbol, self._requested[symbol], where)
         return self.canonical(Index.of(symbol))
 
-    def fresh(self, hint: str) -> Index:
-        """An invented symbol, for a size that only the data decides."""
+    def fresh(self, hint: str, level: int = 1) -> Index:
+        """An invented symbol, for a size that only the data decides; ``level``: the part from which on it is there."""
         base, n = hint, 0
         while base in self._rules.order:
             n += 1
             base = f"{hint}_{n}"
         self._rules.declare(base, invented=True)
+        self._rules.levels[base] = level
+        self._where[base] = "a size that data decide"
         return Index.of(base)
+
+    def level(self, *dims: IndexLike) -> int:
+        """The part of the program from which on dims are there: 0 where they follow from the inputs' sizes."""
+        return self._rules.level(*map(Index.of, dims))
+
+    def promise(self, a: IndexLike, b: IndexLike, why: str) -> None:
+        """Learns ``a <= b``, which holds by construction: no guard."""
+        p, q = self.canonical(a), self.canonical(b)
+        if not self.nonnegative(q - p):
+            self._learn_at_most(p, q, why)
 
     def invented(self) -> frozenset[str]:
         """The symbols made by ``fresh``."""
@@ -172,7 +190,8 @@ class ShapeContext:
     def nonnegative(self, p: IndexLike, ranges: Ranges | None = None) -> bool:
         """True when ``p >= 0`` is proven from ranges and learned inequalities."""
         inside = self._multiples.inside
-        facts = tuple(inside(f) for f, _ in self._facts)
+        level = self.level(p, *(ranges or {}).values())  # what is known late does not hold early
+        facts = tuple(inside(f) for f, _ in self._facts if self._rules.level(f) <= level)
         iterators = {v: inside(e) for v, e in (ranges or {}).items()}
         return prove.nonnegative(
             inside(Index.of(p)), prove.Facts(self._multiples.ranges(self.ranges), facts, iterators)
@@ -191,7 +210,8 @@ class ShapeContext:
         offset = inner.terms.get((), 0)
         if offset % content(inner - offset):
             return False
-        equations = {self.canonical(e) for e, _ in self._equations}
+        level = self.level(a, b)
+        equations = {self.canonical(e) for e, _ in self._equations if self._rules.level(e) <= level}
         reduced = Index({m: v // g for m, v in d.terms.items()})
         return True if reduced in equations or -reduced in equations else None
 
@@ -277,9 +297,22 @@ class ShapeContext:
         decided = self.nonnegative(a - 2) or self.nonnegative(b - 2)
         if not decided and not assume:
             raise Undecided(f"whether {a} and {b} are equal or one of them is 1 is not known", dim=str(a), rule=why)
+        if all(x.is_symbol or x.constant is not None for x in (a, b)) and not self.level(a, b):
+            if self.general:
+                return self._common(a, b, why)
+            self.guessed.append((a, b))
         out = self.unify(a, b, why)
         self.notes.append(f"{why}: {a} and {b} are taken to be equal (they could also be 1 and broadcast)")
         return out
+
+    def _common(self, a: Index, b: Index, why: str) -> Index:
+        """The size of the broadcast of two sizes, each equal to the other or 1: found before anything runs."""
+        if (a, b) not in self.common:
+            self.common[a, b] = self.fresh("common", 0), why
+            for x in (a, b):
+                if x.constant is not None:
+                    self.unify(self.common[a, b][0], x, why)
+        return self.canonical(self.common[a, b][0])
 
     def _broadcast_different(self, a: Index, b: Index, why: str) -> Index:
         """Of two dims that are never equal one must be 1."""
@@ -320,6 +353,8 @@ class ShapeContext:
         others: list[tuple[Index, Index]] = []
         for dim, divisor, why in self._divisible:
             a, n = self.canonical(dim), self.canonical(divisor)
+            if self.level(a, n) < self.level(dim, divisor):
+                self._assume(a, "%==", n, why)  # what a late fact says of early sizes is asked early
             by, size = n.constant, a.constant
             single = _single_symbol(a)
             if by is not None and size is not None:
@@ -345,6 +380,8 @@ class ShapeContext:
             low, high = self.ranges.pop(symbol, (0, None))
             value = self.canonical(symbol)
             try:
+                if self.level(value) < self.level(symbol):
+                    self._ask_early(value, low, high, why)
                 self._narrow(value, low, high, why)
             except ShapeError as e:
                 raise ShapeError(
@@ -354,7 +391,16 @@ class ShapeContext:
         for less, more in extremes:
             p, q = self.canonical(less), self.canonical(more)
             if not self.nonnegative(q - p):
+                if self.level(p, q) < self.level(d):
+                    self._assume(p, "<=", q, why)
                 self._learn_at_most(p, q, why)
+
+    def _ask_early(self, value: Index, low: int, high: int | None, why: str) -> None:
+        """The range of a late size that turned out to be early ones: guards of their own, before anything runs."""
+        if not self.nonnegative(value - low):
+            self._assume(Index.of(low), "<=", value, why)
+        if high is not None and not self.nonnegative(high - value):
+            self._assume(value, "<=", Index.of(high), why)
 
     def _narrow(self, value: Index, low: int, high: int | None, why: str) -> None:
         """The range of a symbol that was replaced holds for its replacement (its guards exist already)."""

@@ -3,6 +3,9 @@
 Every equality ``d == 0`` picks a leading monomial with coefficient +-1 and becomes ``lead -> rest``. A single symbol
 is led by itself, invented symbols first, then symbols of later inputs, so that representatives are the constants and
 the symbols of the first inputs. A rule never brings back what it removed.
+
+Symbols have levels: those of the inputs 0, those that data decide the part of the program that begins when they are
+read. An equation replaces only symbols of its highest level, so that no size of an early part waits for a late one.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ class Rules:
     def __init__(self) -> None:
         self.order: dict[str, int] = {}
         self.invented: set[str] = set()
+        self.levels: dict[str, int] = {}
         self._symbols: dict[str, Index] = {}
         self._monomials: dict[Monomial, tuple[Index, str]] = {}
         self._why: dict[str, str] = {}
@@ -33,6 +37,10 @@ class Rules:
         self.order.setdefault(symbol, len(self.order))
         if invented:
             self.invented.add(symbol)
+
+    def level(self, *dims: Index) -> int:
+        """The highest level of the symbols of dims."""
+        return max((self.levels.get(s, 0) for d in dims for s in d.symbols()), default=0)
 
     def preference(self, p: Index) -> tuple[int, int, int, str]:
         """Sort key of representatives: constants, symbols in the order of inputs, expressions."""
@@ -89,13 +97,15 @@ class Rules:
         def sum_of_sizes(m: Monomial) -> bool:  # t -> l + p is a better rule than p -> t - l
             return all(v * d.terms[m] < 0 for n, v in d.terms.items() if n != m)
 
+        level = self.level(d)
+        terms = {m: v for m, v in d.terms.items() if self.level(Index({m: 1})) == level}
         singles = [
-            m for m, v in d.terms.items()
+            m for m, v in terms.items()
             if abs(v) == 1 and len(m) == 1 and isinstance(m[0], str) and occurs(m[0]) == 1
         ]  # fmt: skip
         if singles:
             return max(singles, key=lambda m: (m[0] in self.invented, sum_of_sizes(m), self._rank(str(m[0]))))
-        others = [m for m, v in d.terms.items() if abs(v) == 1 and m and (len(m) > 1 or isinstance(m[0], Atom))]
+        others = [m for m, v in terms.items() if abs(v) == 1 and m and (len(m) > 1 or isinstance(m[0], Atom))]
         others = [m for m in others if not any(_divides(m, n) or _inside(m, n) for n in d.terms if n != m)]
         return max(others, key=lambda m: (len(m), str(m)), default=None)
 

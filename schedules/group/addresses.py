@@ -17,9 +17,7 @@ _SIZES = ((2, 3, 5, 7), (7, 5, 3, 2), (1, 2, 1, 3), (16, 16, 33, 17), (64, 1, 8,
 """Sizes that unproven strides are tried with, in turn for the symbols in order of name."""
 
 
-def check_addresses(
-    group: Group, params: Mapping[str, Index], free: Collection[str] = ()
-) -> tuple[str, ...]:
+def check_addresses(group: Group, params: Mapping[str, Index], free: Collection[str] = ()) -> tuple[str, ...]:
     """Every output's addresses are injective. ``params``: what the group's parameters stand for in this place.
 
     ``free``: symbols for strides that the caller of the program chooses; that those keep elements apart is checked on

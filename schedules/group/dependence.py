@@ -69,7 +69,9 @@ def analyse(group: Group, facts: Iterable[Condition] = (), positive: bool = True
 
     LegalityError: a local or an output is read where nothing was written.
     """
-    return _analyse(group.name, group.params, tuple(group.arrays.items()), group.statements, tuple(facts), positive)
+    return _analyse(
+        group.name, group.params, tuple(group.arrays.items()), group.statements, group.around, tuple(facts), positive
+    )
 
 
 def forget() -> None:
@@ -80,9 +82,9 @@ def forget() -> None:
 @lru_cache(maxsize=64)
 def _analyse(
     name: str, params: tuple[str, ...], arrays: tuple[tuple[str, Array], ...], statements: tuple[Statement, ...],
-    facts: tuple[Condition, ...], positive: bool,
+    around: str | None, facts: tuple[Condition, ...], positive: bool,
 ) -> Dependences:  # fmt: skip
-    group = Group(name, params, dict(arrays), statements)
+    group = Group(name, params, dict(arrays), statements, around)
     ctx, order = context(group, facts, positive), original_order(group)
     reads, writes, may = read_relation(group), write_relation(group), write_relation(group, exact=False)
     raw = isl.UnionAccessInfo.from_sink(reads).set_must_source(writes).set_may_source(may)

@@ -130,15 +130,16 @@ def context(group: Group, facts: Iterable[Condition] = (), positive: bool = True
 
 
 def original_order(group: Group) -> isl.UnionMap:
-    """The schedule that runs one statement after another, each over its whole domain."""
-    depth = max((len(s.iters) for s in group.statements), default=0)
-    return rows_to_map(
-        group,
-        {
-            s.name: (Index.of(i), *map(Index.of, s.iterators), *([Index.of(0)] * (depth - len(s.iters))))
-            for i, s in enumerate(group.statements)
-        },
-    )
+    """The schedule that runs one statement after another, each over its whole domain (but for ``Group.around``)."""
+    rows: dict[str, tuple[Index, ...]] = {}
+    run, before = 0, False
+    for i, s in enumerate(group.statements):
+        inside = group.around in s.iterators
+        run += not (inside and before)
+        before = inside
+        step = Index.of(group.around) if inside and group.around else Index.of(0)
+        rows[s.name] = (Index.of(run), step, Index.of(i), *map(Index.of, s.iterators))
+    return rows_to_map(group, rows)
 
 
 def rows_to_map(group: Group, rows: dict[str, tuple[Index, ...]]) -> isl.UnionMap:

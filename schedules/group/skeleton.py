@@ -32,10 +32,12 @@ class Form:
     params: tuple[str, ...]
     arrays: tuple[Array, ...]
     statements: tuple[Statement, ...]
+    around: str | None = None
 
     def group(self) -> Group:
         """The form as a group of its own."""
-        return Group("skeleton", self.params, {a.name: a for a in (*self.arrays, OUTSIDE)}, self.statements)
+        arrays = {a.name: a for a in (*self.arrays, OUTSIDE)}
+        return Group("skeleton", self.params, arrays, self.statements, self.around)
 
     def subs(self, env: Mapping[str, Index]) -> tuple[tuple[Array, ...], tuple[Statement, ...]]:
         """Arrays and statements with parameters replaced."""
@@ -102,7 +104,7 @@ def skeleton(group: Group) -> Skeleton | None:
     arrays = tuple(replace(a, shape=tuple(map(extent, a.shape))) for a in plain.arrays)
     values = tuple((n, e) for e, n in names.items())
     facts = tuple(at_least(n, 0) for n, e in values if e.constant is not None)
-    return Skeleton(Form(tuple(names.values()), arrays, statements), facts, values)
+    return Skeleton(Form(tuple(names.values()), arrays, statements, plain.around), facts, values)
 
 
 def check_instance(s: Skeleton, group: Group) -> None:
@@ -135,7 +137,7 @@ def form(group: Group) -> Form | None:
         if any(f.name in written for i in indices(s.value) for f in i.fetches()):
             return None
     arrays = tuple(Array(w, "float32", group.arrays[n].shape, group.arrays[n].role, ()) for n, w in written.items())
-    return Form(group.params, arrays, tuple(statements))
+    return Form(group.params, arrays, tuple(statements), group.around)
 
 
 def _bare(v: Value, written: Mapping[str, str]) -> Value:

@@ -1,4 +1,4 @@
-"""Recognising the rows of an attention as a softmax, which may then be computed online.
+"""Recognising the rows of an attention as a softmax, and the group that computes it online.
 
 Online: a row's maximum ``m``, sum ``z`` and weighted values ``a`` are kept over the keys seen so far; for further keys
 with maximum ``t`` all are scaled by ``exp(m - max(m, t))``. The law needs weights that are exactly
@@ -10,9 +10,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import Load, Op, Value, loads, op, substitute, transform
-from polydyn.schedules.index import Index
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, const, loads, op, substitute, transform
+from polydyn.schedules.index import Index, IndexLike
+from polydyn.schedules.model import Array, Group, Statement, row_major
+from polydyn.schedules.tiling import AttentionParts
+
+V = Index.of
+TILE, KEY, TILES = "tile", "key", "tiles"
+"""Iterators: the tile of keys, the key in it. The parameter that is the number of tiles."""
+START, ROWS = ("TOP0", "TOTAL0", "VALUE0"), ("PEAK0", "PEAK", "SCALE", "WEIGHT", "SHRINK", "TOTAL", "TOP", "RESCALE")
+"""Statements before the first tile, and between the two products of a tile."""
+INIT, SCORE, LOGIT, VALUE, FINISH = "INIT", "ACC1", "LOGIT", "ACC2", "FINISH"
+"""The other statements; epilogues have the names that the group gives them."""
+LOGITS, WEIGHTS, TOP, TOTAL, PEAK, SCALE, VALUES = "logits", "kept", "top", "total", "peak", "scale", "running"
+"""Arrays: of a tile; of a row, so far; of a row and a tile; of the values so far. Scores and results: the group's."""
 
 
 def softmax_logit(rows: Group, prefix: tuple[str, ...], column: str) -> Value:
@@ -48,6 +59,80 @@ def softmax_logit(rows: Group, prefix: tuple[str, ...], column: str) -> Value:
         if x.buffer == "scores" and x.index[-1] != Index.of(column):
             raise ScheduleError("a logit reads the score of another key", node=peak.name)
     return logit
+
+
+def online(parts: AttentionParts, logit: Value, keys: int) -> tuple[Group, Index]:
+    """The group of an attention whose rows are a softmax, in tiles of ``keys`` keys; and the key, of its iterators.
+
+    ``logit``: over the scores' accumulator. ``top`` is the row's maximum so far, ``total`` the sum of its weights,
+    ``running`` its weighted values, all as if nothing larger came; a tile with a larger maximum scales them. Keys
+    beyond the last one, and rows, have the logit -inf: weight 0. Before: scores of all keys; maximum, sum, weights;
+    values. After, ``around`` tiles: scores; logits; new maximum; weights; sum and values, scaled, and added to.
+    """
+    r, q = parts.score_roles, parts.value_roles
+    first, second, done = parts.scores.backbone, parts.values.backbone, parts.values.epilogues
+    rows, kind = tuple((x, dict(first.iters)[x]) for x in (*r.batch, r.row)), first.value.dtype
+    extent, width = dict(first.iters)[r.col], (q.col, dict(second.iters)[q.col])
+    lead, key = tuple(V(x) for x, _ in rows), V(TILE) * keys + KEY
+    tile, point = (*rows, (TILE, V(TILES))), (KEY, V(keys))
+    at, inside, column = (*lead, V(TILE)), (*lead, V(TILE), V(KEY)), second.index
+    arrays = {n: a for n, a in {**parts.scores.arrays, **parts.values.arrays}.items() if a.role != "rows"}
+
+    def local(name: str, *iters: tuple[str, Index]) -> str:
+        shape = tuple(e for _, e in iters)
+        arrays[name] = Array(name, kind, shape, "local", row_major(shape))
+        return name
+
+    scores = local(first.array, *tile, point)
+    arrays[VALUES] = replace(arrays[second.array], name=VALUES)
+    for name in (LOGITS, WEIGHTS):
+        local(name, *tile, point)
+    for name, iters in ((TOP, rows), (TOTAL, rows), (PEAK, tile), (SCALE, tile)):
+        local(name, *iters)
+    lowest, zero, one = Const(kind, float("-inf")), const(0, kind), const(1, kind)
+    top, peak, scale, weight = (Load(kind, n, i) for n, i in ((TOP, lead), (PEAK, at), (SCALE, at), (WEIGHTS, inside)))
+    score, x = Load(kind, scores, inside), Load(kind, LOGITS, inside)
+    total, value = Load(kind, TOTAL, lead), Load(kind, VALUES, column)
+
+    def moved(v: Value, of: str) -> Value:
+        """In the new iterators; the product's own operand is of the tile."""
+        v = substitute(v, {of: key})
+        held = {scores: score, "weights": weight}
+        return transform(v, lambda y: _instead(held, y))
+
+    def less(i: IndexLike, n: Index) -> Value:
+        return op("lt", FromIndex("int64", V(i)), FromIndex("int64", n))
+
+    exists = op("and", less(key, extent), less(r.row, dict(rows)[r.row]))
+    shrink = op("where", op("eq", peak, top), one, op("exp", op("sub", top, peak)))  # also when both are -inf
+    held = op("where", op("eq", x, lowest), zero, op("exp", op("sub", x, peak)))
+    divided = op(
+        "where", op("gt", FromIndex("int64", extent), FromIndex("int64", V(0))), op("div", value, total), value
+    )
+    steps = tuple(y for y in first.iters if y[0] == r.block)
+    statements = (
+        Statement("TOP0", rows, TOP, lead, lowest), Statement("TOTAL0", rows, TOTAL, lead, zero),
+        Statement("VALUE0", (*rows, width), VALUES, column, zero),
+        Statement(INIT, (*tile, point), scores, inside, zero, None, "init"),
+        Statement(SCORE, (*tile, point, *steps), scores, inside, moved(first.value, r.col), "sum", "backbone"),
+        Statement(LOGIT, (*tile, point), LOGITS, inside, op("where", exists, moved(logit, r.col), lowest)),
+        Statement("PEAK0", tile, PEAK, at, top), Statement("PEAK", (*tile, point), PEAK, at, x, "max"),
+        Statement("SCALE", tile, SCALE, at, shrink),
+        Statement("WEIGHT", (*tile, point), WEIGHTS, inside, held),
+        Statement("SHRINK", tile, TOTAL, lead, op("mul", total, scale)),
+        Statement("TOTAL", (*tile, point), TOTAL, lead, weight, "sum"),
+        Statement("TOP", tile, TOP, lead, peak),
+        Statement("RESCALE", (*tile, width), VALUES, column, op("mul", value, scale)),
+        Statement(VALUE, (*tile, width, point), VALUES, column, moved(second.value, q.block), "sum", "backbone"),
+        Statement(FINISH, (*rows, width), second.array, column, divided), *done,
+    )  # fmt: skip
+    name, params = parts.values.name, (*parts.values.params, TILES)
+    return Group(name, params, arrays, statements, around=TILE), key
+
+
+def _instead(held: dict[str, Load], v: Value) -> Value:
+    """A load of an array that the rewrite holds elsewhere."""
+    return replace(held[v.buffer], dtype=v.dtype) if isinstance(v, Load) and v.buffer in held else v
 
 
 def _single(rows: Group, reduction: str) -> Statement:

@@ -221,6 +221,7 @@ def _collision(m: isl.Map, name: str, ctx: isl.Set) -> LegalityError:
 
 # -- the order check -------------------------------------------------------------------------------------------------
 
+
 def _indices(schedule: Rows) -> dict[str, tuple[Index, ...]]:
     return {n: tuple(map(Index.of, r)) for n, r in schedule.items()}
 

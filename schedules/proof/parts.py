@@ -1,23 +1,20 @@
-"""Parts of proofs besides that of a schedule (``prove``): bands, rows, vector loops; sizes of trees that are not yet
-schedules (``proof_gpu_rows``).
-"""
+"""Parts of proofs besides that of a schedule (``prove``): bands, rows, vector loops."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import islpy as isl
 
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.group.dependence import Dependences
 from polydyn.schedules.group.polyhedra import read_accesses, statement_frame
-from polydyn.schedules.index import Atom, Index
-from polydyn.schedules.isl_util import Condition, at_least, equals, frame, maps, pair, param_set
+from polydyn.schedules.index import Index
+from polydyn.schedules.isl_util import maps, pair
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.proof.order import band_properties, check_parallel
 from polydyn.schedules.proof.witness import dependence_error
-from polydyn.schedules.tiling import TiledGroup, inner_iterators, stages
-from polydyn.schedules.tree import TileStatement, bind_statement
+from polydyn.schedules.tiling import inner_iterators, stages
 
 # -- the parts of a proof --------------------------------------------------------------------------------------------
 
@@ -29,37 +26,6 @@ def check_band(group: Group, deps: Dependences, band: Sequence[str]) -> None:
     if not all(coincident):
         check_parallel(group, deps, rows, range(len(band)))  # names the witness
         raise LegalityError(f"the band {tuple(band)} is not coincident: {coincident}", node=group.name)
-
-
-def bind_tiles(
-    group: Group,
-    tiled: TiledGroup,
-    statements: Sequence[TileStatement],
-    bound: Mapping[str, Index],
-    cover: Sequence[Condition],
-) -> tuple[list[TileStatement], tuple[str, ...], isl.Set]:
-    """The statements with what is constant put in, the parameters that are left, what is known of them."""
-    fixed = {n: v for n, v in bound.items() if v.is_polynomial}
-    params = (*dict.fromkeys((*group.params, *(p for p in tiled.params if p not in fixed))),)
-    ctx = param_set(params, [*cover, *(at_least(p, 0) for p in params)], positive=False)
-    for name in bound.keys() - fixed.keys():
-        if name in params:
-            ctx = ctx.intersect(_binding(name, bound[name], params))
-    return [bind_statement(s, fixed) for s in statements], params, ctx
-
-
-def _binding(name: str, value: Index, params: tuple[str, ...]) -> isl.Set:
-    """The parameters for which ``name`` has the value: quasi-affine, or the minimum or maximum of such."""
-    atoms = [a for a in value.atoms() if isinstance(a, Atom) and a.kind in ("min", "max")]
-    if not atoms:
-        return param_set(params, [equals(name, value)], positive=False)
-    (a,) = atoms
-    out = isl.Set.empty(frame("", (), params).space.params())
-    for x in a.args:
-        beyond = [at_least(x, y) if a.kind == "max" else at_least(y, x) for y in a.args if y is not x]
-        chosen = value.map_atoms(lambda b, x=x: x if b == a else Index({(b,): 1}))  # type: ignore[misc]
-        out = out.union(param_set(params, [equals(name, chosen), *beyond], positive=False))
-    return out
 
 
 def check_rows(group: Group, band: tuple[str, ...]) -> None:

@@ -21,17 +21,21 @@ from functools import lru_cache
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.expr import Op
 from polydyn.schedules.group.dependence import analyse
-from polydyn.schedules.group.polyhedra import read_accesses
+from polydyn.schedules.group.polyhedra import read_accesses, reads
 from polydyn.schedules.group.skeleton import Form, check_instance, form, skeleton
-from polydyn.schedules.index import product
-from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.index import ONE, ZERO, Index, product
+from polydyn.schedules.model import Statement
+from polydyn.schedules.proof.elements import in_elements
 from polydyn.schedules.proof.order import check_tree
 from polydyn.schedules.proof.storage import Storage
+from polydyn.schedules.ranges import is_nonnegative
 from polydyn.schedules.tree.names import Meets
 from polydyn.schedules.tree.nodes import to_isl
-from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.scheduled import Buffer, Scheduled
 from polydyn.schedules.tree.space import Space, Structure, structure
 from polydyn.schedules.tree.tilemap import Digit, Loop, TileMap, When
+
+V = Index.of
 
 
 def prove(t: Scheduled) -> None:
@@ -49,10 +53,13 @@ def prove(t: Scheduled) -> None:
     check_instance(s, t.group)
     try:
         _prove(s.form, seen)
-    except (LegalityError, ScheduleError):
-        if s.form == own:
-            raise
-        _prove(own, seen)
+    except (LegalityError, ScheduleError) as first:
+        try:
+            if s.form == own:
+                raise
+            _prove(own, seen)
+        except LegalityError as e:
+            raise in_elements(e, t) from first
 
 
 @lru_cache(maxsize=512)
@@ -93,6 +100,8 @@ def check_map(t: Scheduled) -> None:
     _check_places(t)
     for axis, digits in t.map.axes.items():
         _check_axis(t.map, axis, digits)
+    for axis in t.map.joined:
+        _check_joined(t.map, axis)
 
 
 def _check_loop(t: Scheduled, name: str, x: Loop) -> None:
@@ -115,8 +124,14 @@ def _check_loop(t: Scheduled, name: str, x: Loop) -> None:
 
 def _check_places(t: Scheduled) -> None:
     """Loops of tasks, units and storage of their own run the same digits in all statements; who meets the storage of a
-    unit is in one.
+    unit is in one. Buffers that share a storage have the same cells.
     """
+    first: dict[str, Buffer] = {}
+    for own in t.buffers:
+        other = first.setdefault(own.place, own)
+        if (own.axes, own.fixed, own.scope) != (other.axes, other.fixed, other.scope):
+            what = f"{own.name} and {other.name} share the storage {own.place}, but have not the same cells"
+            raise LegalityError(what, tensor=own.name, rule="storage")
     places = {k for _, loops in t.parallel for k in loops} | {k for x in t.buffers for k in x.scope}
     for k in sorted(places):
         runs = {n: x.digits for n, view in t.map.views.items() if (x := view.loop(k))}
@@ -147,7 +162,8 @@ def _check_axis(tm: TileMap, axis: str, digits: tuple[Digit, ...]) -> None:
     """The first digit counts, the others have sizes; shares and origins are of its first digits."""
     shared = tm.shares.get(axis)
     counts = digits[1] if shared and len(digits) > 1 else digits[0]
-    if counts.when is not When.COUNT and tm.extents[axis] != product(d.size for d in digits):
+    most = product(d.size for d in digits)
+    if not _counts(counts) and not is_nonnegative(most - tm.extents[axis]):
         what = f"the digits {digits} of {axis} do not count its {tm.extents[axis]} elements"
         raise LegalityError(what, rule="coverage")
     for d in digits:
@@ -164,6 +180,30 @@ def _check_axis(tm: TileMap, axis: str, digits: tuple[Digit, ...]) -> None:
         raise LegalityError(f"tiles of {axis} are counted by {origin.tile} of {digits}", rule="tile map")
 
 
+def _check_joined(tm: TileMap, axis: str) -> None:
+    """An axis that was taken apart is the mixed radix of its parts: each stands for the elements of those below it, the
+    first one counts. Statements' iterators mean the same.
+    """
+    rest, parts, weight = tm.joined[axis], list(tm.parts(axis)), ONE
+    wrong = LegalityError(f"axis {axis} is not the number {rest} of its parts {parts}", rule="coverage")
+    axes = {x: V(on) for (_, x), on in tm.iterators.items()}
+    if rest not in [e.subs(axes) for e in tm.derived.values()]:
+        raise wrong
+    while parts:
+        found = [x for x in parts if rest.split(x)[0] == weight]
+        if not found:
+            raise wrong
+        part = min(found, key=lambda x: tm.extents[x] != ONE)  # a part of one element is below the others
+        parts.remove(part)
+        rest = rest.split(part)[1]
+        if parts:
+            weight = weight * tm.extents[part]
+        elif tm.extents[part] != tm.extents[axis].ceildiv(weight):
+            raise wrong
+    if rest != ZERO:
+        raise wrong
+
+
 def check_tails(t: Scheduled) -> None:
     """Beyond the extents: exact statements are cut at every digit, padded ones are neutral, copies are cut no finer
     than their readers, and along axes of their array only.
@@ -174,16 +214,16 @@ def check_tails(t: Scheduled) -> None:
     cut = {(x.statement, x.axis): x.whole for x in t.clips}
     for s in t.group.statements:
         if s.name in t.padded:
-            _check_neutral(t.group, s)
+            _check_neutral(t, s)
             continue
         for x in s.iterators:
             axis = t.map.iterators[s.name, x]
-            if len(t.map.axes[axis]) > 1 and cut.get((s.name, axis)) != 0:
-                raise LegalityError(
-                    f"tile-space instances run that the group does not have: {s.name}\n  for example at {axis} ="
-                    f" {t.map.extents[axis]}, in a tile that is not full: it is neither cut there nor padded",
-                    node=s.name, rule="coverage",
-                )  # fmt: skip
+            if not _exact(t.map, axis) and cut.get((s.name, axis)) != 0:
+                raise _uncut(t, s.name, axis)
+        of = {t.map.iterators[s.name, x] for x in s.iterators}
+        for axis in t.map.joined.keys() - t.map.open:
+            if of.issuperset(t.map.parts(axis)) and cut.get((s.name, axis)) != 0:
+                raise _uncut(t, s.name, axis)
     readers = {
         x.name: [y.statement for y in t.flow if y.buffer == x.name and y.meets is not Meets.WRITES] for x in t.buffers
     }
@@ -197,6 +237,25 @@ def check_tails(t: Scheduled) -> None:
                             f"  for example in the last tile of {axis}",
                             node=f"{n} -> {m}", tensor=f.buffer, rule="tails",
                         )  # fmt: skip
+
+
+def _counts(d: Digit) -> bool:
+    """Whether a digit has as many values as its axis needs."""
+    return d.when is When.COUNT and d.size.constant is None
+
+
+def _exact(tm: TileMap, axis: str) -> bool:
+    """Whether the digits of an axis stand for its elements and no others."""
+    digits = tm.axes[axis]
+    return (len(digits) == 1 and _counts(digits[0])) or product(d.size for d in digits) == tm.extents[axis]
+
+
+def _uncut(t: Scheduled, name: str, axis: str) -> LegalityError:
+    return LegalityError(
+        f"tile-space instances run that the group does not have: {name}\n  for example at {axis} ="
+        f" {t.map.extents[axis]}, in a tile that is not full: it is neither cut there nor padded",
+        node=name, rule="coverage",
+    )  # fmt: skip
 
 
 def check_locals(t: Scheduled) -> None:
@@ -219,12 +278,23 @@ def check_locals(t: Scheduled) -> None:
                 )  # fmt: skip
 
 
-def _check_neutral(group: Group, s: Statement) -> None:
-    """A padded statement stores into a local, and adds products of what copies fill with zeros."""
-    sums = s.reduce is None or (s.reduce == "sum" and isinstance(s.value, Op) and s.value.name == "mul")
+def _check_neutral(t: Scheduled, s: Statement) -> None:
+    """A padded statement stores into a local, and reads what the group is given from copies, or guarded. Along its
+    subscripts it meets elements that nobody else knows; along what it sums it adds products, which copies filled with
+    zeros leave as they are.
+    """
+    group, known = t.group, {str(i) for i in s.index}
+    beyond = any(not _exact(t.map, t.map.iterators[s.name, x]) for x in s.iterators if x not in known)
+    sums = not beyond or (s.reduce == "sum" and isinstance(s.value, Op) and s.value.name == "mul")
     if group.arrays[s.array].role != "local" or not sums:
         what = f"padding is not neutral for {s.name}: it is no sum of products into a local"
         raise LegalityError(what, node=s.name, rule="neutral fill")
+    copied = [set(t.buffer(f.buffer).axes) for f in t.flow if f.statement == s.name and f.meets is Meets.READS]
+    for r in reads(s):
+        axes = {t.map.iterators[s.name, x] for i in r.access.index for x in i.symbols() & set(s.iterators)}
+        if group.arrays[r.access.array].role != "local" and not r.guarded and not any(axes <= x for x in copied):
+            what = f"padding is not neutral for {s.name}: it reads {r.access.array} beyond its elements"
+            raise LegalityError(what, node=s.name, tensor=r.access.array, rule="neutral fill")
 
 
 def _example(t: Scheduled, name: str, digit: Digit) -> str:

@@ -5,17 +5,15 @@ The cell of a buffer is its free digits, the epoch its fixed ones (``tree.schedu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import islpy as isl
 
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import between, frame, maps, pair, union_maps
 from polydyn.schedules.proof.witness import flow_error
-from polydyn.schedules.tree.names import Coord, Meets, Role
+from polydyn.schedules.tree.names import Meets, Role
 from polydyn.schedules.tree.scheduled import Buffer, Carried
-from polydyn.schedules.tree.space import Space
+from polydyn.schedules.tree.space import UNIT, Space
 from polydyn.schedules.tree.tilemap import Digit
 
 V = Index.of
@@ -30,6 +28,8 @@ class Storage:
         self.domain = schedule.get_domain().intersect_params(space.context)
         self.order = schedule.get_map().intersect_domain(self.domain)
         self.times = {pair(m)[0]: m for m in maps(self.order)}
+        self._met: dict[tuple[str, str], isl.Map] = {}
+        self._at: dict[tuple[str, tuple[str, ...]], isl.Map | None] = {}
         self.carried = {n: x for x in space.x.carried for n in (x.register, x.memory)}
 
     def check(self) -> None:
@@ -49,6 +49,11 @@ class Storage:
 
     def _cells(self, n: str, x: Buffer) -> isl.Map:
         """Instance -> the cells that it meets."""
+        if (n, x.name) not in self._met:
+            self._met[n, x.name] = self._made_cells(n, x)
+        return self._met[n, x.name]
+
+    def _made_cells(self, n: str, x: Buffer) -> isl.Map:
         view = self.space.views[n]
         free = [d for ax in x.axes for d in self.space.axes[ax] if d not in x.fixed]
         scope = [V(d.name) for k in x.scope if (y := view.loop(k)) for d in y.digits]
@@ -56,7 +61,7 @@ class Storage:
         coords = self.space.coords[n]
         wide = frame(n, (*coords, *(d.name for d in hidden)), self.space.params)
         inside = wide.where([c for d in hidden for c in between(0, d.name, d.size)])
-        met = wide.map_to(x.name, scope + [self._digit(n, d) for d in free]).intersect_domain(inside)
+        met = wide.map_to(x.place, scope + [self._digit(n, d) for d in free]).intersect_domain(inside)
         return met.apply_domain(wide.map_to(n, [V(k) for k in coords]))
 
     def _epoch(self, n: str, meets: Meets, x: Buffer) -> isl.Map:
@@ -95,18 +100,27 @@ class Storage:
                 raise flow_error(f"{n} reads {array} where nothing was written", m, n, array, self.space.context)
         for m in maps(found.get_full_must_dependence()):
             n, (r, array) = pair(m)[0], pair(m.range().unwrap())
-            x = self.buffers[array]
-            same = self._epoch(n, Meets.WRITES, x).apply_range(self._epoch(r, Meets.READS, x).reverse())
-            bad = m.range_factor_domain().subtract(same)
+            bad = m.range_factor_domain()
+            for x in self._meant(n, r, array):
+                same = self._epoch(n, Meets.WRITES, x).apply_range(self._epoch(r, Meets.READS, x).reverse())
+                bad = bad.subtract(same)
             if not bad.is_empty():
                 what = f"{r} reads {array} of another epoch, which {n} wrote"
                 raise flow_error(what, bad, f"{n} -> {r}", array, self.space.context)
 
+    def _meant(self, writer: str, reader: str, storage: str) -> list[Buffer]:
+        """The buffers of a storage that one statement writes and the other reads."""
+        wrote = {f.buffer for f in self.flow if f.statement == writer and f.meets is not Meets.READS}
+        reads = {f.buffer for f in self.flow if f.statement == reader and f.meets is not Meets.WRITES}
+        return [x for x in self.buffers.values() if x.place == storage and x.name in wrote & reads]
+
     def _around(self, update: str, name: str) -> None:
-        """Writers come before all updates of the same cell and epoch, readers after all of them."""
-        x = self.buffers[name]
+        """Writers come before all updates of the same cell and epoch, readers after all of them. (Those of the group's
+        own statements have dependences that say so.)
+        """
+        x, own = self.buffers[name], {s.name for s in self.space.group.statements}
         for f in self.flow:
-            if f.buffer != name or f.meets is Meets.UPDATES:
+            if f.buffer != name or f.meets is Meets.UPDATES or {f.statement, update} <= own:
                 continue
             a, b = (f.statement, update) if f.meets is Meets.WRITES else (update, f.statement)
             if a not in self.times or b not in self.times:
@@ -121,32 +135,37 @@ class Storage:
         """Units of a block run at once: what one writes no other one meets. (Copies of a whole block have no unit; a
         barrier stands between them and their readers.)
         """
-        units = [k for level, ks in self.space.x.parallel if level == "unit" for k in ks]
-        tasks = [k for level, ks in self.space.x.parallel if level != "unit" for k in ks]
+        tasks = tuple(dict.fromkeys(level for level, _ in self.space.x.parallel if level != UNIT))
         for f in self.flow:
-            mine = self._places(f.statement, units)
-            if not units or f.meets is Meets.READS or mine is None:
+            mine = self._places(f.statement, UNIT)
+            if f.meets is Meets.READS or mine is None:
                 continue
             for g in self.flow:
-                other = self._places(g.statement, units)
-                if g.buffer == f.buffer and other is not None:
-                    self._apart(f.statement, g.statement, f.buffer, mine.apply_range(other.reverse()), tasks)
+                other = self._places(g.statement, UNIT)
+                if self.buffers[g.buffer].place == self.buffers[f.buffer].place and other is not None:
+                    self._apart(
+                        (f.statement, f.buffer), (g.statement, g.buffer), mine.apply_range(other.reverse()), tasks
+                    )
 
-    def _apart(self, n: str, m: str, name: str, one_unit: isl.Map, tasks: Sequence[Coord]) -> None:
-        x = self.buffers[name]
-        block = [self._places(k, tasks) for k in (n, m)]
+    def _apart(self, f: tuple[str, str], g: tuple[str, str], one_unit: isl.Map, tasks: tuple[str, ...]) -> None:
+        (n, name), (m, _) = f, g
+        block = [self._places(k, *tasks) for k in (n, m)]
         assert block[0] is not None and block[1] is not None
-        meet = self._cells(n, x).apply_range(self._cells(m, x).reverse())
+        meet = self._cells(n, self.buffers[name]).apply_range(self._cells(m, self.buffers[g[1]]).reverse())
         bad = meet.intersect(block[0].apply_range(block[1].reverse())).subtract(one_unit)
         inside = [self.domain.extract_set(frame(k, self.space.coords[k], self.space.params).space) for k in (n, m)]
         bad = bad.intersect_params(self.space.context).intersect_domain(inside[0]).intersect_range(inside[1])
         if not bad.is_empty():
             raise flow_error(f"two units share a cell of {name}", bad, f"{n} -> {m}", name, self.space.context)
 
-    def _places(self, n: str, loops: Sequence[Coord]) -> isl.Map | None:
+    def _places(self, n: str, *levels: str) -> isl.Map | None:
         """Instance -> its unit or task; None when it has none."""
-        own = [x for k in loops if (x := self.space.views[n].loop(k))]
-        if len(own) < len(loops):
-            return None
-        places = [V(d.name) for x in own for d in x.digits]
-        return frame(n, self.space.coords[n], self.space.params).map_to("", places)
+        if (n, levels) not in self._at:
+            self._at[n, levels] = self._made_places(n, levels)
+        return self._at[n, levels]
+
+    def _made_places(self, n: str, levels: tuple[str, ...]) -> isl.Map | None:
+        places = [self.space.place(n, level) for level in levels]
+        values = [v for x in places for v in x or ()]
+        whole = frame(n, self.space.coords[n], self.space.params)
+        return None if None in places else whole.map_to("", values)

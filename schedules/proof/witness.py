@@ -17,35 +17,41 @@ def dependence_error(what: str, bad: isl.Map, group: Group, context: isl.Set) ->
     s, t = pair(bad)
     source, sink, params = sample_pair(bad)
     arrays = ", ".join(_shared_arrays(group, s, t)) or None
-    return LegalityError(
+    e = LegalityError(
         f"{what}: {s} -> {t}\n  violated: {bad.gist_params(context).coalesce()}\n"
         f"  for example {s}{source} before {t}{sink} at {params}",
         node=f"{s} -> {t}",
         tensor=arrays,
         remedy="this is a bug in polydyn; please report the group and the schedule",
     )
+    e.violated = bad
+    return e
 
 
 def set_error(what: str, bad: isl.Set, statement: str, context: isl.Set, tensor: str | None = None) -> LegalityError:
     """The error for a non-empty set of instances or elements."""
-    return LegalityError(
+    e = LegalityError(
         f"{what}: {statement}\n  violated: {bad.gist_params(context).coalesce()}\n  for example {sample(bad)}",
         node=statement,
         tensor=tensor,
         remedy="this is a bug in polydyn; please report the group and the schedule",
     )
+    e.violated = bad
+    return e
 
 
 def flow_error(what: str, bad: isl.Map, node: str, tensor: str, context: isl.Set) -> LegalityError:
     """The error for a read in tile space that does not get what it wants (``bad``: not empty, two tuples)."""
     (s, t), (source, sink, params) = pair(bad), sample_pair(bad)
-    return LegalityError(
+    e = LegalityError(
         f"{what}\n  violated: {bad.gist_params(context).coalesce()}\n"
         f"  for example {s}{source} and {t}{sink} at {params}",
         node=node,
         tensor=tensor,
         rule="tile-space data flow",
     )
+    e.violated = bad
+    return e
 
 
 def _shared_arrays(group: Group, s: str, t: str) -> Iterable[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from polydyn.schedules.group.polyhedra import read_accesses
@@ -26,7 +25,17 @@ from polydyn.schedules.tree.loops import (
 )
 from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, a, b, c, it, p
 from polydyn.schedules.tree.scheduled import Scheduled
-from polydyn.schedules.tree.strategies import PACK, PANEL, VECTOR, CpuTile, columns, operand, uncopied
+from polydyn.schedules.tree.strategies import (
+    FIRST_ROW,
+    PACK,
+    PANEL,
+    SHARE_ROWS,
+    VECTOR,
+    CpuTile,
+    columns,
+    operand,
+    uncopied,
+)
 
 SCORES, VALUES = "A_", "B_"
 """What the names of the statements of both products begin with."""
@@ -46,7 +55,7 @@ def cpu_attention(group: Group, parts: AttentionParts, sizes: tuple[CpuTile, Cpu
     t = tile(t, i, (b, Launch("B_i")), (c, "C_i"), (p, sizes[0].rows))
     t = tile(tile(t, j, (c, "C_j"), (p, columns(sizes[0]))), d, (c, "C_d"), (p, columns(sizes[1])))
     t = refine(t, j, p(j), ("q_j", sizes[0].vectors), (LANE, sizes[0].lanes))
-    t = begins(balance(t, i, "r_tile", "r_lo"), i, c(i), "o_i", even=True)
+    t = begins(balance(t, i, "r_tile", SHARE_ROWS), i, c(i), FIRST_ROW, even=True)
     t = distribute(t, p(i), scores.name)  # each part walks the rows of the tile itself
     t = pull_out(interchange(t, c(j), p(k), *inner, p(i), p(j)), p(k), *inner)
     t = pull_out(interchange(t, c(d), inside, p(i), p(d)), inside)
@@ -93,18 +102,16 @@ def _beside(group: Group, parts: AttentionParts) -> Scheduled:
     stitch = replace(group, statements=tuple(s for s in group.statements if s.name in names))
     band, keys = (*first.batch, first.row), dict(scores.backbone.iters)[first.col]
     along = {x for s in stitch.statements for x, e in s.iters if x not in band and e == keys}
-    ends: Callable[[str, object], dict[str, End]] = lambda label, roles: {  # noqa: E731
-        label + n: End(side) for n, side in roles.sunk  # type: ignore[attr-defined]
-    }
+    ends = {n: End(side) for roles in (first, second) for n, side in roles.sunk}
     axes = {first.row: "i", first.col: "j", first.block: "k", **{x: _inner(x) for x in first.inner}}
     loops = {first.block: p("k"), **{x: it(x) for x in first.inner}}
     own = {second.row: "i", second.col: "d", second.block: "j"}
     order = [[s.name for s in x] for x in stages(parts.rows, parts.row_prefix, parts.phases)]
     return beside(
         group, [*map(it, first.batch), it("i")],
-        fused(scores, (*band, first.col), (first.block, *first.inner), ends(SCORES, first), axes, loops),
+        fused(scores, (*band, first.col), (first.block, *first.inner), ends, axes, loops),
         phased(stitch, band, order, {first.row: "i", **dict.fromkeys(along, "j")}, {x: it(x) for x in along}),
-        fused(values, (*band, second.col), (second.block,), ends(VALUES, second), own, {second.block: Coord("l")}),
+        fused(values, (*band, second.col), (second.block,), ends, own, {second.block: Coord("l")}),
     )  # fmt: skip
 
 

@@ -33,11 +33,14 @@ MEMORY = "memory"
 """The buffer of sums on their way from one step of the reduction to the next: an output of the group."""
 
 
-def keep(t: Scheduled, array: str, name: str, below: Coord, scope: tuple[Coord, ...] = ()) -> Scheduled:
+def keep(
+    t: Scheduled, array: str, name: str, below: Coord, scope: tuple[Coord, ...] = (), storage: str = ""
+) -> Scheduled:
     """A local of the group gets storage for one step of loop ``below``: registers, or rows of scratch.
 
-    ``name``: of the buffer; ``scope``: loops of units that have a storage each. TC: promotion; exo: stage_mem; Halide:
-    store_at. Before: acc[i, j]. After: acc[p_i, p_j] inside each step of c_i.
+    ``name``: of the buffer; ``scope``: loops of units that have a storage each; ``storage``: its name where several
+    buffers share one. TC: promotion; exo: stage_mem; Halide: store_at.
+    Before: acc[i, j]. After: acc[p_i, p_j] inside each step of c_i.
     Refuses: ``below`` is no loop of all that meet the array, for then one of them would find another one's elements;
     a subscript that is no iterator.
     """
@@ -52,8 +55,8 @@ def keep(t: Scheduled, array: str, name: str, below: Coord, scope: tuple[Coord, 
         if below not in order:
             raise refuse(f"{below} is no loop of {s.name}, which meets {array}: {list(order)}")
         fixed = {d for d in _digits(t, s.name, order[: order.index(below) + 1]) if d.axis in axes}
-    flow = tuple(Flow(s.name, _how(s, array), name) for s in meets)
-    buffer = Buffer(name, array, axes, frozenset(fixed), scope)
+    flow = tuple(Flow(s.name, how, name) for s in meets for how in _how(s, array))
+    buffer = Buffer(name, array, axes, frozenset(fixed), scope, storage)
     return replace(t, buffers=(*t.buffers, buffer), flow=(*t.flow, *flow))
 
 
@@ -180,8 +183,11 @@ def _meeting(t: Scheduled, array: str) -> list[Statement]:
     return [s for s in t.group.statements if s.array == array or any(x.array == array for x in read_accesses(s))]
 
 
-def _how(s: Statement, array: str) -> Meets:
-    return Meets.READS if s.array != array else Meets.UPDATES if s.reduce else Meets.WRITES
+def _how(s: Statement, array: str) -> tuple[Meets, ...]:
+    if s.array != array:
+        return (Meets.READS,)
+    reads = any(x.array == array for x in read_accesses(s))
+    return (Meets.UPDATES,) if s.reduce else (Meets.READS, Meets.WRITES) if reads else (Meets.WRITES,)
 
 
 def _axes(t: Scheduled, s: Statement, index: Iterable[object]) -> tuple[str, ...] | None:

@@ -17,8 +17,9 @@ from polydyn.schedules.tree.limits import assign, clip, mark, pad
 from polydyn.schedules.tree.loops import Size, distribute, interchange, pull_out, refine, regroup, tile
 from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, it, p, s, w
 from polydyn.schedules.tree.rewrites import merge, shared
-from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.scheduled import Scheduled, refuse
 from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, solved
+from polydyn.schedules.tree.tilemap import Digit
 
 V = Index.of
 COPY_A, COPY_B, FRAG_A, FRAG_B, STAGE = "COPY_A", "COPY_B", "FRAG_A", "FRAG_B", "STAGE"
@@ -96,7 +97,7 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
     for name, into, (array, along), x in ((FRAG_B, "b_frag", columns, j), (FRAG_A, "a_frag", rows, i)):
         hidden = (*loads[x][1], p(k))
         t = promote(t, array, along, name, into, f(k), [ACC], {g(x): loads[x][0]}, hidden, unit, (x,))
-    t = staged_sums(t, unit) if sizes.staged else t
+    t = staged_sums(t, unit, (*unit, f(i)), (f(j),), group.backbone.array) if sizes.staged else t
     t = assign(assign(t, "task", *block), "unit", *unit)
     t = pad(t, INIT, ACC)  # copies fill with zeros; epilogues are guarded
     done = [x.name for x in group.epilogues]
@@ -104,34 +105,55 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
     return _marks(t, block[0], done, sizes.staged)
 
 
-def staged_sums(t: Scheduled, unit: tuple[Coord, Coord]) -> Scheduled:
+def staged_sums(
+    t: Scheduled, unit: tuple[Coord, ...], outer: tuple[Coord, ...], fragments: tuple[Coord, ...], sums: str,
+    j: str = "j",
+) -> Scheduled:  # fmt: skip
     """Sums through shared memory, one fragment's rows and ``SLAB`` columns of a unit at a time, rows bit-reversed.
 
-    The fragment's rows are the digits r3:2 r2:2 r1:2 r0:2; a place among the staged rows runs them as ``PLACES``, so
-    that neither those that write nor those that read meet in a bank.
+    ``unit``: loops over units; ``outer``, ``fragments``: loops of the epilogues around slabs, and over fragments of the
+    columns, which are axis ``j``; ``sums``: their array. The fragment's rows are the digits r3:2 r2:2 r1:2 r0:2; a
+    place among the staged rows runs them as ``PLACES``, so that neither those that write nor those that read meet in a
+    bank.
     """
-    i, j, done = "i", "j", [x.name for x in t.group.epilogues]
-    fragments = [d for d in t.map.axes[j] if d.name not in (b(j), w(j), p(j))]
+    i, done = "i", [x.name for x in t.group.epilogues]
     points = t.map.digit(j, p(j)).size
     if points.constant is None or t.map.digit(i, p(i)).size != STAGED:
         raise ScheduleError("sums are staged by instructions of 16 rows", rule="whole tiles")
-    slab = SLAB // points.constant
-    columns: list[str]
-    if len(fragments) == 1:
-        t = refine(t, j, fragments[0].name, (e("s"), "E_s"), (e("f"), slab))
-        columns = [e("f")]
-    else:  # loads fill several fragments
-        t = refine(t, j, fragments[0].name, (e("s"), "E_s"), ("e_g", slab // int(fragments[1].size)))
-        columns = ["e_g", fragments[1].name]
-    t = regroup(t, done, [f(j)], {e("s"): [e("s")], e("f"): columns})
+    t, slabs, columns = _slabs(t, [d for k in fragments for d in _loop(t, done[0], k)], SLAB // points.constant)
+    t = regroup(t, done, fragments, {e("s"): slabs, e("f"): columns})
     t = refine(t, i, p(i), ("r3", 2), ("r2", 2), ("r1", 2), ("r0", 2))
-    t = interchange(t, *unit, f(i), e("s"), e("f"), p(i), p(j))
-    sums = t.group.backbone.array
+    t = interchange(t, *outer, e("s"), e("f"), p(i), p(j))
     cell: dict[Coord, list[str]] = {e("f"): columns, p(i): ["r3", "r2", "r1", "r0"], p(j): [p(j)]}
     t = promote(t, sums, j, STAGE, "stage", e("s"), done, cell, scope=unit)
-    places: dict[Coord, list[str]] = {e(i): list(PLACES), e(j): [*columns, p(j)], e("v"): []}
+    places: dict[Coord, list[str]] = {e(i): list(PLACES), e("j"): [*columns, p(j)], e("v"): []}
     t = regroup(t, done, [e("f"), p(i), p(j)], places)
     return distribute(t, e(i), done[0]) if len(done) > 1 else t
+
+
+def _loop(t: Scheduled, statement: str, loop: Coord) -> tuple[Digit, ...]:
+    """The digits of a loop."""
+    x = t.view(statement).loop(loop)
+    if x is None:
+        raise refuse(f"{statement} has no loop {loop}")
+    return x.digits
+
+
+def _slabs(t: Scheduled, fragments: list[Digit], slab: int) -> tuple[Scheduled, list[str], list[str]]:
+    """Fragments in slabs of ``slab``: names of the digits that count slabs, and of those inside one."""
+    inside: list[str] = []
+    while len(fragments) > 1 and slab > 1:  # the last digits: loads fill several fragments
+        *fragments, last = fragments
+        if last.size.constant is None or slab % last.size.constant:
+            fragments.append(last)
+            break
+        inside, slab = [last.name, *inside], slab // last.size.constant
+    if slab > 1:
+        last = fragments.pop()
+        inner = "e_g" if inside else e("f")
+        t = refine(t, last.axis, last.name, (e("s"), "E_s"), (inner, slab))
+        return t, [*(d.name for d in fragments), e("s")], [inner, *inside]
+    return t, [d.name for d in fragments], inside
 
 
 def _marks(t: Scheduled, outermost: Coord, done: list[str], staged: bool) -> Scheduled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polydyn.schedules.tree.names import Coord, MarkName
-from polydyn.schedules.tree.nodes import Band, Mark, Tree
+from polydyn.schedules.tree.nodes import Band, Leaf, Mark, Sequence, Tree
 from polydyn.schedules.tree.scheduled import Clip, Scheduled, all_of, refuse, rewrite, the
 
 
@@ -17,7 +17,7 @@ def clip(t: Scheduled, axis: str, *statements: str, whole: int = 0) -> Scheduled
     Before: c < C, p < P. After: and (c*P + p) < extent. Refuses: an unknown axis; a statement without the axis.
     """
     for n in statements:
-        if not any(d.axis == axis for d in t.view(n).digits):
+        if not any(d.axis in t.map.parts(axis) for d in t.view(n).digits):
             raise refuse(f"{n} has no digit of axis {axis}")
     return replace(t, clips=(*t.clips, *(Clip(n, axis, whole) for n in statements)))
 
@@ -40,16 +40,11 @@ def assign(t: Scheduled, level: str, *loops: Coord) -> Scheduled:
     Halide: parallel, gpu_blocks; TVM: bind; TC: mapToBlocks. Before: band b_i, b_j. After: tasks (b_i, b_j).
     Refuses: a loop of a reduction, whose steps meet one sum.
     """
-    reduced = {
-        t.map.iterators[s.name, x]
-        for s in t.group.statements
-        if s.reduce
-        for x in s.iterators
-        if not any(x in i.symbols() for i in s.index)
-    }
-    for view in t.map.views.values():
+    for s in (x for x in t.group.statements if x.reduce):
+        summed = [x for x in s.iterators if not any(x in i.symbols() for i in s.index)]
+        reduced = {t.map.iterators[s.name, x] for x in summed}
         for k in loops:
-            loop = view.loop(k)
+            loop = t.view(s.name).loop(k)
             if loop and any(d.axis in reduced for d in loop.digits):
                 raise refuse(f"{k} runs a reduction: its steps meet one sum", remedy="split_reduction first")
     return replace(t, parallel=(*t.parallel, (level, loops)))
@@ -78,3 +73,19 @@ def mark(t: Scheduled, name: MarkName, at: Coord | None, *statements: str, under
         t = replace(t, tree=rewrite(t.tree, all_of(t), f))
         the(hit, f"{of} has no loop {at}")
     return t
+
+
+def unmark(t: Scheduled, *names: MarkName) -> Scheduled:
+    """The marks of these names go. They held a part of a tree together while others were distributed.
+
+    isl: delete a mark node. Before: band i: mark row: A; B. After: band i: A; B. Refuses: nothing.
+    """
+
+    def go(node: Tree) -> Tree:
+        if isinstance(node, Mark) and node.name in names:
+            return go(node.child)
+        if isinstance(node, Sequence):
+            return Sequence(tuple((n, go(x)) for n, x in node.children))
+        return node if isinstance(node, Leaf) else replace(node, child=go(node.child))
+
+    return replace(t, tree=go(t.tree))

@@ -130,7 +130,8 @@ def beside(group: Group, band: Seq[Coord], *parts: Scheduled) -> Scheduled:
         for ax, ds in x.map.axes.items():
             if out.axes.get(ax, ds) != ds:
                 raise refuse(f"axis {ax} has the digits {out.axes[ax]} and {ds}")
-        below = Band(rest, tree.child) if rest else Mark(MarkName.ROW, tree.child)
+        several = len(x.map.views) > 1
+        below = Band(rest, tree.child) if rest else Mark(MarkName.ROW, tree.child) if several else Leaf()
         children.append((frozenset(x.map.views), below))
         out = TileMap(
             {**out.axes, **x.map.axes}, {**out.extents, **x.map.extents}, {**out.iterators, **x.map.iterators},

@@ -23,9 +23,12 @@ class Level:
         return Coord(f"{self.letter}_{axis}" if self.letter else axis)
 
 
-a, b, c, e, f, g, p, q, s, v, w = map(Level, "abcefgpqsvw")
-"""a: of a copy; b: block; c: register tile; e: of an epilogue; f: fragment; g: load; p: point; q: vector of a point;
-s: of a tile in shared memory; v: vector of a copy; w: unit (warp or thread)."""
+a, b, c, e, f, g, h, p, q, s, v, w = map(Level, "abcefghpqsvw")
+"""a: of a copy; b: block; c: register tile; e: of an epilogue; f: fragment; g: load, or warpgroup; h: warp of one;
+p: point; q: vector of a point, or point of a warpgroup; s: of a tile in shared memory; v: vector of a copy; w: unit
+(warp or thread)."""
+lanes = Level("l")
+"""Lanes of a warp that share a loop."""
 it = Level("")
 """An iterator that is not tiled."""
 LANE = Coord("lane")
@@ -63,12 +66,16 @@ class MarkName(_Text):
     ROW = "row"
     STAGE = "stage"
     TILE = "tile"
+    ROLES = "roles"
     PIPELINE = "pipeline"
     COPY = "copy"
     MULTIPLY = "multiply"
     INSTRUCTION = "instruction"
     EPILOGUE = "epilogue"
     STORE = "store"
+    COMBINE = "combine"
+    START = "start"
+    FINISH = "finish"
 
 
 class Role(_Text):

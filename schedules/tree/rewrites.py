@@ -66,6 +66,49 @@ def shared(group: Group, share: str, shares: str) -> Group:
     return replace(group, params=params, arrays=arrays, statements=tuple(map(of, group.statements)))
 
 
+CLEAR, SUM, PARTS = "CLEAR", "SUM", "parts"
+"""The statements that add partial sums, and the array of these."""
+ROUND, PART, POINT = "round", "part", "point"
+"""The iterators of a reduction that is dealt to lanes: k = (round * lanes + part) * points + point."""
+
+
+def dealt(group: Group, iterator: str, lanes: int, points: int) -> tuple[Group, dict[str, Index]]:
+    """The reduction dealt to lanes that sum by themselves, and the sum of their sums.
+
+    A lane has ``points`` neighbouring steps in every round. Returns the group and what the old iterator is of the new
+    ones. Beyond the last step nothing is summed: the schedule cuts there (``TileMap.joined``). TVM: rfactor.
+    Before: D[x] = 0; D[x] += f(x, k). After: parts[x, part] = 0; parts[x, part] += f(x, k); D[x] = 0; D[x] +=
+    parts[x, part]. Refuses: a reduction that may not be reassociated, or has other iterators too.
+    """
+    acc, init = group.backbone, group.init
+    if acc.reduce != "sum":
+        raise refuse(f"{acc.reduce} is not dealt to lanes")
+    if set(acc.iterators) - set(init.iterators) != {iterator}:
+        raise refuse(f"{acc.name} sums over more than {iterator}")
+    k = (V(ROUND) * lanes + PART) * points + POINT
+    rounds = dict(acc.iters)[iterator].ceildiv(lanes * points)
+    affine = rounds.constant is not None
+    shares, old = (PART, V(lanes)), group.arrays[acc.array]
+    shape = (*old.shape, V(lanes))
+    arrays = {**group.arrays, PARTS: replace(old, name=PARTS, shape=shape, strides=row_major(shape))}
+    steps = ((ROUND, rounds if affine else V("rounds")), shares, (POINT, V(points)))
+    index = (*acc.index, V(PART))
+    statements: list[Statement] = []
+    for s in group.statements:
+        if s is init:
+            statements.append(replace(s, iters=(*s.iters, shares), array=PARTS, index=(*s.index, V(PART))))
+        elif s is acc:
+            value = _moved(s.value, {iterator: k})
+            statements += [replace(s, iters=(*init.iters, *steps), array=PARTS, index=index, value=value),
+                           replace(init, name=CLEAR),
+                           Statement(SUM, (*init.iters, shares), s.array, s.index, Load(old.dtype, PARTS, index), "sum",
+                                     "backbone")]  # fmt: skip
+        else:
+            statements.append(s)
+    params = group.params if affine else (*group.params, "rounds")
+    return replace(group, params=params, arrays=arrays, statements=tuple(statements)), {iterator: k}
+
+
 def _moved(v: Value, env: Mapping[str, Index]) -> Value:
     """A value with iterators replaced in its subscripts."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import TiledGroup
 from polydyn.schedules.tree.names import Coord, End, Meets, extent
 from polydyn.schedules.tree.nodes import Band, Leaf, Mark, Sequence, TileStatement, Tree
-from polydyn.schedules.tree.tilemap import Digit, Loop, TileMap, View
+from polydyn.schedules.tree.tilemap import Digit, Loop, TileMap, View, When
 
 V = Index.of
 _T = TypeVar("_T")
@@ -24,7 +24,8 @@ class Buffer:
     """Storage inside the kernel for elements of ``array``.
 
     ``axes``: of the array's dims. ``fixed``: digits that do not change while the contents are meant; the others are
-    its cells. ``scope``: loops (of units) whose every value has a storage of its own.
+    its cells. ``scope``: loops (of units) whose every value has a storage of its own. ``storage``: its name where
+    several buffers are one, whose contents follow each other.
     """
 
     name: str
@@ -32,6 +33,12 @@ class Buffer:
     axes: tuple[str, ...]
     fixed: frozenset[Digit]
     scope: tuple[Coord, ...] = ()
+    storage: str = ""
+
+    @property
+    def place(self) -> str:
+        """The name of its storage."""
+        return self.storage or self.name
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,11 @@ class Scheduled:
                 return x
         raise ScheduleError(f"no buffer {name}: {[x.name for x in self.buffers]}", tensor=name)
 
+    def holding(self, buffers: Iterable[Buffer], axes: set[str]) -> list[Buffer]:
+        """Of buffers of one array those that an access along these axes means: a copy may run other axes too."""
+        every = list(buffers)
+        return [x for x in every if set(x.axes) == axes] or [x for x in every if axes <= set(x.axes)]
+
     def cell(self, statement: str, buffer: str, apart: str = "") -> dict[str, Index]:
         """Where a statement meets a buffer: axis -> the place inside it, in the statement's coordinates.
 
@@ -127,7 +139,7 @@ class Scheduled:
         out = []
         for x in self.clips:
             if x.statement == statement:
-                digits, values, weight = self.map.axes[x.axis], self.map.values(statement), ONE
+                digits, values, weight = self.map.axes.get(x.axis, ()), self.map.values(statement), ONE
                 first = self.map.element(statement, x.axis)
                 for d in reversed(digits[len(digits) - x.whole :]):
                     first, weight = first - values[d] * weight, weight * d.size
@@ -154,7 +166,7 @@ class Scheduled:
         whole: dict[str, Index] = {}
         for x in (x for view in self.map.views.values() for x in view.loops if x.digits):
             axis = x.digits[0].axis
-            if x.digits == self.map.axes[axis]:  # what runs all of an axis ends with it
+            if x.digits == self.map.axes[axis] and x.digits[0].when is When.COUNT:  # what runs all of it ends with it
                 whole[_parameter(x)] = self.map.extents[axis]
         return TiledGroup(self.tree, tuple(statements), tuple(used), tasks, whole)
 

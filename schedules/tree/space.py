@@ -20,6 +20,8 @@ from polydyn.schedules.tree.scheduled import Buffer, Carried, Flow, Scheduled, f
 from polydyn.schedules.tree.tilemap import Digit, Loop, View, When
 
 V = Index.of
+UNIT = "unit"
+"""The level of what runs at once inside a block: warps or threads, which barriers order."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ class Space:
             (same if m.subtract(r[0].apply_range(r[1].reverse())).is_empty() else rest).append(n)
         r = row(rest)
         forwards = bool(rest) and m.subtract(r[0].lex_lt_map(r[1])).is_empty()
+        onwards = bool(rest) and not forwards and a != b and m.subtract(r[0].lex_le_map(r[1])).is_empty()
         x, y = self.group.statement(a), self.group.statement(b)
         ga, gb = frame(a, x.iterators, self.params), frame(b, y.iterators, self.params)
 
@@ -196,25 +199,50 @@ class Space:
         out = ga.map_to("", values(same)).apply_range(gb.map_to("", values(same)).reverse())
         if forwards:
             out = out.intersect(ga.map_to("", values(rest)).lex_lt_map(gb.map_to("", values(rest))))
+        elif onwards:
+            out = out.intersect(ga.map_to("", values(rest)).lex_le_map(gb.map_to("", values(rest))))
         elif a == b:
             raise LegalityError(f"{a} depends on itself along {rest}, not forwards", node=a, rule="digit space")
         return out.intersect_domain(self._box(x)).intersect_range(self._box(y))
 
+    def place(self, n: str, level: str) -> list[Index] | None:
+        """The task or unit of an instance of a statement, as values of digits; None when it has none.
+
+        A level may be given by several sets of loops: a warp has one over all warps, an instruction of a warpgroup one
+        over warpgroups, in which the warp is a digit of its rows. Whoever has one of them has the digits of all.
+        """
+        entries = [loops for of, loops in self.x.parallel if of == level]
+        view = self.views[n]
+        if not any(all(view.loop(k) for k in loops) for loops in entries):
+            return None
+        loops_of = {x.coord: x.digits for w in self.views.values() for x in w.loops}
+        digits = dict.fromkeys(d for loops in entries for k in loops for d in loops_of.get(k, ()))
+        ends = {d: x.at for x in view.loops for d in x.digits} | dict.fromkeys(view.hidden)
+        for d in digits:
+            if d not in ends:
+                raise LegalityError(f"{n} is of a {level}, but runs no digit {d.name} of it", node=n, rule="tile map")
+        return [_at(d, ends[d]) for d in digits]
+
     def check_parallel(self, deps: Dependences) -> None:
-        """No dependence leads from one task or unit to another."""
-        for level, loops in self.x.parallel:
+        """No dependence leads from one task to another, or from one unit of a block to another.
+
+        Statements without a unit are the whole block's: a barrier stands between them and those of units.
+        """
+        for level in dict.fromkeys(level for level, _ in self.x.parallel):
             rows = {}
             for s in self.group.statements:
-                own = [self.views[s.name].loop(k) for k in loops]
-                if all(own):
-                    places = [_at(d, x.at) for x in own if x for d in x.digits]
-                    rows[s.name] = frame(s.name, s.iterators, self.params).map_to("", places)
+                place = self.place(s.name, level)
+                if place is not None:
+                    rows[s.name] = frame(s.name, s.iterators, self.params).map_to("", place)
             for m in deps.strict_pairs:
                 a, b = pair(m)
+                if level == UNIT and (a not in rows or b not in rows):
+                    continue
                 bad = m.subtract(rows[a].apply_range(rows[b].reverse())) if a in rows and b in rows else m
                 bad = bad.intersect_params(self.context)
                 if not bad.is_empty():
-                    what = f"two instances of {level} {[str(k) for k in loops]} meet one element"
+                    loops = [str(k) for of, ks in self.x.parallel if of == level for k in ks]
+                    what = f"two instances of {level} {loops} meet one element"
                     raise dependence_error(what, bad, self.group, self.context)
 
 

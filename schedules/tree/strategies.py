@@ -29,14 +29,16 @@ from polydyn.schedules.tree.loops import (
     refine,
     tile,
 )
-from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, Role, a, b, c, it, p
+from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, Role, a, b, c, extent, it, p
 from polydyn.schedules.tree.scheduled import Scheduled
 
 V = Index.of
-INIT, LOAD, ACC, SAVE, PACK, FILL = "INIT", "LOAD", "ACC", "SAVE", "PACK", "FILL"
-"""Statements; epilogues have the names that the group gives them."""
+INIT, LOAD, ACC, SAVE, PACK, FILL, DONE = "INIT", "LOAD", "ACC", "SAVE", "PACK", "FILL", "DONE"
+"""Statements; epilogues are called DONE and a number."""
 SUMS, PANEL, ROWS = "acc", "panel", "rows"
 """Buffers."""
+FIRST_ROW, SHARE_ROWS, SHARE_ROWS_END, SHARE_COLUMNS, SHARE_COLUMNS_END = "o_i", "r_lo", "r_hi", "c_lo", "c_hi"
+"""The first row of a register tile; rows and column tiles of a share: the first one, and the one behind the last."""
 VECTOR = Coord("v")
 """Vectors of a panel."""
 
@@ -87,8 +89,8 @@ def cpu_product(
     t = tile(t, j, (b, Launch("B_j")), (c, "C_j"), (p, columns(sizes)))
     t = tile(t, k, (b, sizes.blocks), (p, sizes.steps))
     t = refine(t, j, p(j), ("q_j", sizes.vectors), (LANE, sizes.lanes))
-    t = begins(balance(t, i, "r_tile", "r_lo"), i, c(i), "o_i", even=True)
-    t = balance(t, j, "c_lo", "c_lo_element")
+    t = begins(balance(t, i, "r_tile", SHARE_ROWS), i, c(i), FIRST_ROW, even=True)
+    t = balance(t, j, SHARE_COLUMNS, "c_lo_element")
     t = interchange(t, *batch, b(i), b(j), b(k), c(j), c(i), p(k), *inner, p(i), p(j))
     t = pull_out(t, p(k), *inner)  # INIT and DONE stay in b_k: sunk, guarded
     t = accumulate(t, c(i))
@@ -168,7 +170,7 @@ def nest(
     head = [it(x) for x in band if x not in axes]
     blocks, points = [b(x) for x in axes.values()], [it(x) for x in axes.values()]
     for x in axes.values():
-        t = begins(tile(t, x, (b, f"B_{x}"), (it, size or Launch(f"P_{x}"))), x, b(x), f"o_{x}")
+        t = begins(tile(t, x, (b, f"B_{x}"), (it, size or Launch(extent(p(x))))), x, b(x), f"o_{x}")
         t = clip(t, x, *t.map.views)
     first, task = group.statements[0].name, [*head, *blocks]
     t = interchange(t, *task, *points) if tiled else t

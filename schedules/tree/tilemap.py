@@ -118,6 +118,8 @@ class TileMap:
     """``axes``: digits of each axis, most significant first; ``extents``: of each axis; ``iterators``: (statement,
     iterator) -> axis; ``views``: statement -> view; ``origins`` and ``shares``: axis -> where its parts begin.
     ``derived``: iterators of the group before it was rewritten, as functions of iterators that it has now.
+    ``joined``: axes that a rewrite took apart, as functions of the axes of their parts; those of ``open`` run beyond
+    their extents, where the rewrite says what is computed.
     """
 
     axes: Mapping[str, tuple[Digit, ...]]
@@ -127,8 +129,14 @@ class TileMap:
     origins: Mapping[str, Origin]
     shares: Mapping[str, Share]
     derived: Mapping[str, Index] = field(default_factory=dict)
+    joined: Mapping[str, Index] = field(default_factory=dict)
+    open: frozenset[str] = frozenset()
 
     # -- what it answers -----------------------------------------------------------------------------------------
+
+    def parts(self, axis: str) -> tuple[str, ...]:
+        """The axes that an axis is made of: itself, where no rewrite took it apart."""
+        return tuple(sorted(self.joined[axis].symbols() & self.axes.keys())) if axis in self.joined else (axis,)
 
     def element(self, statement: str, axis: str, without: Collection[Digit] = ()) -> Index:
         """The element of an axis that an instance stands for, in the statement's coordinates.
@@ -136,6 +144,8 @@ class TileMap:
         ``without``: digits that count as 0, which gives the place inside a block, a tile or a buffer. ScheduleError:
         the statement does not run a digit that counts.
         """
+        if axis in self.joined:
+            return self.joined[axis].subs({x: self.element(statement, x, without) for x in self.parts(axis)})
         start, digits = self._start(statement, axis, without)
         values, out, weight = self.values(statement), ZERO, ONE
         for d in reversed(digits):

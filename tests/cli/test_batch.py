@@ -7,8 +7,6 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks.fuzz import compile_graph
-from benchmarks.random_graphs import random_feeds, random_graph
 from polydyn.compiler import Options, plan_graph
 from polydyn.graph.ir import Compute, Graph
 from polydyn.graph.passes.batch import batch_contractions
@@ -17,6 +15,8 @@ from polydyn.graph.reference import evaluate
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import op
 from polydyn.schedules.index import Index
+from polydyn.testing.fuzz import compile_graph
+from polydyn.testing.random_graphs import random_feeds, random_graph
 from tests.support.graphs import Sheet, matmul, random_inputs, wrong
 
 R = np.random.default_rng(1)
@@ -173,8 +173,9 @@ def random_products(seed: int) -> Graph:
     r = random.Random(seed)
     rows = ["M", "N"]
     s = Sheet(**{f"x{k}": (r.choice(rows), 8) for k in range(3)})
-    s.tensors["size_M"], s.tensors["size_N"] = (s.tensors["x0"].__class__(f"size_{m}", "float32", (Index.of(m),))
-                                                for m in rows)
+    s.tensors["size_M"], s.tensors["size_N"] = (
+        s.tensors["x0"].__class__(f"size_{m}", "float32", (Index.of(m),)) for m in rows
+    )
     s.inputs += ["size_M", "size_N"]
     for k in range(3):
         s.constant(f"w{k}", weights(8, r.choice((8, 8, 5))))

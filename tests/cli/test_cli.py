@@ -151,7 +151,5 @@ def test_outputs_whose_names_files_cannot_tell_apart_get_files_of_their_own(tmp_
 
 
 def test_python_m_polydyn_works() -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "polydyn", "--version"], cwd=ROOT, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-m", "polydyn", "--version"], cwd=ROOT, capture_output=True, text=True)
     assert run.stdout.strip() == f"polydyn, version {polydyn.__version__}", run.stderr

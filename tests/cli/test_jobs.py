@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from polydyn.jobs import Batch, BatchResult, read_jobs
 from polydyn.jobs.ledger import Ledger, folder_of, latest
 from polydyn.jobs.spec import KEYS, TUNE_KEYS
 from polydyn.jobs.work import execute, resident_bytes
+from polydyn.program_cache import program_key
 from polydyn.search.records import Records
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node
@@ -98,6 +99,23 @@ def test_every_argument_of_compile_and_tune_is_a_key() -> None:
     assert {f.name for f in fields(Options)} <= set(KEYS)
 
 
+def test_a_static_export_becomes_dynamic(models: Path) -> None:
+    """The names of axes reach compiling and tuning, and programs with other names are other programs."""
+    w = np.ones((8, 16), np.float32)
+    made = model([node("MatMul", "x w", "y")], {"x": ("float32", [4, 8])}, ["y"], {"w": w})
+    onnx.save(made, models / "static.onnx")
+    text = "- {model: static.onnx, output: a.polydyn, symbols: {x: [N, null]}, records: r.db, tune: {trials: 1}}"
+    (job,) = read_jobs(write(models, text))
+    assert job.arguments.symbols == {"x": ["N", None]}
+    assert program_key(models / "static.onnx", replace(job.arguments, records=None)) != program_key(
+        models / "static.onnx", replace(job.arguments, records=None, symbols={})
+    )
+    assert Batch(models / "jobs.yaml").run().state.failed == 0
+    program = polydyn.load(models / "a.polydyn")
+    assert program.run({"x": np.ones((7, 8), np.float32)})["y"].shape == (7, 16)
+    assert "tuned by" in program.explain(N=7).details()
+
+
 JOB = "- {model: relu.onnx, output: a.polydyn"
 
 
@@ -122,6 +140,8 @@ JOB = "- {model: relu.onnx, output: a.polydyn"
         (f"{JOB}, threads: two}}", "jobs.yaml:1: threads is 'two'"),
         (f"{JOB}, dims: {{N: [9, 3]}}}}", "jobs.yaml:1: dims.N is [9, 3]: the range 9..3 holds no size"),
         (f"{JOB}, dims: {{N: nine}}}}", "jobs.yaml:1: dims.N is 'nine'"),
+        (f"{JOB}, symbols: {{x: N}}}}", "jobs.yaml:1: symbols.x is 'N'"),
+        (f"{JOB}, symbols: {{x: [N, 3]}}}}", "jobs.yaml:1: symbols.x is ['N', 3]"),
         (f"{JOB}, dims: 3}}", "jobs.yaml:1: 3 is no mapping"),
         (f"{JOB}, without: [speed]}}", "jobs.yaml:1: there is no pass speed"),
         (f"{JOB}, strategy: best}}", "jobs.yaml:1: there is no strategy 'best'"),
@@ -272,7 +292,7 @@ def test_a_killed_worker_costs_one_attempt(tmp_path: Path) -> None:
 
 
 def request_for(folder: Path, **more: Any) -> dict[str, Any]:
-    arguments = {"target": "cpu", "dims": {}, "options": {}, "records": None}
+    arguments = {"target": "cpu", "dims": {}, "options": {}, "records": None, "symbols": {}}
     base = {"step": "compile", "threads": None, "tune": None, "timeout": None, "memory": None}
     return base | {"model": str(folder / "relu.onnx"), "arguments": arguments, "folder": str(folder / "w")} | more
 
@@ -319,7 +339,9 @@ def test_a_killed_batch_goes_on_where_it_was(tmp_path: Path) -> None:
         (tmp_path / f"{k:02}.onnx").write_bytes(b"slow %d" % k)
     path = write(tmp_path, "- {model: '*.onnx', output: '{name}.polydyn'}")
     code = f"from pathlib import Path; from polydyn.jobs import Batch; from test_jobs import stub\n" \
-           f"if __name__ == '__main__': Batch(Path({str(path)!r}), 2, execute=stub).run()"  # fmt: skip
+           f"if __name__ == '__main__':\n" \
+           f"    state = Batch(Path({str(path)!r}), 2, execute=stub).run().state\n" \
+           f"    print(state.skipped, state.done)"  # fmt: skip
     script = write(tmp_path, code, "go.py")
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'cli'}"}
     client = subprocess.Popen([sys.executable, str(script)], env=environment, start_new_session=True)
@@ -328,8 +350,9 @@ def test_a_killed_batch_goes_on_where_it_was(tmp_path: Path) -> None:
         time.sleep(0.05)
     client.kill()
     client.wait()
-    result, _ = run(path, workers=2, execute=stub)
-    assert result.state.skipped >= 3 and result.state.done + result.state.skipped == 12
+    again = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True)
+    skipped, finished = map(int, again.stdout.split()[-2:])
+    assert skipped >= 3 and finished + skipped == 12
     done = [job for job, outcome, _ in attempts(path) if outcome == "done"]
     assert len(done) == len(set(done)) == 12, "none twice"
     assert any(outcome == "interrupted" for _, outcome, _ in attempts(path))

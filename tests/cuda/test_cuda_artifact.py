@@ -15,15 +15,16 @@ import pytest
 import polydyn
 from polydyn.build.compiler import find_compiler
 from polydyn.errors import ArtifactError, BuildError
-from polydyn.gpu import emulator, images
+from polydyn.gpu import emulator
 from polydyn.gpu.compiler import find_nvcc
 from polydyn.gpu.errors import WrongArchitectureError
 from polydyn.gpu.nvrtc import find_nvrtc
-from polydyn.gpu.session import open_session
-from polydyn.program.artifact import write_artifact
 from polydyn.program.assemble import rebuild
-from polydyn.program.cuda_program import CudaProgram
-from polydyn.program.runtime import sources
+from polydyn.runtime.artifact import write_artifact
+from polydyn.runtime.c import sources
+from polydyn.runtime.cuda import images
+from polydyn.runtime.cuda.program import CudaProgram
+from polydyn.runtime.cuda.session import open_session
 from tests.support.cuda_programs import check, relu
 from tests.support.paths import ROOT
 

@@ -15,11 +15,11 @@ import pytest
 
 import polydyn
 from polydyn.errors import ArtifactError, InputError
-from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.errors import DeviceError, DeviceLostError, DeviceMemoryError
-from polydyn.gpu.session import Session, open_session
 from polydyn.program.assemble import build_program
-from polydyn.program.cuda_program import Call, CudaProgram
+from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.program import Call, CudaProgram
+from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.schedules.index import Index
 from tests.support.cuda_programs import add, check, one_launch, relu, shift, softmax_and_gather, version, with_block
 from tests.support.programs import B

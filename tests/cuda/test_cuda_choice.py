@@ -14,7 +14,6 @@ import pytest
 from onnx import helper
 
 import polydyn
-from benchmarks.gpu import choice
 from polydyn.build.compiler import build_library
 from polydyn.codegen.cuda.emit import LONG
 from polydyn.codegen.cuda.work import Work
@@ -24,11 +23,11 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu import hardware
 from polydyn.lowering.place_cuda import serves
 from polydyn.program.assemble import build_program
-from polydyn.program.cuda_program import CudaProgram
 from polydyn.program.estimates import choose, estimated, estimates, launch_time, may_run, resident_blocks, step_time
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import HostPlan, Launch
-from polydyn.program.runtime import sources
+from polydyn.runtime.c import sources
+from polydyn.runtime.cuda.program import CudaProgram
 from polydyn.schedules.index import ZERO, Atom, Index
 from polydyn.shapes.sizes import Sizes
 from tests.support.cuda_groups import placed, plan_of
@@ -217,16 +216,6 @@ def test_what_no_device_can_run_is_refused() -> None:
         choose(one, {"nth": 1, "B": 1}, H200)
     hopper = with_block(version("a", V(1)), arch="sm_90a")
     assert may_run(hopper, {"B": 1}, H200) and not may_run(hopper, {"B": 1}, DEVICES["sm_80"])
-
-
-def test_the_table_of_the_benchmark(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "LAYERS", ((64, 128),))
-    monkeypatch.setattr("sys.argv", ["choice", "--arch", "sm_80", "--rows", "1", "300"])
-    choice.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert "A100" in lines[0] and lines[3].split()[1:3] == ["1", "gemv_2_n8"]
-    shares = [int(line.split()[6].rstrip("%")) for line in lines[3:]]
-    assert len(shares) == 2 and all(0 < s <= 100 for s in shares), "nothing is faster than the roofline"
 
 
 # -- versions --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from polydyn.codegen.cuda.emit import LONG
 from polydyn.codegen.cuda.split import partial_group
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import MMA_TILES, MORE_TILES, CudaContractKernel
-from polydyn.errors import CodegenError, UnsupportedError
+from polydyn.errors import CodegenError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
@@ -371,15 +371,6 @@ def test_what_is_not_built_is_refused_by_name() -> None:
     plan = gemm("float16")
     with pytest.raises(CodegenError, match="fma of float16"):
         tiled(plan, SMALL_FMA)
-
-
-def test_half_precision_stays_refused_on_the_cpu() -> None:
-    from polydyn.backends.cpu import cpu_target
-    from polydyn.lowering.place_cpu import KernelBuilder
-
-    plan = gemm("float16")
-    with pytest.raises(UnsupportedError, match="float16 is not built for CPU"):
-        KernelBuilder(plan, cpu_target("cpu")).place(plan.groups[0])
 
 
 # -- compiled --------------------------------------------------------------------------------------------------------

@@ -12,16 +12,16 @@ import pytest
 
 import polydyn
 from polydyn.errors import PolydynError, ScheduleError, UnsupportedError
-from polydyn.gpu import session
-from polydyn.gpu.array import DeviceArray
-from polydyn.gpu.driver_ctypes import CtypesDriver
 from polydyn.gpu.errors import DeviceLostError, DeviceMemoryError, DriverMissingError, WrongArchitectureError
-from polydyn.gpu.images import ImageSource
-from polydyn.gpu.session import Session, open_session
 from polydyn.graph.ir import SymbolSource
-from polydyn.program.cuda_native import _Images
 from polydyn.program.plan import Block, Candidate, HostPlan, KernelSource, Launch
 from polydyn.program.verify import verify_host_plan
+from polydyn.runtime.cuda import session
+from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.driver_ctypes import CtypesDriver
+from polydyn.runtime.cuda.images import ImageSource
+from polydyn.runtime.cuda.native import _Images
+from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.schedules.decision import cheapest
 from polydyn.schedules.index import Index
 from tests.support.cuda_programs import check, relu, shift, with_block

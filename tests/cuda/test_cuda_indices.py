@@ -14,16 +14,16 @@ import pytest
 import polydyn
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError, PolydynError
-from polydyn.gpu.array import DeviceArray
-from polydyn.gpu.session import Session, open_session
 from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute, Graph, IndexBound, SymbolSource, Tensor
 from polydyn.graph.verify import verify_graph
-from polydyn.program.cuda_program import CudaProgram
 from polydyn.program.host import host_program
-from polydyn.program.index_checks import HALF, LARGEST, NOTHING, SPAN, find_offenders
+from polydyn.program.index_checks import HALF, LARGEST, NOTHING, SPAN, with_index_checks
 from polydyn.program.plan import DeviceCheck, IndexCheck
 from polydyn.program.verify import verify_host_plan
+from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.program import CudaProgram
+from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.schedules.expr import load, op
 from polydyn.schedules.index import Index
 from tests.support.cuda_programs import add, one_launch, version
@@ -247,7 +247,7 @@ def words_of(bound: IndexBound, data: np.ndarray) -> list[int]:
     here = tuple(Index.of(f"d{k}") for k in range(data.ndim))
     nodes = tuple(Compute(t, op("neg", load(u, here, "int64"))) for t, u in (("j", "x"), ("y", "j")))
     tensors = {n: Tensor(n, "int64", names) for n in ("x", "j", "y")}
-    found = find_offenders(Graph("g", ("x",), ("y",), tensors, {}, nodes, sources, bounds=(bound, bound)))
+    found = with_index_checks(Graph("g", ("x",), ("y",), tensors, {}, nodes, sources, bounds=(bound, bound)))
     assert [n.output for n in found.nodes] == ["j", "j.outside", "y"], "equal bounds share a node"
     assert found.outputs == ("y", "j.outside") and all(b.status == "j.outside" for b in found.bounds)
     verify_graph(found)
@@ -278,7 +278,7 @@ def test_arithmetic_that_becomes_a_formula_is_looked_at() -> None:
     nodes = [node("Mul", "i two", "m"), node("Add", "m one", "j"), node("Gather", "x j", "y")]
     ins = {"x": ("float32", ["T"]), "i": ("int64", ["A", "B"])}
     graph = import_model(model(nodes, ins, ["y"], {"two": np.array(2), "one": np.array(1)}))
-    found = find_offenders(graph)
+    found = with_index_checks(graph)
     verify_graph(found)
     i = np.zeros((3, 7), np.int64)
     i[2, 6], i[0, 4] = 3, -4

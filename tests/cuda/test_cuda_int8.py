@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.kernel import CudaKernel
-from polydyn.codegen.cuda.product import ProductGroup, TiledProduct
+from polydyn.codegen.cuda.product import TiledProduct
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import IMMA_TILES, CudaContractKernel
 from polydyn.errors import CodegenError
@@ -26,7 +27,11 @@ SHAPES = [(1, 1, 1), (7, 31, 5), (63, 65, 64), (64, 64, 63), (65, 63, 65), (1, 1
 
 
 def ends(
-    types: Types, trans: Trans, tile: CudaTile, zero: bool = False, widths: tuple[int, ...] = (16, 1),
+    types: Types,
+    trans: Trans,
+    tile: CudaTile,
+    zero: bool = False,
+    widths: tuple[int, ...] = (16, 1),
     outputs: str = "P",
 ) -> tuple[CudaKernel, ...]:
     """The versions with the widest and with the narrowest accesses."""

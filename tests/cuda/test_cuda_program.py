@@ -12,16 +12,16 @@ import onnx
 import pytest
 
 import polydyn
-from benchmarks.accuracy import TOLERANCE, error, reference
-from benchmarks.models.inputs import feeds as inputs_of
 from polydyn.compiler import Options
 from polydyn.errors import InputError, UnsupportedError
-from polydyn.gpu import dlpack
-from polydyn.gpu.array import DeviceArray
-from polydyn.gpu.dlpack import CUDA, capsule, view
 from polydyn.gpu.errors import DeviceError
-from polydyn.gpu.session import Session, open_session
-from polydyn.program.cuda_program import CudaProgram, stream_handle
+from polydyn.runtime.cuda import dlpack
+from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.dlpack import CUDA, capsule, view
+from polydyn.runtime.cuda.program import CudaProgram, stream_handle
+from polydyn.runtime.cuda.session import Session, open_session
+from polydyn.testing.accuracy import TOLERANCE, error, reference
+from polydyn.testing.inputs import feeds as inputs_of
 from tests.support.cuda_programs import W, softmax_and_gather
 from tests.support.stored import path_of
 from tests.support.tiny import model, node

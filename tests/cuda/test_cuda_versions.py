@@ -11,24 +11,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.gpu.cases import to_tf32_even
 from polydyn.codegen.cuda.kernel import BASE, TF32, TensorMapOf
 from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError
-from polydyn.gpu.array import DeviceArray
 from polydyn.gpu.compiler import device_headers, find_nvcc
 from polydyn.gpu.errors import DeviceError, DeviceMemoryError
-from polydyn.gpu.images import ImageSource, build_images
 from polydyn.gpu.nvrtc import find_nvrtc
-from polydyn.gpu.session import open_session
 from polydyn.gpu.targets import special_arch
 from polydyn.program.assemble import build_program
-from polydyn.program.cuda_program import CudaProgram
 from polydyn.program.plan import WORKSPACE, Block, Candidate, KernelSource
+from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.images import ImageSource, build_images
+from polydyn.runtime.cuda.program import CudaProgram
+from polydyn.runtime.cuda.session import open_session
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.ranges import largest
 from polydyn.shapes.sizes import Sizes
+from polydyn.testing.device.cases import to_tf32_even
 from tests.support.cuda_programs import add, one_launch, version, with_block
 from tests.support.programs import B
 from tests.support.tiny import model, node
@@ -37,7 +37,9 @@ ONE, NTH = Index.of(1), Index.of("nth")
 ROW = Index.of(32)
 
 # a block doubles a row; the row comes to shared memory by TMA
-MAPPED = PRELUDE + """#include "pd_hopper.cuh"
+MAPPED = (
+    PRELUDE
+    + """#include "pd_hopper.cuh"
 PD_KERNEL(mapped, 32, 1)(PD_TMAP(map), const float *x, float *y) {
   PD_DYN_SMEM(smem);
   uint64_t *bar = (uint64_t *)(smem + 128);
@@ -54,6 +56,7 @@ PD_KERNEL(mapped, 32, 1)(PD_TMAP(map), const float *x, float *y) {
 }
 PD_EXPORT(mapped, 32);
 """
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -200,7 +203,7 @@ def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     rounding = program(with_block(hopper, maps=(replace(rows, dtype=TF32),)), version("a", ONE), kernels=kernels)
     rounded = to_tf32_even(x).view(np.float32)
     assert np.array_equal(rounding.run({"x": x})["y"], 2 * rounded) and (rounded != x).mean() > 0.9
-    monkeypatch.setattr("polydyn.gpu.images.ImageSource.special", 80)
+    monkeypatch.setattr("polydyn.runtime.cuda.images.ImageSource.special", 80)
     older = program(hopper, version("a", ONE), kernels=kernels)
     assert difference(older, 3) == 1 and "not tma: it is for sm_90a" in older.explain(B=3).details()
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from benchmarks.gpu.cases import to_tf32_even
 from polydyn.codegen.cuda.emit import LONG
+from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.kernel import TF32, CudaKernel
-from polydyn.codegen.cuda.product import ProductGroup
 from polydyn.codegen.cuda.wgmma import wgmma_versions
 from polydyn.fusion.plan import FusionPlan
-from polydyn.gpu import tensormap
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import lower_contract
 from polydyn.lowering.place import Placed
+from polydyn.runtime.cuda import tensormap
+from polydyn.testing.device.cases import to_tf32_even
 from tests.support.cuda_groups import ARCH, first_fit, params_of, placed, plan_of, run, with_bugs
 
 node = helper.make_node

@@ -12,8 +12,9 @@ from onnx import helper
 
 from polydyn.codegen.cuda.emit import LONG
 from polydyn.codegen.cuda.few_rows import gemv_versions
+from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.kernel import CudaKernel
-from polydyn.codegen.cuda.product import ProductGroup, TiledProduct
+from polydyn.codegen.cuda.product import TiledProduct
 from polydyn.codegen.cuda.versions import IMMA_TILES, CudaContractKernel
 from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
 from polydyn.compiler import plan_program

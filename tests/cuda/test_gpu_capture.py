@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from polydyn.gpu import cpu_libcuda
-from polydyn.gpu.driver_ctypes import CtypesDriver
 from polydyn.gpu.emulator import compile_emulated
 from polydyn.gpu.errors import DeviceError, DeviceLostError
+from polydyn.runtime.cuda.driver_ctypes import CtypesDriver
 
 INVALID_VALUE, INVALID_HANDLE, ILLEGAL_STATE, NOT_SUPPORTED = 1, 400, 401, 801
 UNSUPPORTED, INVALIDATED, ISOLATION, IMPLICIT, CAPTURED_EVENT, WRONG_THREAD = 900, 901, 905, 906, 907, 908

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from benchmarks.gpu.cases import HERE
-from benchmarks.gpu.gemms import MMA_SOURCE, WGMMA_SOURCE
 from polydyn.errors import BuildError, UnsupportedError
 from polydyn.gpu.compiler import ARCHITECTURES, compile_cuda, find_nvcc, parse_ptxas
 from polydyn.gpu.nvrtc import find_nvrtc
+from polydyn.testing.device.cases import HERE
+from polydyn.testing.device.gemms import MMA_SOURCE, WGMMA_SOURCE
 
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed")
 needs_compiler = pytest.mark.skipif(

@@ -12,13 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.gpu.cases import Mapped
-from benchmarks.gpu.gemms import MMA_SOURCE, WGMMA_SOURCE, Problem
 from polydyn.codegen.device import HEADERS
 from polydyn.gpu import cpu_libcuda, emulator
-from polydyn.gpu.driver import Driver, open_driver
-from polydyn.gpu.driver_ctypes import CtypesDriver
-from polydyn.gpu.driver_pycuda import pycuda_installed
 from polydyn.gpu.emulator import compile_emulated
 from polydyn.gpu.errors import (
     DeviceError,
@@ -27,7 +22,13 @@ from polydyn.gpu.errors import (
     DriverMissingError,
     WrongArchitectureError,
 )
-from polydyn.gpu.tensormap import TF32, TensorMap
+from polydyn.runtime.cuda.driver import Driver
+from polydyn.runtime.cuda.driver_ctypes import CtypesDriver
+from polydyn.runtime.cuda.driver_pycuda import pycuda_installed
+from polydyn.runtime.cuda.drivers import open_driver
+from polydyn.runtime.cuda.tensormap import TF32, TensorMap
+from polydyn.testing.device.cases import Mapped
+from polydyn.testing.device.gemms import MMA_SOURCE, WGMMA_SOURCE, Problem
 from tests.support.paths import ROOT
 
 KINDS = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.gpu.gemms import MMA_SOURCE, Problem
 from polydyn.errors import BuildError
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
 from polydyn.gpu.errors import DeviceError
+from polydyn.testing.device.gemms import MMA_SOURCE, Problem
 
 KERNEL = """#include "pd_hopper.cuh"
 PD_KERNEL({name}, 64, 1)(float *g, int at) {{

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.gpu.cases import Mapped
-from benchmarks.gpu.gemms import MMA_SOURCE, SHAPES, WGMMA_SOURCE, Problem
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
 from polydyn.gpu.errors import DeviceError
+from polydyn.testing.device.cases import Mapped
+from polydyn.testing.device.gemms import MMA_SOURCE, SHAPES, WGMMA_SOURCE, Problem
 
 SMALL = {"BM": 64, "BN": 64, "WM": 32, "WN": 32}
 

@@ -10,8 +10,8 @@ from itertools import product
 
 import pytest
 
-from benchmarks.gpu.cases import _fragment_a, _fragment_b, _fragment_c
 from polydyn.codegen.cuda.instructions import COLUMN, ROW
+from polydyn.testing.device.cases import _fragment_a, _fragment_b, _fragment_c
 
 Digits = tuple[tuple[int, ...], tuple[int, ...]]
 LANES, FOUR = (4, 8), (2, 2)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.gpu.cases import HERE, Case, Mapped, all_cases, mismatch
-from benchmarks.gpu.cases_hopper import all_hopper_cases
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
 from polydyn.gpu.errors import DeviceError
+from polydyn.testing.device.cases import HERE, Case, Mapped, all_cases, mismatch
+from polydyn.testing.device.cases_hopper import all_hopper_cases
 
 CASES = {c.name: c for c in [*all_cases(), *all_hopper_cases()]}
 

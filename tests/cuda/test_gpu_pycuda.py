@@ -19,18 +19,18 @@ import onnx
 import pytest
 
 import polydyn
-from benchmarks.accuracy import TOLERANCE, error, reference
-from benchmarks.models.inputs import feeds as inputs_of
 from polydyn.errors import InputError
 from polydyn.gpu import cpu_libcuda
-from polydyn.gpu.array import DeviceArray
-from polydyn.gpu.driver import open_driver
-from polydyn.gpu.driver_ctypes import CtypesDriver
-from polydyn.gpu.driver_pycuda import PycudaDriver
 from polydyn.gpu.emulator import compile_emulated
 from polydyn.gpu.errors import DeviceError, DeviceLostError, DeviceMemoryError
-from polydyn.gpu.session import Session, open_session
-from polydyn.program.cuda_program import CudaProgram
+from polydyn.runtime.cuda.array import DeviceArray
+from polydyn.runtime.cuda.driver_ctypes import CtypesDriver
+from polydyn.runtime.cuda.driver_pycuda import PycudaDriver
+from polydyn.runtime.cuda.drivers import open_driver
+from polydyn.runtime.cuda.program import CudaProgram
+from polydyn.runtime.cuda.session import Session, open_session
+from polydyn.testing.accuracy import TOLERANCE, error, reference
+from polydyn.testing.inputs import feeds as inputs_of
 from tests.support.cuda_programs import relu, shift, softmax_and_gather
 from tests.support.paths import ROOT
 from tests.support.stored import path_of
@@ -351,7 +351,7 @@ def test_contexts_are_given_back(device: Session, tmp_path: Path) -> None:
     said = subprocess_says("""
 library = str(cpu_libcuda.build())
 raw = ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
-from polydyn.gpu.driver import open_driver
+from polydyn.runtime.cuda.drivers import open_driver
 def active():
     flags, on = ctypes.c_uint(), ctypes.c_int()
     raw.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(on))
@@ -377,7 +377,7 @@ print(current.value)
 ABORTS = """
 library = str(cpu_libcuda.build())
 ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
-from polydyn.gpu.driver import open_driver
+from polydyn.runtime.cuda.drivers import open_driver
 from polydyn.gpu.emulator import compile_emulated
 from polydyn.gpu.errors import DeviceLostError
 image = compile_emulated(KERNELS).read_bytes()
@@ -414,13 +414,16 @@ def test_nothing_aborts_where_threads_and_processes_end(end: str, sticky: str) -
 
 def test_a_broken_context_at_the_end() -> None:
     """A kernel that fails after the last call: nobody renews, and nothing is destroyed in the broken context."""
-    code = ABORTS.split("def work")[0] + """
+    code = (
+        ABORTS.split("def work")[0]
+        + """
 f, s, p = d.get_function(d.load_module(image), "stray"), d.stream(), d.alloc(128)
 d.launch(f, (1, 1, 1), 32, 0, [p], s)
 t = threading.Thread(target=d.launch, args=(f, (1, 1, 1), 32, 0, [p])); t.start(); t.join()
 END
 print("end")
 """
+    )
     for end in ("", "del d; gc.collect()", "d.close()"):
         for sticky in "01":
             said = subprocess_says(code.replace("END", end).replace("KERNELS", repr(KERNELS)), PDEMU_STICKY=sticky)
@@ -429,7 +432,9 @@ print("end")
 
 def test_a_callers_context_survives_a_broken_one() -> None:
     """pycuda takes the caller's context down before it finds that the broken one cannot be had."""
-    code = ABORTS.split("def work")[0] + """
+    code = (
+        ABORTS.split("def work")[0]
+        + """
 import pycuda.driver as cuda
 own = cuda.Device(0).make_context()
 f, s = d.get_function(d.load_module(image), "stray"), d.stream()
@@ -443,6 +448,7 @@ own.pop()
 own.detach()
 print("end")
 """
+    )
     for sticky in "01":
         said = subprocess_says(code.replace("KERNELS", repr(KERNELS)), PDEMU_STICKY=sticky)
         assert said.split() == ["end"]
@@ -453,7 +459,7 @@ def test_another_libcuda_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "libcuda.so.1"
     shutil.copy(cpu_libcuda.build(), other)
     said = subprocess_says(f"""
-from polydyn.gpu.session import open_session
+from polydyn.runtime.cuda.session import open_session
 from polydyn.gpu.errors import DriverMissingError
 print(open_session(library="emulated").driver.name)
 try:

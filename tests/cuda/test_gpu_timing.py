@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from polydyn.gpu import cpu_libcuda
-from polydyn.gpu.driver import Driver, open_driver
 from polydyn.gpu.emulator import compile_emulated
 from polydyn.gpu.errors import DeviceError
-from polydyn.gpu.timing import Times, replayed, sets_beyond
+from polydyn.runtime.cuda.driver import Driver
+from polydyn.runtime.cuda.drivers import open_driver
+from polydyn.runtime.cuda.timing import Times, replayed, sets_beyond
 
 ADD_ONE = """
 #include "pd_device.cuh"

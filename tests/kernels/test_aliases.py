@@ -8,8 +8,8 @@ import pytest
 from onnx import helper
 
 import polydyn
-from benchmarks.ops import models
 from polydyn.compiler import Options
+from polydyn.testing import models
 
 SHAPES = [(2, 3), (0, 4), (1, 1), (5, 17)]
 

@@ -14,9 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
 from polydyn.compiler import Options, plan_program
-from polydyn.program.artifact import Artifact
 from polydyn.program.assemble import build_artifact
-from polydyn.program.program import Program, open_program
+from polydyn.runtime.artifact import Artifact
+from polydyn.runtime.opening import open_program
+from polydyn.runtime.program import Program
 
 D = 16
 SHAPES = [(1, 1, 1), (1, 8, 8), (2, 7, 7), (1, 33, 33), (2, 65, 65), (1, 130, 130), (3, 1, 31), (1, 13, 64), (0, 4, 4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from polydyn.errors import InputError
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
 from polydyn.graph.expand import import_model
+from polydyn.runtime.opening import load
 from polydyn.schedules.expr import loads
 from polydyn.schedules.index import Index
 from tests.support.tiny import model, node
@@ -71,16 +73,43 @@ def test_what_is_not_decided_stays_and_is_right_for_1_and_for_n() -> None:
         np.testing.assert_array_equal(got, np.tile(x, b) + 1)
 
 
-def test_two_unknown_sizes_are_equal_under_a_guard_or_refused_by_name() -> None:
-    """Whether A and B are equal or one of them is 1 cannot be known: equality is checked on every call and noted."""
-    m = model([node("Add", "a b", "y")], {"a": (F, ["A"]), "b": (F, ["B"])}, ["y"])
+def test_two_unknown_sizes_are_equal_or_one_of_them_is_1() -> None:
+    """The version for equal sizes is noted; another one is there for calls in which one of them is 1."""
+    nodes = [node("Add", "a b", "c"), node("Mul", "c d", "y"), node("ReduceSum", "y", "s", keepdims=0)]
+    m = model(nodes, {"a": (F, ["A", 3]), "b": (F, ["B", 3]), "d": (F, ["D", "E"])}, ["y", "s"])
     program = compile(m, threads=1)
     assert any("taken to be equal" in n for n in program.manifest["notes"])
-    for n in (1, 5):
-        x = np.ones(n, np.float32)
-        np.testing.assert_array_equal(program.run({"a": x, "b": x})["y"], x + x)
-    with pytest.raises(InputError, match=r"axis 0 is 5, but A .* is 1 in this call"):
-        program.run({"a": np.ones(1, np.float32), "b": np.ones(5, np.float32)})
+    sizes = [(5, 5, 5, 3), (1, 5, 5, 3), (5, 1, 5, 1), (1, 1, 7, 1), (1, 1, 1, 1), (4, 4, 1, 1), (0, 1, 0, 3)]
+    for a, b, d, e in [*sizes, (1, 0, 1, 1)]:
+        x, z, w = (np.random.default_rng(a + b).random(s, np.float32) for s in ((a, 3), (b, 3), (d, e)))
+        got = program.run({"a": x, "b": z, "d": w})
+        np.testing.assert_allclose(got["y"], (x + z) * w, 1e-6)
+        np.testing.assert_allclose(got["s"], ((x + z) * w).sum(), 1e-4)
+        out = np.empty_like(got["y"])
+        assert program.bind({"a": x, "b": z, "d": w})()["y"].shape == got["y"].shape
+        assert program.run({"a": x, "b": z, "d": w}, {"y": out})["y"] is out
+    for a, b, d in ((4, 5, 5), (1, 5, 4), (2, 1, 3)):
+        with pytest.raises(InputError, match=r"Add_c|Mul_y"):
+            shapes = {"a": (a, 3), "b": (b, 3), "d": (d, 1)}
+            program.run({n: np.ones(shape, np.float32) for n, shape in shapes.items()})
+
+
+def test_both_versions_are_saved(tmp_path: Path) -> None:
+    m = model([node("Add", "a b", "y")], {"a": (F, ["A"]), "b": (F, ["B"])}, ["y"])
+    program = compile(m, threads=1)
+    program.save(tmp_path / "two.polydyn")
+    loaded = load(tmp_path / "two.polydyn")
+    assert loaded.run({"a": np.ones(1, np.float32), "b": np.ones(4, np.float32)})["y"].tolist() == [2] * 4
+    assert loaded.run({"a": np.ones(4, np.float32), "b": np.ones(4, np.float32)})["y"].tolist() == [2] * 4
+    again = compile(m, threads=1)
+    again.save(tmp_path / "again.polydyn")
+    assert (tmp_path / "two.polydyn").read_bytes() == (tmp_path / "again.polydyn").read_bytes()
+
+
+def test_a_pair_that_something_else_makes_equal_has_one_version() -> None:
+    m = model([node("Add", "a b", "c"), node("Concat", "a b", "d", axis=1), node("MatMul", "c d", "y")],
+              {"a": (F, ["A", "A"]), "b": (F, ["B", "B"])}, ["y"])  # fmt: skip
+    assert "general" not in compile(m, threads=1).manifest
 
 
 def test_a_size_stated_to_be_1_broadcasts_without_a_guard_on_equality() -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
 import polydyn
-from benchmarks.models.inputs import feeds
-from benchmarks.ops import models
 from polydyn.build.features import machine_features
 from polydyn.compiler import plan_graph, plan_program
 from polydyn.errors import InputError
 from polydyn.schedules.expr import FromIndex, Value, cast, const, op
 from polydyn.schedules.index import Index
+from polydyn.testing import models
+from polydyn.testing.inputs import feeds
 from tests.support.graphs import Sheet, matmul, wrong
 from tests.support.stored import compiled, load, path_of
+from tests.support.tiny import model, node
 
 
 @pytest.mark.skipif("avx2" not in machine_features(), reason="needs AVX2")
@@ -160,3 +162,39 @@ def test_a_product_of_one_row_has_a_schedule_on_cuda() -> None:
     """Its row operand runs the reduction only; the schedule looked for a read along rows."""
     plan = plan_program(path_of("shufflenet_tiny"), target="cuda:sm_80")
     assert any(k.name.startswith("contract_") for k in plan.kernels)
+
+
+def test_a_size_that_only_the_guard_of_a_load_uses_is_declared() -> None:
+    """A guard's subscripts were not looked at: STFT's kernel used a size that it had not read."""
+    sheet = Sheet(x=("S",), z=("P",), w=("L",))
+    inside = op("lt", FromIndex("int64", Index.of("d0")), FromIndex("int64", Index.of("P")))
+    sheet.let("y", ("L",), op("where", inside, sheet.at("x", "d0"), const(0, "float32")))
+    assert not wrong(sheet.graph("y"), {"S": 40, "P": 33, "L": 35}, {"S": 3, "P": 0, "L": 2}, {"S": 7, "P": 7, "L": 7})
+
+
+def test_a_grouped_convolution_over_a_length_that_others_make() -> None:
+    """Lengths that are quotients of quotients, between transposes, left an iterator unbound (wav2vec2)."""
+    r = np.random.default_rng(0)
+    weights = {"u": (8, 1, 5), "w": (8, 2, 6), "b": (8,), "s": (8, 8)}
+    nodes = [
+        node("Unsqueeze", "x one", "x1"), node("Conv", "x1 u", "c", strides=[3]), node("Gelu", "c", "g"),
+        node("Transpose", "g", "t", perm=[0, 2, 1]), node("MatMul", "t s", "h"),
+        node("Transpose", "h", "ht", perm=[0, 2, 1]), node("Conv", "ht w b", "d", group=4, pads=[3, 3]),
+        node("Slice", "d zero minus two", "e"), node("Gelu", "e", "f"), node("Transpose", "f", "k", perm=[0, 2, 1]),
+        node("Add", "h k", "y"),
+    ]  # fmt: skip
+    constants = {n: r.standard_normal(s, np.float32) for n, s in weights.items()}
+    constants |= {n: np.array([v]) for n, v in {"one": 1, "zero": 0, "minus": -1, "two": 2}.items()}
+    made = model(nodes, {"x": ("float32", ["B", "L"])}, ["y"], constants, opset=20)
+    made.ir_version = 10
+    program, other = polydyn.compile(made, threads=1), onnxruntime.InferenceSession(made.SerializeToString())
+    for b, length in ((1, 5), (2, 61), (3, 33)):
+        x = {"x": r.standard_normal((b, length), np.float32)}
+        np.testing.assert_allclose(program.run(x)["y"], other.run(None, x)[0], 1e-4, 1e-4)
+
+
+def test_a_negative_number_in_a_type_without_sign_wraps() -> None:
+    """A bound of -1 that a model casts to uint8 overflowed where constants are folded."""
+    nodes = [node("Cast", "minus", "low", to=onnx.TensorProto.UINT8), node("Clip", "x low", "y")]
+    made = model(nodes, {"x": ("uint8", ["N"])}, ["y"], {"minus": np.array(-1)})
+    assert polydyn.compile(made).run({"x": np.arange(3, dtype=np.uint8)})["y"].tolist() == [255, 255, 255]

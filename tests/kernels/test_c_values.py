@@ -18,13 +18,32 @@ from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.reference import evaluate_value
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.expr import FLOATS, FromIndex, Load, Op, Value, cast, const, load, loads, op, transform, walk
+from polydyn.schedules.expr import (
+    FLOATS,
+    SMALL,
+    SMALL_FLOATS,
+    SMALL_INTEGERS,
+    WIDENED,
+    FromIndex,
+    Load,
+    Op,
+    Value,
+    cast,
+    const,
+    load,
+    loads,
+    op,
+    transform,
+    walk,
+)  # fmt: skip
 from polydyn.schedules.index import ZERO, Index
 from tests.support.paths import ROOT
 
 LEAF = ROOT / "codegen" / "leaf"
 TARGETS = {16: "cpu:avx512", 8: "cpu:avx2", 4: "cpu:baseline"}
 DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+STORED = ("float16", "bfloat16", *SMALL)
+N = 157
 SIGNED = ("int8", "int16", "int32", "int64")
 ARITHMETIC = ("add", "sub", "mul", "div", "fmod", "mod", "max", "min", "neg", "abs", "sign")
 RELATIONS = ("lt", "le", "eq", "ne", "gt", "ge")
@@ -37,6 +56,11 @@ def values(dtype: str, seed: int) -> np.ndarray:
     """Ugly values first, then random ones; another order for every seed. 157 elements: no whole number of vectors."""
     r = np.random.default_rng(seed)
     t = numpy_dtype(dtype)
+    if dtype in STORED:
+        bits = 8 * t.itemsize if dtype in SMALL_FLOATS[:5] else 16 if t.itemsize == 2 else 2 if dtype[-1] == "2" else 4
+        every = np.arange(2**bits) if bits <= 8 else np.linspace(0, 2**16 - 1, 157).astype(int)
+        wide = np.uint16 if t.itemsize == 2 else np.uint8
+        return np.asarray(r.permutation(np.resize(every, 257 if bits == 8 else 157)).astype(wide)[:N].view(t))
     if dtype == "bool":
         return r.integers(0, 2, 157).astype(bool)
     if dtype in FLOATS:
@@ -106,7 +130,30 @@ def cases() -> Iterator[Case]:
     yield "denormal constant", op("mul", leaf(0, "float32"), const(1e-44, "float32"))
     for t in SIGNED:
         yield f"least {t}", op("max", leaf(0, t), const(int(np.iinfo(t).min), t))
+    yield from stored()
     yield from compound()
+
+
+def stored() -> Iterator[Case]:
+    """Types of memory only: conversions, and arithmetic between a widening and a rounding."""
+    for t in STORED:
+        x = cast(leaf(0, t), WIDENED[t])
+        for u in ("float32", "float64", "int32", "bool"):
+            if not (t in (*FLOATS, *SMALL_FLOATS) and u == "int32"):
+                yield f"cast {t} {u}", cast(leaf(0, t), u)
+        if t in SMALL_INTEGERS:
+            yield f"cast int64 {t}", cast(leaf(0, "int64"), t)
+            yield f"wrap {t}", cast(op("add", x, const(3, x.dtype)), t)
+            continue
+        if t != "float8_e8m0fnu":
+            for u in ("float32", "float64", "float16"):
+                yield f"cast {u} {t}", cast(leaf(0, u), t)
+            yield f"rounded {t}", op("add", cast(cast(leaf(0, "float32"), t), "float32"), leaf(1, "float32"))
+        if t in FLOATS:
+            yield f"product {t}", cast(op("mul", x, cast(leaf(1, t), "float32")), t)
+            yield f"max {t}", op("max", leaf(0, t), leaf(1, t))
+            yield f"lt {t}", op("lt", leaf(0, t), leaf(1, t))
+            yield f"where {t}", op("where", leaf(0, "bool"), leaf(0, t), const(1.5, t))
 
 
 def compound() -> Iterator[Case]:
@@ -155,7 +202,7 @@ def kernels(width: int, vector: bool) -> tuple[str, Kernels, list[str]]:
                 continue
             body = fold(made)
         buffers = list(dict.fromkeys(x.buffer for x in loads(v)))
-        dtypes = {"y": v.dtype, **{b: b.split("_")[0] for b in buffers}}
+        dtypes = {"y": v.dtype, **{b: b.rsplit("_", 1)[0] for b in buffers}}
         function = f"k{k}"
         texts.append(KernelPrinter(function, dtypes, ["y"], ["n"], inline_math=bool(k % 2)).kernel(body))
         found[name] = (function, v, buffers)
@@ -178,7 +225,11 @@ def pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array:
 
 
 def disagreement(name: str, v: Value, got: np.ndarray, want: np.ndarray) -> str:
-    if v.dtype not in FLOATS:
+    if v.dtype in STORED and v.dtype not in SMALL_INTEGERS:
+        a, b = got.astype(np.float32), want.astype(np.float32)
+        signs = (np.signbit(a) == np.signbit(b)) | (v.dtype == "float4_e2m1fn")  # there NaN becomes some zero
+        bad = ~((a == b) & signs | (np.isnan(a) & np.isnan(b)))
+    elif v.dtype not in FLOATS:
         bad = got != want
     else:
         with np.errstate(all="ignore"):
@@ -202,8 +253,8 @@ def test_every_operation_means_what_numpy_means(width: int, vector: bool, tmp_pa
     library, found, _ = built(width, vector, tmp_path)
     wrong = []
     for name, (function, v, buffers) in found.items():
-        arrays = [values(b.split("_")[0], 10 * int(b.split("_")[1]) + 1) for b in buffers]
-        n = 157
+        arrays = [values(b.rsplit("_", 1)[0], 10 * int(b.rsplit("_", 1)[1]) + 1) for b in buffers]
+        n = N
         got = np.full(n + 1, 77).astype(numpy_dtype(v.dtype))
         sizes = (ctypes.c_int64 * 1)(n)
         getattr(library, function)(pointers([got, *arrays]), sizes, ctypes.c_int64(0), ctypes.c_int64(1), None)
@@ -221,6 +272,6 @@ def test_vectors_exist_for_the_dtypes_of_models() -> None:
     _, _, refused = kernels(16, True)
     served = {"float32", "int32", "int64", "uint8", "int8", "bool"}
     guarded = {name for name, v in cases() if any(isinstance(x, Op) and x.name == "where" for x in walk(v))}
-    scalar = {name for name in refused if name not in guarded and set(name.split()[1:]) & set(DTYPES) <= served}
+    scalar = {name for name in refused if name not in guarded and set(name.split()[1:]) & {*DTYPES, *SMALL} <= served}
     assert {name for name in scalar if not name.startswith(("compound", "index as"))} == {"index uint8", "index int8"}
     assert any("float64" in name for name in refused)

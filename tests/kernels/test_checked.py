@@ -10,14 +10,14 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks.accuracy import TOLERANCE, error, reference
-from benchmarks.models.inputs import feeds, shapes
-from benchmarks.ops import models
 from polydyn.checked import CheckedProgram, CheckError
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.plan import HostPlan
+from polydyn.testing import models
+from polydyn.testing.accuracy import TOLERANCE, error, reference
+from polydyn.testing.inputs import feeds, shapes
 from tests.support.programs import B, L, buffers, kernel, launch
 from tests.support.stored import MODELS, compiled, load, path_of, planned
 from tests.support.tiny import model, node

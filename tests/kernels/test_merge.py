@@ -6,7 +6,6 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.fuzz import compile_graph
 from polydyn.compiler import Options, compile
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
@@ -16,6 +15,7 @@ from polydyn.graph.passes.order import Dependences, in_order
 from polydyn.graph.reference import evaluate
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import op
+from polydyn.testing.fuzz import compile_graph
 from tests.support.graphs import Sheet, matmul, random_inputs, wrong
 from tests.support.tiny import model, node
 

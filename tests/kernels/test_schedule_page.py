@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 PAGE = ROOT / "docs" / "schedules.md"
 GOLDEN = ROOT / "tests" / "golden" / "matmul_gelu"
 
-BEGIN = '''
+BEGIN = """
 import numpy as np, onnx
 from onnx import helper, numpy_helper
 from polydyn.explore import *
@@ -31,13 +31,13 @@ model = helper.make_model(helper.make_graph(
 
 (group,) = groups(model)
 print(group)
-'''
-START = '''
+"""
+START = """
 print(group.matrix())
 t = group.start()
 print(tree(t))
-'''
-COMPOSE = '''
+"""
+COMPOSE = """
 i, j, k = "i", "j", "k"
 t = tile(t, i, (b, "B_i"), (p, 4))                        # i = b_i * 4 + p_i
 t = tile(t, j, (b, "B_j"), (p, 16))
@@ -48,14 +48,14 @@ t = clip(t, i, "INIT", "ACC", "DONE0")                    # rows beyond the last
 t = clip(t, j, "INIT", "ACC", "DONE0")
 t = assign(t, "task", b(i), b(j))
 print(tree(t))
-'''
-PROOF = '''
+"""
+PROOF = """
 prove(t)                                                  # for every M and every tile size at once
 kernel = group.compile(t, target="cpu:avx2")
 print(kernel.text)
 print("right to", 1e-5, [kernel.check(n0=m) < 1e-5 for m in (0, 1, 7, 33)])
-'''
-WRONG = '''
+"""
+WRONG = """
 from polydyn.errors import LegalityError
 
 bad = tile(group.start(), k, (b, "B_k"), (p, 16))
@@ -65,7 +65,7 @@ try:
     prove(bad)
 except LegalityError as e:
     print(e)
-'''
+"""
 
 
 def run(scope: dict[str, object], text: str) -> str:

@@ -8,17 +8,17 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.fuzz import compile_graph, difference
 from polydyn.checked import CheckedProgram
 from polydyn.codegen.cpu import rows as cpu_nest
 from polydyn.compiler import Options, plan_program
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
-from polydyn.fusion.traffic import bytes_at
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
 from polydyn.schedules.expr import const, op
 from polydyn.schedules.index import Index
+from polydyn.testing.fuzz import compile_graph, difference
+from polydyn.testing.plans import bytes_at
 from tests.support.cuda_groups import placed, run
 from tests.support.cuda_groups import plan_of as cuda_plan_of
 from tests.support.graphs import Sheet, wrong

@@ -8,8 +8,8 @@ import pytest
 
 import polydyn
 from polydyn.compiler import plan_program
-from polydyn.program.native import OUTPUT_BYTES, PAGE
 from polydyn.program.plan import HostPlan
+from polydyn.runtime.native import OUTPUT_BYTES, PAGE
 from tests.support.tiny import model, node
 
 CACHE = 32 << 20

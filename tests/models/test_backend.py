@@ -8,8 +8,8 @@ import pytest
 from onnx import helper
 
 import polydyn.backend as backend
-from benchmarks.conformance import cases
 from polydyn.errors import InputError, UnsupportedError
+from polydyn.testing.conformance import cases
 from tests.support.one_node import check_case
 
 NAMES = ("test_relu", "test_add_bcast", "test_softmax_axis_1", "test_gemm_all_attributes", "test_transpose_default")

@@ -18,15 +18,14 @@ import pytest
 from onnx import TensorProto, helper
 
 import polydyn
-from benchmarks.accuracy import TOLERANCE, error
-from benchmarks.decode import decode
 from polydyn.build.compiler import find_compiler
 from polydyn.errors import InputError, PolydynError
 from polydyn.fusion import separate
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import Buffer, HostPlan
-from polydyn.program.program import Program
+from polydyn.runtime.program import Program
 from polydyn.schedules.index import Index
+from polydyn.testing.accuracy import TOLERANCE, error
 from tests.support.paths import ROOT, TESTS
 from tests.support.programs import example
 from tests.support.stored import compiled, path_of
@@ -150,9 +149,7 @@ def test_a_past_of_other_strides_is_made_dense(program: Program, session: ort.In
     follow(program, session, 2, 4, step)
 
 
-def test_saved_and_loaded_programs_decode_too(
-    program: Program, session: ort.InferenceSession, tmp_path: Path
-) -> None:
+def test_saved_and_loaded_programs_decode_too(program: Program, session: ort.InferenceSession, tmp_path: Path) -> None:
     program.save(tmp_path / "gpt2.polydyn")
     loaded = polydyn.load(tmp_path / "gpt2.polydyn", threads=2)
     cache = caches(loaded, 2)
@@ -288,12 +285,6 @@ def test_the_documented_loop_runs(program: Program, monkeypatch: pytest.MonkeyPa
     names: dict[str, Any] = {}
     exec(code, names)
     assert names["length"] == 12 and names["program"].counters["bytes_copied"] == 12 * TOKEN_BYTES
-
-
-def test_the_benchmark_compares_and_counts() -> None:
-    result = decode(path_of("gpt2_past_tiny"), steps=3, prompt=2, batch=2, threads=1)
-    assert result["error"] <= TOLERANCE
-    assert result["bytes_copied"] == result["bytes_appended"] == 2 * 5 * TOKEN_BYTES
 
 
 def test_refuses_an_output_that_folds_onto_itself(program: Program) -> None:

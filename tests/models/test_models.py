@@ -10,8 +10,8 @@ import onnxruntime as ort
 import pytest
 
 import polydyn
-from benchmarks.accuracy import TOLERANCE, Starts, error, reference
-from benchmarks.models.inputs import feeds, shapes
+from polydyn.testing.accuracy import TOLERANCE, Starts, error, reference
+from polydyn.testing.inputs import feeds, shapes
 from tests.support.stored import MODELS, compiled, load, one_head_scaled, path_of
 
 

@@ -11,11 +11,10 @@ import onnxruntime as ort
 import pytest
 
 import polydyn
-from benchmarks.accuracy import TOLERANCE, error, reference
-from benchmarks.decode import decode
-from benchmarks.models.inputs import feeds, symbols
 from polydyn.errors import InputError
-from polydyn.program.program import Program
+from polydyn.runtime.program import Program
+from polydyn.testing.accuracy import TOLERANCE, error, reference
+from polydyn.testing.inputs import feeds, symbols
 from tests.support.stored import compiled, load, path_of
 
 NAME, HEADS, SIZE, ROOM = "llama_tiny", 2, 16, 40
@@ -105,8 +104,3 @@ def test_saved_and_loaded_it_gives_the_same_bits(program: Program, tmp_path: Pat
     loaded, inputs = polydyn.load(tmp_path / "llama.polydyn", threads=1), feeds(load(NAME), sizes(2, 3, 5))
     a, b = program.run(inputs), loaded.run(inputs)
     assert all((a[n] == b[n]).all() for n in a)
-
-
-def test_the_benchmark_of_decoding_takes_it() -> None:
-    result = decode(path_of(NAME), steps=3, prompt=2, batch=2, threads=1)
-    assert result["error"] <= TOLERANCE and result["bytes_copied"] <= 2 * result["bytes_appended"]

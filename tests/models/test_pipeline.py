@@ -11,8 +11,6 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.fusion import ADDED, gemms, layers, row_without, table
-from benchmarks.models.inputs import shapes
 from polydyn.cli.main import main
 from polydyn.compiler import Options, compile
 from polydyn.errors import InputError
@@ -20,6 +18,8 @@ from polydyn.fusion.pipeline import NAMES, PASSES, fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
 from polydyn.jobs import read_jobs
+from polydyn.testing.inputs import shapes
+from polydyn.testing.plans import ADDED, gemms, layers, row_without, table
 from tests.support.stored import path_of, planned
 from tests.support.tiny import model, node
 

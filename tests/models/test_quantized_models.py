@@ -21,9 +21,9 @@ import pytest
 from onnx import numpy_helper
 
 import polydyn
-from benchmarks.accuracy import Outputs, error
-from benchmarks.models.inputs import Shape, feeds
 from polydyn.compiler import plan_program
+from polydyn.testing.accuracy import Outputs, error
+from polydyn.testing.inputs import Shape, feeds
 from tests.support.quantized import quantize
 from tests.support.stored import load, path_of
 

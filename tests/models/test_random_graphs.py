@@ -1,4 +1,4 @@
-"""Random graphs through the whole compiler; ``python -m benchmarks.fuzz`` tries more of them."""
+"""Random graphs through the whole compiler; ``python -m polydyn.testing.fuzz`` tries more of them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.accuracy import TOLERANCE, error, reference
-from benchmarks.fuzz import attempt, difference, run_seeds, shrink, text
-from benchmarks.models.inputs import feeds, shapes
-from benchmarks.random_graphs import random_feeds, random_graph, random_sizes
 from polydyn.backends.cpu import cpu_target
 from polydyn.graph.ir import Compute, Graph
 from polydyn.graph.reference import evaluate
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import FromIndex, op
 from polydyn.schedules.index import Index
+from polydyn.testing.accuracy import TOLERANCE, error, reference
+from polydyn.testing.fuzz import attempt, difference, run_seeds, shrink, text
+from polydyn.testing.inputs import feeds, shapes
+from polydyn.testing.random_graphs import random_feeds, random_graph, random_sizes
 from tests.support.graphs import Sheet, matmul, random_inputs, wrong
 from tests.support.stored import compiled, load, path_of
 

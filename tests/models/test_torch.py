@@ -152,7 +152,7 @@ def test_tensors_pass_without_copies(graphs: list[Any], monkeypatch: pytest.Monk
     run = program.run
     monkeypatch.setattr(program, "run", lambda feeds: seen.append((feeds, run(feeds))) or seen[-1][1])
     y = fast(x)
-    (feeds, results), = seen
+    ((feeds, results),) = seen
     assert [a.ctypes.data for a in feeds.values()] == [x.data_ptr()]
     assert [a.ctypes.data for a in results.values()] == [y.data_ptr()]
 

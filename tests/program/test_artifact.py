@@ -15,13 +15,14 @@ import pytest
 import polydyn
 from polydyn.build.compiler import find_compiler
 from polydyn.errors import ArtifactError, InputError
-from polydyn.program import artifact
-from polydyn.program.artifact import FORMAT, WEIGHTS_OFFSET, Artifact, pack_constants, read_artifact, write_artifact
 from polydyn.program.assemble import build_artifact, build_program, rebuild
-from polydyn.program.program import Program
-from polydyn.program.runtime import UNITS, sources
+from polydyn.runtime import artifact
+from polydyn.runtime.artifact import FORMAT, WEIGHTS_OFFSET, Artifact, pack_constants, read_artifact, write_artifact
+from polydyn.runtime.c import UNITS, sources
+from polydyn.runtime.program import Program
 from tests.support.paths import TESTS
 from tests.support.programs import WEIGHTS, example, expected, feeds
+from tests.support.tiny import model, node
 
 HERE = TESTS
 
@@ -236,3 +237,16 @@ def test_a_damaged_cached_library_is_replaced(saved: Path, monkeypatch: pytest.M
     program: Program = polydyn.load(saved)
     with pytest.raises(InputError):
         program.run({})
+
+
+def test_a_saved_program_remembers_its_threads(tmp_path: Path) -> None:
+    """Opened again it takes those it was compiled with, unless others are asked for; without any, all cores."""
+    made = model([node("Relu", "x", "y")], {"x": ("float32", ["N"])}, ["y"])
+    for threads in (3, None):
+        polydyn.compile(made, threads=threads).save(tmp_path / "a.polydyn")
+        assert polydyn.load(tmp_path / "a.polydyn").threads == (threads or polydyn.compile(made).threads)
+        assert polydyn.load(tmp_path / "a.polydyn", threads=5).threads == 5
+    polydyn.load(tmp_path / "a.polydyn", threads=5).save(tmp_path / "b.polydyn")
+    assert polydyn.load(tmp_path / "b.polydyn").threads == 5
+    polydyn.load(tmp_path / "b.polydyn").save(tmp_path / "c.polydyn", with_threads=False)
+    assert (tmp_path / "c.polydyn").read_bytes() == (tmp_path / "a.polydyn").read_bytes()

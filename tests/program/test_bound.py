@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from polydyn.errors import InputError
-from polydyn.program.program import Program
+from polydyn.runtime.program import Program
 from tests.support.stored import compiled
 
 OUT = "last_hidden_state"

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
 from polydyn.errors import InputError, UnsupportedError
-from polydyn.program.program import Program
+from polydyn.runtime.program import Program
 from tests.support.stored import compiled
 from tests.support.tiny import model as tiny_model
 from tests.support.tiny import node

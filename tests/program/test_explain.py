@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polydyn
-from benchmarks.models.inputs import feeds
 from polydyn.errors import ArtifactError, InputError
-from polydyn.program.expressions import evaluate, symbols_of, to_json
-from polydyn.program.program import Program
+from polydyn.runtime.expressions import evaluate, fold, symbols_of, to_json, unfold
+from polydyn.runtime.program import Program
 from polydyn.schedules.index import Index, fetch, maximum, minimum
+from polydyn.testing.inputs import feeds
 from tests.support.paths import ROOT
 from tests.support.stored import load, path_of
 
@@ -119,3 +119,25 @@ def test_flops_count_multiplications_and_additions() -> None:
     (x,) = program.explain(N=7).launches
     assert x.flops == 2 * 7 * 3 * 5
     assert x.bytes >= 4 * (7 * 3 + 3 * 5 + 7 * 5), "the packed weight may be padded"
+
+
+def test_equal_expressions_are_one_list_in_memory_and_in_files() -> None:
+    deep = N
+    for _ in range(12):  # as a tree 2^12 nodes
+        deep = maximum(deep + M, minimum(deep, 7 * M) + 1)
+    data = {"a": to_json(deep), "b": [to_json(deep + 1), "x"], "c": ["min", "max"], "d": {"e": []}}
+    table, folded = fold(data)
+    assert len(table) < 100 and len(json.dumps([table, folded])) < 5000
+    again = unfold(*json.loads(json.dumps([table, folded])))
+    assert fold(again) == (table, folded) and again["c"] == ["min", "max"]
+    env = {"n": 3, "m": 5}
+    value = 3
+    for _ in range(12):
+        value = max(value + 5, min(value, 35) + 1)
+    assert evaluate(again["a"], env) == value and evaluate(again["b"][0], env) == value + 1
+    assert symbols_of(again["a"]) == {"n", "m"}
+
+
+def test_an_expression_names_earlier_ones_only() -> None:
+    with pytest.raises(ValueError, match="expression 1 of 1"):
+        unfold([["+", "n", 1], ["+", {"list": 1}, 1]], {})

@@ -13,8 +13,8 @@ import pytest
 import polydyn
 from polydyn import Sizes
 from polydyn.errors import InputError
-from polydyn.program.native import DTYPE_CODES, INPUT, OK, OVERFLOW, Tensor
-from polydyn.program.program import Program
+from polydyn.runtime.native import DTYPE_CODES, INPUT, OK, OVERFLOW, Tensor
+from polydyn.runtime.program import Program
 from tests.support.tiny import model, node
 
 F = "float32"

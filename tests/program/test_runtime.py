@@ -15,7 +15,7 @@ from polydyn.errors import InputError, PolydynError, UnsupportedError
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
-from polydyn.program.program import Program
+from polydyn.runtime.program import Program
 from polydyn.schedules.index import Index, fetch, maximum, minimum
 from tests.support.programs import ADD, B, L, buffers, example, expected, feeds, kernel, launch
 

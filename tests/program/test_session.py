@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -224,6 +224,9 @@ def test_the_optimized_model_opens_as_a_session(tmp_path: Path) -> None:
     assert (first.run(None, given)[0] == again.run(None, given)[0]).all()
     assert again.get_inputs() == first.get_inputs()
     assert again.program.kernel_count > polydyn.InferenceSession(BERT).program.kernel_count, "no fusion"
+    assert again.get_modelmeta() == first.get_modelmeta() and first.get_modelmeta().graph_name
+    older = {n: x for n, x in again.program.manifest.items() if n != "metadata"}
+    again.program = SimpleNamespace(manifest=older)  # type: ignore[assignment]
     with pytest.raises(UnsupportedError, match="does not hold the model's metadata"):
         again.get_modelmeta()
 

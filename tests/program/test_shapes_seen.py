@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polydyn.cli.tune import read_log
 from polydyn.errors import InputError
 from polydyn.program.assemble import build_program
-from polydyn.program.program import Program
+from polydyn.runtime.program import Program
+from polydyn.runtime.shapes_log import read_log
 from tests.support.programs import example, feeds
 
 

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.models.inputs import feeds as model_feeds
-from benchmarks.random_graphs import random_feeds, random_graph, union
 from polydyn.compiler import Options, plan_graph, plan_program
 from polydyn.errors import PolydynError
 from polydyn.graph.ir import SymbolSource
-from polydyn.program.artifact import Artifact
 from polydyn.program.assemble import build_artifact, build_program
 from polydyn.program.memory import Life, Slot, arena_estimate, live_ranges, plan_slots, verify_slots
 from polydyn.program.parallel_launches import MEMORY_FACTOR, join_waves, touched_by_wave, verify_waves, wave_ranges
 from polydyn.program.plan import HostPlan, IndexCheck, Launch
-from polydyn.program.program import open_program
+from polydyn.runtime.artifact import Artifact
+from polydyn.runtime.opening import open_program
 from polydyn.schedules.index import Index
+from polydyn.testing.inputs import feeds as model_feeds
+from polydyn.testing.random_graphs import random_feeds, random_graph, union
 from tests.support.programs import ADD, WEIGHTS, B, L, buffers, example, expected, feeds, kernel, launch
 from tests.support.stored import load, path_of
 
@@ -146,9 +146,7 @@ def test_every_task_of_a_wave_runs_exactly_once(threads: int) -> None:
     outputs = tuple(f"o{k}" for k in range(6))
     made = ((o, "int64", (s,), "output") for o, s in zip(outputs, sizes, strict=True))
     rows = buffers(("x", F, (L,), "input"), *made)
-    launches = [
-        declared(launch(COUNT, f"x {o}", (), s, w)) for o, s, w in zip(outputs, sizes, work, strict=True)
-    ]
+    launches = [declared(launch(COUNT, f"x {o}", (), s, w)) for o, s, w in zip(outputs, sizes, work, strict=True)]
     plan = HostPlan(
         "count", ("x",), outputs, rows, {}, (SymbolSource("L", "x", 0),), (), (COUNT,), tuple(launches), waves=(6,)
     )
@@ -160,9 +158,14 @@ def test_every_task_of_a_wave_runs_exactly_once(threads: int) -> None:
         assert all((a == 3).all() for a in out.values()), (length, out)
 
 
-WHO = kernel("who", 2, 0, """int64_t *o = buf[1];
+WHO = kernel(
+    "who",
+    2,
+    0,
+    """int64_t *o = buf[1];
 for (int64_t i = begin; i < end; i++) o[i] = pthread_self();
-usleep(20000);""")
+usleep(20000);""",
+)
 WHO = replace(WHO, text=f"unsigned long pthread_self(void);\nint usleep(unsigned);\n{WHO.text}")
 
 

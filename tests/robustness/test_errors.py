@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
 from polydyn.errors import BuildError, InputError, ModelError, ShapeError, UnsupportedError
-from polydyn.program.program import Program
+from polydyn.runtime.program import Program
 from tests.support.stored import path_of
 from tests.support.tiny import model as tiny_model
 from tests.support.tiny import node

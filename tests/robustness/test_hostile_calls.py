@@ -13,9 +13,9 @@ import onnx
 import pytest
 
 import polydyn
-from benchmarks.models.inputs import feeds, symbols
 from polydyn.errors import InputError, PolydynError
-from polydyn.program.program import Program
+from polydyn.runtime.program import Program
+from polydyn.testing.inputs import feeds, symbols
 from tests.support.stored import compiled, load
 from tests.support.tiny import model, node
 

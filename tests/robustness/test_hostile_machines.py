@@ -19,7 +19,7 @@ import pytest
 
 import polydyn
 from polydyn.errors import ArtifactError, BuildError, PolydynError
-from polydyn.program.artifact import WEIGHTS_OFFSET
+from polydyn.runtime.artifact import WEIGHTS_OFFSET
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node
 

@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import polydyn
-from benchmarks.conformance import cases, freeze
 from polydyn.compiler import plan_program
 from polydyn.errors import ModelError, PolydynError, UnsupportedError
 from polydyn.graph.expand import import_model
+from polydyn.testing.conformance import cases, freeze
 from tests.support.tiny import model, node
 
 F, I64, BOOL = "float32", "int64", "bool"

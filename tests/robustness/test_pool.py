@@ -14,7 +14,7 @@ from polydyn.build.compiler import find_compiler
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
-from polydyn.program.runtime import sources
+from polydyn.runtime.c import sources
 from tests.support.paths import TESTS
 from tests.support.programs import L, buffers, example, expected, feeds, kernel, launch
 

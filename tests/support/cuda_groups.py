@@ -18,13 +18,13 @@ from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
 from polydyn.fusion.pipeline import fusion_plan
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.emulator import Counters, EmulatedModule, compile_emulated
-from polydyn.gpu.tensormap import TensorMap, element_type
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.fold import fold
 from polydyn.lowering.pack import pack
 from polydyn.lowering.place import Placed
 from polydyn.lowering.place_cuda import CudaBuilder
+from polydyn.runtime.cuda.tensormap import TensorMap, element_type
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 SHARED = 227 * 1024

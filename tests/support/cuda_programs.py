@@ -12,8 +12,8 @@ from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.gpu.compiler import device_headers
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
-from polydyn.program.cuda_program import CudaProgram
 from polydyn.program.plan import Block, Candidate, HostPlan, KernelSource, Launch
+from polydyn.runtime.cuda.program import CudaProgram
 from polydyn.schedules.decision import cheapest
 from polydyn.schedules.index import Index
 from tests.support.programs import B, buffers
@@ -51,12 +51,15 @@ def check(program: CudaProgram, n: int) -> None:
 
 # -- hand-written kernels: y = x + by, a block for each row of 32 ------------------------------------------------------
 
-ADD = PRELUDE + """PD_KERNEL(NAME, 32, 1)(const float *x, float *y, int64_t by) {
+ADD = (
+    PRELUDE
+    + """PD_KERNEL(NAME, 32, 1)(const float *x, float *y, int64_t by) {
   const int64_t at = pd_bid_x() * 32 + pd_tid();
   pd_stg(y + at, pd_ldg(x + at) + (float)by);
 }
 PD_EXPORT(NAME, 32);
 """
+)
 
 
 def add(name: str) -> KernelSource:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.fuzz import compile_graph, difference
 from polydyn.graph.ir import Compute, Concat, Graph, Node, SymbolSource, Tensor
 from polydyn.graph.reference import evaluate
 from polydyn.graph.verify import verify_graph
 from polydyn.schedules.expr import Array, Value, load, op
 from polydyn.schedules.index import Index, IndexLike
+from polydyn.testing.fuzz import compile_graph, difference
 
 Shapes = Mapping[str, Sequence[IndexLike]]
 

@@ -96,10 +96,16 @@ def _bounds(t: Scheduled) -> Iterator[tuple[str, Scheduled]]:
     for n, x in enumerate(t.clips):
         rest = t.clips[:n] + t.clips[n + 1 :]
         yield f"{x.statement} is not cut along {x.axis}", replace(t, clips=rest)
-        digits = len(t.map.axes[x.axis])
+        digits = len(t.map.axes.get(x.axis, ()))
         coarse = replace(x, whole=x.whole + 1)
         if x.whole + 1 < digits:
             yield f"{x.statement} is cut along {x.axis} in larger pieces", replace(t, clips=(*rest, coarse))
+    for axis, number in t.map.joined.items():
+        for part in t.map.parts(axis):
+            tm = replace(t.map, joined={**t.map.joined, axis: number + part})
+            yield f"axis {axis} counts {part} once more", replace(t, map=tm)
+            more = {**t.map.extents, part: t.map.extents[part] + 1}
+            yield f"axis {axis}: {part} has one more value", replace(t, map=replace(t.map, extents=more))
     for n in t.padded:
         yield f"{n} is neither cut nor padded", replace(t, padded=t.padded - {n})
     for axis, share in t.map.shares.items():

@@ -96,6 +96,27 @@ def softmax() -> Group:
     )  # fmt: skip
 
 
+def depthwise(last: bool = False) -> Group:
+    """A depthwise convolution 3x3 with a bias, without padding; ``last``: channels lie together."""
+    point: dict[str, IndexLike] = {"c": "C", "h": "H", "w": "W"}
+    taps = point | {"j": 3, "k": 3}
+    x: list[IndexLike] = ["H2", "W2", "C"] if last else ["C", "H2", "W2"]
+    y: list[IndexLike] = ["H", "W", "C"] if last else ["C", "H", "W"]
+    pixel, at = [Index.of("h") + "j", Index.of("w") + "k"], "h w c" if last else "c h w"
+    read = ld("x", *pixel, "c") if last else ld("x", "c", *pixel)
+    return group(
+        "depthwise",
+        "C H W H2 W2",
+        [array("x", "input", *x), array("v", "constant", 3, 3, "C"), array("b", "constant", "C"),
+         array("s", "local", "C", "H", "W"), array("y", "output", *y)],
+        [
+            statement("S0", point, "s", "c h w", const(0, F)),
+            statement("S1", taps, "s", "c h w", op("mul", read, ld("v", "j", "k", "c")), "sum"),
+            statement("Y", point, "y", at, op("add", ld("s", "c", "h", "w"), ld("b", "c"))),
+        ],
+    )  # fmt: skip
+
+
 def layer_norm() -> Group:
     """Mean, variance, normalisation."""
     r: dict[str, IndexLike] = {"r": "R"}

@@ -122,9 +122,7 @@ class Qdq:
         return quantized_model(self.nodes, inputs, [output], 17, **self.constants)
 
 
-def qdq_layers(
-    zeros: Sequence[int], size: int = 34, per_column: bool = True, rows: int | str = "M"
-) -> onnx.ModelProto:
+def qdq_layers(zeros: Sequence[int], size: int = 34, per_column: bool = True, rows: int | str = "M") -> onnx.ModelProto:
     """Linear layers of one form from x [rows, size]; ``zeros``: the zero point of each one's input. No scale twice."""
     m, x = Qdq(), "x"
     for i, zero in enumerate(zeros):

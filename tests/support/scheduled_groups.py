@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from polydyn.schedules.expr import const, op
+from polydyn.schedules.expr import Load, Value, const, op, transform
 from polydyn.schedules.group.dependence import Dependences, analyse
 from polydyn.schedules.group.polyhedra import context
-from polydyn.schedules.index import IndexLike
+from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.interpret import interpret
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.solution.schedule import schedule_contract
@@ -26,6 +27,19 @@ def statement(
 ) -> Statement:
     s = bare(name, iters, target, index, value, reduce)
     return Statement(s.name, s.iters, s.array, s.index, s.value, s.reduce, role)
+
+
+def single() -> Group:
+    """``product`` with one reduction iterator: what a tensor map or a lane sums over."""
+    g = product()
+    a, w = array("A", "input", "B", "M", "K"), array("W", "input", "K", "N")
+    term = op("mul", ld("A", "n", "i", "k"), ld("W", "k", "j"))
+
+    def one(s: Statement) -> Statement:
+        return replace(s, iters=tuple(x for x in s.iters if x[0] != "r"), value=term) if s.reduce else s
+
+    arrays = {**g.arrays, "A": a, "W": w}
+    return replace(g, params=("B", "M", "N", "K"), arrays=arrays, statements=tuple(map(one, g.statements)))
 
 
 def product() -> Group:
@@ -50,17 +64,21 @@ def positive(group: Group) -> Dependences:
 
 
 def roles(group: Group) -> Roles:
-    """The roles of ``product`` with the steps of its solved matrix."""
-    return schedule_contract(group, Roles(("n",), "i", "j", "k", ("r",)), positive(group))[0]
+    """The roles of ``product``, or ``single``, with the steps of its solved matrix."""
+    inner = ("r",) * ("r" in group.backbone.iterators)
+    return schedule_contract(group, Roles(("n",), "i", "j", "k", inner), positive(group))[0]
 
 
 def run_product(
     t: Scheduled, sizes: Mapping[str, int], M: int = 5, N: int = 7, K: int = 3, R: int = 2, B: int = 2
 ) -> bool:
-    """Whether a schedule of ``product`` computes it, interpreted at these sizes."""
+    """Whether a schedule of ``product`` (or ``single``) computes it, interpreted at these sizes."""
     rng = np.random.default_rng(0)
+    R = R if len(t.group.arrays["A"].shape) == 4 else 1
     a, w, c = rng.standard_normal((B, M, K, R)), rng.standard_normal((K, R, N)), rng.standard_normal(N)
     memory = {"A": a, "W": w, "C": c, "E": np.full((B, M, N), np.nan), "G": np.full((B, M, N), np.nan)}
+    if "R" not in t.group.params:
+        memory |= {"A": a[..., 0], "W": w[:, 0]}
     interpret(t, {"B": B, "M": M, "N": N, "K": K, "R": R, "steps": K * R, **sizes}, memory)
     sums = np.einsum("bikr,krj->bij", a, w)
     return np.allclose(memory["G"], sums) and np.allclose(memory["E"], np.maximum(sums + c, 0))
@@ -91,8 +109,9 @@ def attention() -> tuple[Group, AttentionParts]:
     role = {"q": "input", "keys": "input", "v": "input", "o": "output"}
     arrays = [array(n, role.get(n, "local"), *x) for n, x in shapes.items()]
     g = make("attention", "B M L K D", arrays, [*scores, *rows, *values])
-    sunk, phases = (("INIT", "first"), ("DONE0", "last")), {"M0": 0, "M1": 0, "Z0": 1, "Z1": 1, "W": 2}
-    first, second = Roles(("n",), "i", "j", "k", (), sunk), Roles(("n",), "i", "d", "l", (), sunk)
+    phases = {"M0": 0, "M1": 0, "Z0": 1, "Z1": 1, "W": 2}
+    ends = [tuple((f"{x}_{n}", side) for n, side in (("INIT", "first"), ("DONE0", "last"))) for x in "AB"]
+    first, second = Roles(("n",), "i", "j", "k", (), ends[0]), Roles(("n",), "i", "d", "l", (), ends[1])
     stitch = Group("rows", g.params, g.arrays, tuple(rows))
     return g, AttentionParts(g, first, stitch, ("n", "i"), phases, g, second)
 
@@ -105,3 +124,35 @@ def run_attention(t: Scheduled, sizes: Mapping[str, int], M: int = 5, L: int = 7
     interpret(t, {"B": 2, "M": M, "L": L, "K": K, "D": D, **sizes}, memory)
     e = np.exp(q @ k)
     return bool(np.allclose(memory["o"], (e / e.sum(2, keepdims=True)) @ v))
+
+
+def online_parts(depth: int, width: int) -> tuple[AttentionParts, Value]:
+    """softmax(q k / 2) v as an attention of CUDA has it, heads of constant sizes; the logit over the scores."""
+    group, parts = attention()
+    env = {"K": Index.of(depth), "D": Index.of(width)}
+
+    def weights(v: Value) -> Value:
+        return replace(v, buffer="weights") if isinstance(v, Load) and v.buffer == "w" else v
+
+    def part(label: str) -> Group:
+        statements = tuple(
+            replace(s, iters=tuple((n, e.subs(env)) for n, e in s.iters), value=transform(s.value, weights))
+            for s in group.statements if s.name.startswith(label)
+        )  # fmt: skip
+        arrays = {n: replace(a, shape=tuple(e.subs(env) for e in a.shape)) for n, a in group.arrays.items()}
+        return replace(group, params=("B", "M", "L"), arrays=arrays, statements=statements)
+
+    logit = op("mul", ld("s1", "n", "i", "j"), const(0.5, F))
+    return replace(parts, scores=part("A_"), values=part("B_")), logit
+
+
+def run_online(t: Scheduled, depth: int, width: int, M: int, L: int) -> bool:
+    """Whether a schedule of ``online_parts`` computes it, interpreted at these sizes; without keys it gives 0."""
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((1, M, depth)), rng.standard_normal((1, depth, L)), rng.standard_normal((1, L, width))
+    memory = {"q": q, "keys": k, "v": v, "o": np.full((1, M, width), np.nan)}
+    with np.errstate(invalid="ignore"):
+        interpret(t, {"B": 1, "M": M, "L": L}, memory)
+    e = np.exp(q @ k / 2)
+    want = (e / e.sum(2, keepdims=True)) @ v if L else np.zeros((1, M, width))
+    return bool(np.allclose(memory["o"], want))

@@ -9,10 +9,11 @@ import onnx
 from onnx import numpy_helper
 
 from polydyn.compiler import plan_program
-from polydyn.program.artifact import Artifact
 from polydyn.program.assemble import build_artifact
 from polydyn.program.plan import HostPlan
-from polydyn.program.program import Program, open_program
+from polydyn.runtime.artifact import Artifact
+from polydyn.runtime.opening import open_program
+from polydyn.runtime.program import Program
 from tests.support.paths import DATA
 
 MODELS = sorted(p.stem for p in DATA.glob("*.onnx"))

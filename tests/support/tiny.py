@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.ir import Compute, Graph
@@ -72,8 +72,7 @@ def model(
     opset: int = 18,
 ) -> onnx.ModelProto:
     """An ONNX model; inputs are ``name: (dtype, dims)``."""
-    kinds = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
-    kinds |= {"int64": TensorProto.INT64, "bool": TensorProto.BOOL}
+    kinds = {t: helper.np_dtype_to_tensor_dtype(numpy_dtype(t)) for t, _ in inputs.values()}
     graph = helper.make_graph(
         list(nodes),
         "m",

@@ -1,6 +1,6 @@
 """A ``libcuda.so.1`` that runs on the CPU, so that unmodified driver code (ours, pycuda) is tested without a GPU.
 
-It lives beside the drivers, not with the device headers: it is the other end of ``polydyn.gpu.driver``, and of the
+It lives beside the drivers, not with the device headers: it is the other end of a driver, and of the
 code generator it needs only the small C interface of an emulated kernel (``codegen/device/pd_emu_abi.h``).
 """
 

@@ -209,9 +209,7 @@ def rotary_embedding(b: Body) -> None:
     b.give(rotated(b, x.name, where, b.input(2), b.input(3), heads, rotary, b.attribute("interleaved", 0)))
 
 
-def rotated(
-    b: Body, x: str, where: str, cos: str, sin: str, heads: int, rotary: int = 0, interleaved: int = 0
-) -> str:
+def rotated(b: Body, x: str, where: str, cos: str, sin: str, heads: int, rotary: int = 0, interleaved: int = 0) -> str:
     """ONNX's RotaryEmbedding at positions [B, L]."""
     attributes = {"interleaved": interleaved, "rotary_embedding_dim": rotary}
     if heads:

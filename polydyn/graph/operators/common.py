@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from polydyn.errors import ModelError, ShapeError, UnsupportedError
 from polydyn.graph.ir import Dim, dim_name, reduction_name
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode
-from polydyn.schedules.expr import FLOATS, Const, FromIndex, Value, cast, const, load, op
+from polydyn.schedules.expr import FLOATS, WIDENED, Const, FromIndex, Value, cast, const, load, op
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 
 Shape = tuple[Dim, ...]
@@ -93,8 +93,8 @@ def aligned(ctx: ExpandContext, name: str, index: Sequence[IndexLike]) -> Value:
 
 
 def wide(x: Value) -> Value:
-    """16-bit floats are storage types: arithmetic on them is done in float32."""
-    return cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
+    """An element of a type of memory only, in the type that arithmetic on it is done in."""
+    return cast(x, WIDENED.get(x.dtype, x.dtype))
 
 
 def like(number: float | int, x: Value) -> Const:

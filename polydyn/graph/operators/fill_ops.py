@@ -1,4 +1,4 @@
-"""Operators that make tensors from sizes, and prefix sums: Range, ConstantOfShape, NonZero of constants, CumSum."""
+"""Operators that make tensors from sizes, and prefix sums: Range, ConstantOfShape, CumSum."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import numpy as np
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.operators.common import iterators, normalize_axis
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.graph.operators.shape_ops import no_data
 from polydyn.graph.shape_values import LIMIT, Ratio
 from polydyn.graph.subscripts import boxed, ints, sizes
 from polydyn.schedules.expr import FLOATS, FromIndex, Value, const, load, neutral, op
@@ -17,6 +16,9 @@ from polydyn.schedules.index import ONE, ZERO, Index, maximum
 def infer_range(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Range: ``max(ceil((limit - start) / delta), 0)`` numbers, of sizes, of fractions of sizes or of constants."""
     dtype = ctx.tensor(node.inputs[0]).dtype
+    if _of_data(node, ctx):
+        (n,) = ctx.ask("count", node.inputs, ["count"], settings={"dtype": dtype})
+        return (Inferred(dtype, (n,)),)
     if dtype in FLOATS:
         return (Inferred(dtype, (_count_of_floats(node, ctx, dtype),)),)
     start, limit, delta = _bounds(node, ctx)
@@ -27,6 +29,10 @@ def infer_range(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     count = n.constant
     value = boxed([start + step * i for i in range(count)]) if count is not None and count <= LIMIT else None
     return (Inferred(dtype, (n,), value),)
+
+
+def _of_data(node: OnnxNode, ctx: InferContext | ExpandContext) -> bool:
+    return any(ctx.constant(x) is None and ctx.elements(x) is None for x in node.inputs)
 
 
 def _count_of_floats(node: OnnxNode, ctx: InferContext, dtype: str) -> Index:
@@ -68,6 +74,10 @@ def _bounds(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Index, I
 def expand_range(node: OnnxNode, ctx: ExpandContext) -> None:
     """``start + d0 * delta``."""
     y = ctx.tensor(node.outputs[0])
+    if _of_data(node, ctx):
+        base, factor = (load(x, (0,) * len(ctx.tensor(x).shape), y.dtype) for x in (node.inputs[0], node.inputs[2]))
+        ctx.compute(y.shape, op("add", base, op("mul", FromIndex(y.dtype, Index.of("d0")), factor)), output=y.name)
+        return
     if y.dtype in FLOATS:
         start, delta = (_number(node, ctx, node.inputs[k], y.dtype) for k in (0, 2))
         step = op("mul", FromIndex(y.dtype, Index.of("d0")), delta)
@@ -106,22 +116,6 @@ def expand_constant_of_shape(node: OnnxNode, ctx: ExpandContext) -> None:
     y = ctx.tensor(node.outputs[0])
     fill = node.attribute("value", np.zeros(1, np.float32))
     ctx.compute(y.shape, const(fill.reshape(-1)[0].item(), y.dtype), output=y.name)
-
-
-def infer_non_zero(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """NonZero of a constant; of data, the number of elements is not known."""
-    known = ctx.constant(node.inputs[0])
-    if known is None:
-        raise UnsupportedError(
-            "NonZero is supported only of constants: the size of its result depends on the data", node=node.name,
-            tensor=node.inputs[0],
-        )  # fmt: skip
-    found = np.array(np.nonzero(known), np.int64).reshape(known.ndim, -1)
-    value = boxed([Index.of(int(i)) for i in found.flat], found.shape)
-    return (Inferred("int64", tuple(map(Index.of, found.shape)), value),)
-
-
-operator("NonZero", infer=infer_non_zero)(no_data)
 
 
 def infer_cum_sum(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:

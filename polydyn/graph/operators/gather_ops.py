@@ -14,9 +14,7 @@ from polydyn.schedules.expr import FromIndex, cast, const, load, op
 from polydyn.schedules.index import Index, fetch
 
 
-def element(
-    ctx: ExpandContext, indices: str, at: tuple[Index, ...], n: Dim, component: int | None = None
-) -> Index:
+def element(ctx: ExpandContext, indices: str, at: tuple[Index, ...], n: Dim, component: int | None = None) -> Index:
     """The subscript that ``indices`` holds at ``at``, into an axis of size n; negative ones count from the end.
 
     ``component``: which place of tuples along the last axis of ``indices`` it is.

@@ -109,10 +109,14 @@ def average_pool(node: OnnxNode, ctx: ExpandContext) -> None:
         for a, p in zip(axes, position, strict=True)
     ]
 
-    def divide(total: Value) -> Value:
-        return op("div", total, FromIndex(total.dtype, product(counts)))
+    def mean(total: Value) -> Value:  # a count of its own for each axis: a line of pixels divides once
+        varying = [c for c in counts if c.constant is None]
+        fixed = product(c for c in counts if c.constant is not None)
+        for count in (*varying, *([fixed] if fixed != ONE else [])):
+            total = op("mul", total, op("div", like(1, total), FromIndex(total.dtype, count)))
+        return total
 
-    reduce_to(ctx, node, "sum", _tap(node, ctx, axes, "sum"), tuple(a.kernel for a in axes), divide)
+    reduce_to(ctx, node, "sum", _tap(node, ctx, axes, "sum"), tuple(a.kernel for a in axes), mean)
 
 
 def global_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:

@@ -15,11 +15,14 @@ from polydyn.graph.dtypes import onnx_dtype
 from polydyn.graph.ir import reduction_name
 from polydyn.graph.operators.common import Shape, at, emit, given, iterators, like, normalize_axis, refuse, wide
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.schedules.expr import Value, cast, op
+from polydyn.graph.operators.shape_ops import converted
+from polydyn.schedules.expr import SMALL, SMALL_FLOATS, Value, cast, op
 from polydyn.schedules.index import ZERO, Index, IndexLike
 
-QUANTIZED = ("int8", "uint8", "int16", "uint16")
-"""What QuantizeLinear gives; narrower integers and 8-bit floats are no dtypes of ours."""
+QUANTIZED = ("int8", "uint8", "int16", "uint16", *SMALL)
+"""What QuantizeLinear gives."""
+ENDS = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
+"""Least and greatest number of integers that numpy lacks."""
 REAL = ("float32", "float16", "bfloat16")
 UINT8, FLOAT = 2, 1
 """ONNX's numbers of two element types."""
@@ -87,7 +90,7 @@ def _parameters(node: OnnxNode, ctx: InferContext, shape: Shape) -> None:
 
 def centred(x: Value, zero: Value | None) -> Value:
     """``x - zero_point`` as int32."""
-    wider = cast(x, "int32")
+    wider = cast(wide(x), "int32")
     return wider if zero is None else op("sub", wider, cast(zero, "int32"))
 
 
@@ -95,18 +98,22 @@ def saturated(x: Value, zero: Value | None, dtype: str) -> Value:
     """A whole number in float32 plus a zero point, or the nearest end of the integer dtype. NaN becomes 0."""
     if zero is not None:
         x = op("add", x, cast(cast(zero, "int32"), "float32"))
-    ends = np.iinfo(dtype)
-    x = op("min", op("max", x, like(int(ends.min), x)), like(int(ends.max), x))
+    low, high = ENDS[dtype] if dtype in ENDS else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    x = op("min", op("max", x, like(low, x)), like(high, x))
     return cast(cast(x, "int32"), dtype)
 
 
 def quantized(x: Value, scale: Value, zero: Value | None, dtype: str) -> Value:
-    """``saturate(round(x / scale) + zero_point)``."""
+    """``saturate(round(x / scale) + zero_point)``; a small float rounds the quotient itself and has no zero point."""
+    if dtype in SMALL_FLOATS:
+        return converted(op("div", cast(x, "float32"), scale), dtype)
     return saturated(op("rint", op("div", cast(x, "float32"), scale)), zero, dtype)
 
 
 def dequantized(q: Value, scale: Value, zero: Value | None) -> Value:
-    """``(q - zero_point) * scale``."""
+    """``(q - zero_point) * scale``; a small float has no zero point."""
+    if q.dtype in SMALL_FLOATS:
+        return op("mul", wide(q), scale)
     return op("mul", cast(centred(q, zero), "float32"), scale)
 
 

@@ -27,6 +27,8 @@ class OnnxNode:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     opset: int
+    fallback: str = ""
+    """Why another runtime computes it (``graph/fallback.py``); empty: its operator has rules."""
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """The attribute's value, or the default."""
@@ -79,8 +81,25 @@ class InferContext(Protocol):
         While facts may still arrive it is one that has the node asked again.
         """
 
-    def fresh(self, hint: str) -> Dim:
-        """A new symbol for a size that only the data decides (counted as invented)."""
+    def ask(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        names: Sequence[str],
+        dims: Sequence[Dim] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> tuple[Dim, ...]:
+        """Sizes that data decide, one for each of ``names``: the host finds them by a step of this kind (``HostStep``).
+
+        Asked again, with equal inputs and settings, it gives the same symbols. Facts come first: a node that asks is
+        processed when nothing else is left to do.
+        """
+
+    def inside(self, role: str, types: Sequence[tuple[str, Sequence[Dim | None]]]) -> Any:
+        """The body that is an attribute of the node, for inputs of these dtypes and shapes: a ``graph.inner.Inner``."""
+
+    def promise(self, a: Dim, b: Dim, why: str) -> None:
+        """``a <= b`` holds by construction."""
 
 
 class ExpandContext(Protocol):
@@ -123,6 +142,30 @@ class ExpandContext(Protocol):
 
         It is >= 0 and, with a guard where that is needed, below ``size``. None: data, or a sign that is not known.
         """
+
+    def ask(
+        self,
+        kind: str,
+        inputs: Sequence[str],
+        names: Sequence[str],
+        dims: Sequence[Dim] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> tuple[Dim, ...]:
+        """The sizes that the node's shape rule asked for by the same arguments."""
+
+    def made(
+        self, kind: str, inputs: Sequence[str], types: Sequence[tuple[str | None, str, tuple[Dim, ...]]],
+        dims: Sequence[Dim] = (), settings: Mapping[str, Any] | None = None, more: Mapping[str, Any] | None = None,
+        bodies: Sequence[str] = (),
+    ) -> tuple[str, ...]:  # fmt: skip
+        """Tensors that the host makes, in the step of ``ask`` by the same arguments or in a new one; their names.
+
+        ``types``: (name, None for a new one; dtype; shape). ``more``: further settings. ``bodies``: attributes of the
+        node that the step runs.
+        """
+
+    def inner(self, role: str) -> Any:
+        """The body that the shape rule asked for, with its shapes."""
 
     def new_constant(self, array: Array, hint: str) -> str:
         """Adds a constant and returns its name."""

@@ -20,6 +20,7 @@ from polydyn.graph.operators.common import (
     refuse,
 )
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.subscripts import data_sizes
 from polydyn.schedules.expr import FromIndex, Value, cast, const, op
 from polydyn.schedules.index import Index, maximum, minimum
 
@@ -98,9 +99,8 @@ def resized_axes(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Axi
     sizes, scales = given(node.inputs, 3), given(node.inputs, 2 if node.opset > 10 else 1)
     if sizes:
         dims = ctx.value(sizes)
-        if dims is None:
-            raise refuse(node, f"sizes {sizes} that do not follow from the sizes of the inputs")
-        out = _sized(node, shape, axes, list(map(Index.of, dims)))
+        given_sizes = data_sizes(node, ctx, sizes, "sizes") if dims is None else tuple(map(Index.of, dims))
+        out = _sized(node, shape, axes, list(given_sizes))
     else:
         numbers = ctx.constant(scales) if scales else None
         if numbers is None:
@@ -203,9 +203,7 @@ def _inside_crop(node: OnnxNode, axes: tuple[Axis, ...], coordinates: str, body:
     return body if inside is None else op("where", inside, body, like(node.attribute("extrapolation_value", 0.0), body))
 
 
-def _smoothed(
-    node: OnnxNode, ctx: ExpandContext, name: str, shape: Shape, axis: Axis, coordinates: str
-) -> str:
+def _smoothed(node: OnnxNode, ctx: ExpandContext, name: str, shape: Shape, axis: Axis, coordinates: str) -> str:
     """Name of the tensor resized along one axis by a kernel that is as wide as the step between positions.
 
     Where the tensor grows this is plain interpolation; else the kernel is stretched by the inverse of the scale.

@@ -100,7 +100,6 @@ def _turned_round(node: OnnxNode, ctx: ExpandContext, k: int) -> tuple[list[Inde
     return source, inside + [in_range(d[j] - f, ONE) for j, f in left.items()]
 
 
-
 def infer_scatter_elements(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """The shape of the data; the updates have that of the indices, which is nowhere greater beside the axis."""
     data, indices, updates = (ctx.tensor(n) for n in node.inputs)

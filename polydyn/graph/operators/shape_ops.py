@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.dtypes import onnx_dtype
 from polydyn.graph.ir import Dim
-from polydyn.graph.operators.common import iterators, normalize_axis
+from polydyn.graph.operators.common import iterators, normalize_axis, wide
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.graph.subscripts import boxed, ints, reshape_subscripts, sizes
-from polydyn.schedules.expr import Array, bitcast, cast, const, load
+from polydyn.graph.subscripts import boxed, data_count, data_sizes, ints, is_data, reshape_subscripts, sizes
+from polydyn.schedules.expr import FLOATS, Array, Value, bitcast, cast, const, load, op
 from polydyn.schedules.index import ONE, Index, floordiv, product
 from polydyn.shapes.rules import content
 
@@ -66,6 +66,8 @@ operator("Size", infer=infer_size)(no_data)
 def infer_reshape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Reshape: 0 copies a dim (unless allowzero), one -1 takes what is left; the products must agree."""
     x = ctx.tensor(node.inputs[0])
+    if is_data(node, ctx, 1):
+        return (Inferred(x.dtype, _shape_of_data(node, ctx)),)
     wanted = sizes(node, ctx, 1, "shape")
     if wanted is None:
         raise ShapeError("Reshape without a shape", tensor=node.inputs[0])
@@ -89,6 +91,24 @@ def infer_reshape(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     else:
         ctx.unify(product(x.shape), product(shape), why)
     return (Inferred(x.dtype, tuple(shape), reshaped(ctx.value(x.name), tuple(shape))),)
+
+
+def _shape_of_data(node: OnnxNode, ctx: InferContext) -> tuple[Dim, ...]:
+    """The host finds what 0 and -1 stand for."""
+    names = [f"shape{k}" for k in range(data_count(node, ctx, node.inputs[1], "shape"))]
+    return _same_elements(node, ctx, "reshape", names, {"allowzero": int(node.attribute("allowzero", 0))})
+
+
+def _same_elements(
+    node: OnnxNode, ctx: InferContext, kind: str, names: Sequence[str], settings: Mapping[str, int] | None = None
+) -> tuple[Dim, ...]:
+    """Sizes that the host finds, of as many elements as the input has."""
+    x = ctx.tensor(node.inputs[0])
+    found = ctx.ask(kind, node.inputs[1:2], names, x.shape, settings)
+    count, why = product(found), f"{x.name} has as many elements before as after"
+    ctx.promise(count, product(x.shape), why)
+    ctx.promise(product(x.shape), count, why)
+    return found
 
 
 def _unshared(old: Sequence[Dim], new: Sequence[Dim]) -> tuple[Index, Index]:
@@ -125,6 +145,9 @@ operator("Flatten", infer=infer_flatten)(expand_view)
 def infer_squeeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Squeeze: the given axes must be 1; without axes, those that are known to be."""
     x = ctx.tensor(node.inputs[0])
+    if is_data(node, ctx, 1):
+        left = len(x.shape) - data_count(node, ctx, node.inputs[1], "axes")
+        return (Inferred(x.dtype, _same_elements(node, ctx, "squeeze", [f"size{k}" for k in range(left)])),)
     given = ints(node, ctx, 1, "axes")
     if given is None:
         for a, d in enumerate(x.shape):
@@ -146,6 +169,9 @@ operator("Squeeze", infer=infer_squeeze)(expand_view)
 def infer_unsqueeze(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Unsqueeze: new axes of size 1."""
     x = ctx.tensor(node.inputs[0])
+    if is_data(node, ctx, 1):
+        rank = len(x.shape) + data_count(node, ctx, node.inputs[1], "axes")
+        return (Inferred(x.dtype, _same_elements(node, ctx, "unsqueeze", [f"size{k}" for k in range(rank)])),)
     axes = ints(node, ctx, 1, "axes") or ()
     rank = len(x.shape) + len(axes)
     new = {normalize_axis(node, a, rank) for a in axes}
@@ -188,24 +214,6 @@ def infer_identity(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 operator("Identity", infer=infer_identity)(expand_alias)
 
 
-def infer_dropout(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
-    """Dropout in inference: the input, and a mask that keeps everything."""
-    x = ctx.tensor(node.inputs[0])
-    if len(node.inputs) > 2 and node.inputs[2]:
-        training = ctx.constant(node.inputs[2])
-        if training is None or training.any():
-            raise UnsupportedError("Dropout in training mode is not supported", node=node.name)
-    return (Inferred(x.dtype, x.shape, ctx.value(x.name)), Inferred("bool", x.shape))
-
-
-@operator("Dropout", infer=infer_dropout)
-def expand_dropout(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The input under another name."""
-    ctx.alias(node.outputs[0], node.inputs[0])
-    if len(node.outputs) > 1 and node.outputs[1]:
-        ctx.compute(ctx.tensor(node.outputs[1]).shape, const(True, "bool"), output=node.outputs[1])
-
-
 def infer_cast(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Cast, CastLike: another dtype (values of sizes: see shape_values)."""
     dtype = ctx.tensor(node.inputs[1]).dtype if node.op == "CastLike" else onnx_dtype(node.attribute("to"))
@@ -219,14 +227,42 @@ def expand_cast(node: OnnxNode, ctx: ExpandContext) -> None:
     if x.dtype == y.dtype:
         ctx.alias(y.name, x.name)
         return
-    ctx.compute(y.shape, cast(load(x.name, iterators(len(x.shape)), x.dtype), y.dtype), output=y.name)
+    element = wide(load(x.name, iterators(len(x.shape)), x.dtype))
+    if y.dtype == "float8_e8m0fnu":
+        ctx.compute(y.shape, _power_of_two(cast(element, "float32"), node.attribute("round_mode", "up")), output=y.name)
+        return
+    ctx.compute(y.shape, converted(element, y.dtype, bool(node.attribute("saturate", 1))), output=y.name)
+
+
+LARGEST_SMALL = {
+    "float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0,
+}  # fmt: skip
+"""The largest number of floats that saturate where a model says so."""
+
+
+def converted(x: Value, dtype: str, saturate: bool = True) -> Value:
+    """A number as another dtype. ``saturate``: what is beyond the largest float of 8 bits becomes that one."""
+    if saturate and dtype in LARGEST_SMALL:
+        x = x if x.dtype in FLOATS else cast(x, "float32")
+        most = LARGEST_SMALL[dtype]
+        x = op("max", op("min", x, const(most, x.dtype)), const(-most, x.dtype))
+    return cast(x, dtype)
+
+
+def _power_of_two(x: Value, mode: str) -> Value:
+    """The exponent of a float32 as float8_e8m0fnu, rounded ``up``, ``down`` or to the ``nearest``. NaN stays NaN."""
+    bits = op("bitand", bitcast(x, "uint32"), const(0x7FFFFFFF, "uint32"))
+    more = {"up": 0x7FFFFF, "down": 0, "nearest": 0x3FFFFF + 1}[mode]
+    exponent = op("shr", op("add", bits, const(more, "uint32")), const(23, "uint32"))
+    exponent = op("where", op("isnan", x), const(255, "uint32"), op("min", exponent, const(254, "uint32")))
+    return bitcast(cast(exponent, "uint8"), "float8_e8m0fnu")
 
 
 def infer_bit_cast(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """BitCast: another dtype of as many bits."""
     x, dtype = ctx.tensor(node.inputs[0]), onnx_dtype(node.attribute("to"))
-    if "bool" in (x.dtype, dtype) and x.dtype != dtype:
-        raise UnsupportedError("BitCast between booleans and other types is not supported", node=node.name)
+    if dtype == "bool" != x.dtype:
+        raise UnsupportedError(f"BitCast of {x.dtype} to booleans is not supported", node=node.name)
     bitcast(const(0, x.dtype), dtype)  # PolydynError when the sizes differ
     return (Inferred(dtype, x.shape),)
 
@@ -235,12 +271,16 @@ def infer_bit_cast(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 def expand_bit_cast(node: OnnxNode, ctx: ExpandContext) -> None:
     """The same bits under another dtype."""
     x, y = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0])
-    ctx.compute(y.shape, bitcast(load(x.name, iterators(len(x.shape)), x.dtype), y.dtype), output=y.name)
+    element = load(x.name, iterators(len(x.shape)), x.dtype)
+    bits = cast(element, "uint8") if x.dtype == "bool" != y.dtype else element
+    ctx.compute(y.shape, bitcast(bits, y.dtype), output=y.name)
 
 
 def infer_expand(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Expand: numpy broadcast of the tensor with the given shape."""
     x = ctx.tensor(node.inputs[0])
+    if is_data(node, ctx, 1):
+        return (Inferred(x.dtype, _expanded_by_data(node, ctx)),)
     wanted = sizes(node, ctx, 1, "shape") or ()
     rank = max(len(wanted), len(x.shape))
     a = (ONE,) * (rank - len(x.shape)) + x.shape
@@ -256,6 +296,19 @@ def infer_expand(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     else:
         value = None
     return (Inferred(x.dtype, shape, value),)
+
+
+def _expanded_by_data(node: OnnxNode, ctx: InferContext) -> tuple[Dim, ...]:
+    """The host finds the common sizes; those of the tensor that are not 1 are such by construction."""
+    x, shape = ctx.tensor(node.inputs[0]), node.inputs[1]
+    if all(d == 1 for d in x.shape) and data_count(node, ctx, shape, "shape") >= len(x.shape):
+        return data_sizes(node, ctx, shape, "shape")
+    rank = max(data_count(node, ctx, shape, "shape"), len(x.shape))
+    found = list(ctx.ask("broadcast", (shape,), [f"shape{k}" for k in range(rank)], x.shape))
+    for k, d in enumerate(x.shape, rank - len(x.shape)):
+        if d != 1:
+            found[k] = ctx.broadcast(d, found[k], f"axis {k} of {x.name} {list(x.shape)} is expanded")
+    return tuple(found)
 
 
 @operator("Expand", infer=infer_expand)

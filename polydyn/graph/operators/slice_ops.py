@@ -8,9 +8,9 @@ import numpy as np
 
 from polydyn.errors import ShapeError, UnsupportedError
 from polydyn.graph.ir import Dim
-from polydyn.graph.operators.common import iterators, normalize_axis
+from polydyn.graph.operators.common import all_of, given, iterators, normalize_axis
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
-from polydyn.graph.subscripts import ints, sizes
+from polydyn.graph.subscripts import data_count, ints, is_data, sizes
 from polydyn.schedules.expr import FromIndex, Value, const, load, op
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
 
@@ -23,7 +23,7 @@ class Cut:
     """One axis of a Slice: elements ``start + step * i`` for ``0 <= i < size``."""
 
     start: Dim
-    step: int
+    step: Dim | int
     size: Dim
 
 
@@ -54,6 +54,8 @@ def cut(n: Dim, start: Dim, end: Dim, step: int) -> Cut:
 def cuts(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, Cut]:
     """The axes that a Slice touches."""
     x = ctx.tensor(node.inputs[0])
+    if _by_data(node, ctx):
+        return _cuts_by_data(node, ctx)
     starts, ends = sizes(node, ctx, 1, "starts") or (), sizes(node, ctx, 2, "ends") or ()
     axes = ints(node, ctx, 3, "axes")
     axes = tuple(range(len(starts))) if axes is None else axes
@@ -67,16 +69,51 @@ def cuts(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, Cut]:
     return out
 
 
+def _by_data(node: OnnxNode, ctx: InferContext | ExpandContext) -> bool:
+    """Whether data say where a Slice begins, ends, along which axes, or by which steps."""
+    return any(is_data(node, ctx, k) for k in (1, 2, 3, 4))
+
+
+def _cuts_by_data(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, Cut]:
+    """The host finds where the part begins along every axis, how long it is, and the step; it lies inside the axes."""
+    x, count = ctx.tensor(node.inputs[0]), data_count(node, ctx, node.inputs[1], "starts")
+    axes, steps = given(node.inputs, 3), given(node.inputs, 4)
+    fixed = None if axes and is_data(node, ctx, 3) else ints(node, ctx, 3, "axes") or tuple(range(count))
+    known = None if steps and is_data(node, ctx, 4) else ints(node, ctx, 4, "steps") or (1,) * count
+    inputs = (*node.inputs[1:3], axes or "", steps or "")
+    names = [f"{what}{a}" for a in range(len(x.shape)) for what in ("start", "size", "forwards", "backwards")]
+    found = ctx.ask("slice", inputs, names, x.shape)
+    touched = range(len(x.shape)) if fixed is None else [normalize_axis(node, a, len(x.shape)) for a in fixed]
+    out = {}
+    for k, a in enumerate(touched):
+        start, size, forwards, backwards = found[4 * a : 4 * a + 4]
+        step = forwards - backwards if known is None or fixed is None else Index.of(known[k])
+        out[a] = Cut(start, step.constant or step, size)
+    return out
+
+
+def _promise_inside(node: OnnxNode, ctx: InferContext, found: dict[int, Cut]) -> None:
+    """A part that the host finds lies inside its axis."""
+    x = ctx.tensor(node.inputs[0])
+    for a, c in found.items():
+        ctx.promise(c.start, x.shape[a], f"a slice of axis {a} begins inside")
+        ctx.promise(c.size, x.shape[a], f"a slice of axis {a} is no longer than the axis")
+        if c.step == 1:
+            ctx.promise(c.start + c.size, x.shape[a], f"a slice of axis {a} ends inside")
+
+
 def infer_slice(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
     """Slice: sizes by numpy's rules; of a vector of sizes, also the values."""
     x = ctx.tensor(node.inputs[0])
     found = cuts(node, ctx)
+    if _by_data(node, ctx):
+        _promise_inside(node, ctx, found)
     shape = tuple(found[a].size if a in found else d for a, d in enumerate(x.shape))
     value = ctx.value(x.name)
     if value is not None:
         for a, c in found.items():
             start, size = c.start.constant, c.size.constant
-            if start is None or size is None:
+            if start is None or size is None or not isinstance(c.step, int):
                 return (Inferred(x.dtype, shape),)
             value = np.take(value, [start + c.step * i for i in range(size)], axis=a)
     return (Inferred(x.dtype, shape, value),)
@@ -97,11 +134,11 @@ def parts_of(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[int, tu
     x = ctx.tensor(node.inputs[0])
     axis = normalize_axis(node, node.attribute("axis", 0), len(x.shape))
     n, count = x.shape[axis], len(node.outputs)
-    given = sizes(node, ctx, 1, "split")
-    if given is not None:
-        if len(given) != count:
-            raise ShapeError(f"{len(given)} sizes for {count} outputs", tensor=x.name)
-        return axis, given
+    requested = sizes(node, ctx, 1, "split")
+    if requested is not None:
+        if len(requested) != count:
+            raise ShapeError(f"{len(requested)} sizes for {count} outputs", tensor=x.name)
+        return axis, requested
     if node.attribute("num_outputs") is None:
         return axis, (n // count,) * count
     each = n.ceildiv(count)
@@ -171,6 +208,10 @@ def expand_concat(node: OnnxNode, ctx: ExpandContext) -> None:
 def pads_of(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[int, tuple[Dim, Dim]]:
     """Axis -> (elements before, elements after); negative ones crop."""
     rank = len(ctx.tensor(node.inputs[0]).shape)
+    if is_data(node, ctx, 3):
+        names = [f"{side}{a}" for a in range(rank) for side in ("before", "after")]
+        found = ctx.ask("pads", (node.inputs[1], node.inputs[3]), names, ctx.tensor(node.inputs[0]).shape)
+        return {a: (found[2 * a], found[2 * a + 1]) for a in range(rank)}
     pads = sizes(node, ctx, 1, "pads") or ()
     axes = ints(node, ctx, 3, "axes")
     axes = tuple(range(rank)) if axes is None else axes
@@ -227,8 +268,8 @@ def expand_pad(node: OnnxNode, ctx: ExpandContext) -> None:
         else:
             at[a] = i % n
     body: Value = load(x.name, tuple(at), x.dtype)
-    for test in reversed(inside):
-        body = op("where", test, body, _fill(node, ctx, x.dtype))
+    if (guard := all_of(inside)) is not None:
+        body = op("where", guard, body, _fill(node, ctx, x.dtype))
     ctx.compute(y.shape, body, output=y.name)
 
 
@@ -263,5 +304,3 @@ def expand_trilu(node: OnnxNode, ctx: ExpandContext) -> None:
     keep = op(relation, FromIndex("int64", d[-1]), op("add", FromIndex("int64", d[-2]), diagonal))
     body = op("where", keep, load(x.name, d, x.dtype), const(0, x.dtype))
     ctx.compute(y.shape, body, output=y.name)
-
-

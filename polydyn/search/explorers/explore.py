@@ -39,17 +39,6 @@ def best(trials: Iterable[Trial]) -> Trial:
     return min(trials, key=lambda t: (t.cost, t.tile))
 
 
-def exhaustive(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
-    """Every tuple in order, up to ``trials``. The seed is not used."""
-    return _measure(space.tiles[:trials], objective)
-
-
-def random_search(space: Space, objective: Objective, trials: int, seed: int = 0) -> tuple[Trial, ...]:
-    """Tuples drawn without replacement."""
-    order = np.random.default_rng(seed).permutation(len(space))[:trials]
-    return _measure([space.tiles[i] for i in order], objective)
-
-
 def in_order(order: Sequence[Tile]) -> Explorer:
     """An explorer that measures a given order, such as ``aligned_order`` (Roller: construction without search)."""
 

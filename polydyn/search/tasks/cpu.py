@@ -85,9 +85,7 @@ class CpuTask(Task):
             tile[f"b.{roles.block}"],
             tile.get(f"w.{roles.block}"),
         )
-        return kind(
-            name, self.group, roles, self.target, self.form.packed, chosen=chosen, fill=self.form.fill
-        )
+        return kind(name, self.group, roles, self.target, self.form.packed, chosen=chosen, fill=self.form.fill)
 
     def shares(self, builder: ContractKernel, tile: Tile) -> dict[str, Index]:
         """The values of the launch-time symbols, over the kernel's other symbols."""

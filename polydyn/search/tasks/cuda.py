@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from polydyn.codegen.cuda.group import product_declined
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS
 from polydyn.codegen.cuda.limits import MULTIPLIED, TF32, broken, grain, of_warp, registers, shared_bytes, warp_part
-from polydyn.codegen.cuda.product import product_declined
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import CudaContractKernel
 from polydyn.codegen.cuda.work import UNITS, WARP, WAVEFRONT
@@ -163,4 +163,3 @@ def _compiler(arch: str) -> str:
         return compiler_version()
     except BuildError:
         return ""
-

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from polydyn.codegen.ir import Alloc, Body, Def, FlatLoad, For, Inst, Let, Reg, Set, Store, rewrite
 from polydyn.codegen.pipeline import Step, run
+from polydyn.compiler import plan_program
 from polydyn.debug import stages
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import const, load
 from polydyn.schedules.index import ONE, ZERO, Index
+from tests.support.tiny import model, node
 
 ix = Index.of
 NAMES = ("n", "x", "y")
@@ -83,3 +86,13 @@ def test_each_step_is_shown_with_what_it_does(tmp_path: Path, monkeypatch: pytes
     assert sorted(f.name for f in (folder / "k").iterdir()) == ["00_lower.txt", "01_drop.txt"]
     text = (folder / "k" / "00_lower.txt").read_text()
     assert text == "// statements become stores\nserial i in [0, n)\n  y[i] = x[i]\n"
+
+
+@pytest.mark.parametrize("target", ["cpu:avx512", "cpu:avx2", "cuda:sm_90a"])
+def test_steps_of_a_product_whose_weights_stream_from_memory(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of a product of this size ask for the next panel, which those of tiny models do not."""
+    monkeypatch.setenv("POLYDYN_VERIFY", "1")
+    weights = np.ones((768, 3072), np.float32)
+    m = model([node("MatMul", "x w", "y")], {"x": ("float32", ["M", 768])}, ["y"], {"w": weights})
+    (kernel, *_) = plan_program(m, target=target).kernels
+    assert ("pd_prefetch_far_f32" in kernel.text) == (target == "cpu:avx512")

@@ -344,15 +344,16 @@ def test_statements_behind_a_tile_run_under_one_condition() -> None:
     def inst(name: str) -> Inst:
         return Inst(name, (ix("i"),))
 
+    names = ("DONE0", "DONE1")
     last = (Compare("==", ix("k"), ix("n") - 1), Compare(">", ix("n"), ix(0)))
     body: Body = (inst("ACC"), loop("i", 4, If(last, (inst("DONE0"), loop("j", 2, inst("DONE1"))))))
-    assert instances(body, "DONE") == ([inst("DONE0"), inst("DONE1")], last)
+    assert instances(body, names) == ([inst("DONE0"), inst("DONE1")], last)
     body = (If(last[:1], (inst("ACC"),), (inst("DONE0"),)),)
-    assert instances(body, "DONE") == ([inst("DONE0")], (Compare("!=", ix("k"), ix("n") - 1),))
+    assert instances(body, names) == ([inst("DONE0")], (Compare("!=", ix("k"), ix("n") - 1),))
     with pytest.raises(CodegenError, match="one of several conditions does not hold"):
-        instances((If(last, (), (inst("DONE0"),)),), "DONE")
+        instances((If(last, (), (inst("DONE0"),)),), names)
     with pytest.raises(CodegenError, match="under 2 different conditions"):
-        instances((If(last[:1], (inst("DONE0"),)), inst("DONE1")), "DONE")
+        instances((If(last[:1], (inst("DONE0"),)), inst("DONE1")), names)
 
 
 def test_what_is_made_of_a_tile_is_a_loop_with_every_operation_once() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from polydyn.fusion.facts import facts_of
 from polydyn.fusion.pipeline import fusion_plan
 from polydyn.fusion.plan import FusionPlan
-from polydyn.fusion.traffic import bytes_at, guard_facts, may_rise, size_of
+from polydyn.fusion.traffic import may_rise, size_of
 from polydyn.graph.ir import Guard
 from polydyn.schedules.expr import cast, const, op
 from polydyn.schedules.index import Index
-from polydyn.shapes.prove import nonnegative
+from polydyn.testing.plans import bytes_at
 from tests.support.graphs import Sheet, matmul, wrong
 
 
@@ -142,8 +143,8 @@ def test_a_cast_from_halves_that_a_product_needs_is_no_kernel() -> None:
 def test_comparisons_use_the_ranges_that_the_program_guards() -> None:
     guards = (Guard(Index.of(8), "<=", Index.of("N"), ""), Guard(Index.of("N"), "<=", Index.of(16), ""))
     n, m = Index.of("N"), Index.of("M")
-    assert nonnegative(2 * n * m - 16 * m, guard_facts(guards)) and not nonnegative(2 * n * m - 16 * m, guard_facts(()))
-    assert nonnegative(16 * m - n * m, guard_facts(guards)) and not nonnegative(17 - 2 * n, guard_facts(guards))
+    assert facts_of(guards).nonnegative(2 * n * m - 16 * m) and not facts_of(()).nonnegative(2 * n * m - 16 * m)
+    assert facts_of(guards).nonnegative(16 * m - n * m) and not facts_of(guards).nonnegative(17 - 2 * n)
 
 
 def test_undecided_traffic_keeps_groups_apart() -> None:

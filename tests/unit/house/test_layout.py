@@ -19,14 +19,16 @@ from tests.support.paths import ROOT
 
 # Each room may import itself and the rooms before it; docs/adr/0002-one-primitive.md.
 ORDER = [
-    "schedules", "debug", "codegen", "errors", "shapes", "graph", "fusion", "lowering", "build", "gpu",
+    "schedules", "debug", "codegen", "errors", "shapes", "graph", "fusion", "lowering", "build", "gpu", "runtime",
     "program", "search", "backends", "compiler", "measure",
 ]  # fmt: skip
 TOP = {
-    "compiler", "checked", "cli", "explore", "backend", "program_cache", "session", "jobs", "torch_backend",
-    "verification", "__init__", "__main__",
+    "compiler", "checked", "cli", "extend", "explore", "backend", "program_cache", "session", "jobs", "torch_backend",
+    "testing", "verification", "__init__", "__main__",
 }  # fmt: skip
-AFTER_IMPORT = ["schedules", "codegen", "polydyn/fusion", "polydyn/lowering", "polydyn/build", "polydyn/program"]
+AFTER_IMPORT = [
+    "schedules", "codegen", "polydyn/fusion", "polydyn/lowering", "polydyn/build", "polydyn/program", "polydyn/runtime",
+]  # fmt: skip
 # Words that are ONNX operators and also words of schedules, C or numpy.
 HOMONYMS = {"If", "Loop", "Scan", "Not", "And", "Or", "Xor", "Mod", "Range", "Concat", "Identity", "Constant"}
 
@@ -88,6 +90,17 @@ def test_imports_go_one_way(folder: str) -> None:
         for path in sources(folder)
         for module in polydyn_imports(path)
         if not allowed(path, module)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_tests_of_benchmarks_import_benchmarks() -> None:
+    """What tests and benchmarks share is in ``polydyn/testing``."""
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sources("polydyn", "schedules", "codegen", "tests")
+        for module in imports(path)
+        if module.split(".")[0] == "benchmarks" and not path.is_relative_to(ROOT / "tests" / "benchmarks")
     ]
     assert not wrong, "\n".join(wrong)
 

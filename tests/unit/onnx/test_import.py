@@ -78,16 +78,19 @@ def test_an_if_whose_condition_is_known_becomes_its_branch() -> None:
     m = model([node("If", "c", "y", then_branch=yes, else_branch=no)], X, ["y"], {"c": np.array(False)})
     assert run(import_model(m), {"x": np.ones((1, 2), np.float32)})["y"].shape == (2, 1)
     m = model([node("If", "c", "y", then_branch=yes, else_branch=no)], X | {"c": ("bool", [])}, ["y"])
-    with pytest.raises(UnsupportedError, match="If is supported only where its condition follows") as e:
+    with pytest.raises(UnsupportedError, match="If_y needs a step of the host") as e:
         import_model(m)
     assert e.value.node == "If_y"
 
 
 def test_all_unsupported_operators_are_listed_at_once() -> None:
     nodes = [
-        node("Nonsense", "x", "a"), helper.make_node("Gelu", ["a"], ["b"], domain="com.acme"), node("Loop", "b", "y"),
+        node("Nonsense", "x", "a"),
+        helper.make_node("Gelu", ["a"], ["b"], domain="com.acme"),
+        node("StringSplit", "b", "y"),
     ]
-    with pytest.raises(UnsupportedError, match=r"3 operator.*Loop \(node Loop_y\), Nonsense.*com.acme::Gelu"):
+    names = r"3 operator.*Nonsense.*StringSplit \(node StringSplit_y\), com.acme::Gelu"
+    with pytest.raises(UnsupportedError, match=names):
         import_model(model(nodes, X, ["y"]))
 
 
@@ -175,7 +178,9 @@ def test_a_cache_makes_a_sum_of_sizes() -> None:
 
 def test_sizes_that_nothing_reads_as_data_are_not_computed() -> None:
     nodes = [
-        node("Shape", "x", "s"), node("Gather", "s i", "n"), node("Unsqueeze", "n a", "n1"),
+        node("Shape", "x", "s"),
+        node("Gather", "s i", "n"),
+        node("Unsqueeze", "n a", "n1"),
         node("Expand", "w n1", "y"),
     ]
     constants = {"i": np.array(1), "a": np.array([0]), "w": np.ones(1, np.float32)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from polydyn.graph import reference
 from polydyn.graph.ir import Compute, Graph, SymbolSource, Tensor
 from polydyn.schedules.expr import FromIndex, Op, const, load, loads, op
 from polydyn.schedules.index import Index
+from polydyn.testing import conformance
 from tests.support.one_node import check, check_with_onnxruntime, import_model, model_of
-from tests.support.paths import ROOT
 
 RNG = np.random.default_rng(1)
 
@@ -331,11 +330,6 @@ def test_wrong_inputs_are_named() -> None:
 
 
 def test_a_share_of_the_onnx_node_tests() -> None:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import conformance
-    finally:
-        sys.path.pop(0)
     words = ("_conv_", "pool_", "softmax_", "_gemm_", "_matmul_", "normalization_", "reduce_", "resize_", "_einsum_")
     found = [c for c in conformance.cases() if any(w in c.name for w in words) and "expanded" not in c.name][::5]
     results = {c.name: conformance.run_case(c) for c in found}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -232,6 +233,19 @@ def test_a_witness_names_statements_storage_and_an_instance() -> None:
     text = str(caught.value)
     assert (caught.value.node, caught.value.tensor) == ("ACC", "panel") or caught.value.tensor == "panel"
     assert "violated: [" in text and "for example " in text and "size_b_i" in text
+
+
+def test_a_witness_says_elements() -> None:
+    """At the schedule's own tile sizes: a register tile of 6 rows, columns of 32, blocks of 64 steps."""
+    t = cpu_product(G, ROLES, CpuTile(6, 2, 16, 64), True, True)
+    row = r"n = \d+, i = \d+, j = \d+"
+    with pytest.raises(LegalityError, match=rf"in elements: ACC at {row}, k = \d+, r = \d+; DONE0 at {row}\n"):
+        prove(swapped(replace(t, buffers=(), flow=(), carried=()), "INIT", "DONE0"))
+    with pytest.raises(LegalityError) as caught:  # LOAD leaves out the second block
+        prove(guarded(t, "LOAD", (b("k"), 2, 0)))
+    said = str(caught.value).split("in elements")[1]
+    source, sink = (int(x) for x in re.findall(r" k = (\d+)", said))
+    assert max(source, sink) >= 64, "an element of the second block"
 
 
 def test_an_initialiser_of_all_shares_is_no_split_reduction() -> None:

@@ -18,12 +18,26 @@ from polydyn.schedules.interpret import interpret
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.solution.schedule import schedule_nest
 from polydyn.schedules.tree.attention import cpu_attention
+from polydyn.schedules.tree.few_rows import FewRows, few_rows_product
 from polydyn.schedules.tree.gpu import gpu_product
+from polydyn.schedules.tree.online import OnlineTile, online_attention
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import CpuTile, cpu_product, nest
+from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_product
+from polydyn.schedules.tree.windows import window
 from tests.support.mutants import mutants
-from tests.support.polyhedral_groups import softmax
-from tests.support.scheduled_groups import attention, positive, product, roles, run_attention, run_product
+from tests.support.polyhedral_groups import depthwise, softmax
+from tests.support.scheduled_groups import (
+    attention,
+    online_parts,
+    positive,
+    product,
+    roles,
+    run_attention,
+    run_online,
+    run_product,
+    single,
+)
 from tests.unit.schedules.test_tile_map import SMALL_FMA, SMALL_MMA
 
 V = Index.of
@@ -60,6 +74,21 @@ def mma() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
     return t, lambda x: run_product(x, {}, M=17, N=33, K=2, B=1)
 
 
+def lanes() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
+    t = few_rows_product(single(), roles(single()), FewRows(2, (1, 2), (2, 2), (2, 3)))
+    return t, lambda x: run_product(x, {}, M=3, N=9, K=25, B=1) and run_product(x, {}, M=1, N=1, K=1, B=1)
+
+
+def warpgroups() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
+    t = warpgroup_product(single(), roles(single()), WarpgroupTile(2, 1, 2, 4, (2, 2)))
+    return t, lambda x: run_product(x, {}, M=33, N=37, K=5, B=1)
+
+
+def online() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
+    t = online_attention(*online_parts(3, 31), OnlineTile(1, 16, 4, 32, 4))
+    return t, lambda x: run_online(x, 3, 31, 3, 19)
+
+
 def rows() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
     g = softmax()
     m = schedule_nest(g, positive(g))
@@ -71,6 +100,22 @@ def run_softmax(t: Scheduled, rows: int, columns: int) -> bool:
     memory = {"x": x, "y": np.full(x.shape, np.nan), "m": np.full(rows, np.nan), "d": np.full(rows, np.nan)}
     interpret(t, {"R": rows, "L": columns, "P_t": 4}, memory)
     return bool(np.allclose(memory["y"], np.exp(x) / np.exp(x).sum(1, keepdims=True)))
+
+
+def windows() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
+    g = depthwise()
+    m = schedule_nest(g, positive(g))
+    t = window(g, m.band, m.phases, "h", 2, ("j", "k"))
+    return t, lambda x: run_windows(x, 2, 3, 5) and run_windows(x, 1, 1, 1)
+
+
+def run_windows(t: Scheduled, channels: int, height: int, width: int) -> bool:
+    r = np.random.default_rng(0)
+    x, v, b = (r.standard_normal(s) for s in ((channels, height + 2, width + 2), (3, 3, channels), channels))
+    memory = {"x": x, "v": v, "b": b} | {n: np.full((channels, height, width), np.nan) for n in "sy"}
+    interpret(t, {"C": channels, "H": height, "W": width, "H2": height + 2, "W2": width + 2, "P_t": 2}, memory)
+    taps = [x[:, j : j + height, k : k + width] * v[j, k, :, None, None] for j in range(3) for k in range(3)]
+    return bool(np.allclose(memory["y"], sum(taps) + b[:, None, None]))
 
 
 def blocks() -> tuple[Scheduled, Callable[[Scheduled], bool]]:
@@ -92,7 +137,12 @@ def check(family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], e
     assert total >= 10 and 2 * len(kept) < total
 
 
-@pytest.mark.parametrize("family, every", [(cpu, 9), (fma, 9), (mma, 25), (rows, 1), (blocks, 9)])
+@pytest.mark.parametrize(
+    "family, every",
+    [
+        (cpu, 9), (fma, 9), (mma, 25), (lanes, 9), (warpgroups, 27), (online, 70), (rows, 1), (windows, 3), (blocks, 9),
+    ],
+)  # fmt: skip
 def test_what_the_proof_accepts_is_right(
     family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]], every: int
 ) -> None:
@@ -100,7 +150,7 @@ def test_what_the_proof_accepts_is_right(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [cpu, fma, mma, blocks])
+@pytest.mark.parametrize("family", [cpu, fma, mma, lanes, warpgroups, online, blocks])
 def test_all_that_the_proof_accepts_is_right(
     family: Callable[[], tuple[Scheduled, Callable[[Scheduled], bool]]],
 ) -> None:

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index
+from polydyn.schedules.proof.prove import prove
+from polydyn.schedules.tree.buffers import accumulate, promote
 from polydyn.schedules.tree.gpu import GpuTile, gpu_product
-from polydyn.schedules.tree.names import Role, b, c, f, it, p, w
-from polydyn.schedules.tree.strategies import CpuTile, cpu_product
+from polydyn.schedules.tree.limits import clip
+from polydyn.schedules.tree.loops import interchange, pull_out, tile
+from polydyn.schedules.tree.names import Role, b, c, f, it, p, s, w
+from polydyn.schedules.tree.strategies import CpuTile, cpu_product, solved
 from polydyn.schedules.tree.tilemap import Digit, Loop, Origin, Share, TileMap, View, When
 from tests.support.scheduled_groups import product, roles, run_product
 
@@ -124,3 +128,18 @@ def test_neighbouring_threads_have_neighbouring_elements_where_units_are_interle
     inner, outer = (str(gpu_product(g, roles(g), x).map.element("ACC", "i")) for x in (SMALL_FMA, SMALL_MMA))
     assert inner == "(4*b_i + 2*f_i + p_i + w_i)" and outer == "(32*b_i + 16*f_i + p_i + 16*w_i)"
     assert (w("i"), f("i")) == ("w_i", "f_i")
+
+
+def test_a_copy_may_run_axes_that_no_subscript_runs() -> None:
+    """FILL of a row operand that the columns run too: every column gets a copy of its own."""
+    g = product()
+    t = tile(tile(solved(g, roles(g)), "i", (b, "B_i"), (p, 2)), "j", (b, "B_j"), (p, 3))
+    t = interchange(t, it("n"), b("i"), b("j"), p("i"), p("j"), it("k"), it("r"))
+    t = accumulate(pull_out(t, it("k"), it("r")), p("j"))
+    t = promote(t, "A", "i", "FILL", "rows", b("j"), ["ACC"],
+                {s("i"): (p("i"),), s("j"): (p("j"),), s("k"): ("k",), it("s"): ("r",)}, over=("j",))  # fmt: skip
+    for axis in ("i", "j"):
+        t = clip(t, axis, "INIT", "ACC", "DONE0", "DONE1")
+    assert t.buffer("rows").axes == ("n", "i", "k", "r", "j")
+    prove(t)
+    assert run_product(t, {}, 5, 7, 3) and run_product(t, {}, 1, 1, 1)

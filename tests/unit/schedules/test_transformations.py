@@ -10,7 +10,6 @@ import pytest
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index
 from polydyn.schedules.tiling import Roles
-from polydyn.schedules.tree import show
 from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote
 from polydyn.schedules.tree.gpu import GpuTile, gpu_product
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
@@ -34,28 +33,11 @@ from polydyn.schedules.tree.rewrites import merge, shared
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ROWS, VECTOR, solved
 from tests.support.polyhedral_groups import matmul, softmax
+from tests.support.schedule_text import text
 from tests.support.scheduled_groups import product, roles
 
 Golden = Callable[[str, str], None]
 V = Index.of
-
-
-def text(t: Scheduled) -> str:
-    """Tree, loops with their digits, buffers and bounds."""
-    lines = [show(t.tree)]
-    for n, view in t.map.views.items():
-        loops = [f"{x.coord}{f' {x.at}' if x.at else ''} {list(x.digits)}" for x in view.loops]
-        hidden = f"; hides {list(view.hidden)}" * bool(view.hidden)
-        guard = "".join(f"; {low} <= {k} < extent - {short}" for k, low, short in view.guard)
-        lines.append(f"{n}: {', '.join(loops)}{hidden}{guard}")
-    for x in t.buffers:
-        met = ", ".join(f"{f.statement} {f.meets}" for f in t.flow if f.buffer == x.name)
-        fixed = sorted(d.name for d in x.fixed)
-        lines.append(f"buffer {x.name} of {x.array} along {x.axes}, fixed {fixed}, scope {list(x.scope)}: {met}")
-    lines += [f"{x.statement} is cut along {x.axis}, whole {x.whole}" for x in t.clips]
-    lines += [f"at once: {level} {list(loops)}" for level, loops in t.parallel]
-    lines += [f"padded: {sorted(t.padded)}"] if t.padded else []
-    return "\n".join(lines)
 
 
 def whole() -> Scheduled:

@@ -13,8 +13,9 @@ from polydyn.schedules.decision import ArgMin, Entry, Leaf, Split, choose, expla
 from polydyn.schedules.evaluator import Evaluator, evaluator
 from polydyn.schedules.index import Index
 from polydyn.search.dispatch import tree as trees
-from polydyn.search.dispatch.combine import combine, pair_form
+from polydyn.search.dispatch.combine import pair_form
 from polydyn.search.dispatch.tree import features_of, fit_classifier, fit_tree
+from polydyn.testing.covers import combine
 
 L, B = Index.of("L"), Index.of("B")
 

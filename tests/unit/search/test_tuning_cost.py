@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.machines import A100
 from polydyn.schedules.index import Atom, Index
 from polydyn.search import cost
-from polydyn.search.backbone import Backbone, Tile, gemm
+from polydyn.search.backbone import Backbone, Tile
 from polydyn.search.cost import Kernel, blocks_at, blocks_per_unit, grid, steps
 from polydyn.search.hardware import Hardware, cpu
-from polydyn.search.simulated import Simulated
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.spaces.space import Usage
+from polydyn.testing.machines import A100
+from polydyn.testing.simulated import Simulated, gemm
 
 HALF = gemm(None, 3072, None, dtype="float16", item=2)
 FLOAT = gemm(None, 768, None)

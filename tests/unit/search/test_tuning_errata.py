@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.machines import A100, T4, V100
 from polydyn.schedules.index import Index
-from polydyn.search.backbone import Tile, gemm
+from polydyn.search.backbone import Tile
 from polydyn.search.cost import (
     Kernel,
     blocks_per_unit,
@@ -23,10 +22,12 @@ from polydyn.search.cost import (
 )
 from polydyn.search.cost import dietcode as dietcode_cost
 from polydyn.search.cost import ftuner as ftuner_cost
-from polydyn.search.dispatch.combine import combine
 from polydyn.search.select import shares, top_n
 from polydyn.search.spaces.space import Usage
 from polydyn.search.spaces.ukernel import Filter, in_bound
+from polydyn.testing.covers import combine
+from polydyn.testing.machines import A100, T4, V100
+from polydyn.testing.simulated import gemm
 
 # -- TSCompiler section 6 ----------------------------------------------------------------------------------
 

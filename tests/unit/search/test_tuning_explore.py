@@ -12,28 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.machines import A100
 from polydyn.errors import ArtifactError
-from polydyn.search.backbone import GroupKey, Tile, gemm
+from polydyn.search.backbone import GroupKey, Tile
 from polydyn.search.bench import Remembered
 from polydyn.search.cost import blocks_at, blocks_per_unit
-from polydyn.search.explorers.explore import (
-    Explorer,
-    aligned_order,
-    best,
-    by_size,
-    exhaustive,
-    in_order,
-    random_search,
-    saturating_shape,
-    spread,
-)
+from polydyn.search.explorers.explore import Explorer, aligned_order, best, by_size, in_order, saturating_shape, spread
 from polydyn.search.explorers.trust_region import Regions, trust_region
 from polydyn.search.hardware import cpu
 from polydyn.search.records import Records
-from polydyn.search.simulated import Simulated, recorded_costs, regret
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.spaces.space import Space, usage
+from polydyn.testing.machines import A100
+from polydyn.testing.simulated import Simulated, exhaustive, gemm, random_search, recorded_costs, regret
 from tests.support.paths import ROOT
 
 BACKBONE = gemm(None, 3072, 1024, dtype="float16", item=2)
@@ -189,10 +179,11 @@ def test_replay_refuses_a_space_with_holes(tmp_path: Path) -> None:
 
 RUN = """
 import sys, time
-from polydyn.search.backbone import GroupKey, gemm
+from polydyn.search.backbone import GroupKey
+from polydyn.testing.simulated import gemm
 from polydyn.search.bench import Remembered
-from polydyn.search.explorers.explore import random_search
-from benchmarks.machines import A100
+from polydyn.testing.simulated import random_search
+from polydyn.testing.machines import A100
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.records import Records
 def slow(tiles):

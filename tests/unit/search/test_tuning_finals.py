@@ -12,16 +12,16 @@ import pytest
 from polydyn.errors import BuildError
 from polydyn.schedules.decision import choose
 from polydyn.schedules.index import Index
-from polydyn.search.backbone import GroupKey, Problem, Shape, Tile, gemm
+from polydyn.search.backbone import GroupKey, Problem, Shape, Tile
 from polydyn.search.bench import RecordedBench
 from polydyn.search.cost import polydyn as polydyn_cost
 from polydyn.search.dispatch.build import build_dispatch
 from polydyn.search.finals import FINALISTS, SIZES, between, corrected, finalists, sizes_to_measure
 from polydyn.search.hardware import cpu
 from polydyn.search.records import Records
-from polydyn.search.simulated import Simulated
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.strategies import Tuned, strategy, tune
+from polydyn.testing.simulated import Simulated, gemm
 
 B, HW = gemm(None, 256, 256), cpu(1)
 LENGTHS = tuple((("i", n),) for n in range(1, 101))

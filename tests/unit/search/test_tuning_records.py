@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.machines import A100, T4
 from polydyn.errors import ArtifactError
 from polydyn.search.backbone import GroupKey, Tile
 from polydyn.search.hardware import Hardware
 from polydyn.search.records import Record, Records
+from polydyn.testing.machines import A100, T4
 from tests.support.paths import ROOT
 
 KEY = GroupKey("C[i,j] += A[i,k]*B[k,j]", "float32", "cuda:sm_80", ("row", "row"), ("4 | k",), "nvcc 13", ("-O3",), "1")

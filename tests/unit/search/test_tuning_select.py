@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polydyn.errors import ScheduleError
-from polydyn.search.backbone import Tile, gemm
+from polydyn.search.backbone import Tile
 from polydyn.search.select import (
     assign,
     cover,
@@ -22,6 +22,7 @@ from polydyn.search.select import (
     winners,
 )
 from polydyn.shapes.sizes import Sizes
+from polydyn.testing.simulated import gemm
 
 # rows: a specialist per pair of instances, and an all-rounder at 96 %
 TABLE = np.array([[9, 9, 1, 1, 1, 1], [1, 1, 9, 9, 1, 1], [1, 1, 1, 1, 9, 9], [8.64] * 6], float)

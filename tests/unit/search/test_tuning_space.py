@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.machines import A100, T4, V100
 from polydyn.errors import PolydynError, UnsupportedError
-from polydyn.search.backbone import Backbone, Loop, Operand, Tile, gemm
+from polydyn.search.backbone import Backbone, Loop, Operand, Tile
 from polydyn.search.hardware import Hardware, cpu
 from polydyn.search.spaces.loop_model import loop_model, preferred
 from polydyn.search.spaces.microkernel import mutations
 from polydyn.search.spaces.rkernel import filter_by_multiples, generate, init_candidates, levels, rkernel_space
 from polydyn.search.spaces.space import Space, collect, unit_tile, usage, violation
 from polydyn.search.spaces.ukernel import Filter, align, axis_sizes, crosses, ukernel_space
+from polydyn.testing.machines import A100, T4, V100
+from polydyn.testing.simulated import gemm
 
 HALF = gemm(None, 3072, 1024, dtype="float16", item=2)
 FLOAT = gemm(None, 768, 768)

@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.machines import A100
 from polydyn.errors import BuildError, InputError
 from polydyn.schedules.decision import ArgMin, choose, map_indices, verify_decision
 from polydyn.schedules.index import Index
-from polydyn.search.backbone import GroupKey, Problem, Shape, Tile, gemm
+from polydyn.search.backbone import GroupKey, Problem, Shape, Tile
 from polydyn.search.cost import Kernel
 from polydyn.search.cost import polydyn as polydyn_cost
 from polydyn.search.dispatch.build import build_dispatch
 from polydyn.search.explorers.explore import aligned_order
 from polydyn.search.hardware import Hardware, cpu
 from polydyn.search.records import Records
-from polydyn.search.simulated import Simulated
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.strategies import STRATEGIES, Tuned, strategy, tune
+from polydyn.testing.machines import A100
+from polydyn.testing.simulated import Simulated, gemm
 
 HALF = gemm(None, 1024, 1024, dtype="float16", item=2)
 FLOAT = gemm(None, 256, 256)

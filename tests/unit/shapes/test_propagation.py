@@ -97,11 +97,9 @@ def refusal(m: onnx.ModelProto, dims: Any = None) -> str:
     return str(e.value)
 
 
-def test_a_branch_that_no_fact_decides_is_refused_with_what_is_known() -> None:
+def test_a_branch_that_no_fact_decides_is_left_to_the_host() -> None:
     said = refusal(model(choice(), {"x": (F, ["N", 2]), "z": (F, ["M", 2])}, ["y"]), {"N": (1, 8)})
-    for part in ("the condition c of If", "N is x axis 0", "M is z axis 0", "compiled for 1 <= N <= 8",
-                 "node: If_y (If)", "give ranges of the dims"):  # fmt: skip
-        assert part in said, part
+    assert "If_y needs a step of the host (branch)" in said
 
 
 def test_a_squeeze_that_no_fact_decides_is_refused_with_the_chain() -> None:
@@ -137,10 +135,10 @@ def test_contradictions_name_node_dims_and_the_facts_before() -> None:
     assert "is reshaped to" in said and "Reshape_y" in said
 
 
-def test_sizes_from_data_are_refused_by_name() -> None:
+def test_sizes_from_data_need_a_step_of_the_host() -> None:
     nodes = [node("ReduceMax", "i", "m", keepdims=0), node("Unsqueeze", "m zero", "v"), node("Expand", "x v", "y")]
     m = model(nodes, {"x": (F, [1]), "i": ("int64", ["N"])}, ["y"], {"zero": np.array([0])})
-    assert "shape of Expand is not arithmetic on the sizes" in refusal(m)
+    assert "Expand_y needs a step of the host" in refusal(m)
 
 
 IMAGE = {"x": (F, ["N", "C", "H", "W"])}

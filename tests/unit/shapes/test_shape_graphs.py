@@ -6,8 +6,8 @@ import collections
 
 import pytest
 
-from benchmarks.fuzz_shapes import check
-from benchmarks.shape_graphs import random_feeds, random_model
+from polydyn.testing.fuzz_shapes import check
+from polydyn.testing.random_models import random_feeds, random_model
 
 
 @pytest.mark.parametrize("first", range(0, 50, 10))
@@ -15,7 +15,7 @@ def test_random_shape_graphs_agree_with_onnxruntime(first: int) -> None:
     calls: collections.Counter[str] = collections.Counter()
     for seed in range(first, first + 10):
         done = check(random_model(seed), seed, feeds=4)
-        assert not done.wrong, f"python -m benchmarks.fuzz_shapes 1 --first {seed}: {done.wrong[0]}"
+        assert not done.wrong, f"python -m polydyn.testing.fuzz_shapes 1 --first {seed}: {done.wrong[0]}"
         calls += done.calls
     assert calls["same"] >= 10, calls
 

@@ -1,0 +1,107 @@
+"""Models in float16 and bfloat16 beside float32: time, bytes of the artifact, error.
+
+usage: python -m benchmarks.halves MODEL.onnx ... [--shapes B=1,L=8 ...] [--threads 1] [--rounds 15]
+
+Each model is compiled three times, from one file: as it is, and with all its float32 tensors in a 16-bit type. They
+take turns in this process; a turn is one call, and the medians over all turns are printed. Dynamic dims are the model's
+own, at its stored shapes (polydyn/testing/inputs.py) or those of ``--shapes``. Error: the largest difference from the
+float32 model on inputs rounded alike, over the largest number. float16 in ONNX Runtime is timed where it has the
+model's operators. Results go to benchmarks/results/halves.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+import polydyn
+from benchmarks import record
+from polydyn.cli.inputs import sizes
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.schedules.expr import Array
+from polydyn.testing.halves import HALVES, in_halves, rounded, widened
+from polydyn.testing.inputs import feeds, shapes
+
+Run = Callable[[], Any]
+
+
+def rival(model: onnx.ModelProto, threads: int) -> ort.InferenceSession | None:
+    """ONNX Runtime's session; None when it lacks an operator in the model's type."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    try:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:  # its errors have no common root
+        return None
+
+
+def artifact_bytes(program: polydyn.Program) -> int:
+    """What a saved program takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        program.save(Path(folder) / "p")
+        return (Path(folder) / "p").stat().st_size
+
+
+def medians(runs: Mapping[str, Run], rounds: int) -> dict[str, float]:
+    """Milliseconds of each, in turns."""
+    times: dict[str, list[float]] = {n: [] for n in runs}
+    for _ in range(rounds + 2):
+        for n, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[n].append((time.perf_counter() - start) * 1e3)
+    return {n: statistics.median(t[2:]) for n, t in times.items()}
+
+
+def measure(path: str, points: list[dict[str, int]], threads: int, rounds: int) -> list[dict[str, Any]]:
+    """The rows of one model."""
+    plain = onnx.load(path)
+    models = {"float32": plain, **{t: in_halves(plain, t) for t in HALVES}}
+    programs = {t: polydyn.compile(m, threads=threads) for t, m in models.items()}
+    size = {t: artifact_bytes(p) for t, p in programs.items()}
+    other = rival(models["float16"], threads)
+    rows = []
+    for shape in points or shapes(Path(path).stem):
+        given = feeds(plain, shape)
+        inputs: dict[str, dict[str, Array]] = {t: {n: rounded(x, t) for n, x in given.items()} for t in HALVES}
+        inputs["float32"] = given
+        runs: dict[str, Run] = {t: partial(p.run, inputs[t]) for t, p in programs.items()}
+        if other is not None:
+            runs["onnxruntime float16"] = partial(other.run, None, inputs["float16"])
+        row: dict[str, Any] = {"model": Path(path).stem, "shape": shape, "bytes": size, "ms": medians(runs, rounds)}
+        row["error"] = {t: _error(programs, inputs[t], t) for t in HALVES}
+        rows.append(row)
+        print(row)
+    return rows
+
+
+def _error(programs: Mapping[str, polydyn.Program], inputs: Mapping[str, Array], dtype: str) -> float:
+    exact = {n: x.astype(np.float32) if x.dtype == numpy_dtype(dtype) else x for n, x in inputs.items()}
+    expected, got = programs["float32"].run(exact), programs[dtype].run(dict(inputs))
+    return max(float(np.abs(widened(got[n], dtype) - x).max() / np.abs(x).max()) for n, x in expected.items() if x.size)
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--shapes", nargs="+", type=sizes, default=[])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    rows = [r for m in args.models for r in measure(m, args.shapes, args.threads, args.rounds)]
+    print(f"written: {record.save('halves', models=rows).name}")
+
+
+if __name__ == "__main__":
+    main()

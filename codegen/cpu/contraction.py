@@ -1,0 +1,138 @@
+"""A matmul-like group on a CPU: its operands and extents, and the sizes that its kernel is built for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from polydyn.codegen.cpu.kernel import CpuTarget
+from polydyn.codegen.cpu.plan import REDUCTION_BLOCK, ROW_UNROLL, ContractTuple, Plan
+from polydyn.codegen.operands import dense, operands
+from polydyn.codegen.passes.epilogues import is_long
+from polydyn.schedules.expr import Value, loads, read_of, symbols_of
+from polydyn.schedules.index import ONE, Index, maximum, product
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.tiling import Roles
+
+V = Index.of
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A matmul-like group and the processor that its kernel is for. ``packed``: arrays that already lie in panels along
+    the column iterator.
+    """
+
+    group: Group
+    roles: Roles
+    target: CpuTarget
+    packed: frozenset[str] = frozenset()
+
+    @cached_property
+    def accumulation(self) -> Statement:
+        """The statement that accumulates the product."""
+        return self.group.backbone
+
+    @cached_property
+    def extents(self) -> dict[str, Index]:
+        """Iterator of the accumulation -> extent."""
+        return dict(self.accumulation.iters)
+
+    @property
+    def rows(self) -> Index:
+        """M."""
+        return self.extents[self.roles.row]
+
+    @property
+    def columns(self) -> Index:
+        """N."""
+        return self.extents[self.roles.col]
+
+    @property
+    def steps(self) -> Index:
+        """K: steps of the reduction that is divided into blocks."""
+        return self.extents[self.roles.block]
+
+    @property
+    def batches(self) -> Index:
+        """Products that share nothing."""
+        return product(self.extents[x] for x in self.roles.batch)
+
+    @property
+    def inner(self) -> list[tuple[str, Index]]:
+        """(iterator, extent) of the reductions inside a block."""
+        return [(x, self.extents[x]) for x in self.roles.inner]
+
+    @property
+    def inner_steps(self) -> Index:
+        """Steps of the reductions inside a block, as one."""
+        return product(e for _, e in self.inner)
+
+    @cached_property
+    def operands(self) -> tuple[Value, Value]:
+        """(row operand, column operand)."""
+        return operands(self.accumulation, self.roles)
+
+    @property
+    def long_epilogues(self) -> bool:
+        """Whether epilogues are a loop behind the register tile."""
+        return is_long(self.group.epilogues)
+
+    def column_step(self, lanes: int) -> int:
+        """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one."""
+        narrow = lanes == self.target.width and self.accumulation.value.dtype == "float32"
+        return self.target.narrow if narrow and self.target.narrow else lanes
+
+    @property
+    def panels_of_constants(self) -> frozenset[str]:
+        """Constants whose innermost dim is a vector of columns."""
+        arrays = self.group.arrays.items()
+        return frozenset(n for n, a in arrays if a.role == "constant" and a.shape[-1] == self.target.width)
+
+
+def plan_product(x: Contraction, fill: bool = False, chosen: ContractTuple | None = None) -> Plan:
+    """The sizes of a kernel. ``fill``: FILL copies the rows; ``chosen``: tuned sizes."""
+    value = x.operands[1]
+    columns = [y for y in loads(value) if x.roles.col in symbols_of(y)]
+    in_place = all(y.buffer in x.packed or dense(x.group, y, x.roles.col) for y in columns)
+    promote = not (read_of(value) is not None and in_place)
+    rows, vectors = register_tile(x, chosen)
+    return _blocked(x, Plan(rows, vectors, x.target.width, x.steps, ONE, promote, fill), chosen)
+
+
+def _blocked(x: Contraction, plan: Plan, chosen: ContractTuple | None) -> Plan:
+    """A plan with blocks of the reduction, where the sums between two blocks can lie in an epilogue's output."""
+    carrier = next((s for s in x.group.epilogues if s.value.dtype == x.accumulation.value.dtype), None)
+    k, r = x.steps.constant, x.inner_steps.constant
+    steps, unroll = (chosen.block, chosen.unroll) if chosen else (REDUCTION_BLOCK, ROW_UNROLL)
+    plan = replace(plan, carrier=carrier, unroll=unroll)
+    block = max(1 if plan.fill else 16, steps // r) if r else steps
+    if carrier is None or (k is not None and k <= block * 4 // 3):
+        return plan
+    return replace(plan, block=V(block), blocks=maximum(1, x.steps.ceildiv(block)))
+
+
+def plan_part(x: Contraction, rows: int) -> Plan:
+    """The sizes of a product that is a part of an attention: ``rows`` of a register tile, one block."""
+    most = max((v for r, v, _ in x.target.tiles if r >= rows), default=1)
+    n = x.columns.constant
+    vectors = most if n is None else min(most, max(1, -(-n // x.target.width)))
+    return replace(plan_product(x), rows=rows, vectors=vectors, block=x.steps, blocks=ONE)
+
+
+def register_tile(x: Contraction, chosen: ContractTuple | None) -> tuple[int, int]:
+    """(rows, vectors) with the best share of useful lanes; symbolic columns get the widest: tails are exact."""
+    n, w = x.columns.constant, x.target.width
+    if chosen:
+        return chosen.rows, chosen.vectors if n is None else min(chosen.vectors, max(1, -(-n // w)))
+    if n is None:
+        rows, vectors, _ = x.target.tiles[0]
+        return rows, vectors
+    step = x.column_step(w)
+
+    def useful(tile: tuple[int, int, float]) -> float:
+        full, rest = divmod(-(-n // step) * step / w, tile[1])
+        return (n / w) / (full * tile[1] / tile[2] + rest / (tile[2] * 0.95) + 1e-9)
+
+    rows, vectors, _ = max(x.target.tiles, key=useful)
+    return rows, min(vectors, max(1, -(-n // w)))

@@ -1,0 +1,238 @@
+"""The register tile of a CPU product: a micro-kernel for every number of live rows and columns (docs/cpu.md 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from polydyn.codegen.cpu.contraction import Contraction
+from polydyn.codegen.cpu.plan import Plan
+from polydyn.codegen.cpu.scratch import Scratch
+from polydyn.codegen.ir import Body, Def, FlatLoad, For, Store, consume, walk
+from polydyn.codegen.lower import Lowering, flat, lower
+from polydyn.codegen.operands import multiplied
+from polydyn.codegen.passes.bind import bind
+from polydyn.codegen.passes.columns import Columns, vector_columns
+from polydyn.codegen.passes.epilogues import COLUMN, ROW, finished, instances
+from polydyn.codegen.passes.prefetch import END, FIRST, LINE, prefetch_next
+from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, split_chains, unroll
+from polydyn.codegen.passes.tiles import clip, flatten_loops
+from polydyn.codegen.pipeline import Step, names_of, run
+from polydyn.schedules.expr import neutral
+from polydyn.schedules.index import ONE, ZERO, Index, minimum
+from polydyn.schedules.model import Statement
+from polydyn.schedules.tree.names import MarkName, c, extent, p
+from polydyn.schedules.tree.strategies import (
+    FIRST_ROW,
+    LOAD,
+    PANEL,
+    ROWS,
+    SAVE,
+    SHARE_COLUMNS,
+    SHARE_ROWS,
+    SUMS,
+)
+
+CHAINS = 4
+"""Sums that hide the latency of an addition, twice as many of narrow vectors; fewer accumulators get so many in all."""
+V = Index.of
+
+
+class RegisterTile:
+    """Builds the micro-kernels of one product."""
+
+    def __init__(
+        self, name: str, product: Contraction, plan: Plan, scratch: Scratch,
+        label: str = "", streams: bool = False,
+    ) -> None:  # fmt: skip
+        """``label``: tells the registers of two products in one kernel apart. ``streams``: panels of columns come from
+        beyond the cache.
+        """
+        self.product, self.plan, self.scratch, self.places = product, plan, scratch, scratch.places
+        self.streams = streams
+        self.name, self.shared, self.sums = f"{SUMS}{label}", f"t{label}_", f"sums{label}"
+        self.part = f"{name}{label and '/'}{label}"
+        self.step = product.column_step(plan.lanes)
+        self.long = plan.lanes == product.target.width and product.long_epilogues
+        self.copies: Copies = {}
+
+    # -- sizes ---------------------------------------------------------------------------------------------------
+
+    def column_cases(self) -> list[int]:
+        """Numbers of columns that micro-kernels are for; a tile takes the least that holds its live columns."""
+        n, full = self.product.columns.constant, self.plan.columns
+        if n is None:
+            return list(range(self.step, full + 1, self.step))
+        tail = -(-(n % full) // self.step) * self.step
+        return sorted({tail or full, full if n >= full else tail or full})
+
+    def row_cases(self) -> list[int]:
+        """Numbers of live rows that occur."""
+        m, r = self.product.rows.constant, self.plan.rows
+        return sorted({m // -(-m // r), -(-m // -(-m // r))}) if m else list(range(1, r + 1))
+
+    def live_columns(self) -> Index:
+        """Columns of the current register tile."""
+        return minimum(self.plan.columns, self._columns_left())
+
+    def _columns_left(self) -> Index:
+        axis = self._axis(self.product.roles.col)
+        return self.places.remaining(self.product.accumulation.name, axis, p("j"))
+
+    def next_rows(self, rows: int, tiles: int = 1) -> dict[str, Index]:
+        """The first row of a tile further on, in bounds."""
+        return {FIRST_ROW: minimum(V(FIRST_ROW) + tiles * rows, self.product.rows - rows)}
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def _axis(self, iterator: str) -> str:
+        """The axis that an iterator of the accumulation runs."""
+        return self.places.map.iterators[self.product.accumulation.name, iterator]
+
+    def _table(self, columns: int) -> dict[str, Lowering]:
+        """What executes each statement, in a tile of so many columns."""
+        x, acc, init = self.product, self.product.accumulation.name, self.product.group.init.name
+        dtype = x.accumulation.value.dtype
+
+        def local(n: str, at: Mapping[str, Index], columns: int = columns) -> FlatLoad:
+            return FlatLoad(dtype, self.name, self._cell(n, at, columns))
+
+        def accumulate(at: Mapping[str, Index]) -> Body:
+            product = multiplied(x.accumulation, *self.scratch.operands(acc, at))
+            return (Store(self.name, self._cell(acc, at, columns), product, x.accumulation.reduce),)
+
+        def done(s: Statement) -> Lowering:
+            return lambda at: (self._done(s, at, local(s.name, at)),)
+
+        table: dict[str, Lowering] = {
+            init: lambda at: (Store(self.name, self._cell(init, at, columns), neutral("sum", dtype)),),
+            acc: accumulate,
+        }
+        if self.plan.carrier is not None:
+            e = self.plan.carrier
+            table[LOAD] = lambda at: (
+                Store(self.name, self._cell(LOAD, at, columns), FlatLoad(dtype, e.array, self._address(e, LOAD, at))),
+            )
+            table[SAVE] = lambda at: (Store(e.array, self._address(e, SAVE, at), local(SAVE, at)),)
+        if not self.long:
+            return table | {s.name: done(s) for s in x.group.epilogues}
+        table |= {s.name: lambda at: () for s in x.group.epilogues}
+        first = x.group.epilogues[0].name
+        table[first] = lambda at: (Store(self.sums, self._cell(first, at, self.plan.columns), local(first, at)),)
+        return table
+
+    def _cell(self, statement: str, at: Mapping[str, Index], columns: int) -> Index:
+        """Where an instance's sum is in a tile of so many columns."""
+        cell, roles = self.places.cell(statement, self.name, at), self.product.roles
+        return cell[self._axis(roles.row)] * columns + cell[self._axis(roles.col)]
+
+    def _address(self, s: Statement, name: str, at: Mapping[str, Index]) -> Index:
+        """Where an epilogue stores, at the coordinates of the statement ``name``."""
+        env = self.places.env(name, at)
+        return self.product.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
+
+    def _done(self, s: Statement, at: Mapping[str, Index], total: FlatLoad) -> Store:
+        """The store of an epilogue, of a sum."""
+        x, name = self.product, s.name
+        value = flat(x.group, s.value, self.places.env(name, at),
+                     lambda y: total if y.buffer == x.accumulation.array else None)  # fmt: skip
+        return Store(s.array, self._address(s, name, at), value)
+
+    def finished(self, tile: Body, micro: Body, rows: Index) -> Body:
+        """A tile with its epilogues behind it, where they are long. ``micro``: as the tree has it; ``rows``: live."""
+        if not self.long:
+            return tile
+        x, wide = self.product, self.plan.columns
+        dtype = x.accumulation.value.dtype
+        epilogues = {s.name: s for s in x.group.epilogues}
+        done, when = instances(micro, epilogues)
+        stores = []
+        for i in done:
+            at = {**i.at, p("i"): V(ROW), p("j"): V(COLUMN)}
+            total = FlatLoad(dtype, self.sums, V(ROW) * wide + COLUMN)
+            stores.append(self._done(epilogues[i.statement], at, total))
+        n = x.columns.constant
+        columns = V(wide) if n is not None and n % wide == 0 else self.live_columns()
+        sizes = self.plan.rows, wide, self.plan.lanes
+        return finished(tile, (self.sums, dtype), tuple(stores), when, rows, columns, sizes)
+
+    # -- passes --------------------------------------------------------------------------------------------------
+
+    def micro_kernels(self, body: Body) -> Callable[[int, int], Body]:
+        """(rows, columns) -> the micro-kernel of a tile for so many live ones; the debug ladder shows the full tile."""
+        cases, names = self.column_cases(), names_of(self.product.group)
+        full = max(cases)
+        wide = {c: run(self.part, body, self.column_steps(c), names, c == full) for c in cases}
+
+        def kernel(rows: int, columns: int) -> Body:
+            shown = (rows, columns) == (max(self.row_cases()), full)
+            return run(self.part, wide[columns], self.row_steps(rows), names, shown)
+
+        return kernel
+
+    def column_steps(self, width: int) -> tuple[Step, ...]:
+        """The micro-kernel for a number of columns, its row count still a symbol."""
+        acc = self.product.accumulation.name
+        clipped = Step("clip", "the last reduction block ends with the reduction",
+                       lambda b: clip(b, (p("k"),), self.places.remaining(acc, "k", p("k"))))  # fmt: skip
+        columns = self.places.schedule.parameter(acc, p("j"))
+        names = (self.name, self.sums, FIRST_ROW, SHARE_COLUMNS, PANEL, SHARE_ROWS, ROWS)
+        return (
+            Step("columns", "the number of columns becomes a constant", lambda b: bind(b, {columns: width})),
+            *((clipped,) if self.plan.blocks != ONE else ()),
+            Step("lower", "statements become stores", lambda b: lower(b, self._table(width)), names),
+            Step("reduce", "the mark of the reduction goes", lambda b: consume(b, MarkName.REDUCE)),
+            Step("vectorise", "columns become vectors", lambda b: self.masked(b, width)),
+            Step("unroll_columns", "one copy for each vector", lambda b: unroll(b, (p("j"),))),
+        )
+
+    def row_steps(self, rows: int) -> tuple[Step, ...]:
+        """The micro-kernel for a number of live rows: registers and shared loads."""
+        flat_loops = Step("flatten", "two loops of the reduction become one", lambda b: flatten_loops(b, p("k")))
+        unrolled, in_registers, shared = self._register_steps(rows)
+        return (
+            unrolled,
+            in_registers,
+            *(flat_loops for _ in self.product.inner),
+            shared,
+            Step("reduction", "several steps in flight, the next tile prefetched", lambda b: self._reduction(b, rows),
+                 (FIRST, END) if self.streams else ()),
+        )
+
+    def _register_steps(self, rows: int) -> tuple[Step, Step, Step]:
+        dtype = self.product.accumulation.value.dtype
+        return (
+            Step("unroll_rows", "one copy for each row",
+                 lambda b: unroll(bind(b, {extent(p("i")): rows}), (p("i"),), self.copies)),
+            Step("registers", "the tile lives in registers", lambda b: registers(b, self.name, dtype)),
+            Step("share_loads", "what is loaded twice is loaded once", lambda b: share_loads(b, self.shared)),
+        )  # fmt: skip
+
+    def masked(self, body: Body, width: int) -> Body:
+        """Vectorises the columns of a micro-kernel for ``width`` of them."""
+        n, lanes, wide = self.product.columns.constant, self.plan.lanes, self.plan.columns
+        last = width % lanes or lanes
+        tail = None if n is None else n % wide
+        full = n is None or (width == wide and n >= wide)
+        partial = tail is None or (tail > 0 and width - self.step < tail)
+        exact = n is not None and n % last == 0
+        safe = frozenset({self.name, self.sums, PANEL, ROWS, *self.product.panels_of_constants})
+        live = self._columns_left() - (width - last)
+        return vector_columns(body, Columns(lanes, width, live, full, partial, exact, self.name, safe))
+
+    def _reduction(self, body: Body, rows: int) -> Body:
+        """Few sums are split into chains, others have their loop unrolled and ask for what comes next."""
+        x, plan = self.product, self.plan
+        steps = [n.var for n in walk(body) if isinstance(n, For) and n.var in (p("k"), *x.roles.inner)]
+        lanes = [n.lanes for n in body if isinstance(n, Def) and n.reg.startswith(f"{self.name}_")]
+        chains = -(-(CHAINS if max(lanes) == plan.lanes else 2 * CHAINS) // len(lanes))
+        if chains > 1 and len(steps) == 1:
+            return split_chains(body, steps[-1], chains)
+        body = partial_unroll(body, steps[-1] if steps else p("k"), plan.unroll)
+        near = plan.fill or (x.steps.constant or LINE) < 2 * LINE  # in the cache, or rows are one stream
+        if near or x.columns.constant is None:  # K is short where both operands are computed, and variants are many
+            return body
+        panel: dict[str, Index] = {}
+        if self.streams:
+            panel[c("j")] = minimum(V(c("j")) + 1, x.columns.ceildiv(plan.columns) - 1)
+        whole = (x.steps % LINE) == ZERO == (plan.block % LINE)
+        return prefetch_next(body, p("k"), self.next_rows(rows), panel, whole)

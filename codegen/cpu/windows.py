@@ -1,0 +1,250 @@
+"""CPU kernels of windows: depthwise convolutions and poolings, with what follows them element by element.
+
+Vectors run along the iterator that most accesses walk with unit stride, never along the window; a register tile has
+several outputs of the iterator that the windowed operand walks next, so that a loaded vector serves all windows that
+hold it. Which axis is which follows from strides: channels and columns of pixels where channels lie together, columns
+and lines of pixels where planes do. ``fits`` says which groups have this form; all others are nests (``rows.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+
+from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
+from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cpu.streaming import SAMPLE
+from polydyn.codegen.ir import Body, FlatLoad, For, If, Node, Store, consume
+from polydyn.codegen.lower import Lowering, flat, lower
+from polydyn.codegen.passes.bind import fold
+from polydyn.codegen.passes.taps import Window, twins
+from polydyn.codegen.passes.vectorise import vectorise_loop
+from polydyn.codegen.pipeline import Step
+from polydyn.codegen.places import Coordinates
+from polydyn.schedules.errors import Declined
+from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, loads, neutral, walk
+from polydyn.schedules.index import ONE, ZERO, Index, product
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.tree.names import MarkName, extent, it
+from polydyn.schedules.tree.scheduled import Scheduled
+from polydyn.schedules.tree.windows import LANES, OUTPUTS, window
+
+MOST_OUTPUTS = 8
+"""Of a register tile."""
+MOST_TAPS = 256
+"""Of all outputs of a tile that are unrolled."""
+MOST_STEPS = 6
+"""Dilation and stride of an iterator of the window that moves with one of the outputs."""
+TILE = 1024
+"""Elements of a task along the lane."""
+V = Index.of
+
+
+@dataclass(frozen=True)
+class Axes:
+    """``band``: the solved band with the lane last; ``across``: the iterator of a tile's outputs, ``outputs`` of them.
+
+    ``unrolled``: iterators of the window that move with one of these two.
+    """
+
+    band: tuple[str, ...]
+    across: str
+    outputs: int
+    unrolled: tuple[str, ...]
+
+
+def fits(group: Group, band: tuple[str, ...], width: int) -> Axes | None:
+    """The axes of a group that is one reduction over a window of constant size and maps of its result.
+
+    A guard in it must be one conjunction of comparisons around what is read, and outside the tap must add nothing:
+    then it can be left out.
+    """
+    backbones = [s for s in group.statements if s.reduce]
+    if len(backbones) != 1 or len(band) < 2:
+        return None
+    (core,) = backbones
+    taps = core.iterators[len(band) :]
+    maps = all(s.iterators == band for s in group.statements if s is not core)
+    if not taps or not maps or core.iterators[: len(band)] != band or not _adds_nothing_outside(core):
+        return None
+    if any(a.dtype != "float32" for a in group.arrays.values()):
+        return None
+    extents = dict(core.iters)
+    if any(extents[x].constant is None for x in taps):
+        return None
+    address = _image(group, core, band)
+    if address is None:
+        return None
+    lane = min(reversed(band), key=lambda x: _cost(group, x, extents[x], width))
+    across = min((x for x in reversed(band) if x != lane), key=lambda x: _size(address.split(x)[0]))
+    steps = [address.split(x)[0] for x in (lane, across)]
+    unrolled = tuple(j for j in taps if any(_together(address.split(j)[0], s) for s in steps))
+    count = product(extents[j] for j in unrolled).constant or 1
+    outputs = min(MOST_OUTPUTS, MOST_TAPS // count, extents[across].constant or MOST_OUTPUTS)
+    if outputs < 1 or not unrolled:
+        return None
+    return Axes((*(x for x in band if x != lane), lane), across, outputs, unrolled)
+
+
+def _image(group: Group, core: Statement, band: tuple[str, ...]) -> Index | None:
+    """The address of what the window walks over: of its loads, the one that depends on most iterators of the band."""
+    read = (group.arrays[r.buffer].address(r.index) for r in loads(core.value))
+    moving = [x for x in read if not x.symbols().isdisjoint(core.iterators[len(band) :])]
+    return max(moving, key=lambda x: len(x.symbols() & set(band)), default=None)
+
+
+def _together(tap: Index, step: Index) -> bool:
+    """Whether a tap moves ``d/s`` times as far as an output, d and s small."""
+    if not tap.terms or tap.terms.keys() != step.terms.keys():
+        return False
+    ratios = {Fraction(c, step.terms[m]) for m, c in tap.terms.items()}
+    ratio = ratios.pop()
+    return not ratios and 0 < ratio.numerator <= MOST_STEPS >= ratio.denominator
+
+
+def _cost(group: Group, x: str, e: Index, width: int) -> tuple[int, int]:
+    """Accesses that vectors along an iterator cannot make at once, strides of a few elements second."""
+    far = near = 0
+    short = e.constant is not None and e.constant * 2 <= width
+    for s in group.statements:
+        for name, index in ((s.array, s.index), *((r.buffer, r.index) for r in loads(s.value))):
+            a = group.arrays[name]
+            if a.role == "local":
+                continue
+            stride = a.address(index).split(x)[0]
+            few = (stride.constant or 0) in range(2, 5)
+            weight = 8 if s.reduce else 1
+            far += weight * (short or not (stride in (ZERO, ONE) or few))
+            near += weight * few
+    return far, near
+
+
+def _size(stride: Index) -> int:
+    """A stride at a sample of the sizes; one of nothing is the greatest."""
+    return stride.subs(dict.fromkeys(stride.symbols(), SAMPLE)).constant or 1 << 62
+
+
+def _adds_nothing_outside(s: Statement) -> bool:
+    """Whether a tap whose guard is false leaves the result as it is, and the guard can be taken apart.
+
+    A sum of products leaves out zeros, whatever the other factor is.
+    """
+    choices = [v for v in walk(s.value) if isinstance(v, Op) and v.name in ("where", "select")]
+    if not choices:
+        return True
+    v = s.value
+    while isinstance(v, Op) and v.name == "mul" and s.reduce == "sum":
+        held = [a for a in v.args if any(x is choices[0] for x in walk(a))]
+        if len(held) != 1:
+            return False
+        v = held[0]
+    outside = v.args[2] if isinstance(v, Op) and v is choices[0] and len(choices) == 1 else None
+    return isinstance(outside, Const) and outside == neutral(str(s.reduce), s.value.dtype) and _is_box(choices[0])
+
+
+def _is_box(choice: Op) -> bool:
+    """Whether a guard is a conjunction of comparisons of integers that are no data."""
+    parts = list(walk(choice.args[0]))
+    names = {v.name for v in parts if isinstance(v, Op)}
+    return (
+        names <= {"and", "ge", "gt", "le", "lt"}
+        and not any(isinstance(v, Load) for v in parts)
+        and not any(v.index.fetches() for v in parts if isinstance(v, FromIndex))
+    )
+
+
+class _NoVectorsError(Exception):
+    """The kernel has no form in vectors. Never leaves this file."""
+
+
+class WindowKernel(NestKernel):
+    """Builds the kernel of a window over ``axes``."""
+
+    def __init__(self, name: str, group: Group, axes: Axes, phases: dict[str, int], target: CpuTarget) -> None:
+        self.axes = axes
+        super().__init__(name, group, axes.band, phases, target, tiled=True)
+        self.across = None
+
+    @cached_property
+    def schedule(self) -> Scheduled:
+        """Tree and tile map."""
+        order = self.group.backbone.iterators[len(self.prefix) :]
+        return window(self.group, self.prefix, self.phases, self.axes.across, self.axes.outputs, order)
+
+    def build_vectors(self) -> Kernel | Declined:
+        """The kernel; declined where its statements have no form in vectors."""
+        try:
+            return self.build()
+        except _NoVectorsError as e:
+            return Declined(str(e))
+
+    def _place(self, array: str) -> str:
+        return "tile"
+
+    def _cell(self, at: Mapping[str, Index]) -> Index:
+        """Where the results of an output lie in a buffer of the tile: a vector for each output."""
+        origin = {x: self.schedule.map.origins[x].symbol for x in (LANES, OUTPUTS)}
+        lane = (at[self.prefix[-1]] - origin[LANES]) % self.target.width
+        return (at[self.axes.across] - origin[OUTPUTS]) * self.target.width + lane
+
+    def lowering(self, s: Statement, again: bool = False) -> Lowering:
+        """What executes a statement's instance; results that stay in the tile are cells of a buffer until its loops are
+        unrolled.
+        """
+        array = self.group.arrays[s.array]
+
+        def f(a: Coordinates) -> Body:
+            env = self.places.env(s.name, a)
+            value = flat(self.group, s.value, env, lambda x: self._held(x, env))
+            if array.role == "local":
+                return (Store(s.array, self._cell(env), value, s.reduce),)
+            address = array.address(tuple(i.subs(env) for i in s.index))
+            return (Store(s.array, address, value, s.reduce, stream=V("stream") if self.streams else None),)
+
+        return f
+
+    def _held(self, x: Load, env: Mapping[str, Index]) -> Value | None:
+        local = self.group.arrays[x.buffer].role == "local"
+        return FlatLoad(x.dtype, x.buffer, self._cell(env)) if local else None
+
+    def steps(self, again: bool = False) -> tuple[Step, ...]:
+        """As ``NestKernel``: no row is kept, so none is computed again."""
+        table = {s.name: self.lowering(s) for s in self.group.statements}
+        cells = [n for n, a in self.group.arrays.items() if a.role == "local"]
+        return (
+            Step("lower", "statements become stores to memory and to cells of the tile", lambda b: lower(b, table),
+                 ("stream", "o_t", "o_u", *cells)),
+            Step("tile", "the tile's loops become vectors in registers",
+                 lambda b: consume(b, MarkName.TILE, self._tile)),
+            Step("fold", "decided guards and single trips go", fold),
+        )  # fmt: skip
+
+    def _tile(self, body: Body) -> Body:
+        (loop,) = body
+        assert isinstance(loop, For), "the tree has a loop over lanes"
+        made = vectorise_loop(loop, self.target.width, 1)
+        if isinstance(made, Declined):
+            raise _NoVectorsError(str(made))
+        return self._live(OUTPUTS, self._live(LANES, tuple(map(self._vectors, made))))
+
+    def _vectors(self, n: Node) -> Node:
+        """A loop over vectors, or its masked tail, with its tile in registers."""
+        assert isinstance(n, (For, If)), "full vectors and a tail"
+        return (
+            replace(n, body=self._registers(n.body)) if isinstance(n, For) else replace(n, then=self._registers(n.then))
+        )
+
+    def _registers(self, body: Body) -> Body:
+        whole = self.schedule.map.extents[OUTPUTS] % self.axes.outputs == ZERO
+        locals_ = {n: a.dtype for n, a in self.group.arrays.items() if a.role == "local"}
+        arrays, across = self.group.arrays, self.axes.across
+        read = loads(self.group.backbone.value)
+        moving = frozenset(r.buffer for r in read if across in arrays[r.buffer].address(r.index).symbols())
+        live = None if whole else V(extent(it(OUTPUTS)))
+        unrolled = tuple(map(it, self.axes.unrolled))
+        return fold(twins(fold(body), Window(it(OUTPUTS), self.axes.outputs, live, unrolled, locals_, moving)))
+
+    def _launch(self) -> dict[str, Index]:
+        return {**super()._launch(), f"P_{LANES}": V(TILE)}

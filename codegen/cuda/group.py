@@ -1,0 +1,61 @@
+"""A matmul-like group as CUDA kernels see it: operands as they are stored, extents, epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polydyn.codegen.lower import flat
+from polydyn.codegen.operands import operands
+from polydyn.codegen.printers.cuda_values import BYTES, HALF
+from polydyn.schedules.errors import CodegenError, Declined
+from polydyn.schedules.expr import Op, Value, cast, op
+from polydyn.schedules.index import ONE, Index, IndexLike, product
+from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.tiling import Roles
+
+
+def product_declined(group: Group, roles: Roles) -> Declined | None:
+    """Why a product is not built for CUDA; None when it is."""
+    row, col = _narrow(operands(group.backbone, roles))
+    alike = row.dtype == col.dtype or {row.dtype, col.dtype} <= set(BYTES)
+    if alike and row.dtype in ("float32", "int32", *HALF, *BYTES):
+        return None
+    return Declined(f"a product of {row.dtype} and {col.dtype} is not built for CUDA")
+
+
+class ProductGroup:
+    """A matmul-like group: its operands as they are stored, its extents; ``shares``: parts of the reduction.
+
+    ``dtypes``: of the stored operands, ``dtype`` that of the rows; ``sums``: of what is accumulated, float32 or int32.
+    """
+
+    def __init__(self, name: str, group: Group, roles: Roles, shares: Index = ONE) -> None:
+        self.name, self.group, self.roles, self.shares = name, group, roles, shares
+        self.acc, self.epilogues = group.backbone, group.epilogues
+        self.extents = dict(self.acc.iters)
+        self.M, self.N = self.extents[roles.row], self.extents[roles.col]
+        self.K = product(self.extents[x] for x in (roles.block, *roles.inner))
+        row, col = _narrow(operands(self.acc, roles))
+        self.sums = self.acc.value.dtype
+        self.dtype, self.dtypes, self.values = row.dtype, (row.dtype, col.dtype), (row, col)
+        if refused := product_declined(group, roles):
+            raise CodegenError(str(refused))  # whoever builds has asked before
+
+    def epilogue_value(self, s: Statement, env: Mapping[str, IndexLike], total: Value) -> Value:
+        """What an epilogue stores, ``total`` being the sum of the products."""
+        return flat(self.group, s.value, env, lambda x: total if x.buffer == self.acc.array else None)
+
+    def term(self, a: Value, b: Value) -> Value:
+        """What is accumulated, of two elements as they are stored."""
+        return op("mul", cast(a, self.sums), cast(b, self.sums))
+
+
+def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:
+    """Operands that were stored in 16 bits or in bytes and only widened: tensor cores multiply them exactly, into
+    float32 or int32. Others, bytes minus a zero point say, are what they are: float32 or int32.
+    """
+    wide = pair[0].dtype
+    inner = [v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == wide else v for v in pair]
+    dtypes = {v.dtype for v in inner}
+    halves = wide == "float32" and len(dtypes) == 1 and dtypes <= set(HALF)
+    return (inner[0], inner[1]) if halves or (wide == "int32" and dtypes <= set(BYTES)) else pair

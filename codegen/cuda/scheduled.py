@@ -1,0 +1,159 @@
+"""The CUDA kernel of any schedule that assigns blocks and threads, without the passes of a kernel family.
+
+Loops of tasks are blocks, loops of units threads. What threads alone meet they keep themselves; what copies of a whole
+block write lies in shared memory, dealt to all threads between two barriers. All else stays as the tree has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from polydyn.codegen.cpu.scheduled import only_tasks, trim
+from polydyn.codegen.cuda.emit import bound_names, emit
+from polydyn.codegen.cuda.kernel import CudaKernel
+from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, If, Inst, Mark, Node, substitute, walk
+from polydyn.codegen.lower import lower
+from polydyn.codegen.passes.bind import bind, fold
+from polydyn.codegen.passes.threads import WARP, assign, one_each
+from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.scheduled import Instances
+from polydyn.schedules.errors import ScheduleError
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
+from polydyn.schedules.tree.names import Coord, extent
+from polydyn.schedules.tree.scheduled import Buffer, Scheduled
+from polydyn.schedules.tree.space import UNIT
+from polydyn.schedules.tree.tilemap import Digit
+
+V = Index.of
+MOST_THREADS = 1024
+"""Threads of a block."""
+DEALT = "turn"
+"""The loop of a thread over its part of a copy."""
+
+
+class ScheduledCudaKernel(Instances):
+    """Builds the kernel of a scheduled group, for CUDA.
+
+    ScheduleError: as ``Instances``; no loops are units, or their number is no multiple of 32 up to 1024; a statement of
+    the group runs outside of them; a buffer in shared memory has no constant size.
+    """
+
+    units = True
+
+    def __init__(self, name: str, schedule: Scheduled, sizes: Mapping[str, int] | None = None) -> None:
+        super().__init__(schedule, sizes)
+        self.name = name
+        self.of_units = tuple(k for level, ks in schedule.parallel if level == UNIT for k in ks)
+        self.extents = {k: e.subs(self.sizes) for k, e in schedule.extents().items()}
+        self.threads = self._threads()
+        own = {s.name for s in self.group.statements}
+        alone = [n for n, w in schedule.map.views.items() if not all(w.loop(k) for k in self.of_units)]
+        self.copies = frozenset(alone) - own
+        if outside := sorted(set(alone) & own):
+            raise ScheduleError(
+                f"{', '.join(outside)} run outside of the units {[str(k) for k in self.of_units]}",
+                rule="schedules without a kernel family", remedy="give them these loops; copies may be a whole block's",
+            )  # fmt: skip
+
+    def _threads(self) -> int:
+        first = self.schedule.parallel[:1]
+        if not self.of_units or not first or first[0][0] == UNIT:
+            raise ScheduleError(
+                "no loops of tasks and then of units are assigned", rule="blocks and threads",
+                remedy="assign(assign(t, 'task', ...), 'unit', ...)",
+            )  # fmt: skip
+        number = ONE
+        for k in self.of_units:
+            number = number * self.extents[k]
+        n = number.constant
+        if n is None or n % WARP or not 0 < n <= MOST_THREADS:
+            raise ScheduleError(
+                f"{number} threads of a block", rule="blocks and threads",
+                remedy=f"a multiple of {WARP} up to {MOST_THREADS}, as a number",
+            )  # fmt: skip
+        return n
+
+    def _shared(self, buffer: Buffer) -> bool:
+        """Whether copies of the whole block meet it."""
+        return any(f.buffer == buffer.name and f.statement in self.copies for f in self.schedule.flow)
+
+    def apart(self, buffer: Buffer) -> frozenset[Digit]:
+        """A thread keeps what no copy of the block meets by itself."""
+        if self._shared(buffer):
+            return frozenset()
+        views = self.schedule.map.views.values()
+        return frozenset(d for w in views for x in w.loops if x.coord in self.of_units for d in x.digits)
+
+    # -- passes ----------------------------------------------------------------------------------------------------
+
+    def fenced(self, body: Body) -> Body:
+        """Copies of a whole block dealt to its threads, between barriers."""
+        out: Body = ()
+        for n in body:
+            met = {x.statement for x in walk((n,)) if isinstance(x, Inst)}
+            if met and met <= self.copies:
+                out += (Call("pd_syncthreads"), self._dealt(n), Call("pd_syncthreads"))
+            elif isinstance(n, (For, Mark)):
+                out += (replace(n, body=self.fenced(n.body)),)
+            elif isinstance(n, If):
+                out += (replace(n, then=self.fenced(n.then), orelse=self.fenced(n.orelse)),)
+            else:
+                out += (n,)
+        return out
+
+    def _dealt(self, n: Node) -> Node:
+        """A nest whose outermost loop the threads share; what has none is one thread's."""
+        tid = V("tid")
+        if not isinstance(n, For):
+            return If((Compare("==", tid, ZERO),), (n,))
+        at = n.lo + V(DEALT) * self.threads + tid
+        inside = If((Compare("<", at, n.hi),), substitute(n.body, {n.var: at}))
+        return For(DEALT, ZERO, (n.hi - n.lo).ceildiv(self.threads), (inside,))
+
+    def allocate(self, body: Body) -> Body:
+        """Registers of a thread, shared memory of the block."""
+        for x in self.storage():
+            size, dtype = self.elements(x), self.group.arrays[x.array].dtype
+            if size.constant is None:
+                raise ScheduleError(
+                    f"{x.name} has {size} elements", tensor=x.name, rule="schedules without a kernel family",
+                    remedy="storage of a block or a thread is a number: tile what it holds",
+                )  # fmt: skip
+            body = (Alloc(x.name, dtype, size, "shared" if self._shared(x) else "register", body),)
+        return body
+
+    def build(self) -> tuple[CudaKernel, ...]:
+        """The kernel, with indices of both widths; the last one serves every size. CodegenError: a bug."""
+        names = bound_names(self.group.arrays, self.group.params)
+        counts = {extent(k): e for k, e in self.extents.items()}
+        counts |= {n: e.subs(self.sizes) for n, e in self.schedule.parameters().items()}
+        held = tuple(x.name for x in self.storage())
+        body = run(self.name, loops(self.name, self.schedule.tiled()), (
+            Step("bind", "extents of loops", lambda b: substitute(b, counts)),
+            Step("marks", "only the tasks are a pass's", only_tasks),
+            Step("copies", "a block's copies are dealt to its threads", self.fenced),
+            Step("units", "units are threads", lambda b: assign(b, self._places())),
+            Step("lower", "statements become stores", lambda b: lower(b, self.lowerings()), held),
+        ), names)  # fmt: skip
+        count = task_count(body)
+        body = run(self.name, body, (
+            Step("blocks", "a block is a task", one_each),
+            Step("trim", "guards become bounds of loops", trim),
+            Step("storage", "buffers of threads and blocks", self.allocate),
+            Step("fold", "decided guards and single trips go", fold),
+        ), names)  # fmt: skip
+        known: dict[str, IndexLike] = {k: e for k, e in self.extents.items() if e.constant is None}
+        known |= {"task": count, DEALT: 1 << 20}
+        kernel = CudaKernel(self.name, "", (), self.group.params, self.threads, count, ZERO, "by hand")
+        return emit(kernel, bind(body, {}), self.group.arrays, known)
+
+    def _places(self) -> dict[str, Index]:
+        """The value of each loop of units in a thread; the last one runs fastest."""
+        out: dict[str, Index] = {}
+        rest = V("tid")
+        for k in reversed(self.of_units[1:]):
+            out[k], rest = rest % self.extents[k], rest // self.extents[k]
+        first: Coord = self.of_units[0]
+        return out | {first: rest}

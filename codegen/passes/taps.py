@@ -1,0 +1,310 @@
+"""Windows in registers: a tile of neighbouring outputs is straight-line code that loads every input once.
+
+Outputs that lie beside each other read mostly the same inputs. After unrolling, the taps of all outputs of a tile stand
+one after another; ``arrange`` puts those that read the same element together. Every sum adds its taps in the order that
+it had. Guards (a padding, a tile that is not full) are taken apart: a tile that lies inside has none, its twin decides
+once for each element that it reads, and keeps the masks of its vectors in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from polydyn.codegen.ir import (
+    Between,
+    Body,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Node,
+    Reg,
+    Set,
+    Store,
+    bodies,
+    lanes_of,
+    map_value,
+    mentions,
+    rewrite,
+    walk,
+    walk_value,
+    with_bodies,
+)  # fmt: skip
+from polydyn.codegen.passes.hoist import comparison, conjuncts
+from polydyn.codegen.passes.registers import registers, share_loads, unroll
+from polydyn.schedules.errors import CodegenError
+from polydyn.schedules.expr import Op, Value
+from polydyn.schedules.index import ZERO, Atom, Index, maximum, minimum
+
+V = Index.of
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a tile is made of.
+
+    ``outputs``: the loop over its outputs, ``count`` of them, of which ``live`` exist (None: all). ``loops``: of the
+    window that are unrolled too; the others stay. ``sums``: buffers of sums and results -> dtype, one vector for each
+    output. ``moving``: buffers that different outputs read at different places.
+    """
+
+    outputs: str
+    count: int
+    live: Index | None
+    loops: tuple[str, ...]
+    sums: Mapping[str, str]
+    moving: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """One addition to a sum. ``live``: its output's number where that may not exist; ``conditions``: of its guard."""
+
+    node: Set
+    live: int
+    conditions: tuple[Compare, ...]
+    key: tuple[FlatLoad, ...]
+
+
+def twins(body: Body, window: Window) -> Body:
+    """The tile without guards where all of it lies inside, else the one with guards.
+
+    Before: loops over outputs and taps, their results in ``window.sums``. A tap whose guard is false adds nothing to
+    its sum (the caller has verified that), so it is left out.
+    """
+    plain = unroll(_whole(body, window), (window.outputs, *window.loops))
+    for name, dtype in window.sums.items():
+        plain = registers(plain, name, dtype)
+    plain = rewrite(plain, lambda n: n.then if isinstance(n, If) and _live(n) == 0 else n)  # there is one output
+    edges: list[Index] = []
+    split = _Guards(frozenset(n.var for n in walk(plain) if isinstance(n, For)), edges)
+    if window.live is not None:
+        edges.append(window.live - window.count)
+    guarded = _constants_first(_arranged(split.body(plain, False), window))
+    if not edges:
+        return share_loads(guarded)
+    conditions = tuple(Compare(">=", e, ZERO) for e in _tightest(edges))
+    if any(c.decided() is False for c in conditions):
+        return share_loads(guarded)
+    inside = _constants_first(_arranged(split.body(_without_live(plain), True), window))
+    return (If(conditions, share_loads(inside), share_loads(guarded)),)
+
+
+def _whole(body: Body, window: Window) -> Body:
+    """Loops over outputs with a constant extent; what touches memory is guarded by ``live``."""
+
+    def f(n: Node) -> Node:
+        if not (isinstance(n, For) and n.var == window.outputs):
+            return n
+        touches = any(
+            (isinstance(x, Store) and x.buffer not in window.sums)
+            or (isinstance(x, (Store, Def, Set)) and any(isinstance(v, FlatLoad) for v in walk_value(x.value)))
+            for x in walk(n.body)
+        )
+        live = window.live if touches else None
+        inner: Body = n.body if live is None else (If((Compare("<", V(n.var), live),), n.body),)
+        return replace(n, lo=ZERO, hi=V(window.count), body=inner)
+
+    return rewrite(body, f)
+
+
+def _live(n: Node) -> int | None:
+    """The number of the output that the node asks for; None when it is no such question."""
+    if not isinstance(n, If) or len(n.cond) != 1 or n.cond[0].relation != "<" or n.orelse:
+        return None
+    return n.cond[0].left.constant
+
+
+def _without_live(body: Body) -> Body:
+    return rewrite(body, lambda n: n.then if isinstance(n, If) and _live(n) is not None else n)
+
+
+# -- guards ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Guards:
+    """Takes guards off values. ``loops``: those that stay; ``edges``: what is >= 0 where guards that none of these
+    loops changes are true.
+    """
+
+    loops: Collection[str]
+    edges: list[Index]
+
+    def body(self, body: Body, inside: bool) -> Body:
+        """Sets under ``If`` of the scalar part of their guards; ``inside``: of what loops change only."""
+
+        def f(n: Node) -> Node:
+            if not isinstance(n, Set) or n.reduce is None:
+                return n
+            conditions: list[Compare] = []
+            value = map_value(n.value, lambda v: self._part(v, inside, conditions))
+            new = replace(n, value=value)
+            return If(tuple(dict.fromkeys(conditions)), (new,)) if conditions else new
+
+        return rewrite(body, f)
+
+    def _part(self, v: Value, inside: bool, conditions: list[Compare]) -> Value:
+        if isinstance(v, FlatLoad) and v.guard is not None:
+            lanes = self._split(v.guard, inside, conditions)
+            if lanes is None or v.mask is None:
+                return replace(v, guard=lanes)
+            return replace(v, mask=None, guard=replace(lanes, high=minimum(lanes.high, v.mask)))
+        if isinstance(v, Op) and v.name in ("where", "select") and _has_loads(v):
+            lanes = self._split(v.args[0], inside, conditions)
+            return v.args[1] if lanes is None else replace(v, name="select", args=(lanes, *v.args[1:]))
+        return v
+
+    def _split(self, guard: Value, inside: bool, conditions: list[Compare]) -> Between | None:
+        """What is left of a guard in lanes; what all lanes share goes to ``conditions``."""
+        left: list[Between] = []
+        for part in conjuncts(guard):
+            if isinstance(part, Between):
+                ends = [-x for x in _ends(part.low, "max")] + [x - part.lanes for x in _ends(part.high, "min")]
+                if any(self._varies(e) for e in ends):
+                    left.append(part)
+                    continue
+                self.edges.extend(ends)
+                left += [] if inside else [part]
+                continue
+            c = comparison(part)
+            if c is None:
+                raise CodegenError(f"a guard of a tap is no conjunction of comparisons: {part}")
+            e = _nonnegative(c)
+            if self._varies(e):
+                conditions.append(c)
+                continue
+            self.edges.append(e)
+            conditions += [] if inside else [c]
+        if not left:
+            return None
+        low, high = maximum(*(b.low for b in left)), minimum(*(b.high for b in left))
+        return replace(left[0], low=low, high=high)
+
+    def _varies(self, e: Index) -> bool:
+        return not e.symbols().isdisjoint(self.loops)
+
+
+def _has_loads(v: Value) -> bool:
+    return any(isinstance(x, FlatLoad) for x in walk_value(v))
+
+
+def _nonnegative(c: Compare) -> Index:
+    """What is >= 0 exactly where the comparison holds."""
+    a, b = (c.left, c.right) if c.relation in (">=", ">") else (c.right, c.left)
+    return a - b - (1 if c.relation in ("<", ">") else 0)
+
+
+def _ends(i: Index, kind: str) -> tuple[Index, ...]:
+    """The arguments of a maximum or minimum."""
+    if len(i.terms) == 1:
+        ((m, c),) = i.terms.items()
+        if c == 1 and len(m) == 1 and isinstance(m[0], Atom) and m[0].kind == kind:
+            return m[0].args
+    return (i,)
+
+
+def _tightest(edges: Sequence[Index]) -> Iterator[Index]:
+    """Of expressions that differ by a constant, the least."""
+    least: dict[Index, int] = {}
+    for e in edges:
+        c = e.terms.get((), 0)
+        base = e - c
+        least[base] = min(c, least.get(base, c))
+    for base, c in least.items():
+        if base.terms or c < 0:
+            yield base + c
+
+
+def _constants_first(body: Body) -> Body:
+    """Vectors and quotients that nothing in the tile changes become registers at its top: masks, counts of taps."""
+    loops = {n.var for n in walk(body) if isinstance(n, For)}
+    found: dict[Value, Reg] = {}
+
+    def replaced(v: Value) -> Value:
+        parts = list(walk_value(v))
+        symbols, fetched = mentions(Def("", v))
+        fixed = not (symbols & loops or fetched or any(isinstance(x, (FlatLoad, Reg)) for x in parts))
+        if fixed and (lanes_of(v) > 1 or any(isinstance(x, Op) and x.name == "div" for x in parts)):
+            return found.setdefault(v, Reg(v.dtype, f"fixed{len(found)}", lanes_of(v)))
+        if isinstance(v, FlatLoad) and v.guard is not None:
+            return replace(v, guard=replaced(v.guard))
+        return replace(v, args=tuple(map(replaced, v.args))) if isinstance(v, Op) else v
+
+    out = rewrite(body, lambda n: replace(n, value=replaced(n.value)) if isinstance(n, (Store, Def, Set)) else n)
+    return (*(Def(r.name, v, r.lanes) for v, r in found.items()), *out)
+
+
+# -- order -----------------------------------------------------------------------------------------------------------
+
+
+def _arranged(body: Body, window: Window) -> Body:
+    """Runs of taps, those that read the same elements together, under one question for each."""
+    out: list[Node] = []
+    run: list[_Tap] = []
+    for n in body:
+        tap = _tap(n, window)
+        if tap is not None:
+            run.append(tap)
+            continue
+        out += _emitted(_by_loads(run), window)
+        run = []
+        out.append(with_bodies(n, tuple(_arranged(b, window) for b in bodies(n))))
+    return (*out, *_emitted(_by_loads(run), window))
+
+
+def _tap(n: Node, window: Window) -> _Tap | None:
+    live, conditions = 0, tuple[Compare, ...]()
+    while isinstance(n, If):
+        if n.orelse or len(n.then) != 1:
+            return None
+        asked = _live(n)
+        live, conditions = (live, (*conditions, *n.cond)) if asked is None else (max(live, asked), conditions)
+        n = n.then[0]
+    if not isinstance(n, Set) or n.reduce is None:
+        return None
+    key = tuple(v for v in walk_value(n.value) if isinstance(v, FlatLoad) and v.buffer in window.moving)
+    return _Tap(n, live, conditions, key)
+
+
+def _by_loads(run: Sequence[_Tap]) -> list[list[_Tap]]:
+    """The taps in groups that read the same: the first sum that is not complete leads, all others whose turn it is to
+    read the same follow. The taps of one sum keep their order.
+    """
+    left: dict[str, list[_Tap]] = {}
+    for t in reversed(run):
+        left.setdefault(t.node.reg, []).append(t)
+    order, groups = list(dict.fromkeys(t.node.reg for t in run)), list[list[_Tap]]()
+    while order:
+        lead = left[order[0]][-1]
+        members = [left[r].pop() for r in order if left[r][-1].key == lead.key]
+        groups.append(members)
+        order = [r for r in order if left[r]]
+    return groups
+
+
+def _emitted(groups: Sequence[Sequence[_Tap]], window: Window) -> Body:
+    """Groups under their conditions; those of all groups are asked once, those of neighbours once too."""
+    if not groups:
+        return ()
+    asked = []
+    for g in groups:
+        if any(t.conditions != g[0].conditions for t in g):
+            raise CodegenError("taps that read the same element have different guards")
+        # what one output that exists reads may be read: dead outputs of the tile add it too, and are not stored
+        live = min(t.live for t in g)
+        more = (Compare("<", V(live), window.live),) if live and window.live is not None else ()
+        asked.append((*more, *g[0].conditions))
+    common = tuple(c for c in asked[0] if all(c in x for x in asked))
+    out: list[Node] = []
+    for g, conditions in zip(groups, asked, strict=True):
+        rest = tuple(c for c in conditions if c not in common)
+        nodes = tuple(t.node for t in g)
+        last = out[-1] if out else None
+        if rest and isinstance(last, If) and last.cond == rest:
+            out[-1] = replace(last, then=(*last.then, *nodes))
+        else:
+            out += [If(rest, nodes)] if rest else nodes
+    return (If(common, tuple(out)),) if common else tuple(out)

@@ -1,0 +1,180 @@
+"""The documentation as a site: pages of the repository, executed notebooks, a reference made of docstrings.
+
+    python docs/site.py OUT [--pages] [--quick]
+
+``OUT/source`` gets Markdown, ``OUT/html`` what mkdocs-material makes of it (extra ``[docs]``): pages that load nothing
+from elsewhere. Their search needs a server: ``python -m http.server -d OUT/html``. ``--pages``: Markdown only.
+``--quick``: notebooks are not executed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import inspect
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "ROADMAP"]
+"""Pages of docs/ that are no guides."""
+MODULES = ["polydyn", "polydyn.explore", "polydyn.explore.pictures", "polydyn.extend", "polydyn.session"]
+LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+CONFIG = """site_name: polydyn
+site_description: A polyhedral compiler for deep-learning models whose shapes are unknown until run time
+docs_dir: source
+site_dir: html
+use_directory_urls: false
+theme:
+  name: material
+  font: false
+  palette:
+    - {media: "(prefers-color-scheme: light)", scheme: default, toggle: {icon: material/weather-night, name: dark}}
+    - {media: "(prefers-color-scheme: dark)", scheme: slate, toggle: {icon: material/weather-sunny, name: light}}
+  features: [navigation.sections, navigation.top, content.code.copy, search.highlight]
+plugins: [search]
+markdown_extensions: [tables, admonition, md_in_html, pymdownx.details, pymdownx.superfences, {toc: {permalink: true}}]
+"""
+
+
+def write_pages(source: Path, execute: bool) -> list[Any]:
+    """The Markdown of all pages; gives the navigation, as mkdocs has it."""
+    source.mkdir(parents=True)
+    shutil.copytree(ROOT / "docs" / "pictures", source / "pictures")
+    pages = {"index.md": ROOT / "README.md", "contributing.md": ROOT / "CONTRIBUTING.md"}
+    pages |= {p.name: p for p in sorted((ROOT / "docs").glob("*.md"))}
+    pages |= {f"adr/{p.name}": p for p in sorted((ROOT / "docs" / "adr").glob("*.md"))}
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    places = {path: name for name, path in pages.items()}
+    places |= {p: f"notebooks/{p.stem}.md" for p in notebooks}
+    for name, path in pages.items():
+        _write(source / name, _linked(path.read_text(), path, name, places))
+    for p in notebooks:
+        _write(source / places[p], _linked("\n".join(_notebook(p, execute)), p, places[p], places))
+    _write(source / "reference.md", reference())
+    background = [f"{n}.md" for n in BACKGROUND]
+    guides = [p.name for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in background]
+    return [
+        {"Start": "index.md"}, {"Tutorials": [{_title(source / places[p]): places[p]} for p in notebooks]},
+        {"Guides": guides}, {"Reference": ["reference.md"]},
+        {"Background": background}, {"Contributing": "contributing.md"},
+        {"Decisions": [n for n in pages if n.startswith("adr/")]},
+    ]  # fmt: skip
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _title(path: Path) -> str:
+    return path.read_text().partition("\n")[0].lstrip("# ")
+
+
+def _linked(text: str, path: Path, name: str, places: dict[Path, str]) -> str:
+    """Links to pages lead to their place in the site; links to other files of the repository become their text."""
+
+    def link(m: re.Match[str]) -> str:
+        image, shown, target, part = m[1], m[2], m[3], m[4] or ""
+        if "://" in target:
+            return m[0]
+        aim = (path.parent / target).resolve()
+        up = "../" * name.count("/")
+        if aim in places:
+            return f"[{shown}]({up}{places[aim]}{part})"
+        if image and aim.parent == ROOT / "docs" / "pictures":
+            return f"![{shown}]({up}pictures/{aim.name})"
+        if aim == ROOT / "docs" / "adr":
+            return f"[{shown}]({up}adr/README.md)"
+        return shown
+
+    return LINK.sub(link, text)
+
+
+def _notebook(path: Path, execute: bool) -> Iterator[str]:
+    """A notebook as Markdown, with what its cells print and show."""
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    before = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        for cell in json.loads(path.read_text())["cells"]:
+            text = "".join(cell["source"])
+            if cell["cell_type"] == "markdown":
+                yield text + "\n"
+                continue
+            yield f"```python\n{text}\n```\n"
+            if execute:
+                yield from _shown(text, scope)
+    finally:
+        os.chdir(before)
+
+
+def _shown(text: str, scope: dict[str, Any]) -> Iterator[str]:
+    tree, out, value = ast.parse(text), io.StringIO(), None
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    with contextlib.redirect_stdout(out):
+        exec(compile(tree, "<cell>", "exec"), scope)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), scope)
+    if out.getvalue().strip():
+        yield f"```\n{out.getvalue().rstrip()}\n```\n"
+    if hasattr(value, "_repr_html_"):
+        yield f"<div>{value._repr_html_()}</div>\n".replace("\n\n", "\n")
+
+
+def reference() -> str:
+    """Public names with their signatures and docstrings."""
+    parts = ["# Reference\n", "Made from docstrings. Other modules are not part of the interface.\n"]
+    for name in MODULES:
+        module = import_module(name)
+        public = getattr(module, "__all__", None) or vars(module)["_LAZY"]
+        parts.append(f"## {name}\n\n{inspect.getdoc(module) or ''}\n")
+        for n in sorted(public):
+            x = getattr(module, n)
+            if not (inspect.isclass(x) or inspect.isfunction(x)):
+                continue
+            said = escape(inspect.getdoc(x) or "")
+            parts.append(f"### {name}.{n}\n\n```python\n{_signature(n, x)}\n```\n\n<pre>{said}</pre>\n")
+            for method, f in sorted(vars(x).items()) if inspect.isclass(x) else ():
+                if not method.startswith("_") and inspect.isfunction(f) and inspect.getdoc(f):
+                    parts.append(f"`{_signature(method, f)}`\n\n<pre>{escape(inspect.getdoc(f) or '')}</pre>\n")
+    return "\n".join(parts)
+
+
+def _signature(name: str, x: Any) -> str:
+    try:
+        return f"{name}{inspect.signature(x)}"
+    except (TypeError, ValueError):
+        return name
+
+
+def main() -> None:
+    """Builds the site."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--pages", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    said = parser.parse_args()
+    if said.out.exists() and any(x.name not in ("source", "html", "mkdocs.yml") for x in said.out.iterdir()):
+        sys.exit(f"{said.out} holds something else; name an empty folder")
+    shutil.rmtree(said.out, ignore_errors=True)
+    nav = write_pages(said.out / "source", not said.quick)
+    (said.out / "mkdocs.yml").write_text(f"{CONFIG}nav: {json.dumps(nav)}\n")
+    if not said.pages:
+        command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", said.out / "mkdocs.yml"]
+        subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()

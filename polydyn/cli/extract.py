@@ -1,0 +1,60 @@
+"""``polydyn extract``: what a C or C++ program needs of an artifact."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from polydyn.build.cache import write_atomically
+from polydyn.cli.machine import as_json, print_json
+from polydyn.cli.main import console, main
+from polydyn.errors import ArtifactError
+from polydyn.runtime.artifact import read_artifact
+from polydyn.runtime.c import PUBLIC
+
+CMAKE = """# find_package(polydyn CONFIG): the interface of compiled programs (docs/c.md).
+if(NOT TARGET polydyn::polydyn)
+  add_library(polydyn::polydyn INTERFACE IMPORTED)
+  get_filename_component(_polydyn_root "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+  set_target_properties(polydyn::polydyn PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES "${_polydyn_root}/include"
+    INTERFACE_LINK_LIBRARIES "${CMAKE_DL_LIBS}"
+    INTERFACE_COMPILE_FEATURES cxx_std_17)
+endif()
+"""
+
+
+@main.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("-o", "--output", "folder", type=click.Path(path_type=Path), required=True, help="The folder to fill.")
+@as_json
+def extract(artifact: Path, folder: Path, as_json: bool) -> None:
+    """Write what C and C++ programs need of ARTIFACT: its library, headers, a package for CMake, and a copy of it.
+
+    The library is FOLDER/lib/lib<name>.so. The copy holds the weights, which are mapped from it.
+    """
+    read = read_artifact(artifact)
+    if not read.library:
+        raise ArtifactError(
+            f"{artifact} is a program of several parts, which has no C interface",
+            remedy="run it from Python; docs/adr/0027-parts.md",
+        )
+    name = artifact.stem
+    files = {f"include/{h}": read.sources[h].encode() for h in PUBLIC if h in read.sources}
+    files["include/polydyn.hpp"] = (Path(__file__).parent.parent / "runtime" / "c" / "polydyn.hpp").read_bytes()
+    files["lib/cmake/polydyn/polydyn-config.cmake"] = CMAKE.encode()
+    files[f"lib/lib{name}.so"] = read.library
+    for inside, data in files.items():
+        path = folder / inside
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+    target = folder / artifact.name
+    if not (target.exists() and target.samefile(artifact)):
+        shutil.copyfile(artifact, target)
+    written = [str(folder / inside) for inside in (*files, artifact.name)]
+    if as_json:
+        print_json({"output": str(folder), "files": written})
+    for made in written if not as_json else ():
+        console.print(made, markup=False)

@@ -1,0 +1,66 @@
+"""A kernel of one group beside the reference, on random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.errors import InputError, UnsupportedError
+from polydyn.explore.reference import elements, reference
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.schedules import model as polyhedral
+from polydyn.schedules.expr import FLOATS, loads
+
+TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
+"""Largest difference from the reference, relative to the largest element."""
+
+
+class Checked:
+    """What has a group and runs it. ``packed``: constants in the layout that it wants, by array."""
+
+    group: polyhedral.Group
+    packed: Mapping[str, npt.NDArray[Any]] | None
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
+        """The outputs, flat."""
+        raise NotImplementedError
+
+    def check(self, seed: int = 0, **sizes: int) -> float:
+        """The largest difference from the reference on random inputs, relative to the largest element.
+
+        AssertionError would hide in a notebook: InputError when it is beyond rounding.
+        """
+        inputs = draw(self.group, sizes, seed) | dict(self.packed or {})
+        got, want = self.run(inputs, **sizes), reference(self.group, sizes, inputs)
+        worst = 0.0
+        for n, w in want.items():
+            difference = np.abs(np.asarray(got[n], np.float64) - np.asarray(w, np.float64))
+            worst = max(worst, float(np.max(difference, initial=0) / max(1e-30, float(np.max(np.abs(w), initial=0)))))
+            if not worst <= TOLERANCE.get(self.group.arrays[n].dtype, 0):
+                raise InputError(f"{n} differs from the reference by {worst:.2e}", tensor=n, rule="the reference")
+        return worst
+
+
+def draw(group: polyhedral.Group, sizes: Mapping[str, int], seed: int = 0) -> dict[str, npt.NDArray[Any]]:
+    """Random inputs of a group, flat, by its names. UnsupportedError: data decide where it reads."""
+    if any(i.fetches() for s in group.statements for x in loads(s.value) for i in x.index):
+        raise UnsupportedError(f"{group.name} reads at places that data decide", rule="random inputs")
+    check_sizes(group, sizes)
+    rng = np.random.default_rng(seed)
+    out: dict[str, npt.NDArray[Any]] = {}
+    for n, a in group.arrays.items():
+        if a.role in ("input", "constant"):
+            size, dtype = elements(group, n, sizes), numpy_dtype(a.dtype)
+            values = rng.standard_normal(size) if a.dtype in FLOATS else rng.integers(0, 8, size)
+            out[n] = values.astype(dtype)
+    return out
+
+
+def check_sizes(group: polyhedral.Group, sizes: Mapping[str, int]) -> None:
+    """InputError: a parameter of the group has no size."""
+    missing = set(group.params) - set(sizes)
+    if missing:
+        raise InputError(f"no size is given for {min(missing)}", dim=min(missing), remedy="pass it by name")

@@ -1,0 +1,46 @@
+"""What a notebook shows: ``%load_ext polydyn.explore`` draws plans and trees; sliders where they are
+installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from polydyn.explore.pictures import fusion, tree
+from polydyn.explore.pictures.sheet import Picture
+from polydyn.fusion.plan import FusionPlan
+from polydyn.program.plan import HostPlan
+from polydyn.schedules.tree.scheduled import Scheduled
+
+DRAWN: Mapping[type, Callable[[Any], Picture]] = {Scheduled: tree, FusionPlan: fusion, HostPlan: fusion}
+"""Objects that know nothing of drawing -> their picture."""
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Called by ``%load_ext polydyn.explore``: objects of these types are shown as pictures from now on."""
+    formatter = shell.display_formatter.formatters["text/html"]
+    for kind, draw in DRAWN.items():
+        formatter.for_type(kind, lambda x, draw=draw: draw(x)._repr_html_())
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Called by ``%unload_ext polydyn.explore``."""
+    formatter = shell.display_formatter.formatters["text/html"]
+    for kind in DRAWN:
+        formatter.pop(kind, None)
+
+
+def sliders(draw: Callable[..., Picture], **values: Sequence[int]) -> Any:
+    """A slider for each argument of ``draw``, where ipywidgets is installed (extra ``[explore]``); otherwise the
+    picture at the middle value of each.
+
+        sliders(lambda M: pictures.domain(t, {"n0": M}), M=range(0, 20))
+    """
+    try:
+        widgets = import_module("ipywidgets")
+    except ImportError:
+        return draw(**{n: list(v)[len(v) // 2] for n, v in values.items()})
+    made = {n: widgets.SelectionSlider(options=list(v), value=list(v)[len(v) // 2]) for n, v in values.items()}
+    return widgets.interactive(lambda **chosen: widgets.HTML(draw(**chosen)._repr_html_()), **made)

@@ -1,0 +1,155 @@
+"""Operators of custom domains (docs/extending.md): by an ONNX function, by primitives in Python, by a C function.
+
+All three become the graph's primitives: they are proven, fused and compiled as operators of ONNX are, and a saved
+program holds them. What is registered holds for this process; a name that polydyn or ONNX defines cannot be taken.
+
+>>> @operator("my.domain::Cube", infer=same_as_input)
+... def cube(node, ctx):
+...     (x,) = operands(node, ctx)
+...     emit(ctx, node, op("mul", x, op("mul", x, x)))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import onnx
+import onnx.defs
+
+from polydyn.errors import ModelError
+from polydyn.graph.bodies import BODIES, FUNCTIONS, split_name
+from polydyn.graph.ir import Dim
+from polydyn.graph.operators.common import (
+    ReductionIndices,
+    aligned,
+    at,
+    broadcast_infer,
+    emit,
+    iterators,
+    like,
+    reduce_to,
+    refuse,
+    same_as_input,
+)
+from polydyn.graph.operators.elementwise import operands
+from polydyn.graph.operators.registry import (
+    OPERATORS,
+    ExpandContext,
+    ExpandRule,
+    InferContext,
+    Inferred,
+    InferRule,
+    OnnxNode,
+    Operator,
+)
+from polydyn.graph.propagate import load_operators
+from polydyn.schedules.expr import FLOATS, INTEGERS, Array, Const, Value, c_function, cast, const, load, op
+
+__all__ = [
+    "Const", "Dim", "ExpandContext", "InferContext", "Inferred", "OnnxNode", "ReductionIndices", "Value", "aligned",
+    "at", "broadcast_infer", "c_operator", "cast", "const", "emit", "fingerprint", "function", "iterators", "like",
+    "load", "op", "operands", "operator", "reduce_to", "refuse", "same_as_input",
+]  # fmt: skip
+
+_REGISTERED: dict[str, str] = {}
+"""Operator -> a digest of what it is registered as."""
+
+
+def operator(name: str, *, infer: InferRule) -> Callable[[ExpandRule], ExpandRule]:
+    """Registers ``domain::Name`` by primitives: a shape rule and an expansion, as in CONTRIBUTING.md.
+
+    ModelError: the name has no domain of its own, or is taken.
+    """
+    _take(name)
+
+    def register(expand: ExpandRule) -> ExpandRule:
+        OPERATORS[name] = Operator(name, infer, expand)
+        _REGISTERED[name] = _digest(*_code(infer), *_code(expand))
+        return expand
+
+    return register
+
+
+def function(proto: onnx.FunctionProto) -> str:
+    """Registers an ONNX function as the body of the operator of its domain and name, which it returns.
+
+    A function inside a model needs no registration. ModelError: as ``operator``.
+    """
+    name = f"{proto.domain}::{proto.name}"
+    _take(name)
+    FUNCTIONS[name] = proto
+    _REGISTERED[name] = _digest(proto.SerializeToString(deterministic=True))
+    return name
+
+
+def c_operator(
+    name: str,
+    symbol: str,
+    text: str,
+    reference: Callable[..., Array],
+    *,
+    inputs: int = 1,
+    dtype: str = "float32",
+    infer: InferRule = broadcast_infer,
+) -> None:
+    """Registers an operator whose elements a C function computes, one from one element of each input.
+
+    ``symbol``: the function, which ``text`` defines as ``static inline``; it takes ``inputs`` numbers of ``dtype`` and
+    returns one, has no side effects and reads no memory. ``reference``: the same of numpy arrays, which checks it.
+    ``infer``: the declared shape rule; the inputs are broadcast to its shape. Inputs of other dtypes are converted,
+    and the result to the output's. The CPU alone has it. ModelError: as ``operator``, or no such symbol or dtype.
+    """
+    _take(name)
+    if not re.fullmatch(r"[A-Za-z_]\w*", symbol) or symbol not in text:
+        raise ModelError(f"{name}: the text does not define {symbol!r}", remedy="name the C function that text defines")
+    if dtype not in (*FLOATS[2:], *INTEGERS):
+        raise ModelError(f"{name}: C functions of {dtype} are not built", remedy="float32, float64 or an integer type")
+    c_function(symbol, inputs, reference, text)
+    OPERATORS[name] = Operator(name, infer, partial(_call, symbol, inputs, dtype))
+    _REGISTERED[name] = _digest(symbol, text, dtype, str(inputs), *_code(infer))
+
+
+def fingerprint() -> str:
+    """A digest of everything registered, part of the keys of cached programs; empty when there is nothing."""
+    return _digest(*(f"{n}={d}" for n, d in sorted(_REGISTERED.items()))) if _REGISTERED else ""
+
+
+def _call(symbol: str, inputs: int, dtype: str, node: OnnxNode, ctx: ExpandContext) -> None:
+    given = operands(node, ctx)
+    if len(given) != inputs:
+        raise ModelError(f"{node.op} takes {inputs} inputs, not {len(given)}", node=node.name)
+    emit(ctx, node, op(symbol, *(cast(x, dtype) for x in given)))
+
+
+def _take(name: str) -> None:
+    """ModelError unless a custom operator may have the name."""
+    domain, short = split_name(name)
+    if not domain or not short or domain == "ai.onnx":
+        raise ModelError(f"{name!r} is not of the form domain::Name", remedy="give the operator a domain of its own")
+    if name in _REGISTERED:
+        return
+    try:
+        onnx.defs.get_schema(short, onnx.defs.onnx_opset_version(), domain)
+    except onnx.defs.SchemaError:
+        if name not in load_operators() and name not in BODIES:
+            return
+    raise ModelError(f"{name} is defined already", remedy="give the operator another name")
+
+
+def _code(f: Callable[..., Any]) -> list[bytes | str]:
+    """What tells Python functions apart: their code, and what they refer to by name."""
+    f = getattr(f, "func", f)
+    code = getattr(f, "__code__", None)
+    return [repr(f)] if code is None else [code.co_code, repr(code.co_consts), repr(code.co_names)]
+
+
+def _digest(*parts: bytes | str) -> str:
+    h = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode()
+        h.update(len(data).to_bytes(8, "little") + data)
+    return h.hexdigest()

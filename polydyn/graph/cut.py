@@ -1,0 +1,186 @@
+"""A graph with steps of the host, cut into parts that have none (docs/adr/0027-parts.md).
+
+Everything has a level: inputs and constants 0, what a step gives one more than the step, all else the highest of what
+it reads and of the sizes that it mentions. The nodes of one level are a part, a graph like any other. What it takes
+from earlier levels are its inputs, and every size that they do not show along an axis comes in as the size of an input
+that nobody reads (``size_input``). So guards on late sizes are guards on the sizes of inputs, and nothing that happens
+to a graph has to know of parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from polydyn.errors import PolydynError
+from polydyn.graph.ir import Compute, Dim, Graph, Guard, HostStep, IndexBound, Node, SymbolSource, Tensor, size_input
+from polydyn.graph.verify import free_symbols, verify_graph
+
+
+@dataclass(frozen=True)
+class Part:
+    """The nodes of one level as a graph, and the inputs of it that only bring a size: name -> symbol."""
+
+    graph: Graph
+    sizes: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A graph in the order of its execution: parts and steps. ``guards``: those that no part checks."""
+
+    graph: Graph
+    order: tuple[Part | HostStep, ...]
+    guards: tuple[Guard, ...] = ()
+    constants: tuple[str, ...] = field(default=())
+    """Constants that steps read."""
+
+
+def cut(graph: Graph) -> Parts:
+    """The parts of a graph and the steps between them, verified. An output that is a step's tensor is that tensor."""
+    levels = _Levels(graph)
+    homes = _homes(graph, levels)
+    last = max((*homes.values(), *(levels.step(s) for s in graph.steps), 0))
+    order: list[Part | HostStep] = []
+    waiting = list(graph.guards)
+    for level in range(-1, last + 1):
+        nodes = [n for n in graph.nodes if homes[n.output] == level]
+        if nodes:
+            guards = [g for g in waiting if levels.of(g.left, g.right) <= level]
+            waiting = [g for g in waiting if g not in guards]
+            part = _part(graph, levels, homes, level, nodes, guards)
+            verify_graph(part.graph)
+            order.append(part)
+        order += [s for s in graph.steps if levels.step(s) == level]
+    read = {x for s in graph.steps for x in s.inputs if x in graph.constants}
+    return Parts(graph, tuple(order), tuple(waiting), tuple(x for x in graph.constants if x in read))
+
+
+class _Levels:
+    """The level of every tensor, size and step."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.producer = graph.producer()
+        self.made = {x: s for s in graph.steps for x in s.outputs if x}
+        self.sizes = {x: s for s in graph.steps for x in s.symbols}
+        self._tensors: dict[str, int] = {}
+        self._steps: dict[int, int] = {}
+        for n in graph.nodes:  # in order, so that nothing recurses deeply
+            self.tensor(n.output)
+
+    def tensor(self, name: str) -> int:
+        if name not in self._tensors:
+            if name in self.made:
+                level = self.step(self.made[name]) + 1
+            elif name in self.producer:
+                level = self.node(self.producer[name])
+            else:
+                level = 0
+            self._tensors[name] = level
+        return self._tensors[name]
+
+    def node(self, n: Node) -> int:
+        shape = self.graph.tensors[n.output].shape
+        return max((self.of(*shape), self.symbols(free_symbols(n)), *map(self.tensor, n.inputs)))
+
+    def step(self, s: HostStep) -> int:
+        key = id(s)
+        if key not in self._steps:
+            read = [self.tensor(x) for x in s.inputs if x]  # without any it can be done before the first part
+            self._steps[key] = max((s.level, self.of(*s.dims) - (not s.inputs), *read))
+        return self._steps[key]
+
+    def symbols(self, names: Iterable[str]) -> int:
+        return max((self.step(self.sizes[s]) + 1 for s in names if s in self.sizes), default=0)
+
+    def of(self, *dims: Dim) -> int:
+        return self.symbols(s for d in dims for s in d.symbols())
+
+
+def _homes(graph: Graph, levels: _Levels) -> dict[str, int]:
+    """The level at which each node is computed: its own, or for what costs nothing that of its only readers."""
+    homes = {n.output: levels.tensor(n.output) for n in graph.nodes}
+    kept = {*graph.outputs, *(x for s in graph.steps for x in s.inputs), *(b.tensor for b in graph.bounds)}
+    consumers = graph.consumers()
+    for n in reversed(graph.nodes):
+        readers = {homes[c.output] for c in consumers[n.output]}
+        if n.output not in kept and readers and _is_free(n):
+            homes[n.output] = max(homes[n.output], min(readers))
+    return homes
+
+
+def _is_free(n: Node) -> bool:
+    """A view, or numbers that follow from their place."""
+    return isinstance(n, Compute) and (n.is_view or (n.is_map and not n.inputs))
+
+
+def _part(
+    graph: Graph, levels: _Levels, homes: Mapping[str, int], level: int, nodes: Sequence[Node],
+    guards: Sequence[Guard],
+) -> Part:  # fmt: skip
+    made = {n.output for n in nodes}
+    read = list(dict.fromkeys(x for n in nodes for x in n.inputs if x not in made))
+    bounds = [b for b in graph.bounds if _bound_here(graph, levels, homes, b) == level]
+    read += [b.tensor for b in bounds if b.tensor not in made and b.tensor not in read and b.tensor in graph.tensors]
+    inputs = [x for x in read if x not in graph.constants]
+    if not level:  # the model's own, in their order: a part before any step has the interface of the model
+        inputs = [*graph.inputs, *(x for x in inputs if x not in graph.inputs)]
+    later = {x for n in graph.nodes if homes[n.output] > level for x in n.inputs}
+    later |= {x for s in graph.steps for x in s.inputs} | set(graph.outputs)
+    later |= {b.tensor for b in graph.bounds if (_bound_here(graph, levels, homes, b) or 0) > level}
+    tensors = {x: graph.tensors[x] for x in dict.fromkeys([*inputs, *read, *(n.output for n in nodes)])}
+    used = {s for t in tensors.values() for d in t.shape for s in d.symbols()} | {
+        s for n in nodes for s in free_symbols(n)
+    }
+    used |= {s for b in bounds for d in (b.size, b.offset, *b.shape, b.formula) if d is not None for s in d.symbols()}
+    used -= {s for s in used if s[:1] in "dr" and s[1:].isdigit()}
+    own = [g for g in graph.guards if g in guards or g.left.symbols() | g.right.symbols() <= used]
+    used |= {s for g in own for s in g.left.symbols() | g.right.symbols()}
+    sources, sizes = _sources(graph, inputs, used)
+    tensors |= {x: Tensor(x, "uint8", (Dim.of(s),)) for x, s in sizes.items()}
+    part = replace(
+        graph, name=f"{graph.name} part {level}", inputs=(*inputs, *sizes),
+        outputs=tuple(n.output for n in nodes if n.output in later), tensors=tensors,
+        constants={x: a for x, a in graph.constants.items() if x in read}, nodes=tuple(nodes), sources=sources,
+        guards=tuple(own), guessed=(), bounds=tuple(bounds), steps=(), notes=graph.notes if not level else (),
+    )  # fmt: skip
+    return Part(part, sizes)
+
+
+def _sources(
+    graph: Graph, inputs: Sequence[str], used: Iterable[str]
+) -> tuple[tuple[SymbolSource, ...], dict[str, str]]:
+    """Where a part has its sizes from: the model's inputs as there, else an axis of that size, else one more input."""
+    found = {s.symbol: s for s in graph.sources if s.input in inputs}
+    for x in inputs:
+        for axis, d in enumerate(graph.tensors[x].shape):
+            if d.is_symbol and str(d) in used:
+                found.setdefault(str(d), SymbolSource(str(d), x, axis))
+    sizes = {size_input(s): s for s in sorted(used) if s not in found}
+    return (*found.values(), *(SymbolSource(s, x, 0) for x, s in sizes.items())), sizes
+
+
+def _bound_here(graph: Graph, levels: _Levels, homes: Mapping[str, int], bound: IndexBound) -> int | None:
+    """The level of the part that checks a bound: the first that reads the integers and knows the size."""
+    names = {bound.tensor} if bound.formula is None else {a.name for a in bound.formula.fetches()}
+    least = max((levels.of(bound.size, bound.offset, *bound.shape), *map(levels.tensor, names & graph.tensors.keys())))
+    readers = sorted(homes[n.output] for n in graph.nodes if names & set(n.inputs) and homes[n.output] >= least)
+    return readers[0] if readers else None
+
+
+def verify_parts(parts: Parts) -> None:
+    """PolydynError unless everything is there before it is read, and every output in the end."""
+    there = {*parts.graph.inputs, *parts.constants, *(s.symbol for s in parts.graph.sources), ""}
+    for stage in parts.order:
+        if isinstance(stage, Part):
+            needs = {x for x in stage.graph.inputs if x not in stage.sizes} | set(stage.sizes.values())
+            gives = set(stage.graph.outputs)
+        else:
+            needs = {*stage.inputs, *(s for d in stage.dims for s in d.symbols())}
+            gives = {*stage.outputs, *stage.symbols}
+        if missing := sorted(needs - there):
+            raise PolydynError(f"a part of the program reads {missing[0]} before it is there", tensor=missing[0])
+        there |= gives
+    if missing := sorted(set(parts.graph.outputs) - there):
+        raise PolydynError("no part of the program gives an output", tensor=missing[0])

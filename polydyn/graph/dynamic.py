@@ -1,0 +1,153 @@
+"""Static exports made dynamic: chosen input axes become symbols, and the rest of the model follows or is refused.
+
+The graph is read twice. With the sizes of the file every constant target of a Reshape is laid beside the shape that it
+reshapes: sizes that both have in front or at the end are the input's dims, whatever they are, and of what is left in
+between the first takes what the others leave. Then shapes are propagated with the symbols. A symbol that a constant
+fixes, or ties to another one, is a contradiction, and the first one is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from polydyn.errors import ShapeError
+from polydyn.graph.importer import ImportedGraph, ModelInput
+from polydyn.graph.operators.registry import OnnxNode
+from polydyn.graph.typed import Typed
+from polydyn.schedules.expr import Array
+from polydyn.schedules.index import Index
+from polydyn.shapes.context import Assumed
+
+Symbols: TypeAlias = "Mapping[str, Sequence[str | None]]"
+"""Input -> a name for each of its axes, None for an axis that stays as it is."""
+
+
+def with_symbols(graph: ImportedGraph, symbols: Symbols) -> ImportedGraph:
+    """The graph with the named axes of its inputs. ShapeError: no such input, or another number of axes."""
+    inputs = {x.name: x for x in graph.inputs}
+    for name, axes in symbols.items():
+        if name not in inputs:
+            raise ShapeError(
+                f"symbols names the input {name}, which the model does not have", tensor=name,
+                remedy=f"its inputs are {', '.join(inputs)}",
+            )  # fmt: skip
+        dims = inputs[name].dims
+        if dims is not None and len(dims) != len(axes):
+            raise ShapeError(
+                f"{len(axes)} symbols for the {len(dims)} axes of {name}", tensor=name,
+                remedy="give one name for each axis, None for those that stay as they are",
+            )  # fmt: skip
+    return replace(graph, inputs=tuple(_named(x, symbols.get(x.name)) for x in graph.inputs))
+
+
+def _named(x: ModelInput, axes: Sequence[str | None] | None) -> ModelInput:
+    if axes is None:
+        return x
+    known = x.dims or (None,) * len(axes)
+    return replace(x, dims=tuple(new or old for new, old in zip(axes, known, strict=True)))
+
+
+# -- constant targets of Reshape --------------------------------------------------------------------------------------
+
+
+def with_free_targets(static: Typed) -> ImportedGraph:
+    """The graph of a propagation with sizes, its constant targets of Reshape laid beside the shapes they reshape."""
+    nodes, constants = list[OnnxNode](), dict(static.graph.constants)
+    for n in static.graph.nodes:
+        target = constants.get(n.inputs[1]) if n.op == "Reshape" and len(n.inputs) > 1 else None
+        if target is None:
+            nodes.append(n)
+            continue
+        old, new = ([d.constant for d in static.tensor(x).shape] for x in (n.inputs[0], n.outputs[0]))
+        if None in (*old, *new):
+            nodes.append(n)
+            continue
+        before, inserted, constants = _target(n, target, [d or 0 for d in old], [d or 0 for d in new], constants)
+        nodes += [*before, replace(n, inputs=(n.inputs[0], inserted))]
+    return replace(static.graph, nodes=tuple(nodes), constants=constants)
+
+
+def _target(
+    n: OnnxNode, target: Array, old: list[int], new: list[int], constants: dict[str, Array]
+) -> tuple[list[OnnxNode], str, dict[str, Array]]:
+    """Nodes that compute the target from the shape of what is reshaped, its name, and all constants."""
+    front = next((k for k, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    most = min(len(old), len(new)) - front
+    back = next((k for k in range(most) if old[-1 - k] != new[-1 - k]), most)
+    axes: list[int | None] = [None] * len(new)  # the axis that an entry copies
+    axes[:front] = range(front)
+    for k in range(back):
+        axes[-1 - k] = len(old) - 1 - k
+    middle = list(range(front, len(new) - back))
+    free = next((k for k in middle if target[k] == -1), middle[0] if middle else None)
+    if all(a is None for a in axes) and free is None:
+        return [], n.inputs[1], constants
+    name, parts = f"{n.outputs[0]}.target", list[str]()
+    constants = dict(constants)
+    before = [_node(n, "Shape", (n.inputs[0],), f"{name}.shape")]
+    for k, axis in enumerate(axes):
+        part = f"{name}.{k}"
+        if axis is None:
+            constants[part] = np.array([-1 if k == free else new[k]], np.int64)
+        else:
+            constants[f"{part}.axis"] = np.array([axis], np.int64)
+            before.append(_node(n, "Gather", (f"{name}.shape", f"{part}.axis"), part))
+        parts.append(part)
+    if not parts:
+        return [], n.inputs[1], constants
+    before.append(replace(_node(n, "Concat", tuple(parts), name), attributes={"axis": 0}))
+    return before, name, constants
+
+
+def _node(n: OnnxNode, op: str, inputs: tuple[str, ...], output: str) -> OnnxNode:
+    return OnnxNode(f"{output}/{op}", op, inputs, (output,), {}, n.opset)
+
+
+# -- what contradicts -------------------------------------------------------------------------------------------------
+
+
+def prove_symbols(typed: Typed, symbols: Symbols) -> None:
+    """ShapeError: the model fixes a symbol, or ties it to another one; it names the constant that does so."""
+    names = list(dict.fromkeys(a for axes in symbols.values() for a in axes if a))
+    own = {s.symbol for s in typed.sources}
+    for guard in typed.facts.guards():
+        tied = [s for s in names if s in guard.left.symbols() | guard.right.symbols()]
+        others = (guard.left.symbols() | guard.right.symbols()) - set(names)
+        if tied and guard.relation != "<=" and not (others & own) and not guard.message.startswith("dim "):
+            raise _contradiction(typed, tied[0], guard)
+    for name in names:
+        value = typed.facts.canonical(Index.of(name))
+        if value.constant is not None and not any(g.message.startswith(f"dim {name} ") for g in typed.facts.guards()):
+            raise _contradiction(typed, name, Assumed(Index.of(name), "==", value, "the shapes of the model"))
+
+
+def _contradiction(typed: Typed, name: str, guard: Assumed) -> ShapeError:
+    fixed = next(_fixed(typed, guard), None)
+    constant = f"; the constant {fixed} {list(typed.tensor(fixed).shape)} fixes it" if fixed else ""
+    return ShapeError(
+        f"{name} cannot be a symbol: the model needs {guard.left} {guard.relation} {guard.right}{constant}",
+        tensor=fixed, dim=name, rule=guard.message,
+        remedy=f"leave {name} out of symbols, or export the model with this dim dynamic",
+    )  # fmt: skip
+
+
+def _fixed(typed: Typed, guard: Assumed) -> Iterator[str]:
+    """The constants behind the node that a guard's message names, those of the sizes that it mentions first."""
+    makers = {o: n for n in typed.nodes for o in n.outputs if o}
+    start = [n for n in typed.nodes if n.name and n.name in guard.message]
+    sizes = {guard.left.constant, guard.right.constant} - {None}
+    found, queue = list[str](), [x for n in start for x in n.inputs if x]
+    seen = set(queue)
+    while queue:
+        x = queue.pop(0)
+        if x in typed.constants:
+            found.append(x)
+        elif x in makers and not any(d.symbols() for d in typed.tensor(x).shape):
+            more = [y for y in makers[x].inputs if y and y not in seen]
+            seen |= set(more)
+            queue += more
+    yield from sorted(found, key=lambda x: not sizes & {d.constant for d in typed.tensor(x).shape})

@@ -1,0 +1,273 @@
+"""LSTM, GRU and RNN: the input's product over all steps is one GEMM, the recurrence a Scan whose body is compiled.
+
+Each direction is a Scan; the reverse one goes through its slices from the end. Past the length of a sequence the state
+stays as it is and the output is 0, which for the reverse direction is the same as to begin at the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from polydyn.graph.bodies import OPSET, Body, body
+from polydyn.graph.importer import ImportedGraph, ModelInput
+from polydyn.graph.operators.registry import OnnxNode
+from polydyn.schedules.expr import Array
+
+ALPHA_BETA = {
+    "Affine": (1.0, 0.0), "LeakyRelu": (0.01, 0.0), "ThresholdedRelu": (1.0, 0.0), "ScaledTanh": (1.0, 1.0),
+    "HardSigmoid": (0.2, 0.5), "Elu": (1.0, 0.0),
+}  # fmt: skip
+"""Activations with numbers, and those numbers where a node gives none."""
+
+
+@dataclass
+class Step:
+    """The body of a Scan, written one node after another."""
+
+    prefix: str
+    dtype: str
+    nodes: list[OnnxNode] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
+
+    def op(self, name: str, *inputs: str, **attributes: Any) -> str:
+        """Adds a node; the name of its first output."""
+        return self.ops(name, 1, *inputs, **attributes)[0]
+
+    def ops(self, name: str, count: int, *inputs: str, **attributes: Any) -> tuple[str, ...]:
+        """Adds a node with several outputs; their names."""
+        place = f"{name}_{len(self.nodes)}"
+        outputs = tuple(f"{self.prefix}{place}.{k}" for k in range(count))
+        self.nodes.append(OnnxNode(place, name, inputs, outputs, attributes, OPSET))
+        return outputs
+
+    def number(self, value: float) -> str:
+        """A constant of the node's dtype."""
+        name = f"{self.prefix}constant_{len(self.constants)}"
+        self.constants[name] = np.asarray(value, self.dtype)
+        return name
+
+    def activation(self, kind: tuple[str, float, float], x: str) -> str:
+        """An activation function on every element."""
+        name, alpha, beta = kind
+        if name == "Affine":
+            return self.op("Add", self.op("Mul", x, self.number(alpha)), self.number(beta))
+        if name == "ScaledTanh":
+            return self.op("Mul", self.op("Tanh", self.op("Mul", x, self.number(beta))), self.number(alpha))
+        if name == "HardSigmoid":
+            return self.op(name, x, alpha=alpha, beta=beta)
+        return self.op(name, x, alpha=alpha) if name in ALPHA_BETA else self.op(name, x)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one direction of a recurrence is made of: tensors around its Scan, by name.
+
+    ``recurrent``: R transposed, [hidden, gates * hidden]. ``bias``: that of R, [gates * hidden], where it is not in the
+    input's product. ``peepholes``: three of [hidden]. ``functions``: the activations of this direction.
+    """
+
+    hidden: int
+    recurrent: str
+    bias: str
+    peepholes: tuple[str, ...]
+    functions: tuple[tuple[str, float, float], ...]
+    clip: float | None
+    flag: bool
+    """LSTM: input_forget; GRU: linear_before_reset."""
+
+    def clipped(self, s: Step, x: str) -> str:
+        """Before an activation."""
+        return x if self.clip is None else s.op("Clip", x, s.number(-self.clip), s.number(self.clip))
+
+    def parts(self, s: Step, x: str, count: int) -> tuple[str, ...]:
+        """The columns of each gate."""
+        return s.ops("Split", count, x, axis=1, num_outputs=count) if count > 1 else (x,)
+
+
+States = list[str]
+Write = Callable[[Step, Cell, str, States], States]
+
+
+def _rnn(s: Step, c: Cell, x: str, states: States) -> States:
+    """``f(x + h R + b)``; ``x``: the input's product, its bias in it."""
+    total = s.op("Add", x, s.op("MatMul", states[0], c.recurrent))
+    return [s.activation(c.functions[0], c.clipped(s, total))]
+
+
+def _lstm(s: Step, c: Cell, x: str, states: States) -> States:
+    """Gates i, o, f, c; peepholes read the old cell, that of o the new one."""
+    h, cell = states
+    i, o, f, g = c.parts(s, s.op("Add", x, s.op("MatMul", h, c.recurrent)), 4)
+    if c.peepholes:
+        i = s.op("Add", i, s.op("Mul", c.peepholes[0], cell))
+        f = s.op("Add", f, s.op("Mul", c.peepholes[2], cell))
+    i = s.activation(c.functions[0], c.clipped(s, i))
+    f = s.op("Sub", s.number(1), i) if c.flag else s.activation(c.functions[0], c.clipped(s, f))
+    g = s.activation(c.functions[1], c.clipped(s, g))
+    new = s.op("Add", s.op("Mul", f, cell), s.op("Mul", i, g))
+    if c.peepholes:
+        o = s.op("Add", o, s.op("Mul", c.peepholes[1], new))
+    o = s.activation(c.functions[0], c.clipped(s, o))
+    return [s.op("Mul", o, s.activation(c.functions[2], new)), new]
+
+
+def _gru(s: Step, c: Cell, x: str, states: States) -> States:
+    """Gates z, r, h; the bias of R is added here, because r may multiply it."""
+    (h,) = states
+    xz, xr, xh = c.parts(s, x, 3)
+    if c.flag:
+        product = s.op("MatMul", h, c.recurrent)
+        z, r, n = c.parts(s, s.op("Add", product, c.bias) if c.bias else product, 3)
+    else:
+        rz, rr, rh = s.ops("Split", 3, c.recurrent, axis=1, num_outputs=3)
+        z, r = s.op("MatMul", h, rz), s.op("MatMul", h, rr)
+        n = ""
+        if c.bias:
+            bz, br, bh = s.ops("Split", 3, c.bias, axis=0, num_outputs=3)
+            z, r = s.op("Add", z, bz), s.op("Add", r, br)
+    z = s.activation(c.functions[0], c.clipped(s, s.op("Add", xz, z)))
+    r = s.activation(c.functions[0], c.clipped(s, s.op("Add", xr, r)))
+    if c.flag:
+        n = s.op("Mul", r, n)
+    else:
+        n = s.op("MatMul", s.op("Mul", r, h), rh)
+        n = s.op("Add", n, bh) if c.bias else n
+    n = s.activation(c.functions[1], c.clipped(s, s.op("Add", xh, n)))
+    return [s.op("Add", s.op("Mul", s.op("Sub", s.number(1), z), n), s.op("Mul", z, h))]
+
+
+@body("LSTM")
+def lstm(b: Body) -> None:
+    """Two states, four gates."""
+    _recurrence(b, _lstm, 4, ("Sigmoid", "Tanh", "Tanh"), (5, 6), "input_forget")
+
+
+@body("GRU")
+def gru(b: Body) -> None:
+    """One state, three gates."""
+    _recurrence(b, _gru, 3, ("Sigmoid", "Tanh"), (5,), "linear_before_reset")
+
+
+@body("RNN")
+def rnn(b: Body) -> None:
+    """One state, one function."""
+    _recurrence(b, _rnn, 1, ("Tanh",), (5,), "")
+
+
+def _recurrence(
+    b: Body, write: Write, gates: int, functions: tuple[str, ...], initial: tuple[int, ...], flag: str
+) -> None:
+    """``functions``: of one direction where the node names none; ``initial``: positions of the initial states."""
+    direction = b.attribute("direction", "forward")
+    ways = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}.get(direction)
+    hidden = b.attribute("hidden_size") or b.tensor(b.input(2)).shape[2].constant
+    if ways is None or hidden is None:
+        raise b.refuse(f"direction {direction}" if ways is None else "a hidden size that is not constant")
+    b.ignore("output_sequence")
+    batched, clip = bool(b.attribute("layout", 0)), b.attribute("clip")
+    chosen = _functions(b, functions, len(ways))
+    x = b.op("Transpose", b.input(0), perm=(1, 0, 2)) if batched else b.input(0)
+    in_body = gates == 3  # the bias of R is added in the step
+    results: list[list[str]] = []
+    for d, back in enumerate(ways):
+        w, r, p = (_direction(b, k, d) for k in (1, 2, 7))
+        bias, inner = _bias(b, d, in_body)
+        product = b.op("MatMul", x, b.op("Transpose", w, perm=(1, 0)))
+        product = b.op("Add", product, bias) if bias else product
+        cell = Cell(
+            hidden, b.op("Transpose", r, perm=(1, 0)), inner, _peepholes(b, p), chosen[d],
+            None if clip is None else float(clip), bool(b.attribute(flag, 0)) if flag else False,
+        )  # fmt: skip
+        states = [_initial(b, k, d, batched, x, hidden) for k in initial]
+        results.append(_scan(b, write, cell, product, states, back, x))
+    _give(b, results, batched)
+
+
+def _functions(b: Body, default: tuple[str, ...], count: int) -> list[tuple[tuple[str, float, float], ...]]:
+    """The activations of each direction with their numbers."""
+    names = [n.capitalize() if n.islower() else n for n in b.attribute("activations") or default * count]
+    alphas, betas = list(b.attribute("activation_alpha") or ()), list(b.attribute("activation_beta") or ())
+    made = []
+    for n in names:
+        alpha, beta = ALPHA_BETA.get(n, (0.0, 0.0))
+        takes = n in ALPHA_BETA
+        alpha = alphas.pop(0) if takes and alphas else alpha
+        beta = betas.pop(0) if n in ("Affine", "ScaledTanh", "HardSigmoid") and betas else beta
+        if not takes and n not in ("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus"):
+            raise b.refuse(f"the activation {n}")
+        made.append((n, float(alpha), float(beta)))
+    each = len(default)
+    return [tuple(made[d * each : (d + 1) * each]) for d in range(count)]
+
+
+def _direction(b: Body, position: int, d: int) -> str:
+    """An input without its axis of directions."""
+    name = b.input(position)
+    return b.op("Gather", name, b.constant(d), axis=0) if name else ""
+
+
+def _bias(b: Body, d: int, apart: bool) -> tuple[str, str]:
+    """The bias of the input's product, and that of the step; together in the first unless ``apart``."""
+    whole = _direction(b, 3, d)
+    if not whole:
+        return "", ""
+    w, r = b.ops("Split", 2, whole, axis=0, num_outputs=2)
+    return (w, r) if apart else (b.op("Add", w, r), "")
+
+
+def _peepholes(b: Body, p: str) -> tuple[str, ...]:
+    return b.ops("Split", 3, p, axis=0, num_outputs=3) if p else ()
+
+
+def _initial(b: Body, position: int, d: int, batched: bool, x: str, hidden: int) -> str:
+    """[batch, hidden]: an input, or zeros."""
+    name = b.input(position)
+    if name:
+        return b.op("Gather", name, b.constant(d), axis=1 if batched else 0)
+    zero = np.zeros(1, b.tensor(b.input(0)).dtype)
+    return b.op("ConstantOfShape", b.shape(b.size(x, 1), hidden), value=zero)
+
+
+def _scan(b: Body, write: Write, cell: Cell, product: str, states: list[str], back: bool, x: str) -> list[str]:
+    """[time, batch, hidden] of one direction, and its last states."""
+    dtype, lengths = b.tensor(b.input(0)).dtype, b.input(4)
+    s = Step(f"{product}.", dtype)
+    formals = [f"{s.prefix}state{k}" for k in range(len(states))]
+    new = write(s, cell, f"{s.prefix}x", formals)
+    out = new[0]
+    scanned = [product]
+    if lengths:
+        s.constants[f"{s.prefix}last"] = np.array([-1], np.int64)
+        inside = s.op("Less", f"{s.prefix}t", s.op("Unsqueeze", lengths, f"{s.prefix}last"))
+        out = s.op("Where", inside, new[0], s.number(0))
+        new = [s.op("Where", inside, a, old) for a, old in zip(new, formals, strict=True)]
+        time = b.op("Squeeze", b.size(x, 0), b.constant([0]))
+        scanned.append(b.cast(b.op("Range", b.constant(0), time, b.constant(1)), b.tensor(lengths).dtype))
+    else:
+        out = s.op("Identity", out)
+    names = [*formals, f"{s.prefix}x", *([f"{s.prefix}t"] if lengths else [])]
+    inputs = tuple(ModelInput(n, dtype, None) for n in names)
+    graph = ImportedGraph("step", inputs, (*new, out), tuple(s.nodes), s.constants)
+    ways = (int(back),) * len(scanned)
+    made = b.ops(
+        "Scan", len(states) + 1, *states, *scanned, body=graph, num_scan_inputs=len(scanned),
+        scan_input_directions=ways, scan_output_directions=(int(back),),
+    )  # fmt: skip
+    return [made[-1], *made[:-1]]
+
+
+def _give(b: Body, results: list[list[str]], batched: bool) -> None:
+    """All directions together: [time, directions, batch, hidden] and states [directions, batch, hidden]."""
+    for k in range(len(results[0])):
+        if not b.output(k):
+            continue
+        axis = 1 if k == 0 or batched else 0
+        ways = [b.op("Unsqueeze", r[k], b.constant([axis])) for r in results]
+        whole = ways[0] if len(ways) == 1 else b.op("Concat", *ways, axis=axis)
+        if k == 0 and batched:
+            whole = b.op("Transpose", whole, perm=(2, 0, 1, 3))
+        b.give(whole, k)

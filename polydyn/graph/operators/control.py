@@ -1,0 +1,215 @@
+"""Control flow: If on data, Loop, Scan. The host drives; bodies are models of their own, compiled like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from polydyn.graph.ir import Dim, size_input
+from polydyn.graph.operators.common import given, normalize_axis, refuse
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.schedules.index import ZERO, Index, maximum
+
+BRANCHES = ("then_branch", "else_branch")
+Shape = tuple[Dim, ...]
+Slots = list[list[Dim | None]]
+
+
+def _described(inner: Any, inputs: Sequence[str], sizes: Sequence[Dim]) -> dict[str, Any]:
+    """How the host feeds a body, and where its results are; ``inputs``, ``sizes``: the step's, in order."""
+    return {
+        "formals": list(inner.formals), "captured": [[x, inputs.index(x)] for x in inner.captured],
+        "sizes": [[size_input(s), sizes.index(Index.of(s))] for s in inner.sizes], "results": list(inner.results),
+    }  # fmt: skip
+
+
+def _axis_names(shapes: Sequence[Sequence[Dim | None]]) -> list[str]:
+    return [f"output{k}_{a}" for k, shape in enumerate(shapes) for a in range(len(shape))]
+
+
+def _symbols(*inner: Any) -> tuple[Dim, ...]:
+    """The sizes around bodies that come in by name."""
+    return tuple(Index.of(s) for s in dict.fromkeys(s for i in inner for s in i.sizes))
+
+
+def _filled(shapes: Sequence[Sequence[Dim | None]], symbols: Sequence[Dim]) -> list[Shape]:
+    """Shapes whose unknown sizes are those of the results, all of whose sizes are ``symbols`` in order."""
+    left = iter(symbols)
+    return [tuple(s if d is None else d for d, s in zip(shape, left, strict=False)) for shape in shapes]
+
+
+# -- If --------------------------------------------------------------------------------------------------------------
+
+
+def infer_branch(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """What both branches agree on; other sizes are those of the branch that runs."""
+    first, second = (ctx.inside(role, ()) for role in BRANCHES)
+    shapes: list[Sequence[Dim | None]] = []
+    for k in range(len(node.outputs)):
+        a, b = first.shape(k), second.shape(k)
+        if len(a) != len(b) or first.dtype(k) != second.dtype(k):
+            what = f"{first.dtype(k)} of rank {len(a)} and {second.dtype(k)} of rank {len(b)}"
+            raise refuse(node, f"branches that give {what}")
+        shapes.append([p if p == q else None for p, q in zip(a, b, strict=True)])
+    inputs, sizes = _branch_inputs(node, first, second), _symbols(first, second)
+    symbols = ctx.ask("branch", inputs, _axis_names(shapes), sizes, {"node": node.name})
+    filled = _filled(shapes, symbols)
+    return tuple(Inferred(first.dtype(k), s) for k, s in enumerate(filled))
+
+
+def _branch_inputs(node: OnnxNode, *inner: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((node.inputs[0], *(x for i in inner for x in i.captured))))
+
+
+@operator("If", infer=infer_branch)
+def branch(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The host asks the condition and runs one of two models."""
+    first, second = (ctx.inner(role) for role in BRANCHES)
+    inputs = _branch_inputs(node, first, second)
+    sizes = _symbols(first, second)
+    more = {role: _described(i, inputs, sizes) for role, i in zip(BRANCHES, (first, second), strict=True)}
+    types = [(o or None, *_type(ctx, o, first, k)) for k, o in enumerate(node.outputs)]
+    ctx.made("branch", inputs, types, sizes, {"node": node.name}, more, BRANCHES)
+
+
+def _type(ctx: ExpandContext, name: str, inner: Any, position: int) -> tuple[str, Shape]:
+    if name:
+        t = ctx.tensor(name)
+        return t.dtype, t.shape
+    return inner.dtype(position), tuple(ZERO if d is None else d for d in inner.shape(position))
+
+
+# -- Loop and Scan ---------------------------------------------------------------------------------------------------
+
+
+def _settled(
+    node: OnnxNode, ctx: InferContext, before: Sequence[Any], carried: Sequence[str], after: Sequence[Any], first: int
+) -> tuple[Any, Slots]:
+    """The body for carried shapes that every iteration keeps: an axis that comes back otherwise has no size there.
+
+    ``first``: the body's first carried result. ``before``, ``after``: the types of its other inputs.
+    """
+    shapes: Slots = [list(ctx.tensor(x).shape) for x in carried]
+    while True:
+        types = [(ctx.tensor(x).dtype, s) for x, s in zip(carried, shapes, strict=True)]
+        inner = ctx.inside("body", [*before, *types, *after])
+        widened = False
+        for j, shape in enumerate(shapes):
+            formal = inner.formals[len(before) + j]
+            kept = inner.keeps(first + j, formal)
+            if kept is None:
+                t = inner.typed.tensor(inner.results[first + j])
+                raise refuse(node, f"{carried[j]}, which an iteration turns into {t.dtype} of rank {len(t.shape)},")
+            for a, same in enumerate(kept):
+                if not same and shape[a] is not None:
+                    shape[a], widened = None, True
+        if not widened:
+            return inner, shapes
+
+
+def _loop_parts(node: OnnxNode) -> tuple[tuple[str, ...], str, str]:
+    return node.inputs[2:], given(node.inputs, 0) or "", given(node.inputs, 1) or ""
+
+
+def infer_loop(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """Carried tensors, then one row of each scan output for every iteration."""
+    carried, trips, condition = _loop_parts(node)
+    inner, shapes = _settled(node, ctx, [("int64", ()), ("bool", ())], carried, [], 1)
+    count = _trips(ctx, inner, trips, condition)
+    scans = range(1 + len(carried), len(inner.results))
+    wanted: list[Sequence[Dim | None]] = [*shapes, *((count, *inner.shape(k)) for k in scans)]
+    inputs = (trips, condition, *carried, *inner.captured)
+    symbols = ctx.ask("iterate", inputs, _axis_names(wanted), _symbols(inner), {"node": node.name})
+    dtypes = [ctx.tensor(x).dtype for x in carried] + [inner.dtype(k) for k in scans]
+    return tuple(Inferred(d, s) for d, s in zip(dtypes, _filled(wanted, symbols), strict=True))
+
+
+def _trips(ctx: InferContext, inner: Any, trips: str, condition: str) -> Dim | None:
+    """The number of iterations where sizes say it: a known count, and a condition that is never false."""
+    known = ctx.constant(condition) if condition else None
+    if (condition and (known is None or not known.all())) or not inner.always(0):
+        return None
+    value = ctx.value(trips) if trips else None
+    return None if value is None else maximum(value.reshape(-1)[0], 0)
+
+
+@operator("Loop", infer=infer_loop)
+def loop(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The host runs the body while the count and the condition say so."""
+    carried, trips, condition = _loop_parts(node)
+    inner = ctx.inner("body")
+    inputs = (trips, condition, *carried, *inner.captured)
+    scans = range(1 + len(carried), len(inner.results))
+    more = {"carried": len(carried), "slices": [], "scans": [[0, False, _rows(inner, k)] for k in scans], "loop": True}
+    _iterate(node, ctx, inner, inputs, more, range(1, len(inner.results)))
+
+
+def _rows(inner: Any, result: int) -> list[int]:
+    """The shape of a row where no iteration shows it: constants, else 0."""
+    return [0 if d is None or d.constant is None else d.constant for d in inner.shape(result)]
+
+
+def _iterate(
+    node: OnnxNode, ctx: ExpandContext, inner: Any, inputs: tuple[str, ...], more: dict[str, Any], results: range
+) -> None:
+    sizes = _symbols(inner)
+    rows = list(results)[int(more["carried"]) :]
+    described = _described(inner, inputs, sizes) | {"row_dtypes": [inner.dtype(k) for k in rows]}
+    types = [(o or None, *_type(ctx, o, inner, k)) for o, k in zip(node.outputs, results, strict=False)]
+    ctx.made("iterate", inputs, types, sizes, {"node": node.name}, described | more, ("body",))
+
+
+def _scan_parts(
+    node: OnnxNode, ctx: InferContext | ExpandContext
+) -> tuple[tuple[str, ...], tuple[str, ...], list[int]]:
+    """States, inputs that are gone through slice by slice, and along which axes."""
+    if node.opset < 9:
+        raise refuse(node, "opset 8, with its batches,", "export with a newer opset")
+    first = len(node.inputs) - int(node.attribute("num_scan_inputs", 0))
+    states, scanned = node.inputs[:first], node.inputs[first:]
+    axes = node.attribute("scan_input_axes") or [0] * len(scanned)
+    ranks = [len(ctx.tensor(x).shape) for x in scanned]
+    return states, scanned, [normalize_axis(node, a, r) for a, r in zip(axes, ranks, strict=True)]
+
+
+def infer_scan(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """States, then outputs with one slice for every element along the scanned axes."""
+    states, scanned, axes = _scan_parts(node, ctx)
+    length: Dim | None = None
+    slices: list[tuple[str, Shape]] = []
+    for x, a in zip(scanned, axes, strict=True):
+        t = ctx.tensor(x)
+        length = t.shape[a] if length is None else ctx.unify(length, t.shape[a], f"{x} is as long as the others")
+        slices.append((t.dtype, (*t.shape[:a], *t.shape[a + 1 :])))
+    inner, shapes = _settled(node, ctx, [], states, slices, 0)
+    wanted: list[Sequence[Dim | None]] = list(shapes)
+    for k, a in _scan_outputs(node, inner, len(states)):
+        row = list(inner.shape(k))
+        wanted.append([*row[:a], length, *row[a:]])
+    inputs = ("", "", *states, *scanned, *inner.captured)
+    symbols = ctx.ask("iterate", inputs, _axis_names(wanted), _symbols(inner), {"node": node.name})
+    dtypes = [ctx.tensor(x).dtype for x in states] + [inner.dtype(k) for k in range(len(states), len(inner.results))]
+    return tuple(Inferred(d, s) for d, s in zip(dtypes, _filled(wanted, symbols), strict=True))
+
+
+def _scan_outputs(node: OnnxNode, inner: Any, states: int) -> list[tuple[int, int]]:
+    """(result of the body, axis along which its slices are put) of a Scan's outputs that are no states."""
+    results = range(states, len(inner.results))
+    axes = node.attribute("scan_output_axes") or [0] * len(results)
+    return [(k, normalize_axis(node, a, len(inner.shape(k)) + 1)) for k, a in zip(results, axes, strict=True)]
+
+
+@operator("Scan", infer=infer_scan)
+def scan(node: OnnxNode, ctx: ExpandContext) -> None:
+    """The host runs the body for every slice."""
+    states, scanned, axes = _scan_parts(node, ctx)
+    inner = ctx.inner("body")
+    inputs = ("", "", *states, *scanned, *inner.captured)
+    scans = _scan_outputs(node, inner, len(states))
+    backwards = node.attribute("scan_input_directions") or [0] * len(scanned)
+    outwards = node.attribute("scan_output_directions") or [0] * len(scans)
+    more = {
+        "carried": len(states), "slices": [[a, bool(b)] for a, b in zip(axes, backwards, strict=True)],
+        "scans": [[a, bool(b), _rows(inner, k)] for (k, a), b in zip(scans, outwards, strict=True)], "loop": False,
+    }  # fmt: skip
+    _iterate(node, ctx, inner, inputs, more, range(len(inner.results)))

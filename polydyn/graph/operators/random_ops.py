@@ -1,0 +1,142 @@
+"""Random generators: RandomNormal, RandomUniform, their Like forms, Dropout in training mode.
+
+An element is a hash of its place and of the node's seed: every call of a program gives the same numbers, in any order
+and on any number of threads, and so does every compilation. A node without a seed gets one from its name. The numbers
+are not those of another runtime. Bernoulli and Multinomial are written with these operators.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from polydyn.graph.dtypes import onnx_dtype
+from polydyn.graph.operators.common import at, emit, given, iterators, like, refuse, wide
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.schedules.expr import WIDENED, FromIndex, Value, cast, const, op
+from polydyn.schedules.index import ZERO, Index
+
+FLOAT = 1
+"""ONNX's number of float32."""
+ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))
+"""Shifts and factors of a mixing function of 32 bits (C. Wellons, hash-prospector, public domain)."""
+
+
+def _dtype(node: OnnxNode, ctx: InferContext) -> str:
+    """The type that a node names, else that of its input, else float32."""
+    if node.attribute("dtype"):
+        return onnx_dtype(node.attribute("dtype"), tensor=node.outputs[0])
+    return ctx.tensor(node.inputs[0]).dtype if node.inputs else onnx_dtype(FLOAT)
+
+
+def random_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The shape of the attribute, or that of the input. UnsupportedError: numbers of no float type."""
+    dtype = _dtype(node, ctx)
+    if WIDENED.get(dtype, dtype) not in ("float32", "float64"):
+        raise refuse(node, f"numbers of {dtype}", "floats")
+    shape = ctx.tensor(node.inputs[0]).shape if node.inputs else tuple(map(Index.of, node.attribute("shape")))
+    return (Inferred(dtype, shape),)
+
+
+def _key(node: OnnxNode) -> int:
+    """The node's seed as 32 bits."""
+    seed = node.attribute("seed")
+    text = f"{node.op}:{node.name}:{node.outputs[0]}".encode()
+    return zlib.crc32(text if seed is None else struct.pack("<d", float(seed)), 0x9E3779B9)
+
+
+def bits(place: Index, key: int) -> Value:
+    """32 random bits for a place."""
+    x = op("mul", FromIndex("uint32", place + 1), const(0x9E3779B9, "uint32"))
+    x = op("bitxor", x, const(key, "uint32"))
+    for shift, factor in ROUNDS:
+        x = op("bitxor", x, op("shr", x, const(shift, "uint32")))
+        x = op("mul", x, const(factor, "uint32"))
+    return op("bitxor", x, op("shr", x, const(16, "uint32")))
+
+
+def uniform(place: Index, key: int, dtype: str) -> Value:
+    """A number in [0, 1): 24 random bits for float32, 53 for float64."""
+    if dtype == "float64":
+        high, low = (op("shr", bits(place, k), const(s, "uint32")) for k, s in ((key, 5), (key ^ 0x5BD1E995, 6)))
+        whole = op("add", op("mul", cast(high, dtype), const(2.0**26, dtype)), cast(low, dtype))
+        return op("mul", whole, const(2.0**-53, dtype))
+    return op("mul", cast(op("shr", bits(place, key), const(8, "uint32")), dtype), const(2.0**-24, dtype))
+
+
+def normal(place: Index, key: int, dtype: str) -> Value:
+    """A number of the standard normal distribution (Box and Muller 1958)."""
+    radius = op("sub", const(1, dtype), uniform(place, key, dtype))  # in (0, 1]
+    angle = op("mul", const(6.283185307179586, dtype), uniform(place, ~key & 0xFFFFFFFF, dtype))
+    return op("mul", op("sqrt", op("mul", const(-2, dtype), op("log", radius))), op("cos", angle))
+
+
+def _place(ctx: ExpandContext, name: str) -> Index:
+    """The number of an element of a tensor, row by row."""
+    shape, place = ctx.tensor(name).shape, ZERO
+    for d, e in zip(iterators(len(shape)), shape, strict=True):
+        place = place * e + d
+    return place
+
+
+@operator("RandomUniform", "RandomUniformLike", infer=random_infer)
+def random_uniform(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Numbers from ``low`` to below ``high``."""
+    y = ctx.tensor(node.outputs[0])
+    dtype, low, high = WIDENED.get(y.dtype, y.dtype), node.attribute("low", 0.0), node.attribute("high", 1.0)
+    x = uniform(_place(ctx, y.name), _key(node), dtype)
+    emit(ctx, node, op("add", op("mul", x, const(high - low, dtype)), const(low, dtype)))
+
+
+@operator("RandomNormal", "RandomNormalLike", infer=random_infer)
+def random_normal(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Numbers of the normal distribution of a mean and a deviation (``scale``)."""
+    y = ctx.tensor(node.outputs[0])
+    dtype, mean, scale = WIDENED.get(y.dtype, y.dtype), node.attribute("mean", 0.0), node.attribute("scale", 1.0)
+    x = normal(_place(ctx, y.name), _key(node), dtype)
+    emit(ctx, node, op("add", op("mul", x, const(scale, dtype)), const(mean, dtype)))
+
+
+# -- Dropout ----------------------------------------------------------------------------------------------------------
+
+
+def _is_identity(node: OnnxNode, ctx: InferContext | ExpandContext) -> bool:
+    """Whether nothing is dropped, as far as the model says: in inference, or with a ratio of 0."""
+    training, ratio = (given(node.inputs, k) for k in (2, 1))
+    if training is None:
+        return True
+    mode, part = (None if name is None else ctx.constant(name) for name in (training, ratio))
+    return (mode is not None and not mode.any()) or (part is not None and not part.any())
+
+
+def dropout_infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The input's type and shape, and those of a mask of what is kept."""
+    x = ctx.tensor(node.inputs[0])
+    value = ctx.value(x.name) if _is_identity(node, ctx) else None
+    return Inferred(x.dtype, x.shape, value), Inferred("bool", x.shape)
+
+
+@operator("Dropout", infer=dropout_infer)
+def dropout(node: OnnxNode, ctx: ExpandContext) -> None:
+    """In inference the input under another name; in training each element is 0 or grown by what is dropped."""
+    mask, x = given(node.outputs, 1), ctx.tensor(node.inputs[0])
+    if _is_identity(node, ctx):
+        ctx.alias(node.outputs[0], x.name)
+        if mask:
+            ctx.compute(x.shape, const(True, "bool"), output=mask)
+        return
+    here = iterators(len(x.shape))
+    ratio, training = given(node.inputs, 1), _scalar(ctx, node.inputs[2])
+    part = cast(wide(_scalar(ctx, ratio)), "float32") if ratio else const(0.5, "float32")
+    kept = op("ge", uniform(_place(ctx, x.name), _key(node), "float32"), part)
+    kept = op("or", kept, op("not", training))
+    if mask:
+        kept = at(ctx, ctx.compute(x.shape, kept, output=mask), here)
+    element = wide(at(ctx, x.name, here))
+    rest = op("where", training, op("sub", const(1, "float32"), part), const(1, "float32"))
+    emit(ctx, node, op("where", kept, op("div", element, cast(rest, element.dtype)), like(0, element)))
+
+
+def _scalar(ctx: ExpandContext, name: str) -> Value:
+    """The only element of a tensor."""
+    return at(ctx, name, (ZERO,) * len(ctx.tensor(name).shape))

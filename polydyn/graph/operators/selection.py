@@ -1,0 +1,140 @@
+"""Operators whose results are as long as data say: NonZero, Compress, Unique, NonMaxSuppression.
+
+The host finds the places (``polydyn/runtime/host_steps.py``); what is computed from them is a gather like any other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polydyn.errors import ShapeError
+from polydyn.graph.ir import Dim
+from polydyn.graph.operators.common import given, iterators, normalize_axis, refuse
+from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
+from polydyn.graph.operators.search import decoded
+from polydyn.graph.subscripts import boxed
+from polydyn.schedules.expr import FromIndex, Value, const, load, op
+from polydyn.schedules.index import Index, fetch, product
+
+
+def infer_non_zero(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """[rank, n]: the places of all elements that are not 0, at most as many as there are elements."""
+    x, known = ctx.tensor(node.inputs[0]), ctx.constant(node.inputs[0])
+    if known is not None:
+        found = np.array(np.nonzero(known), np.int64).reshape(known.ndim, -1)
+        value = boxed([Index.of(int(i)) for i in found.flat], found.shape)
+        return (Inferred("int64", tuple(map(Index.of, found.shape)), value),)
+    (n,) = ctx.ask("non_zero", node.inputs, ["n"])
+    ctx.promise(n, product(x.shape), f"no more elements of {x.name} than it has are not 0")
+    return (Inferred("int64", (Index.of(len(x.shape)), n)),)
+
+
+@operator("NonZero", infer=infer_non_zero)
+def non_zero(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Places in row-major order from the host, taken apart into subscripts."""
+    x, (_, n) = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0]).shape
+    (places,) = ctx.made("non_zero", node.inputs, [(None, "int64", (n,))])
+    at = decoded(fetch(places, (Index.of("d1"),)), x.shape)
+    body: Value = FromIndex("int64", at[-1]) if at else const(0, "int64")
+    for axis in range(len(at) - 2, -1, -1):
+        first = op("eq", FromIndex("int64", Index.of("d0")), const(axis, "int64"))
+        body = op("where", first, FromIndex("int64", at[axis]), body)
+    ctx.compute((Index.of(len(x.shape)), n), body, output=node.outputs[0])
+
+
+def _compressed(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[int | None, Dim]:
+    """The axis of a Compress, None for all in one, and its size."""
+    x = ctx.tensor(node.inputs[0])
+    axis = node.attribute("axis")
+    if axis is None:
+        return None, product(x.shape)
+    axis = normalize_axis(node, axis, len(x.shape))
+    return axis, x.shape[axis]
+
+
+def infer_compress(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """The input with n elements along the axis, or as a vector of n."""
+    x, c = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
+    if c.dtype != "bool" or len(c.shape) != 1:
+        what = f"a condition {c.dtype}{list(map(str, c.shape))}"
+        raise ShapeError(what, tensor=c.name, rule="a condition of Compress is a vector of booleans")
+    axis, size = _compressed(node, ctx)
+    ctx.at_most(c.shape[0], size, f"{c.name} is no longer than what it chooses from")
+    (n,) = ctx.ask("non_zero", (c.name,), ["n"])
+    ctx.promise(n, c.shape[0], f"no more elements of {c.name} than it has are true")
+    shape = (n,) if axis is None else (*x.shape[:axis], n, *x.shape[axis + 1 :])
+    return (Inferred(x.dtype, shape),)
+
+
+@operator("Compress", infer=infer_compress)
+def compress(node: OnnxNode, ctx: ExpandContext) -> None:
+    """A gather at the places of what is true."""
+    x, y, c = (ctx.tensor(t) for t in (node.inputs[0], node.outputs[0], node.inputs[1]))
+    axis, _ = _compressed(node, ctx)
+    n, d = y.shape[axis or 0], iterators(len(y.shape))
+    (places,) = ctx.made("non_zero", (c.name,), [(None, "int64", (n,))])
+    if axis is None:
+        at = decoded(fetch(places, d), x.shape)
+    else:
+        at = (*d[:axis], fetch(places, (d[axis],)), *d[axis + 1 :])
+    ctx.compute(y.shape, load(x.name, at, x.dtype), output=y.name)
+
+
+def _unique_settings(node: OnnxNode, ctx: InferContext | ExpandContext) -> dict[str, int | None]:
+    axis = node.attribute("axis")
+    rank = len(ctx.tensor(node.inputs[0]).shape)
+    settings = {"sorted": int(node.attribute("sorted", 1))}
+    return settings | {"axis": None if axis is None else normalize_axis(node, axis, rank)}
+
+
+def infer_unique(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """n different elements, or slices along an axis; three vectors of places and counts."""
+    x, settings = ctx.tensor(node.inputs[0]), _unique_settings(node, ctx)
+    if x.dtype in ("float16", "bfloat16"):
+        raise refuse(node, f"{x.dtype}")
+    (n,) = ctx.ask("unique", node.inputs, ["n"], settings=settings)
+    axis = settings["axis"]
+    size = product(x.shape) if axis is None else x.shape[axis]
+    ctx.promise(n, size, f"{x.name} has no more different elements than elements")
+    shape = (n,) if axis is None else (*x.shape[:axis], n, *x.shape[axis + 1 :])
+    vectors = ((n,), (size,), (n,))
+    return (Inferred(x.dtype, shape), *(Inferred("int64", v) for v in vectors))[: len(node.outputs)]
+
+
+@operator("Unique", infer=infer_unique)
+def unique(node: OnnxNode, ctx: ExpandContext) -> None:
+    """All of it is made by the host: an order has no schedule tree."""
+    x, settings = ctx.tensor(node.inputs[0]), _unique_settings(node, ctx)
+    (n,) = ctx.ask("unique", node.inputs, ["n"], settings=settings)
+    axis = settings["axis"]
+    size = product(x.shape) if axis is None else x.shape[axis]
+    shape = (n,) if axis is None else (*x.shape[:axis], n, *x.shape[axis + 1 :])
+    types = [(given(node.outputs, 0), x.dtype, shape)]
+    types += [(given(node.outputs, k), "int64", v) for k, v in enumerate([(n,), (size,), (n,)], 1)]
+    ctx.made("unique", node.inputs, types, settings=settings)
+
+
+def _suppress_inputs(node: OnnxNode) -> tuple[str, ...]:
+    return tuple(given(node.inputs, k) or "" for k in range(5))
+
+
+def infer_suppress(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
+    """[n, 3]: batch, class and box of those that stay."""
+    boxes, scores = ctx.tensor(node.inputs[0]), ctx.tensor(node.inputs[1])
+    ctx.unify(boxes.shape[0], scores.shape[0], "boxes and scores are of the same batch")
+    ctx.unify(boxes.shape[1], scores.shape[2], "every box has a score in each class")
+    ctx.unify(boxes.shape[2], Index.of(4), "a box has four numbers")
+    (n,) = ctx.ask("suppress", _suppress_inputs(node), ["n"], settings=_center(node))
+    ctx.promise(n, product(scores.shape), "no more boxes stay than there are")
+    return (Inferred("int64", (n, Index.of(3))),)
+
+
+def _center(node: OnnxNode) -> dict[str, int]:
+    return {"center": int(node.attribute("center_point_box", 0))}
+
+
+@operator("NonMaxSuppression", infer=infer_suppress)
+def suppress(node: OnnxNode, ctx: ExpandContext) -> None:
+    """Greedy: which boxes stay depends on those that stayed before."""
+    y = ctx.tensor(node.outputs[0])
+    ctx.made("suppress", _suppress_inputs(node), [(y.name, "int64", y.shape)], settings=_center(node))

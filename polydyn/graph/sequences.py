@@ -1,0 +1,162 @@
+"""Sequences and optionals whose elements are known where the model is read: written away, before anything else.
+
+A sequence is the names of its tensors. What cannot be told (a position that is data, a sequence that a Loop fills) is
+left as it is, and refused by name with all other operators that are not built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from polydyn.graph.importer import ImportedGraph
+from polydyn.graph.operators.registry import OnnxNode
+from polydyn.schedules.expr import Array
+
+OPSET = 21
+
+
+@dataclass
+class _Writer:
+    """The graph so far: nodes that stay or are new, constants, and the tensors of every sequence and optional."""
+
+    constants: dict[str, Array]
+    nodes: list[OnnxNode] = field(default_factory=list)
+    elements: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def node(
+        self, source: OnnxNode, op: str, inputs: tuple[str, ...], outputs: tuple[str, ...], **attributes: object
+    ) -> None:
+        """Adds a node."""
+        name = f"{source.name}/{op}_{len(self.nodes)}"
+        self.nodes.append(OnnxNode(name, op, inputs, outputs, attributes, OPSET))
+
+    def position(self, n: OnnxNode, k: int, count: int, default: int) -> int | None:
+        """An optional constant position, counted from the front; None: data, or outside."""
+        if len(n.inputs) <= k or not n.inputs[k]:
+            return default
+        found = self.constants.get(n.inputs[k])
+        at = None if found is None else int(found.reshape(-1)[0])
+        if at is None or not -count <= at <= count:
+            return None
+        return at if at >= 0 else at + count
+
+
+Rule = Callable[[_Writer, OnnxNode], bool]
+
+
+def _construct(w: _Writer, n: OnnxNode) -> bool:
+    w.elements[n.outputs[0]] = n.inputs
+    return True
+
+
+def _empty(w: _Writer, n: OnnxNode) -> bool:
+    w.elements[n.outputs[0]] = ()
+    return True
+
+
+def _insert(w: _Writer, n: OnnxNode) -> bool:
+    known = w.elements.get(n.inputs[0])
+    at = None if known is None else w.position(n, 2, len(known), len(known))
+    if known is None or at is None:
+        return False
+    w.elements[n.outputs[0]] = (*known[:at], n.inputs[1], *known[at:])
+    return True
+
+
+def _erase(w: _Writer, n: OnnxNode) -> bool:
+    known = w.elements.get(n.inputs[0])
+    at = None if known is None else w.position(n, 1, len(known), len(known) - 1)
+    if known is None or at is None or at >= len(known):
+        return False
+    w.elements[n.outputs[0]] = known[:at] + known[at + 1 :]
+    return True
+
+
+def _at(w: _Writer, n: OnnxNode) -> bool:
+    known = w.elements.get(n.inputs[0])
+    at = None if known is None else w.position(n, 1, len(known), 0)
+    if known is None or at is None or at >= len(known):
+        return False
+    w.node(n, "Identity", (known[at],), n.outputs)
+    return True
+
+
+def _length(w: _Writer, n: OnnxNode) -> bool:
+    known = w.elements.get(n.inputs[0])
+    if known is not None:
+        w.constants[n.outputs[0]] = np.array(len(known), np.int64)
+    return known is not None
+
+
+def _split(w: _Writer, n: OnnxNode) -> bool:
+    """Parts of given sizes; how many parts of equal size there are depends on the shape."""
+    sizes = w.constants.get(n.inputs[1]) if len(n.inputs) > 1 else None
+    if sizes is None or sizes.ndim != 1:
+        return False
+    parts = tuple(f"{n.outputs[0]}.{k}" for k in range(len(sizes)))
+    w.node(n, "Split", (n.inputs[0], n.inputs[1]), parts, axis=n.attribute("axis", 0))
+    w.elements[n.outputs[0]] = parts
+    return True
+
+
+def _concat(w: _Writer, n: OnnxNode) -> bool:
+    known, axis = w.elements.get(n.inputs[0]), n.attribute("axis", 0)
+    if not known:
+        return False
+    if n.attribute("new_axis", 0):
+        w.constants[f"{n.outputs[0]}.axis"] = np.array([axis], np.int64)
+        new = tuple(f"{n.outputs[0]}.{k}" for k in range(len(known)))
+        for x, y in zip(known, new, strict=True):
+            w.node(n, "Unsqueeze", (x, f"{n.outputs[0]}.axis"), (y,))
+        known = new
+    w.node(n, "Concat", known, n.outputs, axis=axis)
+    return True
+
+
+def _optional(w: _Writer, n: OnnxNode) -> bool:
+    given = n.inputs[0] if n.inputs else ""
+    w.elements[n.outputs[0]] = w.elements.get(given, (given,)) if given else ()
+    return True
+
+
+def _has_element(w: _Writer, n: OnnxNode) -> bool:
+    given = n.inputs[0] if n.inputs else ""
+    w.constants[n.outputs[0]] = np.array(bool(given) and w.elements.get(given, (given,)) != ())
+    return True
+
+
+def _element(w: _Writer, n: OnnxNode) -> bool:
+    known = w.elements.get(n.inputs[0], (n.inputs[0],))
+    if len(known) != 1:
+        return False
+    w.node(n, "Identity", known, n.outputs)
+    return True
+
+
+def _same(w: _Writer, n: OnnxNode) -> bool:
+    known = w.elements.get(n.inputs[0])
+    if known is not None:
+        w.elements[n.outputs[0]] = known
+    return known is not None
+
+
+RULES: dict[str, Rule] = {
+    "SequenceConstruct": _construct, "SequenceEmpty": _empty, "SequenceInsert": _insert, "SequenceErase": _erase,
+    "SequenceAt": _at, "SequenceLength": _length, "SplitToSequence": _split, "ConcatFromSequence": _concat,
+    "Optional": _optional, "OptionalHasElement": _has_element, "OptionalGetElement": _element, "Identity": _same,
+}  # fmt: skip
+
+
+def without_sequences(graph: ImportedGraph) -> ImportedGraph:
+    """The graph without the sequences and optionals whose elements are known; others stay."""
+    if not any(n.op in RULES and n.op != "Identity" for n in graph.nodes):
+        return graph
+    w = _Writer(dict(graph.constants))
+    for n in graph.nodes:
+        rule = RULES.get(n.op)
+        if rule is None or not rule(w, n):
+            w.nodes.append(n)
+    return replace(graph, nodes=tuple(w.nodes), constants=w.constants)

@@ -1,0 +1,19 @@
+"""Guards as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polydyn.graph.ir import Guard
+from polydyn.runtime.expressions import to_json
+
+
+def guard_to_json(g: Guard) -> dict[str, Any]:
+    """A guard as a manifest has it."""
+    return {
+        "rule": f"{g.left} {g.relation} {g.right}",
+        "message": g.message,
+        "left": to_json(g.left),
+        "relation": g.relation,
+        "right": to_json(g.right),
+    }

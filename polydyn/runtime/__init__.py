@@ -1,0 +1,1 @@
+"""What runs a compiled program: artifact, native library, calls. Imports numpy and the standard library, no isl."""

@@ -1,0 +1,240 @@
+"""The artifact: a program as a plain zip, and as a value in memory.
+
+Members: ``weights.bin`` (first, stored, its data at byte 4096 of the file, so that it is mapped and never copied),
+``manifest.json``, ``lib.so``, ``sources/*``, and of a program for a device ``images/*``. The archive's comment is the
+manifest's hash; the manifest has the hashes of all other members, all of which are checked when an artifact is opened.
+Equal programs give equal bytes. Hashes find damage, they are no signatures: loading an artifact runs the native code
+in it.
+
+Standard library and numpy only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.build.cache import replacing
+from polydyn.build.features import architecture, available_cores, machine_features
+from polydyn.errors import ArtifactError
+from polydyn.runtime.expressions import fold, unfold
+
+FORMAT = 7
+"""Version of the file's layout and manifest."""
+
+ABI = 3
+"""``PD_ABI_VERSION`` of polydyn.h."""
+
+WEIGHTS, MANIFEST, LIBRARY, SOURCES, IMAGES = "weights.bin", "manifest.json", "lib.so", "sources/", "images/"
+WEIGHTS_OFFSET = 4096
+"""Byte of the file where the weights begin: a page, so that any reader can map them."""
+
+ALIGN = 64
+"""Bytes; every constant begins at a multiple."""
+
+PART = 1 << 22
+"""Bytes of weights that are hashed at a time, each part by any thread."""
+
+Bytes = npt.NDArray[np.uint8]
+_DATE = (1980, 1, 1, 0, 0, 0)
+_PADDING_ID = 0xD935  # the extra-field id that zipalign uses for the same purpose
+_ZIP64_EXTRA = 20
+_BROKEN = (
+    zipfile.BadZipFile, KeyError, ValueError, TypeError, NotImplementedError, RuntimeError, EOFError, struct.error,
+    zlib.error,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A compiled program.
+
+    ``manifest``: JSON data (versions, target, features, symbols, guards, inputs, outputs, launches). ``sources``: file
+    name -> C (and CUDA) text of everything in the library. ``library``: the shared library. ``weights``: uint8, 64-byte
+    aligned. ``images``: kernels for devices, ``<architecture>/<unit>.<kind>`` -> what a driver loads.
+    """
+
+    manifest: Mapping[str, Any]
+    sources: Mapping[str, str]
+    library: bytes
+    weights: Bytes
+    images: Mapping[str, bytes] = field(default_factory=dict)
+
+
+SAMPLE = 4096
+"""Bytes at either end that two arrays must share before they are compared in full."""
+
+
+def pack_constants(constants: Mapping[str, npt.NDArray[Any]]) -> tuple[dict[str, int], Bytes]:
+    """Lays arrays out one after the other, equal contents once: offsets by name, and the bytes."""
+    offsets: dict[str, int] = {}
+    alike: dict[tuple[int, bytes, bytes], list[tuple[int, Bytes]]] = {}
+    arrays: list[tuple[int, Bytes]] = []
+    end = 0
+    for name, array in constants.items():
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        seen = alike.setdefault((data.size, data[:SAMPLE].tobytes(), data[-SAMPLE:].tobytes()), [])
+        same = next((offset for offset, other in seen if np.array_equal(data, other)), None)
+        if same is None:
+            same = end
+            seen.append((end, data))
+            arrays.append((end, data))
+            end += -(-data.size // ALIGN) * ALIGN
+        offsets[name] = same
+    weights = aligned_bytes(end)
+    for offset, data in arrays:
+        weights[offset : offset + data.size] = data
+    return offsets, weights
+
+
+def aligned_bytes(size: int) -> Bytes:
+    """Zeroed memory that begins at a multiple of 64."""
+    memory = np.zeros(size + ALIGN, np.uint8)
+    start = -memory.ctypes.data % ALIGN
+    return memory[start : start + size]
+
+
+def hash_of_parts(data: Bytes) -> str:
+    """SHA-256 of the SHA-256 of every PART bytes, in order: one thread hashes 1.8 GB/s, memory gives far more."""
+
+    def part(start: int) -> bytes:
+        return hashlib.sha256(data[start : start + PART].data).digest()
+
+    with ThreadPoolExecutor(available_cores()) as threads:  # hashlib leaves the interpreter to others meanwhile
+        return hashlib.sha256(b"".join(threads.map(part, range(0, data.size, PART)))).hexdigest()
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_artifact(artifact: Artifact, path: str | os.PathLike[str]) -> None:
+    """Writes the zip beside ``path`` and renames it. ArtifactError: the folder is missing or full."""
+    target = Path(path)
+    try:
+        with replacing(target) as f:
+            _write(artifact, f)
+    except OSError as e:
+        raise ArtifactError(f"cannot write {target}: {e.strerror}", remedy="save to a writable folder") from e
+
+
+def _write(artifact: Artifact, f: IO[bytes]) -> None:
+    members = {LIBRARY: artifact.library}
+    members |= {SOURCES + name: text.encode() for name, text in sorted(artifact.sources.items())}
+    members |= {IMAGES + name: image for name, image in sorted(artifact.images.items())}
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
+    hashes[WEIGHTS] = hash_of_parts(artifact.weights)
+    weights = {"offset": WEIGHTS_OFFSET, "bytes": int(artifact.weights.size)}
+    manifest = dict(artifact.manifest) | {"weights": weights, "sha256": hashes}
+    expressions, manifest = fold(manifest)
+    manifest["expressions"] = expressions
+    text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False).encode()
+    with zipfile.ZipFile(f, "w") as z:
+        first = zipfile.ZipInfo(WEIGHTS, _DATE)
+        padding = WEIGHTS_OFFSET - 30 - len(WEIGHTS) - _ZIP64_EXTRA
+        first.extra = struct.pack("<HH", _PADDING_ID, padding - 4) + bytes(padding - 4)
+        first.file_size = int(artifact.weights.size)
+        with z.open(first, "w", force_zip64=True) as member:
+            for start in range(0, int(artifact.weights.size), 1 << 24):
+                member.write(artifact.weights[start : start + (1 << 24)].data)
+        for name, data in {MANIFEST: text, **members}.items():
+            info = zipfile.ZipInfo(name, _DATE)
+            info.external_attr = 0o644 << 16
+            z.writestr(info, data, zipfile.ZIP_DEFLATED, 6)
+        z.comment = hashlib.sha256(text).hexdigest().encode()
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_artifact(path: str | os.PathLike[str], *, check_machine: bool = True) -> Artifact:
+    """Reads and checks an artifact; its weights stay mapped from the file.
+
+    Checked: the manifest's hash, format and ABI versions, the hash of every member; with ``check_machine`` that this
+    processor has the features the code uses. ArtifactError: what is wrong and what to do.
+    """
+    try:
+        with zipfile.ZipFile(path) as z:
+            manifest = _read_manifest(z, path)
+            hashes = manifest["sha256"]
+            data = {n: z.read(n) for n in hashes if n != WEIGHTS}
+            weights = _map_weights(z, path, manifest["weights"])
+    except OSError as e:
+        raise ArtifactError(f"cannot read {path}: {e.strerror or e}", remedy="check the path") from e
+    except _BROKEN as e:
+        raise _damaged(path, str(e)) from e
+    for name, content in data.items():
+        if hashlib.sha256(content).hexdigest() != hashes[name]:
+            raise _damaged(path, f"member {name} does not match its hash")
+    if hash_of_parts(weights) != hashes.get(WEIGHTS):
+        raise _damaged(path, f"member {WEIGHTS} does not match its hash")
+    if check_machine:
+        _check_machine(path, manifest)
+    if LIBRARY not in data:
+        raise _damaged(path, f"member {LIBRARY} is missing")
+    sources = {n[len(SOURCES) :]: c.decode() for n, c in data.items() if n.startswith(SOURCES)}
+    images = {n[len(IMAGES) :]: c for n, c in data.items() if n.startswith(IMAGES)}
+    return Artifact(manifest, sources, data[LIBRARY], weights, images)
+
+
+def _damaged(path: str | os.PathLike[str], why: str) -> ArtifactError:
+    return ArtifactError(
+        f"{path} is damaged or no polydyn artifact: {why}", remedy="copy it again, or compile the model again"
+    )
+
+
+def _read_manifest(z: zipfile.ZipFile, path: str | os.PathLike[str]) -> dict[str, Any]:
+    text = z.read(MANIFEST)
+    if hashlib.sha256(text).hexdigest().encode() != z.comment:
+        raise _damaged(path, "the manifest does not match its hash")
+    manifest: dict[str, Any] = json.loads(text)
+    if manifest["format"] != FORMAT or manifest["abi"] != ABI:
+        maker = f"polydyn {manifest['polydyn']}"
+        raise ArtifactError(
+            f"{path} was made by {maker} with format {manifest['format']} and ABI {manifest['abi']}; "
+            f"this polydyn reads format {FORMAT} and ABI {ABI}",
+            remedy=f"install {maker}, or compile the model again",
+        )
+    unfolded: dict[str, Any] = unfold(manifest.pop("expressions"), manifest)
+    return unfolded
+
+
+def _map_weights(z: zipfile.ZipFile, path: str | os.PathLike[str], where: Mapping[str, int]) -> Bytes:
+    info = z.getinfo(WEIGHTS)
+    offset, size = where["offset"], where["bytes"]
+    stored = info.compress_type == zipfile.ZIP_STORED and info.header_offset == 0 and info.file_size == size
+    if not stored or offset != WEIGHTS_OFFSET:
+        raise zipfile.BadZipFile("the weights are not where the manifest says; was the file packed again?")
+    if not size:
+        return aligned_bytes(0)
+    with open(path, "rb") as f:
+        mapped = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    _, name_size, extra_size = struct.unpack("<26sHH", mapped[:30])
+    if 30 + name_size + extra_size != offset or offset + size > len(mapped):
+        raise zipfile.BadZipFile("the weights are not where the manifest says; was the file packed again?")
+    return np.frombuffer(mapped, np.uint8, size, offset)
+
+
+def _check_machine(path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> None:
+    call = f"polydyn.program.assemble.rebuild({str(path)!r}, to)"
+    remedy = f"compile the model for this machine, or rebuild the artifact from its sources: {call}"
+    if manifest["architecture"] != architecture():
+        raise ArtifactError(f"{path} was made for {manifest['architecture']}, this is {architecture()}", remedy=remedy)
+    here = machine_features()
+    missing = [f for f in manifest["features"] if f not in here]
+    if here and missing:
+        raise ArtifactError(
+            f"{path} uses processor features that are missing here: {', '.join(missing)}", remedy=remedy
+        )

@@ -1,0 +1,38 @@
+"""C sources of the run-time library, compiled into every program's library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+COMMON = ("runtime.c", "strided.c", "indices.c", "seen.c")
+PLACES = {"cpu": ("cpu.c", "pool.c", "waves.c"), "cuda": ("cuda.c", "cuda_choose.c", "cuda_indices.c", "cuda_run.c")}
+"""Where a program runs -> the translation units for it, beside the common ones."""
+
+UNITS = (*COMMON, *PLACES["cpu"])
+"""Translation units of a CPU program."""
+
+HEADERS = ("polydyn.h", "internal.h")
+"""``polydyn.h`` is the public C ABI; ``internal.h`` is shared by the units and the generated host program."""
+
+CUDA_HEADERS = ("polydyn_cuda.h", "cuda_internal.h")
+"""Further headers of a CUDA program; ``polydyn_cuda.h`` is public."""
+
+PUBLIC = ("polydyn.h", "polydyn_cuda.h")
+"""Headers that callers include."""
+
+
+STEPS = "host_steps.c"
+"""The unit of a program of several parts: what its steps do in C; opened from C it refuses by name."""
+
+
+def step_sources() -> dict[str, str]:
+    """File name -> text of that unit and the public header."""
+    return {name: (Path(__file__).parent / name).read_text(encoding="utf-8") for name in (STEPS, "polydyn.h")}
+
+
+def sources(place: str = "cpu") -> dict[str, str]:
+    """File name -> text of every unit and header of a program that runs on ``cpu`` or ``cuda``."""
+    here = Path(__file__).parent
+    headers = (*HEADERS, *(CUDA_HEADERS if place == "cuda" else ()))
+    names = (*COMMON, *PLACES[place], *headers)
+    return {name: (here / name).read_text(encoding="utf-8") for name in names}

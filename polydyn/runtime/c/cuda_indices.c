@@ -1,0 +1,103 @@
+/* cuda_indices.c: indices that the device checks.
+ *
+ * A wrong index never makes a kernel leave its arrays: subscripts are remainders by the size of the axis. So nothing has to
+ * wait for the check: a launch beside the others writes words (polydyn/program/index_checks.py), which are copied to the host
+ * behind it and read when the run is waited for. Only an axis without elements is refused before, by the sizes alone. */
+#include <inttypes.h>
+
+#include "cuda_internal.h"
+
+static const pd_plan *const plan = &pd_the_plan;
+
+enum { SPAN = 16, VALUE_BITS = 59 }; /* program/index_checks.py */
+static const int64_t HALF = INT64_C(1) << (VALUE_BITS - 1), NOTHING = INT64_MAX;
+
+/* How many words say what the check finds; 0: it need not look. */
+static int64_t words(const pd_context *c, const pd_device_check *p) {
+    if (p->input >= 0 && c->places[p->input] == PD_ON_HOST) return 0;
+    if (p->reader >= 0 && c->values[plan->launches[p->reader].elements] <= 0) return 0;
+    return pd_max(c->values[p->words], 0);
+}
+
+int32_t pd_cuda_ask(pd_context *c) {
+    pd_device *d = c->program->place;
+    pd_cuda *x = c->place;
+    int64_t all = 0;
+    for (int32_t i = 0; i < plan->device_check_count; i++) {
+        const pd_device_check *p = &plan->device_checks[i];
+        int64_t count = words(c, p), size = c->values[p->size];
+        if (count && size <= 0) return pd_fail(PD_INPUT, "%s, here %" PRId64 ": it has no elements", p->message, size);
+        x->word_counts[2 * i] = count;
+        x->word_counts[2 * i + 1] = size;
+        all += count * (int64_t)sizeof(int64_t);
+    }
+    if (all > x->found_bytes) pd_cuda_settle(d, x); /* the last run may still write there */
+    return pd_cuda_pinned(d, &x->found, &x->found_bytes, all);
+}
+
+int pd_cuda_on_host(const pd_context *c, int32_t k) {
+    for (int32_t i = 0; i < plan->device_check_count; i++) {
+        const pd_device_check *p = &plan->device_checks[i];
+        if (p->launch == k && (p->input >= 0 || p->reader >= 0)) return !words(c, p);
+    }
+    return 0;
+}
+
+int32_t pd_cuda_fetch_found(pd_context *c, int32_t k, void *stream) {
+    pd_device *d = c->program->place;
+    pd_cuda *x = c->place;
+    char *to = x->found;
+    for (int32_t i = 0; i < plan->device_check_count; i++) {
+        const pd_device_check *p = &plan->device_checks[i];
+        size_t bytes = (size_t)words(c, p) * sizeof(int64_t);
+        if (p->launch == k && bytes)
+            TRY(cuMemcpyDtoHAsync_v2(to, (uint64_t)(uintptr_t)c->buffers[p->buffer], bytes, stream), "fetching checks");
+        to += bytes;
+    }
+    return PD_OK;
+}
+
+int pd_cuda_checks_indices(const pd_context *c) {
+    const pd_cuda *x = c->place;
+    int64_t all = 0;
+    for (int32_t i = 0; i < plan->device_check_count; i++) all += x->word_counts[2 * i];
+    return all > 0;
+}
+
+static int32_t wrong(const pd_device_check *p, int64_t size, int64_t at, int64_t value, const char *when) {
+    const char *clamped = value == -HALF ? " or less" : value == HALF - 2 ? " or more" : "";
+    return pd_fail(PD_INPUT, "%s, here %" PRId64 ": element %" PRId64 " is %" PRId64 "%s%s", p->message, size,
+                   p->first + p->step * at, value, clamped, when);
+}
+
+int32_t pd_cuda_found(const pd_context *c, const char *when) {
+    const pd_cuda *x = c->place;
+    const int64_t *word = (const int64_t *)(const void *)x->found;
+    for (int32_t i = 0; i < plan->device_check_count; word += x->word_counts[2 * i++])
+        for (int64_t k = 0; k < x->word_counts[2 * i]; k++)
+            if (word[k] != NOTHING)
+                return wrong(&plan->device_checks[i], x->word_counts[2 * i + 1], k * SPAN + (word[k] >> VALUE_BITS),
+                             (word[k] & (2 * HALF - 1)) - HALF, when);
+    return PD_OK;
+}
+
+int32_t pd_cuda_index_status(pd_context *c, const char *when) {
+    pd_device *d = c->program->place;
+    pd_cuda *x = c->place;
+    if (!x->unread) return PD_OK;
+    x->unread = 0;
+    x->busy = 0;
+    TRY(cuEventSynchronize(x->done), "a kernel of an earlier run failed");
+    return pd_cuda_found(c, when);
+}
+
+PD_EXPORT int32_t pd_cuda_wait(pd_context *c) {
+    pd_device *d = c->program->place;
+    if (!d->ready || ((const pd_cuda *)c->place)->generation != d->generation)
+        return pd_fail(PD_USAGE, "the context's device was lost");
+    int32_t code = pd_cuda_enter(d);
+    if (code != PD_OK) return code;
+    code = pd_cuda_index_status(c, "");
+    if (code == PD_OK) pd_cuda_settle(d, c->place);
+    return pd_cuda_leave(d, code);
+}

@@ -1,0 +1,267 @@
+"""What a program does at one shape: the kernel of every launch, its launch-time choices, its work, and why.
+
+Everything comes from the manifest, so a loaded artifact explains itself without running. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from polydyn.errors import InputError
+from polydyn.gpu.targets import special_arch
+from polydyn.runtime.expressions import decision_from_json, evaluate, symbols_of
+from polydyn.runtime.symbols import THREADS, holds
+from polydyn.schedules.decision import Decision, choose, cost
+from polydyn.schedules.decision import explain as explain_decision
+from polydyn.shapes.sizes import Sizes
+
+WORK_PER_THREAD = 32768
+"""``PD_WORK_PER_THREAD`` of the runtime."""
+
+
+@dataclass(frozen=True)
+class ExplainedLaunch:
+    """One launch at one shape.
+
+    ``sizes``: the kernel's parameters; ``choices``: what is chosen at launch (tiles and their counts); ``flops`` and
+    ``bytes`` (of the distinct buffers read and written); ``scratch``: bytes per thread, 0 on a device; ``reasons``: why
+    its primitives became one kernel, and what its code generator decided; ``selection``: why candidates may not be
+    launched, the tests on the way to the one that is taken, and the others with their estimates, best first (in
+    picoseconds, on a device in nanoseconds; empty where there is nothing to choose);
+    ``wave``: launches of one wave start together, each on as many of their threads as ``threads`` says.
+    """
+
+    label: str
+    kernel: str
+    tasks: int
+    threads: int
+    sizes: Mapping[str, int]
+    choices: Mapping[str, int]
+    flops: int
+    bytes: int
+    scratch: int
+    reasons: tuple[str, ...]
+    selection: tuple[str, ...] = ()
+    wave: int = 0
+
+    def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
+        """The least time that a machine with these limits needs: computing or moving memory, whichever is longer."""
+        return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A program at one shape; ``str()`` is a table, ``details()`` adds sizes and reasons."""
+
+    name: str
+    dims: Mapping[str, int]
+    threads: int
+    launches: tuple[ExplainedLaunch, ...]
+    notes: tuple[str, ...] = field(default=())
+    sizes: Mapping[str, Sizes] = field(default_factory=dict)
+    """What the program was compiled for, by dim."""
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Different kernels in order of first launch; launches without tasks are skipped."""
+        return tuple(dict.fromkeys(x.kernel for x in self.launches if x.tasks > 0))
+
+    @property
+    def waves(self) -> tuple[tuple[ExplainedLaunch, ...], ...]:
+        """The launches that run, by wave: each wave is one fork-join when it takes more than one thread."""
+        found: dict[int, list[ExplainedLaunch]] = {}
+        for x in self.launches:
+            if x.tasks > 0:
+                found.setdefault(x.wave, []).append(x)
+        return tuple(map(tuple, found.values()))
+
+    def __str__(self) -> str:
+        heading = ("launch", "kernel", "wave", "tasks", "threads", "launch choices", "MFLOP", "MB", "FLOP/byte")
+        rows = [
+            (
+                x.label, x.kernel, str(x.wave), str(x.tasks), str(x.threads) if x.tasks > 0 else "skipped",
+                " ".join(f"{k}={v}" for k, v in x.choices.items()) or "-",
+                f"{x.flops / 1e6:.3f}", f"{x.bytes / 1e6:.3f}", f"{x.flops / x.bytes:.1f}" if x.bytes else "-",
+            )
+            for x in self.launches
+        ]  # fmt: skip
+        title = "\n".join([self._title(), *(f"{name}: compiled for {sizes}" for name, sizes in self.sizes.items())])
+        return f"{title}\n\n{text_table(heading, rows)}"
+
+    __repr__ = __str__
+
+    def details(self) -> str:
+        """The table, then for every launch its sizes, scratch and the reasons for its shape."""
+        parts = [str(self)]
+        for x in self.launches:
+            sizes = " ".join(f"{k}={v}" for k, v in {**x.sizes, **x.choices}.items())
+            lines = [f"{x.label}: {x.kernel}({sizes}), {x.scratch} bytes of scratch per thread"]
+            parts.append("\n".join([*lines, *(f"    {r}" for r in (*x.reasons, *x.selection))]))
+        if self.notes:
+            parts.append("\n".join(["notes", *(f"    {n}" for n in self.notes)]))
+        return "\n\n".join(parts)
+
+    def _title(self) -> str:
+        dims = ", ".join(f"{k}={v}" for k, v in self.dims.items()) or "no dynamic dims"
+        running = sum(x.tasks > 0 for x in self.launches)
+        return (
+            f"{self.name or 'model'} at {dims}, {self.threads} thread{'s' * (self.threads != 1)}: "
+            f"{running} launches of {len(self.kernels)} kernels in {len(self.waves)} waves, "
+            f"{sum(x.flops for x in self.launches) / 1e6:.2f} MFLOP"
+        )
+
+
+def text_table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int = 60) -> str:
+    """Columns of text: the first two left-aligned, the others right; long labels keep their end."""
+    cut = [[c if len(c) <= width else "…" + c[-width + 1 :] for c in row] for row in [heading, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
+    lines = [
+        "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in cut
+    ]
+    return "\n".join([lines[0].rstrip(), "-" * len(lines[0]), *(line.rstrip() for line in lines[1:])])
+
+
+def resolve_dims(manifest: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, int]:
+    """Every symbol's value from those given: the others follow from the guards that are equations.
+
+    InputError: an unknown name, a size below 0, a symbol that does not follow, or a guard that the sizes break.
+    """
+    known = {s["symbol"]: f"axis {s['axis']} of '{s['input']}'" for s in manifest["symbols"]}
+    for name, size in dims.items():
+        if name not in known:
+            raise InputError(
+                f"the program has no dim {name}", dim=name, remedy=f"its dims are {', '.join(known) or 'all constant'}"
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise InputError(f"{size!r} is no size", dim=name, remedy="give an integer >= 0")
+    values = dict(dims)
+    equations = [(g["left"], g["right"]) for g in manifest["guards"] if g["relation"] == "=="]
+    equations += [(b, a) for a, b in equations]
+    for _ in range(len(known)):
+        for a, b in equations:
+            if isinstance(a, str) and a not in values and symbols_of(b) <= values.keys():
+                values[a] = evaluate(b, values)
+    missing = [s for s in known if s not in values]
+    if missing:
+        raise InputError(
+            f"no size is given for {', '.join(f'{s} ({known[s]})' for s in missing)}",
+            dim=missing[0], remedy=f"give them too, as in {', '.join(f'{s}=8' for s in missing)}",
+        )  # fmt: skip
+    for g in manifest["guards"]:
+        a, b = evaluate(g["left"], values), evaluate(g["right"], values)
+        if not holds(a, g["relation"], b):
+            raise InputError(g["message"], rule=f"{g['rule']}, here {a} and {b}")
+    return {s: values[s] for s in known}
+
+
+@dataclass(frozen=True)
+class Device:
+    """What decides which candidates may be launched.
+
+    ``shared_limit``: bytes of shared memory that a block may have; ``special``: the compute capability whose own
+    instructions kernels may use, 0 for none.
+    """
+
+    shared_limit: int
+    special: int
+
+
+def explain(
+    manifest: Mapping[str, Any], dims: Mapping[str, int], threads: int, device: Device | None = None
+) -> Explanation:
+    """The explanation of a program's manifest at a shape.
+
+    On a device ``threads`` is the number of its multiprocessors; launches have blocks as tasks and the threads of a
+    block as threads.
+    """
+    values = resolve_dims(manifest, dims)
+    env = values | {THREADS: threads} | _dense(manifest, values)
+    waves = [w for w, count in enumerate(manifest["waves"]) for _ in range(count)]
+    said = map(_Explainer(manifest, env, device).launch, manifest["launches"])
+    launches = tuple(replace(x, wave=w) for x, w in zip(said, waves, strict=True))
+    notes = tuple(manifest["notes"])
+    return Explanation(manifest["name"], dict(dims) or values, threads, launches, notes, declared(manifest))
+
+
+def _dense(manifest: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, int]:
+    """The strides (``stride_symbol``) of arrays whose strides the caller chooses, when they are dense."""
+    out: dict[str, int] = {}
+    for io in (*manifest["inputs"], *manifest["outputs"]):
+        dims = [evaluate(d, values) for d in io["dims"]] if io["strided"] else []
+        out |= {f"{io['name']}@{k}": prod(dims[k + 1 :]) for k in range(io["strided"])}
+    return out
+
+
+def declared(manifest: Mapping[str, Any]) -> dict[str, Sizes]:
+    """What the user said of the dims when the program was compiled."""
+    return {name: Sizes(**fields) for name, fields in manifest.get("dims", {}).items()}
+
+
+class _Explainer:
+    """Explains launches at a shape. ``device``: None on a CPU."""
+
+    def __init__(self, manifest: Mapping[str, Any], env: Mapping[str, int], device: Device | None) -> None:
+        self.env, self.device = env, device
+        self.kernels = {k["name"]: k for k in manifest["kernels"]}
+        self.decisions = [decision_from_json(d) for d in manifest["decisions"]]
+
+    def launch(self, x: Mapping[str, Any]) -> ExplainedLaunch:
+        """What the host program takes, and why."""
+        env, candidates, decision = self.env, x["candidates"], self.decisions[x["decision"]]
+        why = {k: refusal(c, env, self.device) for k, c in enumerate(candidates)}
+        barred = {k: reason for k, reason in why.items() if reason}
+        taken = choose(decision, env, barred) if len(barred) < len(candidates) else len(candidates) - 1
+        c, block = candidates[taken], candidates[taken].get("block", {})
+        lines: tuple[str, ...] = ()
+        if len(candidates) > 1 or self.device:
+            lines = explain_decision(decision, env, [c["name"] for c in candidates], " ns" * bool(block), barred)
+        after = [f"followed by {a['kernel']}" for a in block.get("after", ()) if evaluate(a["tasks"], env) > 0]
+        symbols = list(zip(c["names"], (evaluate(e, env) for e in c["symbols"]), strict=True))
+        work, tasks = evaluate(x["work"], env), evaluate(c["tasks"], env) if evaluate(x["elements"], env) > 0 else 0
+        first, scratch = len(symbols) - c["choices"], 0 if block else evaluate(c["scratch"], env)
+        threads = max(1, min(env[THREADS], tasks, 1 + work // WORK_PER_THREAD))
+        return ExplainedLaunch(
+            x["label"],
+            c["kernel"],
+            tasks,
+            block.get("threads", threads),
+            dict(symbols[:first]),
+            dict(symbols[first:]) | self._on_device(c, decision, taken),
+            evaluate(x["flops"], env),
+            evaluate(x["bytes"], env),
+            scratch,
+            (*x["reasons"], *self.kernels[c["kernel"]]["notes"]),
+            (*lines, *after),
+        )
+
+    def _on_device(self, c: Mapping[str, Any], decision: Decision, taken: int) -> dict[str, int]:
+        """Shared memory, the estimate, and of a kernel that was compiled registers and spills; nothing on a CPU."""
+        if "block" not in c:
+            return {}
+        found = {"smem": evaluate(c["scratch"], self.env)}
+        if least := cost(decision, taken, self.env):
+            found["ns"] = least
+        use = next(iter(self.kernels[c["kernel"]].get("resources", {}).values()), None)
+        if use is not None:
+            spills = use.get("spill_stores", 0) + use.get("spill_loads", 0)
+            found |= {"registers": use["registers"], "spills": spills}
+        return found
+
+
+def refusal(c: Mapping[str, Any], env: Mapping[str, int], device: Device | None) -> str:
+    """Why a candidate cannot be taken; empty when it can."""
+    if device is not None:
+        if special_arch(c["block"]["arch"]) not in (0, device.special):
+            return f"it is for {c['block']['arch']}"
+        smem = evaluate(c["scratch"], env)
+        if smem > device.shared_limit:
+            return f"it needs {smem} bytes of shared memory, a block has {device.shared_limit}"
+    for x in c["conditions"]:
+        a, b = evaluate(x["left"], env), evaluate(x["right"], env)
+        if not holds(a, x["relation"], b):
+            return f"{x['rule']} does not hold: {a}, {b}"
+    return ""

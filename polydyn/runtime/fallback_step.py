@@ -1,0 +1,38 @@
+"""The step of the host that runs a node in ONNX Runtime, which is imported when it runs (docs/adr/0030-fallback.md)."""
+
+from __future__ import annotations
+
+import base64
+from functools import lru_cache
+from typing import Any
+
+from polydyn.errors import InputError, UnsupportedError
+from polydyn.runtime.host_steps import Call, Result, step
+
+
+@lru_cache(maxsize=256)
+def _session(model: str) -> Any:
+    """A session of a model; its threads do not spin, because the program's own are at work."""
+    try:
+        import onnxruntime
+    except ImportError as e:
+        raise UnsupportedError(
+            "the program leaves nodes to ONNX Runtime, which is not installed", rule="fallback",
+            remedy="pip install polydyn[fallback]",
+        ) from e  # fmt: skip
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(base64.b64decode(model), options, providers=["CPUExecutionProvider"])
+
+
+@step("onnxruntime")
+def other_runtime(call: Call) -> Result:
+    """The outputs of the node, and all their sizes in order. Arrays go in and come out without copies."""
+    feeds = dict(zip(call.settings["names"], call.arrays, strict=True))
+    session = _session(call.settings["model"])
+    try:
+        outputs = session.run(None, feeds)
+    except Exception as e:  # of many classes, none of them documented
+        raise InputError(str(e).strip().split("\n")[0], rule="ONNX Runtime") from e
+    return outputs, [n for o in outputs for n in o.shape]

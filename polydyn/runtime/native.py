@@ -1,0 +1,229 @@
+"""ctypes bindings of a program's library (``runtime/c/polydyn.h``). Standard library and numpy only."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.build.cache import open_library
+from polydyn.errors import ArtifactError, InputError, PolydynError
+from polydyn.runtime.artifact import ABI, Artifact
+
+DTYPE_CODES = (
+    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64",
+    "uint8", "uint16", "uint32", "uint64", "bool",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn",
+    "int4", "uint4", "int2", "uint2",
+)  # fmt: skip
+"""The ``PD_<dtype>`` enumeration in order."""
+BITS = DTYPE_CODES[13:]
+"""Those of at most 8 bits, one byte each, that numpy lacks."""
+
+OK, INPUT, OVERFLOW, MEMORY = 0, 1, 2, 3
+
+PAGE = 4096
+OUTPUT_BYTES = 1 << 14
+"""Outputs from this size on begin with a page: numpy aligns to 16 bytes."""
+
+
+class Tensor(ctypes.Structure):
+    """``pd_tensor``."""
+
+    _fields_ = (
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+    )
+
+
+class LaunchInfo(ctypes.Structure):
+    """``pd_launch_info``."""
+
+    _fields_ = (
+        ("label", ctypes.c_char_p),
+        ("kernel", ctypes.c_char_p),
+        ("tasks", ctypes.c_int64),
+        ("work", ctypes.c_int64),
+        ("flops", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+        ("threads", ctypes.c_int64),
+    )
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """The address of an array's first element."""
+    try:  # a quarter of the time that the line below takes; refuses what is read-only, strided or empty
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]  # the stub wants 3.12's Buffer
+    except (TypeError, ValueError):
+        return int(array.__array_interface__["data"][0])
+
+
+def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array that begins with a page when it is large, so that no vector of it lies across two cache lines.
+
+    A page and not a line: a load waits for stores in flight that agree with it in the last 12 bits of the address, and
+    a kernel that reads an array from its beginning is ahead of its stores unless the output lies lower in its page.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < OUTPUT_BYTES:
+        return np.empty(shape, dtype)
+    memory = np.empty(size + PAGE, np.uint8)
+    array: npt.NDArray[Any] = np.ndarray(shape, dtype, memory, -address_of(memory) % PAGE)
+    return array
+
+
+class Native:
+    """An opened program: the library and its ``pd_program``."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        try:
+            self.library = open_library(artifact.library)
+        except OSError as e:
+            raise ArtifactError(
+                f"the system refuses to load the program's library: {e}",
+                remedy="if the cache folder is mounted noexec, set POLYDYN_CACHE to another one",
+            ) from e
+        lib = self.library
+        lib.pd_error.restype = ctypes.c_char_p
+        for f in (lib.pd_arena_bytes, lib.pd_evaluations, lib.pd_copied_bytes, lib.pd_shapes_seen):
+            f.restype = ctypes.c_int64
+        if lib.pd_abi_version() != ABI:
+            raise ArtifactError(
+                f"the library has ABI {lib.pd_abi_version()}, this polydyn ABI {ABI}", remedy="compile the model again"
+            )
+        self.weights = artifact.weights  # must outlive the program
+        self.program = ctypes.c_void_p()
+        size = ctypes.c_int64(self.weights.size)
+        memory = ctypes.c_void_p(self.weights.ctypes.data if self.weights.size else None)
+        self.check(lib.pd_open(None, memory, ctypes.c_int64(0), size, ctypes.byref(self.program)))
+
+    def shapes_seen(self, symbols: int) -> tuple[list[list[int]], int]:
+        """``pd_shapes_seen``: rows of the sizes of the symbols and the number of runs; runs that found no room."""
+        others, room, found = ctypes.c_int64(), 0, 0
+        memory = (ctypes.c_int64 * 0)()
+        while not room or found > room:  # other threads may add rows meanwhile
+            room = found + 64
+            memory = (ctypes.c_int64 * (room * (symbols + 1)))()
+            found = self.library.pd_shapes_seen(self.program, memory, ctypes.c_int64(room), ctypes.byref(others))
+        numbers, width = list(memory), symbols + 1
+        return [numbers[k * width : (k + 1) * width] for k in range(found)], others.value
+
+    def before_close(self) -> None:
+        """Called before contexts and the program are freed."""
+
+    def check(self, code: int) -> None:
+        """Raises what the library's error code means."""
+        if code == OK:
+            return
+        message = (self.library.pd_error() or b"").decode(errors="replace")
+        if code == INPUT:
+            raise InputError(message)
+        if code == OVERFLOW:
+            raise InputError(message, remedy="pass smaller shapes")
+        if code == MEMORY:
+            raise PolydynError(message, remedy="pass smaller shapes, or free memory")
+        raise PolydynError(message)
+
+
+class Context:
+    """A ``pd_context`` with the memory that calls are described in, laid out once.
+
+    ``key``: shapes and strides of the inputs, then of the outputs in ``strided`` their strides (() for dense), that the
+    context is prepared for; None when it is not. ``output_shapes`` belong to that key.
+    """
+
+    __slots__ = (
+        "_dims", "_dims_pack", "_input_pack", "_native", "_output_dims", "_output_pack", "_output_ranks",
+        "_output_strides", "_shapes_call", "_strided", "_tensors", "handle", "input_pointers", "key", "output_pointers",
+        "output_shapes", "run_call",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        native: Native,
+        threads: int,
+        inputs: list[tuple[int, int]],
+        output_ranks: list[int],
+        strided: list[int],
+    ) -> None:
+        """``inputs``: dtype code and rank of each. ``strided``: positions of the outputs with strides of their own."""
+        self.handle = ctypes.c_void_p()
+        native.check(native.library.pd_context_new(native.program, threads, ctypes.byref(self.handle)))
+        self._native = native
+        count = 2 * sum(rank for _, rank in inputs)
+        self._dims = (ctypes.c_int64 * (count + 1))()
+        self._dims_pack = struct.Struct(f"{count}q").pack_into
+        self._tensors = (Tensor * (len(inputs) + 1))()
+        at = ctypes.addressof(self._dims)
+        for t, (dtype, rank) in zip(self._tensors, inputs, strict=False):
+            t.shape, t.strides, t.dtype, t.rank = at, at + 8 * rank, dtype, rank
+            at += 16 * rank
+        self._output_ranks = output_ranks
+        self._output_strides = (ctypes.c_void_p * (len(output_ranks) + 1))()
+        self._strided = [(k, (ctypes.c_int64 * output_ranks[k])()) for k in strided]
+        self._output_dims = (ctypes.c_int64 * (sum(output_ranks) + 1))()
+        self.input_pointers = (ctypes.c_void_p * (len(inputs) + 1))()
+        self.output_pointers = (ctypes.c_void_p * (len(output_ranks) + 1))()
+        self._input_pack = struct.Struct(f"{len(inputs)}P").pack_into
+        self._output_pack = struct.Struct(f"{len(output_ranks)}P").pack_into
+        self._shapes_call = native.library.pd_shapes
+        self.run_call = native.library.pd_run
+        self.key: list[tuple[int, ...]] | None = None
+        self.output_shapes: list[tuple[int, ...]] = []
+
+    def prepare(self, key: list[tuple[int, ...]]) -> None:
+        """``pd_shapes`` for arrays of these shapes and strides (see ``key``). InputError: a check failed."""
+        self.key = None
+        inputs = len(key) - len(self._strided)
+        self._dims_pack(self._dims, 0, *[n for part in key[:inputs] for n in part])
+        for (k, memory), strides in zip(self._strided, key[inputs:], strict=True):
+            if strides:
+                memory[:] = list(strides)
+            self._output_strides[k] = ctypes.addressof(memory) if strides else None
+        code = self._shapes_call(self.handle, self._tensors, self._output_strides, self._output_dims)
+        if code:
+            self._native.check(code)
+        dims = iter(self._output_dims)
+        self.output_shapes = [tuple([next(dims) for _ in range(rank)]) for rank in self._output_ranks]
+        self.key = key
+
+    def point(self, inputs: list[int], outputs: list[int]) -> None:
+        """Lets ``input_pointers`` and ``output_pointers``, the arguments of ``run_call``, hold these addresses."""
+        self._input_pack(self.input_pointers, 0, *inputs)
+        self._output_pack(self.output_pointers, 0, *outputs)
+
+    def run(self, inputs: list[int], outputs: list[int]) -> None:
+        """``pd_run`` on these addresses."""
+        self.point(inputs, outputs)
+        code = self.run_call(self.handle, self.input_pointers, self.output_pointers)
+        if code:
+            self._native.check(code)
+
+    def profile(self, inputs: list[int], outputs: list[int], launches: int) -> list[int]:
+        """``pd_profile``: nanoseconds of every launch."""
+        self.point(inputs, outputs)
+        table = (ctypes.c_int64 * (launches + 1))()
+        code = self._native.library.pd_profile(self.handle, self.input_pointers, self.output_pointers, table)
+        self._native.check(code)
+        return list(table)[:launches]
+
+    def launch(self, index: int) -> LaunchInfo:
+        """``pd_launch``."""
+        info = LaunchInfo()
+        self._native.check(self._native.library.pd_launch(self.handle, index, ctypes.byref(info)))
+        return info
+
+    def statistics(self) -> dict[str, int]:
+        """Bytes of the arena, number of evaluations of new shapes, bytes moved without computing."""
+        lib: Any = self._native.library
+        return {
+            "arena_bytes": lib.pd_arena_bytes(self.handle),
+            "evaluations": lib.pd_evaluations(self.handle),
+            "bytes_copied": lib.pd_copied_bytes(self.handle),
+        }

@@ -1,0 +1,41 @@
+"""Opening a program: of an artifact in memory, or of a saved one."""
+
+from __future__ import annotations
+
+import os
+
+from polydyn.runtime.artifact import Artifact, read_artifact
+from polydyn.runtime.composite import general_of, split
+from polydyn.runtime.parts_program import PartsProgram
+from polydyn.runtime.program import Program
+
+
+def open_program(artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> Program:
+    """The program of an artifact, for where it runs; those of its parts first, where it has some."""
+    threads = artifact.manifest.get("threads") if threads is None else threads
+    if "general" in artifact.manifest:
+        program = _open(artifact, threads, compilations)
+        program.general = open_program(general_of(artifact), threads=threads)
+        return program
+    return _open(artifact, threads, compilations)
+
+
+def _open(artifact: Artifact, threads: int | None, compilations: int) -> Program:
+    if "order" in artifact.manifest:
+        parts = [open_program(p, threads=threads) for p in split(artifact)]
+        return PartsProgram(artifact, parts, threads=threads, compilations=compilations)
+    if "cuda" in artifact.manifest:
+        from polydyn.runtime.cuda.program import CudaProgram
+
+        return CudaProgram(artifact, compilations=compilations)
+    return Program(artifact, threads=threads, compilations=compilations)
+
+
+def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Program:
+    """Opens a saved program; needs no compiler and imports numpy only. On a device: a ``CudaProgram``. ``threads``: of
+    every call, by default what the program was saved with, else all cores.
+
+    Every byte of the file is checked against its hash; the weights stay mapped. Loading runs native code from the file:
+    hashes find damage, they are no signatures. ArtifactError: damaged, or made for another version or processor.
+    """
+    return open_program(read_artifact(path), threads=threads)

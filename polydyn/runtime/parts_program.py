@@ -1,0 +1,270 @@
+"""A program of several parts: ordinary programs, and between them what only the host can do (docs/adr/0027-parts.md).
+
+Sizes that data decide are known when a step has run. Later parts have them as sizes of their inputs, so their guards,
+memory and kernels are those of any program. Standard library and numpy only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from polydyn.build.cache import open_library
+from polydyn.errors import InputError, PolydynError, UnsupportedError
+from polydyn.runtime import control_steps, fallback_step  # noqa: F401  they register their steps
+from polydyn.runtime.artifact import Artifact
+from polydyn.runtime.bound import BoundCall, refuse_conversions
+from polydyn.runtime.composite import constants_of
+from polydyn.runtime.explain import Explanation
+from polydyn.runtime.expressions import evaluate
+from polydyn.runtime.host_steps import IN_C, STEPS, Call
+from polydyn.runtime.native import address_of
+from polydyn.runtime.program import Array, LaunchTime, Program, check_repeats, check_threads, numpy_dtype
+from polydyn.runtime.symbols import holds
+
+
+class PartsProgram(Program):
+    """A compiled model with sizes that data decide. Used as every ``Program``; it keeps nothing between calls."""
+
+    one_part = False
+
+    def __init__(
+        self, artifact: Artifact, parts: Sequence[Program], *, threads: int | None = None, compilations: int = 0
+    ) -> None:
+        """``parts``: the programs of the artifact's parts. ``threads``: per call, as theirs."""
+        self._artifact = artifact
+        self.compilations = compilations
+        self.threads = check_threads(threads)
+        self._requested = threads
+        manifest = artifact.manifest
+        self._inputs = [(i["name"], d, d.itemsize - 1) for i in manifest["inputs"] for d in [numpy_dtype(i["dtype"])]]
+        self._outputs = [(o["name"], numpy_dtype(o["dtype"])) for o in manifest["outputs"]]
+        self._strided, self._pairs = [], set()
+        self._parts = list(parts)
+        self._constants = constants_of(artifact)
+        self._order: list[Mapping[str, Any]] = manifest["order"]
+        in_c = any(s.get("step") in IN_C for s in self._order)
+        self._steps_in_c = open_library(artifact.library) if in_c else None
+        self._early = [s for s in manifest["symbols"] if s["input"]]
+        self._late = [s["symbol"] for s in manifest["symbols"] if not s["input"]]
+        first = self._order[0]
+        self._checked_by_part = "part" in first and first["inputs"] == [n for n, _, _ in self._inputs]
+        self._drop = _last_uses(self._order, self._parts, [n for n, _ in self._outputs])
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Computes the outputs, as ``Program.run``; results are copied to the arrays of ``out``.
+
+        InputError also: data that give sizes which a guard refuses, said between two parts; then nothing is written.
+        """
+        try:
+            return _given(self._run(feeds, None), out)
+        except InputError:
+            if not self._repeats(feeds):
+                raise
+        return self.general.run(feeds, out)  # type: ignore[union-attr]
+
+    def _run(self, feeds: Mapping[str, Any], times: list[LaunchTime] | None) -> dict[str, Array]:
+        tensors: dict[str, Array] = dict(self._constants)
+        tensors |= self._arrays(feeds)
+        sizes = {s["symbol"]: int(tensors[s["input"]].shape[s["axis"]]) for s in self._early}
+        self._check_dims(tensors, sizes)
+        for stage, gone in zip(self._order, self._drop, strict=True):
+            if "part" in stage:
+                self._run_part(stage, tensors, sizes, times)
+            else:
+                start = time.perf_counter_ns()
+                self._run_step(stage, tensors, sizes)
+                if times is not None:
+                    spent = time.perf_counter_ns() - start
+                    times.append(LaunchTime(f"host: {_label(stage)}", "", spent, 0, 0, 1, 1))
+            for name in gone:
+                tensors.pop(name, None)
+        _check_guards(self.manifest["late_guards"], sizes)
+        return {n: tensors[n] for n, _ in self._outputs}
+
+    def _check_dims(self, tensors: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
+        """A first part that has all inputs checks them itself; where a step comes first, they are checked here."""
+        if self._checked_by_part:
+            return
+        for i in self.manifest["inputs"]:
+            for axis, (text, dim) in enumerate(zip(i["shape"], i["dims"], strict=True)):
+                size = tensors[i["name"]].shape[axis]
+                if size != evaluate(dim, sizes):
+                    what = f"axis {axis} of input '{i['name']}' has size {size}, expected {text}"
+                    raise InputError(what, tensor=i["name"], dim=text)
+
+    def _arrays(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
+        if len(feeds) != len(self._inputs) or any(n not in feeds for n, _, _ in self._inputs):
+            self._refuse_names(feeds)
+        arrays = {}
+        for name, dtype, _ in self._inputs:
+            array = feeds[name]
+            if type(array) is not np.ndarray or array.dtype is not dtype:
+                array = self._convert(name, dtype, array)
+            arrays[name] = array
+        self._check_ranks(list(arrays.values()))
+        return arrays
+
+    def _run_part(
+        self, stage: Mapping[str, Any], tensors: dict[str, Array], sizes: Mapping[str, int],
+        times: list[LaunchTime] | None,
+    ) -> None:  # fmt: skip
+        part = self._parts[stage["part"]]
+        feeds = {n: tensors[n] for n in stage["inputs"]}
+        try:
+            for name, symbol in stage["sizes"].items():
+                feeds[name] = np.empty(sizes[symbol], np.uint8)  # nobody reads it: the system gives no page for it
+            if times is not None:
+                times += part.profile(feeds, repeats=1)
+            tensors |= part.run(feeds)
+        except MemoryError as e:
+            raise PolydynError(f"there is no memory for a tensor whose size data decide: {e}") from e
+        except InputError as e:
+            if found := [f"  after {s} = {sizes[s]}" for s in self._late if s in sizes]:
+                raise InputError("\n".join([str(e), *found])) from e
+            raise
+
+    def _run_step(self, stage: Mapping[str, Any], tensors: dict[str, Array], sizes: dict[str, int]) -> None:
+        arrays = [tensors[n] if n else None for n in stage["inputs"]]
+        dims = [evaluate(d, sizes) for d in stage["dims"]]
+        try:
+            bodies = {role: self._parts[k] for role, k in stage["bodies"].items()}
+            made, found = STEPS[stage["step"]](Call(arrays, dims, stage["settings"], bodies, self._steps_in_c))
+        except PolydynError as e:
+            raise type(e)(str(e), node=stage["origin"]) if e.node is None else e from None
+        tensors |= {n: a for n, a in zip(stage["outputs"], made, strict=bool(stage["outputs"])) if n}
+        sizes |= dict(zip(stage["symbols"], map(int, found), strict=True))
+
+    def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> BoundCall:
+        """``run`` on these very arrays, to be repeated. Sizes that data decide may differ from call to call, so
+        ``outputs`` has new arrays after every call; ``out`` is refused. UnsupportedError: ``out`` is given.
+        """
+        if out:
+            raise UnsupportedError(
+                "a bound call of a program whose sizes data decide makes its own outputs", rule="bind with out",
+                remedy="leave out away, or use run()",
+            )  # fmt: skip
+        arrays = self._arrays(feeds)
+        refuse_conversions(list(arrays), feeds, [address_of(a) for a in arrays.values()])
+        call = BoundCall(lambda: 0, lambda code: None, list(arrays.values()), {})
+
+        def run() -> int:
+            call.outputs.clear()
+            call.outputs.update(self._run(arrays, None))
+            return 0
+
+        call._run = run
+        return call
+
+    # -- looking inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[Program, ...]:
+        """The programs between which the host has its steps."""
+        return tuple(self._parts[: self.manifest["own_parts"]])
+
+    @property
+    def bodies(self) -> dict[str, Program]:
+        """The models that steps run, by node and role."""
+        inside = [(s["origin"], s["bodies"]) for s in self._order if "step" in s]
+        return {f"{origin}.{role}": self._parts[k] for origin, own in inside for role, k in own.items()}
+
+    @property
+    def steps(self) -> list[str]:
+        """What the host does between the parts, in order."""
+        return [_label(s) for s in self._order if "step" in s]
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """Symbol -> where its value comes from."""
+        late = {s: f"data: {_label(t)}" for t in self._order if "step" in t for s in t["symbols"]}
+        early = {s["symbol"]: f"axis {s['axis']} of input '{s['input']}'" for s in self._early}
+        return early | late
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the constants in their final form."""
+        return int(self._artifact.weights.size)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The sums of the parts' counters; compilations are those of the whole."""
+        every = [p.counters for p in self._parts]
+        names = ("contexts", "arena_bytes", "evaluations", "bytes_copied", "runs_not_logged")
+        return {"compilations": self.compilations} | {n: sum(c[n] for c in every) for n in names}
+
+    def shapes_seen(self) -> list[dict[str, Any]]:
+        """Of the first part: the shapes of the inputs that calls had."""
+        return self._parts[0].shapes_seen() if self._parts else []
+
+    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
+        """The time of every launch and of every step of the host, in order of execution; see ``Program.profile``."""
+        check_repeats(repeats)
+        calls: list[list[LaunchTime]] = []
+        for _ in range(repeats + 1):
+            rows: list[LaunchTime] = []
+            self._run(feeds, rows)
+            calls.append(rows)
+        times = [round(median(c[k].nanoseconds for c in calls[1:])) for k in range(len(calls[0]))]
+        return [replace(r, nanoseconds=t) for r, t in zip(calls[0], times, strict=True)]
+
+    def explain(self, **dims: int) -> Explanation:
+        """What every launch would do at a shape; sizes that data decide are given by name, see ``symbols``."""
+        unknown = sorted(dims.keys() - self.symbols.keys())
+        if unknown:
+            remedy = f"dims: {', '.join(self.symbols)}"
+            raise InputError(f"the program has no dim '{unknown[0]}'", dim=unknown[0], remedy=remedy)
+        made = [p.explain(**{s: n for s, n in dims.items() if s in p.symbols}) for p in self.parts]
+        launches = tuple(x for e in made for x in e.launches)
+        notes = tuple(dict.fromkeys([*self.manifest["notes"], *(n for e in made for n in e.notes)]))
+        sizes = {k: v for e in made for k, v in e.sizes.items()}
+        return Explanation(self.manifest["name"], dict(dims), self.threads, launches, notes, sizes)
+
+
+def _given(results: dict[str, Array], out: Mapping[str, Array] | None) -> dict[str, Array]:
+    """The results, in the arrays that the caller gave for them."""
+    for name, given in (out or {}).items():
+        made = results.get(name)
+        if made is None:
+            known = f"outputs: {', '.join(results)}"
+            raise InputError(f"the program has no output '{name}'", tensor=name, remedy=known)
+        if not isinstance(given, np.ndarray) or given.dtype != made.dtype or given.shape != made.shape:
+            what = f"an array of {made.dtype} and shape {made.shape}"
+            raise InputError(f"out['{name}'] must be {what} in this call", tensor=name)
+        if not (given.flags.c_contiguous and given.flags.writeable and given.flags.aligned):
+            raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
+    for name, given in (out or {}).items():
+        given[...] = results[name]
+        results[name] = given
+    return results
+
+
+def _check_guards(guards: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> None:
+    for g in guards:
+        left, right = evaluate(g["left"], sizes), evaluate(g["right"], sizes)
+        if not holds(left, g["relation"], right):
+            raise InputError(g["message"], rule=f"{g['rule']}, here {left} and {right}")
+
+
+def _label(stage: Mapping[str, Any]) -> str:
+    return f"{stage['step']} of {stage['origin']}"
+
+
+def _last_uses(
+    order: Sequence[Mapping[str, Any]], parts: Sequence[Program], outputs: Iterable[str]
+) -> list[tuple[str, ...]]:
+    """After each stage the tensors that nobody reads any more: their memory goes back."""
+    last: dict[str, int] = {}
+    for k, stage in enumerate(order):
+        made = stage["outputs"] if "step" in stage else parts[stage["part"]].outputs
+        for name in (*stage["inputs"], *made):
+            last[name] = k
+    kept = set(outputs)
+    return [tuple(n for n, at in last.items() if at == k and n not in kept) for k in range(len(order))]

@@ -1,0 +1,462 @@
+"""Program: a compiled model, ready to run. Standard library and numpy only."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polydyn.build.features import available_cores
+from polydyn.errors import InputError, PolydynError
+from polydyn.runtime.artifact import Artifact, write_artifact
+from polydyn.runtime.bound import BoundCall, refuse_conversions
+from polydyn.runtime.explain import Explanation, explain
+from polydyn.runtime.expressions import evaluate
+from polydyn.runtime.native import BITS, DTYPE_CODES, Context, LaunchInfo, Native, address_of, new_output
+from polydyn.runtime.shapes_log import write_log
+from polydyn.runtime.sharing import refuse_sharing, surely_apart
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class LaunchTime:
+    """One launch of a profiled call: time in nanoseconds, and what it had to do (operations, bytes, tasks)."""
+
+    label: str
+    kernel: str
+    nanoseconds: int
+    flops: int
+    bytes: int
+    tasks: int
+    threads: int
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The numpy dtype that carries a program's dtype; what numpy lacks travels as the unsigned integers of its bits."""
+    return np.dtype("uint16" if dtype == "bfloat16" else "uint8" if dtype in BITS else dtype)
+
+
+def check_threads(threads: int | None) -> int:
+    """The number of threads of every call; None: all cores that this process may use. InputError: no such number."""
+    if threads is None:
+        return min(available_cores(), MOST_THREADS)
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise InputError(f"threads is {threads!r}", rule=f"1 to {MOST_THREADS}", remedy="leave it out for all cores")
+    return threads
+
+
+def check_repeats(repeats: int) -> None:
+    """InputError: no number of calls to take a median of."""
+    if repeats < 1:
+        raise InputError(f"repeats is {repeats}", rule="at least 1")
+
+
+MOST_THREADS = 256
+"""``PD_MAX_THREADS`` of polydyn.h."""
+
+
+class Program:
+    """A compiled model.
+
+    Immutable and safe to call from several threads at once. ``run(feeds)`` takes and returns numpy arrays by name;
+    inputs may have any strides and are never written; bfloat16 is passed as uint16 bits.
+    """
+
+    general: Program | None = None
+    """The version for calls in which sizes that were taken to be equal are not, but one of them is 1."""
+    one_part = True
+    """Whether all sizes follow from those of the inputs; else the host has steps in between (0027-parts.md)."""
+
+    def __init__(self, artifact: Artifact, *, threads: int | None = None, compilations: int = 0) -> None:
+        """``threads``: per call, the caller's included; default all cores that this process may use."""
+        self._artifact = artifact
+        self.compilations = compilations
+        """Translation units that were compiled to make this program; 0 from the cache or an artifact."""
+        self.threads = check_threads(threads)
+        self._requested = threads
+        self._native = self._open_library(artifact)
+        self._contexts: list[Context] = []
+        self._free: list[Context] = []
+        manifest = artifact.manifest
+        self._inputs = [(i["name"], d, d.itemsize - 1) for i in manifest["inputs"] for d in [numpy_dtype(i["dtype"])]]
+        self._outputs = [(o["name"], numpy_dtype(o["dtype"])) for o in manifest["outputs"]]
+        self._strided = [(k, o["name"], len(o["shape"])) for k, o in enumerate(manifest["outputs"]) if o["strided"]]
+        self._pairs = {(a["input"], a["output"]) for a in manifest["appendable"]}
+        close = weakref.finalize(self, _close, self._native, self._contexts)
+        close.atexit = False  # threads may still be calling then; the process takes everything with it
+
+    def _open_library(self, artifact: Artifact) -> Native:
+        return Native(artifact)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Computes the outputs.
+
+        ``feeds``: input name -> array of the input's dtype and rank (or what ``np.asarray`` makes one of). ``out``:
+        arrays for some or all outputs, C-contiguous, of the right dtype and shape, overlapping no input; an output in
+        ``appendable`` may also be a view that begins with the view passed for its input (docs/decoding.md). Returns
+        output name -> array, the given ones included. InputError: which input, axis or rule, and why; after an
+        index outside its axis (found while running) arrays in ``out`` are in part written.
+        """
+        context = self._take()
+        try:
+            arrays, addresses = self._bind(context, feeds, out)
+            results, targets = self._allocate(context, out, arrays, addresses)
+            context.run(addresses, targets)
+            return results
+        except InputError:
+            if not self._repeats(feeds):
+                raise
+        finally:
+            self._free.append(context)
+        return self.general.run(feeds, out)  # type: ignore[union-attr]
+
+    def _repeats(self, feeds: Mapping[str, Any]) -> bool:
+        """Whether the general version is for this call: sizes that were taken to be equal are not, but one is 1."""
+        if self.general is None:
+            return False
+        try:
+            shapes = {n: np.shape(a) for n, a in feeds.items()}
+            sizes = {s["symbol"]: shapes[s["input"]][s["axis"]] for s in self.manifest["symbols"] if s["input"]}
+            pairs = [[evaluate(x, sizes) for x in p] for p in self.manifest["general"]["pairs"]]
+        except (KeyError, IndexError, ValueError):  # a call that is wrong otherwise
+            return False
+        return any(a != b for a, b in pairs) and all(a == b or 1 in (a, b) for a, b in pairs)
+
+    def __call__(self, **feeds: Any) -> dict[str, Array]:
+        """``run`` with inputs as keyword arguments."""
+        return self.run(feeds)
+
+    def __copy__(self) -> Program:
+        return self  # immutable; two would both free the library's program
+
+    def __deepcopy__(self, memo: object) -> Program:
+        return self
+
+    def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> BoundCall:
+        """``run`` on these very arrays, to be repeated: everything is checked here, a call then only computes.
+
+        ``feeds``, ``out`` as for ``run``, but inputs must be arrays that need no conversion. Whoever calls the result
+        may change the arrays' elements in between, not their shapes.
+        """
+        context = self._take()
+        try:
+            arrays, addresses = self._bind(context, feeds, out)
+            refuse_conversions([name for name, _, _ in self._inputs], feeds, addresses)
+            results, targets = self._allocate(context, out, arrays, addresses)
+        except BaseException as e:
+            self._free.append(context)
+            if isinstance(e, InputError) and self._repeats(feeds):
+                return self.general.bind(feeds, out)  # type: ignore[union-attr]
+            raise
+        context.point(addresses, targets)
+        run = partial(context.run_call, context.handle, context.input_pointers, context.output_pointers)
+        call = BoundCall(run, self._native.check, arrays, results)
+        weakref.finalize(call, self._take_back, context).atexit = False  # until then this keeps the program
+        return call
+
+    def _bind(
+        self, context: Context, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None
+    ) -> tuple[list[Array], list[int]]:
+        """The inputs as arrays, their addresses; the context prepared for their shapes and the outputs' strides."""
+        key: list[tuple[int, ...]] = []
+        arrays: list[Array] = []
+        addresses: list[int] = []
+        if len(feeds) != len(self._inputs):
+            self._refuse_names(feeds)
+        for name, dtype, misaligned in self._inputs:
+            try:
+                array = feeds[name]
+            except KeyError:
+                self._refuse_names(feeds)
+                raise
+            if type(array) is not np.ndarray or array.dtype is not dtype:
+                array = self._convert(name, dtype, array)
+            address = address_of(array)
+            if address & misaligned:
+                array = array.copy()
+                address = address_of(array)
+            arrays.append(array)
+            addresses.append(address)
+            key.append(array.shape)
+            key.append(array.strides)
+        for _, name, rank in self._strided:
+            array = None if out is None else out.get(name)
+            if array is not None and (not isinstance(array, np.ndarray) or array.ndim != rank):
+                raise InputError(f"out['{name}'] must be an array of {rank} axes", tensor=name)
+            key.append(() if array is None else array.strides)
+        if key != context.key:
+            self._check_ranks(arrays)
+            context.prepare(key)
+        return arrays, addresses
+
+    def _allocate(
+        self, context: Context, out: Mapping[str, Array] | None, arrays: list[Array], addresses: list[int]
+    ) -> tuple[dict[str, Array], list[int]]:
+        """The outputs by name, new ones where ``out`` has none, and their addresses."""
+        results: dict[str, Array] = {}
+        targets: list[int] = []
+        given = 0
+        for (name, dtype), shape in zip(self._outputs, context.output_shapes, strict=True):
+            if not out or name not in out:
+                try:
+                    array = new_output(shape, dtype)
+                except (MemoryError, ValueError) as e:  # ValueError: numpy has no such array, not even an empty one
+                    raise PolydynError(
+                        f"there is no memory for output '{name}' of shape {shape}: {e}", tensor=name,
+                        remedy="pass smaller shapes, or free memory",
+                    ) from e  # fmt: skip
+            else:
+                given, array = given + 1, out[name]
+                if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
+                    raise InputError(
+                        f"out['{name}'] must be an array of {dtype} and shape {shape} in this call", tensor=name
+                    )
+            results[name] = array
+            targets.append(address_of(array))
+        if out:
+            self._check_out(out, given, results, targets, arrays, addresses)
+        return results, targets
+
+    def _new_context(self) -> Context:
+        manifest = self._artifact.manifest
+        inputs = [(DTYPE_CODES.index(i["dtype"]), len(i["shape"])) for i in manifest["inputs"]]
+        ranks = [len(o["shape"]) for o in manifest["outputs"]]
+        context = Context(self._native, self.threads, inputs, ranks, [k for k, _, _ in self._strided])
+        self._contexts.append(context)
+        return context
+
+    def _take(self) -> Context:
+        """A context for one call. Several threads may ask at once."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._new_context()
+
+    def _take_back(self, context: Context) -> None:
+        self._free.append(context)
+
+    @contextmanager
+    def _context(self) -> Iterator[Context]:
+        context = self._take()
+        try:
+            yield context
+        finally:
+            self._free.append(context)
+
+    # -- refusals ----------------------------------------------------------------------------------------------------
+
+    def _refuse_names(self, feeds: Mapping[str, Any]) -> None:
+        known = [name for name, _, _ in self._inputs]
+        remedy = f"pass exactly {', '.join(f'{n}: {t}' for n, t in self.inputs.items()) or 'nothing'}"
+        unknown = [n for n in feeds if n not in known]
+        if unknown:
+            raise InputError(f"the program has no input '{unknown[0]}'", tensor=str(unknown[0]), remedy=remedy)
+        missing = [n for n in known if n not in feeds]
+        if missing:
+            raise InputError(f"input '{missing[0]}' is missing", tensor=missing[0], remedy=remedy)
+
+    def _convert(self, name: str, dtype: np.dtype[Any], value: Any) -> Array:
+        """An ndarray of the dtype, without changing values; InputError when that would need a conversion."""
+        try:
+            array = np.asarray(value)
+        except Exception as e:  # whatever the value's own __array__ raises
+            raise InputError(f"input '{name}' is no array: {e}", tensor=name, remedy="pass a numpy array") from e
+        if array.dtype == dtype:
+            return array
+        declared = self._declared(name)
+        if dtype.name != declared["dtype"] == array.dtype.name and array.dtype.itemsize == dtype.itemsize:
+            return array.view(dtype)
+        raise InputError(
+            f"input '{name}' is {array.dtype}, the program takes {declared['dtype']}",
+            tensor=name,
+            remedy=f"convert it: array.astype({str(dtype)!r})" if array.dtype != object else "pass a numpy array",
+        )
+
+    def _declared(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(i for i in self._artifact.manifest["inputs"] if i["name"] == name)
+        return found
+
+    def _check_ranks(self, arrays: Sequence[Any]) -> None:
+        for array, declared in zip(arrays, self._artifact.manifest["inputs"], strict=True):
+            if array.ndim != len(declared["shape"]):
+                raise InputError(
+                    f"input '{declared['name']}' of shape {array.shape} has {array.ndim} axes, "
+                    f"the program takes {len(declared['shape'])}: [{', '.join(declared['shape'])}]",
+                    tensor=declared["name"],
+                    remedy="reshape it",
+                )
+
+    def _check_out(
+        self,
+        out: Mapping[str, Array],
+        given: int,
+        results: Mapping[str, Array],
+        targets: list[int],
+        arrays: list[Array],
+        addresses: list[int],
+    ) -> None:
+        """Refuses given outputs that are unknown, of the wrong layout, or share memory."""
+        if given != len(out):
+            name = next(n for n in out if n not in results)
+            raise InputError(
+                f"the program has no output '{name}'", tensor=name, remedy=f"outputs: {', '.join(results)}"
+            )
+        strided = {name for _, name, _ in self._strided}
+        for name, array in out.items():
+            dense = name in strided or array.flags.c_contiguous  # pd_shapes has checked the strides of the others
+            if not (dense and array.flags.writeable and array.flags.aligned):
+                raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
+        if not surely_apart([*arrays, *results.values()], [*addresses, *targets]):
+            inputs = {name: array for (name, _, _), array in zip(self._inputs, arrays, strict=True)}
+            refuse_sharing(inputs, out, self._pairs)
+
+    # -- looking inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """Everything the artifact says about itself, as JSON data."""
+        return self._artifact.manifest
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """File name -> C text of everything in the library."""
+        return self._artifact.sources
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Input name -> dtype and symbolic shape, e.g. ``float32[B, 2*L]``."""
+        return {i["name"]: f"{i['dtype']}[{', '.join(i['shape'])}]" for i in self.manifest["inputs"]}
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Output name -> dtype and symbolic shape."""
+        return {o["name"]: f"{o['dtype']}[{', '.join(o['shape'])}]" for o in self.manifest["outputs"]}
+
+    @property
+    def appendable(self) -> dict[str, str]:
+        """Output name -> the input that it begins with: views of one array for both save the copy of the input."""
+        return {output: name for name, output in sorted(self._pairs)}
+
+    @property
+    def symbols(self) -> dict[str, str]:
+        """Symbol -> where its value comes from."""
+        return {s["symbol"]: f"axis {s['axis']} of input '{s['input']}'" for s in self.manifest["symbols"]}
+
+    @property
+    def guards(self) -> list[str]:
+        """The conditions on sizes that every call must meet (``manifest["index_checks"]`` has those on data)."""
+        return [f"{g['rule']}: {g['message']}" for g in self.manifest["guards"]]
+
+    @property
+    def launches(self) -> list[str]:
+        """Labels of the launches in execution order."""
+        return [launch["label"] for launch in self.manifest["launches"]]
+
+    @property
+    def steps(self) -> list[str]:
+        """What the host does between parts of the program, in order; none where it has one part."""
+        return []
+
+    @property
+    def bodies(self) -> dict[str, Program]:
+        """The models that those steps run, by name."""
+        return {}
+
+    @property
+    def kernel_count(self) -> int:
+        """Number of different kernels."""
+        return len(self.manifest["kernels"])
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the constants in their final form."""
+        return int(self._artifact.weights.size)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Numbers for tests and monitoring, of all contexts: compilations, contexts, arena_bytes, evaluations,
+        bytes_copied (moved without computing: parts of concatenations, strided inputs, inputs passed through), and
+        runs_not_logged (with shapes that ``shapes_seen`` has no room for).
+        """
+        every = [c.statistics() for c in list(self._contexts)]
+        return {
+            "compilations": self.compilations,
+            "contexts": len(every),
+            "arena_bytes": sum(s["arena_bytes"] for s in every),
+            "evaluations": sum(s["evaluations"] for s in every),
+            "bytes_copied": sum(s["bytes_copied"] for s in every),
+            "runs_not_logged": self._native.shapes_seen(len(self.symbols))[1],
+        }
+
+    def shapes_seen(self) -> list[dict[str, Any]]:
+        """The shapes that calls had, most often first: ``{"dims": {"B": 1, "L": 61}, "count": 12}``.
+
+        ``dims``: every one of ``symbols``, those that a guard makes equal to another too.
+        Counts of all threads since the program was opened; ``profile`` is not counted. The first 4096 different shapes
+        are kept apart; ``counters["runs_not_logged"]`` counts the calls with others. Counting costs a call some
+        nanoseconds, a call with a shape that the context did not have last well below a hundred.
+        """
+        names = list(self.symbols)
+        rows, _ = self._native.shapes_seen(len(names))
+        ordered = sorted(rows, key=lambda row: (-row[-1], row))
+        return [{"dims": dict(zip(names, row, strict=False)), "count": row[-1]} for row in ordered]
+
+    def save_shapes(self, path: str | os.PathLike[str]) -> None:
+        """Writes ``shapes_seen()`` as JSON, for ``polydyn tune --from-log``."""
+        write_log(path, self.shapes_seen())
+
+    def profile(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[LaunchTime]:
+        """The time of every launch (median over ``repeats`` calls after one that warms up), in execution order."""
+        check_repeats(repeats)
+        with self._context() as context:
+            arrays, addresses = self._bind(context, feeds)
+            _, to = self._allocate(context, None, arrays, addresses)
+            count = len(self.manifest["launches"])
+            times = [context.profile(addresses, to, count) for _ in range(repeats + 1)][1:]
+            infos = [context.launch(k) for k in range(count)]
+        return launch_times(infos, times)
+
+    def explain(self, **dims: int) -> Explanation:
+        """What every launch would do at a shape, without running: kernel, tiles, tasks, threads, work and reasons.
+
+        ``dims``: sizes of the program's symbols; those that follow from others may be left out. ``str()`` of the
+        result is a table. InputError: a dim is unknown, missing, or breaks a guard.
+        """
+        return explain(self.manifest, dims, self.threads)
+
+    def save(self, path: str | os.PathLike[str], *, with_threads: bool = True) -> None:
+        """Writes the program as an artifact that ``polydyn.load`` and C programs can run.
+
+        ``with_threads``: opened again it takes the number of threads that it was compiled or opened with, if one was
+        said and none is said then; otherwise all cores.
+        """
+        said = {"threads": self._requested} if with_threads and self._requested and "cuda" not in self.manifest else {}
+        manifest = {n: x for n, x in self.manifest.items() if n != "threads"} | said
+        write_artifact(replace(self._artifact, manifest=manifest), path)
+
+
+def _close(native: Native, contexts: list[Context]) -> None:
+    native.before_close()
+    for context in contexts:
+        native.library.pd_context_free(context.handle)
+    native.library.pd_close(native.program)
+
+
+def launch_times(infos: Sequence[LaunchInfo], times: Sequence[Sequence[int]]) -> list[LaunchTime]:
+    """What each launch had to do, and the median of its times."""
+    return [
+        LaunchTime(i.label.decode(), i.kernel.decode(), ns, i.flops, i.bytes, i.tasks, i.threads)
+        for k, i in enumerate(infos)
+        for ns in [round(median(t[k] for t in times))]
+    ]

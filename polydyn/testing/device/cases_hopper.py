@@ -1,0 +1,168 @@
+"""What the sm_90a primitives must compute: TMA boxes, mbarrier hand-over, wgmma in every shape."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polydyn.runtime.cuda.tensormap import TF32, TensorMap
+from polydyn.testing.device.cases import RNG, Array, Case, Mapped, from_bf16, to_bf16, to_tf32, to_tf32_even
+
+SOURCE = "primitives_hopper.cu"
+
+
+def _map(a: Array, box: tuple[int, ...], swizzle: int, dtype: str | None = None) -> Mapped:
+    """A map over all of ``a``; a last axis longer than its dim shows as the pitch of axis -2."""
+    return Mapped(TensorMap(dtype or str(a.dtype), a.shape[::-1], a.strides[-2::-1], box, swizzle), a)
+
+
+def _swizzle(rows: Array) -> Array:
+    """Shared memory of 128-byte rows under the 128-byte swizzle: 16-byte chunk c of row r lies at c ^ (r % 8)."""
+    chunks = rows.view(np.uint8).reshape(-1, 8, 16)
+    r = np.arange(len(chunks))[:, None]
+    swizzled: Array = chunks[r, np.arange(8)[None] ^ (r % 8)].reshape(-1)
+    return swizzled
+
+
+def _box(a: Array, at: tuple[int, ...], box: tuple[int, ...]) -> Array:
+    """The box of ``a`` at coordinates (innermost first), zeros outside."""
+    out = np.zeros(box[::-1], a.dtype)
+    for index in np.ndindex(*out.shape):
+        where = tuple(i + at[len(at) - 1 - d] for d, i in enumerate(index))
+        if all(0 <= w < n for w, n in zip(where, a.shape, strict=True)):
+            out[index] = a[where]
+    return out
+
+
+def tma_cases() -> list[Case]:
+    """Loads inside, across every border and fully outside; stores clipped; ranks 2 to 4; with and without swizzle."""
+    r, cases = RNG(8), []
+    flat = r.integers(1, 60000, (37, 104)).astype(np.uint16)
+    a2 = flat[:, :99]  # 99 columns, pitch 208 bytes
+    a3 = r.integers(1, 60000, (5, 9, 24)).astype(np.uint16)
+    a4 = r.integers(1, 60000, (3, 4, 6, 16)).astype(np.uint16)
+    heads = r.integers(1, 60000, (13, 8, 104)).astype(np.uint16).transpose(1, 0, 2)  # a pitch beyond the outer stride
+    loads: list[tuple[str, Array, tuple[int, ...], tuple[int, ...], int]] = [
+        ("inside", a2, (8, 3), (64, 16), 128), ("right", a2, (64, 30), (64, 16), 128),
+        ("left", a2, (-9, -2), (64, 16), 128), ("outside", a2, (200, 100), (64, 8), 128),
+        ("plain", a2, (40, 5), (24, 7), 0), ("3d", a3, (-3, 4, 2), (16, 8, 4), 0),
+        ("4d", a4, (2, -1, 1, 1), (16, 4, 2, 3), 0), ("3d_swizzled", a3, (0, 2, 1), (64, 8, 2), 128),
+        ("permuted", heads, (16, 3, 5), (64, 8, 2), 128),
+    ]  # fmt: skip
+    for name, a, at, box, swizzle in loads:
+        want = _box(a, at, box)
+        raw = _swizzle(want.reshape(-1, 64)) if swizzle else want.view(np.uint8).reshape(-1)
+        coords = [np.int32(c) for c in (*at, 0, 0)[:4]]
+        args = (_map(a, box, swizzle), np.int32(raw.size), *coords, np.zeros(raw.size // 4, np.uint32))
+        kernel = f"tma_load_{len(box)}d"
+        cases.append(
+            Case(f"{kernel}_{name}", SOURCE, kernel, 128, args, {6: raw.view(np.uint32)}, raw.size + 1024, arch=90)
+        )
+    for rank, at, box in ((2, (88, 30), (16, 12)), (3, (16, -2, 3), (16, 6, 4))):
+        shape = (37, 104) if rank == 2 else (5, 9, 24)
+        target, block = np.zeros(shape, np.uint16), r.integers(1, 60000, box[::-1]).astype(np.uint16)
+        want = target.copy()
+        for index in np.ndindex(*block.shape):
+            where = tuple(i + at[rank - 1 - d] for d, i in enumerate(index))
+            if all(0 <= w < n for w, n in zip(where, shape, strict=True)):
+                want[where] = block[index]
+        coords = [np.int32(c) for c in (*at, 0)[:3]]
+        args = (_map(target, box, 0), block, np.int32(block.nbytes), *coords)
+        cases.append(
+            Case(f"tma_store_{rank}d", SOURCE, f"tma_store_{rank}d", 128, args, {0: want}, block.nbytes, arch=90)
+        )
+    return cases
+
+
+def mbarrier_case() -> Case:
+    """Doubled by one warp, plus three by the other, nine times."""
+    v = 1
+    for _ in range(9):
+        v = v * 2 + 3
+    return Case("mbarrier_phases", SOURCE, "mbarrier_phases", 64, (np.int32(9), np.zeros(64, np.int32)),
+                {1: np.full(64, v, np.int32)}, 64, arch=90)  # fmt: skip
+
+
+def places_case() -> Case:
+    """Dynamic shared memory begins where a swizzle does; descriptors have the fields of PTX's table."""
+    t = np.arange(32, dtype=np.uint64)  # bits 0 to 13: address; 16: leading, 32: stride offset (all / 16); 62: swizzle
+    leading = np.where(t % 2, 8192 // 16, 1).astype(np.uint64)
+    fields = t * 2 | leading << np.uint64(16) | np.uint64(1024 // 16 << 32 | 1 << 62)
+    args = (np.ones(32, np.uint32), np.zeros(32, np.uint64))
+    want = {0: np.zeros(32, np.uint32), 1: fields}
+    return Case("shared_places", SOURCE, "shared_places", 32, args, want, 1024, arch=90)
+
+
+WGMMA = """
+    f16_n32 f16_n64 f16_n96 f16_n128 f16_n192 f16_n256 bf16_n32 bf16_n64 bf16_n128 bf16_n256
+    f16_n64_mn f16_n128_mn f16_n256_mn bf16_n128_mn tf32_n32 tf32_n96 tf32_n128 tf32_n256 s8_n64
+    s8_n128 s8_n192 s8_n256 u8s8_n128 u8s8_n256 s8u8_n128 s8u8_n256 u8_n128 u8_n256
+"""
+BYTES = {"s8": ("int8", "int8"), "u8": ("uint8", "uint8"), "u8s8": ("uint8", "int8"), "s8u8": ("int8", "uint8")}
+
+
+def _operands(kind: str, n: int) -> tuple[Array, Array, Array, Array, Array]:
+    """Random A (64 x k) and B (k x n) of 128 bytes of k: storage, the values it stands for, and an accumulator."""
+    r = RNG(9)
+    if kind in BYTES:
+        raw = r.integers(0, 256, (64, 128), np.uint8), r.integers(0, 256, (128, n), np.uint8)
+        a, b = (x.view(t) for x, t in zip(raw, BYTES[kind], strict=True))
+        return a, b, a.astype(np.int64), b.astype(np.int64), r.integers(-(2**31), 2**31, (64, n), np.int32)  # sums wrap
+    k = 32 if kind == "tf32" else 64
+    a, b = r.standard_normal((64, k)).astype(np.float32), r.standard_normal((k, n)).astype(np.float32)
+    c = r.standard_normal((64, n)).astype(np.float32)
+    if kind == "bf16":
+        a, b = to_bf16(a), to_bf16(b)
+        return a, b, from_bf16(a).astype(np.float64), from_bf16(b).astype(np.float64), c
+    a, b = (
+        (to_tf32(a).view(np.float32), to_tf32(b).view(np.float32))
+        if k == 32
+        else (a.astype(np.float16), b.astype(np.float16))
+    )
+    return a, b, a.astype(np.float64), b.astype(np.float64), c
+
+
+def wgmma_cases() -> list[Case]:
+    """64 x N products over 128 bytes of k, B K-major and MN-major."""
+    cases = []
+    for name in WGMMA.split():
+        kind, n, mn = name.split("_")[0], int(name.split("_")[1][1:]), name.endswith("mn")
+        a, b, va, vb, c = _operands(kind, n)
+        b = b if mn else np.ascontiguousarray(b.T)
+        want = (va @ vb + c).astype(c.dtype)
+        dtype = "bfloat16" if kind == "bf16" else None
+        inner = 128 // a.itemsize
+        maps = (_map(a, (inner, 64), 128, dtype), _map(b, (inner, 64 if mn else n), 128, dtype))
+        cases.append(Case(f"wgmma_{name}", SOURCE, f"wgmma_{name}", 128, (*maps, c, np.zeros_like(c)), {3: want},
+                          8192 + n * 128 + 8, tolerance=0 if want.dtype.kind == "i" else 1e-6, arch=90))  # fmt: skip
+    return cases
+
+
+def rounding_cases() -> list[Case]:
+    """float32 through maps that round to tf32: as it lies in shared memory, and as wgmma multiplies it.
+
+    Ties apart from other floats: that they go to the even neighbour is known of newer devices, everything else here
+    does not depend on it.
+    """
+    r, cases = RNG(10), []
+    bits = r.integers(0, 2**32, (24, 40), np.uint32)
+    bits = np.where((bits & 0x1FFF) == 0x1000, bits + 1, bits).astype(np.uint32)
+    plain = np.where(np.isfinite(bits.view(np.float32)), bits, np.uint32(0xFF800000)).astype(np.uint32)
+    ties = (bits & np.uint32(0xBFFFE000)) | np.uint32(0x1000)  # no NaN: the exponent's highest bit is 0
+    for name, a in (("tf32", plain.view(np.float32)), ("tf32_ties", ties.view(np.float32))):
+        want = to_tf32_even(_box(a, (13, 12), (32, 16)))
+        args = (_map(a, (32, 16), 128, TF32), np.int32(want.nbytes), *map(np.int32, (13, 12, 0, 0)))
+        out, raw = np.zeros(want.size, np.uint32), _swizzle(want.reshape(-1, 32)).view(np.uint32)
+        cases.append(Case(f"tma_load_2d_{name}", SOURCE, "tma_load_2d", 128, (*args, out), {6: raw}, want.nbytes + 1024,
+                          arch=90))  # fmt: skip
+    a, b, c = (r.standard_normal(s).astype(np.float32) for s in ((64, 32), (128, 32), (64, 128)))
+    va, vb = (to_tf32_even(x).view(np.float32).astype(np.float64) for x in (a, b))
+    product = (va @ vb.T + c).astype(np.float32)
+    maps = (_map(a, (32, 64), 128, TF32), _map(b, (32, 128), 128, TF32))
+    cases.append(Case("wgmma_tf32_n128_rounded", SOURCE, "wgmma_tf32_n128", 128, (*maps, c, np.zeros_like(c)),
+                      {3: product}, 8192 + 128 * 128 + 8, tolerance=1e-6, arch=90))  # fmt: skip
+    return cases
+
+
+def all_hopper_cases() -> list[Case]:
+    """Every case that needs sm_90a."""
+    return [*tma_cases(), mbarrier_case(), places_case(), *wgmma_cases(), *rounding_cases()]

@@ -1,0 +1,178 @@
+"""Random models of shape arithmetic (``polydyn/testing/random_models.py``) against ONNX Runtime, at sizes 0 to 128.
+
+usage: python -m polydyn.testing.fuzz_shapes [SEEDS] [--first N] [--feeds 6] [--verbose]
+
+Every shape, every computed size and every element must be what ONNX Runtime gives, or the call must be refused by a
+guard. What may happen besides, and is counted: ``model refused``: polydyn refuses the model by name; ``strict``: a
+guard refuses a call that ONNX Runtime runs, allowed where a note of the import says that two dims are taken to be
+equal, and for empty parts of a Concat, whose other dims ONNX Runtime does not compare; ``0 in a Reshape``: a computed
+size 0 is a size for polydyn, and copies the input's dim for ONNX Runtime; ``lenient``: ONNX Runtime does not reshape
+nothing to -1, nor split an axis into more parts than elements. Exit code 1 when a seed disagrees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from polydyn.errors import PolydynError, ShapeError, UnsupportedError
+from polydyn.graph.expand import import_model
+from polydyn.graph.ir import Graph
+from polydyn.graph.reference import evaluate
+from polydyn.testing.random_models import random_feeds, random_model
+
+ort.set_default_logger_severity(4)
+
+
+@dataclass
+class Outcome:
+    """What became of one seed: calls by kind, and what is wrong."""
+
+    calls: collections.Counter[str] = field(default_factory=collections.Counter)
+    wrong: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """ONNX Runtime without optimisations, so that it computes what the model says."""
+    options = ort.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def check(model: onnx.ModelProto, seed: int, feeds: int) -> Outcome:
+    """One model at several sizes."""
+    out = Outcome()
+    graph: Graph | None = None
+    try:
+        graph = import_model(model)
+    except (ShapeError, UnsupportedError) as e:
+        out.calls["model refused"] += 1
+        out.said.append(f"{type(e).__name__}: {e}")
+    except PolydynError as e:
+        out.wrong.append(f"{type(e).__name__}: {e}")
+        return out
+    try:
+        runtime = session(model)
+    except Exception:  # dims that can never fit
+        out.calls["no model" if graph is None else "lenient"] += 1
+        return out
+    names = [o.name for o in model.graph.output]
+    for k in range(feeds):
+        given = random_feeds(model, 1000 * seed + k)
+        try:
+            expected = dict(zip(names, runtime.run(names, given), strict=True))
+        except Exception as e:  # ONNX Runtime has several kinds
+            expected, why = None, str(e).splitlines()[0]
+        if graph is None:
+            if expected is not None and "can never" in out.said[0] and not _follows(out.said[0], given | expected):
+                out.wrong.append(f"refused as impossible, but ONNX Runtime runs {_shapes(given)}: {out.said[0]}")
+            continue
+        refused = _broken_guard(graph, given)
+        if refused:
+            out.calls["both refuse" if expected is None else "strict"] += 1
+            allowed = expected is None or _may_be_strict(graph, refused, given | expected)
+            (out.said if allowed else out.wrong).append(f"refused at {_shapes(given)}: {refused}")
+            continue
+        try:
+            outputs = evaluate(graph, given)
+        except (PolydynError, ValueError, IndexError) as e:
+            out.calls["both refuse"] += 1
+            if expected is not None:
+                out.wrong.append(f"{type(e).__name__} at {_shapes(given)}: {e}")
+            continue
+        if _zero_in_a_reshape(model, outputs):
+            out.calls["0 in a Reshape"] += 1
+            continue
+        if expected is None:
+            out.calls["lenient"] += 1
+            nothing = "Reshape" in why and any(a.size == 0 for a in outputs.values())  # -1 among sizes of nothing
+            harmless = nothing or "Invalid num_outputs" in why  # parts without elements
+            (out.said if harmless else out.wrong).append(f"lenient at {_shapes(given)}: {why}")
+            continue
+        out.calls["same"] += 1
+        message = _difference(outputs, expected, elements="Resize" not in {n.op_type for n in model.graph.node})
+        if message:
+            out.wrong.append(f"at {_shapes(given)}: {message}")
+    return out
+
+
+def _broken_guard(graph: Graph, feeds: dict[str, np.ndarray[Any, Any]]) -> str:
+    """The message of the first guard that these inputs break."""
+    sizes = {s.symbol: feeds[s.input].shape[s.axis] for s in graph.sources}
+    for g in graph.guards:
+        a, b = g.left.evaluate(sizes), g.right.evaluate(sizes)
+        if not {"==": a == b, "<=": a <= b, "%==": a % b == 0 if b else a == 0}[g.relation]:
+            return f"{g.message} ({g.left} {g.relation} {g.right})"
+    return ""
+
+
+def _may_be_strict(graph: Graph, message: str, arrays: dict[str, Any]) -> bool:
+    """A guard may refuse what ONNX Runtime runs where a note says so, or because of something empty."""
+    noted = any(message.startswith(n.split(": ")[0]) for n in graph.notes)
+    empty = any(a.size == 0 for a in arrays.values())
+    return noted or (empty and ("in a Concat" in message or "reshaped" in message))
+
+
+def _follows(message: str, arrays: dict[str, Any]) -> bool:
+    """Two dims were taken to be equal before, or something is empty that ONNX Runtime leaves out of a Concat."""
+    reasons = [line for line in message.split("\n") if "because" in line]
+    guessed = any("broadcasts axis" in line or "is expanded" in line for line in reasons)
+    return guessed or ("in a Concat" in message and any(a.size == 0 for a in arrays.values()))
+
+
+def _zero_in_a_reshape(model: onnx.ModelProto, values: dict[str, Any]) -> bool:
+    """A computed 0 in the shape of a Reshape: a size here, a dim to copy for ONNX Runtime."""
+    shapes = [values.get(n.input[1]) for n in model.graph.node if n.op_type == "Reshape"]
+    return any((s == 0).any() for s in shapes if s is not None)
+
+
+def _shapes(feeds: dict[str, np.ndarray[Any, Any]]) -> str:
+    return ", ".join(f"{n}{list(a.shape)}" for n, a in feeds.items())
+
+
+def _difference(outputs: dict[str, Any], expected: dict[str, Any], elements: bool) -> str:
+    """What differs. ``elements`` False: floats are not compared (ONNX Runtime scales positions in float32)."""
+    for name, w in expected.items():
+        g = outputs[name]
+        if g.shape != w.shape:
+            return f"{name} has shape {g.shape}, ONNX Runtime says {w.shape}"
+        if (elements or w.dtype == np.int64) and not np.array_equal(g, w):
+            return f"{name} differs: {g.reshape(-1)[:8]} for {w.reshape(-1)[:8]}"
+    return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seeds", type=int, nargs="?", default=500)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--feeds", type=int, default=6)
+    parser.add_argument("--verbose", action="store_true", help="print what was refused, and why")
+    args = parser.parse_args(argv)
+    calls: collections.Counter[str] = collections.Counter()
+    wrong = 0
+    for seed in range(args.first, args.first + args.seeds):
+        try:
+            done = check(random_model(seed), seed, args.feeds)
+        except Exception as e:
+            done = Outcome(wrong=[f"{type(e).__name__}: {e}"])
+        calls += done.calls
+        wrong += bool(done.wrong)
+        for line in done.wrong[:1] + (done.said if args.verbose else []):
+            print(f"seed {seed}: {line}", flush=True)
+    print(f"{args.seeds} models, {wrong} wrong; " + ", ".join(f"{k}: {n}" for k, n in sorted(calls.items())))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Models in 16-bit floats, made from float32 ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from polydyn.graph.dtypes import numpy_dtype
+from polydyn.schedules.expr import Array
+from polydyn.schedules.laws.masks import LARGEST
+
+HALVES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+
+
+def in_halves(model: onnx.ModelProto, dtype: str) -> onnx.ModelProto:
+    """The model with all its float32 tensors, casts included, of a 16-bit type."""
+    code = HALVES[dtype]
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+
+    def tensor(x: onnx.TensorProto) -> None:
+        if x.data_type == TensorProto.FLOAT:
+            inside = np.clip(numpy_helper.to_array(x), -LARGEST[dtype], LARGEST[dtype])
+            data = inside.astype(numpy_dtype(dtype)).tobytes()
+            x.CopyFrom(helper.make_tensor(x.name, code, list(x.dims), data, raw=True))
+
+    for x in made.graph.initializer:
+        tensor(x)
+    for a in (a for n in made.graph.node for a in n.attribute):
+        if a.type == AttributeProto.TENSOR:
+            tensor(a.t)
+        if a.name == "to" and a.i == TensorProto.FLOAT:
+            a.i = code
+    for v in (*made.graph.input, *made.graph.output, *made.graph.value_info):
+        if v.type.tensor_type.elem_type == TensorProto.FLOAT:
+            v.type.tensor_type.elem_type = code
+    return made
+
+
+def rounded(x: Array, dtype: str) -> Array:
+    """The array in the type; integers as they are."""
+    return x.astype(numpy_dtype(dtype)) if x.dtype == np.float32 else x
+
+
+def widened(x: Array, dtype: str) -> Array:
+    """A program's array of the type (bfloat16 travels as its bits) in float32."""
+    return np.asarray(x.view(numpy_dtype(dtype)), np.float32)

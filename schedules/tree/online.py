@@ -1,0 +1,165 @@
+"""The schedule of an attention on a GPU: online softmax (``laws.online_softmax``) over tiles of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from polydyn.schedules.expr import Value
+from polydyn.schedules.laws.online_softmax import (
+    FINISH,
+    INIT,
+    KEY,
+    LOGIT,
+    LOGITS,
+    PEAK,
+    ROWS,
+    SCALE,
+    SCORE,
+    START,
+    TILE,
+    TOP,
+    TOTAL,
+    VALUE,
+    VALUES,
+    WEIGHTS,
+    online,
+)
+from polydyn.schedules.model import Group
+from polydyn.schedules.tiling import AttentionParts
+from polydyn.schedules.tree.buffers import keep, promote
+from polydyn.schedules.tree.gpu import STAGE, STAGED, staged_sums
+from polydyn.schedules.tree.limits import assign, clip, mark, pad, unmark
+from polydyn.schedules.tree.loops import beside, distribute, interchange, phased, refine, regroup, tile
+from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, h, it, p, s, w
+from polydyn.schedules.tree.scheduled import Scheduled, refuse
+from polydyn.schedules.tree.strategies import operand
+
+COPY_Q, COPY_K, COPY_V = "COPY_Q", "COPY_K", "COPY_V"
+FRAG_Q, FRAG_K, FRAG_W, FRAG_V = "FRAG_Q", "FRAG_K", "FRAG_W", "FRAG_V"
+K1, J1, K2, J2, KEYS = "k1", "j1", "k2", "j2", "keys"
+"""Axes: steps and columns of the scores (the keys of a tile), columns of the values; all keys. ``k2`` names
+the loops over the values' steps, which are the keys of a tile."""
+
+
+@dataclass(frozen=True)
+class OnlineTile:
+    """Sizes: ``warps`` of a block with 16 rows each, ``keys`` of a tile, head sizes of scores (``depth``) and values
+    (``width``), ``step`` steps of an instruction of 16 rows and 8 columns: 4, 8 or 16.
+    """
+
+    warps: int
+    keys: int
+    depth: int
+    width: int
+    step: int
+
+
+def online_attention(parts: AttentionParts, logit: Value, sizes: OnlineTile) -> Scheduled:
+    """A block has rows of queries, a warp 16 of them, and walks over tiles of keys (``b_l``).
+
+    Scores, logits and weights are one after another in the same registers, and so are values. Loops of the scores end
+    in 1, those of the values in 2. ``logit``: over the scores' accumulator.
+    """
+    if sizes.step not in (4, 8, 16):
+        raise refuse(f"an instruction of {sizes.step} steps")
+    group, key = online(parts, logit, sizes.keys)
+    i, r, done = "i", parts.score_roles, [x.name for x in parts.values.epilogues]
+    batch, unit = tuple(map(it, r.batch)), (w(i),)
+    block = (*batch, b(i))
+    t = _start(group, parts, done)
+    count, keys = dict(parts.scores.backbone.iters)[r.col], {r.col: key, parts.value_roles.block: key}
+    extents = {**t.map.extents, TILE: count.ceildiv(sizes.keys), KEYS: count}
+    t = replace(
+        t, map=replace(t.map, derived=keys, joined={KEYS: key.subs({KEY: J1})}, open=frozenset({KEYS}), extents=extents)
+    )
+    t = tile(t, i, (b, "B_i"), (w, sizes.warps), (p, STAGED))
+    t = tile(t, K1, (f, sizes.depth // sizes.step), (p, sizes.step))
+    t = tile(t, J1, (g, sizes.keys // 16), (h, 2), (p, 8))
+    t = tile(t, J2, (g, sizes.width // 16), (h, 2), (p, 8))
+    steps: list[str] = [g(J1)]
+    within: list[str] = [h(J1), p(J1)]
+    if sizes.step == 8:
+        steps, within = [g(J1), h(J1)], [p(J1)]
+    elif sizes.step == 4:
+        t = refine(t, J1, p(J1), ("x_j1", 2), ("y_j1", 4))
+        steps, within = [g(J1), h(J1), "x_j1"], ["y_j1"]
+    points = [d.name for d in t.map.axes[J1] if d.name not in (g(J1), h(J1))]
+    t = interchange(t, *block, w(i), p(i))
+    t = distribute(t, w(i), START[0])
+    t = distribute(interchange(t, b("l"), w(i), p(i)), p(i), SCORE)
+    t = distribute(unmark(t, MarkName.ROW), p(i), FINISH)
+    scores: dict[Coord, list[str]] = {f(J1): [g(J1), h(J1)], p(i): [p(i)], p(J1): points}
+    for n in (INIT, LOGIT):
+        t = regroup(t, [n], [p(i), g(J1), h(J1), p(J1)], scores)
+    head = [f(K1), p(K1)]
+    t = regroup(t, [SCORE], [p(i), g(J1), h(J1), p(J1), *head],
+                {f(K1): [f(K1)], **scores, p(K1): [p(K1)]})  # fmt: skip
+    t = regroup(t, [VALUE], [p(i), g(J2), h(J2), p(J2), g(J1), h(J1), p(J1)],
+                {f(K2): steps, f(J2): [g(J2), h(J2)], p(i): [p(i)], p(J2): [p(J2)], p(K2): within})  # fmt: skip
+    t = _registers(t, parts)
+    t = staged_sums(t, unit, (), (g(J2), h(J2)), parts.values.backbone.array, J2)
+    t = _operands(t, parts, (steps, within, points))
+    t = assign(assign(t, "task", *block), "unit", *unit)
+    t = pad(t, *(x.name for x in group.statements if x.role != "epilogue"))
+    t = clip(clip(t, i, *done), J2, *done)
+    return _marks(t, block[0], done)
+
+
+def _start(group: Group, parts: AttentionParts, done: Sequence[str]) -> Scheduled:
+    """The group in its original order, tiles around the statements of a tile."""
+    r, q = parts.score_roles, parts.value_roles
+    rows = (*r.batch, r.row)
+    axes = {r.row: "i", r.block: K1, KEY: J1, q.col: J2}
+    loops = {TILE: b("l")}
+    shared = [*map(it, r.batch), it("i")]
+
+    def part(names: Sequence[str], *band: str) -> Scheduled:
+        kept = replace(group, statements=tuple(map(group.statement, names)))
+        return unmark(phased(kept, (*rows, *band), [[n] for n in names], axes, loops), MarkName.STAGE)
+
+    inside = [part([n], TILE) for n in (INIT, SCORE, LOGIT)] + [part(ROWS, TILE), part([VALUE], TILE)]
+    middle = beside(group, [*shared, b("l")], *inside)
+    last = beside(group, shared, part([FINISH]), part(done, q.col))
+    return beside(group, shared, part(START), middle, last)
+
+
+def _registers(t: Scheduled, parts: AttentionParts) -> Scheduled:
+    """What a warp keeps: of a tile scores, then logits, then weights; of its rows; values, then the result."""
+    unit = (w("i"),)
+    for array, name, storage in ((parts.scores.backbone.array, "acc1", "acc1"), (LOGITS, LOGITS, "acc1"),
+                                 (WEIGHTS, WEIGHTS, "acc1"), (PEAK, PEAK, ""), (SCALE, SCALE, "")):  # fmt: skip
+        t = keep(t, array, name, b("l"), unit, storage)
+    for array, name, storage in ((VALUES, "acc2", "acc2"), (parts.values.backbone.array, "values", "acc2"),
+                                 (TOP, TOP, ""), (TOTAL, TOTAL, "")):  # fmt: skip
+        t = keep(t, array, name, b("i"), unit, storage)
+    return t
+
+
+def _operands(t: Scheduled, parts: AttentionParts, keys: tuple[list[str], list[str], list[str]]) -> Scheduled:
+    """Copies to shared memory, a tile at a time, and from there to registers, an instruction's step at a time."""
+    i, unit, (steps, within, points) = "i", (w("i"),), keys
+    rows, head, wide = [d.name for d in t.map.axes[i] if d.name not in (b(i), w(i))], [f(K1), p(K1)], [
+        d.name for d in t.map.axes[J2]]  # fmt: skip
+    first, second = parts.score_roles, parts.value_roles
+    q, k, v = (operand(x, n) for x, n in ((parts.scores, first.row), (parts.scores, first.col),
+                                          (parts.values, second.col)))  # fmt: skip
+    tile_keys = [*steps, *within]
+    t = promote(t, v, J2, COPY_V, "tile_b2", b("l"), [VALUE], {s("j"): wide, s("k"): tile_keys})
+    t = promote(t, k, J1, COPY_K, "tile_b1", b("l"), [SCORE], {s("j"): [g(J1), h(J1), *points], s("k"): head})
+    t = promote(t, q, i, COPY_Q, "tile_a1", b(i), [SCORE], {s(i): [w(i), *rows], s("k"): head})
+    t = promote(t, k, J1, FRAG_K, "b_frag1", f(K1), [SCORE], {g(J1): [g(J1)]}, [h(J1), *points, p(K1)], unit)
+    t = promote(t, q, i, FRAG_Q, "a_frag1", f(K1), [SCORE], {}, [*rows, p(K1)], unit)
+    loads = [x for x in wide if x not in (h(J2), p(J2))]
+    t = promote(t, v, J2, FRAG_V, "b_frag2", f(K2), [VALUE], {g(J2): loads}, [h(J2), p(J2), *within], unit)
+    return promote(t, WEIGHTS, i, FRAG_W, "a_frag2", f(K2), [VALUE], {}, [*rows, *within], unit)
+
+
+def _marks(t: Scheduled, outermost: Coord, done: list[str]) -> Scheduled:
+    i = "i"
+    t = mark(mark(t, MarkName.TASK, outermost, SCORE), MarkName.PIPELINE, b("l"), SCORE)
+    t = mark(mark(t, MarkName.COPY, s(i), COPY_Q), MarkName.COPY, s("j"), COPY_K, COPY_V)
+    t = mark(mark(t, MarkName.MULTIPLY, w(i), SCORE), MarkName.EPILOGUE, w(i), FINISH)
+    t = mark(mark(t, MarkName.START, p(i), START[0]), MarkName.ROWS, p(i), ROWS[0])
+    t = mark(mark(t, MarkName.FINISH, p(i), FINISH), MarkName.STORE, e(i), *done)
+    return mark(t, MarkName.INSTRUCTION, p(i), INIT, SCORE, LOGIT, VALUE, STAGE)

@@ -1,0 +1,69 @@
+"""The schedule of a product whose instructions read shared memory and are issued by warpgroups (wgmma, TMA)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polydyn.schedules.model import Group
+from polydyn.schedules.tiling import Roles
+from polydyn.schedules.tree.buffers import accumulate, promote
+from polydyn.schedules.tree.gpu import COPY_A, COPY_B, STAGE, STAGED, staged_sums
+from polydyn.schedules.tree.limits import assign, clip, mark, pad
+from polydyn.schedules.tree.loops import Size, interchange, pull_out, regroup, tile
+from polydyn.schedules.tree.names import MarkName, b, e, f, g, h, it, p, q, s, w
+from polydyn.schedules.tree.scheduled import Scheduled, refuse
+from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, solved
+
+COLUMNS = 8
+"""Columns of a fragment of sums, as warps store them."""
+
+
+@dataclass(frozen=True)
+class WarpgroupTile:
+    """Sizes of a product of warpgroups.
+
+    ``groups``: warpgroups of a block, ``warps`` of each, with 16 rows. ``panels``: boxes that bring the columns,
+    ``fragments`` of 8 columns in each. ``steps``: instructions of a tile of the reduction, and steps of an instruction.
+    """
+
+    groups: Size
+    warps: Size
+    panels: Size
+    fragments: Size
+    steps: tuple[Size, Size]
+
+
+def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile) -> Scheduled:
+    """A product on sm_90a: one thread copies boxes of both operands, warpgroups multiply what lies in shared memory.
+
+    An instance of the accumulation is a whole step of a warpgroup: its rows run the warp as a digit. Warps initialise,
+    stage and store sums, as in ``gpu.gpu_product``.
+    """
+    if roles.inner:
+        raise refuse(f"a tensor map has one reduction, not {(roles.block, *roles.inner)}")
+    i, j, k = "i", "j", "k"
+    block, done = (*map(it, roles.batch), b(i), b(j)), [x.name for x in group.epilogues]
+    t = solved(group, roles)
+    t = tile(t, i, (b, f"B_{i}"), (g, sizes.groups), (h, sizes.warps), (p, STAGED))
+    t = tile(t, j, (b, f"B_{j}"), (s, sizes.panels), (f, sizes.fragments), (p, COLUMNS))
+    t = tile(t, k, (b, f"B_{k}"), (f, sizes.steps[0]), (p, sizes.steps[1]))
+    t = interchange(t, *block, b(k), g(i), f(k), h(i), p(i), s(j), f(j), p(j), p(k))
+    t = pull_out(t, b(k), f(k), p(k), together=True)  # out of the whole reduction
+    t = accumulate(t, b(j))
+    (array, along), steps = row_operand(group, roles), (f(k), p(k))
+    t = promote(t, operand(group, roles.col), j, COPY_B, "tile_b", b(k), [ACC], {s(j): [s(j)]},
+                (f(j), p(j), *steps))  # fmt: skip
+    t = promote(t, array, along, COPY_A, "tile_a", b(k), [ACC], {}, (g(i), h(i), p(i), *steps), over=(i,))
+    t = regroup(t, [ACC], [h(i), p(i)], {q(i): [h(i), p(i)]})
+    t = regroup(t, [ACC], [s(j), f(j), p(j)], {q(j): [s(j), f(j), p(j)]})
+    t = regroup(t, [INIT, *done], [g(i), h(i)], {w(i): [g(i), h(i)]})
+    t = regroup(t, [INIT], [s(j), f(j)], {f(j): [s(j), f(j)]})
+    t = interchange(t, w(i), f(j), p(i), p(j))
+    t = staged_sums(t, (w(i),), (w(i),), (s(j), f(j)), group.backbone.array)
+    t = assign(assign(assign(t, "task", *block), "unit", w(i)), "unit", g(i))
+    t = pad(t, INIT, ACC)  # boxes are filled with zeros; epilogues are guarded
+    t = clip(clip(t, i, *done), j, *done)
+    t = mark(mark(t, MarkName.TASK, block[0], ACC), MarkName.ROLES, b(j), ACC, under=True)
+    t = mark(mark(t, MarkName.MULTIPLY, g(i), ACC), MarkName.INSTRUCTION, f(k), ACC)
+    t = mark(mark(t, MarkName.EPILOGUE, w(i), done[0]), MarkName.STORE, e(i), *done)
+    return mark(t, MarkName.INSTRUCTION, p(i), INIT, STAGE)

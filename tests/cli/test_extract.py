@@ -1,0 +1,118 @@
+"""``polydyn extract`` and docs/c.md: the page's programs, compiled and run without Python."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import polydyn
+from polydyn.cli import main
+from tests.support.paths import ROOT
+from tests.support.stored import path_of
+
+PAGE = (ROOT / "docs" / "c.md").read_text()
+
+
+def block(language: str) -> str:
+    """The page's first block of a language."""
+    found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the page's commands leave, in a folder of its own."""
+    made = tmp_path_factory.mktemp("embedded")
+    polydyn.compile(path_of("bert_tiny")).save(made / "bert_tiny.polydyn")
+    done = CliRunner().invoke(main, ["extract", str(made / "bert_tiny.polydyn"), "-o", str(made / "bert")])
+    assert done.exit_code == 0, done.output
+    said = [line.removeprefix(f"{made}/") for line in done.output.replace("\n/", "\0/").replace("\n", "").split("\0")]
+    assert said == re.findall(r"^bert/.*$", block("console"), re.MULTILINE)
+    return made
+
+
+def first_value(folder: Path, length: int) -> float:
+    program = polydyn.load(folder / "bert_tiny.polydyn")
+    ones = np.ones((4, length), np.int64)
+    return float(program.run({"input_ids": ones, "attention_mask": ones})["last_hidden_state"].ravel()[0])
+
+
+def test_the_pages_cpp_program_runs(folder: Path) -> None:
+    (folder / "embed.cpp").write_text(block("cpp"))
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Ibert/include"]
+    subprocess.run(["g++", *flags, "embed.cpp", "-o", "embed", "-ldl"], cwd=folder, check=True)
+    lines = subprocess.run(["./embed"], cwd=folder, check=True, capture_output=True, text=True).stdout.splitlines()
+    expected = [f"last_hidden_state [B, L, 32] {first_value(folder, n):g}" for n in (1, 61, 128)]
+    assert lines == [*expected, "the program has 2 inputs, the call 0"]
+
+
+def test_the_pages_c_program_runs(folder: Path) -> None:
+    (folder / "ids.c").write_text(block("c"))
+    link = ["-Lbert/lib", "-lbert_tiny", "-Wl,-rpath,bert/lib"]
+    strict = ["-std=gnu11", "-Wall", "-Wextra", "-Wno-comma", "-Ibert/include"]
+    subprocess.run(["gcc", *strict, "ids.c", "-o", "ids", *link], cwd=folder, check=True)
+    said = subprocess.run(["./ids"], cwd=folder, check=True, capture_output=True, text=True).stdout
+    assert said == "1 x 3 x 32\n"
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+def test_cmake_finds_the_package(folder: Path) -> None:
+    (folder / "embed.cpp").write_text(block("cpp"))
+    (folder / "CMakeLists.txt").write_text(block("cmake"))
+    for command in (["cmake", "-S", ".", "-B", "built"], ["cmake", "--build", "built"]):
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    assert subprocess.run(["built/embed"], cwd=folder, check=True, capture_output=True).stdout
+
+
+MISUSES = """
+#include <cstdio>
+#include "polydyn.hpp"
+template <class F> void said(F call) {
+    try { call(); std::puts("nothing"); } catch (const polydyn::Error &e) { std::puts(e.what()); }
+}
+int main() {
+    said([] { polydyn::Program("missing.so", "bert/bert_tiny.polydyn"); });
+    said([] { polydyn::Program("bert/lib/libbert_tiny.so", "missing.polydyn"); });
+    polydyn::Program program("bert/lib/libbert_tiny.so", "bert/bert_tiny.polydyn");
+    said([&] { polydyn::Context(program, 0); });
+    polydyn::Context context(program);
+    std::vector<int64_t> ids(6, 1);
+    std::vector<float> floats(6, 1);
+    said([&] { context.run({{ids.data(), {2, 3}}, {ids.data(), {3, 2}}}); });
+    said([&] { context.run({{ids.data(), {2, 3}}, {floats.data(), {2, 3}}}); });
+    said([&] { context.run({{ids.data(), {2, 3}, {24}}, {ids.data(), {2, 3}}}); });
+    auto out = context.run({{ids.data(), {0, 3}}, {ids.data(), {0, 3}}});
+    std::printf("%ld\\n", (long)out[0].size());
+    said([&] { (void)out[0].as<int64_t>(); });
+    polydyn::Context other(program, 2);
+    auto again = other.run({{ids.data(), {3, 2}, {8, 24}}, {ids.data(), {3, 2}}});
+    std::printf("%ld\\n", (long)again[0].size());
+}
+"""
+
+
+def test_misuse_is_an_exception_with_the_reason(folder: Path) -> None:
+    (folder / "misuse.cpp").write_text(MISUSES)
+    flags = ["-std=c++17", "-g", "-fsanitize=undefined", "-Ibert/include"]
+    subprocess.run(["g++", *flags, "misuse.cpp", "-o", "misuse", "-ldl"], cwd=folder, check=True)
+    lines = subprocess.run(["./misuse"], cwd=folder, check=True, capture_output=True, text=True).stdout.splitlines()
+    text = "\n".join(lines)
+    parts = [
+        "missing.so: ", "missing.polydyn", "threads", "both called B", "'attention_mask' is float32",
+        "a stride for every axis", "\n0\n", "the tensor has element type 2, not 7", f"\n{3 * 2 * 32}",
+    ]  # fmt: skip
+    at = [text.find(p) for p in parts]
+    assert at == sorted(at) and at[0] >= 0, text
+
+
+def test_a_file_that_is_no_artifact_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.polydyn").write_bytes(b"nothing")
+    done = CliRunner().invoke(main, ["extract", str(tmp_path / "x.polydyn"), "-o", str(tmp_path / "out")])
+    assert done.exit_code == 1 and "no polydyn artifact" in done.output and not (tmp_path / "out").exists()

@@ -1,0 +1,153 @@
+"""Windows in register tiles: depthwise convolutions and poolings in both layouts, at every edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from polydyn.checked import CheckedProgram
+from polydyn.compiler import plan_program
+from polydyn.graph import reference
+from polydyn.graph.expand import import_model
+from polydyn.program.assemble import build_program
+from polydyn.program.plan import HostPlan
+from polydyn.schedules.expr import Array
+from tests.support.tiny import model, node
+
+RNG = np.random.default_rng(11)
+F = "float32"
+AXES = "HWD"
+
+
+def floats(*shape: int) -> Array:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def window(op: str, channels: int, rank: int, last: bool, **attributes: Any) -> onnx.ModelProto:
+    """One window with every size symbolic, between transposes where the data are channels last."""
+    constants: dict[str, Array] = {}
+    x, y = ("s", "t") if last else ("x", "y")
+    if op == "Conv":
+        attributes |= {"group": channels}
+        constants = {"w": floats(channels, 1, *attributes["kernel_shape"]), "b": floats(channels)}
+    nodes = [node(op, f"{x} w b" if constants else x, y, **attributes)]
+    dims: list[str | int] = ["N", channels, *AXES[:rank]]
+    if last:
+        nodes.insert(0, node("Transpose", "x", "s", perm=[0, rank + 1, *range(1, rank + 1)]))
+        nodes.append(node("Transpose", "t", "y", perm=[0, *range(2, rank + 2), 1]))
+        dims = ["N", *AXES[:rank], channels]
+    return model(nodes, {"x": (F, dims)}, ["y"], constants)
+
+
+def agrees(m: onnx.ModelProto, *shapes: tuple[int, ...], checked: bool = False) -> HostPlan:
+    """Kernels against the reference evaluator; in the checked build the same bits too."""
+    plan, graph = plan_program(m), import_model(m)
+    program = build_program(plan, threads=1)
+    for shape in shapes:
+        feeds = {"x": floats(*shape)}
+        got = program.run(feeds)["y"]
+        np.testing.assert_allclose(got, reference.evaluate(graph, feeds)["y"], 1e-5, 1e-5)
+        if checked:
+            np.testing.assert_array_equal(CheckedProgram(plan).run(feeds)["y"], got)
+    return plan
+
+
+def windows_of(plan: HostPlan) -> list[str]:
+    """The kernels in register tiles."""
+    return [k.name for k in plan.kernels if k.name.startswith("window_")]
+
+
+CASES: list[tuple[str, int, int, dict[str, Any]]] = [
+    ("Conv", 5, 2, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ("Conv", 33, 2, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    ("Conv", 17, 2, {"kernel_shape": [5, 3], "pads": [2, 0, 1, 2], "strides": [2, 1], "dilations": [1, 2]}),
+    ("Conv", 16, 2, {"kernel_shape": [7, 7], "pads": [3, 3, 3, 3]}),
+    ("Conv", 3, 1, {"kernel_shape": [4], "pads": [1, 2], "strides": [3]}),
+    ("Conv", 6, 3, {"kernel_shape": [2, 3, 3], "pads": [0, 1, 1, 1, 1, 1]}),
+    ("MaxPool", 7, 2, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    ("MaxPool", 18, 2, {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}),
+    ("AveragePool", 9, 2, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ("AveragePool", 20, 2, {"kernel_shape": [3, 2], "pads": [1, 0, 0, 1], "strides": [2, 2], "ceil_mode": 1}),
+    ("AveragePool", 4, 3, {"kernel_shape": [2, 2, 2], "pads": [1, 0, 0, 0, 1, 1], "count_include_pad": 1}),
+]
+SIZES: dict[int, list[tuple[int, ...]]] = {
+    1: [(1, 4), (2, 33), (1, 130)],
+    2: [(2, 5, 7), (1, 9, 40), (1, 34, 19), (0, 8, 8)],
+    3: [(1, 4, 5, 19), (2, 3, 9, 4)],
+}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["planes", "channels_last"])
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_windows_at_ugly_sizes(case: int, last: bool) -> None:
+    op, channels, rank, attributes = CASES[case]
+    shapes = [(n, *s, channels) if last else (n, channels, *s) for n, *s in SIZES[rank]]
+    plan = agrees(window(op, channels, rank, last, **attributes), *shapes)
+    assert len(windows_of(plan)) == 1
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 8), (8, 1), (7, 16), (16, 17), (9, 33)])
+def test_a_padding_of_ones_at_every_kind_of_tile(size: tuple[int, int]) -> None:
+    """No, one and several whole tiles; in the checked build no access leaves its tensor."""
+    for last in (False, True):
+        m = window("Conv", 3, 2, last, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+        agrees(m, (1, *size, 3) if last else (1, 3, *size), checked=True)
+    agrees(window("MaxPool", 2, 2, False, kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2]), (1, 2, *size),
+           checked=True)  # fmt: skip
+
+
+def test_what_follows_a_window_is_computed_in_its_tile() -> None:
+    """A residual, a rectifier and a scale in the tile's registers, where not all outputs of the tile exist."""
+    nodes = [
+        node("Conv", "x w b", "c", kernel_shape=[3, 3], pads=[1, 1, 1, 1], group=5), node("Add", "c x", "r"),
+        node("Relu", "r", "p"), node("Mul", "p s", "y"),
+    ]  # fmt: skip
+    constants = {"w": floats(5, 1, 3, 3), "b": floats(5), "s": floats(5, 1, 1)}
+    plan = agrees(model(nodes, {"x": (F, ["N", 5, "H", "W"])}, ["y"], constants), (1, 5, 9, 21), checked=True)
+    assert len(plan.launches) == 1 and len(windows_of(plan)) == 1
+
+
+def test_a_pad_of_tokens_is_never_written() -> None:
+    """Segformer's: tokens as an image, padded, through a depthwise convolution; the lane is the channel."""
+    nodes = [
+        node("Conv", "x v", "a", kernel_shape=[4, 4], strides=[4, 4]), node("Shape", "a", "n"),
+        node("Reshape", "a flat", "f"), node("Transpose", "f", "t", perm=[0, 2, 1]),
+        node("LayerNormalization", "t g", "l"), node("Transpose", "l", "u", perm=[0, 2, 1]),
+        node("Reshape", "u n", "i"), node("Conv", "i w", "c", kernel_shape=[3, 3], pads=[1, 1, 1, 1], group=24),
+        node("Relu", "c", "y"),
+    ]  # fmt: skip
+    constants = {"v": floats(24, 3, 4, 4), "w": floats(24, 1, 3, 3), "g": floats(24), "flat": np.array([0, 24, -1])}
+    m = model(nodes, {"x": (F, ["N", 3, "H", "W"])}, ["y"], constants)
+    plan = agrees(m, (1, 3, 12, 20), (2, 3, 37, 41))
+    assert len(windows_of(plan)) == 1 and not [b for b in plan.buffers.values() if "+ 2" in str(b.shape)]
+
+
+def test_an_explicit_pad_joins_its_window() -> None:
+    """TensorFlow's padding for stride 2: one guard, none of its own kernel."""
+    nodes = [
+        node("Conv", "x v", "a"), node("Pad", "a pads", "p"),
+        node("Conv", "p w", "c", kernel_shape=[3, 3], strides=[2, 2], group=8), node("Conv", "c u", "y"),
+    ]  # fmt: skip
+    constants = {"v": floats(8, 3, 1, 1), "w": floats(8, 1, 3, 3), "u": floats(4, 8, 1, 1),
+                 "pads": np.array([0, 0, 0, 0, 0, 0, 1, 1])}  # fmt: skip
+    plan = agrees(model(nodes, {"x": (F, ["N", 3, "H", "W"])}, ["y"], constants), (1, 3, 8, 18), (1, 3, 9, 7))
+    assert len(plan.launches) == 3 and len(windows_of(plan)) == 1
+
+
+def test_a_norm_of_groups_keeps_the_order_of_its_image() -> None:
+    """GroupNorm as exporters write it; of one group nothing is written in planes between two convolutions."""
+    nodes = [
+        node("Conv", "x v", "a"), node("Shape", "a", "n"), node("Reshape", "a groups", "g"),
+        node("InstanceNormalization", "g one zero", "i"), node("Reshape", "i n", "k"), node("Mul", "k s", "m"),
+        node("Add", "m b", "o"), node("Conv", "o w", "y"),
+    ]  # fmt: skip
+    for groups in (1, 4):
+        constants = {"v": floats(8, 3, 1, 1), "w": floats(5, 8, 1, 1), "s": floats(8, 1, 1), "b": floats(8, 1, 1),
+                     "groups": np.array([0, groups, -1]), "one": np.ones(groups, np.float32),
+                     "zero": np.zeros(groups, np.float32)}  # fmt: skip
+        plan = agrees(model(nodes, {"x": (F, ["N", 3, "H", "W"])}, ["y"], constants), (2, 3, 5, 7), (1, 3, 20, 9))
+        assert not [n for k in plan.kernels for n in k.notes if "scalar" in n]
+        assert groups > 1 or "o@last" in plan.buffers

@@ -1,0 +1,101 @@
+"""The Python on the first page and on the pages of use runs as it stands, with a small model for ``bert.onnx``.
+
+docs/schedules.md, docs/exploring.md, docs/extending.md and docs/decoding.md have tests of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import polydyn
+from polydyn.graph.operators.registry import OPERATORS
+from tests.support.paths import ROOT
+from tests.support.tiny import model, node
+
+TESTED = {"README.md", "CONTRIBUTING.md", "docs/switching.md", "docs/torch.md"}
+ELSEWHERE = {"docs/schedules.md", "docs/exploring.md", "docs/extending.md", "docs/decoding.md"}
+
+
+def blocks(page: str) -> list[str]:
+    found = re.findall(r"^ *```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [dedent(text) for text in found]
+
+
+@pytest.fixture
+def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The folder and the names that a reader has."""
+    monkeypatch.chdir(tmp_path)
+    nodes = [
+        node("Gather", "table input_ids", "words"), node("Cast", "attention_mask", "m", to=1),
+        node("Unsqueeze", "m last", "u"), node("Mul", "words u", "masked"), node("MatMul", "masked w", "p"),
+        node("Softmax", "p", "last_hidden_state"),
+    ]  # fmt: skip
+    constants = {"table": np.eye(8, dtype=np.float32), "last": np.array([-1]), "w": np.ones((8, 32), np.float32)}
+    inputs = {n: ("int64", ["B", "L"]) for n in ("input_ids", "attention_mask")}
+    onnx.save(model(nodes, inputs, ["last_hidden_state"], constants), tmp_path / "bert.onnx")
+    fixed = {n: ("int64", [2, 61]) for n in inputs}
+    onnx.save(model(nodes, fixed, ["last_hidden_state"], constants), tmp_path / "static.onnx")
+    ids = np.ones((2, 61), np.int64)
+    return {"ids": ids, "mask": ids, "feeds": {"input_ids": ids, "attention_mask": ids}}
+
+
+def test_every_block_has_a_test() -> None:
+    pages = {str(p.relative_to(ROOT)) for p in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"))
+             if blocks(str(p.relative_to(ROOT)))}  # fmt: skip
+    assert pages == TESTED | ELSEWHERE
+
+
+def test_the_first_page(scope: dict[str, Any], tmp_path: Path) -> None:
+    (text,) = blocks("README.md")
+    quick = text.replace('tune("bert.onnx", "bert.db", threads=2)', 'tune("bert.onnx", "bert.db", threads=2, trials=1)')
+    assert quick != text, "tuning as it stands takes minutes"
+    exec(compile(quick, "README.md", "exec"), scope)
+    assert scope["out"]["last_hidden_state"].shape == (2, 61, 32) and "cuda" in scope["model"].manifest
+    assert {p.name for p in tmp_path.iterdir()} >= {"bert.polydyn", "bert.db", "shapes.json"}
+
+
+def test_an_operator_of_the_guide() -> None:
+    (text,) = blocks("CONTRIBUTING.md")
+    before = dict(OPERATORS)
+    names = ("operator", "same_as_input", "operands", "emit", "op", "like", "OnnxNode", "ExpandContext")
+    try:
+        exec(compile(text, "CONTRIBUTING.md", "exec"), {n: _name(n) for n in names})
+        assert OPERATORS["Softsign"].expand is not before["Softsign"].expand
+    finally:
+        OPERATORS.update(before)
+
+
+def _name(name: str) -> Any:
+    from polydyn import extend
+    from polydyn.graph.operators import registry
+
+    return registry.operator if name == "operator" else getattr(extend, name)
+
+
+def test_switching(scope: dict[str, Any]) -> None:
+    (text,) = blocks("docs/switching.md")
+    exec(compile(text, "docs/switching.md", "exec"), scope)
+    (want,) = polydyn.compile("bert.onnx").run(scope["feeds"]).values()
+    assert (scope["outputs"][0] == want).all()
+
+
+@pytest.mark.filterwarnings("default")  # torch warns of its own plans
+def test_torch(scope: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    (text,) = blocks("docs/torch.md")
+
+    class Model(torch.nn.Module):  # type: ignore[name-defined,misc]
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return torch.softmax(input_ids * attention_mask, -1)
+
+    scope |= {"model": Model(), "ids": torch.ones(2, 7), "mask": torch.ones(2, 7)}
+    exec(compile(text, "docs/torch.md", "exec"), scope)
+    with torch.inference_mode():
+        assert torch.allclose(scope["model"](scope["ids"], scope["mask"]), torch.full((2, 7), 1 / 7))

@@ -1,0 +1,257 @@
+"""If on data, Loop and Scan, against ONNX Runtime at ugly sizes (docs/adr/0027-parts.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+import polydyn
+from polydyn.errors import InputError, UnsupportedError
+from polydyn.runtime.parts_program import PartsProgram
+from polydyn.runtime.program import Program
+
+RNG = np.random.default_rng(11)
+Feeds = Mapping[str, Any]
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    """A model in ONNX's text."""
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
+
+
+def check(m: onnx.ModelProto, *calls: Feeds) -> Program:
+    """Every call gives what ONNX Runtime gives."""
+    program = polydyn.compile(m, threads=2)
+    session = onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
+    for feeds in calls:
+        before = {n: a.copy() for n, a in feeds.items()}
+        got, expected = program.run(feeds), session.run(None, dict(feeds))
+        for (name, a), b in zip(got.items(), expected, strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), name
+            np.testing.assert_allclose(a, b, 1e-4, 1e-5, err_msg=name)
+            assert not any(np.may_share_memory(a, x) for x in feeds.values()), f"{name} is memory of the caller"
+        assert all(np.array_equal(feeds[n], x) for n, x in before.items()), "inputs are never written"
+    return program
+
+
+def f32(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def scalar(value: Any, dtype: str = "int64") -> Any:
+    return np.array(value, dtype)
+
+
+IF = parsed("""
+g (float[N, 3] x, float[N, 3] b) => (float[P, Q] y, float[M] z) {
+    zero = Constant <value = float {0}> ()
+    s = ReduceSum <keepdims = 0> (x)
+    c = Greater (s, zero)
+    y, z = If (c) <
+        then_branch = t () => (float[A, C] u, float[D] v) {
+            u = Add (x, b)
+            k = Constant <value_ints = [-1]> ()
+            v = Reshape (u, k)
+        },
+        else_branch = e () => (float[A, C] u2, float[D] v2) {
+            u2 = Transpose <perm = [1, 0]> (x)
+            one = Constant <value_ints = [1]> ()
+            none = Constant <value_ints = [0]> ()
+            sh = Shape (x)
+            first = Slice (sh, none, one)
+            v2 = Expand (s, first)
+        }>
+}
+""")
+
+
+def test_branches_of_different_shapes_with_captured_tensors_and_sizes() -> None:
+    program = check(IF, *({"x": sign * np.abs(f32(n, 3)), "b": f32(n, 3)} for n in (1, 2, 7, 31) for sign in (1, -1)))
+    assert isinstance(program, PartsProgram) and len(program.steps) == 1
+
+
+def test_a_branch_may_be_a_tensor_around_it() -> None:
+    m = parsed("""
+    g (bool c, float[N] x) => (float[N] y) {
+        y = If (c) <then_branch = t () => (float[N] u) { u = Identity (x) },
+                    else_branch = e () => (float[N] v) { v = Neg (x) }>
+    }""")
+    check(m, {"c": np.array(True), "x": f32(4)}, {"c": np.array(False), "x": f32(0)})
+
+
+def test_branches_of_different_rank_are_refused_by_name() -> None:
+    m = parsed("""
+    g (bool c, float[N] x) => (float[N] y) {
+        y = If (c) <then_branch = t () => (float[N] u) { u = Exp (x) },
+                    else_branch = e () => (float v) { v = ReduceSum <keepdims = 0> (x) }>
+    }""")
+    with pytest.raises(UnsupportedError, match="branches that give float32 of rank 1 and float32 of rank 0"):
+        polydyn.compile(m)
+
+
+LOOP = parsed("""
+g (int64 m, bool c, float[N] x, float[N] b) => (float[N] last, float[K] grown, float[T, N] rows) {
+    e = Constant <value = float[0] {}> ()
+    last, grown, rows = Loop (m, c, x, e) <
+        body = body (int64 i, bool go, float[N] v, float[L] w) => (bool on, float[N] v2, float[L2] w2, float[N] row) {
+            v2 = Add (v, b)
+            s = ReduceSum <keepdims = 1> (v2)
+            w2 = Concat <axis = 0> (w, s)
+            f = Cast <to = 1> (i)
+            row = Mul (v2, f)
+            big = Constant <value = float {1000}> ()
+            t = ReduceMax <keepdims = 0> (v2)
+            on = Less (t, big)
+        }>
+}
+""")
+
+
+def test_loops_with_carried_grown_and_scanned_tensors() -> None:
+    feeds = [
+        {"m": scalar(m), "c": np.array(c), "x": f32(n), "b": np.abs(f32(n)) + step}
+        for m, c, n, step in [(5, True, 3, 0), (1, True, 1, 0), (40, True, 7, 90), (3, False, 4, 0)]
+    ]
+    program = check(LOOP, *feeds)
+    assert program.run(feeds[0] | {"m": scalar(0)})["rows"].shape[0] == 0
+
+
+def test_a_count_that_sizes_say() -> None:
+    m = parsed("""
+    g (float[N, H] x) => (float[H] s, float[N, H] r) {
+        sh = Shape <start = 0, end = 1> (x)
+        axis = Constant <value_ints = [0]> ()
+        n = Squeeze (sh, axis)
+        t = Constant <value = bool {1}> ()
+        z = ReduceSum <keepdims = 0> (x, axis)
+        s0 = Sub (z, z)
+        s, r = Loop (n, t, s0) <
+            body = body (int64 i, bool go, float[H] a) => (bool on, float[H] a2, float[H] q) {
+                on = Identity (go)
+                row = Gather <axis = 0> (x, i)
+                a2 = Add (a, row)
+                q = Identity (a2)
+            }>
+    }""")
+    program = check(m, *({"x": f32(n, h)} for n, h in [(1, 3), (31, 7), (5, 1)]))
+    assert program.outputs["r"] == "float32[N, H]", "sizes say how many rows there are"
+
+
+def test_nested_loops_capture_from_every_level() -> None:
+    m = parsed("""
+    g (int64 m, int64 k, float[N] x) => (float[N] y) {
+        t = Constant <value = bool {1}> ()
+        y = Loop (m, t, x) <
+            body = outer (int64 i, bool go, float[N] v) => (bool go, float[N] v3) {
+                f = Cast <to = 1> (i)
+                v3 = Loop (k, t, v) <
+                    body = inner (int64 j, bool go2, float[N] w) => (bool go2, float[N] w3) {
+                        g = Cast <to = 1> (j)
+                        a = Add (f, g)
+                        c = Less (g, f)
+                        w2 = If (c) <then_branch = p () => (float[N] q) { q = Add (w, a) },
+                                     else_branch = e () => (float[N] r) { r = Mul (w, x) }>
+                        w3 = Tanh (w2)
+                    }>
+            }>
+    }""")
+    calls = [(3, 2, 4), (1, 5, 1), (4, 1, 9), (0, 3, 2)]
+    check(m, *({"m": scalar(a), "k": scalar(b), "x": f32(n)} for a, b, n in calls))
+
+
+def test_a_condition_that_is_carried_ends_a_bound_loop() -> None:
+    m = parsed("""
+    g (int64 m, float x) => (float y, bool last, float[T] rows) {
+        t = Constant <value = bool {1}> ()
+        y, last, rows = Loop (m, t, x, t) <
+            body = body (int64 i, bool go, float v, bool ok) => (bool ok, float w, bool next, float row) {
+                one = Constant <value = float {1}> ()
+                ten = Constant <value = float {10}> ()
+                w = Add (v, one)
+                next = Less (w, ten)
+                row = Neg (w)
+            }>
+    }""")
+    check(m, *({"m": scalar(n), "x": scalar(x, "float32")} for n, x in [(50, 0), (3, 0), (50, 20), (50, 7.5)]))
+
+
+def test_a_carried_tensor_that_changes_rank_is_refused_by_name() -> None:
+    m = parsed("""
+    g (int64 m, float[N] x) => (float[N] y) {
+        t = Constant <value = bool {1}> ()
+        y = Loop (m, t, x) <body = body (int64 i, bool go, float[N] v) => (bool go, float w) {
+            w = ReduceSum <keepdims = 0> (v)
+        }>
+    }""")
+    with pytest.raises(UnsupportedError, match="x, which an iteration turns into float32 of rank 0"):
+        polydyn.compile(m)
+
+
+def test_a_wrong_call_of_a_body_says_its_iteration() -> None:
+    m = parsed("""
+    g (int64 m, float[N] x) => (float[T] y) {
+        t = Constant <value = bool {1}> ()
+        y = Loop (m, t) <body = body (int64 i, bool go) => (bool go, float v) { v = Gather <axis = 0> (x, i) }>
+    }""")
+    program = check(m, {"m": scalar(4), "x": f32(4)})
+    with pytest.raises(InputError, match="in iteration 2"):
+        program.run({"m": scalar(3), "x": f32(2)})
+    assert program.run({"m": scalar(2), "x": np.array([1, 2], np.float32)})["y"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_scans_along_other_axes_and_backwards(back: int) -> None:
+    m = parsed(f"""
+    g (float[H] h, float[B, T, H] x, float[H, H] r) => (float[B, H] last, float[B, H, T] y, float[T, B, H] z) {{
+        h0 = Constant <value = float {{0}}> ()
+        axis = Constant <value_ints = [1]> ()
+        sum = ReduceSum <keepdims = 0> (x, axis)
+        none = Sub (sum, sum)
+        first = Add (none, h)
+        last, y, z = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [{back}],
+                           scan_output_axes = [2, 0], scan_output_directions = [{back}, 0],
+            body = body (float[B, H] s, float[B, H] v) => (float[B, H] s2, float[B, H] p, float[B, H] q) {{
+                w = MatMul (s, r)
+                u = Add (w, v)
+                s2 = Tanh (u)
+                p = Identity (s2)
+                q = Add (s2, v)
+            }}> (first, x)
+    }}""")
+    sizes = [(2, 5, 3), (1, 1, 1), (3, 40, 17)]
+    check(m, *({"h": f32(h), "x": f32(b, t, h), "r": f32(h, h) / 4} for b, t, h in sizes))
+
+
+def test_saved(tmp_path: Path) -> None:
+    program = check(LOOP, {"m": scalar(3), "c": np.array(True), "x": f32(3), "b": f32(3)})
+    program.save(tmp_path / "loop.polydyn")
+    feeds = {"m": scalar(7), "c": np.array(True), "x": f32(5), "b": f32(5)}
+    loaded = polydyn.load(tmp_path / "loop.polydyn").run(feeds)
+    assert all(np.array_equal(a, loaded[n]) for n, a in program.run(feeds).items())
+
+
+def test_sequences_whose_elements_are_known_are_written_away() -> None:
+    m = parsed("""
+    g (float[N, 6] x, float[N, 2] z) => (float[N, 7] y, float[K, N, 2] s, int64 n, float[N, 3] last) {
+        sizes = Constant <value_ints = [2, 1, 3]> ()
+        q = SplitToSequence <axis = 1> (x, sizes)
+        one = Constant <value = int64 {1}> ()
+        erased = SequenceErase (q, one)
+        longer = SequenceInsert (erased, z, one)
+        y = ConcatFromSequence <axis = 1> (longer)
+        back = Constant <value = int64 {-1}> ()
+        last = SequenceAt (longer, back)
+        first = Constant <value = int64 {0}> ()
+        a = SequenceAt (longer, first)
+        pair = SequenceConstruct (a, z)
+        s = ConcatFromSequence <axis = 0, new_axis = 1> (pair)
+        n = SequenceLength (longer)
+    }""")
+    check(m, *({"x": f32(n, 6), "z": f32(n, 2)} for n in (1, 7)))

@@ -1,0 +1,116 @@
+"""Nodes that are left to ONNX Runtime on request: results, warnings, notes, saved programs, refusals."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+import polydyn
+from polydyn.errors import FallbackWarning, InputError, UnsupportedError
+from polydyn.runtime import fallback_step
+from tests.support.tiny import model, node
+
+F, S = "float32", polydyn.Options(fallback="onnxruntime")
+
+
+def pooled() -> onnx.ModelProto:
+    """MaxRoiPool, which is not built, between two compiled parts."""
+    return model(
+        [node("Mul", "x x", "q"), node("MaxRoiPool", "q rois", "p", pooled_shape=[2, 3]), node("Exp", "p", "y")],
+        {"x": (F, ["N", 3, "H", "W"]), "rois": (F, ["R", 5])}, ["y"],
+    )  # fmt: skip
+
+
+def rois(n: int, images: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    first = rng.integers(0, 4, (n, 2))
+    boxes = np.concatenate([rng.integers(0, max(images, 1), (n, 1)), first, first + rng.integers(0, 5, (n, 2))], 1)
+    return boxes.astype(np.float32)
+
+
+def expected(m: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
+    return onnxruntime.InferenceSession(m.SerializeToString()).run(None, feeds)
+
+
+def compiled(m: onnx.ModelProto) -> polydyn.Program:
+    with pytest.warns(FallbackWarning, match="runs in ONNX Runtime"):
+        return polydyn.compile(m, options=S, threads=1)
+
+
+@pytest.mark.parametrize(("n", "h", "w", "r"), [(1, 9, 9, 1), (2, 12, 11, 7), (1, 9, 10, 0), (3, 17, 9, 30)])
+def test_a_node_that_is_not_built_runs_between_two_parts(n: int, h: int, w: int, r: int) -> None:
+    m, rng = pooled(), np.random.default_rng(n + r)
+    program = compiled(m)
+    feeds = {"x": rng.standard_normal((n, 3, h, w)).astype(F), "rois": rois(r, n, rng)}
+    np.testing.assert_allclose(program.run(feeds)["y"], expected(m, feeds)[0], rtol=1e-5)
+    assert program.steps == ["onnxruntime of MaxRoiPool_p"]
+
+
+def test_without_the_option_the_node_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="MaxRoiPool"):
+        polydyn.compile(pooled())
+    with pytest.raises(InputError, match="no fallback called 'torch'"):
+        polydyn.Options(fallback="torch")
+
+
+def test_saved_programs_name_the_node_and_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    m, rng = pooled(), np.random.default_rng(3)
+    program = compiled(m)
+    program.save(tmp_path / "m.polydyn")
+    again = polydyn.load(tmp_path / "m.polydyn")
+    note = "MaxRoiPool_p (MaxRoiPool) runs in ONNX Runtime: the operator is not built"
+    assert note in again.manifest["notes"] and note in again.explain(N=1, H=9, W=9, R=2).details()
+    feeds = {"x": rng.standard_normal((1, 3, 9, 9)).astype(F), "rois": rois(2, 1, rng)}
+    np.testing.assert_array_equal(again.run(feeds)["y"], program.run(feeds)["y"])
+    compiled(m).save(tmp_path / "n.polydyn")
+    assert (tmp_path / "m.polydyn").read_bytes() == (tmp_path / "n.polydyn").read_bytes()
+    fallback_step._session.cache_clear()
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UnsupportedError, match="not installed"):
+        again.run(feeds)
+    with pytest.raises(UnsupportedError, match="not installed"):
+        polydyn.compile(m, options=S)
+
+
+def test_what_a_rule_refuses_is_left_too() -> None:
+    """A form of an operator that is built: a scale that gives no whole size."""
+    scales = {"s": np.array([1, 1, 0.6, 0.6], np.float32)}
+    m = model([node("Relu", "x", "a"), node("Resize", "a s", "b", mode="linear"), node("Exp", "b", "y")],
+              {"x": (F, ["N", 1, 2, 4])}, ["y"], scales)  # fmt: skip
+    m.graph.node[1].input[:] = ["a", "", "s"]
+    m.graph.node[1].attribute.append(helper.make_attribute("coordinate_transformation_mode", "align_corners"))
+    with pytest.raises(UnsupportedError, match="align_corners with the scale"):
+        polydyn.compile(m)
+    program = compiled(m)
+    assert program.steps == ["onnxruntime of Resize_b"]
+    assert any("Resize_b (Resize) runs in ONNX Runtime: Resize: align_corners" in n for n in program.manifest["notes"])
+    for n in (1, 3):
+        feeds = {"x": np.random.default_rng(n).standard_normal((n, 1, 2, 4)).astype(F)}
+        np.testing.assert_allclose(program.run(feeds)["y"], expected(m, feeds)[0], rtol=1e-5)
+
+
+def test_a_node_that_onnx_runtime_does_not_know_is_refused_by_name() -> None:
+    m = model([node("Relu", "x", "a")], {"x": (F, ["N"])}, ["y"])
+    m.graph.node.append(helper.make_node("Mystery", ["a"], ["y"], "m0", domain="some.where"))
+    m.opset_import.append(helper.make_opsetid("some.where", 1))
+    with pytest.raises(UnsupportedError, match="cannot be left to ONNX Runtime"):
+        polydyn.compile(m, options=S)
+
+
+def test_a_failing_node_says_where() -> None:
+    m = pooled()
+    program = compiled(m)
+    bad = {"x": np.ones((1, 3, 9, 9), F), "rois": np.array([[7, 0, 0, 3, 3]], F)}  # there is no image 7
+    with pytest.raises(InputError, match="MaxRoiPool_p"):
+        program.run(bad)
+
+
+def test_devices_refuse_it() -> None:
+    with pytest.warns(FallbackWarning), pytest.raises(UnsupportedError, match="run on the CPU"):
+        polydyn.compile(pooled(), options=S, target="cuda:sm_80")

@@ -1,0 +1,354 @@
+"""Programs of several parts: sizes that data decide, against ONNX Runtime at ugly sizes (docs/adr/0027-parts.md)."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto as T
+from onnx import helper
+
+import polydyn
+from polydyn.build.cache import open_library
+from polydyn.cli.main import main
+from polydyn.errors import InputError, UnsupportedError
+from polydyn.runtime.artifact import read_artifact
+from polydyn.runtime.parts_program import PartsProgram
+
+Feeds = Mapping[str, Any]
+RNG = np.random.default_rng(7)
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), outputs.split(), name=f"{op}_{outputs.split()[0]}", **attributes)
+
+
+def model(
+    nodes: list[onnx.NodeProto], inputs: Mapping[str, tuple[int, list[Any]]], outputs: str,
+    constants: Feeds | None = None,
+) -> onnx.ModelProto:  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "parts",
+        [helper.make_tensor_value_info(n, *t) for n, t in inputs.items()],
+        [helper.make_empty_tensor_value_info(o) for o in outputs.split()],
+        [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in (constants or {}).items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def check(m: onnx.ModelProto, *calls: Feeds, threads: int = 2) -> PartsProgram:
+    """Every call gives what ONNX Runtime gives: dtypes, shapes, numbers."""
+    program = polydyn.compile(m, threads=threads)
+    assert isinstance(program, PartsProgram)
+    session = onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
+    for feeds in calls:
+        same(program.run(feeds), session.run(None, dict(feeds)))
+    return program
+
+
+def same(results: Mapping[str, Any], expected: list[Any]) -> None:
+    for (name, got), want in zip(results.items(), expected, strict=True):
+        assert (got.dtype, got.shape) == (want.dtype, want.shape), name
+        np.testing.assert_allclose(got, want, 1e-5, 1e-5, err_msg=name)
+
+
+def numbers(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def mask(*shape: int) -> Any:
+    return RNG.random(shape) < 0.4
+
+
+def i64(*values: int) -> Any:
+    return np.array(values, np.int64)
+
+
+MASKED = model(
+    [
+        node("Greater", "x zero", "m"),
+        node("NonZero", "m", "i"),
+        node("Transpose", "i", "t"),
+        node("GatherND", "x t", "v"),
+        node("Exp", "v", "y"),
+        node("ReduceSum", "y", "s", keepdims=0),
+    ],
+    {"x": (T.FLOAT, ["H", "W"])}, "i y s", {"zero": np.float32(0)},
+)  # fmt: skip
+
+
+def test_non_zero_of_a_mask_and_what_follows() -> None:
+    shapes = [(3, 4), (0, 4), (1, 1), (31, 33), (100, 7), (1, 0)]
+    program = check(MASKED, *({"x": numbers(*s)} for s in shapes), {"x": -np.ones((4, 5), np.float32)})
+    assert len(program.parts) == 2 and program.steps == ["non_zero of NonZero_i"]
+    assert program.symbols["NonZero_i.n"] == "data: non_zero of NonZero_i"
+    assert program.guards == [], "n <= H*W holds by construction"
+
+
+@pytest.mark.parametrize(("rank", "shape"), [(1, (5,)), (3, (2, 3, 4))])
+def test_non_zero_of_any_rank(rank: int, shape: tuple[int, ...]) -> None:
+    m = model([node("NonZero", "x", "i")], {"x": (T.BOOL, [f"D{k}" for k in range(rank)])}, "i")
+    check(m, {"x": np.ones(shape, bool)}, {"x": np.zeros(shape, bool)})
+
+
+def test_non_zero_of_a_scalar_has_no_rows() -> None:
+    program = polydyn.compile(model([node("NonZero", "x", "i")], {"x": (T.BOOL, [])}, "i"))
+    assert program.run({"x": np.array(True)})["i"].shape == (0, 1), "ONNX says so; ONNX Runtime gives (1, 1)"
+
+
+def test_compress_along_an_axis_and_over_all() -> None:
+    nodes = [node("Compress", "x c", "y", axis=1), node("Compress", "x c", "z"), node("Relu", "y", "w")]
+    m = model(nodes, {"x": (T.FLOAT, ["H", "W"]), "c": (T.BOOL, ["K"])}, "y z w")
+    sizes = [(3, 4, 4), (1, 4, 0), (3, 3, 2), (31, 33, 30), (1, 1, 1)]
+    program = check(m, *({"x": numbers(h, w), "c": mask(k)} for h, w, k in sizes))
+    with pytest.raises(InputError, match="no longer than"):
+        program.run({"x": numbers(2, 3), "c": mask(4)})
+
+
+def test_range_of_data() -> None:
+    inputs = {x: (T.INT64, []) for x in "abc"} | {"f": (T.FLOAT, [])}
+    nodes = [
+        node("Range", "a b c", "r"), node("Cast", "r", "q", to=T.FLOAT), node("Mul", "q f", "y"),
+        node("Range", "f ten half", "z"),
+    ]  # fmt: skip
+    m = model(nodes, inputs, "r y z", {"ten": np.float32(10), "half": np.float32(0.5)})
+    calls = [(0, 5, 1, 2.5), (3, 9, 2, 11), (9, 3, -2, 9.9), (0, -3, 1, 0), (5, 5, 7, 10)]
+    feeds = [dict(zip("abc", map(np.array, c[:3]), strict=True)) | {"f": np.array(c[3], np.float32)} for c in calls]
+    program = check(m, *feeds)
+    with pytest.raises(InputError, match="step of a range is not 0"):
+        program.run({"a": np.array(0), "b": np.array(3), "c": np.array(0), "f": np.array(0, np.float32)})
+
+
+def test_reshape_to_data() -> None:
+    nodes = [node("Reshape", "x s", "y"), node("Softmax", "y", "z"), node("Reshape", "z t", "w")]
+    m = model(nodes, {"x": (T.FLOAT, ["H", "W"]), "s": (T.INT64, [3])}, "y w", {"t": i64(-1)})
+    calls = [(3, 4, (2, -1, 2)), (6, 4, (0, 2, -1)), (1, 1, (1, 1, 1)), (8, 9, (9, 8, 1))]
+    program = check(m, *({"x": numbers(h, w), "s": i64(*s)} for h, w, s in calls))
+    for s in ((2, 2, 2), (-1, -1, 1), (-2, 1, 6)):
+        with pytest.raises(InputError, match="cannot be reshaped"):
+            program.run({"x": numbers(3, 4), "s": i64(*s)})
+
+
+def test_slices_of_data() -> None:
+    inputs = {"x": (T.FLOAT, ["H", "W"]), "s": (T.INT64, [2]), "e": (T.INT64, [2])}
+    m = model([node("Slice", "x s e a k", "y"), node("Neg", "y", "z")], inputs, "z", {"a": i64(0, -1), "k": i64(1, -2)})
+    calls = [
+        (3, 4, (1, -1), (3, 0)), (6, 4, (-2, 100), (100, -100)), (1, 1, (0, 0), (1, -3)), (8, 9, (5, 8), (2, 1)),
+        (0, 5, (0, 4), (3, -9)), (7, 0, (2, 3), (9, -1)),
+    ]  # fmt: skip
+    check(m, *({"x": numbers(h, w), "s": i64(*s), "e": i64(*e)} for h, w, s, e in calls))
+
+
+def test_top_k_tile_pad_expand_and_one_hot_of_data() -> None:
+    inputs = {"x": (T.FLOAT, ["H", "W"])} | {n: (T.INT64, [k]) for n, k in {"k": 1, "r": 2, "p": 4, "d": 1}.items()}
+    nodes = [
+        node("TopK", "x k", "v i"), node("Tile", "x r", "t"), node("Pad", "x p", "q"), node("OneHot", "j d w", "o"),
+        node("ConstantOfShape", "r", "c"), node("Expand", "one r", "e"),
+    ]  # fmt: skip
+    constants = {"j": i64(0, 2, -1), "w": np.array([0, 1], np.float32), "one": np.ones((1, 1), np.float32)}
+    m = model(nodes, inputs, "v i t q o c e", constants)
+    calls = [(3, 4, 2, (2, 1), (0, 1, 2, 3), 3), (6, 4, 4, (1, 3), (0,) * 4, 7), (1, 1, 0, (0, 1), (3,) * 4, 4)]
+    feeds = [
+        {"x": numbers(h, w), "k": i64(k), "r": i64(*r), "p": i64(*p), "d": i64(d)} for h, w, k, r, p, d in calls
+    ]
+    program = check(m, *feeds)
+    with pytest.raises(InputError, match="a size is a whole number, not negative"):
+        program.run(feeds[0] | {"k": i64(-1)})
+    with pytest.raises(InputError, match="elements that are asked for"):
+        program.run(feeds[0] | {"k": i64(5)})
+    same(program.run(feeds[0]), list(program.run(feeds[0]).values()))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_resize_and_split_to_data(mode: str) -> None:
+    inputs = {"x": (T.FLOAT, [1, 2, "H", "W"]), "s": (T.INT64, [4]), "p": (T.INT64, [2])}
+    resized = helper.make_node("Resize", ["x", "", "", "s"], ["y"], name="Resize_y", mode=mode)
+    nodes = [resized, node("Split", "x p", "a b", axis=2), node("Exp", "b", "c")]
+    m = model(nodes, inputs, "y a c")
+    calls = [(4, 6, (7, 3), 1), (3, 3, (3, 3), 3), (1, 1, (5, 4), 0), (9, 2, (4, 1), 5)]
+    feeds = [{"x": numbers(1, 2, h, w), "s": i64(1, 2, *s), "p": i64(k, h - k)} for h, w, s, k in calls]
+    program = check(m, *feeds)
+    with pytest.raises(InputError, match="split into 2 parts"):
+        program.run(feeds[0] | {"p": i64(1, 1)})
+
+
+def test_axes_and_steps_of_data() -> None:
+    inputs = {"x": (T.FLOAT, ["H", "W"])} | {n: (T.INT64, [1]) for n in "asek"}
+    nodes = [node("Slice", "x s e a k", "y"), node("Unsqueeze", "x a", "u"), node("Squeeze", "u a", "z")]
+    m = model([*nodes, node("Neg", "y", "n"), node("Neg", "z", "w")], inputs, "n u w")
+    calls = [(3, 4, 0, 0, 2, 1), (3, 4, -1, -1, -9, -2), (5, 1, 1, 0, 1, 3), (0, 3, 0, 5, 0, -1)]
+    feeds = [{"x": numbers(h, w)} | dict(zip("asek", map(i64, c), strict=True)) for h, w, *c in calls]
+    program = check(m, *feeds)
+    with pytest.raises(InputError, match="no step of 0"):
+        program.run(feeds[0] | {"k": i64(0)})
+    with pytest.raises(InputError, match="each is an axis"):
+        program.run(feeds[0] | {"a": i64(7)})
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("sort", [0, 1])
+def test_unique(axis: int | None, sort: int) -> None:
+    more = {} if axis is None else {"axis": axis}
+    nodes = [node("Unique", "x", "y i j c", sorted=sort, **more), node("Add", "y y", "z"), node("Mul", "c i", "w")]
+    m = model(nodes, {"x": (T.INT64, ["H", "W"])}, "y i j c z w")
+    check(m, *({"x": RNG.integers(0, 3, s)} for s in [(7, 2), (1, 1), (40, 3)]))
+
+
+def test_unique_of_nothing() -> None:
+    program = polydyn.compile(model([node("Unique", "x", "y")], {"x": (T.FLOAT, ["N"])}, "y"))
+    assert program.run({"x": np.empty(0, np.float32)})["y"].shape == (0,)
+
+
+def boxes(*shape: int) -> Any:
+    corner, size = RNG.random((*shape, 2)), RNG.random((*shape, 2)) / 2
+    return np.concatenate([corner, corner + size], -1).astype(np.float32)
+
+
+@pytest.mark.parametrize("center", [0, 1])
+def test_non_maximum_suppression(center: int) -> None:
+    nodes = [
+        node("NonMaxSuppression", "b s m o l", "i", center_point_box=center),
+        node("Gather", "i two", "k", axis=1), node("Gather", "b k", "c", axis=1), node("Exp", "c", "y"),
+    ]  # fmt: skip
+    inputs = {"b": (T.FLOAT, ["B", "N", 4]), "s": (T.FLOAT, ["B", "C", "N"]), "m": (T.INT64, [1])}
+    constants = {"o": np.array([0.3], np.float32), "l": np.array([0.2], np.float32), "two": np.array(2)}
+    m = model(nodes, inputs, "i y", constants)
+    sizes = [(1, 50, 3, 5), (2, 20, 1, 100), (1, 1, 1, 1), (1, 0, 2, 4), (1, 10, 2, 0), (3, 100, 2, 1000)]
+    feeds = [{"b": boxes(b, n), "s": numbers(b, c, n), "m": i64(k)} for b, n, c, k in sizes]
+    feeds.append(feeds[0] | {"s": np.round(feeds[0]["s"])})  # ties
+    check(m, *feeds)
+
+
+LATE = model(
+    [
+        node("NonZero", "m", "i"),
+        node("Squeeze", "i z", "j"),
+        node("Cast", "j", "f", to=T.FLOAT),
+        node("Add", "f x", "y"),
+    ],
+    {"m": (T.BOOL, ["N"]), "x": (T.FLOAT, ["B"])}, "y", {"z": i64(0)},
+)  # fmt: skip
+
+
+def test_a_late_guard_says_after_what_it_failed_and_leaves_the_program_usable() -> None:
+    program = check(LATE, {"m": np.array([True, False, True]), "x": numbers(2)})
+    with pytest.raises(InputError, match=r"Add_y(.|\n)*after NonZero_i.n = 3"):
+        program.run({"m": np.ones(3, bool), "x": numbers(2)})
+    assert program.run({"m": np.array([True, True]), "x": np.zeros(2, np.float32)})["y"].tolist() == [0, 1]
+
+
+def test_wrong_calls_are_refused_before_anything_runs() -> None:
+    m = model([node("NonZero", "m", "i")], {"m": (T.BOOL, [3, "W"])}, "i")
+    program = polydyn.compile(m)
+    for feeds in ({"m": mask(4, 2)}, {"m": mask(3)}, {"m": numbers(3, 2)}, {}, {"x": mask(3, 2)}):
+        with pytest.raises(InputError):
+            program.run(feeds)
+
+
+def test_saved_programs_give_the_same(tmp_path: Path) -> None:
+    program = check(MASKED, {"x": numbers(5, 6)})
+    program.save(tmp_path / "masked.polydyn")
+    loaded = polydyn.load(tmp_path / "masked.polydyn", threads=1)
+    x = {"x": numbers(9, 2)}
+    same(loaded.run(x), list(program.run(x).values()))
+    assert loaded.outputs == program.outputs and loaded.symbols == program.symbols
+    again = polydyn.compile(MASKED, threads=2)
+    again.save(tmp_path / "again.polydyn")
+    assert (tmp_path / "again.polydyn").read_bytes() == (tmp_path / "masked.polydyn").read_bytes()
+
+
+def saved(program: PartsProgram, folder: Path) -> str:
+    program.save(folder / "saved.polydyn")
+    return str(folder / "saved.polydyn")
+
+
+def test_looking_inside(tmp_path: Path) -> None:
+    program = check(MASKED, {"x": numbers(5, 6)})
+    shown = str(program.explain(**dict.fromkeys(program.symbols, 5)))
+    assert "NonZero_i.n=5" in shown and len(program.launches) == shown.count("nest ")
+    rows = program.profile({"x": numbers(5, 6)}, repeats=2)
+    assert [r.label for r in rows if r.label.startswith("host")] == ["host: non_zero of NonZero_i"]
+    assert len(rows) == len(program.launches) + 1
+    assert any("non_zero of NonZero_i" in n for n in program.manifest["notes"])
+    shown = CliRunner().invoke(main, ["inspect", saved(program, tmp_path)]).output
+    assert "host operators\n  non_zero of NonZero_i" in shown
+
+
+def test_out_and_bound_calls() -> None:
+    program = polydyn.compile(LATE)
+    feeds = {"m": np.array([True, False, True]), "x": numbers(2)}
+    want, y = program.run(feeds)["y"], np.empty(2, np.float32)
+    assert program.run(feeds, {"y": y})["y"] is y and np.array_equal(y, want)
+    with pytest.raises(InputError, match="shape"):
+        program.run(feeds, {"y": np.empty(3, np.float32)})
+    bound = program.bind(feeds)
+    feeds["m"][:] = [False, True, True]
+    assert np.array_equal(bound()["y"], program.run(feeds)["y"])
+
+
+def test_many_sizes_from_many_threads_with_flat_memory() -> None:
+    program = polydyn.compile(MASKED, threads=1)
+    assert isinstance(program, PartsProgram)
+    wrong: list[object] = []
+
+    def calls(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(250):
+            x = rng.standard_normal((rng.integers(0, 40), rng.integers(0, 40))).astype(np.float32)
+            if not np.allclose(program.run({"x": x})["y"], np.exp(x[x > 0]), 1e-5):
+                wrong.append(x)
+
+    calls(0)
+    before = program.counters["arena_bytes"]
+    every = [threading.Thread(target=calls, args=(k,)) for k in range(4)]
+    for t in every:
+        t.start()
+    for t in every:
+        t.join()
+    assert not wrong
+    assert program.counters["arena_bytes"] <= 5 * max(before, 1 << 16), "each thread's arena, no growth by calls"
+
+
+def test_one_number_of_threads_or_another_gives_the_same_bits() -> None:
+    x = {"x": numbers(200, 100)}
+    results = [polydyn.compile(MASKED, threads=n).run(x) for n in (1, 2, 7)]
+    for r in results[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(r.values(), results[0].values(), strict=True))
+
+
+def test_from_c_it_is_refused_by_name(tmp_path: Path) -> None:
+    artifact = read_artifact(saved(check(MASKED, {"x": numbers(2, 2)}), tmp_path))
+    library, program = open_library(artifact.library), ctypes.c_void_p(1)
+    library.pd_error.restype = ctypes.c_char_p
+    assert library.pd_open(None, None, 0, 0, ctypes.byref(program)) != 0 and program.value is None
+    assert b"steps of the host between its parts" in library.pd_error()
+
+
+def test_other_targets_and_tools_refuse_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="NonZero_i needs a step of the host"):
+        polydyn.compile(MASKED, target="cuda:sm_80")
+    with pytest.raises(UnsupportedError, match="between two parts"):
+        polydyn.compiler.plan_program(MASKED)
+    too_many = model([node("Expand", "x s", "y")], {"x": (T.FLOAT, ["N"]), "s": (T.INT64, ["R"])}, "y")
+    with pytest.raises(UnsupportedError, match="knows how many"):
+        polydyn.compile(too_many)
+
+
+def test_a_session_runs_them() -> None:
+    session = polydyn.InferenceSession(MASKED.SerializeToString())
+    x = numbers(4, 3)
+    same(polydyn.compile(MASKED).run({"x": x}), session.run(None, {"x": x}))
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    for o in session.get_outputs():
+        binding.bind_output(o.name)
+    session.run_with_iobinding(binding)
+    np.testing.assert_allclose(binding.copy_outputs_to_cpu()[1], np.exp(x[x > 0]), 1e-5)

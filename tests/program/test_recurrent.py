@@ -1,0 +1,130 @@
+"""LSTM, GRU and RNN against ONNX Runtime: directions, layouts, lengths, peepholes, activations, ugly sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto as T
+from onnx import helper
+
+import polydyn
+from polydyn.errors import UnsupportedError
+from polydyn.runtime.parts_program import PartsProgram
+
+RNG = np.random.default_rng(5)
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+HIDDEN, WIDTH = 5, 3
+
+
+def f32(*shape: int) -> Any:
+    return (RNG.standard_normal(shape) / 2).astype(np.float32)
+
+
+def recurrent(op: str, given: str = "", hidden: int = HIDDEN, width: int = WIDTH, **attributes: Any) -> onnx.ModelProto:
+    """One node; ``given``: of B (bias), S (lengths), H (initial states), P (peepholes) those that it has."""
+    ways = 2 if attributes.get("direction") == "bidirectional" else 1
+    g, batched = GATES[op], attributes.get("layout", 0)
+    constants = {"w": f32(ways, g * hidden, width), "r": f32(ways, g * hidden, hidden)}
+    inputs: dict[str, tuple[int, list[Any]]] = {"x": (T.FLOAT, ["B", "T", width] if batched else ["T", "B", width])}
+    names = ["x", "w", "r", "", "", "", "", ""]
+    if "B" in given:
+        constants["b"], names[3] = f32(ways, 2 * g * hidden), "b"
+    if "S" in given:
+        inputs["s"], names[4] = (T.INT32, ["B"]), "s"
+    for k, n in enumerate(["h", "c"] if op == "LSTM" else ["h"]) if "H" in given else ():
+        inputs[n], names[5 + k] = (T.FLOAT, ["B", ways, hidden] if batched else [ways, "B", hidden]), n
+    if "P" in given:
+        constants["p"], names[7] = f32(ways, 3 * hidden), "p"
+    while not names[-1]:
+        names.pop()
+    outputs = ["y", "last", "cell"] if op == "LSTM" else ["y", "last"]
+    node = helper.make_node(op, names, outputs, name=f"the_{op}", hidden_size=hidden, **attributes)
+    graph = helper.make_graph(
+        [node], "recurrent", [helper.make_tensor_value_info(n, *t) for n, t in inputs.items()],
+        [helper.make_tensor_value_info(o, T.FLOAT, None) for o in outputs],
+        [onnx.numpy_helper.from_array(a, n) for n, a in constants.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def feeds_of(m: onnx.ModelProto, time: int, batch: int) -> Mapping[str, Any]:
+    """Random inputs; lengths from 1 to ``time``."""
+    sizes = {"T": time, "B": batch}
+    shapes = {i.name: [d.dim_value or sizes[d.dim_param] for d in i.type.tensor_type.shape.dim] for i in m.graph.input}
+    feeds = {n: f32(*s) for n, s in shapes.items()}
+    if "s" in feeds:
+        feeds["s"] = RNG.integers(1, time + 1, batch).astype(np.int32)
+    return feeds
+
+
+def check(m: onnx.ModelProto, sizes: Any = ((4, 2), (1, 1), (9, 3))) -> PartsProgram:
+    program = polydyn.compile(m, threads=2)
+    assert isinstance(program, PartsProgram)
+    session = onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
+    for time, batch in sizes:
+        feeds = feeds_of(m, time, batch)
+        for (name, a), b in zip(program.run(feeds).items(), session.run(None, dict(feeds)), strict=True):
+            assert a.shape == b.shape, name
+            np.testing.assert_allclose(a, b, 1e-4, 1e-5, err_msg=f"{name} at {time}, {batch}")
+    return program
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("op", GATES)
+def test_directions_with_bias_lengths_and_initial_states(op: str, direction: str) -> None:
+    check(recurrent(op, "BSH", direction=direction))
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_without_anything_optional(op: str) -> None:
+    check(recurrent(op))
+
+
+def test_peepholes_and_clip() -> None:
+    check(recurrent("LSTM", "BSHP", direction="bidirectional", clip=0.4))
+
+
+def test_other_activations() -> None:
+    names = ["HardSigmoid", "ScaledTanh", "Softsign"]
+    check(recurrent("LSTM", "B", activations=names, activation_alpha=[0.3, 0.9], activation_beta=[0.4, 0.8]))
+    check(recurrent("RNN", "B", activations=["LeakyRelu"], activation_alpha=[0.1]))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_the_reset_gate_before_or_after_the_product(before: int) -> None:
+    check(recurrent("GRU", "BH", linear_before_reset=before))
+
+
+def test_batch_first_gives_what_time_first_gives() -> None:
+    """ONNX Runtime has no layout 1."""
+    first = recurrent("LSTM", "BH")
+    batched = onnx.ModelProto()
+    batched.CopyFrom(first)
+    batched.graph.node[0].attribute.append(helper.make_attribute("layout", 1))
+    for i in batched.graph.input:
+        dims = i.type.tensor_type.shape.dim
+        a, b = dims[0], dims[1]
+        kept = onnx.TensorShapeProto.Dimension()
+        kept.CopyFrom(a), a.CopyFrom(b), b.CopyFrom(kept)
+    feeds = feeds_of(first, 6, 3)
+    expected = polydyn.compile(first).run(feeds)
+    got = polydyn.compile(batched).run({n: np.ascontiguousarray(x.swapaxes(0, 1)) for n, x in feeds.items()})
+    np.testing.assert_allclose(got["y"], expected["y"].transpose(2, 0, 1, 3), 1e-5, 1e-6)
+    np.testing.assert_allclose(got["cell"], expected["cell"].swapaxes(0, 1), 1e-5, 1e-6)
+
+
+def test_a_step_is_few_launches_and_the_input_one_product() -> None:
+    program = check(recurrent("LSTM", "B", hidden=64, width=32), [(20, 1)])
+    (step,) = program.bodies.values()
+    assert len(step.launches) <= 3, step.launches
+    assert sum("contract" in x for x in program.launches) == 1, "the product of all steps"
+
+
+def test_what_is_not_built_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="the activation Nonsense"):
+        polydyn.compile(recurrent("RNN", activations=["Nonsense"]))

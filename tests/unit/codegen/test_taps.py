@@ -1,0 +1,186 @@
+"""Windows in registers: which groups have that form, what is shared, what guards leave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from polydyn.codegen.cpu.windows import fits
+from polydyn.codegen.ir import Between, Body, Def, FlatLoad, For, If, Ramp, Reg, Set, Store, walk, walk_value
+from polydyn.codegen.passes.taps import Window, twins
+from polydyn.codegen.passes.transpose import dense_along
+from polydyn.codegen.passes.vectorise import vectorise_loop
+from polydyn.schedules.errors import CodegenError, Declined
+from polydyn.schedules.expr import Const, FromIndex, Op, Value, const, neutral, op
+from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.schedules.model import Group
+from tests.support.polyhedral_groups import depthwise
+
+V = Index.of
+F = "float32"
+BAND = ("c", "h", "w")
+
+
+def changed(g: Group, value: Value, reduce: str = "sum") -> Group:
+    s = tuple(replace(x, value=value, reduce=reduce) if x.reduce else x for x in g.statements)
+    return replace(g, statements=s)
+
+
+# -- which groups ----------------------------------------------------------------------------------------------------
+
+
+def test_the_lane_follows_the_strides() -> None:
+    planes, last = fits(depthwise(), BAND, 16), fits(depthwise(last=True), BAND, 16)
+    assert planes is not None and planes.band[-1] == "w" and planes.across == "h" and planes.unrolled == ("j", "k")
+    assert last is not None and last.band[-1] == "c" and last.across == "w" and last.unrolled == ("k",)
+
+
+def test_few_channels_are_no_lane() -> None:
+    def narrow(e: Index) -> Index:
+        return e.subs({"C": 3})
+
+    g = depthwise(last=True)
+    statements = tuple(replace(s, iters=tuple((x, narrow(e)) for x, e in s.iters)) for s in g.statements)
+    axes = fits(replace(g, statements=statements), BAND, 16)
+    assert axes is not None and axes.band[-1] == "w"
+
+
+def test_what_is_no_window_of_this_form() -> None:
+    g = depthwise()
+    core = g.backbone
+    inside = op("ge", FromIndex("int64", V("h") + "j" - 1), const(0, "int64"))
+    assert isinstance(core.value, Op)
+    x, v = core.value.args
+    zero, lowest = const(0, F), neutral("max", F)
+    padded = op("mul", op("where", inside, x, zero), v)
+    assert fits(changed(g, padded), BAND, 16) and fits(changed(g, op("where", inside, x, lowest), "max"), BAND, 16)
+    data = op("gt", x, zero)
+    refused = [
+        changed(g, op("mul", op("where", inside, x, const(1, F)), v)),  # a tap outside adds something
+        changed(g, op("where", inside, x, zero), "max"),
+        changed(g, op("add", op("where", inside, x, zero), v)),
+        changed(g, op("mul", op("where", data, x, zero), v)),  # data decide
+        changed(g, op("mul", op("where", op("or", inside, inside), x, zero), v)),
+    ]
+    wide = tuple((n, V("H") if n == "j" else e) for n, e in core.iters)
+    refused.append(replace(g, statements=tuple(replace(s, iters=wide) if s is core else s for s in g.statements)))
+    refused.append(replace(g, arrays={n: replace(a, dtype="int32") for n, a in g.arrays.items()}))
+    refused.append(replace(g, statements=tuple(replace(s, reduce=None) for s in g.statements)))
+    assert [fits(x, BAND, 16) for x in refused] == [None] * len(refused)
+
+
+# -- the pass --------------------------------------------------------------------------------------------------------
+
+
+def tile(guards: bool = False, live: bool = False, outputs: int = 3) -> tuple[Body, Window]:
+    """``for u: s[u] = 0; for j < 3, u: s[u] += x[i + u + j] * w[j]; for u: y[u] = s[u]``."""
+    at = V("i") + "u" + "j"
+    x: Value = FlatLoad(F, "x", at)
+    if guards:
+        inside = op("and", op("ge", FromIndex("int64", at - 1), const(0, "int64")),
+                    op("lt", FromIndex("int64", at - 1), FromIndex("int64", V("n"))))  # fmt: skip
+        x = op("where", inside, x, const(0, F))
+    add = Store("s", V("u"), op("mul", x, FlatLoad(F, "w", V("j"))), "sum")
+    last = V("E_u")
+
+    def loop(n: Store) -> For:
+        return For("u", V(0), last, (n,))
+
+    body = (
+        loop(Store("s", V("u"), const(0, F))),
+        For("j", V(0), V(3), (loop(add),)),
+        loop(Store("y", V("u"), FlatLoad(F, "s", V("u")))),
+    )
+    return body, Window("u", outputs, last if live else None, ("j",), {"s": F}, frozenset({"x"}))
+
+
+def sums(body: Body) -> dict[str, list[str]]:
+    """Register -> the weights of the taps that are added to it, in order."""
+    held = {n.reg: n.value for n in walk(body) if isinstance(n, Def)}
+    out: dict[str, list[str]] = {}
+    for n in walk(body):
+        if isinstance(n, Set) and n.reduce:
+            assert isinstance(n.value, Op)
+            weight = n.value.args[1]
+            weight = held[weight.name] if isinstance(weight, Reg) else weight
+            assert isinstance(weight, FlatLoad) and weight.buffer == "w"
+            out.setdefault(n.reg, []).append(str(weight.address))
+    return out
+
+
+def loaded(body: Body) -> list[str]:
+    values = [n.value for n in walk(body) if not isinstance(n, (If, For))]  # type: ignore[union-attr]
+    return [str(v.address) for x in values for v in walk_value(x) if isinstance(v, FlatLoad) and v.buffer == "x"]
+
+
+def test_every_input_is_loaded_once_and_sums_keep_their_order() -> None:
+    made = twins(*tile())
+    assert sorted(loaded(made)) == sorted(str(V("i") + k) for k in range(5))
+    assert list(sums(made).values()) == [["0", "1", "2"]] * 3 and not [n for n in walk(made) if isinstance(n, If)]
+
+
+def test_a_tile_inside_has_no_guards_and_its_twin_asks_once_for_each_input() -> None:
+    (choice,) = twins(*tile(guards=True, live=True))
+    assert isinstance(choice, If)
+    env = {"i": 5, "n": 9, "E_u": 3}
+    whole = {(i, n, e): all(c.holds(env | {"i": i, "n": n, "E_u": e}) for c in choice.cond)
+             for i, n, e in product(range(6), range(10), range(1, 4))}  # fmt: skip
+    for (i, n, e), inside in whole.items():
+        assert inside == (e == 3 and i - 1 >= 0 and i + 4 - 1 < n)
+    assert not [n for n in walk(choice.then) if isinstance(n, If)]
+    asked = [n for n in walk(choice.orelse) if isinstance(n, If) and any(isinstance(x, Set) for x in n.then)]
+    assert len(asked) == 5 and len(loaded(choice.orelse)) == 5
+
+
+def test_taps_that_read_the_same_under_different_guards_are_refused() -> None:
+    body, window = tile(guards=True)
+    (first, taps, last) = body
+    assert isinstance(taps, For) and isinstance(taps.body[0], For)
+    (add,) = taps.body[0].body
+    assert isinstance(add, Store) and isinstance(add.value, Op)
+    odd = op("ge", FromIndex("int64", V("u") * 2 + "i"), const(3, "int64"))
+    value = op("mul", op("where", odd, FlatLoad(F, "x", V("i") + "u" + "j"), const(0, F)), add.value.args[1])
+    wrong = replace(taps, body=(replace(taps.body[0], body=(replace(add, value=value),)),))
+    with pytest.raises(CodegenError, match="different guards"):
+        twins((first, wrong, last), window)
+    unknown = op("mul", op("where", op("eq", FromIndex("int64", V("u")), const(1, "int64")), FlatLoad(F, "x", V("u")),
+                           const(0, F)), add.value.args[1])  # fmt: skip
+    with pytest.raises(CodegenError, match="no conjunction of comparisons"):
+        twins((first, replace(taps, body=(replace(taps.body[0], body=(replace(add, value=unknown),)),)), last), window)
+
+
+# -- lanes -----------------------------------------------------------------------------------------------------------
+
+
+def test_lanes_of_a_strided_guard() -> None:
+    """0 <= 2*i - 1 < n as a range of lanes."""
+    at = V("i") * 2 - 1
+    inside = op("and", op("ge", FromIndex("int64", at), const(0, "int64")),
+                op("lt", FromIndex("int64", at), FromIndex("int64", V("n"))))  # fmt: skip
+    value = op("where", inside, FlatLoad(F, "x", at), const(0, F))
+    main, *_ = vectorise_loop(For("i", V(0), V("m"), (Store("y", V("i"), value),)), 8)  # type: ignore[misc]
+    (guard,) = {v.guard for n in walk((main,)) if isinstance(n, Store) for v in walk_value(n.value)
+                if isinstance(v, FlatLoad)}  # fmt: skip
+    assert isinstance(guard, Between)
+    for i, n in product(range(3), range(40)):
+        ends = [x.evaluate({"i": i, "n": n, "m": 99}) for x in (guard.low, guard.high)]
+        assert [ends[0] <= k < ends[1] for k in range(8)] == [0 <= 2 * (8 * i + k) - 1 < n for k in range(8)]
+
+
+def test_counts_of_taps_have_lanes() -> None:
+    """min(n - i, 3) - max(1 - i, 0) is no ramp: extremes of ramps, in 64 bits."""
+    count = minimum(V("n") - "i", 3) - maximum(V(1) - "i", 0)
+    loop = For("i", V(0), V("m"), (Store("y", V("i"), FromIndex(F, count)),))
+    made = vectorise_loop(loop, 8)
+    assert not isinstance(made, Declined)
+    values = [v for n in walk(made) if isinstance(n, Store) for v in walk_value(n.value)]
+    assert {v.dtype for v in values if isinstance(v, (Ramp, Const))} == {"int64"}
+    quotient = For("i", V(0), V("m"), (Store("y", V("i"), FromIndex(F, V("i") // 3)),))
+    assert isinstance(vectorise_loop(quotient, 8), Declined)
+
+
+def test_a_guarded_load_is_no_transpose() -> None:
+    load = FlatLoad(F, "x", V("u"), 8, V(64))
+    assert dense_along(load, "u", 8) and not dense_along(replace(load, guard=Between("bool", V(0), V(4), 8)), "u", 8)

@@ -1,0 +1,197 @@
+"""Schedules of CUDA kernels besides the product of warps and threads: their text, their result, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from polydyn.schedules.errors import LegalityError, ScheduleError
+from polydyn.schedules.expr import Load, Value, transform
+from polydyn.schedules.index import Index
+from polydyn.schedules.proof.prove import prove
+from polydyn.schedules.tree.few_rows import FewRows, few_rows_product
+from polydyn.schedules.tree.names import b, f, lanes, w
+from polydyn.schedules.tree.nodes import Band, Mark, Sequence, Tree
+from polydyn.schedules.tree.online import OnlineTile, online_attention
+from polydyn.schedules.tree.rewrites import PART
+from polydyn.schedules.tree.scheduled import Scheduled, flat
+from polydyn.schedules.tree.strategies import ACC
+from polydyn.schedules.tree.warpgroups import WarpgroupTile, warpgroup_product
+from tests.support.schedule_text import text
+from tests.support.scheduled_groups import online_parts, product, roles, run_online, run_product, single
+
+V = Index.of
+ONE = single()
+ROLES = roles(ONE)
+LANES = (FewRows(8, (4, 2), (4, 8), (1, 8)), FewRows(2, (1, 8), (4, 8), (4, 1)))
+"""What kernels have: vectors along the reduction, and along the columns."""
+GROUPS = (WarpgroupTile(2, 4, 1, 32, (4, 16)), WarpgroupTile(2, 4, 2, 8, (4, 16)))
+"""What kernels have: columns in one box, and in panels."""
+ONLINE = (OnlineTile(4, 64, 64, 64, 16), OnlineTile(4, 32, 64, 64, 8), OnlineTile(4, 32, 64, 128, 4))
+"""What kernels have: instructions of tensor cores for 16 bits and tf32, and CUDA cores."""
+
+
+def few_rows(sizes: FewRows = LANES[0]) -> Scheduled:
+    return few_rows_product(ONE, ROLES, sizes)
+
+
+def warpgroups(sizes: WarpgroupTile = GROUPS[1]) -> Scheduled:
+    return warpgroup_product(ONE, ROLES, sizes)
+
+
+def online(sizes: OnlineTile = ONLINE[0], depth: int = 60, width: int = 62) -> Scheduled:
+    return online_attention(*online_parts(depth, width), sizes)
+
+
+@pytest.mark.parametrize("make", [few_rows, warpgroups, online], ids=lambda f: f.__name__)
+def test_the_composition(make: Callable[[], Scheduled], golden: Callable[[str, str], None]) -> None:
+    golden(f"families/{make.__name__}.txt", text(make()))
+
+
+@pytest.mark.parametrize("sizes", LANES, ids=str)
+def test_few_rows_are_proven(sizes: FewRows) -> None:
+    prove(few_rows(sizes))
+
+
+@pytest.mark.parametrize("sizes", GROUPS, ids=str)
+def test_warpgroups_are_proven(sizes: WarpgroupTile) -> None:
+    prove(warpgroups(sizes))
+
+
+@pytest.mark.parametrize("sizes", [FewRows(2, (1, 2), (2, 2), (1, 3)), FewRows(3, (2, 1), (2, 2), (2, 1))], ids=str)
+def test_few_rows_compute_at_ragged_sizes(sizes: FewRows) -> None:
+    t = few_rows(sizes)
+    for m, n, k in ((1, 1, 1), (5, 9, 13), (3, 2, 12), (4, 5, 0), (0, 3, 2)):
+        assert run_product(t, {}, m, n, k), (m, n, k)
+
+
+@pytest.mark.parametrize("sizes", [WarpgroupTile(2, 1, 2, 4, (2, 2)), WarpgroupTile(1, 2, 1, 4, (2, 3))], ids=str)
+def test_warpgroups_compute_at_ragged_sizes(sizes: WarpgroupTile) -> None:
+    t = warpgroups(sizes)
+    for m, n, k in ((1, 1, 1), (33, 37, 5), (16, 32, 4), (5, 3, 0)):
+        assert run_product(t, {}, m, n, k, B=1), (m, n, k)
+
+
+@pytest.mark.parametrize("sizes", ONLINE, ids=str)
+def test_online_softmax_is_proven(sizes: OnlineTile) -> None:
+    prove(online(sizes))
+
+
+@pytest.mark.parametrize("step", [4, 8, 16])
+def test_online_softmax_computes_at_ragged_sizes(step: int) -> None:
+    depth, width = 2 * step - 1, 29
+    t = online(OnlineTile(1, 16, 2 * step, 32, step), depth, width)
+    for rows, keys in ((1, 1), (17, 19), (2, 0)):
+        assert run_online(t, depth, width, rows, keys), (rows, keys)
+
+
+# -- what is wrong is refused ----------------------------------------------------------------------------------------
+
+
+def swapped(t: Scheduled, m: str, n: str) -> Scheduled:
+    """The parts of the sequence that hold statements m and n change places."""
+
+    def go(node: Tree) -> Tree:
+        if isinstance(node, Sequence):
+            kids = [(k, go(x)) for k, x in node.children]
+            at = {name: i for i, (names, _) in enumerate(kids) for name in names}
+            if m in at and n in at and at[m] != at[n]:
+                kids[at[m]], kids[at[n]] = kids[at[n]], kids[at[m]]
+            return Sequence(tuple(kids))
+        return replace(node, child=go(node.child)) if isinstance(node, (Band, Mark)) else node
+
+    return replace(t, tree=go(flat(t.tree)))
+
+
+def one_register(t: Scheduled) -> Scheduled:
+    """All lanes of a column sum into one register."""
+    lane = set(t.map.axes[PART])
+    return replace(t, buffers=tuple(replace(x, fixed=x.fixed | lane) if x.name == "acc" else x for x in t.buffers))
+
+
+def unscoped(t: Scheduled, storage: str) -> Scheduled:
+    put = tuple(replace(x, scope=()) if x.place == storage else x for x in t.buffers)
+    return replace(t, buffers=put)
+
+
+def early_weights(t: Scheduled) -> Scheduled:
+    """Logits share the registers of the values, which a tile overwrites."""
+    return replace(t, buffers=tuple(replace(x, storage="acc2") if x.name == "logits" else x for x in t.buffers))
+
+
+def units(t: Scheduled, *loops: object) -> Scheduled:
+    return replace(t, parallel=(t.parallel[0], ("unit", loops)))  # type: ignore[arg-type]
+
+
+WRONG: dict[str, tuple[str, Callable[[], Scheduled]]] = {
+    "epilogues before lanes are added": ("SUM -> DONE0|sums", lambda: swapped(few_rows(), "SUM", "DONE0")),
+    "added before they are summed": ("ACC -> SUM|reads acc", lambda: swapped(few_rows(), "ACC", "SUM")),
+    "one register for all lanes": ("acc", lambda: one_register(few_rows())),
+    "rounds at once": ("two instances of unit", lambda: units(few_rows(), w("j"), lanes("j"), b("k"))),
+    "steps beyond the last": ("neither cut there nor padded", lambda: replace(
+        few_rows(), padded=frozenset({"INIT"}), clips=tuple(x for x in few_rows().clips if x.statement != ACC))),
+    "a lane counts another step": ("is not the number", lambda: replace(
+        few_rows(), map=replace(few_rows().map, joined={"k": few_rows().map.joined["k"] + V(PART)}))),
+    "boxes after they are read": ("ACC reads tile_a", lambda: swapped(warpgroups(), "COPY_A", "ACC")),
+    "rows before they are staged": ("DONE. reads stage", lambda: swapped(warpgroups(), "STAGE", "DONE0")),
+    "one panel of two": ("ACC reads tile_b", lambda: warpgroups().put({"COPY_B": replace(
+        warpgroups().view("COPY_B"), guard=(("s_j", 0, 1),))})),  # type: ignore[arg-type]
+    "staged rows shared by warps": ("share a cell of stage|another epoch", lambda: replace(
+        warpgroups(), buffers=tuple(replace(x, scope=()) for x in warpgroups().buffers))),
+    "weights before the maximum": ("backwards: PEAK -> ", lambda: swapped(online(), "PEAK", "WEIGHT")),
+    "values scaled after they are added to": ("backwards", lambda: swapped(online(), "PEAK", "ACC2")),
+    "the maximum kept too early": ("backwards: SCALE -> ", lambda: swapped(online(), "SCALE", "TOP")),
+    "logits before their scores": ("backwards: ACC1 -> LOGIT", lambda: swapped(online(), "ACC1", "LOGIT")),
+    "keys after they are used": ("FRAG_K reads tile_b1", lambda: swapped(online(), "COPY_K", "ACC1")),
+    "weights of another warp": ("share a cell of a_frag2|another epoch", lambda: unscoped(online(), "a_frag2")),
+    "logits that overwrite values": ("have not the same cells", lambda: early_weights(online())),
+    "an output of all tiles": ("two instances of task|backwards", lambda: replace(
+        online(), parallel=(("task", (*online().parallel[0][1], b("l"))), online().parallel[1]))),
+    "a warpgroup without its warps": ("is of a unit, but runs no digit", lambda: replace(
+        warpgroups(), parallel=(*warpgroups().parallel, ("unit", (f("k"),))))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refused(name: str) -> None:
+    what, make = WRONG[name]
+    with pytest.raises(LegalityError, match=what):
+        prove(make())
+
+
+def test_what_does_not_fit_is_declined_by_name() -> None:
+    g = product()
+    with pytest.raises(ScheduleError, match="sums over more than k"):
+        few_rows_product(g, roles(g), LANES[0])
+    with pytest.raises(ScheduleError, match="a tensor map has one reduction"):
+        warpgroup_product(g, roles(g), GROUPS[0])
+    largest = replace(ONE, statements=tuple(replace(s, reduce="max") if s.reduce else s for s in ONE.statements))
+    with pytest.raises(ScheduleError, match="max is not dealt to lanes"):
+        few_rows_product(largest, ROLES, LANES[0])
+
+
+def test_an_attention_whose_sums_have_their_axes_in_another_order() -> None:
+    """As where the model transposes the values: heads behind rows."""
+    parts, logit = online_parts(7, 29)
+
+    def turned(index: tuple[Index, ...]) -> tuple[Index, ...]:
+        return (index[1], index[0], *index[2:])
+
+    def value(v: Value) -> Value:
+        return replace(v, index=turned(v.index)) if isinstance(v, Load) and v.buffer == "s2" else v
+
+    moved = tuple(
+        replace(s, index=turned(s.index) if s.array == "s2" else s.index, value=transform(s.value, value))
+        for s in parts.values.statements
+    )
+    old = parts.values.arrays["s2"]
+    arrays = {**parts.values.arrays, "s2": replace(old, shape=turned(old.shape))}
+    t = online_attention(
+        replace(parts, values=replace(parts.values, arrays=arrays, statements=moved)),
+        logit,
+        OnlineTile(1, 16, 8, 32, 4),
+    )
+    prove(t)
+    assert run_online(t, 7, 29, 5, 19)
