@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from polydyn import extend
 from polydyn.build.cache import cache_dir
 from polydyn.errors import BuildError
 
@@ -50,6 +51,16 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
         with contextlib.suppress(BuildError, FileExistsError):  # no home; another worker was here
             (path / kind).symlink_to(cache_dir(kind))
     os.environ["POLYDYN_CACHE"] = str(path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators_of_its_own() -> Iterator[None]:
+    """What a module registers by ``polydyn.extend`` is not there for the next module."""
+    before = set(extend._REGISTERED)
+    yield
+    for name in set(extend._REGISTERED) - before:
+        for registry in (extend._REGISTERED, extend.OPERATORS, extend.FUNCTIONS):
+            registry.pop(name, None)
 
 
 @pytest.fixture
