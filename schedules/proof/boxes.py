@@ -45,11 +45,6 @@ class ContractTiles:
     steps: Index = ZERO
 
 
-def forget_flows() -> None:
-    """Forgets what was proven so far, for measuring."""
-    _check_packed.cache_clear()
-
-
 def _arguments(x: Index) -> tuple[Index, ...]:
     """The arguments of a minimum; the expression itself when it is none."""
     ((m, c),) = list(x.terms.items())[:1] or [((), 0)]
