@@ -10,8 +10,8 @@ from typing import Generic
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
-from polydyn.graph.fallback import KIND as FALLBACK
 from polydyn.graph.ir import Graph
+from polydyn.graph.regions import KIND as FALLBACK
 from polydyn.lowering.place import Builder, K, Placed
 from polydyn.program.plan import Candidate, HostPlan, KernelSource
 from polydyn.search.records import Records

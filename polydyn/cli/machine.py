@@ -15,8 +15,8 @@ from polydyn.compiler import Options
 from polydyn.compiler import compile as compile_model
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import NAMES
-from polydyn.graph.fallback import KIND as FALLBACK
 from polydyn.graph.importer import ModelLike
+from polydyn.graph.regions import KIND as FALLBACK
 from polydyn.runtime.opening import load
 from polydyn.runtime.program import Program
 from polydyn.search.strategies import STRATEGIES
@@ -106,9 +106,7 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
     wrapped: Callable[..., Any] = command
     for add in (
         option("--records", help="A record file of polydyn tune, which chooses tiles."),
-        option(
-            "--fallback", type=click.Choice([FALLBACK]), help="Runs nodes that are not built, with a warning."
-        ),
+        option("--fallback", type=click.Choice([FALLBACK]), help="Runs nodes that are not built, with a warning."),
         option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores, operands rounded to 10 bits."),
         option("--strategy", default=default, show_default=True, type=strategies, help="Whose searches count."),
         option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores."),
