@@ -140,7 +140,7 @@ class ContractKernel:
 
     def _shares(self, body: Body) -> Body:
         """The scratch of a share, and where its columns and rows begin."""
-        tm, (nt, mt), (row, col) = self.schedule.map, self._register_tiles(), self.product.operands
+        tm, (nt, mt), (_, col) = self.schedule.map, self._register_tiles(), self.product.operands
         if self.plan.promote:
             lo, hi = (tm.share("j", V(b("j")) + n) for n in (0, 1))
             body = bind(body, {extent(VECTOR): self.scratch.panels(self.product.columns, hi)})
@@ -149,7 +149,8 @@ class ContractKernel:
         if self.plan.fill:
             first, end = (tm.first("i", V(b("i")) + n) for n in (0, 1))
             body = bind(body, {extent(a("i")): self.scratch.rows()})
-            body = allocated(body, ROWS, row.dtype, self.scratch.rows_size(mt.ceildiv(ROW_BLOCKS)))
+            dtype, parts = self.scratch.rows_parts()
+            body = allocated(body, ROWS, dtype, self.scratch.rows_size(mt.ceildiv(ROW_BLOCKS)) * parts)
             body = (Let(SHARE_ROWS, first, (Let(SHARE_ROWS_END, end, body),)),)
         return body
 

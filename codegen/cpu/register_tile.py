@@ -194,8 +194,12 @@ class RegisterTile:
             in_registers,
             *(flat_loops for _ in self.product.inner),
             shared,
-            Step("reduction", "several steps in flight, the next tile prefetched", lambda b: self._reduction(b, rows),
-                 (FIRST, END) if self.streams else ()),
+            Step(
+                "reduction",
+                "several steps in flight, the next tile prefetched",
+                lambda b: self._reduction(b, rows),
+                (FIRST, END) if self.streams else (),
+            ),
         )
 
     def _register_steps(self, rows: int) -> tuple[Step, Step, Step]:
@@ -229,10 +233,10 @@ class RegisterTile:
             return split_chains(body, steps[-1], chains)
         body = partial_unroll(body, steps[-1] if steps else p("k"), plan.unroll)
         near = plan.fill or (x.steps.constant or LINE) < 2 * LINE  # in the cache, or rows are one stream
-        if near or x.columns.constant is None:  # K is short where both operands are computed, and variants are many
-            return body
         panel: dict[str, Index] = {}
+        if x.columns.constant is None:  # K is short where both operands are computed, and variants are many
+            return body
         if self.streams:
             panel[c("j")] = minimum(V(c("j")) + 1, x.columns.ceildiv(plan.columns) - 1)
         whole = (x.steps % LINE) == ZERO == (plan.block % LINE)
-        return prefetch_next(body, p("k"), self.next_rows(rows), panel, whole)
+        return prefetch_next(body, p("k"), {} if near else self.next_rows(rows), panel, whole)

@@ -10,6 +10,7 @@ from polydyn.codegen.ir import Body, FlatLoad, For, Node, Store, rewrite, walk
 from polydyn.codegen.lower import flat, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
+from polydyn.codegen.passes.parts import part_of, store_parts
 from polydyn.codegen.passes.registers import partial_unroll
 from polydyn.codegen.passes.tiles import clip
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
@@ -87,6 +88,11 @@ class Scratch:
         """Elements allocated for at most ``share`` row tiles."""
         return share * self.plan.rows * self.pitch
 
+    def rows_parts(self) -> tuple[str, int]:
+        """The dtype of the elements of rows, and how many of them make a step: a word's parts lie one by one."""
+        row = self.product.operands[0]
+        return part_of(row) or (row.dtype, 1)
+
     def tiles(self) -> ContractTiles:
         """The sizes as the check of the boxes wants them."""
         p, share = self.plan, V("S")
@@ -119,6 +125,7 @@ class Scratch:
             return partial_unroll(vectors, n.var, ROW_UNROLL)
 
         body = self._copied(body, FILL, ROWS, self.product.operands[0], self.row)
+        body = store_parts(body, ROWS)
         body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)
         body = rewrite(body, vector)
         body = tuple(hoist_masks(n, "m_") if isinstance(n, For) else n for n in body)
@@ -144,7 +151,7 @@ class Scratch:
         """The row operand, in place or from its copy, and the column operand, in place, as packed, or from its copy."""
         (row, column), env = self.product.operands, self.places.env(statement, at)
         return (
-            FlatLoad(row.dtype, ROWS, self.row(statement, at))
+            FlatLoad(row.dtype, ROWS, self.row(statement, at) * self.rows_parts()[1])
             if self.plan.fill else flat(self.product.group, row, env, lambda x: None),
             FlatLoad(column.dtype, PANEL, self.panel(statement, at))
             if self.plan.promote else flat(self.product.group, column, env, lambda x: None),

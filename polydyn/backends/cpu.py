@@ -29,7 +29,9 @@ def cpu_target(name: str) -> CpuTarget:
         if architecture() in ("aarch64", "arm64"):
             return NEON
         features = machine_features()
-        return AVX512 if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features else AVX2
+        if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features:
+            return replace(AVX512, quads="avx512_vnni" in features)
+        return replace(AVX2, quads="avx_vnni" in features)
     if name not in NAMED:
         raise UnsupportedError(
             f"target {name} is not built",

@@ -13,9 +13,21 @@ from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
 from polydyn.lowering.output import output_array
-from polydyn.lowering.pairs import in_pairs
 from polydyn.lowering.pixels import as_matrix_product, needs_promotion
-from polydyn.schedules.expr import ITEMSIZE, Load, Op, Value, children, indices, loads, neutral, read_of, transform
+from polydyn.lowering.words import in_words
+from polydyn.schedules.expr import (
+    DOTS,
+    ITEMSIZE,
+    Load,
+    Op,
+    Value,
+    children,
+    indices,
+    loads,
+    neutral,
+    read_of,
+    transform,
+)
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
@@ -44,22 +56,23 @@ class ContractGroup:
 
 
 def lower_contract(
-    plan: FusionPlan, group: FusedGroup, width: int, promotion: bool = False, along_k: Collection[str] = ()
-) -> ContractGroup | None:
+    plan: FusionPlan, group: FusedGroup, width: int, promotion: bool = False, along_k: Collection[str] = (),
+    quads: bool = False,
+) -> ContractGroup | None:  # fmt: skip
     """The matmul-like form, or None when no pair of iterators separates the operands.
 
     ``width``: columns of a panel of packed constants; with 0 they stay as they are, but for those of the dtypes
     ``along_k``, laid out along the reduction where that allows copies of 16 bytes. ``promotion``: the target can
-    copy a row operand to scratch; without it there are no prologues.
+    copy a row operand to scratch; without it there are no prologues. ``quads``: it multiplies bytes four at a time.
     """
     first = group.nodes[0]
     if promotion and (group.prologue or is_windowed(first) or _converts(first)):
-        found = _lower_pixels(plan, group, width)
+        found = _lower_pixels(plan, group, width, quads)
         if found is not None or group.prologue or is_windowed(first):
             return found
     if promotion and _widens(first):
         dot = _lower_matrix(plan, group, width, along_k)
-        return dot if dot and dot.dot else _lower_pixels(plan, group, width) or dot
+        return dot if dot and dot.dot else _lower_pixels(plan, group, width, quads) or dot
     return _lower_matrix(plan, group, width, along_k)
 
 
@@ -91,21 +104,21 @@ def _widens(n: Compute) -> bool:
     return any(not isinstance(v, Load) and read_of(v) for v in n.body.args)
 
 
-def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
+def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, quads: bool) -> ContractGroup | None:
     """The form of a convolution, or of another product whose row operand is more than a load."""
     flat = tuple(flatten(plan, group, n) for n in group.nodes)
     found = None if any(n.inner for n in flat) else as_matrix_product(plan, flat)
     if found is None:
         return None
     (core, *rest), roles = found
-    fill = needs_promotion(core, roles)
+    fill, steps = needs_promotion(core, roles), None
     columns = [v for v in children(core.body) if isinstance(v, Load) and _packable(plan, core, roles, v)]
     if fill and width and columns:
-        core = in_pairs(plan, core, columns[0])
+        steps, core = core.reduction[-1][1].constant, in_words(plan, core, columns[0], quads)
     nodes = (core, *rest)
     if roles.row == "one":
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
-    return replace(_Builder(plan, group, nodes[0], nodes, roles, width).build(), fill=fill)
+    return replace(_Builder(plan, group, nodes[0], nodes, roles, width, steps=steps).build(), fill=fill)
 
 
 def _few_columns(plan: FusionPlan, n: FlatNode, roles: Roles) -> bool:
@@ -170,9 +183,11 @@ class _Builder:
         roles: Roles,
         width: int,
         along_k: Collection[str] = (),
+        steps: int | None = None,
     ) -> None:
+        """``steps``: of the last reduction, single ones, where the product is over words."""
         self.plan, self.core, self.nodes, self.roles, self.width = plan, core, nodes, roles, width
-        self.along_k = along_k
+        self.along_k, self.steps = along_k, steps
         self.outputs = group.outputs
         self.names = Canonical({n: t.dtype for n, t in plan.graph.tensors.items()})
         self.packs: dict[str, Pack] = {}
@@ -214,12 +229,12 @@ class _Builder:
             width = self.width or self._turned(v)
             if not width:
                 return v
-            used, pairs = v.index[0].symbols(), body.name == "dot2"
+            used, count = v.index[0].symbols(), DOTS.get(body.name, 1)
             batch = tuple((x, int(extents[x])) for x, _ in core.shared if x in used and x != roles.col)
             *front, last = (roles.block, *roles.inner)
-            steps = (*((x, int(extents[x])) for x in front), (last, int(extents[last]) * (2 if pairs else 1)))
+            steps = (*((x, int(extents[x])) for x in front), (last, self.steps or int(extents[last])))
             column = (roles.col, int(extents[roles.col]))
-            return self._panel(v, Pack(v.buffer, batch, column, steps, v.index[0], width, pairs))
+            return self._panel(v, Pack(v.buffer, batch, column, steps, v.index[0], width, count))
 
         return replace(body, args=tuple(operand(v) for v in body.args))
 

@@ -74,7 +74,9 @@ class KernelBuilder(Builder[Kernel]):
 
     def one(self, group: FusedGroup) -> Placed[Kernel]:
         """As ``Builder``."""
-        form = lower_contract(self.plan, group, self.target.width, promotion=True) if group.kind == "contract" else None
+        form, x = None, self.target
+        if group.kind == "contract":
+            form = lower_contract(self.plan, group, x.width, promotion=True, quads=x.quads)
         return self._placed(group, form or lower_nest(self.plan, group))
 
     def attention(self, group: FusedGroup) -> Placed[Kernel] | None:
