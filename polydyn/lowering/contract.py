@@ -15,7 +15,9 @@ from polydyn.lowering.group import Canonical, LoweredGroup, Pack
 from polydyn.lowering.output import output_array
 from polydyn.lowering.pairs import in_pairs
 from polydyn.lowering.pixels import as_matrix_product, needs_promotion
+from polydyn.lowering.strips import as_strips
 from polydyn.schedules.expr import ITEMSIZE, Load, Op, Value, children, indices, loads, neutral, read_of, transform
+from polydyn.schedules.group.footprint import Axis, Footprint
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
@@ -33,7 +35,8 @@ LARGE = 1000
 class ContractGroup:
     """A lowered group of kind contract, the roles of its iterators, and its packed arrays.
 
-    ``dot``: few columns, so that vectors run along the reduction. ``fill``: the row operand is copied to scratch.
+    ``dot``: few columns, so that vectors run along the reduction. ``fill``: the row operand is copied to scratch; as
+    its ``footprint`` where it has one.
     """
 
     lowered: LoweredGroup
@@ -41,6 +44,7 @@ class ContractGroup:
     packed: frozenset[str]
     dot: bool = False
     fill: bool = False
+    footprint: Footprint | None = None
 
 
 def lower_contract(
@@ -100,6 +104,10 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGr
     (core, *rest), roles = found
     fill = needs_promotion(core, roles)
     columns = [v for v in children(core.body) if isinstance(v, Load) and _packable(plan, core, roles, v)]
+    strips = as_strips(plan, flat) if fill and width and columns else None
+    if strips is not None:
+        nodes, roles, footprint = strips
+        return replace(_Builder(plan, group, nodes[0], nodes, roles, width, footprint=footprint).build(), fill=True)
     if fill and width and columns:
         core = in_pairs(plan, core, columns[0])
     nodes = (core, *rest)
@@ -170,7 +178,9 @@ class _Builder:
         roles: Roles,
         width: int,
         along_k: Collection[str] = (),
+        footprint: Footprint | None = None,
     ) -> None:
+        self.footprint = footprint
         self.plan, self.core, self.nodes, self.roles, self.width = plan, core, nodes, roles, width
         self.along_k = along_k
         self.outputs = group.outputs
@@ -186,6 +196,7 @@ class _Builder:
         acc = names.local(core.dtype, tuple(e for _, e in iters))
         at = tuple(Index.of(x) for x, _ in iters)
         value = names.value(self._packed(core.body), own, {})
+        footprint = self.footprint and _canonical(self.footprint, names, own, red)
         statements = [
             Statement(INIT, iters, acc, at, neutral("sum", core.dtype), None, "init"),
             Statement(ACC, (*iters, *red), acc, at, value, core.reduce, "backbone"),
@@ -198,7 +209,7 @@ class _Builder:
                 statements.append(Statement(name, iters, array, index, made[n.output], None, "epilogue"))
         lowered = LoweredGroup(names.group(tuple(statements)), names.buffers, names.params, self.packs)
         packed = frozenset(a for a, b in names.buffers.items() if b in self.packs)
-        return ContractGroup(lowered, self.roles, packed)
+        return ContractGroup(lowered, self.roles, packed, footprint=footprint)
 
     def _packed(self, body: Value) -> Value:
         """The column operand from panels, when it is a constant with constant extents."""
@@ -239,6 +250,13 @@ class _Builder:
         col = Index.of(pack.col[0])
         index = (*(Index.of(x) for x, _ in pack.batch), col // w, *(Index.of(x) for x, _ in pack.reduction), col % w)
         return Load(v.dtype, name, index)
+
+
+def _canonical(f: Footprint, names: Canonical, own: frozenset[str], steps: tuple[Axis, ...]) -> Footprint:
+    """A footprint in the names of the group."""
+    value = names.value(f.value, own | {x for x, _ in f.places}, {})
+    pixels = tuple((x, names.index(e, own)) for x, e in f.pixels)
+    return replace(f, value=value, pixels=pixels, steps=steps)
 
 
 def _packable(plan: FusionPlan, n: FlatNode, roles: Roles, v: Load) -> bool:
