@@ -14,6 +14,7 @@ from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
 from polydyn.lowering.output import output_array
 from polydyn.lowering.pixels import as_matrix_product, needs_promotion
+from polydyn.lowering.strips import as_strips
 from polydyn.lowering.words import in_words
 from polydyn.schedules.expr import (
     DOTS,
@@ -28,6 +29,7 @@ from polydyn.schedules.expr import (
     read_of,
     transform,
 )
+from polydyn.schedules.group.footprint import Axis, Footprint
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
@@ -45,7 +47,8 @@ LARGE = 1000
 class ContractGroup:
     """A lowered group of kind contract, the roles of its iterators, and its packed arrays.
 
-    ``dot``: few columns, so that vectors run along the reduction. ``fill``: the row operand is copied to scratch.
+    ``dot``: few columns, so that vectors run along the reduction. ``fill``: the row operand is copied to scratch; as
+    its ``footprint`` where it has one.
     """
 
     lowered: LoweredGroup
@@ -53,6 +56,7 @@ class ContractGroup:
     packed: frozenset[str]
     dot: bool = False
     fill: bool = False
+    footprint: Footprint | None = None
 
 
 def lower_contract(
@@ -113,6 +117,10 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, quads: bool) 
     (core, *rest), roles = found
     fill, steps = needs_promotion(core, roles), None
     columns = [v for v in children(core.body) if isinstance(v, Load) and _packable(plan, core, roles, v)]
+    strips = as_strips(plan, flat) if fill and width and columns else None
+    if strips is not None:
+        nodes, roles, footprint = strips
+        return replace(_Builder(plan, group, nodes[0], nodes, roles, width, footprint=footprint).build(), fill=True)
     if fill and width and columns:
         steps, core = core.reduction[-1][1].constant, in_words(plan, core, columns[0], quads)
     nodes = (core, *rest)
@@ -184,8 +192,10 @@ class _Builder:
         width: int,
         along_k: Collection[str] = (),
         steps: int | None = None,
+        footprint: Footprint | None = None,
     ) -> None:
         """``steps``: of the last reduction, single ones, where the product is over words."""
+        self.footprint = footprint
         self.plan, self.core, self.nodes, self.roles, self.width = plan, core, nodes, roles, width
         self.along_k, self.steps = along_k, steps
         self.outputs = group.outputs
@@ -201,6 +211,7 @@ class _Builder:
         acc = names.local(core.dtype, tuple(e for _, e in iters))
         at = tuple(Index.of(x) for x, _ in iters)
         value = names.value(self._packed(core.body), own, {})
+        footprint = self.footprint and _canonical(self.footprint, names, own, red)
         statements = [
             Statement(INIT, iters, acc, at, neutral("sum", core.dtype), None, "init"),
             Statement(ACC, (*iters, *red), acc, at, value, core.reduce, "backbone"),
@@ -213,7 +224,7 @@ class _Builder:
                 statements.append(Statement(name, iters, array, index, made[n.output], None, "epilogue"))
         lowered = LoweredGroup(names.group(tuple(statements)), names.buffers, names.params, self.packs)
         packed = frozenset(a for a, b in names.buffers.items() if b in self.packs)
-        return ContractGroup(lowered, self.roles, packed)
+        return ContractGroup(lowered, self.roles, packed, footprint=footprint)
 
     def _packed(self, body: Value) -> Value:
         """The column operand from panels, when it is a constant with constant extents."""
@@ -254,6 +265,13 @@ class _Builder:
         col = Index.of(pack.col[0])
         index = (*(Index.of(x) for x, _ in pack.batch), col // w, *(Index.of(x) for x, _ in pack.reduction), col % w)
         return Load(v.dtype, name, index)
+
+
+def _canonical(f: Footprint, names: Canonical, own: frozenset[str], steps: tuple[Axis, ...]) -> Footprint:
+    """A footprint in the names of the group."""
+    value = names.value(f.value, own | {x for x, _ in f.places}, {})
+    pixels = tuple((x, names.index(e, own)) for x, e in f.pixels)
+    return replace(f, value=value, pixels=pixels, steps=steps)
 
 
 def _packable(plan: FusionPlan, n: FlatNode, roles: Roles, v: Load) -> bool:

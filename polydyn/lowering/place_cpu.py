@@ -107,7 +107,7 @@ class KernelBuilder(Builder[Kernel]):
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
-            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, self.target)
+            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
         return form.key(self.target)
@@ -126,7 +126,7 @@ class KernelBuilder(Builder[Kernel]):
         proofs = Proofs(group)
         roles = proofs.contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
-        kernel = build(_name(form, key), group, roles, self.target, form.packed, fill=form.fill)
+        kernel = build(_name(form, key), group, roles, self.target, form.packed, None, form.fill, form.footprint)
         proofs.prove_contract(kernel.schedule, kernel.tiles())
         tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         if tuned is None:

@@ -156,9 +156,7 @@ def test_top_k_tile_pad_expand_and_one_hot_of_data() -> None:
     constants = {"j": i64(0, 2, -1), "w": np.array([0, 1], np.float32), "one": np.ones((1, 1), np.float32)}
     m = model(nodes, inputs, "v i t q o c e", constants)
     calls = [(3, 4, 2, (2, 1), (0, 1, 2, 3), 3), (6, 4, 4, (1, 3), (0,) * 4, 7), (1, 1, 0, (0, 1), (3,) * 4, 4)]
-    feeds = [
-        {"x": numbers(h, w), "k": i64(k), "r": i64(*r), "p": i64(*p), "d": i64(d)} for h, w, k, r, p, d in calls
-    ]
+    feeds = [{"x": numbers(h, w), "k": i64(k), "r": i64(*r), "p": i64(*p), "d": i64(d)} for h, w, k, r, p, d in calls]
     program = check(m, *feeds)
     with pytest.raises(InputError, match="a size is a whole number, not negative"):
         program.run(feeds[0] | {"k": i64(-1)})
