@@ -20,7 +20,7 @@ from polydyn.search.outcomes import ChosenByRecords
 from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
 
-NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2}
+NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2, "cpu:neon": NEON}
 
 
 def cpu_target(name: str) -> CpuTarget:
