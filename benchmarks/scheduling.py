@@ -22,9 +22,9 @@ from benchmarks import record
 from polydyn.backends.cpu import cpu_target
 from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.cpu.dot import DotKernel
-from polydyn.codegen.cpu.kernel import CpuTarget
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import FMA_TILES, MMA_TILES
 from polydyn.codegen.isl_ast import forget as forget_trees

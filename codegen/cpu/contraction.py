@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from polydyn.codegen.cpu.kernel import CpuTarget
 from polydyn.codegen.cpu.plan import REDUCTION_BLOCK, ROW_UNROLL, ContractTuple, Plan
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.operands import dense, operands
 from polydyn.codegen.passes.epilogues import is_long
 from polydyn.schedules.expr import Value, loads, read_of, symbols_of

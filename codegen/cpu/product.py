@@ -11,13 +11,14 @@ from functools import cached_property, partial
 
 from polydyn.codegen.cpu.contraction import Contraction, plan_product
 from polydyn.codegen.cpu.emit import bound_names, emit
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
 from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.register_tile import RegisterTile
 from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import COLUMN_BLOCKS, ROW_BLOCKS, SHARED_ELEMENTS, product_blocks
 from polydyn.codegen.cpu.strips import FIRST_LINE, LINES, Strips
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.ir import Body, Let, consume
+from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.prefetch import share_panel
@@ -113,10 +114,9 @@ class ContractKernel:
         copied = ", footprint copied" if x.footprint else ", rows copied"
         note += ", columns packed" * p.promote + copied * p.fill + ", epilogue apart" * self.tile.long
         launch = product_blocks(x, p, (self.schedule.map.tiles("i"), self.schedule.map.tiles("j")))
-        return emit(
-            self.name, body, x.group.arrays, symbols, launch, count, scratch_bytes(body),
-            (note, *dict.fromkeys(self.scratch.notes)), width=self.target.width,
-        )  # fmt: skip
+        notes = (note, *dict.fromkeys(self.scratch.notes))
+        kernel = Kernel(self.name, symbols, count, scratch_bytes(body), launch, notes)
+        return emit(kernel, body, x.group.arrays, width=self.target.width)
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from polydyn.codegen.cpu.contraction import Contraction
 from polydyn.codegen.cpu.plan import Plan
+from polydyn.codegen.kernel import WORKERS
 from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.index import ONE, Index, IndexLike, maximum, minimum
 from polydyn.schedules.tree.names import b, extent
@@ -116,7 +117,7 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
 
     ``tiles``: register tiles along rows and columns.
     """
-    (mt, nt), n, steps, threads = tiles, x.columns, x.steps * x.inner_steps, Index.of("nth")
+    (mt, nt), n, steps, threads = tiles, x.columns, x.steps * x.inner_steps, Index.of(WORKERS)
     need = maximum(1, threads.ceildiv(maximum(1, x.batches)))
     if x.footprint is not None:
         return row_blocks(mt, nt, strip_tiles(x.footprint, plan.rows), need, cheap_rows=False)

@@ -17,11 +17,10 @@ from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import bound_names, emit, needed, ordered
 from polydyn.codegen.cuda.group import ProductGroup, product_declined
 from polydyn.codegen.cuda.instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
-from polydyn.codegen.cuda.kernel import CudaKernel
 from polydyn.codegen.cuda.product import DEALT, UNROLLED, dealt, products, split_copies
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.work import WARP, Work, product_work
+from polydyn.codegen.cuda.work import WARP, product_work
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -42,6 +41,7 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
+from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import assign, combine_lanes, one_each, pipeline, unrolled
@@ -115,7 +115,7 @@ class CudaAttentionKernel:
         tile = OnlineTile(WARPS, TILE_KEYS[self.kind], depth, width, step)
         self.schedule = online_attention(parts, self.logit, tile)
 
-    def versions(self) -> tuple[CudaKernel, ...]:
+    def versions(self) -> tuple[Kernel, ...]:
         """Versions for wide and for narrower accesses, those that may be launched only where an earlier one may left
         out.
         """
@@ -177,7 +177,7 @@ class _Version:
                     slot, column)  # fmt: skip
         return copy_of(of.group, x, STAGES if slot else 1, width, self.kind)
 
-    def build(self) -> tuple[CudaKernel, ...]:
+    def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of, version = self.of, self.version
         name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
@@ -196,8 +196,8 @@ class _Version:
         rows, keys = of.scores.M.ceildiv(ROWS), of.scores.N.ceildiv(self.keys)
         known: dict[str, IndexLike] = {b("i"): rows, b("l"): keys, "task": count, MORE: 1}
         known |= {x: of.scores.extents[x] for x in self.parts.score_roles.batch}
-        kernel = CudaKernel(name, "", (), self.group.params, WARPS * 32, count, ZERO, version,
-                            tuple(dict.fromkeys(wanted)), work=self._work(keys, blocks))  # fmt: skip
+        kernel = Kernel(name, self.group.params, count, version=version, multiples=tuple(dict.fromkeys(wanted)),
+                        block=Block(WARPS * 32, work=self._work(keys, blocks)))  # fmt: skip
         return emit(kernel, body, self._arrays(), known, blocks)
 
     @property

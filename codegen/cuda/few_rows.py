@@ -15,8 +15,7 @@ from functools import partial
 from polydyn.codegen.cuda.emit import bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.kernel import CudaKernel
-from polydyn.codegen.cuda.work import UNROLLED, Work
+from polydyn.codegen.cuda.work import UNROLLED
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -36,6 +35,7 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
+from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.threads import assign, one_each, spread, unrolled
@@ -69,7 +69,7 @@ REGISTERS = {2: 48, 8: 120}
 """Registers of a thread, by rows (``docs/adr/0005-cuda.md``, rounded up to what is allocated)."""
 
 
-def gemv_versions(product: ProductGroup) -> list[CudaKernel]:
+def gemv_versions(product: ProductGroup) -> list[Kernel]:
     """The versions for few rows, fewest first; none when the column operand cannot be read in vectors."""
     column = product.values[1]
     if product.roles.inner or not isinstance(column, Load) or (product.M.constant or 1) > ROWS[-1]:
@@ -102,7 +102,7 @@ class _Gemv:
         if along.constant is None:
             self.wanted[along, self.vector] = None
 
-    def build(self) -> tuple[CudaKernel, ...]:
+    def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths; nothing when the addresses do not allow vectors."""
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
@@ -120,8 +120,10 @@ class _Gemv:
         known: dict[str, IndexLike] = {b("i"): blocks[b("i")], b("j"): blocks[b("j")], "task": count}
         known |= {x: self.extents[x] for x in self.roles.batch}
         few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
-        kernel = CudaKernel(name, "", (), self.group.params, self._threads(), count, ZERO, self.version,
-                            tuple(self.wanted), conditions=few, work=self._work())  # fmt: skip
+        kernel = Kernel(
+            name, self.group.params, count, version=self.version, multiples=tuple(self.wanted), conditions=few,
+            block=Block(self._threads(), work=self._work()),
+        )  # fmt: skip
         return emit(kernel, body, self.group.arrays, known)
 
     @property

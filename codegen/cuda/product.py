@@ -15,10 +15,9 @@ from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
 from polydyn.codegen.cuda.emit import bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import multiply
-from polydyn.codegen.cuda.kernel import CudaKernel
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.work import WARP, Work, product_work
+from polydyn.codegen.cuda.work import WARP, product_work
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -30,6 +29,7 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
+from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import assign, one_each, pipeline, rasterise, spread, unrolled
@@ -122,7 +122,7 @@ class TiledProduct:
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
-    def build(self) -> tuple[CudaKernel, ...]:
+    def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of, t = self.of, self.tile
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
@@ -139,7 +139,8 @@ class TiledProduct:
         known |= {"strip": rows + RASTER, "strip_rows": RASTER, "task": count}
         known |= {x: self.extents[x] for x in of.roles.batch}
         work = self.work.shared_by(of.shares)
-        kernel = CudaKernel(name, "", (), self.group.params, t.threads, count, ZERO, self.version, wide, work=work)
+        block = Block(t.threads, work=work)
+        kernel = Kernel(name, self.group.params, count, version=self.version, multiples=wide, block=block)
         return emit(kernel, body, self.group.arrays, known, self.blocks)
 
     def steps(self) -> tuple[Step, ...]:

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from polydyn.codegen.cpu.kernel import CpuTarget
 from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cuda.emit import bound_names, emit, ordered
-from polydyn.codegen.cuda.kernel import CudaKernel
 from polydyn.codegen.cuda.work import row_work
 from polydyn.codegen.ir import (
     Alloc,
@@ -39,6 +38,7 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
+from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import (
@@ -81,7 +81,7 @@ class CudaNestKernel:
         self.name, self.group, self.prefix, self.phases = name, group, prefix, phases
         self.plain = NestKernel(name, group, prefix, phases, SCALAR, rows=True)
 
-    def versions(self) -> tuple[CudaKernel, ...]:
+    def versions(self) -> tuple[Kernel, ...]:
         """All versions, the preferred ones first; the last one fits every shape."""
         light = self.recomputed()
         inner = any(inner_iterators(s, self.prefix) for s in self.group.statements)
@@ -126,7 +126,7 @@ class CudaNestKernel:
         """The nest with a vector of the band's last iterator for every thread."""
         return NestKernel(self.name, self.group, self.prefix, self.phases, SCALAR, rows=True, tiled=True, size=lanes)
 
-    def build(self, version: str) -> tuple[CudaKernel, ...]:
+    def build(self, version: str) -> tuple[Kernel, ...]:
         """The kernel of one mapping, with indices of both widths."""
         body = self._run(version, loops(f"{self.name}_{version}", self.plain.tree()), self.steps(version))
         return self._kernels(body, version, {"thread": THREADS, "warp": THREADS // WARP, "block": 1}[version])
@@ -145,7 +145,7 @@ class CudaNestKernel:
             Step("fold", "decided guards and single trips go", fold),
         )  # fmt: skip
 
-    def wide(self) -> tuple[CudaKernel, ...]:
+    def wide(self) -> tuple[Kernel, ...]:
         """A thread per vector of the band's last iterator; nothing when results cannot be stored as vectors."""
         outputs = [a for a in self.group.arrays.values() if a.role == "output"]
         lanes = min(MOST_LANES, 16 // max(ITEMSIZE[a.dtype] for a in outputs))
@@ -191,7 +191,7 @@ class CudaNestKernel:
 
     def _kernels(
         self, body: Body, version: str, rows: int, wanted: tuple[tuple[Index, int], ...] = (), lanes: int = 1
-    ) -> tuple[CudaKernel, ...]:
+    ) -> tuple[Kernel, ...]:
         """``rows``: tasks of a block; ``lanes``: elements that a thread has at once."""
         count = task_count(body)
         task = V("bid") * rows + {THREADS: V("tid"), THREADS // WARP: V("warp"), 1: V(0)}[rows]
@@ -206,7 +206,8 @@ class CudaNestKernel:
         if self.prefix:
             known[b("t")] = self.plain.extents[self.prefix[-1]]
         work = row_work(self.group, self.prefix, THREADS, THREADS // rows, lanes, REGISTERS)
-        kernel = CudaKernel(name, "", (), self.group.params, THREADS, grid, ZERO, version, wanted, work=work)
+        block = Block(THREADS, work=work)
+        kernel = Kernel(name, self.group.params, grid, version=version, multiples=wanted, block=block)
         return emit(kernel, body, self.group.arrays, known)
 
     def _stage(self, body: Body, version: str) -> Body:

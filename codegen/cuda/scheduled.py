@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from polydyn.codegen.cpu.scheduled import only_tasks, trim
 from polydyn.codegen.cuda.emit import bound_names, emit
-from polydyn.codegen.cuda.kernel import CudaKernel
 from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, If, Inst, Mark, Node, substitute, walk
+from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import WARP, assign, one_each
@@ -124,7 +124,7 @@ class ScheduledCudaKernel(Instances):
             body = (Alloc(x.name, dtype, size, "shared" if self._shared(x) else "register", body),)
         return body
 
-    def build(self) -> tuple[CudaKernel, ...]:
+    def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths; the last one serves every size. CodegenError: a bug."""
         names = bound_names(self.group.arrays, self.group.params)
         counts = {extent(k): e for k, e in self.extents.items()}
@@ -146,7 +146,7 @@ class ScheduledCudaKernel(Instances):
         ), names)  # fmt: skip
         known: dict[str, IndexLike] = {k: e for k, e in self.extents.items() if e.constant is None}
         known |= {"task": count, DEALT: 1 << 20}
-        kernel = CudaKernel(self.name, "", (), self.group.params, self.threads, count, ZERO, "by hand")
+        kernel = Kernel(self.name, self.group.params, count, version="by hand", block=Block(self.threads))
         return emit(kernel, bind(body, {}), self.group.arrays, known)
 
     def _places(self) -> dict[str, Index]:

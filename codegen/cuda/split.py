@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.codegen.cuda.kernel import WORKSPACE
+from polydyn.codegen.kernel import WORKSPACE
 from polydyn.schedules.expr import Load, const, loads
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Array, Group, Statement, row_major

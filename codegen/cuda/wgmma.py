@@ -19,11 +19,10 @@ from functools import partial
 from polydyn.codegen.cuda.emit import LONG, bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.kernel import TF32, CudaKernel, TensorMapOf
 from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.work import UNITS, Work
+from polydyn.codegen.cuda.work import UNITS
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -38,6 +37,7 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
+from polydyn.codegen.kernel import TF32, Block, Kernel, TensorMapOf, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.threads import WARP, assign, one_each, rasterise, specialise, unrolled
@@ -97,7 +97,7 @@ class _Mapped:
 _Maps = tuple[_Mapped, _Mapped]
 
 
-def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[CudaKernel]:
+def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
     """The versions for sm_90a, largest tile first; none when wgmma or TMA cannot do it.
 
     ``tf32``: float32 may be rounded to tf32.
@@ -125,7 +125,7 @@ def _kind(product: ProductGroup, tf32: bool) -> str | None:
     return "mma" if dtypes <= set(HALF) else "tf32" if tf32 and dtypes == {"float32"} else None
 
 
-def _alike(k: CudaKernel, earlier: CudaKernel) -> bool:
+def _alike(k: Kernel, earlier: Kernel) -> bool:
     """Whether the earlier one may be launched wherever this one may, with the same tile and width of indices."""
     tile, other = (x.version.removesuffix(LONG).removesuffix("_wide") for x in (k, earlier))
     long = [x.version.endswith(LONG) for x in (k, earlier)]
@@ -236,7 +236,7 @@ class _Version:
     def _allocate(self, body: Body) -> Body:
         return (Alloc("acc", self.of.sums, V(self.columns // 2), "register", body),)
 
-    def build(self) -> tuple[CudaKernel, ...]:
+    def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of, t = self.of, self.tile
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
@@ -255,10 +255,10 @@ class _Version:
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(c for m in self.maps for c in m.conditions)))
         conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
-        kernel = CudaKernel(
-            name, "", (), self.group.params, (CONSUMERS + 1) * WARPGROUP, count, ZERO, self.version,
-            tuple(dict.fromkeys(wanted)), conditions=tuple(conditions), maps=self._tensor_maps(), arch="sm_90a",
-            work=self._work(),
+        kernel = Kernel(
+            name, self.group.params, count, version=self.version, multiples=tuple(dict.fromkeys(wanted)),
+            conditions=tuple(conditions),
+            block=Block((CONSUMERS + 1) * WARPGROUP, "sm_90a", self._tensor_maps(), work=self._work()),
         )  # fmt: skip
         return emit(kernel, body, self.group.arrays, known)
 

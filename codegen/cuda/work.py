@@ -6,12 +6,12 @@ Each family of kernels says it for itself, from the tile that it was built with:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from polydyn.codegen.cuda.copies import Copy
 from polydyn.codegen.cuda.tile import CudaTile
+from polydyn.codegen.kernel import Work
 from polydyn.schedules.expr import ITEMSIZE, Op, loads, walk
-from polydyn.schedules.index import ONE, Index, IndexLike, maximum, product
+from polydyn.schedules.index import ONE, Index, maximum, product
 from polydyn.schedules.model import Group, Statement, stored
 
 WARP, WAVEFRONT, REGISTERS = 32, 128, 65536
@@ -22,44 +22,6 @@ UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16",
 """The peak rate (``polydyn.gpu.hardware.Hardware.peak_tflops``) that products of a dtype are bound by."""
 UNROLLED = 4
 """Iterations of a lane's loop whose loads are in flight together."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """The work of one block: a loop of equal steps, and what comes after it.
-
-    ``steps``: of the loop, over the kernel's symbols. Of a step: ``flops`` at the peak rate of ``unit``, ``shared``
-    bytes read from shared memory, ``moved`` bytes from and to global memory, ``issued`` instructions of warps.
-    ``waits``: memory latencies that a step has one after another, of which those of ``flight`` steps overlap.
-    ``elements``: results that pass through shared memory at the end. ``registers``: of a thread, where the compiler's
-    own number is not known. ``by_warps``: a warp executes its own instructions of
-    ``unit``, and the block meets at a barrier after each step.
-    """
-
-    steps: Index
-    registers: int
-    unit: str = "f32"
-    flops: int = 0
-    shared: int = 0
-    moved: int = 0
-    issued: int = 0
-    waits: int = 1
-    flight: int = 1
-    elements: int = 0
-    by_warps: bool = True
-
-    def _costs(self) -> tuple[int, ...]:
-        return self.flops, self.shared, self.moved, self.issued, self.waits, self.elements, self.registers
-
-    def no_slower(self, other: Work) -> bool:
-        """Whether nothing of a block is more, for as many steps: then no model says that the other is faster."""
-        alike = (self.steps, self.unit, self.flight, self.by_warps)
-        same = alike == (other.steps, other.unit, other.flight, other.by_warps)
-        return same and all(a <= b for a, b in zip(self._costs(), other._costs(), strict=True))
-
-    def shared_by(self, shares: IndexLike) -> Work:
-        """The same with the steps dealt to so many blocks."""
-        return replace(self, steps=self.steps.ceildiv(shares))
 
 
 def bounded_registers(threads: int, blocks: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
-from polydyn.codegen.cuda.kernel import UNIT
+from polydyn.codegen.kernel import UNIT
 from polydyn.errors import BuildError, Declined
 from polydyn.gpu.compiler import compiler_version
 from polydyn.gpu.errors import DriverMissingError

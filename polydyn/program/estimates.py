@@ -16,13 +16,12 @@ from dataclasses import replace
 from math import ceil
 from typing import TypeAlias
 
-from polydyn.codegen.cuda.kernel import UNIT
-from polydyn.codegen.cuda.work import Work
+from polydyn.codegen.kernel import UNIT, Block, Work
 from polydyn.errors import InputError
 from polydyn.gpu.hardware import Hardware
 from polydyn.gpu.targets import special_arch
 from polydyn.program.launch_tables import limits
-from polydyn.program.plan import Block, Candidate, HostPlan, Launch
+from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.runtime.symbols import ARCH, SHARED, THREADS, holds
 from polydyn.schedules.decision import ArgMin, walk, with_costs
 from polydyn.schedules.decision import choose as decide
@@ -130,7 +129,7 @@ class _Estimates:
         if b is None or b.work is None:
             return ZERO
         total = self._one(c, b, moved + b.workspace)
-        for x in b.after:
+        for x in c.after:
             if x.block is not None:  # no blocks: left out
                 total = total + minimum(1, x.tasks) * self._one(x, x.block, b.workspace)
         return total if b.factor == UNIT else minimum(total, LONGEST) * b.factor // UNIT

@@ -16,10 +16,10 @@ from itertools import pairwise
 from math import isqrt, prod
 from typing import Any, Generic, TypeVar
 
-from polydyn.codegen.cpu.kernel import CpuTarget
 from polydyn.codegen.cpu.product import ContractKernel
-from polydyn.codegen.cuda.kernel import UNIT
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cuda.versions import Kept
+from polydyn.codegen.kernel import UNIT
 from polydyn.errors import Declined, ScheduleError
 from polydyn.gpu.targets import single
 from polydyn.lowering.contract import ContractGroup
@@ -46,7 +46,7 @@ T = TypeVar("T", bound=Task)
 class Search:
     """A completed search. ``explored``: how many tuples were tried; ``hardware``: where; ``source``: of its numbers, as
     in ``Record``. ``decision`` over the group's dynamic loops names positions in ``tiles``; None: all are rivals at
-    every size. ``factors``, on a GPU: for each tile measured over estimated time (``CudaKernel.factor``).
+    every size. ``factors``, on a GPU: for each tile measured over estimated time (``Block.factor``).
     """
 
     strategy: str

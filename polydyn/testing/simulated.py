@@ -11,7 +11,7 @@ import numpy as np
 
 from polydyn.errors import ArtifactError
 from polydyn.search.backbone import Backbone, GroupKey, Loop, Operand, Shape, Tile
-from polydyn.search.cost import Kernel, blocks_at, blocks_per_unit
+from polydyn.search.cost import MacroKernel, blocks_at, blocks_per_unit
 from polydyn.search.explorers.explore import Objective, Trial, in_order, saturating_shape
 from polydyn.search.hardware import Hardware
 from polydyn.search.records import Records
@@ -111,7 +111,7 @@ class Simulated:
             + (self.block_seconds(tile, sizes, rest) if rest else 0.0)
         )
 
-    def kernel(self, tile: Tile) -> Kernel:
+    def kernel(self, tile: Tile) -> MacroKernel:
         """What building a tuple and measuring one wave, and one block per unit, would give."""
         used = usage(self.backbone, self.hardware, tile)
         resident = max(1, blocks_per_unit(used, self.hardware))
@@ -120,7 +120,7 @@ class Simulated:
             [self.block_seconds(tile, sizes | self._depth(tile, n), r) for n in (1, 9)] for r in (resident, 1)
         ]
         wave, lone = (full[1] - full[0]) / 8, (alone[1] - alone[0]) / 8
-        return Kernel(tile, used, max(full[0] - wave, 0.0), wave, max(alone[0] - lone, 0.0), lone)
+        return MacroKernel(tile, used, max(full[0] - wave, 0.0), wave, max(alone[0] - lone, 0.0), lone)
 
     def _depth(self, tile: Tile, steps: int) -> dict[str, int]:
         return {x.name: steps * tile.level("b")[x.name] for x in self.backbone.reduction}

@@ -21,7 +21,7 @@ from benchmarks.protocol import Contestant, Series, rounds_for, spread, take_tur
 from benchmarks.record import Results
 from benchmarks.rows import Effort, Field, clipped, geomean, judge, summary
 from benchmarks.shortfall import Held, Machine, Profiled, Work, explained, filled, hold, merged
-from polydyn.codegen.cpu.kernel import AVX2
+from polydyn.codegen.cpu.target import AVX2
 from polydyn.testing import models
 from polydyn.testing.accuracy import TOLERANCE, error, reference
 from polydyn.testing.inputs import SHAPES, family, feeds, shapes, symbols

@@ -245,7 +245,7 @@ def test_versions_that_others_serve_for_are_left_out() -> None:
     (p,) = placed(gemm())
     wide, narrow, small = (next(k for k in p.kernels if k.version.startswith(f"mma_{w}"))
                            for w in ("128x128x32_4_16_16", "128x128x32_4_2_2", "64x64x32_4_2_2"))  # fmt: skip
-    free = replace(wide, multiples=(), conditions=(), smem=V(1024))
+    free = replace(wide, multiples=(), conditions=(), scratch=V(1024))
     assert serves(free, narrow) and not serves(free, small), "another tile may be faster"
     assert not serves(wide, narrow) and not serves(narrow, wide), "may not be launched everywhere, takes longer"
 

@@ -18,10 +18,10 @@ from click.testing import CliRunner
 import polydyn
 from polydyn.cli import main
 from polydyn.codegen.cuda.emit import LONG
-from polydyn.codegen.cuda.kernel import UNIT
 from polydyn.codegen.cuda.limits import broken
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import IMMA_TILES, MORE_TILES, TF32_TILES, TILES, Kept
+from polydyn.codegen.kernel import UNIT
 from polydyn.compiler import Options, plan_program
 from polydyn.errors import BuildError, ScheduleError, UnsupportedError
 from polydyn.gpu import hardware
@@ -129,7 +129,7 @@ def test_tuples_are_tiles_and_spaces_keep_their_rules(dtype: str) -> None:
         assert broken(tile, task.kernel.product.dtypes) is None
         assert A100.resident_blocks(tile.threads, 0, task.shared(tile)) >= tile.blocks
     built = next(k for x in task.kernel.forms(tile) for k in x.build())
-    assert int(built.smem) == task.shared(tile)
+    assert int(built.scratch) == task.shared(tile)
     with pytest.raises(ScheduleError, match="two stages"):
         task.tile(replace(t, compile=(*t.compile[:-1], ("stages", 1))))
     with pytest.raises(ScheduleError, match="powers of two"):
@@ -231,7 +231,7 @@ def test_the_compiler_rules_out_what_spills() -> None:
     small = task.defaults[-1]
     assert compiler_refusal(kernels, small) is None
     text = kernels.texts(small, 0)[0]
-    tight = replace(text, text=text.text.replace(f", {text.threads}, ", f", {text.threads}, 4 * "))
+    tight = replace(text, text=text.text.replace(f", {text.device.threads}, ", f", {text.device.threads}, 4 * "))
     kernels._texts[small, 0] = (tight,)
     assert "bytes of registers" in str(compiler_refusal(kernels, small))
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from polydyn.codegen.cpu.kernel import AVX512
+from polydyn.codegen.cpu.target import AVX512
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model

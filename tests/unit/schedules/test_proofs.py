@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polydyn.codegen.cpu.attention import AttentionKernel
-from polydyn.codegen.cpu.kernel import AVX2, AVX512
+from polydyn.codegen.cpu.target import AVX2, AVX512
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import lower_attention

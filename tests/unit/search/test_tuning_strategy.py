@@ -13,7 +13,7 @@ from polydyn.errors import BuildError, InputError
 from polydyn.schedules.decision import ArgMin, choose, map_indices, verify_decision
 from polydyn.schedules.index import Index
 from polydyn.search.backbone import GroupKey, Problem, Shape, Tile
-from polydyn.search.cost import Kernel
+from polydyn.search.cost import MacroKernel
 from polydyn.search.cost import polydyn as polydyn_cost
 from polydyn.search.dispatch.build import build_dispatch
 from polydyn.search.explorers.explore import aligned_order
@@ -93,7 +93,7 @@ class Broken:
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
         raise AssertionError(f"measured {len(tiles)} tuples")
 
-    def kernel(self, tile: Tile) -> Kernel:
+    def kernel(self, tile: Tile) -> MacroKernel:
         raise AssertionError(f"built {tile}")
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
@@ -122,7 +122,7 @@ class Tired(Simulated):
 
     most: int = 192
 
-    def kernel(self, tile: Tile) -> Kernel:
+    def kernel(self, tile: Tile) -> MacroKernel:
         if tile["b.k"] > self.most:
             raise BuildError(f"tuple {tile} is too slow")
         return super().kernel(tile)
