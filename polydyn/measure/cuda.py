@@ -85,7 +85,7 @@ class CudaSide(Side[CudaTask]):
         bench = DeviceBench(model, self.workers)
         tuned = how.tuned(problem, self.hardware, bench)
         recorded = RecordedBench(bench, how.records, problem.key, self.hardware)
-        decision = build_dispatch(tuned, pairs=False).decision
+        decision = build_dispatch(tuned)
         found = self._outcome(tuned, _factors(tuned, recorded, model), bench.source, decision)
         return found, tuned.binaries, bench.measured
 

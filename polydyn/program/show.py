@@ -75,8 +75,7 @@ def show_decision(decision: Decision, indent: str = "") -> Iterator[str]:
     elif isinstance(decision, ArgMin):
         yield f"{indent}take the least of"
         for e in decision.entries:
-            guard = "" if e.guard is None else f" where {e.guard} <= 0"
-            yield f"{indent}  kernel {e.kernel}: {e.cost}{guard}"
+            yield f"{indent}  kernel {e.kernel}: {e.cost}"
     elif isinstance(decision, Split):
         yield f"{indent}if {decision.index} <= {decision.threshold}"
         yield from show_decision(decision.low, indent + "  ")

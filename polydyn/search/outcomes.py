@@ -59,13 +59,9 @@ class Search:
 
 
 def outcome(tuned: Tuned, hardware: Hardware) -> Search:
-    """What a tuned group comes to on a CPU.
-
-    A launch of two kernels (FTuner's combination) is left out: on a CPU tiles are exact, so nothing is padded.
-    """
-    dispatch = build_dispatch(tuned, pairs=False)
-    tiles = tuple(tuned.kernels[p.kernels[0]].tile for p in dispatch.programs)
-    return Search(tuned.strategy, tiles, len(tuned.trials), hardware, dispatch.decision)
+    """What a tuned group comes to on a CPU."""
+    tiles = tuple(k.tile for k in tuned.kernels)
+    return Search(tuned.strategy, tiles, len(tuned.trials), hardware, build_dispatch(tuned))
 
 
 def search_record(search: Search, task: Task) -> Record:

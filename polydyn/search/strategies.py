@@ -363,7 +363,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             _sia_order,
             model.ftuner,
             lambda table, weights, tiles: select.top_ranked(table),
-            "combine",
+            "argmin",
         ),
         Strategy(
             "bladedisc",
