@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from polydyn.codegen.cpu.target import AVX512
 from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.target import AVX512
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.graph.expand import import_model
 from polydyn.lowering.contract import ContractGroup, lower_contract
