@@ -28,7 +28,7 @@ class Work:
     """The work of one block: a loop of equal steps, and what comes after it.
 
     ``steps``: of the loop, over the kernel's symbols. Of a step: ``flops`` at the peak rate of ``unit``, ``shared``
-    bytes read from shared memory, ``moved`` bytes from and to global memory, ``issued`` instructions of warps.
+    bytes read from shared memory, ``traffic`` bytes from and to global memory, ``instructions`` of warps.
     ``waits``: memory latencies that a step has one after another, of which those of ``flight`` steps overlap.
     ``elements``: results that pass through shared memory at the end. ``registers``: of a thread, where the compiler's
     own number is not known. ``by_warps``: a warp executes its own instructions of ``unit``, and the block meets at a
@@ -40,15 +40,15 @@ class Work:
     unit: str = "f32"
     flops: int = 0
     shared: int = 0
-    moved: int = 0
-    issued: int = 0
+    traffic: int = 0
+    instructions: int = 0
     waits: int = 1
     flight: int = 1
     elements: int = 0
     by_warps: bool = True
 
     def _costs(self) -> tuple[int, ...]:
-        return self.flops, self.shared, self.moved, self.issued, self.waits, self.elements, self.registers
+        return self.flops, self.shared, self.traffic, self.instructions, self.waits, self.elements, self.registers
 
     def no_slower(self, other: Work) -> bool:
         """Whether nothing of a block is more, for as many steps: then no model says that the other is faster."""

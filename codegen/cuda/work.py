@@ -32,18 +32,18 @@ def bounded_registers(threads: int, blocks: int) -> int:
 def product_work(tile: CudaTile, copies: Sequence[Copy], steps: Index, blocks: int) -> Work:
     """A tile of a product whose operands come through a ring of shared memory, by instructions of warps or threads."""
     cores, item = not tile.kind.warp, max(ITEMSIZE[c.dtype] for c in copies)
-    issued = sum(
+    instructions = sum(
         -(-c.elements // c.vector // WARP) * (ASYNCHRONOUS if c.asynchronous else THROUGH_REGISTER) for c in copies
     )
     units = tile.bm // tile.wm * (tile.bn // tile.wn)
     # threads of a warp read one element each, many of them the same: a wavefront for each
     shared = units * (tile.wm + tile.wn) * tile.bk * (WAVEFRONT // WARP if cores else item)
     flops = 2 * tile.bm * tile.bn * tile.bk
-    issued += shared // WAVEFRONT + (flops // (2 * WARP) if cores else 0)
+    instructions += shared // WAVEFRONT + (flops // (2 * WARP) if cores else 0)
     unit = "tf32" if tile.instruction == "tf32" else UNITS[copies[0].dtype]
-    moved = sum(c.elements * ITEMSIZE[c.dtype] for c in copies)
+    traffic = sum(c.elements * ITEMSIZE[c.dtype] for c in copies)
     return Work(
-        steps, bounded_registers(tile.threads, blocks), unit, flops, shared, moved, issued, 1, tile.stages - 1,
+        steps, bounded_registers(tile.threads, blocks), unit, flops, shared, traffic, instructions, 1, tile.stages - 1,
         tile.bm * tile.bn,
     )  # fmt: skip
 
@@ -54,14 +54,15 @@ def row_work(group: Group, prefix: tuple[str, ...], threads: int, per: int, lane
     A loop that reads global memory waits for it; what earlier loops left in shared memory is there.
     """
     buffers, inner = stored(group.arrays), [s for s in group.statements if len(s.iters) > len(prefix)]
-    looped = inner or list(group.statements)
+    statements = inner or list(group.statements)
     trips = [product(e for _, e in s.iters[len(prefix) :]).ceildiv(per) for s in inner]
-    moved = sum(_traffic(s, buffers) for s in looped) * threads * lanes
-    operations = sum(sum(isinstance(x, Op) for x in walk(s.value)) + 2 + 2 * len(loads(s.value)) for s in looped)
-    waits = sum(any(x.buffer in buffers for x in loads(s.value)) for s in looped)
+    traffic = sum(_traffic(s, buffers) for s in statements) * threads * lanes
+    operations = sum(sum(isinstance(x, Op) for x in walk(s.value)) + 2 + 2 * len(loads(s.value)) for s in statements)
+    waits = sum(any(x.buffer in buffers for x in loads(s.value)) for s in statements)
     return Work(
-        maximum(*trips) if trips else ONE, registers, moved=moved, issued=threads // WARP * operations * lanes,
-        waits=max(1, waits), flight=UNROLLED if trips else 1, by_warps=False,
+        maximum(*trips) if trips else ONE, registers, traffic=traffic,
+        instructions=threads // WARP * operations * lanes, waits=max(1, waits), flight=UNROLLED if trips else 1,
+        by_warps=False,
     )  # fmt: skip
 
 

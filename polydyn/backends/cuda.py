@@ -12,7 +12,7 @@ from polydyn.gpu.compiler import device_headers
 from polydyn.gpu.targets import newest
 from polydyn.graph.ir import Graph
 from polydyn.lowering.place import Builder
-from polydyn.lowering.place_cuda import CudaBuilder, needed
+from polydyn.lowering.place_cuda import CudaBuilder, without_served
 from polydyn.program.index_checks import with_index_checks
 from polydyn.program.plan import HostPlan
 from polydyn.search.outcomes import ChosenTiles
@@ -48,7 +48,7 @@ class Cuda(Target):
         """As ``Target``; versions that no size needs are left out."""
         made = super().place(builder)
         facts = facts_of(made.plan.graph.guards)
-        return replace(made, placed=[needed(p, facts) for p in made.placed])
+        return replace(made, placed=[without_served(p, facts) for p in made.placed])
 
     @property
     def headers(self) -> Mapping[str, str]:

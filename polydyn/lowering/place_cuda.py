@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from polydyn.codegen.cuda.attention import CudaAttentionKernel, declined
-from polydyn.codegen.cuda.group import product_declined
+from polydyn.codegen.cuda.attention import CudaAttentionKernel, attention_refusal
+from polydyn.codegen.cuda.group import product_refusal
 from polydyn.codegen.cuda.rows import CudaNestKernel
-from polydyn.codegen.cuda.versions import CudaContractKernel, Kept
+from polydyn.codegen.cuda.versions import CudaContractKernel, TileFactors
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import BASE, Kernel
 from polydyn.errors import UnsupportedError
@@ -46,12 +46,12 @@ class TunedTiles:
     leaves out tiles that are no rivals at a size. ``reasons``: lines for ``explain``.
     """
 
-    kept: Kept
+    factors: TileFactors
     decision: Decision
     reasons: tuple[str, ...] = ()
 
 
-def needed(p: Placed, facts: ShapeContext) -> Placed:
+def without_served(p: Placed, facts: ShapeContext) -> Placed:
     """Without the conditions that always hold, and without the versions that another is launched instead of."""
     params = p.lowered.params
     kept: list[Kernel] = []
@@ -153,7 +153,7 @@ class CudaBuilder(Builder):
         verify_group(group)
         nest = Proofs(group).nest()
         kernel = CudaNestKernel(f"nest_{key[:12]}", group, nest.band, nest.phases)
-        for k in (kernel, kernel.recomputed()):
+        for k in (kernel, kernel.recompute_rows()):
             for t in k.schedules():
                 Proofs(k.group).prove_nest(t, k.prefix, k.phases)
         return kernel.versions()
@@ -161,9 +161,9 @@ class CudaBuilder(Builder):
     def _contract(self, group: FusedGroup, form: ContractGroup) -> Placed | None:
         """The kernels of a product; None when it has one row and no vectors: then nothing is shared, nor wide."""
         lowered, key = form.lowered, self._key(form)
-        if refused := product_declined(lowered.group, form.roles):
+        if refusal := product_refusal(lowered.group, form.roles):
             raise UnsupportedError(
-                str(refused), tensor=group.outputs[0],
+                str(refusal), tensor=group.outputs[0],
                 remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32",
             )  # fmt: skip
         kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32)
@@ -174,7 +174,7 @@ class CudaBuilder(Builder):
             verify_group(lowered.group)
             self.show(group, kernel.name, lowered.group)
             tuned = self.tuner.tiles(key, form) if self.tuner else None
-            versions = kernel.tuned_versions(tuned.kept) if tuned else kernel.versions()
+            versions = kernel.tuned_versions(tuned.factors) if tuned else kernel.versions()
             found = self._new(group, lowered, key, versions, tuned)
         if why := kernel.without_wgmma():
             self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
@@ -202,8 +202,8 @@ class CudaBuilder(Builder):
         key = lowered.key(form.parts, "cuda")
         if key not in self.attentions:
             parts = schedule_attention(form.parts)
-            if refused := declined(parts):
-                self.notes.append(f"{group.outputs[0]}: attention in parts: {refused}")
+            if refusal := attention_refusal(parts):
+                self.notes.append(f"{group.outputs[0]}: attention in parts: {refusal}")
                 return None
             self.attentions[key] = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
         return lowered, key, self.attentions[key]

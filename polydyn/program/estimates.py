@@ -91,8 +91,8 @@ def step_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
     share = MMA_SHARE.get(hardware.arch, 1.0) if work.by_warps and work.unit != "f32" else 1.0
     rate = hardware.peak_tflops[work.unit] * 1000 / hardware.multiprocessors * share  # operations in a nanosecond
     few = max(1.0, SCHEDULERS / (threads / 32)) if work.by_warps else 1.0
-    compute = max(work.flops / rate, work.issued / ISSUED / hardware.clock_ghz)
-    copied = max(work.moved / L2_BYTES, work.shared / SHARED_BYTES) / hardware.clock_ghz
+    compute = max(work.flops / rate, work.instructions / ISSUED / hardware.clock_ghz)
+    copied = max(work.traffic / L2_BYTES, work.shared / SHARED_BYTES) / hardware.clock_ghz
     wait = work.waits * LATENCY / work.flight
     lone = max(wait, _together(compute * few, copied) + BARRIER * work.by_warps / hardware.clock_ghz)
     return max(1, ceil(1000 * _together(compute, copied))), max(1, ceil(1000 * lone))

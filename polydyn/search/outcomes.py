@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.cuda.versions import Kept
+from polydyn.codegen.cuda.versions import TileFactors
 from polydyn.codegen.kernel import UNIT
 from polydyn.errors import Declined, ScheduleError
 from polydyn.gpu.targets import single
@@ -195,7 +195,7 @@ def _placed(decision: Decision, own: Sequence[object], tiles: Sequence[object]) 
 
 
 class ChosenTiles(_FromRecords[CudaTask]):
-    """``lowering.cuda.CudaTuner``: the tiles of the searches in a record file."""
+    """``place_cuda.CudaTuner``: the tiles of the searches in a record file."""
 
     def __init__(self, records: Records, strategy: str, target: str, tf32: bool) -> None:
         """UnsupportedError: the target is not one architecture."""
@@ -212,10 +212,10 @@ class ChosenTiles(_FromRecords[CudaTask]):
 
 def tuned_tiles(task: CudaTask, search: Search) -> TunedTiles:
     """A search as what lowering builds. ScheduleError: a tuple breaks a rule of the generator, by name."""
-    made = kept(task, search)
+    factors = tile_factors(task, search)
     decision = map_indices(search.decision or cheapest(len(search.tiles)), lambda i: i.subs(task.extents))
-    placed = _placed(decision, list(map(task.tile, search.tiles)), [t for t, _ in made.tiles])
-    return TunedTiles(made, placed, _reasons(task, search))
+    placed = _placed(decision, list(map(task.tile, search.tiles)), [t for t, _ in factors.tiles])
+    return TunedTiles(factors, placed, _reasons(task, search))
 
 
 def best_searches(records: Records, task: CudaTask, strategy: str) -> list[Search]:
@@ -229,14 +229,14 @@ def best_searches(records: Records, task: CudaTask, strategy: str) -> list[Searc
     return sorted((s for s in _read(records, task, strategy) if s.factors), key=rank)
 
 
-def kept(task: CudaTask, search: Search) -> Kept:
+def tile_factors(task: CudaTask, search: Search) -> TileFactors:
     """A search as what the generator builds. Versions without a tile of it get the mean factor (geometric).
 
     ScheduleError: a tuple breaks a rule of the generator, by name.
     """
     tiles = dict(zip((task.tile(t) for t in search.tiles), search.factors, strict=True))
     mean = prod(f / UNIT for f in search.factors) ** (1 / len(search.factors))
-    return Kept(tuple(tiles.items()), max(1, round(UNIT * mean)))
+    return TileFactors(tuple(tiles.items()), max(1, round(UNIT * mean)))
 
 
 def _reasons(task: CudaTask, s: Search) -> tuple[str, ...]:
