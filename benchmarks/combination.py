@@ -34,12 +34,12 @@ from polydyn.measure.calibrate import machine
 from polydyn.measure.cpu_bench import CpuBench
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.workers import Workers
-from polydyn.program.estimates import choose, estimates
 from polydyn.runtime.symbols import THREADS
 from polydyn.search.backbone import GroupKey, Problem, Tile
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.strategies import STRATEGIES, tune
 from polydyn.testing import models
+from polydyn.testing.choice import choose, estimates
 from polydyn.testing.covers import Cover, combine
 from polydyn.testing.machines import V100
 from polydyn.testing.simulated import Simulated, gemm

@@ -17,14 +17,10 @@ from math import ceil
 from typing import TypeAlias
 
 from polydyn.codegen.kernel import UNIT, Block, Work
-from polydyn.errors import InputError
 from polydyn.gpu.hardware import Hardware
-from polydyn.gpu.targets import special_arch
-from polydyn.program.launch_tables import limits
 from polydyn.program.plan import Candidate, HostPlan, Launch
-from polydyn.runtime.symbols import ARCH, SHARED, THREADS, holds
-from polydyn.schedules.decision import ArgMin, walk, with_costs
-from polydyn.schedules.decision import choose as decide
+from polydyn.runtime.symbols import THREADS
+from polydyn.schedules.decision import with_costs
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
 
 Resources: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, int]]]"
@@ -143,26 +139,3 @@ class _Estimates:
         if key not in self._memo:
             self._memo[key] = launch_time(*arguments, self.hardware, registers)
         return self._memo[key]
-
-
-def choose(launch: Launch, env: Mapping[str, int], hardware: Hardware) -> Candidate:
-    """The candidate that the host program takes on a device.
-
-    ``env``: the model's symbols and ``nth``. InputError: none may be launched.
-    """
-    barred = {k for k, c in enumerate(launch.candidates) if not may_run(c, env, hardware)}
-    if len(barred) == len(launch.candidates):
-        raise InputError("no kernel runs at this size", rule=f"{hardware.smem_per_block} bytes of shared memory")
-    return launch.candidates[decide(launch.decision, env, barred)]
-
-
-def estimates(launch: Launch) -> dict[str, Index]:
-    """The time of every candidate that a launch compares, by its name, in nanoseconds."""
-    entries = [e for n in walk(launch.decision) if isinstance(n, ArgMin) for e in n.entries]
-    return {launch.candidates[e.kernel].name: e.cost for e in entries}
-
-
-def may_run(c: Candidate, env: Mapping[str, int], hardware: Hardware) -> bool:
-    """Whether a candidate may be launched at these sizes."""
-    allowed = {**env, SHARED: hardware.smem_per_block, ARCH: special_arch(hardware.arch)}
-    return all(holds(a.evaluate(allowed), relation, b.evaluate(allowed)) for a, relation, b in limits(c))

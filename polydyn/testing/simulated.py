@@ -13,9 +13,9 @@ from polydyn.errors import ArtifactError
 from polydyn.search.backbone import Backbone, GroupKey, Loop, Operand, Shape, Tile
 from polydyn.search.cost import MacroKernel, blocks_at, blocks_per_unit
 from polydyn.search.explorers.explore import Objective, Trial, in_order, saturating_shape
-from polydyn.search.hardware import Hardware
+from polydyn.search.hardware import Hardware, Instruction
 from polydyn.search.records import Records
-from polydyn.search.spaces.space import Space, instruction_of, usage
+from polydyn.search.spaces.space import Space, unit_tile, usage
 
 
 def gemm(
@@ -159,3 +159,10 @@ class Simulated:
             rate *= 0.94
         draw = int.from_bytes(sha256(f"{self.seed} {tile}".encode()).digest()[:4], "big") / 2**32
         return rate * (1 - self.noise * draw)
+
+
+def instruction_of(backbone: Backbone, hardware: Hardware, tile: Tile) -> Instruction:
+    """The instruction that a tuple's level ``v`` stands for; the scalar one where it has none."""
+    usable = hardware.usable(backbone.dtype)
+    unit = tile.level("v")
+    return next((i for i in usable if unit_tile(backbone, i) == unit), usable[-1])

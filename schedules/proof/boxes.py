@@ -47,11 +47,6 @@ class ContractTiles:
     strip: Strip | None = None
 
 
-def forget_flows() -> None:
-    """Forgets what was proven so far, for measuring."""
-    _check_packed.cache_clear()
-
-
 def _arguments(x: Index) -> tuple[Index, ...]:
     """The arguments of a minimum; the expression itself when it is none."""
     ((m, c),) = list(x.terms.items())[:1] or [((), 0)]

@@ -33,7 +33,7 @@ from polydyn.measure.cuda import CudaSide, compiler_refusal, find_device
 from polydyn.measure.cuda_bench import DeviceBench, ModelBench, TileKernels
 from polydyn.measure.side import How
 from polydyn.program.assemble import build_program
-from polydyn.program.estimates import choose, estimated, estimates
+from polydyn.program.estimates import estimated
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.decision import ArgMin, Leaf, Split, cheapest
 from polydyn.schedules.index import Index
@@ -45,6 +45,7 @@ from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.spaces.ukernel import ukernel_space
 from polydyn.search.strategies import strategy
 from polydyn.search.tasks.cuda import CudaTask, cuda_task_of, hardware_of
+from polydyn.testing.choice import choose, estimates
 from tests.support.cuda_groups import plan_of
 from tests.support.tiny import model, node
 

@@ -26,7 +26,8 @@ from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.place import Placed
 from polydyn.lowering.place_cuda import CudaBuilder
-from polydyn.program.estimates import choose, estimated
+from polydyn.program.estimates import estimated
+from polydyn.testing.choice import choose
 from tests.support.cuda_bytes import ROLES, Types, product, run
 from tests.support.cuda_groups import ARCH, MULTIPROCESSORS, SHARED, plan_of, with_bugs
 from tests.support.cuda_groups import run as run_plan
