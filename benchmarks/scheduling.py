@@ -134,11 +134,10 @@ def _once(form: Form, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
     deps = clock("dependences", lambda: analyse(group, positive=False))
     if isinstance(form, ContractGroup):
         build = DotKernel if form.dot else ContractKernel
-        packed, fill = form.packed, form.fill
         roles, _ = clock("schedule", lambda: schedule_contract(group, form.roles, deps.under(context(group))))
 
         def contraction() -> ContractKernel:
-            return build("contract", group, roles, target, packed, fill=fill)
+            return build("contract", group, roles, target, form.packed, None, form.fill, form.footprint)
 
         schedule = contraction().schedule
         clock("proof", lambda: one_proof.prove(schedule))

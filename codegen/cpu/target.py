@@ -15,13 +15,15 @@ class CpuTarget:
 
     ``name``: ``avx512``, ``avx2``, ``neon`` or ``generic``. ``width``: float32 lanes. ``tiles``: register tiles
     (rows, vectors) with their share of the peak (docs/cpu.md 2), best first. ``narrow``: lanes of a narrower vector,
-    whose operations take half the time where a wide one is made of two; 0: there is none.
+    whose operations take half the time where a wide one is made of two; 0: there is none. ``quads``: it multiplies four
+    unsigned bytes by four signed ones in each lane and adds them up (VNNI).
     """
 
     name: str
     width: int
     tiles: tuple[tuple[int, int, float], ...]
     narrow: int = 0
+    quads: bool = False
 
 
 AVX512 = CpuTarget("avx512", 16, ((8, 3, 1.0), (6, 4, 0.99), (12, 2, 0.94), (16, 1, 0.75)), 8)

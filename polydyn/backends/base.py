@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
-from polydyn.graph.fallback import KIND as FALLBACK
 from polydyn.graph.ir import Graph
+from polydyn.graph.regions import KIND as FALLBACK
 from polydyn.lowering.place import Builder, Placed
 from polydyn.program.plan import HostPlan
 from polydyn.search.records import Records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from polydyn.backends.base import Kernels, Options, Target
 from polydyn.build.features import architecture, machine_features
@@ -19,7 +20,7 @@ from polydyn.search.outcomes import ChosenByRecords
 from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
 
-NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2}
+NAMED = {"cpu:avx512": AVX512, "cpu:avx2": AVX2, "cpu:neon": NEON}
 
 
 def cpu_target(name: str) -> CpuTarget:
@@ -28,7 +29,9 @@ def cpu_target(name: str) -> CpuTarget:
         if architecture() in ("aarch64", "arm64"):
             return NEON
         features = machine_features()
-        return AVX512 if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features else AVX2
+        if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features:
+            return replace(AVX512, quads="avx512_vnni" in features)
+        return replace(AVX2, quads="avx_vnni" in features)
     if name not in NAMED:
         raise UnsupportedError(
             f"target {name} is not built",

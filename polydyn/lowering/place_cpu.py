@@ -75,7 +75,9 @@ class KernelBuilder(Builder):
 
     def one(self, group: FusedGroup) -> Placed:
         """As ``Builder``."""
-        form = lower_contract(self.plan, group, self.target.width, promotion=True) if group.kind == "contract" else None
+        form, x = None, self.target
+        if group.kind == "contract":
+            form = lower_contract(self.plan, group, x.width, promotion=True, quads=x.quads)
         return self._placed(group, form or lower_nest(self.plan, group))
 
     def attention(self, group: FusedGroup) -> Placed | None:
@@ -106,7 +108,7 @@ class KernelBuilder(Builder):
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
-            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, self.target)
+            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
         return form.key(self.target)
@@ -125,7 +127,7 @@ class KernelBuilder(Builder):
         proofs = Proofs(group)
         roles = proofs.contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
-        kernel = build(_name(form, key), group, roles, self.target, form.packed, fill=form.fill)
+        kernel = build(_name(form, key), group, roles, self.target, form.packed, None, form.fill, form.footprint)
         proofs.prove_contract(kernel.schedule, kernel.tiles())
         tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         if tuned is None:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import polydyn
-from polydyn.build.compiler import Library, build_library
-from polydyn.build.features import architecture
+from polydyn.build.compiler import Library, architecture_of, build_library
 from polydyn.codegen.kernel import Block, Kernel, TensorMapOf
 from polydyn.debug import Level, show
 from polydyn.errors import BuildError
@@ -88,7 +87,7 @@ def host_target(target: str, on_device: bool) -> str:
 def _built_by(library: Library, target: str) -> dict[str, Any]:
     return {
         "target": target,
-        "architecture": architecture(),
+        "architecture": architecture_of(target),
         "features": list(library.features),
         "compiler": library.compiler,
     }

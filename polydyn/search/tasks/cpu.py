@@ -82,7 +82,8 @@ class CpuTask(Task):
             tile[f"b.{roles.block}"],
             tile.get(f"w.{roles.block}"),
         )
-        return kind(name, self.group, roles, self.target, self.form.packed, chosen=chosen, fill=self.form.fill)
+        form = self.form
+        return kind(name, self.group, roles, self.target, form.packed, chosen, form.fill, form.footprint)
 
     def shares(self, builder: ContractKernel, tile: Tile) -> dict[str, Index]:
         """The values of the launch-time symbols, over the kernel's other symbols."""
