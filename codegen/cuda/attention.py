@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
-from polydyn.codegen.cuda.emit import bound_names, emit, short_first, without_repeats
+from polydyn.codegen.cuda.emit import bound_names, emit, one_block, short_first, without_repeats
 from polydyn.codegen.cuda.group import ProductGroup, product_refusal
 from polydyn.codegen.cuda.instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
 from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products, split_copies
@@ -44,9 +44,8 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.threads import assign, combine_lanes, one_each, pipeline, unrolled
-from polydyn.codegen.passes.tiles import task_count
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.passes.threads import assign, combine_lanes, pipeline, unrolled
+from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import Declined, ScheduleError
@@ -183,13 +182,7 @@ class _Version:
         name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
         body = self._loops(name, of.visits.live)
         body = body if _walks(body) else self._loops(name, ())
-        body = run(name, body, self.steps(), names)
-        count = task_count(body)
-        body = run(name, body, (
-            Step("blocks", "a block is a task", one_each),
-            Step("registers", "scores, sums and fragments are registers", self._allocate),
-            Step("fold", "decided guards and single trips go", fold),
-        ), names)  # fmt: skip
+        body, count = one_block(name, body, self.steps(), self._allocate, names)
         multiples = [*(x for c in self.copies.values() for x in c.multiples), *self.values.multiples]
         few = sum(of.depths) > 128 or self.kind.name != "mma"  # more registers than three blocks leave
         blocks = 2 if few else 3

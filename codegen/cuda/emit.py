@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import Body, Compare
 from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
-from polydyn.codegen.passes.threads import WARP
+from polydyn.codegen.passes.threads import WARP, one_each
+from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.pipeline import Step, run
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
 from polydyn.debug import Level, show
 from polydyn.schedules.index import Index, IndexLike
@@ -22,6 +25,23 @@ LONG = " int64"
 def bound_names(arrays: Mapping[str, Array], symbols: Sequence[str]) -> tuple[str, ...]:
     """The names that every step of a kernel may use (``pipeline.run``)."""
     return (*symbols, *THREAD, *stored(arrays))
+
+
+def one_block(
+    name: str, body: Body, steps: Iterable[Step], registers: Callable[[Body], Body], names: Collection[str]
+) -> tuple[Body, Index]:
+    """What a block does after the ``steps`` of a kernel family, and the number of blocks.
+
+    ``registers`` allocates what a thread holds; ``names``: as for ``pipeline.run``.
+    """
+    body = run(name, body, steps, names)
+    count = task_count(body)
+    last = (
+        Step("blocks", "a block is a task", one_each),
+        Step("registers", "what a thread holds are registers", registers),
+        Step("fold", "decided guards and single trips go", fold),
+    )
+    return run(name, body, last, names), count
 
 
 def emit(

@@ -82,7 +82,8 @@ class Target(ABC):
     def place(self, builder: Builder) -> Kernels:
         """The kernels of all groups: lowered, scheduled, proven, generated."""
         placed = [p for g in builder.plan.groups for p in builder.place(g)]
-        return Kernels(builder.plan, placed, (*builder.notes, *builder.untuned))
+        unproven = (f"{x}: its addresses are right by construction, they are not proven" for x in builder.unproven)
+        return Kernels(builder.plan, placed, (*builder.notes, *builder.untuned, *dict.fromkeys(unproven)))
 
     @property
     @abstractmethod

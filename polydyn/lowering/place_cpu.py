@@ -22,7 +22,6 @@ from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.schedules.decision import ONLY, Decision, Leaf, Split
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.group.addresses import check_addresses
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.attention import prove_attention
@@ -60,8 +59,7 @@ class _Choice:
 class KernelBuilder(Builder):
     """Schedules, proves and builds each distinct kernel once.
 
-    ``forms``: what each group was built from, by key. ``unproven``: outputs whose addresses are injective, and tensors
-    that prologues read in bounds, by construction only.
+    ``forms``: what each group was built from, by key.
     """
 
     dtypes, device = CPU_DTYPES, "CPU"
@@ -71,7 +69,6 @@ class KernelBuilder(Builder):
         self.target, self.tuner = target, tuner
         self.forms: dict[str, Form] = {}
         self.attentions: dict[str, AttentionKernel] = {}
-        self.unproven: list[str] = []
 
     def one(self, group: FusedGroup) -> Placed:
         """As ``Builder``."""
@@ -93,8 +90,6 @@ class KernelBuilder(Builder):
     def _placed(self, group: FusedGroup, form: Form) -> Placed:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
         self.unproven += prove_prologue(self.plan, group)
-        free = {x for names in self.plan.strides.values() for x in names}
-        self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params, free)]
         key = self._key(form)
         found = self.again(group, lowered, key)
         if found is None:
