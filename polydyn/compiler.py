@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from polydyn.backends import Options, Target, target_of
 from polydyn.backends.launches import host_plan
+from polydyn.build.compiler import architecture_of
+from polydyn.build.features import architecture
 from polydyn.debug import Stage, stages
 from polydyn.errors import FallbackWarning, ShapeError, UnsupportedError
 from polydyn.fusion.show import show_plan
@@ -36,7 +37,7 @@ from polydyn.runtime.program import Program, check_threads
 from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
 
-__all__ = ["Options", "compile", "plan_graph", "plan_program"]
+__all__ = ["Options", "compile", "compile_artifact", "plan_graph", "plan_program"]
 
 
 def compile(
@@ -51,8 +52,9 @@ def compile(
 ) -> Program:
     """Compiles an ONNX model once, for every shape.
 
-    ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``;
-    ``cuda:sm_80`` (86, 89, 90a, 100), ``cuda`` (all of them), ``cuda:emulated`` (docs/adr/0011-cuda-runtime.md).
+    ``model``: path, bytes or ``onnx.ModelProto``. ``target``: ``cpu`` (this machine), ``cpu:avx512``, ``cpu:avx2``,
+    ``cpu:neon`` (arm64); ``cuda:sm_80`` (86, 89, 90a, 100), ``cuda`` (all of them), ``cuda:emulated``
+    (docs/adr/0011-cuda-runtime.md).
     ``dims``: what is known of dynamic dims by name, an inclusive range (low, high) or ``polydyn.Sizes`` with a multiple
     and likely sizes; ranges and multiples are checked on every call; no range means [0, inf).
     ``threads``: of every call, default all cores of this process. ``records``: a file of ``polydyn.tune``, only
@@ -62,25 +64,48 @@ def compile(
     first constant that contradicts. Raises PolydynError, see ``polydyn.errors``.
     """
     check_threads(threads)
+    if architecture_of(target) != architecture():
+        raise UnsupportedError(
+            f"target {target} is for {architecture_of(target)}, this is {architecture()}", rule="a program is opened",
+            remedy=f"polydyn compile MODEL --target {target} -o FILE writes it without opening it (docs/c.md)",
+        )  # fmt: skip
+    artifact, compiled = compile_artifact(
+        model, target=target, dims=dims, options=options, records=records, symbols=symbols
+    )
+    program = open_program(artifact, threads=threads, compilations=compiled)
+    del artifact
+    _return_memory()
+    return program
+
+
+def compile_artifact(
+    model: ModelLike,
+    *,
+    target: str = "cpu",
+    dims: Dims | None = None,
+    options: Options | None = None,
+    records: str | os.PathLike[str] | None = None,
+    symbols: Symbols | None = None,
+) -> tuple[Artifact, int]:
+    """What ``compile`` does before it opens the program: the artifact, and how many units had to be compiled.
+
+    Also for another architecture than this machine's, where ``CC`` names a compiler for it.
+    """
     backend = target_of(target, options)
     with stages(_name(model)) as stage, _opened(records) as tiles:
         read = partial(import_parts, model, dims, symbols, fallback=backend.options.fallback is not None)
         graph = stage("import", read(), show_graph)
         for note in fallback_notes(graph):
-            warnings.warn(note, FallbackWarning, stacklevel=2)
+            warnings.warn(note, FallbackWarning, stacklevel=3)
         artifact, compiled = _artifact(stage, graph, backend, tiles, dims)
         if graph.guessed and not backend.on_device:
             general = partial(read, general=True)
             artifact, compiled = _with_general(stage, general, graph, artifact, compiled, backend, tiles)
-        artifact = replace(artifact, manifest={**artifact.manifest, "metadata": dict(graph.metadata)})
-        program = open_program(artifact, threads=threads, compilations=compiled)
-    del graph, artifact
-    _return_memory()
-    return program
+        return replace(artifact, manifest={**artifact.manifest, "metadata": dict(graph.metadata)}), compiled
 
 
 def _with_general(
-    stage: Stage, general: Callable[[], Graph], graph: Graph, artifact: Artifact, compiled: int, backend: Target[Any],
+    stage: Stage, general: Callable[[], Graph], graph: Graph, artifact: Artifact, compiled: int, backend: Target,
     records: Records | None,
 ) -> tuple[Artifact, int]:  # fmt: skip
     """The artifact with a second version, for calls in which one of two sizes that are taken to be equal is 1."""
@@ -98,7 +123,7 @@ def _with_general(
 
 
 def _artifact(
-    stage: Stage, graph: Graph, backend: Target[Any], records: Records | None, dims: Dims | None
+    stage: Stage, graph: Graph, backend: Target, records: Records | None, dims: Dims | None
 ) -> tuple[Artifact, int]:
     """The artifact of a graph, and how many units were compiled: of one part, or of several with the host's steps."""
     if not graph.steps:
@@ -120,7 +145,7 @@ def _artifact(
     return whole, sum(n for _, n in (*made, *bodies.values()))
 
 
-def _plan(stage: Stage, graph: Graph, backend: Target[Any], records: Records | None) -> HostPlan:
+def _plan(stage: Stage, graph: Graph, backend: Target, records: Records | None) -> HostPlan:
     """The stages that need no C compiler."""
     rewritten = stage("rewrite", backend.rewrite(graph), show_graph)
     fused = stage("fuse", backend.fuse(rewritten), show_plan)

@@ -30,7 +30,7 @@ from benchmarks.gpu.programs import model, node
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda.emit import LONG
-from polydyn.codegen.cuda.kernel import CudaKernel
+from polydyn.codegen.kernel import Kernel
 from polydyn.gpu.compiler import compile_cuda, compiler_version
 from polydyn.graph.expand import import_model
 
@@ -115,7 +115,7 @@ def find_nvdisasm() -> str | None:
     return next((str(p) for p in found), None)
 
 
-def kernel_of(kind: Kind) -> CudaKernel:
+def kernel_of(kind: Kind) -> Kernel:
     """The version with 32-bit indices."""
     backend = Cuda(f"cuda:{kind.arch}", Options(tf32=kind.tf32))
     plan = backend.fuse(backend.rewrite(import_model(kind.model)))

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from polydyn.codegen.cpu.contraction import Contraction
 from polydyn.codegen.cpu.plan import Plan
 from polydyn.codegen.cpu.scratch import Scratch
+from polydyn.codegen.cpu.strips import FIRST_LINE, LINES
 from polydyn.codegen.ir import Body, Def, FlatLoad, For, Store, consume, walk
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.operands import multiplied
 from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.columns import Columns, vector_columns
 from polydyn.codegen.passes.epilogues import COLUMN, ROW, finished, instances
+from polydyn.codegen.passes.pointers import row_pointers
 from polydyn.codegen.passes.prefetch import END, FIRST, LINE, prefetch_next
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, split_chains, unroll
 from polydyn.codegen.passes.tiles import clip, flatten_loops
@@ -20,7 +22,7 @@ from polydyn.codegen.pipeline import Step, names_of, run
 from polydyn.schedules.expr import neutral
 from polydyn.schedules.index import ONE, ZERO, Index, minimum
 from polydyn.schedules.model import Statement
-from polydyn.schedules.tree.names import MarkName, c, extent, p
+from polydyn.schedules.tree.names import MarkName, c, extent, it, p
 from polydyn.schedules.tree.strategies import (
     FIRST_ROW,
     LOAD,
@@ -175,7 +177,7 @@ class RegisterTile:
         clipped = Step("clip", "the last reduction block ends with the reduction",
                        lambda b: clip(b, (p("k"),), self.places.remaining(acc, "k", p("k"))))  # fmt: skip
         columns = self.places.schedule.parameter(acc, p("j"))
-        names = (self.name, self.sums, FIRST_ROW, SHARE_COLUMNS, PANEL, SHARE_ROWS, ROWS)
+        names = (self.name, self.sums, FIRST_ROW, SHARE_COLUMNS, PANEL, SHARE_ROWS, ROWS, FIRST_LINE, LINES)
         return (
             Step("columns", "the number of columns becomes a constant", lambda b: bind(b, {columns: width})),
             *((clipped,) if self.plan.blocks != ONE else ()),
@@ -187,16 +189,28 @@ class RegisterTile:
 
     def row_steps(self, rows: int) -> tuple[Step, ...]:
         """The micro-kernel for a number of live rows: registers and shared loads."""
-        flat_loops = Step("flatten", "two loops of the reduction become one", lambda b: flatten_loops(b, p("k")))
+        flat_loops = Step("flatten", "loops of the reduction become one where they walk alike", self._flattened)
         unrolled, in_registers, shared = self._register_steps(rows)
+        steps = (p("k"), *self.product.roles.inner)
+        pointers = Step("pointers", "where each row begins", lambda b: row_pointers(b, ROWS, steps))
         return (
             unrolled,
             in_registers,
-            *(flat_loops for _ in self.product.inner),
+            *((flat_loops,) if self.product.inner else ()),
             shared,
-            Step("reduction", "several steps in flight, the next tile prefetched", lambda b: self._reduction(b, rows),
-                 (FIRST, END) if self.streams else ()),
+            Step(
+                "reduction",
+                "several steps in flight, the next tile prefetched",
+                lambda b: self._reduction(b, rows),
+                (FIRST, END) if self.streams else (),
+            ),
+            *((pointers,) if self.product.footprint else ()),
         )
+
+    def _flattened(self, body: Body) -> Body:
+        for x in reversed((p("k"), *map(it, self.product.roles.inner[:-1]))):
+            body = flatten_loops(body, x)
+        return body
 
     def _register_steps(self, rows: int) -> tuple[Step, Step, Step]:
         dtype = self.product.accumulation.value.dtype
@@ -229,10 +243,10 @@ class RegisterTile:
             return split_chains(body, steps[-1], chains)
         body = partial_unroll(body, steps[-1] if steps else p("k"), plan.unroll)
         near = plan.fill or (x.steps.constant or LINE) < 2 * LINE  # in the cache, or rows are one stream
-        if near or x.columns.constant is None:  # K is short where both operands are computed, and variants are many
-            return body
         panel: dict[str, Index] = {}
+        if x.columns.constant is None:  # K is short where both operands are computed, and variants are many
+            return body
         if self.streams:
             panel[c("j")] = minimum(V(c("j")) + 1, x.columns.ceildiv(plan.columns) - 1)
         whole = (x.steps % LINE) == ZERO == (plan.block % LINE)
-        return prefetch_next(body, p("k"), self.next_rows(rows), panel, whole)
+        return prefetch_next(body, p("k"), {} if near else self.next_rows(rows), panel, whole)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.streaming import SAMPLE
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.ir import Body, FlatLoad, For, If, Node, Store, consume
+from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.taps import Window, twins

@@ -36,6 +36,8 @@ typedef vi32 vb;                                     /* a boolean in vector form
 /* -- memory: element i of a buffer, PD_W elements from i, s elements apart, only the first n ----------------------- */
 #define PD_AT(b, i) ((b)[i])
 #define PD_PUT(b, i, x) ((b)[i] = (x))
+#define PD_WORD(b, i) pd_word((b) + (i))                        /* 32 bits from an element of fewer on */
+PD_INLINE i32 pd_word(const void *p) { i32 w; memcpy(&w, p, sizeof w); return w; }
 #define PD_STACK(T, b, n) T b[n] __attribute__((aligned(64)))
 #define PD_SCRATCH(T, b, n, from) ((T *)(from))
 #define PD_UNDEFINED(T) ((T)0)                                  /* what a register holds before its first value */
@@ -125,6 +127,8 @@ PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
 #endif
 PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i); }
 PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i, 0, 2); }
+PD_INLINE void pd_prefetch_i32(const i32 *b, i64 i) { __builtin_prefetch(b + i); }
+PD_INLINE void pd_prefetch_far_i32(const i32 *b, i64 i) { __builtin_prefetch(b + i, 0, 2); }
 /* Where s > 0 an aligned vector goes around the caches: its line is not read first, and drives nothing out. pd_drain
    must come before anybody else may read it. */
 #if defined(__clang__)
@@ -313,6 +317,30 @@ PD_INLINE vi32 pd_dot2_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)__builtin
 #else
 PD_INLINE vi32 pd_dot2_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)((vu32)s + (vu32)pd_dot2_vi32(a, b)); }
 #endif
+
+/* four bytes in one integer of 32 bits; all four products of two such, unsigned by signed, added */
+PD_INLINE i32 pd_quad_i32(i32 a, i32 b, i32 c, i32 d) {
+  return (i32)(((u32)a & 0xffu) | ((u32)b & 0xffu) << 8 | ((u32)c & 0xffu) << 16 | (u32)d << 24);
+}
+PD_INLINE i32 pd_dot4_i32(i32 a, i32 b) {
+  i32 s = 0;
+  for (int k = 0; k < 32; k += 8) s += (u8)((u32)a >> k) * (i8)((u32)b >> k);
+  return s;
+}
+PD_INLINE vi32 pd_quad_vi32(vi32 a, vi32 b, vi32 c, vi32 d) {
+  return (a & 0xff) | (vi32)((vu32)(b & 0xff) << 8) | (vi32)((vu32)(c & 0xff) << 16) | (vi32)((vu32)d << 24);
+}
+#if defined(__AVX512VNNI__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vi32 pd_dot4_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)__builtin_ia32_vpdpbusd_v16si(s, a, b); }
+#elif defined(__AVXVNNI__) && PD_W == 8 && !defined(__clang__)
+PD_INLINE vi32 pd_dot4_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)__builtin_ia32_vpdpbusd_v8si(s, a, b); }
+#else
+PD_INLINE vi32 pd_dot4_add_vi32(vi32 s, vi32 a, vi32 b) {
+  for (int k = 0; k < 32; k += 8) s = (vi32)((vu32)s + (vu32)(((a >> k) & 0xff) * ((vi32)((vu32)b << (24 - k)) >> 24)));
+  return s;
+}
+#endif
+PD_INLINE vi32 pd_dot4_vi32(vi32 a, vi32 b) { return pd_dot4_add_vi32((vi32){0}, a, b); }
 
 /* integer division truncates (C, ONNX Div), fmod takes the dividend's sign, mod the divisor's; by zero gives 0 */
 #define PD_INTEGERS(T, U)                                                                                             \

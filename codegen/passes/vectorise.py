@@ -46,6 +46,8 @@ from polydyn.schedules.lanes import RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 ACCUMULATED = ("float32", "int32", "int64", "float16", "bfloat16")
 GUARDED = ("float32", "uint8", "int8", "float16", "bfloat16")
 """What may be loaded in some lanes only."""
+PARAMETERS = ("uint8", "int8")
+"""The first byte of a tensor is a zero point: it is there, and may be loaded whatever a guard says."""
 
 
 class _NoVectorsError(Exception):
@@ -179,6 +181,8 @@ def _guarded(v: Op) -> Value:
     def under(guard: Value) -> Callable[[Value], Value]:
         def f(x: Value) -> Value:
             if not isinstance(x, FlatLoad):
+                return x
+            if x.lanes == 1 and x.dtype in PARAMETERS and x.address == ZERO:
                 return x
             strided = x.stride != 1 and (x.stride.constant is None or x.dtype != "float32")
             if x.lanes == 1 or strided or x.dtype not in GUARDED:

@@ -22,6 +22,7 @@ from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import (
     C_FUNCTIONS,
+    DOTS,
     FLOATS,
     ITEMSIZE,
     REDUCTIONS,
@@ -125,6 +126,10 @@ class ValuePrinter:
         return f"vramp_{t}({index_text(v.start)}, {index_text(v.step)})"
 
     def _load(self, v: FlatLoad) -> str:
+        if ITEMSIZE[v.dtype] > ITEMSIZE[self.dtypes.get(v.buffer, v.dtype)]:
+            if v.lanes > 1:
+                raise CodegenError(f"no vectors of {v.dtype} from {v.buffer} of {self.dtypes[v.buffer]}")
+            return f"PD_WORD({v.buffer}, {index_text(v.address)})"
         if v.lanes == 1:
             element = f"PD_AT({v.buffer}, {index_text(v.address)})"
             return f"pd_read_{CTYPE[v.dtype]}({element})" if v.dtype in WIDENED else element
@@ -191,9 +196,9 @@ class ValuePrinter:
             return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source in OTHER_MASKS else text
         if source == "bool" or v.name in ("isnan", "isinf"):
             return _logic(v.name, args, lanes, source)
-        if v.name == "add" and lanes > 1 and isinstance(new := v.args[1], Op) and new.name == "dot2":
-            pair = ", ".join(self.text(a, lanes) for a in new.args)
-            return f"pd_dot2_add_{vector_type(source)}({args[0]}, {pair})"
+        if v.name == "add" and lanes > 1 and isinstance(new := v.args[1], Op) and new.name in DOTS:
+            words = ", ".join(self.text(a, lanes) for a in new.args)
+            return f"pd_{new.name}_add_{vector_type(source)}({args[0]}, {words})"
         if v.name in INFIX or v.name == "neg":
             return _arithmetic(v.name, args, source, lanes)
         if v.name == "reciprocal":

@@ -5,15 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic
 
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
 from polydyn.graph.ir import Graph
 from polydyn.graph.regions import KIND as FALLBACK
-from polydyn.lowering.place import Builder, K, Placed
-from polydyn.program.plan import Candidate, HostPlan, KernelSource
+from polydyn.lowering.place import Builder, Placed
+from polydyn.program.plan import HostPlan
 from polydyn.search.records import Records
 
 
@@ -43,20 +42,19 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Kernels(Generic[K]):
+class Kernels:
     """The groups of a fusion plan with their kernels, in launch order; ``notes``: what was decided on the way."""
 
     plan: FusionPlan
-    placed: Sequence[Placed[K]]
+    placed: Sequence[Placed]
     notes: tuple[str, ...] = ()
 
 
-class Target(ABC, Generic[K]):
+class Target(ABC):
     """A target of ``polydyn.compile``.
 
     ``name``: as the user says it. ``machine``: where its programs run, ``cpu`` or ``cuda`` (``HostPlan.place``);
-    ``on_device``: whether that is a device. ``unused``: passes of the fusion pipeline that it has no use for. ``K``: a
-    kernel that is generated for it.
+    ``on_device``: whether that is a device. ``unused``: passes of the fusion pipeline that it has no use for.
     """
 
     machine: str
@@ -78,21 +76,13 @@ class Target(ABC, Generic[K]):
         return fusion_plan(graph, self.without, cuda=self.on_device)
 
     @abstractmethod
-    def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder[K]:
+    def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder:
         """What places the groups of a plan; ``records``: whose tiles products have."""
 
-    def place(self, builder: Builder[K]) -> Kernels[K]:
+    def place(self, builder: Builder) -> Kernels:
         """The kernels of all groups: lowered, scheduled, proven, generated."""
         placed = [p for g in builder.plan.groups for p in builder.place(g)]
         return Kernels(builder.plan, placed, (*builder.notes, *builder.untuned))
-
-    @abstractmethod
-    def candidates(self, placed: Placed[K]) -> tuple[Candidate, ...]:
-        """The kernels of a place as what a launch may be."""
-
-    @abstractmethod
-    def source(self, kernel: K, key: str) -> KernelSource:
-        """The text of a kernel of the group ``key``."""
 
     @property
     @abstractmethod

@@ -40,8 +40,12 @@ TARGETS = {
     "cpu:baseline": (),
     "cpu:avx2": ("-march=x86-64-v3",),
     "cpu:avx512": ("-march=x86-64-v4",),
+    "cpu:neon": ("-march=armv8-a",),
 }
 """Target name -> the flags that choose the instruction set."""
+
+ARCHITECTURES = {"cpu:avx2": "x86_64", "cpu:avx512": "x86_64", "cpu:neon": "aarch64"}
+"""Target name -> the architecture of its code; other targets have that of this machine."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +109,16 @@ def compile_flags(compiler: Compiler, target: str) -> tuple[str, ...]:
     return (*FLAGS, *(() if "clang" in compiler.version else GCC_FLAGS), *target_flags(target))
 
 
+def architecture_of(target: str) -> str:
+    """The architecture that code for a target runs on; of a CUDA target the host's."""
+    return ARCHITECTURES.get(target, architecture())
+
+
 def target_flags(target: str) -> tuple[str, ...]:
     """The instruction-set flags of a target name. BuildError: unknown."""
     if target not in TARGETS:
         raise BuildError(f"unknown target {target!r}", remedy=f"choose one of {', '.join(TARGETS)}")
-    return (*(X86_FLAGS if architecture() == "x86_64" else ()), *TARGETS[target])
+    return (*(X86_FLAGS if architecture_of(target) == "x86_64" else ()), *TARGETS[target])
 
 
 @lru_cache(maxsize=8)

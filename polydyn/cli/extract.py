@@ -35,7 +35,7 @@ def extract(artifact: Path, folder: Path, as_json: bool) -> None:
 
     The library is FOLDER/lib/lib<name>.so. The copy holds the weights, which are mapped from it.
     """
-    read = read_artifact(artifact)
+    read = read_artifact(artifact, check_machine=False)
     if not read.library:
         raise ArtifactError(
             f"{artifact} is a program of several parts, which has no C interface",

@@ -10,13 +10,16 @@ from typing import Any
 
 import click
 
+from polydyn.build.compiler import architecture_of
+from polydyn.build.features import architecture
 from polydyn.cli.inputs import dim_sizes, named_axes
-from polydyn.compiler import Options
+from polydyn.compiler import Options, compile_artifact
 from polydyn.compiler import compile as compile_model
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import NAMES
 from polydyn.graph.importer import ModelLike
 from polydyn.graph.regions import KIND as FALLBACK
+from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.opening import load
 from polydyn.runtime.program import Program
 from polydyn.search.strategies import STRATEGIES
@@ -57,6 +60,19 @@ class How:
             model, target=self.target, dims=dict(self.dims), threads=self.threads, options=self.options,
             records=self.records, symbols=dict(self.symbols),
         )  # fmt: skip
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the target is another architecture than this machine's: its programs cannot be opened here."""
+        return architecture_of(self.target) != architecture()
+
+    def artifact(self, model: str) -> Artifact:
+        """The program of a model's file, not opened."""
+        made, _ = compile_artifact(
+            model, target=self.target, dims=dict(self.dims), options=self.options, records=self.records,
+            symbols=dict(self.symbols),
+        )  # fmt: skip
+        return made
 
     def open(self, path: str) -> Program:
         """The program in an artifact, or a model compiled now (fast when the cache has its kernels).
@@ -110,7 +126,7 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
         option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores, operands rounded to 10 bits."),
         option("--strategy", default=default, show_default=True, type=strategies, help="Whose searches count."),
         option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores."),
-        option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:avx512, cuda:sm_80 ..."),
+        option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:neon, cuda:sm_80 ..."),
         option("--without", type=click.Choice(NAMES), multiple=True, help="A fusion pass to leave out, as in stitch."),
         option("--symbol", "symbols", type=named_axes, metavar="input_ids=B,L", multiple=True, help=SYMBOL_HELP),
         option("--dim", "dims", type=dim_sizes, metavar="B=1:64", multiple=True, help=DIM_HELP),

@@ -24,6 +24,7 @@ from polydyn.cli.doctor import findings
 from polydyn.cli.inputs import feeds_for, file_names, named_files, sizes
 from polydyn.cli.machine import How, as_json, of_machine, print_json
 from polydyn.errors import InputError, PolydynError
+from polydyn.runtime.artifact import write_artifact
 from polydyn.runtime.explain import Explanation, declared, text_table
 from polydyn.runtime.program import Program
 
@@ -60,6 +61,15 @@ def main(debug: bool) -> None:
 def compile_(model: str, output: str, as_json: bool, how: How) -> None:
     """Compile MODEL and write an artifact, which runs without a compiler."""
     start = time.perf_counter()
+    if how.foreign:
+        made = how.artifact(model)
+        write_artifact(made, output)
+        what = {"output": output, "bytes": Path(output).stat().st_size, "architecture": made.manifest["architecture"]}
+        if as_json:
+            print_json(what)
+        else:
+            console.print(f"{output}: {what['bytes'] / 1e6:.1f} MB, opens on {what['architecture']}")
+        return
     program = how.compile(model)
     seconds = time.perf_counter() - start
     program.save(output)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.codegen.cuda.kernel import CudaKernel
+from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.errors import InputError
 from polydyn.explore.checks import Checked
@@ -27,7 +27,7 @@ class CompiledCuda(Checked):
     """
 
     group: polyhedral.Group
-    kernel: CudaKernel
+    kernel: Kernel
     packed: Mapping[str, npt.NDArray[Any]] | None = None
     reverse: bool = False
 
@@ -39,7 +39,7 @@ class CompiledCuda(Checked):
     @property
     def notes(self) -> tuple[str, ...]:
         """What its code generator decided."""
-        return (f"blocks of {self.kernel.threads} threads", f"{self.kernel.smem} bytes of shared memory")
+        return (f"blocks of {self.kernel.device.threads} threads", f"{self.kernel.scratch} bytes of shared memory")
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
         """The outputs, flat, as ``Compiled.run``; no GPU is needed.
@@ -56,9 +56,10 @@ class CompiledCuda(Checked):
             else:
                 memory[n] = np.ascontiguousarray(inputs[n])
         args: list[Any] = [*memory.values(), *(np.int64(sizes[x]) for x in self.kernel.symbols)]
-        grid, smem = self.kernel.grid.evaluate(sizes), self.kernel.smem.evaluate(sizes)
-        if grid:
-            self._module.launch(self.kernel.name, grid, self.kernel.threads, args, smem=smem, reverse=self.reverse)
+        k = self.kernel
+        blocks, smem = k.tasks.evaluate(sizes), k.scratch.evaluate(sizes)
+        if blocks:
+            self._module.launch(k.name, blocks, k.device.threads, args, smem=smem, reverse=self.reverse)
         return {n: memory[n] for n, a in self.group.arrays.items() if a.role == "output"}
 
     @cached_property

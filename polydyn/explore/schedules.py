@@ -28,9 +28,10 @@ from polydyn.backends.base import Options
 from polydyn.backends.cpu import Cpu
 from polydyn.build.cache import open_library
 from polydyn.build.compiler import build_library
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel, leaf_headers
 from polydyn.codegen.cpu.scheduled import ScheduledKernel
+from polydyn.codegen.cpu.target import CpuTarget, leaf_headers
 from polydyn.codegen.cuda.scheduled import ScheduledCudaKernel
+from polydyn.codegen.kernel import Kernel
 from polydyn.errors import InputError
 from polydyn.explore.checks import Checked, check_sizes, draw
 from polydyn.explore.cuda import CompiledCuda

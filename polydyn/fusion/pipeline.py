@@ -16,6 +16,7 @@ from polydyn.fusion.bands import compare_bands
 from polydyn.fusion.inline import absorb_permutations, inline_views
 from polydyn.fusion.layout import channels_last
 from polydyn.fusion.masks import compute_masks
+from polydyn.fusion.offsets import take_out_offsets
 from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.prologue import join_prologues
@@ -69,6 +70,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("views", "views and scalars vanish into their readers (BladeDISC 4.2 input-inline)", graph=inline_views),
     Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
     Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
+    Pass("offsets", "zero points of rows come out of integer products", graph=take_out_offsets),
     Pass("widen", "constants of integer products are widened once", graph=widen_constants),
     Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
     Pass("bands", "constants that are bands of a matrix become comparisons", graph=compare_bands, cuda=True),

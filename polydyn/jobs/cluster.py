@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,7 +87,7 @@ def open_cluster(workers: int, scheduler: str | None = None) -> Iterator[Cluster
         ) from None
     if scheduler:
         try:
-            client = Client(scheduler, timeout=20, set_as_default=False)
+            client = Client(scheduler, timeout=20, set_as_default=False, loop=event_loop())
         except (OSError, ValueError) as e:
             raise ClusterError(
                 f"no scheduler answers at {scheduler}: {e}", rule="--scheduler", remedy="start one with dask scheduler"
@@ -95,8 +98,30 @@ def open_cluster(workers: int, scheduler: str | None = None) -> Iterator[Cluster
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0, "distributed.comm.timeouts.connect": "60s"}),
         LocalCluster(
-            n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0", silence_logs=50
+            n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0", silence_logs=50,
+            loop=event_loop(),
         ) as local,
-        Client(local, set_as_default=False) as client,
-    ):
+        Client(local, set_as_default=False, loop=event_loop()) as client,
+    ):  # fmt: skip
         yield Cluster(client)
+
+
+@functools.cache
+def event_loop() -> Any:
+    """The event loop of all clusters of this process, in a thread of its own. ClusterError: it does not begin.
+
+    Dask gives a loop of its own ten seconds to begin, which is too short on a machine that is busy.
+    """
+    from tornado.ioloop import IOLoop
+
+    begun: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    async def live() -> None:
+        begun.put(IOLoop.current())
+        await asyncio.Event().wait()
+
+    threading.Thread(target=lambda: asyncio.run(live()), name="event loop of clusters", daemon=True).start()
+    try:
+        return begun.get(timeout=PATIENCE)
+    except queue.Empty:
+        raise ClusterError(f"no event loop within {PATIENCE:g} s", remedy="try again on a less busy machine") from None

@@ -7,10 +7,11 @@ from typing import Protocol, TypeAlias
 
 from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.windows import WindowKernel, fits
+from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
@@ -56,7 +57,7 @@ class _Choice:
     reasons: tuple[str, ...] = ()
 
 
-class KernelBuilder(Builder[Kernel]):
+class KernelBuilder(Builder):
     """Schedules, proves and builds each distinct kernel once.
 
     ``forms``: what each group was built from, by key. ``unproven``: outputs whose addresses are injective, and tensors
@@ -72,12 +73,14 @@ class KernelBuilder(Builder[Kernel]):
         self.attentions: dict[str, AttentionKernel] = {}
         self.unproven: list[str] = []
 
-    def one(self, group: FusedGroup) -> Placed[Kernel]:
+    def one(self, group: FusedGroup) -> Placed:
         """As ``Builder``."""
-        form = lower_contract(self.plan, group, self.target.width, promotion=True) if group.kind == "contract" else None
+        form, x = None, self.target
+        if group.kind == "contract":
+            form = lower_contract(self.plan, group, x.width, promotion=True, quads=x.quads)
         return self._placed(group, form or lower_nest(self.plan, group))
 
-    def attention(self, group: FusedGroup) -> Placed[Kernel] | None:
+    def attention(self, group: FusedGroup) -> Placed | None:
         """As ``Builder``."""
         form = lower_attention(self.plan, group, wide=True)
         if form is None:
@@ -87,7 +90,7 @@ class KernelBuilder(Builder[Kernel]):
             return None
         return self._placed(group, form)
 
-    def _placed(self, group: FusedGroup, form: Form) -> Placed[Kernel]:
+    def _placed(self, group: FusedGroup, form: Form) -> Placed:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
         self.unproven += prove_prologue(self.plan, group)
         free = {x for names in self.plan.strides.values() for x in names}
@@ -105,7 +108,7 @@ class KernelBuilder(Builder[Kernel]):
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
-            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, self.target)
+            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
         return form.key(self.target)
@@ -124,7 +127,7 @@ class KernelBuilder(Builder[Kernel]):
         proofs = Proofs(group)
         roles = proofs.contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
-        kernel = build(_name(form, key), group, roles, self.target, form.packed, fill=form.fill)
+        kernel = build(_name(form, key), group, roles, self.target, form.packed, None, form.fill, form.footprint)
         proofs.prove_contract(kernel.schedule, kernel.tiles())
         tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         if tuned is None:

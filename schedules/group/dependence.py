@@ -74,11 +74,6 @@ def analyse(group: Group, facts: Iterable[Condition] = (), positive: bool = True
     )
 
 
-def forget() -> None:
-    """Forgets what was analysed so far, for measuring."""
-    _analyse.cache_clear()
-
-
 @lru_cache(maxsize=64)
 def _analyse(
     name: str, params: tuple[str, ...], arrays: tuple[tuple[str, Array], ...], statements: tuple[Statement, ...],

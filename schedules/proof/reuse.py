@@ -18,6 +18,7 @@ from polydyn.schedules.group.skeleton import Form, Skeleton, check_instance, ske
 from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof.boxes import ContractTiles, check_fill_box, check_panel_box
+from polydyn.schedules.proof.footprints import check_strip
 from polydyn.schedules.proof.parts import check_lanes
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.solution.schedule import NestSchedule, schedule_contract, schedule_nest
@@ -66,7 +67,9 @@ class Proofs:
         prove(t)
         if tiles.promote:
             check_panel_box(tiles)
-        if tiles.fill:
+        if tiles.strip:
+            check_strip(t, tiles.strip)
+        elif tiles.fill:
             check_fill_box(tiles)
 
     def prove_nest(self, t: Scheduled, band: tuple[str, ...], phases: dict[str, int]) -> None:

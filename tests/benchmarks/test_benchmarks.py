@@ -21,7 +21,7 @@ from benchmarks.protocol import Contestant, Series, rounds_for, spread, take_tur
 from benchmarks.record import Results
 from benchmarks.rows import Effort, Field, clipped, geomean, judge, summary
 from benchmarks.shortfall import Held, Machine, Profiled, Work, explained, filled, hold, merged
-from polydyn.codegen.cpu.kernel import AVX2
+from polydyn.codegen.cpu.target import AVX2
 from polydyn.testing import models
 from polydyn.testing.accuracy import TOLERANCE, error, reference
 from polydyn.testing.inputs import SHAPES, family, feeds, shapes, symbols
@@ -33,7 +33,7 @@ def test_every_model_has_eight_shapes_over_its_symbols() -> None:
     for name in MODELS:
         assert len(shapes(name)) == 8
         assert all(set(s) == set(symbols(load(name))) for s in shapes(name)), name
-    assert {family(n) for n in MODELS} == set(SHAPES)
+    assert {family(n) for n in MODELS} == set(SHAPES) - {"resnet50"}
 
 
 def test_scheduling_costs_have_all_parts() -> None:

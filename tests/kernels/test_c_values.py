@@ -120,6 +120,9 @@ def cases() -> Iterator[Case]:
     yield "pair int32", op("pair", *words)
     yield "dot2 int32", op("dot2", *words)
     yield "dot2 add int32", op("add", leaf(1, "int32"), op("dot2", *words))
+    yield "quad int32", op("quad", *words, *words)
+    yield "dot4 int32", op("dot4", *words)
+    yield "dot4 add int32", op("add", leaf(1, "int32"), op("dot4", *words))
     small = op("max", op("min", leaf(0, "float32"), const(100, "float32")), const(-100, "float32"))
     for u in ("int8", "int16", "int32", "int64", "float64"):
         yield f"cast float32 {u}", cast(op("where", op("isnan", small), const(0, "float32"), small), u)

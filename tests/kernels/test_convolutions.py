@@ -136,16 +136,26 @@ def test_convolutions_in_the_middle_of_a_model_are_channels_last(case: int) -> N
 
 
 def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
-    """Several blocks of taps, each copied anew; the sums wait in the output."""
-    m = conv((20, 400, 3, 3), pads=[1, 1, 1, 1])
+    """Steps that no windows share are copied as rows, in blocks of the reduction; the sums wait in the output."""
+    m = conv((20, 1600, 1, 1), strides=[2, 2])
     form = lowered(fused(m))
-    assert form.fill and dict(form.lowered.group.statement("ACC").iters)[form.roles.block] == V(400 * 3)
-    two = model(
-        [node("Conv", "x v", "p"), node("Conv", "p w", "c", pads=[1, 1, 1, 1]), node("Relu", "c", "y")],
-        {"x": (F, ["N", 3, "H", "W"])}, ["y"], {"v": floats(400, 3, 1, 1), "w": floats(20, 400, 3, 3)},
-    )  # fmt: skip
-    plan = agrees(two, {"x": floats(1, 3, 5, 4)}, {"x": floats(2, 3, 1, 1)}, checked=True)
-    assert any("reduction block 1," in n and "rows copied" in n for k in plan.kernels for n in k.notes)
+    assert form.fill and form.footprint is None
+    plan = agrees(m, {"x": floats(1, 1600, 5, 4)}, {"x": floats(2, 1600, 1, 1)}, checked=True)
+    assert any("reduction block 768, rows copied" in n for k in plan.kernels for n in k.notes)
+
+
+@pytest.mark.parametrize("tail", [("Relu",), ("Relu", "GlobalAveragePool")])
+def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ...]) -> None:
+    """Paddings larger than the image, several strips, several threads; planes and channels last."""
+    m = conv((9, 40, 3, 3), tail, pads=[7, 6, 5, 8], dilations=[6, 4])
+    plan, graph = plan_program(m), import_model(m)
+    assert any("footprint copied" in n for k in plan.kernels for n in k.notes)
+    programs = [CheckedProgram(plan), build_program(plan, threads=3)]
+    for n, h, w in ((1, 5, 3), (2, 40, 37), (1, 1, 70), (0, 4, 4)):
+        feeds = {"x": floats(n, 40, h, w)}
+        want = reference.evaluate(graph, feeds)
+        for p in programs:
+            np.testing.assert_allclose(p.run(feeds)["y"], want["y"], 1e-4, 1e-4)
 
 
 # -- prologues -------------------------------------------------------------------------------------------------------

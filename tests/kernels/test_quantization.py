@@ -335,6 +335,7 @@ def test_a_dynamically_quantized_layer_is_three_kernels() -> None:
     feeds = [{"x": floats(b, n, 64)} for b, n in ((1, 1), (2, 7), (3, 31), (0, 4), (4, 0))]
     plan, graph = plan_program(m), import_model(m)
     assert [launch.kind for launch in plan.launches] == ["nest", "nest", "contract"]
+    assert not any("scalar" in note for k in plan.kernels for note in k.notes), "both extremes in one loop over rows"
     program = build_program(plan, threads=2)
     for f in feeds:
         np.testing.assert_allclose(program.run(f)["y"], reference.evaluate(graph, f)["y"], 1e-5, 1e-5)

@@ -1,0 +1,136 @@
+"""Programs for arm64 (NEON), cross-compiled and executed by qemu: ``make arm-test``.
+
+What is checked is the code: qemu keeps the order in which this processor's memory sees the stores of other threads.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import polydyn
+from polydyn.build.features import architecture
+from polydyn.cli import main
+from polydyn.compiler import plan_graph
+from polydyn.errors import ArtifactError, UnsupportedError
+from polydyn.graph.reference import evaluate
+from polydyn.program.assemble import build_artifact
+from polydyn.runtime.artifact import read_artifact, write_artifact
+from polydyn.testing.accuracy import TOLERANCE, error, reference
+from polydyn.testing.fuzz import difference
+from polydyn.testing.inputs import feeds, shapes
+from polydyn.testing.random_graphs import random_feeds, random_graph
+from tests.support.paths import DATA, ROOT, TESTS
+from tests.support.quantized import quantize
+from tests.support.stored import load, path_of
+
+CROSS, QEMU, SYSROOT = "aarch64-linux-gnu-gcc", "qemu-aarch64", "/usr/aarch64-linux-gnu"
+TARGET = "cpu:neon"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (shutil.which(CROSS) and shutil.which(QEMU)), reason=f"{CROSS} or {QEMU} is not installed"),
+    pytest.mark.skipif(architecture() == "aarch64", reason="the ordinary tests run NEON code here"),
+]
+Feeds = Mapping[str, np.ndarray[Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def cross(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", CROSS)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/c/run_stdin.c for arm64."""
+    made = tmp_path_factory.mktemp("arm") / "run"
+    command = [CROSS, "-O1", f"-I{ROOT / 'polydyn' / 'runtime' / 'c'}", TESTS / "c" / "run_stdin.c", "-o", made, "-ldl"]
+    subprocess.run(command, check=True)
+    return made
+
+
+def call(runner: Path, artifact: Path, calls: Sequence[Feeds], threads: int = 2) -> list[dict[str, Any]]:
+    """The outputs of a saved program for each call, computed by qemu."""
+    read = read_artifact(artifact, check_machine=False)
+    library = artifact.with_suffix(".so")
+    library.write_bytes(read.library)
+    inputs, outputs = ([(io["name"], io["dtype"]) for io in read.manifest[k]] for k in ("inputs", "outputs"))
+    data = b""
+    for given in calls:
+        for name, _ in inputs:
+            a = np.ascontiguousarray(given[name])
+            data += struct.pack(f"<{a.ndim + 1}q", a.ndim, *a.shape) + a.tobytes()
+    command = [QEMU, "-L", SYSROOT, runner, library, artifact, str(threads)]
+    done = subprocess.run(command, input=data, capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stderr.decode()
+    found, at = [], 0
+    for _ in calls:
+        row = {}
+        for name, dtype in outputs:
+            (rank,) = struct.unpack_from("<q", done.stdout, at)
+            shape = struct.unpack_from(f"<{rank}q", done.stdout, at + 8)
+            a = np.frombuffer(done.stdout, dtype, int(np.prod(shape)), at + 8 * (rank + 1)).reshape(shape)
+            row[name], at = a, at + 8 * (rank + 1) + a.nbytes
+        found.append(row)
+    assert at == len(done.stdout)
+    return found
+
+
+def compiled(model: str, to: Path) -> Path:
+    """The artifact of a model's file for arm64, by the command line."""
+    done = CliRunner().invoke(main, ["compile", model, "--target", TARGET, "-o", str(to)])
+    assert done.exit_code == 0 and "opens on aarch64" in done.output, done.output
+    return to
+
+
+@pytest.mark.parametrize("name", ["bert_tiny", "gpt2_past_tiny", "resnet_tiny", "vit_hw_tiny", "llama_tiny"])
+def test_models_are_right_at_every_shape(name: str, runner: Path, tmp_path: Path) -> None:
+    wanted = [s for s in shapes(name) if np.prod(list(s.values())) < 20_000]
+    got = call(runner, compiled(path_of(name), tmp_path / "m.polydyn"), [feeds(load(name), s) for s in wanted])
+    worst = [error(g, e) for g, e in zip(got, reference(path_of(name), wanted), strict=True)]
+    assert max(worst) <= TOLERANCE, dict(zip(map(str, wanted), worst, strict=True))
+
+
+def test_bytes_are_right(runner: Path, tmp_path: Path) -> None:
+    wanted = [{"B": 1, "L": 7}, {"B": 2, "L": 13}]
+    given = [feeds(load("bert_tiny"), s) for s in wanted]
+    model = quantize(path_of("bert_tiny"), tmp_path / "q.onnx", "dynamic", [], weight_type="QUInt8")
+    here = polydyn_here(model).run
+    got = call(runner, compiled(model, tmp_path / "m.polydyn"), given)
+    assert max(error(g, here(f)) for g, f in zip(got, given, strict=True)) < 1e-2
+
+
+def polydyn_here(model: str) -> polydyn.Program:
+    """The program for this machine; products of bytes are exact, what stands around them rounds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CC", "gcc")
+        return polydyn.compile(model)
+
+
+def test_random_graphs_agree_with_the_reference(runner: Path, tmp_path: Path) -> None:
+    wrong = {}
+    for seed in range(12):
+        graph = random_graph(seed)
+        given = [random_feeds(graph, n) for n in range(3)]
+        write_artifact(build_artifact(plan_graph(graph, target=TARGET), TARGET)[0], tmp_path / "g.polydyn")
+        for f, got in zip(given, call(runner, tmp_path / "g.polydyn", given), strict=True):
+            if said := difference(graph, f, got, evaluate(graph, f)):
+                wrong[seed] = said
+    assert not wrong
+
+
+def test_a_program_for_another_architecture_is_not_opened_here(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="cpu:neon is for aarch64") as e:
+        polydyn.compile(path_of("resnet_tiny"), target=TARGET)
+    assert "without opening it" in str(e.value.remedy)
+    saved = compiled(str(DATA / "resnet_tiny.onnx"), tmp_path / "m.polydyn")
+    with pytest.raises(ArtifactError, match="was made for aarch64"):
+        polydyn.load(saved)
+    assert CliRunner().invoke(main, ["extract", str(saved), "-o", str(tmp_path / "c")]).exit_code == 0
