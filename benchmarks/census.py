@@ -190,16 +190,15 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="examine nothing")
     args = parser.parse_intermixed_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    if not args.report:
+    done = {} if args.again else rows(args.folder)
+    left = [] if args.report else [m for m in models(args.names) if m not in done]
+    if any(not (args.folder / f"{name}.onnx").exists() for _, name in left):
         import torch  # children have it from here
         import transformers  # noqa: F401
 
         torch.set_num_threads(1)
         logging.disable(logging.ERROR)
-    done = rows(args.folder)
-    for family, name in () if args.report else models(args.names):
-        if (family, name) in done and not args.again:
-            continue
+    for family, name in left:
         start = time.time()
         row = in_child(lambda f=family, n=name: examine(f, n, args.folder), args.limit)  # type: ignore[misc]
         row = row or {"family": family, "name": name, "state": "over the limit", "why": f"{args.limit} s, or it died"}
