@@ -160,14 +160,18 @@ def _range(v: Op, width: int) -> Value:
     a, b = v.args[0], v.args[-1]
     if v.name == "and" and isinstance(a, Between) and isinstance(b, Between):
         return Between("bool", maximum(a.low, b.low), minimum(a.high, b.high), width)
+    name, strict = v.name, v.name in ("gt", "lt")
+    if isinstance(b, Ramp):  # the lanes to the left
+        name, a, b = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}.get(name, ""), b, a
     step = a.step.constant if isinstance(a, Ramp) and a.dtype == "int64" else None
-    if v.name not in ("ge", "lt") or not isinstance(a, Ramp) or step is None or step < 1:
+    if name not in ("ge", "gt", "le", "lt") or not isinstance(a, Ramp) or step is None or step < 1:
         return v
     bound = b.index if isinstance(b, FromIndex) else Index.of(int(b.value)) if isinstance(b, Const) else None
     if bound is None:
         return v
-    first = (bound - a.start).ceildiv(step)
-    return Between("bool", first, Index.of(width), width) if v.name == "ge" else Between("bool", ZERO, first, width)
+    above = name in ("ge", "gt")
+    first = (bound + (above == strict) - a.start).ceildiv(step)  # the first lane that is in, or out
+    return Between("bool", first, Index.of(width), width) if above else Between("bool", ZERO, first, width)
 
 
 def _guarded(v: Op) -> Value:
