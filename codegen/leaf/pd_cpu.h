@@ -268,7 +268,20 @@ PD_VALUES(i64, vi64)
 PD_VALUES(u8, vu8)
 PD_VALUES(i8, vi8)
 
-PD_INLINE vb vbool(vu8 x) { return __builtin_convertvector(x, vi32) != 0; }
+/* bytes in 32 bits: compilers take the general conversion apart */
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+typedef char pd_sixteen __attribute__((vector_size(16)));
+PD_INLINE vi32 vwide_u8(vu8 x) { return (vi32)__builtin_ia32_pmovzxbd512_mask((pd_sixteen)x, (vi32){0}, 0xffff); }
+PD_INLINE vi32 vwide_i8(vi8 x) { return (vi32)__builtin_ia32_pmovsxbd512_mask((pd_sixteen)x, (vi32){0}, 0xffff); }
+#elif defined(__AVX2__) && PD_W == 8 && !defined(__clang__)
+typedef char pd_sixteen __attribute__((vector_size(16)));
+PD_INLINE vi32 vwide_u8(vu8 x) { pd_sixteen v = {0}; memcpy(&v, &x, sizeof x); return (vi32)__builtin_ia32_pmovzxbd256(v); }
+PD_INLINE vi32 vwide_i8(vi8 x) { pd_sixteen v = {0}; memcpy(&v, &x, sizeof x); return (vi32)__builtin_ia32_pmovsxbd256(v); }
+#else
+PD_INLINE vi32 vwide_u8(vu8 x) { return __builtin_convertvector(x, vi32); }
+PD_INLINE vi32 vwide_i8(vi8 x) { return __builtin_convertvector(x, vi32); }
+#endif
+PD_INLINE vb vbool(vu8 x) { return vwide_u8(x) != 0; }
 PD_INLINE vu8 vbyte(vb x) { return __builtin_convertvector(-x, vu8); }
 PD_INLINE vb vlive(i64 n) { return vramp_i32(0, 1) < (i32)(n > PD_W ? PD_W : n < 0 ? 0 : n); }
 PD_INLINE vb vbetween(i64 low, i64 high) { return ~vlive(low) & vlive(high); }
