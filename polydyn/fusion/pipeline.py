@@ -87,6 +87,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),
     Pass("masks", "attentions compute masks made of subscripts and vectors", groups=compute_masks, cuda=True),
     Pass("columns", "groups around reductions of other axes join (BladeDISC 4.2)", groups=join_columns),
+    Pass("stores", "floats of 16 bits are rounded where a kernel stores them, not between its nodes", cuda=True),
     Pass("horizontal", "launches that need nothing of each other run in one fork-join (program/parallel_launches.py)"),
 )
 """Passes that decide what a kernel is: over the graph first, then over groups."""
