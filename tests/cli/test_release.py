@@ -57,7 +57,7 @@ def test_the_wheel_passes_the_quickstart(version: str, wheel: Path, tmp_path: Pa
     for command in ([python, "-W", "error", "quick.py"], [python.with_name("polydyn"), "doctor"]):
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert f"Python {version}" in done.stdout and "polydyn 0" in done.stdout
+    assert f", Python {version}" in done.stdout
 
 
 def test_the_sdist_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
