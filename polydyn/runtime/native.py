@@ -103,6 +103,10 @@ class Native:
         memory = ctypes.c_void_p(self.weights.ctypes.data if self.weights.size else None)
         self.check(lib.pd_open(None, memory, ctypes.c_int64(0), size, ctypes.byref(self.program)))
 
+    def borrow_threads(self, lender: Native) -> None:
+        """``pd_borrow_threads``."""
+        self.library.pd_borrow_threads(self.program, lender.program)
+
     def shapes_seen(self, symbols: int) -> tuple[list[list[int]], int]:
         """``pd_shapes_seen``: rows of the sizes of the symbols and the number of runs; runs that found no room."""
         others, room, found = ctypes.c_int64(), 0, 0

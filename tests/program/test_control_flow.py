@@ -14,6 +14,7 @@ import pytest
 
 import polydyn
 from polydyn.errors import InputError, UnsupportedError
+from polydyn.runtime import control_steps
 from polydyn.runtime.parts_program import PartsProgram
 from polydyn.runtime.program import Program
 
@@ -180,6 +181,26 @@ def test_a_condition_that_is_carried_ends_a_bound_loop() -> None:
             }>
     }""")
     check(m, *({"m": scalar(n), "x": scalar(x, "float32")} for n, x in [(50, 0), (3, 0), (50, 20), (50, 7.5)]))
+
+
+def test_iterations_run_in_c_and_a_row_that_is_carried_lies_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = parsed("""
+    g (int64 m, float[N] x, float[N] b) => (float[N] last, float[N] kept, float[T, N] rows, float[T] sums) {
+        t = Constant <value = bool {1}> ()
+        last, kept, rows, sums = Loop (m, t, x, b) <
+            body = body (int64 i, bool go, float[N] v, float[N] k)
+                        => (bool on, float[N] w, float[N] k, float[N] w, float s) {
+                w = Add (v, k)
+                s = ReduceSum <keepdims = 0> (w)
+                f = Cast <to = 1> (i)
+                c = Add (s, f)
+                most = Constant <value = float {900}> ()
+                on = Less (c, most)
+            }>
+    }""")
+    monkeypatch.setattr(control_steps.Iteration, "_once", None)
+    check(m, *({"m": scalar(n), "x": f32(k), "b": np.full(k, 0.5, np.float32)}
+               for n, k in [(10**12, 1), (10**12, 3), (5, 2), (1, 7), (0, 2), (64, 1), (65, 1)]))  # fmt: skip
 
 
 def test_a_carried_tensor_that_changes_rank_is_refused_by_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -313,6 +314,13 @@ def test_many_sizes_from_many_threads_with_flat_memory() -> None:
         t.join()
     assert not wrong
     assert program.counters["arena_bytes"] <= 5 * max(before, 1 << 16), "each thread's arena, no growth by calls"
+
+
+def test_parts_run_on_the_threads_of_one_pool() -> None:
+    program, before = polydyn.compile(MASKED, threads=2), len(os.listdir("/proc/self/task"))
+    assert isinstance(program, PartsProgram) and len(program.parts) > 1
+    program.run({"x": np.ones((700, 700), np.float32)})
+    assert len(os.listdir("/proc/self/task")) <= before + 1
 
 
 def test_one_number_of_threads_or_another_gives_the_same_bits() -> None:
