@@ -9,6 +9,7 @@ from polydyn.backends.base import Kernels, Options, Target
 from polydyn.codegen.cuda.kernel import MULTIPROCESSORS, CudaKernel, TensorMapOf
 from polydyn.codegen.cuda.kernel import WORKSPACE as WORKSPACE_ARRAY
 from polydyn.codegen.ir import Compare
+from polydyn.errors import UnsupportedError
 from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.cache import content_key
@@ -37,6 +38,8 @@ class Cuda(Target[CudaKernel]):
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
+        if options.precision:
+            raise UnsupportedError(f"precision {options.precision} on {name}", rule="a CPU", remedy="tf32, or a CPU")
         self.arch = newest(name)
 
     def rewrite(self, graph: Graph) -> Graph:
