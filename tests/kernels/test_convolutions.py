@@ -158,6 +158,12 @@ def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ..
             np.testing.assert_allclose(p.run(feeds)["y"], want["y"], 1e-4, 1e-4)
 
 
+def test_planes_are_stored_in_whole_vectors() -> None:
+    """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together."""
+    texts = ["".join(k.text for k in plan_program(conv((21, 3, 3, 3), t)).kernels) for t in (("Relu",), ("Softmax",))]
+    assert "pd_transpose_f32" in texts[0] and not any("vstores_f32" in t for t in texts)
+
+
 # -- prologues -------------------------------------------------------------------------------------------------------
 
 
