@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.fusion.products import is_windowed
+from polydyn.fusion.products import NARROW, group_size, is_windowed
 from polydyn.graph.ir import Compute
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
@@ -72,6 +72,8 @@ def lower_contract(
     ``ROUNDED`` among them: products of float32 round their operands where they can be words.
     """
     first = group.nodes[0]
+    if promotion and _narrow_groups(flatten(plan, group, first), width):
+        return None
     if ROUNDED in kinds:
         if (words := _lower_pixels(plan, group, width, kinds)) and words.in_words:
             return words
@@ -84,6 +86,21 @@ def lower_contract(
         dot = _lower_matrix(plan, group, width, along_k)
         return dot if dot and dot.dot else _lower_pixels(plan, group, width, kinds) or dot
     return _lower_matrix(plan, group, width, along_k)
+
+
+def _narrow_groups(n: FlatNode, width: int) -> bool:
+    """Whether vectors along the output's channels hold several groups, which lie together in the operand too: then the
+    product is a window whose loads are spread over their group, and not a product of few columns for each group.
+    """
+    read = [x.index[0] for x in loads(n.body)]
+
+    def spread(x: str) -> bool:
+        groups = [group_size(i, x) for i in read]
+        dense = all(m or i.split(x)[0] == ONE for m, i in zip(groups, read, strict=True))
+        return dense and any(m in NARROW and width % m == 0 for m in groups)
+
+    along = [x for x, _ in n.shared if n.address.split(x)[0] == ONE]
+    return n.dtype == "float32" and len(n.reduction) > 1 and any(map(spread, along))
 
 
 def _lower_matrix(plan: FusionPlan, group: FusedGroup, width: int, along_k: Collection[str]) -> ContractGroup | None:
