@@ -14,7 +14,9 @@ from polydyn.codegen.passes.threads import WARP, one_each
 from polydyn.codegen.passes.tiles import task_count
 from polydyn.codegen.pipeline import Step, run
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
+from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.debug import Level, show
+from polydyn.schedules.expr import FLOATS
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.model import Array, stored
 
@@ -54,6 +56,7 @@ def emit(
     """
     buffers = stored(arrays)
     outputs = [n for n, a in arrays.items() if a.role == "output"]
+    floats = {arrays[n].dtype for n in outputs} & set(FLOATS)
     verify_body(body, (*kernel.symbols, *THREAD), buffers)
     kernel, block = replace(kernel, buffers=tuple(buffers), scratch=shared_bytes(body)), kernel.device
     threads: dict[str, IndexLike] = {"tid": block.threads, "lane": WARP, "warp": block.threads // WARP}
@@ -63,7 +66,7 @@ def emit(
 
     def print_kernel(name: str, index_type: str) -> str:
         printer = CudaPrinter(name, buffers, outputs, kernel.symbols, block.threads, index_type,
-                              [m.name for m in block.maps])  # fmt: skip
+                              [m.name for m in block.maps], bool(floats) and floats <= set(HALF))  # fmt: skip
         text = printer.kernel(body, blocks)
         show(Level.TEXTS, kernel.name, f"kernel_{index_type}", lambda: text, "cu")
         return text

@@ -46,6 +46,8 @@ from polydyn.schedules.lanes import RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 ACCUMULATED = ("float32", "int32", "int64", "float16", "bfloat16")
 GUARDED = ("float32", "uint8", "int8", "float16", "bfloat16")
 """What may be loaded in some lanes only."""
+STRIDED = ("float32", "uint8", "int8")
+"""And some elements apart."""
 PARAMETERS = ("uint8", "int8")
 """The first byte of a tensor is a zero point: it is there, and may be loaded whatever a guard says."""
 
@@ -160,14 +162,18 @@ def _range(v: Op, width: int) -> Value:
     a, b = v.args[0], v.args[-1]
     if v.name == "and" and isinstance(a, Between) and isinstance(b, Between):
         return Between("bool", maximum(a.low, b.low), minimum(a.high, b.high), width)
+    name, strict = v.name, v.name in ("gt", "lt")
+    if isinstance(b, Ramp):  # the lanes to the left
+        name, a, b = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}.get(name, ""), b, a
     step = a.step.constant if isinstance(a, Ramp) and a.dtype == "int64" else None
-    if v.name not in ("ge", "lt") or not isinstance(a, Ramp) or step is None or step < 1:
+    if name not in ("ge", "gt", "le", "lt") or not isinstance(a, Ramp) or step is None or step < 1:
         return v
     bound = b.index if isinstance(b, FromIndex) else Index.of(int(b.value)) if isinstance(b, Const) else None
     if bound is None:
         return v
-    first = (bound - a.start).ceildiv(step)
-    return Between("bool", first, Index.of(width), width) if v.name == "ge" else Between("bool", ZERO, first, width)
+    above = name in ("ge", "gt")
+    first = (bound + (above == strict) - a.start).ceildiv(step)  # the first lane that is in, or out
+    return Between("bool", first, Index.of(width), width) if above else Between("bool", ZERO, first, width)
 
 
 def _guarded(v: Op) -> Value:
@@ -180,7 +186,7 @@ def _guarded(v: Op) -> Value:
                 return x
             if x.lanes == 1 and x.dtype in PARAMETERS and x.address == ZERO:
                 return x
-            strided = x.stride != 1 and (x.stride.constant is None or x.dtype != "float32")
+            strided = x.stride != 1 and (x.stride.constant is None or x.dtype not in STRIDED)
             if x.lanes == 1 or strided or x.dtype not in GUARDED:
                 raise _NoVectorsError("a guarded load of that stride cannot be speculated in vector lanes")
             if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two

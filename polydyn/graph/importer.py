@@ -16,7 +16,7 @@ import onnx.inliner
 import onnx.numpy_helper
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from polydyn.errors import ModelError, UnsupportedError
+from polydyn.errors import ModelError, PolydynError, UnsupportedError
 from polydyn.graph.check import check_names, check_node, check_text
 from polydyn.graph.dtypes import PACKED, numpy_dtype, onnx_dtype, unpacked
 from polydyn.graph.operators.registry import OnnxNode
@@ -64,7 +64,16 @@ def load_model(model: ModelLike) -> ImportedGraph:
 
     ModelError: not a readable model, or one that ONNX does not allow. UnsupportedError: valid, but not built yet.
     """
-    proto, folder = _parse(model)
+    proto, folder, what = _parse(model)
+    try:
+        return _read(proto, folder)
+    except PolydynError as e:
+        if e.node or e.tensor or e.rule:
+            raise
+        raise type(e)(f"{what}: {e.message}", remedy=e.remedy) from e
+
+
+def _read(proto: onnx.ModelProto, folder: Path | None) -> ImportedGraph:
     if proto.functions:
         proto = _inlined(proto)
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
@@ -165,9 +174,10 @@ def renamed(graph: ImportedGraph, names: Mapping[str, str]) -> ImportedGraph:
     )  # fmt: skip
 
 
-def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
+def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
+    """The protobuf, the folder of its data files, and what errors call it."""
     if isinstance(model, onnx.ModelProto):
-        return model, None
+        return model, None, "this model"
     if isinstance(model, (bytes, bytearray, memoryview)):
         data, folder, what = bytes(model), None, "these bytes"
     elif isinstance(model, (str, os.PathLike)):
@@ -189,7 +199,7 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
             f"{what}: not an ONNX protobuf, or a truncated one ({len(data)} bytes)",
             remedy="export or download the model again; git-lfs pointers must be fetched first",
         ) from e
-    return proto, folder
+    return proto, folder, what
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:

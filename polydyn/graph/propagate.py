@@ -339,6 +339,7 @@ class _Worklist:
         if self.left is not None:
             branch = self.left.written_out(node, branch, _is_built)
         check_supported(branch)
+        self.processed[node.name] = (self.facts.version, None)  # nobody queues it again
         at = self.nodes.index(node)
         self.nodes[at : at + 1] = branch.nodes
         self.add(list(branch.nodes))

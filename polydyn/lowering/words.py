@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.flatten import FlatNode
-from polydyn.schedules.expr import Array, Const, FromIndex, Load, Op, Value, const, map_index, op, substitute
+from polydyn.schedules.expr import PARTS, Array, Const, FromIndex, Load, Op, Value, const, map_index, op, substitute
 from polydyn.schedules.index import Index
 from polydyn.schedules.ranges import simplify
 
@@ -50,7 +50,7 @@ def in_words(plan: FusionPlan, n: FlatNode, column: Load, quads: bool) -> FlatNo
         return n
     array = plan.graph.constants[column.buffer]
     for kind in (QUADS, PAIRS) if quads else (PAIRS,):
-        if _inside(ends, kind.rows) and _inside(_ends_of(array), kind.columns) and (quads or steps % kind.steps == 0):
+        if _inside(ends, kind.rows) and _inside(_ends_of(array), kind.columns):
             return _over(n, kind, row, column, x, steps)
     return n
 
@@ -72,9 +72,9 @@ def _over(n: FlatNode, kind: Words, row: Value, column: Load, x: str, steps: int
 
 
 def word(make: str, parts: list[Value]) -> Value:
-    """The word of several steps; what guards all of them alike guards the word."""
+    """The word of several steps; what guards all of them alike guards the word, unless its parts are stored apart."""
     first = parts[0]
-    if isinstance(first, Op) and first.name == "where":
+    if isinstance(first, Op) and first.name == "where" and make not in PARTS:
         zero, guards = const(0, "int32"), [p for p in parts if isinstance(p, Op) and p.name == "where"]
         if len(guards) == len(parts) and all((g.args[0], g.args[2]) == (first.args[0], zero) for g in guards):
             return Op("int32", "where", (first.args[0], word(make, [g.args[1] for g in guards]), zero))

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from tests.support.packages import build_wheel, copy_sources
 from tests.support.paths import ROOT
 
 # Each room may import itself and the rooms before it; docs/adr/0002-one-primitive.md.
@@ -206,15 +204,8 @@ def test_no_machine_paths() -> None:
 
 
 def test_a_wheel_holds_both_linked_packages(tmp_path: Path) -> None:
-    copy = tmp_path / "source"
-    for name in ("polydyn", "schedules", "codegen"):
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", str(tmp_path), str(copy)], check=True, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    copy = copy_sources(tmp_path / "source")
+    with zipfile.ZipFile(build_wheel(copy, tmp_path)) as archive:
         held = set(archive.namelist())
 
     kinds = {".py", ".c", ".h", ".cuh", ".json", ".csv"}
