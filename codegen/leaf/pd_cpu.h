@@ -434,6 +434,15 @@ PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x <
 #else
 #define PD_LANES {0, 1, 2, 3}
 #endif
+
+/* lane l is v[l / m * m]: the first element of every group of m */
+#if defined(PD_LANES)
+#define PD_SPREAD(m) PD_INLINE vf32 vspread##m##_f32(vf32 v) { return __builtin_shuffle(v, (vi32)PD_LANES & -m); }
+#else
+#define PD_SPREAD(m)                                                                                                  \
+  PD_INLINE vf32 vspread##m##_f32(vf32 v) { vf32 r; for (int l = 0; l < PD_W; ++l) r[l] = v[l / m * m]; return r; }
+#endif
+PD_SPREAD(2) PD_SPREAD(4) PD_SPREAD(8)
 #define PD_HALVE(T, V, M, NAME, OP)                                                                                   \
   PD_INLINE T pd_h##NAME##_##V(V v) {                                                                                  \
     const M lanes = PD_LANES;                                                                                         \

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polydyn.backends.base import Kernels, Options, Target
+from polydyn.errors import UnsupportedError
 from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import device_headers
@@ -33,6 +34,8 @@ class Cuda(Target):
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
+        if options.precision:
+            raise UnsupportedError(f"precision {options.precision} on {name}", rule="a CPU", remedy="tf32, or a CPU")
         self.arch = newest(name)
 
     def rewrite(self, graph: Graph) -> Graph:

@@ -96,6 +96,11 @@ class Builder(ABC):
     def attention(self, group: FusedGroup) -> Placed | None:
         """The kernels of a whole attention; None, mostly with a note, when it is better run in parts."""
 
+    @property
+    def roundings(self) -> tuple[str, ...]:
+        """Which products round their operands to fewer bits, as ``Options.precision`` asks; lines for people."""
+        return ()
+
     def show(self, group: FusedGroup, name: str, *solved: Group) -> None:
         """Shows a group before it is built as the kernel ``name``. ``solved``: the groups that have a schedule."""
         show(Level.GROUPS, name, "group", lambda: show_fused(self.plan, group) + "".join(map(show_group, solved)))
