@@ -21,6 +21,7 @@ import islpy as isl
 
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import FLOATS, INTEGERS, ITEMSIZE, Const, FromIndex, Load, Op, Value
+from polydyn.schedules.group.witness import set_error
 from polydyn.schedules.index import Index, minimum
 from polydyn.schedules.isl_util import (
     Condition,
@@ -34,7 +35,6 @@ from polydyn.schedules.isl_util import (
     param_set,
     without_last,
 )
-from polydyn.schedules.proof.witness import set_error
 
 RELATIONS = ("lt", "le", "gt", "ge", "eq", "ne")
 LARGEST = {"float16": 65504.0, "bfloat16": 2.0**128 - 2.0**120, "float32": 2.0**128 - 2.0**104, "float64": 2.0**1023}
