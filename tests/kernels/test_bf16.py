@@ -10,9 +10,14 @@ import pytest
 import polydyn
 from polydyn import Options
 from polydyn.checked import compile_checked
+from polydyn.cli.machine import How
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.schedules.expr import OPS
+from polydyn.session import SessionOptions
 from polydyn.testing.halves import in_halves, rounded, widened
+from polydyn.testing.inputs import feeds, shapes
+from polydyn.torch_backend import Settings
+from tests.support.stored import compiled, load
 from tests.support.tiny import model, node
 
 BF16 = Options(precision="bf16")
@@ -101,3 +106,19 @@ def test_other_precisions_and_devices_are_refused_by_name() -> None:
         Options(precision="fp8")
     with pytest.raises(UnsupportedError, match="precision bf16 on cuda"):
         polydyn.compile(linear(4, 4)[0], target="cuda:emulated", options=BF16)
+
+
+@pytest.mark.parametrize("name", ["bert_tiny", pytest.param("resnet_tiny", marks=pytest.mark.slow)])
+def test_models_are_right_within_the_rounding_of_products(name: str) -> None:
+    program, plain, proto = polydyn.compile(load(name), threads=1, options=BF16), compiled(name, 1), load(name)
+    for shape in shapes(name)[:2]:
+        given = feeds(proto, shape)
+        for output, exact in plain.run(given).items():
+            assert np.abs(program.run(given)[output] - exact).max() <= 2.0**-5 * np.abs(exact).max()
+
+
+def test_everywhere_that_takes_options() -> None:
+    said = SessionOptions()
+    said.add_session_config_entry("polydyn.precision", "bf16")
+    assert said.arguments("cpu", {}).options == BF16 == How(precision="bf16").options
+    assert Settings.of({"precision": "bf16"}).arguments.options == BF16
