@@ -36,6 +36,7 @@ from benchmarks.gpu.programs import BOUNDS, KINDS, Case, groups, models
 from benchmarks.gpu.timed import timed
 from polydyn.build.features import available_cores
 from polydyn.errors import BuildError
+from polydyn.gpu.compiler import compiler_version
 from polydyn.gpu.targets import EMULATED, architectures
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
@@ -161,11 +162,20 @@ def pack(options: argparse.Namespace) -> int:
     for f in files:
         f.unlink()
     made = {"made": time.strftime("%Y-%m-%d %H:%M:%S"), "polydyn": polydyn.__version__, "target": options.target}
+    made["compiler"] = compiler(architectures(options.target))
     left = [e for e in entries if "failed" in e]
     there = [e for e in entries if "failed" not in e]
     content = made | {"left_out": left, "cases": there}
     (options.out / "cases.json").write_text(json.dumps(content, indent=1) + "\n")
     return len(left)
+
+
+def compiler(archs: tuple[str, ...]) -> str:
+    """What has compiled the kernels; empty: nothing has."""
+    try:
+        return "" if archs == (EMULATED,) else compiler_version()
+    except BuildError:
+        return ""
 
 
 def write_conformance(folder: Path, archs: tuple[str, ...]) -> None:
