@@ -59,6 +59,7 @@ class ShapeContext:
         self._exact: set[Atom] = set()
         self._guards: dict[tuple[Index, str, Index], Assumed] = {}
         self._cache: dict[Index, Index] = {}
+        self._answers: dict[tuple[Index, tuple[tuple[str, Index], ...]], bool] = {}
 
     # -- symbols -------------------------------------------------------------------------------------------------
 
@@ -189,12 +190,19 @@ class ShapeContext:
 
     def nonnegative(self, p: IndexLike, ranges: Ranges | None = None) -> bool:
         """True when ``p >= 0`` is proven from ranges and learned inequalities."""
+        question = (Index.of(p), tuple((ranges or {}).items()))
+        if question not in self._answers:
+            self._answers[question] = self._nonnegative(*question)
+        return self._answers[question]
+
+    def _nonnegative(self, p: Index, iterated: tuple[tuple[str, Index], ...]) -> bool:
+        ranges = dict(iterated)
         inside = self._multiples.inside
-        level = self.level(p, *(ranges or {}).values())  # what is known late does not hold early
+        level = self.level(p, *ranges.values())  # what is known late does not hold early
         facts = tuple(inside(f) for f, _ in self._facts if self._rules.level(f) <= level)
-        iterators = {v: inside(e) for v, e in (ranges or {}).items()}
+        iterators = {v: inside(e) for v, e in ranges.items()}
         return prove.nonnegative(
-            inside(Index.of(p)), prove.Facts(self._multiples.ranges(self.ranges), facts, iterators)
+            inside(p), prove.Facts(self._multiples.ranges(self.ranges), facts, iterators)
         )  # fmt: skip
 
     def equal(self, a: IndexLike, b: IndexLike) -> bool | None:
@@ -343,9 +351,11 @@ class ShapeContext:
     def _changed(self) -> None:
         self.version += 1
         self._cache.clear()
+        self._answers.clear()
         if self._divisible:
             self._divide_again()
             self._cache.clear()
+        self._answers.clear()
 
     def _divide_again(self) -> None:
         """Expresses divisibility facts over the dims as they are now."""
