@@ -1,11 +1,12 @@
 """A census of architectures: what polydyn makes of models that people have, beside ONNX Runtime.
 
-usage: python -m benchmarks.census FOLDER [NAME or FAMILY ...] [--limit 300] [--again] [--report]
+usage: python -m benchmarks.census FOLDER [NAME or FAMILY ...] [--limit 300] [--again] [--read] [--report]
 
 Each model of ``benchmarks/models/architectures.py`` is exported with random weights and dynamic sizes, compiled, and
 compared with ONNX Runtime at four shapes; then again with ``Options(fallback="onnxruntime")`` where it is not right.
 Every model runs in a process of its own, one after another, with a time limit. FOLDER/census.jsonl gets a line for
-each; what is there already is not done again, without ``--again``. ``--report`` prints the table alone.
+each; what is there already is not done again, without ``--again``. ``--report`` prints the table alone. ``--read``
+only imports the models, without and with fallback, into FOLDER/read.jsonl: what is refused shows in seconds.
 
 The states: *right*; *refused* (by name: an UnsupportedError, or a ShapeError or InputError about sizes); *wrong*;
 *internal error* (anything else that polydyn raises); *over the limit*. What ONNX Runtime does not run does not count.
@@ -33,19 +34,21 @@ import onnxruntime
 import polydyn
 from benchmarks.models.architectures import FAMILIES, SIZES, export
 from polydyn.errors import InputError, ShapeError, UnsupportedError
+from polydyn.graph.expand import import_parts
+from polydyn.graph.fallback import fallback_notes
 
 TOLERANCE = 2e-4
 """Largest error of a finite result, over the largest value of ONNX Runtime's."""
 KEPT = 40 << 20
 """Bytes of an exported file that stays in the folder, so that it need not be exported again."""
-RUNS = ("right", "refused", "wrong", "internal error", "over the limit")
+RUNS = ("right", "read", "refused", "wrong", "internal error", "over the limit")
 Feeds = Mapping[str, Any]
 
 
 def feeds_of(session: Any, sizes: Mapping[str, int]) -> Feeds:
     """Seeded inputs at these sizes; masks are ones."""
     numbers = np.random.default_rng(0)
-    feeds = {}
+    feeds = dict[str, Any]()
     for x in session.get_inputs():
         shape = [d if isinstance(d, int) else sizes[d] for d in x.shape]
         if "mask" in x.name:
@@ -64,7 +67,7 @@ def expected(path: Path) -> tuple[list[str], list[tuple[Mapping[str, int], Feeds
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    found = []
+    found = list[tuple[Mapping[str, int], Feeds, list[Any]]]()
     for sizes in SIZES:
         feeds = feeds_of(session, sizes)
         try:
@@ -108,15 +111,31 @@ def compared(path: Path, outputs: list[str], references: list[Any], options: pol
     return result | {"state": "right"}
 
 
-def examine(family: str, name: str, folder: Path) -> dict[str, Any]:
-    """Everything about one model."""
-    path, row = folder / f"{name}.onnx", {"family": family, "name": name}
+def imported(path: Path, fallback: bool) -> dict[str, Any]:
+    """State, reason, processor seconds, and nodes that are left to ONNX Runtime; compiles nothing."""
+    start, result = time.process_time(), dict[str, Any]()
+    try:
+        graph = import_parts(path, fallback=fallback)
+        result |= {"state": "read", "steps": len(graph.steps), "left": len(fallback_notes(graph))}
+    except (UnsupportedError, ShapeError) as e:
+        result |= {"state": "refused", "why": f"{type(e).__name__}: {e}"[:400]}
+    except Exception as e:  # what the census looks for
+        result |= {"state": "internal error", "why": f"{type(e).__name__}: {e}"[:400]}
+    return result | {"import_s": round(time.process_time() - start, 1)}
+
+
+def examine(family: str, name: str, folder: Path, read: bool) -> dict[str, Any]:
+    """Everything about one model; ``read``: what its import says."""
+    path, row = folder / f"{name}.onnx", dict[str, Any](family=family, name=name)
     if not path.exists():
         try:
             export(family, name, path)
         except Exception as e:  # of many classes
             path.unlink(missing_ok=True)
             return row | {"state": "not exported", "why": f"{type(e).__name__}: {e}"[:300]}
+    if read:
+        row |= imported(path, False)
+        return row if row["state"] == "read" else row | {"fallback": imported(path, True)}
     try:
         outputs, references = expected(path)
     except Exception as e:  # of many classes
@@ -136,36 +155,38 @@ def in_child(work: Callable[[], dict[str, Any]], limit: int) -> dict[str, Any] |
     child = os.fork()
     if not child:
         signal.alarm(limit)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        for stream in (1, 2):  # exporters print whole graphs
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         os.write(there, json.dumps(work()).encode())
         os._exit(0)
     os.close(there)
     with os.fdopen(here, "rb") as pipe:
         data = pipe.read()
     os.waitpid(child, 0)
-    return json.loads(data) if data else None
+    row: dict[str, Any] | None = json.loads(data) if data else None
+    return row
 
 
-def rows(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The latest row of every model."""
-    path = folder / "census.jsonl"
+def rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The latest row of every model in a file."""
     lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
     return {(r["family"], r["name"]): r for r in lines}
 
 
-def report(folder: Path) -> None:
+def report(path: Path) -> None:
     """Counts by family, then every model that is not right."""
-    found = rows(folder)
+    found = rows(path)
     for family in FAMILIES:
         states = Counter(r["state"] for (f, _), r in found.items() if f == family)
         print(f"{family:11} {dict(states)}")
     can = [r for r in found.values() if r["state"] in RUNS]
     states = Counter(r["state"] for r in can)
     helped = Counter(r.get("fallback", r)["state"] for r in can)
-    print(f"{len(can)} that ONNX Runtime runs: {dict(states)}, {100 * states['right'] / max(len(can), 1):.1f} % right")
+    good = states["right"] + states["read"]
+    print(f"{len(can)} models: {dict(states)}, {100 * good / max(len(can), 1):.1f} % right or read")
     print(f"with fallback: {dict(helped)}")
     for r in found.values():
-        if r["state"] != "right":
+        if r["state"] not in ("right", "read"):
             after = r.get("fallback", {})
             print(f"  {r['family']} {r['name']}: {r['state']}; {r.get('why', '')}")
             if after:
@@ -187,10 +208,12 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--limit", type=int, default=300, help="seconds for a model")
     parser.add_argument("--again", action="store_true", help="also what has a row already")
+    parser.add_argument("--read", action="store_true", help="only import the models")
     parser.add_argument("--report", action="store_true", help="examine nothing")
     args = parser.parse_intermixed_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    done = {} if args.again else rows(args.folder)
+    file = args.folder / ("read.jsonl" if args.read else "census.jsonl")
+    done = {} if args.again else rows(file)
     left = [] if args.report else [m for m in models(args.names) if m not in done]
     if any(not (args.folder / f"{name}.onnx").exists() for _, name in left):
         import torch  # children have it from here
@@ -200,18 +223,18 @@ def main() -> int:
         logging.disable(logging.ERROR)
     for family, name in left:
         start = time.time()
-        row = in_child(lambda f=family, n=name: examine(f, n, args.folder), args.limit)  # type: ignore[misc]
+        row = in_child(lambda f=family, n=name: examine(f, n, args.folder, args.read), args.limit)  # type: ignore[misc]
         row = row or {"family": family, "name": name, "state": "over the limit", "why": f"{args.limit} s, or it died"}
         row["seconds"] = round(time.time() - start, 1)
-        with (args.folder / "census.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        with file.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
         path = args.folder / f"{name}.onnx"
         if path.exists() and path.stat().st_size > KEPT:
             path.unlink()
-    report(args.folder)
+    report(file)
     bad = ("wrong", "internal error", "over the limit")
-    return int(any(r["state"] in bad or r.get("fallback", r)["state"] in bad for r in rows(args.folder).values()))
+    return int(any(r["state"] in bad or r.get("fallback", r)["state"] in bad for r in rows(file).values()))
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def _transformers(family: str, name: str) -> Source:
 
     settings = _configuration(name)
     if family != "audio":
-        settings._attn_implementation = "eager"
+        settings._attn_implementation = settings._experts_implementation = "eager"
     module = transformers.AutoModel.from_config(settings)
 
     def ids(length: int) -> Any:

@@ -190,9 +190,13 @@ class _Worklist:
 
     def demand_sizes(self) -> None:
         """No call makes a size negative: a guard where that is not proven, also for tensors that fusion removes."""
+        seen = set[Index]()
         for node in self.nodes:
             for name in filter(None, node.outputs):
                 for axis, d in enumerate(self.view.tensor(name).shape):
+                    if d in seen:
+                        continue
+                    seen.add(d)
                     why = f"{node.name} ({node.op}): axis {axis} of {name} has {d} elements"
                     self.facts.at_most(0, d, why)
 

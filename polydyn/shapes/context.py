@@ -226,10 +226,10 @@ class ShapeContext(DimFacts):
 
     def _changed(self) -> None:
         self.version += 1
-        self._cache.clear()
+        self._forget()
         if self._divisible:
             self._divide_again()
-            self._cache.clear()
+            self._forget()
 
     def _divide_again(self) -> None:
         """Expresses divisibility facts over the dims as they are now."""

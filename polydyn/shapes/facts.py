@@ -26,6 +26,7 @@ class DimFacts:
         self._facts: list[tuple[Index, str]] = []
         self._exact: set[Atom] = set()
         self._cache: dict[Index, Index] = {}
+        self._answers: dict[tuple[Index, tuple[tuple[str, Index], ...]], bool] = {}
 
     def level(self, *dims: IndexLike) -> int:
         """The part of the program from which on dims are there: 0 where they follow from the inputs' sizes."""
@@ -96,14 +97,25 @@ class DimFacts:
         return p
 
     def nonnegative(self, p: IndexLike, ranges: Ranges | None = None) -> bool:
-        """True when ``p >= 0`` is proven from ranges and learned inequalities."""
+        """True when ``p >= 0`` is proven from ranges and learned inequalities; asked once while nothing is learned."""
+        question = (Index.of(p), tuple((ranges or {}).items()))
+        if question not in self._answers:
+            self._answers[question] = self._nonnegative(*question)
+        return self._answers[question]
+
+    def _nonnegative(self, p: Index, iterated: tuple[tuple[str, Index], ...]) -> bool:
         inside = self._multiples.inside
-        level = self.level(p, *(ranges or {}).values())  # what is known late does not hold early
+        level = self.level(p, *(e for _, e in iterated))  # what is known late does not hold early
         facts = tuple(inside(f) for f, _ in self._facts if self._rules.level(f) <= level)
-        iterators = {v: inside(e) for v, e in (ranges or {}).items()}
+        iterators = {v: inside(e) for v, e in iterated}
         return prove.nonnegative(
-            inside(Index.of(p)), prove.Facts(self._multiples.ranges(self.ranges), facts, iterators)
+            inside(p), prove.Facts(self._multiples.ranges(self.ranges), facts, iterators)
         )  # fmt: skip
+
+    def _forget(self) -> None:
+        """Drops what was answered from fewer facts."""
+        self._cache.clear()
+        self._answers.clear()
 
     def equal(self, a: IndexLike, b: IndexLike) -> bool | None:
         """True or False when proven, None when undecided."""
