@@ -46,6 +46,8 @@ from polydyn.schedules.lanes import RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 ACCUMULATED = ("float32", "int32", "int64", "float16", "bfloat16")
 GUARDED = ("float32", "uint8", "int8", "float16", "bfloat16")
 """What may be loaded in some lanes only."""
+STRIDED = ("float32", "uint8", "int8")
+"""And some elements apart."""
 PARAMETERS = ("uint8", "int8")
 """The first byte of a tensor is a zero point: it is there, and may be loaded whatever a guard says."""
 
@@ -180,7 +182,7 @@ def _guarded(v: Op) -> Value:
                 return x
             if x.lanes == 1 and x.dtype in PARAMETERS and x.address == ZERO:
                 return x
-            strided = x.stride != 1 and (x.stride.constant is None or x.dtype != "float32")
+            strided = x.stride != 1 and (x.stride.constant is None or x.dtype not in STRIDED)
             if x.lanes == 1 or strided or x.dtype not in GUARDED:
                 raise _NoVectorsError("a guarded load of that stride cannot be speculated in vector lanes")
             if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two

@@ -47,6 +47,7 @@ SHORT = {**CVALUE, "bool": "b"}
 INLINE_MATH = ("exp", "tanh", "erf", "sigmoid")
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
+BYTES = ("uint8", "int8")
 OTHER_MASKS = ("int64", "uint8", "int8")
 """Comparisons of these in lanes are not as wide as ``vb``."""
 
@@ -224,7 +225,17 @@ class ValuePrinter:
         if v.dtype == "bool":
             ne = f"({s} != 0)"
             return f"__builtin_convertvector({ne}, vi32)" if x.dtype in OTHER_MASKS else ne
+        if x.dtype in BYTES and v.dtype in ("int32", "float32"):
+            s = self._widened(x, s, lanes)
+            return s if v.dtype == "int32" else f"__builtin_convertvector({s}, {vector_type(v.dtype)})"
         return f"__builtin_convertvector({f'-({s})' if x.dtype == 'bool' else s}, {vector_type(v.dtype)})"
+
+    def _widened(self, x: Value, s: str, lanes: int) -> str:
+        """Bytes ``x``, in C ``s``, as integers of 32 bits; of what was one before only the lowest bits are left."""
+        if isinstance(x, Op) and x.name == "cast" and x.args[0].dtype == "int32":
+            whole = self.text(x.args[0], lanes)
+            return f"({whole} & 0xff)" if x.dtype == "uint8" else f"((vi32)((vu32){whole} << 24) >> 24)"
+        return f"vwide_{CTYPE[x.dtype]}({s})"
 
     def _rounded(self, v: Op, s: str, lanes: int) -> str:
         """A value that a type of memory can hold."""

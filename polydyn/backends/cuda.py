@@ -33,7 +33,7 @@ class Cuda(Target[CudaKernel]):
 
     machine = "cuda"
     on_device = True
-    unused = frozenset({"layout", "offsets", "widen", "prologue", "horizontal"})
+    unused = frozenset({"dequantize", "layout", "offsets", "widen", "prologue", "horizontal"})
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)

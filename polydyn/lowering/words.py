@@ -50,7 +50,7 @@ def in_words(plan: FusionPlan, n: FlatNode, column: Load, quads: bool) -> FlatNo
         return n
     array = plan.graph.constants[column.buffer]
     for kind in (QUADS, PAIRS) if quads else (PAIRS,):
-        if _inside(ends, kind.rows) and _inside(_ends_of(array), kind.columns) and (quads or steps % kind.steps == 0):
+        if _inside(ends, kind.rows) and _inside(_ends_of(array), kind.columns):
             return _over(n, kind, row, column, x, steps)
     return n
 
