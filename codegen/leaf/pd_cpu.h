@@ -335,6 +335,24 @@ PD_INLINE vu8 pd_min_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a < b); return (m & a) | 
 PD_INLINE vi8 pd_max_vi8(vi8 a, vi8 b) { vi8 m = a > b; return (m & a) | (~m & b); }
 PD_INLINE vi8 pd_min_vi8(vi8 a, vi8 b) { vi8 m = a < b; return (m & a) | (~m & b); }
 
+/* floats clipped to bytes, the second one rounded half to even; NaN gives 0 */
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vu8 pd_clip_u8(vi32 x) {
+  x = (vi32)__builtin_ia32_pmaxsd512_mask(x, (vi32){0}, (vi32){0}, 0xffff);
+  return (vu8)__builtin_ia32_pmovusdb512_mask(x, (pd_sixteen){0}, 0xffff);
+}
+PD_INLINE vu8 vclip_u8(vf32 x) { return pd_clip_u8(__builtin_convertvector(vless(255.0f - (vf32){0}, x), vi32)); }
+PD_INLINE vu8 vclip_rint_u8(vf32 x) {
+  return pd_clip_u8((vi32)__builtin_ia32_cvtps2dq512_mask(vless(255.0f - (vf32){0}, x), (vi32){0}, 0xffff, 4));
+}
+#else
+PD_INLINE vu8 vclip_u8(vf32 x) {
+  x = pd_min_vf32(pd_max_vf32(x, (vf32){0}), 255.0f - (vf32){0});
+  return __builtin_convertvector(__builtin_convertvector(x, vi32), vu8);
+}
+#define vclip_rint_u8(x) vclip_u8(pd_rint_vf32(x))
+#endif
+
 /* two integers of 16 bits in one of 32; both products of two such, added */
 PD_INLINE i32 pd_pair_i32(i32 a, i32 b) { return (i32)(((u32)a & 0xffffu) | ((u32)b << 16)); }
 PD_INLINE i32 pd_dot2_i32(i32 a, i32 b) { return (i32)((u32)((i16)a * (i16)b) + (u32)((a >> 16) * (b >> 16))); }

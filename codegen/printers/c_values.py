@@ -32,6 +32,7 @@ from polydyn.schedules.expr import (
     FromIndex,
     Op,
     Value,
+    children,
 )
 
 CTYPE = {
@@ -222,6 +223,9 @@ class ValuePrinter:
             return self._rounded(v, s, lanes)
         if lanes == 1:
             return f"(({s}) != 0)" if v.dtype == "bool" else f"(({CVALUE[v.dtype]})({s}))"
+        if v.dtype == "uint8" and (inside := _clipped(x)) is not None:
+            rounded = isinstance(inside, Op) and inside.name == "rint"
+            return f"vclip_{'rint_' * rounded}u8({self.text(children(inside)[0] if rounded else inside, lanes)})"
         if v.dtype == "bool":
             ne = f"({s} != 0)"
             return f"__builtin_convertvector({ne}, vi32)" if x.dtype in OTHER_MASKS else ne
@@ -262,6 +266,17 @@ class ValuePrinter:
             return f"(({self.text(c)}) ? {self.text(a, lanes)} : {self.text(b, lanes)})"
         kind = "i32" if v.dtype == "bool" else SHORT[v.dtype]
         return f"vsel_{kind}({self.text(c, lanes)}, {self.text(a, lanes)}, {self.text(b, lanes)})"
+
+
+def _clipped(v: Value) -> Value | None:
+    """What of float32 is clipped to the ends of uint8 and made an integer; None: the value is something else."""
+    if not (isinstance(v, Op) and v.name == "cast" and v.dtype == "int32"):
+        return None
+    for name, end in (("min", 255.0), ("max", 0.0)):
+        v = v.args[0]
+        if not (isinstance(v, Op) and v.name == name and v.args[1] == Const("float32", end)):
+            return None
+    return v.args[0]
 
 
 def _exact_inverse(v: Value) -> Const | None:

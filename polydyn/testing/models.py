@@ -205,3 +205,33 @@ def _taps(channels: int, kernel: int, suffix: str) -> dict[str, Array]:
     r = np.random.default_rng(0)
     taps = r.standard_normal((channels, 1, kernel, kernel), np.float32) / kernel
     return {"w": taps.astype(np.float32), f"b{suffix}": r.standard_normal(channels, np.float32)}
+
+
+def dynamic_linear(n: int, k: int) -> onnx.ModelProto:
+    """y[M, n] = x[M, k] @ constant + constant, as dynamic quantization to 8 bits writes it."""
+    node = helper.make_node
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        node("MatMulInteger", ["q", "w", "z", "zw"], ["i"]),
+        node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        node("Mul", ["s", "sw"], ["m"]),
+        node("Mul", ["f", "m"], ["g"]),
+        node("Add", ["g", "b"], ["y"]),
+    ]
+    w = _weight(k, n)
+    scale = np.float32(np.abs(w).max() / 127)
+    q: Array = np.rint(w / scale).astype(np.int8)
+    constants = {"w": q, "zw": np.int8(0), "sw": scale, "b": np.linspace(-1, 1, n, dtype=np.float32)}
+    return model(f"linear8_n{n}_k{k}", nodes, {"x": ["M", k]}, {t: np.asarray(a) for t, a in constants.items()})
+
+
+def linear_of_nibbles(n: int, k: int, block: int = 32, accuracy: int = 0) -> onnx.ModelProto:
+    """y[M, n] = x[M, k] @ constant of 4 bits, a scale for each ``block`` steps (MatMulNBits). ``accuracy``: ONNX
+    Runtime's level, 4 for sums of bytes.
+    """
+    r = np.random.default_rng(0)
+    packed = r.integers(0, 256, (n, k // block, block // 2)).astype(np.uint8)
+    scales: Array = ((r.random((n, k // block)) + 0.5) / 8 / np.sqrt(k)).astype(np.float32)
+    attributes = {"K": k, "N": n, "bits": 4, "block_size": block, "accuracy_level": accuracy}
+    nodes = [helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **attributes)]
+    return model(f"linear4_n{n}_k{k}_level{accuracy}", nodes, {"x": ["M", k]}, {"w": packed, "s": scales})

@@ -24,7 +24,7 @@ import polydyn
 from polydyn.compiler import plan_program
 from polydyn.testing.accuracy import Outputs, error
 from polydyn.testing.inputs import Shape, feeds
-from tests.support.quantized import quantize
+from polydyn.testing.quantizer import quantize
 from tests.support.stored import load, path_of
 
 FLIPS = 0.25
