@@ -1,7 +1,7 @@
 # Each target makes what it needs: a virtual environment in .venv (stamp files say which extras are in it), then runs.
 # make demo | MODEL=path.onnx [SHAPES='B=1,L=8 B=4,L=61'] make demo | make test | make unit | make checked | make lint | make types
 # MODEL=path.onnx [SHAPES=...] [THREADS='1 2'] [ARGS=...] make bench | MODEL=... SHAPES=... make shortfall | make opening
-# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make damage | make shape-inference | make conformance | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make wheel | make clean
+# make bench-gemm | make bench-stitch | make bench-cpu | make bench-fusion | SEEDS=500 make fuzz | make fuzz-shapes | make damage | make shape-inference | make conformance | make guards | make emulate | make pycuda-test | make pycuda-emulate | make gpu-pack | make gpu | make gpu-rehearsal | make gpu-after | make models | make release-test | make arm-test | make serving | make wheel | make clean
 PYTHON ?= python3
 MODEL  ?= tests/data/bert_tiny.onnx
 SHAPES ?=
@@ -13,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo torch test unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes damage shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay docs wheel clean
+.PHONY: demo torch test unit lint types check checked pool-tsan bench bench-gemm bench-stitch bench-cpu bench-fusion shortfall opening fuzz fuzz-shapes damage shape-inference conformance guards accuracy emulate pycuda-test pycuda-emulate gpu gpu-pack gpu-rehearsal gpu-after models tiny-models replay docs release-test arm-test serving wheel clean
 
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("polydyn needs Python 3.10 or newer") if sys.version_info < (3, 10) else None'
@@ -159,6 +159,19 @@ replay: $(VENV)/.extra-test
 # The documentation as pages that load nothing: benchmarks/out/site/html/index.html. ARGS=--quick leaves the notebooks' outputs out.
 docs: $(VENV)/.extra-test $(VENV)/.extra-docs
 	$(BIN)/python docs/site.py benchmarks/out/site $(ARGS)
+
+# The wheel and the sdist in clean environments of every Python from 3.10 that is here: docs/quickstart.md passes there.
+release-test: $(VENV)/.extra-test
+	$(BIN)/python -m pytest tests/cli/test_release.py -m ""
+
+# NEON code, cross-compiled and executed by qemu. Debian's packages: gcc-aarch64-linux-gnu qemu-user
+arm-test: $(VENV)/.extra-test
+	@aarch64-linux-gnu-gcc --version >/dev/null && qemu-aarch64 --version >/dev/null
+	$(BIN)/python -m pytest tests/robustness/test_arm64.py -m ""
+
+# The server of docs/serving.md under load on 127.0.0.1, beside ONNX Runtime. ARGS: a model, --rates 5 20 ...
+serving: $(VENV)/.extra-test $(VENV)/.extra-serve
+	$(BIN)/python -m benchmarks.serving $(ARGS)
 
 wheel: $(VENV)/.made
 	rm -rf build

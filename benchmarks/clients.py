@@ -2,12 +2,21 @@
 
 piper-tts (``pip install piper-tts``) speaks a text with a voice that takes any session. The voice here is a model of
 one embedding and two convolutions with random weights: every sample is compared, not how it sounds.
+
+``--examples FOLDER`` runs ONNX Runtime's own examples, which are not kept here: its docs/python/examples/*.py and the
+blocks of docs/python/api_summary.rst, as they are and with ``polydyn.session`` for the import of ``onnxruntime``
+(``polydyn.backend`` for its backend). Where no GPU is, 'cuda' becomes 'cpu' in both. What ONNX Runtime itself does not
+run counts for nobody. docs/switching.md has the result.
 """
 
 from __future__ import annotations
 
+import argparse
+import re
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +75,67 @@ def speak(session: Any, text: str) -> np.ndarray:
     return np.concatenate([c.audio_float_array for c in chunks])
 
 
+IMPORTS = {
+    r"^import onnxruntime as (\w+)": r"import polydyn.session as \1",
+    r"^import onnxruntime.backend as (\w+)": r"import polydyn.backend as \1",
+    r"^import onnxruntime$": "import polydyn.session as onnxruntime",
+}
+BEFORE = """import numpy as np
+import onnxruntime
+import onnx, onnx.parser
+onnx.save(onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 18]> '
+    'm (float[N, 2] input) => (float[N, 2] output) { output = Relu (input) }'), "model.onnx")
+X = np.ones((3, 2), np.float32)
+"""
+"""What the blocks of the summary suppose."""
+
+
+def examples(folder: Path, device: bool) -> Iterator[tuple[str, str]]:
+    """Names and texts of the examples."""
+    for path in sorted(folder.glob("*.py")):
+        if "onnxruntime" in (text := path.read_text()):
+            yield path.name, text
+    for path in sorted(folder.glob("*.rst")):
+        blocks = re.findall(r"code-block:: python\n\n((?:\t.*\n|\n)+)", path.read_text())
+        for k, block in enumerate(blocks):
+            text = BEFORE + re.sub(r"^\t", "", block, flags=re.MULTILINE)
+            yield f"{path.name}, block {k + 1}", text if device else text.replace("'cuda'", "'cpu'")
+
+
+def failure(text: str) -> str:
+    """The last line of what a script says when it fails; empty when it does not."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "example.py").write_text(text)
+        done = subprocess.run([sys.executable, "example.py"], cwd=folder, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if line and not line.startswith(" ")]
+    return lines[-1] if done.returncode else ""
+
+
+def run_examples(folder: Path) -> int:
+    """Prints which examples run with one import changed, and why others do not; 0 when all do that run at all."""
+    import onnxruntime
+
+    missed = 0
+    for name, text in examples(folder, "CUDAExecutionProvider" in onnxruntime.get_available_providers()):
+        changed = text
+        for old, new in IMPORTS.items():
+            changed = re.sub(old, new, changed, flags=re.MULTILINE)
+        if theirs := failure(text):
+            print(f"{name}: not run by ONNX Runtime itself ({theirs})", flush=True)
+            continue
+        ours = failure(changed)
+        missed += bool(ours)
+        print(f"{name}: {ours or 'runs'}", flush=True)
+    return int(missed > 0)
+
+
 def main() -> int:
     """Prints the largest difference of the samples; 1 when it is not small."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=Path)
+    said = parser.parse_args()
+    if said.examples:
+        return run_examples(said.examples)
     import onnxruntime
 
     import polydyn

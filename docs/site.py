@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "ROADMAP"]
+FIRST = ["quickstart", "comparison"]
+BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "versions", "licences", "ROADMAP"]
 """Pages of docs/ that are no guides."""
 MODULES = ["polydyn", "polydyn.explore", "polydyn.explore.pictures", "polydyn.extend", "polydyn.session"]
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
@@ -44,15 +45,22 @@ theme:
     - {media: "(prefers-color-scheme: dark)", scheme: slate, toggle: {icon: material/weather-sunny, name: light}}
   features: [navigation.sections, navigation.top, content.code.copy, search.highlight]
 plugins: [search]
+extra_css: [wide.css]
 markdown_extensions: [tables, admonition, md_in_html, pymdownx.details, pymdownx.superfences, {toc: {permalink: true}}]
 """
+
+
+STYLE = ".md-grid { max-width: 76rem } .md-typeset pre > code { font-size: .68rem }\n"
+"""Wide enough for code of 120 columns beside both lists."""
 
 
 def write_pages(source: Path, execute: bool) -> list[Any]:
     """The Markdown of all pages; gives the navigation, as mkdocs has it."""
     source.mkdir(parents=True)
     shutil.copytree(ROOT / "docs" / "pictures", source / "pictures")
-    pages = {"index.md": ROOT / "README.md", "contributing.md": ROOT / "CONTRIBUTING.md"}
+    (source / "wide.css").write_text(STYLE)
+    names = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+    pages = {name: ROOT / file for name, file in names.items()}
     pages |= {p.name: p for p in sorted((ROOT / "docs").glob("*.md"))}
     pages |= {f"adr/{p.name}": p for p in sorted((ROOT / "docs" / "adr").glob("*.md"))}
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -64,11 +72,12 @@ def write_pages(source: Path, execute: bool) -> list[Any]:
         _write(source / places[p], _linked("\n".join(_notebook(p, execute)), p, places[p], places))
     _write(source / "reference.md", reference())
     background = [f"{n}.md" for n in BACKGROUND]
-    guides = [p.name for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in background]
+    first = [f"{n}.md" for n in FIRST]
+    guides = [p.name for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in background + first]
     return [
-        {"Start": "index.md"}, {"Tutorials": [{_title(source / places[p]): places[p]} for p in notebooks]},
+        {"Start": ["index.md", *first]}, {"Tutorials": [{_title(source / places[p]): places[p]} for p in notebooks]},
         {"Guides": guides}, {"Reference": ["reference.md"]},
-        {"Background": background}, {"Contributing": "contributing.md"},
+        {"Background": background}, {"Contributing": ["contributing.md", "changelog.md"]},
         {"Decisions": [n for n in pages if n.startswith("adr/")]},
     ]  # fmt: skip
 

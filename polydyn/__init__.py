@@ -7,7 +7,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform != "linux":
+    raise ImportError(
+        f"polydyn runs on Linux (x86-64 and arm64), not on {sys.platform}: its threads wait on futexes. Use a "
+        "container (docs/serving.md), a virtual machine or WSL 2"
+    )
 
 if TYPE_CHECKING:
     from polydyn.compiler import Options as Options

@@ -27,12 +27,11 @@ from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import AttentionParts, unfold
-from polydyn.schedules.tree.attention import cpu_attention
+from polydyn.schedules.tree.attention import ROW_STRIDE, cpu_attention
 from polydyn.schedules.tree.names import LANE, MarkName, b, c, extent, p
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import FIRST_ROW, PANEL, VECTOR
 
-ROW_STRIDE = "row_stride"
 V = Index.of
 
 

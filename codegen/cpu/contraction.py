@@ -9,7 +9,7 @@ from polydyn.codegen.cpu.plan import REDUCTION_BLOCK, ROW_UNROLL, ContractTuple,
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.operands import dense, operands
 from polydyn.codegen.passes.epilogues import is_long
-from polydyn.schedules.expr import Value, loads, read_of, symbols_of
+from polydyn.schedules.expr import DOTS, Op, Value, loads, read_of, symbols_of
 from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.index import ONE, Index, maximum, product
 from polydyn.schedules.model import Group, Statement
@@ -82,7 +82,9 @@ class Contraction:
 
     def column_step(self, lanes: int) -> int:
         """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one."""
-        narrow = lanes == self.target.width and self.accumulation.value.dtype == "float32"
+        value = self.accumulation.value
+        words = isinstance(value, Op) and value.name in DOTS
+        narrow = lanes == self.target.width and value.dtype == "float32" and not words
         return self.target.narrow if narrow and self.target.narrow else lanes
 
     @property

@@ -12,12 +12,12 @@ from functools import cached_property, partial
 from polydyn.codegen.cpu.contraction import Contraction, plan_product
 from polydyn.codegen.cpu.emit import bound_names, emit
 from polydyn.codegen.cpu.plan import ContractTuple, Plan
-from polydyn.codegen.cpu.register_tile import RegisterTile
+from polydyn.codegen.cpu.register_tile import RUN_FIRST, RegisterTile
 from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import COLUMN_BLOCKS, ROW_BLOCKS, SHARED_ELEMENTS, product_blocks
 from polydyn.codegen.cpu.strips import FIRST_LINE, LINES, Strips
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.ir import Body, Let, consume
+from polydyn.codegen.ir import Body, For, Let, consume, rewrite
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
@@ -134,7 +134,9 @@ class ContractKernel:
             Step("balance_rows", "rows in equal shares", lambda x: balance(x, c("i"), mt, ROW_BLOCKS, b("i"))),
             Step("micro", "a micro-kernel for each size of a tile",
                  lambda x: consume(x, MarkName.MICRO, self._variants),
-                 (SHARE_COLUMNS, PANEL, SHARE_ROWS, ROWS, FIRST_LINE, LINES, self.tile.name)),
+                 (SHARE_COLUMNS, PANEL, SHARE_ROWS, ROWS, FIRST_LINE, LINES, RUN_FIRST, self.tile.name,
+                  self.tile.sums)),
+            Step("runs", "results of several tiles are stored together", self._runs),
             Step("shares", "a share's scratch", lambda x: consume(x, MarkName.KBLOCK, self._shares)),
             Step("fold", "decided guards and single trips go", fold),
         )  # fmt: skip
@@ -163,6 +165,7 @@ class ContractKernel:
         """A switch over exact row counts, inside it over live columns, around outlined micro-kernels."""
         tm, tile = self.schedule.map, self.tile
         first, following = (tm.origin("i", V(c("i")) + n) for n in (0, 1))
+        tile.turn(body)
         kernel = tile.micro_kernels(body)
 
         def columns(r: int) -> Body:
@@ -174,6 +177,13 @@ class ContractKernel:
             return switch
         lo, hi = (tm.share("i", V(b("i")) + n) for n in (0, 1))
         return share_panel(switch, V(c("i")) - lo, hi - lo)
+
+    def _runs(self, body: Body) -> Body:
+        """Runs of row tiles, where results lie together along rows."""
+        if not self.tile.across:
+            return body
+        origin = partial(self.schedule.map.origin, "i")
+        return rewrite(body, lambda n: self.tile.run(n, origin) if isinstance(n, For) and n.var == c("i") else n)
 
     def shares(self, rows: int, columns: int) -> dict[str, Index]:
         """The launch-time tile: tasks of about ``rows`` x ``columns`` results, in whole register tiles."""

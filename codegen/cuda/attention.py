@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
-from polydyn.codegen.cuda.emit import bound_names, emit, short_first, without_repeats
+from polydyn.codegen.cuda.emit import bound_names, emit, one_block, short_first, without_repeats
 from polydyn.codegen.cuda.group import ProductGroup, product_refusal
 from polydyn.codegen.cuda.instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
 from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products, split_copies
@@ -44,13 +44,13 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.threads import assign, combine_lanes, one_each, pipeline, unrolled
-from polydyn.codegen.passes.tiles import task_count
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.passes.threads import assign, combine_lanes, pipeline, unrolled
+from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import Declined, ScheduleError
 from polydyn.schedules.expr import Const, FromIndex, Load, Value, const, op, transform
+from polydyn.schedules.expr import walk as walk_value
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
 from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.laws.masks import Axis, Logits, check_conditions, visits
@@ -83,7 +83,7 @@ TILE_KEYS = {"mma": 64, "tf32": 32, "lanes": 32}
 DEPTHS = (32, 64, 128)
 """Head sizes that tiles are made for; others are filled up with zeros."""
 PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
-LOWEST = Const("float32", float("-inf"))
+LOWEST, LOG2_E = Const("float32", float("-inf")), Const("float32", 1.4426950408889634)
 MORE = "more"
 """The register that says whether tiles beyond the mask's end are visited: 1 or 0."""
 WEIGHED = 8
@@ -109,7 +109,7 @@ class CudaAttentionKernel:
         self.logit = transform(logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
         r = parts.score_roles
         row, key = Axis(r.row, self.scores.M, ROWS, b("i")), Axis(r.col, self.scores.N, TILE_KEYS[self.kind], b("l"))
-        self.logits = Logits(self.logit, r.batch, row, key, group.params)
+        self.logits = Logits(self.logit, r.batch, row, key, group.params, (self.scores.acc.array, self.scores.dtype))
         self.visits = visits(self.logits)
         (depth, width), step = self.depths, INSTRUCTIONS[self.kind].shape[2]
         tile = OnlineTile(WARPS, TILE_KEYS[self.kind], depth, width, step)
@@ -183,13 +183,7 @@ class _Version:
         name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
         body = self._loops(name, of.visits.live)
         body = body if _walks(body) else self._loops(name, ())
-        body = run(name, body, self.steps(), names)
-        count = task_count(body)
-        body = run(name, body, (
-            Step("blocks", "a block is a task", one_each),
-            Step("registers", "scores, sums and fragments are registers", self._allocate),
-            Step("fold", "decided guards and single trips go", fold),
-        ), names)  # fmt: skip
+        body, count = one_block(name, body, self.steps(), self._allocate, names)
         multiples = [*(x for c in self.copies.values() for x in c.multiples), *self.values.multiples]
         few = sum(of.depths) > 128 or self.kind.name != "mma"  # more registers than three blocks leave
         blocks = 2 if few else 3
@@ -353,28 +347,40 @@ class _Version:
         array, place = self.of.scores.acc.array, self.scores.register(*self.scores.fragment(LOGIT, a))
         score = FlatLoad("float32", "acc1", place)
         value = flat(self.group, self.of.logit, env, lambda x: score if x.buffer == array else None)
-        return (If(self.scores.live(env), (Store("acc1", place, value),), (Store("acc1", place, LOWEST),)),)
+        rows, keys = self.scores.live(env)  # a row beyond the last one is not stored: it must read nothing
+        live = (rows, keys) if any(isinstance(x, FlatLoad) and x != score for x in walk_value(value)) else (keys,)
+        return (If(live, (Store("acc1", place, value),), (Store("acc1", place, LOWEST),)),)
 
     def rows(self) -> Body:
         """Online softmax: the new maximum, what was there scaled to it, weights and their sum."""
         top, total = (FlatLoad("float32", n, HALVES) for n in ("top", "total"))
-        peak, scale, part = (Reg("float32", n) for n in ("peak", "scale", "part"))
+        peak, base, scale, part = (Reg("float32", n) for n in ("peak", "base", "scale", "part"))
         score = FlatLoad("float32", "acc1", V("fragment") * 4 + HALVES * 2 + PAIR)
-        one, zero = Const("float32", 1.0), Const("float32", 0.0)
-        weight = op("where", op("eq", score, LOWEST), zero, op("exp", op("sub", score, peak)))
-        shrink = op("where", op("eq", peak, top), one, op("exp", op("sub", top, peak)))  # also when both are -inf
+        zero = Const("float32", 0.0)
+        finite = op("where", op("eq", peak, LOWEST), zero, peak)  # a row that has seen nothing yet has weights of 0
         half: Body = (
             Def("peak", top),
             *self._scores((Set("peak", score, 1, "max"),)),
             *_across("peak", "max"),
-            Def("scale", shrink),
+            Def("base", self._scaled(finite)),
+            Def("scale", self._power(top, base)),
             Def("part", zero),
-            *self._scores((Store("acc1", score.address, weight), Set("part", score, 1, "sum"))),
+            *self._scores((Store("acc1", score.address, self._power(score, base)), Set("part", score, 1, "sum"))),
             Store("total", HALVES, op("add", op("mul", total, scale), part)),
             Store("top", HALVES, peak),
             *self._values(lambda v: op("mul", v, scale)),
         )
         return (For("row_half", ZERO, V(2), half),)
+
+    def _scaled(self, x: Value) -> Value:
+        """What is subtracted from logits: of 16 bits in units of log 2, as ``ex2`` has them."""
+        return op("mul", x, LOG2_E) if self.kind.name == "mma" else x
+
+    def _power(self, x: Value, base: Value) -> Value:
+        """exp(x - base), ``base`` as ``_scaled`` gives it: of 16 bits one multiplication and addition, one ``ex2``."""
+        if self.kind.name == "mma":
+            return Apply("float32", "pd_exp2_fast", (op("sub", op("mul", x, LOG2_E), base),))
+        return op("exp", op("sub", x, base))
 
     def weights(self, a: Mapping[str, Index]) -> Body:
         """Weights as the row operand of an instruction: a lane has them in its fragments of scores, or in its row's.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from polydyn.codegen.check import verify_body
 from polydyn.codegen.ir import Body, Compare
 from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
-from polydyn.codegen.passes.threads import WARP
+from polydyn.codegen.passes.threads import WARP, one_each
+from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.pipeline import Step, run
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
+from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.debug import Level, show
+from polydyn.schedules.expr import FLOATS
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.model import Array, stored
 
@@ -24,6 +29,23 @@ def bound_names(arrays: Mapping[str, Array], symbols: Sequence[str]) -> tuple[st
     return (*symbols, *THREAD, *stored(arrays))
 
 
+def one_block(
+    name: str, body: Body, steps: Iterable[Step], registers: Callable[[Body], Body], names: Collection[str]
+) -> tuple[Body, Index]:
+    """What a block does after the ``steps`` of a kernel family, and the number of blocks.
+
+    ``registers`` allocates what a thread holds; ``names``: as for ``pipeline.run``.
+    """
+    body = run(name, body, steps, names)
+    count = task_count(body)
+    last = (
+        Step("blocks", "a block is a task", one_each),
+        Step("registers", "what a thread holds are registers", registers),
+        Step("fold", "decided guards and single trips go", fold),
+    )
+    return run(name, body, last, names), count
+
+
 def emit(
     kernel: Kernel, body: Body, arrays: Mapping[str, Array], limits: Mapping[str, IndexLike], blocks: int = 1
 ) -> tuple[Kernel, ...]:
@@ -34,6 +56,7 @@ def emit(
     """
     buffers = stored(arrays)
     outputs = [n for n, a in arrays.items() if a.role == "output"]
+    floats = {arrays[n].dtype for n in outputs} & set(FLOATS)
     verify_body(body, (*kernel.symbols, *THREAD), buffers)
     kernel, block = replace(kernel, buffers=tuple(buffers), scratch=shared_bytes(body)), kernel.device
     threads: dict[str, IndexLike] = {"tid": block.threads, "lane": WARP, "warp": block.threads // WARP}
@@ -43,7 +66,7 @@ def emit(
 
     def print_kernel(name: str, index_type: str) -> str:
         printer = CudaPrinter(name, buffers, outputs, kernel.symbols, block.threads, index_type,
-                              [m.name for m in block.maps])  # fmt: skip
+                              [m.name for m in block.maps], bool(floats) and floats <= set(HALF))  # fmt: skip
         text = printer.kernel(body, blocks)
         show(Level.TEXTS, kernel.name, f"kernel_{index_type}", lambda: text, "cu")
         return text

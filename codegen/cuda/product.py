@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
-from polydyn.codegen.cuda.emit import bound_names, emit
+from polydyn.codegen.cuda.emit import bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import multiply
 from polydyn.codegen.cuda.sums import Sums, lane_points
@@ -32,9 +32,9 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.threads import assign, one_each, pipeline, rasterise, spread, unrolled
-from polydyn.codegen.passes.tiles import balance, task_count
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.passes.threads import assign, pipeline, rasterise, spread, unrolled
+from polydyn.codegen.passes.tiles import balance
+from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
@@ -126,22 +126,12 @@ class TiledProduct:
         """The kernel, with indices of both widths."""
         of, t = self.of, self.tile
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
-        body = run(name, loops(name, self.schedule.tiled()), self.steps(), names)
-        count = task_count(body)
-        body = run(name, body, (
-            Step("blocks", "a block is a task", one_each),
-            Step("registers", "sums and fragments are registers", self._allocate),
-            Step("fold", "decided guards and single trips go", fold),
-        ), names)  # fmt: skip
+        body, count = one_block(name, loops(name, self.schedule.tiled()), self.steps(), self._allocate, names)
         wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.sums.multiples)))
-        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
-        limits: dict[str, IndexLike] = {b("i"): rows, b("j"): columns, b("s"): of.shares, "block": rows * columns}
-        limits |= {"strip": rows + RASTER, "strip_rows": RASTER, "task": count}
-        limits |= {x: self.extents[x] for x in of.roles.batch}
         work = self.work.shared_by(of.shares)
         block = Block(t.threads, work=work)
         kernel = Kernel(name, self.group.params, count, version=self.version, multiples=wide, block=block)
-        return emit(kernel, body, self.group.arrays, limits, self.blocks)
+        return emit(kernel, body, self.group.arrays, block_limits(of, t, count), self.blocks)
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
@@ -226,6 +216,14 @@ class TiledProduct:
     def work(self) -> Work:
         """What a block does that has the whole reduction."""
         return product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks)
+
+
+def block_limits(of: ProductGroup, tile: CudaTile, count: Index) -> dict[str, IndexLike]:
+    """Upper bounds of the numbers of blocks and of what they are made of."""
+    rows, columns = of.M.ceildiv(tile.bm), of.N.ceildiv(tile.bn)
+    strips = {"block": rows * columns, "strip": rows + RASTER, "strip_rows": Index.of(RASTER), "task": count}
+    batch = {x: of.extents[x] for x in of.roles.batch}
+    return {b("i"): rows, b("j"): columns, b("s"): of.shares, **strips, **batch}
 
 
 def products(sums: Sums, copies: tuple[Copy, Copy], statement: str, a: Mapping[str, Index]) -> Body:

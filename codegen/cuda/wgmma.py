@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from polydyn.codegen.cuda.emit import LONG, bound_names, emit
+from polydyn.codegen.cuda.emit import LONG, bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED
+from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import UNITS
@@ -40,10 +40,9 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.kernel import TF32, Block, Kernel, TensorMapOf, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.threads import WARP, assign, one_each, rasterise, specialise, unrolled
-from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.passes.threads import WARP, assign, rasterise, specialise, unrolled
 from polydyn.codegen.passes.widen import multiples
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
@@ -238,19 +237,10 @@ class _Version:
 
     def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
-        of, t = self.of, self.tile
+        of = self.of
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
         prove(self.schedule)
-        body = run(name, loops(name, self.schedule.tiled()), self.steps(), names)
-        count = task_count(body)
-        body = run(name, body, (
-            Step("blocks", "a block is a task", one_each),
-            Step("registers", "sums are registers", self._allocate),
-            Step("fold", "decided guards and single trips go", fold),
-        ), names)  # fmt: skip
-        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
-        limits: dict[str, IndexLike] = {b("i"): rows, b("j"): columns, "block": rows * columns, "task": count}
-        limits |= {"strip": rows + RASTER, "strip_rows": RASTER, **{x: of.extents[x] for x in of.roles.batch}}
+        body, count = one_block(name, loops(name, self.schedule.tiled()), self.steps(), self._allocate, names)
         multiples = (*(w for m in self.maps for w in m.multiples), *self.sums.multiples)
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(c for m in self.maps for c in m.conditions)))
@@ -260,7 +250,7 @@ class _Version:
             conditions=tuple(conditions),
             block=Block((CONSUMERS + 1) * WARPGROUP, "sm_90a", self._tensor_maps(), work=self._work()),
         )  # fmt: skip
-        return emit(kernel, body, self.group.arrays, limits)
+        return emit(kernel, body, self.group.arrays, block_limits(of, self.tile, count))
 
     def _work(self) -> Work:
         t, of = self.tile, self.of

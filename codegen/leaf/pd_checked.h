@@ -81,6 +81,8 @@ PD_INLINE void pd_prefetch_far_i32(const i32 *b, i64 i) { (void)b; (void)i; }
 #define vload_i8(b, i) pdc_vload_i8(b, i, 1, PD_W, #b)
 #define vloadg_u8(b, i, c) pdc_vloadg_u8(b, i, 1, c, #b)
 #define vloadg_i8(b, i, c) pdc_vloadg_i8(b, i, 1, c, #b)
+#define vloadgs_u8(b, i, s, c) pdc_vloadg_u8(b, i, s, c, #b)
+#define vloadgs_i8(b, i, s, c) pdc_vloadg_i8(b, i, s, c, #b)
 #define vloadm_f32(b, i, n) pdc_vload_f32(b, i, 1, n, #b)
 #define vloadm_i32(b, i, n) pdc_vload_i32(b, i, 1, n, #b)
 #define vloadm_i64(b, i, n) pdc_vload_i64(b, i, 1, n, #b)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from polydyn.codegen.ir import Body, FlatLoad, For, Node, Store, rewrite, walk_value
 from polydyn.codegen.passes.tiles import flatten_loops
-from polydyn.schedules.expr import ITEMSIZE, PARTS, Const, FromIndex, Op, Value, const
+from polydyn.schedules.expr import ITEMSIZE, PARTS, WIDENED, Const, FromIndex, Op, Value, const
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.tree.names import Coord
 
@@ -65,7 +65,9 @@ def in_turn(values: Sequence[Value], number: Index) -> Value | None:
 
 
 def narrow(v: Value, dtype: str) -> Value:
-    """The lowest bits of a value of int32, as it was before it was widened."""
+    """The lowest bits of a value of int32, as it was before it was widened; a float rounded where it is stored."""
+    if dtype in WIDENED:
+        return Op(dtype, "cast", (v,))
     if isinstance(v, Const):
         return const(v.value, dtype)
     if isinstance(v, Op) and v.name in ("where", "select"):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial, reduce
 
 from polydyn.codegen.ir import (
+    Apply,
     Between,
     Blend,
     Body,
@@ -46,6 +47,8 @@ from polydyn.schedules.lanes import RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 ACCUMULATED = ("float32", "int32", "int64", "float16", "bfloat16")
 GUARDED = ("float32", "uint8", "int8", "float16", "bfloat16")
 """What may be loaded in some lanes only."""
+STRIDED = ("float32", "uint8", "int8")
+"""And some elements apart."""
 PARAMETERS = ("uint8", "int8")
 """The first byte of a tensor is a zero point: it is there, and may be loaded whatever a guard says."""
 
@@ -79,6 +82,8 @@ class _Lanes:
 
     def _part(self, v: Value) -> Value:
         if isinstance(v, FlatLoad):
+            if lane_stride(v.address, self.var, self.start, self.width) is None and (spread := self._spread(v)):
+                return spread
             stride, rest = self.split(v.address)
             if stride == ZERO:
                 return replace(v, address=rest)
@@ -95,6 +100,19 @@ class _Lanes:
         if isinstance(v, Op) and v.name == "where" and lanes_of(v.args[0]) > 1 and any(map(_loads, v.args[1:])):
             return _guarded(v)
         return _range(v, self.width) if isinstance(v, Op) and v.dtype == "bool" else v
+
+    def _spread(self, v: FlatLoad) -> Value | None:
+        """A load whose lanes read the first one of their group of m: consecutive elements, spread over the groups."""
+        for m in (2, 4, 8) if v.dtype == "float32" and not v.guard else ():
+            group = Index.of(self.var) // m
+            found = lane_stride(v.address - group * m, self.var, self.start, self.width)
+            if found is None or found[0] != ZERO or self.width % m:
+                continue
+            first = found[1] + (self.start // m) * m
+            count = Index.of(self.width) if self.mask is None else minimum(self.width, self.mask)
+            whole = replace(v, address=first, lanes=self.width, stride=ONE, mask=count - (m - 1))
+            return Apply(v.dtype, f"vspread{m}_f32", (whole,))
+        return None
 
     def _integers(self, i: Index) -> Value:
         """An index that is not affine in the lane, in 64-bit lanes: sums and products of extremes of such."""
@@ -184,7 +202,7 @@ def _guarded(v: Op) -> Value:
                 return x
             if x.lanes == 1 and x.dtype in PARAMETERS and x.address == ZERO:
                 return x
-            strided = x.stride != 1 and (x.stride.constant is None or x.dtype != "float32")
+            strided = x.stride != 1 and (x.stride.constant is None or x.dtype not in STRIDED)
             if x.lanes == 1 or strided or x.dtype not in GUARDED:
                 raise _NoVectorsError("a guarded load of that stride cannot be speculated in vector lanes")
             if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two

@@ -47,6 +47,12 @@ def widen(
     return _Widening(var, lanes, buffers, iterators).build(body)
 
 
+def stored_value(v: Value) -> Value:
+    """A value on its way to memory, without the rounding to 16 bits that the store does."""
+    rounds = isinstance(v, Op) and v.name == "cast" and v.dtype in ("float16", "bfloat16")
+    return v.args[0] if rounds and isinstance(v, Op) and v.args[0].dtype == "float32" else v
+
+
 class _Widening:
     def __init__(self, var: str, lanes: int, buffers: Mapping[str, str], iterators: Collection[str]) -> None:
         self.var, self.lanes, self.buffers, self.iterators = var, lanes, buffers, iterators
@@ -92,7 +98,7 @@ class _Widening:
             first = self._aligned(n.buffer, n.address)
             if first is not None:
                 name = self.stores.setdefault((n.buffer, first), f"out{len(self.stores)}")
-                return Store(name, Index.of(self.var), n.value)
+                return Store(name, Index.of(self.var), stored_value(n.value))
         return n
 
     def _value(self, v: Value) -> Value:

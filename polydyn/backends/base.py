@@ -15,6 +15,8 @@ from polydyn.lowering.place import Builder, Placed
 from polydyn.program.plan import HostPlan
 from polydyn.search.records import Records
 
+BF16 = "bf16"
+
 
 @dataclass(frozen=True)
 class Options:
@@ -24,6 +26,8 @@ class Options:
     ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is none
     of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.search.strategies``). ``tf32``: on
     CUDA, products of float32 take tensor cores, which round their operands to 10 bits of mantissa; sums stay float32.
+    ``precision``: "bf16" lets products of float32 with constants round both operands to bfloat16 on a CPU; sums stay
+    float32, and notes say of every product what it does (docs/adr/0023-types.md). None: never.
     ``fallback``: "onnxruntime" leaves nodes that are not built to ONNX Runtime, each with a note and a warning; None
     refuses them by name.
     """
@@ -32,8 +36,12 @@ class Options:
     strategy: str = "polydyn"
     tf32: bool = False
     fallback: str | None = None
+    precision: str | None = None
 
     def __post_init__(self) -> None:
+        if self.precision not in (None, BF16):
+            remedy = f"None or {BF16!r}"
+            raise InputError(f"no precision {self.precision!r}", rule="Options(precision=...)", remedy=remedy)
         object.__setattr__(self, "without", check_names(self.without))
         if self.fallback not in (None, FALLBACK):
             raise InputError(
@@ -82,7 +90,9 @@ class Target(ABC):
     def place(self, builder: Builder) -> Kernels:
         """The kernels of all groups: lowered, scheduled, proven, generated."""
         placed = [p for g in builder.plan.groups for p in builder.place(g)]
-        return Kernels(builder.plan, placed, (*builder.notes, *builder.untuned))
+        unproven = (f"{x}: its addresses are right by construction, they are not proven" for x in builder.unproven)
+        notes = (*builder.notes, *builder.roundings, *builder.untuned, *dict.fromkeys(unproven))
+        return Kernels(builder.plan, placed, notes)
 
     @property
     @abstractmethod

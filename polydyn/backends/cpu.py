@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from polydyn.backends.base import Kernels, Options, Target
+from polydyn.backends.base import BF16, Kernels, Options, Target
 from polydyn.build.features import architecture, machine_features
 from polydyn.codegen.cpu.target import AVX2, AVX512, NEON, CpuTarget, leaf_headers
 from polydyn.errors import UnsupportedError
@@ -58,7 +58,7 @@ class Cpu(Target):
         tuner = None
         if records is not None:
             tuner = ChosenByRecords(records, strategy(self.options.strategy).name, self.processor, self.name)
-        return KernelBuilder(plan, self.processor, tuner)
+        return KernelBuilder(plan, self.processor, tuner, rounded=self.options.precision == BF16)
 
     def place(self, builder: Builder) -> Kernels:
         """As ``Target``; outputs that are another tensor in another shape are not copied."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polydyn.backends.base import Kernels, Options, Target
+from polydyn.errors import UnsupportedError
 from polydyn.fusion.facts import facts_of
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import device_headers
@@ -19,6 +20,8 @@ from polydyn.search.outcomes import ChosenTiles
 from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
 
+STRICT = "stores"
+"""The pass without which 16 bits are rounded after every node."""
 LOOKS = "skipped when its integers lie in host memory, where the host looks"
 
 
@@ -27,10 +30,12 @@ class Cuda(Target):
 
     machine = "cuda"
     on_device = True
-    unused = frozenset({"layout", "offsets", "widen", "prologue", "horizontal"})
+    unused = frozenset({"dequantize", "layout", "offsets", "widen", "prologue", "horizontal"})
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
+        if options.precision:
+            raise UnsupportedError(f"precision {options.precision} on {name}", rule="a CPU", remedy="tf32, or a CPU")
         self.arch = newest(name)
 
     def rewrite(self, graph: Graph) -> Graph:
@@ -42,7 +47,7 @@ class Cuda(Target):
         tuner = None
         if records is not None:
             tuner = ChosenTiles(records, strategy(self.options.strategy).name, self.name, self.options.tf32)
-        return CudaBuilder(plan, self.arch, self.options.tf32, tuner)
+        return CudaBuilder(plan, self.arch, self.options.tf32, tuner, STRICT in self.without)
 
     def place(self, builder: Builder) -> Kernels:
         """As ``Target``; versions that no size needs are left out."""

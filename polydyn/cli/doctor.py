@@ -28,6 +28,7 @@ EXTRAS = {
     "bench": ("onnxruntime", "psutil", "matplotlib", "sympy"),
     "export": ("torch", "transformers", "onnxscript"),
     "torch": ("torch", "onnxscript"),
+    "serve": ("fastapi", "uvicorn"),
     "docs": ("mkdocs-material",),
     "gpu": ("pycuda",),
 }  # fmt: skip

@@ -12,11 +12,8 @@ import numpy.typing as npt
 
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.printers.cuda import PRELUDE
-from polydyn.errors import InputError
 from polydyn.explore.checks import Checked
-from polydyn.explore.reference import elements
 from polydyn.gpu.emulator import EmulatedModule, compile_emulated
-from polydyn.graph.dtypes import numpy_dtype
 from polydyn.schedules import model as polyhedral
 
 
@@ -46,15 +43,7 @@ class CompiledCuda(Checked):
 
         BuildError: there is no C++ compiler. DeviceError: the kernel breaks a rule of CUDA's, with line and thread.
         """
-        memory: dict[str, npt.NDArray[Any]] = {}
-        for n in self.kernel.buffers:
-            a, size = self.group.arrays[n], elements(self.group, n, sizes)
-            if a.role == "output":
-                memory[n] = np.zeros(size, numpy_dtype(a.dtype))
-            elif n not in inputs or inputs[n].size < size or inputs[n].dtype != numpy_dtype(a.dtype):
-                raise InputError(f"{n} is to be {size} elements of {a.dtype}", tensor=n, remedy="take what draw gives")
-            else:
-                memory[n] = np.ascontiguousarray(inputs[n])
+        memory = self.memory(self.kernel.buffers, inputs, sizes)
         args: list[Any] = [*memory.values(), *(np.int64(sizes[x]) for x in self.kernel.symbols)]
         k = self.kernel
         blocks, smem = k.tasks.evaluate(sizes), k.scratch.evaluate(sizes)

@@ -33,14 +33,21 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 def sliders(draw: Callable[..., Picture], **values: Sequence[int]) -> Any:
-    """A slider for each argument of ``draw``, where ipywidgets is installed (extra ``[explore]``); otherwise the
-    picture at the middle value of each.
+    """A slider for each argument of ``draw``, in a notebook where ipywidgets is installed (extra ``[explore]``);
+    otherwise the picture at the middle value of each.
 
         sliders(lambda M: pictures.domain(t, {"n0": M}), M=range(0, 20))
     """
-    try:
-        widgets = import_module("ipywidgets")
-    except ImportError:
+    widgets = _widgets()
+    if widgets is None:
         return draw(**{n: list(v)[len(v) // 2] for n, v in values.items()})
     made = {n: widgets.SelectionSlider(options=list(v), value=list(v)[len(v) // 2]) for n, v in values.items()}
     return widgets.interactive(lambda **chosen: widgets.HTML(draw(**chosen)._repr_html_()), **made)
+
+
+def _widgets() -> Any:
+    """ipywidgets where it is installed and a shell shows them: elsewhere they print control codes; else None."""
+    try:
+        return import_module("ipywidgets") if import_module("IPython").get_ipython() else None
+    except ImportError:
+        return None

@@ -30,7 +30,9 @@ from polydyn.schedules.ranges import simplify
 
 BYTES = ("int8", "uint8")
 PARAMETERS = (*BYTES, "int16", "uint16", "float32")
-"""What scales and zero points are. Single bytes always are: a padding around bytes holds a zero point."""
+"""What scales and zero points are. Single bytes always are, as a padding around bytes holds a zero point, and so are
+numbers of which one number is made: a scale by a scale.
+"""
 INLINE_SIZE = 6
 """A map that loads nothing (iota, sizes) is recomputed by its readers when it has at most so many operations."""
 
@@ -95,7 +97,7 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
     Scales and zero points stay operands: their numbers differ between layers, and layers share kernels.
     """
     ranges = dict(iterators(graph, n))
-    quantizes = _quantizes(n.body)
+    quantizes = _quantizes(n.body) or graph.tensors[n.output].shape == ()
 
     def value(v: Value) -> Value:
         if not isinstance(v, Load):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.reference import evaluate_index
 from polydyn.lowering.group import Pack
 from polydyn.schedules.expr import Array
@@ -33,7 +34,9 @@ def pack(p: Pack, source: Array) -> Array:
 
 
 def _words(panels: Array, steps: int) -> Array:
-    """Words of so many steps along the last axis but one, filled up with zeros."""
+    """Words of so many steps along the last axis but one, filled up with zeros; floats are rounded to bfloat16."""
+    if panels.dtype.kind != "i":
+        panels = panels.astype(numpy_dtype("bfloat16")).view(np.int16)
     bits, count = 32 // steps, panels.shape[-2]
     words = np.zeros((*panels.shape[:-2], -(-count // steps), panels.shape[-1]), np.uint32)
     for k in range(min(steps, count)):

@@ -18,6 +18,7 @@ from polydyn.graph.ir import iterators
 from polydyn.lowering.flatten import check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.schedules.decision import ONLY, Decision
+from polydyn.schedules.group.addresses import check_addresses
 from polydyn.schedules.index import ZERO, Index, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.show import show_group, show_schedule
@@ -54,7 +55,8 @@ class Noting(Protocol):
 
 class Builder(ABC):
     """Places the groups of a fusion plan. ``placed``: the first place of every group by its key; ``notes``: what was
-    decided, by output; ``untuned``: of which groups the records say nothing.
+    decided, by output; ``untuned``: of which groups the records say nothing. ``unproven``: outputs whose addresses are
+    injective, and tensors that prologues read in bounds, by construction only.
     """
 
     dtypes: tuple[str, ...]
@@ -64,18 +66,27 @@ class Builder(ABC):
         self.plan, self.untuned = plan, tuner.notes if tuner else []
         self.placed: dict[str, Placed] = {}
         self.notes: list[str] = []
+        self.unproven: list[str] = []
 
     def place(self, group: FusedGroup) -> tuple[Placed, ...]:
         """The kernels of one group; those of its parts, when an attention is better run in parts.
 
-        UnsupportedError: not built, by name.
+        UnsupportedError: not built, by name. LegalityError: two elements of an output share an address.
         """
         for n in group.nodes:
             check_dtypes(n, self.dtypes, self.device)
         if group.kind != "attention":
-            return (self.one(group),)
+            return (self._with_addresses(self.one(group)),)
         whole = self.attention(group)
-        return (whole,) if whole is not None else tuple(p for part in group.parts for p in self.place(part))
+        if whole is not None:
+            return (self._with_addresses(whole),)
+        return tuple(p for part in group.parts for p in self.place(part))
+
+    def _with_addresses(self, p: Placed) -> Placed:
+        """A place whose outputs have an address for each element."""
+        free = {x for names in self.plan.strides.values() for x in names}
+        self.unproven += [p.lowered.buffers[a] for a in check_addresses(p.lowered.group, p.lowered.params, free)]
+        return p
 
     @abstractmethod
     def one(self, group: FusedGroup) -> Placed:
@@ -84,6 +95,11 @@ class Builder(ABC):
     @abstractmethod
     def attention(self, group: FusedGroup) -> Placed | None:
         """The kernels of a whole attention; None, mostly with a note, when it is better run in parts."""
+
+    @property
+    def roundings(self) -> tuple[str, ...]:
+        """Which products round their operands to fewer bits, as ``Options.precision`` asks; lines for people."""
+        return ()
 
     def show(self, group: FusedGroup, name: str, *solved: Group) -> None:
         """Shows a group before it is built as the kernel ``name``. ``solved``: the groups that have a schedule."""

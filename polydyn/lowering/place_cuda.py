@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,13 +14,15 @@ from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import BASE, Kernel
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.lowering.attention import lower_attention
+from polydyn.lowering.attention import HELD, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, Noting, Placed
+from polydyn.lowering.rounding import round_at_stores
 from polydyn.schedules.decision import Decision, cheapest, members
+from polydyn.schedules.expr import Op, Value, walk
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.attention import prove_row_blocks
@@ -95,13 +97,17 @@ class CudaBuilder(Builder):
 
     ``arch``: with ``sm_90a`` also versions that only it can run, for launchers that make tensor maps. ``tf32``: large
     products of float32 on tensor cores, their operands rounded to tf32. ``tuner``: whose tiles products have.
+    ``strict``: floats of 16 bits are rounded after every node, and not only where they are stored.
     """
 
     dtypes, device = CUDA_DTYPES, "CUDA"
 
-    def __init__(self, plan: FusionPlan, arch: str = BASE, tf32: bool = False, tuner: CudaTuner | None = None) -> None:
+    def __init__(
+        self, plan: FusionPlan, arch: str = BASE, tf32: bool = False, tuner: CudaTuner | None = None,
+        strict: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(plan, tuner)
-        self.arch, self.tf32, self.tuner = arch, tf32, tuner
+        self.arch, self.tf32, self.tuner, self.strict = arch, tf32, tuner, strict
         self.along_k = ("float32",) if tf32 else ()  # what wgmma wants, and ldmatrix; pass ``steps`` does so for bytes
         self.attentions: dict[str, CudaAttentionKernel] = {}
 
@@ -116,7 +122,11 @@ class CudaBuilder(Builder):
             yield self._key(form), group, form
 
     def _product(self, group: FusedGroup) -> ContractGroup | None:
-        return lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
+        form = lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
+        return replace(form, lowered=self._rounded(form.lowered)) if form else None
+
+    def _rounded(self, lowered: LoweredGroup, held: Collection[str] = ()) -> LoweredGroup:
+        return lowered if self.strict else replace(lowered, group=round_at_stores(lowered.group, held))
 
     def _key(self, form: ContractGroup) -> str:
         return form.lowered.key(form.roles, "cuda")
@@ -127,7 +137,7 @@ class CudaBuilder(Builder):
         placed = self._contract(group, contract) if contract is not None else None
         if placed is not None:
             return placed
-        lowered = lower_nest(self.plan, group)
+        lowered = self._rounded(lower_nest(self.plan, group))
         key = lowered.key("cuda")
         found = self.again(group, lowered, key)
         if found is None:
@@ -198,12 +208,25 @@ class CudaBuilder(Builder):
         form = lower_attention(self.plan, group)
         if form is None:
             return None
-        lowered = form.lowered
-        key = lowered.key(form.parts, "cuda")
+        lowered, parts = form.lowered, form.parts
+        if not self.strict:
+            held = () if _adds(parts.scores.epilogues[0].value) else HELD[:1]
+            lowered = self._rounded(lowered, held)
+            scores, rows, values = (round_at_stores(x, held) for x in (parts.scores, parts.rows, parts.values))
+            parts = replace(parts, scores=scores, rows=rows, values=values)
+        key = lowered.key(parts, "cuda")
         if key not in self.attentions:
-            parts = schedule_attention(form.parts)
+            parts = schedule_attention(parts)
             if refusal := attention_refusal(parts):
                 self.notes.append(f"{group.outputs[0]}: attention in parts: {refusal}")
                 return None
             self.attentions[key] = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
         return lowered, key, self.attentions[key]
+
+
+def _adds(score: Value) -> bool:
+    """Whether something is added to a score, a mask for one: the sum is rounded as the model says it.
+
+    The lowest number of 16 bits and a score are the lowest number: so keys that are all masked weigh the same.
+    """
+    return any(isinstance(v, Op) and v.name in ("add", "sub") for v in walk(score))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from polydyn.errors import InputError
 from polydyn.runtime.host_steps import Array, Call, Result, step
 from polydyn.runtime.native import address_of, new_output
 from polydyn.runtime.program import Program, numpy_dtype
-from polydyn.runtime.repeats import Repeats
+from polydyn.runtime.repeats import ENDED, ROOM, SHAPE, Repeats
 
 
 class Body:
@@ -67,7 +69,8 @@ def iterate(call: Call) -> Result:
     except InputError as e:
         raise InputError(f"{e}\n  in iteration {work.k}") from e
     made = [r.whole(work.k, d) for r, d in zip(work.rows, s["row_dtypes"], strict=True)]
-    made = [np.ascontiguousarray(np.moveaxis(x, 0, a)) for x, (a, _, _) in zip(made, s["scans"], strict=True)]
+    axes = [a for a, _, _ in s["scans"]]
+    made = [np.ascontiguousarray(np.moveaxis(x, 0, a)) if a else x for x, a in zip(made, axes, strict=True)]
     return _given(call, [*work.carried, *made])
 
 
@@ -75,6 +78,8 @@ AT_ONCE = 1 << 16
 """So many iterations run without a look at the process's signals."""
 FIRST_ROWS = 64
 """Rows that an output has room for at first, where their number is not known."""
+FIRST_ROOM = 4096
+"""Bytes for what grows, beside twice what the first iteration makes of it."""
 
 
 class Iteration:
@@ -83,10 +88,10 @@ class Iteration:
     def __init__(self, call: Call, body: Body) -> None:
         s = call.settings
         self.body, self.counts, self.k = body, bool(s["loop"]), 0
-        self.carried = [np.require(a, requirements=("C", "A")) for a in call.arrays[2 : 2 + s["carried"]]]
+        self.carried = [_dense(a) for a in call.arrays[2 : 2 + s["carried"]]]
         rest = call.arrays[2 + s["carried"] :]
         slices = [_along(x, a, back) for x, (a, back) in zip(rest, s["slices"], strict=False)]
-        self.slices = [np.require(x, requirements="A") for x in slices]
+        self.slices = [_aligned(x) for x in slices]
         given = None if call.arrays[0] is None else int(call.arrays[0].reshape(-1)[0])
         self.trips = len(self.slices[0]) if self.slices else given
         every = self.trips if self.slices else None
@@ -100,11 +105,13 @@ class Iteration:
         return self.going and (self.trips is None or self.k < self.trips)
 
     def run(self) -> None:
-        """All iterations: those in C that can be, which is nearly always all of them."""
-        places = Places.of(self.body, self.counts, len(self.carried))
+        """All iterations, in C where that can be: it nearly always can."""
+        body = self.body
+        if body.program not in PLACES:
+            PLACES[body.program] = Places.of(body, self.counts, len(self.carried))
+        places = PLACES[body.program]
         while self.more:
             if places is None or not self._repeat(places):
-                places = None if self.k else places  # what comes in may have another shape than what is carried
                 self._once()
 
     def _feeds(self) -> dict[str, Array]:
@@ -119,27 +126,23 @@ class Iteration:
         results = self.body.run(list(self._feeds().values()))
         first, count = int(self.counts), len(self.carried)
         self.going = not self.counts or bool(results[0].reshape(-1)[0])
-        self.carried = [np.require(a, requirements="C") for a in results[first : first + count]]
+        self.carried = [_dense(a) for a in results[first : first + count]]
         for r, row in zip(self.rows, results[first + count :], strict=True):
             r.add(self.k, row)
         self.k += 1
 
     def _repeat(self, places: Places) -> bool:
-        """All that are left in C; False where the next one changes the shape of what is carried."""
-        feeds = {n: np.require(a, requirements="A") for n, a in (self.body.around | self._feeds()).items()}
+        """All that are left in C; False where the next one needs Python."""
+        feeds = {n: _aligned(a) for n, a in (self.body.around | self._feeds()).items()}
         with self.body.program.repeats(feeds) as c:
-            if any(c.shapes[n] != self.carried[j].shape for j, n in places.carried.items()):
+            rows = [n for j, n in places.carried.items() if n in places.rows and c.shapes[n] != self.carried[j].shape]
+            if rows or (places.condition and c.shapes[places.condition] not in ((), (1,))):
                 return False
-            if places.condition and c.shapes[places.condition] not in ((), (1,)):
-                return False
-            arrays = [feeds[n] for n in self.body.program.inputs]
-            for name, array in zip(self.body.program.inputs, arrays, strict=True):
-                c.read(name, address_of(array), address_of(array))
-            work = Repetition(self, places, c)
-            while self.more:
+            work = Repetition(self, places, c, feeds)
+            while self.more and c.state != SHAPE:
                 work.run()
             work.finish()
-        return True
+        return not self.more
 
 
 @dataclass(frozen=True)
@@ -171,72 +174,115 @@ class Places:
         return Places("".join(n for n in conditions if n in body.made), own, rows)
 
 
+PLACES: WeakKeyDictionary[Program, Places | None] = WeakKeyDictionary()
+"""Of bodies that have run."""
+
+
 class Repetition:
     """Where what is carried and the rows lie while ``pd_repeat`` runs.
 
     What is carried goes to and fro between two arrays, so nothing is copied; what is also a row is read from the row.
+    What grows at its end stays in one array, whose room is doubled when it is full.
     """
 
-    def __init__(self, work: Iteration, places: Places, c: Repeats) -> None:
-        self.work, self.places, self.c = work, places, c
-        self.first = work.k
+    def __init__(self, work: Iteration, places: Places, c: Repeats, feeds: Mapping[str, Array]) -> None:
+        """``feeds``: of the first iteration."""
+        self.work, self.places, self.c, self.feeds, self.first = work, places, c, feeds, work.k
+        program, first = work.body.program, 2 * int(work.counts)
         for name, r in zip(places.rows, work.rows, strict=True):
-            r.reserve(work.k, c.shapes[name], work.body.program.dtype_of(name), work.trips)
+            r.reserve(work.k, c.shapes[name], program.dtype_of(name), work.trips)
         rows = dict(zip(places.rows, work.rows, strict=True))
-        self.rows = {j: rows[n] for j, n in places.carried.items() if n in rows}
-        alone = [j for j in places.carried if j not in self.rows]
-        like = {j: work.carried[j] for j in alone}
-        self.pairs = {j: tuple(new_output(a.shape, a.dtype) for _ in range(2)) for j, a in like.items()}
-        first = 2 * int(work.counts)
         self.formals = work.body.formals[first : first + len(work.carried)]
         self.sliced = work.body.formals[first + len(work.carried) :]
-        if places.condition:
-            at = address_of(work.condition)
-            c.write(places.condition, at, at)
+        self.changing = {j: n for j, n in places.carried.items() if c.shapes[n] != work.carried[j].shape}
+        self.rows = {j: rows[n] for j, n in places.carried.items() if n in rows and j not in self.changing}
+        self.pairs: dict[int, tuple[Array, Array]] = {}
+        for j, n in places.carried.items():
+            if j not in self.rows:
+                itemsize = work.carried[j].itemsize
+                bytes_ = itemsize * max(prod(c.shapes[n]), work.carried[j].size)
+                self.pairs[j] = self._pair(j, 2 * bytes_ + FIRST_ROOM if j in self.changing else bytes_)
+                if self._in_place(j):
+                    self.pairs[j][0][: work.carried[j].nbytes] = work.carried[j].reshape(-1).view(np.uint8)
+        self.reads = {n: (a, a, 0, 0) for n, x in feeds.items() for a in [address_of(x)]}
+        for name, x in zip(self.sliced, work.slices, strict=True):
+            at = x.__array_interface__["data"][0]
+            self.reads[name] = at, at, 0, x.strides[0]
+        at = address_of(work.condition)
+        self.condition = at if places.condition else None
+        self.writes = {places.condition: (at, at, 0, 0)} if places.condition else {}
+
+    def _in_place(self, j: int) -> bool:
+        """Whether something carried only grows at its end, along its first axis."""
+        return j in self.changing and self.work.body.program.appends(self.formals[j], self.changing[j])
+
+    def _pair(self, j: int, room: int) -> tuple[Array, Array]:
+        """Two arrays of bytes, or the same one twice."""
+        even = new_output((room,), np.dtype(np.uint8))
+        return even, even if self._in_place(j) else new_output((room,), np.dtype(np.uint8))
 
     def run(self) -> None:
-        """As many iterations as there is room for; the first one alone, as it reads what came in."""
+        """As many iterations as there is room for."""
         work, c = self.work, self.c
         for r in work.rows:
             r.grow(work.k)
         self._point()
-        room = min((len(r.data) for r in work.rows if r.data is not None), default=work.k + AT_ONCE)
-        end = work.k + 1 if work.k == self.first else min(room, work.k + AT_ONCE)
-        end = end if work.trips is None else min(end, work.trips)
+        end = min([len(r.data) for r in work.rows if r.data is not None] or [work.k + AT_ONCE])
+        end = min(end, work.k + AT_ONCE) if work.trips is None else min(end, work.k + AT_ONCE, work.trips)
         number = address_of(work.number) if work.counts else None
+        grown = [(self.formals[j], n, self.pairs[j][0].nbytes) for j, n in self.changing.items()]
         try:
-            c.run(work.k, end, number, address_of(work.condition) if self.places.condition else None)
+            c.run(self.reads, self.writes, work.k, end, number, self.condition, grown)
         finally:
             work.k = c.next
-        work.going = c.going
+        work.going = c.state != ENDED
+        if c.state == ROOM:
+            self._enlarge()
 
     def _point(self) -> None:
-        """Tells where the next iterations find everything."""
-        work, c = self.work, self.c
-        for name, x in zip(self.sliced, work.slices, strict=True):
-            at = x.__array_interface__["data"][0]
-            c.read(name, at, at, x.strides[0])
+        """Where the next iterations find and put everything."""
+        work, begins = self.work, self.work.k == self.first
         for name, r in zip(self.places.rows, work.rows, strict=True):
-            c.write(name, r.start, r.start, r.step)
-        for j, (even, odd) in self.pairs.items():
-            c.write(self.places.carried[j], address_of(odd), address_of(even))
-            if work.k > self.first:
-                c.read(self.formals[j], address_of(even), address_of(odd))
+            self.writes[name] = r.start, r.start, 0, r.step
+        for j, pair in self.pairs.items():
+            even, odd = map(address_of, pair)
+            given = address_of(self.feeds[self.formals[j]]) if begins and not self._in_place(j) else 0
+            self.reads[self.formals[j]] = even, odd, given, 0
+            self.writes[self.places.carried[j]] = odd, even, 0, 0
         for j, r in self.rows.items():
-            if work.k > self.first:
-                c.read(self.formals[j], r.start - r.step, r.start - r.step, r.step)
+            given = address_of(self.feeds[self.formals[j]]) if begins else 0
+            self.reads[self.formals[j]] = r.start - r.step, r.start - r.step, given, r.step
+
+    def _enlarge(self) -> None:
+        """Doubles the room of what grows."""
+        for j in self.changing:
+            old, now = self.pairs[j], self.work.k % 2
+            self.pairs[j] = self._pair(j, 2 * old[0].nbytes)
+            self.pairs[j][now][: old[now].nbytes] = old[now]
 
     def finish(self) -> None:
         """What was carried out of the last iteration."""
-        for j, pair in self.pairs.items():
-            self.work.carried[j] = pair[self.work.k % 2]
-        for j, r in self.rows.items():
-            self.work.carried[j] = r.row(self.work.k - 1).copy()
+        work = self.work
+        for j, pair in self.pairs.items() if work.k > self.first else ():
+            shape = self.c.shape(self.formals[j]) if j in self.changing else work.carried[j].shape
+            work.carried[j] = np.ndarray(shape, work.carried[j].dtype, pair[work.k % 2])
+        for j, r in self.rows.items() if work.k > self.first else ():
+            work.carried[j] = r.row(work.k - 1).copy()
+
+
+def _aligned(x: Array) -> Array:
+    """The array, or a copy of one that is not aligned to its elements."""
+    return x if x.flags.aligned else np.require(x, requirements="A")
+
+
+def _dense(x: Array) -> Array:
+    """The array, or a dense and aligned copy."""
+    return x if x.flags.c_contiguous and x.flags.aligned else np.require(x, requirements=("C", "A"))
 
 
 def _along(x: Array, axis: int, backwards: bool) -> Array:
     """The axis in front, from its end where it is gone through backwards."""
-    moved = np.moveaxis(x, axis, 0)
+    moved = np.moveaxis(x, axis, 0) if axis else x
     return moved[::-1] if backwards else moved
 
 

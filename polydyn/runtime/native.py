@@ -197,6 +197,15 @@ class Context:
         self.output_shapes = [tuple([next(dims) for _ in range(rank)]) for rank in self._output_ranks]
         self.key = key
 
+    def shape_memory(self) -> tuple[int, int]:
+        """Where shapes and strides of the inputs lie, as ``pd_tensor``, and the dims of the outputs."""
+        return ctypes.addressof(self._tensors), ctypes.addressof(self._output_dims)
+
+    def input_shape(self, position: int) -> tuple[int, ...]:
+        """The shape of an input as it lies there."""
+        t = self._tensors[position]
+        return tuple((ctypes.c_int64 * t.rank).from_address(t.shape)) if t.rank else ()
+
     def point(self, inputs: list[int], outputs: list[int]) -> None:
         """Lets ``input_pointers`` and ``output_pointers``, the arguments of ``run_call``, hold these addresses."""
         self._input_pack(self.input_pointers, 0, *inputs)

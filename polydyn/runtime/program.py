@@ -175,6 +175,10 @@ class Program:
         """The numpy dtype of an output."""
         return next(d for n, d in self._outputs if n == output)
 
+    def appends(self, given: str, output: str) -> bool:
+        """Whether an output is an input and more behind it along the first axis; then both may begin at one place."""
+        return (given, output) in self._pairs and not any(n == output for _, n, _ in self._strided)
+
     @contextmanager
     def repeats(self, feeds: Mapping[str, Any]) -> Iterator[Repeats]:
         """For runs on aligned arrays of these shapes and strides, at places that move from run to run."""

@@ -16,9 +16,9 @@ from polydyn.schedules.group.polyhedra import (
     read_relation,
     write_relation,
 )
+from polydyn.schedules.group.witness import set_error
 from polydyn.schedules.isl_util import Condition, maps, pair, union_maps
 from polydyn.schedules.model import Array, Group, Statement
-from polydyn.schedules.proof.witness import set_error
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,10 +18,10 @@ from polydyn.schedules.group.polyhedra import (
     iteration_domain,
     rows_to_map,
 )
+from polydyn.schedules.group.witness import dependence_error, set_error
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.isl_util import frame, maps, pair, sets, split_rows, union_maps
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof.witness import dependence_error, set_error
 
 Rows: TypeAlias = Mapping[str, Sequence[IndexLike]]
 """Statement -> affine schedule rows, outermost first."""

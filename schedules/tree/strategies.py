@@ -13,7 +13,7 @@ from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof.reuse import Proofs
+from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.tiling import Roles, stages
 from polydyn.schedules.tree.buffers import accumulate, carry, promote, spread
 from polydyn.schedules.tree.limits import assign, clip, mark
@@ -62,7 +62,7 @@ def solved(group: Group, roles: Roles, loops: Mapping[str, Coord] | None = None)
     ``roles``: with the steps of sunk statements, or the matrix is solved here. ``loops``: iterator -> its loop, where
     that has another name. ScheduleError: the group is no product of these roles.
     """
-    roles = roles if roles.sunk else Proofs(group).contract(roles)
+    roles = roles if roles.sunk else Solver(group).contract(roles)
     axes = {roles.row: "i", roles.col: "j", roles.block: "k"}
     clash = {*roles.batch, *roles.inner} & set(axes.values())
     if clash:

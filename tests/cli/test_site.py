@@ -46,6 +46,17 @@ def test_cells_show_what_they_print_and_draw(site: Any) -> None:
     assert list(site._shown("x", scope)) == []
 
 
+def test_every_dependency_has_its_licence() -> None:
+    spec = importlib.util.spec_from_file_location("licences_of_docs", ROOT / "docs" / "licences.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (ROOT / "docs" / "licences.md").read_text()
+    rows = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| ")}
+    assert set(rows) - {"package"} == set(module.dependencies()), "python docs/licences.py"
+    assert not [r for r in rows.values() if "not installed" in r or "not said" in r]
+
+
 def test_the_reference_has_the_public_names(site: Any) -> None:
     text = site.reference()
     for name in ("polydyn.compile", "polydyn.Program", "polydyn.explore.pictures.domain", "polydyn.extend.c_operator"):

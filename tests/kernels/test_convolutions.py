@@ -135,6 +135,21 @@ def test_convolutions_in_the_middle_of_a_model_are_channels_last(case: int) -> N
     assert any(b.name.endswith("@last") for b in plan.buffers.values())
 
 
+@pytest.mark.parametrize(("channels", "of_group", "strides"), [(20, 4, [1, 1]), (40, 8, [2, 1]), (34, 2, [1, 2])])
+def test_narrow_groups_lie_together_in_vectors(channels: int, of_group: int, strides: list[int]) -> None:
+    """Loads are spread over the groups of a vector, the last vector is cut in a group; planes stay products."""
+    weight, groups = (channels, of_group, 3, 3), channels // of_group
+    m = conv(weight, ("Relu", "GlobalAveragePool"), group=groups, pads=[1, 2, 0, 1], strides=strides)
+    nodes = [node("Conv", "i u", "x"), *m.graph.node]
+    shape = {"i": (F, ["N", 3, "H", "W"])}
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in m.graph.initializer}
+    whole = model(nodes, shape, ["y"], constants | {"u": floats(channels, 3, 1, 1)})
+    feeds = [{"i": floats(*s)} for s in ((2, 3, 5, 19), (1, 3, 2, 1), (1, 3, 9, 2), (0, 3, 4, 4))]
+    plan = agrees(whole, *feeds, checked=True)
+    assert any(f"vspread{of_group}_f32" in k.text for k in plan.kernels)
+    assert not any("vspread" in k.text for k in plan_program(conv(weight, group=groups)).kernels)
+
+
 def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
     """Steps that no windows share are copied as rows, in blocks of the reduction; the sums wait in the output."""
     m = conv((20, 1600, 1, 1), strides=[2, 2])
@@ -156,6 +171,12 @@ def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ..
         want = reference.evaluate(graph, feeds)
         for p in programs:
             np.testing.assert_allclose(p.run(feeds)["y"], want["y"], 1e-4, 1e-4)
+
+
+def test_planes_are_stored_in_whole_vectors() -> None:
+    """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together."""
+    texts = ["".join(k.text for k in plan_program(conv((21, 3, 3, 3), t)).kernels) for t in (("Relu",), ("Softmax",))]
+    assert "pd_transpose_f32" in texts[0] and not any("vstores_f32" in t for t in texts)
 
 
 # -- prologues -------------------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def test_integer_products_of_a_constant(ta: str, tb: str, target: str) -> None:
             np.testing.assert_array_equal(got, wanted(f["a"], b, constants["za"], zero_b))
         assert [launch.kind for launch in plan.launches] == ["contract"]
         assert any("register tile" in note for kernel in plan.kernels for note in kernel.notes)
-        assert ("pd_dot2_add" in plan.kernels[0].text) == (k % 2 == 0), "two steps at a time, where they are even"
+        assert "pd_dot2_add" in plan.kernels[0].text, "two steps at a time"
         assert {b.dtype for b in plan.buffers.values() if b.role == "constant"} <= {"int32", ta}
 
 

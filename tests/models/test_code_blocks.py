@@ -5,6 +5,7 @@ docs/schedules.md, docs/exploring.md, docs/extending.md and docs/decoding.md hav
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from textwrap import dedent
@@ -19,7 +20,10 @@ from polydyn.graph.operators.registry import OPERATORS
 from tests.support.paths import ROOT
 from tests.support.tiny import model, node
 
-TESTED = {"README.md", "CONTRIBUTING.md", "docs/switching.md", "docs/torch.md"}
+STANDALONE = ("quickstart", "quantized", "new-gpu", "wrong-results")
+"""Pages of docs/ whose blocks are one script that needs nothing."""
+TESTED = {"README.md", "CONTRIBUTING.md", "docs/switching.md", "docs/torch.md", "docs/serving.md"}
+TESTED |= {f"docs/{name}.md" for name in STANDALONE}
 ELSEWHERE = {"docs/schedules.md", "docs/exploring.md", "docs/extending.md", "docs/decoding.md"}
 
 
@@ -77,6 +81,35 @@ def _name(name: str) -> Any:
     from polydyn.graph.operators import registry
 
     return registry.operator if name == "operator" else getattr(extend, name)
+
+
+@pytest.mark.parametrize("page", STANDALONE)
+def test_pages_that_are_one_script(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(blocks(f"docs/{page}.md")), page, "exec"), {})
+
+
+def test_the_server_answers_together_what_waits_together(
+    scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts of different lengths in one call; one that the program refuses takes none of the others along."""
+    fastapi = pytest.importorskip("fastapi")
+    polydyn.compile("bert.onnx", dims={"L": (1, 6)}).save("bert.polydyn")
+    monkeypatch.setenv("MODEL", "bert.polydyn")
+    (text,) = blocks("docs/serving.md")
+    exec(compile(text, "docs/serving.md", "exec"), scope)
+    embed, embedded, app = scope["embed"], scope["embedded"], scope["app"]
+
+    async def ask(*texts: list[int]) -> list[Any]:
+        async with app.router.lifespan_context(app):
+            return await asyncio.gather(*(embedded(t) for t in texts), return_exceptions=True)
+
+    alone = {n: embed([[1] * n])[0] for n in (1, 2, 5)}
+    one, *rest, refused = asyncio.run(ask([1], [1, 1], [1] * 5, [1] * 7))
+    for n, answer in zip((1, 2, 5), (one, *rest), strict=True):
+        np.testing.assert_allclose(answer["vector"], alone[n], rtol=1e-5)
+    assert max(a["texts"] for a in rest) > 1
+    assert isinstance(refused, fastapi.HTTPException) and refused.status_code == 422 and "dim L" in refused.detail
 
 
 def test_switching(scope: dict[str, Any]) -> None:

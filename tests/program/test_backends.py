@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
+from click.testing import CliRunner
 
 import polydyn
 from polydyn.backends import Options, target_of
 from polydyn.backends.cpu import Cpu
 from polydyn.backends.cuda import Cuda
+from polydyn.build.features import architecture
+from polydyn.cli import main
 from polydyn.compiler import plan_program
 from polydyn.errors import CodegenError, UnsupportedError
 from polydyn.graph.expand import import_model
@@ -28,6 +32,21 @@ def test_a_name_is_one_target() -> None:
             target_of(name)
     with pytest.raises(UnsupportedError, match="tf32 on cpu:avx2"):
         target_of("cpu:avx2", Options(tf32=True))
+
+
+def test_a_program_for_another_architecture_can_be_written_but_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``make arm-test`` compiles and executes them."""
+    other = "cpu:neon" if architecture() == "x86_64" else "cpu:avx2"
+    monkeypatch.setenv("CC", "no-cross-compiler")
+    with pytest.raises(UnsupportedError, match=f"target {other} is for"):
+        polydyn.compile(MATMUL, target=other)
+    assert plan_program(MATMUL, target=other).kernels
+    onnx.save(MATMUL, tmp_path / "m.onnx")
+    done = CliRunner().invoke(main, ["compile", str(tmp_path / "m.onnx"), "--target", other, "-o", str(tmp_path / "p")])
+    assert done.exit_code == 1 and "no C compiler found" in done.output, "the command goes on to compile it"
+    assert not (tmp_path / "p").exists()
 
 
 @pytest.mark.parametrize("name", ["cpu:avx512", "cuda:sm_90a"])

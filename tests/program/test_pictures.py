@@ -424,7 +424,7 @@ def test_the_extension_shows_trees_and_plans_and_goes_again() -> None:
     assert not formatter
 
 
-def test_sliders_need_ipywidgets_and_without_it_are_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sliders_need_ipywidgets_in_a_notebook_and_elsewhere_are_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     t = product().start()
 
     def draw(rows: int) -> Picture:
@@ -437,5 +437,9 @@ def test_sliders_need_ipywidgets_and_without_it_are_a_picture(monkeypatch: pytes
         interactive=lambda f, **w: (f(**{n: v[1] for n, v in w.items()}), w),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "ipywidgets", made)
+    shell: list[object] = []
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert sliders(draw, rows=range(5)) == draw(2), "nobody shows them"
+    shell.append("a notebook")
     page, widgets = sliders(draw, rows=range(5))
     assert page == draw(2)._repr_html_() and widgets["rows"][0] == [0, 1, 2, 3, 4]

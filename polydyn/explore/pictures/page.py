@@ -17,7 +17,7 @@ STYLE = """
 table{border-collapse:collapse;width:100%} th,td{text-align:left;padding:.25rem .6rem;vertical-align:top}
 th{border-bottom:2px solid #8b919c} tr+tr td{border-top:1px solid #8b919c55} td.n{text-align:right;white-space:nowrap}
 pre{background:#8b919c1a;padding:.6rem;overflow-x:auto;max-height:30rem} code,td:first-child{overflow-wrap:anywhere}
-summary{cursor:pointer}
+summary{cursor:pointer} .k{white-space:nowrap}
 """
 
 
@@ -67,8 +67,9 @@ def _launches(told: Explanation, times: Sequence[LaunchTime] | None) -> str:
         why = "\n".join((*x.reasons, *x.selection))
         numbers = (x.wave, x.tasks, x.threads if x.tasks else "skipped", si(x.flops), si(x.bytes), spent)
         cells = "".join(f"<td class=n>{_text(n)}" for n in numbers)
-        rows.append(f"<tr><td><details><summary>{_text(x.label)}</summary><pre>{_text(why)}</pre></details>"
-                    f"<td><code>{_text(x.kernel)}</code><br><small>{_text(choices)}</small>{cells}")  # fmt: skip
+        label = f"<details><summary>{_text(x.label)}</summary><pre>{_text(why)}</pre></details>"
+        kernel = f"<code class=k>{_text(x.kernel)}</code><br><small>{_text(choices)}</small>"
+        rows.append(f"<tr><td>{label}<td>{kernel}{cells}")
     return _table(("launch (why)", "kernel", "wave", "tasks", "threads", "FLOP", "bytes", "µs"), rows)
 
 

@@ -186,13 +186,10 @@ class _Integers:
         return factor if ordinary else None
 
     def _fits(self, n: Compute, rows: Step, weights: Step) -> bool:
-        """Whether no sum of these integers leaves int32, and the number of steps is even.
-
-        Where it is odd, processors have no instruction for two steps at a time, and float32 is faster.
-        """
+        """Whether no sum of these integers leaves int32."""
         steps, zero = product(n.reduction).constant, number(self.constants, rows.zero)
         array = self.constants[weights.x.buffer].astype(np.int64)
-        if not steps or steps % 2 or not array.size or zero is None:
+        if not steps or not array.size or zero is None:
             return False
         zeros: Array = np.zeros(1, np.int64)
         if weights.zero is not None:

@@ -24,7 +24,7 @@ LINK = re.compile(r"\]\(([^)#:]+)\)")
 def files() -> tuple[str, ...]:
     """Paths of all files of the repository, each in its own place (links between folders are not followed)."""
     found = [p for f in FOLDERS for p in (ROOT / f).rglob("*") if p.is_file()]
-    return (*(str(p.relative_to(ROOT)) for p in found if not _is_linked(p)), "README.md", "CONTRIBUTING.md")
+    return (*(str(p.relative_to(ROOT)) for p in found if not _is_linked(p)), *(p.name for p in ROOT.glob("*.md")))
 
 
 def _is_linked(path: Path) -> bool:

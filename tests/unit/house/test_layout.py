@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from functools import cache
@@ -15,6 +12,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from tests.support.packages import build_wheel, copy_sources
 from tests.support.paths import ROOT
 
 # Each room may import itself and the rooms before it; docs/adr/0002-one-primitive.md.
@@ -22,6 +20,8 @@ ORDER = [
     "schedules", "debug", "codegen", "errors", "shapes", "graph", "fusion", "lowering", "build", "gpu", "runtime",
     "program", "search", "backends", "compiler", "measure",
 ]  # fmt: skip
+STAGES = ["group", "laws", "solution", "tree", "proof"]
+"""The folders of ``schedules/``: each may import itself and those before it."""
 TOP = {
     "compiler", "checked", "cli", "extend", "explore", "backend", "program_cache", "session", "jobs", "torch_backend",
     "testing", "verification", "__init__", "__main__",
@@ -90,6 +90,17 @@ def test_imports_go_one_way(folder: str) -> None:
         for path in sources(folder)
         for module in polydyn_imports(path)
         if not allowed(path, module)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_stages_of_schedules_go_one_way() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for own, stage in enumerate(STAGES)
+        for path in sources(f"schedules/{stage}")
+        for module in polydyn_imports(path)
+        if module.split(".")[2] in STAGES[own + 1 :]
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -193,15 +204,8 @@ def test_no_machine_paths() -> None:
 
 
 def test_a_wheel_holds_both_linked_packages(tmp_path: Path) -> None:
-    copy = tmp_path / "source"
-    for name in ("polydyn", "schedules", "codegen"):
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", str(tmp_path), str(copy)], check=True, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    copy = copy_sources(tmp_path / "source")
+    with zipfile.ZipFile(build_wheel(copy, tmp_path)) as archive:
         held = set(archive.namelist())
 
     kinds = {".py", ".c", ".h", ".cuh", ".json", ".csv"}

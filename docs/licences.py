@@ -1,0 +1,70 @@
+"""Writes docs/licences.md: the licences of what polydyn installs, from the packages' own metadata.
+
+    python docs/licences.py
+
+Packages that are not installed keep the row that the page has of them.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "licences.md"
+HEAD = """# Licences
+
+polydyn is Apache-2.0 ([LICENSE](../LICENSE)). What it installs has these licences, as the packages' own metadata say
+it: written by `python docs/licences.py`. Packages that these install in turn are not listed; `pip-licenses` lists them.
+
+| package | needed for | licence |
+|---|---|---|
+"""
+
+
+def dependencies() -> dict[str, list[str]]:
+    """Package -> the extras that install it, the empty name for polydyn itself."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    groups = {"": config["options"]["install_requires"], **config["options.extras_require"]}
+    found: dict[str, list[str]] = {}
+    for extra, lines in groups.items():
+        for line in lines.split("\n"):
+            if name := re.match(r"[\w.-]+", line.strip()):
+                found.setdefault(name[0], []).append(extra)
+    return found
+
+
+def licence(package: str) -> str | None:
+    """What the metadata of an installed package say; None: it is not installed."""
+    try:
+        said = metadata(package)
+    except PackageNotFoundError:
+        return None
+    if text := said.get("License-Expression"):
+        return text
+    classes = [c.split(" :: ")[-1] for c in said.get_all("Classifier") or () if c.startswith("License :: ")]
+    names = [c for c in classes if c != "OSI Approved"]
+    return ", ".join(names) or (said.get("License") or "not said").splitlines()[0]
+
+
+def rows(page: str) -> dict[str, str]:
+    """The row of every package, from metadata or else from the page as it is."""
+    before = {m[1]: m[2] for m in re.finditer(r"^\| ([\w.-]+) \| [^|]* \| ([^|]*) \|$", page, re.MULTILINE)}
+    found = {}
+    for package, extras in sorted(dependencies().items()):
+        said = licence(package) or before.get(package, "not installed here")
+        uses = "polydyn itself" if "" in extras else ", ".join(f"`[{e}]`" for e in sorted(extras))
+        found[package] = f"| {package} | {uses} | {said} |"
+    return found
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(HEAD + "\n".join(rows(PAGE.read_text() if PAGE.exists() else "").values()) + "\n")
+
+
+if __name__ == "__main__":
+    main()

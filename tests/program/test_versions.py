@@ -1,0 +1,73 @@
+"""Files of other versions (docs/versions.md): each is read and means what it did, or the refusal says what to do.
+
+``tests/data/versions`` has a program and a record file of every format. After FORMAT or the version of record files was
+raised on purpose, ``--update-golden`` adds those of the new one; what is stored stays.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polydyn
+from polydyn.build.features import architecture
+from polydyn.errors import ArtifactError
+from polydyn.program.assemble import build_artifact
+from polydyn.runtime.artifact import FORMAT, write_artifact
+from polydyn.search.backbone import GroupKey, Tile
+from polydyn.search.records import _VERSION, Record, Records
+from polydyn.testing.machines import A100
+from tests.support.paths import DATA
+from tests.support.programs import example, expected, feeds
+
+STORED = DATA / "versions"
+KEY = GroupKey("C[i,j] += A[i,k]*B[k,j]", "float32", "cuda:sm_80", ("row", "row"), ("4 | k",), "nvcc 13", ("-O3",), "1")
+ROW = Record(KEY, A100, Tile((("b.i", 16),), (("split", 2),)), "wave", (("seconds", 1e-6),), (("i", 7),))
+
+
+def files(kind: str, newest: int) -> dict[int, Path]:
+    """The stored files of a kind, by the version of their format."""
+    found = {int(re.sub(r"\D", "", p.stem)): p for p in STORED.glob(f"{kind}*")}
+    assert newest in found, f"no {kind} of format {newest} is stored: pytest {Path(__file__).name} --update-golden"
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stored(request: pytest.FixtureRequest) -> None:
+    program, records = STORED / f"program{FORMAT}.polydyn", STORED / f"records{_VERSION}.db"
+    if request.config.getoption("--update-golden"):
+        if not program.exists():
+            write_artifact(build_artifact(example(), "cpu:baseline")[0], program)
+        if not records.exists():
+            with Records.open(records) as r:
+                r.put([ROW])
+
+
+def test_a_stored_program_runs_or_says_what_to_do() -> None:
+    for version, path in files("program", FORMAT).items():
+        try:
+            program = polydyn.load(path)
+        except ArtifactError as e:
+            if version == FORMAT and architecture() == "x86_64":
+                raise
+            assert e.remedy and "compile the model" in e.remedy
+            continue
+        given = feeds(3, 7)
+        for name, value in expected(**given).items():
+            np.testing.assert_array_equal(program.run(given)[name], value)
+
+
+def test_a_stored_record_file_is_read_and_grows_or_says_what_to_do(tmp_path: Path) -> None:
+    for version, path in files("records", _VERSION).items():
+        copy = tmp_path / path.name
+        shutil.copyfile(path, copy)
+        try:
+            with Records.open(copy) as records:
+                assert records.rows() == (ROW,), "what was measured means what it did"
+                assert records.put([ROW]) == 0
+        except ArtifactError as e:
+            assert version != _VERSION and e.remedy

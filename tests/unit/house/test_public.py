@@ -1,0 +1,89 @@
+"""The public names and signatures of polydyn are those of tests/golden/public.txt.
+
+A difference is a change of the interface: read it, write it into CHANGELOG.md, then ``--update-golden``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+from tests.support.paths import ROOT
+
+MODULES = ("polydyn", "polydyn.session", "polydyn.extend", "polydyn.explore", "polydyn.explore.pictures")
+
+
+def public(module: str) -> dict[str, Any]:
+    """Names and what they stand for."""
+    found = import_module(module)
+    return {n: getattr(found, n) for n in sorted(getattr(found, "__all__", None) or found._LAZY)}
+
+
+def lines(module: str) -> Iterator[str]:
+    """The public names of a module, one a line, members of classes indented; a class of two modules stands in one."""
+    yield f"== {module}"
+    earlier = {id(x): m for m in MODULES[: MODULES.index(module)] for x in public(m).values() if inspect.isclass(x)}
+    for name, x in public(module).items():
+        if id(x) in earlier:
+            yield f"class {name}: {earlier[id(x)]}.{name}"
+        elif inspect.isclass(x):
+            bases = ", ".join(b.__name__ for b in x.__bases__ if b is not object)
+            yield f"class {name}({bases})" if bases else f"class {name}"
+            yield from (f"    {line}" for line in members(x))
+        else:
+            yield f"{name}{signature(x)}" if inspect.isfunction(x) else f"{name}: {type(x).__name__}"
+
+
+def members(x: type) -> Iterator[str]:
+    """The constructor, methods and properties that a class adds to its bases; an enumeration's values."""
+    if issubclass(x, Enum):
+        yield from (f"{m.name} = {m.value}" for m in x)
+        return
+    if "__init__" in vars(x) and not issubclass(x, BaseException) and not getattr(x, "_is_protocol", False):
+        yield f"__init__{signature(x.__init__)}"  # type: ignore[misc]
+    fields = {f.name for f in dataclasses.fields(x)} if dataclasses.is_dataclass(x) else set()
+    for name, member in sorted(vars(x).items()):
+        if name.startswith("_") or name in fields:
+            continue
+        if isinstance(member, (staticmethod, classmethod)):
+            yield f"{type(member).__name__} {name}{signature(member.__func__)}"
+        elif isinstance(member, property):
+            yield f"property {name}: {inspect.signature(member.fget).return_annotation}"  # type: ignore[arg-type]
+        elif inspect.isfunction(member):
+            yield f"{name}{signature(member)}"
+
+
+def signature(f: Any) -> str:
+    """Parameters with their types as they are written."""
+    return re.sub(r"<function (\w+) at 0x\w+>", r"\1", str(inspect.signature(f)).replace("'", ""))
+
+
+def test_the_public_interface_is_the_stored_one(golden: Callable[[str, str], None]) -> None:
+    golden("public.txt", "\n".join(line for m in MODULES for line in lines(m)))
+
+
+def test_every_public_parameter_has_a_type() -> None:
+    bare = []
+    for module in MODULES:
+        for name, x in public(module).items():
+            if inspect.isfunction(x) and x.__module__.startswith("polydyn"):
+                said = {n: p.annotation for n, p in inspect.signature(x).parameters.items()}
+                said["return"] = inspect.signature(x).return_annotation
+                bare += [f"{module}.{name}: {n}" for n, a in said.items() if a is inspect.Parameter.empty]
+    assert not bare
+
+
+def test_systems_without_futexes_are_refused_with_a_sentence() -> None:
+    for system in ("darwin", "win32"):
+        code = f"import sys; sys.platform = {system!r}; import polydyn"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 1
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith("ImportError: polydyn runs on Linux") and system in last and "container" in last
