@@ -211,6 +211,6 @@ def linear_of_nibbles(n: int, k: int, block: int = 32, accuracy: int = 0) -> onn
     r = np.random.default_rng(0)
     packed = r.integers(0, 256, (n, k // block, block // 2)).astype(np.uint8)
     scales: Array = ((r.random((n, k // block)) + 0.5) / 8 / np.sqrt(k)).astype(np.float32)
-    attributes = {"K": k, "N": n, "bits": 4, "block_size": block, "accuracy_level": accuracy}
+    attributes: dict[str, Any] = {"K": k, "N": n, "bits": 4, "block_size": block, "accuracy_level": accuracy}
     nodes = [helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **attributes)]
     return model(f"linear4_n{n}_k{k}_level{accuracy}", nodes, {"x": ["M", k]}, {"w": packed, "s": scales})
