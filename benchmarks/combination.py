@@ -1,4 +1,4 @@
-"""FTuner's two-kernel combination (Algorithm 2) at prime lengths: executed work on a GPU, time on this CPU.
+"""FTuner's two-kernel combination (Algorithm 2) at prime lengths: work and estimated time on a GPU, time on this CPU.
 
 usage: python -m benchmarks.combination [--threads N] [--quick]
 
@@ -7,6 +7,9 @@ length up to 512 (times N * K they are multiply-adds), and of them the padding, 
 the costs of a saturated machine: by the one kernel of least cost over all these lengths, by the kernel of least cost
 at each length, and by the cheapest cover with at most two kernels. Sets: what the strategy "ftuner" keeps for two
 products on a simulated V100, the two uKernels of the paper's Figure 8, the blocks of polydyn's own CUDA generator.
+
+For a GPU the estimates by which programs choose say what the best kernel takes at a prime length, and what the best two
+take on any two parts of it, one after the other.
 
 On the CPU tiles are exact, one kernel serves every length. There the two launches of a cover are timed in turns with
 the one kernel that is fastest at the length.
@@ -18,20 +21,25 @@ import argparse
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from benchmarks import record
+from benchmarks.gpu.choice import layer
 from polydyn.backends.cpu import cpu_target
 from polydyn.codegen.cuda.versions import FMA_TILES
+from polydyn.gpu import hardware
 from polydyn.measure import tasks_of
 from polydyn.measure.calibrate import machine
 from polydyn.measure.cpu_bench import CpuBench
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.workers import Workers
+from polydyn.runtime.symbols import THREADS
 from polydyn.search.backbone import GroupKey, Problem, Tile
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.strategies import STRATEGIES, tune
 from polydyn.testing import models
+from polydyn.testing.choice import choose, estimates
 from polydyn.testing.covers import Cover, combine
 from polydyn.testing.machines import V100
 from polydyn.testing.simulated import Simulated, gemm
@@ -121,6 +129,31 @@ def padded(quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
+def modelled(quick: bool) -> list[dict[str, Any]]:
+    """Estimated times at prime lengths on two devices, over those of the best kernel alone."""
+    rows = []
+    for arch, dtype in product(("sm_80", "sm_90a"), ("float32", "float16")):
+        device, most = hardware.load(hardware.DEVICES[arch]), 128 if quick else MOST
+        launch = layer(768, 768, dtype, device)
+        times, least = estimates(launch), [0]
+        for m in range(1, most + 1):
+            env = {"M": m, THREADS: device.multiprocessors}
+            least.append(times[choose(launch, env, device).name].evaluate(env))
+        lengths = primes(most)[1:]
+        ratios = [min(least[m] + least[p - m] for m in range(1, p)) / least[p] for p in lengths]
+        faster = [p for p, ratio in zip(lengths, ratios, strict=True) if ratio < 1]
+        rows.append({"arch": arch, "dtype": dtype, "ratios": ratios, "faster": faster})
+        print(f"{arch}, {dtype} (L,768)x(768,768), estimated: two kernels take {mean(ratios):.3f} of one's time "
+              f"(mean), least {min(ratios):.3f}; {mean([min(1, x) for x in ratios]):.3f} where the faster is taken; "
+              f"they are faster at {len(faster)} of {len(ratios)} primes: {faster}", flush=True)  # fmt: skip
+    return rows
+
+
+def mean(ratios: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
 def kernels(bench: CpuBench) -> dict[int, Tile]:
     """A kernel for each height: 48 columns of registers, the whole reduction."""
     task = bench.task
@@ -171,13 +204,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="fewer sets and lengths, results not kept")
     options = parser.parse_args()
-    counts, times = padded(options.quick), exact(options.threads, options.quick)
+    counts, on_device = padded(options.quick), modelled(options.quick)
+    times = exact(options.threads, options.quick)
     ratios = [t["two_s"] / t["one_s"] for t in times]
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    print(f"CPU, (L,768)x(768,768), {len(ratios)} primes to 128: two kernels take {mean:.3f} of one's time (mean), "
-          f"least {min(ratios):.3f}, most {max(ratios):.3f}")  # fmt: skip
+    print(f"CPU, (L,768)x(768,768), {len(ratios)} primes to 128: two kernels take {mean(ratios):.3f} of one's time "
+          f"(mean), least {min(ratios):.3f}, most {max(ratios):.3f}")  # fmt: skip
     folder = record.SCRATCH if options.quick else record.RESULTS
-    record.save("combination", folder=folder, threads=options.threads, padded=counts, exact=times)
+    record.save("combination", folder=folder, threads=options.threads, padded=counts, modelled=on_device, exact=times)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """Times sizes that data decide, loops and recurrences beside ONNX Runtime (docs/adr/0027-parts.md).
 
 usage: python -m benchmarks.dynamic [--threads 1 2] [--rounds N] [--seconds S] [--quick]
+       python -m benchmarks.dynamic --memory
 
-An LSTM of 512 units and one of 64, a Loop whose number of iterations is data, a mask whose places are gathered, and a
-detector's tail (scores, non-maximum suppression, the boxes that stay). Protocol: benchmarks/protocol.py.
+Recurrences of 64 to 512 units, a Loop whose number of iterations is data, one that appends a row to what it carries in
+each iteration, a mask whose places are gathered, and a detector's tail (scores, non-maximum suppression, the boxes that
+stay). Protocol: benchmarks/protocol.py. ``--memory``: 1000 calls at random sizes of the mask, the tail and the loop
+that grows; prints the process's memory in between.
 """
 
 from __future__ import annotations
@@ -17,19 +20,22 @@ import onnx
 import onnx.parser
 from onnx import helper, numpy_helper
 
+import polydyn
 from benchmarks import arguments, record
 from benchmarks.rows import Field, Row, Shape, progress, show
 
 
-def lstm(units: int) -> onnx.ModelProto:
-    """One direction, with bias; time T, batch B."""
+def recurrence(units: int, kind: str = "LSTM", direction: str = "forward") -> onnx.ModelProto:
+    """With bias; time T, batch B."""
     rng = np.random.default_rng(0)
-    shapes = {"w": (1, 4 * units, units), "r": (1, 4 * units, units), "b": (1, 8 * units)}
+    gates, ways = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], 2 if direction == "bidirectional" else 1
+    shapes = {"w": (ways, gates * units, units), "r": (ways, gates * units, units), "b": (ways, 2 * gates * units)}
     arrays = {n: (rng.standard_normal(s) / units**0.5).astype(np.float32) for n, s in shapes.items()}
-    node = helper.make_node("LSTM", ["x", *arrays], ["y", "h", "c"], hidden_size=units)
+    outputs = ["y", "h", *(["c"] if kind == "LSTM" else [])]
+    node = helper.make_node(kind, ["x", *arrays], outputs, hidden_size=units, direction=direction)
     graph = helper.make_graph(
-        [node], "lstm", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["T", "B", units])],
-        [helper.make_tensor_value_info(o, onnx.TensorProto.FLOAT, None) for o in "yhc"],
+        [node], kind, [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["T", "B", units])],
+        [helper.make_tensor_value_info(o, onnx.TensorProto.FLOAT, None) for o in outputs],
         [numpy_helper.from_array(a, n) for n, a in arrays.items()],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
@@ -53,6 +59,21 @@ g (float[N, 256] x) => (float[N, 256] y) {
         a = Tanh (v)
         b = Mul (a, half)
         w = Add (b, x)
+    }>
+}
+"""
+GROW = """
+g (float[N, 64] x) => (float[M, 64] y) {
+    zero = Constant <value = float {0}> ()
+    t = Constant <value = bool {1}> ()
+    on = Greater (x, zero)
+    ones = Cast <to = 7> (on)
+    flat = Constant <value_ints = [0, 1]> ()
+    m = ReduceSum <keepdims = 0> (ones, flat)
+    y = Loop (m, t, x) <body = body (int64 i, bool go, float[K, 64] v) => (bool go, float[K2, 64] w) {
+        first = Constant <value_ints = [0]> ()
+        s = ReduceMean <keepdims = 1> (v, first)
+        w = Concat <axis = 0> (v, s)
     }>
 }
 """
@@ -84,9 +105,13 @@ g (float[1, N, 4] raw, float[1, 20, N] logits) => (float[4] s) {
 }
 """
 CASES: dict[str, tuple[onnx.ModelProto, list[Shape]]] = {
-    "lstm 512": (lstm(512), [{"T": 64, "B": 1}, {"T": 64, "B": 8}]),
-    "lstm 64": (lstm(64), [{"T": 100, "B": 1}]),
+    "lstm 512": (recurrence(512), [{"T": 64, "B": 1}, {"T": 64, "B": 8}]),
+    "lstm 64": (recurrence(64), [{"T": 100, "B": 1}]),
+    "lstm 128, both ways": (recurrence(128, direction="bidirectional"), [{"T": 100, "B": 1}]),
+    "gru 256": (recurrence(256, "GRU"), [{"T": 64, "B": 1}, {"T": 64, "B": 8}]),
+    "rnn 256": (recurrence(256, "RNN"), [{"T": 64, "B": 1}]),
     "loop": (parsed(LOOP), [{"N": 1}, {"N": 4}]),
+    "loop that grows": (parsed(GROW), [{"N": 1}, {"N": 4}]),
     "mask": (parsed(MASK), [{"H": 32, "W": 32}, {"H": 512, "W": 512}]),
     "detector tail": (parsed(TAIL), [{"N": 200}, {"N": 1000}]),
 }
@@ -112,9 +137,30 @@ def run(threads: int, args: argparse.Namespace) -> Path:
     return results.path
 
 
+def memory(calls: int = 1000) -> None:
+    """The process's memory and the programs' arenas after so many calls at random sizes."""
+    rng = np.random.default_rng(0)
+    programs = {n: polydyn.compile(CASES[n][0]) for n in ("mask", "detector tail", "loop that grows")}
+    for k in range(calls + 1):
+        if k in (0, 100, calls // 2, calls):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            arenas = sum(p.counters["arena_bytes"] for p in programs.values())
+            print(f"{k:5} calls each: {pages * 4096 / 1e6:6.1f} MB, arenas {arenas / 1e6:.2f} MB", flush=True)
+        h, w, n, rows = (int(x) for x in rng.integers((0, 0, 1, 0), (500, 500, 500, 8)))
+        programs["mask"].run({"x": rng.standard_normal((h, w), np.float32)})
+        shapes = {"raw": (1, n, 4), "logits": (1, 20, n)}
+        programs["detector tail"].run({i: rng.standard_normal(s, np.float32) for i, s in shapes.items()})
+        programs["loop that grows"].run({"x": rng.standard_normal((rows, 64), np.float32)})
+
+
 def main() -> None:
     """Runs from the command line."""
-    args = arguments.parser(__doc__, seconds=2).parse_args()
+    parser = arguments.parser(__doc__, seconds=2)
+    parser.add_argument("--memory", action="store_true", help="only memory at random sizes")
+    args = parser.parse_args()
+    if args.memory:
+        memory()
+        return
     arguments.finish([run(threads, args) for threads in args.threads])
 
 

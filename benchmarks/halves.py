@@ -1,12 +1,13 @@
-"""Models in float16 and bfloat16 beside float32: time, bytes of the artifact, error.
+"""Models in float16 and bfloat16, and in float32 with products in bfloat16, beside float32: time, bytes, error.
 
 usage: python -m benchmarks.halves MODEL.onnx ... [--shapes B=1,L=8 ...] [--threads 1] [--rounds 15]
 
-Each model is compiled three times, from one file: as it is, and with all its float32 tensors in a 16-bit type. They
-take turns in this process; a turn is one call, and the medians over all turns are printed. Dynamic dims are the model's
-own, at its stored shapes (polydyn/testing/inputs.py) or those of ``--shapes``. Error: the largest difference from the
-float32 model on inputs rounded alike, over the largest number. float16 in ONNX Runtime is timed where it has the
-model's operators. Results go to benchmarks/results/halves.json.
+Each model is compiled four times, from one file: as it is, with all its float32 tensors in a 16-bit type, and as it is
+with ``Options(precision="bf16")`` ("words"). They take turns in this process with ONNX Runtime's float32 and float16; a
+turn is one call, and the medians over all turns are printed. Dynamic dims are the model's own, at its stored shapes
+(polydyn/testing/inputs.py) or those of ``--shapes``. Error: the largest difference from the float32 model on inputs
+rounded alike, over the largest number. float16 in ONNX Runtime is timed where it has the model's operators. Results go
+to benchmarks/results/halves.json.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from polydyn.testing.halves import HALVES, in_halves, rounded, widened
 from polydyn.testing.inputs import feeds, shapes
 
 Run = Callable[[], Any]
+WORDS = "words"
+"""float32 with products in bfloat16."""
 
 
 def rival(model: onnx.ModelProto, threads: int) -> ort.InferenceSession | None:
@@ -68,27 +71,30 @@ def measure(path: str, points: list[dict[str, int]], threads: int, rounds: int) 
     plain = onnx.load(path)
     models = {"float32": plain, **{t: in_halves(plain, t) for t in HALVES}}
     programs = {t: polydyn.compile(m, threads=threads) for t, m in models.items()}
+    programs[WORDS] = polydyn.compile(plain, threads=threads, options=polydyn.Options(precision="bf16"))
     size = {t: artifact_bytes(p) for t, p in programs.items()}
-    other = rival(models["float16"], threads)
+    others = {t: s for t in ("float32", "float16") if (s := rival(models[t], threads)) is not None}
     rows = []
     for shape in points or shapes(Path(path).stem):
         given = feeds(plain, shape)
         inputs: dict[str, dict[str, Array]] = {t: {n: rounded(x, t) for n, x in given.items()} for t in HALVES}
-        inputs["float32"] = given
+        inputs |= {"float32": given, WORDS: given}
         runs: dict[str, Run] = {t: partial(p.run, inputs[t]) for t, p in programs.items()}
-        if other is not None:
-            runs["onnxruntime float16"] = partial(other.run, None, inputs["float16"])
+        runs |= {f"onnxruntime {t}": partial(s.run, None, inputs[t]) for t, s in others.items()}
         row: dict[str, Any] = {"model": Path(path).stem, "shape": shape, "bytes": size, "ms": medians(runs, rounds)}
-        row["error"] = {t: _error(programs, inputs[t], t) for t in HALVES}
+        row["error"] = {t: _error(programs, inputs[t], t) for t in (*HALVES, WORDS)}
         rows.append(row)
         print(row)
     return rows
 
 
 def _error(programs: Mapping[str, polydyn.Program], inputs: Mapping[str, Array], dtype: str) -> float:
-    exact = {n: x.astype(np.float32) if x.dtype == numpy_dtype(dtype) else x for n, x in inputs.items()}
+    stored = "float32" if dtype == WORDS else dtype
+    exact = {n: x.astype(np.float32) if x.dtype == numpy_dtype(stored) else x for n, x in inputs.items()}
     expected, got = programs["float32"].run(exact), programs[dtype].run(dict(inputs))
-    return max(float(np.abs(widened(got[n], dtype) - x).max() / np.abs(x).max()) for n, x in expected.items() if x.size)
+    return max(
+        float(np.abs(widened(got[n], stored) - x).max() / np.abs(x).max()) for n, x in expected.items() if x.size
+    )
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def measure(root: Path) -> dict[str, object]:
 
 LAUNCHED = {
     "Kernel", "CudaKernel", "KernelSource", "Variant", "Version", "Choice", "Alternatives", "PlacedKernel",
-    "PlacedCuda", "TunedBuilders", "Kept", "Candidate", "Block", "Placed",
+    "PlacedCuda", "TunedBuilders", "Kept", "TileFactors", "Candidate", "Block", "Placed",
 }  # fmt: skip
 """Names that such types had or have."""
 

@@ -8,7 +8,6 @@ with model files as arguments, the programs are those of the models, every kerne
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,21 +17,22 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from polydyn.codegen.kernel import Kernel
 from polydyn.compiler import plan_program
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
-from polydyn.program.plan import Buffer, Candidate, HostPlan, KernelSource, Launch
+from polydyn.program.plan import Buffer, Candidate, HostPlan, Launch
 from polydyn.runtime.program import Program
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import ONE, Index
 from polydyn.testing import inputs
 
 CALLS = 4000
 B, L = Index.of("B"), Index.of("L")
 
 
-def stub() -> KernelSource:
+def stub() -> Kernel:
     text = "void stub(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch) {}\n"
-    return KernelSource("stub", text, hashlib.sha256(text.encode()).hexdigest(), 3, 6)
+    return Kernel("stub", tuple("abcdef"), ONE, text=text, buffers=tuple("xyz"))
 
 
 def stubbed(launches: int, work: int) -> HostPlan:

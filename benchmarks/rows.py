@@ -32,9 +32,13 @@ class Effort:
 class Field(contextlib.ExitStack):
     """The contestants of a benchmark, each in its process for all of it, loaded with one model after another."""
 
-    def __init__(self, kinds: Mapping[str, str] | Sequence[str], threads: int) -> None:
-        """``kinds``: contestants of ``benchmarks.rivals.KINDS``, or names for the table -> kinds."""
+    def __init__(self, kinds: Mapping[str, str] | Sequence[str], threads: int, tolerance: float = TOLERANCE) -> None:
+        """``kinds``: contestants of ``benchmarks.rivals.KINDS``, or names for the table -> kinds.
+
+        ``tolerance``: allowed difference between outputs, relative to their scale.
+        """
         super().__init__()
+        self.tolerance = tolerance
         named = kinds if isinstance(kinds, Mapping) else {k: k for k in kinds}
         self.all = {name: self.enter_context(Contestant(kind, None, threads)) for name, kind in named.items()}
         self.players: dict[str, Contestant] = {}
@@ -89,7 +93,7 @@ class Field(contextlib.ExitStack):
 
         def far(got: Sequence[float]) -> bool:
             apart = [abs(a - b) for a, b in zip(got, expected, strict=False)]
-            return len(got) != len(expected) or not all(d <= TOLERANCE * scale for d in apart)
+            return len(got) != len(expected) or not all(d <= self.tolerance * scale for d in apart)
 
         return [name for name, got in samples.items() if far(got)]
 

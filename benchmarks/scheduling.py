@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 
 from benchmarks import record
 from polydyn.backends.cpu import cpu_target
+from polydyn.codegen import isl_ast
 from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.cpu.dot import DotKernel
-from polydyn.codegen.cpu.kernel import CpuTarget
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import FMA_TILES, MMA_TILES
-from polydyn.codegen.isl_ast import forget as forget_trees
 from polydyn.codegen.isl_ast import generate
 from polydyn.codegen.passes.bind import bind
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
@@ -35,14 +35,14 @@ from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import AttentionGroup
 from polydyn.lowering.contract import ContractGroup
 from polydyn.lowering.place_cpu import Form, KernelBuilder
+from polydyn.schedules.group import dependence
 from polydyn.schedules.group.dependence import Dependences, analyse
-from polydyn.schedules.group.dependence import forget as forget_dependences
 from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
+from polydyn.schedules.proof import boxes
 from polydyn.schedules.proof import prove as one_proof
 from polydyn.schedules.proof.attention import prove_attention
-from polydyn.schedules.proof.boxes import forget_flows
 from polydyn.schedules.solution.schedule import schedule_attention, schedule_contract, schedule_nest
 from polydyn.schedules.tree.gpu import gpu_product
 from polydyn.schedules.tree.names import extent
@@ -114,8 +114,8 @@ def cost(form: Form, target: CpuTarget, rounds: int) -> dict[str, object]:
     once: Times = {}
     tile: Times = {}
     for _ in range(rounds):
-        for f in (forget_trees, forget_flows, one_proof.forget, forget_dependences):
-            f()
+        for memory in (isl_ast._generate, boxes._check_packed, one_proof._prove, dependence._analyse):
+            memory.cache_clear()
         clock, again = _Clock(), _Clock()
         candidate = _once(form, target, clock)
         again("cpu tile", candidate)
@@ -134,11 +134,10 @@ def _once(form: Form, target: CpuTarget, clock: _Clock) -> Callable[[], object]:
     deps = clock("dependences", lambda: analyse(group, positive=False))
     if isinstance(form, ContractGroup):
         build = DotKernel if form.dot else ContractKernel
-        packed, fill = form.packed, form.fill
         roles, _ = clock("schedule", lambda: schedule_contract(group, form.roles, deps.under(context(group))))
 
         def contraction() -> ContractKernel:
-            return build("contract", group, roles, target, packed, fill=fill)
+            return build("contract", group, roles, target, form.packed, None, form.fill, form.footprint)
 
         schedule = contraction().schedule
         clock("proof", lambda: one_proof.prove(schedule))

@@ -42,9 +42,9 @@ from polydyn.measure.calibrate import machine
 from polydyn.measure.cpu_bench import CpuBench
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.workers import Workers
-from polydyn.schedules.decision import choose
+from polydyn.schedules.decision import Decision, choose
 from polydyn.search.backbone import Problem, Tile
-from polydyn.search.dispatch.build import Dispatch, build_dispatch
+from polydyn.search.dispatch.build import build_dispatch
 from polydyn.search.hardware import Hardware
 from polydyn.search.strategies import STRATEGIES, Tuned, tune
 from polydyn.testing import models
@@ -100,21 +100,20 @@ WORKLOADS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: what a strategy keeps, its dispatch, and the seconds to get there (None: of another row)."""
+    """A line of the table: what a strategy keeps, its decision, and the seconds to get there (None: of another row)."""
 
     tuned: Tuned
-    dispatch: Dispatch
+    decision: Decision
     seconds: float | None
 
     def tiles(self, shapes: Shapes) -> list[Tile]:
         """What each shape launches."""
-        picked = [self.dispatch.programs[choose(self.dispatch.decision, s)].kernels[0] for s in shapes]
-        return [self.tuned.kernels[k].tile for k in picked]
+        return [self.tuned.kernels[choose(self.decision, s)].tile for s in shapes]
 
     def selection(self, shapes: Shapes) -> float:
         """Nanoseconds of one selection that is not cached."""
         symbols = [x.name for x in self.tuned.backbone.loops if x.extent is None]
-        return nanoseconds(self.dispatch.decision, symbols, shapes)
+        return nanoseconds(self.decision, symbols, shapes)
 
 
 def loops(placed: PlacedTask, shape: dict[str, int]) -> dict[str, int]:
@@ -149,8 +148,8 @@ def tuned_row(name: str, placed: PlacedTask, workers: Workers, hardware: Hardwar
         bench = CpuBench(task, hardware, workers)
         problem = Problem(task.key, task.backbone, *instances)
         tuned = tune(STRATEGIES[name], problem, hardware, bench, trials=trials)
-        dispatch = build_dispatch(tuned, pairs=False)
-        return Row(tuned, dispatch, time.perf_counter() - start)
+        decision = build_dispatch(tuned)
+        return Row(tuned, decision, time.perf_counter() - start)
 
 
 def ablations(vortex: Tuned) -> dict[str, Row]:
@@ -173,7 +172,7 @@ def _only(tuned: Tuned, kernels: Sequence[int]) -> Row:
         table=table,
         assigned=tuple(int(i) for i in table.argmax(0)),
     )
-    return Row(part, build_dispatch(part, pairs=False), None)
+    return Row(part, build_dispatch(part), None)
 
 
 def rows_of(work: Workload, placed: PlacedTask, workers: Workers, hardware: Hardware, trials: int) -> dict[str, Row]:

@@ -25,7 +25,7 @@ from polydyn.backends import Options as PlanOptions
 from polydyn.backends.cpu import Cpu, cpu_target
 from polydyn.build.compiler import build_library
 from polydyn.codegen.cpu.attention import AttentionKernel
-from polydyn.codegen.cpu.kernel import Kernel
+from polydyn.codegen.kernel import Kernel
 from polydyn.graph.expand import import_model
 from polydyn.lowering.attention import AttentionGroup
 from polydyn.lowering.place import Placed
@@ -54,14 +54,14 @@ class Option:
     launch: Mapping[str, Index]
 
 
-def tiles(builder: KernelBuilder, placed: Placed[Kernel]) -> Iterator[Option]:
+def tiles(builder: KernelBuilder, placed: Placed) -> Iterator[Option]:
     """An element-wise group with other numbers of elements in a task, the fixed one first."""
     fixed = int(placed.kernels[0].launch["P_t"])
     for n in dict.fromkeys((fixed, *TILES)):
         yield Option(n, placed.kernels[0], placed.kernels[0].launch | {"P_t": Index.of(n)})
 
 
-def row_blocks(builder: KernelBuilder, placed: Placed[Kernel]) -> Iterator[Option]:
+def row_blocks(builder: KernelBuilder, placed: Placed) -> Iterator[Option]:
     """An attention with other numbers of rows in a block, the fixed one first."""
     form = builder.forms[placed.key]
     assert isinstance(form, AttentionGroup)
@@ -78,7 +78,7 @@ def column_sums() -> onnx.ModelProto:
     return models.model("column_sums", [node], {"x": ["R", 768]}, {"axes": np.array([0])})
 
 
-Options = Callable[[KernelBuilder, Placed[Kernel]], Iterator[Option]]
+Options = Callable[[KernelBuilder, Placed], Iterator[Option]]
 SIZES = (8, 32, 128, 512, 2048)
 """Fewer rows take less than the clock can tell apart."""
 WORK: tuple[tuple[str, Options, onnx.ModelProto, Sequence[Shape]], ...] = (
@@ -93,9 +93,7 @@ WORK: tuple[tuple[str, Options, onnx.ModelProto, Sequence[Shape]], ...] = (
 )  # fmt: skip
 
 
-def arguments(
-    option: Option, placed: Placed[Kernel], library: str, which: int, shape: Shape, threads: int
-) -> dict[str, Any]:
+def arguments(option: Option, placed: Placed, library: str, which: int, shape: Shape, threads: int) -> dict[str, Any]:
     """What the timing worker needs for a launch."""
     env = {n: Index.of(i.evaluate(shape)) for n, i in placed.lowered.params.items()} | {THREADS: Index.of(threads)}
     env |= {n: i.subs(env) for n, i in option.launch.items()}
@@ -110,7 +108,7 @@ def arguments(
 
 
 def times(
-    options: Sequence[Option], placed: Placed[Kernel], shapes: Sequence[Shape], threads: int, workers: Workers
+    options: Sequence[Option], placed: Placed, shapes: Sequence[Shape], threads: int, workers: Workers
 ) -> npt.NDArray[np.float64]:
     """Least seconds of every option (rows) at every shape (columns)."""
     kernels = list({o.kernel.name: o.kernel for o in options}.values())

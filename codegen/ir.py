@@ -23,7 +23,8 @@ from polydyn.schedules.tree.names import MarkName
 class FlatLoad(Value):
     """``lanes`` elements of ``buffer`` from ``address``, ``stride`` elements apart; only ``mask`` lanes when given.
 
-    ``guard``: a boolean in lanes; where it is false nothing is read and the lane is 0.
+    ``guard``: a boolean in lanes; where it is false nothing is read and the lane is 0. A ``dtype`` wider than the
+    buffer's means that several of its elements, from ``address`` on, are read as one.
     """
 
     buffer: str

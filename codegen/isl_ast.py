@@ -34,11 +34,6 @@ def _generate(tree: Tree, statements: tuple[TileStatement, ...], params: tuple[s
     return name_loops(from_isl(ast), {s.name: s.coords for s in statements})
 
 
-def forget() -> None:
-    """Forgets the trees generated so far, for measuring."""
-    _generate.cache_clear()
-
-
 def from_isl(node: Any) -> Body:
     """The loop IR of an isl AST node; statement instances stay ``Inst``."""
     kind = node.get_type()

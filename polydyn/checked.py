@@ -18,9 +18,7 @@ import numpy as np
 
 from polydyn.build.cache import open_library
 from polydyn.build.compiler import build_library
-from polydyn.compiler import Options, plan_program
 from polydyn.errors import InputError, PolydynError
-from polydyn.graph.importer import ModelLike
 from polydyn.program.assemble import kernel_units
 from polydyn.program.plan import Buffer, Candidate, HostPlan, Launch
 from polydyn.program.verify import verify_host_plan
@@ -28,7 +26,6 @@ from polydyn.runtime.program import numpy_dtype
 from polydyn.runtime.symbols import THREADS, holds
 from polydyn.schedules.decision import ONLY, choose
 from polydyn.schedules.expr import Array
-from polydyn.shapes.sizes import Dims
 
 SCHEDULES = ((1, 1), (1, -1), (2, 1), (3, -1), (7, 1))
 """(threads, direction of the tasks); the first is the reference."""
@@ -73,17 +70,6 @@ class _Memory:
 
     def copy(self) -> tuple[Array, Array]:
         return self.data.copy(), self.state.copy()
-
-
-def compile_checked(
-    model: ModelLike,
-    *,
-    target: str = "cpu",
-    dims: Dims | None = None,
-    options: Options | None = None,
-) -> CheckedProgram:
-    """``polydyn.compile``, with checks. Same arguments and errors."""
-    return CheckedProgram(plan_program(model, target=target, dims=dims, options=options), target)
 
 
 class CheckedProgram:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from polydyn.backends import Options, Target, target_of
 from polydyn.backends.launches import host_plan
@@ -106,7 +105,7 @@ def compile_artifact(
 
 
 def _with_general(
-    stage: Stage, general: Callable[[], Graph], graph: Graph, artifact: Artifact, compiled: int, backend: Target[Any],
+    stage: Stage, general: Callable[[], Graph], graph: Graph, artifact: Artifact, compiled: int, backend: Target,
     records: Records | None,
 ) -> tuple[Artifact, int]:  # fmt: skip
     """The artifact with a second version, for calls in which one of two sizes that are taken to be equal is 1."""
@@ -124,7 +123,7 @@ def _with_general(
 
 
 def _artifact(
-    stage: Stage, graph: Graph, backend: Target[Any], records: Records | None, dims: Dims | None
+    stage: Stage, graph: Graph, backend: Target, records: Records | None, dims: Dims | None
 ) -> tuple[Artifact, int]:
     """The artifact of a graph, and how many units were compiled: of one part, or of several with the host's steps."""
     if not graph.steps:
@@ -146,7 +145,7 @@ def _artifact(
     return whole, sum(n for _, n in (*made, *bodies.values()))
 
 
-def _plan(stage: Stage, graph: Graph, backend: Target[Any], records: Records | None) -> HostPlan:
+def _plan(stage: Stage, graph: Graph, backend: Target, records: Records | None) -> HostPlan:
     """The stages that need no C compiler."""
     rewritten = stage("rewrite", backend.rewrite(graph), show_graph)
     fused = stage("fuse", backend.fuse(rewritten), show_plan)

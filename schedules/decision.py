@@ -27,16 +27,15 @@ ONLY = Leaf(0)
 
 @dataclass(frozen=True)
 class Entry:
-    """A candidate of an ArgMin. Allowed where ``guard <= 0`` (None: always). ``cost``: picoseconds, or a score."""
+    """A candidate of an ArgMin. ``cost``: picoseconds, or a score."""
 
     kernel: int
     cost: Index
-    guard: Index | None = None
 
 
 @dataclass(frozen=True)
 class ArgMin:
-    """The allowed entry of least cost, the first among equals. At least one entry has no guard (total)."""
+    """The entry of least cost, the first among equals. There is at least one (total)."""
 
     entries: tuple[Entry, ...]
 
@@ -55,25 +54,21 @@ Decision: TypeAlias = Leaf | ArgMin | Split
 
 
 def verify_decision(decision: Decision, kernels: int, symbols: frozenset[str]) -> None:
-    """Invariants: kernels exist, expressions use the given symbols only, every ArgMin has an unguarded entry."""
+    """Invariants: kernels exist, expressions use the given symbols only, every ArgMin has an entry."""
     for node in walk(decision):
         if isinstance(node, Split):
             used, named = node.index.symbols(), []
         elif isinstance(node, Leaf):
             used, named = frozenset(), [node.kernel]
         else:
-            if all(e.guard is not None for e in node.entries):
-                raise ScheduleError("every entry of a dispatch table has a guard", rule="the last entry is total")
+            if not node.entries:
+                raise ScheduleError("a comparison has no entries", rule="a decision is total")
             named = [e.kernel for e in node.entries]
-            used = frozenset(s for e in node.entries for s in (e.cost.symbols() | _symbols(e.guard)))
+            used = frozenset(s for e in node.entries for s in e.cost.symbols())
         if used - symbols:
             raise ScheduleError(f"a decision uses unknown symbols {sorted(used - symbols)}")
         if any(not 0 <= k < kernels for k in named):
             raise ScheduleError(f"a decision names kernel {max(named)} of {kernels}")
-
-
-def _symbols(guard: Index | None) -> frozenset[str]:
-    return frozenset() if guard is None else guard.symbols()
 
 
 def walk(decision: Decision) -> Iterator[Decision]:
@@ -91,7 +86,7 @@ def map_indices(decision: Decision, f: Callable[[Index], Index]) -> Decision:
         return Split(f(decision.index), decision.threshold, low, high)
     if isinstance(decision, Leaf):
         return decision
-    return ArgMin(tuple(Entry(e.kernel, f(e.cost), None if e.guard is None else f(e.guard)) for e in decision.entries))
+    return ArgMin(tuple(Entry(e.kernel, f(e.cost)) for e in decision.entries))
 
 
 def cheapest(kernels: int) -> ArgMin:
@@ -142,11 +137,10 @@ def _leaf(decision: Decision, env: Mapping[str, int]) -> Leaf | ArgMin:
 
 
 def _costs(node: Leaf | ArgMin, env: Mapping[str, int], barred: Collection[int]) -> list[tuple[int, int, int]]:
-    """(cost, position, kernel) of the allowed entries."""
+    """(cost, position, kernel) of the entries that are not barred."""
     if isinstance(node, Leaf):
         return [] if node.kernel in barred else [(0, 0, node.kernel)]
-    allowed = [(p, e) for p, e in enumerate(node.entries) if e.guard is None or e.guard.evaluate(env) <= 0]
-    return [(e.cost.evaluate(env), p, e.kernel) for p, e in allowed if e.kernel not in barred]
+    return [(e.cost.evaluate(env), p, e.kernel) for p, e in enumerate(node.entries) if e.kernel not in barred]
 
 
 def explain(
@@ -179,7 +173,6 @@ def explain(
     ranked = sorted(_costs(decision, env, barred))
     compared = {decision.kernel} if isinstance(decision, Leaf) else {e.kernel for e in decision.entries}
     lines += _taken(ranked, names, estimate) if ranked else ["none of the others may run"]
-    lines += [f"{names[k]}: guard does not hold" for k in sorted(compared - {k for _, _, k in ranked} - {*barred})]
     rest = named.union(e.kernel for e in entries) - compared - {*barred}
     return (*lines, *(f"{names[k]}: {estimate(k)}, not compared here" for k in sorted(rest)))
 

@@ -121,15 +121,45 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x)))).astype(x.dtype)
 
 
-def _pair(a: Array, b: Array) -> Array:
-    """Two integers of 16 bits in one of 32, the first one in the lower half."""
-    return (np.asarray(a, np.int64) & 0xFFFF | np.asarray(b, np.int64) << 16).astype(np.int32)
+def _word(*parts: Array) -> Array:
+    """Integers of equally many bits in one of 32, the first one in the lowest bits."""
+    bits = 32 // len(parts)
+    low = (np.asarray(x, np.int64) & (2**bits - 1) for x in parts)
+    return np.asarray(sum(x << bits * k for k, x in enumerate(low)), np.int64).astype(np.uint32).astype(np.int32)
 
 
-def _dot2(a: Array, b: Array) -> Array:
-    """The sum of both products of two pairs."""
-    low_a, low_b = (((np.asarray(x, np.int64) & 0xFFFF) ^ 0x8000) - 0x8000 for x in (a, b))
-    return (low_a * low_b + (np.asarray(a, np.int64) >> 16) * (np.asarray(b, np.int64) >> 16)).astype(np.int32)
+def _dot(steps: int, signed: bool) -> Callable[[Array, Array], Array]:
+    """The sum of the products of the parts of two words; those of the second are signed, of the first where so said."""
+    bits = 32 // steps
+
+    def parts(word: Array, signed: bool) -> list[Array]:
+        top = 2 ** (bits - 1) if signed else 0
+        wide = np.asarray(word, np.int64)
+        return [((wide >> bits * k & (2**bits - 1)) ^ top) - top for k in range(steps)]
+
+    def dot(a: Array, b: Array) -> Array:
+        total = sum(x * y for x, y in zip(parts(a, signed), parts(b, True), strict=True))
+        return np.asarray(total, np.int64).astype(np.uint32).astype(np.int32)
+
+    return dot
+
+
+def _bf16(x: Array) -> Array:
+    """The bits of bfloat16, rounded half to even, in the lower half of 64."""
+    bits = np.asarray(x, np.float32).view(np.uint32).astype(np.int64)
+    return np.asarray(np.where(np.isnan(x), bits >> 16 | 0x40, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16))
+
+
+def _pair_bf16(a: Array, b: Array) -> Array:
+    """Two numbers rounded to bfloat16 in one word of 32 bits, the first one in the lower half."""
+    return np.asarray((_bf16(a) | _bf16(b) << 16).astype(np.uint32).view(np.int32))
+
+
+def _dot2_bf16(a: Array, b: Array) -> Array:
+    """The sum of both products of two pairs of bfloat16, in float32."""
+    words = [np.asarray(x, np.int32).view(np.uint32) for x in (a, b)]
+    low, high = ([(w << s & 0xFFFF0000).astype(np.uint32).view(np.float32) for w in words] for s in (16, 0))
+    return np.asarray(low[0] * low[1] + high[0] * high[1])
 
 
 def _shift(left: bool) -> Callable[[Array, Array], Array]:
@@ -153,7 +183,9 @@ OPS: dict[str, OpInfo] = {
     "exp": OpInfo(1, np.exp), "log": OpInfo(1, np.log), "sqrt": OpInfo(1, np.sqrt), "tanh": OpInfo(1, np.tanh),
     "erf": OpInfo(1, _erf), "sin": OpInfo(1, np.sin), "cos": OpInfo(1, np.cos), "sigmoid": OpInfo(1, _sigmoid),
     "floor": OpInfo(1, np.floor), "ceil": OpInfo(1, np.ceil), "rint": OpInfo(1, np.rint),
-    "reciprocal": OpInfo(1, np.reciprocal), "pair": OpInfo(2, _pair), "dot2": OpInfo(2, _dot2),
+    "reciprocal": OpInfo(1, np.reciprocal), "pair": OpInfo(2, _word), "dot2": OpInfo(2, _dot(2, True)),
+    "quad": OpInfo(4, _word), "dot4": OpInfo(2, _dot(4, False)),
+    "pair_bf16": OpInfo(2, _pair_bf16), "dot2_bf16": OpInfo(2, _dot2_bf16),
     "asin": OpInfo(1, np.arcsin), "acos": OpInfo(1, np.arccos), "atan": OpInfo(1, np.arctan),
     "sinh": OpInfo(1, np.sinh), "cosh": OpInfo(1, np.cosh), "tan": OpInfo(1, np.tan),
     "asinh": OpInfo(1, np.arcsinh), "acosh": OpInfo(1, np.arccosh), "atanh": OpInfo(1, np.arctanh),
@@ -182,7 +214,11 @@ def c_function(name: str, arity: int, meaning: Callable[..., Any], text: str) ->
     OPS[name], C_FUNCTIONS[name] = OpInfo(arity, meaning), text
 
 
-PRODUCTS = ("mul", "dot2")
+DOTS: Mapping[str, int] = {"dot2": 2, "dot4": 4, "dot2_bf16": 2}
+"""Operation -> steps of the words that it multiplies: pairs of int16, or uint8 by int8, or pairs of bfloat16."""
+PARTS: Mapping[str, str] = {"quad": "uint8", "pair_bf16": "bfloat16"}
+"""Operation that makes words -> the dtype of their parts, where code generation may store these one by one."""
+PRODUCTS = ("mul", *DOTS)
 """Operations whose sums are sums of products."""
 
 REDUCTIONS: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}

@@ -108,7 +108,8 @@ def failures(stages: Stages) -> Iterator[str]:
         if "failed" in record:
             yield f"{name}: {record['failed']}"
         for r in wrong(record):
-            yield f"{name}: {r['name']}: {str(r.get('message', r)).splitlines()[0]} {r.get('blocking', '')}".rstrip()
+            said = (str(r.get(x, "")).partition("\n")[0] for x in ("message", "blocking"))
+            yield f"{name}: {r['name']}: {'; launch by launch: '.join(filter(None, said)) or r}"
 
 
 def order(stages: Stages) -> Iterator[str]:

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from benchmarks.gpu.programs import model, node
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
-from polydyn.program.estimates import LAUNCH, choose, estimated, estimates, may_run
+from polydyn.program.estimates import LAUNCH, estimated
 from polydyn.program.plan import Launch
 from polydyn.runtime.symbols import THREADS
+from polydyn.testing.choice import choose, estimates, may_run
 
 LAYERS = ((768, 768), (768, 3072), (3072, 768))
 """(K, N)."""

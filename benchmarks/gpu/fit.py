@@ -17,9 +17,10 @@ from benchmarks.gpu.timed import timed
 from polydyn.compiler import plan_program
 from polydyn.gpu.hardware import Hardware
 from polydyn.program import estimates as cuda_cost
-from polydyn.program.estimates import estimated, estimates
+from polydyn.program.estimates import estimated
 from polydyn.program.evaluation import THREADS
 from polydyn.program.plan import HostPlan
+from polydyn.testing.choice import estimates
 
 CONSTANTS = ("LAUNCH", "LATENCY", "BARRIER", "L2_BYTES", "SHARED_BYTES", "ISSUED", "RESULT_BYTES")
 """Numbers of ``cuda_cost``; those that it no longer has are left out. MMA_SHARE is fitted for the device."""

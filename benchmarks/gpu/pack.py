@@ -36,6 +36,7 @@ from benchmarks.gpu.programs import BOUNDS, KINDS, Case, groups, models
 from benchmarks.gpu.timed import timed
 from polydyn.build.features import available_cores
 from polydyn.errors import BuildError
+from polydyn.gpu.compiler import compiler_version
 from polydyn.gpu.targets import EMULATED, architectures
 from polydyn.graph.expand import import_model
 from polydyn.graph.reference import evaluate
@@ -127,14 +128,20 @@ def work(options: argparse.Namespace) -> None:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             continue
-        start, said = time.perf_counter(), ""
+        start, worked, said = time.perf_counter(), cpu_seconds(), ""
         try:
             entries = write(case, options.out, options.target, options.variants)
         except Exception as e:  # a pack without it beats no pack: it is named, here and in the report of the day
             why = f"{type(e).__name__}: {e}"
             entries, said = [{"name": case.name, "failed": why}], f"  is not packed: {why.splitlines()[0]}"
         path.write_text(json.dumps(entries))
-        print(f"{case.kind:9} {case.name:28} {time.perf_counter() - start:6.1f} s{said}", flush=True)
+        took = f"{time.perf_counter() - start:6.1f} s {cpu_seconds() - worked:6.1f} s of a core"
+        print(f"{case.kind:9} {case.name:28} {took}{said}", flush=True)
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those it has waited for: what a quiet machine would take on one core."""
+    return sum(os.times()[:4])
 
 
 def pack(options: argparse.Namespace) -> int:
@@ -155,11 +162,20 @@ def pack(options: argparse.Namespace) -> int:
     for f in files:
         f.unlink()
     made = {"made": time.strftime("%Y-%m-%d %H:%M:%S"), "polydyn": polydyn.__version__, "target": options.target}
+    made["compiler"] = compiler(architectures(options.target))
     left = [e for e in entries if "failed" in e]
     there = [e for e in entries if "failed" not in e]
     content = made | {"left_out": left, "cases": there}
     (options.out / "cases.json").write_text(json.dumps(content, indent=1) + "\n")
     return len(left)
+
+
+def compiler(archs: tuple[str, ...]) -> str:
+    """What has compiled the kernels; empty: nothing has."""
+    try:
+        return "" if archs == (EMULATED,) else compiler_version()
+    except BuildError:
+        return ""
 
 
 def write_conformance(folder: Path, archs: tuple[str, ...]) -> None:
@@ -204,7 +220,8 @@ def main() -> int:
             cpu.download(folder / cpu.FOLDER, options.cpu)
         if archive:
             compress(folder, options.out)
-            print(f"{options.out}: {options.out.stat().st_size / 2**20:.1f} MiB, {time.monotonic() - start:.0f} s")
+            took = f"{time.monotonic() - start:.0f} s, {cpu_seconds():.0f} s of cores"
+            print(f"{options.out}: {options.out.stat().st_size / 2**20:.1f} MiB, {took}")
     return min(left, 1)
 
 

@@ -23,10 +23,11 @@ from benchmarks.gpu.halves import ONNX_TYPE, of_type
 from polydyn.compiler import plan_program
 from polydyn.gpu import hardware
 from polydyn.gpu.compiler import compile_cuda, compiler_version
-from polydyn.program.estimates import choose, estimated
+from polydyn.program.estimates import estimated
 from polydyn.program.plan import Candidate
 from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.index import product
+from polydyn.testing.choice import choose
 from polydyn.testing.inputs import feeds, shapes
 
 FILE = "gpu_resources"

@@ -2,9 +2,11 @@
 
     pip install nvidia-cuda-nvdisasm; python -m benchmarks.gpu.sass [--only NAME ...]
 
-Kernels go the way of ``polydyn.compile``, are compiled (no GPU is needed) and disassembled. Counts of instructions go
-to benchmarks/results/gpu_sass.json; the exit status is the number of kernels that lack what they must have, or that
-keep registers in local memory (LDL, STL).
+Kernels go the way of ``polydyn.compile``, are compiled (no GPU is needed) and disassembled. A line for each: all its
+instructions; those of its inner loop, the one that multiplies most, with how many of them multiply; registers, shared
+memory, blocks on a multiprocessor. Everything goes to
+benchmarks/results/gpu_sass.json; the exit status is the number of kernels that lack what they must have, have more
+instructions in the loop than they may, or keep registers in local memory (LDL, STL).
 """
 
 from __future__ import annotations
@@ -26,21 +28,29 @@ from typing import Any
 import numpy as np
 
 from benchmarks import record
+from benchmarks.gpu import weights
 from benchmarks.gpu.programs import model, node
+from benchmarks.gpu.timed import EPILOGUES
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda.emit import LONG
-from polydyn.codegen.cuda.kernel import CudaKernel
+from polydyn.codegen.kernel import Kernel
 from polydyn.gpu.compiler import compile_cuda, compiler_version
+from polydyn.gpu.hardware import DEVICES, load
 from polydyn.graph.expand import import_model
 
 COPIES, TENSOR, WIDE = r"LDGSTS\.E\.BYPASS.*128", ("LDSM", "HMMA"), r"STG\.E\.128"
 SPILLED = ("LDL", "STL")
+TENSOR_CORES = ("HMMA", "IMMA", "HGMMA", "IGMMA")
+HEADING = "instructions loop multiplications registers shared blocks"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kernel: its model, the version's name begins with ``version``; ``wanted``: patterns of instructions."""
+    """A kernel: its model, the version's name begins with ``version``; ``wanted``: patterns of instructions.
+
+    ``most``: instructions that its inner loop may have, 0: any number.
+    """
 
     name: str
     model: Any
@@ -48,6 +58,7 @@ class Kind:
     wanted: tuple[str, ...]
     arch: str = "sm_80"
     tf32: bool = False
+    most: int = 0
 
 
 def _product(dtype: str, turned: bool = False) -> Any:
@@ -56,6 +67,14 @@ def _product(dtype: str, turned: bool = False) -> Any:
     first = [node("Transpose", "b", to="bt", perm=[1, 0])] if turned else []
     nodes = [node("MatMul", "a", "bt" if turned else "b", to="t"), node("Add", "t", "c", to="u"), node("Relu", "u")]
     return model([*first, *nodes], sizes)
+
+
+def _gelu() -> Any:
+    """A layer of constant weights, and gelu by erf."""
+    nodes, product = EPILOGUES["gelu"]
+    constants = {"root": 2**0.5, "one": 1.0, "half": 0.5}
+    arrays = {**weights.dense(768, 3072), **{n: np.float16(x) for n, x in constants.items()}}
+    return model([node("MatMul", "x", "w", to=product), *nodes], {"x": ("float16", ["M", 768])}, **arrays)
 
 
 def _quantized() -> Any:
@@ -80,6 +99,7 @@ def _rows(*nodes: Any) -> Any:
 def kinds() -> tuple[Kind, ...]:
     """What is looked at."""
     half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
+    gelu = _gelu()
     return (
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
@@ -93,7 +113,9 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product s8, split", quantized, "split_imma", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8")),
         Kind("product s8, few rows", quantized, "gemv_8", (r"LDG\.E.*128", r"IDP\.4A", "SHFL")),
         Kind("product s8, wgmma", quantized, "wgmma_128x256", (r"IGMMA.*U8\.S8", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
-        Kind("attention f16", _attention("float16"), "attention", (COPIES, *TENSOR, "SHFL", WIDE)),
+        Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a"),
+        Kind("attention f16", _attention("float16"), "attention", (COPIES, *TENSOR, "SHFL", WIDE), most=520),
+        Kind("attention f16", _attention("float16"), "attention", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=520),
         Kind("attention f32", _attention("float32"), "attention_lanes", (COPIES, "FFMA", r"LDS\.128", "SHFL", WIDE)),
         Kind("attention tf32", _attention("float32"), "attention_tf32",
              (COPIES, "LDSM", r"HMMA\.1688\.F32\.TF32", WIDE), tf32=True),
@@ -115,7 +137,7 @@ def find_nvdisasm() -> str | None:
     return next((str(p) for p in found), None)
 
 
-def kernel_of(kind: Kind) -> CudaKernel:
+def kernel_of(kind: Kind) -> Kernel:
     """The version with 32-bit indices."""
     backend = Cuda(f"cuda:{kind.arch}", Options(tf32=kind.tf32))
     plan = backend.fuse(backend.rewrite(import_model(kind.model)))
@@ -123,28 +145,64 @@ def kernel_of(kind: Kind) -> CudaKernel:
     return next(k for k in versions if k.version.startswith(kind.version) and not k.version.endswith(LONG))
 
 
-def instructions(cubin: Path) -> list[str]:
-    """The instructions of an image, without operands."""
+@dataclass(frozen=True)
+class Code:
+    """The instructions of an image, without operands; ``loops``: (first, behind the last) of each backward branch."""
+
+    instructions: tuple[str, ...]
+    loops: tuple[tuple[int, int], ...]
+
+    def inner(self) -> tuple[str, ...]:
+        """The instructions of the loop that multiplies most; of several as good ones the shortest. Empty: none does."""
+        bodies = [self.instructions[a:b] for a, b in self.loops]
+        return max(bodies, key=lambda x: (multiplications(x), -len(x)), default=())
+
+
+def multiplications(code: Sequence[str]) -> int:
+    """Instructions of tensor cores, or of CUDA cores where there are none."""
+    return sum(i.startswith(TENSOR_CORES) for i in code) or sum(i.startswith("FFMA") for i in code)
+
+
+def disassembled(cubin: Path) -> Code:
+    """What nvdisasm says of an image."""
     tool = find_nvdisasm()
     if tool is None:
         raise SystemExit("no nvdisasm: pip install nvidia-cuda-nvdisasm")
     text = subprocess.run([tool, "-c", str(cubin)], capture_output=True, text=True, check=True).stdout
-    return re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)", text, re.MULTILINE)
+    found: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[tuple[int, int]] = []
+    for line in text.splitlines():
+        if label := re.match(r"(\.L_\w+):", line):
+            labels[label[1]] = len(found)
+        elif i := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)(.*)", line):
+            found.append(i[1])
+            to = re.search(r"`\((\.L_\w+)\)", i[2])
+            if i[1].startswith("BRA") and to and to[1] in labels:
+                loops.append((labels[to[1]], len(found)))
+    return Code(tuple(found), tuple(loops))
 
 
 def check(kind: Kind) -> dict[str, Any]:
-    """What a kernel's machine code has and lacks."""
+    """What a kernel's machine code has and lacks, and what it takes of a multiprocessor."""
     k = kernel_of(kind)
+    image = compile_cuda(k.text, kind.arch)
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(compile_cuda(k.text, kind.arch).image)
-        code = instructions(cubin)
-    missing = [w for w in kind.wanted if not any(re.match(w, i) for i in code)]
-    spilled = [i for i in code if i.startswith(SPILLED)]
-    counts = Counter(next((w for w in kind.wanted if re.match(w, i)), i.split(".")[0]) for i in code)
-    shown = {w: counts[w] for w in kind.wanted} | {"instructions": len(code)}
-    return {"kind": kind.name, "version": k.version, "arch": kind.arch, "counts": shown, "missing": missing,
-            "spilled": len(spilled)}  # fmt: skip
+        cubin.write_bytes(image.image)
+        code = disassembled(cubin)
+    found, inner, used = code.instructions, code.inner(), image.kernels[k.name]
+    missing = [w for w in kind.wanted if not any(re.match(w, i) for i in found)]
+    missing += [f"a loop of at most {kind.most}"] if kind.most and not 0 < len(inner) <= kind.most else []
+    spilled = [i for i in found if i.startswith(SPILLED)]
+    counts = Counter(next((w for w in kind.wanted if re.match(w, i)), i.split(".")[0]) for i in found)
+    row = {"kind": kind.name, "version": k.version, "arch": kind.arch, "missing": missing, "spilled": len(spilled),
+           "counts": {w: counts[w] for w in kind.wanted}, "instructions": len(found), "loop": len(inner),
+           "multiplications": multiplications(inner), "registers": used.registers}  # fmt: skip
+    if (shared := k.scratch.constant) is not None:
+        device = load(DEVICES[kind.arch])
+        row |= {"shared": shared, "blocks": device.resident_blocks(k.device.threads, used.registers, shared)}
+    return row
 
 
 def main() -> int:
@@ -153,14 +211,15 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of kinds")
     options = parser.parse_args()
     rows = []
+    print(f"{'kernel':28} {'arch':7} {'version':38} {HEADING}")
     for kind in kinds():
         if options.only and kind.name not in options.only:
             continue
         rows.append(check(kind))
         r = rows[-1]
-        counts = ", ".join(f"{n} {c}" for n, c in r["counts"].items())
         trouble = "".join(f"  LACKS {m}" for m in r["missing"]) + (f"  SPILLS {r['spilled']}" if r["spilled"] else "")
-        print(f"{r['kind']:24} {r['arch']:7} {r['version']:36} {counts}{trouble}", flush=True)
+        numbers = " ".join(f"{r.get(n, ''):>{len(n)}}" for n in HEADING.split())
+        print(f"{r['kind']:28} {r['arch']:7} {r['version']:38} {numbers}{trouble}", flush=True)
     if not options.only:
         record.save("gpu_sass", compiler=compiler_version(), kernels=rows)
     return sum(bool(r["missing"] or r["spilled"]) for r in rows)

@@ -22,6 +22,11 @@ VORTEX = {
     "CNN": ((1, 128), (80, 25088), (10, 4096)), "GNN": ((2708, 1888584), (2, 121), (8, 3703)),
 }  # fmt: skip
 """Ranges of M, N, K (Vortex, Table 3)."""
+VORTEX_CONVOLUTIONS = {
+    "DeepBench": ((1, 16), (7, 700), (1, 20), (1, 2048), (16, 2048)),
+    "CNN": ((1, 64), (4, 768), (1, 11), (3, 832), (16, 512)),
+}
+"""Ranges of images, side, window, channels, filters (Vortex, Table 4)."""
 FLOPS, NUMBERS = 2e12, 2e8
 """A sample above these takes longer, or more memory, than it is worth."""
 
@@ -36,6 +41,23 @@ def vortex(count: int) -> Iterator[tuple[str, int, int, int]]:
             if 2.0 * m * n * k <= FLOPS and m * k + k * n + m * n <= NUMBERS:
                 found += 1
                 yield name, m, n, k
+
+
+def vortex_convolutions(count: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """So many (images, side, window, channels, filters) of each of Vortex's ranges, drawn as ``vortex`` does.
+
+    Windows are odd and no larger than the image, so that a padding of half a window keeps its size.
+    """
+    rng = np.random.default_rng(0)
+    for ranges in VORTEX_CONVOLUTIONS.values():
+        found = 0
+        while found < count:
+            images, side, window, channels, filters = (round(np.exp(rng.uniform(*np.log(r)))) for r in ranges)
+            pixels, steps = images * side**2, channels * window**2
+            small = 2.0 * pixels * steps * filters <= FLOPS / 4 and pixels * (channels + filters) <= NUMBERS
+            if window % 2 and window <= side and small:
+                found += 1
+                yield images, side, window, channels, filters
 
 
 def batches(count: int) -> list[tuple[int, int]]:

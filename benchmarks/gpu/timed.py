@@ -149,14 +149,20 @@ def bytes_(quick: bool) -> Iterator[Case]:
 
 
 def convolutions() -> Iterator[Case]:
-    """Convolutions of resnet50, 1 and 32 images."""
+    """Convolutions of resnet50, 1 and 32 images, and samples of Vortex's ranges."""
     for channels, filters, window, side in CONVOLUTIONS:
-        w = weights.convolution(channels, filters, window)
-        stride = 2 if window == 7 else 1
-        conv = node("Conv", "x", "w", pads=[window // 2] * 4, strides=[stride] * 2)
-        made = model([conv], {"x": ("float16", ["B", channels, side, side])}, w=w)
-        name = f"conv_{channels}_{filters}_{window}x{window}_{side}"
-        yield Case(name, "conv", made, [{"B": 32}, {"B": 1}], "float16", 0, f"conv_{stride}")
+        yield convolution(channels, filters, window, side, 2 if window == 7 else 1, (32, 1))
+    for images, side, window, channels, filters in sizes.vortex_convolutions(3):
+        yield convolution(channels, filters, window, side, 1, (images,))
+
+
+def convolution(channels: int, filters: int, window: int, side: int, stride: int, images: Sequence[int]) -> Case:
+    """One layer with padding and constant weights, any number of images."""
+    w = weights.convolution(channels, filters, window)
+    layer = node("Conv", "x", "w", pads=[window // 2] * 4, strides=[stride] * 2)
+    made = model([layer], {"x": ("float16", ["B", channels, side, side])}, w=w)
+    name = f"conv_{channels}_{filters}_{window}x{window}_{side}"
+    return Case(name, "conv", made, [{"B": n} for n in images], "float16", 0, f"conv_{stride}")
 
 
 def real() -> Iterator[Case]:

@@ -11,12 +11,13 @@ from functools import cached_property, partial
 
 from polydyn.codegen.cpu.contraction import Contraction, plan_part, plan_product
 from polydyn.codegen.cpu.emit import bound_names, emit
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
 from polydyn.codegen.cpu.register_tile import RegisterTile
 from polydyn.codegen.cpu.rows import FLIGHT, NestKernel
 from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import ROW_BLOCKS
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.ir import Alloc, Body, Let, consume, substitute
+from polydyn.codegen.kernel import WORKERS, Kernel
 from polydyn.codegen.lower import Lowering, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.tiles import balance, task_count, tasks, variants
@@ -26,12 +27,11 @@ from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import AttentionParts, unfold
-from polydyn.schedules.tree.attention import cpu_attention
+from polydyn.schedules.tree.attention import ROW_STRIDE, cpu_attention
 from polydyn.schedules.tree.names import LANE, MarkName, b, c, extent, p
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import FIRST_ROW, PANEL, VECTOR
 
-ROW_STRIDE = "row_stride"
 V = Index.of
 
 
@@ -88,11 +88,11 @@ class AttentionKernel:
         )
         count, body = task_count(body), run(self.name, body, tail, names)
         tiles, batches = self.products[0].rows.ceildiv(self.rows), self.products[0].batches
-        launch = {ROW_BLOCKS: maximum(1, minimum(tiles, V("nth").ceildiv(maximum(1, batches))))}
+        launch = {ROW_BLOCKS: maximum(1, minimum(tiles, V(WORKERS).ceildiv(maximum(1, batches))))}
         scratch = scratch_bytes(body).subs({ROW_STRIDE: self._row_stride()})
         note = f"row blocks of {self.rows}" + ", keys packed" * self.plans[0].promote
-        return emit(self.name, body, arrays, symbols, launch, count, scratch, (note, *self.nest.notes), True,
-                    self.target.width)  # fmt: skip
+        kernel = Kernel(self.name, symbols, count, scratch, launch, (note, *self.nest.notes))
+        return emit(kernel, body, arrays, True, self.target.width)
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""

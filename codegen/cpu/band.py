@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from polydyn.codegen.cpu.kernel import CpuTarget
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.passes.transpose import has_transposes
 from polydyn.schedules.expr import loads
 from polydyn.schedules.index import ONE, ZERO, Index

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from polydyn.codegen.cpu.kernel import CpuTarget
 from polydyn.codegen.cpu.plan import REDUCTION_BLOCK, ROW_UNROLL, ContractTuple, Plan
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.operands import dense, operands
 from polydyn.codegen.passes.epilogues import is_long
-from polydyn.schedules.expr import Value, loads, read_of, symbols_of
+from polydyn.schedules.expr import DOTS, Op, Value, loads, read_of, symbols_of
+from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.index import ONE, Index, maximum, product
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles
@@ -20,13 +21,14 @@ V = Index.of
 @dataclass(frozen=True)
 class Contraction:
     """A matmul-like group and the processor that its kernel is for. ``packed``: arrays that already lie in panels along
-    the column iterator.
+    the column iterator. ``footprint``: of the row operand, when that is what is copied.
     """
 
     group: Group
     roles: Roles
     target: CpuTarget
     packed: frozenset[str] = frozenset()
+    footprint: Footprint | None = None
 
     @cached_property
     def accumulation(self) -> Statement:
@@ -80,7 +82,9 @@ class Contraction:
 
     def column_step(self, lanes: int) -> int:
         """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one."""
-        narrow = lanes == self.target.width and self.accumulation.value.dtype == "float32"
+        value = self.accumulation.value
+        words = isinstance(value, Op) and value.name in DOTS
+        narrow = lanes == self.target.width and value.dtype == "float32" and not words
         return self.target.narrow if narrow and self.target.narrow else lanes
 
     @property
@@ -101,7 +105,12 @@ def plan_product(x: Contraction, fill: bool = False, chosen: ContractTuple | Non
 
 
 def _blocked(x: Contraction, plan: Plan, chosen: ContractTuple | None) -> Plan:
-    """A plan with blocks of the reduction, where the sums between two blocks can lie in an epilogue's output."""
+    """A plan with blocks of the reduction, where the sums between two blocks can lie in an epilogue's output.
+
+    A footprint serves all steps, and would be copied again for every block: there it is one.
+    """
+    if x.footprint is not None:
+        return replace(plan, unroll=chosen.unroll if chosen else ROW_UNROLL)
     carrier = next((s for s in x.group.epilogues if s.value.dtype == x.accumulation.value.dtype), None)
     k, r = x.steps.constant, x.inner_steps.constant
     steps, unroll = (chosen.block, chosen.unroll) if chosen else (REDUCTION_BLOCK, ROW_UNROLL)

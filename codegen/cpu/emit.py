@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from polydyn.codegen.check import verify_body
-from polydyn.codegen.cpu.kernel import Kernel
 from polydyn.codegen.cpu.streaming import CACHE
 from polydyn.codegen.ir import Body
+from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.printers.c import KernelPrinter
 from polydyn.debug import Level, show
-from polydyn.schedules.index import Index
 from polydyn.schedules.model import Array, stored
 
 TASK_RANGE = ("begin", "end")
@@ -22,14 +22,13 @@ def bound_names(arrays: Mapping[str, Array], symbols: tuple[str, ...]) -> tuple[
     return (*symbols, *TASK_RANGE, str(CACHE), *stored(arrays))
 
 
-def emit(
-    name: str, body: Body, arrays: Mapping[str, Array], symbols: tuple[str, ...], launch: dict[str, Index],
-    tasks: Index, scratch: Index, notes: tuple[str, ...], inline_math: bool = False, width: int = 0,
-) -> Kernel:  # fmt: skip
-    """The kernel with its text, as ``Kernel`` and ``KernelPrinter`` say. CodegenError: the loop IR is broken."""
+def emit(kernel: Kernel, body: Body, arrays: Mapping[str, Array], inline_math: bool = False, width: int = 0) -> Kernel:
+    """The kernel with its text. ``kernel`` says everything but text and buffers; ``inline_math``, ``width``: as for
+    ``KernelPrinter``. CodegenError: the loop IR is broken.
+    """
     buffers = stored(arrays)
-    verify_body(body, (*symbols, *TASK_RANGE, str(CACHE)), buffers)
+    verify_body(body, (*kernel.symbols, *TASK_RANGE, str(CACHE)), buffers)
     outputs = [n for n, a in arrays.items() if a.role == "output"]
-    text = KernelPrinter(name, buffers, outputs, symbols, inline_math, width).kernel(body)
-    show(Level.TEXTS, name, "kernel", lambda: text, "c")
-    return Kernel(name, text, tuple(buffers), symbols, launch, tasks, scratch, notes)
+    text = KernelPrinter(kernel.name, buffers, outputs, kernel.symbols, inline_math, width).kernel(body)
+    show(Level.TEXTS, kernel.name, "kernel", lambda: text, "c")
+    return replace(kernel, text=text, buffers=tuple(buffers))

@@ -11,18 +11,21 @@ from functools import cached_property, partial
 
 from polydyn.codegen.cpu.contraction import Contraction, plan_product
 from polydyn.codegen.cpu.emit import bound_names, emit
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
 from polydyn.codegen.cpu.plan import ContractTuple, Plan
-from polydyn.codegen.cpu.register_tile import RegisterTile
+from polydyn.codegen.cpu.register_tile import RUN_FIRST, RegisterTile
 from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import COLUMN_BLOCKS, ROW_BLOCKS, SHARED_ELEMENTS, product_blocks
-from polydyn.codegen.ir import Body, Let, consume
+from polydyn.codegen.cpu.strips import FIRST_LINE, LINES, Strips
+from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.ir import Body, For, Let, consume, rewrite
+from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.prefetch import share_panel
 from polydyn.codegen.passes.tiles import allocated, balance, task_count, tasks, variants
 from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.places import Places
+from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.index import Index, maximum
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof.boxes import ContractTiles
@@ -53,13 +56,13 @@ class ContractKernel:
 
     def __init__(
         self, name: str, group: Group, roles: Roles, target: CpuTarget, packed: frozenset[str],
-        chosen: ContractTuple | None = None, fill: bool = False,
+        chosen: ContractTuple | None = None, fill: bool = False, footprint: Footprint | None = None,
     ) -> None:  # fmt: skip
         """``packed``: arrays already laid out in panels along the column iterator. ``chosen``: tuned sizes. ``fill``:
-        FILL copies the rows.
+        FILL copies the rows, as their ``footprint`` where they have one.
         """
         self.name, self.target = name, target
-        self.product = Contraction(group, roles, target, packed)
+        self.product = Contraction(group, roles, target, packed, footprint)
         self.plan = self.sizes(chosen, fill)
 
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
@@ -70,12 +73,14 @@ class ContractKernel:
     def schedule(self) -> Scheduled:
         """Tree and tile map: what the loops are, and where an instance is in the group and in the kernel's buffers."""
         x, p = self.product, self.plan
-        return cpu_product(x.group, x.roles, p.sizes, p.promote, p.fill)
+        places = [n for n, _ in x.footprint.places] if x.footprint else ()
+        return cpu_product(x.group, x.roles, p.sizes, p.promote, p.fill, places)
 
     @cached_property
     def scratch(self) -> Scratch:
         """The operands that are copied."""
-        return self.scratch_kind(self.product, self.plan, Places(self.schedule))
+        kind = Strips if self.product.footprint else self.scratch_kind
+        return kind(self.product, self.plan, Places(self.schedule))
 
     @cached_property
     def tile(self) -> RegisterTile:
@@ -106,30 +111,32 @@ class ContractKernel:
         ranges = Step("tasks", "the coincident band becomes a range of tasks", partial(tasks, runs=True))
         count, body = task_count(body), run(self.name, body, (ranges,), names)
         note = f"register tile {p.rows}x{p.columns}, reduction block {p.block}"
-        note += ", columns packed" * p.promote + ", rows copied" * p.fill + ", epilogue apart" * self.tile.long
+        copied = ", footprint copied" if x.footprint else ", rows copied"
+        note += ", columns packed" * p.promote + copied * p.fill + ", epilogue apart" * self.tile.long
         launch = product_blocks(x, p, (self.schedule.map.tiles("i"), self.schedule.map.tiles("j")))
-        return emit(
-            self.name, body, x.group.arrays, symbols, launch, count, scratch_bytes(body),
-            (note, *dict.fromkeys(self.scratch.notes)), width=self.target.width,
-        )  # fmt: skip
+        notes = (note, *dict.fromkeys(self.scratch.notes))
+        kernel = Kernel(self.name, symbols, count, scratch_bytes(body), launch, notes)
+        return emit(kernel, body, x.group.arrays, width=self.target.width)
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
         nt, mt = self._register_tiles()
-        sizes = {n: e for n, e in self.schedule.parameters().items() if n in BUILD_TIME}
+        sizes = {n: e for n, e in self.schedule.parameters().items() if n in BUILD_TIME} | self.scratch.box()
         pack = Step("pack", "columns are packed into panels", lambda x: consume(x, MarkName.PROMOTE, self.scratch.pack),
                     (SHARE_COLUMNS, PANEL))  # fmt: skip
         fill = Step("fill", "rows are copied", lambda x: consume(x, MarkName.FILL, self.scratch.fill),
-                    (SHARE_ROWS, ROWS))  # fmt: skip
+                    (SHARE_ROWS, ROWS, FIRST_LINE, LINES))  # fmt: skip
         return (
-            Step("bind", "sizes become constants", lambda x: bind(x, sizes)),
+            Step("bind", "sizes become constants", lambda x: bind(x, sizes), (FIRST_LINE, LINES)),
             *((pack,) if self.plan.promote else ()),
             *((fill,) if self.plan.fill else ()),
             Step("balance_columns", "columns in equal shares", lambda x: balance(x, c("j"), nt, COLUMN_BLOCKS, b("j"))),
             Step("balance_rows", "rows in equal shares", lambda x: balance(x, c("i"), mt, ROW_BLOCKS, b("i"))),
             Step("micro", "a micro-kernel for each size of a tile",
                  lambda x: consume(x, MarkName.MICRO, self._variants),
-                 (SHARE_COLUMNS, PANEL, SHARE_ROWS, ROWS, self.tile.name)),
+                 (SHARE_COLUMNS, PANEL, SHARE_ROWS, ROWS, FIRST_LINE, LINES, RUN_FIRST, self.tile.name,
+                  self.tile.sums)),
+            Step("runs", "results of several tiles are stored together", self._runs),
             Step("shares", "a share's scratch", lambda x: consume(x, MarkName.KBLOCK, self._shares)),
             Step("fold", "decided guards and single trips go", fold),
         )  # fmt: skip
@@ -140,7 +147,7 @@ class ContractKernel:
 
     def _shares(self, body: Body) -> Body:
         """The scratch of a share, and where its columns and rows begin."""
-        tm, (nt, mt), (row, col) = self.schedule.map, self._register_tiles(), self.product.operands
+        tm, (nt, mt), (_, col) = self.schedule.map, self._register_tiles(), self.product.operands
         if self.plan.promote:
             lo, hi = (tm.share("j", V(b("j")) + n) for n in (0, 1))
             body = bind(body, {extent(VECTOR): self.scratch.panels(self.product.columns, hi)})
@@ -149,14 +156,16 @@ class ContractKernel:
         if self.plan.fill:
             first, end = (tm.first("i", V(b("i")) + n) for n in (0, 1))
             body = bind(body, {extent(a("i")): self.scratch.rows()})
-            body = allocated(body, ROWS, row.dtype, self.scratch.rows_size(mt.ceildiv(ROW_BLOCKS)))
-            body = (Let(SHARE_ROWS, first, (Let(SHARE_ROWS_END, end, body),)),)
+            dtype, parts = self.scratch.rows_parts()
+            body = allocated(body, ROWS, dtype, self.scratch.rows_size(mt.ceildiv(ROW_BLOCKS)) * parts)
+            body = (Let(SHARE_ROWS, first, (Let(SHARE_ROWS_END, end, self.scratch.around(body)),)),)
         return body
 
     def _variants(self, body: Body) -> Body:
         """A switch over exact row counts, inside it over live columns, around outlined micro-kernels."""
         tm, tile = self.schedule.map, self.tile
         first, following = (tm.origin("i", V(c("i")) + n) for n in (0, 1))
+        tile.turn(body)
         kernel = tile.micro_kernels(body)
 
         def columns(r: int) -> Body:
@@ -168,6 +177,13 @@ class ContractKernel:
             return switch
         lo, hi = (tm.share("i", V(b("i")) + n) for n in (0, 1))
         return share_panel(switch, V(c("i")) - lo, hi - lo)
+
+    def _runs(self, body: Body) -> Body:
+        """Runs of row tiles, where results lie together along rows."""
+        if not self.tile.across:
+            return body
+        origin = partial(self.schedule.map.origin, "i")
+        return rewrite(body, lambda n: self.tile.run(n, origin) if isinstance(n, For) and n.var == c("i") else n)
 
     def shares(self, rows: int, columns: int) -> dict[str, Index]:
         """The launch-time tile: tasks of about ``rows`` x ``columns`` results, in whole register tiles."""

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from polydyn.codegen.cpu.contraction import Contraction
 from polydyn.codegen.cpu.plan import Plan
 from polydyn.codegen.cpu.scratch import Scratch
-from polydyn.codegen.ir import Body, Def, FlatLoad, For, Store, consume, walk
+from polydyn.codegen.cpu.strips import FIRST_LINE, LINES
+from polydyn.codegen.ir import Alloc, Body, Compare, Def, FlatLoad, For, Let, Node, Store, consume, walk
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.operands import multiplied
 from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.columns import Columns, vector_columns
-from polydyn.codegen.passes.epilogues import COLUMN, ROW, finished, instances
+from polydyn.codegen.passes.epilogues import COLUMN, ROW, finished, finished_across, instances
+from polydyn.codegen.passes.pointers import row_pointers
 from polydyn.codegen.passes.prefetch import END, FIRST, LINE, prefetch_next
 from polydyn.codegen.passes.registers import Copies, partial_unroll, registers, share_loads, split_chains, unroll
 from polydyn.codegen.passes.tiles import clip, flatten_loops
+from polydyn.codegen.passes.transpose import has_transposes
 from polydyn.codegen.pipeline import Step, names_of, run
+from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import neutral
 from polydyn.schedules.index import ONE, ZERO, Index, minimum
 from polydyn.schedules.model import Statement
-from polydyn.schedules.tree.names import MarkName, c, extent, p
+from polydyn.schedules.tree.names import MarkName, c, extent, it, p
 from polydyn.schedules.tree.strategies import (
     FIRST_ROW,
     LOAD,
@@ -34,6 +39,10 @@ from polydyn.schedules.tree.strategies import (
 
 CHAINS = 4
 """Sums that hide the latency of an addition, twice as many of narrow vectors; fewer accumulators get so many in all."""
+RUN_FIRST, RUN_ROWS = "run_first", "run_rows"
+"""The first row of a run of register tiles, and its rows."""
+RUN = 48
+"""Rows of a run: three blocks of vectors."""
 V = Index.of
 
 
@@ -53,7 +62,9 @@ class RegisterTile:
         self.part = f"{name}{label and '/'}{label}"
         self.step = product.column_step(plan.lanes)
         self.long = plan.lanes == product.target.width and product.long_epilogues
+        self.dtype = product.accumulation.value.dtype
         self.copies: Copies = {}
+        self.across: Body = ()
 
     # -- sizes ---------------------------------------------------------------------------------------------------
 
@@ -113,11 +124,14 @@ class RegisterTile:
                 Store(self.name, self._cell(LOAD, at, columns), FlatLoad(dtype, e.array, self._address(e, LOAD, at))),
             )
             table[SAVE] = lambda at: (Store(e.array, self._address(e, SAVE, at), local(SAVE, at)),)
-        if not self.long:
+        if not (self.long or self.across):
             return table | {s.name: done(s) for s in x.group.epilogues}
         table |= {s.name: lambda at: () for s in x.group.epilogues}
         first = x.group.epilogues[0].name
-        table[first] = lambda at: (Store(self.sums, self._cell(first, at, self.plan.columns), local(first, at)),)
+        before = (V(FIRST_ROW) - RUN_FIRST) * self.plan.columns if self.across else ZERO
+        table[first] = lambda at: (
+            Store(self.sums, self._cell(first, at, self.plan.columns) + before, local(first, at)),
+        )
         return table
 
     def _cell(self, statement: str, at: Mapping[str, Index], columns: int) -> Index:
@@ -139,21 +153,53 @@ class RegisterTile:
 
     def finished(self, tile: Body, micro: Body, rows: Index) -> Body:
         """A tile with its epilogues behind it, where they are long. ``micro``: as the tree has it; ``rows``: live."""
-        if not self.long:
+        if not self.long or self.across:
             return tile
-        x, wide = self.product, self.plan.columns
-        dtype = x.accumulation.value.dtype
-        epilogues = {s.name: s for s in x.group.epilogues}
+        stores, when = self._apart(micro, V(ROW))
+        sizes = self.plan.rows, self.plan.columns, self.plan.lanes
+        return finished(tile, (self.sums, self.dtype), stores, when, rows, self.stored_columns(), sizes)
+
+    def turn(self, micro: Body) -> None:
+        """Decides how results are stored: by columns, or where they lie together along rows by runs of tiles."""
+        x = self.product
+        arrays = [x.group.arrays[s.array] for s in x.group.epilogues]
+        at = [a.address(s.index) for a, s in zip(arrays, x.group.epilogues, strict=True)]
+        planes = all(i.split(x.roles.row)[0] == ONE != i.split(x.roles.col)[0] for i in at)
+        floats = self.dtype == "float32" and all(a.dtype == "float32" for a in arrays)
+        whole = self.plan.blocks == ONE and self.plan.lanes == x.target.width and has_transposes(x.target)
+        if not (self.plan.fill and planes and floats and whole):
+            return
+        stores, when = self._apart(micro, V(ROW) + RUN_FIRST - FIRST_ROW)
+        made = finished_across((self.sums, self.dtype), stores, V(RUN_ROWS), self.stored_columns(), self.plan.lanes)
+        always = all(c.decided() for c in when)
+        self.across = made if always and not isinstance(made, Declined) else ()
+
+    def run(self, loop: For, origin: Callable[[Index], Index]) -> Node:
+        """The loop over row tiles, in runs whose sums lie in memory until all of them are there."""
+        tiles = max(1, RUN // self.plan.rows)
+        low, high = V("run_lo"), V("run_hi")
+        memory = V(tiles * self.plan.rows * self.plan.columns)
+        body: Body = (replace(loop, lo=low, hi=high), *self.across)
+        body = (Alloc(self.sums, self.dtype, memory, "stack", body),)
+        first = origin(low)
+        names = {"run_lo": loop.lo + V("run") * tiles, "run_hi": minimum(low + tiles, loop.hi), RUN_FIRST: first,
+                 RUN_ROWS: origin(high) - V(RUN_FIRST)}  # fmt: skip
+        for name, value in reversed(names.items()):
+            body = (Let(name, value, body),)
+        return For("run", ZERO, (loop.hi - loop.lo).ceildiv(tiles), body)
+
+    def stored_columns(self) -> Index:
+        """Columns of the current tile, a number where that is known."""
+        n, wide = self.product.columns.constant, self.plan.columns
+        return V(wide) if n is not None and n % wide == 0 else self.live_columns()
+
+    def _apart(self, micro: Body, row: Index) -> tuple[tuple[Store, ...], tuple[Compare, ...]]:
+        """The stores of the epilogues, of sums in memory, and when they run; ``row``: which of the tile's."""
+        epilogues = {s.name: s for s in self.product.group.epilogues}
         done, when = instances(micro, epilogues)
-        stores = []
-        for i in done:
-            at = {**i.at, p("i"): V(ROW), p("j"): V(COLUMN)}
-            total = FlatLoad(dtype, self.sums, V(ROW) * wide + COLUMN)
-            stores.append(self._done(epilogues[i.statement], at, total))
-        n = x.columns.constant
-        columns = V(wide) if n is not None and n % wide == 0 else self.live_columns()
-        sizes = self.plan.rows, wide, self.plan.lanes
-        return finished(tile, (self.sums, dtype), tuple(stores), when, rows, columns, sizes)
+        total = FlatLoad(self.dtype, self.sums, V(ROW) * self.plan.columns + COLUMN)
+        places = ({**i.at, p("i"): row, p("j"): V(COLUMN)} for i in done)
+        return tuple(self._done(epilogues[i.statement], at, total) for i, at in zip(done, places, strict=True)), when
 
     # -- passes --------------------------------------------------------------------------------------------------
 
@@ -175,7 +221,7 @@ class RegisterTile:
         clipped = Step("clip", "the last reduction block ends with the reduction",
                        lambda b: clip(b, (p("k"),), self.places.remaining(acc, "k", p("k"))))  # fmt: skip
         columns = self.places.schedule.parameter(acc, p("j"))
-        names = (self.name, self.sums, FIRST_ROW, SHARE_COLUMNS, PANEL, SHARE_ROWS, ROWS)
+        names = (self.name, self.sums, FIRST_ROW, RUN_FIRST, SHARE_COLUMNS, PANEL, SHARE_ROWS, ROWS, FIRST_LINE, LINES)
         return (
             Step("columns", "the number of columns becomes a constant", lambda b: bind(b, {columns: width})),
             *((clipped,) if self.plan.blocks != ONE else ()),
@@ -187,16 +233,28 @@ class RegisterTile:
 
     def row_steps(self, rows: int) -> tuple[Step, ...]:
         """The micro-kernel for a number of live rows: registers and shared loads."""
-        flat_loops = Step("flatten", "two loops of the reduction become one", lambda b: flatten_loops(b, p("k")))
+        flat_loops = Step("flatten", "loops of the reduction become one where they walk alike", self._flattened)
         unrolled, in_registers, shared = self._register_steps(rows)
+        steps = (p("k"), *self.product.roles.inner)
+        pointers = Step("pointers", "where each row begins", lambda b: row_pointers(b, ROWS, steps))
         return (
             unrolled,
             in_registers,
-            *(flat_loops for _ in self.product.inner),
+            *((flat_loops,) if self.product.inner else ()),
             shared,
-            Step("reduction", "several steps in flight, the next tile prefetched", lambda b: self._reduction(b, rows),
-                 (FIRST, END) if self.streams else ()),
+            Step(
+                "reduction",
+                "several steps in flight, the next tile prefetched",
+                lambda b: self._reduction(b, rows),
+                (FIRST, END) if self.streams else (),
+            ),
+            *((pointers,) if self.product.footprint else ()),
         )
+
+    def _flattened(self, body: Body) -> Body:
+        for x in reversed((p("k"), *map(it, self.product.roles.inner[:-1]))):
+            body = flatten_loops(body, x)
+        return body
 
     def _register_steps(self, rows: int) -> tuple[Step, Step, Step]:
         dtype = self.product.accumulation.value.dtype
@@ -229,10 +287,10 @@ class RegisterTile:
             return split_chains(body, steps[-1], chains)
         body = partial_unroll(body, steps[-1] if steps else p("k"), plan.unroll)
         near = plan.fill or (x.steps.constant or LINE) < 2 * LINE  # in the cache, or rows are one stream
-        if near or x.columns.constant is None:  # K is short where both operands are computed, and variants are many
-            return body
         panel: dict[str, Index] = {}
+        if x.columns.constant is None:  # K is short where both operands are computed, and variants are many
+            return body
         if self.streams:
             panel[c("j")] = minimum(V(c("j")) + 1, x.columns.ceildiv(plan.columns) - 1)
         whole = (x.steps % LINE) == ZERO == (plan.block % LINE)
-        return prefetch_next(body, p("k"), self.next_rows(rows), panel, whole)
+        return prefetch_next(body, p("k"), {} if near else self.next_rows(rows), panel, whole)

@@ -18,8 +18,8 @@ from functools import cached_property, partial
 
 from polydyn.codegen.cpu.band import Band
 from polydyn.codegen.cpu.emit import bound_names, emit
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
 from polydyn.codegen.cpu.streaming import CACHE, STREAM, STREAMS, moved_bytes, reading_order
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -40,6 +40,7 @@ from polydyn.codegen.ir import (
     walk,
     walk_value,
 )  # fmt: skip
+from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, lower, scratch_bytes
 from polydyn.codegen.passes.announce import announce_stores, without_announcements
 from polydyn.codegen.passes.bind import bind, fold
@@ -283,8 +284,8 @@ class NestKernel:
         body, count, scratch = self._versions(body, names)
         drain = Step("drain", "streams end with a fence", _drained)
         body = run(self.name, body, (drain,) if self.streams else (), names)
-        return emit(self.name, body, self.group.arrays, symbols, launch, count, scratch,
-                    tuple(dict.fromkeys(self.notes)), inline_math=True)  # fmt: skip
+        kernel = Kernel(self.name, symbols, count, scratch, launch, tuple(dict.fromkeys(self.notes)))
+        return emit(kernel, body, self.group.arrays, inline_math=True)
 
     def tile_counts(self) -> tuple[Step, ...]:
         """The passes that all versions share."""

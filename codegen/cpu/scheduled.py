@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polydyn.codegen.cpu.emit import bound_names, emit
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -22,6 +22,7 @@ from polydyn.codegen.ir import (
     Store,
     rewrite,
 )
+from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.tiles import TASK, task_count, tasks
@@ -67,8 +68,8 @@ class ScheduledKernel(Instances):
             Step("storage", "buffers around all tasks", self.allocate),
             Step("fold", "decided guards and single trips go", fold),
         ), names)  # fmt: skip
-        scratch, notes = scratch_bytes(body), tuple(dict.fromkeys(self.notes))
-        return emit(self.name, body, self.group.arrays, symbols, {}, count, scratch, notes, inline_math=True)
+        kernel = Kernel(self.name, symbols, count, scratch_bytes(body), notes=tuple(dict.fromkeys(self.notes)))
+        return emit(kernel, body, self.group.arrays, inline_math=True)
 
     def vectorise(self, body: Body) -> Body:
         """Innermost loops of stores as vectors; the others stay, with a note."""

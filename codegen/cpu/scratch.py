@@ -10,6 +10,7 @@ from polydyn.codegen.ir import Body, FlatLoad, For, Node, Store, rewrite, walk
 from polydyn.codegen.lower import flat, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.hoist import hoist_divisions, hoist_guards, hoist_masks
+from polydyn.codegen.passes.parts import part_of, store_parts
 from polydyn.codegen.passes.registers import partial_unroll
 from polydyn.codegen.passes.tiles import clip
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
@@ -87,6 +88,11 @@ class Scratch:
         """Elements allocated for at most ``share`` row tiles."""
         return share * self.plan.rows * self.pitch
 
+    def rows_parts(self) -> tuple[str, int]:
+        """The dtype of the elements of rows, and how many of them make a step: a word's parts lie one by one."""
+        row = self.product.operands[0]
+        return part_of(row) or (row.dtype, 1)
+
     def tiles(self) -> ContractTiles:
         """The sizes as the check of the boxes wants them."""
         p, share = self.plan, V("S")
@@ -96,12 +102,20 @@ class Scratch:
             self.steps,
         )  # fmt: skip
 
+    def box(self) -> dict[str, Index]:
+        """Sizes of loops that the copy of rows runs beside those of the product: none."""
+        return {}
+
+    def around(self, body: Body) -> Body:
+        """What a share knows besides its rows: nothing."""
+        return body
+
     # -- what fills them -----------------------------------------------------------------------------------------
 
     def pack(self, body: Body) -> Body:
         """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
         w = self.plan.lanes
-        body = self._copied(body, PACK, PANEL, self.product.operands[1], self.panel)
+        body = self._copied(body, PACK, PANEL, self.packed)
         body = vectorise_tile(body, LANE, w, mask_extent=self.places.remaining(PACK, "j", LANE))
         whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
         return transpose_copies(fold(whole), a("k"), w) if has_transposes(self.product.target) else fold(whole)
@@ -118,20 +132,30 @@ class Scratch:
                 return n
             return partial_unroll(vectors, n.var, ROW_UNROLL)
 
-        body = self._copied(body, FILL, ROWS, self.product.operands[0], self.row)
+        body = store_parts(self._copied(body, FILL, ROWS, self.filled), ROWS)
         body = rewrite(body, lambda n: hoist_guards(n) if isinstance(n, For) else n)
         body = rewrite(body, vector)
         body = tuple(hoist_masks(n, "m_") if isinstance(n, For) else n for n in body)
         return hoist_divisions(body, "q_")
 
+    def filled(self, at: Coordinates) -> tuple[Index, Value]:
+        """Where FILL stores, and what."""
+        return self.row(FILL, at), self._element(FILL, at, self.product.operands[0])
+
+    def packed(self, at: Coordinates) -> tuple[Index, Value]:
+        """Where PACK stores, and what."""
+        return self.panel(PACK, at), self._element(PACK, at, self.product.operands[1])
+
+    def _element(self, statement: str, at: Coordinates, value: Value) -> Value:
+        return flat(self.product.group, value, self.places.env(statement, at), lambda x: None)
+
     def _copied(
-        self, body: Body, statement: str, buffer: str, value: Value, address: Callable[[str, Coordinates], Index]
+        self, body: Body, statement: str, buffer: str, copied: Callable[[Coordinates], tuple[Index, Value]]
     ) -> Body:
         """A promotion statement as stores; the last block ends with the reduction."""
 
         def store(at: Coordinates) -> Body:
-            element = flat(self.product.group, value, self.places.env(statement, at), lambda x: None)
-            return (Store(buffer, address(statement, at), element),)
+            return (Store(buffer, *copied(at)),)
 
         body = lower(body, {statement: store})
         if self.plan.blocks == ONE:
@@ -144,7 +168,7 @@ class Scratch:
         """The row operand, in place or from its copy, and the column operand, in place, as packed, or from its copy."""
         (row, column), env = self.product.operands, self.places.env(statement, at)
         return (
-            FlatLoad(row.dtype, ROWS, self.row(statement, at))
+            FlatLoad(row.dtype, ROWS, self.row(statement, at) * self.rows_parts()[1])
             if self.plan.fill else flat(self.product.group, row, env, lambda x: None),
             FlatLoad(column.dtype, PANEL, self.panel(statement, at))
             if self.plan.promote else flat(self.product.group, column, env, lambda x: None),

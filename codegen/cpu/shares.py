@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from polydyn.codegen.cpu.contraction import Contraction
 from polydyn.codegen.cpu.plan import Plan
-from polydyn.schedules.index import Index, maximum, minimum
+from polydyn.codegen.kernel import WORKERS
+from polydyn.schedules.group.footprint import Footprint
+from polydyn.schedules.index import ONE, Index, IndexLike, maximum, minimum
 from polydyn.schedules.tree.names import b, extent
 
 ROW_BLOCKS, COLUMN_BLOCKS = extent(b("i")), extent(b("j"))
 """Launch-time symbols: blocks of rows and of columns, in register tiles."""
 BLOCK_ELEMENTS = 1 << 16
 """Elements of rows that a block of them reads or copies: a quarter of a 1 MB L2."""
+STRIP_ELEMENTS = 100_000
+"""Elements of a footprint that stay in a 1 MB L2 beside the columns."""
 SHARED_ELEMENTS = 1 << 17
 """Elements of a column operand that all blocks of rows read from the cache: half of a 1 MB L2."""
 SHORT = 4
@@ -46,7 +50,15 @@ def rows_for_all(rows: int, columns: int, steps: int) -> int:
     return rows_that_stay(rows, Index.of(steps)) if columns * steps <= SHARED_ELEMENTS else 0
 
 
-def row_blocks(mt: Index, nt: Index, most: int, need: Index, cheap_rows: bool) -> dict[str, Index]:
+def strip_tiles(x: Footprint, rows: int) -> Index:
+    """Tiles of ``rows`` rows whose footprint stays in the cache, but so many that half of it is no halo."""
+    one, two = x.elements(ONE), x.elements(Index.of(2))
+    line, halo = maximum(1, two - one), two - 2 * (two - one)
+    lines = maximum(1, (STRIP_ELEMENTS - halo) // line, halo // line)
+    return maximum(1, lines * x.line // rows)
+
+
+def row_blocks(mt: Index, nt: Index, most: IndexLike, need: Index, cheap_rows: bool) -> dict[str, Index]:
     """``mt`` x ``nt`` register tiles in blocks of at most ``most`` row tiles, their number a multiple of ``need``.
 
     Columns are divided where row tiles are fewer than ``need``, and with ``cheap_rows``, which cost nothing to be read
@@ -105,8 +117,10 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
 
     ``tiles``: register tiles along rows and columns.
     """
-    (mt, nt), n, steps, threads = tiles, x.columns, x.steps * x.inner_steps, Index.of("nth")
+    (mt, nt), n, steps, threads = tiles, x.columns, x.steps * x.inner_steps, Index.of(WORKERS)
     need = maximum(1, threads.ceildiv(maximum(1, x.batches)))
+    if x.footprint is not None:
+        return row_blocks(mt, nt, strip_tiles(x.footprint, plan.rows), need, cheap_rows=False)
     if plan.fill:
         copied = plan.block * x.inner_steps
         return row_blocks(mt, nt, rows_that_stay(plan.rows, copied), need, cheap_rows=False)

@@ -13,17 +13,18 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.streaming import SAMPLE
-from polydyn.codegen.ir import Body, FlatLoad, For, If, Node, Store, consume
+from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.ir import Body, FlatLoad, For, If, Let, Node, Store, consume, substitute
+from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.taps import Window, twins
 from polydyn.codegen.passes.vectorise import vectorise_loop
 from polydyn.codegen.pipeline import Step
 from polydyn.codegen.places import Coordinates
-from polydyn.schedules.errors import Declined
+from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Const, FromIndex, Load, Op, Value, loads, neutral, walk
 from polydyn.schedules.index import ONE, ZERO, Index, product
 from polydyn.schedules.model import Group, Statement
@@ -222,12 +223,17 @@ class WindowKernel(NestKernel):
         )  # fmt: skip
 
     def _tile(self, body: Body) -> Body:
-        (loop,) = body
+        first = self.schedule.map.origins[LANES].symbol
+        vectors = f"{first}_v"  # what lanes share of a group of channels: every tile begins with a vector
+        if TILE % self.target.width:
+            raise CodegenError(f"tiles of {TILE} elements do not begin with vectors of {self.target.width}")
+        (loop,) = substitute(body, {first: V(vectors) * self.target.width})
         assert isinstance(loop, For), "the tree has a loop over lanes"
         made = vectorise_loop(loop, self.target.width, 1)
         if isinstance(made, Declined):
             raise _NoVectorsError(str(made))
-        return self._live(OUTPUTS, self._live(LANES, tuple(map(self._vectors, made))))
+        tile = Let(vectors, V(first) // self.target.width, tuple(map(self._vectors, made)))
+        return self._live(OUTPUTS, self._live(LANES, (tile,)))
 
     def _vectors(self, n: Node) -> Node:
         """A loop over vectors, or its masked tail, with its tile in registers."""

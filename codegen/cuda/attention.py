@@ -14,14 +14,13 @@ from dataclasses import replace
 from functools import partial
 
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
-from polydyn.codegen.cuda.emit import bound_names, emit, needed, ordered
-from polydyn.codegen.cuda.group import ProductGroup, product_declined
+from polydyn.codegen.cuda.emit import bound_names, emit, one_block, short_first, without_repeats
+from polydyn.codegen.cuda.group import ProductGroup, product_refusal
 from polydyn.codegen.cuda.instructions import COLUMN, HALVES, INSTRUCTIONS, KEY, LANE, PAIR
-from polydyn.codegen.cuda.kernel import CudaKernel
-from polydyn.codegen.cuda.product import DEALT, UNROLLED, dealt, products, split_copies
+from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products, split_copies
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.work import WARP, Work, product_work
+from polydyn.codegen.cuda.work import WARP, product_work
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -42,15 +41,16 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
+from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.threads import assign, combine_lanes, one_each, pipeline, unrolled
-from polydyn.codegen.passes.tiles import task_count
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.passes.threads import assign, combine_lanes, pipeline, unrolled
+from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import Declined, ScheduleError
 from polydyn.schedules.expr import Const, FromIndex, Load, Value, const, op, transform
+from polydyn.schedules.expr import walk as walk_value
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike, maximum, minimum
 from polydyn.schedules.isl_util import Condition
 from polydyn.schedules.laws.masks import Axis, Logits, check_conditions, visits
@@ -83,7 +83,7 @@ TILE_KEYS = {"mma": 64, "tf32": 32, "lanes": 32}
 DEPTHS = (32, 64, 128)
 """Head sizes that tiles are made for; others are filled up with zeros."""
 PACK = {"float16": "pd_pack_f16x2", "bfloat16": "pd_pack_bf16x2"}
-LOWEST = Const("float32", float("-inf"))
+LOWEST, LOG2_E = Const("float32", float("-inf")), Const("float32", 1.4426950408889634)
 MORE = "more"
 """The register that says whether tiles beyond the mask's end are visited: 1 or 0."""
 WEIGHED = 8
@@ -95,7 +95,7 @@ LOOPS = (f(J1), f(K1), g(J1), f(J2), f(K2), g(J2), "fragment")
 class CudaAttentionKernel:
     """Builds the versions of one attention group.
 
-    ``tf32``: float32 on tensor cores, rounded to tf32. The group is one that ``declined`` has nothing against.
+    ``tf32``: float32 on tensor cores, rounded to tf32. The group is one that ``attention_refusal`` has nothing against.
     """
 
     def __init__(self, name: str, group: Group, parts: AttentionParts, tf32: bool = False) -> None:
@@ -109,26 +109,26 @@ class CudaAttentionKernel:
         self.logit = transform(logit, lambda x: score.value if isinstance(x, Load) and x.buffer == "scores" else x)
         r = parts.score_roles
         row, key = Axis(r.row, self.scores.M, ROWS, b("i")), Axis(r.col, self.scores.N, TILE_KEYS[self.kind], b("l"))
-        self.logits = Logits(self.logit, r.batch, row, key, group.params)
+        self.logits = Logits(self.logit, r.batch, row, key, group.params, (self.scores.acc.array, self.scores.dtype))
         self.visits = visits(self.logits)
         (depth, width), step = self.depths, INSTRUCTIONS[self.kind].shape[2]
         tile = OnlineTile(WARPS, TILE_KEYS[self.kind], depth, width, step)
         self.schedule = online_attention(parts, self.logit, tile)
 
-    def versions(self) -> tuple[CudaKernel, ...]:
+    def versions(self) -> tuple[Kernel, ...]:
         """Versions for wide and for narrower accesses, those that may be launched only where an earlier one may left
         out.
         """
         narrow = ((8, False), (4, False), (2, False)) if self.kind == "mma" else ((4, False),)
         accesses = ((16, True), (16, False), *narrow)
-        return ordered(needed(_Version(self, width, wide).build() for width, wide in accesses))
+        return short_first(without_repeats(_Version(self, width, wide).build() for width, wide in accesses))
 
 
-def declined(parts: AttentionParts) -> Declined | None:
+def attention_refusal(parts: AttentionParts) -> Declined | None:
     """Why an attention is better run as kernels of its parts; None when it is not."""
     for part, roles in ((parts.scores, parts.score_roles), (parts.values, parts.value_roles)):
-        if refused := product_declined(part, roles):
-            return refused
+        if refusal := product_refusal(part, roles):
+            return refusal
     scores = ProductGroup("scores", parts.scores, parts.score_roles)
     values = ProductGroup("values", parts.values, parts.value_roles)
     floats = scores.sums == values.sums == "float32"
@@ -155,50 +155,44 @@ class _Version:
     def __init__(self, of: CudaAttentionKernel, width: int, wide: bool) -> None:
         self.of, self.name, self.group, self.parts = of, of.name, of.group, of.parts
         depth, columns = of.depths
-        self.kind, self.keys, self.keyed = INSTRUCTIONS[of.kind], TILE_KEYS[of.kind], of.kind == "tf32"
+        self.kind, self.keys, self.by_keys = INSTRUCTIONS[of.kind], TILE_KEYS[of.kind], of.kind == "tf32"
         self.tiles = (CudaTile(of.kind, ROWS, self.keys, depth, ROWS // WARPS, self.keys, STAGES),
                       CudaTile(of.kind, ROWS, columns, self.keys, ROWS // WARPS, columns, STAGES))  # fmt: skip
         self.schedule, self.places = of.schedule, Places(of.schedule)
         self.scores = Sums(of.scores, self.kind, self.places, wide, "acc1", ("i", J1))
         self.values = Sums(of.values, self.kind, self.places, wide, "acc2", ("i", J2))
-        self.copies = {c.operand.copied: c for c in (self._copy(width, *x) for x in (
+        self.copies = {c.operand.copy: c for c in (self._copy(width, *x) for x in (
             (of.scores, COPY_Q, FRAG_Q, "a1", "i", K1, (ROWS, depth), None),
             (of.scores, COPY_K, FRAG_K, "b1", J1, K1, (self.keys, depth), b("l")),
             (of.values, COPY_V, FRAG_V, "b2", J2, J1, (columns, self.keys), b("l"))))}  # fmt: skip
 
     def _copy(
-        self, width: int, of: ProductGroup, copied: str, loaded: str, name: str, axis: str, steps: str,
+        self, width: int, of: ProductGroup, copy: str, load: str, name: str, axis: str, steps: str,
         extents: tuple[int, int], slot: Coord | None,
     ) -> Copy:  # fmt: skip
         """How one operand comes: ``a1``, ``b1`` of the scores, ``b2`` of the values."""
         column, loops = name.startswith("b"), (s("j") if name.startswith("b") else s("i"), s("k"))
         frag = f"{name[0]}_frag{name[1]}"
-        x = Operand(f"tile_{name}", frag, of.values[column], axis, steps, extents, copied, loaded, loops, self.places,
+        x = Operand(f"tile_{name}", frag, of.values[column], axis, steps, extents, copy, load, loops, self.places,
                     slot, column)  # fmt: skip
         return copy_of(of.group, x, STAGES if slot else 1, width, self.kind)
 
-    def build(self) -> tuple[CudaKernel, ...]:
+    def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of, version = self.of, self.version
         name, names = f"{self.name}_{version}", bound_names(self._arrays(), self.group.params)
         body = self._loops(name, of.visits.live)
         body = body if _walks(body) else self._loops(name, ())
-        body = run(name, body, self.steps(), names)
-        count = task_count(body)
-        body = run(name, body, (
-            Step("blocks", "a block is a task", one_each),
-            Step("registers", "scores, sums and fragments are registers", self._allocate),
-            Step("fold", "decided guards and single trips go", fold),
-        ), names)  # fmt: skip
-        wanted = [*(x for c in self.copies.values() for x in c.multiples), *self.values.wanted]
+        body, count = one_block(name, body, self.steps(), self._allocate, names)
+        multiples = [*(x for c in self.copies.values() for x in c.multiples), *self.values.multiples]
         few = sum(of.depths) > 128 or self.kind.name != "mma"  # more registers than three blocks leave
         blocks = 2 if few else 3
         rows, keys = of.scores.M.ceildiv(ROWS), of.scores.N.ceildiv(self.keys)
-        known: dict[str, IndexLike] = {b("i"): rows, b("l"): keys, "task": count, MORE: 1}
-        known |= {x: of.scores.extents[x] for x in self.parts.score_roles.batch}
-        kernel = CudaKernel(name, "", (), self.group.params, WARPS * 32, count, ZERO, version,
-                            tuple(dict.fromkeys(wanted)), work=self._work(keys, blocks))  # fmt: skip
-        return emit(kernel, body, self._arrays(), known, blocks)
+        limits: dict[str, IndexLike] = {b("i"): rows, b("l"): keys, "task": count, MORE: 1}
+        limits |= {x: of.scores.extents[x] for x in self.parts.score_roles.batch}
+        kernel = Kernel(name, self.group.params, count, version=version, multiples=tuple(dict.fromkeys(multiples)),
+                        block=Block(WARPS * 32, work=self._work(keys, blocks)))  # fmt: skip
+        return emit(kernel, body, self._arrays(), limits, blocks)
 
     @property
     def version(self) -> str:
@@ -215,11 +209,13 @@ class _Version:
         """The passes up to the coincident band."""
         sizes, values = {n: x for n, x in self.schedule.parameters().items() if n not in DEALT}, self.values
         kinds = UNROLLED | dict.fromkeys(LOOPS, "unroll") | ({f(K1): "unroll2"} if self.kind.name == "lanes" else {})
-        tiles, held = tuple(c.name for c in self.copies.values()), tuple(n for n, _, _ in self._registers())
+        tiles, registers = tuple(c.name for c in self.copies.values()), tuple(n for n, _, _ in self._registers())
         return (
             Step("copy", "copies are dealt to threads", lambda x: consume(x, MarkName.COPY, self.copy), tiles),
-            Step("pipeline", "copies run ahead in a ring", lambda x: consume(x, MarkName.PIPELINE, self.ring), held),
-            Step("rows", "a warp's rows are its lanes'", self.rows_of_lanes, held),
+            Step(
+                "pipeline", "copies run ahead in a ring", lambda x: consume(x, MarkName.PIPELINE, self.ring), registers
+            ),
+            Step("rows", "a warp's rows are its lanes'", self.rows_of_lanes, registers),
             Step("bind", "sizes become constants", lambda x: bind(x, sizes)),
             Step("assign", "units are warps", lambda x: assign(x, {w("i"): "warp"})),
             Step(
@@ -232,7 +228,7 @@ class _Version:
                 "epilogue", "staged rows lie where the ring was", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)
             ),
             Step("multiply", "the mark of the arithmetic goes", lambda x: consume(x, MarkName.MULTIPLY)),
-            Step("lower", "statements become instructions", lambda x: lower(x, self._table()), ("stage", *held)),
+            Step("lower", "statements become instructions", lambda x: lower(x, self._table()), ("stage", *registers)),
             Step("unroll", "loops over registers", lambda x: unrolled(x, kinds)),
             Step("fold", "decided guards and single trips go", fold),
         )
@@ -242,21 +238,23 @@ class _Version:
         prove(self.schedule)
         if live:
             check_conditions(self.of.logits, live, self.of.logits.hidden())
-        return loops(name, visited(self.schedule.tiled(), live))
+        return loops(name, without_hidden(self.schedule.tiled(), live))
 
     def _work(self, keys: Index, blocks: int) -> Work:
         """Both products of a tile of keys; between them a lane has some instructions for each of its scores."""
         tiles, copies = self.tiles, (self.copies[COPY_K], self.copies[COPY_V])
         first, second = (product_work(t, (c,), keys, blocks) for t, c in zip(tiles, copies, strict=True))
-        issued = first.issued + second.issued + ROWS * self.keys // WARP * WEIGHED
-        return replace(first, flops=first.flops + second.flops, shared=first.shared + second.shared, issued=issued,
-                       moved=first.moved + second.moved, elements=second.elements)  # fmt: skip
+        return replace(
+            first, flops=first.flops + second.flops, shared=first.shared + second.shared,
+            instructions=first.instructions + second.instructions + ROWS * self.keys // WARP * WEIGHED,
+            traffic=first.traffic + second.traffic, elements=second.elements,
+        )  # fmt: skip
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
     def copy(self, body: Body) -> Body:
         """Global -> shared, dealt to all threads of the block."""
-        return dealt(body, self.copies.values(), WARPS * 32, lambda c: True)
+        return deal_copies(body, self.copies.values(), WARPS * 32, lambda c: True)
 
     def rows_of_lanes(self, body: Body) -> Body:
         """What happens to a warp's rows between the products, before them and after."""
@@ -265,7 +263,7 @@ class _Version:
 
     def epilogue(self, body: Body) -> Body:
         """Staged rows lie where the ring was."""
-        return (Call("pd_syncthreads"), *self.values.staging(body, WARPS))
+        return (Call("pd_syncthreads"), *self.values.stage_rows(body, WARPS))
 
     def ring(self, body: Body) -> Body:
         """The walk over the keys, in its shared memory."""
@@ -302,11 +300,11 @@ class _Version:
         seen, least = Reg("float32", "seen"), Const("float32", self.of.visits.least or 0.0)
         at: dict[str, Index] = {b("i"): V(b("i")), w("i"): V("warp")}
         row = self.places.element(LOGIT, "i", at) + LANE // 4 + HALVES * 8
-        own = Set("seen", FlatLoad("float32", "top", HALVES), 1, "min")
+        least_seen = Set("seen", FlatLoad("float32", "top", HALVES), 1, "min")
         enough = op("where", op("ge", seen, least), const(0, "int32"), const(1, "int32"))
         return (
             Def("seen", Const("float32", float("inf"))),
-            For("row_half", ZERO, V(2), (If((Compare("<", row, self.of.scores.M),), (own,)),)),
+            For("row_half", ZERO, V(2), (If((Compare("<", row, self.of.scores.M),), (least_seen,)),)),
             *combine_lanes("seen", seen, "min"),
             If((Compare("==", LANE, ZERO),), (Store("votes", V("warp"), enough),)),
             Call("pd_syncthreads"),
@@ -318,7 +316,7 @@ class _Version:
         points = [n.var for n in walk(body) if isinstance(n, For)]
         if inst.statement in (SCORE, VALUE):
             return substitute((inst,), dict.fromkeys(points, ZERO))
-        return lane_points(inst, points, KEY if self.keyed and inst.statement in (INIT, LOGIT) else COLUMN)
+        return lane_points(inst, points, KEY if self.by_keys and inst.statement in (INIT, LOGIT) else COLUMN)
 
     # -- statements ----------------------------------------------------------------------------------------------
 
@@ -328,7 +326,7 @@ class _Version:
         return {
             INIT: partial(self.scores.init, INIT),
             FRAG_Q: partial(q.load, self.kind),
-            FRAG_K: partial(k.load, self.kind, keys=self.keyed),
+            FRAG_K: partial(k.load, self.kind, keys=self.by_keys),
             SCORE: partial(products, self.scores, (q, k), SCORE),
             LOGIT: self.logits,
             FRAG_W: self.weights,
@@ -346,31 +344,43 @@ class _Version:
     def logits(self, a: Mapping[str, Index]) -> Body:
         """The logit of a score; -inf beyond the last key."""
         env = self.places.env(LOGIT, a)
-        own, place = self.of.scores.acc.array, self.scores.register(*self.scores.fragment(LOGIT, a))
+        array, place = self.of.scores.acc.array, self.scores.register(*self.scores.fragment(LOGIT, a))
         score = FlatLoad("float32", "acc1", place)
-        value = flat(self.group, self.of.logit, env, lambda x: score if x.buffer == own else None)
-        return (If(self.scores.live(env), (Store("acc1", place, value),), (Store("acc1", place, LOWEST),)),)
+        value = flat(self.group, self.of.logit, env, lambda x: score if x.buffer == array else None)
+        rows, keys = self.scores.live(env)  # a row beyond the last one is not stored: it must read nothing
+        live = (rows, keys) if any(isinstance(x, FlatLoad) and x != score for x in walk_value(value)) else (keys,)
+        return (If(live, (Store("acc1", place, value),), (Store("acc1", place, LOWEST),)),)
 
     def rows(self) -> Body:
         """Online softmax: the new maximum, what was there scaled to it, weights and their sum."""
         top, total = (FlatLoad("float32", n, HALVES) for n in ("top", "total"))
-        peak, scale, part = (Reg("float32", n) for n in ("peak", "scale", "part"))
+        peak, base, scale, part = (Reg("float32", n) for n in ("peak", "base", "scale", "part"))
         score = FlatLoad("float32", "acc1", V("fragment") * 4 + HALVES * 2 + PAIR)
-        one, zero = Const("float32", 1.0), Const("float32", 0.0)
-        weight = op("where", op("eq", score, LOWEST), zero, op("exp", op("sub", score, peak)))
-        shrink = op("where", op("eq", peak, top), one, op("exp", op("sub", top, peak)))  # also when both are -inf
+        zero = Const("float32", 0.0)
+        finite = op("where", op("eq", peak, LOWEST), zero, peak)  # a row that has seen nothing yet has weights of 0
         half: Body = (
             Def("peak", top),
             *self._scores((Set("peak", score, 1, "max"),)),
             *_across("peak", "max"),
-            Def("scale", shrink),
+            Def("base", self._scaled(finite)),
+            Def("scale", self._power(top, base)),
             Def("part", zero),
-            *self._scores((Store("acc1", score.address, weight), Set("part", score, 1, "sum"))),
+            *self._scores((Store("acc1", score.address, self._power(score, base)), Set("part", score, 1, "sum"))),
             Store("total", HALVES, op("add", op("mul", total, scale), part)),
             Store("top", HALVES, peak),
             *self._values(lambda v: op("mul", v, scale)),
         )
         return (For("row_half", ZERO, V(2), half),)
+
+    def _scaled(self, x: Value) -> Value:
+        """What is subtracted from logits: of 16 bits in units of log 2, as ``ex2`` has them."""
+        return op("mul", x, LOG2_E) if self.kind.name == "mma" else x
+
+    def _power(self, x: Value, base: Value) -> Value:
+        """exp(x - base), ``base`` as ``_scaled`` gives it: of 16 bits one multiplication and addition, one ``ex2``."""
+        if self.kind.name == "mma":
+            return Apply("float32", "pd_exp2_fast", (op("sub", op("mul", x, LOG2_E), base),))
+        return op("exp", op("sub", x, base))
 
     def weights(self, a: Mapping[str, Index]) -> Body:
         """Weights as the row operand of an instruction: a lane has them in its fragments of scores, or in its row's.
@@ -381,12 +391,12 @@ class _Version:
         if self.kind.name != "mma":
             return self._weights_of_float32(a[f(K2)])
 
-        def packed(register: int) -> Value:
+        def pack(register: int) -> Value:
             at = (a[f(K2)] * 2 + register // 2) * 4 + register % 2 * 2
             pair = tuple(FlatLoad("float32", "acc1", at + e) for e in range(2))
             return Apply("uint32", PACK[self.of.values.dtype], pair)
 
-        return tuple(Store("a_frag2", V(r), packed(r)) for r in range(4))
+        return tuple(Store("a_frag2", V(r), pack(r)) for r in range(4))
 
     def _weights_of_float32(self, step: Index) -> Body:
         if self.kind.name == "tf32":  # registers are (row half, half of the keys) = (r % 2, r / 2)
@@ -394,9 +404,9 @@ class _Version:
             return tuple(Store("a_frag2", V(r), Apply("uint32", "pd_f32_to_tf32", (x,))) for r, x in enumerate(scores))
         out: Body = ()
         for half, e in ((h, e) for h in range(2) for e in range(4)):
-            own = FlatLoad("float32", "acc1", step // 2 * 4 + (half * 2 + e % 2))
+            weight = FlatLoad("float32", "acc1", step // 2 * 4 + (half * 2 + e % 2))
             lane = FromIndex("int32", LANE // 4 * 4 + step % 2 * 2 + e // 2)
-            out += (Store("a_frag2", V(half * 4 + e), Apply("float32", "pd_shfl_idx", (own, lane))),)
+            out += (Store("a_frag2", V(half * 4 + e), Apply("float32", "pd_shfl_idx", (weight, lane))),)
         return out
 
     def finish(self) -> Body:
@@ -434,26 +444,26 @@ class _Version:
         return (Alloc(c.name, c.dtype, V(c.elements), "shared", body),)
 
 
-def visited(tiled: TiledGroup, live: tuple[Condition, ...]) -> TiledGroup:
+def without_hidden(tiled: TiledGroup, live: tuple[Condition, ...]) -> TiledGroup:
     """The tree without the tiles of keys for which ``live`` does not hold: those that a mask hides."""
     statements = tuple(
         replace(s, conditions=(*s.conditions, *live)) if b("l") in s.coords else s for s in tiled.statements
     )
     coords = {k for s in tiled.statements for k in s.coords}
-    asked = dict.fromkeys(x for c in live for x in sorted(c.expr.symbols() - coords))
-    params = dict.fromkeys((*tiled.params, *asked))
+    symbols = dict.fromkeys(x for c in live for x in sorted(c.expr.symbols() - coords))
+    params = dict.fromkeys((*tiled.params, *symbols))
     return replace(tiled, statements=statements, params=tuple(params))
 
 
 def _walks(body: Body) -> bool:
     """Whether one loop walks over the keys in every block: not so where masks leave one tile, or nothing of a head."""
     rings = [n for n in walk(body) if isinstance(n, Mark) and n.name == MarkName.PIPELINE]
-    guarded = any(m is r for n in walk(body) if isinstance(n, If) for m in walk((n,)) for r in rings)
+    behind_if = any(m is r for n in walk(body) if isinstance(n, If) for m in walk((n,)) for r in rings)
     loops = [n for r in rings for n in r.body]
-    return len(loops) == 1 and isinstance(loops[0], For) and not guarded
+    return len(loops) == 1 and isinstance(loops[0], For) and not behind_if
 
 
 def _across(register: str, reduce: str) -> Body:
     """The four lanes of a row agree."""
-    own = Reg("float32", register)
-    return tuple(Set(register, Apply("float32", "pd_shfl_xor", (own, const(o, "int32"))), 1, reduce) for o in (1, 2))
+    value = Reg("float32", register)
+    return tuple(Set(register, Apply("float32", "pd_shfl_xor", (value, const(o, "int32"))), 1, reduce) for o in (1, 2))

@@ -24,7 +24,7 @@ V = Index.of
 class Operand:
     """An operand of a product: its value, and where it is in tile space.
 
-    ``tile``, ``fragment``: its buffers in shared memory and in registers. ``copied``, ``loaded``: the statements that
+    ``tile``, ``fragment``: its buffers in shared memory and in registers. ``copy``, ``load``: the statements that
     write them, at whose coordinates ``places`` says where it is. ``axis``: of its own, ``steps``: of the reduction;
     ``extents``: of the tile along both; ``loops``: of the copy, likewise. ``slot``: the loop that counts tiles in the
     ring, None where there is one tile. ``column``: it is the column operand.
@@ -36,8 +36,8 @@ class Operand:
     axis: str
     steps: str
     extents: tuple[int, int]
-    copied: str
-    loaded: str
+    copy: str
+    load: str
     loops: tuple[Coord, Coord]
     places: Places
     slot: Coord | None
@@ -92,20 +92,20 @@ class Copy:
         pairs = zip(self.operand.loops, self.operand.extents, strict=True)
         return {extent(x): n // (self.vector if x == self.innermost else 1) for x, n in pairs}
 
-    def tile(self, a: Mapping[str, Index], own: Index, k: Index) -> Tile:
+    def tile(self, a: Mapping[str, Index], mn: Index, k: Index) -> Tile:
         """An element of the tile that an instance at ``a`` means."""
         (whole, steps), slot = self.operand.extents, self.operand.slot
-        row, column, pitch = (own, k, steps) if self.along_k else (k, own, whole)
+        row, column, pitch = (mn, k, steps) if self.along_k else (k, mn, whole)
         first = a[slot] % self.stages * self.elements if slot else ZERO
         return Tile(self.dtype, self.name, first, row, column, pitch, self.chunk)
 
     def issue(self, a: Mapping[str, Index]) -> Body:
         """One copy: of a vector by cp.async, or of an element through a register; zeros outside the operand."""
         x, at = self.operand, {**a, self.innermost: a[self.innermost] * self.vector}
-        own, k = (at[c] for c in x.loops)
-        live, steps = (x.places.left(x.copied, axis, at) for axis in (x.axis, x.steps))
-        value = flat(self.group, x.value, x.places.env(x.copied, at), lambda x: None)
-        place = self.tile(a, own, k)
+        mn, k = (at[c] for c in x.loops)
+        live, steps = (x.places.left(x.copy, axis, at) for axis in (x.axis, x.steps))
+        value = flat(self.group, x.value, x.places.env(x.copy, at), lambda x: None)
+        place = self.tile(a, mn, k)
         if not self.asynchronous:
             return (_through_register(place, value, live, steps),)
         assert isinstance(value, FlatLoad)
@@ -121,12 +121,12 @@ class Copy:
         ``keys``: the columns are the steps of another product.
         """
         x = self.operand
-        cell = x.places.cell(x.loaded, x.tile, a)
-        own, k = (cell[axis] for axis in (x.axis, x.steps))
-        number = x.places.number(x.loaded, x.fragment, x.axis, a, by.loads)
+        cell = x.places.cell(x.load, x.tile, a)
+        mn, k = (cell[axis] for axis in (x.axis, x.steps))
+        number = x.places.number(x.load, x.fragment, x.axis, a, by.loads)
         if not by.warp:
-            return (Store(x.fragment, number, self.tile(a, own, k)),)
-        return load(by, int(x.column), self.along_k, partial(self.tile, a), x.fragment, number, own, k, keys)
+            return (Store(x.fragment, number, self.tile(a, mn, k)),)
+        return load(by, int(x.column), self.along_k, partial(self.tile, a), x.fragment, number, mn, k, keys)
 
 
 def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> Call:
@@ -134,10 +134,10 @@ def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> C
         return Op("bool", "gt", (FromIndex("int64", i), FromIndex("int64", ZERO)))
 
     inside = Op("bool", "and", (positive(live), positive(steps)))
-    guarded: Value = Op(value.dtype, "where", (inside, value, Const(value.dtype, 0.0)))
+    element: Value = Op(value.dtype, "where", (inside, value, Const(value.dtype, 0.0)))
     if value.dtype in WRITE:
-        guarded = Apply(value.dtype, WRITE[value.dtype], (guarded,))
-    return Call(f"pd_sts<{STORAGE[value.dtype]}>", (place, guarded))
+        element = Apply(value.dtype, WRITE[value.dtype], (element,))
+    return Call(f"pd_sts<{STORAGE[value.dtype]}>", (place, element))
 
 
 def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) -> Copy:
@@ -157,8 +157,8 @@ def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) 
     single = replace(base, chunk=1 if across else together)
     if not isinstance(x.value, Load):
         return single
-    a: dict[str, Index] = {y.coord: V(y.coord) for y in x.places.map.views[x.copied].loops}
-    env = x.places.env(x.copied, a)
+    a: dict[str, Index] = {y.coord: V(y.coord) for y in x.places.map.views[x.copy].loops}
+    env = x.places.env(x.copy, a)
     address = flat(group, x.value, env, lambda v: None)
     assert isinstance(address, FlatLoad)
     single = replace(single, asynchronous=size >= 4)
@@ -171,10 +171,10 @@ def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) 
         most = 1 if along_k and across else max(1, width // size)
         if by.name == "imma" and multiples(rest, together, iterators) == ():
             most = together  # always, whatever the other operand asks for
-        vector, wanted = _widest(rest, most, size, iterators)
-        kept = 1 if along_k and across else 8 if by.name == "tf32" and not along_k else together
-        return replace(base, along_k=along_k, vector=vector, asynchronous=vector * size >= 4, chunk=kept,
-                       multiples=wanted)  # fmt: skip
+        vector, alignment = _widest(rest, most, size, iterators)
+        chunk = 1 if along_k and across else 8 if by.name == "tf32" and not along_k else together
+        return replace(base, along_k=along_k, vector=vector, asynchronous=vector * size >= 4, chunk=chunk,
+                       multiples=alignment)  # fmt: skip
     return single
 
 
@@ -182,8 +182,8 @@ def _widest(rest: Index, most: int, size: int, iterators: frozenset[str]) -> tup
     """Elements of a copy, at most ``most``, that addresses may allow, and what it asks for; cp.async has 4 bytes."""
     vector = most
     while vector > 1:
-        wanted = multiples(rest, vector, iterators)
-        if wanted is not None:
-            return vector, wanted
+        more = multiples(rest, vector, iterators)
+        if more is not None:
+            return vector, more
         vector = vector // 2 if vector * size > 4 else 1
     return 1, ()

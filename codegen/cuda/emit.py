@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from polydyn.codegen.check import verify_body
-from polydyn.codegen.cuda.kernel import CudaKernel
 from polydyn.codegen.ir import Body, Compare
+from polydyn.codegen.kernel import Kernel
+from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.narrow import LIMIT, narrow_conditions
-from polydyn.codegen.passes.threads import WARP
+from polydyn.codegen.passes.threads import WARP, one_each
+from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.pipeline import Step, run
 from polydyn.codegen.printers.cuda import THREAD, CudaPrinter, shared_bytes
+from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.debug import Level, show
+from polydyn.schedules.expr import FLOATS
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.model import Array, stored
 
@@ -24,50 +29,68 @@ def bound_names(arrays: Mapping[str, Array], symbols: Sequence[str]) -> tuple[st
     return (*symbols, *THREAD, *stored(arrays))
 
 
+def one_block(
+    name: str, body: Body, steps: Iterable[Step], registers: Callable[[Body], Body], names: Collection[str]
+) -> tuple[Body, Index]:
+    """What a block does after the ``steps`` of a kernel family, and the number of blocks.
+
+    ``registers`` allocates what a thread holds; ``names``: as for ``pipeline.run``.
+    """
+    body = run(name, body, steps, names)
+    count = task_count(body)
+    last = (
+        Step("blocks", "a block is a task", one_each),
+        Step("registers", "what a thread holds are registers", registers),
+        Step("fold", "decided guards and single trips go", fold),
+    )
+    return run(name, body, last, names), count
+
+
 def emit(
-    kernel: CudaKernel, body: Body, arrays: Mapping[str, Array], known: Mapping[str, IndexLike], blocks: int = 1
-) -> tuple[CudaKernel, ...]:
+    kernel: Kernel, body: Body, arrays: Mapping[str, Array], limits: Mapping[str, IndexLike], blocks: int = 1
+) -> tuple[Kernel, ...]:
     """The kernel with its text: a version with 32-bit indices where they can be enough, then the general one.
 
-    ``kernel`` says everything but text, buffers and shared memory. ``known``: upper bounds of block and tile numbers
+    ``kernel`` says everything but text, buffers and shared memory. ``limits``: upper bounds of block and tile numbers
     (``narrow_conditions``). ``blocks``: wanted per multiprocessor.
     """
     buffers = stored(arrays)
     outputs = [n for n, a in arrays.items() if a.role == "output"]
+    floats = {arrays[n].dtype for n in outputs} & set(FLOATS)
     verify_body(body, (*kernel.symbols, *THREAD), buffers)
-    kernel = replace(kernel, buffers=tuple(buffers), smem=shared_bytes(body))
-    threads: dict[str, IndexLike] = {"tid": kernel.threads, "lane": WARP, "warp": kernel.threads // WARP}
-    threads["bid"] = kernel.grid
-    bounds = {n: Index.of(i) for n, i in {**threads, **known}.items()}
+    kernel, block = replace(kernel, buffers=tuple(buffers), scratch=shared_bytes(body)), kernel.device
+    threads: dict[str, IndexLike] = {"tid": block.threads, "lane": WARP, "warp": block.threads // WARP}
+    threads["bid"] = kernel.tasks
+    bounds = {n: Index.of(i) for n, i in {**threads, **limits}.items()}
     guard = narrow_conditions(body, bounds)
 
-    def printed(name: str, index_type: str) -> str:
-        printer = CudaPrinter(name, buffers, outputs, kernel.symbols, kernel.threads, index_type,
-                              [m.name for m in kernel.maps])  # fmt: skip
+    def print_kernel(name: str, index_type: str) -> str:
+        printer = CudaPrinter(name, buffers, outputs, kernel.symbols, block.threads, index_type,
+                              [m.name for m in block.maps], bool(floats) and floats <= set(HALF))  # fmt: skip
         text = printer.kernel(body, blocks)
         show(Level.TEXTS, kernel.name, f"kernel_{index_type}", lambda: text, "cu")
         return text
 
     name = kernel.name + "_long"
-    long = replace(kernel, name=name, text=printed(name, "int64_t"), version=kernel.version + LONG)
+    long = replace(kernel, name=name, text=print_kernel(name, "int64_t"), version=kernel.version + LONG)
     if guard is None:
         return (long,)
-    arithmetic = kernel.grid * 4  # of block numbers: sums of a few products that are at most the grid each
+    arithmetic = kernel.tasks * 4  # of block numbers: sums of a few products that are at most the grid each
     if arithmetic.constant is None:
         guard = (Compare("<=", arithmetic, Index.of(LIMIT)), *guard)
-    short = replace(kernel, text=printed(kernel.name, "int32_t"), conditions=(*kernel.conditions, *guard))
+    short = replace(kernel, text=print_kernel(kernel.name, "int32_t"), conditions=(*kernel.conditions, *guard))
     return (short, long) if guard else (short,)
 
 
-def needed(made: Iterable[tuple[CudaKernel, ...]]) -> list[CudaKernel]:
+def without_repeats(versions: Iterable[tuple[Kernel, ...]]) -> list[Kernel]:
     """Versions (each with its two widths of indices) without those that only run where an earlier one runs too."""
-    out: list[CudaKernel] = []
-    for kernels in made:
+    out: list[Kernel] = []
+    for kernels in versions:
         if kernels and not any(set(earlier.multiples) <= set(kernels[0].multiples) for earlier in out):
             out += kernels
     return out
 
 
-def ordered(versions: Sequence[CudaKernel]) -> tuple[CudaKernel, ...]:
+def short_first(versions: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Versions with 32-bit indices first, otherwise in the order given."""
     return tuple(sorted(versions, key=lambda k: k.version.endswith(LONG)))

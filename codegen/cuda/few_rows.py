@@ -15,8 +15,7 @@ from functools import partial
 from polydyn.codegen.cuda.emit import bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.kernel import CudaKernel
-from polydyn.codegen.cuda.work import UNROLLED, Work
+from polydyn.codegen.cuda.work import UNROLLED
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -36,11 +35,12 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
+from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import fold
 from polydyn.codegen.passes.threads import assign, one_each, spread, unrolled
 from polydyn.codegen.passes.tiles import task_count
-from polydyn.codegen.passes.widen import Wanted, multiples, widen
+from polydyn.codegen.passes.widen import Multiples, multiples, widen
 from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES
@@ -69,7 +69,7 @@ REGISTERS = {2: 48, 8: 120}
 """Registers of a thread, by rows (``docs/adr/0005-cuda.md``, rounded up to what is allocated)."""
 
 
-def gemv_versions(product: ProductGroup) -> list[CudaKernel]:
+def gemv_versions(product: ProductGroup) -> list[Kernel]:
     """The versions for few rows, fewest first; none when the column operand cannot be read in vectors."""
     column = product.values[1]
     if product.roles.inner or not isinstance(column, Load) or (product.M.constant or 1) > ROWS[-1]:
@@ -97,12 +97,12 @@ class _Gemv:
         self.block = COLUMNS * self.warps[0] * self.columns
         self.schedule = self._schedule()
         self.places = Places(self.schedule)
-        self.wanted: dict[tuple[Index, int], None] = {}
+        self.multiples: dict[tuple[Index, int], None] = {}
         along = self.K if along_k else self.N
         if along.constant is None:
-            self.wanted[along, self.vector] = None
+            self.multiples[along, self.vector] = None
 
-    def build(self) -> tuple[CudaKernel, ...]:
+    def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths; nothing when the addresses do not allow vectors."""
         if ((self.K if self.along_k else self.N).constant or 0) % self.vector:
             return ()
@@ -117,12 +117,14 @@ class _Gemv:
             Step("registers", "a lane's sums are registers", self._allocate),
         ), names)  # fmt: skip
         blocks = self.schedule.extents()
-        known: dict[str, IndexLike] = {b("i"): blocks[b("i")], b("j"): blocks[b("j")], "task": count}
-        known |= {x: self.extents[x] for x in self.roles.batch}
+        limits: dict[str, IndexLike] = {b("i"): blocks[b("i")], b("j"): blocks[b("j")], "task": count}
+        limits |= {x: self.extents[x] for x in self.roles.batch}
         few = () if self.M.constant else (Compare("<=", self.M, V(self.rows)),)
-        kernel = CudaKernel(name, "", (), self.group.params, self._threads(), count, ZERO, self.version,
-                            tuple(self.wanted), conditions=few, work=self._work())  # fmt: skip
-        return emit(kernel, body, self.group.arrays, known)
+        kernel = Kernel(
+            name, self.group.params, count, version=self.version, multiples=tuple(self.multiples), conditions=few,
+            block=Block(self._threads(), work=self._work()),
+        )  # fmt: skip
+        return emit(kernel, body, self.group.arrays, limits)
 
     @property
     def version(self) -> str:
@@ -138,7 +140,7 @@ class _Gemv:
         """The passes up to the coincident band."""
         places, threads = self._places(), self._threads()
         table: dict[str, Lowering] = {INIT: self.init}
-        table |= {s.name: partial(self.done, s) for s in self.product.epilogues}
+        table |= {s.name: partial(self.epilogue, s) for s in self.product.epilogues}
         points: dict[str, str] = dict.fromkeys((p("i"), p("j")), "unroll")
         lane, rows = tuple(places), tuple(f"row{r}" for r in range(self.rows))
         sizes = self.schedule.parameters()
@@ -176,10 +178,12 @@ class _Gemv:
     def _work(self) -> Work:
         elements, item = self.block * self.step, ITEMSIZE[self.product.values[1].dtype]
         at_once = WORDS if item == 1 else 1  # four bytes by one instruction
-        issued = elements * (self.rows + 1) // (32 * at_once) + elements * (self.rows + 1) // (32 * self.vector)
-        moved = elements * item
-        return Work(self.K.ceildiv(self.step), REGISTERS[self.rows], moved=moved, issued=issued, flight=UNROLLED,
-                    elements=self.rows * self.block, by_warps=False)  # fmt: skip
+        instructions = elements * (self.rows + 1) // (32 * at_once) + elements * (self.rows + 1) // (32 * self.vector)
+        traffic = elements * item
+        return Work(
+            self.K.ceildiv(self.step), REGISTERS[self.rows], traffic=traffic, instructions=instructions,
+            flight=UNROLLED, elements=self.rows * self.block, by_warps=False,
+        )  # fmt: skip
 
     # -- places --------------------------------------------------------------------------------------------------
 
@@ -208,8 +212,8 @@ class _Gemv:
 
     def _env(self, row: Index, point: str, k: Index) -> dict[str, Index]:
         column = V("j_vec") if self.along_k else V("j_vec") * self.vector + point
-        own = {self.roles.row: row, self.roles.col: column, self.roles.block: k}
-        return {x: V(x) for x in self.roles.batch} | own
+        axes = {self.roles.row: row, self.roles.col: column, self.roles.block: k}
+        return {x: V(x) for x in self.roles.batch} | axes
 
     def _register(self, row: int, column: IndexLike) -> Index:
         return V(row * self.columns) + column
@@ -229,11 +233,11 @@ class _Gemv:
         assert inst.statement == ACC
         k = V("k_vec") * self.vector + "p" if self.along_k else V("k_vec")
         symbols = (*self.roles.batch, "k_vec", "j_vec", "p", *(f"row{r}" for r in range(self.rows)))
-        made = self._by_words(k, symbols) or self._by_elements(k, symbols)
-        self.wanted |= dict.fromkeys(made[1])
-        return (Let("k_vec", self._at("k") // self._depth, made[0]),)
+        vectors = self._by_words(k, symbols) or self._by_elements(k, symbols)
+        self.multiples |= dict.fromkeys(vectors[1])
+        return (Let("k_vec", self._at("k") // self._depth, vectors[0]),)
 
-    def _by_elements(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Wanted]:
+    def _by_elements(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Multiples]:
         """A product for each point."""
         points: Body = ()
         for r in range(self.rows):
@@ -241,40 +245,40 @@ class _Gemv:
             pair = [flat(self.group, v, env, lambda x: None) for v in self.product.values]
             place = self._register(r, ZERO if self.along_k else V("p"))
             points += (Store("acc", place, self.product.term(*pair), "sum"),)
-        made = widen(points, "p", self.vector, stored(self.group.arrays), symbols)
-        assert made is not None, "nothing is stored to memory here"
-        return made
+        vectors = widen(points, "p", self.vector, stored(self.group.arrays), symbols)
+        assert vectors is not None, "nothing is stored to memory here"
+        return vectors
 
-    def _by_words(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Wanted] | None:
+    def _by_words(self, k: Index, symbols: tuple[str, ...]) -> tuple[Body, Multiples] | None:
         """Four products of bytes at once, where both operands have them along the reduction; None elsewhere."""
         if not self.along_k or not set(self.product.dtypes) <= set(BYTES):
             return None
         a, b = self.product.values
         pairs = [(b, V("row0")), *((a, V(f"row{r}")) for r in range(self.rows))]
         reads: Body = ()
-        wanted: Wanted = ()
+        alignment: Multiples = ()
         for n, (v, row) in enumerate(pairs):
             x = flat(self.group, v, self._env(row, "p", k), lambda x: None)
             stride, first = x.address.split("p") if isinstance(x, FlatLoad) else (ZERO, ZERO)
-            need = multiples(first, self.vector, symbols)
-            if not isinstance(x, FlatLoad) or stride != ONE or "p" in first.symbols() or need is None:
+            more = multiples(first, self.vector, symbols)
+            if not isinstance(x, FlatLoad) or stride != ONE or "p" in first.symbols() or more is None:
                 return None
-            wanted += need
+            alignment += more
             words = Pointer("uint32", "words", V(n * WORDS))
             reads += (Call(f"pd_ldg_wide<{WORDS}>", (words, Pointer("uint32", x.buffer, first))),)
         dots = tuple(self._dot(r) for r in range(self.rows))
         body: Body = (*reads, For("word", ZERO, V(WORDS), dots, "unroll"))
-        return (Alloc("words", "uint32", V(len(pairs) * WORDS), "register", body),), wanted
+        return (Alloc("words", "uint32", V(len(pairs) * WORDS), "register", body),), alignment
 
     def _dot(self, row: int) -> Store:
         """A word of a row times one of the column."""
-        own = FlatLoad("int32", "acc", self._register(row, ZERO))
+        total = FlatLoad("int32", "acc", self._register(row, ZERO))
         a, b = (FlatLoad("uint32", "words", V("word") + n * WORDS) for n in (row + 1, 0))
-        return Store("acc", own.address, Apply("int32", f"pd_dp4a_{TENSOR[self.product.dtypes]}", (a, b, own)))
+        return Store("acc", total.address, Apply("int32", f"pd_dp4a_{TENSOR[self.product.dtypes]}", (a, b, total)))
 
     def reduce(self, body: Body) -> Body:
         """The loop of a lane, for columns that exist."""
-        loop: Body = unrolled_by(body, b("k"), UNROLLED)
+        loop: Body = unroll_by(body, b("k"), UNROLLED)
         for r in range(self.rows):
             loop = (Let(f"row{r}", minimum(self._at("i", i=r), self.M - 1), loop),)
         return (If((self._live(),), (Let("j_vec", self._at("j") // self.columns, loop),)),)
@@ -282,18 +286,18 @@ class _Gemv:
     def combine(self, body: Body) -> Body:
         """All lanes of a column by shuffles, then a warp's sums to shared memory, where epilogues add them."""
         assert {n.statement for n in walk(body) if isinstance(n, Inst)} == {CLEAR, SUM}
-        own = FlatLoad(self.sums, "acc", V("r"))
+        total = FlatLoad(self.sums, "acc", V("r"))
         steps = [s if self.along_k else s * COLUMNS for s in (4, 2, 1)]
         across = tuple(
-            Store("acc", V("r"), Apply(self.sums, "pd_shfl_xor", (own, const(s, "int32"))), "sum") for s in steps
+            Store("acc", V("r"), Apply(self.sums, "pd_shfl_xor", (total, const(s, "int32"))), "sum") for s in steps
         )
         keep = tuple(
             Store("sums", self._sum(V(w("k")), V(r), column), FlatLoad(self.sums, "acc", self._register(r, c)))
             for r in range(self.rows)
             for c, column in enumerate(self._columns())
         )
-        added = For("r", ZERO, V(self.rows * self.columns), across, "unroll")
-        return (added, If((Compare("==", V(lanes("k")), ZERO),), keep), Call("pd_syncthreads"))
+        sums = For("r", ZERO, V(self.rows * self.columns), across, "unroll")
+        return (sums, If((Compare("==", V(lanes("k")), ZERO),), keep), Call("pd_syncthreads"))
 
     def _columns(self) -> list[Index]:
         """The lane's columns in the block."""
@@ -304,7 +308,7 @@ class _Gemv:
         """Where a warp leaves its sum of an element of the block."""
         return (warp * self.rows + row) * self.block + column
 
-    def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
+    def epilogue(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An element of the block: the warps' sums in their order, then the epilogue."""
         row, column = a[e("i")], a[e("j")]
         parts = [FlatLoad(self.sums, "sums", self._sum(V(n), row, column)) for n in range(self.warps[1])]
@@ -319,7 +323,7 @@ class _Gemv:
         return (Let("e_row", row, (Let("e_column", column, body),)),)
 
 
-def unrolled_by(body: Body, var: str, times: int) -> Body:
+def unroll_by(body: Body, var: str, times: int) -> Body:
     """Loop ``var`` with so many iterations in flight."""
     return tuple(
         For(n.var, n.lo, n.hi, n.body, f"unroll{times}") if isinstance(n, For) and n.var == var else n for n in body

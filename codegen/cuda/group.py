@@ -14,7 +14,7 @@ from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles
 
 
-def product_declined(group: Group, roles: Roles) -> Declined | None:
+def product_refusal(group: Group, roles: Roles) -> Declined | None:
     """Why a product is not built for CUDA; None when it is."""
     row, col = _narrow(operands(group.backbone, roles))
     alike = row.dtype == col.dtype or {row.dtype, col.dtype} <= set(BYTES)
@@ -38,8 +38,8 @@ class ProductGroup:
         row, col = _narrow(operands(self.acc, roles))
         self.sums = self.acc.value.dtype
         self.dtype, self.dtypes, self.values = row.dtype, (row.dtype, col.dtype), (row, col)
-        if refused := product_declined(group, roles):
-            raise CodegenError(str(refused))  # whoever builds has asked before
+        if refusal := product_refusal(group, roles):
+            raise CodegenError(str(refusal))  # whoever builds has asked before
 
     def epilogue_value(self, s: Statement, env: Mapping[str, IndexLike], total: Value) -> Value:
         """What an epilogue stores, ``total`` being the sum of the products."""

@@ -74,38 +74,38 @@ TENSOR = {
 """Operands' dtypes -> the end of the name of the tensor cores' instruction."""
 
 
-def permuted(column: Index) -> Index:
+def permute(column: Index) -> Index:
     """The key that a column of a fragment stands for where a lane has columns t and t + 4 (``KEY``)."""
     return column // 2 + column % 2 * 4
 
 
 def load(
-    i: Instruction, which: int, along_k: bool, at: At, frag: str, number: Index, own: Index, k: Index,
+    i: Instruction, which: int, along_k: bool, at: At, frag: str, number: Index, mn: Index, k: Index,
     keys: bool = False,
 ) -> Body:  # fmt: skip
     """Shared memory -> registers: 16 rows (``which`` 0) or 16 columns (two fragments) and the steps of an instruction.
 
-    ``along_k``: the tile is contiguous along the steps. ``number``: of the load; ``own``, ``k``: its first row or
-    column and step in the tile. ``keys``: columns are ``permuted``.
+    ``along_k``: the tile is contiguous along the steps. ``number``: of the load; ``mn``, ``k``: its first row or
+    column and step in the tile. ``keys``: columns are permuted (``permute``).
     """
     place = number * (i.registers[which] * (1 if which == 0 else 2))
     if i.name == "lanes":
-        return _by_lane(which, along_k, at, frag, place, own, k)
+        return _by_lane(which, along_k, at, frag, place, mn, k)
     if i.name == "tf32" and not along_k:
-        return _rounded(which, at, frag, place, own, k, keys)
+        return _round_columns(which, at, frag, place, mn, k, keys)
     if i.name == "imma" and not along_k:
         assert which == 1, "copies bring rows of bytes along the steps"
-        return _byte_columns(at, frag, place, own, k)
+        return _byte_columns(at, frag, place, mn, k)
     # matrix m = lane / 8 of the four: A wants rows m % 2 and k m / 2 in this order, B the reverse
     step = i.shape[2] // 2
     low, high = LANE % 16, LANE // 16 * step
-    split_low, split_high = LANE // 8 % 2 * 8, LANE // 16 * 8 + (permuted(LANE % 8) if keys else LANE % 8)
+    split_low, split_high = LANE // 8 % 2 * 8, LANE // 16 * 8 + (permute(LANE % 8) if keys else LANE % 8)
     if which == 0:
-        own, k = (own + low, k + high) if along_k else (own + split_low, k + split_high)
+        mn, k = (mn + low, k + high) if along_k else (mn + split_low, k + split_high)
     else:
-        own, k = (own + split_high, k + LANE // 8 % 2 * step) if along_k else (own + LANE // 16 * 8, k + low)
+        mn, k = (mn + split_high, k + LANE // 8 % 2 * step) if along_k else (mn + LANE // 16 * 8, k + low)
     function = "pd_ldmatrix_x4_trans" if not along_k else "pd_ldmatrix_x4"
-    out: Body = (Call(function, (Pointer("uint32", frag, place), at(own, k))),)
+    out: Body = (Call(function, (Pointer("uint32", frag, place), at(mn, k))),)
     if i.name == "tf32":
         for r in range(4):
             value = Apply("float32", "pd_bits_to_f32", (FlatLoad("uint32", frag, place + r),))
@@ -113,7 +113,7 @@ def load(
     return out
 
 
-def _byte_columns(at: At, frag: str, place: Index, own: Index, k: Index) -> Body:
+def _byte_columns(at: At, frag: str, place: Index, mn: Index, k: Index) -> Body:
     """16 columns and 32 steps of a tile of bytes that is contiguous along its columns.
 
     ldmatrix transposes pairs of bytes; the pairs are taken apart in registers, so one fragment gets the even columns
@@ -121,22 +121,22 @@ def _byte_columns(at: At, frag: str, place: Index, own: Index, k: Index) -> Body
     """
     step = LANE // 16 * 16 + LANE % 8 // 2 * 4 + (LANE // 8 + LANE % 8 // 4) % 2 * 2 + LANE % 2
     pointer = Pointer("uint32", frag, place)
-    read = Call("pd_ldmatrix_x4_trans", (pointer, at(own, k + step)))
+    read = Call("pd_ldmatrix_x4_trans", (pointer, at(mn, k + step)))
     return (read, Call("pd_byte_columns", (pointer, FromIndex("int32", LANE))))
 
 
-def _rounded(which: int, at: At, frag: str, place: Index, own: Index, k: Index, keys: bool) -> Body:
+def _round_columns(which: int, at: At, frag: str, place: Index, mn: Index, k: Index, keys: bool) -> Body:
     """The same for a tile of float32 that is contiguous along its own side, where ldmatrix has no transposition."""
-    first = permuted(LANE // 4) if keys else LANE // 4
+    first = permute(LANE // 4) if keys else LANE // 4
     out: Body = ()
     for r in range(4):
         side, half = (r % 2, r // 2) if which == 0 else (r // 2, r % 2)
-        element = at(own + first + side * 8, k + LANE % 4 + half * 4)
+        element = at(mn + first + side * 8, k + LANE % 4 + half * 4)
         out += (Store(frag, place + r, Apply("uint32", "pd_f32_to_tf32", (element,))),)
     return out
 
 
-def _by_lane(which: int, along_k: bool, at: At, frag: str, place: Index, own: Index, k: Index) -> Body:
+def _by_lane(which: int, along_k: bool, at: At, frag: str, place: Index, mn: Index, k: Index) -> Body:
     """What a lane multiplies itself, along the longest access that memory allows.
 
     Step e of its row or column s is register 4 s + e; of columns in a tile contiguous along them, 2 e + s.
@@ -147,17 +147,17 @@ def _by_lane(which: int, along_k: bool, at: At, frag: str, place: Index, own: In
         step = 8 if which == 0 else 1
         if along_k:
             out += tuple(
-                Call("pd_lds_wide<4>", (Pointer("float32", frag, place + start + s * 4), at(own + first + s * step, k)))
+                Call("pd_lds_wide<4>", (Pointer("float32", frag, place + start + s * 4), at(mn + first + s * step, k)))
                 for s in range(2)
             )
         elif which == 1:
             out += tuple(
-                Call("pd_lds_wide<2>", (Pointer("float32", frag, place + start + e * 2), at(own + first, k + e)))
+                Call("pd_lds_wide<2>", (Pointer("float32", frag, place + start + e * 2), at(mn + first, k + e)))
                 for e in range(4)
             )
         else:
             out += tuple(
-                Store(frag, place + (s * 4 + e), at(own + first + s * step, k + e))
+                Store(frag, place + (s * 4 + e), at(mn + first + s * step, k + e))
                 for s in range(2) for e in range(4)
             )  # fmt: skip
     return out

@@ -1,6 +1,6 @@
 """What a tile of a CUDA product has to keep to: the hard constraints of the code generator, in one place.
 
-``broken`` names what a tile breaks before any text is made of it: what ``cuda_product.TiledProduct`` can print, what
+``broken_rule`` names what a tile breaks before any text is made of it: what ``product.TiledProduct`` can print, what
 the proof accepts (``schedules.prove``), what every device allows a block. What a particular device holds is asked with
 ``shared_bytes`` and ``registers``; what a kernel really takes only its compiler knows.
 """
@@ -52,12 +52,12 @@ def warp_part(tile: CudaTile) -> tuple[int, int]:
 def shared_bytes(tile: CudaTile, dtypes: tuple[str, str], sums: str) -> int:
     """Bytes of shared memory of a block: the ring, and after it, in its place, the staged rows of the warps' sums."""
     sides = zip((tile.bm, tile.bn), dtypes, strict=True)
-    ring = sum(_aligned(own * tile.bk * tile.stages * ITEMSIZE[d]) for own, d in sides)
+    ring = sum(_align(mn * tile.bk * tile.stages * ITEMSIZE[d]) for mn, d in sides)
     stage = tile.threads // WARP * STAGED * SLAB * ITEMSIZE[sums] if tile.kind.warp else 0
     return max(ring, stage)
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
@@ -69,7 +69,7 @@ def registers(tile: CudaTile) -> int:
     return sums + rows * kind.registers[0] + columns * kind.registers[1] + ADDRESSES
 
 
-def broken(tile: CudaTile, dtypes: tuple[str, str]) -> str | None:
+def broken_rule(tile: CudaTile, dtypes: tuple[str, str]) -> str | None:
     """The rule that a tile breaks for operands of these dtypes, by name; None when it breaks none."""
     kind = INSTRUCTIONS.get(tile.instruction)
     if kind is None or tile.instruction not in MULTIPLIED.values() or not set(dtypes) <= set(kind.dtypes):
@@ -84,7 +84,7 @@ def broken(tile: CudaTile, dtypes: tuple[str, str]) -> str | None:
         f"a unit takes multiples of {rows} x {columns}": tile.wm % rows or tile.wn % columns,
         f"a step of the ring is a multiple of {steps}": tile.bk % steps,
         f"sides and steps of a block are at least {least} bytes": any(
-            min(own, tile.bk) * ITEMSIZE[d] < least for own, d in sides
+            min(mn, tile.bk) * ITEMSIZE[d] < least for mn, d in sides
         ),
         "units divide the block": tile.bm % tile.wm or tile.bn % tile.wn,
         "a ring has at least two stages": tile.stages < 2,

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from polydyn.codegen.cuda.copies import Copy, Operand, copy_of
-from polydyn.codegen.cuda.emit import bound_names, emit
+from polydyn.codegen.cuda.emit import bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import multiply
-from polydyn.codegen.cuda.kernel import CudaKernel
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.work import WARP, Work, product_work
+from polydyn.codegen.cuda.work import WARP, product_work
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -30,11 +29,12 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
+from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold
-from polydyn.codegen.passes.threads import assign, one_each, pipeline, rasterise, spread, unrolled
-from polydyn.codegen.passes.tiles import balance, task_count
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.passes.threads import assign, pipeline, rasterise, spread, unrolled
+from polydyn.codegen.passes.tiles import balance
+from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
@@ -53,7 +53,7 @@ UNROLLED = dict.fromkeys(
 )
 
 
-def scheduled(of: ProductGroup, tile: CudaTile) -> Scheduled:
+def schedule_tile(of: ProductGroup, tile: CudaTile) -> Scheduled:
     """Tree and tile map of a tile."""
     return gpu_product(of.group, of.roles, tile.sizes(), of.shares != ONE)
 
@@ -61,7 +61,7 @@ def scheduled(of: ProductGroup, tile: CudaTile) -> Scheduled:
 class TiledProduct:
     """One tile with one width of copies; ``wide``: epilogues store 16 bytes at once.
 
-    ``paired``: even and odd columns are in fragments of their own.
+    ``in_pairs``: even and odd columns are in fragments of their own.
     """
 
     def __init__(self, of: ProductGroup, tile: CudaTile, width: int, wide: bool) -> None:
@@ -69,7 +69,7 @@ class TiledProduct:
         if not set(of.dtypes) <= set(tile.kind.dtypes):
             remedy = "mma for float16 and bfloat16, imma for int8 and uint8, fma for float32 and int32"
             raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy=remedy)
-        self.schedule = scheduled(of, tile)
+        self.schedule = schedule_tile(of, tile)
         self.places = Places(self.schedule)
         operands = (
             Operand("tile_a", "a_frag", of.values[0], "i", "k", (tile.bm, tile.bk), COPY_A, FRAG_A, (s("i"), s("k")),
@@ -78,8 +78,8 @@ class TiledProduct:
                     self.places, b("k"), True),
         )  # fmt: skip
         row, column = (copy_of(self.group, x, tile.stages, width, tile.kind) for x in operands)
-        self.copies, self.paired = (row, column), tile.instruction == "imma" and not column.along_k
-        self.sums = Sums(of, tile.kind, self.places, wide, paired=self.paired)
+        self.copies, self.in_pairs = (row, column), tile.instruction == "imma" and not column.along_k
+        self.sums = Sums(of, tile.kind, self.places, wide, in_pairs=self.in_pairs)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
         """One instruction."""
@@ -98,20 +98,20 @@ class TiledProduct:
                 raise CodegenError(f"points {trips} are not the instruction {self.tile.shape}")
             points = [n.var for n in walk(body) if isinstance(n, For)]
             return substitute((inst,), dict.fromkeys(points, ZERO))
-        if inst.statement == STAGE and self.paired:
+        if inst.statement == STAGE and self.in_pairs:
             return substitute((inst,), {p("i"): ZERO, p("j"): ZERO})
         return lane_points(inst, (p("i"), p("j")))
 
     def copy(self, body: Body) -> Body:
         """Global -> shared, dealt to all threads of the block, the unit-stride side innermost."""
         # registers of many loads in flight would spill, those of many addresses beside pairs of bytes too
-        return dealt(body, self.copies, self.tile.threads, lambda c: c.bytes == 16 or not self.paired)
+        return deal_copies(body, self.copies, self.tile.threads, lambda c: c.bytes == 16 or not self.in_pairs)
 
     def epilogue(self, body: Body) -> Body:
         """The sums' way through shared memory, where the ring was."""
         if not self.tile.kind.warp:
             return body
-        return (Call("pd_syncthreads"), *self.sums.staging(body, self.tile.threads // WARP))
+        return (Call("pd_syncthreads"), *self.sums.stage_rows(body, self.tile.threads // WARP))
 
     def ring(self, body: Body) -> Body:
         """The pipelined loop in its shared memory."""
@@ -122,25 +122,16 @@ class TiledProduct:
 
     # -- the whole kernel ----------------------------------------------------------------------------------------
 
-    def build(self) -> tuple[CudaKernel, ...]:
+    def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
         of, t = self.of, self.tile
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
-        body = run(name, loops(name, self.schedule.tiled()), self.steps(), names)
-        count = task_count(body)
-        body = run(name, body, (
-            Step("blocks", "a block is a task", one_each),
-            Step("registers", "sums and fragments are registers", self._allocate),
-            Step("fold", "decided guards and single trips go", fold),
-        ), names)  # fmt: skip
-        wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.sums.wanted)))
-        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
-        known: dict[str, IndexLike] = {b("i"): rows, b("j"): columns, b("s"): of.shares, "block": rows * columns}
-        known |= {"strip": rows + RASTER, "strip_rows": RASTER, "task": count}
-        known |= {x: self.extents[x] for x in of.roles.batch}
+        body, count = one_block(name, loops(name, self.schedule.tiled()), self.steps(), self._allocate, names)
+        wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.sums.multiples)))
         work = self.work.shared_by(of.shares)
-        kernel = CudaKernel(name, "", (), self.group.params, t.threads, count, ZERO, self.version, wide, work=work)
-        return emit(kernel, body, self.group.arrays, known, self.blocks)
+        block = Block(t.threads, work=work)
+        kernel = Kernel(name, self.group.params, count, version=self.version, multiples=wide, block=block)
+        return emit(kernel, body, self.group.arrays, block_limits(of, t, count), self.blocks)
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""
@@ -151,7 +142,7 @@ class TiledProduct:
         unit = V("warp") if t.kind.warp else V("tid")
         units: dict[str, Index] = {w("i"): unit // extents[w("j")], w("j"): unit % extents[w("j")]}
         rings = tuple(c.name for c in self.copies)
-        held = (self.sums.acc, *(c.operand.fragment for c in self.copies))
+        registers = (self.sums.acc, *(c.operand.fragment for c in self.copies))
         split = Step("balance", "shares of the reduction", lambda x: balance(x, b("k"), tiles, shares, b("s")))
         return (
             *((split,) if shares != ONE else ()),
@@ -171,7 +162,7 @@ class TiledProduct:
                 "epilogue", "staged rows lie where the ring was", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)
             ),
             Step("multiply", "the mark of the arithmetic goes", lambda x: consume(x, MarkName.MULTIPLY)),
-            Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("stage", *held)),
+            Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("stage", *registers)),
             Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED | self._in_flight(tiles))),
             Step("fold", "decided guards and single trips go", fold),
             Step("rasterise", "blocks that share operands", lambda x: rasterise(x, b("i"), b("j"), RASTER)),
@@ -180,8 +171,8 @@ class TiledProduct:
     def _in_flight(self, tiles: Index) -> dict[str, str]:
         """How loops of the reduction are unrolled: more steps at once would keep too many operands in registers."""
         steps: dict[str, str] = {}
-        if self.paired or not self.tile.kind.warp:
-            steps[f("k")] = "unroll1" if self.paired else "unroll2"
+        if self.in_pairs or not self.tile.kind.warp:
+            steps[f("k")] = "unroll1" if self.in_pairs else "unroll2"
         if self.tile.instruction == "imma" and tiles.constant is not None and self.of.shares == ONE:
             steps[b("k")] = "unroll1"  # where the compiler knows how many there are
         return steps
@@ -203,13 +194,13 @@ class TiledProduct:
             ACC: self.accumulate,
             STAGE: self.sums.stage,
         }
-        return table | {x.name: partial(self.sums.done, x) for x in self.of.epilogues}
+        return table | {x.name: partial(self.sums.epilogue, x) for x in self.of.epilogues}
 
     def _allocate(self, body: Body) -> Body:
         body = (Alloc(self.sums.acc, self.of.sums, V(self.sums.registers), "register", body),)
         for c, n in zip(self.copies, self.tile.kind.registers, strict=True):
-            held, pieces = self.tile.kind.register or self.of.sums, self.sums.fragments[c.operand.column]
-            body = (Alloc(c.operand.fragment, held, V(pieces * n), "register", body),)
+            dtype, pieces = self.tile.kind.register or self.of.sums, self.sums.fragments[c.operand.column]
+            body = (Alloc(c.operand.fragment, dtype, V(pieces * n), "register", body),)
         return body
 
     @property
@@ -218,13 +209,21 @@ class TiledProduct:
 
         Many narrow copies need more registers than two blocks of the largest tile leave.
         """
-        wanted = self.tile.blocks
-        return wanted if min(c.bytes for c in self.copies) >= 8 else max(1, wanted // 2)
+        blocks = self.tile.blocks
+        return blocks if min(c.bytes for c in self.copies) >= 8 else max(1, blocks // 2)
 
     @property
     def work(self) -> Work:
         """What a block does that has the whole reduction."""
         return product_work(self.tile, self.copies, self.of.K.ceildiv(self.tile.bk), self.blocks)
+
+
+def block_limits(of: ProductGroup, tile: CudaTile, count: Index) -> dict[str, IndexLike]:
+    """Upper bounds of the numbers of blocks and of what they are made of."""
+    rows, columns = of.M.ceildiv(tile.bm), of.N.ceildiv(tile.bn)
+    strips = {"block": rows * columns, "strip": rows + RASTER, "strip_rows": Index.of(RASTER), "task": count}
+    batch = {x: of.extents[x] for x in of.roles.batch}
+    return {b("i"): rows, b("j"): columns, b("s"): of.shares, **strips, **batch}
 
 
 def products(sums: Sums, copies: tuple[Copy, Copy], statement: str, a: Mapping[str, Index]) -> Body:
@@ -235,10 +234,10 @@ def products(sums: Sums, copies: tuple[Copy, Copy], statement: str, a: Mapping[s
     return multiply(sums.kind, sums.of.dtypes, copies[1].along_k, sums.acc, frags, fragment, row, column)
 
 
-def dealt(body: Body, copies: Iterable[Copy], threads: int, at_once: Callable[[Copy], bool]) -> Body:
+def deal_copies(body: Body, copies: Iterable[Copy], threads: int, at_once: Callable[[Copy], bool]) -> Body:
     """A copy's loops dealt to the threads of a block, the unit-stride side innermost; ``at_once``: all in flight."""
     inst = next(n for n in walk(body) if isinstance(n, Inst))
-    c = next(x for x in copies if x.operand.copied == inst.statement)
+    c = next(x for x in copies if x.operand.copy == inst.statement)
     body = lower(bind(body, c.trips()), {inst.statement: c.issue})
     return spread(body, c.innermost, threads, "unroll" if c.asynchronous and at_once(c) else "unroll2")
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from polydyn.codegen.cpu.kernel import CpuTarget
 from polydyn.codegen.cpu.rows import NestKernel
-from polydyn.codegen.cuda.emit import bound_names, emit, ordered
-from polydyn.codegen.cuda.kernel import CudaKernel
+from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.cuda.emit import bound_names, emit, short_first
 from polydyn.codegen.cuda.work import row_work
 from polydyn.codegen.ir import (
     Alloc,
@@ -39,6 +38,7 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
+from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import (
@@ -52,7 +52,7 @@ from polydyn.codegen.passes.threads import (
     register,
 )
 from polydyn.codegen.passes.tiles import task_count
-from polydyn.codegen.passes.widen import Wanted, widen
+from polydyn.codegen.passes.widen import Multiples, widen
 from polydyn.codegen.pipeline import Step, loops, run
 from polydyn.codegen.printers.cuda_values import HALF
 from polydyn.schedules.errors import CodegenError
@@ -81,17 +81,17 @@ class CudaNestKernel:
         self.name, self.group, self.prefix, self.phases = name, group, prefix, phases
         self.plain = NestKernel(name, group, prefix, phases, SCALAR, rows=True)
 
-    def versions(self) -> tuple[CudaKernel, ...]:
+    def versions(self) -> tuple[Kernel, ...]:
         """All versions, the preferred ones first; the last one fits every shape."""
-        light = self.recomputed()
+        light = self.recompute_rows()
         inner = any(inner_iterators(s, self.prefix) for s in self.group.statements)
         along = NestKernel(self.name, light.group, self.prefix, light.phases, SCALAR).tiled
         if (not inner or along or self._short()) and not light._rows():
-            return ordered((*light.wide(), *light.build("thread")))
+            return short_first((*light.wide(), *light.build("thread")))
         out = [*self.build("warp"), *self.build("block")]
         if self._rows() and not light._rows():
             out += [replace(k, version=k.version.replace("block", "block recompute")) for k in light.build("block")]
-        return ordered(out)
+        return short_first(out)
 
     def _short(self) -> bool:
         """Whether the inner loops are surely too short for a warp."""
@@ -102,7 +102,7 @@ class CudaNestKernel:
         """Locals that need a whole row."""
         return [n for n, where in self.plain.place.items() if where == "scratch"]
 
-    def recomputed(self) -> CudaNestKernel:
+    def recompute_rows(self) -> CudaNestKernel:
         """The same group with every row that one map statement makes computed again where it is read."""
         kernel = self
         while True:
@@ -110,7 +110,7 @@ class CudaNestKernel:
             if not single:
                 return kernel
             kernel = CudaNestKernel(
-                self.name + "_again", _inlined(kernel.group, single[0]), self.prefix, kernel._phases_without(single[0])
+                self.name + "_again", _inline(kernel.group, single[0]), self.prefix, kernel._phases_without(single[0])
             )
 
     def _phases_without(self, array: str) -> dict[str, int]:
@@ -126,7 +126,7 @@ class CudaNestKernel:
         """The nest with a vector of the band's last iterator for every thread."""
         return NestKernel(self.name, self.group, self.prefix, self.phases, SCALAR, rows=True, tiled=True, size=lanes)
 
-    def build(self, version: str) -> tuple[CudaKernel, ...]:
+    def build(self, version: str) -> tuple[Kernel, ...]:
         """The kernel of one mapping, with indices of both widths."""
         body = self._run(version, loops(f"{self.name}_{version}", self.plain.tree()), self.steps(version))
         return self._kernels(body, version, {"thread": THREADS, "warp": THREADS // WARP, "block": 1}[version])
@@ -145,24 +145,26 @@ class CudaNestKernel:
             Step("fold", "decided guards and single trips go", fold),
         )  # fmt: skip
 
-    def wide(self) -> tuple[CudaKernel, ...]:
+    def wide(self) -> tuple[Kernel, ...]:
         """A thread per vector of the band's last iterator; nothing when results cannot be stored as vectors."""
         outputs = [a for a in self.group.arrays.values() if a.role == "output"]
         lanes = min(MOST_LANES, 16 // max(ITEMSIZE[a.dtype] for a in outputs))
         extent = self.plain.extents[self.prefix[-1]] if self.prefix else ONE
         if lanes == 1 or (extent.constant or 0) % lanes:
             return ()
-        made: list[Wanted] = []
+        alignments: list[Multiples] = []
         kernel = self._vectors(lanes)
-        steps = self._wide_steps(kernel, extent, lanes, made)
+        steps = self._wide_steps(kernel, extent, lanes, alignments)
         body = self._run("wide", loops(f"{self.name}_wide", kernel.tree()), steps)
-        if not made:
+        if not alignments:
             return ()
-        wanted = (*(((extent, lanes),) if extent.constant is None else ()), *made[0])
-        return self._kernels(body, "wide", THREADS, tuple(dict.fromkeys(wanted)), lanes)
+        multiples = (*(((extent, lanes),) if extent.constant is None else ()), *alignments[0])
+        return self._kernels(body, "wide", THREADS, tuple(dict.fromkeys(multiples)), lanes)
 
-    def _wide_steps(self, kernel: NestKernel, extent: Index, lanes: int, made: list[Wanted]) -> tuple[Step, ...]:
-        """``made`` gets what the vectors ask of addresses, when there are vectors."""
+    def _wide_steps(
+        self, kernel: NestKernel, extent: Index, lanes: int, alignments: list[Multiples]
+    ) -> tuple[Step, ...]:
+        """``alignments`` gets what the vectors ask of addresses, when there are vectors."""
         table = {s.name: kernel.lowering(s) for s in self.group.statements}
         sizes: dict[str, IndexLike] = {extent_of(b("t")): extent // lanes, extent_of(it("t")): lanes}
         first = ZERO if extent == lanes else V(b("t")) * lanes  # of one vector there is no loop
@@ -170,11 +172,11 @@ class CudaNestKernel:
 
         def tile(body: Body) -> Body:
             (loop,) = body
-            found = (
+            vectors = (
                 widen(loop.body, "t", lanes, buffers, (*self.prefix, b("t"), "t")) if isinstance(loop, For) else None
             )
-            made.extend((found[1],) if found else ())
-            return found[0] if found else body
+            alignments.extend((vectors[1],) if vectors else ())
+            return vectors[0] if vectors else body
 
         return (
             Step("bind", "the number of vectors", lambda b: bind(b, sizes)),
@@ -190,8 +192,8 @@ class CudaNestKernel:
         return run(f"{self.name}_{version}", body, steps, bound_names(self.group.arrays, self.group.params))
 
     def _kernels(
-        self, body: Body, version: str, rows: int, wanted: tuple[tuple[Index, int], ...] = (), lanes: int = 1
-    ) -> tuple[CudaKernel, ...]:
+        self, body: Body, version: str, rows: int, multiples: tuple[tuple[Index, int], ...] = (), lanes: int = 1
+    ) -> tuple[Kernel, ...]:
         """``rows``: tasks of a block; ``lanes``: elements that a thread has at once."""
         count = task_count(body)
         task = V("bid") * rows + {THREADS: V("tid"), THREADS // WARP: V("warp"), 1: V(0)}[rows]
@@ -202,28 +204,29 @@ class CudaNestKernel:
             Step("shared", "rows in shared memory", lambda b: self._shared(b, version)),
         ))  # fmt: skip
         grid, name = count.ceildiv(rows), f"{self.name}_{version}"
-        known = {x: self.plain.extents[x] for x in self.prefix} | {"task": count + THREADS}
+        limits = {x: self.plain.extents[x] for x in self.prefix} | {"task": count + THREADS}
         if self.prefix:
-            known[b("t")] = self.plain.extents[self.prefix[-1]]
+            limits[b("t")] = self.plain.extents[self.prefix[-1]]
         work = row_work(self.group, self.prefix, THREADS, THREADS // rows, lanes, REGISTERS)
-        kernel = CudaKernel(name, "", (), self.group.params, THREADS, grid, ZERO, version, wanted, work=work)
-        return emit(kernel, body, self.group.arrays, known)
+        block = Block(THREADS, work=work)
+        kernel = Kernel(name, self.group.params, grid, version=version, multiples=multiples, block=block)
+        return emit(kernel, body, self.group.arrays, limits)
 
     def _stage(self, body: Body, version: str) -> Body:
         if version == "thread":
             return body
-        dealt = deal(body, version)
-        done: Body = ()
+        loops_of_lanes = deal(body, version)
+        results: Body = ()
         for reg, update in reductions(body).items():
             assert update.reduce is not None
             if version == "warp":
-                done += combine_lanes(reg, register(update), update.reduce)
+                results += combine_lanes(reg, register(update), update.reduce)
             else:
                 partial = f"partial_{update.value.dtype}"
-                done += combine_block(reg, register(update), update.reduce, THREADS // WARP, partial)
+                results += combine_block(reg, register(update), update.reduce, THREADS // WARP, partial)
         if any(isinstance(n, Store) and n.buffer in self._rows() for n in walk(body)):
-            done += (Call("pd_syncwarp" if version == "warp" else "pd_syncthreads"),)
-        return (*dealt, *done)
+            results += (Call("pd_syncwarp" if version == "warp" else "pd_syncthreads"),)
+        return (*loops_of_lanes, *results)
 
     def _row(self, body: Body, version: str) -> Body:
         """What is stored once for a row is stored by one lane."""
@@ -234,16 +237,16 @@ class CudaNestKernel:
 
     def _shared(self, body: Body, version: str) -> Body:
         """Allocates rows (one for each warp) and the warps' partial results."""
-        used = {x.dtype: x for n in walk(body) for x in _partials(n)}
-        for dtype in used:
-            body = (Alloc(f"partial_{dtype}", _stored(dtype), V(THREADS // WARP), "shared", body),)
+        dtypes = {x.dtype: x for n in walk(body) for x in _partials(n)}
+        for dtype in dtypes:
+            body = (Alloc(f"partial_{dtype}", _local_type(dtype), V(THREADS // WARP), "shared", body),)
         for n in self._rows():
             a = self.group.arrays[n]
             size = product(a.shape[len(self.prefix) :])
             if version == "warp":
-                body = _moved(body, n, V("warp") * size)
+                body = _move(body, n, V("warp") * size)
                 size = size * (THREADS // WARP)
-            body = (Alloc(n, _stored(a.dtype), size, "shared", body),)
+            body = (Alloc(n, _local_type(a.dtype), size, "shared", body),)
         return body
 
 
@@ -252,7 +255,7 @@ def _on_rows(body: Body, f: Callable[[Body], Body]) -> Body:
     return rewrite(body, lambda n: replace(n, body=f(n.body)) if isinstance(n, Mark) and n.name == MarkName.ROW else n)
 
 
-def _stored(dtype: str) -> str:
+def _local_type(dtype: str) -> str:
     """16-bit floats inside a kernel are kept as float."""
     return "float32" if dtype in HALF else dtype
 
@@ -261,7 +264,7 @@ def _partials(n: Node) -> list[Value]:
     return [n.value] if isinstance(n, Store) and n.buffer.startswith("partial_") else []
 
 
-def _moved(body: Body, buffer: str, by: Index) -> Body:
+def _move(body: Body, buffer: str, by: Index) -> Body:
     """Adds ``by`` to every address of a buffer."""
 
     def value(v: Value) -> Value:
@@ -277,7 +280,7 @@ def _moved(body: Body, buffer: str, by: Index) -> Body:
     return rewrite(body, f)
 
 
-def _inlined(group: Group, array: str) -> Group:
+def _inline(group: Group, array: str) -> Group:
     """The group without a local: its one writer's value stands wherever it was read."""
     (writer,) = (s for s in group.statements if s.array == array)
     names = [str(i) for i in writer.index]
@@ -289,6 +292,6 @@ def _inlined(group: Group, array: str) -> Group:
             return v
         return substitute_in(writer.value, dict(zip(names, v.index, strict=True)))
 
-    kept = [s for s in group.statements if s is not writer]
+    others = [s for s in group.statements if s is not writer]
     arrays = {n: a for n, a in group.arrays.items() if n != array}
-    return replace(group, arrays=arrays, statements=tuple(replace(s, value=transform(s.value, f)) for s in kept))
+    return replace(group, arrays=arrays, statements=tuple(replace(s, value=transform(s.value, f)) for s in others))

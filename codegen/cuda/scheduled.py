@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from polydyn.codegen.cpu.scheduled import only_tasks, trim
 from polydyn.codegen.cuda.emit import bound_names, emit
-from polydyn.codegen.cuda.kernel import CudaKernel
 from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, If, Inst, Mark, Node, substitute, walk
+from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.threads import WARP, assign, one_each
@@ -48,10 +48,10 @@ class ScheduledCudaKernel(Instances):
         self.of_units = tuple(k for level, ks in schedule.parallel if level == UNIT for k in ks)
         self.extents = {k: e.subs(self.sizes) for k, e in schedule.extents().items()}
         self.threads = self._threads()
-        own = {s.name for s in self.group.statements}
+        statements = {s.name for s in self.group.statements}
         alone = [n for n, w in schedule.map.views.items() if not all(w.loop(k) for k in self.of_units)]
-        self.copies = frozenset(alone) - own
-        if outside := sorted(set(alone) & own):
+        self.copies = frozenset(alone) - statements
+        if outside := sorted(set(alone) & statements):
             raise ScheduleError(
                 f"{', '.join(outside)} run outside of the units {[str(k) for k in self.of_units]}",
                 rule="schedules without a kernel family", remedy="give them these loops; copies may be a whole block's",
@@ -88,22 +88,22 @@ class ScheduledCudaKernel(Instances):
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
-    def fenced(self, body: Body) -> Body:
+    def fence_copies(self, body: Body) -> Body:
         """Copies of a whole block dealt to its threads, between barriers."""
         out: Body = ()
         for n in body:
             met = {x.statement for x in walk((n,)) if isinstance(x, Inst)}
             if met and met <= self.copies:
-                out += (Call("pd_syncthreads"), self._dealt(n), Call("pd_syncthreads"))
+                out += (Call("pd_syncthreads"), self._deal(n), Call("pd_syncthreads"))
             elif isinstance(n, (For, Mark)):
-                out += (replace(n, body=self.fenced(n.body)),)
+                out += (replace(n, body=self.fence_copies(n.body)),)
             elif isinstance(n, If):
-                out += (replace(n, then=self.fenced(n.then), orelse=self.fenced(n.orelse)),)
+                out += (replace(n, then=self.fence_copies(n.then), orelse=self.fence_copies(n.orelse)),)
             else:
                 out += (n,)
         return out
 
-    def _dealt(self, n: Node) -> Node:
+    def _deal(self, n: Node) -> Node:
         """A nest whose outermost loop the threads share; what has none is one thread's."""
         tid = V("tid")
         if not isinstance(n, For):
@@ -124,18 +124,18 @@ class ScheduledCudaKernel(Instances):
             body = (Alloc(x.name, dtype, size, "shared" if self._shared(x) else "register", body),)
         return body
 
-    def build(self) -> tuple[CudaKernel, ...]:
+    def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths; the last one serves every size. CodegenError: a bug."""
         names = bound_names(self.group.arrays, self.group.params)
         counts = {extent(k): e for k, e in self.extents.items()}
         counts |= {n: e.subs(self.sizes) for n, e in self.schedule.parameters().items()}
-        held = tuple(x.name for x in self.storage())
+        buffers = tuple(x.name for x in self.storage())
         body = run(self.name, loops(self.name, self.schedule.tiled()), (
             Step("bind", "extents of loops", lambda b: substitute(b, counts)),
             Step("marks", "only the tasks are a pass's", only_tasks),
-            Step("copies", "a block's copies are dealt to its threads", self.fenced),
+            Step("copies", "a block's copies are dealt to its threads", self.fence_copies),
             Step("units", "units are threads", lambda b: assign(b, self._places())),
-            Step("lower", "statements become stores", lambda b: lower(b, self.lowerings()), held),
+            Step("lower", "statements become stores", lambda b: lower(b, self.lowerings()), buffers),
         ), names)  # fmt: skip
         count = task_count(body)
         body = run(self.name, body, (
@@ -144,10 +144,10 @@ class ScheduledCudaKernel(Instances):
             Step("storage", "buffers of threads and blocks", self.allocate),
             Step("fold", "decided guards and single trips go", fold),
         ), names)  # fmt: skip
-        known: dict[str, IndexLike] = {k: e for k, e in self.extents.items() if e.constant is None}
-        known |= {"task": count, DEALT: 1 << 20}
-        kernel = CudaKernel(self.name, "", (), self.group.params, self.threads, count, ZERO, "by hand")
-        return emit(kernel, bind(body, {}), self.group.arrays, known)
+        limits: dict[str, IndexLike] = {k: e for k, e in self.extents.items() if e.constant is None}
+        limits |= {"task": count, DEALT: 1 << 20}
+        kernel = Kernel(self.name, self.group.params, count, version="by hand", block=Block(self.threads))
+        return emit(kernel, bind(body, {}), self.group.arrays, limits)
 
     def _places(self) -> dict[str, Index]:
         """The value of each loop of units in a thread; the last one runs fastest."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polydyn.codegen.cuda.kernel import WORKSPACE
+from polydyn.codegen.kernel import WORKSPACE
 from polydyn.schedules.expr import Load, const, loads
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Array, Group, Statement, row_major
@@ -26,10 +26,10 @@ def partial_group(group: Group) -> Group:
     index = (Index.of(SHARE), *(Index.of(x) for x, _ in iters))
     dtype = acc.value.dtype
     workspace = Array(WORKSPACE, dtype, shape, "output", row_major(shape))
-    done = Statement("DONE0", iters, WORKSPACE, index, Load(dtype, acc.array, init.index), None, "epilogue")
-    used = {acc.array, *(x.buffer for x in loads(acc.value))}
-    arrays = {n: a for n, a in group.arrays.items() if n in used}
-    return Group(group.name, (*group.params, SHARES), {**arrays, WORKSPACE: workspace}, (init, acc, done))
+    store = Statement("DONE0", iters, WORKSPACE, index, Load(dtype, acc.array, init.index), None, "epilogue")
+    names = {acc.array, *(x.buffer for x in loads(acc.value))}
+    arrays = {n: a for n, a in group.arrays.items() if n in names}
+    return Group(group.name, (*group.params, SHARES), {**arrays, WORKSPACE: workspace}, (init, acc, store))
 
 
 def combining_group(group: Group) -> tuple[Group, tuple[str, ...], dict[str, int]]:
@@ -43,8 +43,8 @@ def combining_group(group: Group) -> tuple[Group, tuple[str, ...], dict[str, int
     start = replace(init, value=const(0, dtype))
     iters = (*init.iters, (SHARE, Index.of(SHARES)))
     add = Statement("SUM", iters, acc.array, init.index, Load(dtype, WORKSPACE, index), "sum", "backbone")
-    used = {acc.array, *(s.array for s in epilogues), *(x.buffer for s in epilogues for x in loads(s.value))}
-    arrays = {n: a for n, a in group.arrays.items() if n in used}
+    names = {acc.array, *(s.array for s in epilogues), *(x.buffer for s in epilogues for x in loads(s.value))}
+    arrays = {n: a for n, a in group.arrays.items() if n in names}
     phases = {start.name: 0, add.name: 0, **{s.name: 1 for s in epilogues}}
     whole = Group(group.name, (*group.params, SHARES), {**arrays, WORKSPACE: workspace}, (start, add, *epilogues))
     return whole, init.iterators, phases

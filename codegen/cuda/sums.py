@@ -45,17 +45,17 @@ class Sums:
     """The sums of a product in buffer ``acc`` of a schedule, by an instruction ``kind``.
 
     ``axes``: of rows and columns. ``wide``: epilogues store 16 bytes at once. ``unit``: the number of the warp that
-    stages rows. ``paired``: even and odd columns are in fragments of their own. ``wanted``: what addresses must be
+    stages rows. ``in_pairs``: even and odd columns are in fragments of their own. ``multiples``: what addresses must be
     multiples of.
     """
 
     def __init__(
         self, of: ProductGroup, kind: Instruction, places: Places, wide: bool, acc: str = "acc",
-        axes: tuple[str, str] = ("i", "j"), unit: IndexLike = "warp", paired: bool = False,
+        axes: tuple[str, str] = ("i", "j"), unit: IndexLike = "warp", in_pairs: bool = False,
     ) -> None:  # fmt: skip
         self.of, self.kind, self.places, self.wide, self.acc, self.axes = of, kind, places, wide, acc, axes
-        self.unit, self.paired, self.group, self.roles = V(unit), paired, of.group, of.roles
-        self.wanted: dict[tuple[Index, int], None] = {}
+        self.unit, self.in_pairs, self.group, self.roles = V(unit), in_pairs, of.group, of.roles
+        self.multiples: dict[tuple[Index, int], None] = {}
         self.fragments = tuple(places.pieces(acc, x, n) for x, n in zip(axes, kind.shape, strict=False))
 
     # -- where they are ------------------------------------------------------------------------------------------
@@ -87,12 +87,12 @@ class Sums:
         """A lane's two columns of a fragment to shared memory.
 
         Rows of a group of eight lie in bit-reversed order: then neither those that write (half-warps: four rows, two
-        chunks of 16 bytes each; quarters, when ``paired``: two rows, four chunks) nor the reading quarters (two rows,
+        chunks of 16 bytes each; quarters, when ``in_pairs``: two rows, four chunks) nor the reading quarters (two rows,
         every other chunk) meet in a bank.
         """
-        if self.paired:
+        if self.in_pairs:
             return self._stage_pair(a)
-        place = self._staged(staged(LANE // 4) + HALVES * 8, self.places.cell(STAGE, "stage", a)[self.axes[1]])
+        place = self._row_place(staged(LANE // 4) + HALVES * 8, self.places.cell(STAGE, "stage", a)[self.axes[1]])
         first = self.register(*self.fragment(STAGE, a)).subs({"column_of_pair": 0})
         return (Call("pd_sts_wide<2>", (place, Pointer(self.of.sums, self.acc, first))),)
 
@@ -103,22 +103,22 @@ class Sums:
         """
         number = a[e("f")]
         half, first = number % 2, a[e("s")] * (SLAB // 8) + number // 2 * 2
-        place = self._staged(staged(LANE // 4) + half * 8, number // 2 * 16 + LANE % 4 * 4)
+        place = self._row_place(staged(LANE // 4) + half * 8, number // 2 * 16 + LANE % 4 * 4)
         row, _ = self.fragment(STAGE, a)
 
-        def own(e: int) -> Value:
+        def value(e: int) -> Value:
             at = self.register(row, first + e % 2).subs({"row_half": half, "column_of_pair": e // 2})
             return FlatLoad(self.of.sums, self.acc, at)
 
-        four = tuple(Store("four", V(e), own(e)) for e in range(4))
+        four = tuple(Store("four", V(e), value(e)) for e in range(4))
         move = Call("pd_sts_wide<4>", (place, Pointer(self.of.sums, "four", ZERO)))
         return (Alloc("four", self.of.sums, V(4), "register", (*four, move)),)
 
-    def _staged(self, row: Index, column: Index) -> Tile:
+    def _row_place(self, row: Index, column: Index) -> Tile:
         """A place of the rows that the warp has staged."""
         return Tile(self.of.sums, "stage", self.unit * (STAGED * SLAB), row, column, SLAB, 4)
 
-    def done(self, s: Statement, a: Mapping[str, Index]) -> Body:
+    def epilogue(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
         env = self.places.env(s.name, a)
         total = FlatLoad(self.of.sums, self.acc, self.register(*self.fragment(s.name, a)))
@@ -126,7 +126,7 @@ class Sums:
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
         return (If(self.live(env), (Store(s.array, address, value),)),)
 
-    def done_staged(self, s: Statement, a: Mapping[str, Index]) -> Body:
+    def epilogue_of_rows(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on a vector of a row that lies in shared memory."""
         v, part = self.vector(s), a[e("j")]
         row = self.places.element(s.name, self.axes[0], a)
@@ -136,15 +136,17 @@ class Sums:
         address = self.group.arrays[s.array].address(tuple(i.subs(at) for i in s.index))
         element: Body = (Store(s.array, address, value),)
         if v > 1:
-            made = widen(element, e("v"), v, self._global(), (*self.roles.batch, "e_row", "e_vec", e("v"), b("s")))
-            assert made is not None, "vector has tried"
-            element = made[0]
-            self.wanted |= dict.fromkeys((*made[1], *(((self.of.N, v),) if self.of.N.constant is None else ())))
+            vectors = widen(element, e("v"), v, self._global(), (*self.roles.batch, "e_row", "e_vec", e("v"), b("s")))
+            assert vectors is not None, "vector has tried"
+            element = vectors[0]
+            self.multiples |= dict.fromkeys((*vectors[1], *(((self.of.N, v),) if self.of.N.constant is None else ())))
         else:
             element = substitute(element, {e("v"): 0})
         piece = min(v, 4)
         loads = tuple(
-            Call(f"pd_lds_wide<{piece}>", (Pointer(self.of.sums, "sum", V(x)), self._staged(a[e("i")], part * v + x)))
+            Call(
+                f"pd_lds_wide<{piece}>", (Pointer(self.of.sums, "sum", V(x)), self._row_place(a[e("i")], part * v + x))
+            )
             for x in range(0, v, piece)
         )
         live = self.live({k: i.subs({e("v"): 0}) for k, i in at.items()})
@@ -165,9 +167,9 @@ class Sums:
             return 1
         env = {self.roles.col: V("e_vec") * v + e("v")}
         address = self.group.arrays[s.array].address(tuple(i.subs(env) for i in s.index))
-        own = frozenset((*self.of.extents, "e_vec", e("v"), SHARE))
-        made = widen((Store(s.array, address, Const(s.value.dtype, 0.0)),), e("v"), v, self._global(), own)
-        return v if made is not None else 1
+        symbols = frozenset((*self.of.extents, "e_vec", e("v"), SHARE))
+        vectors = widen((Store(s.array, address, Const(s.value.dtype, 0.0)),), e("v"), v, self._global(), symbols)
+        return v if vectors is not None else 1
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -178,11 +180,11 @@ class Sums:
         v = self.vector(s)
         # the point band is one access
         body = bind(body, {extent(e("i")): STAGED, extent(e("j")): SLAB // v, extent(e("v")): 1})
-        body = lower(body, {inst.statement: partial(self.done_staged, s)})
+        body = lower(body, {inst.statement: partial(self.epilogue_of_rows, s)})
         sync = Call("pd_syncwarp")
         return (sync, *spread(body, e("j"), WARP, "unroll" if v > 1 else "unroll2", "lane"), sync)
 
-    def staging(self, body: Body, warps: int) -> Body:
+    def stage_rows(self, body: Body, warps: int) -> Body:
         """The sums' way through shared memory: where rows are staged."""
         return (Alloc("stage", self.of.sums, V(warps * STAGED * SLAB), "shared", body),)
 

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from polydyn.codegen.cuda.emit import LONG, needed, ordered
+from polydyn.codegen.cuda.emit import LONG, short_first, without_repeats
 from polydyn.codegen.cuda.few_rows import gemv_versions
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.kernel import MULTIPROCESSORS, UNIT, CudaKernel
-from polydyn.codegen.cuda.limits import TF32, broken
-from polydyn.codegen.cuda.product import TiledProduct, scheduled
+from polydyn.codegen.cuda.limits import TF32, broken_rule
+from polydyn.codegen.cuda.product import TiledProduct, schedule_tile
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.split import SHARES, combining_group, partial_group
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
 from polydyn.codegen.ir import Compare
+from polydyn.codegen.kernel import UNIT, WORKERS, Kernel, with_block
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import ITEMSIZE
@@ -47,8 +47,8 @@ FEW = 16
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The tiles that tuning kept for a group, each with the factor of its estimates (``CudaKernel.factor``).
+class TileFactors:
+    """The tiles that tuning kept for a group, each with the factor of its estimates (``Block.factor``).
 
     ``others``: the factor of versions that were not measured.
     """
@@ -78,7 +78,7 @@ class CudaContractKernel:
         """The tiles that the group's versions have where nothing is tuned."""
         return (*self._more(), *self._useful(self.tiles))
 
-    def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[CudaKernel, ...]:
+    def versions(self, tiles: tuple[CudaTile, ...] | None = None) -> tuple[Kernel, ...]:
         """A version for each tile and each width of copies that the addresses may allow, widest first.
 
         Before them those for few rows, and those of the smallest tiles with a split reduction, for shapes that leave
@@ -89,27 +89,29 @@ class CudaContractKernel:
         self._prove((*more, *chosen))
         whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *more, chosen[-1])}
         special = [] if tiles else self._hopper()
-        return ordered((*self.few_rows(), *self._splits(chosen, more), *special, *chain(*whole.values())))
+        return short_first((*self.few_rows(), *self._splits(chosen, more), *special, *chain(*whole.values())))
 
-    def tuned_versions(self, kept: Kept) -> tuple[CudaKernel, ...]:
+    def tuned_versions(self, factors: TileFactors) -> tuple[Kernel, ...]:
         """The versions of the kept tiles in place of the default ones, beside those that no tile replaces.
 
         Few rows, split reductions, wgmma and what narrow copies need are as without tuning; the last one, total, is of
         the smallest default tile. ScheduleError: a tile breaks a rule, by name.
         """
-        tiles, chosen, more = tuple(t for t, _ in kept.tiles), self._useful(self.tiles), self._more()
+        tiles, chosen, more = tuple(t for t, _ in factors.tiles), self._useful(self.tiles), self._more()
         for t in tiles:
-            if rule := broken(t, self.product.dtypes):
+            if rule := broken_rule(t, self.product.dtypes):
                 raise ScheduleError(f"{t} is not built", rule=rule, remedy="tune the group again")
         self._prove((*tiles, *more, *chosen))
-        every = enumerate(kept.tiles)
-        own = [replace(k, factor=factor, tile=n) for n, (t, factor) in every for k in self._of_kept(t)]
-        asked = [set(k.multiples) for k in own]
-        narrow = [k for t in chosen[:-1] for k in _of_tile(self.product, t, False, asked)]
+        every = enumerate(factors.tiles)
+        of_tiles = [
+            replace(with_block(k, factor=factor), tile=n) for n, (t, factor) in every for k in self._of_tuned(t)
+        ]
+        multiples = [set(k.multiples) for k in of_tiles]
+        narrow = [k for t in chosen[:-1] for k in _of_tile(self.product, t, False, multiples)]
         first = (*self.few_rows(), *self._splits(chosen, more), *self._hopper(), *narrow)
         last = _of_tile(self.product, chosen[-1], False)
-        rest = tuple([replace(k, factor=kept.others) for k in x] for x in (first, last))
-        return ordered((*rest[0], *own, *rest[1]))
+        rest = tuple([with_block(k, factor=factors.others) for k in x] for x in (first, last))
+        return short_first((*rest[0], *of_tiles, *rest[1]))
 
     def forms(self, tile: CudaTile) -> Iterator[TiledProduct]:
         """The versions of a tile that is tuned, before they are built: widest copies first.
@@ -119,23 +121,23 @@ class CudaContractKernel:
         product = ProductGroup(f"{self.name}_{tile.wm}x{tile.wn}", self.group, self.roles)
         return (TiledProduct(product, tile, *a) for a in accesses(product.dtype))
 
-    def _of_kept(self, tile: CudaTile) -> list[CudaKernel]:
+    def _of_tuned(self, tile: CudaTile) -> list[Kernel]:
         """Those with copies of 16 bytes where the operands may have them, else all."""
-        made = list(self.forms(tile))
-        wide = [x for x in made if all(c.bytes == WIDEST for c in x.copies)]
-        return named(tile, needed(x.build() for x in wide or made))
+        forms = list(self.forms(tile))
+        wide = [x for x in forms if all(c.bytes == WIDEST for c in x.copies)]
+        return name_by_unit(tile, without_repeats(x.build() for x in wide or forms))
 
     def _prove(self, tiles: Iterable[CudaTile]) -> None:
         for t in tiles:
-            prove(scheduled(self.product, t))
+            prove(schedule_tile(self.product, t))
 
-    def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterable[CudaKernel]:
+    def _splits(self, chosen: tuple[CudaTile, ...], more: tuple[CudaTile, ...]) -> Iterable[Kernel]:
         return chain(*(self._split(t, t in more) for t in (chosen[-1], *(t for t in more if t.bm <= FEW))))
 
-    def _hopper(self) -> list[CudaKernel]:
+    def _hopper(self) -> list[Kernel]:
         return wgmma_versions(self.product, self.tf32) if self.arch == "sm_90a" else []
 
-    def few_rows(self) -> list[CudaKernel]:
+    def few_rows(self) -> list[Kernel]:
         """The versions for few rows."""
         return gemv_versions(self.product)
 
@@ -143,7 +145,7 @@ class CudaContractKernel:
         """Why warps' own instructions multiply on sm_90a too, where those of warpgroups are wanted and do not fit."""
         return without_wgmma(self.product, self.tf32) if self.arch == "sm_90a" else None
 
-    def _split(self, tile: CudaTile, wide_only: bool) -> list[CudaKernel]:
+    def _split(self, tile: CudaTile, wide_only: bool) -> list[Kernel]:
         """The versions whose reduction is split, when it can be long enough; ``wide_only`` as for ``_of_tile``."""
         p = self.product
         steps = p.K.ceildiv(tile.bk)
@@ -152,15 +154,15 @@ class CudaContractKernel:
             return []
         batch = product(p.extents[x] for x in self.roles.batch)
         blocks = batch * p.M.ceildiv(tile.bm) * p.N.ceildiv(tile.bn)
-        shares = minimum(V(MULTIPROCESSORS) * WAVES // maximum(1, blocks), steps // least)
+        shares = minimum(V(WORKERS) * WAVES // maximum(1, blocks), steps // least)
         parts = ProductGroup(self.name, partial_group(self.group), self.roles, V(SHARES))
-        prove(scheduled(parts, tile))
+        prove(schedule_tile(parts, tile))
         again = CudaNestKernel(f"{self.name}_sum", *combining_group(self.group)).build("thread")[-1]
         size = V(SHARES) * batch * p.M * p.N * ITEMSIZE[p.sums]
         split = Compare(">=", V(SHARES), V(2))
         return [
-            replace(k, conditions=(split, *k.conditions), launch={SHARES: shares}, workspace=size, after=(again,))
-            for k in _of_tile(parts, tile, wide_only)
+            replace(x, conditions=(split, *x.conditions), launch={SHARES: shares}, after=(again,))
+            for x in (with_block(k, workspace=size) for k in _of_tile(parts, tile, wide_only))
         ]
 
     def _more(self) -> tuple[CudaTile, ...]:
@@ -185,7 +187,7 @@ class CudaContractKernel:
         return tuple(t for t in tiles if t is tiles[-1] or useful(t))
 
 
-def named(tile: CudaTile, kernels: Iterable[CudaKernel]) -> list[CudaKernel]:
+def name_by_unit(tile: CudaTile, kernels: Iterable[Kernel]) -> list[Kernel]:
     """Versions of a tuned tile, whose names say what a unit takes."""
 
     def name(version: str) -> str:
@@ -204,14 +206,14 @@ def accesses(dtype: str) -> list[tuple[int, bool]]:
 
 def _of_tile(
     product: ProductGroup, tile: CudaTile, wide_only: bool, others: Sequence[set[tuple[Index, int]]] = ()
-) -> list[CudaKernel]:
+) -> list[Kernel]:
     """The versions of one tile, without those that may be launched only where an earlier one may.
 
     ``wide_only``: those whose copies are 16 bytes wide, none when an operand has no such copies. ``others``: what
     other versions ask of addresses; those that ask no less are left out.
     """
-    made = [TiledProduct(product, tile, *a) for a in accesses(product.dtype)[: 2 if wide_only else None]]
-    if wide_only and any(c.bytes < WIDEST for c in made[0].copies):
+    forms = [TiledProduct(product, tile, *a) for a in accesses(product.dtype)[: 2 if wide_only else None]]
+    if wide_only and any(c.bytes < WIDEST for c in forms[0].copies):
         return []
-    asked = {x: {m for c in x.copies for m in c.multiples} for x in made}
-    return needed(x.build() for x in made if not any(o <= asked[x] for o in others))
+    multiples = {x: {m for c in x.copies for m in c.multiples} for x in forms}
+    return without_repeats(x.build() for x in forms if not any(o <= multiples[x] for o in others))

@@ -16,14 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from polydyn.codegen.cuda.emit import LONG, bound_names, emit
+from polydyn.codegen.cuda.emit import LONG, bound_names, emit, one_block
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
-from polydyn.codegen.cuda.kernel import TF32, CudaKernel, TensorMapOf
-from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED
+from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.work import UNITS, Work
+from polydyn.codegen.cuda.work import UNITS
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -38,12 +37,12 @@ from polydyn.codegen.ir import (
     substitute,
     walk,
 )  # fmt: skip
+from polydyn.codegen.kernel import TF32, Block, Kernel, TensorMapOf, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold
-from polydyn.codegen.passes.threads import WARP, assign, one_each, rasterise, specialise, unrolled
-from polydyn.codegen.passes.tiles import task_count
+from polydyn.codegen.passes.threads import WARP, assign, rasterise, specialise, unrolled
 from polydyn.codegen.passes.widen import multiples
-from polydyn.codegen.pipeline import Step, loops, run
+from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
@@ -76,7 +75,7 @@ REGISTERS = 168
 
 
 @dataclass(frozen=True)
-class _Mapped:
+class _TensorOperand:
     """An operand behind a tensor map: ``along_k`` says which side is contiguous, ``outer`` the batch iterators."""
 
     buffer: str
@@ -85,7 +84,7 @@ class _Mapped:
     offset: Index
     pitch: Index
     outer: tuple[tuple[str, Index], ...]
-    wanted: tuple[tuple[Index, int], ...]
+    multiples: tuple[tuple[Index, int], ...]
 
     @property
     def conditions(self) -> tuple[Compare, ...]:
@@ -94,26 +93,26 @@ class _Mapped:
         return tuple(Compare(">=", s, ONE) for s in strides if not is_nonnegative(s))
 
 
-_Maps = tuple[_Mapped, _Mapped]
+_Maps = tuple[_TensorOperand, _TensorOperand]
 
 
-def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[CudaKernel]:
+def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
     """The versions for sm_90a, largest tile first; none when wgmma or TMA cannot do it.
 
     ``tf32``: float32 may be rounded to tf32.
     """
-    kind, maps = _kind(product, tf32), _reached(product)
+    kind, maps = _kind(product, tf32), _tensor_operands(product)
     if kind is None or isinstance(maps, str) or product.shares != ONE:
         return []
     n = product.N.constant
     tiles = [t for t in TILES if n is None or 2 * n > t[0] or t is TILES[-1]]
-    made = [k for t in tiles for wide in (True, False) for k in _Version(product, kind, maps, *t, wide).build()]
-    return [k for i, k in enumerate(made) if not any(_alike(k, e) for e in made[:i])]
+    versions = [k for t in tiles for wide in (True, False) for k in _Version(product, kind, maps, *t, wide).build()]
+    return [k for i, k in enumerate(versions) if not any(_alike(k, e) for e in versions[:i])]
 
 
 def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
     """Why a product of bytes or tf32 has no version with wgmma, though one of 16 bits might; None for all others."""
-    maps = _reached(product)
+    maps = _tensor_operands(product)
     return maps if _kind(product, tf32) in ("imma", "tf32") and isinstance(maps, str) else None
 
 
@@ -125,54 +124,54 @@ def _kind(product: ProductGroup, tf32: bool) -> str | None:
     return "mma" if dtypes <= set(HALF) else "tf32" if tf32 and dtypes == {"float32"} else None
 
 
-def _alike(k: CudaKernel, earlier: CudaKernel) -> bool:
+def _alike(k: Kernel, earlier: Kernel) -> bool:
     """Whether the earlier one may be launched wherever this one may, with the same tile and width of indices."""
     tile, other = (x.version.removesuffix(LONG).removesuffix("_wide") for x in (k, earlier))
     long = [x.version.endswith(LONG) for x in (k, earlier)]
     return tile == other and long[0] == long[1] and set(earlier.multiples) <= set(k.multiples)
 
 
-def _reached(product: ProductGroup) -> _Maps | str:
+def _tensor_operands(product: ProductGroup) -> _Maps | str:
     """The operands behind tensor maps, or why one cannot be."""
     r = product.roles
     if r.inner:
         return "it sums over several dims"
-    made = []
-    for side, own, v in zip(("row", "column"), (r.row, r.col), product.values, strict=True):
-        m = _mapped(product.group, v, own, r.block, r.batch)
+    operands = []
+    for side, mn, v in zip(("row", "column"), (r.row, r.col), product.values, strict=True):
+        m = _tensor_operand(product.group, v, mn, r.block, r.batch)
         if m is None:
             return f"TMA does not reach its {side} operand"
         if not m.along_k and (side == "row" or m.dtype not in HALF):
             return f"its {side} operand is not contiguous along the reduction"
-        made.append(m)
-    return made[0], made[1]
+        operands.append(m)
+    return operands[0], operands[1]
 
 
-def _mapped(group: Group, v: Value, own: str, k: str, batch: tuple[str, ...]) -> _Mapped | None:
+def _tensor_operand(group: Group, v: Value, mn: str, k: str, batch: tuple[str, ...]) -> _TensorOperand | None:
     """How TMA reaches an operand; None when its address is not linear with aligned pitches."""
     if not isinstance(v, Load):
         return None
     rest = group.arrays[v.buffer].address(v.index)
     strides: dict[str, Index] = {}
-    for x in (own, k, *batch):
+    for x in (mn, k, *batch):
         strides[x], rest = rest.split(x)
-    iterators = {own, k, *batch}
+    iterators = {mn, k, *batch}
     if any(i.symbols() & iterators for i in (rest, *strides.values())) or not rest.is_polynomial:
         return None
     along_k = strides[k] == ONE
-    if not along_k and strides[own] != ONE:
+    if not along_k and strides[mn] != ONE:
         return None
-    pitch = strides[own] if along_k else strides[k]
+    pitch = strides[mn] if along_k else strides[k]
     outer = tuple((x, strides[x]) for x in batch if strides[x] != ZERO)
     if len(outer) > 2 or any(is_nonnegative(-s) for s in (pitch, *(s for _, s in outer))):
         return None
-    wanted: dict[tuple[Index, int], None] = {}
+    alignment: dict[tuple[Index, int], None] = {}
     for i in (rest, pitch, *(stride for _, stride in outer)):
-        need = multiples(i, ALIGN // ITEMSIZE[v.dtype], ())
-        if need is None:
+        more = multiples(i, ALIGN // ITEMSIZE[v.dtype], ())
+        if more is None:
             return None
-        wanted |= dict.fromkeys(need)
-    return _Mapped(v.buffer, v.dtype, along_k, rest, pitch, outer, tuple(wanted))
+        alignment |= dict.fromkeys(more)
+    return _TensorOperand(v.buffer, v.dtype, along_k, rest, pitch, outer, tuple(alignment))
 
 
 class _Version:
@@ -219,7 +218,7 @@ class _Version:
             Step(
                 "roles",
                 "a producer and consumers around a ring",
-                lambda x: consume(x, MarkName.ROLES, self.specialised),
+                lambda x: consume(x, MarkName.ROLES, self.specialise_warps),
             ),
             Step("fold", "decided guards and single trips go", fold),
             Step("assign", "units are warpgroups and warps", lambda b: assign(b, units)),
@@ -236,36 +235,27 @@ class _Version:
     def _allocate(self, body: Body) -> Body:
         return (Alloc("acc", self.of.sums, V(self.columns // 2), "register", body),)
 
-    def build(self) -> tuple[CudaKernel, ...]:
+    def build(self) -> tuple[Kernel, ...]:
         """The kernel, with indices of both widths."""
-        of, t = self.of, self.tile
+        of = self.of
         name, names = f"{of.name}_{self.version}", bound_names(self.group.arrays, self.group.params)
         prove(self.schedule)
-        body = run(name, loops(name, self.schedule.tiled()), self.steps(), names)
-        count = task_count(body)
-        body = run(name, body, (
-            Step("blocks", "a block is a task", one_each),
-            Step("registers", "sums are registers", self._allocate),
-            Step("fold", "decided guards and single trips go", fold),
-        ), names)  # fmt: skip
-        rows, columns = of.M.ceildiv(t.bm), of.N.ceildiv(t.bn)
-        known: dict[str, IndexLike] = {b("i"): rows, b("j"): columns, "block": rows * columns, "task": count}
-        known |= {"strip": rows + RASTER, "strip_rows": RASTER, **{x: of.extents[x] for x in of.roles.batch}}
-        wanted = (*(w for m in self.maps for w in m.wanted), *self.sums.wanted)
+        body, count = one_block(name, loops(name, self.schedule.tiled()), self.steps(), self._allocate, names)
+        multiples = (*(w for m in self.maps for w in m.multiples), *self.sums.multiples)
         extents = (of.M, of.N, of.K, *(of.extents[x] for x in of.roles.batch))
         conditions = dict.fromkeys((Compare(">=", of.K, ONE), *(c for m in self.maps for c in m.conditions)))
         conditions |= {Compare("<=", x, V(FARTHEST)): None for x in extents if x.constant is None}
-        kernel = CudaKernel(
-            name, "", (), self.group.params, (CONSUMERS + 1) * WARPGROUP, count, ZERO, self.version,
-            tuple(dict.fromkeys(wanted)), conditions=tuple(conditions), maps=self._tensor_maps(), arch="sm_90a",
-            work=self._work(),
+        kernel = Kernel(
+            name, self.group.params, count, version=self.version, multiples=tuple(dict.fromkeys(multiples)),
+            conditions=tuple(conditions),
+            block=Block((CONSUMERS + 1) * WARPGROUP, "sm_90a", self._tensor_maps(), work=self._work()),
         )  # fmt: skip
-        return emit(kernel, body, self.group.arrays, known)
+        return emit(kernel, body, self.group.arrays, block_limits(of, self.tile, count))
 
     def _work(self) -> Work:
         t, of = self.tile, self.of
         unit = t.instruction if t.instruction == "tf32" else UNITS[of.dtype]
-        return Work(of.K.ceildiv(self.step), REGISTERS, unit, 2 * t.bm * t.bn * self.step, moved=(t.bm + t.bn) * STEP,
+        return Work(of.K.ceildiv(self.step), REGISTERS, unit, 2 * t.bm * t.bn * self.step, traffic=(t.bm + t.bn) * STEP,
                     flight=self.stages - 1, elements=t.bm * t.bn, by_warps=False)  # fmt: skip
 
     def _tensor_maps(self) -> tuple[TensorMapOf, ...]:
@@ -282,7 +272,7 @@ class _Version:
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
-    def specialised(self, body: Body) -> Body:
+    def specialise_warps(self, body: Body) -> Body:
         """Producer and consumers of the ring."""
         sides = (self.tile.bm, self.columns)
         body = specialise(body, b("k"), self.stages, CONSUMERS, sum(sides) * STEP)
@@ -301,7 +291,7 @@ class _Version:
 
     def epilogue(self, body: Body) -> Body:
         """The warps' places for staged rows."""
-        return self.sums.staging(body, CONSUMERS * WARPGROUP // WARP)
+        return self.sums.stage_rows(body, CONSUMERS * WARPGROUP // WARP)
 
     # -- statements ----------------------------------------------------------------------------------------------
 
@@ -322,8 +312,8 @@ class _Version:
     def copy(self, which: int, a: Mapping[str, Index]) -> Body:
         """One box of an operand (a panel of it, when it is contiguous along its columns)."""
         m, statement, axis = self.maps[which], (COPY_A, COPY_B)[which], "ij"[which]
-        own, k = (self.places.element(statement, x, a) for x in (axis, "k"))
-        at = (*((k, own) if m.along_k else (own, k)), *(a[x] for x, _ in m.outer))
+        mn, k = (self.places.element(statement, x, a) for x in (axis, "k"))
+        at = (*((k, mn) if m.along_k else (mn, k)), *(a[x] for x, _ in m.outer))
         bar = Pointer("uint64", "full", a[b("k")] % self.stages)
         place = self._slot(which, a, self.places.cell(statement, "tile_" + "ab"[which], a)[axis] * self.step)
         coordinates = (FromIndex("int32", i) for i in at)

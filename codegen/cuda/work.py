@@ -6,12 +6,12 @@ Each family of kernels says it for itself, from the tile that it was built with:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from polydyn.codegen.cuda.copies import Copy
 from polydyn.codegen.cuda.tile import CudaTile
+from polydyn.codegen.kernel import Work
 from polydyn.schedules.expr import ITEMSIZE, Op, loads, walk
-from polydyn.schedules.index import ONE, Index, IndexLike, maximum, product
+from polydyn.schedules.index import ONE, Index, maximum, product
 from polydyn.schedules.model import Group, Statement, stored
 
 WARP, WAVEFRONT, REGISTERS = 32, 128, 65536
@@ -24,44 +24,6 @@ UNROLLED = 4
 """Iterations of a lane's loop whose loads are in flight together."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """The work of one block: a loop of equal steps, and what comes after it.
-
-    ``steps``: of the loop, over the kernel's symbols. Of a step: ``flops`` at the peak rate of ``unit``, ``shared``
-    bytes read from shared memory, ``moved`` bytes from and to global memory, ``issued`` instructions of warps.
-    ``waits``: memory latencies that a step has one after another, of which those of ``flight`` steps overlap.
-    ``elements``: results that pass through shared memory at the end. ``registers``: of a thread, where the compiler's
-    own number is not known. ``by_warps``: a warp executes its own instructions of
-    ``unit``, and the block meets at a barrier after each step.
-    """
-
-    steps: Index
-    registers: int
-    unit: str = "f32"
-    flops: int = 0
-    shared: int = 0
-    moved: int = 0
-    issued: int = 0
-    waits: int = 1
-    flight: int = 1
-    elements: int = 0
-    by_warps: bool = True
-
-    def _costs(self) -> tuple[int, ...]:
-        return self.flops, self.shared, self.moved, self.issued, self.waits, self.elements, self.registers
-
-    def no_slower(self, other: Work) -> bool:
-        """Whether nothing of a block is more, for as many steps: then no model says that the other is faster."""
-        alike = (self.steps, self.unit, self.flight, self.by_warps)
-        same = alike == (other.steps, other.unit, other.flight, other.by_warps)
-        return same and all(a <= b for a, b in zip(self._costs(), other._costs(), strict=True))
-
-    def shared_by(self, shares: IndexLike) -> Work:
-        """The same with the steps dealt to so many blocks."""
-        return replace(self, steps=self.steps.ceildiv(shares))
-
-
 def bounded_registers(threads: int, blocks: int) -> int:
     """What the compiler may give a thread where ``blocks`` are wanted on a multiprocessor."""
     return min(255, REGISTERS // (threads * blocks) // 8 * 8)
@@ -70,18 +32,18 @@ def bounded_registers(threads: int, blocks: int) -> int:
 def product_work(tile: CudaTile, copies: Sequence[Copy], steps: Index, blocks: int) -> Work:
     """A tile of a product whose operands come through a ring of shared memory, by instructions of warps or threads."""
     cores, item = not tile.kind.warp, max(ITEMSIZE[c.dtype] for c in copies)
-    issued = sum(
+    instructions = sum(
         -(-c.elements // c.vector // WARP) * (ASYNCHRONOUS if c.asynchronous else THROUGH_REGISTER) for c in copies
     )
     units = tile.bm // tile.wm * (tile.bn // tile.wn)
     # threads of a warp read one element each, many of them the same: a wavefront for each
     shared = units * (tile.wm + tile.wn) * tile.bk * (WAVEFRONT // WARP if cores else item)
     flops = 2 * tile.bm * tile.bn * tile.bk
-    issued += shared // WAVEFRONT + (flops // (2 * WARP) if cores else 0)
+    instructions += shared // WAVEFRONT + (flops // (2 * WARP) if cores else 0)
     unit = "tf32" if tile.instruction == "tf32" else UNITS[copies[0].dtype]
-    moved = sum(c.elements * ITEMSIZE[c.dtype] for c in copies)
+    traffic = sum(c.elements * ITEMSIZE[c.dtype] for c in copies)
     return Work(
-        steps, bounded_registers(tile.threads, blocks), unit, flops, shared, moved, issued, 1, tile.stages - 1,
+        steps, bounded_registers(tile.threads, blocks), unit, flops, shared, traffic, instructions, 1, tile.stages - 1,
         tile.bm * tile.bn,
     )  # fmt: skip
 
@@ -92,14 +54,15 @@ def row_work(group: Group, prefix: tuple[str, ...], threads: int, per: int, lane
     A loop that reads global memory waits for it; what earlier loops left in shared memory is there.
     """
     buffers, inner = stored(group.arrays), [s for s in group.statements if len(s.iters) > len(prefix)]
-    looped = inner or list(group.statements)
+    statements = inner or list(group.statements)
     trips = [product(e for _, e in s.iters[len(prefix) :]).ceildiv(per) for s in inner]
-    moved = sum(_traffic(s, buffers) for s in looped) * threads * lanes
-    operations = sum(sum(isinstance(x, Op) for x in walk(s.value)) + 2 + 2 * len(loads(s.value)) for s in looped)
-    waits = sum(any(x.buffer in buffers for x in loads(s.value)) for s in looped)
+    traffic = sum(_traffic(s, buffers) for s in statements) * threads * lanes
+    operations = sum(sum(isinstance(x, Op) for x in walk(s.value)) + 2 + 2 * len(loads(s.value)) for s in statements)
+    waits = sum(any(x.buffer in buffers for x in loads(s.value)) for s in statements)
     return Work(
-        maximum(*trips) if trips else ONE, registers, moved=moved, issued=threads // WARP * operations * lanes,
-        waits=max(1, waits), flight=UNROLLED if trips else 1, by_warps=False,
+        maximum(*trips) if trips else ONE, registers, traffic=traffic,
+        instructions=threads // WARP * operations * lanes, waits=max(1, waits), flight=UNROLLED if trips else 1,
+        by_warps=False,
     )  # fmt: skip
 
 

@@ -18,6 +18,12 @@ enum { PDC_OTHER, PDC_F32, PDC_F64 };
 #define PD_AT(b, i) (*(__typeof__((b)[0]) const *)pdc_read(b, i, sizeof (b)[0], #b))
 #define PD_PUT(b, i, x)                                                                                               \
   do { __typeof__((b)[0]) pdc_x = (x); pdc_write(b, i, &pdc_x, sizeof pdc_x, PDC_KIND(pdc_x), #b); } while (0)
+#define PD_WORD(b, i) pdc_word(b, i, sizeof (b)[0], #b)
+PD_INLINE i32 pdc_word(const void *b, i64 i, i64 size, const char *name) {
+  i32 w;
+  for (i64 k = 0; k < (i64)sizeof w / size; ++k) memcpy((char *)&w + k * size, pdc_read(b, i + k, size, name), size);
+  return w;
+}
 #define PD_STACK(T, b, n) T b[n] __attribute__((aligned(64))); pdc_stack(b, n, sizeof(T), #b)
 #define pd_written_soon(b, i, s) ((void)0)
 #define PD_SCRATCH(T, b, n, from) ((T *)pdc_scratch(from, n, sizeof(T), #b))
@@ -60,6 +66,8 @@ static __attribute__((noinline, unused)) hf32 pdc_hload_f32(const f32 *b, i64 i,
 }
 PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { (void)b; (void)i; }
+PD_INLINE void pd_prefetch_i32(const i32 *b, i64 i) { (void)b; (void)i; }
+PD_INLINE void pd_prefetch_far_i32(const i32 *b, i64 i) { (void)b; (void)i; }
 
 #define hload_f32(b, i) pdc_hload_f32(b, i, 1, PD_W / 2, #b)
 #define hloadm_f32(b, i, n) pdc_hload_f32(b, i, 1, n, #b)
@@ -73,6 +81,8 @@ PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { (void)b; (void)i; }
 #define vload_i8(b, i) pdc_vload_i8(b, i, 1, PD_W, #b)
 #define vloadg_u8(b, i, c) pdc_vloadg_u8(b, i, 1, c, #b)
 #define vloadg_i8(b, i, c) pdc_vloadg_i8(b, i, 1, c, #b)
+#define vloadgs_u8(b, i, s, c) pdc_vloadg_u8(b, i, s, c, #b)
+#define vloadgs_i8(b, i, s, c) pdc_vloadg_i8(b, i, s, c, #b)
 #define vloadm_f32(b, i, n) pdc_vload_f32(b, i, 1, n, #b)
 #define vloadm_i32(b, i, n) pdc_vload_i32(b, i, 1, n, #b)
 #define vloadm_i64(b, i, n) pdc_vload_i64(b, i, 1, n, #b)

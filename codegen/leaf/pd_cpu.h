@@ -36,6 +36,8 @@ typedef vi32 vb;                                     /* a boolean in vector form
 /* -- memory: element i of a buffer, PD_W elements from i, s elements apart, only the first n ----------------------- */
 #define PD_AT(b, i) ((b)[i])
 #define PD_PUT(b, i, x) ((b)[i] = (x))
+#define PD_WORD(b, i) pd_word((b) + (i))                        /* 32 bits from an element of fewer on */
+PD_INLINE i32 pd_word(const void *p) { i32 w; memcpy(&w, p, sizeof w); return w; }
 #define PD_STACK(T, b, n) T b[n] __attribute__((aligned(64)))
 #define PD_SCRATCH(T, b, n, from) ((T *)(from))
 #define PD_UNDEFINED(T) ((T)0)                                  /* what a register holds before its first value */
@@ -125,6 +127,8 @@ PD_INLINE hf32 hloadm_f32(const f32 *b, i64 i, i64 n) {
 #endif
 PD_INLINE void pd_prefetch_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i); }
 PD_INLINE void pd_prefetch_far_f32(const f32 *b, i64 i) { __builtin_prefetch(b + i, 0, 2); }
+PD_INLINE void pd_prefetch_i32(const i32 *b, i64 i) { __builtin_prefetch(b + i); }
+PD_INLINE void pd_prefetch_far_i32(const i32 *b, i64 i) { __builtin_prefetch(b + i, 0, 2); }
 /* Where s > 0 an aligned vector goes around the caches: its line is not read first, and drives nothing out. pd_drain
    must come before anybody else may read it. */
 #if defined(__clang__)
@@ -199,6 +203,32 @@ PD_INLINE vf32 vloadgs_f32(const f32 *b, i64 i, i64 s, vb c) {
   for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = b[i + l * s];
   return v;
 }
+#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__BMI2__) && PD_W == 16 && !defined(__clang__)
+typedef char pd_twice __attribute__((vector_size(32)));
+#define PD_APART(T, V)                                                                                                \
+  PD_INLINE V vloadgs_##T(const T *b, i64 i, i64 s, vb c) {                                                            \
+    V v = {0};                                                                                                        \
+    if (s == 2) {                                                                                                     \
+      u32 m = __builtin_ia32_pdep_si((u32)__builtin_ia32_cvtd2mask512(c), 0x55555555u);                                \
+      pd_twice x = (pd_twice)__builtin_ia32_loaddquqi256_mask((const pd_twice *)(b + i), (pd_twice){0}, m);            \
+      V half[2];                                                                                                      \
+      memcpy(half, &x, sizeof x);                                                                                     \
+      const V l = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};                                         \
+      return __builtin_shuffle(half[0], half[1], l);                                                                   \
+    }                                                                                                                 \
+    for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = b[i + l * s];                                                      \
+    return v;                                                                                                         \
+  }
+#else
+#define PD_APART(T, V)                                                                                                \
+  PD_INLINE V vloadgs_##T(const T *b, i64 i, i64 s, vb c) {                                                            \
+    V v = {0};                                                                                                        \
+    for (i64 l = 0; l < PD_W; ++l) if (c[l]) v[l] = b[i + l * s];                                                      \
+    return v;                                                                                                         \
+  }
+#endif
+PD_APART(u8, vu8)
+PD_APART(i8, vi8)
 #endif
 
 PD_INLINE hf32 hbcast_f32(f32 x) { return x - (hf32){0}; }
@@ -238,7 +268,20 @@ PD_VALUES(i64, vi64)
 PD_VALUES(u8, vu8)
 PD_VALUES(i8, vi8)
 
-PD_INLINE vb vbool(vu8 x) { return __builtin_convertvector(x, vi32) != 0; }
+/* bytes in 32 bits: compilers take the general conversion apart */
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+typedef char pd_sixteen __attribute__((vector_size(16)));
+PD_INLINE vi32 vwide_u8(vu8 x) { return (vi32)__builtin_ia32_pmovzxbd512_mask((pd_sixteen)x, (vi32){0}, 0xffff); }
+PD_INLINE vi32 vwide_i8(vi8 x) { return (vi32)__builtin_ia32_pmovsxbd512_mask((pd_sixteen)x, (vi32){0}, 0xffff); }
+#elif defined(__AVX2__) && PD_W == 8 && !defined(__clang__)
+typedef char pd_sixteen __attribute__((vector_size(16)));
+PD_INLINE vi32 vwide_u8(vu8 x) { pd_sixteen v = {0}; memcpy(&v, &x, sizeof x); return (vi32)__builtin_ia32_pmovzxbd256(v); }
+PD_INLINE vi32 vwide_i8(vi8 x) { pd_sixteen v = {0}; memcpy(&v, &x, sizeof x); return (vi32)__builtin_ia32_pmovsxbd256(v); }
+#else
+PD_INLINE vi32 vwide_u8(vu8 x) { return __builtin_convertvector(x, vi32); }
+PD_INLINE vi32 vwide_i8(vi8 x) { return __builtin_convertvector(x, vi32); }
+#endif
+PD_INLINE vb vbool(vu8 x) { return vwide_u8(x) != 0; }
 PD_INLINE vu8 vbyte(vb x) { return __builtin_convertvector(-x, vu8); }
 PD_INLINE vb vlive(i64 n) { return vramp_i32(0, 1) < (i32)(n > PD_W ? PD_W : n < 0 ? 0 : n); }
 PD_INLINE vb vbetween(i64 low, i64 high) { return ~vlive(low) & vlive(high); }
@@ -292,6 +335,24 @@ PD_INLINE vu8 pd_min_vu8(vu8 a, vu8 b) { vu8 m = (vu8)(a < b); return (m & a) | 
 PD_INLINE vi8 pd_max_vi8(vi8 a, vi8 b) { vi8 m = a > b; return (m & a) | (~m & b); }
 PD_INLINE vi8 pd_min_vi8(vi8 a, vi8 b) { vi8 m = a < b; return (m & a) | (~m & b); }
 
+/* floats clipped to bytes, the second one rounded half to even; NaN gives 0 */
+#if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vu8 pd_clip_u8(vi32 x) {
+  x = (vi32)__builtin_ia32_pmaxsd512_mask(x, (vi32){0}, (vi32){0}, 0xffff);
+  return (vu8)__builtin_ia32_pmovusdb512_mask(x, (pd_sixteen){0}, 0xffff);
+}
+PD_INLINE vu8 vclip_u8(vf32 x) { return pd_clip_u8(__builtin_convertvector(vless(255.0f - (vf32){0}, x), vi32)); }
+PD_INLINE vu8 vclip_rint_u8(vf32 x) {
+  return pd_clip_u8((vi32)__builtin_ia32_cvtps2dq512_mask(vless(255.0f - (vf32){0}, x), (vi32){0}, 0xffff, 4));
+}
+#else
+PD_INLINE vu8 vclip_u8(vf32 x) {
+  x = pd_min_vf32(pd_max_vf32(x, (vf32){0}), 255.0f - (vf32){0});
+  return __builtin_convertvector(__builtin_convertvector(x, vi32), vu8);
+}
+#define vclip_rint_u8(x) vclip_u8(pd_rint_vf32(x))
+#endif
+
 /* two integers of 16 bits in one of 32; both products of two such, added */
 PD_INLINE i32 pd_pair_i32(i32 a, i32 b) { return (i32)(((u32)a & 0xffffu) | ((u32)b << 16)); }
 PD_INLINE i32 pd_dot2_i32(i32 a, i32 b) { return (i32)((u32)((i16)a * (i16)b) + (u32)((a >> 16) * (b >> 16))); }
@@ -313,6 +374,30 @@ PD_INLINE vi32 pd_dot2_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)__builtin
 #else
 PD_INLINE vi32 pd_dot2_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)((vu32)s + (vu32)pd_dot2_vi32(a, b)); }
 #endif
+
+/* four bytes in one integer of 32 bits; all four products of two such, unsigned by signed, added */
+PD_INLINE i32 pd_quad_i32(i32 a, i32 b, i32 c, i32 d) {
+  return (i32)(((u32)a & 0xffu) | ((u32)b & 0xffu) << 8 | ((u32)c & 0xffu) << 16 | (u32)d << 24);
+}
+PD_INLINE i32 pd_dot4_i32(i32 a, i32 b) {
+  i32 s = 0;
+  for (int k = 0; k < 32; k += 8) s += (u8)((u32)a >> k) * (i8)((u32)b >> k);
+  return s;
+}
+PD_INLINE vi32 pd_quad_vi32(vi32 a, vi32 b, vi32 c, vi32 d) {
+  return (a & 0xff) | (vi32)((vu32)(b & 0xff) << 8) | (vi32)((vu32)(c & 0xff) << 16) | (vi32)((vu32)d << 24);
+}
+#if defined(__AVX512VNNI__) && PD_W == 16 && !defined(__clang__)
+PD_INLINE vi32 pd_dot4_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)__builtin_ia32_vpdpbusd_v16si(s, a, b); }
+#elif defined(__AVXVNNI__) && PD_W == 8 && !defined(__clang__)
+PD_INLINE vi32 pd_dot4_add_vi32(vi32 s, vi32 a, vi32 b) { return (vi32)__builtin_ia32_vpdpbusd_v8si(s, a, b); }
+#else
+PD_INLINE vi32 pd_dot4_add_vi32(vi32 s, vi32 a, vi32 b) {
+  for (int k = 0; k < 32; k += 8) s = (vi32)((vu32)s + (vu32)(((a >> k) & 0xff) * ((vi32)((vu32)b << (24 - k)) >> 24)));
+  return s;
+}
+#endif
+PD_INLINE vi32 pd_dot4_vi32(vi32 a, vi32 b) { return pd_dot4_add_vi32((vi32){0}, a, b); }
 
 /* integer division truncates (C, ONNX Div), fmod takes the dividend's sign, mod the divisor's; by zero gives 0 */
 #define PD_INTEGERS(T, U)                                                                                             \
@@ -367,6 +452,15 @@ PD_INLINE vi64 pd_abs_vi64(vi64 x) { return vsel_i64(__builtin_convertvector(x <
 #else
 #define PD_LANES {0, 1, 2, 3}
 #endif
+
+/* lane l is v[l / m * m]: the first element of every group of m */
+#if defined(PD_LANES)
+#define PD_SPREAD(m) PD_INLINE vf32 vspread##m##_f32(vf32 v) { return __builtin_shuffle(v, (vi32)PD_LANES & -m); }
+#else
+#define PD_SPREAD(m)                                                                                                  \
+  PD_INLINE vf32 vspread##m##_f32(vf32 v) { vf32 r; for (int l = 0; l < PD_W; ++l) r[l] = v[l / m * m]; return r; }
+#endif
+PD_SPREAD(2) PD_SPREAD(4) PD_SPREAD(8)
 #define PD_HALVE(T, V, M, NAME, OP)                                                                                   \
   PD_INLINE T pd_h##NAME##_##V(V v) {                                                                                  \
     const M lanes = PD_LANES;                                                                                         \

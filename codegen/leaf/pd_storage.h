@@ -149,6 +149,13 @@ PD_INLINE u8 pd_write_int2(i8 x) { return (u8)x & 3; }
 PD_INLINE u8 pd_write_uint4(u8 x) { return x & 15; }
 PD_INLINE u8 pd_write_uint2(u8 x) { return x & 3; }
 
+/* -- words of two bfloat16 -------------------------------------------------------------------------------------------- */
+PD_INLINE i32 pd_pair_bf16_f32(f32 a, f32 b) { return (i32)((u32)pd_write_bf16(a) | (u32)pd_write_bf16(b) << 16); }
+PD_INLINE f32 pd_dot2_bf16_i32(i32 a, i32 b) {
+  f32 low = pd_float_of((u32)a << 16) * pd_float_of((u32)b << 16);
+  return low + pd_float_of((u32)a & 0xffff0000u) * pd_float_of((u32)b & 0xffff0000u);
+}
+
 /* -- vectors ---------------------------------------------------------------------------------------------------------- */
 PD_INLINE vf32 vwide_bf16(vu16 h) { return (vf32)(__builtin_convertvector(h, vu32) << 16); }
 PD_INLINE vu16 vnarrow_bf16(vf32 x) {
@@ -176,6 +183,28 @@ PD_HALF_LANEWISE(f16)
 #endif
 PD_INLINE vf32 vround_f16(vf32 x) { return vwide_f16(vnarrow_f16(x)); }
 PD_INLINE vf32 vround_bf16(vf32 x) { return vwide_bf16(vnarrow_bf16(x)); }
+
+/* words of two bfloat16: both products of two words, added. The instruction takes subnormal numbers for 0, and rounds after
+   each product. */
+PD_INLINE vi32 pd_pair_bf16_vf32(vf32 a, vf32 b) {
+  return (vi32)(__builtin_convertvector(vnarrow_bf16(a), vu32) | __builtin_convertvector(vnarrow_bf16(b), vu32) << 16);
+}
+PD_INLINE vf32 pd_dot2_bf16_vi32(vi32 a, vi32 b) {
+  vu32 p = (vu32)a, q = (vu32)b;
+  return (vf32)(p << 16) * (vf32)(q << 16) + (vf32)(p & 0xffff0000u) * (vf32)(q & 0xffff0000u);
+}
+#if defined(__AVX512BF16__) && PD_W == 16 && !defined(__clang__)
+#if __GNUC__ >= 13
+typedef __bf16 pd_bf16s __attribute__((vector_size(64)));
+#else
+typedef short pd_bf16s __attribute__((vector_size(64)));
+#endif
+PD_INLINE vf32 pd_dot2_bf16_add_vf32(vf32 s, vi32 a, vi32 b) {
+  return (vf32)__builtin_ia32_dpbf16ps_v16sf(s, (pd_bf16s)a, (pd_bf16s)b);
+}
+#else
+PD_INLINE vf32 pd_dot2_bf16_add_vf32(vf32 s, vi32 a, vi32 b) { return s + pd_dot2_bf16_vi32(a, b); }
+#endif
 
 #define vload_f16(b, i) vwide_f16(vload_u16(b, i))
 #define vloadm_f16(b, i, n) vwide_f16(vloadm_u16(b, i, n))

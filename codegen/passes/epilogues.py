@@ -12,9 +12,26 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from polydyn.codegen.ir import Alloc, Body, Compare, Def, For, If, Inst, Let, Node, Reg, Store, bodies
-from polydyn.codegen.passes.vectorise import vectorise_tile
-from polydyn.schedules.errors import CodegenError
+from polydyn.codegen.ir import (
+    Alloc,
+    Body,
+    Compare,
+    Def,
+    FlatLoad,
+    For,
+    If,
+    Inst,
+    Let,
+    Node,
+    Reg,
+    Store,
+    bodies,
+    walk_value,
+)  # fmt: skip
+from polydyn.codegen.ir import walk as walk_body
+from polydyn.codegen.passes.transpose import by_blocks, transpose_loads
+from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
+from polydyn.schedules.errors import CodegenError, Declined
 from polydyn.schedules.expr import Op, Value, walk
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.model import Statement
@@ -84,6 +101,25 @@ def finished(
     loop = (Let(COLUMNS, columns, (For(ROW, ZERO, rows, loop),)),)
     loop = (If(when, loop),) if when else loop
     return (Alloc(*memory, Index.of(most * wide), "stack", (*tile, *loop)),)
+
+
+def finished_across(
+    memory: tuple[str, str], stores: Sequence[Store], rows: Index, columns: Index, lanes: int
+) -> Body | Declined:
+    """The loop that stores what is made of sums where results lie together along rows, in planes of a column each.
+
+    Vectors run along rows, so stores are whole; blocks of the sums, which lie together along columns, are transposed in
+    registers. Otherwise as ``finished``. Declined: the results have no form in such vectors.
+    """
+    inner = For(COLUMN, ZERO, Index.of(COLUMNS), _shared(stores))
+    made = vectorise_loop(For(ROW, ZERO, rows, (inner,)), lanes)
+    if isinstance(made, Declined):
+        return made
+    blocks = transpose_loads(by_blocks(made, COLUMN, lanes), COLUMN, lanes)
+    whole = [v for n in walk_body(blocks) if isinstance(n, (Store, Def)) for v in walk_value(n.value)]
+    if any(isinstance(v, FlatLoad) and v.buffer == memory[0] for v in whole):
+        return Declined("sums are read lane by lane")
+    return (Let(COLUMNS, columns, blocks),)
 
 
 def _shared(stores: Sequence[Store]) -> Body:

@@ -27,11 +27,13 @@ from polydyn.codegen.ir import (
 )  # fmt: skip
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 
-LEAF, FAR = "pd_prefetch_f32", "pd_prefetch_far_f32"
+LEAF, FAR = "pd_prefetch", "pd_prefetch_far"
 """Into the first cache, into the second."""
+TYPES = {"float32": "f32", "int32": "i32"}
+"""What is prefetched: four bytes an element."""
 FIRST, END = "far_lo", "far_hi"
 LINE = 16
-"""float32 elements of a cache line."""
+"""Elements of a cache line."""
 AHEAD = 4096
 """Elements of rows between what is used and what is prefetched: a memory's latency times its bandwidth, and more."""
 
@@ -43,7 +45,7 @@ def prefetch_next(
     panel: Mapping[str, Index] | None = None,
     whole: bool = False,
 ) -> Body:
-    """Loops ``var`` prefetch their loads of float32 for the next tile, line by line.
+    """Loops ``var`` prefetch their loads of four bytes for the next tile, line by line.
 
     ``following``: what symbols stand for in the next tile; loads that depend on none of them are left alone, and so are
     those that are not dense along ``var``. A loop over vectors prefetches for every vector, one over elements in strips
@@ -60,7 +62,7 @@ def prefetch_next(
         loads = list(dict.fromkeys(_loads(n)))
         near = [v for v in loads if following.keys() & v.address.symbols() and _dense(v, var)]
         far = [v for v in loads if panel and panel.keys() & v.address.symbols() and v.address.split(var)[0] == LINE]
-        if not near:
+        if not near and not far:
             return n
         if n.kind == "vector":
             return replace(n, body=(*_calls(LEAF, near, following), *n.body))
@@ -85,7 +87,7 @@ def share_panel(body: Body, number: Index, tiles: Index) -> Body:
 def _loads(n: For) -> Iterator[FlatLoad]:
     for x in walk(n.body):
         if isinstance(x, (Def, Set)):
-            yield from (v for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.dtype == "float32")
+            yield from (v for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.dtype in TYPES)
 
 
 def _dense(v: FlatLoad, var: str) -> bool:
@@ -95,7 +97,7 @@ def _dense(v: FlatLoad, var: str) -> bool:
 
 
 def _calls(leaf: str, loads: list[FlatLoad], env: Mapping[str, Index]) -> Body:
-    return tuple(Call(leaf, (Pointer(v.dtype, v.buffer, v.address.subs(env)),)) for v in loads)
+    return tuple(Call(f"{leaf}_{TYPES[v.dtype]}", (Pointer(v.dtype, v.buffer, v.address.subs(env)),)) for v in loads)
 
 
 def _strips(n: For, calls: Body, far: Body, exact: bool) -> Body:

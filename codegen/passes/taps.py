@@ -270,8 +270,8 @@ def _tap(n: Node, window: Window) -> _Tap | None:
 
 
 def _by_loads(run: Sequence[_Tap]) -> list[list[_Tap]]:
-    """The taps in groups that read the same: the first sum that is not complete leads, all others whose turn it is to
-    read the same follow. The taps of one sum keep their order.
+    """The taps in groups that read the same under the same conditions: the first sum that is not complete leads, all
+    others whose turn it is to read the same follow. The taps of one sum keep their order.
     """
     left: dict[str, list[_Tap]] = {}
     for t in reversed(run):
@@ -279,7 +279,8 @@ def _by_loads(run: Sequence[_Tap]) -> list[list[_Tap]]:
     order, groups = list(dict.fromkeys(t.node.reg for t in run)), list[list[_Tap]]()
     while order:
         lead = left[order[0]][-1]
-        members = [left[r].pop() for r in order if left[r][-1].key == lead.key]
+        alike = [r for r in order if (left[r][-1].key, left[r][-1].conditions) == (lead.key, lead.conditions)]
+        members = [left[r].pop() for r in alike]
         groups.append(members)
         order = [r for r in order if left[r]]
     return groups
@@ -291,8 +292,6 @@ def _emitted(groups: Sequence[Sequence[_Tap]], window: Window) -> Body:
         return ()
     asked = []
     for g in groups:
-        if any(t.conditions != g[0].conditions for t in g):
-            raise CodegenError("taps that read the same element have different guards")
         # what one output that exists reads may be read: dead outputs of the tile add it too, and are not stored
         live = min(t.live for t in g)
         more = (Compare("<", V(live), window.live),) if live and window.live is not None else ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from polydyn.codegen.cpu.kernel import CpuTarget
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.ir import (
     Alloc,
     Body,

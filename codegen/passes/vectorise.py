@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial, reduce
 
 from polydyn.codegen.ir import (
+    Apply,
     Between,
     Blend,
     Body,
@@ -46,6 +47,10 @@ from polydyn.schedules.lanes import RAMP_DTYPES, VECTOR_DTYPES, lane_stride
 ACCUMULATED = ("float32", "int32", "int64", "float16", "bfloat16")
 GUARDED = ("float32", "uint8", "int8", "float16", "bfloat16")
 """What may be loaded in some lanes only."""
+STRIDED = ("float32", "uint8", "int8")
+"""And some elements apart."""
+PARAMETERS = ("uint8", "int8")
+"""The first byte of a tensor is a zero point: it is there, and may be loaded whatever a guard says."""
 
 
 class _NoVectorsError(Exception):
@@ -77,6 +82,8 @@ class _Lanes:
 
     def _part(self, v: Value) -> Value:
         if isinstance(v, FlatLoad):
+            if lane_stride(v.address, self.var, self.start, self.width) is None and (spread := self._spread(v)):
+                return spread
             stride, rest = self.split(v.address)
             if stride == ZERO:
                 return replace(v, address=rest)
@@ -93,6 +100,19 @@ class _Lanes:
         if isinstance(v, Op) and v.name == "where" and lanes_of(v.args[0]) > 1 and any(map(_loads, v.args[1:])):
             return _guarded(v)
         return _range(v, self.width) if isinstance(v, Op) and v.dtype == "bool" else v
+
+    def _spread(self, v: FlatLoad) -> Value | None:
+        """A load whose lanes read the first one of their group of m: consecutive elements, spread over the groups."""
+        for m in (2, 4, 8) if v.dtype == "float32" and not v.guard else ():
+            group = Index.of(self.var) // m
+            found = lane_stride(v.address - group * m, self.var, self.start, self.width)
+            if found is None or found[0] != ZERO or self.width % m:
+                continue
+            first = found[1] + (self.start // m) * m
+            count = Index.of(self.width) if self.mask is None else minimum(self.width, self.mask)
+            whole = replace(v, address=first, lanes=self.width, stride=ONE, mask=count - (m - 1))
+            return Apply(v.dtype, f"vspread{m}_f32", (whole,))
+        return None
 
     def _integers(self, i: Index) -> Value:
         """An index that is not affine in the lane, in 64-bit lanes: sums and products of extremes of such."""
@@ -158,14 +178,18 @@ def _range(v: Op, width: int) -> Value:
     a, b = v.args[0], v.args[-1]
     if v.name == "and" and isinstance(a, Between) and isinstance(b, Between):
         return Between("bool", maximum(a.low, b.low), minimum(a.high, b.high), width)
+    name, strict = v.name, v.name in ("gt", "lt")
+    if isinstance(b, Ramp):  # the lanes to the left
+        name, a, b = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}.get(name, ""), b, a
     step = a.step.constant if isinstance(a, Ramp) and a.dtype == "int64" else None
-    if v.name not in ("ge", "lt") or not isinstance(a, Ramp) or step is None or step < 1:
+    if name not in ("ge", "gt", "le", "lt") or not isinstance(a, Ramp) or step is None or step < 1:
         return v
     bound = b.index if isinstance(b, FromIndex) else Index.of(int(b.value)) if isinstance(b, Const) else None
     if bound is None:
         return v
-    first = (bound - a.start).ceildiv(step)
-    return Between("bool", first, Index.of(width), width) if v.name == "ge" else Between("bool", ZERO, first, width)
+    above = name in ("ge", "gt")
+    first = (bound + (above == strict) - a.start).ceildiv(step)  # the first lane that is in, or out
+    return Between("bool", first, Index.of(width), width) if above else Between("bool", ZERO, first, width)
 
 
 def _guarded(v: Op) -> Value:
@@ -176,7 +200,9 @@ def _guarded(v: Op) -> Value:
         def f(x: Value) -> Value:
             if not isinstance(x, FlatLoad):
                 return x
-            strided = x.stride != 1 and (x.stride.constant is None or x.dtype != "float32")
+            if x.lanes == 1 and x.dtype in PARAMETERS and x.address == ZERO:
+                return x
+            strided = x.stride != 1 and (x.stride.constant is None or x.dtype not in STRIDED)
             if x.lanes == 1 or strided or x.dtype not in GUARDED:
                 raise _NoVectorsError("a guarded load of that stride cannot be speculated in vector lanes")
             if isinstance(guard, Between) and x.mask is not None and x.guard is None:  # one range instead of two

@@ -9,11 +9,11 @@ from polydyn.codegen.ir import Alloc, Body, Call, Def, FlatLoad, For, Node, Poin
 from polydyn.schedules.expr import ITEMSIZE, Op, Value
 from polydyn.schedules.index import ONE, ZERO, Atom, Index
 
-Wanted = tuple[tuple[Index, int], ...]
+Multiples = tuple[tuple[Index, int], ...]
 """What must be multiples of which number."""
 
 
-def multiples(rest: Index, vector: int, iterators: Collection[str]) -> Wanted | None:
+def multiples(rest: Index, vector: int, iterators: Collection[str]) -> Multiples | None:
     """What must be multiples of ``vector`` so that ``rest`` is one for all iterators; None when it cannot be said.
 
     Floor divisions, minima and maxima may have any value, as iterators may.
@@ -37,7 +37,7 @@ def multiples(rest: Index, vector: int, iterators: Collection[str]) -> Wanted | 
 
 def widen(
     body: Body, var: str, lanes: int, buffers: Mapping[str, str], iterators: Collection[str]
-) -> tuple[Body, Wanted] | None:
+) -> tuple[Body, Multiples] | None:
     """``for var in [0, lanes): body`` with wide accesses, and what must be multiples of ``lanes`` for them.
 
     ``body``: registers and stores only. ``buffers``: those in global memory, with their dtypes; ``iterators``: symbols
@@ -47,6 +47,12 @@ def widen(
     return _Widening(var, lanes, buffers, iterators).build(body)
 
 
+def stored_value(v: Value) -> Value:
+    """A value on its way to memory, without the rounding to 16 bits that the store does."""
+    rounds = isinstance(v, Op) and v.name == "cast" and v.dtype in ("float16", "bfloat16")
+    return v.args[0] if rounds and isinstance(v, Op) and v.args[0].dtype == "float32" else v
+
+
 class _Widening:
     def __init__(self, var: str, lanes: int, buffers: Mapping[str, str], iterators: Collection[str]) -> None:
         self.var, self.lanes, self.buffers, self.iterators = var, lanes, buffers, iterators
@@ -54,7 +60,7 @@ class _Widening:
         self.loads: dict[tuple[str, Index], str] = {}
         self.stores: dict[tuple[str, Index], str] = {}
 
-    def build(self, body: Body) -> tuple[Body, Wanted] | None:
+    def build(self, body: Body) -> tuple[Body, Multiples] | None:
         if not all(isinstance(n, (Def, Set, Store)) for n in body):
             return None
         nodes = tuple(map(self._node, body))
@@ -92,7 +98,7 @@ class _Widening:
             first = self._aligned(n.buffer, n.address)
             if first is not None:
                 name = self.stores.setdefault((n.buffer, first), f"out{len(self.stores)}")
-                return Store(name, Index.of(self.var), n.value)
+                return Store(name, Index.of(self.var), stored_value(n.value))
         return n
 
     def _value(self, v: Value) -> Value:

@@ -22,6 +22,7 @@ from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import (
     C_FUNCTIONS,
+    DOTS,
     FLOATS,
     ITEMSIZE,
     REDUCTIONS,
@@ -31,6 +32,7 @@ from polydyn.schedules.expr import (
     FromIndex,
     Op,
     Value,
+    children,
 )
 
 CTYPE = {
@@ -46,6 +48,7 @@ SHORT = {**CVALUE, "bool": "b"}
 INLINE_MATH = ("exp", "tanh", "erf", "sigmoid")
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 RELATIONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
+BYTES = ("uint8", "int8")
 OTHER_MASKS = ("int64", "uint8", "int8")
 """Comparisons of these in lanes are not as wide as ``vb``."""
 
@@ -125,6 +128,10 @@ class ValuePrinter:
         return f"vramp_{t}({index_text(v.start)}, {index_text(v.step)})"
 
     def _load(self, v: FlatLoad) -> str:
+        if ITEMSIZE[v.dtype] > ITEMSIZE[self.dtypes.get(v.buffer, v.dtype)]:
+            if v.lanes > 1:
+                raise CodegenError(f"no vectors of {v.dtype} from {v.buffer} of {self.dtypes[v.buffer]}")
+            return f"PD_WORD({v.buffer}, {index_text(v.address)})"
         if v.lanes == 1:
             element = f"PD_AT({v.buffer}, {index_text(v.address)})"
             return f"pd_read_{CTYPE[v.dtype]}({element})" if v.dtype in WIDENED else element
@@ -191,9 +198,9 @@ class ValuePrinter:
             return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source in OTHER_MASKS else text
         if source == "bool" or v.name in ("isnan", "isinf"):
             return _logic(v.name, args, lanes, source)
-        if v.name == "add" and lanes > 1 and isinstance(new := v.args[1], Op) and new.name == "dot2":
-            pair = ", ".join(self.text(a, lanes) for a in new.args)
-            return f"pd_dot2_add_{vector_type(source)}({args[0]}, {pair})"
+        if v.name == "add" and lanes > 1 and isinstance(new := v.args[1], Op) and new.name in DOTS:
+            words = ", ".join(self.text(a, lanes) for a in new.args)
+            return f"pd_{new.name}_add_{vector_type(source)}({args[0]}, {words})"
         if v.name in INFIX or v.name == "neg":
             return _arithmetic(v.name, args, source, lanes)
         if v.name == "reciprocal":
@@ -216,10 +223,23 @@ class ValuePrinter:
             return self._rounded(v, s, lanes)
         if lanes == 1:
             return f"(({s}) != 0)" if v.dtype == "bool" else f"(({CVALUE[v.dtype]})({s}))"
+        if v.dtype == "uint8" and (inside := _clipped(x)) is not None:
+            rounded = isinstance(inside, Op) and inside.name == "rint"
+            return f"vclip_{'rint_' * rounded}u8({self.text(children(inside)[0] if rounded else inside, lanes)})"
         if v.dtype == "bool":
             ne = f"({s} != 0)"
             return f"__builtin_convertvector({ne}, vi32)" if x.dtype in OTHER_MASKS else ne
+        if x.dtype in BYTES and v.dtype in ("int32", "float32"):
+            s = self._widened(x, s, lanes)
+            return s if v.dtype == "int32" else f"__builtin_convertvector({s}, {vector_type(v.dtype)})"
         return f"__builtin_convertvector({f'-({s})' if x.dtype == 'bool' else s}, {vector_type(v.dtype)})"
+
+    def _widened(self, x: Value, s: str, lanes: int) -> str:
+        """Bytes ``x``, in C ``s``, as integers of 32 bits; of what was one before only the lowest bits are left."""
+        if isinstance(x, Op) and x.name == "cast" and x.args[0].dtype == "int32":
+            whole = self.text(x.args[0], lanes)
+            return f"({whole} & 0xff)" if x.dtype == "uint8" else f"((vi32)((vu32){whole} << 24) >> 24)"
+        return f"vwide_{CTYPE[x.dtype]}({s})"
 
     def _rounded(self, v: Op, s: str, lanes: int) -> str:
         """A value that a type of memory can hold."""
@@ -246,6 +266,17 @@ class ValuePrinter:
             return f"(({self.text(c)}) ? {self.text(a, lanes)} : {self.text(b, lanes)})"
         kind = "i32" if v.dtype == "bool" else SHORT[v.dtype]
         return f"vsel_{kind}({self.text(c, lanes)}, {self.text(a, lanes)}, {self.text(b, lanes)})"
+
+
+def _clipped(v: Value) -> Value | None:
+    """What of float32 is clipped to the ends of uint8 and made an integer; None: the value is something else."""
+    if not (isinstance(v, Op) and v.name == "cast" and v.dtype == "int32"):
+        return None
+    for name, end in (("min", 255.0), ("max", 0.0)):
+        v = v.args[0]
+        if not (isinstance(v, Op) and v.name == name and v.args[1] == Const("float32", end)):
+            return None
+    return v.args[0]
 
 
 def _exact_inverse(v: Value) -> Const | None:

@@ -75,17 +75,18 @@ class CudaPrinter:
         threads: int,
         index_type: str = "int64_t",
         maps: Sequence[str] = (),
+        fast: bool = False,
     ) -> None:
         """``buffers``: parameter name -> dtype, in order; ``outputs``: those written; ``symbols``: int64 parameters.
 
         ``index_type``: of all index arithmetic; the parameters are int64 in any case. ``maps``: tensor maps, which are
-        the first parameters.
+        the first parameters. ``fast``: what is computed is rounded to 16 bits in the end (``CudaValues``).
         """
         self.maps = tuple(maps)
         self.name, self.outputs, self.symbols, self.threads = name, set(outputs), tuple(symbols), threads
         self.index_type = index_type
         self.places = {n: Place(d, "global") for n, d in buffers.items()}
-        self.values = CudaValues(self.places, index_type)
+        self.values = CudaValues(self.places, index_type, fast)
         self.offset = ZERO
 
     def kernel(self, body: Body, blocks: int = 1) -> str:

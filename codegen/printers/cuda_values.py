@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polydyn.codegen.ir import Apply, FlatLoad, Parameter, Pointer, Reg, Store, Tile, Undefined
+from polydyn.codegen.passes.widen import stored_value
 from polydyn.codegen.printers.c_values import INFIX, RELATIONS
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
@@ -31,6 +32,10 @@ FLOAT_FUNCTIONS = (
     "abs", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
 )  # fmt: skip
 """Operations that the device header has for float."""
+FAST = ("exp", "log", "tanh", "erf", "sigmoid", "sqrt")
+"""Those that have a form for results that are rounded to 16 bits."""
+NORMAL = 2.0**-126
+"""The smallest float32 with all its bits."""
 BITS = {"bitand": " & ", "bitor": " | ", "bitxor": " ^ "}
 
 
@@ -53,10 +58,10 @@ INDEX_TEXT = {t: _index_text(t) for t in ("int32_t", "int64_t")}
 
 
 class CudaValues:
-    """Prints values; ``places`` says where every buffer lives."""
+    """Prints values; ``places`` says where every buffer lives. ``fast``: results are rounded to 16 bits in the end."""
 
-    def __init__(self, places: Mapping[str, Place], index_type: str = "int64_t") -> None:
-        self.places, self.index = places, INDEX_TEXT[index_type]
+    def __init__(self, places: Mapping[str, Place], index_type: str = "int64_t", fast: bool = False) -> None:
+        self.places, self.index, self.fast = places, INDEX_TEXT[index_type], fast
 
     def text(self, v: Value) -> str:
         """A C++ expression of the register type of ``v``."""
@@ -124,7 +129,8 @@ class CudaValues:
         value: Value = n.value
         if n.reduce is not None:
             value = Op(value.dtype, REDUCTIONS[n.reduce], (FlatLoad(value.dtype, n.buffer, n.address), value))
-        place, x, at = self.places[n.buffer], self.text(value), self.index(n.address)
+        place, at = self.places[n.buffer], self.index(n.address)
+        x = self.text(value if place.scope == "register" else stored_value(value))
         if place.scope == "register":
             return f"{n.buffer}[{at}] = {x};"
         x = f"{WRITE[place.dtype]}({x})" if place.dtype in WRITE else x
@@ -153,7 +159,7 @@ class CudaValues:
         if v.name == "neg":
             return f"(-{args[0]})"
         if source in SINGLE:
-            return _single(v.name, args)
+            return _fast(v, args) or _single(v.name, args) if self.fast else _single(v.name, args)
         return _other(v, args)
 
     def _cast(self, v: Op) -> str:
@@ -178,6 +184,23 @@ def _single(name: str, args: list[str]) -> str:
     if name == "isinf":
         return f"(pd_abs({args[0]}) == pd_bits_to_f32(0x7f800000u))"
     raise CodegenError(f"{name} of float32 is not built for CUDA", rule="scalar operations of the device header")
+
+
+def _fast(v: Op, args: list[str]) -> str:
+    """As ``_single``, within 2^-16 (docs/adr/0005-cuda.md); empty: it has no other form."""
+    if v.name in FAST:
+        return f"pd_{v.name}_fast({', '.join(args)})"
+    if v.name == "reciprocal":
+        return f"pd_div_fast(1.0f, {args[0]})"
+    if v.name != "div":
+        return ""
+    by = v.args[1]
+    while isinstance(by, Op) and by.name == "cast":
+        (by,) = by.args
+    inverse = 1 / float(by.value) if isinstance(by, Const) and by.value else 0.0
+    if NORMAL < abs(inverse) < 1 / NORMAL:
+        return f"({args[0]} * {constant(Const('float32', inverse))})"
+    return f"pd_div_fast({args[0]}, {args[1]})"
 
 
 def _other(v: Op, args: list[str]) -> str:

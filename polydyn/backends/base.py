@@ -5,16 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic
 
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import check_names, fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusionPlan
-from polydyn.graph.fallback import KIND as FALLBACK
 from polydyn.graph.ir import Graph
-from polydyn.lowering.place import Builder, K, Placed
-from polydyn.program.plan import Candidate, HostPlan, KernelSource
+from polydyn.graph.regions import KIND as FALLBACK
+from polydyn.lowering.place import Builder, Placed
+from polydyn.program.plan import HostPlan
 from polydyn.search.records import Records
+
+BF16 = "bf16"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Options:
     ``stitch``, ``attention``, ``horizontal`` ... Results are the same but for rounding; InputError when there is none
     of that name. ``strategy``: whose searches in the records choose tiles (``polydyn.search.strategies``). ``tf32``: on
     CUDA, products of float32 take tensor cores, which round their operands to 10 bits of mantissa; sums stay float32.
+    ``precision``: "bf16" lets products of float32 with constants round both operands to bfloat16 on a CPU; sums stay
+    float32, and notes say of every product what it does (docs/adr/0023-types.md). None: never.
     ``fallback``: "onnxruntime" leaves nodes that are not built to ONNX Runtime, each with a note and a warning; None
     refuses them by name.
     """
@@ -33,8 +36,12 @@ class Options:
     strategy: str = "polydyn"
     tf32: bool = False
     fallback: str | None = None
+    precision: str | None = None
 
     def __post_init__(self) -> None:
+        if self.precision not in (None, BF16):
+            remedy = f"None or {BF16!r}"
+            raise InputError(f"no precision {self.precision!r}", rule="Options(precision=...)", remedy=remedy)
         object.__setattr__(self, "without", check_names(self.without))
         if self.fallback not in (None, FALLBACK):
             raise InputError(
@@ -43,20 +50,19 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Kernels(Generic[K]):
+class Kernels:
     """The groups of a fusion plan with their kernels, in launch order; ``notes``: what was decided on the way."""
 
     plan: FusionPlan
-    placed: Sequence[Placed[K]]
+    placed: Sequence[Placed]
     notes: tuple[str, ...] = ()
 
 
-class Target(ABC, Generic[K]):
+class Target(ABC):
     """A target of ``polydyn.compile``.
 
     ``name``: as the user says it. ``machine``: where its programs run, ``cpu`` or ``cuda`` (``HostPlan.place``);
-    ``on_device``: whether that is a device. ``unused``: passes of the fusion pipeline that it has no use for. ``K``: a
-    kernel that is generated for it.
+    ``on_device``: whether that is a device. ``unused``: passes of the fusion pipeline that it has no use for.
     """
 
     machine: str
@@ -78,21 +84,15 @@ class Target(ABC, Generic[K]):
         return fusion_plan(graph, self.without, cuda=self.on_device)
 
     @abstractmethod
-    def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder[K]:
+    def builder(self, plan: FusionPlan, records: Records | None = None) -> Builder:
         """What places the groups of a plan; ``records``: whose tiles products have."""
 
-    def place(self, builder: Builder[K]) -> Kernels[K]:
+    def place(self, builder: Builder) -> Kernels:
         """The kernels of all groups: lowered, scheduled, proven, generated."""
         placed = [p for g in builder.plan.groups for p in builder.place(g)]
-        return Kernels(builder.plan, placed, (*builder.notes, *builder.untuned))
-
-    @abstractmethod
-    def candidates(self, placed: Placed[K]) -> tuple[Candidate, ...]:
-        """The kernels of a place as what a launch may be."""
-
-    @abstractmethod
-    def source(self, kernel: K, key: str) -> KernelSource:
-        """The text of a kernel of the group ``key``."""
+        unproven = (f"{x}: its addresses are right by construction, they are not proven" for x in builder.unproven)
+        notes = (*builder.notes, *builder.roundings, *builder.untuned, *dict.fromkeys(unproven))
+        return Kernels(builder.plan, placed, notes)
 
     @property
     @abstractmethod

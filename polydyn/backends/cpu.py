@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from polydyn.backends.base import Kernels, Options, Target
+from polydyn.backends.base import BF16, Kernels, Options, Target
 from polydyn.build.features import architecture, machine_features
-from polydyn.codegen.cpu.kernel import AVX2, AVX512, NEON, CpuTarget, Kernel, leaf_headers
+from polydyn.codegen.cpu.target import AVX2, AVX512, NEON, CpuTarget, leaf_headers
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.targets import CUDA_TARGETS
 from polydyn.lowering.aliases import without_reshapes
-from polydyn.lowering.place import Builder, Placed, over
+from polydyn.lowering.place import Builder
 from polydyn.lowering.place_cpu import KernelBuilder
 from polydyn.program.parallel_launches import join_waves
-from polydyn.program.plan import Candidate, HostPlan, KernelSource
+from polydyn.program.plan import HostPlan
 from polydyn.search.outcomes import ChosenByRecords
 from polydyn.search.records import Records
 from polydyn.search.strategies import strategy
@@ -29,7 +29,9 @@ def cpu_target(name: str) -> CpuTarget:
         if architecture() in ("aarch64", "arm64"):
             return NEON
         features = machine_features()
-        return AVX512 if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features else AVX2
+        if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= features:
+            return replace(AVX512, quads="avx512_vnni" in features)
+        return replace(AVX2, quads="avx_vnni" in features)
     if name not in NAMED:
         raise UnsupportedError(
             f"target {name} is not built",
@@ -39,7 +41,7 @@ def cpu_target(name: str) -> CpuTarget:
     return NAMED[name]
 
 
-class Cpu(Target[Kernel]):
+class Cpu(Target):
     """Kernels in C with SIMD; launches that need nothing of each other run side by side."""
 
     machine = "cpu"
@@ -56,23 +58,13 @@ class Cpu(Target[Kernel]):
         tuner = None
         if records is not None:
             tuner = ChosenByRecords(records, strategy(self.options.strategy).name, self.processor, self.name)
-        return KernelBuilder(plan, self.processor, tuner)
+        return KernelBuilder(plan, self.processor, tuner, rounded=self.options.precision == BF16)
 
-    def place(self, builder: Builder[Kernel]) -> Kernels[Kernel]:
+    def place(self, builder: Builder) -> Kernels:
         """As ``Target``; outputs that are another tensor in another shape are not copied."""
         made = super().place(builder)
         placed, aliases = without_reshapes(made.plan, made.placed)
         return Kernels(made.plan, placed, (*made.notes, *aliases))
-
-    def candidates(self, placed: Placed[Kernel]) -> tuple[Candidate, ...]:
-        """As ``Target``."""
-        several = len(placed.kernels) > 1
-        found = (_candidate(placed, k) for k in placed.kernels)
-        return tuple(replace(c, name=f"kernel {n}") if several else c for n, c in enumerate(found))
-
-    def source(self, kernel: Kernel, key: str) -> KernelSource:
-        """As ``Target``."""
-        return KernelSource(kernel.name, kernel.text, key, len(kernel.buffers), len(kernel.symbols), kernel.notes)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -82,17 +74,3 @@ class Cpu(Target[Kernel]):
     def finish(self, plan: HostPlan) -> HostPlan:
         """The host plan with its launches in waves."""
         return plan if "horizontal" in self.without else join_waves(plan)
-
-
-def _candidate(placed: Placed[Kernel], k: Kernel) -> Candidate:
-    params = placed.lowered.params
-    symbols = over(params, {s: k.launch[s] for s in k.symbols[len(params) :]})
-    return Candidate(
-        k.name,
-        tuple(placed.lowered.buffers[a] for a in k.buffers),
-        tuple(symbols[s] for s in k.symbols),
-        k.tasks.subs(symbols),
-        k.scratch.subs(symbols),
-        names=k.symbols,
-        choices=len(k.symbols) - len(params),
-    )

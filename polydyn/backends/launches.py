@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from polydyn.backends.base import Kernels, Target
+from polydyn.codegen.ir import Compare
+from polydyn.codegen.kernel import WORKSPACE as WORKSPACE_ARRAY
+from polydyn.codegen.kernel import Block, Kernel, TensorMapOf
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.graph.ir import Graph
 from polydyn.lowering.pack import pack
-from polydyn.lowering.place import K, Placed, flops
+from polydyn.lowering.place import Placed, flops
 from polydyn.program.bounds import place_bounds, without_duplicates
-from polydyn.program.plan import Buffer, HostPlan, KernelSource, Launch, size_bytes
+from polydyn.program.plan import WORKSPACE, Buffer, Candidate, HostPlan, Launch, size_bytes
+from polydyn.runtime.symbols import Condition
 from polydyn.schedules.decision import map_indices
 from polydyn.schedules.expr import ITEMSIZE, Array
 from polydyn.schedules.index import ZERO, Index, product
 
 
-def host_plan(graph: Graph, kernels: Kernels[K], target: Target[K]) -> HostPlan:
+def host_plan(graph: Graph, kernels: Kernels, target: Target) -> HostPlan:
     """The host plan of a model. ``graph``: as it was fused, with the model's outputs only; has the shapes of inputs and
     outputs as the caller sees them.
     """
     plan, placed = kernels.plan, kernels.placed
     constants = _constants(plan, placed)
     buffers = _buffers(plan, placed, constants, graph)
-    launches = tuple(_launch(plan, p, buffers, target) for p in placed)
+    launches = tuple(_launch(plan, p, buffers) for p in placed)
     writers = {b: k for k, p in enumerate(placed) for b in p.written}
     bounds = place_bounds(graph, buffers, launches, writers)
     made = HostPlan(
@@ -36,7 +39,7 @@ def host_plan(graph: Graph, kernels: Kernels[K], target: Target[K]) -> HostPlan:
         constants,
         graph.sources,
         without_duplicates((*graph.guards, *bounds.guards)),
-        tuple(_sources(placed, target).values()),
+        _distinct(placed),
         launches,
         (*plan.graph.notes, *kernels.notes, *_copies(placed), *bounds.notes),
         dict(target.headers),
@@ -47,14 +50,13 @@ def host_plan(graph: Graph, kernels: Kernels[K], target: Target[K]) -> HostPlan:
     return target.finish(made)
 
 
-def _sources(placed: Sequence[Placed[K]], target: Target[K]) -> dict[str, KernelSource]:
-    """Each kernel once, by name; also those that are launched after another."""
-    every = [(k, p.key) for p in placed for first in p.kernels for k in (first, *getattr(first, "after", ()))]
-    made = (target.source(k, key) for k, key in every)
-    return {s.name: s for s in made}
+def _distinct(placed: Sequence[Placed]) -> tuple[Kernel, ...]:
+    """Each kernel once; also those that are launched after another."""
+    every = (k for p in placed for first in p.kernels for k in (first, *first.after))
+    return tuple({k.name: k for k in every}.values())
 
 
-def _constants(plan: FusionPlan, placed: Sequence[Placed[Any]]) -> dict[str, Array]:
+def _constants(plan: FusionPlan, placed: Sequence[Placed]) -> dict[str, Array]:
     out: dict[str, Array] = {}
     for p in placed:
         for name in p.lowered.buffers.values():
@@ -67,7 +69,7 @@ def _constants(plan: FusionPlan, placed: Sequence[Placed[Any]]) -> dict[str, Arr
 
 
 def _buffers(
-    plan: FusionPlan, placed: Sequence[Placed[Any]], constants: Mapping[str, Array], graph: Graph
+    plan: FusionPlan, placed: Sequence[Placed], constants: Mapping[str, Array], graph: Graph
 ) -> dict[str, Buffer]:
     """``graph``: has the shapes of inputs and outputs as the caller sees them; the plan may have split their axes."""
     used = {n for p in placed for n in p.lowered.buffers.values()} | set(graph.inputs) | set(graph.outputs)
@@ -83,16 +85,16 @@ def _buffers(
     return out
 
 
-def _copies(placed: Sequence[Placed[Any]]) -> list[str]:
+def _copies(placed: Sequence[Placed]) -> list[str]:
     """The kernels that only move elements."""
     nodes = [n for p in placed for n in p.fused.nodes if len(p.fused.nodes) == 1]
     return [f"{n.output} is a copy of {n.inputs[0]}" for n in nodes if n.is_view]
 
 
-def _launch(plan: FusionPlan, p: Placed[K], buffers: Mapping[str, Buffer], target: Target[K]) -> Launch:
+def _launch(plan: FusionPlan, p: Placed, buffers: Mapping[str, Buffer]) -> Launch:
     params, operations = p.lowered.params, flops(plan, p.fused)
     made = Launch(
-        target.candidates(p),
+        _candidates(p),
         sum((product(plan.graph.tensors[n].shape) for n in p.fused.outputs), ZERO),
         operations,
         map_indices(p.decision, lambda i: i.subs(params)),
@@ -117,3 +119,56 @@ def _copied(plan: FusionPlan, group: FusedGroup) -> Index:
     """Bytes that a group writes when all it does is moving elements."""
     tensors = [plan.graph.tensors[t] for t in group.outputs if all(n.is_view for n in group.nodes)]
     return sum((product(t.shape) * ITEMSIZE[t.dtype] for t in tensors), ZERO)
+
+
+def _candidates(p: Placed) -> tuple[Candidate, ...]:
+    """The kernels of a place as what a launch may be; those without a name of their version are numbered."""
+    found = [_candidate(k, p.lowered.params, p.lowered.buffers) for k in p.kernels]
+    several = len(found) > 1
+    return tuple(
+        replace(c, name=f"kernel {n}") if several and not k.version else c
+        for n, (k, c) in enumerate(zip(p.kernels, found, strict=True))
+    )
+
+
+def _candidate(k: Kernel, params: Mapping[str, Index], names: Mapping[str, str]) -> Candidate:
+    """A kernel at a place, and what comes after it, which shares its launch-time symbols.
+
+    ``params``: the group's parameters over the model's symbols; ``names``: the model's buffers by the kernel's.
+    """
+    values = {**params, **{s: e.subs(params) for s, e in k.launch.items()}}
+    multiples = [(i.subs(values), "%==", Index.of(n)) for i, n in k.multiples]
+    return Candidate(
+        k.name,
+        tuple(WORKSPACE if a == WORKSPACE_ARRAY else names[a] for a in k.buffers),
+        tuple(values[s] for s in k.symbols),
+        k.tasks.subs(values),
+        k.scratch.subs(values),
+        k.version,
+        k.symbols,
+        sum(s in k.launch for s in k.symbols),
+        (*multiples, *(_condition(c, values) for c in k.conditions)),
+        tuple(_candidate(x, values, names) for x in k.after),
+        None if k.block is None else _block(k.block, values, names),
+    )
+
+
+def _block(b: Block, values: Mapping[str, Index], names: Mapping[str, str]) -> Block:
+    maps = tuple(_tensor_map(m, values, names) for m in b.maps)
+    work = None if b.work is None else replace(b.work, steps=b.work.steps.subs(values))
+    return replace(b, maps=maps, workspace=b.workspace.subs(values), work=work)
+
+
+def _tensor_map(m: TensorMapOf, values: Mapping[str, Index], names: Mapping[str, str]) -> TensorMapOf:
+    dims, strides = (tuple(i.subs(values) for i in x) for x in (m.dims, m.strides))
+    return replace(m, buffer=names[m.buffer], offset=m.offset.subs(values), dims=dims, strides=strides)
+
+
+def _condition(c: Compare, values: Mapping[str, Index]) -> Condition:
+    """A comparison of integers as a guard's relation."""
+    left, right = c.left.subs(values), c.right.subs(values)
+    forms = {
+        "==": (left, "==", right), "<=": (left, "<=", right), ">=": (right, "<=", left),
+        "<": (left + 1, "<=", right), ">": (right + 1, "<=", left),
+    }  # fmt: skip
+    return forms[c.relation]

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from polydyn.backends.base import BF16
 from polydyn.build.compiler import architecture_of
 from polydyn.build.features import architecture
 from polydyn.cli.inputs import dim_sizes, named_axes
@@ -17,8 +18,8 @@ from polydyn.compiler import Options, compile_artifact
 from polydyn.compiler import compile as compile_model
 from polydyn.errors import InputError
 from polydyn.fusion.pipeline import NAMES
-from polydyn.graph.fallback import KIND as FALLBACK
 from polydyn.graph.importer import ModelLike
+from polydyn.graph.regions import KIND as FALLBACK
 from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.opening import load
 from polydyn.runtime.program import Program
@@ -42,13 +43,14 @@ class How:
     strategy: str = Options.strategy
     tf32: bool = False
     fallback: str | None = None
+    precision: str | None = None
     records: str | None = None
     symbols: tuple[tuple[str, tuple[str | None, ...]], ...] = ()
 
     @property
     def options(self) -> Options:
         """What changes the program."""
-        return Options(frozenset(self.without), self.strategy, self.tf32, self.fallback)
+        return Options(frozenset(self.without), self.strategy, self.tf32, self.fallback, self.precision)
 
     def compile(self, model: str) -> Program:
         """The program of a model's file."""
@@ -89,13 +91,15 @@ class How:
             or self.without
             or self.tf32
             or self.fallback
+            or self.precision
             or self.records
             or not others
             or self.strategy != Options.strategy
         ):
             raise InputError(
                 f"{path} is compiled already, for {program.manifest['target']}",
-                rule="--dim, --symbol, --without, --records, --strategy, --tf32, --fallback, --target are for models",
+                rule="--dim, --symbol, --without, --records, --strategy, --tf32, --precision, --fallback, --target are "
+                "for models",
                 remedy="leave them out, or give the model",
             )
         return program
@@ -124,6 +128,7 @@ def of_machine(f: Callable[..., Any]) -> Callable[..., Any]:
         option("--records", help="A record file of polydyn tune, which chooses tiles."),
         option("--fallback", type=click.Choice([FALLBACK]), help="Runs nodes that are not built, with a warning."),
         option("--tf32", is_flag=True, help="On CUDA, float32 products on tensor cores, operands rounded to 10 bits."),
+        option("--precision", type=click.Choice([BF16]), help="On a CPU, products with constants round operands."),
         option("--strategy", default=default, show_default=True, type=strategies, help="Whose searches count."),
         option("--threads", type=click.IntRange(1, 256), help="Per call; default all cores."),
         option("--target", default="cpu", show_default=True, help="cpu, cpu:avx2, cpu:neon, cuda:sm_80 ..."),

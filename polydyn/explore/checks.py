@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,24 @@ class Checked:
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
         """The outputs, flat."""
         raise NotImplementedError
+
+    def memory(
+        self, buffers: Sequence[str], inputs: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """The arrays that a kernel's ``buffers`` name: outputs of zeros, the others from ``inputs``.
+
+        InputError: one of them is missing, too small, or of another type.
+        """
+        out: dict[str, npt.NDArray[Any]] = {}
+        for n in buffers:
+            a, size = self.group.arrays[n], elements(self.group, n, sizes)
+            if a.role == "output":
+                out[n] = np.zeros(size, numpy_dtype(a.dtype))
+            elif n not in inputs or inputs[n].size < size or inputs[n].dtype != numpy_dtype(a.dtype):
+                raise InputError(f"{n} is to be {size} elements of {a.dtype}", tensor=n, remedy="take what draw gives")
+            else:
+                out[n] = np.ascontiguousarray(inputs[n])
+        return out
 
     def check(self, seed: int = 0, **sizes: int) -> float:
         """The largest difference from the reference on random inputs, relative to the largest element.

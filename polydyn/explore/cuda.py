@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polydyn.codegen.cuda.kernel import CudaKernel
+from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.printers.cuda import PRELUDE
-from polydyn.errors import InputError
 from polydyn.explore.checks import Checked
-from polydyn.explore.reference import elements
 from polydyn.gpu.emulator import EmulatedModule, compile_emulated
-from polydyn.graph.dtypes import numpy_dtype
 from polydyn.schedules import model as polyhedral
 
 
@@ -27,7 +24,7 @@ class CompiledCuda(Checked):
     """
 
     group: polyhedral.Group
-    kernel: CudaKernel
+    kernel: Kernel
     packed: Mapping[str, npt.NDArray[Any]] | None = None
     reverse: bool = False
 
@@ -39,26 +36,19 @@ class CompiledCuda(Checked):
     @property
     def notes(self) -> tuple[str, ...]:
         """What its code generator decided."""
-        return (f"blocks of {self.kernel.threads} threads", f"{self.kernel.smem} bytes of shared memory")
+        return (f"blocks of {self.kernel.device.threads} threads", f"{self.kernel.scratch} bytes of shared memory")
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]], **sizes: int) -> dict[str, npt.NDArray[Any]]:
         """The outputs, flat, as ``Compiled.run``; no GPU is needed.
 
         BuildError: there is no C++ compiler. DeviceError: the kernel breaks a rule of CUDA's, with line and thread.
         """
-        memory: dict[str, npt.NDArray[Any]] = {}
-        for n in self.kernel.buffers:
-            a, size = self.group.arrays[n], elements(self.group, n, sizes)
-            if a.role == "output":
-                memory[n] = np.zeros(size, numpy_dtype(a.dtype))
-            elif n not in inputs or inputs[n].size < size or inputs[n].dtype != numpy_dtype(a.dtype):
-                raise InputError(f"{n} is to be {size} elements of {a.dtype}", tensor=n, remedy="take what draw gives")
-            else:
-                memory[n] = np.ascontiguousarray(inputs[n])
+        memory = self.memory(self.kernel.buffers, inputs, sizes)
         args: list[Any] = [*memory.values(), *(np.int64(sizes[x]) for x in self.kernel.symbols)]
-        grid, smem = self.kernel.grid.evaluate(sizes), self.kernel.smem.evaluate(sizes)
-        if grid:
-            self._module.launch(self.kernel.name, grid, self.kernel.threads, args, smem=smem, reverse=self.reverse)
+        k = self.kernel
+        blocks, smem = k.tasks.evaluate(sizes), k.scratch.evaluate(sizes)
+        if blocks:
+            self._module.launch(k.name, blocks, k.device.threads, args, smem=smem, reverse=self.reverse)
         return {n: memory[n] for n, a in self.group.arrays.items() if a.role == "output"}
 
     @cached_property

@@ -28,16 +28,14 @@ from polydyn.backends.base import Options
 from polydyn.backends.cpu import Cpu
 from polydyn.build.cache import open_library
 from polydyn.build.compiler import build_library
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel, leaf_headers
 from polydyn.codegen.cpu.scheduled import ScheduledKernel
+from polydyn.codegen.cpu.target import CpuTarget, leaf_headers
 from polydyn.codegen.cuda.scheduled import ScheduledCudaKernel
-from polydyn.errors import InputError
+from polydyn.codegen.kernel import Kernel
 from polydyn.explore.checks import Checked, check_sizes, draw
 from polydyn.explore.cuda import CompiledCuda
-from polydyn.explore.reference import elements
 from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
 from polydyn.graph.importer import ModelLike
 from polydyn.lowering.contract import lower_contract
@@ -215,18 +213,8 @@ class Compiled(Checked):
     def _call(self, inputs: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int]) -> _Call:
         """A launch of all tasks."""
         check_sizes(self.group, sizes)
-        memory: dict[str, npt.NDArray[Any]] = {}
-        for n in self.kernel.buffers:
-            a = self.group.arrays[n]
-            size = elements(self.group, n, sizes)
-            if a.role == "output":
-                memory[n] = np.zeros(size, numpy_dtype(a.dtype))
-            elif n not in inputs or inputs[n].size < size or inputs[n].dtype != numpy_dtype(a.dtype):
-                raise InputError(f"{n} is to be {size} elements of {a.dtype}", tensor=n, remedy="take what draw gives")
-            else:
-                memory[n] = np.ascontiguousarray(inputs[n])
-        env = dict(sizes) | {"nth": 1}
-        env |= {s: e.evaluate(env) for s, e in self.kernel.launch.items()}
+        memory = self.memory(self.kernel.buffers, inputs, sizes)
+        env = self.kernel.values(sizes, 1)
         symbols = (ctypes.c_int64 * max(1, len(self.kernel.symbols)))(*(env[s] for s in self.kernel.symbols))
         pointers = (ctypes.c_void_p * max(1, len(memory)))(*(x.ctypes.data for x in memory.values()))
         scratch = np.zeros(self.kernel.scratch.evaluate(env) + 256, np.uint8)

@@ -8,16 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from polydyn.errors import CodegenError
-from polydyn.graph.ir import Compute, Concat, Graph, Node, dim_name, iterators, value_size
-from polydyn.schedules.expr import INTEGERS, Const, FromIndex, Load, Op, Value, map_index, substitute, transform, walk
+from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, iterators, value_size
+from polydyn.schedules.expr import (
+    INTEGERS,
+    Const,
+    FromIndex,
+    Load,
+    Op,
+    Value,
+    loads,
+    map_index,
+    substitute,
+    transform,
+    walk,
+)
 from polydyn.schedules.index import Atom, Index, fetch
 from polydyn.schedules.ranges import simplify
 
 BYTES = ("int8", "uint8")
 PARAMETERS = (*BYTES, "int16", "uint16", "float32")
-"""What scales and zero points are. Single bytes always are: a padding around bytes holds a zero point."""
+"""What scales and zero points are. Single bytes always are, as a padding around bytes holds a zero point, and so are
+numbers of which one number is made: a scale by a scale.
+"""
 INLINE_SIZE = 6
 """A map that loads nothing (iota, sizes) is recomputed by its readers when it has at most so many operations."""
 
@@ -82,7 +97,7 @@ def _rewrite(graph: Graph, n: Compute, sources: Mapping[str, Compute]) -> Comput
     Scales and zero points stay operands: their numbers differ between layers, and layers share kernels.
     """
     ranges = dict(iterators(graph, n))
-    quantizes = _quantizes(n.body)
+    quantizes = _quantizes(n.body) or graph.tensors[n.output].shape == ()
 
     def value(v: Value) -> Value:
         if not isinstance(v, Load):
@@ -126,32 +141,55 @@ def _quantizes(v: Value) -> bool:
 
 
 def absorb_permutations(graph: Graph) -> Graph:
-    """``transpose(compute(...))`` becomes the computation in the transposed order, when only the transpose reads it."""
-    producers = graph.producer()
-    consumers = graph.consumers()
-    dropped: set[str] = set()
+    """What one reader wants in another order of axes is computed in that order, and so on up the chain.
+
+    A transpose that is the only reader gives its place to what it reads. A map that is the only reader and reads at
+    permuted subscripts, the cast behind a sum in 16 bits for one, has what it reads written in its own order.
+    """
+    tensors, consumers = dict(graph.tensors), graph.consumers()
     nodes: dict[str, Node] = {n.output: n for n in graph.nodes}
-    for n in graph.nodes:
-        if not (isinstance(n, Compute) and n.is_view and isinstance(n.body, Load)):
+    fixed = {*graph.outputs, *(b.tensor for b in graph.bounds)}
+
+    def movable(name: str) -> Compute | None:
+        source = nodes.get(name)
+        own = isinstance(source, Compute) and not source.is_view and name not in fixed and len(consumers[name]) == 1
+        return source if own and isinstance(source, Compute) else None
+
+    for name in reversed([n.output for n in graph.nodes]):  # readers come before what they read
+        n = nodes.get(name)
+        if not isinstance(n, Compute) or not n.is_map:
             continue
-        source = nodes.get(n.body.buffer) if n.body.buffer in producers else None
-        if not isinstance(source, Compute) or source.is_view or source.output in graph.outputs:
-            continue
-        if len(consumers[source.output]) != 1 or not _is_permutation(graph, n):
-            continue
-        env = {dim_name(a): i for a, i in enumerate(n.body.index)}
-        nodes[n.output] = replace(source, output=n.output, body=substitute(source.body, env))
-        dropped.add(source.output)
-    return replace(graph, nodes=tuple(nodes[n.output] for n in graph.nodes if n.output not in dropped))
+        view = n.body if n.is_view and isinstance(n.body, Load) else None
+        source = movable(view.buffer) if view and _is_permutation(tensors, n, view) else None
+        if view and source:
+            n = nodes[name] = replace(source, output=name, body=_reordered(source.body, view.index))
+            del nodes[source.output]
+        for x in dict.fromkeys(loads(n.body)) if n.is_map and not n.is_view else ():
+            source, alone = movable(x.buffer), all(y == x for y in loads(n.body) if y.buffer == x.buffer)
+            if source and alone and x.index != _in_order(x).index and _is_permutation(tensors, n, x):
+                nodes[x.buffer] = replace(source, body=_reordered(source.body, x.index))
+                tensors[x.buffer] = replace(tensors[x.buffer], shape=tensors[name].shape)
+                n = nodes[name] = replace(n, body=transform(n.body, partial(_put, x, _in_order(x))))
+    return replace(graph, tensors=tensors, nodes=tuple(nodes[m.output] for m in graph.nodes if m.output in nodes))
 
 
-def _is_permutation(graph: Graph, n: Compute) -> bool:
-    """A reordering of axes that keeps the last axis last and does nothing else."""
-    assert isinstance(n.body, Load)
-    rank = len(graph.tensors[n.output].shape)
-    names = [str(i) for i in n.body.index if i.is_symbol]
-    return (
-        len(names) == len(n.body.index) == rank
-        and sorted(names) == sorted(map(dim_name, range(rank)))
-        and (rank == 0 or names[-1] == dim_name(rank - 1))
-    )
+def _in_order(x: Load) -> Load:
+    """A load at a node's own iterators, one after the other."""
+    return replace(x, index=tuple(Index.of(dim_name(a)) for a in range(len(x.index))))
+
+
+def _put(old: Value, new: Value, v: Value) -> Value:
+    """``new`` in place of ``old``."""
+    return new if v == old else v
+
+
+def _reordered(body: Value, index: tuple[Index, ...]) -> Value:
+    """The body of a node whose axes are where ``index`` reads them."""
+    return substitute(body, {dim_name(a): i for a, i in enumerate(index)})
+
+
+def _is_permutation(tensors: Mapping[str, Tensor], n: Compute, x: Load) -> bool:
+    """Whether a node reads a tensor in some order of its axes, the last one staying the last, and nothing else."""
+    axes = [dim_name(a) for a in range(len(tensors[n.output].shape))]
+    names = [str(i) for i in x.index if i.is_symbol]
+    return len(names) == len(x.index) and sorted(names) == sorted(axes) and names[-1:] == axes[-1:]

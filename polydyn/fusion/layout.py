@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from polydyn.fusion.products import has_column, is_contraction, is_windowed
+from polydyn.fusion.products import has_column, has_narrow_groups, is_contraction, is_windowed
 from polydyn.fusion.prologue import compose
 from polydyn.graph.ir import Compute, Concat, Graph, Node, Tensor, dim_name, iterators
 from polydyn.schedules.expr import (
@@ -88,7 +88,7 @@ class _Layout:
         if not moves:
             self.nodes.append(n)
             return
-        if is_contraction(n) and not has_column(n):
+        if is_contraction(n) and (not has_column(n) or has_narrow_groups(n, dim_name(1))):
             n = replace(n, body=transform(n.body, self._taps_first))
         rank = len(self.graph.tensors[n.output].shape)
         name = self._new(n.output)
@@ -135,7 +135,9 @@ class _Layout:
         return replace(v, buffer=self.last[v.buffer], index=(n, *spatial, c))
 
     def _taps_first(self, v: Value) -> Value:
-        """The weights of a depthwise convolution, [C, ...], with channels last too: vectors run along them."""
+        """The weights of a depthwise convolution, or of narrow groups, [C, ...], with channels last too: vectors run
+        along them.
+        """
         if not isinstance(v, Load) or v.buffer not in self.graph.constants or v.index[0] != Index.of(dim_name(1)):
             return v
         c, *taps = v.index

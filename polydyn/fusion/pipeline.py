@@ -13,9 +13,11 @@ from polydyn.debug import Level, show, verifying
 from polydyn.errors import InputError
 from polydyn.fusion.attention import fuse_attention
 from polydyn.fusion.bands import compare_bands
+from polydyn.fusion.dequantize import dequantize_in_readers
 from polydyn.fusion.inline import absorb_permutations, inline_views
 from polydyn.fusion.layout import channels_last
 from polydyn.fusion.masks import compute_masks
+from polydyn.fusion.offsets import take_out_offsets
 from polydyn.fusion.partition import Rule, join_groups
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.prologue import join_prologues
@@ -67,8 +69,10 @@ REWRITES: tuple[Pass, ...] = (
 FUSION: tuple[Pass, ...] = (
     Pass("transpose", "a producer writes the permuted order that its reader wants", graph=absorb_permutations),
     Pass("views", "views and scalars vanish into their readers (BladeDISC 4.2 input-inline)", graph=inline_views),
+    Pass("dequantize", "bytes are dequantized where maps read them", graph=dequantize_in_readers),
     Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
     Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
+    Pass("offsets", "zero points of rows come out of integer products", graph=take_out_offsets),
     Pass("widen", "constants of integer products are widened once", graph=widen_constants),
     Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
     Pass("bands", "constants that are bands of a matrix become comparisons", graph=compare_bands, cuda=True),
@@ -83,6 +87,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("attention", "scores, softmax and values become one kernel", groups=fuse_attention),
     Pass("masks", "attentions compute masks made of subscripts and vectors", groups=compute_masks, cuda=True),
     Pass("columns", "groups around reductions of other axes join (BladeDISC 4.2)", groups=join_columns),
+    Pass("stores", "floats of 16 bits are rounded where a kernel stores them, not between its nodes", cuda=True),
     Pass("horizontal", "launches that need nothing of each other run in one fork-join (program/parallel_launches.py)"),
 )
 """Passes that decide what a kernel is: over the graph first, then over groups."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from polydyn.graph.ir import Compute
 from polydyn.schedules.expr import Op, Value, indices, loads, symbols_of
+from polydyn.schedules.index import Index
 
 PRODUCTS = ("float32", "int32")
 """What sums of products are built for; others run as ordinary loop nests."""
@@ -42,6 +43,24 @@ def has_column(n: Compute) -> bool:
     assert isinstance(n.body, Op)
     a, b = (axes_of(v) for v in n.body.args)
     return bool(a - b and b - a)
+
+
+NARROW = (2, 4, 8)
+"""Channels of a group that is a part of a vector of any processor's."""
+
+
+def has_narrow_groups(n: Compute, axis: str) -> bool:
+    """Whether an operand reads groups of few channels of an output axis, ``axis // m``."""
+    return n.body.dtype == "float32" and any(group_size(i, axis) in NARROW for i in indices(n.body))
+
+
+def group_size(i: Index, axis: str) -> int:
+    """m where a subscript moves by m for every m steps of an axis, ``m * (axis // m)``; 0 where it does not."""
+    for a in i.atoms():
+        if not isinstance(a, str) and a.kind == "floordiv" and a.args[0] == Index.of(axis):
+            m = a.args[1].constant or 0
+            return m if i.terms.get((a,)) == m and axis not in i.split(axis)[0].symbols() else 0
+    return 0
 
 
 def axes_of(v: Value) -> frozenset[str]:

@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.dtypes import numpy_dtype
-from polydyn.graph.importer import ImportedGraph, inner_prefix, read_function
+from polydyn.graph.importer import ImportedGraph, ModelInput, inner_prefix, read_function
 from polydyn.graph.ir import Tensor
 from polydyn.graph.operators.registry import InferContext, OnnxNode
 from polydyn.schedules.expr import Array
@@ -202,13 +202,27 @@ def to_proto(node: OnnxNode) -> onnx.NodeProto:
     """The node as ONNX writes it."""
     domain, name = split_name(node.op)
     proto = helper.make_node(name, node.inputs, node.outputs, node.name, domain=domain)
-    for key, value in node.attributes.items():
+    for key, value in sorted(node.attributes.items()):
         if isinstance(value, ImportedGraph):
-            value = value.proto
+            value = _graph_proto(value)
         elif isinstance(value, np.ndarray):
             value = numpy_helper.from_array(value, key)
-        if value is None:
-            raise UnsupportedError(f"{node.op}: the graph {key} inside another graph is not supported", node=node.name)
         if not isinstance(value, tuple) or value:
             proto.attribute.append(helper.make_attribute(key, list(value) if isinstance(value, tuple) else value))
     return proto
+
+
+def _graph_proto(graph: ImportedGraph) -> onnx.GraphProto:
+    """A graph inside a node as ONNX writes it."""
+    inputs = [_value_info(x.name, x) for x in graph.inputs]
+    outputs = [_value_info(o, graph.declared.get(o)) for o in graph.outputs]
+    constants = [numpy_helper.from_array(a, x) for x, a in graph.constants.items()]
+    return helper.make_graph(list(map(to_proto, graph.nodes)), graph.name or "body", inputs, outputs, constants)
+
+
+def _value_info(name: str, x: ModelInput | None) -> onnx.ValueInfoProto:
+    info = onnx.ValueInfoProto(name=name)
+    if x is not None and x.dtype:
+        kind = helper.np_dtype_to_tensor_dtype(numpy_dtype(x.dtype))
+        info.type.CopyFrom(helper.make_tensor_type_proto(kind, x.dims))
+    return info

@@ -126,28 +126,39 @@ def prove_symbols(typed: Typed, symbols: Symbols) -> None:
 
 
 def _contradiction(typed: Typed, name: str, guard: Assumed) -> ShapeError:
-    fixed = next(_fixed(typed, guard), None)
-    constant = f"; the constant {fixed} {list(typed.tensor(fixed).shape)} fixes it" if fixed else ""
+    fixed, remedy = next(_fixed(typed, guard), None), f"leave {name} out of symbols"
+    what = ""
+    if fixed:
+        kind = "constant" if fixed in typed.constants else "input"
+        what = f"; the {kind} {fixed} {list(typed.tensor(fixed).shape)} fixes it"
+        remedy += ", or name the axis of the input too" if kind == "input" else ""
     return ShapeError(
-        f"{name} cannot be a symbol: the model needs {guard.left} {guard.relation} {guard.right}{constant}",
-        tensor=fixed, dim=name, rule=guard.message,
-        remedy=f"leave {name} out of symbols, or export the model with this dim dynamic",
+        f"{name} cannot be a symbol: the model needs {guard.left} {guard.relation} {guard.right}{what}",
+        tensor=fixed, dim=name, rule=guard.message, remedy=f"{remedy}, or export the model with this dim dynamic",
     )  # fmt: skip
 
 
 def _fixed(typed: Typed, guard: Assumed) -> Iterator[str]:
-    """The constants behind the node that a guard's message names, those of the sizes that it mentions first."""
+    """The inputs and constants behind the node that a guard's message names: those of the sizes that it mentions first,
+    of these the inputs first, because a name for their axis may be all that lacks.
+    """
     makers = {o: n for n in typed.nodes for o in n.outputs if o}
+    inputs = {x.name: set(x.dims or ()) for x in typed.graph.inputs}
     start = [n for n in typed.nodes if n.name and n.name in guard.message]
     sizes = {guard.left.constant, guard.right.constant} - {None}
+
+    def rank(x: str) -> tuple[bool, bool]:
+        own = inputs[x] if x in inputs else {d.constant for d in typed.tensor(x).shape}
+        return not sizes & own, x not in inputs
+
     found, queue = list[str](), [x for n in start for x in n.inputs if x]
     seen = set(queue)
     while queue:
         x = queue.pop(0)
-        if x in typed.constants:
+        if x in typed.constants or (x in inputs and not rank(x)[0]):
             found.append(x)
         elif x in makers and not any(d.symbols() for d in typed.tensor(x).shape):
             more = [y for y in makers[x].inputs if y and y not in seen]
             seen |= set(more)
             queue += more
-    yield from sorted(found, key=lambda x: not sizes & {d.constant for d in typed.tensor(x).shape})
+    yield from sorted(found, key=rank)

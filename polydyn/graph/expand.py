@@ -13,7 +13,7 @@ from typing import Any
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.graph.check import STUMBLES, unfit
 from polydyn.graph.dynamic import Symbols, prove_symbols, with_free_targets, with_symbols
-from polydyn.graph.importer import ModelLike, load_model
+from polydyn.graph.importer import ImportedGraph, ModelLike, load_model
 from polydyn.graph.inner import Inner, captured_by
 from polydyn.graph.ir import (
     Compute,
@@ -31,6 +31,7 @@ from polydyn.graph.ir import (
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.graph.positions import Positions
 from polydyn.graph.propagate import propagate, rules
+from polydyn.graph.regions import Again, Left
 from polydyn.graph.spell import spell
 from polydyn.graph.typed import Key, Typed, step_key
 from polydyn.graph.verify import free_symbols, verify_graph
@@ -71,23 +72,35 @@ def import_parts(
 ) -> Graph:  # fmt: skip
     """As ``import_model``, of any number of parts: a graph with steps is verified part by part (``graph/cut.py``).
 
-    ``general``: sizes that may be equal or 1 are not taken to be equal (``Graph.guessed``). ``fallback``: nodes that
-    are not built become steps that run them elsewhere (``graph/fallback.py``).
+    ``general``: sizes that may be equal or 1 are not taken to be equal (``Graph.guessed``). ``fallback``: regions of
+    nodes that are not built become steps that run them elsewhere (``graph/fallback.py``).
     """
     read = load_model(model)
+    left = Left() if fallback else None
+    while True:
+        try:
+            graph = _imported(read, dims, symbols, general, left)
+        except Again:
+            continue
+        if not graph.steps:
+            verify_graph(graph)
+        return graph
+
+
+def _imported(
+    read: ImportedGraph, dims: Dims | None, symbols: Symbols | None, general: bool, left: Left | None
+) -> Graph:
+    """Again: more is left to another runtime than before."""
     if symbols:
-        read = with_symbols(with_free_targets(propagate(read)), symbols)
-    typed = propagate(read, dims, general=general, fallback=fallback)
+        read = with_symbols(with_free_targets(propagate(read, left=left)), symbols)
+    typed = propagate(read, dims, general=general, left=left)
     prove_symbols(typed, symbols or {})
-    graph = expand(typed)
-    if not graph.steps:
-        verify_graph(graph)
-    return graph
+    return expand(typed, left)
 
 
-def expand(typed: Typed) -> Graph:
-    """Writes the primitives of all nodes and drops what nothing reads."""
-    builder = _Builder(typed)
+def expand(typed: Typed, left: Left | None = None) -> Graph:
+    """Writes the primitives of all nodes and drops what nothing reads. ``left``: as ``propagate``."""
+    builder = _Builder(typed, left)
     for node in typed.nodes:
         builder.node(node)
     return builder.finish()
@@ -96,8 +109,8 @@ def expand(typed: Typed) -> Graph:
 class _Builder:
     """The ExpandContext of all nodes in turn."""
 
-    def __init__(self, typed: Typed) -> None:
-        self.typed = typed
+    def __init__(self, typed: Typed, left: Left | None) -> None:
+        self.typed, self.left = typed, left
         self.facts = typed.facts
         self.nodes: list[Node] = []
         self.tensors: dict[str, Tensor] = {x.name: typed.tensor(x.name) for x in typed.graph.inputs}
@@ -283,6 +296,9 @@ class _Builder:
         try:
             rules(node).expand(node, self)
         except PolydynError as e:
+            if self.left is not None and isinstance(e, UnsupportedError) and not node.fallback:
+                self.left.leave(node, e)
+                raise Again from e
             if e.node is not None:
                 raise
             raise type(e)(str(e), node=f"{node.name} ({node.op})") from e

@@ -1,31 +1,33 @@
 """Nodes that another runtime computes, where the user asks for that: steps of the host.
 
-``Options(fallback="onnxruntime")``: a node of an operator that is not built, or of a form that its rule refuses,
-becomes a model of its own that ONNX Runtime runs between two parts of the program (docs/adr/0030-fallback.md). All
-sizes of its results are symbols of their own; those that ONNX's inference knows are proven or checked on every call.
+``Options(fallback="onnxruntime")``: nodes of operators that are not built, or of forms that are refused, make regions
+(``graph/regions.py``). Each becomes a model of its own that ONNX Runtime runs between two parts of the program
+(docs/adr/0030-fallback.md). All sizes of its results are symbols of their own; those that ONNX's inference knows are
+proven or checked on every call.
 """
 
 from __future__ import annotations
 
 import base64
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import onnx
+import onnx.defs
 from onnx import helper, numpy_helper
 
 from polydyn.errors import UnsupportedError
-from polydyn.graph.bodies import split_name
+from polydyn.graph.bodies import split_name, to_proto
 from polydyn.graph.dtypes import numpy_dtype
+from polydyn.graph.importer import ImportedGraph
 from polydyn.graph.ir import Dim, Graph, Tensor
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, Operator
+from polydyn.graph.regions import KIND, CannotCross, members
 from polydyn.schedules.index import Index
 
-KIND = "onnxruntime"
-"""Of the steps, and the value of ``Options.fallback``."""
 RUNS = "runs in ONNX Runtime"
 MOST_ELEMENTS = 1024
-"""Of a constant that is written into the node's model: axes, sizes and scales, which some operators want constant."""
+"""Of a constant that is written into the region's model: axes, sizes and scales, which some operators want constant."""
 TYPES = (
     "float32", "float64", "float16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
@@ -33,54 +35,62 @@ TYPES = (
 
 
 def standalone(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """The node as a model, and the tensors that it is fed: inputs ``x<position>``, outputs ``y<position>``.
+    """A region as a model over the names of its tensors, and the tensors that it is fed.
 
-    Sizes are left open, so that the model does not depend on what was learned. UnsupportedError: the node has a body,
-    or a tensor of a type that cannot cross.
+    Sizes are left open, so that the model does not depend on what was learned. CannotCross: it is fed a tensor of a
+    type that cannot cross.
     """
-    domain, name = split_name(node.op)
-    inputs, values, fed, constants = [], [], [], []
+    values, constants = [], []
     for k, x in enumerate(node.inputs):
-        inputs.append(f"x{k}" if x else "")
-        if not x:
+        known = ctx.constant(x)
+        if known is not None and (known.size <= MOST_ELEMENTS or str(known.dtype) not in TYPES):
+            constants.append(numpy_helper.from_array(known, x))
             continue
-        t, known = ctx.tensor(x), ctx.constant(x)
+        t = ctx.tensor(x)
         if t.dtype not in TYPES:
-            raise _refusal(node, f"its input {x} is {t.dtype}")
-        if known is not None and known.size <= MOST_ELEMENTS:
-            constants.append(numpy_helper.from_array(np.ascontiguousarray(known), f"x{k}"))
-        else:
-            code = helper.np_dtype_to_tensor_dtype(numpy_dtype(t.dtype))
-            values.append(helper.make_tensor_value_info(f"x{k}", code, [f"x{k}_{a}" for a in range(len(t.shape))]))
-            fed.append(x)
-    outputs = [f"y{k}" if o else "" for k, o in enumerate(node.outputs)]
-    made = helper.make_node(name, inputs, outputs, node.name, domain=domain)
-    made.attribute.extend(_attribute(node, n, v) for n, v in sorted(node.attributes.items()) if v is not None)
-    infos = [onnx.ValueInfoProto(name=o) for o in outputs if o]
-    graph = helper.make_graph([made], node.name, values, infos, constants)
-    opsets = [helper.make_opsetid(domain, node.opset)] + ([helper.make_opsetid("", 17)] if domain else [])
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8), tuple(fed)
+            raise CannotCross(x, t.dtype)
+        code = helper.np_dtype_to_tensor_dtype(numpy_dtype(t.dtype))
+        values.append(helper.make_tensor_value_info(x, code, [f".{k}.{a}" for a in range(len(t.shape))]))
+    infos = [onnx.ValueInfoProto(name=o) for o in node.outputs]
+    graph = helper.make_graph(list(map(to_proto, members(node))), node.name, values, infos, constants)
+    model = helper.make_model(graph, opset_imports=_opsets(node), ir_version=10)
+    return model, tuple(v.name for v in values)
 
 
-def _attribute(node: OnnxNode, name: str, value: Any) -> onnx.AttributeProto:
-    if isinstance(value, np.ndarray):
-        value = numpy_helper.from_array(value)
+def _opsets(node: OnnxNode) -> list[onnx.OperatorSetIdProto]:
+    """The versions of all domains that a region uses. UnsupportedError: two that differ in a node's operator."""
+    opsets: dict[str, int] = {"": 1}
+    inside = list(members(node))
+    for n in inside:  # which grows
+        domain, _ = split_name(n.op)
+        opsets[domain] = max(opsets.get(domain, 1), n.opset)
+        inside += [m for v in n.attributes.values() if isinstance(v, ImportedGraph) for m in v.nodes]
+    for n in inside:
+        domain, name = split_name(n.op)
+        if n.opset != opsets[domain] and _version(name, n.opset, domain) != _version(name, opsets[domain], domain):
+            raise _refusal(node, f"{n.name} is of opset {n.opset}, another node of {opsets[domain]}")
+    if opsets[""] == 1:
+        opsets[""] = 17
+    return [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+
+
+def _version(name: str, opset: int, domain: str) -> int:
     try:
-        return helper.make_attribute(name, value)
-    except (TypeError, ValueError) as e:
-        raise _refusal(node, f"its attribute {name} is a body") from e
+        return int(onnx.defs.get_schema(name, opset, domain).since_version)
+    except onnx.defs.SchemaError:
+        return opset
 
 
 def _refusal(node: OnnxNode, why: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{node.op} cannot be left to ONNX Runtime: {why}", node=node.name, rule="fallback", remedy=node.fallback
+        f"{node.name} cannot be left to ONNX Runtime: {why}", node=node.name, rule="fallback", remedy=node.fallback
     )
 
 
 def results(node: OnnxNode, ctx: InferContext | ExpandContext) -> list[tuple[str, str, list[Dim | None]]]:
-    """Name, dtype and shape of every output that is read: what ONNX Runtime says of the model.
+    """Name, dtype and shape of every output: what ONNX Runtime says of the model.
 
-    UnsupportedError: ONNX Runtime is not installed or refuses the node, or an output is no tensor of a rank.
+    UnsupportedError: ONNX Runtime is not installed or refuses a node. CannotCross: an output is no tensor of a rank.
     """
     try:
         import onnxruntime
@@ -88,38 +98,46 @@ def results(node: OnnxNode, ctx: InferContext | ExpandContext) -> list[tuple[str
         raise UnsupportedError(
             "ONNX Runtime is not installed", node=node.name, rule="fallback", remedy="pip install polydyn[fallback]"
         ) from e
-    model, _ = standalone(node, ctx)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
+    model, fed = standalone(node, ctx)
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        outputs = _outputs(onnxruntime, model.SerializeToString(deterministic=True))
     except Exception as e:  # of many classes, none of them documented
         raise _refusal(node, str(e).strip().split("\n")[0]) from e
-    ranks = _ranks(model)
-    dims = {f"x{k}_{a}": d for k, x in enumerate(node.inputs) if x for a, d in enumerate(ctx.tensor(x).shape)}
+    dims = {f".{k}.{a}": d for k, x in enumerate(node.inputs) if x in fed for a, d in enumerate(ctx.tensor(x).shape)}
     found = []
-    for o, said in zip([o for o in node.outputs if o], session.get_outputs(), strict=True):
-        dtype = _dtype(node, o, said.type)
-        shape = said.shape or ranks.get(said.name)
+    for o, (said, shape) in zip(node.outputs, outputs, strict=True):
+        dtype = _dtype(o, said)
+        if shape is None and o in node.attribute("ranks"):
+            shape = [None] * node.attribute("ranks")[o]
         if shape is None:
-            raise _refusal(node, f"the rank of {o} is unknown")
+            raise CannotCross(o, "a tensor of a rank that data decide")
         found.append((o, dtype, [Index.of(d) if isinstance(d, int) else dims.get(str(d)) for d in shape]))
     return found
 
 
-def _ranks(model: onnx.ModelProto) -> dict[str, list[None]]:
+@lru_cache(maxsize=64)
+def _outputs(onnxruntime: Any, model: bytes) -> list[tuple[str, list[int | str | None] | None]]:
+    """Type and shape of the outputs of a model; no shape: the rank is unknown."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    ranks = _ranks(onnx.load_from_string(model))
+    return [(o.type, o.shape or ranks.get(o.name)) for o in session.get_outputs()]
+
+
+def _ranks(model: onnx.ModelProto) -> dict[str, list[int | str | None]]:
     """Of outputs whose rank ONNX infers: a scalar and an unknown rank look alike in ONNX Runtime's answer."""
     inferred = onnx.shape_inference.infer_shapes(model)
     types = {o.name: o.type.tensor_type for o in inferred.graph.output if o.type.HasField("tensor_type")}
     return {n: [None] * len(t.shape.dim) for n, t in types.items() if t.HasField("shape")}
 
 
-def _dtype(node: OnnxNode, output: str, said: str) -> str:
+def _dtype(output: str, said: str) -> str:
     """Our name of a type as ONNX Runtime writes it: ``tensor(float)``."""
     name = said.removeprefix("tensor(").removesuffix(")")
     dtype = {"float": "float32", "double": "float64"}.get(name, name)
     if dtype not in TYPES:
-        raise _refusal(node, f"its output {output} is {said}")
+        raise CannotCross(output, f"a {said}")
     return dtype
 
 
@@ -138,20 +156,20 @@ def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
         sizes = [(next(symbols), d) for d in shape]
         why = f"ONNX Runtime says the shape of {o}"
         types[o] = Inferred(dtype, tuple(s if d is None else ctx.unify(s, d, why) for s, d in sizes))
-    return tuple(types.get(o, Inferred("float32", ())) for o in node.outputs)
+    return tuple(types[o] for o in node.outputs)
 
 
 def expand(node: OnnxNode, ctx: ExpandContext) -> None:
-    """The step that runs the node's model."""
+    """The step that runs the region's model."""
     model, fed = standalone(node, ctx)
-    tensors: list[Tensor] = [ctx.tensor(o) for o in node.outputs if o]
-    names = [i.name for i in model.graph.input]
-    more = {"model": base64.b64encode(model.SerializeToString(deterministic=True)).decode(), "names": names}
+    tensors: list[Tensor] = [ctx.tensor(o) for o in node.outputs]
+    data = base64.b64encode(model.SerializeToString(deterministic=True)).decode()
+    more = {"model": data, "names": list(fed), "ranks": [len(t.shape) for t in tensors]}
     ctx.made(KIND, fed, [(t.name, t.dtype, t.shape) for t in tensors], settings=_settings(node), more=more)
 
 
 def fallback_note(node: OnnxNode) -> str:
-    """What the user is told of a node."""
+    """What the user is told of a node of a region."""
     return f"{node.name} ({node.op}) {RUNS}: {node.fallback}"
 
 
@@ -161,4 +179,4 @@ def fallback_notes(graph: Graph) -> list[str]:
 
 
 FALLBACK = Operator(KIND, infer, expand)
-"""In place of the rules of a node that another runtime computes."""
+"""In place of the rules of a region that another runtime computes."""

@@ -16,7 +16,7 @@ import onnx.inliner
 import onnx.numpy_helper
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from polydyn.errors import ModelError, UnsupportedError
+from polydyn.errors import ModelError, PolydynError, UnsupportedError
 from polydyn.graph.check import check_names, check_node, check_text
 from polydyn.graph.dtypes import PACKED, numpy_dtype, onnx_dtype, unpacked
 from polydyn.graph.operators.registry import OnnxNode
@@ -43,10 +43,10 @@ class ImportedGraph:
     outputs: tuple[str, ...]
     nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, Array]
-    proto: onnx.GraphProto | None = field(default=None, compare=False, repr=False)
-    """A graph inside a node as ONNX wrote it, while its names are those of the file."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Of a model, what it says of itself (``metadata_of``)."""
+    declared: Mapping[str, ModelInput] = field(default_factory=dict, compare=False, repr=False)
+    """What the file says of tensors that nodes make; only ``graph/fallback.py`` reads it."""
 
 
 def metadata_of(model: onnx.ModelProto) -> dict[str, Any]:
@@ -64,7 +64,16 @@ def load_model(model: ModelLike) -> ImportedGraph:
 
     ModelError: not a readable model, or one that ONNX does not allow. UnsupportedError: valid, but not built yet.
     """
-    proto, folder = _parse(model)
+    proto, folder, what = _parse(model)
+    try:
+        return _read(proto, folder)
+    except PolydynError as e:
+        if e.node or e.tensor or e.rule:
+            raise
+        raise type(e)(f"{what}: {e.message}", remedy=e.remedy) from e
+
+
+def _read(proto: onnx.ModelProto, folder: Path | None) -> ImportedGraph:
     if proto.functions:
         proto = _inlined(proto)
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
@@ -158,16 +167,17 @@ def renamed(graph: ImportedGraph, names: Mapping[str, str]) -> ImportedGraph:
 
     return replace(
         graph, outputs=new(graph.outputs), constants={names.get(t, t): a for t, a in graph.constants.items()},
+        declared={names.get(t, t): x for t, x in graph.declared.items()},
         nodes=tuple(
             replace(n, inputs=new(n.inputs), outputs=new(n.outputs), attributes=inside(n)) for n in graph.nodes
         ),
-        proto=None,
     )  # fmt: skip
 
 
-def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
+def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None, str]:
+    """The protobuf, the folder of its data files, and what errors call it."""
     if isinstance(model, onnx.ModelProto):
-        return model, None
+        return model, None, "this model"
     if isinstance(model, (bytes, bytearray, memoryview)):
         data, folder, what = bytes(model), None, "these bytes"
     elif isinstance(model, (str, os.PathLike)):
@@ -189,7 +199,7 @@ def _parse(model: ModelLike) -> tuple[onnx.ModelProto, Path | None]:
             f"{what}: not an ONNX protobuf, or a truncated one ({len(data)} bytes)",
             remedy="export or download the model again; git-lfs pointers must be fetched first",
         ) from e
-    return proto, folder
+    return proto, folder, what
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -251,7 +261,9 @@ class _Reader:
         for v in proto.output:
             if v.name not in defined:
                 raise ModelError(f"output {v.name} is computed by no node", tensor=v.name, remedy="export it again")
-        return ImportedGraph(proto.name, inputs, tuple(v.name for v in proto.output), tuple(nodes), constants)
+        declared = {v.name: _declared(v) for v in (*proto.value_info, *proto.output)}
+        outputs = tuple(v.name for v in proto.output)
+        return ImportedGraph(proto.name, inputs, outputs, tuple(nodes), constants, declared=declared)
 
     def node(self, n: onnx.NodeProto, position: int, defined: set[str]) -> OnnxNode:
         for text in (n.name, n.op_type, n.domain, *n.input, *n.output, *(a.name for a in n.attribute)):
@@ -269,7 +281,7 @@ class _Reader:
         if a.type == onnx.AttributeProto.TENSOR:
             return self.array(a.t)
         if a.type == onnx.AttributeProto.GRAPH:
-            return replace(self.graph(a.g, defined), proto=a.g)
+            return self.graph(a.g, defined)
         try:
             value = onnx.helper.get_attribute_value(a)
             if isinstance(value, bytes):
@@ -281,6 +293,9 @@ class _Reader:
         return tuple(value) if not isinstance(value, (int, float, str)) and isinstance(value, Iterable) else value
 
     def array(self, t: onnx.TensorProto) -> Array:
+        """The data of a tensor; strings are an array of objects, which ``propagate`` refuses where they are read."""
+        if t.data_type == onnx.TensorProto.STRING and len(t.string_data) == math.prod(t.dims):
+            return np.array(t.string_data, object).reshape(tuple(t.dims))
         dtype = numpy_dtype(onnx_dtype(t.data_type, tensor=t.name))
         shape = tuple(t.dims)
         try:
@@ -324,6 +339,14 @@ class _Reader:
         if bits < 8:
             return unpacked(np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=(size,)), dtype, shape)
         return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))).reshape(shape)
+
+
+def _declared(v: onnx.ValueInfoProto) -> ModelInput:
+    """What a file says of a tensor that a node makes; nothing of what has no type of ours."""
+    try:
+        return _input(v, inside=True)
+    except UnsupportedError:
+        return ModelInput(v.name, "", None)
 
 
 def _input(v: onnx.ValueInfoProto, inside: bool) -> ModelInput:
@@ -381,6 +404,8 @@ def _constant(node: OnnxNode) -> Array:
     for key, dtype in dtypes.items():
         if key in node.attributes:
             return np.array(node.attributes[key], numpy_dtype(dtype))
+    for key in {"value_string", "value_strings"} & node.attributes.keys():
+        return np.array(node.attributes[key], object)
     value = node.attribute("value")
     if not isinstance(value, np.ndarray):
         raise UnsupportedError(

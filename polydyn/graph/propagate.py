@@ -17,15 +17,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from onnx import TensorProto
+
 from polydyn.errors import ModelError, PolydynError, ShapeError, UnsupportedError
 from polydyn.graph.bodies import body_of, has_body
 from polydyn.graph.check import STUMBLES, check_node, check_types, unfit
+from polydyn.graph.dtypes import onnx_dtype
 from polydyn.graph.fallback import FALLBACK, fallback_note
 from polydyn.graph.importer import ImportedGraph, ModelInput, renamed
 from polydyn.graph.inner import Inner, Types, captured_by, enter
 from polydyn.graph.ir import SymbolSource
 from polydyn.graph.operators import registry
 from polydyn.graph.operators.registry import Inferred, OnnxNode
+from polydyn.graph.regions import Again, CannotCross, Left, members, reads, region, with_regions
 from polydyn.graph.sequences import without_sequences
 from polydyn.graph.shape_values import infer_value
 from polydyn.graph.typed import Asked, Asking, Typed
@@ -45,37 +49,37 @@ def load_operators() -> Mapping[str, registry.Operator]:
 
 def propagate(
     graph: ImportedGraph, dims: Dims | None = None, values: Mapping[str, Inferred] | None = None, general: bool = False,
-    fallback: bool = False,
+    left: Left | None = None,
 ) -> Typed:  # fmt: skip
     """Infers the shape of every tensor. UnsupportedError lists all operators that are not built, by name.
 
     ``values``: shape arithmetic that comes in from around a body, over the names of its inputs' dims. ``general``: two
-    sizes that may be equal or 1 are not taken to be equal. ``fallback``: what is not built is left to another runtime.
+    sizes that may be equal or 1 are not taken to be equal. ``left``: what is not built, or refused, is left to another
+    runtime and noted there; Again: more than before, so that the regions are others.
     """
     graph = without_sequences(graph)
-    if fallback:
-        graph = replace(graph, nodes=tuple(map(_left_to_others, graph.nodes)))
-    check_supported(graph.nodes)
+    if left is not None:
+        graph = with_regions(graph, left, _is_built)
+    check_supported(graph)
     facts = ShapeContext(dims, general)
     inferred: dict[str, Inferred] = {}
     sources = _init_inputs(graph.inputs, facts, inferred)
     facts.check_dims()
     inferred.update(values or {})
-    worker = _Worklist(graph, facts, inferred, fallback)
+    worker = _Worklist(graph, facts, inferred, left)
     worker.run()
-    facts.notes += [fallback_note(n) for n in worker.nodes if n.fallback]
+    facts.notes += [fallback_note(m) for n in worker.nodes if n.fallback for m in members(n)]
     return replace(worker.view, nodes=tuple(worker.nodes), sources=sources)
 
 
-def check_supported(nodes: tuple[OnnxNode, ...]) -> None:
-    """Refuses a model with unknown operators, naming every one and the first node that uses it.
+def check_supported(graph: ImportedGraph) -> None:
+    """Refuses a graph with unknown operators, naming every one and the first node that uses it, and strings.
 
     ModelError: a node of a known operator is not as ONNX defines it.
     """
-    known = load_operators()
     missing: dict[str, str] = {}
-    for n in nodes:
-        if not _is_built(n, known) and not n.fallback:
+    for n in graph.nodes:
+        if not _is_built(n) and not n.fallback:
             missing.setdefault(n.op, n.name)
     if missing:
         names = ", ".join(f"{op} (node {node})" for op, node in sorted(missing.items()))
@@ -83,18 +87,16 @@ def check_supported(nodes: tuple[OnnxNode, ...]) -> None:
             f"{len(missing)} operator(s) of this model are not supported: {names}",
             node=next(iter(missing.values())), remedy="add the operators under polydyn/graph/operators",
         )  # fmt: skip
-    for n in nodes:
-        if not n.fallback:
-            check_node(n)
+    ours = [n for n in graph.nodes if not n.fallback]
+    for n in ours:
+        check_node(n)
+    for x in (*graph.outputs, *(x for n in ours for x in n.inputs)):
+        if x in graph.constants and graph.constants[x].dtype == object:
+            onnx_dtype(TensorProto.STRING, tensor=x)
 
 
-def _is_built(node: OnnxNode, known: Mapping[str, registry.Operator]) -> bool:
-    return node.op in known or has_body(node)
-
-
-def _left_to_others(node: OnnxNode) -> OnnxNode:
-    """A node of an operator that is not built is marked."""
-    return node if _is_built(node, load_operators()) else replace(node, fallback="the operator is not built")
+def _is_built(node: OnnxNode) -> bool:
+    return node.op in load_operators() or has_body(node)
 
 
 def rules(node: OnnxNode) -> registry.Operator:
@@ -152,9 +154,10 @@ class _Worklist:
     """Algorithm 1: nodes whose inputs are known wait in a queue; results make successors eligible."""
 
     def __init__(
-        self, graph: ImportedGraph, facts: ShapeContext, inferred: dict[str, Inferred], fallback: bool = False
+        self, graph: ImportedGraph, facts: ShapeContext, inferred: dict[str, Inferred], left: Left | None = None
     ) -> None:
-        self.facts, self.inferred, self.fallback = facts, inferred, fallback
+        self.facts, self.inferred, self.left = facts, inferred, left
+        self.again = False
         self.nodes = list(graph.nodes)
         self.constants = dict(graph.constants)
         for name, array in self.constants.items():
@@ -177,6 +180,8 @@ class _Worklist:
                 break
             node, _ = self.parked.pop(next(iter(self.parked)))
             self.visit(node, assume=True)
+        if self.again:
+            raise Again
         self.demand_sizes()
 
     def enter(self, body: ImportedGraph, types: Types) -> Inner:
@@ -185,9 +190,13 @@ class _Worklist:
 
     def demand_sizes(self) -> None:
         """No call makes a size negative: a guard where that is not proven, also for tensors that fusion removes."""
+        seen = set[Index]()
         for node in self.nodes:
             for name in filter(None, node.outputs):
                 for axis, d in enumerate(self.view.tensor(name).shape):
+                    if d in seen:
+                        continue
+                    seen.add(d)
                     why = f"{node.name} ({node.op}): axis {axis} of {name} has {d} elements"
                     self.facts.at_most(0, d, why)
 
@@ -244,10 +253,16 @@ class _Worklist:
         except Undecided:
             self.parked[node.name] = (node, self.facts.version)
             return
+        except CannotCross as e:
+            assert self.left is not None  # else there are no regions
+            self.left.keep(node, e)
+            raise Again from e
         except PolydynError as e:
-            if self.fallback and not node.fallback and isinstance(e, UnsupportedError):
-                self.leave_to_others(node, e)
+            if self.left is not None and not node.fallback and isinstance(e, UnsupportedError):
+                self.leave_to_others(self.left, node, e)
                 return
+            if self.again:  # larger regions may do better
+                raise Again from e
             raise _named(e, node) from e
         except STUMBLES as e:
             raise unfit(node, e) from e
@@ -258,9 +273,14 @@ class _Worklist:
             if name:
                 self.record(node, name, self.with_value(node, result) if position == 0 else result)
 
-    def leave_to_others(self, node: OnnxNode, why: UnsupportedError) -> None:
-        """A node that its rule refuses is one of another runtime from here on."""
-        other = replace(node, fallback=str(why).split("\n")[0])
+    def leave_to_others(self, left: Left, node: OnnxNode, why: UnsupportedError) -> None:
+        """A node that its rule refuses is a region of its own for now, so that others are found in the same run."""
+        left.leave(node, why)
+        if node.name in left.callers:
+            raise Again
+        self.again = True
+        read = (*(x for n in self.nodes for x in reads(n)), *self.view.graph.outputs)
+        other = region([replace(node, fallback=left.nodes[node.name])], read, self.view.graph)
         self.nodes[self.nodes.index(node)] = other
         for readers in self.consumers.values():
             readers[:] = [other if n is node else n for n in readers]
@@ -319,12 +339,14 @@ class _Worklist:
             for i, (inside, outside) in enumerate(zip(branch.outputs, node.outputs, strict=True))
             if outside and inside != outside
         ]
-        if self.fallback:
-            nodes = list(map(_left_to_others, nodes))
-        check_supported(tuple(nodes))
+        branch = replace(branch, nodes=tuple(nodes), outputs=node.outputs)
+        if self.left is not None:
+            branch = self.left.written_out(node, branch, _is_built)
+        check_supported(branch)
+        self.processed[node.name] = (self.facts.version, None)  # nobody queues it again
         at = self.nodes.index(node)
-        self.nodes[at : at + 1] = nodes
-        self.add(nodes)
+        self.nodes[at : at + 1] = branch.nodes
+        self.add(list(branch.nodes))
 
 
 def _named(e: PolydynError, node: OnnxNode) -> PolydynError:

@@ -1,17 +1,18 @@
 """Sequences and optionals whose elements are known where the model is read: written away, before anything else.
 
 A sequence is the names of its tensors. What cannot be told (a position that is data, a sequence that a Loop fills) is
-left as it is, and refused by name with all other operators that are not built.
+left as it is, with the nodes that make what it reads, and refused by name with all other operators that are not built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from polydyn.graph.importer import ImportedGraph
+from polydyn.graph.inner import captured_by
 from polydyn.graph.operators.registry import OnnxNode
 from polydyn.schedules.expr import Array
 
@@ -25,6 +26,14 @@ class _Writer:
     constants: dict[str, Array]
     nodes: list[OnnxNode] = field(default_factory=list)
     elements: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    dropped: dict[str, OnnxNode] = field(default_factory=dict)
+    """Result of a node that was written away -> the node."""
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Puts back the nodes whose sequences somebody reads after all."""
+        for n in [self.dropped.pop(x) for x in names if x in self.dropped and x in self.elements]:
+            self.keep(n.inputs)
+            self.nodes.append(n)
 
     def node(
         self, source: OnnxNode, op: str, inputs: tuple[str, ...], outputs: tuple[str, ...], **attributes: object
@@ -157,6 +166,10 @@ def without_sequences(graph: ImportedGraph) -> ImportedGraph:
     w = _Writer(dict(graph.constants))
     for n in graph.nodes:
         rule = RULES.get(n.op)
-        if rule is None or not rule(w, n):
-            w.nodes.append(n)
+        if rule is not None and rule(w, n):
+            w.dropped[n.outputs[0]] = n
+            continue
+        w.keep((*n.inputs, *captured_by(n)))
+        w.nodes.append(n)
+    w.keep(graph.outputs)
     return replace(graph, nodes=tuple(w.nodes), constants=w.constants)

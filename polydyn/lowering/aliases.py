@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polydyn.fusion.plan import FusionPlan
-from polydyn.lowering.place import K, Placed
+from polydyn.lowering.place import Placed
 from polydyn.schedules.expr import Load
 from polydyn.schedules.index import product
 
 
-def without_reshapes(plan: FusionPlan, placed: Sequence[Placed[K]]) -> tuple[list[Placed[K]], tuple[str, ...]]:
+def without_reshapes(plan: FusionPlan, placed: Sequence[Placed]) -> tuple[list[Placed], tuple[str, ...]]:
     """The kernels without those that copy an intermediate to an output element by element in memory order; whoever
     used the intermediate uses the output instead. Also a note for each.
 
@@ -20,7 +20,7 @@ def without_reshapes(plan: FusionPlan, placed: Sequence[Placed[K]]) -> tuple[lis
     """
     notes: list[str] = []
     names: dict[str, str] = {}
-    kept: list[Placed[K]] = []
+    kept: list[Placed] = []
     for p in placed:
         pair = _same_memory(plan, p)
         if pair is None or pair[0] in names:
@@ -30,7 +30,7 @@ def without_reshapes(plan: FusionPlan, placed: Sequence[Placed[K]]) -> tuple[lis
         names[source] = output
         notes.append(f"{output} is {source} in another shape: one memory")
 
-    def renamed(p: Placed[K]) -> Placed[K]:
+    def renamed(p: Placed) -> Placed:
         if names.keys().isdisjoint(p.lowered.buffers.values()):
             return p
         buffers = {a: names.get(b, b) for a, b in p.lowered.buffers.items()}
@@ -39,7 +39,7 @@ def without_reshapes(plan: FusionPlan, placed: Sequence[Placed[K]]) -> tuple[lis
     return [renamed(p) for p in kept], tuple(notes)
 
 
-def _same_memory(plan: FusionPlan, p: Placed[K]) -> tuple[str, str] | None:
+def _same_memory(plan: FusionPlan, p: Placed) -> tuple[str, str] | None:
     """(intermediate, output) when all that the kernel does is to copy the one to the other, address by address."""
     group, buffers, graph = p.lowered.group, p.lowered.buffers, plan.graph
     if len(group.statements) != 1:

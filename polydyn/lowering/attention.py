@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from polydyn.codegen.cpu.attention import ROW_STRIDE
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.collapse import collapse_reduction
 from polydyn.lowering.contract import epilogue_values
@@ -21,7 +20,7 @@ from polydyn.schedules.expr import WIDENED, Const, Load, Op, Value, cast, loads,
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.model import Array, Group, Statement
 from polydyn.schedules.tiling import AttentionParts, Roles
-from polydyn.schedules.tree.attention import SCORES, VALUES
+from polydyn.schedules.tree.attention import ROW_STRIDE, SCORES, VALUES
 from polydyn.schedules.tree.strategies import ACC, DONE, FIRST_ROW, INIT
 
 HELD = ("scores", "weights")

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.fusion.products import is_windowed
+from polydyn.fusion.products import NARROW, group_size, is_windowed
 from polydyn.graph.ir import Compute
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
 from polydyn.lowering.output import output_array
-from polydyn.lowering.pairs import in_pairs
 from polydyn.lowering.pixels import as_matrix_product, needs_promotion
-from polydyn.schedules.expr import ITEMSIZE, Load, Op, Value, children, indices, loads, neutral, read_of, transform
+from polydyn.lowering.strips import as_strips
+from polydyn.lowering.words import PAIRS, ROUNDED, Words, in_words
+from polydyn.schedules.expr import (
+    DOTS,
+    ITEMSIZE,
+    Load,
+    Op,
+    Value,
+    children,
+    indices,
+    loads,
+    neutral,
+    read_of,
+    transform,
+)
+from polydyn.schedules.group.footprint import Axis, Footprint
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
@@ -33,7 +47,8 @@ LARGE = 1000
 class ContractGroup:
     """A lowered group of kind contract, the roles of its iterators, and its packed arrays.
 
-    ``dot``: few columns, so that vectors run along the reduction. ``fill``: the row operand is copied to scratch.
+    ``dot``: few columns, so that vectors run along the reduction. ``fill``: the row operand is copied to scratch; as
+    its ``footprint`` where it has one. ``in_words``: operands are words of several steps.
     """
 
     lowered: LoweredGroup
@@ -41,26 +56,51 @@ class ContractGroup:
     packed: frozenset[str]
     dot: bool = False
     fill: bool = False
+    footprint: Footprint | None = None
+    in_words: bool = False
 
 
 def lower_contract(
-    plan: FusionPlan, group: FusedGroup, width: int, promotion: bool = False, along_k: Collection[str] = ()
-) -> ContractGroup | None:
+    plan: FusionPlan, group: FusedGroup, width: int, promotion: bool = False, along_k: Collection[str] = (),
+    kinds: Sequence[Words] = (PAIRS,),
+) -> ContractGroup | None:  # fmt: skip
     """The matmul-like form, or None when no pair of iterators separates the operands.
 
     ``width``: columns of a panel of packed constants; with 0 they stay as they are, but for those of the dtypes
     ``along_k``, laid out along the reduction where that allows copies of 16 bytes. ``promotion``: the target can
-    copy a row operand to scratch; without it there are no prologues.
+    copy a row operand to scratch; without it there are no prologues. ``kinds``: of words that it multiplies;
+    ``ROUNDED`` among them: products of float32 round their operands where they can be words.
     """
     first = group.nodes[0]
+    if promotion and _narrow_groups(flatten(plan, group, first), width):
+        return None
+    if ROUNDED in kinds:
+        if (words := _lower_pixels(plan, group, width, kinds)) and words.in_words:
+            return words
+        kinds = [k for k in kinds if k != ROUNDED]
     if promotion and (group.prologue or is_windowed(first) or _converts(first)):
-        found = _lower_pixels(plan, group, width)
+        found = _lower_pixels(plan, group, width, kinds)
         if found is not None or group.prologue or is_windowed(first):
             return found
     if promotion and _widens(first):
         dot = _lower_matrix(plan, group, width, along_k)
-        return dot if dot and dot.dot else _lower_pixels(plan, group, width) or dot
+        return dot if dot and dot.dot else _lower_pixels(plan, group, width, kinds) or dot
     return _lower_matrix(plan, group, width, along_k)
+
+
+def _narrow_groups(n: FlatNode, width: int) -> bool:
+    """Whether vectors along the output's channels hold several groups, which lie together in the operand too: then the
+    product is a window whose loads are spread over their group, and not a product of few columns for each group.
+    """
+    read = [x.index[0] for x in loads(n.body)]
+
+    def spread(x: str) -> bool:
+        groups = [group_size(i, x) for i in read]
+        dense = all(m or i.split(x)[0] == ONE for m, i in zip(groups, read, strict=True))
+        return dense and any(m in NARROW and width % m == 0 for m in groups)
+
+    along = [x for x, _ in n.shared if n.address.split(x)[0] == ONE]
+    return n.dtype == "float32" and len(n.reduction) > 1 and any(map(spread, along))
 
 
 def _lower_matrix(plan: FusionPlan, group: FusedGroup, width: int, along_k: Collection[str]) -> ContractGroup | None:
@@ -91,21 +131,30 @@ def _widens(n: Compute) -> bool:
     return any(not isinstance(v, Load) and read_of(v) for v in n.body.args)
 
 
-def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
-    """The form of a convolution, or of another product whose row operand is more than a load."""
+def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequence[Words]) -> ContractGroup | None:
+    """The form of a convolution, or of another product whose row operand is more than a load, as words always are."""
     flat = tuple(flatten(plan, group, n) for n in group.nodes)
     found = None if any(n.inner for n in flat) else as_matrix_product(plan, flat)
     if found is None:
         return None
     (core, *rest), roles = found
-    fill = needs_promotion(core, roles)
-    columns = [v for v in children(core.body) if isinstance(v, Load) and _packable(plan, core, roles, v)]
-    if fill and width and columns:
-        core = in_pairs(plan, core, columns[0])
+    fill, steps = needs_promotion(core, roles), None
+    columns = [v for v in children(core.body) if (x := read_of(v)) and _packable(plan, core, roles, x)]
+    rounded = ROUNDED in kinds and core.dtype == "float32" and not _few_columns(plan, core, roles)
+    plain = fill and width and any(isinstance(v, Load) for v in columns) and not rounded
+    strips = as_strips(plan, flat) if plain else None
+    if strips is not None:
+        nodes, roles, footprint = strips
+        return replace(_Builder(plan, group, nodes[0], nodes, roles, width, footprint=footprint).build(), fill=True)
+    if (fill or rounded) and width and columns:
+        steps, core = core.reduction[-1][1].constant, in_words(plan, core, columns[0], kinds)
+    assert isinstance(core.body, Op)
+    words = core.body.name in DOTS
     nodes = (core, *rest)
     if roles.row == "one":
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
-    return replace(_Builder(plan, group, nodes[0], nodes, roles, width).build(), fill=fill)
+    built = _Builder(plan, group, nodes[0], nodes, roles, width, steps=steps).build()
+    return replace(built, fill=fill or words, in_words=words)
 
 
 def _few_columns(plan: FusionPlan, n: FlatNode, roles: Roles) -> bool:
@@ -170,9 +219,13 @@ class _Builder:
         roles: Roles,
         width: int,
         along_k: Collection[str] = (),
+        steps: int | None = None,
+        footprint: Footprint | None = None,
     ) -> None:
+        """``steps``: of the last reduction, single ones, where the product is over words."""
+        self.footprint = footprint
         self.plan, self.core, self.nodes, self.roles, self.width = plan, core, nodes, roles, width
-        self.along_k = along_k
+        self.along_k, self.steps = along_k, steps
         self.outputs = group.outputs
         self.names = Canonical({n: t.dtype for n, t in plan.graph.tensors.items()})
         self.packs: dict[str, Pack] = {}
@@ -186,6 +239,7 @@ class _Builder:
         acc = names.local(core.dtype, tuple(e for _, e in iters))
         at = tuple(Index.of(x) for x, _ in iters)
         value = names.value(self._packed(core.body), own, {})
+        footprint = self.footprint and _canonical(self.footprint, names, own, red)
         statements = [
             Statement(INIT, iters, acc, at, neutral("sum", core.dtype), None, "init"),
             Statement(ACC, (*iters, *red), acc, at, value, core.reduce, "backbone"),
@@ -198,7 +252,7 @@ class _Builder:
                 statements.append(Statement(name, iters, array, index, made[n.output], None, "epilogue"))
         lowered = LoweredGroup(names.group(tuple(statements)), names.buffers, names.params, self.packs)
         packed = frozenset(a for a, b in names.buffers.items() if b in self.packs)
-        return ContractGroup(lowered, self.roles, packed)
+        return ContractGroup(lowered, self.roles, packed, footprint=footprint)
 
     def _packed(self, body: Value) -> Value:
         """The column operand from panels, when it is a constant with constant extents."""
@@ -214,12 +268,12 @@ class _Builder:
             width = self.width or self._turned(v)
             if not width:
                 return v
-            used, pairs = v.index[0].symbols(), body.name == "dot2"
+            used, count = v.index[0].symbols(), DOTS.get(body.name, 1)
             batch = tuple((x, int(extents[x])) for x, _ in core.shared if x in used and x != roles.col)
             *front, last = (roles.block, *roles.inner)
-            steps = (*((x, int(extents[x])) for x in front), (last, int(extents[last]) * (2 if pairs else 1)))
+            steps = (*((x, int(extents[x])) for x in front), (last, self.steps or int(extents[last])))
             column = (roles.col, int(extents[roles.col]))
-            return self._panel(v, Pack(v.buffer, batch, column, steps, v.index[0], width, pairs))
+            return self._panel(v, Pack(v.buffer, batch, column, steps, v.index[0], width, count))
 
         return replace(body, args=tuple(operand(v) for v in body.args))
 
@@ -234,11 +288,19 @@ class _Builder:
         name = f"{pack.source}@{digest}"
         self.packs[name] = pack
         w = pack.width
-        self.names.packed(name, v.dtype, tuple(map(Index.of, pack.shape)))
-        self.names.dtypes = {**self.names.dtypes, name: v.dtype}
+        dtype = "int32" if pack.steps > 1 else v.dtype
+        self.names.packed(name, dtype, tuple(map(Index.of, pack.shape)))
+        self.names.dtypes = {**self.names.dtypes, name: dtype}
         col = Index.of(pack.col[0])
         index = (*(Index.of(x) for x, _ in pack.batch), col // w, *(Index.of(x) for x, _ in pack.reduction), col % w)
-        return Load(v.dtype, name, index)
+        return Load(dtype, name, index)
+
+
+def _canonical(f: Footprint, names: Canonical, own: frozenset[str], steps: tuple[Axis, ...]) -> Footprint:
+    """A footprint in the names of the group."""
+    value = names.value(f.value, own | {x for x, _ in f.places}, {})
+    pixels = tuple((x, names.index(e, own)) for x, e in f.pixels)
+    return replace(f, value=value, pixels=pixels, steps=steps)
 
 
 def _packable(plan: FusionPlan, n: FlatNode, roles: Roles, v: Load) -> bool:

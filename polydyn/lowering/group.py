@@ -20,8 +20,9 @@ class Pack:
     """A constant laid out in panels: array of shape (batch.., ceil(col/width), reduction.., width).
 
     Element ``[b.., p, k.., l]`` is ``source`` at ``address`` with iterators ``batch``, ``col = p*width + l``,
-    ``reduction``; columns beyond the last are 0. All extents are constants. ``pairs``: elements are words of two steps
-    of the last reduction, 16 bits each, the first one in the lower half; ``reduction`` counts single steps.
+    ``reduction``; columns beyond the last are 0. All extents are constants. ``steps``: elements are words of so many
+    steps of the last reduction, an equal part of the 32 bits each, the first one in the lowest bits and 0 beyond the
+    last; ``reduction`` counts single steps.
     """
 
     source: str
@@ -30,13 +31,13 @@ class Pack:
     reduction: tuple[tuple[str, int], ...]
     address: Index
     width: int
-    pairs: bool = False
+    steps: int = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The array's shape."""
         *front, last = (e for _, e in self.reduction)
-        steps = (*front, last // 2 if self.pairs else last)
+        steps = (*front, -(-last // self.steps))
         return (*(e for _, e in self.batch), -(-self.col[1] // self.width), *steps, self.width)
 
 

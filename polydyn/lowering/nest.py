@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from polydyn.fusion.plan import FusedGroup, FusionPlan
+from polydyn.fusion.products import group_size
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared, in_order, split_divided
 from polydyn.lowering.flatten import FlatNode, flatten, map_addresses
 from polydyn.lowering.group import Canonical, LoweredGroup
@@ -40,10 +41,17 @@ def _reads_in_order(n: FlatNode) -> FlatNode:
 
 
 def _reduced_in_order(n: FlatNode) -> FlatNode:
-    """The reduction walks its operand as that lies in memory, neighbours inside."""
+    """The reduction walks its operand as that lies in memory, neighbours inside; channels of a group outside of the
+    taps along a line, which share what is loaded and spread over the group.
+    """
     read = [x.index[0] for x in loads(n.body) if len(x.index) == 1]
     widest = max(read, key=lambda i: sum(x in i.symbols() for x, _ in n.reduction), default=ONE)
-    return replace(n, reduction=in_order(n.reduction, widest))
+    order = in_order(n.reduction, widest)
+    if any(group_size(i, x) for i in read for x, _ in n.shared):
+        inside = tuple(a for a in order if widest.split(a[0])[0] == ONE)
+        rest = tuple(a for a in order if a not in inside)
+        order = (*rest[:-1], *inside, *rest[-1:])
+    return replace(n, reduction=order)
 
 
 class NestBuilder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.reference import evaluate_index
 from polydyn.lowering.group import Pack
 from polydyn.schedules.expr import Array
@@ -29,12 +30,19 @@ def pack(p: Pack, source: Array) -> Array:
         dense = padded
     split = dense.reshape([*sizes[:nb], panels, p.width, *sizes[nb + 1 :]])
     laid = np.ascontiguousarray(np.moveaxis(split, nb + 1, -1))
-    return _words(laid) if p.pairs else laid
+    return _words(laid, p.steps) if p.steps > 1 else laid
 
 
-def _words(panels: Array) -> Array:
-    """Pairs of steps, 16 bits each, along the last axis but one."""
-    return np.ascontiguousarray((panels[..., 0::2, :] & 0xFFFF) | (panels[..., 1::2, :] << 16))
+def _words(panels: Array, steps: int) -> Array:
+    """Words of so many steps along the last axis but one, filled up with zeros; floats are rounded to bfloat16."""
+    if panels.dtype.kind != "i":
+        panels = panels.astype(numpy_dtype("bfloat16")).view(np.int16)
+    bits, count = 32 // steps, panels.shape[-2]
+    words = np.zeros((*panels.shape[:-2], -(-count // steps), panels.shape[-1]), np.uint32)
+    for k in range(min(steps, count)):
+        part = panels[..., k::steps, :].astype(np.uint32) & np.uint32(2**bits - 1)
+        words[..., : part.shape[-2], :] |= part << np.uint32(bits * k)
+    return words.view(np.int32)
 
 
 def _strided(address: Index, names: list[str], sizes: list[int], source: Array) -> Array | None:

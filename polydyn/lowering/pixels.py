@@ -33,9 +33,17 @@ def as_matrix_product(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tu
     None when no operand is an element of memory with a column of its own. The row is ``one`` when there is no pixel.
     """
     nodes = split_divided(nodes)
-    found = _operands(plan, nodes[0])
+    found = operands(plan, nodes[0])
     if found is None or not nodes[0].reduction:
         return None
+    nodes, roles = merge_pixels(nodes, found)
+    core = _merge_reductions(nodes[0], found.column)
+    block, *inner = (x for x, _ in core.reduction)
+    return (core, *nodes[1:]), replace(roles, block=block, inner=tuple(inner))
+
+
+def merge_pixels(nodes: tuple[FlatNode, ...], found: Operands) -> tuple[tuple[FlatNode, ...], Roles]:
+    """The nodes with iterators of rows merged as far as all but the row operand allows, and the roles."""
     col = max(found.cols, key=lambda x: (_size(dict(nodes[0].shared)[x]), x))
     batch = [x for x, _ in nodes[0].shared if x not in found.rows and x != col]
     order = [*batch, *found.rows, col]
@@ -44,12 +52,10 @@ def as_matrix_product(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tu
     while last - first > 1 and _rows_mergeable(nodes, found.column, last - 2):
         nodes = tuple(_merge_rows(n, k == 0, found.column, last - 2) for k, n in enumerate(nodes))
         last -= 1
-    core = _merge_reductions(nodes[0], found.column)
-    shared = [x for x, _ in core.shared]
+    shared = [x for x, _ in nodes[0].shared]
     row = shared[last - 1] if found.rows else "one"
-    block, *inner = (x for x, _ in core.reduction)
-    roles = Roles(tuple(x for x in shared if x not in (row, col)), row, col, block, tuple(inner))
-    return (core, *nodes[1:]), roles
+    block, *inner = (x for x, _ in nodes[0].reduction)
+    return nodes, Roles(tuple(x for x in shared if x not in (row, col)), row, col, block, tuple(inner))
 
 
 def needs_promotion(n: FlatNode, roles: Roles) -> bool:
@@ -65,7 +71,8 @@ def needs_promotion(n: FlatNode, roles: Roles) -> bool:
 # -- operands --------------------------------------------------------------------------------------------------------
 
 
-def _operands(plan: FusionPlan, n: FlatNode) -> Operands | None:
+def operands(plan: FusionPlan, n: FlatNode) -> Operands | None:
+    """The operands of a product, the column operand an element of memory, best a constant. None: there is none."""
     assert isinstance(n.body, Op)
     best: tuple[tuple[bool, int, bool], Operands] | None = None
     for k, v in enumerate(n.body.args):

@@ -6,10 +6,10 @@ Each distinct group is built once; its places in the model differ in buffers and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
+from polydyn.codegen.kernel import Kernel
 from polydyn.debug import Level, show
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import is_contraction
@@ -18,15 +18,14 @@ from polydyn.graph.ir import iterators
 from polydyn.lowering.flatten import check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.schedules.decision import ONLY, Decision
+from polydyn.schedules.group.addresses import check_addresses
 from polydyn.schedules.index import ZERO, Index, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.show import show_group, show_schedule
 
-K = TypeVar("K")
-
 
 @dataclass(frozen=True)
-class Placed(Generic[K]):
+class Placed:
     """A fused group with the kernels that a launch of it may be.
 
     ``lowered`` binds the kernels' names to this place of the model. ``key``: of the group's structure. ``decision``:
@@ -37,7 +36,7 @@ class Placed(Generic[K]):
     fused: FusedGroup
     lowered: LoweredGroup
     key: str
-    kernels: tuple[K, ...]
+    kernels: tuple[Kernel, ...]
     decision: Decision = ONLY
     reasons: tuple[str, ...] = ()
 
@@ -54,9 +53,10 @@ class Noting(Protocol):
     notes: list[str]
 
 
-class Builder(ABC, Generic[K]):
+class Builder(ABC):
     """Places the groups of a fusion plan. ``placed``: the first place of every group by its key; ``notes``: what was
-    decided, by output; ``untuned``: of which groups the records say nothing.
+    decided, by output; ``untuned``: of which groups the records say nothing. ``unproven``: outputs whose addresses are
+    injective, and tensors that prologues read in bounds, by construction only.
     """
 
     dtypes: tuple[str, ...]
@@ -64,35 +64,49 @@ class Builder(ABC, Generic[K]):
 
     def __init__(self, plan: FusionPlan, tuner: Noting | None) -> None:
         self.plan, self.untuned = plan, tuner.notes if tuner else []
-        self.placed: dict[str, Placed[K]] = {}
+        self.placed: dict[str, Placed] = {}
         self.notes: list[str] = []
+        self.unproven: list[str] = []
 
-    def place(self, group: FusedGroup) -> tuple[Placed[K], ...]:
+    def place(self, group: FusedGroup) -> tuple[Placed, ...]:
         """The kernels of one group; those of its parts, when an attention is better run in parts.
 
-        UnsupportedError: not built, by name.
+        UnsupportedError: not built, by name. LegalityError: two elements of an output share an address.
         """
         for n in group.nodes:
             check_dtypes(n, self.dtypes, self.device)
         if group.kind != "attention":
-            return (self.one(group),)
+            return (self._with_addresses(self.one(group)),)
         whole = self.attention(group)
-        return (whole,) if whole is not None else tuple(p for part in group.parts for p in self.place(part))
+        if whole is not None:
+            return (self._with_addresses(whole),)
+        return tuple(p for part in group.parts for p in self.place(part))
+
+    def _with_addresses(self, p: Placed) -> Placed:
+        """A place whose outputs have an address for each element."""
+        free = {x for names in self.plan.strides.values() for x in names}
+        self.unproven += [p.lowered.buffers[a] for a in check_addresses(p.lowered.group, p.lowered.params, free)]
+        return p
 
     @abstractmethod
-    def one(self, group: FusedGroup) -> Placed[K]:
+    def one(self, group: FusedGroup) -> Placed:
         """The kernels of a product or a nest."""
 
     @abstractmethod
-    def attention(self, group: FusedGroup) -> Placed[K] | None:
+    def attention(self, group: FusedGroup) -> Placed | None:
         """The kernels of a whole attention; None, mostly with a note, when it is better run in parts."""
+
+    @property
+    def roundings(self) -> tuple[str, ...]:
+        """Which products round their operands to fewer bits, as ``Options.precision`` asks; lines for people."""
+        return ()
 
     def show(self, group: FusedGroup, name: str, *solved: Group) -> None:
         """Shows a group before it is built as the kernel ``name``. ``solved``: the groups that have a schedule."""
         show(Level.GROUPS, name, "group", lambda: show_fused(self.plan, group) + "".join(map(show_group, solved)))
         show(Level.SCHEDULES, name, "matrix", lambda: "\n".join(map(show_schedule, solved)))
 
-    def again(self, group: FusedGroup, lowered: LoweredGroup, key: str) -> Placed[K] | None:
+    def again(self, group: FusedGroup, lowered: LoweredGroup, key: str) -> Placed | None:
         """A place of a group that was built before."""
         return replace(self.placed[key], fused=group, lowered=lowered) if key in self.placed else None
 
@@ -107,8 +121,3 @@ def _flops(plan: FusionPlan, group: FusedGroup, i: int) -> Index:
     node = group.nodes[i]
     size = product(e for _, e in iterators(plan.graph, node))
     return size * 2 if group.kind != "nest" and is_contraction(node) else size
-
-
-def over(params: Mapping[str, Index], kernel: Mapping[str, Index]) -> dict[str, Index]:
-    """The symbols of a kernel over those of the model: the group's parameters, and what is chosen at launch."""
-    return {**params, **{s: e.subs(params) for s, e in kernel.items()}}

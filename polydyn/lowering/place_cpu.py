@@ -7,10 +7,11 @@ from typing import Protocol, TypeAlias
 
 from polydyn.codegen.cpu.attention import AttentionKernel
 from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cpu.windows import WindowKernel, fits
+from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.lowering.attention import AttentionGroup, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
@@ -19,9 +20,9 @@ from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.lowering.prologue import prove_prologue
+from polydyn.lowering.words import PAIRS, QUADS, ROUNDED
 from polydyn.schedules.decision import ONLY, Decision, Leaf, Split
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.group.addresses import check_addresses
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.attention import prove_attention
@@ -56,28 +57,49 @@ class _Choice:
     reasons: tuple[str, ...] = ()
 
 
-class KernelBuilder(Builder[Kernel]):
+class KernelBuilder(Builder):
     """Schedules, proves and builds each distinct kernel once.
 
-    ``forms``: what each group was built from, by key. ``unproven``: outputs whose addresses are injective, and tensors
-    that prologues read in bounds, by construction only.
+    ``forms``: what each group was built from, by key. ``products``: whether those of float32 round their operands, by
+    output.
     """
 
     dtypes, device = CPU_DTYPES, "CPU"
 
-    def __init__(self, plan: FusionPlan, target: CpuTarget, tuner: Tuner | None = None) -> None:
+    def __init__(self, plan: FusionPlan, target: CpuTarget, tuner: Tuner | None = None, rounded: bool = False) -> None:
+        """``rounded``: products of float32 may round their operands to bfloat16."""
         super().__init__(plan, tuner)
-        self.target, self.tuner = target, tuner
+        self.target, self.tuner, self.rounded = target, tuner, rounded
         self.forms: dict[str, Form] = {}
         self.attentions: dict[str, AttentionKernel] = {}
-        self.unproven: list[str] = []
+        self.products: dict[str, bool] = {}
 
-    def one(self, group: FusedGroup) -> Placed[Kernel]:
+    def one(self, group: FusedGroup) -> Placed:
         """As ``Builder``."""
-        form = lower_contract(self.plan, group, self.target.width, promotion=True) if group.kind == "contract" else None
+        form = self._product(group) if group.kind == "contract" else None
         return self._placed(group, form or lower_nest(self.plan, group))
 
-    def attention(self, group: FusedGroup) -> Placed[Kernel] | None:
+    def _product(self, group: FusedGroup) -> ContractGroup | None:
+        rounded = self.rounded and group.nodes[0].body.dtype == "float32"
+        bytes_ = (QUADS, replace(PAIRS, least=QUADS.least)) if self.target.quads else (PAIRS,)
+        kinds = (*bytes_, *((ROUNDED,) if rounded else ()))
+        form = lower_contract(self.plan, group, self.target.width, promotion=True, kinds=kinds)
+        if rounded:
+            self.products[group.nodes[0].output] = form is not None and form.in_words
+        return form
+
+    @property
+    def roundings(self) -> tuple[str, ...]:
+        """As ``Builder``."""
+        if not self.rounded:
+            return ()
+        kept = [name for name, words in self.products.items() if not words]
+        all_, some = len(self.products), len(self.products) - len(kept)
+        line = f"precision bf16: {some} of {all_} products round their operands to bfloat16"
+        why = "no constant operand, or few columns or steps"
+        return (line, *([f"in float32 stay ({why}) {', '.join(kept)}"] if kept else []))
+
+    def attention(self, group: FusedGroup) -> Placed | None:
         """As ``Builder``."""
         form = lower_attention(self.plan, group, wide=True)
         if form is None:
@@ -87,11 +109,9 @@ class KernelBuilder(Builder[Kernel]):
             return None
         return self._placed(group, form)
 
-    def _placed(self, group: FusedGroup, form: Form) -> Placed[Kernel]:
+    def _placed(self, group: FusedGroup, form: Form) -> Placed:
         lowered = form if isinstance(form, LoweredGroup) else form.lowered
         self.unproven += prove_prologue(self.plan, group)
-        free = {x for names in self.plan.strides.values() for x in names}
-        self.unproven += [lowered.buffers[a] for a in check_addresses(lowered.group, lowered.params, free)]
         key = self._key(form)
         found = self.again(group, lowered, key)
         if found is None:
@@ -105,7 +125,7 @@ class KernelBuilder(Builder[Kernel]):
 
     def _key(self, form: Form) -> str:
         if isinstance(form, ContractGroup):
-            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, self.target)
+            return form.lowered.key(form.roles, sorted(form.packed), form.dot, form.fill, form.footprint, self.target)
         if isinstance(form, AttentionGroup):
             return form.lowered.key(form.parts, self.target)
         return form.key(self.target)
@@ -124,7 +144,7 @@ class KernelBuilder(Builder[Kernel]):
         proofs = Proofs(group)
         roles = proofs.contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
-        kernel = build(_name(form, key), group, roles, self.target, form.packed, fill=form.fill)
+        kernel = build(_name(form, key), group, roles, self.target, form.packed, None, form.fill, form.footprint)
         proofs.prove_contract(kernel.schedule, kernel.tiles())
         tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         if tuned is None:

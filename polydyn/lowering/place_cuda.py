@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from polydyn.codegen.cuda.attention import CudaAttentionKernel, declined
-from polydyn.codegen.cuda.group import product_declined
-from polydyn.codegen.cuda.kernel import BASE, MULTIPROCESSORS, CudaKernel
+from polydyn.codegen.cuda.attention import CudaAttentionKernel, attention_refusal
+from polydyn.codegen.cuda.group import product_refusal
 from polydyn.codegen.cuda.rows import CudaNestKernel
-from polydyn.codegen.cuda.versions import CudaContractKernel, Kept
+from polydyn.codegen.cuda.versions import CudaContractKernel, TileFactors
 from polydyn.codegen.ir import Compare
+from polydyn.codegen.kernel import BASE, Kernel
 from polydyn.errors import UnsupportedError
 from polydyn.fusion.plan import FusedGroup, FusionPlan
-from polydyn.lowering.attention import lower_attention
+from polydyn.lowering.attention import HELD, lower_attention
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.flatten import CUDA_DTYPES, check_dtypes
 from polydyn.lowering.group import LoweredGroup
 from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, Noting, Placed
+from polydyn.lowering.rounding import round_at_stores
 from polydyn.schedules.decision import Decision, cheapest, members
+from polydyn.schedules.expr import Op, Value, walk
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group, verify_group
 from polydyn.schedules.proof.attention import prove_row_blocks
@@ -31,8 +33,6 @@ from polydyn.shapes.context import ShapeContext
 
 SHARED = 48 << 10
 """Bytes of dynamic shared memory that a block has on every device."""
-UNKNOWN = "%multiprocessors"
-"""Their number in a proof: no model has a symbol of this name."""
 
 
 class CudaTuner(Noting, Protocol):
@@ -48,29 +48,28 @@ class TunedTiles:
     leaves out tiles that are no rivals at a size. ``reasons``: lines for ``explain``.
     """
 
-    kept: Kept
+    factors: TileFactors
     decision: Decision
     reasons: tuple[str, ...] = ()
 
 
-def needed(p: Placed[CudaKernel], facts: ShapeContext) -> Placed[CudaKernel]:
+def without_served(p: Placed, facts: ShapeContext) -> Placed:
     """Without the conditions that always hold, and without the versions that another is launched instead of."""
     params = p.lowered.params
-    kept: list[CudaKernel] = []
+    kept: list[Kernel] = []
 
-    def proven(c: Compare, own: Mapping[str, Index]) -> bool:
+    def proven(c: Compare, launch: Mapping[str, Index]) -> bool:
         if c.relation not in ("<=", ">="):
             return False
         low, high = (c.left, c.right) if c.relation == "<=" else (c.right, c.left)
-        low, high = low.subs(own).subs(params), high.subs(own).subs(params)
+        low, high = low.subs(launch).subs(params), high.subs(launch).subs(params)
         most = largest(low, facts.ranges)
         known_high = most is not None and high.constant is not None and most <= high.constant
         return known_high or facts.nonnegative(high - low)
 
     for k in p.kernels:
         multiples = tuple((i, n) for i, n in k.multiples if not facts.is_multiple(i.subs(params), n))
-        own = {n: i.subs({MULTIPROCESSORS: UNKNOWN}) for n, i in k.launch.items()}
-        conditions = tuple(c for c in k.conditions if not proven(c, own))
+        conditions = tuple(c for c in k.conditions if not proven(c, k.launch))
         k = replace(k, multiples=multiples, conditions=conditions)
         if not any(serves(earlier, k) for earlier in kept):
             kept.append(k)
@@ -80,30 +79,35 @@ def needed(p: Placed[CudaKernel], facts: ShapeContext) -> Placed[CudaKernel]:
     return replace(p, kernels=tuple(kept), decision=decision)
 
 
-def serves(k: CudaKernel, other: CudaKernel) -> bool:
+def serves(k: Kernel, other: Kernel) -> bool:
     """Whether a version may be launched wherever a later one may, and takes no longer, as far as work is known."""
     may = set(k.multiples) <= set(other.multiples) and set(k.conditions) <= set(other.conditions)
-    may = may and k.launch == other.launch and k.arch in (BASE, other.arch) and k.factor <= other.factor
-    most = k.smem.constant
-    may = may and (k.smem == other.smem or (most is not None and most <= SHARED))
-    if not may or other.work is None:
+    block, rival = k.device, other.device
+    may = may and k.launch == other.launch and block.arch in (BASE, rival.arch) and block.factor <= rival.factor
+    most = k.scratch.constant
+    may = may and (k.scratch == other.scratch or (most is not None and most <= SHARED))
+    if not may or rival.work is None:
         return may
-    alike = (k.grid, k.threads) == (other.grid, other.threads) and k.after == other.after
-    return alike and k.work is not None and k.work.no_slower(other.work)
+    alike = (k.tasks, block.threads) == (other.tasks, rival.threads) and k.after == other.after
+    return alike and block.work is not None and block.work.no_slower(rival.work)
 
 
-class CudaBuilder(Builder[CudaKernel]):
+class CudaBuilder(Builder):
     """Builds each distinct kernel once; the kernels of a place are its versions, best first.
 
     ``arch``: with ``sm_90a`` also versions that only it can run, for launchers that make tensor maps. ``tf32``: large
     products of float32 on tensor cores, their operands rounded to tf32. ``tuner``: whose tiles products have.
+    ``strict``: floats of 16 bits are rounded after every node, and not only where they are stored.
     """
 
     dtypes, device = CUDA_DTYPES, "CUDA"
 
-    def __init__(self, plan: FusionPlan, arch: str = BASE, tf32: bool = False, tuner: CudaTuner | None = None) -> None:
+    def __init__(
+        self, plan: FusionPlan, arch: str = BASE, tf32: bool = False, tuner: CudaTuner | None = None,
+        strict: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(plan, tuner)
-        self.arch, self.tf32, self.tuner = arch, tf32, tuner
+        self.arch, self.tf32, self.tuner, self.strict = arch, tf32, tuner, strict
         self.along_k = ("float32",) if tf32 else ()  # what wgmma wants, and ldmatrix; pass ``steps`` does so for bytes
         self.attentions: dict[str, CudaAttentionKernel] = {}
 
@@ -118,18 +122,22 @@ class CudaBuilder(Builder[CudaKernel]):
             yield self._key(form), group, form
 
     def _product(self, group: FusedGroup) -> ContractGroup | None:
-        return lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
+        form = lower_contract(self.plan, group, 0, along_k=self.along_k) if group.kind == "contract" else None
+        return replace(form, lowered=self._rounded(form.lowered)) if form else None
+
+    def _rounded(self, lowered: LoweredGroup, held: Collection[str] = ()) -> LoweredGroup:
+        return lowered if self.strict else replace(lowered, group=round_at_stores(lowered.group, held))
 
     def _key(self, form: ContractGroup) -> str:
         return form.lowered.key(form.roles, "cuda")
 
-    def one(self, group: FusedGroup) -> Placed[CudaKernel]:
+    def one(self, group: FusedGroup) -> Placed:
         """As ``Builder``. UnsupportedError: not built, by name."""
         contract = self._product(group)
         placed = self._contract(group, contract) if contract is not None else None
         if placed is not None:
             return placed
-        lowered = lower_nest(self.plan, group)
+        lowered = self._rounded(lower_nest(self.plan, group))
         key = lowered.key("cuda")
         found = self.again(group, lowered, key)
         if found is None:
@@ -138,9 +146,9 @@ class CudaBuilder(Builder[CudaKernel]):
         return found
 
     def _new(
-        self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[CudaKernel, ...],
+        self, group: FusedGroup, lowered: LoweredGroup, key: str, kernels: tuple[Kernel, ...],
         tuned: TunedTiles | None = None,
-    ) -> Placed[CudaKernel]:  # fmt: skip
+    ) -> Placed:  # fmt: skip
         decision: Decision = cheapest(len(kernels))
         if tuned is not None:  # what is made of no tile is a rival everywhere
 
@@ -151,21 +159,21 @@ class CudaBuilder(Builder[CudaKernel]):
         self.placed[key] = Placed(group, lowered, key, kernels, decision, tuned.reasons if tuned else ())
         return self.placed[key]
 
-    def _nest(self, group: Group, key: str) -> tuple[CudaKernel, ...]:
+    def _nest(self, group: Group, key: str) -> tuple[Kernel, ...]:
         verify_group(group)
         nest = Proofs(group).nest()
         kernel = CudaNestKernel(f"nest_{key[:12]}", group, nest.band, nest.phases)
-        for k in (kernel, kernel.recomputed()):
+        for k in (kernel, kernel.recompute_rows()):
             for t in k.schedules():
                 Proofs(k.group).prove_nest(t, k.prefix, k.phases)
         return kernel.versions()
 
-    def _contract(self, group: FusedGroup, form: ContractGroup) -> Placed[CudaKernel] | None:
+    def _contract(self, group: FusedGroup, form: ContractGroup) -> Placed | None:
         """The kernels of a product; None when it has one row and no vectors: then nothing is shared, nor wide."""
         lowered, key = form.lowered, self._key(form)
-        if refused := product_declined(lowered.group, form.roles):
+        if refusal := product_refusal(lowered.group, form.roles):
             raise UnsupportedError(
-                str(refused), tensor=group.outputs[0],
+                str(refusal), tensor=group.outputs[0],
                 remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32",
             )  # fmt: skip
         kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32)
@@ -176,13 +184,13 @@ class CudaBuilder(Builder[CudaKernel]):
             verify_group(lowered.group)
             self.show(group, kernel.name, lowered.group)
             tuned = self.tuner.tiles(key, form) if self.tuner else None
-            versions = kernel.tuned_versions(tuned.kept) if tuned else kernel.versions()
+            versions = kernel.tuned_versions(tuned.factors) if tuned else kernel.versions()
             found = self._new(group, lowered, key, versions, tuned)
         if why := kernel.without_wgmma():
             self.notes.append(f"{group.outputs[0]}: no wgmma: {why}")
         return found
 
-    def attention(self, group: FusedGroup) -> Placed[CudaKernel] | None:
+    def attention(self, group: FusedGroup) -> Placed | None:
         """As ``Builder``."""
         made = self._attention_kernel(group)
         if made is None:
@@ -200,12 +208,25 @@ class CudaBuilder(Builder[CudaKernel]):
         form = lower_attention(self.plan, group)
         if form is None:
             return None
-        lowered = form.lowered
-        key = lowered.key(form.parts, "cuda")
+        lowered, parts = form.lowered, form.parts
+        if not self.strict:
+            held = () if _adds(parts.scores.epilogues[0].value) else HELD[:1]
+            lowered = self._rounded(lowered, held)
+            scores, rows, values = (round_at_stores(x, held) for x in (parts.scores, parts.rows, parts.values))
+            parts = replace(parts, scores=scores, rows=rows, values=values)
+        key = lowered.key(parts, "cuda")
         if key not in self.attentions:
-            parts = schedule_attention(form.parts)
-            if refused := declined(parts):
-                self.notes.append(f"{group.outputs[0]}: attention in parts: {refused}")
+            parts = schedule_attention(parts)
+            if refusal := attention_refusal(parts):
+                self.notes.append(f"{group.outputs[0]}: attention in parts: {refusal}")
                 return None
             self.attentions[key] = CudaAttentionKernel(f"attention_{key[:12]}", lowered.group, parts, self.tf32)
         return lowered, key, self.attentions[key]
+
+
+def _adds(score: Value) -> bool:
+    """Whether something is added to a score, a mask for one: the sum is rounded as the model says it.
+
+    The lowest number of 16 bits and a score are the lowest number: so keys that are all masked weigh the same.
+    """
+    return any(isinstance(v, Op) and v.name in ("add", "sub") for v in walk(score))

@@ -14,7 +14,7 @@ from pathlib import Path
 from polydyn.build.cache import FileCache, digest
 from polydyn.build.compiler import build_library
 from polydyn.build.features import machine_features
-from polydyn.codegen.cpu.kernel import CpuTarget
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.errors import BuildError
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.workers import Workers

@@ -10,9 +10,9 @@ from pathlib import Path
 from polydyn.build.cache import digest
 from polydyn.build.compiler import build_library
 from polydyn.build.eviction import touch
-from polydyn.codegen.cpu.kernel import LEAVES, leaf_headers
-from polydyn.codegen.cpu.kernel import Kernel as Source
 from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.target import LEAVES, leaf_headers
+from polydyn.codegen.kernel import Kernel
 from polydyn.errors import BuildError, PolydynError, ScheduleError
 from polydyn.measure.launches import BLOCKS, SHORT, LaunchBench, Part
 from polydyn.measure.sketch import FEW_ROWS, Sketch
@@ -20,7 +20,7 @@ from polydyn.measure.workers import Answer, Workers
 from polydyn.runtime.c import sources
 from polydyn.schedules.index import Index
 from polydyn.search.backbone import Shape, Tile
-from polydyn.search.cost import Kernel
+from polydyn.search.cost import MacroKernel
 from polydyn.search.hardware import Hardware
 from polydyn.search.spaces.space import usage
 from polydyn.search.tasks.cpu import CpuTask
@@ -36,7 +36,7 @@ class Built:
 
     library: str
     which: int
-    source: Source
+    source: Kernel
 
 
 class CpuBench(LaunchBench[CpuTask]):
@@ -52,11 +52,11 @@ class CpuBench(LaunchBench[CpuTask]):
 
     # -- Bench ---------------------------------------------------------------------------------------------------
 
-    def kernel(self, tile: Tile) -> Kernel:
+    def kernel(self, tile: Tile) -> MacroKernel:
         """As ``Bench``. BuildError: the tuple does not run."""
         full, alone = self.waves(tile, (self.hardware.units, 1))
         used = usage(self.task.backbone, self.hardware, tile)
-        return Kernel(tile, used, *full, *alone, *self._partial(tile))
+        return MacroKernel(tile, used, *full, *alone, *self._partial(tile))
 
     def _partial(self, tile: Tile) -> list[float]:
         """The times of register tiles of one and of three rows over that of a full one; where columns are dynamic, of
@@ -84,7 +84,7 @@ class CpuBench(LaunchBench[CpuTask]):
         self._build([(t, False) for t in tiles])
 
     def _build(self, wanted: Sequence[tuple[Tile, bool]]) -> None:
-        new: dict[Form, Source] = {}
+        new: dict[Form, Kernel] = {}
         for tile, sketched in wanted:
             form = tile.compile, sketched
             if form in self.kernels and not touch(Path(self.kernels[form].library)):
@@ -117,7 +117,7 @@ class CpuBench(LaunchBench[CpuTask]):
             return False  # the whole kernel is refused for the same reason, which is then noted
         return isinstance(builder, Sketch) and builder.covers(self.task.params(shape))
 
-    def _compile(self, kernels: Mapping[Form, Source]) -> None:
+    def _compile(self, kernels: Mapping[Form, Kernel]) -> None:
         names = [k.name for k in kernels.values()]
         try:
             library = build_library(*timing_units(list(kernels.values()), self.task.target.width), self.task.build)
@@ -173,7 +173,7 @@ class CpuBench(LaunchBench[CpuTask]):
         }
 
 
-def timing_units(kernels: Sequence[Source], width: int) -> tuple[dict[str, str], dict[str, str]]:
+def timing_units(kernels: Sequence[Kernel], width: int) -> tuple[dict[str, str], dict[str, str]]:
     """Translation units and headers of a measuring library."""
     runtime = sources()
     headers = {n: runtime[n] for n in POOL if n.endswith(".h")} | leaf_headers(width)

@@ -9,7 +9,7 @@ import numpy as np
 
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
-from polydyn.codegen.cuda.kernel import UNIT
+from polydyn.codegen.kernel import UNIT
 from polydyn.errors import BuildError, Declined
 from polydyn.gpu.compiler import compiler_version
 from polydyn.gpu.errors import DriverMissingError
@@ -85,7 +85,7 @@ class CudaSide(Side[CudaTask]):
         bench = DeviceBench(model, self.workers)
         tuned = how.tuned(problem, self.hardware, bench)
         recorded = RecordedBench(bench, how.records, problem.key, self.hardware)
-        decision = build_dispatch(tuned, pairs=False).decision
+        decision = build_dispatch(tuned)
         found = self._outcome(tuned, _factors(tuned, recorded, model), bench.source, decision)
         return found, tuned.binaries, bench.measured
 

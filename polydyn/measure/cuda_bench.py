@@ -13,8 +13,8 @@ from pathlib import Path
 
 from polydyn.build.cache import digest, stored_file
 from polydyn.build.features import available_cores
-from polydyn.codegen.cuda.kernel import CudaKernel
 from polydyn.codegen.cuda.product import TiledProduct
+from polydyn.codegen.kernel import Kernel
 from polydyn.errors import BuildError, ScheduleError
 from polydyn.gpu.compiler import compile_cuda
 from polydyn.gpu.emulator import compile_emulated
@@ -27,7 +27,7 @@ from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.evaluator import Evaluator, evaluator
 from polydyn.schedules.index import Index, product
 from polydyn.search.backbone import Shape, Tile
-from polydyn.search.cost import Kernel
+from polydyn.search.cost import MacroKernel
 from polydyn.search.explorers.explore import saturating_shape
 from polydyn.search.hardware import Hardware
 from polydyn.search.spaces.space import Usage
@@ -44,7 +44,7 @@ class TileKernels:
     def __init__(self, task: CudaTask) -> None:
         self.task, self.arch = task, single(task.key.target)
         self._forms: dict[Tile, list[TiledProduct]] = {}
-        self._texts: dict[tuple[Tile, int], tuple[CudaKernel, ...]] = {}
+        self._texts: dict[tuple[Tile, int], tuple[Kernel, ...]] = {}
 
     def forms(self, tile: Tile) -> list[TiledProduct]:
         """The versions of a tuple, widest copies first. ScheduleError: it breaks a rule."""
@@ -58,7 +58,7 @@ class TileKernels:
         asked = [[m for c in x.copies for m in c.multiples] for x in self.forms(tile)]
         return next(k for k, ms in enumerate(asked) if all(i.evaluate(params) % n == 0 for i, n in ms))
 
-    def fitting(self, tile: Tile, shape: Shape, device: Device) -> CudaKernel:
+    def fitting(self, tile: Tile, shape: Shape, device: Device) -> Kernel:
         """The kernel that is launched at a shape. BuildError: none may be."""
         params = self.task.params(shape)
         for number in range(len(self.forms(tile))):
@@ -67,13 +67,13 @@ class TileKernels:
                     return k
         raise BuildError(f"no version of {tile} may be launched at {dict(shape)}")
 
-    def texts(self, tile: Tile, number: int) -> tuple[CudaKernel, ...]:
+    def texts(self, tile: Tile, number: int) -> tuple[Kernel, ...]:
         """A version with indices of both widths."""
         if (tile, number) not in self._texts:
             self._texts[tile, number] = self.forms(tile)[number].build()
         return self._texts[tile, number]
 
-    def image(self, kernel: CudaKernel) -> tuple[Path, int | None]:
+    def image(self, kernel: Kernel) -> tuple[Path, int | None]:
         """A file that the driver loads, and registers of a thread (None: not known). BuildError: it spills."""
         if self.arch == EMULATED:
             return compile_emulated(kernel.text), None
@@ -132,20 +132,20 @@ class ModelBench:
         used = Usage(smem + self.device.smem_reserved_per_block, -(-registers // REGISTERS) * REGISTERS, x.tile.threads)
         return used, int(held)
 
-    def kernel(self, tile: Tile) -> Kernel:
+    def kernel(self, tile: Tile) -> MacroKernel:
         """As ``Bench``: the parts of ``launch_time``."""
         x = self.kernels.forms(tile)[0]
         used, resident = self.resident(tile)
         full, alone = (p / PICOSECONDS for p in step_time(x.work, x.tile.threads, self.device))
         ends = ends_time(x.work, self.device) / PICOSECONDS
-        return Kernel(tile, used, ends, full * resident, ends, alone)
+        return MacroKernel(tile, used, ends, full * resident, ends, alone)
 
 
 @dataclass(frozen=True)
 class Built:
     """A kernel that was compiled to a file."""
 
-    kernel: CudaKernel
+    kernel: Kernel
     path: Path
 
 
@@ -160,15 +160,15 @@ class DeviceBench(LaunchBench[CudaTask]):
         self.model, self.kernels, self.device = model, model.kernels, model.device
         self._built: dict[str, Built] = {}
 
-    def kernel(self, tile: Tile) -> Kernel:
+    def kernel(self, tile: Tile) -> MacroKernel:
         """As ``Bench``. BuildError: the tuple does not run."""
         used, resident = self.model.resident(tile)
         full, alone = self.waves(tile, (resident * self.hardware.units, self.hardware.units))
-        return Kernel(tile, used, *full, *alone)
+        return MacroKernel(tile, used, *full, *alone)
 
     def run(self, launches: Sequence[tuple[Tile, Shape]], tasks: int | None = None) -> list[float]:
         """Seconds of launches, ``tasks`` blocks of them only if given; ``inf`` where one failed."""
-        wanted: dict[int, CudaKernel] = {}
+        wanted: dict[int, Kernel] = {}
         for i, (tile, shape) in enumerate(launches):
             try:
                 wanted[i] = self.kernels.fitting(tile, shape, self.device)
@@ -186,10 +186,10 @@ class DeviceBench(LaunchBench[CudaTask]):
                 out[i] = float(answer.value)
         return out
 
-    def _build(self, kernels: Sequence[tuple[Tile, CudaKernel]]) -> None:
+    def _build(self, kernels: Sequence[tuple[Tile, Kernel]]) -> None:
         new = {k.name: (tile, k) for tile, k in kernels if k.name not in self._built}
 
-        def compiled(k: CudaKernel) -> tuple[Path, int | None] | str:
+        def compiled(k: Kernel) -> tuple[Path, int | None] | str:
             try:
                 return self.kernels.image(k)
             except BuildError as e:
@@ -206,16 +206,16 @@ class DeviceBench(LaunchBench[CudaTask]):
             if registers is not None:
                 self.model.registers.setdefault(tile, registers)
 
-    def _arguments(self, k: CudaKernel, shape: Shape, tasks: int | None) -> dict[str, object]:
+    def _arguments(self, k: Kernel, shape: Shape, tasks: int | None) -> dict[str, object]:
         params, arrays = self.task.params(shape), self.task.group.arrays
         values = k.values(params, self.device.multiprocessors)
-        grid = k.grid.evaluate(values)
+        grid = k.tasks.evaluate(values)
         return {
             "image": str(self._built[k.name].path),
             "name": k.name,
             "buffers": [(arrays[a].dtype, self.task.bytes(a, params)) for a in k.buffers],
             "symbols": [values[s] for s in k.symbols],
             "grid": grid if tasks is None else min(grid, tasks),
-            "threads": k.threads,
-            "smem": k.smem.evaluate(values),
+            "threads": k.device.threads,
+            "smem": k.scratch.evaluate(values),
         }

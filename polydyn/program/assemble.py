@@ -9,7 +9,7 @@ from typing import Any
 
 import polydyn
 from polydyn.build.compiler import Library, architecture_of, build_library
-from polydyn.codegen.cuda.kernel import TensorMapOf
+from polydyn.codegen.kernel import Block, Kernel, TensorMapOf
 from polydyn.debug import Level, show
 from polydyn.errors import BuildError
 from polydyn.gpu.hardware import Hardware, device_of
@@ -18,7 +18,7 @@ from polydyn.program.estimates import estimated
 from polydyn.program.guards import guard_to_json
 from polydyn.program.host import HostProgram, host_program, shape_text
 from polydyn.program.parallel_launches import wave_ranges
-from polydyn.program.plan import Block, Candidate, HostPlan, IndexCheck, KernelSource, Launch
+from polydyn.program.plan import Candidate, HostPlan, IndexCheck, Launch
 from polydyn.program.verify import verify_host_plan
 from polydyn.runtime.artifact import ABI, FORMAT, Artifact, pack_constants, read_artifact, write_artifact
 from polydyn.runtime.c import sources
@@ -53,7 +53,8 @@ def build_artifact(plan: HostPlan, target: str = "cpu") -> tuple[Artifact, int]:
     built: Images | None = None
     more: dict[str, Any] = {}
     if plan.on_device:
-        built = build_images([(k.name, k.arch) for k in plan.kernels], units | plan.headers, architectures(target))
+        kernels = [(k.name, k.device.arch) for k in plan.kernels]
+        built = build_images(kernels, units | plan.headers, architectures(target))
         device = device_of(target)
         plan = estimated(plan, device, built.resources)
         plan = replace(plan, notes=(*plan.notes, f"launch times are estimated for {device.name} ({device.arch})"))
@@ -155,8 +156,8 @@ def _index_checks(plan: HostPlan) -> list[dict[str, Any]]:
     return [_index_check(c) | ({"launch": looking[c]} if c in looking else {}) for c in checks]
 
 
-def _kernel(k: KernelSource, on_device: bool) -> dict[str, Any]:
-    return {"name": k.name, "digest": k.digest, "notes": list(k.notes)} | ({"arch": k.arch} if on_device else {})
+def _kernel(k: Kernel) -> dict[str, Any]:
+    return {"name": k.name, "notes": list(k.notes)} | ({"arch": k.block.arch} if k.block else {})
 
 
 def _launch(launch: Launch, decisions: dict[Decision, int]) -> dict[str, Any]:
@@ -187,16 +188,16 @@ def _candidate(c: Candidate) -> dict[str, Any]:
             {"rule": f"{a} {relation} {b}", "left": to_json(a), "relation": relation, "right": to_json(b)}
             for a, relation, b in c.conditions
         ],
-    } | ({} if c.block is None else {"block": _block(c.block)})
+    } | ({} if c.block is None else {"block": _block(c.block, c.after)})
 
 
-def _block(b: Block) -> dict[str, Any]:
+def _block(b: Block, after: Sequence[Candidate]) -> dict[str, Any]:
     return {
         "threads": b.threads,
         "arch": b.arch,
         "maps": list(map(_map, b.maps)),
         "workspace": to_json(b.workspace),
-        "after": list(map(_candidate, b.after)),
+        "after": list(map(_candidate, after)),
     }
 
 
@@ -236,7 +237,7 @@ def _manifest(plan: HostPlan, host: HostProgram) -> dict[str, Any]:
         "symbols": [{"symbol": s.symbol, "input": s.input, "axis": s.axis} for s in plan.sources],
         "dims": {name: sizes.to_json() for name, sizes in sorted(plan.dims.items())},
         "guards": [guard_to_json(g) for g in plan.guards],
-        "kernels": [_kernel(k, plan.on_device) for k in plan.kernels],
+        "kernels": [_kernel(k) for k in plan.kernels],
         "launches": launches,
         "decisions": list(map(decision_to_json, decisions)),
         "waves": [len(r) for r in wave_ranges(plan)],

@@ -16,16 +16,11 @@ from dataclasses import replace
 from math import ceil
 from typing import TypeAlias
 
-from polydyn.codegen.cuda.kernel import UNIT
-from polydyn.codegen.cuda.work import Work
-from polydyn.errors import InputError
+from polydyn.codegen.kernel import UNIT, Block, Work
 from polydyn.gpu.hardware import Hardware
-from polydyn.gpu.targets import special_arch
-from polydyn.program.launch_tables import limits
-from polydyn.program.plan import Block, Candidate, HostPlan, Launch
-from polydyn.runtime.symbols import ARCH, SHARED, THREADS, holds
-from polydyn.schedules.decision import ArgMin, walk, with_costs
-from polydyn.schedules.decision import choose as decide
+from polydyn.program.plan import Candidate, HostPlan, Launch
+from polydyn.runtime.symbols import THREADS
+from polydyn.schedules.decision import with_costs
 from polydyn.schedules.index import ZERO, Index, maximum, minimum
 
 Resources: TypeAlias = "Mapping[str, Mapping[str, Mapping[str, int]]]"
@@ -92,8 +87,8 @@ def step_time(work: Work, threads: int, hardware: Hardware) -> tuple[int, int]:
     share = MMA_SHARE.get(hardware.arch, 1.0) if work.by_warps and work.unit != "f32" else 1.0
     rate = hardware.peak_tflops[work.unit] * 1000 / hardware.multiprocessors * share  # operations in a nanosecond
     few = max(1.0, SCHEDULERS / (threads / 32)) if work.by_warps else 1.0
-    compute = max(work.flops / rate, work.issued / ISSUED / hardware.clock_ghz)
-    copied = max(work.moved / L2_BYTES, work.shared / SHARED_BYTES) / hardware.clock_ghz
+    compute = max(work.flops / rate, work.instructions / ISSUED / hardware.clock_ghz)
+    copied = max(work.traffic / L2_BYTES, work.shared / SHARED_BYTES) / hardware.clock_ghz
     wait = work.waits * LATENCY / work.flight
     lone = max(wait, _together(compute * few, copied) + BARRIER * work.by_warps / hardware.clock_ghz)
     return max(1, ceil(1000 * _together(compute, copied))), max(1, ceil(1000 * lone))
@@ -130,7 +125,7 @@ class _Estimates:
         if b is None or b.work is None:
             return ZERO
         total = self._one(c, b, moved + b.workspace)
-        for x in b.after:
+        for x in c.after:
             if x.block is not None:  # no blocks: left out
                 total = total + minimum(1, x.tasks) * self._one(x, x.block, b.workspace)
         return total if b.factor == UNIT else minimum(total, LONGEST) * b.factor // UNIT
@@ -144,26 +139,3 @@ class _Estimates:
         if key not in self._memo:
             self._memo[key] = launch_time(*arguments, self.hardware, registers)
         return self._memo[key]
-
-
-def choose(launch: Launch, env: Mapping[str, int], hardware: Hardware) -> Candidate:
-    """The candidate that the host program takes on a device.
-
-    ``env``: the model's symbols and ``nth``. InputError: none may be launched.
-    """
-    barred = {k for k, c in enumerate(launch.candidates) if not may_run(c, env, hardware)}
-    if len(barred) == len(launch.candidates):
-        raise InputError("no kernel runs at this size", rule=f"{hardware.smem_per_block} bytes of shared memory")
-    return launch.candidates[decide(launch.decision, env, barred)]
-
-
-def estimates(launch: Launch) -> dict[str, Index]:
-    """The time of every candidate that a launch compares, by its name, in nanoseconds."""
-    entries = [e for n in walk(launch.decision) if isinstance(n, ArgMin) for e in n.entries]
-    return {launch.candidates[e.kernel].name: e.cost for e in entries}
-
-
-def may_run(c: Candidate, env: Mapping[str, int], hardware: Hardware) -> bool:
-    """Whether a candidate may be launched at these sizes."""
-    allowed = {**env, SHARED: hardware.smem_per_block, ARCH: special_arch(hardware.arch)}
-    return all(holds(a.evaluate(allowed), relation, b.evaluate(allowed)) for a, relation, b in limits(c))

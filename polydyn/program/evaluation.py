@@ -73,13 +73,9 @@ class Evaluation:
         elif isinstance(d, ArgMin):
             least = self._reserve()
             for e in d.entries:
-                entry = self if e.guard is None else self._part()  # what all entries need is computed once
-                better = f"(v[{position}] < 0 || v[{entry.of(e.cost)}] < v[{least}])"
-                take = f"v[{least}] = v[{entry.of(e.cost)}]; v[{position}] = {_row(e.kernel, rows)};"
-                text = f"{self._test(e.kernel, conditions)} if {better} {{ {take} }}"
-                if e.guard is not None:
-                    text = f"if (v[{self.of(e.guard)}] <= 0) {{ {self._close(entry)} {text} }}"
-                self.lines.append(text)
+                better = f"(v[{position}] < 0 || v[{self.of(e.cost)}] < v[{least}])"
+                take = f"v[{least}] = v[{self.of(e.cost)}]; v[{position}] = {_row(e.kernel, rows)};"
+                self.lines.append(f"{self._test(e.kernel, conditions)} if {better} {{ {take} }}")
         else:
             test, sides = f"v[{self.of(d.index)}] <= {_literal(d.threshold)}", []
             for side in (d.low, d.high):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from polydyn.codegen.cuda.kernel import TensorMapOf
+from polydyn.codegen.kernel import TensorMapOf
 from polydyn.gpu.targets import special_arch
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import WORKSPACE, Candidate, HostPlan, Launch
@@ -113,7 +113,7 @@ class _Rows:
                 maps, workspace = f"{len(c.block.maps)}, {len(self.maps)}", next(at)
                 for m in c.block.maps:
                     self._map(m, at)
-                block = f", {c.block.threads}, {workspace}, {maps}, {len(c.block.after)}"
+                block = f", {c.block.threads}, {workspace}, {maps}, {len(c.after)}"
             self.candidates.append(f"{{{head}, {sizes}{block}}}")
 
     def _map(self, m: TensorMapOf, at: Iterator[int]) -> None:

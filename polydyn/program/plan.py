@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from polydyn.codegen.cuda.kernel import BASE, UNIT, TensorMapOf
-from polydyn.codegen.cuda.work import Work
+from polydyn.codegen.kernel import Block, Kernel
 from polydyn.graph.ir import Guard, SymbolSource
 from polydyn.runtime.symbols import Condition
 from polydyn.schedules.decision import ONLY, Decision
@@ -41,46 +40,8 @@ def size_bytes(buffer: Buffer) -> Index:
     return product(buffer.shape) * ITEMSIZE[buffer.dtype]
 
 
-@dataclass(frozen=True)
-class KernelSource:
-    """One compiled kernel: C text of ``void NAME(void *const *buf, const int64_t *sym, int64_t begin, int64_t end,
-    void *scratch)``, which processes tasks [begin, end) of its flattened coincident band. On a device: CUDA text.
-
-    ``digest``: content hash of all that determines the text. The text includes no headers (``HostPlan.headers``).
-    """
-
-    name: str
-    text: str
-    digest: str
-    buffers: int
-    symbols: int
-    notes: tuple[str, ...] = ()
-    """What its code generator decided, for ``explain``."""
-    arch: str = ""
-    """On a device: the oldest architecture it can be compiled for; other than ``sm_80`` it is also the only one."""
-
-
 WORKSPACE = ""
 """Among the buffers of a candidate: its workspace, whose contents nobody else reads."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """How a candidate runs on a device, beside what every candidate has.
-
-    ``threads``: of a block. ``arch``: of the kernel; other than ``sm_80`` only that architecture runs it. ``maps``:
-    parameters by value, before the buffers. ``workspace``: bytes that it shares with the candidates ``after`` it, which
-    are launched next, in order; their conditions count for nothing. ``work``: of a block, its steps over the
-    candidate's symbols; ``factor``: of its estimate, in parts of ``UNIT`` (``polydyn.program.estimates``).
-    """
-
-    threads: int
-    arch: str = BASE
-    maps: tuple[TensorMapOf, ...] = ()
-    workspace: Index = ZERO
-    after: tuple[Candidate, ...] = ()
-    work: Work | None = None
-    factor: int = UNIT
 
 
 @dataclass(frozen=True)
@@ -92,7 +53,8 @@ class Candidate:
     the kernel; on a device its blocks. ``scratch``: bytes for each thread; on a device of shared memory for each block.
     ``name``: of the choice, for people, like ``names`` of the symbols; the last ``choices`` symbols are chosen at
     launch, the others are sizes. It may be launched where every one of ``conditions`` holds and, on a device, where
-    ``scratch`` fits and the architecture is the kernel's. ``block``: on a device, None on a CPU.
+    ``scratch`` fits and the architecture is the kernel's. Those ``after`` it are launched next, in order; their
+    conditions count for nothing. ``block``: on a device, its sizes over these symbols; None on a CPU.
     """
 
     kernel: str
@@ -104,6 +66,7 @@ class Candidate:
     names: tuple[str, ...] = ()
     choices: int = 0
     conditions: tuple[Condition, ...] = ()
+    after: tuple[Candidate, ...] = ()
     block: Block | None = None
 
     def __post_init__(self) -> None:
@@ -113,7 +76,7 @@ class Candidate:
     @property
     def sequence(self) -> tuple[Candidate, ...]:
         """It and those that are launched after it."""
-        return (self, *(self.block.after if self.block else ()))
+        return (self, *self.after)
 
 
 @dataclass(frozen=True)
@@ -190,8 +153,10 @@ class HostPlan:
     """The whole program.
 
     ``constants``: name -> array in its final, packed form. ``outputs``/``inputs`` in the model's order. ``launches`` in
-    execution order; every intermediate is written before it is read. ``headers``: file name -> text of C headers, all
-    of them included, in this order, before kernels' texts. ``waves``: how many launches, in order, run side by side
+    execution order; every intermediate is written before it is read. ``kernels``: each once; on a CPU the text is that
+    of ``void NAME(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch)``, which processes
+    tasks [begin, end). ``headers``: file name -> text of C headers, all of them included, in this order, before
+    kernels' texts, which include none. ``waves``: how many launches, in order, run side by side
     (``program/parallel_launches.py``); () when each runs alone. ``dims``: what the user said of dynamic dims; its
     ranges and multiples are guards already, its likely sizes are for tuning and dispatch.
     """
@@ -203,7 +168,7 @@ class HostPlan:
     constants: dict[str, Array]
     sources: tuple[SymbolSource, ...]
     guards: tuple[Guard, ...]
-    kernels: tuple[KernelSource, ...]
+    kernels: tuple[Kernel, ...]
     launches: tuple[Launch, ...]
     notes: tuple[str, ...] = ()
     headers: dict[str, str] = field(default_factory=dict)

@@ -60,7 +60,7 @@ def _candidate(c: Candidate) -> str:
     text += f", {c.block.threads} threads, {c.block.arch}"
     text += "".join(f", map {m.name} of {m.buffer}" for m in c.block.maps)
     text += f", {c.block.workspace} bytes of workspace" * (c.block.workspace != ZERO)
-    return text + "".join(f", then {_candidate(x)}" for x in c.block.after)
+    return text + "".join(f", then {_candidate(x)}" for x in c.after)
 
 
 def _condition(c: Condition) -> str:
@@ -75,8 +75,7 @@ def show_decision(decision: Decision, indent: str = "") -> Iterator[str]:
     elif isinstance(decision, ArgMin):
         yield f"{indent}take the least of"
         for e in decision.entries:
-            guard = "" if e.guard is None else f" where {e.guard} <= 0"
-            yield f"{indent}  kernel {e.kernel}: {e.cost}{guard}"
+            yield f"{indent}  kernel {e.kernel}: {e.cost}"
     elif isinstance(decision, Split):
         yield f"{indent}if {decision.index} <= {decision.threshold}"
         yield from show_decision(decision.low, indent + "  ")

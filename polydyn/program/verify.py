@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from polydyn.codegen.kernel import Block, Kernel
 from polydyn.errors import PolydynError, UnsupportedError
 from polydyn.program.host import RELATIONS, ROLES
 from polydyn.program.parallel_launches import verify_waves
-from polydyn.program.plan import Block, Candidate, HostPlan, KernelSource, Launch
+from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.decision import verify_decision
 from polydyn.schedules.expr import DTYPES, ITEMSIZE
@@ -78,9 +79,10 @@ def _verify_device_checks(plan: HostPlan, symbols: frozenset[str]) -> None:
 
 def _verify_architectures(plan: HostPlan) -> None:
     """An architecture is a device's."""
-    wrong = next((k for k in plan.kernels if bool(k.arch) != plan.on_device), None)
+    wrong = next((k for k in plan.kernels if bool(k.block) != plan.on_device), None)
     if wrong is not None:
-        raise PolydynError(f"the kernel {wrong.name} is for {wrong.arch or 'no device'}, the plan for {plan.place}")
+        arch = wrong.block.arch if wrong.block else "no device"
+        raise PolydynError(f"the kernel {wrong.name} is for {arch}, the plan for {plan.place}")
 
 
 def _once(names: Iterable[str], what: str) -> None:
@@ -150,19 +152,19 @@ def _only(expressions: Iterable[Index], symbols: frozenset[str], where: str) -> 
             raise PolydynError(f"{where} uses a symbol without a source: {x}", dim=sorted(unknown)[0])
 
 
-def _verify_kernel(kernels: Mapping[str, KernelSource], name: str, passed: tuple[int, int], place: str) -> None:
+def _verify_kernel(kernels: Mapping[str, Kernel], name: str, passed: tuple[int, int], place: str) -> None:
     kernel = kernels.get(name)
     if kernel is None:
         raise PolydynError(f"{place} names the kernel {name!r}, which the plan lacks")
-    if (kernel.buffers, kernel.symbols) != passed:
+    taken = (len(kernel.buffers), len(kernel.symbols))
+    if taken != passed:
         raise PolydynError(
-            f"{place} passes {passed[0]} buffers and {passed[1]} symbols, "
-            f"{kernel.name} takes {kernel.buffers} and {kernel.symbols}"
+            f"{place} passes {passed[0]} buffers and {passed[1]} symbols, {kernel.name} takes {taken[0]} and {taken[1]}"
         )
 
 
 def _verify_candidate(
-    plan: HostPlan, c: Candidate, kernels: Mapping[str, KernelSource], symbols: frozenset[str], place: str
+    plan: HostPlan, c: Candidate, kernels: Mapping[str, Kernel], symbols: frozenset[str], place: str
 ) -> None:
     place = f"{place}, candidate {c.name}"
     _verify_kernel(kernels, c.kernel, (len(c.buffers), len(c.symbols)), place)
@@ -179,8 +181,10 @@ def _verify_candidate(
             raise PolydynError(f"{place} has conditions", rule="a CPU runs every candidate at every size")
     else:
         _verify_block(c.block, symbols, place)
-        for x in c.block.after:
-            _verify_candidate(plan, x, kernels, symbols, place)
+    for x in c.after:
+        if x.block is None or x.after:
+            raise PolydynError(f"{place} is followed by what is no single kernel of a device")
+        _verify_candidate(plan, x, kernels, symbols, place)
 
 
 def _verify_block(b: Block, symbols: frozenset[str], place: str) -> None:
@@ -192,8 +196,6 @@ def _verify_block(b: Block, symbols: frozenset[str], place: str) -> None:
         raise PolydynError(f"{place} has a tensor map whose dims, strides and box do not match")
     if not 1 <= b.threads <= MAX_BLOCK:
         raise PolydynError(f"{place} has blocks of {b.threads} threads")
-    if any(x.block is None or x.block.after for x in b.after):
-        raise PolydynError(f"{place} is followed by what is no single kernel of a device")
 
 
 def _verify_launches(plan: HostPlan, symbols: frozenset[str]) -> None:

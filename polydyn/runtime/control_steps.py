@@ -6,13 +6,18 @@ Standard library and numpy only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from polydyn.errors import InputError
 from polydyn.runtime.host_steps import Array, Call, Result, step
+from polydyn.runtime.native import address_of, new_output
 from polydyn.runtime.program import Program, numpy_dtype
+from polydyn.runtime.repeats import ENDED, ROOM, SHAPE, Repeats
 
 
 class Body:
@@ -59,142 +64,273 @@ def iterate(call: Call) -> Result:
     """Runs a body while count and condition say so, or for every slice of inputs; gives carried tensors, then rows."""
     s = call.settings
     work = Iteration(call, Body(call, "body", s))
-    going = call.arrays[1] is None or bool(call.arrays[1].reshape(-1)[0])
-    k = 0
     try:
-        while going and (work.trips is None or k < work.trips):
-            if k == 1 and (work.trips is None or work.trips >= REPEATED):
-                work.fix()
-            going = work.once(k) if work.bound is None else work.again(k)
-            k += 1
+        work.run()
     except InputError as e:
-        raise InputError(f"{e}\n  in iteration {k}") from e
-    made = [r.whole(d) for r, d in zip(work.rows, s["row_dtypes"], strict=True)]
-    made = [np.ascontiguousarray(_back(x, a, back)) for x, (a, back, _) in zip(made, s["scans"], strict=True)]
+        raise InputError(f"{e}\n  in iteration {work.k}") from e
+    made = [r.whole(work.k, d) for r, d in zip(work.rows, s["row_dtypes"], strict=True)]
+    axes = [a for a, _, _ in s["scans"]]
+    made = [np.ascontiguousarray(np.moveaxis(x, 0, a)) if a else x for x, a in zip(made, axes, strict=True)]
     return _given(call, [*work.carried, *made])
 
 
-REPEATED = 4
-"""From so many iterations on, a body whose shapes stay is bound to its arrays."""
+AT_ONCE = 1 << 16
+"""So many iterations run without a look at the process's signals."""
+FIRST_ROWS = 64
+"""Rows that an output has room for at first, where their number is not known."""
+FIRST_ROOM = 4096
+"""Bytes for what grows, beside twice what the first iteration makes of it."""
 
 
 class Iteration:
-    """The iterations of one call: what is carried, the rows so far, and the calls that are bound to their arrays."""
+    """The iterations of one call: ``k`` of them so far, what is carried, the rows, and whether there is another one."""
 
     def __init__(self, call: Call, body: Body) -> None:
         s = call.settings
-        self.body, self.counts = body, bool(s["loop"])
-        self.carried = list(call.arrays[2 : 2 + s["carried"]])
+        self.body, self.counts, self.k = body, bool(s["loop"]), 0
+        self.carried = [_dense(a) for a in call.arrays[2 : 2 + s["carried"]]]
         rest = call.arrays[2 + s["carried"] :]
-        self.slices = [_along(x, a, back) for x, (a, back) in zip(rest, s["slices"], strict=False)]
+        slices = [_along(x, a, back) for x, (a, back) in zip(rest, s["slices"], strict=False)]
+        self.slices = [_aligned(x) for x in slices]
         given = None if call.arrays[0] is None else int(call.arrays[0].reshape(-1)[0])
         self.trips = len(self.slices[0]) if self.slices else given
-        self.rows = [Rows(self.trips, tail) for _, _, tail in s["scans"]]
-        self.bound: tuple[Bound, Bound] | None = None
+        every = self.trips if self.slices else None
+        self.rows = [Rows(every, back, tail) for _, back, tail in s["scans"]]
+        self.going = call.arrays[1] is None or bool(call.arrays[1].reshape(-1)[0])
+        self.number, self.condition = np.zeros((), np.int64), np.array(True)
 
-    def once(self, k: int) -> bool:
-        """One iteration; whether there may be another."""
-        first = [np.array(k, np.int64), np.array(True)] if self.counts else []
-        results = self.body.run([*first, *self.carried, *(x[k] for x in self.slices)])
-        going = not self.counts or bool(results[0].reshape(-1)[0])
-        self.carried = results[int(self.counts) :][: len(self.carried)]
-        for r, row in zip(self.rows, results[int(self.counts) + len(self.carried) :], strict=True):
-            r.add(row)
-        return going
+    @property
+    def more(self) -> bool:
+        """Whether there is another iteration."""
+        return self.going and (self.trips is None or self.k < self.trips)
 
-    def again(self, k: int) -> bool:
-        """As ``once``, by a bound call: this is where loops spend their time."""
-        assert self.bound is not None
-        bound = self.bound[k & 1]
-        if bound.count is not None:
-            bound.count[...] = k
-        for place, x in zip(bound.slices, self.slices, strict=True):
-            place[...] = x[k]
-        if bound.call is not None:
-            bound.call()
-        for r, row in zip(self.rows, bound.rows, strict=True):
-            r.add(row)
-        self.carried = bound.target
-        return bound.condition is None or bool(bound.condition.item())
+    def run(self) -> None:
+        """All iterations, in C where that can be: it nearly always can."""
+        body = self.body
+        if body.program not in PLACES:
+            PLACES[body.program] = Places.of(body, self.counts, len(self.carried))
+        places = PLACES[body.program]
+        while self.more:
+            if places is None or not self._repeat(places):
+                self._once()
 
-    def fix(self) -> None:
-        """Binds two calls that read what the other wrote, where every iteration has the shapes of the last one."""
-        body, first = self.body, int(self.counts)
-        formals = body.formals[2 * first :][: len(self.carried)]  # behind the number and the condition
-        names = body.results[first : first + len(self.carried)]
-        made = [n for n in names if n in body.made]
-        kept = all(n in body.made or n == f for n, f in zip(names, formals, strict=True))
-        kept = kept and not (self.counts and body.results[0] in formals)  # a condition that is carried
-        if not body.program.one_part or not kept or len(set(made)) < len(made):
-            return
-        here = [np.array(a) for a in self.carried]
-        there = [np.empty_like(a) if n in body.made else a for a, n in zip(here, names, strict=True)]
-        slices = [np.array(x[0]) for x in self.slices]
-        try:
-            self.bound = Bound(body, there, here, slices, first), Bound(body, here, there, slices, first)
-        except InputError:  # other shapes than before: each call says for itself what is wrong
-            return
-        self.carried = here
+    def _feeds(self) -> dict[str, Array]:
+        """The inputs of the body in iteration ``k``."""
+        self.number[...] = self.k
+        first = [self.number, self.condition] if self.counts else []
+        return dict(zip(self.body.formals, [*first, *self.carried, *(x[self.k] for x in self.slices)], strict=True))
+
+    def _once(self) -> None:
+        """One iteration by a call of its own."""
+        self.condition[...] = True
+        results = self.body.run(list(self._feeds().values()))
+        first, count = int(self.counts), len(self.carried)
+        self.going = not self.counts or bool(results[0].reshape(-1)[0])
+        self.carried = [_dense(a) for a in results[first : first + count]]
+        for r, row in zip(self.rows, results[first + count :], strict=True):
+            r.add(self.k, row)
+        self.k += 1
+
+    def _repeat(self, places: Places) -> bool:
+        """All that are left in C; False where the next one needs Python."""
+        feeds = {n: _aligned(a) for n, a in (self.body.around | self._feeds()).items()}
+        with self.body.program.repeats(feeds) as c:
+            rows = [n for j, n in places.carried.items() if n in places.rows and c.shapes[n] != self.carried[j].shape]
+            if rows or (places.condition and c.shapes[places.condition] not in ((), (1,))):
+                return False
+            work = Repetition(self, places, c, feeds)
+            while self.more and c.state != SHAPE:
+                work.run()
+            work.finish()
+        return not self.more
 
 
-class Bound:
-    """A body bound to arrays: it reads carried tensors from one place and writes them to another.
+@dataclass(frozen=True)
+class Places:
+    """What the results of a body are: outputs of its program, each for one purpose.
 
-    ``count``: where it reads the iteration's number, None where it has none; ``slices``: where it reads its slices;
-    ``condition``: where it says whether to go on, None where that is always so; ``target``, ``rows``: its results.
+    ``condition``: the output that says whether to go on, "" where that is always so. ``carried``: what is carried ->
+    its output; others are passed on as they came in. ``rows``: the output of each row, which may also be carried.
     """
 
-    def __init__(
-        self, body: Body, carried: Sequence[Array], target: Sequence[Array], slices: Sequence[Array], first: int
-    ) -> None:
-        """InputError: the targets have not the shapes of the results."""
-        self.slices = slices
-        count: Array = np.zeros((), np.int64)
-        self.count = count if first else None
-        begin = [count, np.array(True)] if first else []
-        feeds = {n: np.require(a, requirements="A") for n, a in body.around.items()}
-        feeds |= dict(zip(body.formals, [*begin, *carried, *slices], strict=True))
-        names = body.results[first : first + len(carried)]
-        out = {n: a for n, a in zip(names, target, strict=True) if n in body.made}
-        self.call = body.program.bind(feeds, out) if body.made else None
-        made = {} if self.call is None else self.call.outputs
-        results = [made[n] if n in body.made else feeds[n] for n in body.results]
-        self.condition = results[0] if first and body.results[0] in body.made else None
-        self.target = results[first : first + len(carried)]
-        self.rows = results[first + len(carried) :]
+    condition: str
+    carried: Mapping[int, str]
+    rows: Sequence[str]
+
+    @staticmethod
+    def of(body: Body, counts: bool, count: int) -> Places | None:
+        """None where a result is no output of the body's program, or one is needed in two places."""
+        if not body.program.one_part or not body.made:
+            return None
+        first = int(counts)
+        conditions, carried = body.results[:first], body.results[first : first + count]
+        rows = body.results[first + count :]
+        formals = body.formals[2 * first : 2 * first + count]
+        own = {j: n for j, (n, f) in enumerate(zip(carried, formals, strict=True)) if n != f}
+        made = [*(n for n in conditions if n != body.formals[1]), *own.values()]
+        once = len(set(made)) == len(made) and len(set(rows)) == len(rows) and not set(conditions) & set(rows)
+        if not once or not {*made, *rows} <= body.made:
+            return None
+        return Places("".join(n for n in conditions if n in body.made), own, rows)
+
+
+PLACES: WeakKeyDictionary[Program, Places | None] = WeakKeyDictionary()
+"""Of bodies that have run."""
+
+
+class Repetition:
+    """Where what is carried and the rows lie while ``pd_repeat`` runs.
+
+    What is carried goes to and fro between two arrays, so nothing is copied; what is also a row is read from the row.
+    What grows at its end stays in one array, whose room is doubled when it is full.
+    """
+
+    def __init__(self, work: Iteration, places: Places, c: Repeats, feeds: Mapping[str, Array]) -> None:
+        """``feeds``: of the first iteration."""
+        self.work, self.places, self.c, self.feeds, self.first = work, places, c, feeds, work.k
+        program, first = work.body.program, 2 * int(work.counts)
+        for name, r in zip(places.rows, work.rows, strict=True):
+            r.reserve(work.k, c.shapes[name], program.dtype_of(name), work.trips)
+        rows = dict(zip(places.rows, work.rows, strict=True))
+        self.formals = work.body.formals[first : first + len(work.carried)]
+        self.sliced = work.body.formals[first + len(work.carried) :]
+        self.changing = {j: n for j, n in places.carried.items() if c.shapes[n] != work.carried[j].shape}
+        self.rows = {j: rows[n] for j, n in places.carried.items() if n in rows and j not in self.changing}
+        self.pairs: dict[int, tuple[Array, Array]] = {}
+        for j, n in places.carried.items():
+            if j not in self.rows:
+                itemsize = work.carried[j].itemsize
+                bytes_ = itemsize * max(prod(c.shapes[n]), work.carried[j].size)
+                self.pairs[j] = self._pair(j, 2 * bytes_ + FIRST_ROOM if j in self.changing else bytes_)
+                if self._in_place(j):
+                    self.pairs[j][0][: work.carried[j].nbytes] = work.carried[j].reshape(-1).view(np.uint8)
+        self.reads = {n: (a, a, 0, 0) for n, x in feeds.items() for a in [address_of(x)]}
+        for name, x in zip(self.sliced, work.slices, strict=True):
+            at = x.__array_interface__["data"][0]
+            self.reads[name] = at, at, 0, x.strides[0]
+        at = address_of(work.condition)
+        self.condition = at if places.condition else None
+        self.writes = {places.condition: (at, at, 0, 0)} if places.condition else {}
+
+    def _in_place(self, j: int) -> bool:
+        """Whether something carried only grows at its end, along its first axis."""
+        return j in self.changing and self.work.body.program.appends(self.formals[j], self.changing[j])
+
+    def _pair(self, j: int, room: int) -> tuple[Array, Array]:
+        """Two arrays of bytes, or the same one twice."""
+        even = new_output((room,), np.dtype(np.uint8))
+        return even, even if self._in_place(j) else new_output((room,), np.dtype(np.uint8))
+
+    def run(self) -> None:
+        """As many iterations as there is room for."""
+        work, c = self.work, self.c
+        for r in work.rows:
+            r.grow(work.k)
+        self._point()
+        end = min([len(r.data) for r in work.rows if r.data is not None] or [work.k + AT_ONCE])
+        end = min(end, work.k + AT_ONCE) if work.trips is None else min(end, work.k + AT_ONCE, work.trips)
+        number = address_of(work.number) if work.counts else None
+        grown = [(self.formals[j], n, self.pairs[j][0].nbytes) for j, n in self.changing.items()]
+        try:
+            c.run(self.reads, self.writes, work.k, end, number, self.condition, grown)
+        finally:
+            work.k = c.next
+        work.going = c.state != ENDED
+        if c.state == ROOM:
+            self._enlarge()
+
+    def _point(self) -> None:
+        """Where the next iterations find and put everything."""
+        work, begins = self.work, self.work.k == self.first
+        for name, r in zip(self.places.rows, work.rows, strict=True):
+            self.writes[name] = r.start, r.start, 0, r.step
+        for j, pair in self.pairs.items():
+            even, odd = map(address_of, pair)
+            given = address_of(self.feeds[self.formals[j]]) if begins and not self._in_place(j) else 0
+            self.reads[self.formals[j]] = even, odd, given, 0
+            self.writes[self.places.carried[j]] = odd, even, 0, 0
+        for j, r in self.rows.items():
+            given = address_of(self.feeds[self.formals[j]]) if begins else 0
+            self.reads[self.formals[j]] = r.start - r.step, r.start - r.step, given, r.step
+
+    def _enlarge(self) -> None:
+        """Doubles the room of what grows."""
+        for j in self.changing:
+            old, now = self.pairs[j], self.work.k % 2
+            self.pairs[j] = self._pair(j, 2 * old[0].nbytes)
+            self.pairs[j][now][: old[now].nbytes] = old[now]
+
+    def finish(self) -> None:
+        """What was carried out of the last iteration."""
+        work = self.work
+        for j, pair in self.pairs.items() if work.k > self.first else ():
+            shape = self.c.shape(self.formals[j]) if j in self.changing else work.carried[j].shape
+            work.carried[j] = np.ndarray(shape, work.carried[j].dtype, pair[work.k % 2])
+        for j, r in self.rows.items() if work.k > self.first else ():
+            work.carried[j] = r.row(work.k - 1).copy()
+
+
+def _aligned(x: Array) -> Array:
+    """The array, or a copy of one that is not aligned to its elements."""
+    return x if x.flags.aligned else np.require(x, requirements="A")
+
+
+def _dense(x: Array) -> Array:
+    """The array, or a dense and aligned copy."""
+    return x if x.flags.c_contiguous and x.flags.aligned else np.require(x, requirements=("C", "A"))
 
 
 def _along(x: Array, axis: int, backwards: bool) -> Array:
     """The axis in front, from its end where it is gone through backwards."""
-    moved = np.moveaxis(x, axis, 0)
+    moved = np.moveaxis(x, axis, 0) if axis else x
     return moved[::-1] if backwards else moved
 
 
-def _back(x: Array, axis: int, backwards: bool) -> Array:
-    return np.moveaxis(x[::-1] if backwards else x, 0, axis)
-
-
 class Rows:
-    """The rows of a scan output in one array, which grows by half where their number is not known."""
+    """The rows of a scan output in one array, the last one first where ``backwards``; doubled where it is full.
 
-    def __init__(self, trips: int | None, tail: Sequence[int]) -> None:
-        self.trips, self.tail, self.count = trips, tuple(tail), 0
+    ``start``, ``step``: row k begins at ``start + k * step``.
+    """
+
+    def __init__(self, every: int | None, backwards: bool, tail: Sequence[int]) -> None:
+        """``every``: how many there will be, None: not known. ``tail``: of a row that no iteration shows."""
+        self.every, self.backwards, self.tail = every, backwards, tuple(tail)
         self.data: Array | None = None
+        self.start = self.step = 0
 
-    def add(self, row: Array) -> None:
-        """Appends a row. InputError: it has another shape than those before."""
+    def reserve(self, k: int, shape: tuple[int, ...], dtype: np.dtype[Any], trips: int | None) -> None:
+        """Room for row k. InputError: it has another shape than those before."""
         if self.data is None:
-            self.data = np.empty((16 if self.trips is None else self.trips, *row.shape), row.dtype)
-        if row.shape != self.data.shape[1:]:
-            what = f"iteration {self.count} gives a row of shape {row.shape} after rows of {self.data.shape[1:]}"
+            few = FIRST_ROWS if trips is None else min(trips, FIRST_ROWS)
+            self._take(new_output((few if self.every is None else self.every, *shape), dtype))
+        elif shape != self.data.shape[1:]:
+            what = f"iteration {k} gives a row of shape {shape} after rows of {self.data.shape[1:]}"
             raise InputError(what, rule="all rows of an output have one shape")
-        if self.count == len(self.data):
-            grown = np.empty((self.count + self.count // 2 + 1, *row.shape), row.dtype)
-            grown[: self.count] = self.data
-            self.data = grown
-        self.data[self.count] = row
-        self.count += 1
 
-    def whole(self, dtype: str) -> Array:
+    def grow(self, k: int) -> None:
+        """Room for row k, behind ``reserve``."""
+        if self.data is not None and k >= len(self.data):
+            grown = new_output((2 * k, *self.data.shape[1:]), self.data.dtype)
+            grown[:k] = self.data
+            self._take(grown)
+
+    def _take(self, data: Array) -> None:
+        self.data = data
+        forwards = self.row(0).__array_interface__["data"][0] if len(data) else 0
+        self.start, self.step = forwards, -data.strides[0] if self.backwards else data.strides[0]
+
+    def row(self, k: int) -> Array:
+        """Row k, as it lies there."""
+        assert self.data is not None
+        row: Array = self.data[len(self.data) - 1 - k if self.backwards else k, ...]
+        return row
+
+    def add(self, k: int, row: Array) -> None:
+        """Puts row k in its place. InputError: it has another shape than those before."""
+        self.reserve(k, row.shape, row.dtype, None)
+        self.grow(k)
+        self.row(k)[...] = row
+
+    def whole(self, count: int, dtype: str) -> Array:
         """All rows."""
-        return np.empty((0, *self.tail), numpy_dtype(dtype)) if self.data is None else self.data[: self.count]
+        return np.empty((0, *self.tail), numpy_dtype(dtype)) if self.data is None else self.data[:count]

@@ -164,12 +164,7 @@ def decision_to_json(d: Decision) -> dict[str, Any]:
     if isinstance(d, Leaf):
         return {"kernel": d.kernel}
     if isinstance(d, ArgMin):
-        return {
-            "least": [
-                {"kernel": e.kernel, "cost": to_json(e.cost)} | ({} if e.guard is None else {"guard": to_json(e.guard)})
-                for e in d.entries
-            ]
-        }
+        return {"least": [{"kernel": e.kernel, "cost": to_json(e.cost)} for e in d.entries]}
     low, high = decision_to_json(d.low), decision_to_json(d.high)
     return {"index": to_json(d.index), "threshold": d.threshold, "low": low, "high": high}
 
@@ -179,10 +174,5 @@ def decision_from_json(x: Mapping[str, Any]) -> Decision:
     if "kernel" in x:
         return Leaf(x["kernel"])
     if "least" in x:
-        return ArgMin(
-            tuple(
-                Entry(e["kernel"], from_json(e["cost"]), from_json(e["guard"]) if "guard" in e else None)
-                for e in x["least"]
-            )
-        )
+        return ArgMin(tuple(Entry(e["kernel"], from_json(e["cost"])) for e in x["least"]))
     return Split(from_json(x["index"]), x["threshold"], decision_from_json(x["low"]), decision_from_json(x["high"]))

@@ -1,4 +1,4 @@
-"""The step of the host that runs a node in ONNX Runtime, which is imported when it runs (docs/adr/0030-fallback.md)."""
+"""The host's step that runs a region in ONNX Runtime, which is imported when it runs (docs/adr/0030-fallback.md)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def _session(model: str) -> Any:
 
 @step("onnxruntime")
 def other_runtime(call: Call) -> Result:
-    """The outputs of the node, and all their sizes in order. Arrays go in and come out without copies."""
+    """The outputs of the region, and all their sizes in order. Arrays go in and come out without copies."""
     feeds = dict(zip(call.settings["names"], call.arrays, strict=True))
     session = _session(call.settings["model"])
     try:
         outputs = session.run(None, feeds)
     except Exception as e:  # of many classes, none of them documented
         raise InputError(str(e).strip().split("\n")[0], rule="ONNX Runtime") from e
+    if [o.ndim for o in outputs] != call.settings["ranks"]:
+        raise InputError("results have other ranks than the model says", rule="ONNX Runtime")
     return outputs, [n for o in outputs for n in o.shape]

@@ -103,6 +103,10 @@ class Native:
         memory = ctypes.c_void_p(self.weights.ctypes.data if self.weights.size else None)
         self.check(lib.pd_open(None, memory, ctypes.c_int64(0), size, ctypes.byref(self.program)))
 
+    def borrow_threads(self, lender: Native) -> None:
+        """``pd_borrow_threads``."""
+        self.library.pd_borrow_threads(self.program, lender.program)
+
     def shapes_seen(self, symbols: int) -> tuple[list[list[int]], int]:
         """``pd_shapes_seen``: rows of the sizes of the symbols and the number of runs; runs that found no room."""
         others, room, found = ctypes.c_int64(), 0, 0
@@ -192,6 +196,15 @@ class Context:
         dims = iter(self._output_dims)
         self.output_shapes = [tuple([next(dims) for _ in range(rank)]) for rank in self._output_ranks]
         self.key = key
+
+    def shape_memory(self) -> tuple[int, int]:
+        """Where shapes and strides of the inputs lie, as ``pd_tensor``, and the dims of the outputs."""
+        return ctypes.addressof(self._tensors), ctypes.addressof(self._output_dims)
+
+    def input_shape(self, position: int) -> tuple[int, ...]:
+        """The shape of an input as it lies there."""
+        t = self._tensors[position]
+        return tuple((ctypes.c_int64 * t.rank).from_address(t.shape)) if t.rank else ()
 
     def point(self, inputs: list[int], outputs: list[int]) -> None:
         """Lets ``input_pointers`` and ``output_pointers``, the arguments of ``run_call``, hold these addresses."""

@@ -46,6 +46,9 @@ class PartsProgram(Program):
         self._outputs = [(o["name"], numpy_dtype(o["dtype"])) for o in manifest["outputs"]]
         self._strided, self._pairs = [], set()
         self._parts = list(parts)
+        runs = leaves(self._parts)
+        for other in runs[1:]:
+            other.borrow_threads(runs[0])
         self._constants = constants_of(artifact)
         self._order: list[Mapping[str, Any]] = manifest["order"]
         in_c = any(s.get("step") in IN_C for s in self._order)
@@ -226,6 +229,11 @@ class PartsProgram(Program):
         notes = tuple(dict.fromkeys([*self.manifest["notes"], *(n for e in made for n in e.notes)]))
         sizes = {k: v for e in made for k, v in e.sizes.items()}
         return Explanation(self.manifest["name"], dict(dims), self.threads, launches, notes, sizes)
+
+
+def leaves(parts: Sequence[Program]) -> list[Program]:
+    """The programs of one part that these are made of, those of bodies included."""
+    return [x for p in parts for x in (leaves(p._parts) if isinstance(p, PartsProgram) else [p])]
 
 
 def _given(results: dict[str, Array], out: Mapping[str, Array] | None) -> dict[str, Array]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from polydyn.errors import BuildError
 from polydyn.search.backbone import GroupKey, Shape, Tile
-from polydyn.search.cost import Kernel
+from polydyn.search.cost import MacroKernel
 from polydyn.search.explorers.explore import Objective
 from polydyn.search.hardware import Hardware
 from polydyn.search.records import Record, Records
@@ -29,7 +29,7 @@ class Bench(Protocol):
     def per_operation(self, tiles: Sequence[Tile]) -> Sequence[float]:
         """Seconds per operation on a saturating instance; ``inf`` where building or running failed."""
 
-    def kernel(self, tile: Tile) -> Kernel:
+    def kernel(self, tile: Tile) -> MacroKernel:
         """Resources, wave and single-block times of a tuple that ran."""
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> Sequence[float]:
@@ -112,7 +112,7 @@ class RecordedBench:
         """As ``Bench``."""
         return self._objective(tiles)
 
-    def kernel(self, tile: Tile) -> Kernel:
+    def kernel(self, tile: Tile) -> MacroKernel:
         """As ``Bench``; one ``wave`` and one ``resources`` record, or one ``failed``."""
         if tile not in self._waves or tile not in self._used:
             k = self._measured(tile)
@@ -121,9 +121,9 @@ class RecordedBench:
             self._add([self._waves[tile], self._used[tile]])
         wave, used = self._waves[tile], self._used[tile]
         resources = Usage(*(int(used.value(n)) for n in _RESOURCES))
-        return Kernel(tile, resources, *(wave.value(n) for n in _TIMES))
+        return MacroKernel(tile, resources, *(wave.value(n) for n in _TIMES))
 
-    def _measured(self, tile: Tile) -> Kernel:
+    def _measured(self, tile: Tile) -> MacroKernel:
         """The result of the wrapped bench. BuildError: it fails, or failed before."""
         if tile in self._failed:
             raise BuildError(f"tuple {tile} did not run, the records say")

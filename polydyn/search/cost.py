@@ -22,7 +22,7 @@ _UNIT = 1 << 10
 
 
 @dataclass(frozen=True)
-class Kernel:
+class MacroKernel:
     """A kernel with its resources and measured times.
 
     Seconds, from records or an analytical model: ``fixed`` + ``step`` per block step of the reduction is the time of
@@ -90,7 +90,7 @@ def wave_cost(wave: IndexLike, blocks: IndexLike, per_wave: int) -> Index:
     return Index.of(wave) * Index.of(blocks).ceildiv(per_wave)
 
 
-def tscompiler(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
+def tscompiler(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
     """TSCompiler's estimate: measured wave latency times the number of waves."""
     wave = picoseconds(kernel.fixed) + picoseconds(kernel.step) * steps(backbone, kernel.tile)
     per_wave = hardware.units * max(1, blocks_per_unit(kernel.used, hardware))
@@ -116,7 +116,7 @@ def parallel_factor(iterations: IndexLike, units: int) -> Index:
     return Index.of(iterations).ceildiv(units)
 
 
-def vortex(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
+def vortex(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
     """Vortex's run-time estimate: the top level analytically (Eq. 2-4) over the measured level below (hybrid).
 
     Loads and stores pass at the unit's share of the memory bandwidth; ``alone_step`` is the empirical cost of the level
@@ -141,7 +141,7 @@ def padded(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def dietcode(backbone: Backbone, hardware: Hardware, kernel: Kernel, k: float = 1.0) -> Index:
+def dietcode(backbone: Backbone, hardware: Hardware, kernel: MacroKernel, k: float = 1.0) -> Index:
     """DietCode's estimate (Eq. 3 to 5) as a time: padded work at the full-wave rate, divided by f_spatial.
 
     ``f_spatial = k * blocks / pad(blocks) + 1 - k`` with ``pad(blocks)`` the blocks rounded up to full waves, so
@@ -201,7 +201,7 @@ def compute_ratio(backbone: Backbone, hardware: Hardware, tile: Tile, shape: Sha
     return flops / hardware.peak(backbone.dtype) / memory if memory else 0.0
 
 
-def ftuner(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
+def ftuner(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
     """FTuner's ranking as a cost: 3 minus the SIA score (Eq. 1) in units of 2**-20. Not a time.
 
     It ranks the kernels of one shape. The compute-to-memory ratio is brought into [0, 1) like its two companions, as
@@ -237,7 +237,7 @@ def ftuner(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
 # -- polydyn -------------------------------------------------------------------------------------------------
 
 
-def polydyn(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
+def polydyn(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
     """polydyn's estimate: small grids, long reductions, split reductions and bandwidth in one closed form.
 
     A unit with u blocks of which o are resident needs at least ``u`` times its share of a full wave and at least
@@ -258,7 +258,7 @@ def polydyn(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
     return maximum(busy, traffic) + minimum(busy, traffic) // 8 + _partials(backbone, hardware, tile)
 
 
-def _exact(backbone: Backbone, hardware: Hardware, kernel: Kernel) -> Index:
+def _exact(backbone: Backbone, hardware: Hardware, kernel: MacroKernel) -> Index:
     """Time of the exact iteration space on a CPU's threads, which take whole tasks.
 
     M rows are ``t = ceil(M / r)`` register tiles of ``M // t`` rows or one more, a dynamic N whole tiles and what is
@@ -288,7 +288,7 @@ def _per(backbone: Backbone, tile: Tile, step: int) -> Index:
     return total
 
 
-def _register_tile(backbone: Backbone, kernel: Kernel, m: str, n: str, full: Index) -> Callable[[Index], Index]:
+def _register_tile(backbone: Backbone, kernel: MacroKernel, m: str, n: str, full: Index) -> Callable[[Index], Index]:
     """The time of register tiles of x rows and all columns, where a block takes ``full``.
 
     A tile needs its share of a full block, but at least what its loads and the latency of few multiply-adds take: a

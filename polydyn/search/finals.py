@@ -21,7 +21,7 @@ from polydyn.schedules.index import Index
 from polydyn.search import select
 from polydyn.search.backbone import Problem, Shape, Tile
 from polydyn.search.bench import Bench
-from polydyn.search.cost import Kernel
+from polydyn.search.cost import MacroKernel
 from polydyn.search.select import Table
 
 FINALISTS, SIZES, TURNS = 12, 16, 2
@@ -82,8 +82,8 @@ def between(
 
 
 def corrected(
-    problem: Problem, bench: Bench, kernels: Sequence[Kernel], costs: Sequence[Index], longest: float
-) -> tuple[list[Kernel], list[Index], Table]:
+    problem: Problem, bench: Bench, kernels: Sequence[MacroKernel], costs: Sequence[Index], longest: float
+) -> tuple[list[MacroKernel], list[Index], Table]:
     """Kernels that ran, their closed forms (picoseconds), each times its factor, and the table.
 
     ``longest``: seconds of the longest launch that is measured, by the closed forms.

@@ -16,10 +16,10 @@ from itertools import pairwise
 from math import isqrt, prod
 from typing import Any, Generic, TypeVar
 
-from polydyn.codegen.cpu.kernel import CpuTarget
 from polydyn.codegen.cpu.product import ContractKernel
-from polydyn.codegen.cuda.kernel import UNIT
-from polydyn.codegen.cuda.versions import Kept
+from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.cuda.versions import TileFactors
+from polydyn.codegen.kernel import UNIT
 from polydyn.errors import Declined, ScheduleError
 from polydyn.gpu.targets import single
 from polydyn.lowering.contract import ContractGroup
@@ -46,7 +46,7 @@ T = TypeVar("T", bound=Task)
 class Search:
     """A completed search. ``explored``: how many tuples were tried; ``hardware``: where; ``source``: of its numbers, as
     in ``Record``. ``decision`` over the group's dynamic loops names positions in ``tiles``; None: all are rivals at
-    every size. ``factors``, on a GPU: for each tile measured over estimated time (``CudaKernel.factor``).
+    every size. ``factors``, on a GPU: for each tile measured over estimated time (``Block.factor``).
     """
 
     strategy: str
@@ -59,13 +59,9 @@ class Search:
 
 
 def outcome(tuned: Tuned, hardware: Hardware) -> Search:
-    """What a tuned group comes to on a CPU.
-
-    A launch of two kernels (FTuner's combination) is left out: on a CPU tiles are exact, so nothing is padded.
-    """
-    dispatch = build_dispatch(tuned, pairs=False)
-    tiles = tuple(tuned.kernels[p.kernels[0]].tile for p in dispatch.programs)
-    return Search(tuned.strategy, tiles, len(tuned.trials), hardware, dispatch.decision)
+    """What a tuned group comes to on a CPU."""
+    tiles = tuple(k.tile for k in tuned.kernels)
+    return Search(tuned.strategy, tiles, len(tuned.trials), hardware, build_dispatch(tuned))
 
 
 def search_record(search: Search, task: Task) -> Record:
@@ -199,7 +195,7 @@ def _placed(decision: Decision, own: Sequence[object], tiles: Sequence[object]) 
 
 
 class ChosenTiles(_FromRecords[CudaTask]):
-    """``lowering.cuda.CudaTuner``: the tiles of the searches in a record file."""
+    """``place_cuda.CudaTuner``: the tiles of the searches in a record file."""
 
     def __init__(self, records: Records, strategy: str, target: str, tf32: bool) -> None:
         """UnsupportedError: the target is not one architecture."""
@@ -216,10 +212,10 @@ class ChosenTiles(_FromRecords[CudaTask]):
 
 def tuned_tiles(task: CudaTask, search: Search) -> TunedTiles:
     """A search as what lowering builds. ScheduleError: a tuple breaks a rule of the generator, by name."""
-    made = kept(task, search)
+    factors = tile_factors(task, search)
     decision = map_indices(search.decision or cheapest(len(search.tiles)), lambda i: i.subs(task.extents))
-    placed = _placed(decision, list(map(task.tile, search.tiles)), [t for t, _ in made.tiles])
-    return TunedTiles(made, placed, _reasons(task, search))
+    placed = _placed(decision, list(map(task.tile, search.tiles)), [t for t, _ in factors.tiles])
+    return TunedTiles(factors, placed, _reasons(task, search))
 
 
 def best_searches(records: Records, task: CudaTask, strategy: str) -> list[Search]:
@@ -233,14 +229,14 @@ def best_searches(records: Records, task: CudaTask, strategy: str) -> list[Searc
     return sorted((s for s in _read(records, task, strategy) if s.factors), key=rank)
 
 
-def kept(task: CudaTask, search: Search) -> Kept:
+def tile_factors(task: CudaTask, search: Search) -> TileFactors:
     """A search as what the generator builds. Versions without a tile of it get the mean factor (geometric).
 
     ScheduleError: a tuple breaks a rule of the generator, by name.
     """
     tiles = dict(zip((task.tile(t) for t in search.tiles), search.factors, strict=True))
     mean = prod(f / UNIT for f in search.factors) ** (1 / len(search.factors))
-    return Kept(tuple(tiles.items()), max(1, round(UNIT * mean)))
+    return TileFactors(tuple(tiles.items()), max(1, round(UNIT * mean)))
 
 
 def _reasons(task: CudaTask, s: Search) -> tuple[str, ...]:

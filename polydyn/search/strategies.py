@@ -18,7 +18,7 @@ from polydyn.search import cost as model
 from polydyn.search import select
 from polydyn.search.backbone import Backbone, Problem, Tile
 from polydyn.search.bench import Bench, RecordedBench
-from polydyn.search.cost import Kernel
+from polydyn.search.cost import MacroKernel
 from polydyn.search.explorers.explore import (
     Explorer,
     Objective,
@@ -44,7 +44,7 @@ MEASURED_SECONDS = 0.1
 """The longest launch that is measured where a strategy measures shapes it was not given: by its model, or at the
 machine's peak where it has none.
 """
-CostModel = Callable[[Backbone, Hardware, Kernel], Index]
+CostModel = Callable[[Backbone, Hardware, MacroKernel], Index]
 Chooser = Callable[[Table, Sequence[float], Sequence[Tile]], Selection]
 
 
@@ -81,7 +81,7 @@ class Tuned:
     strategy: str
     dispatcher: str
     backbone: Backbone
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[MacroKernel, ...]
     costs: tuple[Index, ...]
     instances: tuple[Mapping[str, int], ...]
     weights: tuple[float, ...]
@@ -171,12 +171,12 @@ def _reported(objective: Objective, report: Callable[[int, float], None]) -> Obj
     return measure
 
 
-def _that_run(bench: Bench, tiles: Sequence[Tile], problem: Problem) -> list[Kernel]:
+def _that_run(bench: Bench, tiles: Sequence[Tile], problem: Problem) -> list[MacroKernel]:
     """The kernels of tuples that ran once, those left out that do not again (a time limit on a busy machine).
 
     BuildError: none of them does.
     """
-    kernels: list[Kernel] = []
+    kernels: list[MacroKernel] = []
     failed: list[BuildError] = []
     for tile in tiles:
         try:
@@ -188,7 +188,7 @@ def _that_run(bench: Bench, tiles: Sequence[Tile], problem: Problem) -> list[Ker
     return kernels
 
 
-def _splits(kernel: Kernel, problem: Problem) -> list[Kernel]:
+def _splits(kernel: MacroKernel, problem: Problem) -> list[MacroKernel]:
     """A kernel with every split of its reduction: the same binary, another launch tuple."""
     tile = kernel.tile
     return [
@@ -206,7 +206,7 @@ def _seed_tile(problem: Problem, hardware: Hardware, objective: Objective, trial
     return best(_regions(space, problem, hardware)(space, objective, max(1, trials), seed)).tile
 
 
-def _table(problem: Problem, bench: Bench, kernels: Sequence[Kernel], costs: Sequence[Index]) -> Table:
+def _table(problem: Problem, bench: Bench, kernels: Sequence[MacroKernel], costs: Sequence[Index]) -> Table:
     """Throughput (operations per unit of cost) of every kernel on every instance."""
     estimates, tiles, columns = [evaluator(c) for c in costs], [k.tile for k in kernels], []
     for shape in problem.instances():
@@ -219,7 +219,7 @@ def _table(problem: Problem, bench: Bench, kernels: Sequence[Kernel], costs: Seq
 def _tuned(
     strategy: Strategy,
     problem: Problem,
-    kernels: Sequence[Kernel],
+    kernels: Sequence[MacroKernel],
     costs: Sequence[Index],
     table: Table,
     selection: Selection,
@@ -266,7 +266,7 @@ def _hybrid(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
         columns = []
         for tile in tile_of.values():
             spent = backbone.flops(tile.level("b")) * rates[_level_zero(tile)]
-            kernel = Kernel(tile, usage(backbone, hardware, tile), 0, spent, 0, spent)
+            kernel = MacroKernel(tile, usage(backbone, hardware, tile), 0, spent, 0, spent)
             form = model.vortex(backbone, hardware, kernel)
             columns.append(list(map(evaluator(form), shapes)))
         ranks = np.argsort(np.array(columns, float).reshape(len(columns), -1), axis=0, kind="stable")
@@ -290,7 +290,7 @@ def _sia_order(space: Space, problem: Problem, hardware: Hardware) -> Explorer:
     some = every[:: -(-len(every) // 8)]
 
     def score(tile: Tile) -> tuple[float, Tile]:
-        kernel = Kernel(tile, usage(problem.backbone, hardware, tile), 0.0, 0.0, 0.0, 0.0)
+        kernel = MacroKernel(tile, usage(problem.backbone, hardware, tile), 0.0, 0.0, 0.0, 0.0)
         form = model.ftuner(problem.backbone, hardware, kernel)
         return float(sum(map(evaluator(form), some))), tile
 
@@ -363,7 +363,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             _sia_order,
             model.ftuner,
             lambda table, weights, tiles: select.top_ranked(table),
-            "combine",
+            "argmin",
         ),
         Strategy(
             "bladedisc",

@@ -94,8 +94,8 @@ class SessionOptions(_Entries):
     ``enable_profiling`` with ``profile_file_prefix``, ``optimized_model_filepath`` (the compiled program is saved there
     and can be opened as a session), ``add_free_dimension_override_by_name`` and ``..._by_denotation``, and the config
     entries ``polydyn.dim.NAME`` ("1:64", as ``--dim`` has it), ``polydyn.records``, ``polydyn.strategy``,
-    ``polydyn.without`` ("stitch,merge"), ``polydyn.tf32`` ("1") and ``polydyn.target``. ``NO_MEANING`` lists what
-    changes nothing.
+    ``polydyn.without`` ("stitch,merge"), ``polydyn.tf32`` ("1"), ``polydyn.precision`` ("bf16") and ``polydyn.target``.
+    ``NO_MEANING`` lists what changes nothing.
     """
 
     _VALUES: Mapping[str, Any] = {
@@ -150,7 +150,7 @@ class SessionOptions(_Entries):
                     remedy="use add_free_dimension_override_by_name",
                 )  # fmt: skip
             dims |= dict.fromkeys(denoted[denotation], sizes)
-        known = {"records", "strategy", "without", "tf32", "target", "fallback"}
+        known = {"records", "strategy", "without", "tf32", "target", "fallback", "precision"}
         said: dict[str, str] = {}
         for key, value in self.entries.items():
             name = key.removeprefix(OWN)
@@ -166,7 +166,7 @@ class SessionOptions(_Entries):
         if self.graph_optimization_level == GraphOptimizationLevel.ORT_DISABLE_ALL:
             without = set(NAMES)
         strategy, tf32 = said.get("strategy", Options.strategy), said.get("tf32", "0") == "1"
-        options = Options(without, strategy, tf32, said.get("fallback"))
+        options = Options(without, strategy, tf32, said.get("fallback"), said.get("precision"))
         return Arguments(said.get("target", target), dims, options, said.get("records"))
 
 

@@ -1,10 +1,4 @@
-"""ShapeContext: all facts about the sizes of a model.
-
-A fact learned late holds everywhere, because dims are read through ``canonical``: equalities are kept as oriented
-rewriting rules over the monomials of the polynomial normal form. For single symbols this is a union-find whose
-preferred representatives are constants, then symbols of earlier inputs, then expressions; for products it is the
-dim-collapse equality of BladeDISC 3. Ranges, divisibility and learned inequalities decide min, max and floor divisions.
-"""
+"""ShapeContext: facts about the sizes of a model that grow, each with the guard that it needs."""
 
 from __future__ import annotations
 
@@ -13,11 +7,10 @@ from dataclasses import dataclass
 from math import gcd
 
 from polydyn.errors import ShapeError
-from polydyn.schedules.index import Atom, Index, IndexLike, floordiv, maximum, minimum
-from polydyn.schedules.ranges import Ranges
-from polydyn.shapes import prove
+from polydyn.schedules.index import Atom, Index, IndexLike, floordiv
+from polydyn.shapes.facts import DimFacts
 from polydyn.shapes.multiples import Multiples
-from polydyn.shapes.rules import Rules, content
+from polydyn.shapes.rules import content
 from polydyn.shapes.sizes import Dims, Sizes, sizes_by_name
 
 
@@ -35,12 +28,12 @@ class Assumed:
     message: str
 
 
-class ShapeContext:
-    """Facts about dims. Sizes are >= 0 unless a range says more; nothing is ever specialised without a guard."""
+class ShapeContext(DimFacts):
+    """Facts about dims, and what is assumed of every call for them: nothing is ever specialised without a guard."""
 
     def __init__(self, dims: Dims | None = None, general: bool = False) -> None:
         """``general``: two sizes that may be equal or 1 get a common size, instead of being taken to be equal."""
-        self.ranges: dict[str, tuple[int, int | None]] = {}
+        super().__init__()
         self.notes: list[str] = []
         self.general = general
         self.guessed: list[tuple[Index, Index]] = []
@@ -51,14 +44,8 @@ class ShapeContext:
         """Grows with every new fact."""
         self._requested = sizes_by_name(dims)
         self._where: dict[str, str] = {}
-        self._rules = Rules()
-        self._multiples = Multiples()
-        self._equations: list[tuple[Index, str]] = []
-        self._facts: list[tuple[Index, str]] = []
         self._divisible: list[tuple[Index, Index, str]] = []
-        self._exact: set[Atom] = set()
         self._guards: dict[tuple[Index, str, Index], Assumed] = {}
-        self._cache: dict[Index, Index] = {}
 
     # -- symbols -------------------------------------------------------------------------------------------------
 
@@ -82,19 +69,11 @@ class ShapeContext:
         self._where[base] = "a size that data decide"
         return Index.of(base)
 
-    def level(self, *dims: IndexLike) -> int:
-        """The part of the program from which on dims are there: 0 where they follow from the inputs' sizes."""
-        return self._rules.level(*map(Index.of, dims))
-
     def promise(self, a: IndexLike, b: IndexLike, why: str) -> None:
         """Learns ``a <= b``, which holds by construction: no guard."""
         p, q = self.canonical(a), self.canonical(b)
         if not self.nonnegative(q - p):
             self._learn_at_most(p, q, why)
-
-    def invented(self) -> frozenset[str]:
-        """The symbols made by ``fresh``."""
-        return frozenset(self._rules.invented)
 
     def check_dims(self) -> None:
         """Refuses ranges for symbols that the model does not have."""
@@ -124,101 +103,6 @@ class ShapeContext:
             self._assume(s, "%==", Index.of(sizes.multiple), f"{place} multiples of {sizes.multiple}")
             self._divisible.append((s, Index.of(sizes.multiple), why))
         self._changed()
-
-    # -- asking --------------------------------------------------------------------------------------------------
-
-    def canonical(self, dim: IndexLike) -> Index:
-        """The preferred form of a dim under all facts so far."""
-        p = Index.of(dim)
-        if p in self._cache:
-            return self._cache[p]
-        start = p
-        for _ in range(64):
-            q = self.simplify(self._rules.apply(p))
-            if q == p:
-                break
-            p = q
-        self._cache[start] = p
-        return p
-
-    def simplify(self, p: Index, ranges: Ranges | None = None) -> Index:
-        """Decides min, max and floor divisions from all facts and the ranges of iterators (``0 <= v < extent``).
-
-        Iterators only run when their extents are positive, which is used; nothing else is assumed to be positive.
-        """
-        if not any(isinstance(a, Atom) for a in p.atoms()):
-            return p
-        return self._multiples.outside(self._simplify(self._multiples.inside(p), ranges))
-
-    def _simplify(self, p: Index, ranges: Ranges | None) -> Index:
-        def atom(a: Atom) -> Index:
-            args = tuple(self._simplify(x, ranges) for x in a.args)
-            if a.kind == "fetch":
-                return Index({(Atom("fetch", args, a.name),): 1})
-            if a.kind == "floordiv":
-                return self._quotient(args[0], args[1], ranges)
-            return self._extreme(a.kind, args, ranges)
-
-        return self._divide_exact(p.map_atoms(atom))
-
-    def _quotient(self, x: Index, n: Index, ranges: Ranges | None) -> Index:
-        q = floordiv(x, n)
-        for a in [a for a in q.atoms() if isinstance(a, Atom) and a.kind == "floordiv" and a.args[1] == n]:
-            r = a.args[0]
-            if self.nonnegative(r, ranges) and self.nonnegative(n - 1 - r, ranges):
-                q = q - Index({(a,): 1})
-        return q
-
-    def _extreme(self, kind: str, args: tuple[Index, ...], ranges: Ranges | None) -> Index:
-        keep = list(args)
-        for a in args:
-            others = [b for b in keep if b != a]
-            if others and any(self.nonnegative(a - b if kind == "min" else b - a, ranges) for b in others):
-                keep = others
-        return (minimum if kind == "min" else maximum)(*keep)
-
-    def _divide_exact(self, p: Index) -> Index:
-        """``n * (x // n)`` is ``x`` where x is known to be a multiple of n."""
-        for a in sorted((a for a in p.atoms() if isinstance(a, Atom) and a in self._exact), key=str):
-            x, n = a.args
-            co = Index({_without(m, a): v for m, v in p.terms.items() if m.count(a) == 1})
-            q = floordiv(co, n)
-            if q * n == co:
-                p = Index({m: v for m, v in p.terms.items() if m.count(a) != 1}) + q * x
-        return p
-
-    def nonnegative(self, p: IndexLike, ranges: Ranges | None = None) -> bool:
-        """True when ``p >= 0`` is proven from ranges and learned inequalities."""
-        inside = self._multiples.inside
-        level = self.level(p, *(ranges or {}).values())  # what is known late does not hold early
-        facts = tuple(inside(f) for f, _ in self._facts if self._rules.level(f) <= level)
-        iterators = {v: inside(e) for v, e in (ranges or {}).items()}
-        return prove.nonnegative(
-            inside(Index.of(p)), prove.Facts(self._multiples.ranges(self.ranges), facts, iterators)
-        )  # fmt: skip
-
-    def equal(self, a: IndexLike, b: IndexLike) -> bool | None:
-        """True or False when proven, None when undecided."""
-        d = self.canonical(Index.of(a) - Index.of(b))
-        c = d.constant
-        if c is not None:
-            return c == 0
-        if self.nonnegative(d - 1) or self.nonnegative(-d - 1):
-            return False
-        g = content(d)
-        inner = self._multiples.inside(d)
-        offset = inner.terms.get((), 0)
-        if offset % content(inner - offset):
-            return False
-        level = self.level(a, b)
-        equations = {self.canonical(e) for e, _ in self._equations if self._rules.level(e) <= level}
-        reduced = Index({m: v // g for m, v in d.terms.items()})
-        return True if reduced in equations or -reduced in equations else None
-
-    def is_multiple(self, a: IndexLike, n: IndexLike) -> bool:
-        """True when ``a`` is proven to be a multiple of ``n``."""
-        a, n = self.canonical(a), self.canonical(n)
-        return self.canonical(floordiv(a, n) * n - a) == 0
 
     # -- learning ------------------------------------------------------------------------------------------------
 
@@ -342,10 +226,10 @@ class ShapeContext:
 
     def _changed(self) -> None:
         self.version += 1
-        self._cache.clear()
+        self._forget()
         if self._divisible:
             self._divide_again()
-            self._cache.clear()
+            self._forget()
 
     def _divide_again(self) -> None:
         """Expresses divisibility facts over the dims as they are now."""
@@ -431,11 +315,6 @@ class ShapeContext:
         symbols = sorted({s for d in expressions for s in (*d.symbols(), *self.canonical(d).symbols())})
         origins = "".join(f"\n  {s} is {self._where[s]}" for s in symbols if s in self._where)
         return f"{question}{origins}{self._chain(expressions) or chr(10) + '  nothing else is known'}"
-
-
-def _without(m: tuple[str | Atom, ...], a: Atom) -> tuple[str | Atom, ...]:
-    i = m.index(a)
-    return m[:i] + m[i + 1 :]
 
 
 def _single_symbol(p: Index) -> tuple[str, int] | None:

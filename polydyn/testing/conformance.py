@@ -1,8 +1,10 @@
 """ONNX's own node cases, one table: passed, refused by name, wrong.
 
-Run: ``python -m polydyn.testing.conformance [part of a case's name] [--reference] [--dims all|each] [--jobs 2]``.
-Compiled for the CPU through ``polydyn.compile``, or with ``--reference`` imported and evaluated in numpy. A case that
-feeds axes or sizes as inputs is tried as it is, then with them as constants; the table counts both.
+Run: ``python -m polydyn.testing.conformance [part of a case's name] [--reference] [--dims all|each] [--around 3]
+[--fallback] [--jobs 2]``. Compiled for the CPU through ``polydyn.compile``, or with ``--reference`` imported and
+evaluated in numpy. A case that feeds axes or sizes as inputs is tried as it is, then with them as constants; the table
+counts both. ``--around``: so many random models around each case, half of them with symbolic dims
+(``polydyn/testing/surroundings.py``). ``--fallback``: what is not built is left to ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import json
 import multiprocessing
 import re
 import warnings
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,7 @@ from polydyn.errors import InputError, PolydynError, ShapeError, UnsupportedErro
 from polydyn.graph import reference
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
+from polydyn.testing.surroundings import surrounded
 
 Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Maker = Callable[[onnx.ModelProto], Run]
@@ -88,9 +93,9 @@ def by_reference(model: onnx.ModelProto) -> Run:
     return lambda feeds: reference.evaluate(graph, feeds)
 
 
-def on_cpu(model: onnx.ModelProto) -> Run:
+def on_cpu(model: onnx.ModelProto, options: polydyn.Options | None = None) -> Run:
     """Compiles a model for the CPU."""
-    program = polydyn.compile(model, threads=1)
+    program = polydyn.compile(model, threads=1, options=options)
     dtypes = {o["name"]: numpy_dtype(o["dtype"]) for o in program.manifest["outputs"]}
     return lambda feeds: {n: x.view(dtypes[n]) for n, x in program.run(dict(feeds)).items()}
 
@@ -221,7 +226,24 @@ def _all_dims(case: Any, make: Maker, which: str) -> str:
     model = freeze(case)
     count = sum(len(_dims(x)) for x in model.graph.input)
     models = [with_symbols(model)] if which == "all" else [with_symbols(model, k) for k in range(count)]
-    results = [run_model(case, m, make) for m in models]
+    return _worst([run_model(case, m, make) for m in models])
+
+
+def _around(case: Any, make: Maker, count: int) -> str:
+    """Random models around a case: the worst result. Every second one has symbolic dims."""
+    model, results = freeze(case), list[str]()
+    outputs = zip(model.graph.output, map(as_array, case.data_sets[0][1]), strict=False)
+    ranks = {y.name: (y.type.tensor_type.elem_type, a.ndim) for y, a in outputs if a is not None}
+    for k in range(count):
+        made = surrounded(with_symbols(model) if k % 2 else model, zlib.crc32(case.name.encode()) + k, ranks)
+        if made is not None:
+            results.append(run_model(case, made, make))
+            if results[-1].startswith("failed"):
+                results[-1] += f" (around {k})"
+    return _worst(results)
+
+
+def _worst(results: Sequence[str]) -> str:
     return min(results, key=lambda r: ("failed", "refused", "passed").index(r.split(":")[0]), default="passed")
 
 
@@ -231,14 +253,22 @@ def main() -> None:
     parser.add_argument("part", nargs="?", default="")
     parser.add_argument("--reference", action="store_true", help="evaluate in numpy, compile nothing")
     parser.add_argument("--dims", choices=("all", "each"), help="make dims symbolic")
+    parser.add_argument("--around", type=int, help="random models around each case")
+    parser.add_argument("--fallback", action="store_true", help="leave what is not built to ONNX Runtime")
+    parser.add_argument("--every", type=int, default=1, help="take one case of so many")
+    parser.add_argument("--first", type=int, default=0, help="of these the one at this place")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--limit", type=float, default=60, help="seconds for a case")
     parser.add_argument("--json", type=Path, help="write every case's result there")
     options = parser.parse_args()
-    found, make = list(cases(options.part)), by_reference if options.reference else on_cpu
+    found = list(cases(options.part))[options.first :: options.every]
+    compiled = partial(on_cpu, options=polydyn.Options(fallback="onnxruntime")) if options.fallback else on_cpu
+    make: Maker = by_reference if options.reference else compiled
 
     def run(number: int) -> str:
         case = found[number]
+        if options.around:
+            return _around(case, make, options.around)
         return _all_dims(case, make, options.dims) if options.dims else run_case(case, make)
 
     results = run_all(len(found), run, options.jobs, options.limit)

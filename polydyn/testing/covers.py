@@ -1,4 +1,4 @@
-"""The cheapest cover of a length by one or two tile sizes, by enumeration: what ``pair_form`` says in closed form."""
+"""FTuner's combination (Algorithm 2): the cheapest cover of a length by one or two tile sizes, by enumeration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from polydyn.search.dispatch.combine import check_sizes
+from polydyn.errors import ScheduleError
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,11 @@ class Cover:
 def combine(extent: int, cost: Mapping[int, float]) -> Cover:
     """The cheapest cover of a length by one or two tile sizes. ``cost``: tile size -> time of one tile.
 
-    Ties go to less padding, then to fewer launches, then to larger tiles. An empty axis needs no tile.
+    Ties go to less padding, then to fewer launches, then to larger tiles. An empty axis needs no tile. ScheduleError:
+    no sizes, or one below 1.
     """
-    check_sizes(cost)
+    if not cost or min(cost) <= 0:
+        raise ScheduleError(f"tile sizes must be positive, not {sorted(cost)}", rule="FTuner Algorithm 2")
     if extent <= 0:
         return Cover(0, ())
     covers = [Cover(extent, ((size, -(-extent // size)),)) for size in cost]

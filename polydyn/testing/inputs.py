@@ -7,7 +7,9 @@ architecture allows, primes, a batch above 1; masks always hold zeros where ther
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -19,51 +21,22 @@ Shape = Mapping[str, int]
 Array = npt.NDArray[Any]
 
 
-def _text(*pairs: tuple[int, int]) -> list[Shape]:
-    return [{"B": b, "L": length} for b, length in pairs]
+def _stored() -> dict[str, list[Shape]]:
+    found = json.loads((files("polydyn.testing") / "shapes.json").read_text())
+    kinds: dict[str, list[Shape]] = {
+        kind: [dict(zip(x["symbols"], sizes, strict=True)) for sizes in x["sizes"]]
+        for kind, x in found["shapes"].items()
+    }
+    return {name: kinds[kind] for name, kind in found["models"].items()}
 
 
-def _past(*triples: tuple[int, int, int]) -> list[Shape]:
-    return [{"B": b, "L": length, "P": past, "T": past + length} for b, length, past in triples]
-
-
-def _batch(*sizes: int) -> list[Shape]:
-    return [{"N": n} for n in sizes]
-
-
-def _images(*triples: tuple[int, int, int]) -> list[Shape]:
-    return [{"N": n, "H": h, "W": w} for n, h, w in triples]
-
-
-_TEXT = _text((1, 1), (1, 7), (1, 32), (2, 13), (3, 31), (5, 17), (4, 61), (1, 128))
-_PAST = _past((1, 1, 0), (1, 1, 1), (1, 1, 63), (2, 7, 0), (3, 1, 31), (2, 3, 5), (4, 5, 13), (1, 17, 101))
-_LARGE = ((3, 64, 64), (1, 97, 131), (2, 128, 113), (1, 193, 257), (1, 224, 224))
-_FREE = _images((1, 1, 1), (1, 31, 47), (2, 33, 32), *_LARGE)
-_VIT_FREE = _images((1, 16, 16), (1, 17, 41), (2, 32, 48), *_LARGE)
-_DENSE = _images((1, 37, 37), (1, 31, 47), (2, 33, 32), *_LARGE)
-
-SHAPES: dict[str, list[Shape]] = {
-    "bert": _TEXT,
-    "albert": _TEXT,
-    "gpt2": _TEXT,
-    "t5": _TEXT,
-    "gpt2_past": _PAST,
-    "llama": _PAST,
-    "vit": _batch(1, 2, 3, 4, 5, 6, 7, 8),
-    "vit_hw": _VIT_FREE,
-    "resnet": _FREE,
-    "densenet121": _DENSE,
-    "squeezenet": _DENSE,
-    "alexnet": _batch(1, 2, 3, 4, 5, 6, 7, 8),
-    "googlenet": _batch(1, 2, 3, 4, 5, 6, 7, 8),
-    "shufflenet": _batch(1, 2, 3, 4, 5, 6, 7, 8),
-}
+SHAPES = _stored()
+"""Model, its name without a word for its size -> shapes (``shapes.json``)."""
 
 
 def family(name: str) -> str:
-    """The key of SHAPES for a model's name: ``bert_tiny`` and ``bert_base`` are ``bert``; KeyError when unknown."""
-    parts = [p for p in name.split("_") if p not in ("tiny", "base", "small", "large")]
-    key = "_".join(parts).replace("resnet50", "resnet")
+    """The key of SHAPES for a model's name, the name without a word for its size. KeyError when unknown."""
+    key = "_".join(p for p in name.split("_") if p not in ("tiny", "base", "small", "large"))
     if key not in SHAPES:
         raise KeyError(f"no shapes are stored for the model {name!r}; known: {', '.join(SHAPES)}")
     return key

@@ -149,19 +149,40 @@ def fused_attention(heads: int = 12, depth: int = 64) -> onnx.ModelProto:
     return model("fused_attention", [node], inputs)
 
 
-def window(operator: str, channels: int, kernel: int, stride: int = 1, dilation: int = 1) -> onnx.ModelProto:
-    """A depthwise ``Conv`` (with a bias), ``MaxPool`` or ``AveragePool`` of x[N, channels, H, W], padded evenly."""
-    shape: dict[str, Any] = {
-        "kernel_shape": [kernel] * 2,
-        "strides": [stride] * 2,
-        "pads": [dilation * (kernel - 1) // 2] * 4,
-    }
-    name = f"{operator.lower()}{kernel}_s{stride}_c{channels}" + (f"_d{dilation}" if dilation > 1 else "")
-    if operator != "Conv":
-        nodes = [helper.make_node(operator, ["x"], ["y"], **shape)]
-        return model(name, nodes, {"x": ["N", channels, "H", "W"]})
-    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], group=channels, dilations=[dilation] * 2, **shape)
-    return model(name, [node], {"x": ["N", channels, "H", "W"]}, _taps(channels, kernel, ""))
+def image_dims(axes: int) -> tuple[str, ...]:
+    """The symbolic sizes of images with so many axes of pixels: N, then those of pixels."""
+    return ("N", *"DHW"[3 - axes :])
+
+
+def convolution(
+    operator: str,
+    channels: int,
+    outputs: int,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+    group: int = 1,
+) -> onnx.ModelProto:
+    """A ``Conv`` or ``ConvTranspose`` with a bias, ``MaxPool`` or ``AveragePool`` of x[N, channels, pixels..], or a
+    ``Block`` of ``outputs`` channels inside (``inverted_residual``). ``pads``: on both sides of each axis.
+    """
+    if operator == "Block":
+        return inverted_residual(channels, outputs, kernel[0], strides[0])
+    shape: dict[str, Any] = {"kernel_shape": list(kernel), "strides": list(strides), "pads": [*pads, *pads]}
+    name = f"{operator.lower()}{'x'.join(map(str, kernel))}_s{strides[0]}_c{channels}"
+    name += f"_o{outputs}" * (outputs != channels) + f"_g{group}" * (group > 1)
+    name += f"_d{dilations[0]}" if dilations else ""
+    n, *pixels = image_dims(len(kernel))
+    if operator.endswith("Pool"):
+        return model(name, [helper.make_node(operator, ["x"], ["y"], **shape)], {"x": [n, channels, *pixels]})
+    shape |= {"group": group} | ({"dilations": list(dilations)} if dilations else {})
+    node = helper.make_node(operator, ["x", "w", "b"], ["y"], **shape)
+    ends = (outputs, channels // group) if operator == "Conv" else (channels, outputs // group)
+    r = np.random.default_rng(0)
+    w = r.standard_normal((*ends, *kernel), np.float32) / np.float32(ends[1] * np.prod(kernel)) ** 0.5
+    constants = {"w": w.astype(np.float32), "b": r.standard_normal(outputs, np.float32)}
+    return model(name, [node], {"x": [n, channels, *pixels]}, constants)
 
 
 def inverted_residual(narrow: int, wide: int, kernel: int, stride: int = 1) -> onnx.ModelProto:
@@ -184,3 +205,33 @@ def _taps(channels: int, kernel: int, suffix: str) -> dict[str, Array]:
     r = np.random.default_rng(0)
     taps = r.standard_normal((channels, 1, kernel, kernel), np.float32) / kernel
     return {"w": taps.astype(np.float32), f"b{suffix}": r.standard_normal(channels, np.float32)}
+
+
+def dynamic_linear(n: int, k: int) -> onnx.ModelProto:
+    """y[M, n] = x[M, k] @ constant + constant, as dynamic quantization to 8 bits writes it."""
+    node = helper.make_node
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        node("MatMulInteger", ["q", "w", "z", "zw"], ["i"]),
+        node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        node("Mul", ["s", "sw"], ["m"]),
+        node("Mul", ["f", "m"], ["g"]),
+        node("Add", ["g", "b"], ["y"]),
+    ]
+    w = _weight(k, n)
+    scale = np.float32(np.abs(w).max() / 127)
+    q: Array = np.rint(w / scale).astype(np.int8)
+    constants = {"w": q, "zw": np.int8(0), "sw": scale, "b": np.linspace(-1, 1, n, dtype=np.float32)}
+    return model(f"linear8_n{n}_k{k}", nodes, {"x": ["M", k]}, {t: np.asarray(a) for t, a in constants.items()})
+
+
+def linear_of_nibbles(n: int, k: int, block: int = 32, accuracy: int = 0) -> onnx.ModelProto:
+    """y[M, n] = x[M, k] @ constant of 4 bits, a scale for each ``block`` steps (MatMulNBits). ``accuracy``: ONNX
+    Runtime's level, 4 for sums of bytes.
+    """
+    r = np.random.default_rng(0)
+    packed = r.integers(0, 256, (n, k // block, block // 2)).astype(np.uint8)
+    scales: Array = ((r.random((n, k // block)) + 0.5) / 8 / np.sqrt(k)).astype(np.float32)
+    attributes: dict[str, Any] = {"K": k, "N": n, "bits": 4, "block_size": block, "accuracy_level": accuracy}
+    nodes = [helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **attributes)]
+    return model(f"linear4_n{n}_k{k}_level{accuracy}", nodes, {"x": ["M", k]}, {"w": packed, "s": scales})

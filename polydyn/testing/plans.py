@@ -14,7 +14,8 @@ from polydyn.graph.ir import Compute, Graph, iterators
 from polydyn.schedules.expr import ITEMSIZE, indices, loads
 from polydyn.schedules.index import ONE, ZERO, Index, product
 
-LAYER = re.compile(r"/(?:layer|block|h|layers|albert_layers)\.(\d+)/")
+LAYER = re.compile(r"/[^/]*\.(\d+)/")
+"""A module in a list of them, as exporters write it into names of nodes: ``/encoder/layer.3/dense``."""
 
 ON_PLANS = [p for p in PASSES if (p.graph or p.groups or p.join) and not p.cuda]
 ADDED = tuple(p.name for p in sorted(ON_PLANS, key=lambda p: not (p in FUSION and p.graph)))
@@ -54,7 +55,7 @@ def gemms(plan: FusionPlan) -> int:
 def layers(plan: FusionPlan) -> tuple[int, int] | None:
     """(kernels of a layer, kernels outside of layers) of a transformer, by the names that exporters give to nodes.
 
-    None where the names do not tell layers apart (ALBERT's share theirs with their weights).
+    None where the names do not tell layers apart (those that share their weights share their names too).
     """
     if not any(g.kind == "attention" for g in plan.groups):
         return None

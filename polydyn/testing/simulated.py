@@ -11,11 +11,11 @@ import numpy as np
 
 from polydyn.errors import ArtifactError
 from polydyn.search.backbone import Backbone, GroupKey, Loop, Operand, Shape, Tile
-from polydyn.search.cost import Kernel, blocks_at, blocks_per_unit
+from polydyn.search.cost import MacroKernel, blocks_at, blocks_per_unit
 from polydyn.search.explorers.explore import Objective, Trial, in_order, saturating_shape
-from polydyn.search.hardware import Hardware
+from polydyn.search.hardware import Hardware, Instruction
 from polydyn.search.records import Records
-from polydyn.search.spaces.space import Space, instruction_of, usage
+from polydyn.search.spaces.space import Space, unit_tile, usage
 
 
 def gemm(
@@ -111,7 +111,7 @@ class Simulated:
             + (self.block_seconds(tile, sizes, rest) if rest else 0.0)
         )
 
-    def kernel(self, tile: Tile) -> Kernel:
+    def kernel(self, tile: Tile) -> MacroKernel:
         """What building a tuple and measuring one wave, and one block per unit, would give."""
         used = usage(self.backbone, self.hardware, tile)
         resident = max(1, blocks_per_unit(used, self.hardware))
@@ -120,7 +120,7 @@ class Simulated:
             [self.block_seconds(tile, sizes | self._depth(tile, n), r) for n in (1, 9)] for r in (resident, 1)
         ]
         wave, lone = (full[1] - full[0]) / 8, (alone[1] - alone[0]) / 8
-        return Kernel(tile, used, max(full[0] - wave, 0.0), wave, max(alone[0] - lone, 0.0), lone)
+        return MacroKernel(tile, used, max(full[0] - wave, 0.0), wave, max(alone[0] - lone, 0.0), lone)
 
     def _depth(self, tile: Tile, steps: int) -> dict[str, int]:
         return {x.name: steps * tile.level("b")[x.name] for x in self.backbone.reduction}
@@ -159,3 +159,10 @@ class Simulated:
             rate *= 0.94
         draw = int.from_bytes(sha256(f"{self.seed} {tile}".encode()).digest()[:4], "big") / 2**32
         return rate * (1 - self.noise * draw)
+
+
+def instruction_of(backbone: Backbone, hardware: Hardware, tile: Tile) -> Instruction:
+    """The instruction that a tuple's level ``v`` stands for; the scalar one where it has none."""
+    usable = hardware.usable(backbone.dtype)
+    unit = tile.level("v")
+    return next((i for i in usable if unit_tile(backbone, i) == unit), usable[-1])

@@ -1,7 +1,8 @@
 """Which iterators of different statements are the same loop.
 
 Two iterators are the same when both are the whole subscript of one dim of an array that one statement writes and the
-other reads or writes (BladeDISC 4: the group-dims; TSCompiler 5.2: mapping types).
+other reads or writes (BladeDISC 4: the group-dims; TSCompiler 5.2: mapping types). Inputs are read at flat addresses:
+there they are the same when both addresses are one expression but for their names.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from polydyn.schedules.group.polyhedra import read_accesses
+from polydyn.schedules.index import Index
 from polydyn.schedules.model import Access, Group, Statement
 
 
@@ -78,8 +80,25 @@ def _links(group: Group, written: bool) -> list[_Link]:
                 for t in group.statements:
                     for b in (t.write, *read_accesses(t)):
                         if a.array == b.array and t.name != s.name:
-                            links += [(s.name, i, t.name, j) for i, j in same_iterators(s, a, t, b)]
+                            same = same_iterators(s, a, t, b) or ([] if written else _renamed(s, a, t, b))
+                            links += [(s.name, i, t.name, j) for i, j in same]
     return links + [(t, j, s, i) for s, i, t, j in links]
+
+
+def _renamed(s: Statement, a: Access, t: Statement, b: Access) -> list[tuple[str, str]]:
+    """Iterators of ``s`` and ``t`` of equal extents that make one address of the other; none where it stays another."""
+    if a.opaque or b.opaque or len(a.index) != len(b.index):
+        return []
+    left, right, same = dict(s.iters), dict(t.iters), dict[str, str]()
+    for x, y in zip(a.index, b.index, strict=True):
+        steps = {str(y.split(j)[0]): j for j in sorted(y.symbols() & right.keys())}
+        for i in sorted(x.symbols() & left.keys()):
+            j = steps.get(str(x.split(i)[0]))
+            if j is not None and left[i] == right[j]:
+                same[i] = j
+        if x.subs({i: Index.of(j) for i, j in same.items()}) != y:
+            return []
+    return list(same.items())
 
 
 def same_iterators(s: Statement, a: Access, t: Statement, b: Access) -> list[tuple[str, str]]:

@@ -16,9 +16,9 @@ from polydyn.schedules.group.polyhedra import (
     read_relation,
     write_relation,
 )
+from polydyn.schedules.group.witness import set_error
 from polydyn.schedules.isl_util import Condition, maps, pair, union_maps
 from polydyn.schedules.model import Array, Group, Statement
-from polydyn.schedules.proof.witness import set_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +72,6 @@ def analyse(group: Group, facts: Iterable[Condition] = (), positive: bool = True
     return _analyse(
         group.name, group.params, tuple(group.arrays.items()), group.statements, group.around, tuple(facts), positive
     )
-
-
-def forget() -> None:
-    """Forgets what was analysed so far, for measuring."""
-    _analyse.cache_clear()
 
 
 @lru_cache(maxsize=64)

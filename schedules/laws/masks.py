@@ -21,6 +21,7 @@ import islpy as isl
 
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.expr import FLOATS, INTEGERS, ITEMSIZE, Const, FromIndex, Load, Op, Value
+from polydyn.schedules.group.witness import set_error
 from polydyn.schedules.index import Index, minimum
 from polydyn.schedules.isl_util import (
     Condition,
@@ -34,7 +35,6 @@ from polydyn.schedules.isl_util import (
     param_set,
     without_last,
 )
-from polydyn.schedules.proof.witness import set_error
 
 RELATIONS = ("lt", "le", "gt", "ge", "eq", "ne")
 LARGEST = {"float16": 65504.0, "bfloat16": 2.0**128 - 2.0**120, "float32": 2.0**128 - 2.0**104, "float64": 2.0**1023}
@@ -57,13 +57,17 @@ class Axis:
 
 @dataclass(frozen=True)
 class Logits:
-    """The logits of an attention, a value over ``batch``, ``row`` and ``key``, and the tiles they are computed in."""
+    """The logits of an attention, a value over ``batch``, ``row`` and ``key``, and the tiles they are computed in.
+
+    ``scores``: the array of scores, and the dtype in which the model keeps them, where the kernel keeps more bits.
+    """
 
     value: Value
     batch: tuple[str, ...]
     row: Axis
     key: Axis
     params: tuple[str, ...]
+    scores: tuple[str, str] = ("", "")
 
     @property
     def points(self) -> Frame:
@@ -87,7 +91,7 @@ class Logits:
     def bounds(self) -> dict[float, isl.Set]:
         """Upper bounds of the logits that are at most ``LOW``, and where they hold."""
         out: dict[float, isl.Set] = {}
-        for span, s in _Spans(self.points).of(self.value).items():
+        for span, s in _Spans(self.points, self.scores).of(self.value).items():
             if span.high <= LOW:  # not so where nothing is known (NaN)
                 out[span.high] = out[span.high].union(s) if span.high in out else s
         return out
@@ -182,8 +186,8 @@ Spans = dict[Span, isl.Set]
 
 
 class _Spans:
-    def __init__(self, points: Frame) -> None:
-        self.points = points
+    def __init__(self, points: Frame, scores: tuple[str, str]) -> None:
+        self.points, self.scores = points, scores
 
     def of(self, v: Value) -> Spans:
         """Where the value lies in which span."""
@@ -192,7 +196,7 @@ class _Spans:
             x = float(v.value)
             return {UNKNOWN if math.isnan(x) else Span(x, x): whole}
         if isinstance(v, Load) and v.dtype in FLOATS:
-            return {_read(v.dtype): whole}
+            return {_read(self.scores[1] if v.buffer == self.scores[0] else v.dtype): whole}
         if not isinstance(v, Op):
             return {UNKNOWN: whole}
         if v.name == "cast":

@@ -14,6 +14,7 @@ from polydyn.schedules.isl_util import (
     frame,
     sample,
 )
+from polydyn.schedules.proof.footprints import Strip
 from polydyn.schedules.ranges import is_nonnegative
 
 
@@ -43,11 +44,7 @@ class ContractTiles:
     fill_size: Index = ZERO
     pitch: Index = ZERO
     steps: Index = ZERO
-
-
-def forget_flows() -> None:
-    """Forgets what was proven so far, for measuring."""
-    _check_packed.cache_clear()
+    strip: Strip | None = None
 
 
 def _arguments(x: Index) -> tuple[Index, ...]:

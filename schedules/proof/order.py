@@ -15,17 +15,13 @@ import islpy as isl
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.group.dependence import Dependences
 from polydyn.schedules.group.polyhedra import (
-    access_relation,
-    array_box,
-    is_exact,
     iteration_domain,
-    reads,
     rows_to_map,
 )
+from polydyn.schedules.group.witness import dependence_error, set_error
 from polydyn.schedules.index import Index, IndexLike
 from polydyn.schedules.isl_util import frame, maps, pair, sets, split_rows, union_maps
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof.witness import dependence_error, set_error
 
 Rows: TypeAlias = Mapping[str, Sequence[IndexLike]]
 """Statement -> affine schedule rows, outermost first."""
@@ -54,27 +50,6 @@ class Coordinate:
         """The coordinate as a function of the iterator."""
         x = Index.of(self.iterator) // self.divide
         return x if self.modulo is None else x % self.modulo
-
-
-def check_legal(
-    group: Group, deps: Dependences, schedule: Rows | isl.UnionMap, allow_reassociation: bool = False
-) -> None:
-    """Every dependence runs strictly forwards. LegalityError with a witness otherwise."""
-    union = rows_to_map(group, _indices(schedule)) if isinstance(schedule, Mapping) else schedule
-    _check_order(group, deps.pairs(allow_reassociation), _timeline(group, union), deps.context)
-
-
-def check_bounds(group: Group, deps: Dependences) -> None:
-    """Every unguarded, exact access stays inside its array. LegalityError with a witness otherwise."""
-    for s in group.statements:
-        for access, guarded in ((s.write, False), *((r.access, r.guarded) for r in reads(s))):
-            if guarded or not is_exact(access):
-                continue
-            m = access_relation(group, s, access).intersect_params(deps.context)
-            bad = m.subtract_range(array_box(group, access.array))
-            if not bad.is_empty():
-                what = f"{access.array} is accessed outside its shape"
-                raise set_error(what, bad.domain(), s.name, deps.context, access.array)
 
 
 def check_parallel(

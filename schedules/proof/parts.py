@@ -9,11 +9,11 @@ import islpy as isl
 from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.group.dependence import Dependences
 from polydyn.schedules.group.polyhedra import read_accesses, statement_frame
+from polydyn.schedules.group.witness import dependence_error
 from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import maps, pair
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.proof.order import band_properties, check_parallel
-from polydyn.schedules.proof.witness import dependence_error
 from polydyn.schedules.tiling import inner_iterators, stages
 
 # -- the parts of a proof --------------------------------------------------------------------------------------------

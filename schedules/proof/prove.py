@@ -72,11 +72,6 @@ def _prove(form: Form, structure: Structure) -> None:
     Storage(space, schedule).check()
 
 
-def forget() -> None:
-    """Forgets what was proven so far, for measuring."""
-    _prove.cache_clear()
-
-
 # -- the map and the tails -------------------------------------------------------------------------------------------
 
 

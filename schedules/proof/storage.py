@@ -8,9 +8,9 @@ from __future__ import annotations
 import islpy as isl
 
 from polydyn.schedules.errors import LegalityError
+from polydyn.schedules.group.witness import flow_error
 from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import between, frame, maps, pair, union_maps
-from polydyn.schedules.proof.witness import flow_error
 from polydyn.schedules.tree.names import Meets, Role
 from polydyn.schedules.tree.scheduled import Buffer, Carried
 from polydyn.schedules.tree.space import UNIT, Space

@@ -15,6 +15,7 @@ import islpy as isl
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.group.dependence import Dependences
 from polydyn.schedules.group.polyhedra import iteration_domain, statement_frame
+from polydyn.schedules.group.witness import dependence_error
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.isl_util import (
     constant_on_params,
@@ -28,7 +29,6 @@ from polydyn.schedules.isl_util import (
     union_maps,
 )
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof.witness import dependence_error
 from polydyn.schedules.solution.matrix import ScheduleMatrix, Shift, Unknown, verify_matrix
 
 _KNOWN = ""  # the node of the constraint graph that stands for all known shifts

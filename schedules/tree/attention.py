@@ -39,6 +39,8 @@ from polydyn.schedules.tree.strategies import (
 
 SCORES, VALUES = "A_", "B_"
 """What the names of the statements of both products begin with."""
+ROW_STRIDE = "row_stride"
+"""The distance of the rows of scores and weights in scratch, a symbol until they are allocated."""
 
 
 def cpu_attention(group: Group, parts: AttentionParts, sizes: tuple[CpuTile, CpuTile], pack: bool) -> Scheduled:

@@ -11,8 +11,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from polydyn.schedules.group.polyhedra import read_accesses
+from polydyn.schedules.index import Index
 from polydyn.schedules.model import Statement
-from polydyn.schedules.tree.names import Coord, End, Meets, Role
+from polydyn.schedules.tree.names import Coord, End, Meets, Role, a, extent
 from polydyn.schedules.tree.nodes import Band, Leaf, Sequence, Tree
 from polydyn.schedules.tree.scheduled import (
     Buffer,
@@ -29,6 +30,7 @@ from polydyn.schedules.tree.scheduled import (
 )
 from polydyn.schedules.tree.tilemap import Digit, Loop, View
 
+V = Index.of
 MEMORY = "memory"
 """The buffer of sums on their way from one step of the reduction to the next: an output of the group."""
 
@@ -167,6 +169,29 @@ def promote(
     tm = replace(t.map, views={**t.map.views, name: view}, iterators={**t.map.iterators, **iterators})
     tree = relisted(rewrite(flat(t.tree), all_of(t), f))
     return replace(t, tree=tree, map=tm, buffers=(*t.buffers, buffer), flow=tuple(flow))
+
+
+def spread(t: Scheduled, copy: str, places: Seq[str]) -> Scheduled:
+    """A copy that hides all digits of its buffer runs loops ``a_x`` over places of what it copies instead.
+
+    The digits say when the contents are meant and who reads them, the places what they are: that these are those is
+    the proof's of a footprint (``proof/footprints.py``). Before: b_k: FILL; ACC. After: b_k: band a_x, a_y: FILL; ACC.
+    Refuses: a copy with loops of its own.
+    """
+    view = t.view(copy)
+    own = {x: Digit(x, a(x), V(extent(a(x)))) for x in places}
+
+    def f(node: Tree, names: frozenset[str]) -> Tree | None:
+        return Band(tuple(map(a, places))) if names == {copy} and isinstance(node, Leaf) else None
+
+    tree = rewrite(t.tree, all_of(t), f)
+    if tree == t.tree:
+        raise refuse(f"{copy} has loops of its own")
+    loops = (*view.loops, *(Loop(a(x), (d,)) for x, d in own.items()))
+    axes = {**t.map.axes, **{x: (d,) for x, d in own.items()}}
+    extents = {**t.map.extents, **{x: d.size for x, d in own.items()}}
+    views = {**t.map.views, copy: replace(view, loops=loops)}
+    return replace(t, tree=tree, map=replace(t.map, axes=axes, extents=extents, views=views))
 
 
 def operand_axes(t: Scheduled, reader: str, array: str, along: str) -> tuple[str, ...]:

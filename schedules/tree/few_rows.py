@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.proof.reuse import Proofs
+from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import keep
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
@@ -36,7 +36,7 @@ def few_rows_product(group: Group, roles: Roles, sizes: FewRows) -> Scheduled:
     Lanes read 16 bytes of the column operand at a time, once. Warps and lanes along columns are ``w_j``, ``l_j``, those
     along the reduction ``w_k``, ``l_k``; SUM and the epilogues have the block's rows and columns (``e_i``, ``e_j``).
     """
-    roles = roles if roles.sunk else Proofs(group).contract(roles)
+    roles = roles if roles.sunk else Solver(group).contract(roles)
     i, j, k = "i", "j", "k"
     whole, derived = dealt(group, roles.block, sizes.warps[1] * sizes.lanes[1], sizes.points[1])
     done = [x.name for x in group.epilogues]

@@ -10,10 +10,10 @@ from polydyn.schedules.errors import LegalityError
 from polydyn.schedules.expr import Load, Value, transform
 from polydyn.schedules.group.dependence import Dependences
 from polydyn.schedules.group.skeleton import OUTSIDE
+from polydyn.schedules.group.witness import dependence_error
 from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import Condition, at_least, between, equals, frame, pair, param_set, union_maps
 from polydyn.schedules.model import Array, Group, Statement
-from polydyn.schedules.proof.witness import dependence_error
 from polydyn.schedules.tree.names import Coord, End
 from polydyn.schedules.tree.nodes import Band, Mark, Sequence, TileStatement, Tree
 from polydyn.schedules.tree.scheduled import Buffer, Carried, Flow, Scheduled, flat, path

@@ -13,9 +13,9 @@ from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.group.polyhedra import read_accesses
 from polydyn.schedules.index import Index
 from polydyn.schedules.model import Group
-from polydyn.schedules.proof.reuse import Proofs
+from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.tiling import Roles, stages
-from polydyn.schedules.tree.buffers import accumulate, carry, promote
+from polydyn.schedules.tree.buffers import accumulate, carry, promote, spread
 from polydyn.schedules.tree.limits import assign, clip, mark
 from polydyn.schedules.tree.loops import (
     Launch,
@@ -62,7 +62,7 @@ def solved(group: Group, roles: Roles, loops: Mapping[str, Coord] | None = None)
     ``roles``: with the steps of sunk statements, or the matrix is solved here. ``loops``: iterator -> its loop, where
     that has another name. ScheduleError: the group is no product of these roles.
     """
-    roles = roles if roles.sunk else Proofs(group).contract(roles)
+    roles = roles if roles.sunk else Solver(group).contract(roles)
     axes = {roles.row: "i", roles.col: "j", roles.block: "k"}
     clash = {*roles.batch, *roles.inner} & set(axes.values())
     if clash:
@@ -76,11 +76,13 @@ SYMBOLS = CpuTile()
 
 
 def cpu_product(
-    group: Group, roles: Roles, sizes: CpuTile = SYMBOLS, pack: bool = False, fill: bool = False
-) -> Scheduled:
+    group: Group, roles: Roles, sizes: CpuTile = SYMBOLS, pack: bool = False, fill: bool = False,
+    places: Sequence[str] = (),
+) -> Scheduled:  # fmt: skip
     """A matmul-like group on the CPU (TSCompiler 5.2; BLIS's loops): tasks of register tiles, blocks of the reduction.
 
-    ``pack``: PACK copies the columns of a block into panels; ``fill``: FILL copies its rows.
+    ``pack``: PACK copies the columns of a block into panels; ``fill``: FILL copies its rows, or where there are
+    ``places`` a footprint, element by element of a box of places.
     """
     batch, inner = tuple(map(it, roles.batch)), tuple(map(it, roles.inner))
     i, j, k = "i", "j", "k"
@@ -99,20 +101,23 @@ def cpu_product(
     if pack:
         t = promote(t, operand(group, roles.col), j, PACK, PANEL, b(k), [ACC],
                     {VECTOR: (c(j), "q_j"), a(k): (p(k),), **own, LANE: (LANE,)})  # fmt: skip
+    rows = {a(i): (c(i), p(i)), a(k): (p(k),), **own}
     if fill:
         array, along = row_operand(group, roles)
-        t = promote(t, array, along, FILL, ROWS, b(k), [ACC],
-                    {a(i): (c(i), p(i)), a(k): (p(k),), **own}, over=(i, k, *roles.inner))  # fmt: skip
+        hidden = [x for digits in rows.values() for x in digits] if places else []
+        t = promote(t, array, along, FILL, ROWS, b(k), [ACC], {} if places else rows, hidden, over=(i, k, *roles.inner))
+        t = spread(t, FILL, places) if places else t
+    cut = fill and not places
     for axis in (i, j):  # exact loops and masks
         t = clip(t, axis, *uncopied(t, axis))
-    t = clip(t, k, ACC, *[PACK] * pack, *[FILL] * fill)
+    t = clip(t, k, ACC, *[PACK] * pack, *[FILL] * cut)
     t = clip(t, j, PACK, whole=1) if pack else t  # whole vectors
-    t = clip(t, i, FILL) if fill else t
+    t = clip(t, i, FILL) if cut else t
     t = assign(t, "task", *batch, b(i), b(j))
     t = mark(mark(t, MarkName.TASK, (*batch, b(i))[0], ACC), MarkName.KBLOCK, b(k), ACC)
     t = mark(mark(t, MarkName.MICRO, c(i), ACC, under=True), MarkName.REDUCE, p(k), ACC)
     t = mark(t, MarkName.PROMOTE, VECTOR, PACK) if pack else t
-    return mark(t, MarkName.FILL, a(i), FILL) if fill else t
+    return mark(t, MarkName.FILL, a(places[0] if places else i), FILL) if fill else t
 
 
 def columns(x: CpuTile) -> Size:

@@ -20,7 +20,7 @@ def stages() -> dict[str, Any]:
         {"name": "gemm M8192xN8192xK8192", "us": 1500.0, "over_torch": 0.9, "kernel": "wgmma_128x256x64_4"},
         {"name": "gemm M512xN768xK768", "us": 6.0, "over_torch": 0.4, "kernel": "mma_64x64x32"},
         {"name": "gemm M4xN768xK768", "us": 4.0, "over_torch": 1.2},
-        {"name": "gemm M5xN7xK9", "ok": False, "message": "DeviceLostError: gone\nmore", "blocking": "launch 3"},
+        {"name": "gemm M5xN7xK9", "ok": False, "message": "DeviceLostError: gone\nmore", "blocking": "launch 3\n"},
     ]
     calibration = [
         {"name": "time between kernels", "measured": 900.0, "constant": "LAUNCH"},
@@ -45,7 +45,7 @@ def test_what_is_farthest_from_its_goal_comes_first() -> None:
 
 def test_failures_name_the_launch() -> None:
     assert list(after.failures(stages())) == [
-        "gemm: gemm M5xN7xK9: DeviceLostError: gone launch 3",
+        "gemm: gemm M5xN7xK9: DeviceLostError: gone; launch by launch: launch 3",
         "real: out of time",
     ]
 

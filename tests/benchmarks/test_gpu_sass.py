@@ -33,15 +33,28 @@ def test_what_is_lacking_is_named() -> None:
     assert got["missing"] == ["HGMMA"] and got["counts"]["HMMA"] > 0
 
 
-def test_instructions_are_read_from_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_tools
+def test_a_loop_that_is_too_long_is_named() -> None:
+    got = sass.check(replace(KINDS["product f16"], most=100))
+    assert got["missing"] == ["a loop of at most 100"] and got["loop"] > 100 and got["multiplications"] == 32
+
+
+def test_instructions_and_loops_are_read_from_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listing = """.L_x_1:
         /*0000*/                   LDC R1, c[0x0][0x37c] ;
+.L_x_2:
         /*0010*/              @!P0 LDGSTS.E.BYPASS.LTC128B.128 [R2], desc[UR4][R4.64] ;
         /*1020*/              @UP1 UTMALDG.2D [UR8], [UR4] ;
         /*1030*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+        /*1040*/              @!P0 BRA `(.L_x_3) ;
+        /*1050*/               @P0 BRA `(.L_x_2) ;
+.L_x_3:
+        /*1060*/               @P1 BRA `(.L_x_1) ;
 """
     tool = tmp_path / "nvdisasm"
     tool.write_text(f"#!/bin/sh\ncat <<'END'\n{listing}END\n")
     tool.chmod(0o755)
     monkeypatch.setattr(sass, "find_nvdisasm", lambda: str(tool))
-    assert sass.instructions(tmp_path) == ["LDC", "LDGSTS.E.BYPASS.LTC128B.128", "UTMALDG.2D", "HMMA.16816.F32"]
+    code = sass.disassembled(tmp_path)
+    assert code.instructions[:4] == ("LDC", "LDGSTS.E.BYPASS.LTC128B.128", "UTMALDG.2D", "HMMA.16816.F32")
+    assert code.loops == ((1, 6), (0, 7)) and len(code.inner()) == 5 and sass.multiplications(code.inner()) == 1

@@ -30,5 +30,3 @@ def test_versions_beside_the_roofline(capsys: pytest.CaptureFixture[str], monkey
     assert "A100" in lines[0] and lines[3].split()[1:3] == ["1", "gemv_2_n8"]
     shares = [int(line.split()[6].rstrip("%")) for line in lines[3:]]
     assert len(shares) == 2 and all(0 < s <= 100 for s in shares), "nothing is faster than the roofline"
-
-

@@ -23,13 +23,14 @@ from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu import hardware
 from polydyn.lowering.place_cuda import serves
 from polydyn.program.assemble import build_program
-from polydyn.program.estimates import choose, estimated, estimates, launch_time, may_run, resident_blocks, step_time
+from polydyn.program.estimates import estimated, launch_time, resident_blocks, step_time
 from polydyn.program.evaluation import Evaluation, evaluation_function
 from polydyn.program.plan import HostPlan, Launch
 from polydyn.runtime.c import sources
 from polydyn.runtime.cuda.program import CudaProgram
 from polydyn.schedules.index import ZERO, Atom, Index
 from polydyn.shapes.sizes import Sizes
+from polydyn.testing.choice import choose, estimates, may_run
 from tests.support.cuda_groups import placed, plan_of
 from tests.support.cuda_programs import add, one_launch, version, with_block
 from tests.support.programs import B
@@ -245,7 +246,7 @@ def test_versions_that_others_serve_for_are_left_out() -> None:
     (p,) = placed(gemm())
     wide, narrow, small = (next(k for k in p.kernels if k.version.startswith(f"mma_{w}"))
                            for w in ("128x128x32_4_16_16", "128x128x32_4_2_2", "64x64x32_4_2_2"))  # fmt: skip
-    free = replace(wide, multiples=(), conditions=(), smem=V(1024))
+    free = replace(wide, multiples=(), conditions=(), scratch=V(1024))
     assert serves(free, narrow) and not serves(free, small), "another tile may be faster"
     assert not serves(wide, narrow) and not serves(narrow, wide), "may not be launched everywhere, takes longer"
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from polydyn.codegen.cuda.kernel import CudaKernel
+from polydyn.codegen.kernel import Kernel
 from polydyn.fusion.pipeline import fusion_plan
 from polydyn.fusion.plan import FusionPlan
 from polydyn.fusion.steps import lay_out_steps
@@ -53,7 +53,7 @@ def column(plan: FusionPlan, n: int = 0) -> tuple[Load, Array]:
     return v.args[0], plan.graph.constants[v.args[0].buffer]
 
 
-def tiled(p: Placed[CudaKernel], env: dict[str, int]) -> CudaKernel:
+def tiled(p: Placed, env: dict[str, int]) -> Kernel:
     """The smallest tile's version, where there are tiles."""
     fits = [k for k in p.kernels if k.fits(env)]
     return next((k for k in fits if k.version.startswith("imma_64")), fits[0])

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import polydyn
+from polydyn.codegen.kernel import Block
 from polydyn.errors import PolydynError, ScheduleError, UnsupportedError
 from polydyn.gpu.errors import DeviceLostError, DeviceMemoryError, DriverMissingError, WrongArchitectureError
 from polydyn.graph.ir import SymbolSource
-from polydyn.program.plan import Block, Candidate, HostPlan, KernelSource, Launch
+from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.program.verify import verify_host_plan
 from polydyn.runtime.cuda import session
 from polydyn.runtime.cuda.array import DeviceArray
@@ -25,7 +26,7 @@ from polydyn.runtime.cuda.session import Session, open_session
 from polydyn.schedules.decision import cheapest
 from polydyn.schedules.index import Index
 from tests.support.cuda_programs import check, relu, shift, with_block
-from tests.support.programs import B, buffers
+from tests.support.programs import B, buffers, made
 from tests.support.tiny import model, node
 
 
@@ -215,7 +216,7 @@ def test_malformed_device_plans_are_refused() -> None:
     launch = Launch((version,), B, B, label="l")
     plan = HostPlan(
         name="p", inputs=("x",), outputs=(), buffers=buffers(("x", "float32", (B,), "input")), constants={},
-        sources=(SymbolSource("B", "x", 0),), guards=(), kernels=(KernelSource("k", "", "", 1, 0, arch="sm_80"),),
+        sources=(SymbolSource("B", "x", 0),), guards=(), kernels=(made("k", "", 1, 0, Block(32)),),
         launches=(launch,), place="cuda",
     )  # fmt: skip
     verify_host_plan(plan)
@@ -227,8 +228,8 @@ def test_malformed_device_plans_are_refused() -> None:
         (replace(version, symbols=(B,)), "1 symbols"),
         (replace(version, tasks=Index.of("Q")), "without a source"),
         (replace(version, conditions=((B, "!=", B),)), "unknown condition"),
-        (with_block(version, after=(replace(version, tasks=Index.of("Q")),)), "without a source"),
-        (with_block(version, after=(with_block(version, after=(version,)),)), "no single kernel"),
+        (replace(version, after=(replace(version, tasks=Index.of("Q")),)), "without a source"),
+        (replace(version, after=(replace(version, after=(version,)),)), "no single kernel"),
     ):  # fmt: skip
         with pytest.raises(PolydynError, match=message):
             verify_host_plan(replace(plan, launches=(replace(launch, candidates=(bad,)),)))

@@ -10,10 +10,10 @@ import pytest
 
 from polydyn.codegen.cuda.emit import LONG
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.kernel import CudaKernel
 from polydyn.codegen.cuda.product import TiledProduct
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import IMMA_TILES, CudaContractKernel
+from polydyn.codegen.kernel import Kernel
 from polydyn.errors import CodegenError
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
@@ -33,7 +33,7 @@ def ends(
     zero: bool = False,
     widths: tuple[int, ...] = (16, 1),
     outputs: str = "P",
-) -> tuple[CudaKernel, ...]:
+) -> tuple[Kernel, ...]:
     """The versions with the widest and with the narrowest accesses."""
     of = ProductGroup("bytes", product(types, trans, zero, outputs), ROLES)
     return tuple(TiledProduct(of, tile, width, width == 16).build()[0] for width in widths)
@@ -48,7 +48,7 @@ MAIN: tuple[Types, Trans] = (("uint8", "int8"), (False, False))
 
 
 @pytest.fixture(scope="module")
-def main() -> tuple[CudaKernel, ...]:
+def main() -> tuple[Kernel, ...]:
     made = CudaContractKernel("bytes", product(*MAIN), ROLES).versions((SMALL,))
     return tuple(k for k in made if not k.version.startswith("gemv"))
 
@@ -56,7 +56,7 @@ def main() -> tuple[CudaKernel, ...]:
 # -- tensor cores ----------------------------------------------------------------------------------------------------
 
 
-def test_weights_along_their_columns(main: tuple[CudaKernel, ...]) -> None:
+def test_weights_along_their_columns(main: tuple[Kernel, ...]) -> None:
     """Every shape, both orders of warps, no bank conflicts."""
     used = set()
     for shape, reverse in itertools.product(SHAPES, (False, True)):
@@ -67,7 +67,7 @@ def test_weights_along_their_columns(main: tuple[CudaKernel, ...]) -> None:
     assert {v.split("_")[4] for v in used} == {"16", "1"}
 
 
-def test_every_width_of_copies(main: tuple[CudaKernel, ...]) -> None:
+def test_every_width_of_copies(main: tuple[Kernel, ...]) -> None:
     """16, 8, 4 bytes at once or single bytes, stores of 16 bytes or of elements: the same numbers, no conflicts."""
     versions = [k.version for k in main if not k.after and not k.version.endswith(LONG)]
     widths = [v.removesuffix("_wide").split("_")[-1] for v in versions]
@@ -103,10 +103,10 @@ def test_sums_wrap_as_integers_do() -> None:
     assert (memory["P"] == 255 * 255 * k - 2**32).all()
 
 
-def test_split_reduction(main: tuple[CudaKernel, ...]) -> None:
+def test_split_reduction(main: tuple[Kernel, ...]) -> None:
     """Shares of the sums in the workspace are int32 as well."""
     shape = (65, 80, 24 * 64)
-    first = next(k for k in main if k.fits(dict(zip("MNK", shape, strict=True)), multiprocessors=132))
+    first = next(k for k in main if k.fits(dict(zip("MNK", shape, strict=True)), workers=132))
     assert first.version.startswith("split_imma") and first.after
     for reverse in (False, True):
         run((first,), *MAIN, shape, reverse=reverse)
@@ -192,12 +192,12 @@ BROKEN = {
 
 
 @pytest.fixture(scope="module")
-def broken() -> tuple[CudaKernel, ...]:
+def broken() -> tuple[Kernel, ...]:
     return with_bugs(ends(*MAIN, SMALL, widths=(16,), outputs="Q")[0], BROKEN)
 
 
 @pytest.mark.parametrize("bug", BROKEN)
-def test_planted_bugs_are_caught(bug: str, broken: tuple[CudaKernel, ...]) -> None:
+def test_planted_bugs_are_caught(bug: str, broken: tuple[Kernel, ...]) -> None:
     wrong = 0
     for reverse in (False, True):
         try:
@@ -207,7 +207,7 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[CudaKernel, ...]) -> No
     assert wrong
 
 
-def test_two_builds_are_the_same(main: tuple[CudaKernel, ...]) -> None:
+def test_two_builds_are_the_same(main: tuple[Kernel, ...]) -> None:
     """Two runs are, too: ``run`` compares every bit of every output, in both orders of warps."""
     (again,) = ends(*MAIN, SMALL, widths=(16,), outputs="PFQ")
     assert again == next(k for k in main if k.version == again.version)

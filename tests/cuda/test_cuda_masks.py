@@ -136,7 +136,7 @@ def tiles(f: Form, length: int, past: int, padded: int = 0) -> int:
 
 
 @functools.cache
-def kernel(form: str) -> tuple[FusionPlan, Placed[Any]]:
+def kernel(form: str) -> tuple[FusionPlan, Placed]:
     """The attention; besides it there are the caches that grow, but no kernel that makes a mask."""
     plan = model(FORMS[form])
     *caches, p = placed(plan)

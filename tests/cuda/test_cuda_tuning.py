@@ -18,10 +18,10 @@ from click.testing import CliRunner
 import polydyn
 from polydyn.cli import main
 from polydyn.codegen.cuda.emit import LONG
-from polydyn.codegen.cuda.kernel import UNIT
-from polydyn.codegen.cuda.limits import broken
+from polydyn.codegen.cuda.limits import broken_rule
 from polydyn.codegen.cuda.tile import CudaTile
-from polydyn.codegen.cuda.versions import IMMA_TILES, MORE_TILES, TF32_TILES, TILES, Kept
+from polydyn.codegen.cuda.versions import IMMA_TILES, MORE_TILES, TF32_TILES, TILES, TileFactors
+from polydyn.codegen.kernel import UNIT
 from polydyn.compiler import Options, plan_program
 from polydyn.errors import BuildError, ScheduleError, UnsupportedError
 from polydyn.gpu import hardware
@@ -33,7 +33,7 @@ from polydyn.measure.cuda import CudaSide, compiler_refusal, find_device
 from polydyn.measure.cuda_bench import DeviceBench, ModelBench, TileKernels
 from polydyn.measure.side import How
 from polydyn.program.assemble import build_program
-from polydyn.program.estimates import choose, estimated, estimates
+from polydyn.program.estimates import estimated
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.decision import ArgMin, Leaf, Split, cheapest
 from polydyn.schedules.index import Index
@@ -45,6 +45,7 @@ from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.spaces.ukernel import ukernel_space
 from polydyn.search.strategies import strategy
 from polydyn.search.tasks.cuda import CudaTask, cuda_task_of, hardware_of
+from polydyn.testing.choice import choose, estimates
 from tests.support.cuda_groups import plan_of
 from tests.support.tiny import model, node
 
@@ -96,10 +97,10 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_default_tiles_break_no_rule() -> None:
     for dtype, tiles in TILES.items():
-        assert [broken(t, (dtype, dtype)) for t in tiles] == [None] * len(tiles)
-    assert [broken(t, ("float32", "float32")) for t in TF32_TILES] == [None, None]
-    assert [broken(t, ("float16", "float16")) for t in MORE_TILES] == [None, None]
-    assert [broken(t, ("int8", "uint8")) for t in IMMA_TILES] == [None, None]
+        assert [broken_rule(t, (dtype, dtype)) for t in tiles] == [None] * len(tiles)
+    assert [broken_rule(t, ("float32", "float32")) for t in TF32_TILES] == [None, None]
+    assert [broken_rule(t, ("float16", "float16")) for t in MORE_TILES] == [None, None]
+    assert [broken_rule(t, ("int8", "uint8")) for t in IMMA_TILES] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_default_tiles_break_no_rule() -> None:
     ],
 )  # fmt: skip
 def test_a_tile_that_breaks_a_rule_is_refused_by_name(change: dict[str, Any], rule: str) -> None:
-    wrong = broken(replace(CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), **change), ("float16", "float16"))
+    wrong = broken_rule(replace(CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), **change), ("float16", "float16"))
     assert wrong is not None and rule in wrong
 
 
@@ -126,10 +127,10 @@ def test_tuples_are_tiles_and_spaces_keep_their_rules(dtype: str) -> None:
     assert len(space) > 20 and task.defaults[-1] in space.position
     for t in space.tiles[::7]:
         tile = task.tile(t)
-        assert broken(tile, task.kernel.product.dtypes) is None
+        assert broken_rule(tile, task.kernel.product.dtypes) is None
         assert A100.resident_blocks(tile.threads, 0, task.shared(tile)) >= tile.blocks
     built = next(k for x in task.kernel.forms(tile) for k in x.build())
-    assert int(built.smem) == task.shared(tile)
+    assert int(built.scratch) == task.shared(tile)
     with pytest.raises(ScheduleError, match="two stages"):
         task.tile(replace(t, compile=(*t.compile[:-1], ("stages", 1))))
     with pytest.raises(ScheduleError, match="powers of two"):
@@ -231,7 +232,7 @@ def test_the_compiler_rules_out_what_spills() -> None:
     small = task.defaults[-1]
     assert compiler_refusal(kernels, small) is None
     text = kernels.texts(small, 0)[0]
-    tight = replace(text, text=text.text.replace(f", {text.threads}, ", f", {text.threads}, 4 * "))
+    tight = replace(text, text=text.text.replace(f", {text.device.threads}, ", f", {text.device.threads}, 4 * "))
     kernels._texts[small, 0] = (tight,)
     assert "bytes of registers" in str(compiler_refusal(kernels, small))
 
@@ -352,7 +353,7 @@ def test_a_record_that_cannot_be_built_is_refused_by_name(tmp_path: Path) -> Non
         with pytest.raises(ScheduleError, match=words):
             plan_program(linear("float16"), target="cuda:sm_80", records=written(tmp_path / name, task, wrong))
     with pytest.raises(ScheduleError, match="two stages"):
-        task.kernel.tuned_versions(Kept(((replace(task.tile(tile), stages=1), UNIT),)))
+        task.kernel.tuned_versions(TileFactors(((replace(task.tile(tile), stages=1), UNIT),)))
 
 
 def test_measured_searches_go_before_modelled_ones_and_correct_estimates(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polydyn.codegen.cuda.kernel import BASE, TF32, TensorMapOf
+from polydyn.codegen.kernel import BASE, TF32, Block, Kernel, TensorMapOf
 from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError
@@ -20,7 +20,7 @@ from polydyn.gpu.errors import DeviceError, DeviceMemoryError
 from polydyn.gpu.nvrtc import find_nvrtc
 from polydyn.gpu.targets import special_arch
 from polydyn.program.assemble import build_program
-from polydyn.program.plan import WORKSPACE, Block, Candidate, KernelSource
+from polydyn.program.plan import WORKSPACE, Candidate
 from polydyn.runtime.cuda.array import DeviceArray
 from polydyn.runtime.cuda.images import ImageSource, build_images
 from polydyn.runtime.cuda.program import CudaProgram
@@ -30,7 +30,7 @@ from polydyn.schedules.ranges import largest
 from polydyn.shapes.sizes import Sizes
 from polydyn.testing.device.cases import to_tf32_even
 from tests.support.cuda_programs import add, one_launch, version, with_block
-from tests.support.programs import B
+from tests.support.programs import B, made
 from tests.support.tiny import model, node
 
 ONE, NTH = Index.of(1), Index.of("nth")
@@ -66,7 +66,7 @@ def device() -> Iterator[None]:
         yield
 
 
-def program(*versions: Candidate, kernels: tuple[KernelSource, ...]) -> CudaProgram:
+def program(*versions: Candidate, kernels: tuple[Kernel, ...]) -> CudaProgram:
     """One launch from x to y, both [B, 32]."""
     made = build_program(one_launch(*versions, kernels=kernels), target="cuda:emulated")
     assert isinstance(made, CudaProgram)
@@ -103,7 +103,7 @@ def test_launch_time_symbols_know_the_device() -> None:
 def test_kernels_after_share_a_workspace() -> None:
     then = version("b", Index.of(10), WORKSPACE, "y")
     never = replace(version("a", ONE, "y", "y"), tasks=B - B)
-    split = with_block(version("a", ONE, "x", WORKSPACE), workspace=B * 128, after=(never, then))
+    split = replace(with_block(version("a", ONE, "x", WORKSPACE), workspace=B * 128), after=(never, then))
     small = replace(version("c", Index.of(7)), conditions=((B, "<=", Index.of(2)),))
     p = program(small, split, kernels=(add("a"), add("b"), add("c")))
     assert [difference(p, b) for b in (2, 3, 100, 1, 5)] == [7, 11, 11, 7, 11]
@@ -113,7 +113,10 @@ def test_kernels_after_share_a_workspace() -> None:
 def growing() -> CudaProgram:
     """Two launches, each with a workspace; the second one's is much larger. ``y = x + 4``."""
     first, second = (
-        with_block(version("a", ONE, source, WORKSPACE), workspace=B * size, after=(version("b", ONE, WORKSPACE, "y"),))
+        replace(
+            with_block(version("a", ONE, source, WORKSPACE), workspace=B * size),
+            after=(version("b", ONE, WORKSPACE, "y"),),
+        )
         for source, size in (("x", 128), ("y", 99_000))
     )
     plan = one_launch(first, kernels=(add("a"), add("b")))
@@ -190,7 +193,7 @@ def test_kernels_for_one_architecture_are_compiled_for_it_alone() -> None:
 def test_tensor_maps_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = TensorMapOf("map", "x", "float32", Index.of(0), (ROW, B), (ROW,), (32, 1))
     hopper = Candidate("mapped", ("x", "y"), (), B, Index.of(256), "tma", block=Block(32, "sm_90a", (rows,)))
-    kernels = (KernelSource("mapped", MAPPED, "", 2, 0, arch="sm_90a"), add("a"))
+    kernels = (made("mapped", MAPPED, 2, 0, Block(32, "sm_90a")), add("a"))
     p = program(hopper, version("a", ONE), kernels=kernels)
     for b in (3, 1, 40):
         x = np.random.default_rng(b).standard_normal((b, 32)).astype(np.float32)

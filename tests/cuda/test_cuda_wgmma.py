@@ -13,8 +13,8 @@ from onnx import helper
 
 from polydyn.codegen.cuda.emit import LONG
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.kernel import TF32, CudaKernel
 from polydyn.codegen.cuda.wgmma import wgmma_versions
+from polydyn.codegen.kernel import TF32, Kernel, with_block
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu.compiler import compile_cuda, find_nvcc
 from polydyn.gpu.errors import DeviceError
@@ -61,7 +61,7 @@ def case(dtype: str, trans_b: bool, m: int, n: int, k: int, batch: int = 0) -> t
     return {"x": x, "w": w.swapaxes(-1, -2).copy() if trans_b else w, "b": b, "r": r}, want
 
 
-def wgmma_only(plan: FusionPlan, tf32: bool = True) -> Placed[CudaKernel]:
+def wgmma_only(plan: FusionPlan, tf32: bool = True) -> Placed:
     """The versions with wgmma of a plan's one product."""
     (group,) = plan.groups
     form = lower_contract(plan, group, 0)
@@ -70,11 +70,11 @@ def wgmma_only(plan: FusionPlan, tf32: bool = True) -> Placed[CudaKernel]:
     return Placed(group, form.lowered, "", tuple(made))
 
 
-def hopper(p: Placed[CudaKernel], word: str = "wgmma") -> CudaKernel:
+def hopper(p: Placed, word: str = "wgmma") -> Kernel:
     return next(k for k in p.kernels if k.version.startswith(word))
 
 
-def right(plan: FusionPlan, k: CudaKernel, p: Placed[CudaKernel], feeds: dict[str, Array], want: Array) -> bool:
+def right(plan: FusionPlan, k: Kernel, p: Placed, feeds: dict[str, Array], want: Array) -> bool:
     """Both orders give the reference, the same bits, and no bank conflicts."""
     got = [run(plan, feeds, lambda p, env: k, (p,), reverse) for reverse in (False, True)]
     tolerance = TOLERANCE[str(feeds["x"].dtype)]
@@ -96,10 +96,10 @@ SINGLES = ((1, 1, 4), (7, 31, 20), (127, 129, 28), (128, 128, 32), (129, 127, 36
 def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
     plan = product(dtype, trans_b)
     p = wgmma_only(plan)
-    names = [k.version for k in p.kernels if k.arch == "sm_90a" and not k.version.endswith(LONG)]
+    names = [k.version for k in p.kernels if k.device.arch == "sm_90a" and not k.version.endswith(LONG)]
     tiles = ("tf32_128x256x32", "tf32_128x128x32") if dtype == "float32" else ("128x256x64", "128x128x64")
     assert [n for n in names if n.endswith("wide")] == [f"wgmma_{t}_4_wide" for t in tiles]
-    assert {m.dtype for k in p.kernels for m in k.maps} == {TF32 if dtype == "float32" else dtype}
+    assert {m.dtype for k in p.kernels for m in k.device.maps} == {TF32 if dtype == "float32" else dtype}
     if dtype == "float32":
         p = replace(p, kernels=tuple(next(k for k in p.kernels if k.version == n) for n in names[1:3]))
     for shape in SINGLES if dtype == "float32" else HALVES:
@@ -114,7 +114,7 @@ def test_batched_and_odd_columns() -> None:
     p = wgmma_only(plan)
     feeds, want = case("float16", False, 70, 72, 136, 3)
     k = hopper(p)
-    assert len(k.maps[0].dims) == 3 and right(plan, k, p, feeds, want)
+    assert len(k.device.maps[0].dims) == 3 and right(plan, k, p, feeds, want)
     plan = product("float16", True)
     p = wgmma_only(plan)
     feeds, want = case("float16", True, 65, 77, 264)  # rows of the result are not aligned, operands are
@@ -135,7 +135,7 @@ def test_operands_that_nothing_rounds_are_refused() -> None:
     k = hopper(p, "wgmma_tf32_128x128")
     narrow = next(k for k in p.kernels if k.version == "wgmma_tf32_128x256x32_4")
     p = replace(p, kernels=(narrow, k))  # as above: compiled once
-    plain = replace(k, maps=tuple(replace(m, dtype="float32") for m in k.maps))
+    plain = with_block(k, maps=tuple(replace(m, dtype="float32") for m in k.device.maps))
     with pytest.raises(DeviceError, match="is not rounded to tf32"):
         run(plan, feeds, lambda p, env: plain, (p,))
 
@@ -158,7 +158,7 @@ def test_rows_that_run_backwards_and_coordinates_beyond_32_bits_have_other_kerne
     turned = plan_of(nodes, {"x": ("M", "K"), "w": ("K", "N")}, ["y"], constants, "float16")
     assert wgmma_only(turned).kernels == ()
     (p,) = placed(product("float16", True), ARCH)
-    mapped = [k for k in p.kernels if k.maps]
+    mapped = [k for k in p.kernels if k.device.maps]
     for far in "MNK":
         for size, wanted in ((2**31, False), (2**31 - 256, True)):
             env = params_of(p, dict.fromkeys("MNK", 64) | {far: size})
@@ -188,14 +188,14 @@ SINGLE_BUGS = {
 
 
 @pytest.fixture(scope="module")
-def broken() -> tuple[FusionPlan, Placed[CudaKernel]]:
+def broken() -> tuple[FusionPlan, Placed]:
     plan = product("float16", False)
     (p,) = placed(plan, ARCH)
     return plan, replace(p, kernels=with_bugs(hopper(p, "wgmma_128x128x64_4_wide"), BUGS))
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed[CudaKernel]]) -> None:
+def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed]) -> None:
     plan, p = broken
     feeds, want = case("float16", False, 131, 72, 456)
     with contextlib.suppress(DeviceError):
@@ -203,14 +203,14 @@ def test_planted_bugs_are_caught(bug: str, broken: tuple[FusionPlan, Placed[Cuda
 
 
 @pytest.fixture(scope="module")
-def broken_single() -> tuple[FusionPlan, Placed[CudaKernel]]:
+def broken_single() -> tuple[FusionPlan, Placed]:
     plan = product("float32", True)
     p = wgmma_only(plan)
     return plan, replace(p, kernels=with_bugs(hopper(p, "wgmma_tf32_128x128x32_4_wide"), SINGLE_BUGS))
 
 
 @pytest.mark.parametrize("bug", SINGLE_BUGS)
-def test_planted_bugs_in_tf32_are_caught(bug: str, broken_single: tuple[FusionPlan, Placed[CudaKernel]]) -> None:
+def test_planted_bugs_in_tf32_are_caught(bug: str, broken_single: tuple[FusionPlan, Placed]) -> None:
     plan, p = broken_single
     feeds, want = case("float32", True, 131, 72, 164)
     with contextlib.suppress(DeviceError):

@@ -13,10 +13,10 @@ from onnx import helper
 from polydyn.codegen.cuda.emit import LONG
 from polydyn.codegen.cuda.few_rows import gemv_versions
 from polydyn.codegen.cuda.group import ProductGroup
-from polydyn.codegen.cuda.kernel import CudaKernel
 from polydyn.codegen.cuda.product import TiledProduct
 from polydyn.codegen.cuda.versions import IMMA_TILES, CudaContractKernel
 from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
+from polydyn.codegen.kernel import Kernel
 from polydyn.compiler import plan_program
 from polydyn.fusion.plan import FusionPlan
 from polydyn.gpu import hardware
@@ -26,7 +26,8 @@ from polydyn.gpu.errors import DeviceError
 from polydyn.lowering.contract import ContractGroup, lower_contract
 from polydyn.lowering.place import Placed
 from polydyn.lowering.place_cuda import CudaBuilder
-from polydyn.program.estimates import choose, estimated
+from polydyn.program.estimates import estimated
+from polydyn.testing.choice import choose
 from tests.support.cuda_bytes import ROLES, Types, product, run
 from tests.support.cuda_groups import ARCH, MULTIPROCESSORS, SHARED, plan_of, with_bugs
 from tests.support.cuda_groups import run as run_plan
@@ -41,7 +42,7 @@ node = helper.make_node
 
 
 @functools.cache
-def built(types: Types) -> tuple[CudaKernel, ...]:
+def built(types: Types) -> tuple[Kernel, ...]:
     """Two tiles of the main pair, one of which stores 16 bytes at once; the smallest for the others."""
     of = ProductGroup("_".join(types), product(types, TRANS, outputs="P"), ROLES)
     made = [k for k in wgmma_versions(of) if not k.version.endswith(LONG)]
@@ -50,9 +51,7 @@ def built(types: Types) -> tuple[CudaKernel, ...]:
     return tuple(made[1:3] if types == MAIN else made[3:])
 
 
-def launch(
-    k: CudaKernel, versions: Sequence[CudaKernel], types: Types, shape: tuple[int, int, int], reverse: bool
-) -> Counters:
+def launch(k: Kernel, versions: Sequence[Kernel], types: Types, shape: tuple[int, int, int], reverse: bool) -> Counters:
     """One of the versions, which are compiled together."""
     return run(versions, types, TRANS, shape, lambda fits: k, reverse, arch=ARCH, limit=SHARED)[1]
 
@@ -76,7 +75,7 @@ def test_only_where_the_instruction_and_its_copies_allow_it() -> None:
     assert k.fits(env, SHARED, MULTIPROCESSORS, ARCH) and not k.fits(env, SHARED, MULTIPROCESSORS)
     for other in ({"K": 72}, {"K": 0}):
         assert not k.fits({**env, **other}, SHARED, MULTIPROCESSORS, ARCH)
-    assert [m.dtype for m in k.maps] == list(MAIN)
+    assert [m.dtype for m in k.device.maps] == list(MAIN)
     for trans, side in (((False, False), "column"), ((True, True), "row")):
         of = ProductGroup("bytes", product(MAIN, trans), ROLES)
         assert wgmma_versions(of) == []
@@ -99,12 +98,12 @@ BUGS = {
 
 
 @pytest.fixture(scope="module")
-def broken() -> tuple[CudaKernel, ...]:
+def broken() -> tuple[Kernel, ...]:
     return with_bugs(built(MAIN)[-1], BUGS)
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_planted_bugs_are_caught(bug: str, broken: tuple[CudaKernel, ...]) -> None:
+def test_planted_bugs_are_caught(bug: str, broken: tuple[Kernel, ...]) -> None:
     caught = 0
     for reverse in (False, True):
         try:

@@ -67,7 +67,7 @@ def test_a_composition_of_blocks_and_threads_is_right_at_ragged_sizes(
 ) -> None:
     group = product()
     kernel = group.cuda(schedule(group.start()))
-    assert kernel.kernel.threads == 64 and ("pd_syncthreads" in kernel.text) == (schedule is shared)
+    assert kernel.kernel.device.threads == 64 and ("pd_syncthreads" in kernel.text) == (schedule is shared)
     (rows,) = group.polyhedral.params
     for order in (kernel, replace(kernel, reverse=True)):
         assert all(order.check(**{rows: m}) < 1e-5 for m in SIZES)

@@ -198,3 +198,11 @@ def test_a_negative_number_in_a_type_without_sign_wraps() -> None:
     nodes = [node("Cast", "minus", "low", to=onnx.TensorProto.UINT8), node("Clip", "x low", "y")]
     made = model(nodes, {"x": ("uint8", ["N"])}, ["y"], {"minus": np.array(-1)})
     assert polydyn.compile(made).run({"x": np.arange(3, dtype=np.uint8)})["y"].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize("shape", [[2, 3], ["N", 3]])
+def test_a_running_sum_along_the_axis_of_the_lanes(shape: list[int | str]) -> None:
+    """Taps of one element that differ in their guards, and lanes on the right of a comparison, had no kernel."""
+    made = model([node("CumSum", "x axis", "y")], {"x": ("float32", shape)}, ["y"], {"axis": np.array(0)})
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(polydyn.compile(made, threads=1).run({"x": x})["y"], x.cumsum(0))

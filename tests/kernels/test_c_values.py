@@ -120,9 +120,17 @@ def cases() -> Iterator[Case]:
     yield "pair int32", op("pair", *words)
     yield "dot2 int32", op("dot2", *words)
     yield "dot2 add int32", op("add", leaf(1, "int32"), op("dot2", *words))
+    yield "quad int32", op("quad", *words, *words)
+    yield "dot4 int32", op("dot4", *words)
+    yield "dot4 add int32", op("add", leaf(1, "int32"), op("dot4", *words))
     small = op("max", op("min", leaf(0, "float32"), const(100, "float32")), const(-100, "float32"))
     for u in ("int8", "int16", "int32", "int64", "float64"):
         yield f"cast float32 {u}", cast(op("where", op("isnan", small), const(0, "float32"), small), u)
+    number = op("where", op("isnan", leaf(0, "float32")), const(0, "float32"), leaf(0, "float32"))
+    for name, whole in (("clip", number), ("clip rint", op("rint", number))):
+        clipped = op("min", op("max", whole, const(0, "float32")), const(255, "float32"))
+        yield f"{name} uint8", cast(cast(clipped, "int32"), "uint8")
+        yield f"{name} uint8 int32", cast(cast(cast(clipped, "int32"), "uint8"), "int32")
     for t in ("float32", "float64", "int32", "int64"):
         yield f"index as {t}", FromIndex(t, Index.of("i") * 7 // 3 - 5)
     yield "nan constant", op("add", leaf(0, "float32"), const(float("nan"), "float32"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polydyn.checked import compile_checked
-from polydyn.compiler import compile
+from polydyn.checked import CheckedProgram
+from polydyn.compiler import compile, plan_program
 from tests.support.tiny import model, node
 
 R = np.random.default_rng(4)
@@ -39,7 +39,7 @@ def test_column_tails(size: tuple[int, int], target: str) -> None:
 def test_column_tails_touch_nothing_else(columns: int, steps: int) -> None:
     """Narrow vectors, blocks of rows, several reduction blocks, prefetches beyond the last tile."""
     m, w, b = product(columns, steps)
-    program = compile_checked(m)
+    program = CheckedProgram(plan_program(m))
     for rows in (1, 19):
         x = R.standard_normal((rows, steps)).astype(np.float32)
         np.testing.assert_allclose(program.run({"x": x})["y"], expected(x, w, b), rtol=0, atol=1e-5)

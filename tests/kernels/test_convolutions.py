@@ -135,17 +135,48 @@ def test_convolutions_in_the_middle_of_a_model_are_channels_last(case: int) -> N
     assert any(b.name.endswith("@last") for b in plan.buffers.values())
 
 
+@pytest.mark.parametrize(("channels", "of_group", "strides"), [(20, 4, [1, 1]), (40, 8, [2, 1]), (34, 2, [1, 2])])
+def test_narrow_groups_lie_together_in_vectors(channels: int, of_group: int, strides: list[int]) -> None:
+    """Loads are spread over the groups of a vector, the last vector is cut in a group; planes stay products."""
+    weight, groups = (channels, of_group, 3, 3), channels // of_group
+    m = conv(weight, ("Relu", "GlobalAveragePool"), group=groups, pads=[1, 2, 0, 1], strides=strides)
+    nodes = [node("Conv", "i u", "x"), *m.graph.node]
+    shape = {"i": (F, ["N", 3, "H", "W"])}
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in m.graph.initializer}
+    whole = model(nodes, shape, ["y"], constants | {"u": floats(channels, 3, 1, 1)})
+    feeds = [{"i": floats(*s)} for s in ((2, 3, 5, 19), (1, 3, 2, 1), (1, 3, 9, 2), (0, 3, 4, 4))]
+    plan = agrees(whole, *feeds, checked=True)
+    assert any(f"vspread{of_group}_f32" in k.text for k in plan.kernels)
+    assert not any("vspread" in k.text for k in plan_program(conv(weight, group=groups)).kernels)
+
+
 def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
-    """Several blocks of taps, each copied anew; the sums wait in the output."""
-    m = conv((20, 400, 3, 3), pads=[1, 1, 1, 1])
+    """Steps that no windows share are copied as rows, in blocks of the reduction; the sums wait in the output."""
+    m = conv((20, 1600, 1, 1), strides=[2, 2])
     form = lowered(fused(m))
-    assert form.fill and dict(form.lowered.group.statement("ACC").iters)[form.roles.block] == V(400 * 3)
-    two = model(
-        [node("Conv", "x v", "p"), node("Conv", "p w", "c", pads=[1, 1, 1, 1]), node("Relu", "c", "y")],
-        {"x": (F, ["N", 3, "H", "W"])}, ["y"], {"v": floats(400, 3, 1, 1), "w": floats(20, 400, 3, 3)},
-    )  # fmt: skip
-    plan = agrees(two, {"x": floats(1, 3, 5, 4)}, {"x": floats(2, 3, 1, 1)}, checked=True)
-    assert any("reduction block 1," in n and "rows copied" in n for k in plan.kernels for n in k.notes)
+    assert form.fill and form.footprint is None
+    plan = agrees(m, {"x": floats(1, 1600, 5, 4)}, {"x": floats(2, 1600, 1, 1)}, checked=True)
+    assert any("reduction block 768, rows copied" in n for k in plan.kernels for n in k.notes)
+
+
+@pytest.mark.parametrize("tail", [("Relu",), ("Relu", "GlobalAveragePool")])
+def test_footprints_of_strips_that_are_lower_than_their_halo(tail: tuple[str, ...]) -> None:
+    """Paddings larger than the image, several strips, several threads; planes and channels last."""
+    m = conv((9, 40, 3, 3), tail, pads=[7, 6, 5, 8], dilations=[6, 4])
+    plan, graph = plan_program(m), import_model(m)
+    assert any("footprint copied" in n for k in plan.kernels for n in k.notes)
+    programs = [CheckedProgram(plan), build_program(plan, threads=3)]
+    for n, h, w in ((1, 5, 3), (2, 40, 37), (1, 1, 70), (0, 4, 4)):
+        feeds = {"x": floats(n, 40, h, w)}
+        want = reference.evaluate(graph, feeds)
+        for p in programs:
+            np.testing.assert_allclose(p.run(feeds)["y"], want["y"], 1e-4, 1e-4)
+
+
+def test_planes_are_stored_in_whole_vectors() -> None:
+    """Sums of a run of register tiles are transposed; a sum over channels behind it keeps its columns together."""
+    texts = ["".join(k.text for k in plan_program(conv((21, 3, 3, 3), t)).kernels) for t in (("Relu",), ("Softmax",))]
+    assert "pd_transpose_f32" in texts[0] and not any("vstores_f32" in t for t in texts)
 
 
 # -- prologues -------------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from polydyn import explore
-from polydyn.codegen.cpu.kernel import AVX2
 from polydyn.codegen.cpu.scheduled import ScheduledKernel
+from polydyn.codegen.cpu.target import AVX2
 from polydyn.errors import InputError, LegalityError, ScheduleError, UnsupportedError
 from polydyn.explore import Scheduled, accumulate, assign, clip, interchange, promote, prove, pull_out, tile
 from polydyn.schedules.group.polyhedra import read_accesses

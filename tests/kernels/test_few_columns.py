@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from onnx import NodeProto
 
-from polydyn.checked import compile_checked
-from polydyn.compiler import compile
+from polydyn.checked import CheckedProgram
+from polydyn.compiler import compile, plan_program
 from tests.support.tiny import model, node
 
 R = np.random.default_rng(2)
@@ -77,7 +77,7 @@ def test_computed_columns(target: str) -> None:
 
 def test_computed_columns_touch_nothing_else() -> None:
     """The same bits as the normal build, no access out of bounds, in both versions."""
-    checked, plain = compile_checked(computed()), compile(computed(), threads=1)
+    checked, plain = CheckedProgram(plan_program(computed())), compile(computed(), threads=1)
     for size in ((2, 13, 3, 40), (1, 7, 4, 17), (2, 6, 1, 8), (1, 9, 7, 19), (2, 3, 2, 30), (1, 2, 50, 9)):
         x, _ = feeds(*size)
         assert np.array_equal(checked.run(x)["y"], plain.run(x)["y"]), size

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from polydyn.build.compiler import build_library
-from polydyn.codegen.cpu.kernel import leaf_headers
+from polydyn.codegen.cpu.target import leaf_headers
 
 WIDTHS = (4, 8, 16)
 F = np.float32

@@ -193,7 +193,7 @@ def test_integer_products_of_a_constant(ta: str, tb: str, target: str) -> None:
             np.testing.assert_array_equal(got, wanted(f["a"], b, constants["za"], zero_b))
         assert [launch.kind for launch in plan.launches] == ["contract"]
         assert any("register tile" in note for kernel in plan.kernels for note in kernel.notes)
-        assert ("pd_dot2_add" in plan.kernels[0].text) == (k % 2 == 0), "two steps at a time, where they are even"
+        assert "pd_dot2_add" in plan.kernels[0].text, "two steps at a time"
         assert {b.dtype for b in plan.buffers.values() if b.role == "constant"} <= {"int32", ta}
 
 
@@ -335,6 +335,7 @@ def test_a_dynamically_quantized_layer_is_three_kernels() -> None:
     feeds = [{"x": floats(b, n, 64)} for b, n in ((1, 1), (2, 7), (3, 31), (0, 4), (4, 0))]
     plan, graph = plan_program(m), import_model(m)
     assert [launch.kind for launch in plan.launches] == ["nest", "nest", "contract"]
+    assert not any("scalar" in note for k in plan.kernels for note in k.notes), "both extremes in one loop over rows"
     program = build_program(plan, threads=2)
     for f in feeds:
         np.testing.assert_allclose(program.run(f)["y"], reference.evaluate(graph, f)["y"], 1e-5, 1e-5)

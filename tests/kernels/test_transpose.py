@@ -9,10 +9,11 @@ import onnx
 import pytest
 
 import polydyn
-from polydyn.checked import compile_checked
+from polydyn.checked import CheckedProgram
 from polydyn.codegen.ir import Body, FlatLoad, For, Store
 from polydyn.codegen.passes.transpose import by_blocks, dense_along, transpose_copies, transpose_loads
 from polydyn.codegen.show import show
+from polydyn.compiler import plan_program
 from polydyn.schedules.expr import op
 from polydyn.schedules.index import ZERO, Index
 from tests.support.tiny import model, node
@@ -117,7 +118,7 @@ def test_constant_axes(rows: int) -> None:
 
 
 def test_transposes_pass_every_check() -> None:
-    plain, checked = polydyn.compile(turned(), threads=1), compile_checked(turned())
+    plain, checked = polydyn.compile(turned(), threads=1), CheckedProgram(plan_program(turned()))
     for rows, length in SIZES:
         feeds = operands(2, rows, length)
         assert np.array_equal(checked.run(feeds)["y"], plain.run(feeds)["y"])

@@ -24,7 +24,7 @@ import polydyn
 from polydyn.compiler import plan_program
 from polydyn.testing.accuracy import Outputs, error
 from polydyn.testing.inputs import Shape, feeds
-from tests.support.quantized import quantize
+from polydyn.testing.quantizer import quantize
 from tests.support.stored import load, path_of
 
 FLIPS = 0.25
@@ -109,3 +109,6 @@ def test_a_dynamically_quantized_model_is_few_kernels(tmp_path: Path) -> None:
     assert nodes.count("MatMulInteger") <= len(products)
     assert all("int32" not in {plan.buffers[b].dtype for b in launch.writes} for launch in products)
     assert len(plan.launches) < len(nodes) / 3
+    scales = [x for x in plan.launches if any(b.endswith("_scale") for b in x.writes or ())]
+    kernels = {x.candidates[0].kernel for x in scales}
+    assert len(kernels) == 2 < len(scales), "scales of weights are operands: one kernel for three products, one for one"

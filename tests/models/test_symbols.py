@@ -73,6 +73,18 @@ def test_a_constant_that_contradicts_is_named() -> None:
     assert program.run({"x": np.ones((3, 7, 4), np.float32)})["y"].sum() == 84
 
 
+def test_an_input_that_contradicts_is_named_before_tables() -> None:
+    """A mask that keeps its size, and a table that does."""
+    table = {"zero": np.zeros((1, 7), np.float32)}
+    nodes = [node("Add", "mask zero", "m"), node("Add", "x m", "y")]
+    m = model(nodes, {"x": ("float32", [1, 7]), "mask": ("float32", [1, 7])}, ["y"], table)
+    with pytest.raises(ShapeError, match=r"L cannot be a symbol: .*the input mask \[1, 7\] fixes it") as e:
+        polydyn.compile(m, symbols={"x": (None, "L")})
+    assert "or name the axis of the input too" in str(e.value)
+    with pytest.raises(ShapeError, match=r"the constant zero \[1, 7\] fixes it"):
+        polydyn.compile(m, symbols={"x": (None, "L"), "mask": (None, "L")})
+
+
 def test_a_product_that_a_constant_fixes_is_named() -> None:
     table = {"w": np.ones((12, 2), np.float32), "flat": shape(1, 12)}
     m = model([node("Reshape", "x flat", "f"), node("MatMul", "f w", "y")], {"x": ("float32", [1, 3, 4])}, ["y"], table)

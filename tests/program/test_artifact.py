@@ -18,7 +18,7 @@ from polydyn.errors import ArtifactError, InputError
 from polydyn.program.assemble import build_artifact, build_program, rebuild
 from polydyn.runtime import artifact
 from polydyn.runtime.artifact import FORMAT, WEIGHTS_OFFSET, Artifact, pack_constants, read_artifact, write_artifact
-from polydyn.runtime.c import UNITS, sources
+from polydyn.runtime.c import COMMON, PLACES, sources
 from polydyn.runtime.program import Program
 from tests.support.paths import TESTS
 from tests.support.programs import WEIGHTS, example, expected, feeds
@@ -214,7 +214,7 @@ def test_c_programs_run_an_artifact(saved: Path, tmp_path: Path) -> None:
 def test_the_runtime_compiles_without_warnings(tmp_path: Path) -> None:
     for name, text in sources().items():
         (tmp_path / name).write_text(text)
-    for unit in UNITS:
+    for unit in (*COMMON, *PLACES["cpu"]):
         command = [*find_compiler().command, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", unit]
         subprocess.run(command, cwd=tmp_path, check=True)
     (tmp_path / "h.c").write_text('#include "polydyn.h"\n')

@@ -14,6 +14,7 @@ import pytest
 
 import polydyn
 from polydyn.errors import InputError, UnsupportedError
+from polydyn.runtime import control_steps
 from polydyn.runtime.parts_program import PartsProgram
 from polydyn.runtime.program import Program
 
@@ -180,6 +181,47 @@ def test_a_condition_that_is_carried_ends_a_bound_loop() -> None:
             }>
     }""")
     check(m, *({"m": scalar(n), "x": scalar(x, "float32")} for n, x in [(50, 0), (3, 0), (50, 20), (50, 7.5)]))
+
+
+def test_iterations_run_in_c_and_a_row_that_is_carried_lies_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = parsed("""
+    g (int64 m, float[N] x, float[N] b) => (float[N] last, float[N] kept, float[T, N] rows, float[T] sums) {
+        t = Constant <value = bool {1}> ()
+        last, kept, rows, sums = Loop (m, t, x, b) <
+            body = body (int64 i, bool go, float[N] v, float[N] k)
+                        => (bool on, float[N] w, float[N] k, float[N] w, float s) {
+                w = Add (v, k)
+                s = ReduceSum <keepdims = 0> (w)
+                f = Cast <to = 1> (i)
+                c = Add (s, f)
+                most = Constant <value = float {900}> ()
+                on = Less (c, most)
+            }>
+    }""")
+    monkeypatch.setattr(control_steps.Iteration, "_once", None)
+    check(m, *({"m": scalar(n), "x": f32(k), "b": np.full(k, 0.5, np.float32)}
+               for n, k in [(10**12, 1), (10**12, 3), (5, 2), (1, 7), (0, 2), (64, 1), (65, 1)]))  # fmt: skip
+
+
+def test_what_grows_has_room_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Along the first axis in one place, along another to and fro; beyond the room that it has at first."""
+    m = parsed("""
+    g (int64 m, float[N, 8] x) => (float[P, 8] long, float[N, Q] wide, float[T, 8] rows) {
+        t = Constant <value = bool {1}> ()
+        long, wide, rows = Loop (m, t, x, x) <
+            body = body (int64 i, bool go, float[K, 8] v, float[N, L] w)
+                        => (bool go, float[K2, 8] v2, float[N, L2] w2, float[8] s) {
+                first = Constant <value_ints = [0]> ()
+                s = ReduceMean <keepdims = 0> (v, first)
+                row = Unsqueeze (s, first)
+                v2 = Concat <axis = 0> (v, row)
+                second = Constant <value_ints = [1]> ()
+                d = ReduceMax <keepdims = 1> (w, second)
+                w2 = Concat <axis = 1> (w, d, d)
+            }>
+    }""")
+    monkeypatch.setattr(control_steps.Iteration, "_once", None)
+    check(m, *({"m": scalar(k), "x": f32(n, 8)} for k, n in [(300, 3), (1, 1), (0, 2), (70, 17)]))
 
 
 def test_a_carried_tensor_that_changes_rank_is_refused_by_name() -> None:

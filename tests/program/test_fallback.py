@@ -95,6 +95,27 @@ def test_what_a_rule_refuses_is_left_too() -> None:
         np.testing.assert_allclose(program.run(feeds)["y"], expected(m, feeds)[0], rtol=1e-5)
 
 
+def test_neighbours_run_as_one_region() -> None:
+    """Numbers to strings and back: no string crosses. The program's own nodes stand in front, beside and behind."""
+    nodes = [node("Floor", "x", "a"), node("Cast", "a", "s", to=onnx.TensorProto.STRING), node("Exp", "a", "b")]
+    nodes.append(
+        helper.make_node("LabelEncoder", ["s"], ["n"], "labels", domain="ai.onnx.ml", keys_strings=["1", "3"],
+                         values_floats=[5.0, 7.0], default_float=-1.0)
+    )  # fmt: skip
+    m = model([*nodes, node("Mul", "n b", "y")], {"x": (F, ["N"])}, ["y"])
+    m.opset_import.append(helper.make_opsetid("ai.onnx.ml", 4))
+    program = compiled(m)
+    assert program.steps == ["onnxruntime of Cast_s and 1 more"]
+    notes = [n for n in program.manifest["notes"] if "runs in ONNX Runtime" in n]
+    assert notes == [
+        "Cast_s (Cast) runs in ONNX Runtime: element type STRING is not supported",
+        "labels (ai.onnx.ml::LabelEncoder) runs in ONNX Runtime: the operator is not built",
+    ]
+    for n in (0, 1, 5):
+        feeds = {"x": np.arange(n, dtype=F) + np.float32(0.5)}
+        np.testing.assert_allclose(program.run(feeds)["y"], expected(m, feeds)[0], rtol=1e-5)
+
+
 def test_a_node_that_onnx_runtime_does_not_know_is_refused_by_name() -> None:
     m = model([node("Relu", "x", "a")], {"x": (F, ["N"])}, ["y"])
     m.graph.node.append(helper.make_node("Mystery", ["a"], ["y"], "m0", domain="some.where"))

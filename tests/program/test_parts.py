@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -156,9 +157,7 @@ def test_top_k_tile_pad_expand_and_one_hot_of_data() -> None:
     constants = {"j": i64(0, 2, -1), "w": np.array([0, 1], np.float32), "one": np.ones((1, 1), np.float32)}
     m = model(nodes, inputs, "v i t q o c e", constants)
     calls = [(3, 4, 2, (2, 1), (0, 1, 2, 3), 3), (6, 4, 4, (1, 3), (0,) * 4, 7), (1, 1, 0, (0, 1), (3,) * 4, 4)]
-    feeds = [
-        {"x": numbers(h, w), "k": i64(k), "r": i64(*r), "p": i64(*p), "d": i64(d)} for h, w, k, r, p, d in calls
-    ]
+    feeds = [{"x": numbers(h, w), "k": i64(k), "r": i64(*r), "p": i64(*p), "d": i64(d)} for h, w, k, r, p, d in calls]
     program = check(m, *feeds)
     with pytest.raises(InputError, match="a size is a whole number, not negative"):
         program.run(feeds[0] | {"k": i64(-1)})
@@ -315,6 +314,13 @@ def test_many_sizes_from_many_threads_with_flat_memory() -> None:
         t.join()
     assert not wrong
     assert program.counters["arena_bytes"] <= 5 * max(before, 1 << 16), "each thread's arena, no growth by calls"
+
+
+def test_parts_run_on_the_threads_of_one_pool() -> None:
+    program, before = polydyn.compile(MASKED, threads=2), len(os.listdir("/proc/self/task"))
+    assert isinstance(program, PartsProgram) and len(program.parts) > 1
+    program.run({"x": np.ones((700, 700), np.float32)})
+    assert len(os.listdir("/proc/self/task")) <= before + 1
 
 
 def test_one_number_of_threads_or_another_gives_the_same_bits() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 import polydyn
 from polydyn import explore
-from polydyn.codegen.cpu.kernel import AVX2
+from polydyn.codegen.cpu.target import AVX2
 from polydyn.errors import InputError
 from polydyn.explore import (
     Scheduled,

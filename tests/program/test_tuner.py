@@ -26,7 +26,7 @@ import polydyn
 from polydyn.backends.cpu import cpu_target
 from polydyn.checked import CheckedProgram
 from polydyn.cli import main
-from polydyn.codegen.cpu.kernel import Kernel
+from polydyn.codegen.kernel import Kernel
 from polydyn.compiler import Options, plan_program
 from polydyn.errors import ArtifactError, BuildError, InputError, ScheduleError
 from polydyn.measure import tasks_of, tune

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from polydyn.codegen.cuda.emit import LONG
-from polydyn.codegen.cuda.kernel import BASE, SHARED_LIMIT, CudaKernel
+from polydyn.codegen.kernel import BASE, SHARED_LIMIT, Kernel
 from polydyn.gpu.emulator import Counters
 from polydyn.schedules.expr import Value, cast, const, load, op
 from polydyn.schedules.index import ONE, Index, IndexLike
@@ -19,7 +19,7 @@ V = Index.of
 ROLES = Roles((), "i", "j", "k", ())
 Types = tuple[str, str]
 Trans = tuple[bool, bool]
-Choose = Callable[[Sequence[CudaKernel]], CudaKernel]
+Choose = Callable[[Sequence[Kernel]], Kernel]
 
 
 def array(name: str, dtype: str, role: str, *shape: IndexLike, transposed: bool = False) -> Array:
@@ -82,9 +82,9 @@ def whole(types: Types, shape: tuple[int, int, int], zero: int = 0) -> tuple[Arr
 
 
 def run(
-    versions: Sequence[CudaKernel], types: Types, trans: Trans, shape: tuple[int, int, int],
+    versions: Sequence[Kernel], types: Types, trans: Trans, shape: tuple[int, int, int],
     choose: Choose | None = None, reverse: bool = False, zero: int = 0, arch: str = BASE, limit: int = SHARED_LIMIT,
-) -> tuple[CudaKernel, Counters]:  # fmt: skip
+) -> tuple[Kernel, Counters]:  # fmt: skip
     """Runs the first version that fits, or the chosen one of those, and compares every output.
 
     All versions that are of one kind with it are compiled together.
@@ -105,5 +105,5 @@ def run(
     return first, counters[0]
 
 
-def kind(k: CudaKernel) -> tuple[bool, bool]:
+def kind(k: Kernel) -> tuple[bool, bool]:
     return bool(k.after), k.version.endswith(LONG)

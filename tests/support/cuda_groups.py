@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda.emit import LONG
-from polydyn.codegen.cuda.kernel import WORKSPACE, CudaKernel, TensorMapOf
+from polydyn.codegen.kernel import WORKSPACE, Kernel, TensorMapOf
 from polydyn.codegen.printers.cuda import HOPPER_PRELUDE, PRELUDE
 from polydyn.fusion.pipeline import fusion_plan
 from polydyn.fusion.plan import FusionPlan
@@ -55,7 +55,7 @@ def plan_of(
     return fusion_plan(fold(import_model(model)), Cuda.unused, cuda=True)
 
 
-def with_bugs(kernel: CudaKernel, bugs: Mapping[str, tuple[str, str]]) -> tuple[CudaKernel, ...]:
+def with_bugs(kernel: Kernel, bugs: Mapping[str, tuple[str, str]]) -> tuple[Kernel, ...]:
     """A version of the kernel for each planted bug (old text, new text): compiled together, which is much faster."""
     out = []
     for i, (bug, (old, new)) in enumerate(bugs.items()):
@@ -80,18 +80,18 @@ def dims_of(plan: FusionPlan, feeds: Arrays) -> dict[str, int]:
     return {s.symbol: feeds[s.input].shape[s.axis] for s in plan.graph.sources}
 
 
-def params_of(p: Placed[CudaKernel], dims: Mapping[str, int]) -> dict[str, int]:
+def params_of(p: Placed, dims: Mapping[str, int]) -> dict[str, int]:
     """The group's parameters for the model's symbols."""
     return {n: i.evaluate(dims) for n, i in p.lowered.params.items()}
 
 
-def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[Placed[CudaKernel], ...]:
+def placed(plan: FusionPlan, arch: str = "sm_80", tf32: bool = False) -> tuple[Placed, ...]:
     """The kernels of a plan, in launch order."""
     builder = CudaBuilder(plan, arch, tf32)
     return tuple(p for g in plan.groups for p in builder.place(g))
 
 
-def version(p: Placed[CudaKernel], word: str) -> CudaKernel:
+def version(p: Placed, word: str) -> Kernel:
     """The version whose name begins with a word."""
     return next(k for k in p.kernels if k.version.startswith(word))
 
@@ -104,11 +104,11 @@ def encoded(m: TensorMapOf, a: np.ndarray[Any, Any], env: Mapping[str, int]) -> 
     return made.emulated(a.ctypes.data + m.offset.evaluate(env) * size)
 
 
-def _kind(k: CudaKernel) -> tuple[bool, bool, str]:
-    return k.version.endswith(LONG), bool(k.after), k.arch
+def _kind(k: Kernel) -> tuple[bool, bool, str]:
+    return k.version.endswith(LONG), bool(k.after), k.device.arch
 
 
-def first_fit(p: Placed[CudaKernel], env: dict[str, int], arch: str = "sm_80") -> CudaKernel:
+def first_fit(p: Placed, env: dict[str, int], arch: str = "sm_80") -> Kernel:
     """The best version for an architecture, on a device of otherwise the emulated one's size."""
     return next(k for k in p.kernels if k.fits(env, SHARED, MULTIPROCESSORS, arch))
 
@@ -116,8 +116,8 @@ def first_fit(p: Placed[CudaKernel], env: dict[str, int], arch: str = "sm_80") -
 def run(
     plan: FusionPlan,
     feeds: Arrays,
-    choose: Callable[[Placed[CudaKernel], dict[str, int]], CudaKernel] = first_fit,
-    kernels: tuple[Placed[CudaKernel], ...] | None = None,
+    choose: Callable[[Placed, dict[str, int]], Kernel] = first_fit,
+    kernels: tuple[Placed, ...] | None = None,
     reverse: bool = False,
     together: bool = True,
 ) -> tuple[Arrays, list[Counters]]:
@@ -151,8 +151,8 @@ def run(
 
 
 def launch(
-    first: CudaKernel,
-    alike: Sequence[CudaKernel],
+    first: Kernel,
+    alike: Sequence[Kernel],
     env: dict[str, int],
     array: Callable[[str], np.ndarray[Any, Any]],
     reverse: bool = False,
@@ -160,14 +160,14 @@ def launch(
     """A version and what comes after it, on the emulator; ``alike``: the versions that it is compiled together with."""
     assert first.fits(env, SHARED, MULTIPROCESSORS, ARCH)
     env = first.values(env, MULTIPROCESSORS)
-    workspace = np.full(first.workspace.evaluate(env) // 4, np.nan, np.float32)
+    workspace = np.full(first.device.workspace.evaluate(env) // 4, np.nan, np.float32)
     counters = []
     for k in (first, *first.after):
-        grid, smem = k.grid.evaluate(env), k.smem.evaluate(env)
-        args: list[Any] = [encoded(m, array(m.buffer), env) for m in k.maps]
+        blocks, smem = k.tasks.evaluate(env), k.scratch.evaluate(env)
+        args: list[Any] = [encoded(m, array(m.buffer), env) for m in k.device.maps]
         args += [workspace if a == WORKSPACE else array(a) for a in k.buffers]
         args += [np.int64(env[s]) for s in k.symbols]
-        if grid > 0:
+        if blocks > 0:
             built = module(*(v.text for v in alike)) if k is first else module(k.text)
-            counters.append(built.launch(k.name, grid, k.threads, args, smem=smem, reverse=reverse))
+            counters.append(built.launch(k.name, blocks, k.device.threads, args, smem=smem, reverse=reverse))
     return counters

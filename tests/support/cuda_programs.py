@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 import polydyn
+from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.printers.cuda import PRELUDE
 from polydyn.gpu.compiler import device_headers
 from polydyn.graph.ir import SymbolSource
 from polydyn.program.assemble import build_program
-from polydyn.program.plan import Block, Candidate, HostPlan, KernelSource, Launch
+from polydyn.program.plan import Candidate, HostPlan, Launch
 from polydyn.runtime.cuda.program import CudaProgram
 from polydyn.schedules.decision import cheapest
 from polydyn.schedules.index import Index
-from tests.support.programs import B, buffers
+from tests.support.programs import B, buffers, made
 from tests.support.tiny import model, node
 
 EYE = np.eye(8, dtype=np.float32)
@@ -62,9 +63,9 @@ PD_EXPORT(NAME, 32);
 )
 
 
-def add(name: str) -> KernelSource:
+def add(name: str) -> Kernel:
     """One of them."""
-    return KernelSource(name, ADD.replace("NAME", name), "", 2, 1, arch="sm_80")
+    return made(name, ADD.replace("NAME", name), 2, 1, Block(32))
 
 
 def version(kernel: str, by: Index, *arrays: str) -> Candidate:
@@ -78,7 +79,7 @@ def with_block(c: Candidate, **fields: Any) -> Candidate:
     return replace(c, block=replace(c.block, **fields))
 
 
-def one_launch(*versions: Candidate, kernels: tuple[KernelSource, ...]) -> HostPlan:
+def one_launch(*versions: Candidate, kernels: tuple[Kernel, ...]) -> HostPlan:
     """One launch from x to y."""
     launch = Launch(versions, B, Index.of(1), cheapest(len(versions)), "l")
     row = Index.of(32)
@@ -109,7 +110,7 @@ def shift() -> CudaProgram:
             name="shift", inputs=("x",), outputs=("y",),
             buffers=buffers(("x", "float32", (B,), "input"), ("y", "float32", (B,), "output")),
             constants={}, sources=(SymbolSource("B", "x", 0),), guards=(),
-            kernels=(KernelSource("shift", SHIFT, "", 2, 2, arch="sm_80"),), launches=(launch,),
+            kernels=(made("shift", SHIFT, 2, 2, Block(32)),), launches=(launch,),
             headers=dict(device_headers()), place="cuda",
         ),
         target="cuda:emulated",

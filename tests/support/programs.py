@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
 
+from polydyn.codegen.kernel import Block, Kernel
 from polydyn.graph.ir import Guard, SymbolSource
-from polydyn.program.plan import Buffer, Candidate, HostPlan, KernelSource, Launch
-from polydyn.schedules.index import Index
+from polydyn.program.plan import Buffer, Candidate, HostPlan, Launch
+from polydyn.schedules.index import ONE, Index
 
 B, L = Index.of("B"), Index.of("L")
 
 SIGNATURE = "(void *const *buf, const int64_t *sym, int64_t begin, int64_t end, void *scratch)"
 
 
-def kernel(name: str, buffers: int, symbols: int, body: str) -> KernelSource:
-    text = f"void {name}{SIGNATURE} {{\n{body}\n}}\n"
-    return KernelSource(name, text, hashlib.sha256(text.encode()).hexdigest(), buffers, symbols)
+def kernel(name: str, buffers: int, symbols: int, body: str) -> Kernel:
+    return made(name, f"void {name}{SIGNATURE} {{\n{body}\n}}\n", buffers, symbols)
+
+
+def made(name: str, text: str, buffers: int, symbols: int, block: Block | None = None) -> Kernel:
+    """A hand-written kernel; its parameters have numbers."""
+    names = [tuple(f"{x}{n}" for n in range(count)) for x, count in (("b", buffers), ("s", symbols))]
+    return Kernel(name, names[1], ONE, text=text, buffers=names[0], block=block)
 
 
 ADD = kernel(
@@ -42,7 +47,7 @@ for (int64_t i = begin; i < end; i++) {
 WEIGHTS = np.array([1, 2, 3, 4], np.float32)
 
 
-def launch(kernel: KernelSource, buffers: str, symbols: Any, tasks: Any, work: Any, scratch: Any = 0) -> Launch:
+def launch(kernel: Kernel, buffers: str, symbols: Any, tasks: Any, work: Any, scratch: Any = 0) -> Launch:
     only = Candidate(
         kernel.name, tuple(buffers.split()), tuple(map(Index.of, symbols)), Index.of(tasks), Index.of(scratch)
     )

@@ -1,10 +1,8 @@
-"""Models of quantized operators, written down or made by ONNX Runtime's quantizer, and how exactly they must agree."""
+"""Models of quantized operators, written down, and how exactly they must agree."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,30 +58,6 @@ def random_bytes(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
     """All values of the dtype."""
     ends = np.iinfo(dtype)
     return np.asarray(rng.integers(ends.min, ends.max + 1, shape), dtype)
-
-
-class Reader:
-    """Feeds for calibration, one after another (ONNX Runtime's CalibrationDataReader)."""
-
-    def __init__(self, feeds: Sequence[Mapping[str, Array]]) -> None:
-        self.feeds = iter(feeds)
-
-    def get_next(self) -> Mapping[str, Array] | None:
-        return next(self.feeds, None)
-
-
-def quantize(source: str, to: Path, how: str, feeds: Sequence[Mapping[str, Array]], **more: Any) -> str:
-    """The path of the model quantized by ONNX Runtime: ``how`` is ``dynamic``, ``QDQ`` or ``QOperator``."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
-
-        more = {k: QuantType[v] if k.endswith("_type") else v for k, v in more.items()}
-        if how == "dynamic":
-            quantize_dynamic(source, to, **more)
-        else:
-            quantize_static(source, to, Reader(feeds), quant_format=QuantFormat[how], **more)
-    return str(to)
 
 
 class Qdq:

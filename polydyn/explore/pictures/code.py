@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 
-from polydyn.codegen.cpu.kernel import CpuTarget
 from polydyn.codegen.cpu.scheduled import ScheduledKernel
+from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.explore.pictures.sheet import Picture
 from polydyn.explore.pictures.trees import Line, beside
 from polydyn.schedules.expr import Op

@@ -176,10 +176,10 @@ def _recurrence(
     for d, back in enumerate(ways):
         w, r, p = (_direction(b, k, d) for k in (1, 2, 7))
         bias, inner = _bias(b, d, in_body)
-        product = b.op("MatMul", x, b.op("Transpose", w, perm=(1, 0)))
+        product = b.op("MatMul", x, _turned(b, w))
         product = b.op("Add", product, bias) if bias else product
         cell = Cell(
-            hidden, b.op("Transpose", r, perm=(1, 0)), inner, _peepholes(b, p), chosen[d],
+            hidden, _turned(b, r), inner, _peepholes(b, p), chosen[d],
             None if clip is None else float(clip), bool(b.attribute(flag, 0)) if flag else False,
         )  # fmt: skip
         states = [_initial(b, k, d, batched, x, hidden) for k in initial]
@@ -207,7 +207,16 @@ def _functions(b: Body, default: tuple[str, ...], count: int) -> list[tuple[tupl
 def _direction(b: Body, position: int, d: int) -> str:
     """An input without its axis of directions."""
     name = b.input(position)
+    known = b.ctx.constant(name) if name else None
+    if known is not None:
+        return b.constant(known[d], str(known.dtype))
     return b.op("Gather", name, b.constant(d), axis=0) if name else ""
+
+
+def _turned(b: Body, name: str) -> str:
+    """A matrix transposed; of a constant a constant, because a Scan's step packs nothing that is computed around it."""
+    known = b.constants.get(name)
+    return b.op("Transpose", name, perm=(1, 0)) if known is None else b.constant(known.T, str(known.dtype))
 
 
 def _bias(b: Body, d: int, apart: bool) -> tuple[str, str]:
@@ -247,8 +256,6 @@ def _scan(b: Body, write: Write, cell: Cell, product: str, states: list[str], ba
         new = [s.op("Where", inside, a, old) for a, old in zip(new, formals, strict=True)]
         time = b.op("Squeeze", b.size(x, 0), b.constant([0]))
         scanned.append(b.cast(b.op("Range", b.constant(0), time, b.constant(1)), b.tensor(lengths).dtype))
-    else:
-        out = s.op("Identity", out)
     names = [*formals, f"{s.prefix}x", *([f"{s.prefix}t"] if lengths else [])]
     inputs = tuple(ModelInput(n, dtype, None) for n in names)
     graph = ImportedGraph("step", inputs, (*new, out), tuple(s.nodes), s.constants)

@@ -110,18 +110,12 @@ class _Integers:
         constant (a slice of it, which has more steps than the product).
         """
         zero = number(self.constants, rows.zero)
-        array = self.constants[weights.x.buffer].astype(np.int64)
-        extents = {reduction_name(j): int(e) for j, e in enumerate(n.reduction)}
-        index = [str(i) for i in weights.x.index if i.constant is None]
-        plain = all(i.is_symbol or i.constant == 0 for i in weights.x.index) and len(set(index)) == len(index)
-        summed = (extents.get(str(i), None if i.is_symbol else 1) for i in weights.x.index)
-        part = any(steps not in (None, size) for steps, size in zip(summed, array.shape, strict=True))
-        if not zero or not plain or part or weights.zero is not None:
+        found = column_sums(n, weights.x, self.constants[weights.x.buffer])
+        if not zero or found is None or weights.zero is not None:
             return None
-        axes = tuple(a for a, i in enumerate(weights.x.index) if not i.is_symbol or str(i) in extents)
-        again = math.prod(e for r, e in extents.items() if r not in index)
-        sums: Array = (array.sum(axes) * again * int(zero)).astype(np.int32)
-        return load(self._constant(n, "zero", sums), tuple(i for i in index if i not in extents), "int32")
+        sums, index = found
+        offsets = (sums.astype(np.int64) * int(zero)).astype(np.int32)
+        return load(self._constant(n, "zero", offsets), index, "int32")
 
     def _add(self, n: Compute, shape: tuple[Dim, ...]) -> None:
         self.tensors[n.output] = Tensor(n.output, n.body.dtype, shape)
@@ -192,13 +186,10 @@ class _Integers:
         return factor if ordinary else None
 
     def _fits(self, n: Compute, rows: Step, weights: Step) -> bool:
-        """Whether no sum of these integers leaves int32, and the number of steps is even.
-
-        Where it is odd, processors have no instruction for two steps at a time, and float32 is faster.
-        """
+        """Whether no sum of these integers leaves int32."""
         steps, zero = product(n.reduction).constant, number(self.constants, rows.zero)
         array = self.constants[weights.x.buffer].astype(np.int64)
-        if not steps or steps % 2 or not array.size or zero is None:
+        if not steps or not array.size or zero is None:
             return False
         zeros: Array = np.zeros(1, np.int64)
         if weights.zero is not None:
@@ -207,6 +198,27 @@ class _Integers:
         most = max(int(ends.max), -int(ends.min), int(ends.max) - int(zero), int(zero) - int(ends.min))
         widest = max(int(array.max()) - int(zeros.min()), int(zeros.max()) - int(array.min()))
         return bool(steps * most * widest < 2**31)
+
+
+def column_sums(n: Compute, x: Load, array: Array) -> tuple[Array, tuple[str, ...]] | None:
+    """What the product ``n`` sums of an integer constant that it reads as ``x``, in int32, and the axes that are left.
+
+    None where the constant is not subscripted by plain iterators, or is read in part (a slice of it, which has more
+    steps than the product).
+    """
+    if any(e.constant is None for e in n.reduction):
+        return None
+    extents = {reduction_name(j): int(e) for j, e in enumerate(n.reduction)}
+    index = [str(i) for i in x.index if i.constant is None]
+    plain = all(i.is_symbol or i.constant == 0 for i in x.index) and len(set(index)) == len(index)
+    summed = (extents.get(str(i), None if i.is_symbol else 1) for i in x.index)
+    part = any(steps not in (None, size) for steps, size in zip(summed, array.shape, strict=True))
+    if not plain or part:
+        return None
+    axes = tuple(a for a, i in enumerate(x.index) if not i.is_symbol or str(i) in extents)
+    again = math.prod(e for r, e in extents.items() if r not in index)
+    sums: Array = (array.astype(np.int64).sum(axes) * again).astype(np.int32)
+    return sums, tuple(i for i in index if i not in extents)
 
 
 def _with_bytes(graph: Graph) -> Graph:

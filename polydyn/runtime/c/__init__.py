@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 COMMON = ("runtime.c", "strided.c", "indices.c", "seen.c")
-PLACES = {"cpu": ("cpu.c", "pool.c", "waves.c"), "cuda": ("cuda.c", "cuda_choose.c", "cuda_indices.c", "cuda_run.c")}
+PLACES = {
+    "cpu": ("cpu.c", "pool.c", "repeat.c", "waves.c"),
+    "cuda": ("cuda.c", "cuda_choose.c", "cuda_indices.c", "cuda_run.c"),
+}
 """Where a program runs -> the translation units for it, beside the common ones."""
-
-UNITS = (*COMMON, *PLACES["cpu"])
-"""Translation units of a CPU program."""
 
 HEADERS = ("polydyn.h", "internal.h")
 """``polydyn.h`` is the public C ABI; ``internal.h`` is shared by the units and the generated host program."""

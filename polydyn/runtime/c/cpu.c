@@ -25,7 +25,15 @@ const int64_t pd_arena_align = 64;
 #define HUGE_PAGE (2 << 20)
 
 int32_t pd_place_program(pd_program *p) { return (p->place = pd_pool_new()) ? PD_OK : PD_MEMORY; }
-void pd_displace_program(pd_program *p) { pd_pool_free(p->place); }
+void pd_displace_program(pd_program *p) {
+    if (!p->borrowed) pd_pool_free(p->place);
+}
+
+PD_EXPORT void pd_borrow_threads(pd_program *p, const pd_program *lender) {
+    pd_displace_program(p);
+    p->place = lender->place;
+    p->borrowed = 1;
+}
 
 int32_t pd_place_context(pd_context *c) {
     pd_cpu *x = c->place = calloc(1, sizeof *x);

@@ -223,6 +223,7 @@ struct pd_program {
     size_t map_bytes;
     pd_log *log;
     void *place; /* what cpu.c or cuda.c keeps: the pool, the device */
+    int borrowed; /* the pool is another program's */
 };
 
 struct pd_context {

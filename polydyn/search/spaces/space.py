@@ -185,13 +185,6 @@ def unit_tile(backbone: Backbone, instruction: Instruction) -> dict[str, int]:
     return sizes
 
 
-def instruction_of(backbone: Backbone, hardware: Hardware, tile: Tile) -> Instruction:
-    """The instruction that a tuple's level ``v`` stands for; the scalar one where it has none."""
-    usable = hardware.usable(backbone.dtype)
-    unit = tile.level("v")
-    return next((i for i in usable if unit_tile(backbone, i) == unit), usable[-1])
-
-
 def bind(backbone: Backbone, hardware: Hardware, sizes: Mapping[str, int]) -> Tile:
     """A tile tuple with binding times: on a CPU the cache tile of parallel loops is given at launch, all else when
     compiled (the proofs of a kernel need the steps of a reduction block as a number).

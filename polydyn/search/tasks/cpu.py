@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from polydyn.build.compiler import GENERATOR, compile_flags, find_compiler
-from polydyn.codegen.cpu.kernel import CpuTarget, Kernel
 from polydyn.codegen.cpu.plan import ContractTuple
 from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.kernel import Kernel
 from polydyn.errors import Declined
 from polydyn.lowering.contract import ContractGroup
 from polydyn.schedules.expr import ITEMSIZE, indices, loads
@@ -70,11 +71,7 @@ class CpuTask(Task):
 
     def kernel(self, tile: Tile, builder: ContractKernel) -> Kernel:
         """What ``builder`` makes of a tuple's compile-time part; its ``launch`` is that of the launch-time part."""
-        built = builder.build()
-        return Kernel(
-            built.name, built.text, built.buffers, built.symbols, self.shares(builder, tile), built.tasks,
-            built.scratch, built.notes,
-        )  # fmt: skip
+        return replace(builder.build(), launch=self.shares(builder, tile))
 
     def builder(self, tile: Tile, name: str, kind: type[ContractKernel] = ContractKernel) -> ContractKernel:
         """The code generator for a tuple: ``ContractKernel`` or one derived from it."""
@@ -85,7 +82,8 @@ class CpuTask(Task):
             tile[f"b.{roles.block}"],
             tile.get(f"w.{roles.block}"),
         )
-        return kind(name, self.group, roles, self.target, self.form.packed, chosen=chosen, fill=self.form.fill)
+        form = self.form
+        return kind(name, self.group, roles, self.target, form.packed, chosen, form.fill, form.footprint)
 
     def shares(self, builder: ContractKernel, tile: Tile) -> dict[str, Index]:
         """The values of the launch-time symbols, over the kernel's other symbols."""

@@ -10,9 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from polydyn.codegen.cuda.group import product_declined
+from polydyn.codegen.cuda.group import product_refusal
 from polydyn.codegen.cuda.instructions import INSTRUCTIONS
-from polydyn.codegen.cuda.limits import MULTIPLIED, TF32, broken, grain, of_warp, registers, shared_bytes, warp_part
+from polydyn.codegen.cuda.limits import (
+    MULTIPLIED,
+    TF32,
+    broken_rule,
+    grain,
+    of_warp,
+    registers,
+    shared_bytes,
+    warp_part,
+)
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.versions import CudaContractKernel
 from polydyn.codegen.cuda.work import UNITS, WARP, WAVEFRONT
@@ -113,7 +122,7 @@ class CudaTask(Task):
             raise _broken(tile, "a warp takes the steps of one instruction at a time")
         part = (thread[rows], thread[columns]) if thread else of_warp(name, warp[rows], warp[columns])
         alone = CudaTile(name, block[rows], block[columns], block[steps], *part, tile.get("stages", STAGES))
-        if rule := broken(alone, self.kernel.product.dtypes):
+        if rule := broken_rule(alone, self.kernel.product.dtypes):
             raise _broken(tile, rule)
         resident = self.device.resident_blocks(alone.threads, registers(alone), self.shared(alone))
         if not resident:
@@ -141,14 +150,14 @@ def _broken(tile: Tile, rule: str) -> ScheduleError:
 def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False) -> CudaTask | Declined:
     """The task of a group for one architecture, or why it is not tuned."""
     group, roles = form.lowered.group, form.roles
-    if refused := product_declined(group, roles):
-        return Declined(f"group {key} is not tuned: {refused}")
+    if refusal := product_refusal(group, roles):
+        return Declined(f"group {key} is not tuned: {refusal}")
     kernel = CudaContractKernel(f"contract_{key[:12]}", group, roles, newest(target), tf32)
     extents = dict(accumulation(group).iters)
     parallel = [extents[x] for x in extents if x not in (*roles.inner, roles.block)]
     length = product(extents[x] for x in (*roles.inner, roles.block))
-    if refused := declined_data(key, group, (*parallel, length), "it has one row" if roles.row == "one" else ""):
-        return refused
+    if refusal := declined_data(key, group, (*parallel, length), "it has one row" if roles.row == "one" else ""):
+        return refusal
     backbone = backbone_of_roles(group, roles, kernel.dtype, STEPS if roles.inner else "")
     generator = f"{GENERATOR} {content_key(*device_headers().values())[:12]}"
     name = GroupKey(key, kernel.dtype, target, compiler=_compiler(single(target)), generator=generator)

@@ -201,7 +201,8 @@ PD_EXPORT(math, 64);
 PD_KERNEL(math_fast, 64, 1)(const float *in, int n, float *out) {
   for (int i = pd_tid(); i < n; i += 64) {
     float x = pd_ldg(in + i);
-    float v[] = {pd_exp_fast(x), pd_exp2_fast(x), pd_log_fast(x), pd_rcp_fast(x), pd_tanh_fast(x)};
+    float v[] = {pd_exp_fast(x), pd_exp2_fast(x), pd_log_fast(x), pd_log2_fast(x), pd_rcp_fast(x), pd_tanh_fast(x),
+                 pd_erf_fast(x), pd_sigmoid_fast(x), pd_sqrt_fast(x), pd_div_fast(1.f, x)};
     PD_UNROLL
     for (int f = 0; f < (int)(sizeof v / sizeof v[0]); f++) pd_stg(out + f * n + i, v[f]);
   }

@@ -55,6 +55,30 @@ def test_a_transpose_is_read_in_place() -> None:
     assert groups(s, "y") == [("nest", ["y"])]
 
 
+def heads() -> Sheet:
+    """A product, a map of it (a cast in 16 bits), and that in another order."""
+    s = Sheet(a=("B", "M", "K"), b=("B", "K", 4))
+    s.let("x", ("B", "M", 4), op("mul", s.at("a", "d0", "d1", "r0"), s.at("b", "d0", "r0", "d2")), ("K",), "sum")
+    s.let("m", ("B", "M", 4), op("max", s.at("x", "d0", "d1", "d2"), const(0, "float32")))
+    s.let("t", ("M", "B", 4), s.at("m", "d1", "d0", "d2"))
+    return s
+
+
+@pytest.mark.compiler
+def test_a_product_is_computed_in_the_order_that_its_reader_wants() -> None:
+    s = heads()
+    assert groups(s, "t") == [("contract", ["x", "t"])]
+    assert not wrong(s.graph("t"), {"B": 3, "M": 5, "K": 7})
+
+
+@pytest.mark.compiler
+def test_a_product_that_others_read_keeps_its_order() -> None:
+    s = heads()
+    s.let("z", ("B", "M", 4), op("exp", s.at("x", "d0", "d1", "d2")))
+    assert groups(s, "t", "z")[0] == ("contract", ["x", "z"])
+    assert not wrong(s.graph("t", "z"), {"B": 3, "M": 5, "K": 7})
+
+
 @pytest.mark.compiler
 def test_parts_of_a_concatenation_are_written_in_place() -> None:
     s = Sheet(x=("A", 3), z=("A", 2))

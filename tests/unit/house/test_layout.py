@@ -20,6 +20,8 @@ ORDER = [
     "schedules", "debug", "codegen", "errors", "shapes", "graph", "fusion", "lowering", "build", "gpu", "runtime",
     "program", "search", "backends", "compiler", "measure",
 ]  # fmt: skip
+STAGES = ["group", "laws", "solution", "tree", "proof"]
+"""The folders of ``schedules/``: each may import itself and those before it."""
 TOP = {
     "compiler", "checked", "cli", "extend", "explore", "backend", "program_cache", "session", "jobs", "torch_backend",
     "testing", "verification", "__init__", "__main__",
@@ -88,6 +90,17 @@ def test_imports_go_one_way(folder: str) -> None:
         for path in sources(folder)
         for module in polydyn_imports(path)
         if not allowed(path, module)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_stages_of_schedules_go_one_way() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for own, stage in enumerate(STAGES)
+        for path in sources(f"schedules/{stage}")
+        for module in polydyn_imports(path)
+        if module.split(".")[2] in STAGES[own + 1 :]
     ]
     assert not wrong, "\n".join(wrong)
 

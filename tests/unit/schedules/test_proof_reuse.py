@@ -107,7 +107,7 @@ def test_positions_known_only_at_run_time_have_no_skeleton() -> None:
 @pytest.mark.parametrize("name", ["bert_tiny", "vit_tiny"])
 def test_kernels_are_the_same_text_without_reuse(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = planned(name, "cpu:avx2")
-    monkeypatch.setattr("polydyn.schedules.proof.reuse.skeleton", lambda g: None)
+    monkeypatch.setattr("polydyn.schedules.solution.reuse.skeleton", lambda g: None)
     own = "polydyn.schedules.proof.prove.skeleton"
     monkeypatch.setattr(own, lambda g: Skeleton(form(g), (), ()) if form(g) else None)
     assert plan_program(path_of(name), target="cpu:avx2").kernels == shared.kernels

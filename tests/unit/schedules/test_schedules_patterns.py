@@ -15,7 +15,7 @@ from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.group.polyhedra import reads
 from polydyn.schedules.index import Index, IndexLike, fetch
 from polydyn.schedules.model import Group, Statement
-from polydyn.schedules.proof.order import band_properties, check_legal
+from polydyn.schedules.proof.order import band_properties
 from polydyn.schedules.solution.isl_schedule import shared_loops
 from polydyn.schedules.solution.patterns import Choice, choose
 from polydyn.schedules.solution.schedule import schedule_nest
@@ -31,6 +31,7 @@ from tests.support.polyhedral_groups import (
     softmax,
     statement,
 )
+from tests.support.schedule_checks import check_legal
 
 
 def answer(g: Group, facts: tuple[object, ...] = ()) -> Choice:

@@ -10,10 +10,10 @@ import pytest
 from polydyn.schedules.errors import LegalityError, ScheduleError
 from polydyn.schedules.group.dependence import analyse
 from polydyn.schedules.index import Index
-from polydyn.schedules.proof.order import check_legal
 from polydyn.schedules.solution.matrix import Row, Unknown, matrix, row
 from polydyn.schedules.solution.solve import solve
 from tests.support.polyhedral_groups import PAD_CONV_FACTS, matmul, pad_conv, softmax
+from tests.support.schedule_checks import check_legal
 
 
 def q(name: str, expr: str | int = 0) -> Row:

@@ -16,13 +16,13 @@ from polydyn.schedules.model import Group
 from polydyn.schedules.proof.order import (
     Coordinate,
     band_properties,
-    check_legal,
     check_parallel,
     check_tree,
     expansion,
 )
 from polydyn.schedules.tree import Band, Mark, TileStatement, Tree, sequence, to_isl
 from tests.support.polyhedral_groups import PAD_CONV_FACTS, matmul, pad_conv, softmax
+from tests.support.schedule_checks import check_legal
 
 G = matmul()
 D = analyse(G)

@@ -10,7 +10,7 @@ import pytest
 from polydyn.schedules.index import Atom, Index
 from polydyn.search import cost
 from polydyn.search.backbone import Backbone, Tile
-from polydyn.search.cost import Kernel, blocks_at, blocks_per_unit, grid, steps
+from polydyn.search.cost import MacroKernel, blocks_at, blocks_per_unit, grid, steps
 from polydyn.search.hardware import Hardware, cpu
 from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.spaces.space import Usage
@@ -29,7 +29,7 @@ MODELS = {
 UGLY = (0, 1, 2, 7, 31, 32, 33, 130)
 
 
-def kernels(backbone: Backbone, hardware: Hardware) -> list[Kernel]:
+def kernels(backbone: Backbone, hardware: Hardware) -> list[MacroKernel]:
     sim = Simulated(backbone, hardware)
     tiles = loop_model(backbone, hardware).tiles
     return [sim.kernel(t) for t in tiles[:: len(tiles) // 7]]
@@ -116,7 +116,7 @@ def test_exact_tiles_are_charged_for_what_they_hold() -> None:
     """On a CPU: blocks share a static loop evenly, a reduction ends where it ends, columns are whole vectors."""
     sizes = {"b.k": 768, "w.i": 6, "w.j": 64, "w.k": 1, "v.i": 1, "v.j": 16, "v.k": 1}
     tile = Tile(tuple(sizes.items()), (("b.i", 96), ("b.j", 256)))
-    measured = Kernel(tile, Usage(0, 30, 1), 0.0, 1e-3, 0.0, 1e-3, one_row=0.4, three_rows=0.6)
+    measured = MacroKernel(tile, Usage(0, 30, 1), 0.0, 1e-3, 0.0, 1e-3, one_row=0.4, three_rows=0.6)
     static = gemm(None, 768, 768)  # three blocks of columns
     assert cost._exact(static, cpu(), measured).evaluate({"i": 96}) == pytest.approx(3e9, rel=1e-6)
     wide = replace(measured, tile=replace(tile, launch=(("b.i", 96), ("b.j", 1024))))

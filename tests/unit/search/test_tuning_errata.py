@@ -11,7 +11,7 @@ import pytest
 from polydyn.schedules.index import Index
 from polydyn.search.backbone import Tile
 from polydyn.search.cost import (
-    Kernel,
+    MacroKernel,
     blocks_per_unit,
     compute_ratio,
     memory_seconds,
@@ -114,7 +114,7 @@ def test_dietcode_padding_factor_as_printed_rewards_padding() -> None:
 
 def test_dietcode_closed_form_is_the_product_of_its_factors() -> None:
     tile = Tile((("b.i", 64), ("b.j", 64), ("b.k", 8), ("w.i", 32), ("w.j", 32), ("w.k", 1)))
-    kernel = Kernel(tile, Usage(16 << 10, 64, 128), 0.0, 3e-6, 0.0, 1e-6)
+    kernel = MacroKernel(tile, Usage(16 << 10, 64, 128), 0.0, 3e-6, 0.0, 1e-6)
     b = gemm(None, 2304, 768)
     per_wave = T4.units * blocks_per_unit(kernel.used, T4)
     for rows in (1, 64, 1000, 5000):
@@ -159,7 +159,7 @@ def test_ftuner_closed_form_is_three_minus_the_score() -> None:
     b = gemm(None, 768, 768)
     for n in (16, 64, 128):
         tile = Tile((("b.i", n), ("b.j", n), ("b.k", 8), ("t.i", 4), ("t.j", 4), ("t.k", 1)))
-        kernel = Kernel(tile, Usage(16 << 10, 64, 256), 0.0, 0.0, 0.0, 0.0)
+        kernel = MacroKernel(tile, Usage(16 << 10, 64, 256), 0.0, 0.0, 0.0, 0.0)
         for rows in (1, 100, 1024, 5000):
             shape = {"i": rows}
             blocks = -(-rows // n) * (768 // n)

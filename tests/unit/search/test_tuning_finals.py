@@ -73,7 +73,7 @@ def test_what_was_measured_holds_between_sizes_too() -> None:
         "polydyn", "tree", B, tuple(ran), tuple(forms), tuple(PROBLEM.instances()), PROBLEM.weights, table,
         tuple(map(int, better)), (),
     )  # fmt: skip
-    decision = build_dispatch(kept).decision
+    decision = build_dispatch(kept)
     assert [choose(decision, B.sizes({"i": n})) for n in (1, 20, 45, 55, 100, 1000)] == [0, 0, 0, 1, 1, 1]
 
 

@@ -13,7 +13,7 @@ from polydyn.errors import BuildError, InputError
 from polydyn.schedules.decision import ArgMin, choose, map_indices, verify_decision
 from polydyn.schedules.index import Index
 from polydyn.search.backbone import GroupKey, Problem, Shape, Tile
-from polydyn.search.cost import Kernel
+from polydyn.search.cost import MacroKernel
 from polydyn.search.cost import polydyn as polydyn_cost
 from polydyn.search.dispatch.build import build_dispatch
 from polydyn.search.explorers.explore import aligned_order
@@ -36,28 +36,22 @@ def problem(hardware: Hardware) -> Problem:
 
 @pytest.mark.parametrize("hardware", [A100, cpu(2)], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_each_row_gives_a_total_dispatch(name: str, hardware: Hardware) -> None:
+def test_each_row_gives_a_total_decision(name: str, hardware: Hardware) -> None:
     p = problem(hardware)
     tuned = tune(strategy(name), p, hardware, Simulated(p.backbone, hardware), trials=16)
-    dispatch = build_dispatch(tuned)
+    decision = build_dispatch(tuned)
     assert 1 <= len(tuned.kernels) <= 24
     assert len(tuned.trials) <= 16
     for rows in (1, 2, 7, 61, 130, 509, 100_003):
-        program = dispatch.programs[choose(dispatch.decision, p.backbone.sizes({"i": rows}))]
-        assert all(0 <= k < len(tuned.kernels) for k in program.kernels)
-        if program.pair is not None:
-            env = {"i": rows}
-            parts = [program.pair.bigs.evaluate(env), program.pair.smalls.evaluate(env)]
-            sizes = [tuned.kernels[k].tile["b.i"] for k in program.kernels]
-            assert sum(n * s for n, s in zip(parts, sizes, strict=True)) == rows
+        assert 0 <= choose(decision, p.backbone.sizes({"i": rows})) < len(tuned.kernels)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_static_group_is_an_ordinary_group(name: str) -> None:
     b, hw = gemm(96, 64, 32), cpu(1)
     p = Problem(GroupKey("gemm", b.dtype, hw.name), b)
-    dispatch = build_dispatch(tune(strategy(name), p, hw, Simulated(b, hw), trials=8))
-    assert choose(dispatch.decision, b.sizes({})) < len(dispatch.programs)
+    tuned = tune(strategy(name), p, hw, Simulated(b, hw), trials=8)
+    assert choose(build_dispatch(tuned), b.sizes({})) < len(tuned.kernels)
 
 
 def test_progress_counts_trials_and_its_best_never_rises() -> None:
@@ -80,9 +74,9 @@ def test_polydyn_begins_with_aligned_tuples_and_then_searches_elsewhere() -> Non
 def test_two_dynamic_loops_and_a_dynamic_reduction() -> None:
     b, hw = gemm(None, None, None), cpu(2)
     p = Problem(GroupKey("gemm", b.dtype, hw.name), b)
-    dispatch = build_dispatch(tune(strategy("polydyn"), p, hw, Simulated(b, hw), trials=8))
+    tuned = tune(strategy("polydyn"), p, hw, Simulated(b, hw), trials=8)
     for shape in ({"i": 1, "j": 1, "k": 1}, {"i": 7, "j": 130, "k": 33}, {"i": 64, "j": 64, "k": 0}):
-        assert choose(dispatch.decision, shape) < len(dispatch.programs)
+        assert choose(build_dispatch(tuned), shape) < len(tuned.kernels)
 
 
 class Broken:
@@ -93,7 +87,7 @@ class Broken:
     def per_operation(self, tiles: Sequence[Tile]) -> list[float]:
         raise AssertionError(f"measured {len(tiles)} tuples")
 
-    def kernel(self, tile: Tile) -> Kernel:
+    def kernel(self, tile: Tile) -> MacroKernel:
         raise AssertionError(f"built {tile}")
 
     def seconds(self, tiles: Sequence[Tile], shape: Shape, turns: int = 1) -> list[float]:
@@ -122,7 +116,7 @@ class Tired(Simulated):
 
     most: int = 192
 
-    def kernel(self, tile: Tile) -> Kernel:
+    def kernel(self, tile: Tile) -> MacroKernel:
         if tile["b.k"] > self.most:
             raise BuildError(f"tuple {tile} is too slow")
         return super().kernel(tile)
@@ -159,8 +153,7 @@ def test_split_reductions_serve_small_grids_with_the_same_binaries() -> None:
     b = gemm(None, 256, 16384, dtype="float16", item=2)
     p = Problem(GroupKey("gemm", b.dtype, "A100"), b, splits=(1, 2, 4, 8))
     tuned = tune(strategy("polydyn"), p, A100, Simulated(b, A100), trials=24)
-    dispatch = build_dispatch(tuned)
-    (k,) = dispatch.programs[choose(dispatch.decision, b.sizes({"i": 16}))].kernels
+    k = choose(build_dispatch(tuned), b.sizes({"i": 16}))
     assert tuned.kernels[k].tile.get("split") > 1
     assert tuned.binaries < len(tuned.kernels)
     whole = Simulated(b, A100).kernel(tuned.trials[0].tile)
@@ -171,10 +164,10 @@ def test_split_reductions_serve_small_grids_with_the_same_binaries() -> None:
 
 
 def reached(tuned: Tuned, sim: Simulated, shapes: list[Shape]) -> list[float]:
-    dispatch = build_dispatch(tuned)
+    decision = build_dispatch(tuned)
     out = []
     for s in shapes:
-        (k,) = dispatch.programs[choose(dispatch.decision, s)].kernels
+        k = choose(decision, s)
         best = min(sim.seconds([t.tile for t in tuned.trials], s))
         out.append(best / sim.seconds([tuned.kernels[k].tile], s)[0])
     return out
@@ -194,11 +187,11 @@ def test_model_symbols_replace_loop_symbols() -> None:
     p = problem(A100)
     tuned = tune(strategy("tscompiler"), p, A100, Simulated(HALF, A100), trials=12)
     loops = build_dispatch(tuned)
-    model = map_indices(loops.decision, lambda i: i.subs({"i": Index.of("B") * Index.of("L")}))
-    verify_decision(model, len(loops.programs), frozenset("BL"))
+    model = map_indices(loops, lambda i: i.subs({"i": Index.of("B") * Index.of("L")}))
+    verify_decision(model, len(tuned.kernels), frozenset("BL"))
     assert isinstance(model, ArgMin)
     for b, n in ((1, 1), (3, 17), (8, 512)):
-        assert choose(model, {"B": b, "L": n}) == choose(loops.decision, {"i": b * n})
+        assert choose(model, {"B": b, "L": n}) == choose(loops, {"i": b * n})
 
 
 def test_a_group_of_which_nothing_runs_is_an_error() -> None:

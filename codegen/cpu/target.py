@@ -1,11 +1,9 @@
-"""A generated kernel, and the CPU it is generated for."""
+"""The CPU that a kernel is generated for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
-
-from polydyn.schedules.index import Index
 
 LEAVES = ("pd_cpu.h", "pd_math.h", "pd_storage.h")
 """Headers of CPU kernels; the first includes the others."""
@@ -17,13 +15,15 @@ class CpuTarget:
 
     ``name``: ``avx512``, ``avx2``, ``neon`` or ``generic``. ``width``: float32 lanes. ``tiles``: register tiles
     (rows, vectors) with their share of the peak (docs/cpu.md 2), best first. ``narrow``: lanes of a narrower vector,
-    whose operations take half the time where a wide one is made of two; 0: there is none.
+    whose operations take half the time where a wide one is made of two; 0: there is none. ``quads``: it multiplies four
+    unsigned bytes by four signed ones in each lane and adds them up (VNNI).
     """
 
     name: str
     width: int
     tiles: tuple[tuple[int, int, float], ...]
     narrow: int = 0
+    quads: bool = False
 
 
 AVX512 = CpuTarget("avx512", 16, ((8, 3, 1.0), (6, 4, 0.99), (12, 2, 0.94), (16, 1, 0.75)), 8)
@@ -36,22 +36,3 @@ def leaf_headers(width: int) -> dict[str, str]:
     folder = files("polydyn.codegen") / "leaf"
     texts = {name: (folder / name).read_text() for name in LEAVES}
     return texts | {LEAVES[0]: f"#define PD_W {width}\n{texts[LEAVES[0]]}"}
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """C text of one kernel and how to launch it.
-
-    ``buffers``: array names in ABI order. ``symbols``: integer arguments in ABI order, group parameters first, then the
-    launch-time tiles, whose values ``launch`` gives over group parameters and ``nth``. ``tasks``: number of tasks and
-    ``scratch``: bytes per thread, over the symbols. ``notes``: decisions worth telling (``explain``).
-    """
-
-    name: str
-    text: str
-    buffers: tuple[str, ...]
-    symbols: tuple[str, ...]
-    launch: dict[str, Index]
-    tasks: Index
-    scratch: Index
-    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,258 @@
+"""Architectures of torchvision, timm and transformers with small random weights, for ``benchmarks/census.py``.
+
+A family says what its models are fed and which axes are dynamic. Models of transformers are shrunk: every setting of
+``SMALL`` that a configuration has is put in its place. Needs torch, and what the family comes from.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FAMILIES = {
+    "classifier": """
+        resnet18 shufflenet_v2_x1_0 mobilenet_v2 mobilenet_v3_large regnet_y_400mf regnet_x_400mf googlenet
+        resnext50_32x4d efficientnet_v2_s swin_t maxvit_t vit_b_32 vgg11_bn
+    """,
+    "segmenter": "lraspp_mobilenet_v3_large deeplabv3_mobilenet_v3_large",
+    "video": "r3d_18 r2plus1d_18 s3d mvit_v2_s swin3d_t",
+    "flow": "raft_small",
+    "detector": """
+        ssdlite320_mobilenet_v3_large fasterrcnn_mobilenet_v3_large_320_fpn retinanet_resnet50_fpn
+        fcos_resnet50_fpn ssd300_vgg16 maskrcnn_resnet50_fpn keypointrcnn_resnet50_fpn
+    """,
+    "timm": """
+        lcnet_050 ghostnet_050 edgenext_xx_small efficientvit_b0 efficientformerv2_s0 mambaout_femto
+        xcit_nano_12_p16_224 deit_tiny_patch16_224 tiny_vit_5m_224 repvit_m0_9 tf_efficientnetv2_b0 gcvit_xxtiny
+        levit_128s cs3darknet_s pit_ti_224 crossvit_tiny_240 hgnetv2_b0 tnt_s_patch16_224 coatnet_nano_rw_224
+        maxvit_tiny_rw_224 visformer_tiny botnet26t_256 efficientformer_l1 poolformer_s12 selecsls42
+        res2net50_14w_8s resnetv2_50 rdnet_tiny davit_tiny caformer_s18 gmlp_s16_224 sequencer2d_s tresnet_m
+        volo_d1_224 xception41
+    """,
+    "text": """
+        bert distilbert albert mpnet ernie splinter gpt2 opt gptj gpt_neo gpt_neox mpt falcon xlm flaubert lilt
+        megatron-bert modernbert nomic_bert eurobert mistral gemma phi3 olmo olmoe stablelm starcoder2 cohere2
+        granite ministral nemotron xglm ctrl convbert funnel fnet longformer gemma3n_text mamba2 recurrent_gemma
+        bamba xlstm deepseek_v2 deepseek_v3 dbrx diffllama hunyuan_v1_dense bert-generation siglip_text_model
+        jina_embeddings_v3 gte doge qwen3_next olmo_hybrid seed_oss mixtral qwen2_moe
+    """,
+    "translator": "t5 mt5 umt5 bart plbart longt5 switch_transformers bigbird_pegasus nllb-moe",
+    "listener": "whisper speech_to_text moonshine",
+    "image": """
+        deit beit dinov2 mobilevit mobilevitv2 mobilenet_v1 mobilenet_v2 poolformer convnext convnextv2 cvt swin
+        swinv2 yolos focalnet vit_mae siglip_vision_model aimv2_vision_model conditional_detr rt_detr swin2sr
+        depth_anything zoedepth superpoint vitmatte mask2former upernet
+    """,
+    "audio": "wav2vec2 wavlm data2vec-audio sew encodec dac audio-spectrogram-transformer",
+}
+"""Family -> its models, small ones first."""
+TORCHVISION = ("classifier", "segmenter", "video", "flow", "detector")
+HIDDEN = ("hidden_size", "d_model", "dim", "n_embd", "emb_dim", "embedding_size")
+LAYERS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+)
+HEADS = (
+    "num_attention_heads", "num_heads", "n_head", "n_heads", "encoder_attention_heads", "decoder_attention_heads",
+    "num_encoder_attention_heads", "num_decoder_attention_heads",
+)  # fmt: skip
+INNER = ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "d_ff", "hidden_dim")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+SMALL: Mapping[str, int] = {
+    **dict.fromkeys(HIDDEN, 64), **dict.fromkeys(LAYERS, 2), **dict.fromkeys(HEADS, 4), **dict.fromkeys(INNER, 128),
+    **dict.fromkeys(EXPERTS, 4), "num_key_value_heads": 2, "num_kv_heads": 2, "head_dim": 16, "attention_head_size": 16,
+    "d_kv": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "vocab_size": 512,
+    "num_experts_per_tok": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 256,
+    "entity_vocab_size": 50, "mamba_d_state": 8, "state_size": 8, "q_lora_rank": 32, "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+SIZES = (
+    {"B": 2, "L": 16, "D": 7, "N": 2, "H": 160, "W": 160, "S": 9600},
+    {"B": 1, "L": 1, "D": 1, "N": 1, "H": 224, "W": 192, "S": 8000},
+    {"B": 3, "L": 37, "D": 5, "N": 3, "H": 192, "W": 224, "S": 12011},
+    {"B": 1, "L": 64, "D": 64, "N": 1, "H": 288, "W": 256, "S": 16000},
+)
+"""The sizes that every model is compared at."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module, example inputs by name, and the names of their dynamic axes."""
+
+    module: Any
+    inputs: Mapping[str, Any]
+    axes: Mapping[str, Mapping[int, str]]
+
+
+def source(family: str, name: str) -> Source:
+    """The model with seeded random weights."""
+    import torch
+
+    torch.manual_seed(0)
+    if family in TORCHVISION:
+        return _torchvision(family, name)
+    return _timm(name) if family == "timm" else _transformers(family, name)
+
+
+def _torchvision(family: str, name: str) -> Source:
+    import torch
+    import torchvision
+
+    parts = {"weights_backbone": None} if family in ("segmenter", "detector") else {}
+    module = torchvision.models.get_model(name, weights=None, **parts)
+    if family == "detector":
+        return Source(module, {"image": torch.rand(3, 224, 288)}, {"image": {1: "H", 2: "W"}})
+    if family == "flow":
+        images = {"image1": torch.randn(1, 3, 128, 128), "image2": torch.randn(1, 3, 128, 128)}
+        return Source(module, images, {x: {0: "N"} for x in images})
+    if family == "video":
+        side = 224 if "mvit" in name else 112
+        return Source(module, {"x": torch.randn(1, 3, 16, side, side)}, {"x": {0: "N"}})
+    if name == "googlenet":
+        module.aux_logits = False
+    return _pictures(module, "x", 224, any(part in name for part in ("vit", "swin", "vgg")))
+
+
+def _pictures(module: Any, name: str, side: int, fixed: bool) -> Source:
+    import torch
+
+    axes = {0: "N"} if fixed else {0: "N", 2: "H", 3: "W"}
+    return Source(module, {name: torch.randn(2, 3, side, side)}, {name: axes})
+
+
+def _timm(name: str) -> Source:
+    import timm
+
+    module = timm.create_model(name, pretrained=False, exportable=True)
+    one_size = (
+        "vit",
+        "mixer",
+        "levit",
+        "coat",
+        "gcvit",
+        "nest",
+        "volo",
+        "botnet",
+        "eva",
+        "xcit",
+        "deit",
+        "pit",
+        "gmlp",
+    )
+    fixed = module.default_cfg.get("fixed_input_size", False) or any(part in name for part in one_size)
+    return _pictures(module, "x", module.default_cfg["input_size"][-1], fixed)
+
+
+def _configuration(name: str) -> Any:
+    """A small configuration of transformers."""
+    import transformers
+
+    kind = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]
+    base = kind()
+    known = {k: v for k, v in SMALL.items() if type(getattr(base, k, None)) is int}
+    if getattr(base, "layer_types", None):
+        known["layer_types"] = list(base.layer_types[:2])
+    try:
+        small = kind(**known)
+    except Exception:  # of any class: settings that do not go together; those that can be set one by one
+        small = base
+        for k, v in known.items():
+            setattr(small, k, v)
+    if hasattr(small, "use_cache"):
+        small.use_cache = False
+    return small
+
+
+def _transformers(family: str, name: str) -> Source:
+    import torch
+    import transformers
+
+    settings = _configuration(name)
+    if family != "audio":
+        settings._attn_implementation = settings._experts_implementation = "eager"
+    module = transformers.AutoModel.from_config(settings)
+
+    def ids(length: int) -> Any:
+        return torch.randint(3, 90, (2, length))
+
+    if family in ("text", "translator"):
+        inputs = {"input_ids": ids(16), "attention_mask": torch.ones(2, 16, dtype=torch.long)}
+        axes = {x: {0: "B", 1: "L"} for x in inputs}
+        if family == "text":
+            return Source(module, inputs, axes)
+        return Source(
+            module, inputs | {"decoder_input_ids": ids(7)}, axes | {"decoder_input_ids": {0: "B", 1: "D"}}
+        )  # fmt: skip
+    if family == "listener":
+        heard, shape = {
+            "whisper": ("input_features", (2, 80, 3000)), "speech_to_text": ("input_features", (2, 64, 80)),
+            "moonshine": ("input_values", (2, 8000)),
+        }[name]  # fmt: skip
+        data = torch.randn(shape)
+        axes = {heard: {0: "B", 1: "S"} if name == "moonshine" else {0: "B"}, "decoder_input_ids": {0: "B", 1: "D"}}
+        return Source(module, {heard: data, "decoder_input_ids": ids(7)}, axes)
+    if family == "image":
+        side = getattr(settings, "image_size", None) or 224
+        side = side[0] if isinstance(side, (list, tuple)) else side if isinstance(side, int) else 224
+        channels = getattr(settings, "num_channels", 3) or 3
+        data = torch.randn(2, channels, min(side, 512), min(side, 512))
+        return Source(module, {"pixel_values": data}, {"pixel_values": {0: "N"}})
+    if name in ("encodec", "dac"):
+        return Source(module, {"input_values": torch.randn(2, 1, 9600)}, {"input_values": {0: "B", 2: "S"}})
+    if name == "audio-spectrogram-transformer":
+        data = torch.randn(2, settings.max_length, settings.num_mel_bins)
+        return Source(module, {"input_values": data}, {"input_values": {0: "B"}})
+    return Source(module, {"input_values": torch.randn(2, 8000)}, {"input_values": {0: "B", 1: "S"}})
+
+
+def _tensors(result: Any) -> Iterator[Any]:
+    """All tensors of a result, however it is nested."""
+    import torch
+
+    if torch.is_tensor(result):
+        yield result
+    elif isinstance(result, dict):
+        for value in result.values():
+            yield from _tensors(value)
+    elif isinstance(result, (list, tuple)):
+        for value in result:
+            yield from _tensors(value)
+
+
+def export(family: str, name: str, path: Path) -> None:
+    """Writes the model as ONNX, by the TorchScript exporter, with its first three results (of a detector all)."""
+    import torch
+
+    model = source(family, name)
+
+    class Flat(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model.module
+
+        def forward(self, *given: Any) -> Any:
+            if family == "detector":
+                return tuple(_tensors(self.inner(list(given))))
+            if family in TORCHVISION or family == "timm":
+                result = self.inner(*given)
+            else:
+                result = self.inner(**dict(zip(model.inputs, given, strict=True)), return_dict=True)
+            found = list(_tensors(result))
+            return tuple(x for x in found if x.is_floating_point())[:3] or tuple(found[:3])
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Flat().eval(), tuple(model.inputs.values()), str(path), input_names=list(model.inputs),
+            dynamic_axes={k: dict(v) for k, v in model.axes.items()}, opset_version=17, dynamo=False,
+            external_data=False,
+        )  # fmt: skip

@@ -1,0 +1,86 @@
+"""Strips: the footprint of a share of rows in scratch, a box of places, padding included (docs/adr/0010).
+
+Rows of a register tile are any pixels one after another: each begins somewhere in the strip, and from there on the
+steps of the reduction lie alike for all of them.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from polydyn.codegen.cpu.contraction import Contraction
+from polydyn.codegen.cpu.plan import Plan
+from polydyn.codegen.cpu.scratch import Scratch
+from polydyn.codegen.ir import Body, Let
+from polydyn.codegen.lower import flat
+from polydyn.codegen.places import Coordinates, Places
+from polydyn.schedules.expr import Value
+from polydyn.schedules.group.footprint import HIGH, LOW
+from polydyn.schedules.index import ONE, ZERO, Index, maximum, product
+from polydyn.schedules.proof.boxes import ContractTiles
+from polydyn.schedules.proof.footprints import Strip
+from polydyn.schedules.tree.names import a, extent
+from polydyn.schedules.tree.strategies import FILL, SHARE_ROWS, SHARE_ROWS_END
+
+FIRST_LINE, LINES = "s_lo", "s_n"
+"""The first place of a share along the axis of its strip, and how many are copied."""
+V = Index.of
+
+
+class Strips(Scratch):
+    """Panels as ``Scratch``; instead of rows the box of places that their windows read, in the order of the places."""
+
+    def __init__(self, product: Contraction, plan: Plan, places: Places) -> None:
+        super().__init__(product, plan, places)
+        assert product.footprint is not None, "strips are of a footprint"
+        self.footprint = product.footprint
+
+    @cached_property
+    def _counts(self) -> dict[str, Index]:
+        """Place -> how many of them the copy of a share runs."""
+        f = self.footprint
+        return {x: V(LINES) if x == f.strip else n.subs(f.sizes()) for x, (_, n) in f.box().items()}
+
+    def _first(self, place: str) -> Index:
+        return V(FIRST_LINE) if place == self.footprint.strip else ZERO
+
+    def _address(self, at: dict[str, Index]) -> Index:
+        """Where the element of these places lies."""
+        out, stride = ZERO, ONE
+        for x, _ in reversed(self.footprint.places):
+            out, stride = out + (at[x] - self._first(x)) * stride, stride * self._counts[x]
+        return out
+
+    def row(self, statement: str, at: Coordinates) -> Index:
+        """Where the strip holds the element that an instance reads."""
+        return self._address(self.footprint.at(self.places.env(statement, at)))
+
+    def filled(self, at: Coordinates) -> tuple[Index, Value]:
+        """Where FILL stores, and what: the element of its places."""
+        of = {x: V(a(x)).subs(at) + self._first(x) for x, _ in self.footprint.places}
+        batch = {x: self.places.element(FILL, x, at) for x in self.product.roles.batch}
+        return self._address(of), flat(self.product.group, self.footprint.value, {**batch, **of}, lambda x: None)
+
+    def box(self) -> dict[str, Index]:
+        """Sizes of the loops that FILL runs."""
+        return {extent(a(x)): n for x, n in self._counts.items()}
+
+    def around(self, body: Body) -> Body:
+        """The share's lines: from those that its first row reads to those that its last one does."""
+        f = self.footprint
+        first, count = f.box()[f.strip]
+        ends = {LOW: V(SHARE_ROWS) // f.line, HIGH: (maximum(1, SHARE_ROWS_END) - 1) // f.line} | f.sizes()
+        return (Let(FIRST_LINE, first.subs(ends), (Let(LINES, count.subs(ends), body),)),)
+
+    def rows_size(self, share: Index) -> Index:
+        """Elements allocated for at most ``share`` row tiles: n rows meet ``(n + line - 2) // line + 1`` lines."""
+        f = self.footprint
+        high = (share * self.plan.rows + f.line - 2) // f.line
+        return product(n.subs({LOW: ZERO, HIGH: high}) for _, n in f.box().values()).subs(f.sizes())
+
+    def tiles(self) -> ContractTiles:
+        """As ``Scratch``, with what is to be proven of the strip."""
+        f, tiles = self.footprint, super().tiles()
+        loops = {x: a(x) for x, _ in f.places}
+        strip = Strip(f, FILL, loops, f.box(), self.rows_size(V("S")), self.plan.rows)
+        return ContractTiles(**{**vars(tiles), "strip": strip})

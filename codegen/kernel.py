@@ -1,0 +1,155 @@
+"""A generated kernel of either target: its text, and what a launcher must know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from polydyn.codegen.ir import Compare
+from polydyn.schedules.index import ZERO, Index, IndexLike
+
+WORKERS = "nth"
+"""What ``launch`` expressions may use besides parameters: the number of threads, on a device of multiprocessors
+(``THREADS`` of the run time, which knows it without us)."""
+SHARED_LIMIT = 99 * 1024
+"""Bytes of shared memory a block may have on every device from sm_80 on (sm_86 and sm_89 have the least)."""
+BASE = "sm_80"
+"""What kernels need that need nothing of their own (``polydyn.gpu.targets.BASE``, likewise)."""
+TF32 = "tfloat32"
+"""The type of a tensor map that rounds float32 to tf32 as it loads them (``TF32`` of the run time, likewise)."""
+WORKSPACE = "workspace"
+"""The buffer that a kernel leaves partial results in for the launches ``after`` it."""
+UNIT = 1024
+"""A factor of estimates is a whole number of these parts."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one block: a loop of equal steps, and what comes after it.
+
+    ``steps``: of the loop, over the kernel's symbols. Of a step: ``flops`` at the peak rate of ``unit``, ``shared``
+    bytes read from shared memory, ``traffic`` bytes from and to global memory, ``instructions`` of warps.
+    ``waits``: memory latencies that a step has one after another, of which those of ``flight`` steps overlap.
+    ``elements``: results that pass through shared memory at the end. ``registers``: of a thread, where the compiler's
+    own number is not known. ``by_warps``: a warp executes its own instructions of ``unit``, and the block meets at a
+    barrier after each step.
+    """
+
+    steps: Index
+    registers: int
+    unit: str = "f32"
+    flops: int = 0
+    shared: int = 0
+    traffic: int = 0
+    instructions: int = 0
+    waits: int = 1
+    flight: int = 1
+    elements: int = 0
+    by_warps: bool = True
+
+    def _costs(self) -> tuple[int, ...]:
+        return self.flops, self.shared, self.traffic, self.instructions, self.waits, self.elements, self.registers
+
+    def no_slower(self, other: Work) -> bool:
+        """Whether nothing of a block is more, for as many steps: then no model says that the other is faster."""
+        alike = (self.steps, self.unit, self.flight, self.by_warps)
+        same = alike == (other.steps, other.unit, other.flight, other.by_warps)
+        return same and all(a <= b for a, b in zip(self._costs(), other._costs(), strict=True))
+
+    def shared_by(self, shares: IndexLike) -> Work:
+        """The same with the steps dealt to so many blocks."""
+        return replace(self, steps=self.steps.ceildiv(shares))
+
+
+@dataclass(frozen=True)
+class TensorMapOf:
+    """A tensor map that a kernel takes: a strided view of a buffer, in elements; dims innermost first.
+
+    ``dtype``: that of the buffer, or ``TF32``. The base is ``offset`` elements into it, dim 0 is dense, ``strides`` are
+    those of dims 1, 2, ...; a copy moves a ``box``, swizzled by 128 bytes (the run time's ``TensorMap`` wants
+    strides in bytes). Dims, strides and offset are over the symbols.
+    """
+
+    name: str
+    buffer: str
+    dtype: str
+    offset: Index
+    dims: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    box: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """How a kernel runs on a device, beside what every kernel has.
+
+    ``threads``: of a block. ``arch``: the oldest architecture that has the instructions; other than ``BASE`` it is also
+    the only one. ``maps``: parameters by value (128 bytes each), before the buffers. ``workspace``: bytes, over the
+    symbols, of the buffer ``WORKSPACE`` (16-byte aligned, contents undefined before and after), which it shares with
+    what is launched after it. ``work``: of a block, for estimates of its time; None: nothing is known. ``factor``: what
+    estimates are multiplied by, in parts of ``UNIT``: measured over modelled time of kernels like it.
+    """
+
+    threads: int
+    arch: str = BASE
+    maps: tuple[TensorMapOf, ...] = ()
+    workspace: Index = ZERO
+    work: Work | None = None
+    factor: int = UNIT
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of a group, on either target.
+
+    The parameters are the ``buffers`` (pointers), in the order of the interface, and then the ``symbols`` (int64):
+    parameters of the group, then those of ``launch``, whose values are given over the group's parameters and
+    ``WORKERS``. ``tasks``: of a launch, on a device its blocks, in a grid of one dimension; ``scratch``: bytes for each
+    thread, on a device of dynamic shared memory for each block; both over the symbols. ``notes``: decisions worth
+    telling (``explain``).
+
+    ``version`` names the choice among several kernels of a group. It may be launched where every index of ``multiples``
+    is a multiple of its number (elements), all ``conditions`` hold and, on a device, ``scratch`` fits. The kernels
+    ``after`` it are launched next, in order, on the same stream, with the same values of the symbols; a launch of no
+    blocks is left out. ``tile``: the number of the kept tile that it is made of, None where nothing was tuned.
+    ``block``: None on a CPU. ``text`` and ``buffers`` come last (``emit`` of the target).
+    """
+
+    name: str
+    symbols: tuple[str, ...]
+    tasks: Index
+    scratch: Index = ZERO
+    launch: Mapping[str, Index] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    version: str = ""
+    multiples: tuple[tuple[Index, int], ...] = ()
+    conditions: tuple[Compare, ...] = ()
+    after: tuple[Kernel, ...] = ()
+    tile: int | None = None
+    block: Block | None = None
+    text: str = ""
+    buffers: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> Block:
+        """How it runs on a device, which is where it is meant to."""
+        assert self.block is not None, f"{self.name} is for a CPU"
+        return self.block
+
+    def values(self, env: Mapping[str, int], workers: int) -> dict[str, int]:
+        """The values of all symbols for the values of the group's parameters."""
+        given = {**env, WORKERS: workers}
+        return {**env, **{n: i.evaluate(given) for n, i in self.launch.items()}}
+
+    def fits(self, env: Mapping[str, int], limit: int = SHARED_LIMIT, workers: int = 108, arch: str = BASE) -> bool:
+        """Whether it may be launched for these values of the group's parameters, on such a device."""
+        if self.device.arch not in (BASE, arch):
+            return False
+        values = self.values(env, workers)
+        whole = all(i.evaluate(values) % n == 0 for i, n in self.multiples)
+        return whole and all(c.holds(values) for c in self.conditions) and self.scratch.evaluate(values) <= limit
+
+
+def with_block(kernel: Kernel, **changes: object) -> Kernel:
+    """The kernel with other fields of its block."""
+    return replace(kernel, block=replace(kernel.device, **changes))  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+"""Which nodes another runtime computes, and the regions that they make (docs/adr/0030-fallback.md).
+
+Nodes that are left to another runtime are joined into regions, one node each: as large as they can be without a node in
+between that is compiled. What cannot leave the other runtime (strings, sequences) stays inside one region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from polydyn.errors import UnsupportedError
+from polydyn.graph.importer import ImportedGraph
+from polydyn.graph.inner import captured_by
+from polydyn.graph.operators.registry import OnnxNode
+
+KIND = "onnxruntime"
+"""Of the regions' nodes and of the host's steps, and the value of ``Options.fallback``."""
+NOT_BUILT = "the operator is not built"
+
+
+class CannotCross(Exception):
+    """A tensor of a region is of a kind that cannot pass between it and the program."""
+
+    def __init__(self, tensor: str, what: str) -> None:
+        super().__init__(f"{tensor} is {what}")
+        self.tensor, self.what = tensor, what
+
+
+class Again(Exception):
+    """More is left to the other runtime than before: the graph is to be propagated again."""
+
+
+@dataclass
+class Left:
+    """What is left to another runtime so far. It only grows."""
+
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Node -> why."""
+    tensors: dict[str, str] = field(default_factory=dict)
+    """Tensor that cannot cross -> what it is."""
+    callers: dict[str, str] = field(default_factory=dict)
+    """Node of a body that was written out -> the node that it was a body of, which is left as a whole."""
+
+    def leave(self, node: OnnxNode, why: UnsupportedError) -> None:
+        """Leaves a node that was refused, or the one whose body it is in."""
+        name = self.callers.get(node.name, node.name)
+        if name in self.nodes:
+            raise why
+        self.nodes[name] = str(why).split("\n")[0]
+
+    def keep(self, node: OnnxNode, found: CannotCross) -> None:
+        """Keeps a tensor inside, with all that reads it. UnsupportedError: it comes from outside, or goes there."""
+        if found.tensor in self.tensors:
+            raise UnsupportedError(
+                f"{node.name} cannot be left to ONNX Runtime: {found}", node=node.name, tensor=found.tensor,
+                rule="fallback", remedy=node.fallback,
+            )  # fmt: skip
+        self.tensors[found.tensor] = found.what
+
+    def written_out(self, node: OnnxNode, graph: ImportedGraph, built: Callable[[OnnxNode], bool]) -> ImportedGraph:
+        """What a node is replaced by: a branch of an If has regions of its own, a body none."""
+        caller = self.callers.get(node.name, "" if node.op == "If" else node.name)
+        if not caller:
+            return with_regions(graph, self, built)
+        self.callers.update((n.name, caller) for n in graph.nodes)
+        return graph
+
+
+def members(node: OnnxNode) -> tuple[OnnxNode, ...]:
+    """The nodes of a region; an ordinary node itself."""
+    return tuple(node.attribute("members")) if node.fallback else (node,)
+
+
+def region(nodes: Sequence[OnnxNode], read: Iterable[str], graph: ImportedGraph) -> OnnxNode:
+    """Nodes of a graph, in order, as one that gives what others read of it."""
+    made = {o for n in nodes for o in n.outputs if o}
+    inputs = dict.fromkeys(x for n in nodes for x in reads(n) if x not in made)
+    first, more = nodes[0], len(nodes) - 1
+    name = f"{first.name} and {more} more" if more else first.name
+    outputs = tuple(dict.fromkeys(x for x in read if x in made))
+    dims = {o: graph.declared[o].dims for o in outputs if o in graph.declared}
+    ranks = {o: len(d) for o, d in dims.items() if d is not None}
+    attributes = {"members": tuple(nodes), "ranks": ranks}
+    return OnnxNode(name, KIND, tuple(inputs), outputs, attributes, first.opset, first.fallback)
+
+
+def reads(node: OnnxNode) -> list[str]:
+    """The tensors that a node and its bodies read."""
+    return [x for x in (*node.inputs, *captured_by(node)) if x]
+
+
+def with_regions(graph: ImportedGraph, left: Left, built: Callable[[OnnxNode], bool]) -> ImportedGraph:
+    """The graph with its regions: nodes that are not ``built``, and those of ``left``."""
+    left.tensors.update((x, "a tensor of strings") for x, a in graph.constants.items() if a.dtype == object)
+    nodes = [replace(m, fallback="") for n in graph.nodes for m in members(n)]
+    cut = _Cut([replace(n, fallback=_reason(n, left, built)) for n in nodes], left)
+    return replace(graph, nodes=cut.nodes(graph)) if any(n.fallback for n in cut.given) else graph
+
+
+def _reason(node: OnnxNode, left: Left, built: Callable[[OnnxNode], bool]) -> str:
+    """Why a node is left; empty where it is not."""
+    inside = next((f"{x} is {left.tensors[x]}" for x in (*node.outputs, *reads(node)) if x in left.tensors), "")
+    return left.nodes.get(node.name, inside if built(node) else NOT_BUILT)
+
+
+class _Cut:
+    """Nodes in phases: even ones are compiled, odd ones are left. A phase reads what it and earlier ones give."""
+
+    def __init__(self, nodes: list[OnnxNode], left: Left) -> None:
+        self.given = nodes
+        maker = {o: k for k, n in enumerate(nodes) for o in n.outputs if o}
+        self.before = [{maker[x] for x in reads(n) if x in maker} for n in nodes]
+        self.after: list[set[int]] = [set() for _ in nodes]
+        for k, makers in enumerate(self.before):
+            for j in makers:
+                self.after[j].add(k)
+        self.unit = [{k} for k in range(len(nodes))]
+        for x in left.tensors.keys() & maker.keys():
+            for k in self.after[maker[x]]:
+                if x in reads(nodes[k]):
+                    self.join(maker[x], k)
+        self.close()
+        self.phase = self.phases()
+
+    def join(self, a: int, b: int) -> None:
+        """Two nodes must be in one region."""
+        both = self.unit[a] | self.unit[b]
+        for k in both:
+            self.unit[k] = both
+
+    def close(self) -> None:
+        """What lies between nodes that stay together stays with them."""
+        again = True
+        while again:
+            again = False
+            for k, unit in enumerate(self.unit):
+                if min(unit) != k or len(unit) == 1:
+                    continue
+                between = (self.reached(unit, self.before) & self.reached(unit, self.after)) - unit
+                for j in between:
+                    if not self.given[j].fallback:
+                        why = f"it lies between nodes that stay together ({self.given[k].name})"
+                        self.given[j] = replace(self.given[j], fallback=why)
+                    self.join(k, j)
+                    again = True
+
+    def reached(self, start: set[int], edges: Sequence[set[int]]) -> set[int]:
+        found, waiting = set(start), list(start)
+        while waiting:
+            new = {j for k in edges[waiting.pop()] for j in self.unit[k]} - found
+            found |= new
+            waiting += new
+        return found
+
+    def phases(self) -> list[int]:
+        """The earliest phase of every node; what only regions read belongs to the first of them."""
+        phase = [int(bool(n.fallback)) for n in self.given]
+        again = True
+        while again:
+            again = False
+            for k, makers in enumerate(self.before):
+                least = max((phase[j] + (phase[j] - phase[k]) % 2 for j in makers), default=0)
+                if least > phase[k]:
+                    again = True
+                    for j in self.unit[k]:
+                        phase[j] = least
+        for k in reversed(range(len(phase))):
+            readers = {j for i in self.unit[k] for j in self.after[i]} - self.unit[k]
+            if phase[k] % 2 and readers and all(phase[j] % 2 for j in readers):
+                for j in self.unit[k]:
+                    phase[j] = min(phase[r] for r in readers)
+        return phase
+
+    def nodes(self, graph: ImportedGraph) -> tuple[OnnxNode, ...]:
+        """All nodes in order, the joined ones of each odd phase as one; a region that nobody reads is left out."""
+        for k, makers in enumerate(self.before):
+            for j in makers:
+                if self.phase[k] % 2 and self.phase[j] == self.phase[k]:
+                    self.join(k, j)
+        found: list[tuple[int, int, OnnxNode]] = []
+        for k, unit in enumerate(self.unit):
+            if not self.phase[k] % 2:
+                found.append((self.phase[k], k, self.given[k]))
+            elif min(unit) == k:
+                others = (x for j, n in enumerate(self.given) if j not in unit for x in reads(n))
+                one = region([self.given[j] for j in sorted(unit)], (*others, *graph.outputs), graph)
+                if one.outputs:
+                    found.append((self.phase[k], k, one))
+        return tuple(n for _, _, n in sorted(found, key=lambda f: f[:2]))

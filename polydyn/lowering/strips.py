@@ -1,0 +1,104 @@
+"""The footprint of a convolution's row operand, from its addresses: which iterators move together.
+
+A pixel and a tap move together where all subscripts move ``s*u`` for one and ``d*u`` for the other, and their ranges
+overlap: then windows of neighbouring pixels share elements, and both are one place ``s*h + d*kh``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from polydyn.fusion.plan import FusionPlan
+from polydyn.lowering.collapse import in_order, split_divided
+from polydyn.lowering.flatten import FlatNode
+from polydyn.lowering.pixels import merge_pixels, operands
+from polydyn.schedules.expr import Op, Value, indices, loads, map_index, substitute, symbols_of
+from polydyn.schedules.group.footprint import Axis, Footprint
+from polydyn.schedules.index import Index
+from polydyn.schedules.tiling import Roles
+
+V = Index.of
+PIXEL = "pixel."
+"""What the names of pixels begin with: the merged row keeps the name of one of their iterators."""
+
+
+def as_strips(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[FlatNode, ...], Roles, Footprint] | None:
+    """The nodes of a windowed convolution over (batch.., row, column), the roles, and the footprint of its rows.
+
+    Rows are the pixels from the first one on that has a window; those before are batches, so that a strip is lines of
+    one image. None: there is no window, a subscript is no sum of places, or pixels do not become one row.
+    """
+    nodes = split_divided(nodes)
+    core = nodes[0]
+    found = operands(plan, core)
+    if found is None or core.dtype != "float32" or not core.reduction:
+        return None
+    assert isinstance(core.body, Op)
+    value = core.body.args[1 - found.column]
+    extents = dict((*core.shared, *core.reduction))
+    rows = [x for x, _ in core.shared if x in found.rows]
+    taps = {x: t for x in reversed(rows) if (t := _tap(value, (x, extents[x]), core.reduction)) is not None}
+    if not taps or len({t for t, _ in taps.values()}) < len(taps):
+        return None
+    pixels = rows[rows.index(next(x for x in rows if x in taps)) :]
+    nodes, roles = merge_pixels(nodes, replace(found, rows=tuple(pixels)))
+    made = _footprint(value, [(x, extents[x]) for x in pixels], core.reduction, taps, roles.row)
+    if made is None or set(pixels) & set(roles.batch):
+        return None
+    body = nodes[0].body
+    assert isinstance(body, Op)
+    args = tuple(v if k == found.column else made.operand() for k, v in enumerate(body.args))
+    block, *inner = (x for x, _ in made.steps)
+    roles = replace(roles, block=block, inner=tuple(inner))
+    return (replace(nodes[0], body=replace(body, args=args), reduction=made.steps), *nodes[1:]), roles, made
+
+
+def _tap(v: Value, pixel: Axis, reduction: tuple[Axis, ...]) -> tuple[str, Fraction] | None:
+    """The reduction that moves together with a pixel, and how far it moves for a step of the pixel."""
+    best: tuple[Fraction, str] | None = None
+    for x, e in reduction:
+        ratio = _ratio(v, pixel[0], x)
+        if ratio is not None and e.constant is not None and (e.constant - 1) * ratio >= 1:
+            best = min(best, (ratio, x)) if best else (ratio, x)
+    return None if best is None else (best[1], best[0])
+
+
+def _ratio(v: Value, pixel: str, tap: str) -> Fraction | None:
+    """How far every subscript moves for a step of the tap, in steps of the pixel; None: not a number, or not one."""
+    ratios: set[Fraction] = set()
+    for i in indices(v):
+        a, rest = i.split(pixel)
+        b, rest = rest.split(tap)
+        if {pixel, tap} & (rest.symbols() | a.symbols() | b.symbols()) or a.terms.keys() != b.terms.keys():
+            return None
+        ratios |= {Fraction(b.terms[m], c) for m, c in a.terms.items()}
+    return ratios.pop() if len(ratios) == 1 and min(ratios) > 0 else None
+
+
+def _footprint(
+    value: Value, pixels: list[Axis], reduction: tuple[Axis, ...], taps: dict[str, tuple[str, Fraction]], row: str
+) -> Footprint | None:
+    """The footprint, its places from the greatest stride of the operand to the least; steps in the same order."""
+    joined = {t for t, _ in taps.values()}
+    alone = [x for x, _ in reduction if x not in joined]
+    names = {x: f"f{k}" for k, x in enumerate((*(x for x, _ in pixels), *alone))}
+    at = {x: V(PIXEL + x) for x, _ in pixels} | {x: V(x) for x in alone}
+    at |= {x: at[x] * r.denominator + V(t) * r.numerator for x, (t, r) in taps.items()}
+
+    def moved(i: Index) -> Index:
+        for x, name in names.items():
+            stride, rest = i.split(x)
+            tap, ratio = taps.get(x, ("", Fraction(1)))
+            step = Index({m: c // ratio.denominator for m, c in stride.terms.items()})
+            i = rest.subs({tap: 0}) + step * name
+        return i
+
+    new = map_index(value, moved)
+    back = substitute(new, {names[x]: e.subs({PIXEL + x: V(x)}) for x, e in at.items()})
+    if back != value or not symbols_of(new).issuperset(names.values()):
+        return None
+    wide = max(loads(new), key=lambda x: len(x.index[0].symbols()))
+    places = in_order(tuple((names[x], e) for x, e in at.items()), wide.index[0])
+    steps = tuple((x, e) for _, p in places for x, e in reduction if x in p.symbols())
+    return Footprint(new, places, tuple((PIXEL + x, e) for x, e in pixels), steps, row)

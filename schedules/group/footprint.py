@@ -1,0 +1,87 @@
+"""Footprints: what the windows of neighbouring rows read, as a box of places.
+
+The row operand of a convolution reads an element through ``s*h + d*kh``: windows that overlap mean the same one. Its
+*places* are these sums, and the operand is a function of its places alone. So a copy of a box of places, a strip of
+lines with the padding around it, holds every element once, and a row's window is where its first place is plus an
+offset for each step of the reduction.
+
+    operand(row, steps)  ==  value(places(pixels(row), steps))
+
+Extents are symbols here (``size``), so that what is proven of a footprint holds for all sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polydyn.schedules.expr import Value, substitute
+from polydyn.schedules.index import ONE, ZERO, Index, product
+
+V = Index.of
+Axis = tuple[str, Index]
+LOW, HIGH = "line_lo", "line_hi"
+"""The first pixel iterator of the first and of the last row of a share of rows."""
+
+
+def size(iterator: str) -> str:
+    """The symbol that stands for an iterator's extent."""
+    return f"size.{iterator}"
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """``value``: the operand over places (and iterators that all rows of a task share). ``places``: (name, affine
+    expression over pixels and steps, coefficients >= 1), as a copy lays them out, outermost first; each pixel and each
+    step is in one. ``pixels``: (name, extent) of the iterators whose mixed-radix number is the iterator ``row`` of the
+    group. ``steps``: (name, extent) of the group's reductions.
+    """
+
+    value: Value
+    places: tuple[Axis, ...]
+    pixels: tuple[Axis, ...]
+    steps: tuple[Axis, ...]
+    row: str
+
+    @property
+    def strip(self) -> str:
+        """The place that moves with the first pixel iterator: a share of rows has a part of it, of others all."""
+        return next(x for x, at in self.places if self.pixels[0][0] in at.symbols())
+
+    @property
+    def line(self) -> Index:
+        """Rows with one value of the first pixel iterator."""
+        return product(e for _, e in self.pixels[1:])
+
+    def sizes(self) -> dict[str, Index]:
+        """What ``size`` stands for."""
+        return {size(x): e for x, e in (*self.pixels, *self.steps)}
+
+    def at(self, env: Mapping[str, Index]) -> dict[str, Index]:
+        """Place -> where an instance reads; ``env``: the group's iterators."""
+        digits, rest = {}, V(self.row).subs(env)
+        for x, e in reversed(self.pixels[1:]):
+            digits[x], rest = rest % e, rest // e
+        known = {**env, **digits, self.pixels[0][0]: rest}
+        return {x: i.subs(known) for x, i in self.places}
+
+    def operand(self) -> Value:
+        """The operand over the group's iterators."""
+        return substitute(self.value, self.at({}))
+
+    def box(self) -> dict[str, tuple[Index, Index]]:
+        """Place -> (the first one that is copied for a share of rows, how many), over ``LOW``, ``HIGH`` and sizes.
+
+        It is the hull of what windows read: places outside could lie outside the tensor.
+        """
+        first, out = self.pixels[0][0], {}
+        for x, at in self.places:
+            step, _ = at.split(first)
+            last = at.subs({n: V(size(n)) - 1 for n in at.symbols() if n != first} | {first: V(HIGH) - LOW})
+            out[x] = step * LOW, last + ONE
+        return out
+
+    def elements(self, lines: Index) -> Index:
+        """Elements of the box of so many values of the first pixel iterator."""
+        counts = (count.subs({LOW: ZERO, HIGH: lines - 1}) for _, count in self.box().values())
+        return product(counts).subs(self.sizes())

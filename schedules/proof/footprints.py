@@ -1,0 +1,113 @@
+"""Proof that a promoted footprint holds what rows read: the place of every read is filled, with that very element."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polydyn.schedules.errors import LegalityError
+from polydyn.schedules.group.footprint import HIGH, LOW, Footprint, size
+from polydyn.schedules.index import Index, product
+from polydyn.schedules.isl_util import at_least, below, between, frame, param_set, sample
+from polydyn.schedules.model import Group
+from polydyn.schedules.ranges import is_nonnegative
+from polydyn.schedules.tree.names import Meets
+from polydyn.schedules.tree.scheduled import Scheduled, flat, path
+
+V = Index.of
+SHARE = "S"
+"""Row tiles of a share, in what is allocated for it."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A copy of a footprint as a kernel makes it. ``copy``, ``loops``: its statement, and its loop for each place;
+    ``box``: as ``Footprint.box``; ``size``: elements allocated for ``SHARE`` tiles of ``rows`` rows.
+    """
+
+    footprint: Footprint
+    copy: str
+    loops: Mapping[str, str]
+    box: Mapping[str, tuple[Index, Index]]
+    size: Index
+    rows: int
+
+
+def check_strip(t: Scheduled, strip: Strip) -> None:
+    """LegalityError unless every row of a share finds the elements of its windows in the strip that is copied for it.
+
+    1. The operand that the group reads is the value at the row's places: what is copied is what is meant.
+    2. For first pixels LOW <= h <= HIGH every place that is read is in the box (isl, all sizes). A row of the share has
+       such an h, as ``row // line`` grows with the row.
+    3. The box is no larger than the hull of what is read, so the copy stays inside the tensor.
+    4. The copy runs the box, in loops that no reader is in: it is complete when the first one reads.
+    5. What is allocated holds the box: n rows meet at most ``(n + line - 2) // line + 1`` values of the first pixel.
+    """
+    _check_value(t.group, strip.footprint)
+    _check_inside(strip)
+    _check_hull(strip)
+    _check_loops(t, strip)
+    _check_size(strip)
+
+
+def _refuse(what: str) -> LegalityError:
+    return LegalityError(what, tensor="rows", rule="footprint")
+
+
+def _check_value(group: Group, f: Footprint) -> None:
+    value = group.backbone.value
+    if f.operand() not in getattr(value, "args", ()):
+        raise _refuse(f"the operand of {group.backbone.name} is not {f.value} at the places {dict(f.places)}")
+    extents = dict(group.backbone.iters)
+    if any(extents.get(x) != e for x, e in f.steps):
+        raise _refuse(f"the steps {dict(f.steps)} are not those of {group.backbone.name}")
+
+
+def _check_inside(strip: Strip) -> None:
+    f = strip.footprint
+    (h, _), inner = f.pixels[0], [x for x, _ in (*f.pixels[1:], *f.steps)]
+    sizes = tuple(size(x) for x in inner)
+    space = frame("read", (LOW, HIGH, h, *inner), sizes)
+    read = [at_least(LOW, 0), *between(LOW, h, V(HIGH) + 1), *(c for x in inner for c in between(0, x, V(size(x))))]
+    context = param_set(sizes)
+    for x, at in f.places:
+        first, count = strip.box[x]
+        for missed in (below(at, first), at_least(at, first + count)):
+            bad = space.where([*read, missed]).intersect_params(context)
+            if not bad.is_empty():
+                raise _refuse(
+                    f"place {x} = {at} is read outside [{first}, {first + count}), which is copied\n"
+                    f"  for example {sample(bad)}"
+                )
+
+
+def _check_hull(strip: Strip) -> None:
+    f = strip.footprint
+    for x, at in f.places:
+        first, count = strip.box[x]
+        ends = {n: V(size(n)) - 1 for n in at.symbols()}
+        low, high = (at.subs({**dict.fromkeys(ends, 0), f.pixels[0][0]: LOW}), at.subs({**ends, f.pixels[0][0]: HIGH}))
+        if first != low or first + count - 1 != high:
+            raise _refuse(f"place {x} is copied from {first} to {first + count - 1}, read from {low} to {high}")
+
+
+def _check_loops(t: Scheduled, strip: Strip) -> None:
+    tree = flat(t.tree)
+    readers = {f.statement for f in t.flow if f.meets is Meets.READS and _writes(t, strip.copy, f.buffer)}
+    shared = {k for n in readers for k in path(tree, n)}
+    own = [k for k in path(tree, strip.copy) if k not in shared]
+    if own != [strip.loops[x] for x, _ in strip.footprint.places]:
+        raise _refuse(f"{strip.copy} runs {own} by itself, its box has the loops {list(strip.loops.values())}")
+
+
+def _writes(t: Scheduled, statement: str, buffer: str) -> bool:
+    return any(f.statement == statement and f.buffer == buffer and f.meets is Meets.WRITES for f in t.flow)
+
+
+def _check_size(strip: Strip) -> None:
+    f = strip.footprint
+    rows = V(SHARE) * strip.rows
+    lines = {LOW: V(0), HIGH: (rows + f.line - 2) // f.line}
+    needed = product(count.subs(lines) for _, count in strip.box.values()).subs(f.sizes())
+    if strip.size != needed and not is_nonnegative(strip.size - needed):
+        raise _refuse(f"{strip.size} elements do not hold the {needed} of a strip")

@@ -1,0 +1,20 @@
+"""Schedule matrices against dependences, without a tree: for the tests of what solves and recognises them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import islpy as isl
+
+from polydyn.schedules.group.dependence import Dependences
+from polydyn.schedules.group.polyhedra import rows_to_map
+from polydyn.schedules.model import Group
+from polydyn.schedules.proof.order import Rows, _check_order, _indices, _timeline
+
+
+def check_legal(
+    group: Group, deps: Dependences, schedule: Rows | isl.UnionMap, allow_reassociation: bool = False
+) -> None:
+    """Every dependence runs strictly forwards, by the check that proves trees. LegalityError otherwise."""
+    union = rows_to_map(group, _indices(schedule)) if isinstance(schedule, Mapping) else schedule
+    _check_order(group, deps.pairs(allow_reassociation), _timeline(group, union), deps.context)

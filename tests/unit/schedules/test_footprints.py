@@ -1,0 +1,152 @@
+"""Footprints: what is copied for a share of rows holds what their windows read, and mistakes are refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.target import AVX512
+from polydyn.fusion.pipeline import fusion_plan, rewrite_graph
+from polydyn.graph.expand import import_model
+from polydyn.lowering.contract import ContractGroup, lower_contract
+from polydyn.schedules.errors import LegalityError
+from polydyn.schedules.group.footprint import HIGH, LOW, Footprint, size
+from polydyn.schedules.index import Index, product
+from polydyn.schedules.proof.footprints import Strip, check_strip
+from polydyn.schedules.proof.reuse import Proofs
+from polydyn.schedules.tree.scheduled import Scheduled
+from tests.support.tiny import model, node
+
+V = Index.of
+
+
+def form(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
+    """A convolution alone, lowered for a CPU."""
+    dims: list[str | int] = ["N", weight[1], *"HWD"[: len(weight) - 2]]
+    m: onnx.ModelProto = model(
+        [node("Conv", "x w", "y", **attributes)], {"x": ("float32", dims)}, ["y"], {"w": np.zeros(weight, np.float32)}
+    )
+    plan = fusion_plan(rewrite_graph(import_model(m)))
+    lowered = lower_contract(plan, plan.groups[0], 16, promotion=True)
+    assert lowered is not None
+    return lowered
+
+
+def strip(f: ContractGroup) -> tuple[Scheduled, Strip]:
+    """The schedule of a form, and its strip as the kernel makes it."""
+    group = f.lowered.group
+    kernel = ContractKernel("k", group, Proofs(group).contract(f.roles), AVX512, f.packed, None, f.fill, f.footprint)
+    made = kernel.tiles().strip
+    assert made is not None
+    return kernel.schedule, made
+
+
+@pytest.fixture(scope="module")
+def convolution() -> tuple[Scheduled, Strip]:
+    return strip(form((8, 5, 3, 3), pads=[1, 1, 1, 1], strides=[2, 1], dilations=[1, 3]))
+
+
+@pytest.mark.parametrize(
+    ("weight", "attributes", "places"),
+    [
+        ((8, 5, 3, 3), {"pads": [1, 1, 1, 1]}, 3),
+        ((8, 5, 3, 1), {"strides": [2, 2]}, 3),
+        ((8, 5, 1, 3), {"pads": [0, 1, 0, 1]}, 2),  # a line is a batch: windows lie along it
+        ((8, 5, 5), {"pads": [2, 2], "dilations": [2]}, 2),
+        ((8, 5, 3, 3, 2), {"strides": [2, 1, 1]}, 4),
+    ],
+)
+def test_windows_have_a_footprint(weight: tuple[int, ...], attributes: dict[str, Any], places: int) -> None:
+    f = form(weight, **attributes)
+    assert f.footprint is not None and len(f.footprint.places) == places
+    check_strip(*strip(f))
+
+
+def test_what_no_windows_share_has_none() -> None:
+    """Steps without overlap, as in patches, copy every element once anyway."""
+    assert form((8, 5, 4, 4), strides=[4, 4]).footprint is None
+    assert form((8, 5, 1, 1), strides=[2, 2]).footprint is None
+
+
+def reads(f: Footprint, sizes: dict[str, int], low: int, high: int) -> Iterator[dict[str, int]]:
+    """Place -> what is read, for first pixels low to high and all others."""
+    names = [x for x, _ in (*f.pixels, *f.steps)]
+    ranges = [range(low, high + 1), *(range(sizes[size(x)]) for x in names[1:])]
+    for point in itertools.product(*ranges):
+        env = dict(zip(names, point, strict=True))
+        yield {x: at.evaluate(env) for x, at in f.places}
+
+
+def right(s: Strip) -> bool:
+    """Whether a strip holds what is read, by counting at a few sizes; its first and last elements are read."""
+    f = s.footprint
+    for wide, (low, high) in itertools.product((9, 5), ((0, 0), (1, 2))):
+        params = dict.fromkeys({x for _, e in f.pixels for x in e.symbols()}, wide)
+        sizes = {size(x): e.evaluate(params) for x, e in (*f.pixels, *f.steps)}
+        env = {**sizes, LOW: low, HIGH: high}
+        box = {x: (a.evaluate(env), a.evaluate(env) + n.evaluate(env)) for x, (a, n) in s.box.items()}
+        found = list(reads(f, sizes, low, high))
+        if any((min(r[x] for r in found), max(r[x] for r in found)) != (a, b - 1) for x, (a, b) in box.items()):
+            return False
+        rows = (high - low) * f.line.evaluate(params) + 1
+        held = s.size.evaluate({**params, "S": -(-rows // s.rows)})
+        if held < int(product(V(b - a) for a, b in box.values())):
+            return False
+    return True
+
+
+def mutants(s: Strip) -> Iterator[Strip]:
+    """Boxes that begin or end elsewhere, too little memory, another operand."""
+    for x, (a, n) in s.box.items():
+        for other in ((a + 1, n), (a, n - 1), (a + 1, n - 1), (a, n + 1), (a * 2, n), (a, n * 2)):
+            yield replace(s, box={**s.box, x: other})
+    yield replace(s, size=s.size - 1)
+    yield replace(s, size=s.size.subs({"S": 1}))
+    f = s.footprint
+    for k, (x, at) in enumerate(f.places):
+        moved = ((x, at + n) for n in at.symbols())
+        yield from (replace(s, footprint=replace(f, places=(*f.places[:k], p, *f.places[k + 1 :]))) for p in moved)
+    yield replace(s, footprint=replace(f, steps=f.steps[::-1], pixels=f.pixels[::-1]))
+    yield replace(s, footprint=replace(f, steps=tuple((x, e + 1) for x, e in f.steps)))
+    yield replace(s, loops=dict.fromkeys(s.loops, "a_f0"))
+
+
+def test_what_the_proof_of_a_strip_accepts_is_right(convolution: tuple[Scheduled, Strip]) -> None:
+    t, s = convolution
+    check_strip(t, s)
+    assert right(s)
+    accepted = []
+    for m in mutants(s):
+        try:
+            check_strip(t, m)
+        except LegalityError:
+            continue
+        accepted.append(m)
+    assert all(m.footprint == s.footprint and m.loops == s.loops and right(m) for m in accepted)
+    assert len(accepted) < 4, "twice nothing is nothing"
+
+
+def test_refusals_name_the_place_and_an_instance(convolution: tuple[Scheduled, Strip]) -> None:
+    t, s = convolution
+    x = s.footprint.strip
+    a, n = s.box[x]
+    with pytest.raises(LegalityError, match=rf"place {x} = .* is read outside(.|\n)*for example"):
+        check_strip(t, replace(s, box={**s.box, x: (a, n - 1)}))
+    with pytest.raises(LegalityError, match="is copied from"):
+        check_strip(t, replace(s, box={**s.box, x: (a, n + 1)}))
+    with pytest.raises(LegalityError, match="do not hold"):
+        check_strip(t, replace(s, size=s.size - 1))
+
+
+def test_a_copy_that_readers_loop_around_is_refused(convolution: tuple[Scheduled, Strip]) -> None:
+    """It would not be complete when the first row reads."""
+    t, s = convolution
+    with pytest.raises(LegalityError, match=r"runs .* by itself"):
+        check_strip(t, replace(s, loops=dict.fromkeys(s.loops, "c_i")))
