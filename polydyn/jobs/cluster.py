@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from polydyn.errors import PolydynError, UnsupportedError
@@ -23,16 +23,22 @@ class ClusterError(PolydynError):
 
 
 class Cluster:
-    """Workers of a scheduler; ``submit`` gives them steps, ``next`` waits for an answer."""
+    """Workers of a scheduler; ``submit`` gives them steps, ``next`` waits for an answer.
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    ``client`` begins it: a batch in which all is done needs no workers, which take seconds to begin.
+    """
+
+    def __init__(self, client: Callable[[], Any]) -> None:
+        self._begin = client
+        self._client: Any = None
         self._ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._looked, self._slots, self._last = 0.0, 0, time.monotonic()
 
     @property
     def slots(self) -> int:
-        """Threads of all workers: as many steps may be under way. ClusterError: none for a minute."""
+        """Threads of all workers: as many steps run at once; 1 before ``begin``. ClusterError: none for a minute."""
+        if self._client is None:
+            return 1
         now = time.monotonic()
         if now - self._looked > 1.0 or not self._slots:
             self._looked, self._slots = now, self._count()
@@ -42,8 +48,14 @@ class Cluster:
                 raise ClusterError("the cluster has no workers", remedy="start workers, then call batch again")
         return self._slots
 
+    def begin(self) -> None:
+        """Connects, at the first call. UnsupportedError: Dask is not installed. ClusterError: nobody answers."""
+        if self._client is None:
+            self._client = self._begin()
+            self._last = time.monotonic()
+
     def submit(self, token: int, execute: Execute, request: dict[str, Any]) -> None:
-        """Sends a step to a worker; its answer comes with ``token``."""
+        """After ``begin``: sends a step to a worker; its answer comes with ``token``."""
         future = self._client.submit(execute, request, pure=False)
         future.add_done_callback(lambda f: self._ended.put((token, f)))
 
@@ -74,10 +86,14 @@ class Cluster:
 
 @contextmanager
 def open_cluster(workers: int, scheduler: str | None = None) -> Iterator[Cluster]:
-    """A local cluster of so many workers, or the workers of a scheduler.
+    """A local cluster of so many workers, or the workers of a scheduler; it begins when it is needed."""
+    with ExitStack() as stack:
+        yield Cluster(lambda: stack.enter_context(_client(workers, scheduler)))
 
-    UnsupportedError: Dask is not installed. ClusterError: nobody answers at the address.
-    """
+
+@contextmanager
+def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
+    """Dask's client. UnsupportedError: Dask is not installed. ClusterError: nobody answers at the address."""
     try:
         import dask
         from distributed import Client, LocalCluster
@@ -93,7 +109,7 @@ def open_cluster(workers: int, scheduler: str | None = None) -> Iterator[Cluster
                 f"no scheduler answers at {scheduler}: {e}", rule="--scheduler", remedy="start one with dask scheduler"
             ) from e
         with client:
-            yield Cluster(client)
+            yield client
         return
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0, "distributed.comm.timeouts.connect": "60s"}),
@@ -103,7 +119,7 @@ def open_cluster(workers: int, scheduler: str | None = None) -> Iterator[Cluster
         ) as local,
         Client(local, set_as_default=False, loop=event_loop()) as client,
     ):  # fmt: skip
-        yield Cluster(client)
+        yield client
 
 
 @functools.cache

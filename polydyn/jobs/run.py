@@ -162,6 +162,7 @@ class Batch:
             self.ledger.end(attempt, {"outcome": "failed", "error": f"{type(e).__name__}: {e}"})
             self._count(step, "failed", f"failed ({type(e).__name__}): {e}")
             return
+        cluster.begin()
         number = self.tries[step.name] = self.tries.get(step.name, 0) + 1
         attempt = self.ledger.begin(self.number, step.name, key, number)
         self.running[token] = _Running(step, key, attempt, number, request)

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 import polydyn
 from polydyn.cli import main
 from polydyn.compiler import Options
-from polydyn.errors import InputError
+from polydyn.errors import InputError, UnsupportedError
 from polydyn.jobs import Batch, BatchResult, read_jobs
 from polydyn.jobs.ledger import Ledger, folder_of, latest
 from polydyn.jobs.spec import KEYS, TUNE_KEYS
@@ -183,6 +183,17 @@ def attempts(path: Path) -> list[tuple[str, str, int]]:
         return [(a.job, a.outcome, a.number) for a in ledger.attempts()]
     finally:
         ledger.close()
+
+
+def test_a_batch_in_which_all_is_done_begins_no_cluster(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(models, "- {model: relu.onnx, output: a.polydyn}")
+    assert run(path)[0].state.done == 1
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    assert run(path)[0].state.skipped == 1
+    (models / "a.polydyn").unlink()
+    with pytest.raises(UnsupportedError, match="batch needs Dask"):
+        run(path)
+    assert attempts(path) == [("a.polydyn", "gone", 1)], "nothing was begun"
 
 
 def test_a_batch_goes_on_after_a_failure_and_resumes(models: Path) -> None:

@@ -27,9 +27,9 @@ from polydyn.runtime.artifact import read_artifact, write_artifact
 from polydyn.testing.accuracy import TOLERANCE, error, reference
 from polydyn.testing.fuzz import difference
 from polydyn.testing.inputs import feeds, shapes
+from polydyn.testing.quantizer import quantize
 from polydyn.testing.random_graphs import random_feeds, random_graph
 from tests.support.paths import DATA, ROOT, TESTS
-from tests.support.quantized import quantize
 from tests.support.stored import load, path_of
 
 CROSS, QEMU, SYSROOT = "aarch64-linux-gnu-gcc", "qemu-aarch64", "/usr/aarch64-linux-gnu"
