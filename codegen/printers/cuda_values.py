@@ -143,6 +143,8 @@ class CudaValues:
             return self._cast(v)
         if v.name == "bitcast" and v.args[0].dtype not in HALF and v.dtype not in HALF:
             return f"pd_bitcast<{REGISTER[v.dtype]}>({self.text(v.args[0])})"
+        if self.fast and (x := _erfc_argument(v)):
+            return f"pd_erfc_fast(-{self.text(x)})"
         args = [self.text(a) for a in v.args]
         source = v.args[-1].dtype
         if v.name in ("where", "select"):
@@ -186,6 +188,21 @@ def _single(name: str, args: list[str]) -> str:
     raise CodegenError(f"{name} of float32 is not built for CUDA", rule="scalar operations of the device header")
 
 
+def _literal(v: Value) -> float | None:
+    """The number that a value is, converted or not."""
+    while isinstance(v, Op) and v.name == "cast":
+        (v,) = v.args
+    return float(v.value) if isinstance(v, Const) else None
+
+
+def _erfc_argument(v: Op) -> Value | None:
+    """x of 1 + erf(x), which is erfc(-x) without the cancellation, and without a part for small x."""
+    for a, b in (v.args, v.args[::-1]) if v.name == "add" else ():
+        if isinstance(a, Op) and a.name == "erf" and a.dtype == "float32" and _literal(b) == 1:
+            return a.args[0]
+    return None
+
+
 def _fast(v: Op, args: list[str]) -> str:
     """As ``_single``, within 2^-16 (docs/adr/0005-cuda.md); empty: it has no other form."""
     if v.name in FAST:
@@ -194,10 +211,8 @@ def _fast(v: Op, args: list[str]) -> str:
         return f"pd_div_fast(1.0f, {args[0]})"
     if v.name != "div":
         return ""
-    by = v.args[1]
-    while isinstance(by, Op) and by.name == "cast":
-        (by,) = by.args
-    inverse = 1 / float(by.value) if isinstance(by, Const) and by.value else 0.0
+    by = _literal(v.args[1])
+    inverse = 1 / by if by else 0.0
     if NORMAL < abs(inverse) < 1 / NORMAL:
         return f"({args[0]} * {constant(Const('float32', inverse))})"
     return f"pd_div_fast({args[0]}, {args[1]})"
