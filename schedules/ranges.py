@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import permutations
 from math import gcd, prod
 from typing import TypeAlias
 
@@ -67,14 +66,13 @@ def _expand_divisions(p: Index, ranges: Ranges) -> tuple[Index, dict[str, Index]
         for a in divisions:
             x, n = a.args
             co = _factor(p, a)
-            rest = Index({m: v for m, v in p.terms.items() if a not in m})
             c = n.constant
             q = Index({m: v // c for m, v in co.terms.items() if v % c == 0}) if c else polynomial_division(co, n)[0]
             if not co.terms or q * n != co:
                 continue
             fresh = f"%m{len(extra)}"
             extra[fresh] = n
-            p = rest + q * (x - fresh)
+            p = Index({m: v for m, v in p.terms.items() if a not in m}) + q * (x - fresh)
             break
         else:
             return p, extra
@@ -91,10 +89,13 @@ def _factor(p: Index, a: Atom) -> Index:
 
 def _digits(p: Index, divisions: list[Atom]) -> Iterator[tuple[Atom, Atom, Index, Index]]:
     """``x // n`` and ``x // (n*k)`` where p multiplies the one by c and the other by -c*k; (the two, c, k)."""
-    for a, b in permutations(divisions, 2):
+    alike: dict[Index, list[Atom]] = {}
+    for d in divisions:
+        alike.setdefault(d.args[0], []).append(d)
+    for a, b in ((d, e) for d in divisions for e in alike[d.args[0]] if e != d):
         k, rest = polynomial_division(b.args[1], a.args[1])
         co = _factor(p, a)
-        if a.args[0] == b.args[0] and co.terms and not rest.terms and _factor(p, b) == -(k * co):
+        if co.terms and not rest.terms and _factor(p, b) == -(k * co):
             yield a, b, co, k
 
 

@@ -6,6 +6,7 @@ A family says what its models are fed and which axes are dynamic. Models of tran
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -166,7 +167,8 @@ def _configuration(name: str) -> Any:
     except Exception:  # of any class: settings that do not go together; those that can be set one by one
         small = base
         for k, v in known.items():
-            setattr(small, k, v)
+            with contextlib.suppress(AttributeError):
+                setattr(small, k, v)
     if hasattr(small, "use_cache"):
         small.use_cache = False
     return small

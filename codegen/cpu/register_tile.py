@@ -288,7 +288,8 @@ class RegisterTile:
         body = partial_unroll(body, steps[-1] if steps else p("k"), plan.unroll)
         near = plan.fill or (x.steps.constant or LINE) < 2 * LINE  # in the cache, or rows are one stream
         panel: dict[str, Index] = {}
-        if x.columns.constant is None:  # K is short where both operands are computed, and variants are many
+        words = x.accumulation.value.dtype == "int32"  # a step of words is several: its panels are waited for sooner
+        if x.columns.constant is None or (near and not words):  # computed columns: K is short, variants are many
             return body
         if self.streams:
             panel[c("j")] = minimum(V(c("j")) + 1, x.columns.ceildiv(plan.columns) - 1)

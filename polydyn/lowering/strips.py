@@ -38,8 +38,8 @@ def as_strips(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[Flat
     value = core.body.args[1 - found.column]
     extents = dict((*core.shared, *core.reduction))
     rows = [x for x, _ in core.shared if x in found.rows]
-    taps = {x: t for x in reversed(rows) if (t := _tap(value, (x, extents[x]), core.reduction)) is not None}
-    if not taps or len({t for t, _ in taps.values()}) < len(taps):
+    taps = _taps(value, rows, core.reduction)
+    if not taps:
         return None
     pixels = rows[rows.index(next(x for x in rows if x in taps)) :]
     nodes, roles = merge_pixels(nodes, replace(found, rows=tuple(pixels)))
@@ -54,14 +54,19 @@ def as_strips(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[Flat
     return (replace(nodes[0], body=replace(body, args=args), reduction=made.steps), *nodes[1:]), roles, made
 
 
-def _tap(v: Value, pixel: Axis, reduction: tuple[Axis, ...]) -> tuple[str, Fraction] | None:
-    """The reduction that moves together with a pixel, and how far it moves for a step of the pixel."""
-    best: tuple[Fraction, str] | None = None
-    for x, e in reduction:
-        ratio = _ratio(v, pixel[0], x)
-        if ratio is not None and e.constant is not None and (e.constant - 1) * ratio >= 1:
-            best = min(best, (ratio, x)) if best else (ratio, x)
-    return None if best is None else (best[1], best[0])
+def _taps(v: Value, pixels: list[str], reduction: tuple[Axis, ...]) -> dict[str, tuple[str, Fraction]]:
+    """Pixel -> the reduction that moves together with it, and how far that moves for a step of the pixel.
+
+    Of several that do (where sizes are numbers, lines are so many columns), those that move least.
+    """
+    found: dict[str, tuple[Fraction, str]] = {}
+    for pixel in pixels:
+        ratios = ((_ratio(v, pixel, x), x, e.constant or 0) for x, e in reduction)
+        near = [(ratio, x) for ratio, x, e in ratios if ratio is not None and (e - 1) * ratio >= 1]
+        if near:
+            ratio, tap = min(near)
+            found[tap] = min(found.get(tap, (ratio, pixel)), (ratio, pixel))
+    return {pixel: (tap, ratio) for tap, (ratio, pixel) in found.items()}
 
 
 def _ratio(v: Value, pixel: str, tap: str) -> Fraction | None:

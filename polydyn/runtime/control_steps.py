@@ -17,7 +17,7 @@ from polydyn.errors import InputError
 from polydyn.runtime.host_steps import Array, Call, Result, step
 from polydyn.runtime.native import address_of, new_output
 from polydyn.runtime.program import Program, numpy_dtype
-from polydyn.runtime.repeats import ENDED, ROOM, SHAPE, Repeats
+from polydyn.runtime.repeats import ENDED, ROOM, SHAPE, Repeats, repeats
 
 
 class Body:
@@ -134,7 +134,7 @@ class Iteration:
     def _repeat(self, places: Places) -> bool:
         """All that are left in C; False where the next one needs Python."""
         feeds = {n: _aligned(a) for n, a in (self.body.around | self._feeds()).items()}
-        with self.body.program.repeats(feeds) as c:
+        with repeats(self.body.program, feeds) as c:
             rows = [n for j, n in places.carried.items() if n in places.rows and c.shapes[n] != self.carried[j].shape]
             if rows or (places.condition and c.shapes[places.condition] not in ((), (1,))):
                 return False
@@ -188,9 +188,11 @@ class Repetition:
     def __init__(self, work: Iteration, places: Places, c: Repeats, feeds: Mapping[str, Array]) -> None:
         """``feeds``: of the first iteration."""
         self.work, self.places, self.c, self.feeds, self.first = work, places, c, feeds, work.k
-        program, first = work.body.program, 2 * int(work.counts)
+        manifest, first = work.body.program.manifest, 2 * int(work.counts)
+        described = {o["name"]: o for o in manifest["outputs"]}
+        self.ends = {n for n, o in described.items() if not o["strided"]}  # what grows, grows along the first axis
         for name, r in zip(places.rows, work.rows, strict=True):
-            r.reserve(work.k, c.shapes[name], program.dtype_of(name), work.trips)
+            r.reserve(work.k, c.shapes[name], numpy_dtype(described[name]["dtype"]), work.trips)
         rows = dict(zip(places.rows, work.rows, strict=True))
         self.formals = work.body.formals[first : first + len(work.carried)]
         self.sliced = work.body.formals[first + len(work.carried) :]
@@ -214,7 +216,8 @@ class Repetition:
 
     def _in_place(self, j: int) -> bool:
         """Whether something carried only grows at its end, along its first axis."""
-        return j in self.changing and self.work.body.program.appends(self.formals[j], self.changing[j])
+        name = self.changing.get(j, "")
+        return name in self.ends and self.work.body.program.appendable.get(name) == self.formals[j]
 
     def _pair(self, j: int, room: int) -> tuple[Array, Array]:
         """Two arrays of bytes, or the same one twice."""

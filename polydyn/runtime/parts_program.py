@@ -48,7 +48,8 @@ class PartsProgram(Program):
         self._parts = list(parts)
         runs = leaves(self._parts)
         for other in runs[1:]:
-            other.borrow_threads(runs[0])
+            other._native.borrow_threads(runs[0]._native)
+            other._lender = runs[0]
         self._constants = constants_of(artifact)
         self._order: list[Mapping[str, Any]] = manifest["order"]
         in_c = any(s.get("step") in IN_C for s in self._order)

@@ -21,7 +21,6 @@ from polydyn.runtime.bound import BoundCall, refuse_conversions
 from polydyn.runtime.explain import Explanation, explain
 from polydyn.runtime.expressions import evaluate
 from polydyn.runtime.native import BITS, DTYPE_CODES, Context, LaunchInfo, Native, address_of, new_output
-from polydyn.runtime.repeats import Repeats
 from polydyn.runtime.shapes_log import write_log
 from polydyn.runtime.sharing import refuse_sharing, surely_apart
 
@@ -74,6 +73,8 @@ class Program:
 
     general: Program | None = None
     """The version for calls in which sizes that were taken to be equal are not, but one of them is 1."""
+    _lender: Program | None = None
+    """On whose threads it runs; is not closed before this one."""
     one_part = True
     """Whether all sizes follow from those of the inputs; else the host has steps in between (0027-parts.md)."""
 
@@ -94,11 +95,6 @@ class Program:
         self._pairs = {(a["input"], a["output"]) for a in manifest["appendable"]}
         close = weakref.finalize(self, _close, self._native, self._contexts)
         close.atexit = False  # threads may still be calling then; the process takes everything with it
-
-    def borrow_threads(self, lender: Program) -> None:
-        """From now on runs on the threads of another program, as the parts of one do, which run in turn."""
-        self._native.borrow_threads(lender._native)
-        self._lender = lender  # is not closed before this one
 
     def _open_library(self, artifact: Artifact) -> Native:
         return Native(artifact)
@@ -170,21 +166,6 @@ class Program:
         call = BoundCall(run, self._native.check, arrays, results)
         weakref.finalize(call, self._take_back, context).atexit = False  # until then this keeps the program
         return call
-
-    def dtype_of(self, output: str) -> np.dtype[Any]:
-        """The numpy dtype of an output."""
-        return next(d for n, d in self._outputs if n == output)
-
-    def appends(self, given: str, output: str) -> bool:
-        """Whether an output is an input and more behind it along the first axis; then both may begin at one place."""
-        return (given, output) in self._pairs and not any(n == output for _, n, _ in self._strided)
-
-    @contextmanager
-    def repeats(self, feeds: Mapping[str, Any]) -> Iterator[Repeats]:
-        """For runs on aligned arrays of these shapes and strides, at places that move from run to run."""
-        with self._context() as context:
-            self._bind(context, feeds)
-            yield Repeats(self._native, context, [n for n, _, _ in self._inputs], [n for n, _ in self._outputs])
 
     def _bind(
         self, context: Context, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None

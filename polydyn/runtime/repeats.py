@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from polydyn.runtime.native import Context, Native
+from polydyn.runtime.program import Program
 
 ENDED, GOING, ROOM, SHAPE = 0, 1, 2, 3
 """``PD_ENDED`` ...: why runs have ended."""
@@ -85,3 +88,11 @@ class Repeats:
         self._grown = (Grown * len(grown))(*(Grown(inputs.index(i), outputs.index(o), room) for i, o, room in grown))
         tensors, dims = self._context.shape_memory()
         return ctypes.byref(Growth(ctypes.addressof(self._grown), len(grown), tensors, dims))
+
+
+@contextmanager
+def repeats(program: Program, feeds: Mapping[str, Any]) -> Iterator[Repeats]:
+    """For runs of a program on aligned arrays of these shapes and strides, at places that move from run to run."""
+    with program._context() as context:
+        program._bind(context, feeds)
+        yield Repeats(program._native, context, [*program.inputs], [*program.outputs])

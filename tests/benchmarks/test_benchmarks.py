@@ -324,3 +324,11 @@ def test_pages_of_a_file_just_written_are_in_memory(tmp_path: Path) -> None:
     with (tmp_path / "f").open("r+b") as f:
         assert opening.resident(f.fileno()) == 1.0
     assert opening.share_of_memory() > 1 << 20
+
+
+def test_products_of_few_bits_run_in_onnxruntime() -> None:
+    x = np.linspace(-1, 1, 3 * 64, dtype=np.float32).reshape(3, 64)
+    for made in (models.dynamic_linear(8, 64), models.linear_of_nibbles(8, 64, accuracy=4)):
+        session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+        (y,) = session.run(None, {"x": x})
+        assert y.shape == (3, 8) and np.abs(y).max() > 0.1

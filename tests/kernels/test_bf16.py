@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -9,8 +11,9 @@ import pytest
 
 import polydyn
 from polydyn import Options
-from polydyn.checked import compile_checked
+from polydyn.checked import CheckedProgram
 from polydyn.cli.machine import How
+from polydyn.compiler import plan_program
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.schedules.expr import OPS
 from polydyn.session import SessionOptions
@@ -51,7 +54,7 @@ def test_weights_take_half_the_bytes_and_notes_name_every_product() -> None:
     r = np.random.default_rng(3)
     w, odd = (r.standard_normal(s).astype(np.float32) for s in ((64, 48), (33, 48)))
     nodes = [node("MatMul", "x w", "y"), node("MatMul", "z odd", "o"), node("MatMul", "y t", "p")]
-    inputs = {"x": ("float32", ["M", 64]), "z": ("float32", ["M", 33]), "t": ("float32", [48, "N"])}
+    inputs: Any = {"x": ("float32", ["M", 64]), "z": ("float32", ["M", 33]), "t": ("float32", [48, "N"])}
     made = model(nodes, inputs, ["o", "p"], {"w": w, "odd": odd})
     program, plain = polydyn.compile(made, options=BF16), polydyn.compile(made)
     assert plain.weight_bytes - program.weight_bytes == (64 * 2 + 33 * 4 - 34 * 2) * 48
@@ -86,7 +89,7 @@ def test_convolutions_that_read_channels_last() -> None:
 def test_every_access_to_memory_is_in_bounds() -> None:
     made, w, b = linear(32, 20)
     x = np.random.default_rng(2).standard_normal((1, 3, 32)).astype(np.float32)
-    got = compile_checked(made, options=BF16).run({"x": x})["o"]
+    got = CheckedProgram(plan_program(made, options=BF16)).run({"x": x})["o"]
     np.testing.assert_allclose(got, np.maximum(nearest(x) @ nearest(w) + b, 0), 1e-5, 1e-5)
 
 

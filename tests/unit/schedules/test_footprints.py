@@ -28,8 +28,8 @@ V = Index.of
 
 
 def form(weight: tuple[int, ...], **attributes: Any) -> ContractGroup:
-    """A convolution alone, lowered for a CPU."""
-    dims: list[str | int] = ["N", weight[1], *"HWD"[: len(weight) - 2]]
+    """A convolution alone, lowered for a CPU; its pixels are symbols but for ``pixels``."""
+    dims: list[str | int] = ["N", weight[1], *attributes.pop("pixels", "HWD"[: len(weight) - 2])]
     m: onnx.ModelProto = model(
         [node("Conv", "x w", "y", **attributes)], {"x": ("float32", dims)}, ["y"], {"w": np.zeros(weight, np.float32)}
     )
@@ -61,6 +61,7 @@ def convolution() -> tuple[Scheduled, Strip]:
         ((8, 5, 1, 3), {"pads": [0, 1, 0, 1]}, 2),  # a line is a batch: windows lie along it
         ((8, 5, 5), {"pads": [2, 2], "dilations": [2]}, 2),
         ((8, 5, 3, 3, 2), {"strides": [2, 1, 1]}, 4),
+        ((8, 5, 3, 1), {"pixels": (9, 7), "strides": [2, 2]}, 3),  # a line is a number of columns
     ],
 )
 def test_windows_have_a_footprint(weight: tuple[int, ...], attributes: dict[str, Any], places: int) -> None:
