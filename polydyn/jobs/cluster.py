@@ -16,6 +16,8 @@ from polydyn.errors import PolydynError, UnsupportedError
 Execute = Callable[[dict[str, Any]], dict[str, Any]]
 PATIENCE = 60.0
 """Seconds without any worker after which a batch gives up."""
+BEGINNINGS = 3
+"""How often local workers may begin."""
 
 
 class ClusterError(PolydynError):
@@ -113,13 +115,24 @@ def _client(workers: int, scheduler: str | None) -> Iterator[Any]:
         return
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0, "distributed.comm.timeouts.connect": "60s"}),
-        LocalCluster(
-            n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0", silence_logs=50,
-            loop=event_loop(),
-        ) as local,
+        _local(LocalCluster, workers) as local,
         Client(local, set_as_default=False, loop=event_loop()) as client,
-    ):  # fmt: skip
+    ):
         yield client
+
+
+def _local(make: Callable[..., Any], workers: int) -> Any:
+    """A local cluster. A worker that is killed while it begins ends the others: then they begin anew. ClusterError."""
+    failure: RuntimeError | None = None
+    for _ in range(BEGINNINGS):
+        try:
+            return make(
+                n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address="127.0.0.1:0",
+                silence_logs=50, loop=event_loop(),
+            )  # fmt: skip
+        except RuntimeError as e:
+            failure = e
+    raise ClusterError(f"no worker begins: {failure}", remedy="see what ends them, then call batch again") from failure
 
 
 @functools.cache

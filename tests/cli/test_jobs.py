@@ -23,6 +23,7 @@ from polydyn.cli import main
 from polydyn.compiler import Options
 from polydyn.errors import InputError, UnsupportedError
 from polydyn.jobs import Batch, BatchResult, read_jobs
+from polydyn.jobs.cluster import ClusterError
 from polydyn.jobs.ledger import Ledger, folder_of, latest
 from polydyn.jobs.spec import KEYS, TUNE_KEYS
 from polydyn.jobs.work import execute, resident_bytes
@@ -301,6 +302,25 @@ def test_a_killed_worker_costs_one_attempt(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(o for _, o, _ in found) == ["done"] * 4 + ["lost"]
     assert ("1.polydyn", "done", 2) in found
     assert (tmp_path / "1.polydyn").read_bytes() == b"artifact of kill once"
+
+
+def test_a_worker_killed_while_it_begins_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed", reason="the extra [jobs] is not installed")
+    (tmp_path / "a.onnx").write_bytes(b"")
+    path = write(tmp_path, "- {model: a.onnx, output: a.polydyn}")
+    make, ends = distributed.LocalCluster, [RuntimeError("Nanny failed to start.")] * 3
+
+    def begin(**said: Any) -> Any:
+        if ends:
+            raise ends.pop()
+        return make(**said)
+
+    monkeypatch.setattr(distributed, "LocalCluster", begin)
+    with pytest.raises(ClusterError, match="no worker begins: Nanny failed"):
+        run(path, execute=stub)
+    ends.append(RuntimeError("Nanny failed to start."))
+    assert run(path, execute=stub)[0].state.done == 1
+    assert attempts(path) == [("a.polydyn", "done", 1)]
 
 
 def request_for(folder: Path, **more: Any) -> dict[str, Any]:
