@@ -47,7 +47,7 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     own = tmp_path_factory.getbasetemp()
     path = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
     path.mkdir(exist_ok=True)
-    for kind in ("cuda", "emulated", "libcuda"):
+    for kind in ("cuda", "emulated", "libcuda", "objects"):
         with contextlib.suppress(BuildError, FileExistsError):  # no home; another worker was here
             (path / kind).symlink_to(cache_dir(kind))
     os.environ["POLYDYN_CACHE"] = str(path)

@@ -26,8 +26,6 @@ OF = ("layers", "attention", "stitch")
 """Kinds of cases that have variants."""
 SHAPES = 5
 PATTERNS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
-    "fast-exp": ("attention_|softmax_float16", ((r"\bpd_exp\(", "pd_exp_fast("),)),
-    "times-inverse": ("layer_gelu_|gelu$", ((r"/ (\d+\.\d+(?:e[+-]?\d+)?)f\b", r"* (1.0f / \1f)"),)),
     "one-block": ("attention_", ((r"(PD_KERNEL\(\w+, \d+), \d+\)", r"\1, 1)"),)),
     "two-blocks": ("attention_", ((r"(PD_KERNEL\(\w+, \d+), \d+\)", r"\1, 2)"),)),
     "rolled": ("layer_gelu_", ((r"#pragma unroll\n(?=\s*for \(int\w* e_)", "#pragma unroll 1\n"),)),

@@ -59,7 +59,7 @@ def test_every_stage_answers(folder: Path, tmp_path: Path) -> None:
     assert stages["gemm"]["results"][0]["tflops"] > 0 and len(stages["stitch"]["results"]) == 2
     assert all(r["cold_us"] > 0 and r["host_us"] > 0 for r in stages["layers"]["results"])
     assert {r["constant"] for r in stages["calibration"]["results"]} >= {"LAUNCH", "LATENCY", "L2_BYTES", "BARRIER"}
-    assert any("fast-exp" in r["name"] for r in stages["variants"]["results"])
+    assert any("two-blocks" in r["name"] for r in stages["variants"]["results"])
     cost = stages["overhead"]["results"][0]
     assert cost["ok"] and all(cost[k] > 0 for k in ("device_us", "bound_us", "graph_on_device_us", "us_per_launch"))
     taken = stages["selector"]["results"][0]

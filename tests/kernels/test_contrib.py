@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from polydyn.errors import UnsupportedError
 from polydyn.graph import reference
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.expand import import_model
+from polydyn.graph.ir import Graph
 
 RNG = np.random.default_rng(0)
 Array = np.ndarray[Any, Any]
@@ -49,12 +51,18 @@ def model_of(
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-def agrees(model: onnx.ModelProto, *calls: dict[str, Array], tolerance: float = 2e-5, steps: int = 0) -> None:
-    """The compiled model and the reference give what ONNX Runtime gives; ``steps``: of integers that may be off."""
+@lru_cache(maxsize=1)
+def compiled(model: bytes) -> tuple[onnxruntime.InferenceSession, Graph, polydyn.Program]:
+    """The model in ONNX Runtime, as primitives, and compiled: once for all the shapes of a test."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    graph, program = import_model(model), polydyn.compile(model, threads=1)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return session, import_model(model), polydyn.compile(model, threads=1)
+
+
+def agrees(model: onnx.ModelProto, *calls: dict[str, Array], tolerance: float = 2e-5, steps: int = 0) -> None:
+    """The compiled model and the reference give what ONNX Runtime gives; ``steps``: of integers that may be off."""
+    session, graph, program = compiled(model.SerializeToString(deterministic=True))
     for feeds in calls:
         wanted = session.run(None, feeds)
         for results in (reference.evaluate(graph, feeds), program.run(feeds)):
