@@ -19,7 +19,6 @@ from polydyn.schedules.expr import OPS
 from polydyn.session import SessionOptions
 from polydyn.testing.halves import in_halves, rounded, widened
 from polydyn.testing.inputs import feeds, shapes
-from polydyn.torch_backend import Settings
 from tests.support.stored import compiled, load
 from tests.support.tiny import model, node
 
@@ -124,4 +123,3 @@ def test_everywhere_that_takes_options() -> None:
     said = SessionOptions()
     said.add_session_config_entry("polydyn.precision", "bf16")
     assert said.arguments("cpu", {}).options == BF16 == How(precision="bf16").options
-    assert Settings.of({"precision": "bf16"}).arguments.options == BF16

@@ -18,6 +18,7 @@ from tests.support.paths import ROOT
 torch = pytest.importorskip("torch", reason="the extra [torch] is not installed")
 pytest.importorskip("onnxscript", reason="the extra [torch] is not installed")
 
+import polydyn  # noqa: E402
 import polydyn.torch_backend as under_test  # noqa: E402
 from polydyn.errors import InputError, UnsupportedError  # noqa: E402
 
@@ -235,3 +236,7 @@ def test_torch_finds_the_backend_by_its_name(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "[0.0, 2.0]", done.stderr
+
+
+def test_products_may_round_their_operands() -> None:
+    assert under_test.Settings.of({"precision": "bf16"}).arguments.options == polydyn.Options(precision="bf16")
