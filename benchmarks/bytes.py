@@ -70,7 +70,7 @@ def main() -> None:
     """See the module's docstring."""
     parser = arguments.parser(__doc__, seconds=2)
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.onnx")
-    parser.add_argument("--only", nargs="+", metavar="FAMILY")
+    parser.add_argument("--only", nargs="+", choices=("linear8", "linear4", "models"), metavar="FAMILY")
     args = parser.parse_args()
     arguments.finish([path for threads in args.threads for path in run(threads, args)])
 
