@@ -203,6 +203,10 @@ class Index:
 
     def subs(self, env: Mapping[str, IndexLike]) -> Index:
         """Substitutes symbols, simultaneously."""
+        return self._subs(env, {})
+
+    def _subs(self, env: Mapping[str, IndexLike], done: dict[Atom, Index]) -> Index:
+        """``done``: atoms that were met: the same ones stand in many places of a minimum or a quotient."""
         if self.symbols().isdisjoint(env):
             return self
         total: dict[Monomial, int] = {}
@@ -218,7 +222,9 @@ class Index:
                 elif all(x.symbols().isdisjoint(env) for x in a.args):
                     kept.append(a)
                 else:
-                    p = p * Atom(a.kind, tuple(x.subs(env) for x in a.args), a.name).normal()
+                    if a not in done:
+                        done[a] = Atom(a.kind, tuple(x._subs(env, done) for x in a.args), a.name).normal()
+                    p = p * done[a]
             for k, w in (p * Index({tuple(kept): 1}) if kept else p).terms.items():
                 total[k] = total.get(k, 0) + w
         return Index(total)
