@@ -126,6 +126,34 @@ def _largest_atom(a: str | Atom, sizes: Mapping[str, tuple[int, int | None]]) ->
     return max(bounds) if a.kind == "max" and len(bounds) == len(known) else None
 
 
+def interval(e: Index, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """Numbers between which an expression lies. ``sizes``: (low, high) of its symbols. KeyError: one is missing.
+
+    ValueError: the expression reads a tensor, or divides by what may be negative.
+    """
+    low = high = 0
+    for monomial, c in e.terms.items():
+        ends = (c, c)
+        for a in monomial:
+            x, y = sizes[a] if isinstance(a, str) else _atom_interval(a, sizes)
+            products = [u * v for u in ends for v in (x, y)]
+            ends = min(products), max(products)
+        low, high = low + ends[0], high + ends[1]
+    return low, high
+
+
+def _atom_interval(a: Atom, sizes: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    args = [interval(x, sizes) for x in a.args]
+    if a.kind in ("min", "max"):
+        pick = min if a.kind == "min" else max
+        return pick(x for x, _ in args), pick(y for _, y in args)
+    if a.kind != "floordiv" or args[1][0] < 0:
+        raise ValueError(f"{a} has no bounds")
+    divisors = [max(1, n) for n in args[1]]
+    quotients = [x // n for x in args[0] for n in divisors] + [0] * (args[1][0] == 0)
+    return min(quotients), max(quotients)
+
+
 def is_nonnegative(p: Index, ranges: Ranges | None = None) -> bool:
     """True when ``p >= 0`` is proven over the ranges.
 

@@ -22,7 +22,7 @@ from polydyn.runtime.c import sources
 from polydyn.search.hardware import Hardware, cpu
 
 FMA_STEPS, CACHED_BYTES, MEMORY_BYTES, TIMES = 1 << 16, 256 << 10, 128 << 20, 8
-FORMAT = "1"
+FORMAT = "2"
 REGISTERS = {"avx512": 32, "neon": 32}
 
 

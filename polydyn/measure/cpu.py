@@ -16,7 +16,7 @@ from polydyn.measure.placed import PlacedTask
 from polydyn.measure.side import How, Side
 from polydyn.search.backbone import Problem
 from polydyn.search.outcomes import Search, outcome
-from polydyn.search.tasks.cpu import CpuTask, task_of
+from polydyn.search.tasks.cpu import CpuTask, placed_task, task_of
 from polydyn.shapes.sizes import Dims
 
 
@@ -41,9 +41,11 @@ def tasks_of_graph(graph: Graph, target: str, options: Options) -> list[PlacedTa
         if not isinstance(form, ContractGroup):
             continue
         task = task_of(key, form, backend.processor, target)
+        place = builder.placed[key]
+        if not isinstance(task, Declined):
+            task = placed_task(task, place.lowered.params)
         if isinstance(task, Declined):  # a compilation with records says so in its notes
             continue
-        place = builder.placed[key]
         extents = {n: e.subs(place.lowered.params) for n, e in task.extents.items()}
         out.append(PlacedTask(f"{place.fused.kind} {place.fused.outputs[0]}", task, extents))
     return out

@@ -32,6 +32,7 @@ from polydyn.search.finals import LONG, TURNS, sizes_to_measure
 from polydyn.search.outcomes import Search
 from polydyn.search.records import Record
 from polydyn.search.strategies import MEASURED_SECONDS, Tuned
+from polydyn.search.tasks.cpu import placed_task
 from polydyn.search.tasks.cuda import CudaTask, cuda_task_of, hardware_of
 
 
@@ -69,6 +70,8 @@ class CudaSide(Side[CudaTask]):
                 if key in out:
                     continue
                 task = cuda_task_of(key, form, self.target, options.tf32)
+                if not isinstance(task, Declined):
+                    task = placed_task(task, form.lowered.params)
                 if isinstance(task, Declined):  # a compilation with records says so in its notes
                     continue
                 extents = {n: e.subs(form.lowered.params) for n, e in task.extents.items()}

@@ -96,8 +96,12 @@ def cpu(
     ways: int = 8,
     name: str = "cpu",
 ) -> Hardware:
-    """A CPU with two FMA pipes of ``lanes`` float32 lanes per core (AVX-512: 16 lanes, 32 registers; AVX2: 8, 16)."""
+    """A CPU with two FMA pipes of ``lanes`` float32 lanes per core (AVX-512: 16 lanes, 32 registers; AVX2: 8, 16).
+
+    A step of an integer product counts as one of floats: the same vectors, and words of bytes in the same pipes.
+    """
     rate = hertz * 2 * 2 * lanes
+    wide = {"float32": lanes, "int32": lanes, "float64": lanes // 2}
     return Hardware(
         f"{name}:{threads}x{lanes}",
         "cpu",
@@ -109,9 +113,10 @@ def cpu(
         registers,
         registers,
         lanes,
-        (
-            Instruction("fma_vector", "vector", "float32", (1, lanes, 1), rate),
-            Instruction("fma_scalar", "scalar", "float32", (1, 1, 1), rate / lanes),
+        tuple(
+            Instruction(f"fma_{kind}", kind, dtype, (1, n, 1), rate * n / lanes)
+            for dtype, most in wide.items()
+            for kind, n in (("vector", most), ("scalar", 1))
         ),
         ways=ways,
     )

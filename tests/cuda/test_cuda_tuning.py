@@ -45,6 +45,7 @@ from polydyn.search.spaces.loop_model import loop_model
 from polydyn.search.spaces.ukernel import ukernel_space
 from polydyn.search.strategies import strategy
 from polydyn.search.tasks.cuda import CudaTask, cuda_task_of, hardware_of
+from polydyn.testing import models
 from polydyn.testing.choice import choose, estimates
 from tests.support.cuda_groups import plan_of
 from tests.support.tiny import model, node
@@ -266,6 +267,19 @@ def test_compiled_with_records_it_is_right_and_equal(records: Path, tmp_path: Pa
     program.save(tmp_path / "a")
     polydyn.compile(linear(), target="cuda:emulated", records=records).save(tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_convolution_keeps_tiles_and_is_right(tmp_path: Path, nothing_there: None) -> None:
+    made = models.convolution("Conv", 8, 32, (3, 3), (2, 2), (), (1, 1))
+    (group,) = tune(made, tmp_path / "r.db", target="cuda:emulated", trials=TRIALS)
+    assert group.tuples and group.source == "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYDYN_LIBCUDA", "emulated")
+        program = polydyn.compile(made, target="cuda:emulated", records=tmp_path / "r.db")
+        x = np.random.default_rng(0).standard_normal((2, 8, 9, 6), np.float32)
+        want = polydyn.compile(made).run({"x": x})["y"]
+        np.testing.assert_allclose(program.run({"x": x})["y"], want, rtol=1e-4, atol=1e-4)
+    assert "tuned by polydyn" in program.explain(N=2, H=9, W=6).details()
 
 
 def test_a_kept_tile_runs_beside_what_keeps_its_group_total(tmp_path: Path) -> None:

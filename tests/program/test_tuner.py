@@ -28,7 +28,7 @@ from polydyn.checked import CheckedProgram
 from polydyn.cli import main
 from polydyn.codegen.kernel import Kernel
 from polydyn.compiler import Options, plan_program
-from polydyn.errors import ArtifactError, BuildError, InputError, ScheduleError
+from polydyn.errors import ArtifactError, BuildError, Declined, InputError, ScheduleError
 from polydyn.measure import tasks_of, tune
 from polydyn.measure.cpu_bench import Built, CpuBench, Form
 from polydyn.measure.cpu_timing import TIMER
@@ -37,10 +37,13 @@ from polydyn.measure.workers import Answer, Workers
 from polydyn.program.assemble import build_program
 from polydyn.program.plan import HostPlan
 from polydyn.schedules.decision import Leaf
+from polydyn.schedules.index import Index
 from polydyn.search.backbone import Tile
 from polydyn.search.hardware import cpu
 from polydyn.search.records import Records
 from polydyn.search.spaces.loop_model import loop_model
+from polydyn.search.tasks.cpu import placed_task
+from polydyn.testing import models
 from tests.support.paths import ROOT
 
 TRIALS = 6
@@ -157,6 +160,22 @@ def test_every_strategy_compiles_to_right_kernels(name: str, tmp_path: Path) -> 
         np.testing.assert_allclose(program.run({"x": inputs(m)})["y"], expected(inputs(m)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [models.convolution("Conv", 3, 16, (3, 3), (2, 2), (), (1, 1)), models.dynamic_linear(32, 24)],
+    ids=["convolution", "bytes"],
+)
+def test_convolutions_and_products_of_bytes_are_tuned(made: onnx.ModelProto, tmp_path: Path) -> None:
+    (group,) = tune(made, tmp_path / "r.db", threads=1, trials=2)
+    assert group.tuples
+    tuned, plain = (polydyn.compile(made, records=r) for r in (tmp_path / "r.db", None))
+    assert "tuned by polydyn" in tuned.explain(**dict.fromkeys(tuned.symbols, 9)).details()
+    for sizes in ((1, 1, 1), (2, 31, 29), (5, 8, 40), (0, 4, 4)):
+        x = np.random.default_rng(1).standard_normal((sizes[0], 3, *sizes[1:]), np.float32)
+        x = x if len(tuned.symbols) > 1 else x[:, 0, 0, :1].repeat(24, 1)
+        np.testing.assert_allclose(tuned.run({"x": x})["y"], plain.run({"x": x})["y"], rtol=1e-5, atol=1e-5)
+
+
 def test_searches_for_several_numbers_of_threads_are_in_one_program(records: Path, tmp_path: Path) -> None:
     with Records.open(records, readonly=True) as source, Records.open(tmp_path / "r.db") as both:
         (found,) = (r for r in source.rows() if r.kind == "search")
@@ -197,6 +216,26 @@ def test_every_kept_kernel_passes_every_check(tmp_path: Path) -> None:
             y = program.run({"x": x})["y"]
             np.testing.assert_allclose(y, expected(x), rtol=1e-4, atol=1e-5)
             np.testing.assert_array_equal(checked.run({"x": x})["y"], y)
+
+
+def test_a_convolution_is_placed_by_its_image() -> None:
+    (placed,) = tasks_of(models.convolution("Conv", 4, 16, (3, 3), (2, 2), (), (1, 1)))
+    task = placed.task
+    params = task.params({"i0": 2, task.form.roles.row: 35})
+    extents = {n: e.evaluate(params) for n, e in task.extents.items()}
+    assert extents["i0"] == 2
+    assert extents[task.form.roles.row] == 35
+
+
+def test_a_size_that_no_loop_tells_is_refused_by_name() -> None:
+    (placed,) = tasks_of(models.convolution("Conv", 4, 16, (3, 3), (2, 2), (), (1, 1)))
+    params = dict(placed.task.place)
+    known = {n: e for n, e in params.items() if n != "n0"} | {"n0": Index.of("N") + "K"}
+    assert not isinstance(placed_task(replace(placed.task, place={}), known), Declined)
+    lost = known | {max(known): Index.of("stride")}
+    refused = placed_task(replace(placed.task, place={}), lost)
+    assert isinstance(refused, Declined)
+    assert "no loop of it has an extent that tells stride" in refused.reason
 
 
 def test_a_tuple_that_does_not_build_is_a_record_and_no_crash() -> None:

@@ -6,9 +6,9 @@ On a CPU the register tile, the reduction block and the tasks of ``codegen.cpu_c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from polydyn.build.compiler import GENERATOR, compile_flags, find_compiler
 from polydyn.codegen.cpu.plan import ContractTuple
@@ -23,20 +23,24 @@ from polydyn.schedules.group.polyhedra import context
 from polydyn.schedules.index import Index
 from polydyn.schedules.index import product as product_of
 from polydyn.schedules.model import Group, Statement
+from polydyn.schedules.ranges import interval
 from polydyn.schedules.solution.schedule import schedule_contract
 from polydyn.schedules.tiling import Roles
 from polydyn.search.backbone import Backbone, GroupKey, Loop, Operand, Shape, Tile
+from polydyn.search.tasks.sizes import model_sizes
 
 
 @dataclass(frozen=True)
 class Task:
-    """A group to tune. ``extents``: loop -> extent over the group's parameters; every parameter is the extent of a
-    loop.
+    """A group to tune. ``extents``: loop -> extent over the group's parameters.
+
+    ``place``: parameter -> extent over a model's symbols, where a parameter is not the extent of a loop.
     """
 
     form: ContractGroup
     key: GroupKey
     backbone: Backbone
+    place: Mapping[str, Index] = field(default_factory=dict, kw_only=True)
 
     @property
     def group(self) -> Group:
@@ -49,14 +53,18 @@ class Task:
         return dict(accumulation(self.group).iters)
 
     def params(self, shape: Shape) -> dict[str, int]:
-        """The group's parameters at the extents of the loops."""
-        return {str(e): shape[n] for n, e in self.extents.items() if e.is_symbol}
+        """The group's parameters at the extents of the loops, or at the next ones above that its place allows."""
+        if not self.place:
+            return {str(e): shape[n] for n, e in self.extents.items() if e.is_symbol}
+        extents = {x.name: self.extents[x.name] for x in self.backbone.loops if x.extent is None}
+        sizes = model_sizes({n: e.subs(self.place) for n, e in extents.items()}, shape)
+        return {n: e.evaluate(sizes) for n, e in self.place.items()}
 
     def bytes(self, array: str, params: Mapping[str, int]) -> int:
         """Bytes that a buffer needs for given parameters."""
         a = self.group.arrays[array]
         if a.role == "input":
-            last = max((x for s in self.group.statements for x in _corners(s, array, params)), default=0)
+            last = max((x for s in self.group.statements for x in _addresses(s, array, params)), default=0)
         else:
             last = a.address(tuple(e - 1 for e in a.shape)).evaluate(params)
         return (max(last, 0) + 1) * ITEMSIZE[a.dtype]
@@ -90,14 +98,16 @@ class CpuTask(Task):
         return builder.shares(tile.get(f"b.{self.form.roles.row}"), tile[f"b.{self.form.roles.col}"])
 
 
-def _corners(s: Statement, array: str, params: Mapping[str, int]) -> Iterator[int]:
-    """Addresses that a statement reads at the corners of its domain, where polynomials without squares are extreme."""
-    used = [x.index[0] for x in loads(s.value) if x.buffer == array]
-    ends = [(0, max(0, e.evaluate(params) - 1)) for _, e in s.iters]
-    for corner in product(*ends) if used else ():
-        env = dict(params) | dict(zip(s.iterators, corner, strict=True))
-        for i in used:
-            yield i.evaluate(env)
+def _addresses(s: Statement, array: str, params: Mapping[str, int]) -> Iterator[int]:
+    """Bounds of the addresses that a statement reads."""
+    ranges = {n: (v, v) for n, v in params.items()}
+    ranges |= {n: (0, max(0, e.evaluate(params) - 1)) for n, e in s.iters}
+    for x in loads(s.value):
+        if x.buffer == array:
+            yield interval(x.index[0], ranges)[1]
+
+
+C = TypeVar("C", bound=Task)
 
 
 def accumulation(group: Group) -> Statement:
@@ -105,17 +115,24 @@ def accumulation(group: Group) -> Statement:
     return next(s for s in group.statements if s.reduce)
 
 
-def declined_data(key: str, group: Group, extents: Iterable[Index], reason: str = "") -> Declined | None:
-    """Why a group is not tuned: its kernels cannot be run alone on random data, or for a ``reason``.
-
-    ``extents``: of the backbone's loops, over the group's parameters.
-    """
-    symbols = {str(e) for e in extents if e.is_symbol}
-    if not reason and set(group.params) - symbols:
-        reason = "a parameter is not the extent of a loop"
-    if not reason and any(_irregular(group, s) for s in group.statements):
+def declined_data(key: str, group: Group, reason: str = "") -> Declined | None:
+    """Why a group is not tuned: its kernels cannot be run alone on random data, or for a ``reason``."""
+    if not reason and any(i.fetches() for s in group.statements for i in indices(s.value)):
         reason = "it reads at places that data decide"
     return Declined(f"group {key} is not tuned: {reason}") if reason else None
+
+
+def placed_task(task: C, params: Mapping[str, Index]) -> C | Declined:
+    """A task that can be launched at any extents of its loops. ``params``: parameter -> extent over the symbols of the
+    model where it stands.
+    """
+    dynamic = [task.extents[x.name] for x in task.backbone.loops if x.extent is None]
+    if set(task.group.params) <= {str(e) for e in dynamic if e.is_symbol}:
+        return task
+    given = {n for e in dynamic for n in e.subs(params).symbols()}
+    if lost := sorted({n for e in params.values() for n in e.symbols()} - given):
+        return Declined(f"group {task.key.structure} is not tuned: no loop of it has an extent that tells {lost[0]}")
+    return replace(task, place=params)
 
 
 def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> CpuTask | Declined:
@@ -123,7 +140,7 @@ def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Cpu
     group = form.lowered.group
     acc = accumulation(group)
     dot = "it runs vectors along the reduction" if form.dot else ""
-    if refused := declined_data(key, group, (e for _, e in acc.iters), dot):
+    if refused := declined_data(key, group, dot):
         return refused
     roles, _ = schedule_contract(group, form.roles, analyse(group, positive=False).under(context(group)))
     form = replace(form, roles=roles)
@@ -133,13 +150,6 @@ def task_of(key: str, form: ContractGroup, target: CpuTarget, build: str) -> Cpu
         generator=GENERATOR,
     )  # fmt: skip
     return CpuTask(form, name, backbone_of_roles(group, form.roles, acc.value.dtype), target, build)
-
-
-def _irregular(group: Group, s: Statement) -> bool:
-    inputs = [i for x in loads(s.value) if group.arrays[x.buffer].role == "input" for i in x.index]
-    return any(i.fetches() for i in indices(s.value)) or any(
-        not all(isinstance(a, str) for a in m) for i in inputs for m in i.terms
-    )
 
 
 def backbone_of_roles(group: Group, roles: Roles, dtype: str, merged: str = "") -> Backbone:

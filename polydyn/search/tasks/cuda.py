@@ -153,10 +153,7 @@ def cuda_task_of(key: str, form: ContractGroup, target: str, tf32: bool = False)
     if refusal := product_refusal(group, roles):
         return Declined(f"group {key} is not tuned: {refusal}")
     kernel = CudaContractKernel(f"contract_{key[:12]}", group, roles, newest(target), tf32)
-    extents = dict(accumulation(group).iters)
-    parallel = [extents[x] for x in extents if x not in (*roles.inner, roles.block)]
-    length = product(extents[x] for x in (*roles.inner, roles.block))
-    if refusal := declined_data(key, group, (*parallel, length), "it has one row" if roles.row == "one" else ""):
+    if refusal := declined_data(key, group, "it has one row" if roles.row == "one" else ""):
         return refusal
     backbone = backbone_of_roles(group, roles, kernel.dtype, STEPS if roles.inner else "")
     generator = f"{GENERATOR} {content_key(*device_headers().values())[:12]}"

@@ -1,0 +1,39 @@
+"""Sizes of a model at which the loops of a group have given extents."""
+
+from __future__ import annotations
+
+import pytest
+
+from polydyn.schedules.index import Index, floordiv, maximum
+from polydyn.schedules.ranges import interval
+from polydyn.search.tasks.sizes import model_sizes
+
+N, H, W = map(Index.of, "NHW")
+PIXELS = floordiv(H - 1, Index.of(2)) * floordiv(W + 1, Index.of(2))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 14, 61, 252, 3136])
+def test_every_count_of_pixels_has_an_image(rows: int) -> None:
+    sizes = model_sizes({"i0": N, "i1": PIXELS}, {"i0": 3, "i1": rows})
+    assert sizes["N"] == 3
+    assert PIXELS.evaluate(sizes) == rows
+
+
+def test_images_are_as_square_as_their_pixels_allow() -> None:
+    sizes = model_sizes({"i1": H * W}, {"i1": 24})
+    assert sorted(sizes.values()) == [4, 6]
+
+
+def test_extents_that_cannot_be_had_together_are_the_next_ones_above() -> None:
+    assert model_sizes({"i0": N, "i1": N * 4}, {"i0": 2, "i1": 7}) == {"N": 2}
+    assert model_sizes({"i1": W * 4}, {"i1": 7}) == {"W": 2}
+
+
+def test_intervals_hold_every_value() -> None:
+    x, n = Index.of("x"), Index.of("n")
+    e = floordiv(x * 2 - 7, n) * 3 - x + maximum(x - 4, Index.of(0))
+    low, high = interval(e, {"x": (0, 9), "n": (1, 3)})
+    values = [e.evaluate({"x": a, "n": b}) for a in range(10) for b in (1, 2, 3)]
+    assert low <= min(values) <= max(values) <= high
+    with pytest.raises(ValueError, match="no bounds"):
+        interval(floordiv(x, n), {"x": (0, 9), "n": (-1, 3)})
