@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from polydyn.backends import Options, Target, target_of
 from polydyn.backends.launches import host_plan
@@ -23,7 +24,7 @@ from polydyn.graph.dynamic import Symbols
 from polydyn.graph.expand import import_model, import_parts
 from polydyn.graph.fallback import fallback_notes
 from polydyn.graph.importer import ModelLike
-from polydyn.graph.ir import Graph
+from polydyn.graph.ir import Dim, Graph
 from polydyn.graph.show import show_graph
 from polydyn.program.assemble import build_artifact
 from polydyn.program.assemble_parts import assemble_parts
@@ -38,6 +39,9 @@ from polydyn.search.records import Records
 from polydyn.shapes.sizes import Dims, sizes_by_name
 
 __all__ = ["Options", "compile", "compile_artifact", "plan_graph", "plan_program"]
+
+Build: TypeAlias = Callable[[], tuple[Artifact, int]]
+"""Makes an artifact; also how many units had to be compiled."""
 
 
 def compile(
@@ -97,38 +101,42 @@ def compile_artifact(
         graph = stage("import", read(), show_graph)
         for note in fallback_notes(graph):
             warnings.warn(note, FallbackWarning, stacklevel=3)
-        artifact, compiled = _artifact(stage, graph, backend, tiles, dims)
-        if graph.guessed and not backend.on_device:
+        build = _prepare(stage, graph, backend, tiles, dims)
+        guessed, metadata = graph.guessed, dict(graph.metadata)
+        del graph  # with its constants, which are packed by now
+        artifact, compiled = build()
+        if guessed and not backend.on_device:
             general = partial(read, general=True)
-            artifact, compiled = _with_general(stage, general, graph, artifact, compiled, backend, tiles)
-        return replace(artifact, manifest={**artifact.manifest, "metadata": dict(graph.metadata)}), compiled
+            artifact, compiled = _with_general(stage, general, guessed, artifact, compiled, backend, tiles)
+        return replace(artifact, manifest={**artifact.manifest, "metadata": metadata}), compiled
 
 
 def _with_general(
-    stage: Stage, general: Callable[[], Graph], graph: Graph, artifact: Artifact, compiled: int, backend: Target,
-    records: Records | None,
+    stage: Stage, general: Callable[[], Graph], guessed: Sequence[tuple[Dim, Dim]], artifact: Artifact, compiled: int,
+    backend: Target, records: Records | None,
 ) -> tuple[Artifact, int]:  # fmt: skip
     """The artifact with a second version, for calls in which one of two sizes that are taken to be equal is 1."""
     try:
         other = stage("import for sizes of 1", general(), show_graph)
         if not any(s.kind == "common" for s in other.steps):  # something else makes them equal
             return artifact, compiled
-        second, more = _artifact(stage, other, backend, records, None)
+        second, more = _prepare(stage, other, backend, records, None)()
     except (ShapeError, UnsupportedError) as e:
         note = f"calls in which one of two sizes that are taken to be equal is 1 are refused: {e}"
         notes = {"notes": [*artifact.manifest["notes"], note]}
         return replace(artifact, manifest=dict(artifact.manifest) | notes), compiled
-    pairs = [(to_json(a), to_json(b)) for a, b in graph.guessed]
+    pairs = [(to_json(a), to_json(b)) for a, b in guessed]
     return with_general(artifact, second, pairs), compiled + more
 
 
-def _artifact(
-    stage: Stage, graph: Graph, backend: Target, records: Records | None, dims: Dims | None
-) -> tuple[Artifact, int]:
-    """The artifact of a graph, and how many units were compiled: of one part, or of several with the host's steps."""
+def _prepare(stage: Stage, graph: Graph, backend: Target, records: Records | None, dims: Dims | None) -> Build:
+    """Plans a graph of one part, or of several with the host's steps; what it returns builds the artifact.
+
+    One part does not need the graph for that, so a caller that lets go of it holds the constants once less.
+    """
     if not graph.steps:
         plan = replace(_plan(stage, graph, backend, records), dims=sizes_by_name(dims))
-        return stage("build", build_artifact(plan, backend.name))
+        return lambda: stage("build", build_artifact(plan, backend.name))
     if backend.on_device:
         step = graph.steps[0]
         raise UnsupportedError(
@@ -137,12 +145,16 @@ def _artifact(
         )  # fmt: skip
     parts = cut(graph)
     verify_parts(parts)
-    made = [_artifact(stage, p.graph, backend, records, None) for p in parts.order if isinstance(p, Part)]
     inner = {f"{s.origin}.{role}": g for s in graph.steps for role, g in s.bodies}
-    bodies = {name: _artifact(stage, g, backend, records, None) for name, g in inner.items()}
-    inside = {n: a for n, (a, _) in bodies.items()}
-    whole = assemble_parts(parts, [a for a, _ in made], inside, sizes_by_name(dims), backend.name)
-    return whole, sum(n for _, n in (*made, *bodies.values()))
+
+    def build() -> tuple[Artifact, int]:
+        made = [_prepare(stage, p.graph, backend, records, None)() for p in parts.order if isinstance(p, Part)]
+        bodies = {name: _prepare(stage, g, backend, records, None)() for name, g in inner.items()}
+        inside = {n: a for n, (a, _) in bodies.items()}
+        whole = assemble_parts(parts, [a for a, _ in made], inside, sizes_by_name(dims), backend.name)
+        return whole, sum(n for _, n in (*made, *bodies.values()))
+
+    return build
 
 
 def _plan(stage: Stage, graph: Graph, backend: Target, records: Records | None) -> HostPlan:

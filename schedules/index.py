@@ -20,7 +20,7 @@ IndexLike: TypeAlias = Union["Index", int, str]
 Monomial: TypeAlias = "tuple[str | Atom, ...]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Atom:
     """A non-polynomial factor.
 
@@ -39,6 +39,19 @@ class Atom:
         return f"{self.name}[{inner}]" if self.kind == "fetch" else f"{self.kind}({inner})"
 
     __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Atom) or hash(self) != hash(other):
+            return False
+        equal = (self.kind, self.name, self.args) == (other.kind, other.name, other.args)
+        if equal:  # expressions share parts: what holds both compares them by identity from now on
+            object.__setattr__(other, "args", self.args)
+        return equal
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.name, self.args))
 
     def normal(self) -> Index:
         """The Index of the atom, in normal form: divisions are carried out and extremes decided as far as it goes."""

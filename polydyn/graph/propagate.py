@@ -15,6 +15,7 @@ import re
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from onnx import TensorProto
@@ -38,6 +39,7 @@ from polydyn.shapes.context import ShapeContext, Undecided
 from polydyn.shapes.sizes import Dims
 
 
+@cache
 def load_operators() -> Mapping[str, registry.Operator]:
     """Imports every module of ``graph/operators`` and ``graph/functions``, so that all operators are registered."""
     for folder in ("operators", "functions"):

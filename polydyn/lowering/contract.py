@@ -257,25 +257,25 @@ class _Builder:
     def _packed(self, body: Value) -> Value:
         """The column operand from panels, when it is a constant with constant extents."""
         assert isinstance(body, Op)
+        return replace(body, args=tuple(self._operand(v, body.name) for v in body.args))
+
+    def _operand(self, v: Value, product: str) -> Value:
+        """An operand of ``product``, from panels where ``_packed`` says so."""
+        if isinstance(v, Op) and read_of(v):
+            return replace(v, args=tuple(self._operand(x, product) for x in v.args))
         core, roles = self.core, self.roles
+        if not (isinstance(v, Load) and _packable(self.plan, core, roles, v)):
+            return v
+        width = self.width or self._turned(v)
+        if not width:
+            return v
         extents = dict((*core.shared, *core.reduction))
-
-        def operand(v: Value) -> Value:
-            if isinstance(v, Op) and read_of(v):
-                return replace(v, args=tuple(map(operand, v.args)))
-            if not (isinstance(v, Load) and _packable(self.plan, core, roles, v)):
-                return v
-            width = self.width or self._turned(v)
-            if not width:
-                return v
-            used, count = v.index[0].symbols(), DOTS.get(body.name, 1)
-            batch = tuple((x, int(extents[x])) for x, _ in core.shared if x in used and x != roles.col)
-            *front, last = (roles.block, *roles.inner)
-            steps = (*((x, int(extents[x])) for x in front), (last, self.steps or int(extents[last])))
-            column = (roles.col, int(extents[roles.col]))
-            return self._panel(v, Pack(v.buffer, batch, column, steps, v.index[0], width, count))
-
-        return replace(body, args=tuple(operand(v) for v in body.args))
+        used, count = v.index[0].symbols(), DOTS.get(product, 1)
+        batch = tuple((x, int(extents[x])) for x, _ in core.shared if x in used and x != roles.col)
+        *front, last = (roles.block, *roles.inner)
+        steps = (*((x, int(extents[x])) for x in front), (last, self.steps or int(extents[last])))
+        column = (roles.col, int(extents[roles.col]))
+        return self._panel(v, Pack(v.buffer, batch, column, steps, v.index[0], width, count))
 
     def _turned(self, v: Load) -> int:
         """1, panels of single columns, where a constant is wanted along the reduction and does not lie so; else 0."""

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from typing import NoReturn
 
+import numpy as np
 import pytest
 
+from polydyn import compiler
 from polydyn.build.cache import FileCache, digest, write_atomically
 from polydyn.build.compiler import build_library, find_compiler, required_features
 from polydyn.build.features import available_cores, machine_features
 from polydyn.errors import BuildError
+from polydyn.graph.expand import import_parts
+from polydyn.graph.ir import Graph
 from tests.support.paths import ROOT
+from tests.support.tiny import model, node
 
 UNITS = {f"u{i}.c": f'#include "k.h"\nint f{i}(void) {{ return K + {i}; }}\n' for i in range(3)}
 HEADERS = {"k.h": "#define K 1\n"}
+W = np.eye(8, dtype=np.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +138,26 @@ def test_several_processes_share_the_cache(cache: Path) -> None:
     run = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) for _ in range(3)]
     assert [p.wait() for p in run] == [0, 0, 0]
     assert len(list((cache / "objects").iterdir())) == 2 and FileCache("objects").get("absent") is None
+
+
+def test_a_model_is_let_go_before_its_program_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan has packed constants; those of the graph would make the peak of memory a third higher."""
+    graphs: list[weakref.ref[Graph]] = []
+
+    def read(*args: object, **options: object) -> Graph:
+        graph = import_parts(model([node("MatMul", "x w", "y")], {"x": ("float32", ["M", 8])}, ["y"], {"w": W}))
+        graphs.append(weakref.ref(graph))
+        return graph
+
+    def build(*_: object) -> NoReturn:
+        assert [g() for g in graphs] == [None]
+        raise BuildError("far enough")
+
+    monkeypatch.setattr(compiler, "import_parts", read)
+    monkeypatch.setattr(compiler, "build_artifact", build)
+    gc.disable()  # a cycle around the graph would keep it until somebody collects
+    try:
+        with pytest.raises(BuildError, match="far enough"):
+            compiler.compile_artifact("a product")
+    finally:
+        gc.enable()

@@ -47,3 +47,16 @@ def test_digits_of_folded_images_stay_inside_them() -> None:
     assert upper_bound(place, ranges) == Index.of(7)
     assert simplify((c * 8 + place) // 192, ranges) == Index.of(0)
     assert simplify((c * 8 + place + 1) // 192, ranges) != Index.of(0)  # 184 + 8 is the next one's
+
+
+def test_expressions_of_shared_parts_are_compared_part_by_part() -> None:
+    """Each level reads the one below it twice: walking all ways would take 2**80 steps."""
+
+    def deep(last: int) -> Index:
+        x = Index.of("i")
+        for n in range(80):
+            x = x // 3 + x // (5 if n else last)
+        return x
+
+    assert deep(5) == deep(5) and hash(deep(5)) == hash(deep(5))
+    assert deep(5) != deep(7)
