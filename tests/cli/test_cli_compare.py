@@ -99,9 +99,11 @@ def test_comparing_tensors() -> None:
 
 
 def test_trace_is_what_chrome_reads(saved: Path, tmp_path: Path) -> None:
-    assert call("trace", saved, *SHAPE, "-o", tmp_path / "t.json").exit_code == 0
+    found = data("trace", saved, "--shape", "B=4,L=61", "--threads", 2, "-o", tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())
-    assert len(events) > 5 and all(e["ph"] == "X" and e["dur"] >= 0 and e["args"]["kernel"] for e in events)
+    assert len(events) == found["spans"] > 5
+    assert all(e["ph"] == "X" and e["ts"] >= 0 and e["dur"] >= 0 and e["args"]["kernel"] for e in events)
+    assert {e["tid"] for e in events} <= {1, 2}, "a row for each thread"
 
 
 def test_every_command_prints_json(saved: Path) -> None:
