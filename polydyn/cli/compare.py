@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import click
 from polydyn.cli.inputs import feeds_for, named_files, sizes
 from polydyn.cli.machine import DIFFERENT, How, as_json, is_artifact, of_machine, print_json
 from polydyn.cli.main import console, main
-from polydyn.errors import InputError, UnsupportedError
+from polydyn.cli.rivals import Call, Source, open_rival, rival_names
+from polydyn.errors import InputError
 from polydyn.runtime.explain import text_table
 from polydyn.runtime.program import Program
 from polydyn.session.trace import call_events, write_trace
@@ -24,47 +25,22 @@ from polydyn.verification import compare as compare_arrays
 
 SHAPES = click.option("--shape", "shapes", type=sizes, metavar="B=1,L=8", required=True, multiple=True,
                       help="Sizes for made-up inputs; may be given again.")  # fmt: skip
-Call = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-
-
-def _onnxruntime(model: str, threads: int | None) -> Call:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or 0
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    names = [o.name for o in session.get_outputs()]
-    return lambda feeds: dict(zip(names, session.run(None, dict(feeds)), strict=True))
-
-
-def _openvino(model: str, threads: int | None) -> Call:
-    import openvino
-
-    config = {"INFERENCE_NUM_THREADS": threads} if threads else {}
-    compiled = openvino.compile_model(model, "CPU", config | {"INFERENCE_PRECISION_HINT": "f32"})
-    names = [o.get_any_name() for o in compiled.outputs]
-
-    def run(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-        results = compiled(dict(feeds))
-        return {n: results[n] for n in names}
-
-    return run
-
-
-RIVALS = {"onnxruntime": _onnxruntime, "openvino": _openvino}
 
 
 @main.command()
 @click.argument("model")
 @SHAPES
-@click.option("--against", default="onnxruntime", show_default=True, help="Rivals, as in onnxruntime,openvino.")
+@click.option("--against", default="onnxruntime", show_default=True,
+              help="Rivals: onnxruntime, openvino, torch, inductor, with commas.")  # fmt: skip
+@click.option("--module", type=click.Path(dir_okay=False, path_type=Path),
+              help="The same model for torch and inductor, as torch.export.save wrote it.")  # fmt: skip
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Calls of each, in turns.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the times: a .svg or .html file.")
 @as_json
 @of_machine
 def bench(
-    model: str, shapes: tuple[dict[str, int], ...], against: str, rounds: int, plot: Path | None, as_json: bool,
-    how: How,
+    model: str, shapes: tuple[dict[str, int], ...], against: str, module: Path | None, rounds: int, plot: Path | None,
+    as_json: bool, how: How,
 ) -> None:  # fmt: skip
     """Time MODEL beside other runtimes at each shape, in turns, and compare the results; 3 when they differ.
 
@@ -74,11 +50,13 @@ def bench(
     if is_artifact(model):
         raise InputError(f"{model} is a saved program", rule="bench compares runtimes of one model",
                          remedy="give the .onnx file, or compare two programs with polydyn compare")  # fmt: skip
-    rivals = _names(against)
+    rivals = rival_names(against)
     if plot is not None and plot.suffix not in (".svg", ".html"):
         raise click.UsageError(f"{plot} does not end in .svg or .html")
     program = how.open(model)
-    calls: dict[str, Call] = {"polydyn": program.run} | {n: _rival(n, model, program.threads) for n in rivals}
+    inputs, outputs = (tuple(x["name"] for x in program.manifest[kind]) for kind in ("inputs", "outputs"))
+    source = Source(model, module, inputs, outputs, program.threads)
+    calls: dict[str, Call] = {"polydyn": program.run} | {n: open_rival(n, source) for n in rivals}
     rows = []
     for shape in shapes:
         feeds = feeds_for(program, shape, {})
@@ -120,23 +98,6 @@ def _draw(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
     series = {n: {x: r["ms"][n] / 1e3 for x, r in zip(places, rows, strict=True)} for n in rows[0]["ms"]}
     x = dims[0] if len(dims) == 1 else "number of the shape: " + "  ".join(_text(r["shape"]) for r in rows)
     lines(series, x, "s", f"{model}: seconds of a call").save(path)
-
-
-def _names(against: str) -> list[str]:
-    names = [n.strip() for n in against.split(",") if n.strip()]
-    unknown = [n for n in names if n not in RIVALS]
-    if unknown:
-        raise InputError(f"there is no rival {unknown[0]!r}", rule="--against", remedy=f"use {', '.join(RIVALS)}")
-    return names
-
-
-def _rival(name: str, model: str, threads: int) -> Call:
-    try:
-        return RIVALS[name](model, threads)
-    except ImportError:
-        raise UnsupportedError(
-            f"{name} is not installed", rule="--against", remedy=f"pip install {name}, or leave it out"
-        ) from None
 
 
 def _in_turns(calls: Mapping[str, Call], feeds: Mapping[str, Any], rounds: int) -> tuple[Any, Any]:
