@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import click
 from polydyn.cli.inputs import feeds_for, named_files, sizes
 from polydyn.cli.machine import DIFFERENT, How, as_json, is_artifact, of_machine, print_json
 from polydyn.cli.main import console, main
+from polydyn.cli.progress import working
 from polydyn.cli.rivals import Call, Source, open_rival, rival_names
 from polydyn.errors import InputError
 from polydyn.runtime.explain import text_table
@@ -58,9 +59,7 @@ def bench(
     source = Source(model, module, inputs, outputs, program.threads)
     calls: dict[str, Call] = {"polydyn": program.run} | {n: open_rival(n, source) for n in rivals}
     rows = []
-    for shape in shapes:
-        feeds = feeds_for(program, shape, {})
-        times, results = _in_turns(calls, feeds, rounds)
+    for shape, (times, results) in _measured(program, shapes, calls, rounds):
         ours = times["polydyn"]
         row: dict[str, Any] = {"shape": shape, "ms": {n: statistics.median(t) * 1e3 for n, t in times.items()}}
         row["spread"] = _spread(ours)
@@ -98,6 +97,16 @@ def _draw(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
     series = {n: {x: r["ms"][n] / 1e3 for x, r in zip(places, rows, strict=True)} for n in rows[0]["ms"]}
     x = dims[0] if len(dims) == 1 else "number of the shape: " + "  ".join(_text(r["shape"]) for r in rows)
     lines(series, x, "s", f"{model}: seconds of a call").save(path)
+
+
+def _measured(
+    program: Program, shapes: Sequence[dict[str, int]], calls: Mapping[str, Call], rounds: int
+) -> Iterator[tuple[dict[str, int], tuple[Any, Any]]]:
+    """Each shape, with what ``_in_turns`` gives at it for inputs of ``program``."""
+    with working(_text(shapes[0]), len(shapes), measuring=True) as step:
+        for shape, following in zip(shapes, [*map(_text, shapes[1:]), ""], strict=True):
+            yield shape, _in_turns(calls, feeds_for(program, shape, {}), rounds)
+            step(following)
 
 
 def _in_turns(calls: Mapping[str, Call], feeds: Mapping[str, Any], rounds: int) -> tuple[Any, Any]:
@@ -143,9 +152,7 @@ def compare(first: str, second: str, shapes: tuple[dict[str, int], ...], rounds:
     a, b = how.open(first), how.open(second)
     facts = [_facts(first, a), _facts(second, b)]
     rows = []
-    for shape in shapes:
-        feeds = feeds_for(a, shape, {})
-        times, results = _in_turns({"first": a.run, "second": b.run}, feeds, rounds)
+    for shape, (times, results) in _measured(a, shapes, {"first": a.run, "second": b.run}, rounds):
         alike = [n for n in results["first"] if n in results["second"]]
         checks = [compare_arrays(n, results["second"][n], results["first"][n], TOLERANCE) for n in alike
                   if results["first"][n].shape == results["second"][n].shape]  # fmt: skip
@@ -198,9 +205,10 @@ def verify(
         raise InputError(f"{model} is a saved program", rule="verify needs the graph", remedy="give the .onnx file")
     check_target(how.target)
     feeds = feeds_for(how.open(model), shape or {}, named_files(files))
-    found = verify_model(
-        model, feeds, target=how.target, dims=dict(how.dims), options=how.options, tolerance=tolerance
-    )  # fmt: skip
+    with working("computing every group again"):
+        found = verify_model(
+            model, feeds, target=how.target, dims=dict(how.dims), options=how.options, tolerance=tolerance
+        )  # fmt: skip
     bad = [c for c in found if not c.ok]
     if as_json:
         print_json({"checked": len(found), "different": [asdict(c) for c in bad],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 import polydyn.verification
-from polydyn.cli import main
+from polydyn.cli import main, progress
 from polydyn.cli.machine import DIFFERENT
 from polydyn.verification import compare, verify_model
 from tests.support.stored import one_head_scaled, path_of
@@ -112,6 +114,17 @@ def test_every_command_prints_json(saved: Path) -> None:
     assert data("explain", saved, *SHAPE)["launches"][0]["kernel"]
     assert data("profile", saved, *SHAPE)["launches"][0]["nanoseconds"] >= 0
     assert {f["what"] for f in data("doctor")} >= {"compiler", "processor"}
+
+
+def test_a_terminal_shows_what_takes_its_time(layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the standard error, so that the output is the result alone, and nothing where nobody looks."""
+    shown = StringIO()
+    monkeypatch.setattr(progress, "terminal", Console(file=shown, force_terminal=True, width=100))
+    done = call("bench", layers, "--shape", "N=3", "--shape", "N=4", "--rounds", 1)
+    assert all(x in shown.getvalue() for x in ("compiling ", "N=3", "N=4")) and "compiling" not in done.output
+    quiet = StringIO()
+    monkeypatch.setattr(progress, "terminal", Console(file=quiet, force_terminal=False))
+    assert call("verify", layers, "--shape", "N=3").exit_code == 0 and not quiet.getvalue()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
