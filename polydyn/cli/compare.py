@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,56 +15,33 @@ import click
 from polydyn.cli.inputs import feeds_for, named_files, sizes
 from polydyn.cli.machine import DIFFERENT, How, as_json, is_artifact, of_machine, print_json
 from polydyn.cli.main import console, main
-from polydyn.errors import InputError, UnsupportedError
+from polydyn.cli.progress import working
+from polydyn.cli.rivals import Call, Source, open_rival, rival_names
+from polydyn.errors import InputError
 from polydyn.runtime.explain import text_table
 from polydyn.runtime.program import Program
-from polydyn.session.trace import launch_events, write_trace
+from polydyn.session.trace import call_events, write_trace
 from polydyn.verification import TOLERANCE, UNITS, check_target, verify_model
 from polydyn.verification import compare as compare_arrays
 
 SHAPES = click.option("--shape", "shapes", type=sizes, metavar="B=1,L=8", required=True, multiple=True,
                       help="Sizes for made-up inputs; may be given again.")  # fmt: skip
-Call = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-
-
-def _onnxruntime(model: str, threads: int | None) -> Call:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or 0
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    names = [o.name for o in session.get_outputs()]
-    return lambda feeds: dict(zip(names, session.run(None, dict(feeds)), strict=True))
-
-
-def _openvino(model: str, threads: int | None) -> Call:
-    import openvino
-
-    config = {"INFERENCE_NUM_THREADS": threads} if threads else {}
-    compiled = openvino.compile_model(model, "CPU", config | {"INFERENCE_PRECISION_HINT": "f32"})
-    names = [o.get_any_name() for o in compiled.outputs]
-
-    def run(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-        results = compiled(dict(feeds))
-        return {n: results[n] for n in names}
-
-    return run
-
-
-RIVALS = {"onnxruntime": _onnxruntime, "openvino": _openvino}
 
 
 @main.command()
 @click.argument("model")
 @SHAPES
-@click.option("--against", default="onnxruntime", show_default=True, help="Rivals, as in onnxruntime,openvino.")
+@click.option("--against", default="onnxruntime", show_default=True,
+              help="Rivals: onnxruntime, openvino, torch, inductor, with commas.")  # fmt: skip
+@click.option("--module", type=click.Path(dir_okay=False, path_type=Path),
+              help="The same model for torch and inductor, as torch.export.save wrote it.")  # fmt: skip
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(1), help="Calls of each, in turns.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the times: a .svg or .html file.")
 @as_json
 @of_machine
 def bench(
-    model: str, shapes: tuple[dict[str, int], ...], against: str, rounds: int, plot: Path | None, as_json: bool,
-    how: How,
+    model: str, shapes: tuple[dict[str, int], ...], against: str, module: Path | None, rounds: int, plot: Path | None,
+    as_json: bool, how: How,
 ) -> None:  # fmt: skip
     """Time MODEL beside other runtimes at each shape, in turns, and compare the results; 3 when they differ.
 
@@ -74,15 +51,15 @@ def bench(
     if is_artifact(model):
         raise InputError(f"{model} is a saved program", rule="bench compares runtimes of one model",
                          remedy="give the .onnx file, or compare two programs with polydyn compare")  # fmt: skip
-    rivals = _names(against)
+    rivals = rival_names(against)
     if plot is not None and plot.suffix not in (".svg", ".html"):
         raise click.UsageError(f"{plot} does not end in .svg or .html")
     program = how.open(model)
-    calls: dict[str, Call] = {"polydyn": program.run} | {n: _rival(n, model, program.threads) for n in rivals}
+    inputs, outputs = (tuple(x["name"] for x in program.manifest[kind]) for kind in ("inputs", "outputs"))
+    source = Source(model, module, inputs, outputs, program.threads)
+    calls: dict[str, Call] = {"polydyn": program.run} | {n: open_rival(n, source) for n in rivals}
     rows = []
-    for shape in shapes:
-        feeds = feeds_for(program, shape, {})
-        times, results = _in_turns(calls, feeds, rounds)
+    for shape, (times, results) in _measured(program, shapes, calls, rounds):
         ours = times["polydyn"]
         row: dict[str, Any] = {"shape": shape, "ms": {n: statistics.median(t) * 1e3 for n, t in times.items()}}
         row["spread"] = _spread(ours)
@@ -122,21 +99,14 @@ def _draw(path: Path, model: str, rows: list[dict[str, Any]]) -> None:
     lines(series, x, "s", f"{model}: seconds of a call").save(path)
 
 
-def _names(against: str) -> list[str]:
-    names = [n.strip() for n in against.split(",") if n.strip()]
-    unknown = [n for n in names if n not in RIVALS]
-    if unknown:
-        raise InputError(f"there is no rival {unknown[0]!r}", rule="--against", remedy=f"use {', '.join(RIVALS)}")
-    return names
-
-
-def _rival(name: str, model: str, threads: int) -> Call:
-    try:
-        return RIVALS[name](model, threads)
-    except ImportError:
-        raise UnsupportedError(
-            f"{name} is not installed", rule="--against", remedy=f"pip install {name}, or leave it out"
-        ) from None
+def _measured(
+    program: Program, shapes: Sequence[dict[str, int]], calls: Mapping[str, Call], rounds: int
+) -> Iterator[tuple[dict[str, int], tuple[Any, Any]]]:
+    """Each shape, with what ``_in_turns`` gives at it for inputs of ``program``."""
+    with working(_text(shapes[0]), len(shapes), measuring=True) as step:
+        for shape, following in zip(shapes, [*map(_text, shapes[1:]), ""], strict=True):
+            yield shape, _in_turns(calls, feeds_for(program, shape, {}), rounds)
+            step(following)
 
 
 def _in_turns(calls: Mapping[str, Call], feeds: Mapping[str, Any], rounds: int) -> tuple[Any, Any]:
@@ -182,9 +152,7 @@ def compare(first: str, second: str, shapes: tuple[dict[str, int], ...], rounds:
     a, b = how.open(first), how.open(second)
     facts = [_facts(first, a), _facts(second, b)]
     rows = []
-    for shape in shapes:
-        feeds = feeds_for(a, shape, {})
-        times, results = _in_turns({"first": a.run, "second": b.run}, feeds, rounds)
+    for shape, (times, results) in _measured(a, shapes, {"first": a.run, "second": b.run}, rounds):
         alike = [n for n in results["first"] if n in results["second"]]
         checks = [compare_arrays(n, results["second"][n], results["first"][n], TOLERANCE) for n in alike
                   if results["first"][n].shape == results["second"][n].shape]  # fmt: skip
@@ -237,9 +205,10 @@ def verify(
         raise InputError(f"{model} is a saved program", rule="verify needs the graph", remedy="give the .onnx file")
     check_target(how.target)
     feeds = feeds_for(how.open(model), shape or {}, named_files(files))
-    found = verify_model(
-        model, feeds, target=how.target, dims=dict(how.dims), options=how.options, tolerance=tolerance
-    )  # fmt: skip
+    with working("computing every group again"):
+        found = verify_model(
+            model, feeds, target=how.target, dims=dict(how.dims), options=how.options, tolerance=tolerance
+        )  # fmt: skip
     bad = [c for c in found if not c.ok]
     if as_json:
         print_json({"checked": len(found), "different": [asdict(c) for c in bad],
@@ -266,15 +235,19 @@ def verify(
 def trace(
     program: str, shape: dict[str, int] | None, files: tuple[str, ...], output: Path, as_json: bool, how: How
 ) -> None:
-    """Write the launches of a call of PROGRAM as a trace for chrome://tracing or Perfetto (medians of five calls)."""
+    """Write what each thread did in a call of PROGRAM as a trace for chrome://tracing or Perfetto, the shortest of 5.
+
+    Launches of a device, and those between which the host has steps, are timed one by one and shown in one row.
+    """
     opened = how.open(program)
-    times = opened.profile(feeds_for(opened, shape or {}, named_files(files)))
-    write_trace(output, launch_events(times))
-    spent = sum(t.nanoseconds for t in times) / 1e6
+    events = call_events(opened, feeds_for(opened, shape or {}, named_files(files)), repeats=5)
+    write_trace(output, events)
+    spent = max((e["ts"] + e["dur"] for e in events), default=0.0) / 1e3
+    rows = len({e["tid"] for e in events})
     if as_json:
-        print_json({"output": str(output), "launches": len(times), "ms": spent})
+        print_json({"output": str(output), "spans": len(events), "rows": rows, "ms": spent})
     else:
-        console.print(f"{output}: {len(times)} launches, {spent:.3f} ms", markup=False)
+        console.print(f"{output}: {len(events)} spans in {rows} rows, {spent:.3f} ms", markup=False)
 
 
 @main.command()

@@ -11,6 +11,7 @@ import click
 
 from polydyn.cli.machine import How, as_json, is_artifact, of_machine, print_json
 from polydyn.cli.main import console, main
+from polydyn.cli.progress import working
 from polydyn.compiler import plan_program
 from polydyn.errors import InputError
 
@@ -49,7 +50,8 @@ def _stages(model: str, output: Path, how: How) -> None:
     before = os.environ.get("POLYDYN_DUMP_DIR")
     os.environ["POLYDYN_DUMP_DIR"] = str(output)
     try:
-        plan_program(model, target=how.target, dims=dict(how.dims), options=how.options, records=how.records)
+        with working(f"compiling {model}"):
+            plan_program(model, target=how.target, dims=dict(how.dims), options=how.options, records=how.records)
     finally:
         os.environ.pop("POLYDYN_DUMP_DIR")
         if before is not None:

@@ -14,6 +14,7 @@ from polydyn.backends.base import BF16
 from polydyn.build.compiler import architecture_of
 from polydyn.build.features import architecture
 from polydyn.cli.inputs import dim_sizes, named_axes
+from polydyn.cli.progress import working
 from polydyn.compiler import Options, compile_artifact
 from polydyn.compiler import compile as compile_model
 from polydyn.errors import InputError
@@ -54,7 +55,8 @@ class How:
 
     def compile(self, model: str) -> Program:
         """The program of a model's file."""
-        return self.compile_model(model)
+        with working(f"compiling {model}"):
+            return self.compile_model(model)
 
     def compile_model(self, model: ModelLike) -> Program:
         """The program of a model."""
@@ -70,10 +72,11 @@ class How:
 
     def artifact(self, model: str) -> Artifact:
         """The program of a model's file, not opened."""
-        made, _ = compile_artifact(
-            model, target=self.target, dims=dict(self.dims), options=self.options, records=self.records,
-            symbols=dict(self.symbols),
-        )  # fmt: skip
+        with working(f"compiling {model} for {self.target}"):
+            made, _ = compile_artifact(
+                model, target=self.target, dims=dict(self.dims), options=self.options, records=self.records,
+                symbols=dict(self.symbols),
+            )  # fmt: skip
         return made
 
     def open(self, path: str) -> Program:

@@ -27,6 +27,7 @@ from polydyn.errors import InputError, PolydynError
 from polydyn.runtime.artifact import write_artifact
 from polydyn.runtime.explain import Explanation, declared, text_table
 from polydyn.runtime.program import Program
+from polydyn.runtime.spans import has_spans
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -207,13 +208,16 @@ def explain(
 def _write_page(
     path: Path, program: Program, explained: Explanation, shape: dict[str, int], limit: tuple[float, float]
 ) -> None:
-    """The page of ``explain --html``; a call is timed unless it needs a device. InputError: it cannot be written."""
+    """The page of ``explain --html``; launches on threads are timed. InputError: it cannot be written."""
     from polydyn.explore.pictures.page import explain_page, limits
 
-    times = program.profile(feeds_for(program, shape, {})) if "cuda" not in program.manifest else None
+    times, spans = None, None
+    if has_spans(program.manifest):
+        feeds = feeds_for(program, shape, {})
+        times, spans = program.profile(feeds), program.trace(feeds)
     hardware = limits(limit[0] * 1e9, limit[1] * 1e9, program.threads) if all(limit) else None
     try:
-        write_atomically(path, explain_page(program, explained, times, hardware).encode())
+        write_atomically(path, explain_page(program, explained, times, spans, hardware).encode())
     except OSError as e:
         raise InputError(f"cannot write {path}: {e.strerror}", remedy="choose a writable folder") from e
 

@@ -22,6 +22,7 @@ from polydyn.build.cache import write_atomically
 from polydyn.cli.inputs import feeds_for, sizes
 from polydyn.cli.machine import How, as_json, is_artifact, of_machine, print_json
 from polydyn.cli.main import console, main
+from polydyn.cli.progress import working
 from polydyn.errors import InputError, ModelError, PolydynError
 from polydyn.verification import verify_model
 
@@ -57,8 +58,9 @@ def minimise(
     wanted = fails(whole)
     if wanted is None:
         raise InputError(f"{model} does not fail so", rule=f"--failure {failure}", remedy="name another failure")
-    search = Search(whole, fails, wanted, tries)
-    kept = search.smallest()
+    with working("minimising", tries) as step:
+        search = Search(whole, fails, wanted, tries, step)
+        kept = search.smallest()
     try:
         write_atomically(output, search.part(kept).SerializeToString())
     except OSError as e:
@@ -82,8 +84,11 @@ def _read(path: str) -> onnx.ModelProto:
 class Search:
     """Delta debugging (Zeller and Hildebrandt, ddmin) over the nodes of a model."""
 
-    def __init__(self, model: onnx.ModelProto, fails: Failure, wanted: str, tries: int) -> None:
-        self.model, self.fails, self.wanted, self.tries, self.tried = model, fails, wanted, tries, 0
+    def __init__(
+        self, model: onnx.ModelProto, fails: Failure, wanted: str, tries: int, say: Callable[[str], None]
+    ) -> None:
+        """``say`` is called for every model before it is tried."""
+        self.model, self.fails, self.wanted, self.tries, self.tried, self.say = model, fails, wanted, tries, 0, say
         try:
             inferred = onnx.shape_inference.infer_shapes(model)
         except Exception:  # a model that shape inference refuses is minimised with the types that it states
@@ -115,6 +120,7 @@ class Search:
         except KeyError:  # a tensor has no type
             return False
         self.tried += 1
+        self.say(f"minimising: {len(kept)} nodes")
         return self.fails(made) == self.wanted
 
     def part(self, kept: Sequence[int]) -> onnx.ModelProto:

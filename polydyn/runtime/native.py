@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polydyn.build.cache import open_library
-from polydyn.errors import ArtifactError, InputError, PolydynError
+from polydyn.errors import ArtifactError, InputError, PolydynError, UnsupportedError
 from polydyn.runtime.artifact import ABI, Artifact
 
 DTYPE_CODES = (
@@ -54,6 +54,12 @@ class LaunchInfo(ctypes.Structure):
         ("bytes", ctypes.c_int64),
         ("threads", ctypes.c_int64),
     )
+
+
+SPAN = np.dtype([
+    ("launch", "i4"), ("thread", "i4"), ("first", "i8"), ("count", "i8"), ("begin", "i8"), ("end", "i8"),
+])  # fmt: skip
+"""``pd_span``."""
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
@@ -225,6 +231,27 @@ class Context:
         code = self._native.library.pd_profile(self.handle, self.input_pointers, self.output_pointers, table)
         self._native.check(code)
         return list(table)[:launches]
+
+    def trace(self, inputs: list[int], outputs: list[int], room: int) -> npt.NDArray[Any]:
+        """``pd_trace``: what each thread worked on, as ``SPAN``, in order of beginning. ``room``: a guess of how many.
+
+        UnsupportedError: the program was saved before there were traces.
+        """
+        if not hasattr(self._native.library, "pd_trace"):
+            raise UnsupportedError(
+                "the program was saved by a polydyn without traces", rule="trace", remedy="compile the model again"
+            )
+        self.point(inputs, outputs)
+        found = ctypes.c_int64(room)
+        spans = np.empty(0, SPAN)
+        while found.value > spans.size:  # a call that gets more threads than the one before has more of them
+            spans = np.zeros(found.value, SPAN)
+            code = self._native.library.pd_trace(
+                self.handle, self.input_pointers, self.output_pointers, ctypes.c_void_p(address_of(spans)),
+                ctypes.c_int64(spans.size), ctypes.byref(found),
+            )  # fmt: skip
+            self._native.check(code)
+        return np.sort(spans[: found.value], order="begin")
 
     def launch(self, index: int) -> LaunchInfo:
         """``pd_launch``."""

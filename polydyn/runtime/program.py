@@ -23,6 +23,7 @@ from polydyn.runtime.expressions import evaluate
 from polydyn.runtime.native import BITS, DTYPE_CODES, Context, LaunchInfo, Native, address_of, new_output
 from polydyn.runtime.shapes_log import write_log
 from polydyn.runtime.sharing import refuse_sharing, surely_apart
+from polydyn.runtime.spans import Span, refuse_trace, shortest
 
 Array = npt.NDArray[Any]
 
@@ -428,6 +429,21 @@ class Program:
             times = [context.profile(addresses, to, count) for _ in range(repeats + 1)][1:]
             infos = [context.launch(k) for k in range(count)]
         return launch_times(infos, times)
+
+    def trace(self, feeds: Mapping[str, Any], repeats: int = 5) -> list[Span]:
+        """What each thread did and when, in order of beginning: of the shortest of ``repeats`` calls after one that
+        warms up. Launches of a wave run side by side, as in ``run``.
+
+        UnsupportedError: a program for a device, of parts, or saved by a polydyn that had no traces.
+        """
+        refuse_trace(self.manifest)
+        check_repeats(repeats)
+        with self._context() as context:
+            arrays, addresses = self._bind(context, feeds)
+            _, to = self._allocate(context, None, arrays, addresses)
+            count = len(self.manifest["launches"])
+            calls = [context.trace(addresses, to, 8 * count) for _ in range(repeats + 1)][1:]
+            return shortest(calls, [context.launch(k) for k in range(count)])
 
     def explain(self, **dims: int) -> Explanation:
         """What every launch would do at a shape, without running: kernel, tiles, tasks, threads, work and reasons.

@@ -24,7 +24,7 @@ from polydyn.runtime.program import Program
 from polydyn.session.binding import IOBinding
 from polydyn.session.options import RunOptions, SessionOptions
 from polydyn.session.refusals import DOCUMENT, Refusing
-from polydyn.session.trace import Trace
+from polydyn.session.trace import Trace, call_events
 from polydyn.session.values import ModelMetadata, NodeArg, OrtValue, tensor_type
 
 Provider = str | tuple[str, Mapping[str, Any]]
@@ -155,7 +155,7 @@ class InferenceSession(Refusing):
             return call()
         start = time.monotonic_ns()
         results = call()
-        self._trace.add(start, time.monotonic_ns(), self.program.profile(feeds, repeats=1))
+        self._trace.add(start, time.monotonic_ns(), call_events(self.program, feeds, repeats=1))
         return results
 
     def _names(self, given: Sequence[str] | None) -> list[str]:

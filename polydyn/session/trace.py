@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polydyn.build.cache import write_atomically
 from polydyn.errors import ArtifactError
-from polydyn.runtime.program import LaunchTime
+from polydyn.runtime.program import LaunchTime, Program
+from polydyn.runtime.spans import Span, has_spans
 
 
 class Trace:
@@ -20,11 +21,11 @@ class Trace:
         self._prefix, self.start = prefix, time.monotonic_ns()
         self._events: list[dict[str, Any]] = []
 
-    def add(self, begin: int, end: int, launches: Iterable[LaunchTime]) -> None:
-        """A call (nanoseconds of ``time.monotonic_ns``), and its launches as ``Program.profile`` timed them."""
+    def add(self, begin: int, end: int, events: Iterable[dict[str, Any]]) -> None:
+        """A call (nanoseconds of ``time.monotonic_ns``), and ``call_events`` of such a call."""
         at = (begin - self.start) / 1e3
         self._events.append(_event("model_run", at, (end - begin) / 1e3, 0))
-        self._events += launch_events(launches, at)
+        self._events += [e | {"ts": round(e["ts"] + at, 3)} for e in events]
 
     def write(self) -> str:
         """Writes ``<prefix><date>.json`` and returns its name. ArtifactError: the folder cannot be written."""
@@ -33,9 +34,28 @@ class Trace:
         return str(path)
 
 
-def launch_events(launches: Iterable[LaunchTime], at: float = 0.0) -> list[dict[str, Any]]:
-    """One event for each launch, one behind the other from ``at`` (microseconds)."""
-    events = []
+def call_events(program: Program, feeds: Mapping[str, Any], repeats: int) -> list[dict[str, Any]]:
+    """The launches of a call, from 0: on every thread, as ``Program.trace`` has them; those of a device, or between
+    steps of the host, one behind the other, as ``Program.profile`` has them.
+    """
+    if has_spans(program.manifest):
+        return _span_events(program.trace(feeds, repeats))
+    return _launch_events(program.profile(feeds, repeats))
+
+
+def _span_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """A row for each thread, from 1."""
+    start = min((s.begin for s in spans), default=0)
+    return [
+        _event(s.label, (s.begin - start) / 1e3, (s.end - s.begin) / 1e3, s.thread + 1)
+        | {"args": {"kernel": s.kernel, "first": s.first, "tasks": s.tasks}}
+        for s in spans
+    ]
+
+
+def _launch_events(launches: Iterable[LaunchTime]) -> list[dict[str, Any]]:
+    """One event for each launch in row 1, microseconds."""
+    events, at = [], 0.0
     for x in launches:
         length = x.nanoseconds / 1e3
         facts = {"kernel": x.kernel, "flops": x.flops, "bytes": x.bytes, "tasks": x.tasks, "threads": x.threads}

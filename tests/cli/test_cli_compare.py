@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 import polydyn.verification
-from polydyn.cli import main
+from polydyn.cli import main, progress
 from polydyn.cli.machine import DIFFERENT
 from polydyn.verification import compare, verify_model
 from tests.support.stored import one_head_scaled, path_of
@@ -99,9 +101,11 @@ def test_comparing_tensors() -> None:
 
 
 def test_trace_is_what_chrome_reads(saved: Path, tmp_path: Path) -> None:
-    assert call("trace", saved, *SHAPE, "-o", tmp_path / "t.json").exit_code == 0
+    found = data("trace", saved, "--shape", "B=4,L=61", "--threads", 2, "-o", tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())
-    assert len(events) > 5 and all(e["ph"] == "X" and e["dur"] >= 0 and e["args"]["kernel"] for e in events)
+    assert len(events) == found["spans"] > 5
+    assert all(e["ph"] == "X" and e["ts"] >= 0 and e["dur"] >= 0 and e["args"]["kernel"] for e in events)
+    assert {e["tid"] for e in events} <= {1, 2}, "a row for each thread"
 
 
 def test_every_command_prints_json(saved: Path) -> None:
@@ -110,6 +114,17 @@ def test_every_command_prints_json(saved: Path) -> None:
     assert data("explain", saved, *SHAPE)["launches"][0]["kernel"]
     assert data("profile", saved, *SHAPE)["launches"][0]["nanoseconds"] >= 0
     assert {f["what"] for f in data("doctor")} >= {"compiler", "processor"}
+
+
+def test_a_terminal_shows_what_takes_its_time(layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the standard error, so that the output is the result alone, and nothing where nobody looks."""
+    shown = StringIO()
+    monkeypatch.setattr(progress, "terminal", Console(file=shown, force_terminal=True, width=100))
+    done = call("bench", layers, "--shape", "N=3", "--shape", "N=4", "--rounds", 1)
+    assert all(x in shown.getvalue() for x in ("compiling ", "N=3", "N=4")) and "compiling" not in done.output
+    quiet = StringIO()
+    monkeypatch.setattr(progress, "terminal", Console(file=quiet, force_terminal=False))
+    assert call("verify", layers, "--shape", "N=3").exit_code == 0 and not quiet.getvalue()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

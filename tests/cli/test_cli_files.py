@@ -150,7 +150,7 @@ def test_a_healthy_model_crashes_nowhere_and_tries_are_counted(chain: Path, tmp_
 
 def test_parts_keep_their_weights_and_types() -> None:
     made = onnx.load(BERT)
-    search = minimise.Search(made, lambda m: None, "", 9)
+    search = minimise.Search(made, lambda m: None, "", 9, lambda text: None)
     part = search.part([3, 4, 5])
     onnx.checker.check_model(part)
     produced = {o for n in part.graph.node for o in n.output}

@@ -42,6 +42,7 @@ WRONG = {
     "an input of another name": ("run {relu} --shape N=2 --input z={array} --output-dir {out}", REFUSED, "z"),
     "an input without a name": ("run {relu} --shape N=2 --input {array}", REFUSED, "names no file"),
     "a rival that is none": ("bench {relu} --shape N=2 --against abacus", REFUSED, "abacus"),
+    "torch without its module": ("bench {relu} --shape N=2 --against torch", REFUSED, "torch cannot read ONNX"),
     "a plot of no kind": ("bench {relu} --shape N=2 --plot {out}.bmp", USAGE, "does not end in .svg or .html"),
     "no peak": ("explain {relu} --shape N=2 --html {out} --peak 0 --bandwidth 5", USAGE, "no machine"),
     "half of the limits": ("explain {relu} --shape N=2 --html {out} --peak 5", USAGE, "belong together"),

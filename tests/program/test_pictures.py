@@ -41,6 +41,7 @@ from polydyn.graph.expand import import_model
 from polydyn.measure import Progress
 from polydyn.runtime.explain import explain
 from polydyn.runtime.program import LaunchTime
+from polydyn.runtime.spans import Span
 from polydyn.schedules.index import Index
 from polydyn.schedules.interpret import instances
 from polydyn.schedules.tree import Band, Sequence, Tree
@@ -309,17 +310,25 @@ def test_a_call_is_a_timeline_and_a_roofline(program: polydyn.Program, rows: int
         assert "nothing runs" in shown
 
 
-def test_shares_of_threads_are_their_tasks(program: polydyn.Program) -> None:
+def test_lanes_are_what_threads_did(program: polydyn.Program) -> None:
+    """Pieces of a launch that follow each other are one; waiting is what is left."""
     told = program.explain(M=40)
-    told = replace(told, launches=tuple(replace(x, tasks=3, threads=2) for x in told.launches))
-    times = [LaunchTime(x.label, x.kernel, 1000, x.flops, x.bytes, 3, 2) for x in told.launches]
-    x = pictures.timeline(told, times)
-    assert "threads are busy 75% of the time" in texts(x)
-    with pytest.raises(InputError, match="another program"):
-        pictures.timeline(told, times[1:])
-    zero = [replace(t, nanoseconds=0) for t in times]
-    assert "nothing" in texts(pictures.roofline(told, zero, cpu(2)))
-    assert "nothing runs" in texts(pictures.timeline(told, zero))
+    x = told.launches[0]
+    spans = [Span(0, x.label, x.kernel, *rest) for rest in ((0, 0, 4, 50, 90), (0, 4, 4, 90, 150), (1, 8, 2, 100, 150))]
+    drawn = texts(pictures.timeline(told, spans))
+    assert "threads are busy 75% of the time" in drawn and f"8 of {x.tasks} tasks" in drawn and "thr 1" in drawn
+    assert f"2 of {x.tasks} tasks" in drawn and f"4 of {x.tasks} tasks" not in drawn
+    with pytest.raises(InputError, match="the trace is of another program"):
+        pictures.timeline(told, [replace(spans[0], label="another")])
+    assert "nothing runs" in texts(pictures.timeline(told, []))
+
+
+def test_times_of_another_program_have_no_roofline(program: polydyn.Program) -> None:
+    told = program.explain(M=40)
+    times = [LaunchTime(x.label, x.kernel, 0, x.flops, x.bytes, 3, 2) for x in told.launches]
+    assert "nothing" in texts(pictures.roofline(told, times, cpu(2)))
+    with pytest.raises(InputError, match="the profile is of another program"):
+        pictures.roofline(told, [*times, times[0]], cpu(2))
 
 
 # -- searches ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -206,6 +207,25 @@ def test_explain_and_profile_show_waves_and_launches(branches: HostPlan, joined:
     assert sum(map(len, explained.waves)) == sum(x.tasks > 0 for x in explained.launches)
     times = program.profile(model_feeds(load("googlenet_tiny"), {"N": 1}), repeats=1)
     assert len(times) == len(explained.launches) and all(t.nanoseconds > 0 for t in times if t.tasks > 0)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_trace_has_every_task_once_and_one_wave_after_the_other(joined: Artifact, threads: int) -> None:
+    program = open_program(joined, threads=threads)
+    explained = program.explain(N=1)
+    spans = program.trace(model_feeds(load("googlenet_tiny"), {"N": 1}), repeats=1)
+    for k, x in enumerate(explained.launches):
+        pieces = sorted((s.first, s.first + s.tasks) for s in spans if s.launch == k)
+        ends = [0, *(end for _, end in pieces)]
+        assert [begin for begin, _ in pieces] == ends[:-1] and ends[-1] == x.tasks, x.label
+        assert all(s.label == x.label and s.kernel == x.kernel for s in spans if s.launch == k)
+    assert {s.thread for s in spans} <= set(range(threads)) and spans == sorted(spans, key=lambda s: s.begin)
+    for before, after in pairwise(sorted(spans, key=lambda s: (s.thread, s.begin))):
+        assert before.thread != after.thread or before.end <= after.begin, "a thread does one thing at a time"
+    wave = [x.wave for x in explained.launches]
+    for before, after in pairwise(sorted({w for w in wave if w is not None})):
+        last = max((s.end for s in spans if wave[s.launch] == before), default=0)
+        assert all(s.begin >= last for s in spans if wave[s.launch] == after)
 
 
 def plan_waves(plan: HostPlan) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import atan, degrees
 from typing import Any
 
@@ -14,30 +14,39 @@ from polydyn.explore.pictures.colours import DARK, hues, si
 from polydyn.explore.pictures.sheet import Picture, Sheet
 from polydyn.runtime.explain import ExplainedLaunch, Explanation
 from polydyn.runtime.program import LaunchTime, Program
+from polydyn.runtime.spans import Span
 from polydyn.search.hardware import Hardware
 
 Pairs = list[tuple[ExplainedLaunch, LaunchTime]]
+LEFT, WIDTH = 60.0, 826.0
+"""Where the lanes of a timeline begin, and how wide they are."""
 
 
 def call(program: Program, feeds: Mapping[str, Any], hardware: Hardware | None = None) -> Picture:
     """Runs a call a few times and draws ``timeline`` of it, and ``roofline`` below where the machine's limits are
     given (``polydyn.measure.calibrate.machine`` measures them).
+
+    UnsupportedError: a program that ``Program.trace`` refuses.
     """
-    times = program.profile(feeds)
+    spans = program.trace(feeds)
     shapes = {i["name"]: getattr(feeds[i["name"]], "shape", ()) for i in program.manifest["inputs"]}
     dims = {s["symbol"]: int(shapes[s["input"]][s["axis"]]) for s in program.manifest["symbols"]}
     told = program.explain(**dims)
-    first = timeline(told, times)
+    first = timeline(told, spans)
     if hardware is None:
         return first
-    return Picture(first.title, first.svg, (("roofline", roofline(told, times, hardware)),))
+    return Picture(first.title, first.svg, (("roofline", roofline(told, program.profile(feeds), hardware)),))
 
 
 def _running(told: Explanation, times: Sequence[LaunchTime]) -> Pairs:
     if [x.label for x in told.launches] != [t.label for t in times]:
-        raise InputError("the times are of another program", rule="pictures of a call",
-                         remedy="give program.explain(...) and program.profile(...) of one program")  # fmt: skip
+        raise _apart("profile")
     return [(e, t) for e, t in zip(told.launches, times, strict=True) if e.tasks > 0]
+
+
+def _apart(what: str) -> InputError:
+    return InputError(f"the {what} is of another program", rule="pictures of a call",
+                      remedy=f"give program.explain(...) and program.{what}(...) of one program")  # fmt: skip
 
 
 def _by_time(pairs: Pairs) -> list[str]:
@@ -52,59 +61,79 @@ def _letters(names: Sequence[str]) -> dict[str, str]:
     return {n: chr(65 + i) if i < 26 else "" for i, n in enumerate(names)}
 
 
-def timeline(told: Explanation, times: Sequence[LaunchTime], note: str = "") -> Picture:
-    """The launches of a call one behind the other, a lane for each thread; grey is waiting.
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """Pieces of a launch that a thread computed one after the other, as one."""
+    last: dict[int, Span] = {}
+    out: list[Span] = []
+    for s in sorted(spans, key=lambda s: (s.thread, s.begin)):
+        before = last.get(s.thread)
+        if before is not None and before.launch == s.launch:
+            out[-1] = replace(before, tasks=before.tasks + s.tasks, end=s.end)
+        else:
+            out.append(s)
+        last[s.thread] = out[-1]
+    return out
 
-    ``told``: ``Program.explain`` at the shape; ``times``: ``Program.profile`` there. Launches were timed one by one, so
-    those of a wave are drawn one behind the other too; a thread's share of a launch is its share of the tasks.
-    InputError: the two do not belong together.
+
+def timeline(told: Explanation, spans: Sequence[Span], note: str = "") -> Picture:
+    """What each thread did in a call and when: a lane for each thread, grey is waiting.
+
+    ``told``: ``Program.explain`` at the shape; ``spans``: ``Program.trace`` there. InputError: the two do not belong
+    together.
     """
-    pairs = _running(told, times)
+    if any(s.launch >= len(told.launches) or told.launches[s.launch].label != s.label for s in spans):
+        raise _apart("trace")
     dims = ", ".join(f"{k}={v}" for k, v in told.dims.items())
     title = f"{told.name or 'model'}{' at ' + dims if dims else ''}"
-    total = sum(t.nanoseconds for _, t in pairs)
-    if not total:
-        s = Sheet(f"{title}: nothing runs", "no launch has tasks at this shape")
-        return s.picture()
-    lanes = max(1, told.threads)
-    busy = sum(t.nanoseconds * e.tasks / (e.threads * -(-e.tasks // max(1, e.threads))) * e.threads for e, t in pairs)
-    s = Sheet(
+    if not spans:
+        return Sheet(f"{title}: nothing runs", "no launch has tasks at this shape").picture()
+    start = min(s.begin for s in spans)
+    total = max(1, max(s.end for s in spans) - start)
+    spent: dict[str, int] = defaultdict(int)
+    for s in spans:
+        spent[s.kernel] += s.end - s.begin
+    names = sorted(spent, key=lambda n: -spent[n])
+    launches, busy = {s.launch for s in spans}, max(1, sum(spent.values()))
+    lanes = max(1, told.threads, *(s.thread + 1 for s in spans))
+    flops = sum(told.launches[k].flops for k in launches)
+    sheet = Sheet(
         f"{title}: {total / 1e6:.3g} ms on {lanes} thread{'s' * (lanes > 1)}",
-        f"{len(pairs)} launches in {len(told.waves)} waves, {sum(e.flops for e, _ in pairs) / total:.1f} GFLOP/s; "
+        f"{len(launches)} launches in {len(told.waves)} waves, {flops / total:.1f} GFLOP/s; "
         f"threads are busy {busy / total / lanes:.0%} of the time{'; ' + note if note else ''}",
     )
-    names = _by_time(pairs)
-    colour, letter = hues(names), _letters(names)
-    x, y, w, h = 60.0, s.top + 8.0, 826.0, 24.0 if lanes < 6 else 15.0
-    axis = Axis(0, total)
+    y = _lanes(sheet, told, _joined(spans), lanes, start, Axis(0, total), names) + 26
+    for n, colour in hues(names).items():
+        mine = [told.launches[k] for k in sorted(launches) if told.launches[k].kernel == n]
+        sheet.rect(LEFT, y - 11, 16, 16, colour, r=3, opacity=0.9)
+        sheet.text(LEFT + 8, y + 1.5, _letters(names)[n], 11.5, "b", "middle", DARK)
+        sheet.text(
+            LEFT + 24, y + 1, f"{spent[n] / busy:6.1%} {len(mine):4d} launch{'es' * (len(mine) > 1)}", 11.5, "m b"
+        )
+        sheet.text(LEFT + 220, y + 1, n, 11.5, "m s", most=600, keep="both", tip="\n".join(e.label for e in mine))
+        y += 20
+    return sheet.picture()
+
+
+def _lanes(
+    sheet: Sheet, told: Explanation, spans: Sequence[Span], lanes: int, start: int, axis: Axis, names: Sequence[str]
+) -> float:
+    """The lanes and the axis below them; where that ends."""
+    y, h, colour, letter = sheet.top + 8.0, 24.0 if lanes < 6 else 15.0, hues(names), _letters(names)
     for lane in range(lanes):
-        s.text(x - 8, y + lane * (h + 3) + h * 0.7, f"thr {lane}", 11.5, "s m", "end")
-        s.rect(x, y + lane * (h + 3), w, h, "currentColor", r=2, opacity=0.07, tip="waiting")
-    clock = 0
-    for e, t in pairs:
-        shares = [len(range(n, e.tasks, e.threads)) for n in range(min(e.threads, lanes))]
-        for lane, tasks in enumerate(shares):
-            wide = axis.at(t.nanoseconds) * w * tasks / max(shares)
-            px, ly = x + axis.at(clock) * w, y + lane * (h + 3)
-            tip = (f"{e.label}\n{e.kernel}\nwave {e.wave}, {e.tasks} tasks on {e.threads} threads\n"
-                   f"{t.nanoseconds / 1e3:.1f} µs, {e.flops / max(1, t.nanoseconds):.1f} GFLOP/s")  # fmt: skip
-            s.rect(px, ly, max(wide - 0.7, 0.5), h, colour[e.kernel], opacity=0.92, tip=tip)
-            if lane == 0 and wide > 13:
-                s.text(px + wide / 2, ly + h * 0.72, letter[e.kernel], 11.5, "b", "middle", DARK)
-        clock += t.nanoseconds
+        sheet.text(LEFT - 8, y + lane * (h + 3) + h * 0.7, f"thr {lane}", 11.5, "s m", "end")
+        sheet.rect(LEFT, y + lane * (h + 3), WIDTH, h, "currentColor", r=2, opacity=0.07, tip="waiting")
+    for s in spans:
+        e, length = told.launches[s.launch], max(1, s.end - s.begin)
+        x, wide, top = LEFT + axis.at(s.begin - start) * WIDTH, axis.at(length) * WIDTH, y + s.thread * (h + 3)
+        tip = (f"{s.label}\n{s.kernel}\nwave {e.wave}, {s.tasks} of {e.tasks} tasks\n{length / 1e3:.1f} µs, "
+               f"{e.flops / e.tasks * s.tasks / length:.1f} GFLOP/s")  # fmt: skip
+        sheet.rect(x, top, max(wide, 0.4), h, colour[s.kernel], opacity=0.92, tip=tip)
+        if wide > 13:
+            sheet.text(x + wide / 2, top + h * 0.72, letter[s.kernel], 11.5, "b", "middle", DARK)
     y += lanes * (h + 3) + 14
     for v in axis.ticks():
-        s.text(x + axis.at(v) * w, y, f"{v / 1e6:.3g} ms" if v else "0", 11.5, "s", "middle")
-    y += 26
-    for n in names:
-        mine = [(e, t) for e, t in pairs if e.kernel == n]
-        spent = sum(t.nanoseconds for _, t in mine)
-        s.rect(x, y - 11, 16, 16, colour[n], r=3, opacity=0.9)
-        s.text(x + 8, y + 1.5, letter[n], 11.5, "b", "middle", DARK)
-        s.text(x + 24, y + 1, f"{spent / total:6.1%} {len(mine):4d} launch{'es' * (len(mine) > 1)}", 11.5, "m b")
-        s.text(x + 220, y + 1, n, 11.5, "m s", most=600, keep="both", tip="\n".join(e.label for e, _ in mine))
-        y += 20
-    return s.picture()
+        sheet.text(LEFT + axis.at(v) * WIDTH, y, f"{v / 1e6:.3g} ms" if v else "0", 11.5, "s", "middle")
+    return y
 
 
 @dataclass(frozen=True)

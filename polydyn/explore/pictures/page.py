@@ -10,6 +10,7 @@ from polydyn.explore.pictures.calls import roofline, timeline
 from polydyn.explore.pictures.colours import safe, si
 from polydyn.runtime.explain import Explanation
 from polydyn.runtime.program import LaunchTime, Program
+from polydyn.runtime.spans import Span
 from polydyn.search.hardware import Hardware, Instruction
 
 STYLE = """
@@ -29,19 +30,20 @@ def limits(peak: float, bandwidth: float, threads: int) -> Hardware:
 
 
 def explain_page(
-    program: Program, told: Explanation, times: Sequence[LaunchTime] | None = None, hardware: Hardware | None = None
-) -> str:
-    """The page. ``times``: ``program.profile`` at the shape of ``told``; without it there is no timeline, without
-    ``hardware`` no roofline.
+    program: Program, told: Explanation, times: Sequence[LaunchTime] | None = None,
+    spans: Sequence[Span] | None = None, hardware: Hardware | None = None,
+) -> str:  # fmt: skip
+    """The page. ``times`` and ``spans``: ``program.profile`` and ``program.trace`` at the shape of ``told``; without
+    ``spans`` there is no timeline, without ``times`` or ``hardware`` no roofline.
     """
     m = program.manifest
     title = str(told).partition("\n")[0]
     parts = [f"<h1>{_text(m['name'] or 'model')}</h1><p>{_text(title)}.<br>polydyn {_text(m['polydyn'])}, target "
              f"{_text(m['target'])}, weights {program.weight_bytes / 1e6:.2f} MB.</p>"]  # fmt: skip
-    if times:
-        parts.append(f"<h2>Where the time goes</h2>{timeline(told, times)._repr_html_()}")
-        if hardware is not None:
-            parts.append(f"<h2>Roofline</h2>{roofline(told, times, hardware)._repr_html_()}")
+    if spans is not None:
+        parts.append(f"<h2>Where the time goes</h2>{timeline(told, spans)._repr_html_()}")
+    if times and hardware is not None:
+        parts.append(f"<h2>Roofline</h2>{roofline(told, times, hardware)._repr_html_()}")
     parts += [f"<h2>Launches</h2>{_launches(told, times)}", f"<h2>What a call must meet</h2>{_demands(m)}"]
     parts.append(f"<h2>Memory plan</h2>{_memory(m)}")
     if m["notes"]:

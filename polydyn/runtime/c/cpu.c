@@ -1,6 +1,7 @@
 /* cpu.c: running a program on the CPU: its arena, its threads, the launch loop. */
 #define _GNU_SOURCE
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -193,12 +194,46 @@ static int32_t check_indices(const pd_context *c, int32_t k, int32_t *next) {
     return code;
 }
 
+/* What a traced run writes. */
+typedef struct {
+    pd_span *spans;
+    int64_t room;
+    _Atomic int64_t count;
+} pd_notes;
+
+/* A launch of a traced run: its kernel is `note`, which gets this in place of buffers. */
+typedef struct {
+    pd_kernel *kernel;
+    void *const *buffers;
+    pd_notes *notes;
+    int32_t launch;
+} pd_noted;
+
+static void note(void *const *noted, const int64_t *symbols, int64_t begin, int64_t end, void *scratch) {
+    const pd_noted *n = (const pd_noted *)noted;
+    pd_span span = {.launch = n->launch, .thread = pd_thread, .first = begin, .count = end - begin, .begin = now_ns()};
+    n->kernel(n->buffers, symbols, begin, end, scratch);
+    span.end = now_ns();
+    int64_t at = atomic_fetch_add(&n->notes->count, 1);
+    if (at < n->notes->room) n->notes->spans[at] = span;
+}
+
 typedef struct {
     void *const *inputs, *const *outputs;
     int parallel;
     int32_t next_check;
     int64_t *nanoseconds; /* per launch; NULL: nobody asks */
+    pd_noted *noted;      /* likewise; `notes` of each is there */
 } pd_call;
+
+/* Lets the kernel of launch k note when it runs. */
+static void trace(pd_part *part, pd_noted *noted, int32_t k) {
+    noted->kernel = part->kernel;
+    noted->buffers = part->buffers;
+    noted->launch = k;
+    part->kernel = note;
+    part->buffers = (void *const *)noted;
+}
 
 /* One wave; when times are asked for its launches run one after the other. */
 static int32_t run_wave(pd_context *c, int32_t w, pd_call *call) {
@@ -210,6 +245,7 @@ static int32_t run_wave(pd_context *c, int32_t w, pd_call *call) {
         int64_t begun = call->nanoseconds ? now_ns() : 0;
         code = check_indices(c, k, &call->next_check);
         if (code != PD_OK || !prepare(c, k, call->inputs, call->outputs, &x->parts[count])) continue;
+        if (call->noted) trace(&x->parts[count], &call->noted[k], k);
         if (call->nanoseconds) run_parts(c, w, 1, call->parallel ? x->threads[k] : 1);
         else if (wave->count > 1) x->parts[count].starts = x->starts + k * (c->threads + 1);
         count += !call->nanoseconds;
@@ -219,7 +255,8 @@ static int32_t run_wave(pd_context *c, int32_t w, pd_call *call) {
     return code;
 }
 
-static int32_t run(pd_context *c, const void *const *inputs, void *const *outputs, int64_t *nanoseconds) {
+static int32_t run(pd_context *c, const void *const *inputs, void *const *outputs, int64_t *nanoseconds,
+                   pd_noted *noted) {
     if (!c->ready) return pd_fail(PD_USAGE, "pd_run needs a successful pd_shapes before it");
     void *dense[plan->input_count + 1];
     int32_t code = take_inputs(c, inputs, dense);
@@ -233,7 +270,8 @@ static int32_t run(pd_context *c, const void *const *inputs, void *const *output
     const pd_cpu *x = c->place;
     int64_t threads = x->most_threads;
     int parallel = threads > 1 && pd_pool_acquire(c->program->place, threads, x->ahead[0]);
-    pd_call call = {.inputs = dense, .outputs = outputs, .parallel = parallel, .nanoseconds = nanoseconds};
+    pd_call call = {.inputs = dense, .outputs = outputs, .parallel = parallel, .nanoseconds = nanoseconds,
+                    .noted = noted};
     if (nanoseconds) memset(nanoseconds, 0, (size_t)plan->launch_count * sizeof *nanoseconds);
     for (int32_t w = 0; w < plan->wave_count && code == PD_OK; w++) code = run_wave(c, w, &call);
     if (parallel) pd_pool_release(c->program->place);
@@ -249,11 +287,23 @@ static int32_t run(pd_context *c, const void *const *inputs, void *const *output
 
 PD_EXPORT int32_t pd_run(pd_context *c, const void *const *inputs, void *const *outputs) {
     if (c->ready) pd_count_run(c);
-    return run(c, inputs, outputs, NULL);
+    return run(c, inputs, outputs, NULL, NULL);
 }
 
 PD_EXPORT int32_t pd_profile(pd_context *c, const void *const *inputs, void *const *outputs, int64_t *nanoseconds) {
-    return run(c, inputs, outputs, nanoseconds);
+    return run(c, inputs, outputs, nanoseconds, NULL);
+}
+
+PD_EXPORT int32_t pd_trace(pd_context *c, const void *const *inputs, void *const *outputs, pd_span *spans, int64_t room,
+                           int64_t *count) {
+    pd_notes notes = {.spans = spans, .room = room};
+    pd_noted *noted = calloc((size_t)plan->launch_count + 1, sizeof *noted);
+    if (!noted) return pd_fail(PD_MEMORY, "out of memory");
+    for (int32_t k = 0; k < plan->launch_count; k++) noted[k].notes = &notes;
+    int32_t code = run(c, inputs, outputs, NULL, noted);
+    free(noted);
+    *count = notes.count;
+    return code;
 }
 
 void pd_place_info(const pd_context *c, int32_t k, pd_launch_info *info) {

@@ -17,6 +17,9 @@ typedef void pd_kernel(void *const *buffers, const int64_t *symbols, int64_t beg
 
 typedef struct pd_pool pd_pool;
 
+/* Of the calling thread: its number in its pool; 0: it is none of a pool's, as every caller. */
+extern _Thread_local int32_t pd_thread __attribute__((visibility("hidden")));
+
 /* One launch of a job: thread t of n has tasks [starts[t], starts[t+1]), without starts [T*t/n, T*(t+1)/n), in `pieces`
  * nearly equal parts, which other threads may take from it. */
 typedef struct {

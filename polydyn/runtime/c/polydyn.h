@@ -133,6 +133,17 @@ int32_t pd_repeat(pd_context *context, const pd_moving *inputs, const pd_moving 
 /* pd_run, and the time of every launch in nanoseconds. Launches that pd_run starts together run one by one here. */
 int32_t pd_profile(pd_context *context, const void *const *inputs, void *const *outputs, int64_t *nanoseconds);
 
+/* Thread `thread` (0: the caller) at work on `count` tasks of a launch, from task `first`; nanoseconds of CLOCK_MONOTONIC. */
+typedef struct {
+    int32_t launch, thread;
+    int64_t first, count, begin, end;
+} pd_span;
+
+/* pd_run, and when each thread worked on what: at most `room` spans, in no particular order; *count: how many there were.
+ * Not on a device. */
+int32_t pd_trace(pd_context *context, const void *const *inputs, void *const *outputs, pd_span *spans, int64_t room,
+                 int64_t *count);
+
 int32_t pd_launch(const pd_context *context, int32_t launch, pd_launch_info *info);
 
 /* Bytes of the context's arena: intermediates, scratch, copies of strided inputs. Never shrinks. */

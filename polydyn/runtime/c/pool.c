@@ -72,6 +72,8 @@ struct pd_pool {
     pd_pool *previous, *next;
 };
 
+_Thread_local int32_t pd_thread;
+
 /* All pools, so that a forked child can forget its parent's threads. */
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static pd_pool *list;
@@ -240,6 +242,7 @@ static uint32_t await_job(worker *w) {
 
 static void *work(void *argument) {
     worker *w = argument;
+    pd_thread = (int32_t)w->id;
     while (await_job(w) == RUNNING) {
         PD_AT("joined");
         share(w->pool, w->id);
