@@ -184,6 +184,7 @@ def of_models() -> list[Case]:
         *_square("transposed", 2, "64-32@28 128-64@28", s=2, operator="ConvTranspose"),
         *_square("transposed", 4, "64-32@28", s=2, operator="ConvTranspose"),
         *_square("transposed", 3, "32-32@28", operator="ConvTranspose"),
+        *_square("transposed", 3, "64-32@56", s=2, operator="ConvTranspose"),
     ]
 
 

@@ -179,6 +179,27 @@ def test_planes_are_stored_in_whole_vectors() -> None:
     assert "pd_transpose_f32" in texts[0] and not any("vstores_f32" in t for t in texts)
 
 
+SPREAD: list[tuple[Sequence[int], dict[str, Any], int]] = [
+    ((20, 6, 4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}, 2),
+    ((20, 3, 3, 3), {"strides": [2, 3], "pads": [1, 1, 1, 1], "output_padding": [1, 0]}, 3),
+    ((3, 18, 3, 3), {"dilations": [2, 1], "pads": [1, 2, 0, 1]}, 1),
+]
+
+
+@pytest.mark.parametrize(("weight", "attributes", "launches"), SPREAD, ids=range(len(SPREAD)))
+def test_transposed_convolutions_are_products_of_phases(
+    weight: Sequence[int], attributes: dict[str, Any], launches: int
+) -> None:
+    """A product for phases of as many taps, its footprint copied, and the interleaving; without strides no other."""
+    nodes = [node("ConvTranspose", "x w b", "c", **attributes), node("Relu", "c", "y")]
+    constants = {"w": floats(*weight), "b": floats(weight[1])}
+    m = model(nodes, {"x": (F, ["N", weight[0], "H", "W"])}, ["y"], constants)
+    shapes = ((2, 5, 18), (1, 2, 2), (0, 3, 3), (1, 33, 3))
+    plan = agrees(m, *({"x": floats(n, weight[0], *size)} for n, *size in shapes), checked=True)
+    assert len(plan.launches) == launches
+    assert any("footprint copied" in n for k in plan.kernels for n in k.notes)
+
+
 # -- prologues -------------------------------------------------------------------------------------------------------
 
 

@@ -1,15 +1,18 @@
-"""ConvTranspose: one sum of products for each remainder of the output position by the stride, then their interleaving.
+"""ConvTranspose: a convolution for each remainder of the output position by the stride, then their interleaving.
 
 With ``y + before = stride * q + r`` the taps that meet an input element at ``y`` are ``k = r + stride * t``, and the
-element is ``q - t``: for a fixed ``r`` an ordinary convolution with every ``stride``-th tap, and no product is with one
-of the zeros that the textbook form puts between the input's elements. Taps ``dilation`` apart are a longer kernel with
-zeros among its taps.
+element is ``q - t``: for a fixed ``r``, a *phase*, an ordinary convolution with every ``stride``-th tap, and no product
+is with one of the zeros that the textbook form puts between the input's elements. Phases of the last axis are columns
+of one product, beside the channels, so that neighbours in a line of the output lie side by side in the sums; those of
+other axes are products of their own over the same rows. Without strides there is one phase, and nothing to interleave.
+Taps of a strided axis that are ``dilation`` apart are a longer kernel with zeros among its taps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from polydyn.errors import ModelError
 from polydyn.graph.ir import Dim
@@ -32,27 +35,57 @@ from polydyn.schedules.index import ONE, ZERO, Index
 
 @dataclass(frozen=True)
 class Spread:
-    """One spatial axis: ``size`` elements put ``stride`` apart, each spread over ``kernel`` positions.
+    """One spatial axis: ``size`` elements put ``stride`` apart, each spread over ``kernel`` taps ``dilation`` apart.
 
-    ``before`` positions are cut off at the front; ``output`` positions remain. ``reach``: of the kernel with dilation.
+    ``before`` positions are cut off at the front; ``output`` positions remain. ``phases``: the first one of those that
+    a convolution computes, and how many.
     """
 
     size: Dim
-    reach: Dim
+    kernel: Dim
     dilation: int
     stride: int
     before: int
     output: Dim
+    phases: tuple[int, int]
+
+    @property
+    def reach(self) -> Dim:
+        """How many positions one element is spread over."""
+        return (self.kernel - 1) * self.dilation + 1
 
     @property
     def taps(self) -> Dim:
-        """How many taps can meet an element at one output position."""
-        return self.reach.ceildiv(self.stride)
+        """How many taps can meet an element at one output position of the first phase, which has most."""
+        return self.kernel if self.stride == 1 else (self.reach - self.phases[0]).ceildiv(self.stride)
+
+    def alike(self) -> tuple[Spread, ...]:
+        """The axis for phases of as many taps each: the first ones have one more where the stride is no divisor."""
+        reach = self.reach.constant or 0
+        more = reach % self.stride if reach > self.stride else 0
+        ends = [0, *([more] if more else []), self.stride]
+        return tuple(replace(self, phases=(a, b - a)) for a, b in pairwise(ends))
+
+    @property
+    def step(self) -> int:
+        """How many elements apart these taps are."""
+        return self.dilation if self.stride == 1 else 1
+
+    @property
+    def start(self) -> int:
+        """The phase of the first output position."""
+        return self.before % self.stride
 
     @property
     def blocks(self) -> Dim:
-        """How many values ``q`` takes."""
-        return (self.output + (self.before - 1)) // self.stride + 1
+        """How many values ``q`` takes, counted from the first output position's."""
+        return (self.output + (self.start - 1)) // self.stride + 1
+
+    @property
+    def room(self) -> tuple[Dim, Dim]:
+        """Zeros before the elements that taps may meet (cut off where negative), and the length with all zeros."""
+        room = (self.taps - 1) * self.step
+        return room - self.before // self.stride, self.blocks + room
 
 
 def _spreads(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Spread, ...]:
@@ -82,7 +115,9 @@ def _spreads(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[Spread,
         else:
             before, after = (0, 0) if mode == "VALID" else (int(pads[a]), int(pads[rank + a]))
             length = full - before - after
-        out.append(Spread(sizes[a], reach, int(dilations[a]), int(strides[a]), before, length))
+        out.append(
+            Spread(sizes[a], kernel[a], int(dilations[a]), int(strides[a]), before, length, (0, int(strides[a])))
+        )
     return tuple(out)
 
 
@@ -108,67 +143,109 @@ def infer(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 @operator("ConvTranspose", infer=infer)
 def conv_transpose(node: OnnxNode, ctx: ExpandContext) -> None:
     """``out[n, o, y...] = bias[o] + sum(x[n, group(o) + c, q - t...] * w[group(o) + c, o, r + t*stride...])``."""
-    axes = _spreads(node, ctx)
-    weight = ctx.tensor(node.inputs[1])
-    groups, per_group = node.attribute("group", 1), weight.shape[1]
-    inputs = weight.shape[0] // groups
-    padded, kernel = _room_for_taps(ctx, node.inputs[0], axes), _whole_taps(ctx, weight.name, axes)
+    axes, bias = _spreads(node, ctx), given(node.inputs, 2)
+    sums, place = (_phases if any(a.stride > 1 for a in axes) else _one_phase)(node, ctx, axes)
+    total = at(ctx, sums, place)
+    emit(ctx, node, op("add", total, wide(at(ctx, bias, iterators(2)[1:]))) if bias else total)
 
-    strided = [a for a in axes if a.stride > 1]
-    n, o, *rest = iterators(2 + len(axes) + len(strided))
-    blocks, remainders = rest[: len(axes)], _spread_out(axes, rest[len(axes) :])
-    sums = ReductionIndices()
-    c = sums.add(inputs)
-    taps = [sums.add(a.taps) for a in axes]
-    group = ZERO if groups == 1 else o // per_group
-    source = [q + (a.taps - 1) - t for q, a, t in zip(blocks, axes, taps, strict=True)]
-    steps = [r + t * a.stride for r, a, t in zip(remainders, axes, taps, strict=True)]
-    x = at(ctx, padded, (n, group * inputs + c, *source))
-    product = op("mul", wide(x), wide(at(ctx, kernel, (group * inputs + c, o - group * per_group, *steps))))
-    shape = (ctx.tensor(node.inputs[0]).shape[0], per_group * groups, *(a.blocks for a in axes))
-    shape += tuple(Index.of(a.stride) for a in strided)
-    name = ctx.compute(shape, product, reduction=tuple(sums.extents), reduce="sum") if sums.extents else None
 
+def _one_phase(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> tuple[str, tuple[Index, ...]]:
+    """The sums of products in the output's order, and the subscripts of an output element's."""
+    groups, outputs = _groups(node, ctx)
+    _, o, *blocks = here = iterators(2 + len(axes))
+    group = ZERO if groups == 1 else o // outputs
+    shape = (outputs * groups, *(a.blocks for a in axes))
+    return _sums(node, ctx, axes, shape, (group, (ZERO,) * (len(axes) - 1), blocks, o - group * outputs)), here
+
+
+def _phases(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> tuple[str, tuple[Index, ...]]:
+    """The sums of all phases, as ``_some_phases``, and the subscripts of an output element's."""
+    groups, outputs = _groups(node, ctx)
     n, o, *position = iterators(2 + len(axes))
-    moved = [y + a.before for y, a in zip(position, axes, strict=True)]
-    where = [y // a.stride for y, a in zip(moved, axes, strict=True)]
-    where += [y % a.stride for y, a in zip(moved, axes, strict=True) if a.stride > 1]
-    total = at(ctx, name or ctx.compute(shape, product), (n, o, *where))
-    bias = given(node.inputs, 2)
-    emit(ctx, node, op("add", total, wide(at(ctx, bias, (o,)))) if bias else total)
+    moved = [y + a.start for y, a in zip(position, axes, strict=True)]
+    remainders = [y % a.stride for y, a in zip(moved, axes, strict=True)]
+    of_group = (o // outputs,) * (groups > 1)
+    channel = o - of_group[0] * outputs if of_group else o
+    quotients = (y // a.stride for y, a in zip(moved, axes, strict=True))
+    place = (n, *of_group, *remainders[:-1], *quotients, remainders[-1] * outputs + channel)
+    return _joined(node, ctx, tuple(axes), 0), place
 
 
-def _spread_out(axes: Sequence[Spread], of_strided: Sequence[Index]) -> list[Index]:
-    """One remainder for every axis; axes of stride 1 have no iterator, their remainder is 0."""
-    left = iter(of_strided)
-    return [next(left) if a.stride > 1 else ZERO for a in axes]
+def _joined(node: OnnxNode, ctx: ExpandContext, axes: tuple[Spread, ...], first: int) -> str:
+    """``_some_phases`` for the phases with as many taps each, joined: from axis ``first`` on, the last one left out."""
+    if first == len(axes) - 1:
+        return _some_phases(node, ctx, axes)
+    parts = [_joined(node, ctx, (*axes[:first], a, *axes[first + 1 :]), first + 1) for a in axes[first].alike()]
+    return ctx.concat(tuple(parts), 1 + first + (_groups(node, ctx)[0] > 1)) if len(parts) > 1 else parts[0]
 
 
-def _room_for_taps(ctx: ExpandContext, name: str, axes: Sequence[Spread]) -> str:
+def _some_phases(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> str:
+    """``sums[n, group, r.., q.., (r_last, o)]``, of one group without its axis."""
+    groups, outputs = _groups(node, ctx)
+    _, *rest, column = iterators(1 + (groups > 1) + 2 * len(axes))
+    group = rest.pop(0) if groups > 1 else ZERO
+    lead = len(axes) - 1
+    several = (Index.of(groups),) * (groups > 1)
+    counts = (Index.of(a.phases[1]) for a in axes[:-1])
+    shape = (*several, *counts, *(a.blocks for a in axes), outputs * axes[-1].stride)
+    return _sums(node, ctx, axes, shape, (group, rest[:lead], rest[lead:], column))
+
+
+def _groups(node: OnnxNode, ctx: ExpandContext) -> tuple[int, Dim]:
+    """How many, and the output channels of one."""
+    return node.attribute("group", 1), ctx.tensor(node.inputs[1]).shape[1]
+
+
+def _sums(
+    node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread], shape: tuple[Dim, ...],
+    of: tuple[Index, Sequence[Index], Sequence[Index], Index],
+) -> str:  # fmt: skip
+    """A tensor [N, shape] of sums of products; ``of``: the group, phases, blocks and column of its element."""
+    group, phases, blocks, column = of
+    x, weight = _with_room(node, ctx, axes), ctx.tensor(node.inputs[1])
+    inputs = weight.shape[0] // node.attribute("group", 1)
+    sums = ReductionIndices()
+    c = group * inputs + sums.add(inputs)
+    taps = [sums.add(a.taps) for a in axes]
+    source = [q + t * a.step for q, t, a in zip(blocks, taps, axes, strict=True)]
+    kernel = _kernel_of_phases(ctx, axes, weight.name)
+    product = op("mul", wide(at(ctx, x, ("d0", c, *source))), wide(at(ctx, kernel, (c, *phases, *taps, column))))
+    shape = (ctx.tensor(x).shape[0], *shape)
+    if not sums.extents:
+        return ctx.compute(shape, product)
+    return ctx.compute(shape, product, reduction=tuple(sums.extents), reduce="sum")
+
+
+def _with_room(node: OnnxNode, ctx: ExpandContext, axes: Sequence[Spread]) -> str:
     """The input with zeros around it, so that every tap of every block reads an element."""
-    shape = ctx.tensor(name).shape
-    lengths = tuple(a.blocks + a.taps - 1 for a in axes)
-    if all(a.taps == 1 and n == size for a, n, size in zip(axes, lengths, shape[2:], strict=True)):
-        return name
-    n, c, *place = iterators(len(shape))
-    source = [i - (a.taps - 1) for i, a in zip(place, axes, strict=True)]
+    t = ctx.tensor(node.inputs[0])
+    room = [a.room for a in axes]
+    if all(before == 0 and length == a.size for (before, length), a in zip(room, axes, strict=True)):
+        return t.name
+    n, c, *place = iterators(len(t.shape))
+    source = [i - before for i, (before, _) in zip(place, room, strict=True)]
     inside = all_of([in_range(i, a.size) for i, a in zip(source, axes, strict=True)])
-    return _where(ctx, (*shape[:2], *lengths), inside, at(ctx, name, (n, c, *source)))
+    return _where(ctx, (*t.shape[:2], *(length for _, length in room)), inside, at(ctx, t.name, (n, c, *source)))
 
 
-def _whole_taps(ctx: ExpandContext, name: str, axes: Sequence[Spread]) -> str:
-    """The weight with zeros among and behind its taps: dilated, and a whole multiple of the strides."""
-    shape = ctx.tensor(name).shape
-    lengths = tuple(a.taps * a.stride for a in axes)
-    if lengths == shape[2:]:
-        return name
-    c, o, *place = iterators(len(shape))
-    source = [i // a.dilation for i, a in zip(place, axes, strict=True)]
-    inside = [in_range(i, k) for i, k in zip(source, shape[2:], strict=True)]
-    inside += [in_range(i % a.dilation, 1) for i, a in zip(place, axes, strict=True) if a.dilation > 1]
-    return _where(ctx, (*shape[:2], *lengths), all_of(inside), at(ctx, name, (c, o, *source)))
+def _kernel_of_phases(ctx: ExpandContext, axes: Sequence[Spread], name: str) -> str:
+    """The weight as [c, r.., t.., (r_last, o)]: the last tap of every phase first, zeros where it has fewer."""
+    channels, outputs, *_ = ctx.tensor(name).shape
+    lead = len(axes) - 1
+    c, *rest, column = iterators(1 + 2 * len(axes))
+    phases = [*(r + a.phases[0] for a, r in zip(axes[:-1], rest, strict=False)), column // outputs]
+    source, inside = list[Index](), list[Value]()
+    for a, r, t in zip(axes, phases, rest[lead:], strict=True):
+        k = r + (a.taps - 1 - t) * a.stride
+        if a.stride > 1:
+            inside += [in_range(k % a.dilation, 1)] if a.dilation > 1 else []
+            k = k // a.dilation
+            inside += [] if a.taps * a.stride == a.kernel else [in_range(k, a.kernel)]
+        source.append(k)
+    element = at(ctx, name, (c, column % outputs, *source))
+    shape = (channels, *(Index.of(a.phases[1]) for a in axes[:-1]), *(a.taps for a in axes), outputs * axes[-1].stride)
+    return _where(ctx, shape, all_of(inside), element)
 
 
 def _where(ctx: ExpandContext, shape: tuple[Dim, ...], inside: Value | None, element: Value) -> str:
-    assert inside is not None
-    return ctx.compute(shape, op("where", inside, element, like(0, element)))
+    return ctx.compute(shape, op("where", inside, element, like(0, element)) if inside else element)
