@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,24 +16,28 @@ from polydyn.errors import InputError
 from polydyn.runtime.host_steps import Array, Call, Result, step
 from polydyn.runtime.native import address_of, new_output
 from polydyn.runtime.program import Program, numpy_dtype
-from polydyn.runtime.repeats import ENDED, ROOM, SHAPE, Repeats, repeats
+from polydyn.runtime.repeats import ENDED, ROOM, SHAPE, Repeats
 
 
 class Body:
-    """A compiled body with what it reads from around it."""
+    """A compiled body. ``made``: the outputs of its program; other results are inputs passed on."""
 
     def __init__(self, call: Call, role: str, settings: Mapping[str, Any]) -> None:
         self.program: Program = call.bodies[role]
         self.formals: list[str] = settings["formals"]
         self.results: list[str] = settings["results"]
-        self.around: dict[str, Array] = {name: call.arrays[k] for name, k in settings["captured"]}
-        for name, place in settings["sizes"]:
-            self.around[name] = np.empty(call.dims[place], np.uint8)
+        self.captured: list[tuple[str, int]] = settings["captured"]
+        self.sizes: list[tuple[str, int]] = settings["sizes"]
         self.made = self.program.outputs.keys()
 
-    def run(self, arrays: Sequence[Array]) -> list[Array]:
+    def around(self, call: Call) -> dict[str, Array]:
+        """What it reads from around it, by the name of its input."""
+        found = {name: call.held[k][0] for name, k in self.captured}
+        return found | {name: np.empty(call.dims[place], np.uint8) for name, place in self.sizes}
+
+    def run(self, call: Call, arrays: Sequence[Array]) -> list[Array]:
         """The results for these inputs; those that are inputs are the same arrays."""
-        feeds = self.around | dict(zip(self.formals, arrays, strict=True))
+        feeds = self.around(call) | dict(zip(self.formals, arrays, strict=True))
         made = self.program.run(feeds) if self.made else {}
         return [made[n] if n in self.made else feeds[n] for n in self.results]
 
@@ -46,12 +49,14 @@ def branch(call: Call) -> Result:
     if condition.size != 1:
         raise InputError(f"a condition with {condition.size} elements", rule="one element")
     role = "then_branch" if condition.reshape(-1)[0] else "else_branch"
-    return _given(call, Body(call, role, call.settings[role]).run(()))
+    if role not in call.kept:
+        call.kept[role] = Body(call, role, call.settings[role])
+    return _given(call, call.kept[role].run(call, ()))
 
 
 def _given(call: Call, results: Sequence[Array]) -> Result:
     """Results, none of which is an array that came in or another result; and all their sizes."""
-    taken = {id(a) for a in call.arrays if a is not None}
+    taken = {id(h[0]) for h in call.held}
     own = []
     for r in results:
         own.append(r.copy() if id(r) in taken else r)
@@ -62,12 +67,14 @@ def _given(call: Call, results: Sequence[Array]) -> Result:
 @step("iterate")
 def iterate(call: Call) -> Result:
     """Runs a body while count and condition say so, or for every slice of inputs; gives carried tensors, then rows."""
-    s = call.settings
-    work = Iteration(call, Body(call, "body", s))
+    if "loop" not in call.kept:
+        call.kept["loop"] = Loop(call)
+    work = Iteration(call.kept["loop"], call)
     try:
         work.run()
     except InputError as e:
         raise InputError(f"{e}\n  in iteration {work.k}") from e
+    s = call.settings
     made = [r.whole(work.k, d) for r, d in zip(work.rows, s["row_dtypes"], strict=True)]
     axes = [a for a, _, _ in s["scans"]]
     made = [np.ascontiguousarray(np.moveaxis(x, 0, a)) if a else x for x, a in zip(made, axes, strict=True)]
@@ -82,22 +89,30 @@ FIRST_ROOM = 4096
 """Bytes for what grows, beside twice what the first iteration makes of it."""
 
 
+class Loop:
+    """What stays from call to call: the body, its number of iteration and condition, where its results lie."""
+
+    def __init__(self, call: Call) -> None:
+        self.body, self.counts = Body(call, "body", call.settings), bool(call.settings["loop"])
+        self.number, self.condition = np.zeros((), np.int64), np.array(True)
+        self.places = Places.of(self.body, self.counts, call.settings["carried"])
+        self.repetition: Repetition | None = None
+
+
 class Iteration:
     """The iterations of one call: ``k`` of them so far, what is carried, the rows, and whether there is another one."""
 
-    def __init__(self, call: Call, body: Body) -> None:
-        s = call.settings
-        self.body, self.counts, self.k = body, bool(s["loop"]), 0
-        self.carried = [_dense(a) for a in call.arrays[2 : 2 + s["carried"]]]
-        rest = call.arrays[2 + s["carried"] :]
-        slices = [_along(x, a, back) for x, (a, back) in zip(rest, s["slices"], strict=False)]
-        self.slices = [_aligned(x) for x in slices]
-        given = None if call.arrays[0] is None else int(call.arrays[0].reshape(-1)[0])
+    def __init__(self, loop: Loop, call: Call) -> None:
+        s, arrays = call.settings, call.arrays
+        self.loop, self.call, self.k = loop, call, 0
+        end = 2 + s["carried"]
+        self.carried = [_dense(a) for a in arrays[2:end]]
+        self.slices = [_along(x, a, back) for x, (a, back) in zip(arrays[end:], s["slices"], strict=False)]
+        given = None if arrays[0] is None else int(arrays[0].reshape(-1)[0])
         self.trips = len(self.slices[0]) if self.slices else given
         every = self.trips if self.slices else None
         self.rows = [Rows(every, back, tail) for _, back, tail in s["scans"]]
-        self.going = call.arrays[1] is None or bool(call.arrays[1].reshape(-1)[0])
-        self.number, self.condition = np.zeros((), np.int64), np.array(True)
+        self.going = arrays[1] is None or bool(arrays[1].reshape(-1)[0])
 
     @property
     def more(self) -> bool:
@@ -106,26 +121,22 @@ class Iteration:
 
     def run(self) -> None:
         """All iterations, in C where that can be: it nearly always can."""
-        body = self.body
-        if body.program not in PLACES:
-            PLACES[body.program] = Places.of(body, self.counts, len(self.carried))
-        places = PLACES[body.program]
         while self.more:
-            if places is None or not self._repeat(places):
+            if self.loop.places is None or not self._repeat(self.loop.places):
                 self._once()
 
-    def _feeds(self) -> dict[str, Array]:
+    def _arrays(self) -> list[Array]:
         """The inputs of the body in iteration ``k``."""
-        self.number[...] = self.k
-        first = [self.number, self.condition] if self.counts else []
-        return dict(zip(self.body.formals, [*first, *self.carried, *(x[self.k] for x in self.slices)], strict=True))
+        loop = self.loop
+        loop.number[...], loop.condition[...] = self.k, True
+        first = [loop.number, loop.condition] if loop.counts else []
+        return [*first, *self.carried, *(x[self.k] for x in self.slices)]
 
     def _once(self) -> None:
         """One iteration by a call of its own."""
-        self.condition[...] = True
-        results = self.body.run(list(self._feeds().values()))
-        first, count = int(self.counts), len(self.carried)
-        self.going = not self.counts or bool(results[0].reshape(-1)[0])
+        results = self.loop.body.run(self.call, self._arrays())
+        first, count = int(self.loop.counts), len(self.carried)
+        self.going = not first or bool(results[0].reshape(-1)[0])
         self.carried = [_dense(a) for a in results[first : first + count]]
         for r, row in zip(self.rows, results[first + count :], strict=True):
             r.add(self.k, row)
@@ -133,16 +144,16 @@ class Iteration:
 
     def _repeat(self, places: Places) -> bool:
         """All that are left in C; False where the next one needs Python."""
-        feeds = {n: _aligned(a) for n, a in (self.body.around | self._feeds()).items()}
-        with repeats(self.body.program, feeds) as c:
-            rows = [n for j, n in places.carried.items() if n in places.rows and c.shapes[n] != self.carried[j].shape]
-            if rows or (places.condition and c.shapes[places.condition] not in ((), (1,))):
-                return False
-            work = Repetition(self, places, c, feeds)
-            while self.more and c.state != SHAPE:
-                work.run()
-            work.finish()
-        return not self.more
+        loop, call = self.loop, self.call
+        forms = [call.dims, [h[2] for h in call.held], [(a.shape, a.strides) for a in self.carried]]
+        work, loop.repetition = loop.repetition, None  # where something fails it is not used again
+        if work is None or work.forms != forms:
+            feeds = loop.body.around(call) | dict(zip(loop.body.formals, self._arrays(), strict=True))
+            work = Repetition(self, places, Repeats(loop.body.program, feeds), forms)
+        if work.fits:
+            work.run(self)
+        loop.repetition = work
+        return work.fits and not self.more
 
 
 @dataclass(frozen=True)
@@ -174,108 +185,121 @@ class Places:
         return Places("".join(n for n in conditions if n in body.made), own, rows)
 
 
-PLACES: WeakKeyDictionary[Program, Places | None] = WeakKeyDictionary()
-"""Of bodies that have run."""
-
-
 class Repetition:
-    """Where what is carried and the rows lie while ``pd_repeat`` runs.
+    """Where what is carried and the rows lie while ``pd_repeat`` runs, for tensors of some shapes.
 
     What is carried goes to and fro between two arrays, so nothing is copied; what is also a row is read from the row.
-    What grows at its end stays in one array, whose room is doubled when it is full.
+    What grows at its end stays in one array, whose room is doubled when it is full. The arrays stay for later calls.
     """
 
-    def __init__(self, work: Iteration, places: Places, c: Repeats, feeds: Mapping[str, Array]) -> None:
-        """``feeds``: of the first iteration."""
-        self.work, self.places, self.c, self.feeds, self.first = work, places, c, feeds, work.k
-        manifest, first = work.body.program.manifest, 2 * int(work.counts)
-        described = {o["name"]: o for o in manifest["outputs"]}
-        self.ends = {n for n, o in described.items() if not o["strided"]}  # what grows, grows along the first axis
-        for name, r in zip(places.rows, work.rows, strict=True):
-            r.reserve(work.k, c.shapes[name], numpy_dtype(described[name]["dtype"]), work.trips)
-        rows = dict(zip(places.rows, work.rows, strict=True))
-        self.formals = work.body.formals[first : first + len(work.carried)]
-        self.sliced = work.body.formals[first + len(work.carried) :]
+    def __init__(self, work: Iteration, places: Places, c: Repeats, forms: list[Any]) -> None:
+        """``forms``: sizes, shapes and strides that all this is for."""
+        self.places, self.c, self.forms = places, c, forms
+        loop, self.count = work.loop, len(work.carried)
+        body, first = loop.body, 2 * int(loop.counts)
+        described = {o["name"]: o for o in body.program.manifest["outputs"]}
+        ends = {n for n, o in described.items() if not o["strided"]}  # what grows, grows along the first axis
+        self.formals = body.formals[first:]
         self.changing = {j: n for j, n in places.carried.items() if c.shapes[n] != work.carried[j].shape}
-        self.rows = {j: rows[n] for j, n in places.carried.items() if n in rows and j not in self.changing}
+        appendable = body.program.appendable
+        self.in_place = {j for j, n in self.changing.items() if n in ends and appendable.get(n) == self.formals[j]}
+        self.rows = {j: places.rows.index(n) for j, n in places.carried.items() if n in places.rows}
+        self.row_forms = [(c.shapes[n], numpy_dtype(described[n]["dtype"])) for n in places.rows]
+        one = not places.condition or c.shapes[places.condition] in ((), (1,))
+        self.fits = one and not self.rows.keys() & self.changing.keys()
+        """Whether the program can run again and again: one condition, and rows of one shape."""
+        self.condition = address_of(loop.condition) if places.condition else None
+        self.number = address_of(loop.number) if loop.counts else None
+        for name, at in zip(body.formals[:first], (self.number, address_of(loop.condition)), strict=False):
+            c.read(name, at or 0)
+        for name, _ in body.sizes:
+            c.read(name, 0)
+        if self.condition:
+            c.write(places.condition, self.condition)
         self.pairs: dict[int, tuple[Array, Array]] = {}
         for j, n in places.carried.items():
             if j not in self.rows:
-                itemsize = work.carried[j].itemsize
-                bytes_ = itemsize * max(prod(c.shapes[n]), work.carried[j].size)
-                self.pairs[j] = self._pair(j, 2 * bytes_ + FIRST_ROOM if j in self.changing else bytes_)
-                if self._in_place(j):
-                    self.pairs[j][0][: work.carried[j].nbytes] = work.carried[j].reshape(-1).view(np.uint8)
-        self.reads = {n: (a, a, 0, 0) for n, x in feeds.items() for a in [address_of(x)]}
-        for name, x in zip(self.sliced, work.slices, strict=True):
-            at = x.__array_interface__["data"][0]
-            self.reads[name] = at, at, 0, x.strides[0]
-        at = address_of(work.condition)
-        self.condition = at if places.condition else None
-        self.writes = {places.condition: (at, at, 0, 0)} if places.condition else {}
+                x = work.carried[j]
+                most = x.itemsize * max(prod(c.shapes[n]), x.size)
+                self._place(j, 2 * most + FIRST_ROOM if j in self.changing else most)
 
-    def _in_place(self, j: int) -> bool:
-        """Whether something carried only grows at its end, along its first axis."""
-        name = self.changing.get(j, "")
-        return name in self.ends and self.work.body.program.appendable.get(name) == self.formals[j]
-
-    def _pair(self, j: int, room: int) -> tuple[Array, Array]:
-        """Two arrays of bytes, or the same one twice."""
+    def _place(self, j: int, room: int) -> None:
+        """Two arrays of bytes for something carried, or the same one twice."""
         even = new_output((room,), np.dtype(np.uint8))
-        return even, even if self._in_place(j) else new_output((room,), np.dtype(np.uint8))
+        odd = even if j in self.in_place else new_output((room,), np.dtype(np.uint8))
+        self.pairs[j] = even, odd
+        a, b = address_of(even), address_of(odd)
+        self.c.read(self.formals[j], a, b)
+        self.c.write(self.places.carried[j], b, a)
 
-    def run(self) -> None:
-        """As many iterations as there is room for."""
-        work, c = self.work, self.c
-        for r in work.rows:
-            r.grow(work.k)
-        self._point()
-        end = min([len(r.data) for r in work.rows if r.data is not None] or [work.k + AT_ONCE])
-        end = min(end, work.k + AT_ONCE) if work.trips is None else min(end, work.k + AT_ONCE, work.trips)
-        number = address_of(work.number) if work.counts else None
-        grown = [(self.formals[j], n, self.pairs[j][0].nbytes) for j, n in self.changing.items()]
-        try:
-            c.run(self.reads, self.writes, work.k, end, number, self.condition, grown)
-        finally:
-            work.k = c.next
-        work.going = c.state != ENDED
-        if c.state == ROOM:
-            self._enlarge()
+    def run(self, work: Iteration) -> None:
+        """The iterations of a call, until one has other shapes."""
+        c, first = self.c, work.k
+        c.start()
+        self._begin(work)
+        while work.more and c.state != SHAPE:
+            for k, r in enumerate(work.rows):
+                if r.grow(work.k) or work.k == first:
+                    self._point(k, r)
+            grown = [(self.formals[j], n, self.pairs[j][0].nbytes) for j, n in self.changing.items()]
+            try:
+                c.run(work.k, self._end(work), self.number, self.condition, grown)
+            finally:
+                work.k = c.next
+            work.going = c.state != ENDED
+            if c.state == ROOM:
+                self._enlarge(work.k)
+            for j in self.places.carried:
+                c.first(self.formals[j], 0)
+        if work.k > first:
+            self._finish(work)
 
-    def _point(self) -> None:
-        """Where the next iterations find and put everything."""
-        work, begins = self.work, self.work.k == self.first
-        for name, r in zip(self.places.rows, work.rows, strict=True):
-            self.writes[name] = r.start, r.start, 0, r.step
-        for j, pair in self.pairs.items():
-            even, odd = map(address_of, pair)
-            given = address_of(self.feeds[self.formals[j]]) if begins and not self._in_place(j) else 0
-            self.reads[self.formals[j]] = even, odd, given, 0
-            self.writes[self.places.carried[j]] = odd, even, 0, 0
-        for j, r in self.rows.items():
-            given = address_of(self.feeds[self.formals[j]]) if begins else 0
-            self.reads[self.formals[j]] = r.start - r.step, r.start - r.step, given, r.step
+    def _end(self, work: Iteration) -> int:
+        """Behind the last iteration for which there is room."""
+        most = work.k + AT_ONCE if work.trips is None else min(work.k + AT_ONCE, work.trips)
+        return min([most, *(len(r.data) for r in work.rows if r.data is not None)])
 
-    def _enlarge(self) -> None:
-        """Doubles the room of what grows."""
+    def _begin(self, work: Iteration) -> None:
+        """Where the first iteration finds everything."""
+        call, c = work.call, self.c
+        for name, k in work.loop.body.captured:
+            c.read(name, call.held[k][1])
+        for name, x in zip(self.formals[self.count :], work.slices, strict=True):
+            at = address_of(x) if x.size else 0
+            c.read(name, at, at, x.strides[0])
+        for j, x in enumerate(work.carried):
+            name = self.formals[j]
+            if j in self.in_place:
+                self.pairs[j][0][: x.nbytes] = x.reshape(-1).view(np.uint8)
+            elif j in self.places.carried:
+                c.first(name, address_of(x))
+            else:
+                c.read(name, address_of(x))
+        for r, (shape, dtype) in zip(work.rows, self.row_forms, strict=True):
+            r.reserve(work.k, shape, dtype, work.trips)
+
+    def _point(self, k: int, r: Rows) -> None:
+        """Row k of the body goes where ``r`` has it."""
+        self.c.write(self.places.rows[k], r.start, r.start, r.step)
+        for j, row in self.rows.items():
+            if row == k:
+                self.c.read(self.formals[j], r.start - r.step, r.start - r.step, r.step)
+
+    def _enlarge(self, k: int) -> None:
+        """Doubles the room of what grows, before iteration ``k``."""
         for j in self.changing:
-            old, now = self.pairs[j], self.work.k % 2
-            self.pairs[j] = self._pair(j, 2 * old[0].nbytes)
-            self.pairs[j][now][: old[now].nbytes] = old[now]
+            old = self.pairs[j]
+            self._place(j, 2 * old[0].nbytes)
+            self.pairs[j][k % 2][: old[k % 2].nbytes] = old[k % 2]
 
-    def finish(self) -> None:
-        """What was carried out of the last iteration."""
-        work = self.work
-        for j, pair in self.pairs.items() if work.k > self.first else ():
-            shape = self.c.shape(self.formals[j]) if j in self.changing else work.carried[j].shape
-            work.carried[j] = np.ndarray(shape, work.carried[j].dtype, pair[work.k % 2])
-        for j, r in self.rows.items() if work.k > self.first else ():
-            work.carried[j] = r.row(work.k - 1).copy()
-
-
-def _aligned(x: Array) -> Array:
-    """The array, or a copy of one that is not aligned to its elements."""
-    return x if x.flags.aligned else np.require(x, requirements="A")
+    def _finish(self, work: Iteration) -> None:
+        """What was carried out of the last iteration, in arrays of its own."""
+        for j, pair in self.pairs.items():
+            x = work.carried[j]
+            shape = self.c.shape(self.formals[j]) if j in self.changing else x.shape
+            work.carried[j] = np.ndarray(shape, x.dtype, pair[work.k % 2]).copy()
+        for j, r in self.rows.items():
+            work.carried[j] = work.rows[r].row(work.k - 1).copy()
 
 
 def _dense(x: Array) -> Array:
@@ -310,17 +334,19 @@ class Rows:
             what = f"iteration {k} gives a row of shape {shape} after rows of {self.data.shape[1:]}"
             raise InputError(what, rule="all rows of an output have one shape")
 
-    def grow(self, k: int) -> None:
-        """Room for row k, behind ``reserve``."""
-        if self.data is not None and k >= len(self.data):
-            grown = new_output((2 * k, *self.data.shape[1:]), self.data.dtype)
-            grown[:k] = self.data
-            self._take(grown)
+    def grow(self, k: int) -> bool:
+        """Room for row k, behind ``reserve``; True: the rows lie elsewhere now."""
+        if self.data is None or k < len(self.data):
+            return False
+        grown = new_output((2 * k, *self.data.shape[1:]), self.data.dtype)
+        grown[:k] = self.data
+        self._take(grown)
+        return True
 
     def _take(self, data: Array) -> None:
-        self.data = data
-        forwards = self.row(0).__array_interface__["data"][0] if len(data) else 0
-        self.start, self.step = forwards, -data.strides[0] if self.backwards else data.strides[0]
+        self.data, self.start, self.step = data, address_of(data), data.strides[0]
+        if self.backwards:
+            self.start, self.step = self.start + (len(data) - 1) * self.step, -self.step
 
     def row(self, k: int) -> Array:
         """Row k, as it lies there."""
@@ -336,4 +362,6 @@ class Rows:
 
     def whole(self, count: int, dtype: str) -> Array:
         """All rows."""
-        return np.empty((0, *self.tail), numpy_dtype(dtype)) if self.data is None else self.data[:count]
+        if self.data is None:
+            return np.empty((0, *self.tail), numpy_dtype(dtype))
+        return self.data if count == len(self.data) else self.data[:count]

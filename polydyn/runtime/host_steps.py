@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +21,25 @@ from polydyn.runtime.program import Program
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Call:
-    """What a step is given: arrays (None for an absent input), sizes, settings, the models that it may run, C code."""
+class Call(NamedTuple):
+    """What a step is given: arrays, aligned to their elements, with address and (shape, strides); sizes, settings, the
+    models that it may run, C code.
 
-    arrays: Sequence[Any]
-    dims: Sequence[int] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    bodies: Mapping[str, Program] = field(default_factory=dict)
-    native: ctypes.CDLL | None = None
+    ``kept``: for what the step needs again in the next call; no two calls have it at the same time. Arrays are those of
+    this call: a result may not be one of them, nor a view.
+    """
+
+    held: Sequence[Any]
+    dims: Sequence[int]
+    settings: Mapping[str, Any]
+    bodies: Mapping[str, Program]
+    native: ctypes.CDLL | None
+    kept: dict[str, Any]
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The inputs, None for an absent one."""
+        return [h[0] for h in self.held]
 
 
 IN_C = ("suppress",)
@@ -184,7 +193,7 @@ def pads(call: Call) -> Result:
 @step("non_zero")
 def non_zero(call: Call) -> Result:
     """The places, in row-major order, of all elements that are not 0."""
-    found = np.flatnonzero(call.arrays[0]).astype(np.int64, copy=False)
+    found = call.arrays[0].reshape(-1).nonzero()[0].astype(np.int64, copy=False)
     return (found,), [len(found)]
 
 

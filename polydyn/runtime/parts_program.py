@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -21,15 +22,19 @@ from polydyn.runtime.artifact import Artifact
 from polydyn.runtime.bound import BoundCall, refuse_conversions
 from polydyn.runtime.composite import constants_of
 from polydyn.runtime.explain import Explanation
-from polydyn.runtime.expressions import evaluate
+from polydyn.runtime.expressions import Expression, evaluate
+from polydyn.runtime.frames import ABSENT, Frame, Held, PartRun, held
 from polydyn.runtime.host_steps import IN_C, STEPS, Call
-from polydyn.runtime.native import address_of
 from polydyn.runtime.program import Array, LaunchTime, Program, check_repeats, check_threads, numpy_dtype
 from polydyn.runtime.symbols import holds
 
 
 class PartsProgram(Program):
-    """A compiled model with sizes that data decide. Used as every ``Program``; it keeps nothing between calls."""
+    """A compiled model with sizes that data decide. Used as every ``Program``.
+
+    What a call needs beside its results is in a ``Frame``. It stays for later calls; calls at the same time have
+    one each.
+    """
 
     one_part = False
 
@@ -50,7 +55,7 @@ class PartsProgram(Program):
         for other in runs[1:]:
             other._native.borrow_threads(runs[0]._native)
             other._lender = runs[0]
-        self._constants = constants_of(artifact)
+        self._constants = {n: held(a) for n, a in constants_of(artifact).items()}
         self._order: list[Mapping[str, Any]] = manifest["order"]
         in_c = any(s.get("step") in IN_C for s in self._order)
         self._steps_in_c = open_library(artifact.library) if in_c else None
@@ -58,7 +63,15 @@ class PartsProgram(Program):
         self._late = [s["symbol"] for s in manifest["symbols"] if not s["input"]]
         first = self._order[0]
         self._checked_by_part = "part" in first and first["inputs"] == [n for n, _, _ in self._inputs]
-        self._drop = _last_uses(self._order, self._parts, [n for n, _ in self._outputs])
+        outputs = [n for n, _ in self._outputs]
+        self._drop = _last_uses(self._order, self._parts, outputs)
+        self._bodies = [{r: self._parts[k] for r, k in s.get("bodies", {}).items()} for s in self._order]
+        self._takes = {
+            i["name"]: (p, numpy_dtype(i["dtype"])) for p in self.parts for i in p.manifest["inputs"]
+        }  # fmt: skip
+        self._new_frame = partial(Frame, self._order, self._parts, self._drop, outputs)
+        self._frames: list[Frame] = []
+        self._free_frames: list[Frame] = []
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -75,76 +88,93 @@ class PartsProgram(Program):
         return self.general.run(feeds, out)  # type: ignore[union-attr]
 
     def _run(self, feeds: Mapping[str, Any], times: list[LaunchTime] | None) -> dict[str, Array]:
-        tensors: dict[str, Array] = dict(self._constants)
-        tensors |= self._arrays(feeds)
-        sizes = {s["symbol"]: int(tensors[s["input"]].shape[s["axis"]]) for s in self._early}
-        self._check_dims(tensors, sizes)
-        for stage, gone in zip(self._order, self._drop, strict=True):
-            if "part" in stage:
-                self._run_part(stage, tensors, sizes, times)
-            else:
-                start = time.perf_counter_ns()
-                self._run_step(stage, tensors, sizes)
-                if times is not None:
-                    spent = time.perf_counter_ns() - start
-                    times.append(LaunchTime(f"host: {_label(stage)}", "", spent, 0, 0, 1, 1))
-            for name in gone:
-                tensors.pop(name, None)
-        _check_guards(self.manifest["late_guards"], sizes)
-        return {n: tensors[n] for n, _ in self._outputs}
+        there = self._constants | self._arrays(feeds)
+        sizes = {s["symbol"]: there[s["input"]][2][0][s["axis"]] for s in self._early}
+        self._check_dims(there, sizes)
+        frame = self._take_frame()
+        try:
+            for k, stage in enumerate(self._order):
+                if "part" in stage:
+                    self._run_part(frame.work[k], there, sizes, times)
+                else:
+                    start = time.perf_counter_ns()
+                    self._run_step(stage, self._bodies[k], frame.work[k], there, sizes)
+                    if times is not None:
+                        spent = time.perf_counter_ns() - start
+                        times.append(LaunchTime(f"host: {_label(stage)}", "", spent, 0, 0, 1, 1))
+                for name in self._drop[k]:
+                    there.pop(name, None)
+            _check_guards(self.manifest["late_guards"], sizes)
+            return {n: there[n][0] for n, _ in self._outputs}
+        finally:
+            self._free_frames.append(frame)
 
-    def _check_dims(self, tensors: Mapping[str, Array], sizes: Mapping[str, int]) -> None:
+    def _take_frame(self) -> Frame:
+        """A frame for one call. Several threads may ask at once."""
+        try:
+            return self._free_frames.pop()
+        except IndexError:
+            frame = self._new_frame()
+            self._frames.append(frame)
+            return frame
+
+    def _check_dims(self, there: Mapping[str, Held], sizes: Mapping[str, int]) -> None:
         """A first part that has all inputs checks them itself; where a step comes first, they are checked here."""
         if self._checked_by_part:
             return
         for i in self.manifest["inputs"]:
             for axis, (text, dim) in enumerate(zip(i["shape"], i["dims"], strict=True)):
-                size = tensors[i["name"]].shape[axis]
+                size = there[i["name"]][2][0][axis]
                 if size != evaluate(dim, sizes):
                     what = f"axis {axis} of input '{i['name']}' has size {size}, expected {text}"
                     raise InputError(what, tensor=i["name"], dim=text)
 
-    def _arrays(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
+    def _arrays(self, feeds: Mapping[str, Any]) -> dict[str, Held]:
         if len(feeds) != len(self._inputs) or any(n not in feeds for n, _, _ in self._inputs):
             self._refuse_names(feeds)
-        arrays = {}
-        for name, dtype, _ in self._inputs:
+        there = {}
+        for name, dtype, misaligned in self._inputs:
             array = feeds[name]
             if type(array) is not np.ndarray or array.dtype is not dtype:
                 array = self._convert(name, dtype, array)
-            arrays[name] = array
-        self._check_ranks(list(arrays.values()))
-        return arrays
+            found = held(array)
+            there[name] = held(array.copy()) if found[1] & misaligned else found
+        self._check_ranks([x[0] for x in there.values()])
+        return there
 
     def _run_part(
-        self, stage: Mapping[str, Any], tensors: dict[str, Array], sizes: Mapping[str, int],
-        times: list[LaunchTime] | None,
-    ) -> None:  # fmt: skip
-        part = self._parts[stage["part"]]
-        feeds = {n: tensors[n] for n in stage["inputs"]}
+        self, part: PartRun, there: dict[str, Held], sizes: Mapping[str, int], times: list[LaunchTime] | None
+    ) -> None:
         try:
-            for name, symbol in stage["sizes"].items():
-                feeds[name] = np.empty(sizes[symbol], np.uint8)  # nobody reads it: the system gives no page for it
-            if times is not None:
-                times += part.profile(feeds, repeats=1)
-            tensors |= part.run(feeds)
-        except MemoryError as e:
+            part.run(there, sizes, times)
+        except (MemoryError, ValueError) as e:  # ValueError: numpy has no such array, not even an empty one
             raise PolydynError(f"there is no memory for a tensor whose size data decide: {e}") from e
         except InputError as e:
             if found := [f"  after {s} = {sizes[s]}" for s in self._late if s in sizes]:
                 raise InputError("\n".join([str(e), *found])) from e
             raise
 
-    def _run_step(self, stage: Mapping[str, Any], tensors: dict[str, Array], sizes: dict[str, int]) -> None:
-        arrays = [tensors[n] if n else None for n in stage["inputs"]]
-        dims = [evaluate(d, sizes) for d in stage["dims"]]
+    def _run_step(
+        self, stage: Mapping[str, Any], bodies: Mapping[str, Program], kept: dict[str, Any],
+        there: dict[str, Held], sizes: dict[str, int],
+    ) -> None:  # fmt: skip
+        given = [there[n] if n else ABSENT for n in stage["inputs"]]
+        dims = [_size(d, sizes) for d in stage["dims"]]
         try:
-            bodies = {role: self._parts[k] for role, k in stage["bodies"].items()}
-            made, found = STEPS[stage["step"]](Call(arrays, dims, stage["settings"], bodies, self._steps_in_c))
+            made, found = STEPS[stage["step"]](Call(given, dims, stage["settings"], bodies, self._steps_in_c, kept))
         except PolydynError as e:
             raise type(e)(str(e), node=stage["origin"]) if e.node is None else e from None
-        tensors |= {n: a for n, a in zip(stage["outputs"], made, strict=bool(stage["outputs"])) if n}
-        sizes |= dict(zip(stage["symbols"], map(int, found), strict=True))
+        for name, array in zip(stage["outputs"], made, strict=bool(stage["outputs"])):
+            if name:
+                there[name] = held(self._checked(name, array))
+        for symbol, n in zip(stage["symbols"], found, strict=True):
+            sizes[symbol] = int(n)
+
+    def _checked(self, name: str, array: Array) -> Array:
+        """What a step gives, as the parts take it."""
+        part, dtype = self._takes.get(name, (self, array.dtype))
+        array = array if array.dtype is dtype else part._convert(name, dtype, array)
+        return array if array.flags.aligned else array.copy()
 
     def bind(self, feeds: Mapping[str, Any], out: Mapping[str, Array] | None = None) -> BoundCall:
         """``run`` on these very arrays, to be repeated. Sizes that data decide may differ from call to call, so
@@ -155,8 +185,9 @@ class PartsProgram(Program):
                 "a bound call of a program whose sizes data decide makes its own outputs", rule="bind with out",
                 remedy="leave out away, or use run()",
             )  # fmt: skip
-        arrays = self._arrays(feeds)
-        refuse_conversions(list(arrays), feeds, [address_of(a) for a in arrays.values()])
+        there = self._arrays(feeds)
+        arrays = {n: x[0] for n, x in there.items()}
+        refuse_conversions(list(arrays), feeds, [x[1] for x in there.values()])
         call = BoundCall(lambda: 0, lambda code: None, list(arrays.values()), {})
 
         def run() -> int:
@@ -199,10 +230,12 @@ class PartsProgram(Program):
 
     @property
     def counters(self) -> dict[str, int]:
-        """The sums of the parts' counters; compilations are those of the whole."""
+        """Sums of the parts' counters; arena_bytes with what lies between parts, compilations those of the whole."""
         every = [p.counters for p in self._parts]
         names = ("contexts", "arena_bytes", "evaluations", "bytes_copied", "runs_not_logged")
-        return {"compilations": self.compilations} | {n: sum(c[n] for c in every) for n in names}
+        sums = {n: sum(c[n] for c in every) for n in names}
+        sums["arena_bytes"] += sum(f.bytes for f in list(self._frames))
+        return {"compilations": self.compilations} | sums
 
     def shapes_seen(self) -> list[dict[str, Any]]:
         """Of the first part: the shapes of the inputs that calls had."""
@@ -260,6 +293,10 @@ def _check_guards(guards: Sequence[Mapping[str, Any]], sizes: Mapping[str, int])
         left, right = evaluate(g["left"], sizes), evaluate(g["right"], sizes)
         if not holds(left, g["relation"], right):
             raise InputError(g["message"], rule=f"{g['rule']}, here {left} and {right}")
+
+
+def _size(dim: Expression, sizes: Mapping[str, int]) -> int:
+    return dim if type(dim) is int else evaluate(dim, sizes)
 
 
 def _label(stage: Mapping[str, Any]) -> str:

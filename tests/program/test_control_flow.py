@@ -31,6 +31,7 @@ def check(m: onnx.ModelProto, *calls: Feeds) -> Program:
     """Every call gives what ONNX Runtime gives."""
     program = polydyn.compile(m, threads=2)
     session = onnxruntime.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
+    kept: list[tuple[Any, Any]] = []
     for feeds in calls:
         before = {n: a.copy() for n, a in feeds.items()}
         got, expected = program.run(feeds), session.run(None, dict(feeds))
@@ -39,6 +40,8 @@ def check(m: onnx.ModelProto, *calls: Feeds) -> Program:
             np.testing.assert_allclose(a, b, 1e-4, 1e-5, err_msg=name)
             assert not any(np.may_share_memory(a, x) for x in feeds.values()), f"{name} is memory of the caller"
         assert all(np.array_equal(feeds[n], x) for n, x in before.items()), "inputs are never written"
+        kept += [(a, a.copy()) for a in got.values()]
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in kept), "results of earlier calls stay as they are"
     return program
 
 

@@ -360,3 +360,31 @@ def test_a_session_runs_them() -> None:
         binding.bind_output(o.name)
     session.run_with_iobinding(binding)
     np.testing.assert_allclose(binding.copy_outputs_to_cpu()[1], np.exp(x[x > 0]), 1e-5)
+
+
+def test_memory_between_parts_is_used_again() -> None:
+    nodes = [node("NonZero", "x", "i"), node("Transpose", "i", "t"), node("GatherND", "x t", "v")]
+    for k in range(4):  # each part gives a tensor to the next one
+        nodes += [node("NonZero", f"{'v' if not k else f'v{k}'}", f"i{k}"), node("Transpose", f"i{k}", f"t{k}")]
+        nodes += [node("GatherND", f"{'v' if not k else f'v{k}'} t{k}", f"v{k + 1}")]
+    program = check(model(nodes, {"x": (T.FLOAT, ["N"])}, "v4"), {"x": numbers(100)}, {"x": numbers(7)})
+    most, rng = 20000, np.random.default_rng(1)
+    program.run({"x": np.ones(most, np.float32)})
+    before = program.counters["arena_bytes"]
+    for _ in range(50):
+        x = rng.standard_normal(rng.integers(0, most)).astype(np.float32)
+        assert np.array_equal(program.run({"x": x})["v4"], x)
+    assert program.counters["arena_bytes"] == before, "smaller calls need nothing more"
+    (frame,) = program._frames
+    assert len(set(frame.rooms.values())) < len(frame.rooms), "tensors that are never there at once share a room"
+
+
+def test_a_failure_between_parts_leaves_what_a_call_has_usable() -> None:
+    program = polydyn.compile(LATE, threads=1)
+    assert isinstance(program, PartsProgram)
+    good = {"m": np.array([True, False, True]), "x": numbers(2)}
+    want = program.run(good)["y"]
+    for _ in range(3):
+        with pytest.raises(InputError):
+            program.run({"m": np.ones(3, bool), "x": numbers(2)})
+    assert np.array_equal(program.run(good)["y"], want) and len(program._frames) == 1
