@@ -28,8 +28,9 @@ $(VENV)/.extra-%: $(VENV)/.made setup.cfg pyproject.toml
 demo: $(VENV)/.extra-test
 	$(BIN)/python -m benchmarks.demo $(MODEL) $(SHAPES)
 
+# Each process takes half of the files, in order: what a module has compiled, its tests share.
 test: $(VENV)/.extra-test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # The suite to run all day: no compiler, less than a minute.
 unit: $(VENV)/.extra-test

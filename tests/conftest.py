@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from polydyn import extend
+from polydyn.build import compiler
 from polydyn.build.cache import cache_dir
 from polydyn.errors import BuildError
 
@@ -32,10 +33,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code prints now")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def verified_passes() -> None:
-    """The loop IR of every kernel that a test builds is checked after each pass."""
-    os.environ.setdefault("POLYDYN_VERIFY", "1")
+@pytest.fixture(scope="module", autouse=True)
+def compilation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """How a module's kernels are made, where what its tests ask does not depend on it.
+
+    The loop IR is checked after each pass where kernels or models are the subject, elsewhere once, as for users. Tests
+    of kernels optimise C less than users do, unless they say ``OPTIMISED = True``: compilers take a third less time.
+    """
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    with pytest.MonkeyPatch.context() as patch:
+        if "POLYDYN_VERIFY" not in os.environ and folder in ("unit", "kernels", "cuda", "models"):
+            patch.setenv("POLYDYN_VERIFY", "1")
+        if folder == "kernels" and not getattr(request.module, "OPTIMISED", False):
+            patch.setattr(compiler, "FLAGS", tuple("-O1" if x == "-O2" else x for x in compiler.FLAGS))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

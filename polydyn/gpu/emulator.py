@@ -96,7 +96,7 @@ def compile_shared(source: str, flags: Sequence[str], kind: str) -> Path:
     warnings = ("-Wall", "-Wextra", "-Wno-unused-function", "-Wno-unknown-pragmas")
     options = ("-std=c++17", "-O1", "-ftree-vectorize", "-fPIC", "-shared", "-fwrapv", "-fvisibility=hidden", *warnings)
     command = [path, *options, f"-I{HEADERS}", *flags]
-    key = content_key(source, _headers_text(HEADERS), version, *command[1:])
+    key = content_key(source, _headers_text(HEADERS), version, *options, *flags)
 
     def make(scratch: Path) -> bytes:
         text, out = scratch / "kernel.cpp", scratch / "kernel.so"
