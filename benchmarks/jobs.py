@@ -1,11 +1,11 @@
 """What batches survive, and what a job costs: ``python -m benchmarks.jobs``.
 
-``kills``: 60 jobs on two workers; a worker is killed every few seconds and the whole batch twice. Then all are done,
-none twice in the ledger, and every artifact is that of a serial run, byte by byte. The jobs are small stored models x
-targets x passes (``--models`` takes some of the five models, 12 jobs each); with ``--tune`` five products x targets x
-strategies, each tuned into records that the jobs of a model share. ``--separate`` starts a scheduler and workers of
-their own, kills these workers, and files travel by content; ``--scheduler`` takes one that is there and kills only the
-batch.
+``kills``: 60 jobs on two workers; a worker at work is killed every few seconds and the whole batch twice. A batch that
+gives up, because it found no workers for a minute, is begun again. Then all are done, none twice in the ledger, and
+every artifact is that of a serial run, byte by byte. The jobs are small stored models x targets x passes (``--models``
+takes some of the five models, 12 jobs each); with ``--tune`` five products x targets x strategies, each tuned into
+records that the jobs of a model share. ``--separate`` starts a scheduler and workers of their own, kills these workers,
+and files travel by content; ``--scheduler`` takes one that is there and kills only the batch.
 
 ``overhead``: 10 000 jobs (``--jobs``) whose compilation is a stub, on one scheduler: milliseconds for each job.
 """
@@ -30,6 +30,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from polydyn.cli.machine import DIFFERENT
 from polydyn.jobs import Batch, read_jobs
 from polydyn.jobs.ledger import Ledger, folder_of
 from polydyn.program_cache import cached_program
@@ -82,18 +83,21 @@ def kills(scheduler: str | None, every: float, jobs: Path) -> int:
     command = [sys.executable, "-m", "polydyn", "batch", str(jobs)]
     with cluster(scheduler, folder, environment) as (address, victims):
         command += ["--scheduler", address] if address else ["-j", "2"]
-        for end in (count // 4, count * 2 // 3, None):
+        ends = [count // 4, count * 2 // 3]
+        while True:
             print(f"batch begins, {len(list(folder.glob('out/*')))} artifacts are there", flush=True)
             batch = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
             while batch.poll() is None:
                 time.sleep(every)
-                if end is not None and len(list(folder.glob("out/*.polydyn"))) >= end:
+                if ends and len(list(folder.glob("out/*.polydyn"))) >= ends[0]:
+                    ends.pop(0)
                     batch.kill()
                     batch.wait()
                 elif found := list(victims(batch.pid)):
                     os.kill(random.choice(found), signal.SIGKILL)
                     killed += 1
-    return verdict(jobs, killed)
+            if batch.returncode in (0, DIFFERENT):
+                return verdict(jobs, killed)
 
 
 def verdict(path: Path, killed: int) -> int:
@@ -147,7 +151,7 @@ def cluster(
 
 
 def workers_of(client: int) -> Iterator[int]:
-    """Processes of Dask's workers below a client: those whose parent is a nanny's child of it."""
+    """Processes of Dask's workers below a client that have a step under way: a process of theirs."""
     parents = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
@@ -160,7 +164,7 @@ def workers_of(client: int) -> Iterator[int]:
             text = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if parent == client and b"spawn_main" in text:
+        if parent == client and b"spawn_main" in text and pid in parents.values():
             yield pid
 
 

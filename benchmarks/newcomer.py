@@ -1,9 +1,9 @@
 """A newcomer's path, timed: ``python -m benchmarks.newcomer``.
 
 Clones this repository (its last commit) into an empty folder and follows README.md with Python, gcc and make alone: no
-environment, no cache of polydyn's, no wheels that pip kept. The first compiled model must be there within 3 minutes, the
-first picture of a notebook, in a Jupyter kernel, within 5; packages come from wherever pip gets them. 1 when it took
-longer.
+environment, no cache of polydyn's, no wheels that pip kept. The first compiled model must be there within 3 minutes,
+the first picture of a notebook, in a Jupyter kernel, within 5; packages come from wherever pip gets them. 1 when it
+took longer.
 """
 
 from __future__ import annotations
