@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from polydyn.codegen.cpu.shares import SHARED_ELEMENTS
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import NARROW, group_size, is_windowed
 from polydyn.graph.ir import Compute
@@ -13,7 +14,7 @@ from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
 from polydyn.lowering.output import output_array
-from polydyn.lowering.pixels import as_matrix_product, needs_promotion
+from polydyn.lowering.pixels import as_matrix_product, in_place, needs_promotion
 from polydyn.lowering.strips import as_strips
 from polydyn.lowering.words import PAIRS, ROUNDED, Words, in_words
 from polydyn.schedules.expr import (
@@ -30,7 +31,7 @@ from polydyn.schedules.expr import (
     transform,
 )
 from polydyn.schedules.group.footprint import Axis, Footprint
-from polydyn.schedules.index import ONE, Index
+from polydyn.schedules.index import ONE, Index, product
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.strategies import ACC, DONE, INIT
@@ -141,11 +142,16 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequen
     fill, steps = needs_promotion(core, roles), None
     columns = [v for v in children(core.body) if (x := read_of(v)) and _packable(plan, core, roles, x)]
     rounded = ROUNDED in kinds and core.dtype == "float32" and not _few_columns(plan, core, roles)
-    plain = fill and width and any(isinstance(v, Load) for v in columns) and not rounded
+    floats = core.dtype == "float32" and not rounded
+    plain = fill and width and any(isinstance(v, Load) for v in columns) and floats
     strips = as_strips(plan, flat) if plain else None
     if strips is not None:
         nodes, roles, footprint = strips
         return replace(_Builder(plan, group, nodes[0], nodes, roles, width, footprint=footprint).build(), fill=True)
+    lines = in_place(plan, flat) if plain and _stay(core, roles) else None
+    if lines is not None:
+        nodes, roles = lines
+        return _Builder(plan, group, nodes[0], nodes, roles, width).build()
     if (fill or rounded) and width and columns:
         steps, core = core.reduction[-1][1].constant, in_words(plan, core, columns[0], kinds)
     assert isinstance(core.body, Op)
@@ -155,6 +161,12 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequen
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
     built = _Builder(plan, group, nodes[0], nodes, roles, width, steps=steps).build()
     return replace(built, fill=fill or words, in_words=words)
+
+
+def _stay(n: FlatNode, roles: Roles) -> bool:
+    """Whether all columns stay in the cache, and may be read again for every line of rows."""
+    sizes = dict((*n.shared, *n.reduction))
+    return int(product(sizes[x] for x in (roles.col, roles.block, *roles.inner))) <= SHARED_ELEMENTS
 
 
 def _few_columns(plan: FusionPlan, n: FlatNode, roles: Roles) -> bool:
