@@ -47,3 +47,10 @@ def test_digits_of_folded_images_stay_inside_them() -> None:
     assert upper_bound(place, ranges) == Index.of(7)
     assert simplify((c * 8 + place) // 192, ranges) == Index.of(0)
     assert simplify((c * 8 + place + 1) // 192, ranges) != Index.of(0)  # 184 + 8 is the next one's
+
+
+def test_quotients_of_sizes_alone_cancel() -> None:
+    """``i*P + j`` with P a length padded to whole blocks: its remainder is one and the same everywhere."""
+    padded = (Index.of("L") + 511) // 512 * 512
+    place = Index.of("i") * padded + Index.of("j")
+    assert upper_bound(place, {"i": Index.of("B"), "j": padded}) == padded * "B" - 1
