@@ -14,7 +14,7 @@ from polydyn.codegen.passes.parts import part_of, store_parts
 from polydyn.codegen.passes.registers import partial_unroll
 from polydyn.codegen.passes.tiles import clip
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
-from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
+from polydyn.codegen.passes.vectorise import tile_in_vectors, vectorise_loop
 from polydyn.codegen.places import Coordinates, Places
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.expr import Value
@@ -116,8 +116,12 @@ class Scratch:
         """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
         w = self.plan.lanes
         body = self._copied(body, PACK, PANEL, self.packed)
-        body = vectorise_tile(body, LANE, w, mask_extent=self.places.remaining(PACK, "j", LANE))
-        whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
+        live = self.places.remaining(PACK, "j", LANE)
+        vectors = tile_in_vectors(body, LANE, w, mask_extent=live)
+        if isinstance(vectors, Declined):
+            self.notes.append(f"columns are packed element by element: {vectors}")
+            return fold(clip(body, {LANE}, live))
+        whole = rewrite(vectors, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
         return transpose_copies(fold(whole), a("k"), w) if has_transposes(self.product.target) else fold(whole)
 
     def fill(self, body: Body) -> Body:
