@@ -3,6 +3,10 @@
 piper-tts (``pip install piper-tts``) speaks a text with a voice that takes any session. The voice here is a model of
 one embedding and two convolutions with random weights: every sample is compared, not how it sounds.
 
+optimum (``pip install optimum-onnx``, with torch) opens the session itself: the classes of ``polydyn.session`` take the
+place of ``onnxruntime``'s before it is imported. Its pipeline makes embeddings of texts with the stored tiny BERT and a
+tokenizer of sixteen words, with io binding and without. A client that is not installed is named and left out.
+
 ``--examples FOLDER`` runs ONNX Runtime's own examples, which are not kept here: its docs/python/examples/*.py and the
 blocks of docs/python/api_summary.rst, as they are and with ``polydyn.session`` for the import of ``onnxruntime``
 (``polydyn.backend`` for its backend). Where no GPU is, 'cuda' becomes 'cpu' in both. What ONNX Runtime itself does not
@@ -12,7 +16,10 @@ run counts for nobody. docs/switching.md has the result.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -73,6 +80,61 @@ def speak(session: Any, text: str) -> np.ndarray:
     config = PiperConfig(SYMBOLS, 1, 16000, "en", ids | {"_": [0], "^": [1], "$": [2]}, PhonemeType.TEXT)
     chunks = PiperVoice(session=session, config=config).synthesize(text)
     return np.concatenate([c.audio_float_array for c in chunks])
+
+
+def voices(folder: Path) -> float:
+    """The largest difference of samples that Piper made of texts with either session."""
+    import onnxruntime
+
+    import polydyn
+
+    path = folder / "voice.onnx"
+    voice_model(path)
+    theirs, ours = onnxruntime.InferenceSession(str(path)), polydyn.InferenceSession(path)
+    worst = 0.0
+    for text in ("a", "one import changed", "a longer sentence, with a pause. and another one!" * 5):
+        a, b = speak(theirs, text), speak(ours, text)
+        worst = max(worst, float(np.abs(a - b).max()) if a.shape == b.shape else np.inf)
+    return worst
+
+
+EMBED = """
+import sys
+import numpy as np
+import onnxruntime
+if sys.argv[1] == "polydyn":
+    import polydyn.session
+    for name in polydyn.session.__all__:
+        setattr(onnxruntime, name, getattr(polydyn.session, name))
+from optimum.onnxruntime import ORTModelForFeatureExtraction
+from transformers import AutoTokenizer, pipeline
+model = ORTModelForFeatureExtraction.from_pretrained(".")
+assert type(model.session).__module__.startswith(sys.argv[1]), type(model.session)
+vectors = []
+for model.use_io_binding in (False, True):
+    embed = pipeline("feature-extraction", model=model, tokenizer=AutoTokenizer.from_pretrained("."))
+    vectors += embed(["a compiler", "every length of text , with one program !", "polyhedral " * 20])
+np.savez(sys.argv[1], *(np.asarray(v) for v in vectors))
+"""
+WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a polyhedral compiler serves every length of text with one program , !"
+
+
+def embeddings(folder: Path) -> float:
+    """The largest difference of optimum's embeddings, with either runtime in a process of its own."""
+    from transformers import BertConfig, BertTokenizerFast  # type: ignore[import-untyped]
+
+    shutil.copy(Path(__file__).parent.parent / "tests" / "data" / "bert_tiny.onnx", folder / "model.onnx")
+    (folder / "vocab.txt").write_text("\n".join(WORDS.split()))
+    BertConfig(vocab_size=120, hidden_size=32).save_pretrained(folder)
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    (folder / "embed.py").write_text(EMBED)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    made = []
+    for runtime in ("onnxruntime", "polydyn"):
+        subprocess.run([sys.executable, "embed.py", runtime], cwd=folder, env=environment, check=True)
+        with np.load(folder / f"{runtime}.npz") as arrays:
+            made.append([arrays[n] for n in arrays])
+    return max(float(np.abs(a - b).max()) if a.shape == b.shape else np.inf for a, b in zip(*made, strict=True))
 
 
 IMPORTS = {
@@ -136,19 +198,15 @@ def main() -> int:
     said = parser.parse_args()
     if said.examples:
         return run_examples(said.examples)
-    import onnxruntime
-
-    import polydyn
-
     worst = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "voice.onnx"
-        voice_model(path)
-        theirs, ours = onnxruntime.InferenceSession(str(path)), polydyn.InferenceSession(path)
-        for text in ("a", "one import changed", "a longer sentence, with a pause. and another one!" * 5):
-            a, b = speak(theirs, text), speak(ours, text)
-            worst = max(worst, float(np.abs(a - b).max()) if a.shape == b.shape else np.inf)
-            print(f"piper-tts, {len(text)} characters: {a.size} samples, difference {np.abs(a - b).max():.2g}")
+        for name, client in {"piper": voices, "optimum": embeddings}.items():
+            if importlib.util.find_spec(name) is None:
+                print(f"{name} is not installed: left out")
+                continue
+            difference = client(Path(folder))
+            worst = max(worst, difference)
+            print(f"{name}: largest difference {difference:.2g}", flush=True)
     return int(worst > 1e-5)
 
 

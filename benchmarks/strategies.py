@@ -42,11 +42,12 @@ from polydyn.measure.calibrate import machine
 from polydyn.measure.cpu_bench import CpuBench
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.workers import Workers
-from polydyn.schedules.decision import Decision, choose
+from polydyn.schedules.decision import Decision, Leaf, choose
 from polydyn.search.backbone import Problem, Tile
 from polydyn.search.dispatch.build import build_dispatch
 from polydyn.search.hardware import Hardware
 from polydyn.search.strategies import STRATEGIES, Tuned, tune
+from polydyn.search.tasks.cpu import DEFAULT
 from polydyn.testing import models
 
 SAMPLED, SAMPLES = ("dietcode", "bladedisc", "ftuner"), 16
@@ -175,6 +176,13 @@ def _only(tuned: Tuned, kernels: Sequence[int]) -> Row:
     return Row(part, build_dispatch(part), None)
 
 
+def _default(tuned: Tuned) -> Row:
+    """The kernel that the group has without tuning."""
+    only = replace(tuned.kernels[0], tile=DEFAULT)
+    part = replace(tuned, kernels=(only,), costs=(), table=tuned.table[:1], assigned=(0,) * len(tuned.instances))
+    return Row(part, Leaf(0), None)
+
+
 def rows_of(work: Workload, placed: PlacedTask, workers: Workers, hardware: Hardware, trials: int) -> dict[str, Row]:
     """Every row of a workload's table."""
 
@@ -185,6 +193,7 @@ def rows_of(work: Workload, placed: PlacedTask, workers: Workers, hardware: Hard
 
     rows = {name: row(name, work.shapes if name in SAMPLED else ()) for name in STRATEGIES}
     rows |= ablations(rows["vortex"].tuned)
+    rows["default, untuned"] = _default(rows["polydyn"].tuned)
     part = [s for s in work.shapes if work.inside(s)]
     for name in ("polydyn", "dietcode") if work.given else ():
         rows[f"{name}, told {work.range}"] = row(name, part)

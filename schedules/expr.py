@@ -162,6 +162,12 @@ def _dot2_bf16(a: Array, b: Array) -> Array:
     return np.asarray(low[0] * low[1] + high[0] * high[1])
 
 
+def _nibble(word: Array, number: Array) -> Array:
+    """Four bits of a word, as an integer from -8 to 7, in float32; those of number 0 are the lowest ones."""
+    bits = np.asarray(word, np.int64) >> 4 * np.asarray(number, np.int64) & 15
+    return np.asarray((bits ^ 8) - 8, np.float32)
+
+
 def _shift(left: bool) -> Callable[[Array, Array], Array]:
     """A shift of integers; by a negative number of bits, or as many as there are, only the sign is left (or 0)."""
 
@@ -186,6 +192,7 @@ OPS: dict[str, OpInfo] = {
     "reciprocal": OpInfo(1, np.reciprocal), "pair": OpInfo(2, _word), "dot2": OpInfo(2, _dot(2, True)),
     "quad": OpInfo(4, _word), "dot4": OpInfo(2, _dot(4, False)),
     "pair_bf16": OpInfo(2, _pair_bf16), "dot2_bf16": OpInfo(2, _dot2_bf16),
+    "nibble": OpInfo(2, _nibble, "given"),
     "asin": OpInfo(1, np.arcsin), "acos": OpInfo(1, np.arccos), "atan": OpInfo(1, np.arctan),
     "sinh": OpInfo(1, np.sinh), "cosh": OpInfo(1, np.cosh), "tan": OpInfo(1, np.tan),
     "asinh": OpInfo(1, np.arcsinh), "acosh": OpInfo(1, np.arccosh), "atanh": OpInfo(1, np.arctanh),
@@ -218,6 +225,8 @@ DOTS: Mapping[str, int] = {"dot2": 2, "dot4": 4, "dot2_bf16": 2}
 """Operation -> steps of the words that it multiplies: pairs of int16, or uint8 by int8, or pairs of bfloat16."""
 PARTS: Mapping[str, str] = {"quad": "uint8", "pair_bf16": "bfloat16"}
 """Operation that makes words -> the dtype of their parts, where code generation may store these one by one."""
+NIBBLE = "nibble"
+"""Operation that takes four bits out of a word: (word, number), the number one for all lanes; float32."""
 PRODUCTS = ("mul", *DOTS)
 """Operations whose sums are sums of products."""
 
@@ -315,6 +324,11 @@ def read_of(v: Value) -> Load | None:
     if isinstance(v, Op) and v.name == "cast" and v.dtype == WIDENED.get(v.args[0].dtype):
         (v,) = v.args
     return v if isinstance(v, Load) else None
+
+
+def is_decoded(v: Value) -> bool:
+    """Whether a value is computed from parts of words."""
+    return any(isinstance(x, Op) and x.name == NIBBLE for x in walk(v))
 
 
 def substitute(v: Value, env: Mapping[str, IndexLike]) -> Value:

@@ -52,10 +52,12 @@ def _expand_divisions(p: Index, ranges: Ranges) -> tuple[Index, dict[str, Index]
     """Writes ``c*n*(x // n)`` as ``c*(x - m)`` with a fresh ``0 <= m < n``, exactly, where that is possible.
 
     So too ``c*(x // n) - c*k*(x // (n*k))``: the digit of x above its last one is c times a fresh ``0 <= m < k``.
+    Quotients of sizes alone stay as they are: those of one size have one remainder, not each one of its own.
     """
     extra = dict(ranges)
     for _ in range(8):
         divisions = sorted((a for a in p.atoms() if isinstance(a, Atom) and a.kind == "floordiv"), key=str)
+        divisions = [a for a in divisions if not Index({(a,): 1}).symbols().isdisjoint(extra)]
         digit = next(_digits(p, divisions), None)
         if digit:
             a, b, co, k = digit

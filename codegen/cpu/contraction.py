@@ -9,7 +9,7 @@ from polydyn.codegen.cpu.plan import REDUCTION_BLOCK, ROW_UNROLL, ContractTuple,
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.operands import dense, operands
 from polydyn.codegen.passes.epilogues import is_long
-from polydyn.schedules.expr import DOTS, Op, Value, loads, read_of, symbols_of
+from polydyn.schedules.expr import DOTS, Op, Value, is_decoded, loads, read_of, symbols_of
 from polydyn.schedules.group.footprint import Footprint
 from polydyn.schedules.index import ONE, Index, maximum, product
 from polydyn.schedules.model import Group, Statement
@@ -76,6 +76,11 @@ class Contraction:
         return operands(self.accumulation, self.roles)
 
     @property
+    def decodes(self) -> bool:
+        """Whether columns are weights of a few bits, which the loop or PACK makes floats."""
+        return is_decoded(self.operands[1])
+
+    @property
     def long_epilogues(self) -> bool:
         """Whether epilogues are a loop behind the register tile."""
         return is_long(self.group.epilogues)
@@ -83,7 +88,7 @@ class Contraction:
     def column_step(self, lanes: int) -> int:
         """Micro-kernels exist for every multiple of so many columns: the last vector may be a narrow one."""
         value = self.accumulation.value
-        words = isinstance(value, Op) and value.name in DOTS
+        words = (isinstance(value, Op) and value.name in DOTS) or self.decodes
         narrow = lanes == self.target.width and value.dtype == "float32" and not words
         return self.target.narrow if narrow and self.target.narrow else lanes
 

@@ -113,10 +113,14 @@ class ContractKernel:
         note = f"register tile {p.rows}x{p.columns}, reduction block {p.block}"
         copied = ", footprint copied" if x.footprint else ", rows copied"
         note += ", columns packed" * p.promote + copied * p.fill + ", epilogue apart" * self.tile.long
-        launch = product_blocks(x, p, (self.schedule.map.tiles("i"), self.schedule.map.tiles("j")))
         notes = (note, *dict.fromkeys(self.scratch.notes))
-        kernel = Kernel(self.name, symbols, count, scratch_bytes(body), launch, notes)
+        kernel = Kernel(self.name, symbols, count, scratch_bytes(body), self.launch, notes)
         return emit(kernel, body, x.group.arrays, width=self.target.width)
+
+    @property
+    def launch(self) -> dict[str, Index]:
+        """The launch-time tile where nothing was tuned, over the group's parameters and the number of threads."""
+        return product_blocks(self.product, self.plan, (self.schedule.map.tiles("i"), self.schedule.map.tiles("j")))
 
     def steps(self) -> tuple[Step, ...]:
         """The passes up to the coincident band."""

@@ -167,7 +167,7 @@ class RegisterTile:
         planes = all(i.split(x.roles.row)[0] == ONE != i.split(x.roles.col)[0] for i in at)
         floats = self.dtype == "float32" and all(a.dtype == "float32" for a in arrays)
         whole = self.plan.blocks == ONE and self.plan.lanes == x.target.width and has_transposes(x.target)
-        if not (self.plan.fill and planes and floats and whole):
+        if not (planes and floats and whole):
             return
         stores, when = self._apart(micro, V(ROW) + RUN_FIRST - FIRST_ROW)
         made = finished_across((self.sums, self.dtype), stores, V(RUN_ROWS), self.stored_columns(), self.plan.lanes)

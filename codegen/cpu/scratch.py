@@ -14,13 +14,13 @@ from polydyn.codegen.passes.parts import part_of, store_parts
 from polydyn.codegen.passes.registers import partial_unroll
 from polydyn.codegen.passes.tiles import clip
 from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
-from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
+from polydyn.codegen.passes.vectorise import tile_in_vectors, vectorise_loop
 from polydyn.codegen.places import Coordinates, Places
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.expr import Value
+from polydyn.schedules.expr import Value, loads, symbols_of
 from polydyn.schedules.index import ONE, Index, minimum
 from polydyn.schedules.proof.boxes import ContractTiles
-from polydyn.schedules.tree.names import LANE, a
+from polydyn.schedules.tree.names import LANE, a, it
 from polydyn.schedules.tree.strategies import (
     FILL,
     PACK,
@@ -32,6 +32,8 @@ from polydyn.schedules.tree.strategies import (
     SHARE_ROWS_END,
 )
 
+STEPS_OF_WORD = 8
+"""Steps of a product that lie in one word, decoded together."""
 V = Index.of
 
 
@@ -114,10 +116,17 @@ class Scratch:
 
     def pack(self, body: Body) -> Body:
         """The promotion statement, vectorised along the panel's lanes; lanes beyond the last column hold anything."""
-        w = self.plan.lanes
+        x, w = self.product, self.plan.lanes
         body = self._copied(body, PACK, PANEL, self.packed)
-        body = vectorise_tile(body, LANE, w, mask_extent=self.places.remaining(PACK, "j", LANE))
-        whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
+        columns = {y.buffer for y in loads(x.operands[1]) if x.roles.col in symbols_of(y)}
+        live = None if columns <= x.panels_of_constants else self.places.remaining(PACK, "j", LANE)
+        vectors = tile_in_vectors(body, LANE, w, mask_extent=live)
+        if isinstance(vectors, Declined):
+            self.notes.append(f"columns are packed element by element: {vectors}")
+            return fold(clip(body, {LANE}, live or Index.of(w)))
+        if x.decodes:
+            vectors = partial_unroll(vectors, it(x.roles.inner[-1]), STEPS_OF_WORD)
+        whole = rewrite(vectors, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
         return transpose_copies(fold(whole), a("k"), w) if has_transposes(self.product.target) else fold(whole)
 
     def fill(self, body: Body) -> Body:

@@ -130,5 +130,8 @@ def product_blocks(x: Contraction, plan: Plan, tiles: tuple[Index, Index]) -> di
         blocks = row_blocks(mt, nt, most, need, cheap_rows=True)
     else:
         blocks = even_shares(mt, nt, need, n, (plan.rows, plan.columns))
+    if x.decodes and plan.promote:  # what is decoded stays in the cache
+        panel = int(plan.block * x.inner_steps) * plan.columns
+        blocks[COLUMN_BLOCKS] = maximum(blocks[COLUMN_BLOCKS], nt.ceildiv(max(1, SHARED_ELEMENTS // panel)))
     work = x.batches * maximum(x.rows, STREAMED) * n * steps
     return in_pieces(blocks, mt, nt, threads, x.batches, work, plan.promote)

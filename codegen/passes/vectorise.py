@@ -224,10 +224,18 @@ def _loads(v: Value) -> bool:
 
 
 def vectorise_tile(body: Body, var: str, width: int, mask_extent: Index | None = None) -> Body:
+    """``tile_in_vectors`` where that must be. CodegenError: what stands in the loops has no form in vectors."""
+    made = tile_in_vectors(body, var, width, mask_extent)
+    if isinstance(made, Declined):
+        raise CodegenError(f"the tile has no form in vectors: {made}")
+    return made
+
+
+def tile_in_vectors(body: Body, var: str, width: int, mask_extent: Index | None = None) -> Body | Declined:
     """Loops ``var`` of a constant extent that is a multiple of ``width`` become loops over vectors.
 
-    ``mask_extent``: number of live elements counted from the loop's start; lanes beyond it are masked. CodegenError:
-    what stands in them has no form in vectors.
+    ``mask_extent``: number of live elements counted from the loop's start; lanes beyond it are masked. Declined: what
+    stands in the loops has no form in vectors.
     """
 
     def f(n: Node) -> Node:
@@ -238,12 +246,12 @@ def vectorise_tile(body: Body, var: str, width: int, mask_extent: Index | None =
             raise CodegenError(f"{var} in [{n.lo}, {n.hi}) is not a whole number of vectors of {width}")
         start = Index.of(var) * width if trips > width else ZERO
         lanes = _Lanes(var, start, width, None if mask_extent is None else mask_extent - start)
-        try:
-            return For(var, ZERO, Index.of(trips // width), lanes.body(n.body), "vector")
-        except _NoVectorsError as e:
-            raise CodegenError(f"the tile has no form in vectors: {e}") from e
+        return For(var, ZERO, Index.of(trips // width), lanes.body(n.body), "vector")
 
-    return rewrite(body, f)
+    try:
+        return rewrite(body, f)
+    except _NoVectorsError as e:
+        return Declined(str(e))
 
 
 def vectorise_loop(loop: For, width: int, chains: int = 4) -> Body | Declined:

@@ -25,6 +25,7 @@ from polydyn.schedules.expr import (
     DOTS,
     FLOATS,
     ITEMSIZE,
+    NIBBLE,
     REDUCTIONS,
     SMALL,
     WIDENED,
@@ -187,6 +188,8 @@ class ValuePrinter:
             return f"pd_bitcast_{pair}({s})" if lanes == 1 else f"(({vector_type(v.dtype)}){s})"
         if v.name in ("where", "select"):
             return self._choice(v, lanes)
+        if v.name == NIBBLE:
+            return f"pd_nibble_{'v' * (lanes > 1)}i32({self.text(v.args[0], lanes)}, {self.text(v.args[1])})"
         args = [self.text(a, lanes) for a in v.args]
         source = v.args[-1].dtype
         if v.name in C_FUNCTIONS:

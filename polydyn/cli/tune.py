@@ -11,11 +11,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from polydyn.cli.machine import How, as_json, of_machine, print_json
 from polydyn.cli.main import console, main
 from polydyn.compiler import Options
-from polydyn.measure import TRIALS
+from polydyn.measure import TRIALS, TunedGroup
 from polydyn.measure import Progress as State
 from polydyn.measure import tune as tune_model
 from polydyn.runtime.explain import text_table
 from polydyn.runtime.shapes_log import read_log
+from polydyn.search.outcomes import LEAST_GAIN
 
 
 @main.command()
@@ -55,8 +56,11 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, how
         return
     chosen = "" if how.strategy == Options.strategy else f" --strategy {how.strategy}"
     on = ("" if how.target == "cpu" else f" --target {how.target}") + (" --tf32" if how.tf32 else "")
-    heading = ("group", "by", "tuples kept", "binaries", "measured now", "seconds")
-    rows = [(g.label, g.source, str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}") for g in groups]
+    heading = ("group", "by", "tuples kept", "binaries", "measured now", "seconds", "gain")
+    rows = [
+        (g.label, g.source, str(g.tuples), str(g.binaries), str(g.measured), f"{g.seconds:.1f}", _gain(g))
+        for g in groups
+    ]
     console.print(text_table(heading, rows), markup=False)
     for g in groups:
         if g.declined:
@@ -64,3 +68,10 @@ def tune(model: str, trials: int, seed: int, log: str | None, as_json: bool, how
     if any(g.source == "model" for g in groups):
         console.print(f"no device of {how.target} is there: an analytical model ranked the tuples", markup=False)
     console.print(f"compile with --records {how.records}{chosen}{on}", markup=False)
+
+
+def _gain(g: TunedGroup) -> str:
+    """The column of gains over the kernel without tuning."""
+    if g.gain is None:
+        return "-"
+    return f"{g.gain:.2f}" if g.gain >= LEAST_GAIN else f"{g.gain:.2f}, the default is kept"

@@ -36,6 +36,7 @@ from polydyn.graph.ir import Graph
 from polydyn.graph.passes.batch import batch_contractions
 from polydyn.graph.passes.integers import integer_products
 from polydyn.graph.passes.merge import merge_contractions
+from polydyn.graph.passes.nibbles import products_of_nibbles
 from polydyn.graph.passes.steps import without_requantizing
 from polydyn.graph.show import show_graph
 from polydyn.graph.verify import verify_graph
@@ -60,6 +61,7 @@ class Pass:
 REWRITES: tuple[Pass, ...] = (
     Pass("requantize", "dequantizing and quantizing again alike changes nothing", graph=without_requantizing),
     Pass("integers", "products of dequantized operands are sums over integers", graph=integer_products),
+    Pass("nibbles", "weights of 4 bits stay so in products", graph=products_of_nibbles),
     Pass("fold", "what reads only constants is computed once", graph=fold),
     Pass("merge", "contractions that share an operand become one (BladeDISC 4.3)", graph=merge_contractions),
     Pass("batch", "independent contractions of equal shapes become a batched one", graph=batch_contractions),

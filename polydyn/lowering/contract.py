@@ -6,31 +6,35 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from polydyn.codegen.cpu.shares import SHARED_ELEMENTS
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.products import NARROW, group_size, is_windowed
 from polydyn.graph.ir import Compute
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
+from polydyn.lowering.nibbles import STEPS, over_nibbles
 from polydyn.lowering.output import output_array
-from polydyn.lowering.pixels import as_matrix_product, needs_promotion
+from polydyn.lowering.pixels import as_matrix_product, in_place, needs_promotion
 from polydyn.lowering.strips import as_strips
 from polydyn.lowering.words import PAIRS, ROUNDED, Words, in_words
 from polydyn.schedules.expr import (
     DOTS,
     ITEMSIZE,
+    NIBBLE,
     Load,
     Op,
     Value,
     children,
     indices,
+    is_decoded,
     loads,
     neutral,
     read_of,
     transform,
 )
 from polydyn.schedules.group.footprint import Axis, Footprint
-from polydyn.schedules.index import ONE, Index
+from polydyn.schedules.index import ONE, ZERO, Index, product
 from polydyn.schedules.model import Statement
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.strategies import ACC, DONE, INIT
@@ -74,6 +78,8 @@ def lower_contract(
     first = group.nodes[0]
     if promotion and _narrow_groups(flatten(plan, group, first), width):
         return None
+    if promotion and (nibbles := _lower_nibbles(plan, group, width)):
+        return nibbles
     if ROUNDED in kinds:
         if (words := _lower_pixels(plan, group, width, kinds)) and words.in_words:
             return words
@@ -86,6 +92,21 @@ def lower_contract(
         dot = _lower_matrix(plan, group, width, along_k)
         return dot if dot and dot.dot else _lower_pixels(plan, group, width, kinds) or dot
     return _lower_matrix(plan, group, width, along_k)
+
+
+def _lower_nibbles(plan: FusionPlan, group: FusedGroup, width: int) -> ContractGroup | None:
+    """The form of a product with weights of 4 bits; None: it is none, or its columns are not alone in the weights."""
+    nodes = collapse_shared(tuple(flatten(plan, group, n) for n in group.nodes))
+    core = over_nibbles(plan, nodes[0])
+    if core is None or any(n.inner for n in nodes) or (roles := choose_roles(core)) is None:
+        return None
+    if not all(_packable(plan, core, roles, x) for v in children(core.body) if is_decoded(v) for x in loads(v)):
+        return None
+    if roles.row == "one":
+        core, *rest = (replace(n, shared=(("one", ONE), *n.shared)) for n in (core, *nodes[1:]))
+        nodes = (core, *rest)
+    fill = needs_promotion(core, roles)
+    return replace(_Builder(plan, group, core, (core, *nodes[1:]), roles, width).build(), fill=fill)
 
 
 def _narrow_groups(n: FlatNode, width: int) -> bool:
@@ -141,11 +162,16 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequen
     fill, steps = needs_promotion(core, roles), None
     columns = [v for v in children(core.body) if (x := read_of(v)) and _packable(plan, core, roles, x)]
     rounded = ROUNDED in kinds and core.dtype == "float32" and not _few_columns(plan, core, roles)
-    plain = fill and width and any(isinstance(v, Load) for v in columns) and not rounded
+    floats = core.dtype == "float32" and not rounded
+    plain = fill and width and any(isinstance(v, Load) for v in columns) and floats
     strips = as_strips(plan, flat) if plain else None
     if strips is not None:
         nodes, roles, footprint = strips
         return replace(_Builder(plan, group, nodes[0], nodes, roles, width, footprint=footprint).build(), fill=True)
+    lines = in_place(plan, flat) if plain and _stay(core, roles) else None
+    if lines is not None:
+        nodes, roles = lines
+        return _Builder(plan, group, nodes[0], nodes, roles, width).build()
     if (fill or rounded) and width and columns:
         steps, core = core.reduction[-1][1].constant, in_words(plan, core, columns[0], kinds)
     assert isinstance(core.body, Op)
@@ -155,6 +181,12 @@ def _lower_pixels(plan: FusionPlan, group: FusedGroup, width: int, kinds: Sequen
         nodes = tuple(replace(n, shared=(("one", ONE), *n.shared)) for n in nodes)
     built = _Builder(plan, group, nodes[0], nodes, roles, width, steps=steps).build()
     return replace(built, fill=fill or words, in_words=words)
+
+
+def _stay(n: FlatNode, roles: Roles) -> bool:
+    """Whether all columns stay in the cache, and may be read again for every line of rows."""
+    sizes = dict((*n.shared, *n.reduction))
+    return int(product(sizes[x] for x in (roles.col, roles.block, *roles.inner))) <= SHARED_ELEMENTS
 
 
 def _few_columns(plan: FusionPlan, n: FlatNode, roles: Roles) -> bool:
@@ -257,25 +289,35 @@ class _Builder:
     def _packed(self, body: Value) -> Value:
         """The column operand from panels, when it is a constant with constant extents."""
         assert isinstance(body, Op)
-        return replace(body, args=tuple(self._operand(v, body.name) for v in body.args))
+        return replace(body, args=tuple(self._operand(v, body.name, is_decoded(v)) for v in body.args))
 
-    def _operand(self, v: Value, product: str) -> Value:
-        """An operand of ``product``, from panels where ``_packed`` says so."""
-        if isinstance(v, Op) and read_of(v):
-            return replace(v, args=tuple(self._operand(x, product) for x in v.args))
-        core, roles = self.core, self.roles
-        if not (isinstance(v, Load) and _packable(self.plan, core, roles, v)):
+    def _operand(self, v: Value, product: str, decoded: bool) -> Value:
+        """An operand of ``product``, from panels where ``_packed`` says so. ``decoded``: from weights of 4 bits."""
+        roles = self.roles
+        reductions = (roles.block, *roles.inner)
+        if isinstance(v, Op) and v.name == NIBBLE:
+            q, step = v.args
+            assert isinstance(q, Load)
+            return replace(v, args=(self._panel(q, self._pack(q, reductions, self.width, STEPS)), step))
+        if isinstance(v, Op) and (read_of(v) or decoded):
+            return replace(v, args=tuple(self._operand(x, product, decoded) for x in v.args))
+        if not (isinstance(v, Load) and _packable(self.plan, self.core, roles, v)):
             return v
         width = self.width or self._turned(v)
         if not width:
             return v
+        along = [x for x in reductions if not decoded or x in v.index[0].symbols()]
+        return self._panel(v, self._pack(v, along, width, DOTS.get(product, 1)))
+
+    def _pack(self, v: Load, along: Sequence[str], width: int, count: int) -> Pack:
+        """The panels of a constant, with steps ``along`` reductions, words of ``count`` of them."""
+        core, col = self.core, self.roles.col
         extents = dict((*core.shared, *core.reduction))
-        used, count = v.index[0].symbols(), DOTS.get(product, 1)
-        batch = tuple((x, int(extents[x])) for x, _ in core.shared if x in used and x != roles.col)
-        *front, last = (roles.block, *roles.inner)
-        steps = (*((x, int(extents[x])) for x in front), (last, self.steps or int(extents[last])))
-        column = (roles.col, int(extents[roles.col]))
-        return self._panel(v, Pack(v.buffer, batch, column, steps, v.index[0], width, count))
+        batch = tuple((x, int(extents[x])) for x, _ in core.shared if x in v.index[0].symbols() and x != col)
+        steps = [(x, int(extents[x])) for x in along]
+        if self.steps:
+            steps[-1] = (steps[-1][0], self.steps)
+        return Pack(v.buffer, batch, (col, int(extents[col])), tuple(steps), v.index[0], width, count)
 
     def _turned(self, v: Load) -> int:
         """1, panels of single columns, where a constant is wanted along the reduction and does not lie so; else 0."""
@@ -292,7 +334,10 @@ class _Builder:
         self.names.packed(name, dtype, tuple(map(Index.of, pack.shape)))
         self.names.dtypes = {**self.names.dtypes, name: dtype}
         col = Index.of(pack.col[0])
-        index = (*(Index.of(x) for x, _ in pack.batch), col // w, *(Index.of(x) for x, _ in pack.reduction), col % w)
+        steps = [Index.of(x) for x, _ in pack.reduction]
+        if pack.steps == STEPS:  # one word, of which the product takes one step after the other
+            steps[-1] = ZERO
+        index = (*(Index.of(x) for x, _ in pack.batch), col // w, *steps, col % w)
         return Load(dtype, name, index)
 
 

@@ -36,8 +36,9 @@ class Pack:
     @property
     def shape(self) -> tuple[int, ...]:
         """The array's shape."""
-        *front, last = (e for _, e in self.reduction)
-        steps = (*front, -(-last // self.steps))
+        steps = [e for _, e in self.reduction]
+        if steps:
+            steps[-1] = -(-steps[-1] // self.steps)
         return (*(e for _, e in self.batch), -(-self.col[1] // self.width), *steps, self.width)
 
 

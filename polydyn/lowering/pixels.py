@@ -42,20 +42,48 @@ def as_matrix_product(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tu
     return (core, *nodes[1:]), replace(roles, block=block, inner=tuple(inner))
 
 
-def merge_pixels(nodes: tuple[FlatNode, ...], found: Operands) -> tuple[tuple[FlatNode, ...], Roles]:
-    """The nodes with iterators of rows merged as far as all but the row operand allows, and the roles."""
+def merge_pixels(
+    nodes: tuple[FlatNode, ...], found: Operands, copied: bool = True
+) -> tuple[tuple[FlatNode, ...], Roles]:
+    """The nodes with iterators of rows merged as far as everything allows, the row operand where it is not ``copied``,
+    and the roles.
+    """
     col = max(found.cols, key=lambda x: (_size(dict(nodes[0].shared)[x]), x))
     batch = [x for x, _ in nodes[0].shared if x not in found.rows and x != col]
     order = [*batch, *found.rows, col]
     nodes = tuple(replace(n, shared=tuple((x, dict(n.shared)[x]) for x in order)) for n in nodes)
     first, last = len(batch), len(batch) + len(found.rows)
-    while last - first > 1 and _rows_mergeable(nodes, found.column, last - 2):
+    while last - first > 1 and _rows_mergeable(nodes, found.column, last - 2, copied):
         nodes = tuple(_merge_rows(n, k == 0, found.column, last - 2) for k, n in enumerate(nodes))
         last -= 1
     shared = [x for x, _ in nodes[0].shared]
     row = shared[last - 1] if found.rows else "one"
     block, *inner = (x for x, _ in nodes[0].reduction)
     return nodes, Roles(tuple(x for x in shared if x not in (row, col)), row, col, block, tuple(inner))
+
+
+def in_place(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[FlatNode, ...], Roles] | None:
+    """As ``as_matrix_product``, with rows and reductions merged only as far as the row operand is affine in them.
+
+    So nothing is copied: rows are the pixels of a line. None: the operand is more than a load at such an address.
+    """
+    nodes = split_divided(nodes)
+    found = operands(plan, nodes[0])
+    if found is None or not nodes[0].reduction:
+        return None
+    nodes, roles = merge_pixels(nodes, found, copied=False)
+    core, row = nodes[0], _row(nodes[0], found.column)
+    if not isinstance(row, Load) or not found.rows:
+        return None
+    core = replace(core, reduction=in_order(core.reduction, row.index[0]))
+    block, *inner = (x for x, _ in core.reduction)
+    roles = replace(roles, block=block, inner=tuple(inner))
+    return None if needs_promotion(core, roles) else ((core, *nodes[1:]), roles)
+
+
+def _row(n: FlatNode, column: int) -> Value:
+    assert isinstance(n.body, Op)
+    return n.body.args[1 - column]
 
 
 def needs_promotion(n: FlatNode, roles: Roles) -> bool:
@@ -96,12 +124,12 @@ def _size(e: Index) -> int:
 # -- merging ---------------------------------------------------------------------------------------------------------
 
 
-def _rows_mergeable(nodes: tuple[FlatNode, ...], column: int, at: int) -> bool:
-    """Whether everything but the row operand moves alike along two neighbouring iterators."""
+def _rows_mergeable(nodes: tuple[FlatNode, ...], column: int, at: int, copied: bool) -> bool:
+    """Whether everything, a ``copied`` row operand left out, moves alike along two neighbouring iterators."""
     x, y = nodes[0].shared[at : at + 2]
     rest = [p for n in nodes[1:] for p in (n.address, *indices(n.body))]
     assert isinstance(nodes[0].body, Op)
-    rest += [nodes[0].address, *indices(nodes[0].body.args[column])]
+    rest += [nodes[0].address, *indices(nodes[0].body.args[column] if copied else nodes[0].body)]
     return all(mergeable(p, x, y) for p in rest)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from polydyn.codegen.cpu.attention import AttentionKernel
+from polydyn.codegen.cpu.decoding import FEW_ROWS, DecodingKernel
 from polydyn.codegen.cpu.dot import COLUMNS, LEAST_ROWS, LEAST_STEPS, DotKernel
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.rows import NestKernel
@@ -157,6 +158,10 @@ class KernelBuilder(Builder):
                     built[builder.name] = builder.build()
             options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
             found = _Choice(options, tuned.decision, tuned.reasons)
+        if kernel.product.decodes:
+            few = DecodingKernel(f"few_{key[:12]}", group, roles, self.target, form.packed, None, form.fill)
+            proofs.prove_contract(few.schedule, few.tiles())
+            return _with_few(few, found)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
         dot = DotKernel(f"dot_{key[:12]}", group, roles, self.target, form.packed)
@@ -202,6 +207,13 @@ def _solved(form: Form) -> tuple[Group, ...]:
     if isinstance(form, AttentionGroup):
         return attention_groups(form.parts)
     return (form.group if isinstance(form, LoweredGroup) else form.lowered.group,)
+
+
+def _with_few(few: DecodingKernel, others: _Choice) -> _Choice:
+    """The kernels with one more, for few rows."""
+    decision = Split(few.product.rows, FEW_ROWS, Leaf(len(others.kernels)), others.decision)
+    reason = f"up to {FEW_ROWS} rows: weights decoded in registers"
+    return _Choice((*others.kernels, few.build()), decision, (*others.reasons, reason))
 
 
 def _with_dot(dot: DotKernel, others: _Choice) -> _Choice:

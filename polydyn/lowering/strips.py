@@ -57,12 +57,17 @@ def as_strips(plan: FusionPlan, nodes: tuple[FlatNode, ...]) -> tuple[tuple[Flat
 def _taps(v: Value, pixels: list[str], reduction: tuple[Axis, ...]) -> dict[str, tuple[str, Fraction]]:
     """Pixel -> the reduction that moves together with it, and how far that moves for a step of the pixel.
 
-    Of several that do (where sizes are numbers, lines are so many columns), those that move least.
+    Of several that do (where sizes are numbers, lines are so many columns), those that move least. Windows overlap, or
+    lie beside each other (patches) where a padding's guard has both, which tells taps from channels.
     """
     found: dict[str, tuple[Fraction, str]] = {}
+    guards = [i.symbols() for i in set(indices(v)) - {i for x in loads(v) for i in x.index}]
     for pixel in pixels:
-        ratios = ((_ratio(v, pixel, x), x, e.constant or 0) for x, e in reduction)
-        near = [(ratio, x) for ratio, x, e in ratios if ratio is not None and (e - 1) * ratio >= 1]
+        ratios = ((_ratio(v, pixel, x), x, (e.constant or 0) - 1) for x, e in reduction)
+        near = [
+            (ratio, x) for ratio, x, last in ratios
+            if ratio is not None and (last + any({pixel, x} <= g for g in guards)) * ratio >= 1
+        ]  # fmt: skip
         if near:
             ratio, tap = min(near)
             found[tap] = min(found.get(tap, (ratio, pixel)), (ratio, pixel))

@@ -14,9 +14,12 @@ from polydyn.measure.cpu_bench import CpuBench
 from polydyn.measure.cpu_timing import TIMER
 from polydyn.measure.placed import PlacedTask
 from polydyn.measure.side import How, Side
-from polydyn.search.backbone import Problem
+from polydyn.search.backbone import Problem, canonical, digest_of
+from polydyn.search.gain import GAIN, gain_over
 from polydyn.search.outcomes import Search, outcome
-from polydyn.search.tasks.cpu import CpuTask, placed_task, task_of
+from polydyn.search.records import Record
+from polydyn.search.strategies import Tuned
+from polydyn.search.tasks.cpu import DEFAULT, CpuTask, placed_task, task_of
 from polydyn.shapes.sizes import Dims
 
 
@@ -67,4 +70,18 @@ class CpuSide(Side[CpuTask]):
         assert self.workers is not None, "enter the side first"
         bench = CpuBench(task, self.hardware, self.workers)
         tuned = how.tuned(problem, self.hardware, bench)
-        return outcome(tuned, self.hardware), tuned.binaries, bench.measured
+        found = outcome(tuned, self.hardware, self._gain(task, tuned, bench, how) if how.strategy.finals else None)
+        return found, len({t.compile for t in found.tiles}), bench.measured
+
+    def _gain(self, task: CpuTask, tuned: Tuned, bench: CpuBench, how: How) -> float | None:
+        """What the selected tiles gain over the default kernel; measured once, then from the records."""
+        tiles = [[k.tile.compile, k.tile.launch] for k in tuned.kernels]
+        shapes = [sorted(s.items()) for s in tuned.instances]
+        note = canonical({"tiles": tiles, "assigned": tuned.assigned, "shapes": digest_of([shapes, tuned.weights])})
+        known = [r for r in how.records.rows(group=task.key, hardware=self.hardware, kind=GAIN) if r.note == note]
+        if known:
+            return known[0].value(GAIN)
+        gain = gain_over(DEFAULT, tuned, bench)
+        if gain is not None:
+            how.records.put([Record(task.key, self.hardware, DEFAULT, GAIN, ((GAIN, gain),), note=note)])
+        return gain

@@ -18,12 +18,13 @@ from polydyn.measure.launches import BLOCKS, SHORT, LaunchBench, Part
 from polydyn.measure.sketch import FEW_ROWS, Sketch
 from polydyn.measure.workers import Answer, Workers
 from polydyn.runtime.c import sources
+from polydyn.runtime.symbols import THREADS
 from polydyn.schedules.index import Index
 from polydyn.search.backbone import Shape, Tile
 from polydyn.search.cost import MacroKernel
 from polydyn.search.hardware import Hardware
 from polydyn.search.spaces.space import usage
-from polydyn.search.tasks.cpu import CpuTask
+from polydyn.search.tasks.cpu import DEFAULT, CpuTask
 
 POOL = ("pool.c", "internal.h", "polydyn.h")
 Form = tuple[Part, bool]
@@ -109,7 +110,7 @@ class CpuBench(LaunchBench[CpuTask]):
 
     def _sketched(self, tile: Tile, shape: Shape) -> bool:
         """Whether a launch does without the whole kernel."""
-        if (tile.compile, False) in self.kernels:
+        if tile == DEFAULT or (tile.compile, False) in self.kernels:
             return False
         try:
             builder = self.task.builder(tile, "sketch", Sketch)
@@ -157,7 +158,7 @@ class CpuBench(LaunchBench[CpuTask]):
 
     def _arguments(self, built: Built, tile: Tile, shape: Shape, tasks: int | None) -> dict[str, object]:
         k, params = built.source, self.task.params(shape)
-        env: dict[str, Index] = {n: Index.of(v) for n, v in params.items()}
+        env: dict[str, Index] = {n: Index.of(v) for n, v in (params | {THREADS: self.hardware.units}).items()}
         shares = self.task.shares(self.task.builder(tile, k.name), tile)
         env |= {n: v.subs(env) for n, v in shares.items()}
         number = {n: int(env[n]) for n in k.symbols}

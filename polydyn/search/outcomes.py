@@ -34,11 +34,13 @@ from polydyn.search.dispatch.build import build_dispatch
 from polydyn.search.hardware import Hardware
 from polydyn.search.records import Record, Records
 from polydyn.search.strategies import Tuned
-from polydyn.search.tasks.cpu import CpuTask, Task, task_of
+from polydyn.search.tasks.cpu import DEFAULT, CpuTask, Task, task_of
 from polydyn.search.tasks.cuda import CudaTask, cuda_task_of
 
 KIND, DECLINED = "search", "declined"
 """Kinds of records."""
+LEAST_GAIN = 1.01
+"""Tiles that gain less over the default are within the noise of a measurement, and not kept."""
 T = TypeVar("T", bound=Task)
 
 
@@ -46,7 +48,8 @@ T = TypeVar("T", bound=Task)
 class Search:
     """A completed search. ``explored``: how many tuples were tried; ``hardware``: where; ``source``: of its numbers, as
     in ``Record``. ``decision`` over the group's dynamic loops names positions in ``tiles``; None: all are rivals at
-    every size. ``factors``, on a GPU: for each tile measured over estimated time (``Block.factor``).
+    every size. ``factors``, on a GPU: for each tile measured over estimated time (``Block.factor``). ``gain``: time of
+    the kernel without tuning over that of the tiles found, None where nobody compared them.
     """
 
     strategy: str
@@ -56,12 +59,15 @@ class Search:
     decision: Decision | None = None
     factors: tuple[int, ...] = ()
     source: str = "measured"
+    gain: float | None = None
 
 
-def outcome(tuned: Tuned, hardware: Hardware) -> Search:
-    """What a tuned group comes to on a CPU."""
-    tiles = tuple(k.tile for k in tuned.kernels)
-    return Search(tuned.strategy, tiles, len(tuned.trials), hardware, build_dispatch(tuned))
+def outcome(tuned: Tuned, hardware: Hardware, gain: float | None = None) -> Search:
+    """What a tuned group comes to on a CPU: the default kernel, where the tiles found do not gain over it."""
+    tiles, decision = tuple(k.tile for k in tuned.kernels), build_dispatch(tuned)
+    if gain is not None and gain < LEAST_GAIN:
+        tiles, decision = (DEFAULT,), Leaf(0)
+    return Search(tuned.strategy, tiles, len(tuned.trials), hardware, decision, gain=gain)
 
 
 def search_record(search: Search, task: Task) -> Record:
@@ -72,7 +78,7 @@ def search_record(search: Search, task: Task) -> Record:
     }
     note |= {} if search.decision is None else {"decision": decision_to_json(search.decision)}
     note |= {"factors": search.factors} if search.factors or search.decision is None else {}
-    values = (("explored", float(search.explored)),)
+    values = (("explored", float(search.explored)), *((("gain", search.gain),) if search.gain is not None else ()))
     return Record(task.key, search.hardware, Tile(()), KIND, values, source=search.source, note=canonical(note))
 
 
@@ -100,7 +106,8 @@ def _read(records: Records, task: Task, strategy: str) -> Iterator[Search]:
                 rule="every tile has a factor above 0",
                 remedy="tune the group again",
             )
-        yield Search(strategy, tiles, int(r.value("explored")), r.hardware, decision, factors, r.source)
+        explored, gain = int(r.value("explored")), dict(r.values).get("gain")
+        yield Search(strategy, tiles, explored, r.hardware, decision, factors, r.source, gain)
 
 
 def searches(records: Records, task: Task, strategy: str) -> list[Search]:
@@ -175,11 +182,15 @@ def builders(task: CpuTask, known: Sequence[Search]) -> TunedBuilders:
     for (fewer, more), low in reversed(list(zip(pairwise(s.hardware.units for s in known), decisions, strict=False))):
         decision = Split(Index.of(THREADS), isqrt(fewer * more), low, decision)
     reasons = (
-        *(f"tuned by {s.strategy} for {s.hardware.name}: {s.explored} tuples explored" for s in known),
+        *(f"tuned by {s.strategy} for {s.hardware.name}: {s.explored} tuples explored{_gained(s)}" for s in known),
         f"{len(tiles)} kept in {len(parts)} binaries",
-        *(f"kernel {k}: {t}" for k, t in enumerate(tiles)),
+        *(f"kernel {k}: {'the default' if t == DEFAULT else t}" for k, t in enumerate(tiles)),
     )
     return TunedBuilders(tuple(options), decision, reasons)
+
+
+def _gained(s: Search) -> str:
+    return "" if s.gain is None else f", the best take {1 / s.gain:.2f} of the default's time"
 
 
 def _placed(decision: Decision, own: Sequence[object], tiles: Sequence[object]) -> Decision:

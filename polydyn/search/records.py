@@ -49,7 +49,8 @@ class Record:
 
     ``kind`` and its ``values``: ``resources`` (registers per thread, shared bytes, threads, code bytes), ``wave``
     (seconds of one full wave, blocks in it), ``micro`` (seconds of the first tile, seconds of each further one),
-    ``throughput`` (seconds at ``shape``), ``failed`` (none; with a ``shape`` at that one only; ``note`` may say why).
+    ``throughput`` (seconds at ``shape``), ``gain`` (over the kernel without tuning, of the tiles in ``note``),
+    ``failed`` (none; with a ``shape`` at that one only; ``note`` may say why).
     ``source``: ``measured``, or ``model`` where the machine was not there and an analytical model ranked instead.
     """
 

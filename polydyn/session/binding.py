@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from polydyn.errors import InputError
-from polydyn.runtime.program import Program, numpy_dtype
+from polydyn.runtime.program import numpy_dtype
 from polydyn.session.refusals import Refusing
-from polydyn.session.values import Array, NodeArg, OrtValue, check_device, dtype_name, tensor_type
+from polydyn.session.values import Array, OrtValue, check_device, dtype_name, tensor_type
+
+if TYPE_CHECKING:
+    from polydyn.session.session import InferenceSession
 
 
 class _DevicePointer:
@@ -37,14 +40,15 @@ def tensor_at(device_type: str, device_id: int, element_type: Any, shape: Sequen
 
 
 class IOBinding(Refusing):
-    """What a session reads and writes, at fixed places; ``InferenceSession.io_binding`` makes one.
+    """What a session reads and writes, at fixed places; ``InferenceSession.io_binding`` makes one too.
 
     While bindings stay as they are and every output has memory of its own, calls after the first check nothing again.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[NodeArg], outputs: Sequence[NodeArg]) -> None:
-        self._program = program
-        self._types = {"input": {a.name: a.type for a in inputs}, "output": {a.name: a.type for a in outputs}}
+    def __init__(self, session: InferenceSession) -> None:
+        self._program = session.program
+        args = {"input": session.get_inputs(), "output": session.get_outputs()}
+        self._types = {kind: {a.name: a.type for a in some} for kind, some in args.items()}
         self._inputs: dict[str, OrtValue] = {}
         self._outputs: dict[str, OrtValue | None] = {}
         self._results: list[OrtValue] = []

@@ -76,6 +76,7 @@ class InferenceSession(Refusing):
                 remedy="make it with polydyn.SessionOptions()",
             )
         self._model = path_or_bytes
+        self._model_path = None if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)  # optimum reads it
         self._open(providers if providers is not None else self._options.providers or None, provider_options)
 
     def _open(self, providers: Sequence[Provider] | None, options: Sequence[Mapping[str, Any]] | None) -> None:
@@ -141,7 +142,7 @@ class InferenceSession(Refusing):
 
     def io_binding(self) -> IOBinding:
         """Inputs and outputs at fixed places, for ``run_with_iobinding``."""
-        return IOBinding(self.program, self._inputs, self._outputs)
+        return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
         """One call on what is bound. InputError: a binding of another session, or one that lacks something."""

@@ -181,6 +181,11 @@ class ShapeContext(DimFacts):
         decided = self.nonnegative(a - 2) or self.nonnegative(b - 2)
         if not decided and not assume:
             raise Undecided(f"whether {a} and {b} are equal or one of them is 1 is not known", dim=str(a), rule=why)
+        short = [x for x in (a, b) if self.nonnegative(1 - x)]
+        if len(short) == 1:  # the first of something, min(1, n), beside what may be more: n is not 0
+            self.unify(short[0], 1, why)
+            self.notes.append(f"{why}: {short[0]} is taken to be 1")
+            return self.canonical(b if short[0] is a else a)
         if all(x.is_symbol or x.constant is not None for x in (a, b)) and not self.level(a, b):
             if self.general:
                 return self._common(a, b, why)

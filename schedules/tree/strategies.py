@@ -100,7 +100,7 @@ def cpu_product(
     own = {x: (x,) for x in inner}
     if pack:
         t = promote(t, operand(group, roles.col), j, PACK, PANEL, b(k), [ACC],
-                    {VECTOR: (c(j), "q_j"), a(k): (p(k),), **own, LANE: (LANE,)})  # fmt: skip
+                    {VECTOR: (c(j), "q_j"), a(k): (p(k),), **own, LANE: (LANE,)}, over=(k, *roles.inner))  # fmt: skip
     rows = {a(i): (c(i), p(i)), a(k): (p(k),), **own}
     if fill:
         array, along = row_operand(group, roles)

@@ -206,3 +206,17 @@ def test_a_running_sum_along_the_axis_of_the_lanes(shape: list[int | str]) -> No
     made = model([node("CumSum", "x axis", "y")], {"x": ("float32", shape)}, ["y"], {"axis": np.array(0)})
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(polydyn.compile(made, threads=1).run({"x": x})["y"], x.cumsum(0))
+
+
+def test_columns_that_no_vector_loads_are_packed_element_by_element() -> None:
+    """The reflected pixels of a convolution with few outputs, behind a kernel of its own, had no form in vectors."""
+    r = np.random.default_rng(0)
+    nodes = [node("Elu", "x", "e"), node("Pad", "e pads", "p", mode="reflect"), node("Conv", "p w", "y")]
+    constants = {"w": r.standard_normal((1, 32, 7), np.float32), "pads": np.array([0, 0, 3, 0, 0, 3])}
+    made = model(nodes, {"x": ("float32", ["B", 32, "L"])}, ["y"], constants, opset=20)
+    made.ir_version = 10
+    program, other = polydyn.compile(made, threads=1), onnxruntime.InferenceSession(made.SerializeToString())
+    assert "columns are packed element by element" in str(program.manifest["kernels"])
+    for b, length in ((1, 4), (2, 17), (3, 70)):
+        x = {"x": r.standard_normal((b, 32, length), np.float32)}
+        np.testing.assert_allclose(program.run(x)["y"], other.run(None, x)[0], 1e-4, 1e-4)

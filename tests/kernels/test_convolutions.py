@@ -152,11 +152,22 @@ def test_narrow_groups_lie_together_in_vectors(channels: int, of_group: int, str
 
 def test_few_rows_and_sums_in_blocks_of_the_reduction() -> None:
     """Steps that no windows share are copied as rows, in blocks of the reduction; the sums wait in the output."""
-    m = conv((20, 1600, 1, 1), strides=[2, 2])
+    m = conv((90, 1600, 1, 1), strides=[2, 2])
     form = lowered(fused(m))
     assert form.fill and form.footprint is None
     plan = agrees(m, {"x": floats(1, 1600, 5, 4)}, {"x": floats(2, 1600, 1, 1)}, checked=True)
     assert any("reduction block 768, rows copied" in n for k in plan.kernels for n in k.notes)
+
+
+@pytest.mark.parametrize(("pads", "copied"), [([0, 0, 0, 0], False), ([1, 0, 2, 1], True)])
+def test_patches_are_read_in_place_and_padded_ones_have_a_footprint(pads: list[int], copied: bool) -> None:
+    """Rows are pixels of a line, and results are stored in whole vectors; a padding tells taps from channels."""
+    m = conv((21, 3, 4, 5), strides=[4, 5], pads=pads)
+    form = lowered(fused(m))
+    assert form.fill == copied == (form.footprint is not None)
+    feeds = ({"x": floats(*s)} for s in ((2, 3, 9, 83), (1, 3, 4, 5), (0, 3, 8, 8), (3, 3, 11, 14)))
+    plan = agrees(m, *feeds, checked=True)
+    assert not any("vstores_f32" in k.text for k in plan.kernels)
 
 
 @pytest.mark.parametrize("tail", [("Relu",), ("Relu", "GlobalAveragePool")])

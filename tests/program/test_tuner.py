@@ -176,6 +176,21 @@ def test_convolutions_and_products_of_bytes_are_tuned(made: onnx.ModelProto, tmp
         np.testing.assert_allclose(tuned.run({"x": x})["y"], plain.run({"x": x})["y"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("gain", "kept"), [(0.97, True), (1.3, False)])
+def test_what_does_not_gain_keeps_the_default(
+    gain: float, kept: bool, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.db"
+    with Records.open(records, readonly=True) as source, Records.open(path) as other:
+        other.put(r for r in source.rows() if r.kind not in ("search", "gain"))
+    monkeypatch.setattr("polydyn.measure.cpu.gain_over", lambda *_: gain)
+    (group,) = tune(linear(), path, threads=1, trials=TRIALS)
+    assert group.gain == gain
+    program = polydyn.compile(linear(), records=path, threads=1)
+    assert ("kernel 0: the default" in program.explain(M=9).details()) == kept
+    np.testing.assert_allclose(program.run({"x": inputs(9)})["y"], expected(inputs(9)), rtol=1e-4, atol=1e-5)
+
+
 def test_searches_for_several_numbers_of_threads_are_in_one_program(records: Path, tmp_path: Path) -> None:
     with Records.open(records, readonly=True) as source, Records.open(tmp_path / "r.db") as both:
         (found,) = (r for r in source.rows() if r.kind == "search")

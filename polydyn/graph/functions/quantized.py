@@ -152,21 +152,27 @@ def matmul_n_bits(b: Body) -> None:
     blocks = -(-k // block)
     if b.tensor(packed).shape[-1].constant not in (None, block * bits // 8):
         raise ModelError(f"{packed} has no {block * bits // 8} bytes for a block", node=b.node.name)
-    values = _unpacked(b, packed, bits, (n, blocks, -1))
+    values = _first(b, _unpacked(b, packed, bits, (n, -1)), k)
+    scale = b.reshape(scales, n, blocks)
+    whole = {"axis": 1, "block_size": block}
     if not zeros:
-        zero = b.constant(2 ** (bits - 1), "uint8")
+        zero = b.constant(np.full((n, blocks), 2 ** (bits - 1)), "uint8")
+        weight = b.op("DequantizeLinear", values, scale, zero, **whole)
     elif b.tensor(zeros).dtype == "uint8":
-        columns = -(-blocks * bits // 8)
-        rows = _unpacked(b, b.reshape(zeros, n, columns), bits, (n, -1))
-        zero = b.reshape(b.op("Slice", rows, b.constant([0]), b.constant([blocks]), b.constant([1])), n, blocks, 1)
+        rows = _unpacked(b, b.reshape(zeros, n, -(-blocks * bits // 8)), bits, (n, -1))
+        weight = b.op("DequantizeLinear", values, scale, _first(b, rows, blocks), **whole)
     else:
-        zero = b.reshape(zeros, n, blocks, 1)
-    moved = b.op("Sub", b.op("CastLike", values, scales), b.op("CastLike", zero, scales))
-    weight = b.reshape(b.op("Mul", moved, b.reshape(scales, n, blocks, 1)), n, blocks * block)
-    if blocks * block != k:
-        weight = b.op("Slice", weight, b.constant([0]), b.constant([k]), b.constant([1]))
+        padded = b.reshape(_unpacked(b, packed, bits, (n, -1)), n, blocks, block)
+        moved = b.op("Sub", b.op("CastLike", padded, scales), b.op("CastLike", b.reshape(zeros, n, blocks, 1), scales))
+        product = b.op("Mul", moved, b.reshape(scales, n, blocks, 1))
+        weight = _first(b, b.reshape(product, n, blocks * block), k)
     total = b.op("MatMul", a, b.op("Transpose", b.op("CastLike", weight, a), perm=(1, 0)))
     b.give(b.op("Add", total, bias) if bias else total)
+
+
+def _first(b: Body, x: str, count: int) -> str:
+    """The first columns of a matrix."""
+    return b.op("Slice", x, b.constant([0]), b.constant([count]), b.constant([1]))
 
 
 def _unpacked(b: Body, packed: str, bits: int, shape: tuple[Any, ...]) -> str:

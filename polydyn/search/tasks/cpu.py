@@ -70,6 +70,10 @@ class Task:
         return (max(last, 0) + 1) * ITEMSIZE[a.dtype]
 
 
+DEFAULT = Tile(())
+"""Stands for the kernel that a group has without tuning, with the launch that it has then."""
+
+
 @dataclass(frozen=True)
 class CpuTask(Task):
     """A group to tune on a CPU. ``build``: name of the compiler target."""
@@ -83,18 +87,19 @@ class CpuTask(Task):
 
     def builder(self, tile: Tile, name: str, kind: type[ContractKernel] = ContractKernel) -> ContractKernel:
         """The code generator for a tuple: ``ContractKernel`` or one derived from it."""
-        roles, w = self.form.roles, self.target.width
-        chosen = ContractTuple(
+        form, roles, w = self.form, self.form.roles, self.target.width
+        chosen = None if tile == DEFAULT else ContractTuple(
             tile.get(f"w.{roles.row}"),
             max(1, tile[f"w.{roles.col}"] // w),
             tile[f"b.{roles.block}"],
             tile.get(f"w.{roles.block}"),
-        )
-        form = self.form
+        )  # fmt: skip
         return kind(name, self.group, roles, self.target, form.packed, chosen, form.fill, form.footprint)
 
     def shares(self, builder: ContractKernel, tile: Tile) -> dict[str, Index]:
         """The values of the launch-time symbols, over the kernel's other symbols."""
+        if tile == DEFAULT:
+            return builder.launch
         return builder.shares(tile.get(f"b.{self.form.roles.row}"), tile[f"b.{self.form.roles.col}"])
 
 

@@ -60,3 +60,10 @@ def test_expressions_of_shared_parts_are_compared_part_by_part() -> None:
 
     assert deep(5) == deep(5) and hash(deep(5)) == hash(deep(5))
     assert deep(5) != deep(7)
+
+
+def test_quotients_of_sizes_alone_cancel() -> None:
+    """``i*P + j`` with P a length padded to whole blocks: its remainder is one and the same everywhere."""
+    padded = (Index.of("L") + 511) // 512 * 512
+    place = Index.of("i") * padded + Index.of("j")
+    assert upper_bound(place, {"i": Index.of("B"), "j": padded}) == padded * "B" - 1

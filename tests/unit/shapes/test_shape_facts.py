@@ -216,3 +216,11 @@ def test_rounded_halves_that_double_to_the_size_make_it_even() -> None:
                     g.left.evaluate({"H": size}) % g.right.evaluate({"H": size}) == 0 for g in c.guards()
                 )  # fmt: skip
                 assert holds == all(a.evaluate({"H": size}) == b.evaluate({"H": size}) for a, b in equations), size
+
+
+def test_the_first_of_something_broadcasts_beside_what_may_be_more() -> None:
+    """``min(1, N)``, the size of a slice, is 1 there; 0 is refused. Two of them are equal as others are."""
+    c = context()
+    first = minimum(1, Index.of("A"))
+    assert str(c.broadcast("B", first, "Expand e1")) == "B"
+    assert [(str(g.left), g.relation, str(g.right)) for g in c.guards()] == [("1", "<=", "A")]

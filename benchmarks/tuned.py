@@ -1,0 +1,95 @@
+"""What ``polydyn tune`` gains for whole models: with its records beside without, at the sizes tuned for and others.
+
+usage: python -m benchmarks.tuned MODEL.onnx ... [--targets cpu] [--threads 1] [--trials 64] [--shapes H=224,W=224 ...]
+
+Every second of the model's stored shapes (polydyn/testing/inputs.py), or of ``--shapes``, is what the model is tuned
+for; the others are sizes that nobody foresaw. Records begin empty. Both programs take turns in this process; a turn is
+one call, and medians over all turns are compared. Above 1 tuning gains. Results go to benchmarks/results/tuned.json,
+by model, target and number of threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+import polydyn
+from benchmarks import record
+from benchmarks.halves import medians
+from polydyn.cli.inputs import sizes
+from polydyn.search.outcomes import LEAST_GAIN
+from polydyn.testing.inputs import feeds, shapes
+
+NAME = "tuned"
+
+
+def measure(path: str, target: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The row of one model."""
+    model, points = onnx.load(path), args.shapes or shapes(Path(path).stem)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        records = Path(folder) / "records.db"
+        groups = polydyn.tune(
+            path, records, target=target, threads=args.threads, trials=args.trials, seen=[(s, 1) for s in points[::2]]
+        )
+        seconds = time.perf_counter() - start
+        programs = {
+            name: polydyn.compile(path, target=target, threads=args.threads, records=r)
+            for name, r in (("default", None), ("tuned", records))
+        }
+    rows = []
+    for number, shape in enumerate(points):
+        given = feeds(model, shape)
+        ms = medians({n: partial(p.run, given) for n, p in programs.items()}, args.rounds)
+        ratio = ms["default"] / ms["tuned"]
+        rows.append({"shape": shape, "told": number % 2 == 0, "ms": ms, "ratio": ratio})
+        print(
+            f"  {shape}{'' if number % 2 else ' (tuned for)'}: {ms['default']:.2f} -> {ms['tuned']:.2f} ms, {ratio:.3f}"
+        )
+    gains = [g.gain for g in groups if g.gain is not None]
+    return {
+        "model": Path(path).stem, "target": target, "threads": args.threads, "trials": args.trials,
+        "tuning_s": seconds, "groups": len(groups), "not_tuned": sum(bool(g.declined) for g in groups),
+        "default_kept": sum(x < LEAST_GAIN for x in gains), "gains": gains, "rows": rows,
+        "told": _mean([r["ratio"] for r in rows if r["told"]]),
+        "others": _mean([r["ratio"] for r in rows if not r["told"]]),
+    }  # fmt: skip
+
+
+def _mean(ratios: list[float]) -> float | None:
+    """The geometric mean."""
+    return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--targets", nargs="+", default=["cpu"])
+    parser.add_argument("--shapes", nargs="+", type=sizes, default=[])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--trials", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    stored = record.RESULTS / f"{NAME}.json"
+    known = json.loads(stored.read_text())["models"] if stored.exists() else []
+    for model in args.models:
+        for target in args.targets:
+            row = measure(model, target, args)
+            same = ("model", "target", "threads")
+            known = [*(r for r in known if any(r[n] != row[n] for n in same)), row]
+            print({n: row[n] for n in (*same, "tuning_s", "groups", "default_kept", "told", "others")})
+            record.save(NAME, models=known)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Products of few rows with weights of a few bits: decoded in registers, each from memory once (docs/cpu.md 1).
+
+The register tile of other products, whose column operand is an expression over panels of words: a shift and a look-up
+for each vector of weights. The scale of a block of steps comes out of its sum where registers are left for a second
+one: a multiplication for a block instead of one for every step. Many rows have their columns decoded by PACK.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polydyn.codegen.cpu.plan import ContractTuple, Plan
+from polydyn.codegen.cpu.product import ContractKernel
+from polydyn.codegen.cpu.register_tile import RegisterTile
+from polydyn.codegen.ir import Body, Def, For, walk
+from polydyn.codegen.passes.factors import factors_out
+from polydyn.codegen.passes.registers import partial_unroll, split_chains
+from polydyn.codegen.pipeline import Step
+from polydyn.schedules.index import ONE, Index
+
+FEW_ROWS = 24
+"""Rows up to which every row tile decodes for itself."""
+REGISTERS = 12
+"""Sums that may have a second one for the current block."""
+CHAINS = 6
+"""Sums that hide the latency of an addition; fewer accumulators get so many in all."""
+V = Index.of
+
+
+class DecodingTile(RegisterTile):
+    """A register tile that decodes its columns."""
+
+    def row_steps(self, rows: int) -> tuple[Step, ...]:
+        """As ``RegisterTile``, factors taken out of the sums of blocks before loads are shared."""
+        unrolled, in_registers, shared = self._register_steps(rows)
+        factors = Step("factors", "the scale of a block comes out of its sum", self._factors)
+        reduction = Step("reduction", "several steps in flight", lambda b: self._reduction(b, rows))
+        return unrolled, in_registers, factors, shared, reduction
+
+    def _factors(self, body: Body) -> Body:
+        return factors_out(body) if len(self._sums(body)) <= REGISTERS else body
+
+    def _sums(self, body: Body) -> list[Def]:
+        return [n for n in body if isinstance(n, Def) and n.reg.startswith(f"{self.name}_")]
+
+    def _reduction(self, body: Body, rows: int) -> Body:
+        """The steps of a word unrolled, where their numbers become shifts; few sums in chains."""
+        step = [n.var for n in walk(body) if isinstance(n, For)][-1]
+        chains = CHAINS // len(self._sums(body))
+        split = split_chains(body, step, 4 if chains >= 4 else 2) if chains > 1 else body
+        return partial_unroll(split, step, 8)
+
+
+class DecodingKernel(ContractKernel):
+    """Builds the kernel of a product of few rows with weights of a few bits."""
+
+    tile_kind = DecodingTile
+
+    def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
+        """One block of the reduction, so that the weights are one stream; nothing is packed."""
+        plan = super().sizes(chosen, fill)
+        return replace(plan, promote=False, block=self.product.steps, blocks=ONE, carrier=None)

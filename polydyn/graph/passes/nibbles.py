@@ -1,0 +1,154 @@
+"""Products with weights of 4 bits keep them so (docs/adr/0013-quantization.md).
+
+``sum(x * (q - z) * s)`` with constants q of 4 bits and a scale and a zero point for each block of steps, as
+MatMulNBits and DequantizeLinear by blocks write it. Folding would make floats of the weights, eight times as many
+bytes as a model brought. Here the product reads the integers, and its steps are counted as (block, eight, one of
+eight), so that scales are affine in the iterators and eight steps are one word of 32 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from polydyn.graph.ir import Compute, Graph, Node, Tensor, reduction_name
+from polydyn.graph.operators.quantization import dequantized
+from polydyn.graph.passes.join import as_contraction
+from polydyn.graph.passes.steps import Step, dequantization, live, through_views
+from polydyn.graph.reference import evaluate_node
+from polydyn.graph.verify import free_symbols
+from polydyn.schedules.expr import Array, Load, Op, Value, load, op, substitute
+from polydyn.schedules.index import Index
+
+EIGHT = 8
+"""Steps of a word."""
+MIDDLE: Mapping[str, int] = {"int4": 0, "int8": 0, "uint4": 8, "uint8": 8}
+"""Dtypes that weights of 4 bits come in, and what is subtracted to make them integers from -8 to 7."""
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """q [columns, steps] in int8 from -8 to 7, s and z [columns, blocks]; z None: it is 0. ``column``: its iterator."""
+
+    q: Array
+    s: Array
+    z: Array | None
+    column: Index
+
+
+def products_of_nibbles(graph: Graph) -> Graph:
+    """The graph in which products with constants of 4 bits read these."""
+    found = _Nibbles(graph)
+    nodes = tuple(found.node(n) for n in graph.nodes)
+    if not found.notes:
+        return graph
+    notes = (*graph.notes, *found.notes)
+    return live(replace(graph, nodes=nodes, tensors=found.tensors, constants=found.constants, notes=notes))
+
+
+class _Nibbles:
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.makers = graph, graph.producer()
+        self.tensors, self.constants = dict(graph.tensors), dict(graph.constants)
+        self.notes: list[str] = []
+
+    def node(self, node: Node) -> Node:
+        """A node over constants of 4 bits, where it is a product with such; else as it is."""
+        n = as_contraction(node)
+        if n is None or n.body.dtype != "float32" or len(n.reduction) != 1 or n.reduction[0].constant is None:
+            return node
+        assert isinstance(n.body, Op)
+        for row, column in (n.body.args, n.body.args[::-1]):
+            if isinstance(column, Load) and (step := self._step(n, column)) and (w := self._weights(step)):
+                return self._product(n, row, w)
+        return node
+
+    def _step(self, n: Compute, v: Load) -> Step | None:
+        """The step that makes an operand, over the iterators of the product."""
+        v = through_views(self.graph, self.makers, v, n)
+        step = dequantization(self.makers.get(v.buffer))
+        return step.at(v.index) if step is not None and step.x.dtype in MIDDLE else None
+
+    def _weights(self, step: Step) -> _Weights | None:
+        """The weights, if constants make them, with the columns first and of whole words in a block."""
+        names = [x.buffer for x in (step.x, step.scale, step.zero) if x is not None]
+        arrays = _computed_now(self.graph, names)
+        steps = Index.of(reduction_name(0))
+        plain = [i for i in step.x.index if i != steps]
+        if arrays is None or len(step.x.index) != 2 or len(plain) != 1 or not plain[0].is_symbol:
+            return None
+        middle, q = MIDDLE[step.x.dtype], arrays[step.x.buffer].astype(np.int16)
+        q = q - middle if step.x.index[1] == steps else q.T - middle
+        if not q.size or q.min() < -EIGHT or q.max() >= EIGHT:
+            return None
+        of_block = [x for x in (step.scale, step.zero) if x is not None]
+        block = _block(of_block, q.shape[1])
+        if block % EIGHT:
+            return None
+        s, *z = (_by_blocks(x, arrays[x.buffer], q.shape, block, str(plain[0])) for x in of_block)
+        zero = z[0].astype(np.int16) - middle if z else np.full_like(s, -middle, np.int16)
+        return _Weights(q.astype(np.int8), s, zero.astype(np.int8) if zero.any() else None, plain[0])
+
+    def _product(self, n: Compute, row: Value, w: _Weights) -> Compute:
+        """The product over blocks, words of a block and steps of a word."""
+        columns, steps = w.q.shape
+        blocks = w.s.shape[1]
+        sizes = (blocks, steps // blocks // EIGHT, EIGHT)
+        block, word, step = (Index.of(reduction_name(k)) for k in range(3))
+        q = load(self._constant(n, "q", w.q.reshape(columns, *sizes)), (w.column, block, word, step), "int8")
+        s = load(self._constant(n, "s", w.s), (w.column, block), "float32")
+        z = None if w.z is None else load(self._constant(n, "z", w.z), (w.column, block), "int8")
+        here = substitute(row, {reduction_name(0): (block * sizes[1] + word) * EIGHT + step})
+        self.notes.append(f"{n.output}: its weights stay integers of 4 bits")
+        return replace(n, body=op("mul", here, dequantized(q, s, z)), reduction=tuple(map(Index.of, sizes)))
+
+    def _constant(self, n: Compute, what: str, array: Array) -> str:
+        name = f"{n.output}@{what}"
+        while name in self.tensors:
+            name += "@"
+        self.constants[name] = np.ascontiguousarray(array)
+        self.tensors[name] = Tensor(name, str(array.dtype), tuple(map(Index.of, array.shape)))
+        return name
+
+
+def _computed_now(graph: Graph, names: Collection[str]) -> dict[str, Array] | None:
+    """The values of tensors that nodes make of constants alone; None: something else is read."""
+    makers, needed, nodes = graph.producer(), set(names), list[Node]()
+    for n in reversed(graph.nodes):
+        if n.output in needed:
+            nodes.append(n)
+            needed.update(n.inputs)
+    if any(t not in graph.constants and t not in makers for t in needed) or any(map(free_symbols, nodes)):
+        return None
+    found = {t: a for t, a in graph.constants.items() if t in needed}
+    for n in reversed(nodes):
+        found[n.output] = evaluate_node(n, graph.tensors[n.output], {}, found)
+    return {t: found[t] for t in names}
+
+
+def _block(read: list[Load], steps: int) -> int:
+    """The most steps, a divisor of all of them, for each of which the same elements are read."""
+    block = steps
+    for i in (i for x in read for i in x.index):
+        places = _places(i, steps)
+        block = math.gcd(block, *(int(k) + 1 for k in np.flatnonzero(np.diff(places))))
+    return block
+
+
+def _places(i: Index, steps: int) -> Array:
+    """A subscript at each step, its other iterators at 0."""
+    env = dict.fromkeys(i.symbols(), 0)
+    return np.array([i.evaluate({**env, reduction_name(0): k}) for k in range(steps)])
+
+
+def _by_blocks(x: Load, array: Array, shape: tuple[int, ...], block: int, column: str) -> Array:
+    """What is read for each column and block."""
+    columns, steps = shape
+    index = []
+    for i in x.index:
+        at = np.array([[i.evaluate({column: c, reduction_name(0): 0})] for c in range(columns)])
+        index.append(at + (_places(i, steps)[::block] - _places(i, 1)))
+    return np.broadcast_to(array[tuple(index)], (columns, steps // block))

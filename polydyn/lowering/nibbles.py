@@ -1,0 +1,61 @@
+"""Weights of 4 bits in panels of words, decoded where they are used (docs/adr/0013-quantization.md).
+
+The column operand of a product, ``(q - z) * s``, becomes ``(nibble(word, step) - z) * s``: eight steps of a column are
+one word of 32 bits, and scales and zero points lie in panels of their own. To tiles and proofs it is a product whose
+column operand is computed. Few rows decode in registers; for many PACK decodes panels of floats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from polydyn.fusion.plan import FusionPlan
+from polydyn.lowering.flatten import FlatNode
+from polydyn.schedules.expr import NIBBLE, FromIndex, Load, Op, Value, cast, op
+from polydyn.schedules.index import Index
+
+STEPS = 8
+"""Of a word."""
+LEAST, MOST = -8, 7
+
+
+def over_nibbles(plan: FusionPlan, n: FlatNode) -> FlatNode | None:
+    """The product ``n`` with a column that is decoded from words; None: it has no such column."""
+    if not (isinstance(n.body, Op) and n.body.name == "mul" and n.dtype == "float32" and n.reduction):
+        return None
+    for k, column in enumerate(n.body.args):
+        decoded = _decoded(plan, column, n.reduction[-1])
+        if decoded is not None:
+            args = tuple(decoded if k == i else v for i, v in enumerate(n.body.args))
+            return replace(n, body=replace(n.body, args=args))
+    return None
+
+
+def _decoded(plan: FusionPlan, v: Value, last: tuple[str, Index]) -> Value | None:
+    """``float(int(q) - int(z)) * s`` over words of the constant q, whose innermost eight steps are ``last``."""
+    if not (isinstance(v, Op) and v.name == "mul" and isinstance(v.args[1], Load) and last[1] == STEPS):
+        return None
+    q, zero = _parts(v.args[0])
+    known = None if q is None else plan.graph.constants.get(q.buffer)
+    if q is None or known is None or known.dtype != "int8" or q.index[0].split(last[0])[0] != 1:
+        return None
+    if known.min() < LEAST or known.max() > MOST:
+        return None
+    decoded: Value = Op("float32", NIBBLE, (q, FromIndex("int32", Index.of(last[0]))))
+    decoded = decoded if zero is None else op("sub", decoded, cast(zero, "float32"))
+    return replace(v, args=(decoded, v.args[1]))
+
+
+def _parts(v: Value) -> tuple[Load | None, Load | None]:
+    """The loads of ``float(int(q) - int(z))``; without z: ``float(int(q))``."""
+    inner = _uncast(v, "float32")
+    zero = None
+    if isinstance(inner, Op) and inner.name == "sub":
+        inner, point = inner.args
+        zero = _uncast(point, "int32")
+    q = _uncast(inner, "int32")
+    return q if isinstance(q, Load) else None, zero if isinstance(zero, Load) else None
+
+
+def _uncast(v: Value | None, dtype: str) -> Value | None:
+    return v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == dtype else None

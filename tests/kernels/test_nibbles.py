@@ -1,0 +1,113 @@
+"""Products with weights of 4 bits: they stay so in a program, and decode to what the model means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from polydyn.codegen.ir import Def, FlatLoad, For, Set
+from polydyn.codegen.passes.factors import factors_out
+from polydyn.compiler import plan_program
+from polydyn.graph.expand import import_model
+from polydyn.graph.reference import evaluate
+from polydyn.program.assemble import build_program
+from polydyn.program.plan import HostPlan
+from polydyn.schedules.expr import Array, Op
+from polydyn.schedules.index import ZERO, Index
+from polydyn.testing.models import model
+from tests.support.quantized import targets
+
+RNG = np.random.default_rng(0)
+
+
+def packed(n: int, k: int, block: int, zeros: bool, bias: bool = False) -> onnx.ModelProto:
+    """MatMulNBits of 4 bits over random weights."""
+    blocks = -(-k // block)
+    constants: dict[str, Array] = {
+        "w": RNG.integers(0, 256, (n, blocks, block // 2)).astype(np.uint8),
+        "s": RNG.random((n, blocks)).astype(np.float32) / 8,
+    }
+    names = ["x", "w", "s", "z" if zeros else "", "", "b" if bias else ""]
+    constants |= {"z": RNG.integers(0, 256, (n, -(-blocks // 2))).astype(np.uint8)} if zeros else {}
+    constants |= {"b": RNG.standard_normal(n).astype(np.float32)} if bias else {}
+    attributes: dict[str, Any] = {"K": k, "N": n, "bits": 4, "block_size": block}
+    while not names[-1]:
+        names.pop()
+    nodes = [helper.make_node("MatMulNBits", names, ["h"], domain="com.microsoft", **attributes)]
+    nodes.append(helper.make_node("Relu", ["h"], ["y"]))
+    return model("packed", nodes, {"x": ["M", k]}, constants)
+
+
+def by_blocks(n: int, k: int, block: int) -> onnx.ModelProto:
+    """DequantizeLinear of signed integers of 4 bits by blocks of the first axis, and the product with them."""
+    weights = helper.make_tensor("w", TensorProto.INT4, [k, n], RNG.integers(-8, 8, k * n))
+    scales = RNG.random((k // block, n)).astype(np.float32) / 8
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["f"], axis=0, block_size=block),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
+    made = model("blocks", nodes, {"x": ["M", k]}, {"s": scales})
+    made.graph.initializer.append(weights)
+    return made
+
+
+def agrees(m: onnx.ModelProto, target: str = "cpu", rows: tuple[int, ...] = (0, 1, 2, 7, 9, 25, 33)) -> HostPlan:
+    """Results are the reference's but for the order of the sums; the plan, for more questions."""
+    plan, graph = plan_program(m, target=target), import_model(m)
+    program = build_program(plan, target=target, threads=1)
+    for count in rows:
+        x = RNG.standard_normal((count, m.graph.input[0].type.tensor_type.shape.dim[1].dim_value)).astype(np.float32)
+        np.testing.assert_allclose(program.run({"x": x})["y"], evaluate(graph, {"x": x})["y"], rtol=1e-4, atol=1e-4)
+    return plan
+
+
+def bytes_of(plan: HostPlan) -> int:
+    return sum(a.nbytes for a in plan.constants.values())
+
+
+@pytest.mark.parametrize(("zeros", "target"), [(False, targets()[-1]), (True, targets()[0])])
+def test_they_are_decoded_in_registers_for_few_rows_and_in_panels_for_many(zeros: bool, target: str) -> None:
+    n, k, block = 50, 96, 32
+    plan = agrees(packed(n, k, block, zeros, bias=True), target)
+    assert len([x for x in plan.kernels if "M" not in x.name]) == 2
+    whole = 64 * k // 2 + 64 * k // block * (5 if zeros else 4) + 4 * n
+    assert bytes_of(plan) <= whole, "weights have eight steps in a word, columns filled up to whole vectors"
+
+
+def test_blocks_of_any_whole_number_of_words() -> None:
+    agrees(packed(17, 48, 32, zeros=True), rows=(1, 26))  # the last block is half of one
+    agrees(packed(3, 128, 128, zeros=False), rows=(1, 26))  # one block is the reduction
+    plan = agrees(by_blocks(40, 64, 16), rows=(1, 26))
+    assert bytes_of(plan) <= 48 * 64 // 2 + 48 * 4 * 4
+
+
+def test_blocks_of_parts_of_words_become_floats() -> None:
+    plan = agrees(by_blocks(16, 24, 12), rows=(1, 26))
+    assert bytes_of(plan) >= 16 * 24 * 4
+
+
+def test_a_prologue_is_computed_once_for_each_row() -> None:
+    m = packed(32, 64, 32, zeros=False)
+    m.graph.node.insert(0, helper.make_node("Tanh", ["x"], ["t"]))
+    m.graph.node[1].input[0] = "t"
+    agrees(m, rows=(1, 3, 30))
+
+
+def test_only_what_no_loop_changes_comes_out_of_a_sum() -> None:
+    def load(name: str, at: Index) -> FlatLoad:
+        return FlatLoad("float32", name, at)
+
+    def loop(scale: Index) -> For:
+        term = Op("float32", "mul", (load("v", Index.of("k")), load("s", scale)))
+        value = Op("float32", "mul", (load("x", Index.of("k")), term))
+        return For("k", ZERO, Index.of(8), (Set("acc", value, 1, "sum"),))
+
+    outside = factors_out((loop(Index.of("b")),))
+    assert [type(x) for x in outside] == [Def, For, Set]
+    assert outside[-1].value.args[1] == load("s", Index.of("b"))  # type: ignore[union-attr]
+    inside = (loop(Index.of("k")),)
+    assert factors_out(inside) == inside
