@@ -25,6 +25,8 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 SMALL_FLOATS = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn",
 )  # fmt: skip
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+"""Those of them that tensor cores multiply."""
 SMALL_INTEGERS = ("int4", "uint4", "int2", "uint2")
 SMALL = (*SMALL_FLOATS, *SMALL_INTEGERS)
 """Types of at most 8 bits that nothing is computed in, one byte an element; named as ml_dtypes names them."""

@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks import record
 from benchmarks.gpu import weights
 from benchmarks.gpu.programs import model, node
-from benchmarks.gpu.timed import EPILOGUES
+from benchmarks.gpu.timed import EPILOGUES, float8_layer
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda.emit import LONG
@@ -41,7 +41,7 @@ from polydyn.graph.expand import import_model
 
 COPIES, TENSOR, WIDE = r"LDGSTS\.E\.BYPASS.*128", ("LDSM", "HMMA"), r"STG\.E\.128"
 SPILLED = ("LDL", "STL")
-TENSOR_CORES = ("HMMA", "IMMA", "HGMMA", "IGMMA")
+TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 HEADING = "instructions loop multiplications registers shared blocks"
 
 
@@ -99,7 +99,7 @@ def _rows(*nodes: Any) -> Any:
 def kinds() -> tuple[Kind, ...]:
     """What is looked at."""
     half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
-    gelu = _gelu()
+    gelu, float8 = _gelu(), float8_layer(2048, 512)
     return (
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
@@ -113,6 +113,8 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product s8, split", quantized, "split_imma", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8")),
         Kind("product s8, few rows", quantized, "gemv_8", (r"LDG\.E.*128", r"IDP\.4A", "SHFL")),
         Kind("product s8, wgmma", quantized, "wgmma_128x256", (r"IGMMA.*U8\.S8", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
+        Kind("product f8", float8, "qmma_128", (COPIES, "LDSM", r"QMMA\.16832\.F32\.E4M3\.E4M3", WIDE), "sm_89"),
+        Kind("product f8, wgmma", float8, "wgmma_128x256", (r"QGMMA.*E4M3\.E4M3", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
         Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a"),
         Kind("attention f16", _attention("float16"), "attention", (COPIES, *TENSOR, "SHFL", WIDE), most=520),
         Kind("attention f16", _attention("float16"), "attention", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=520),

@@ -6,8 +6,9 @@ slot is released when the group after it has been issued and its own has retired
 so one kernel serves every shape whose pitches are multiples of 16 bytes.
 
 A step is 128 bytes of the reduction, an instruction 32: 16 of float16 or bfloat16, 8 of tf32, 32 of bytes, in any pair
-of signs. Operands are K-major; columns of 16 bits may be contiguous along themselves (only those the instruction
-transposes: PTX ISA, wgmma.mma_async). TMA rounds float32 to tf32, which the instruction would truncate.
+of signs, or of 8-bit floats, in any pair. Operands are K-major; columns of 16 bits may be contiguous along themselves
+(only those the instruction transposes: PTX ISA, wgmma.mma_async). TMA rounds float32 to tf32, which the instruction
+would truncate.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from polydyn.codegen.passes.widen import multiples
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
-from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
+from polydyn.schedules.expr import FLOAT8, ITEMSIZE, FromIndex, Load, Value
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof.prove import prove
@@ -111,9 +112,9 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
 
 
 def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
-    """Why a product of bytes or tf32 has no version with wgmma, though one of 16 bits might; None for all others."""
+    """Why a product of bytes, 8-bit floats or tf32 has no wgmma, though one of 16 bits might; None for all others."""
     maps = _tensor_operands(product)
-    return maps if _kind(product, tf32) in ("imma", "tf32") and isinstance(maps, str) else None
+    return maps if _kind(product, tf32) in ("imma", "qmma", "tf32") and isinstance(maps, str) else None
 
 
 def _kind(product: ProductGroup, tf32: bool) -> str | None:
@@ -121,6 +122,8 @@ def _kind(product: ProductGroup, tf32: bool) -> str | None:
     dtypes = set(product.dtypes)
     if dtypes <= set(BYTES):
         return "imma"
+    if dtypes <= set(FLOAT8):
+        return "qmma"
     return "mma" if dtypes <= set(HALF) else "tf32" if tf32 and dtypes == {"float32"} else None
 
 
