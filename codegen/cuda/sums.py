@@ -35,7 +35,7 @@ from polydyn.codegen.places import Places
 from polydyn.schedules.expr import ITEMSIZE, Const, Value, const
 from polydyn.schedules.index import ZERO, Index, IndexLike
 from polydyn.schedules.model import Statement, stored
-from polydyn.schedules.tree.gpu import SHARE, SLAB, STAGE, STAGED, staged
+from polydyn.schedules.tree.gpu import SHARE, SLAB, STAGE, STAGED, place_of_row
 from polydyn.schedules.tree.names import b, e, extent
 
 V = Index.of
@@ -92,7 +92,7 @@ class Sums:
         """
         if self.in_pairs:
             return self._stage_pair(a)
-        place = self._row_place(staged(LANE // 4) + HALVES * 8, self.places.cell(STAGE, "stage", a)[self.axes[1]])
+        place = self._row_place(place_of_row(LANE // 4) + HALVES * 8, self.places.cell(STAGE, "stage", a)[self.axes[1]])
         first = self.register(*self.fragment(STAGE, a)).subs({"column_of_pair": 0})
         return (Call("pd_sts_wide<2>", (place, Pointer(self.of.sums, self.acc, first))),)
 
@@ -103,7 +103,7 @@ class Sums:
         """
         number = a[e("f")]
         half, first = number % 2, a[e("s")] * (SLAB // 8) + number // 2 * 2
-        place = self._row_place(staged(LANE // 4) + half * 8, number // 2 * 16 + LANE % 4 * 4)
+        place = self._row_place(place_of_row(LANE // 4) + half * 8, number // 2 * 16 + LANE % 4 * 4)
         row, _ = self.fragment(STAGE, a)
 
         def value(e: int) -> Value:

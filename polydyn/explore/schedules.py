@@ -52,7 +52,7 @@ from polydyn.schedules.solution.schedule import schedule_contract, schedule_nest
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.nodes import show as show_tree
 from polydyn.schedules.tree.scheduled import Scheduled, flat
-from polydyn.schedules.tree.strategies import nest, solved
+from polydyn.schedules.tree.strategies import nest, start_product
 from polydyn.shapes.sizes import Dims
 
 
@@ -101,7 +101,7 @@ class Group:
         dependences = analyse(group, positive=False).under(context(group))
         if self.roles is not None:
             roles, _ = schedule_contract(group, self.roles, dependences)
-            return solved(group, roles)
+            return start_product(group, roles)
         found = schedule_nest(group, dependences)
         return nest(group, found.band, found.phases, tiled=False)
 

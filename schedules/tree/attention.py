@@ -15,12 +15,12 @@ from polydyn.schedules.tree.loops import (
     begins,
     beside,
     distribute,
-    fused,
+    fuse,
     interchange,
-    phased,
     pull_out,
     refine,
     rename,
+    sequence_phases,
     tile,
 )
 from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, a, b, c, it, p
@@ -34,7 +34,7 @@ from polydyn.schedules.tree.strategies import (
     CpuTile,
     columns,
     operand,
-    uncopied,
+    statements_along,
 )
 
 SCORES, VALUES = "A_", "B_"
@@ -71,7 +71,7 @@ def cpu_attention(group: Group, parts: AttentionParts, sizes: tuple[CpuTile, Cpu
         loops = {VECTOR: (c(j), "q_j"), a(k): (it(k),), **steps, LANE: (LANE,)}
         t = promote(t, keys, j, PACK, PANEL, b(i), [scores.name], loops)
     for axis in (i, j, d):
-        t = clip(t, axis, *uncopied(t, axis))
+        t = clip(t, axis, *statements_along(t, axis))
     t = clip(t, j, PACK, whole=1) if pack else t
     tasks = [*map(it, first.batch), b(i)]
     t = mark(assign(t, "task", *tasks), MarkName.TASK, tasks[0], scores.name)
@@ -111,9 +111,9 @@ def _beside(group: Group, parts: AttentionParts) -> Scheduled:
     order = [[s.name for s in x] for x in stages(parts.rows, parts.row_prefix, parts.phases)]
     return beside(
         group, [*map(it, first.batch), it("i")],
-        fused(scores, (*band, first.col), (first.block, *first.inner), ends, axes, loops),
-        phased(stitch, band, order, {first.row: "i", **dict.fromkeys(along, "j")}, {x: it(x) for x in along}),
-        fused(values, (*band, second.col), (second.block,), ends, own, {second.block: Coord("l")}),
+        fuse(scores, (*band, first.col), (first.block, *first.inner), ends, axes, loops),
+        sequence_phases(stitch, band, order, {first.row: "i", **dict.fromkeys(along, "j")}, {x: it(x) for x in along}),
+        fuse(values, (*band, second.col), (second.block,), ends, own, {second.block: Coord("l")}),
     )  # fmt: skip
 
 

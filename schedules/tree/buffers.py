@@ -24,7 +24,7 @@ from polydyn.schedules.tree.scheduled import (
     flat,
     path,
     refuse,
-    relisted,
+    relist,
     rewrite,
     the,
 )
@@ -107,7 +107,7 @@ def carry(t: Scheduled, loop: Coord, load: str = "LOAD", save: str = "SAVE") -> 
     iterators = {(n, x): ax for n in (load, save) for (s, x), ax in t.map.iterators.items() if s == init}
     tm = replace(t.map, views={**t.map.views, **views}, iterators={**t.map.iterators, **iterators})
     return replace(
-        t, tree=relisted(rewrite(t.tree, all_of(t), f)), map=tm, flow=(*t.flow, *flow),
+        t, tree=relist(rewrite(t.tree, all_of(t), f)), map=tm, flow=(*t.flow, *flow),
         buffers=(*t.buffers, Buffer(MEMORY, buffer.array, buffer.axes, frozenset())),
         carried=(*t.carried, Carried(loop, register, MEMORY)),
     )  # fmt: skip
@@ -167,7 +167,7 @@ def promote(
     buffer = Buffer(into, array, axes, frozenset(fixed), scope)
     iterators = {(name, x): ax for (s, x), ax in t.map.iterators.items() if s == reader}
     tm = replace(t.map, views={**t.map.views, name: view}, iterators={**t.map.iterators, **iterators})
-    tree = relisted(rewrite(flat(t.tree), all_of(t), f))
+    tree = relist(rewrite(flat(t.tree), all_of(t), f))
     return replace(t, tree=tree, map=tm, buffers=(*t.buffers, buffer), flow=tuple(flow))
 
 
@@ -182,11 +182,13 @@ def spread(t: Scheduled, copy: str, places: Seq[str]) -> Scheduled:
     own = {x: Digit(x, a(x), V(extent(a(x)))) for x in places}
 
     def f(node: Tree, names: frozenset[str]) -> Tree | None:
-        return Band(tuple(map(a, places))) if names == {copy} and isinstance(node, Leaf) else None
+        if names != {copy}:
+            return None
+        if not isinstance(node, Leaf):
+            raise refuse(f"{copy} has loops of its own")
+        return Band(tuple(map(a, places)))
 
     tree = rewrite(t.tree, all_of(t), f)
-    if tree == t.tree:
-        raise refuse(f"{copy} has loops of its own")
     loops = (*view.loops, *(Loop(a(x), (d,)) for x, d in own.items()))
     axes = {**t.map.axes, **{x: (d,) for x, d in own.items()}}
     extents = {**t.map.extents, **{x: d.size for x, d in own.items()}}

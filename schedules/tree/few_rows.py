@@ -10,9 +10,9 @@ from polydyn.schedules.solution.reuse import Solver
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import keep
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
-from polydyn.schedules.tree.loops import beside, distribute, fused, interchange, pull_out, refine, regroup, tile
+from polydyn.schedules.tree.loops import beside, distribute, fuse, interchange, pull_out, refine, regroup, tile
 from polydyn.schedules.tree.names import End, MarkName, b, e, it, lanes, p, w
-from polydyn.schedules.tree.rewrites import CLEAR, PART, PARTS, POINT, ROUND, SUM, dealt
+from polydyn.schedules.tree.rewrites import CLEAR, PART, PARTS, POINT, ROUND, SUM, deal_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 
@@ -31,14 +31,14 @@ class FewRows:
 
 
 def few_rows_product(group: Group, roles: Roles, sizes: FewRows) -> Scheduled:
-    """Each lane sums its own steps of its own columns; the block adds what its lanes have (``rewrites.dealt``).
+    """Each lane sums steps and columns of its own; the block adds what its lanes have (``rewrites.deal_reduction``).
 
     Lanes read 16 bytes of the column operand at a time, once. Warps and lanes along columns are ``w_j``, ``l_j``, those
     along the reduction ``w_k``, ``l_k``; SUM and the epilogues have the block's rows and columns (``e_i``, ``e_j``).
     """
     roles = roles if roles.sunk else Solver(group).contract(roles)
     i, j, k = "i", "j", "k"
-    whole, derived = dealt(group, roles.block, sizes.warps[1] * sizes.lanes[1], sizes.points[1])
+    whole, derived = deal_reduction(group, roles.block, sizes.warps[1] * sizes.lanes[1], sizes.points[1])
     done = [x.name for x in group.epilogues]
     t = replace(_start(whole, roles), group=whole)
     steps, step = dict(group.backbone.iters)[roles.block], derived[roles.block]
@@ -78,7 +78,7 @@ def _start(group: Group, roles: Roles) -> Scheduled:
 
     return beside(
         group, [*map(it, roles.batch), it("i"), it("j")],
-        fused(part([INIT, ACC]), (*band, PART), (ROUND, POINT), {INIT: ends[INIT]}, axes, loops),
-        fused(part([CLEAR, SUM]), band, (PART,), {CLEAR: ends[INIT]}, axes),
-        *(fused(part([x.name]), band, (), {}, axes) for x in group.epilogues),
+        fuse(part([INIT, ACC]), (*band, PART), (ROUND, POINT), {INIT: ends[INIT]}, axes, loops),
+        fuse(part([CLEAR, SUM]), band, (PART,), {CLEAR: ends[INIT]}, axes),
+        *(fuse(part([x.name]), band, (), {}, axes) for x in group.epilogues),
     )  # fmt: skip

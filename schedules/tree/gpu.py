@@ -16,9 +16,9 @@ from polydyn.schedules.tree.buffers import accumulate, promote
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
 from polydyn.schedules.tree.loops import Size, distribute, interchange, pull_out, refine, regroup, tile
 from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, it, p, s, w
-from polydyn.schedules.tree.rewrites import merge, shared
+from polydyn.schedules.tree.rewrites import merge, split_reduction
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
-from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, solved
+from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, start_product
 from polydyn.schedules.tree.tilemap import Digit
 
 V = Index.of
@@ -32,7 +32,7 @@ PLACES = ("r3", "r0", "r1", "r2")
 """Digits of a place among staged rows, of the row r3 r2 r1 r0: bits of a group of eight in reversed order."""
 
 
-def staged(row: IndexLike) -> Index:
+def place_of_row(row: IndexLike) -> Index:
     """The place of a row of a fragment among the staged ones. (The reversal is its own inverse.)"""
     rest, digits = V(row), dict[str, Index]()
     for name in ("r0", "r1", "r2"):
@@ -67,13 +67,13 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
     """
     steps = product(dict(group.backbone.iters)[x] for x in (roles.block, *roles.inner))
     group, old = merge(group, (roles.block, *roles.inner), roles.block)
-    group = shared(group, SHARE, SHARES) if split else group
+    group = split_reduction(group, SHARE, SHARES) if split else group
     roles = replace(roles, inner=(), batch=(*roles.batch, *[SHARE] * split))
     i, j, k = "i", "j", "k"
     named = {SHARE: b("s")}
     batch = [named.get(x, it(x)) for x in roles.batch]
     block, unit = (*batch, b(i), b(j)), (w(i), w(j))
-    t = solved(group, roles, named)
+    t = start_product(group, roles, named)
     t = replace(t, map=replace(t.map, derived=old, extents={**t.map.extents, k: steps}))
     for n, x in enumerate((i, j)):
         levels = ((w, sizes.units[n]), (f, sizes.fragments[n]), (p, sizes.points[n]))
@@ -97,7 +97,7 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
     for name, into, (array, along), x in ((FRAG_B, "b_frag", columns, j), (FRAG_A, "a_frag", rows, i)):
         hidden = (*loads[x][1], p(k))
         t = promote(t, array, along, name, into, f(k), [ACC], {g(x): loads[x][0]}, hidden, unit, (x,))
-    t = staged_sums(t, unit, (*unit, f(i)), (f(j),), group.backbone.array) if sizes.staged else t
+    t = stage_sums(t, unit, (*unit, f(i)), (f(j),), group.backbone.array) if sizes.staged else t
     t = assign(assign(t, "task", *block), "unit", *unit)
     t = pad(t, INIT, ACC)  # copies fill with zeros; epilogues are guarded
     done = [x.name for x in group.epilogues]
@@ -105,7 +105,7 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
     return _marks(t, block[0], done, sizes.staged)
 
 
-def staged_sums(
+def stage_sums(
     t: Scheduled, unit: tuple[Coord, ...], outer: tuple[Coord, ...], fragments: tuple[Coord, ...], sums: str,
     j: str = "j",
 ) -> Scheduled:  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polydyn.schedules.tree.names import Coord, MarkName
-from polydyn.schedules.tree.nodes import Band, Leaf, Mark, Sequence, Tree
-from polydyn.schedules.tree.scheduled import Clip, Scheduled, all_of, refuse, rewrite, the
+from polydyn.schedules.tree.nodes import Band, Mark, Tree
+from polydyn.schedules.tree.scheduled import Clip, Scheduled, all_of, refuse, rewrite, the, without_marks
 
 
 def clip(t: Scheduled, axis: str, *statements: str, whole: int = 0) -> Scheduled:
@@ -80,12 +80,4 @@ def unmark(t: Scheduled, *names: MarkName) -> Scheduled:
 
     isl: delete a mark node. Before: band i: mark row: A; B. After: band i: A; B. Refuses: nothing.
     """
-
-    def go(node: Tree) -> Tree:
-        if isinstance(node, Mark) and node.name in names:
-            return go(node.child)
-        if isinstance(node, Sequence):
-            return Sequence(tuple((n, go(x)) for n, x in node.children))
-        return node if isinstance(node, Leaf) else replace(node, child=go(node.child))
-
-    return replace(t, tree=go(t.tree))
+    return replace(t, tree=without_marks(t.tree, names))

@@ -34,7 +34,7 @@ Size = Index | str | int | Launch
 # -- schedules to begin with -----------------------------------------------------------------------------------------
 
 
-def fused(
+def fuse(
     group: Group,
     band: Iterable[str],
     reduction: Iterable[str],
@@ -74,7 +74,7 @@ def fused(
     return Scheduled(group, Band(tuple(coords[x] for x in order), leaves), replace(tm, views=views))
 
 
-def phased(
+def sequence_phases(
     group: Group,
     band: Seq[str],
     stages: Iterable[Seq[str]],
@@ -84,7 +84,7 @@ def phased(
     """The solved matrix of a stitch: loops that all statements share, in them stages one after another with loops of
     their own (BladeDISC 4; TSCompiler 5.2's phase row).
 
-    ``stages``: names of statements that share their inner loops; ``axes``, ``loops`` as for ``fused``.
+    ``stages``: names of statements that share their inner loops; ``axes``, ``loops`` as for ``fuse``.
     Before: statements one after another. After::
 
         band r

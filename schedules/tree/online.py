@@ -28,9 +28,9 @@ from polydyn.schedules.laws.online_softmax import (
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import AttentionParts
 from polydyn.schedules.tree.buffers import keep, promote
-from polydyn.schedules.tree.gpu import STAGE, STAGED, staged_sums
+from polydyn.schedules.tree.gpu import STAGE, STAGED, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad, unmark
-from polydyn.schedules.tree.loops import beside, distribute, interchange, phased, refine, regroup, tile
+from polydyn.schedules.tree.loops import beside, distribute, interchange, refine, regroup, sequence_phases, tile
 from polydyn.schedules.tree.names import Coord, MarkName, b, e, f, g, h, it, p, s, w
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
 from polydyn.schedules.tree.strategies import operand
@@ -98,7 +98,7 @@ def online_attention(parts: AttentionParts, logit: Value, sizes: OnlineTile) -> 
     t = regroup(t, [VALUE], [p(i), g(J2), h(J2), p(J2), g(J1), h(J1), p(J1)],
                 {f(K2): steps, f(J2): [g(J2), h(J2)], p(i): [p(i)], p(J2): [p(J2)], p(K2): within})  # fmt: skip
     t = _registers(t, parts)
-    t = staged_sums(t, unit, (), (g(J2), h(J2)), parts.values.backbone.array, J2)
+    t = stage_sums(t, unit, (), (g(J2), h(J2)), parts.values.backbone.array, J2)
     t = _operands(t, parts, (steps, within, points))
     t = assign(assign(t, "task", *block), "unit", *unit)
     t = pad(t, *(x.name for x in group.statements if x.role != "epilogue"))
@@ -116,7 +116,7 @@ def _start(group: Group, parts: AttentionParts, done: Sequence[str]) -> Schedule
 
     def part(names: Sequence[str], *band: str) -> Scheduled:
         kept = replace(group, statements=tuple(map(group.statement, names)))
-        return unmark(phased(kept, (*rows, *band), [[n] for n in names], axes, loops), MarkName.STAGE)
+        return unmark(sequence_phases(kept, (*rows, *band), [[n] for n in names], axes, loops), MarkName.STAGE)
 
     inside = [part([n], TILE) for n in (INIT, SCORE, LOGIT)] + [part(ROWS, TILE), part([VALUE], TILE)]
     middle = beside(group, [*shared, b("l")], *inside)

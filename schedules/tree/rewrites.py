@@ -41,7 +41,7 @@ def merge(group: Group, iterators: Sequence[str], into: str) -> tuple[Group, dic
     return replace(group, params=params, statements=statements), env
 
 
-def shared(group: Group, share: str, shares: str) -> Group:
+def split_reduction(group: Group, share: str, shares: str) -> Group:
     """Every statement once for each of ``shares`` parts of the reduction: ``share`` is one more parallel iterator.
 
     Which steps a part sums is the launch's business (``passes.tiles.balance``: consecutive parts that cover all steps);
@@ -72,7 +72,7 @@ ROUND, PART, POINT = "round", "part", "point"
 """The iterators of a reduction that is dealt to lanes: k = (round * lanes + part) * points + point."""
 
 
-def dealt(group: Group, iterator: str, lanes: int, points: int) -> tuple[Group, dict[str, Index]]:
+def deal_reduction(group: Group, iterator: str, lanes: int, points: int) -> tuple[Group, dict[str, Index]]:
     """The reduction dealt to lanes that sum by themselves, and the sum of their sums.
 
     A lane has ``points`` neighbouring steps in every round. Returns the group and what the old iterator is of the new

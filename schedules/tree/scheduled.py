@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from polydyn.schedules.index import ONE, Index, product
 from polydyn.schedules.isl_util import Condition, at_least, between, equals
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import TiledGroup
-from polydyn.schedules.tree.names import Coord, End, Meets, extent
+from polydyn.schedules.tree.names import Coord, End, MarkName, Meets, extent
 from polydyn.schedules.tree.nodes import Band, Leaf, Mark, Sequence, TileStatement, Tree
 from polydyn.schedules.tree.tilemap import Digit, Loop, TileMap, View, When
 
@@ -229,11 +229,20 @@ def below(tree: Tree) -> frozenset[str]:
     return frozenset() if isinstance(tree, Leaf) else below(tree.child)
 
 
-def relisted(tree: Tree) -> Tree:
+def relist(tree: Tree) -> Tree:
     """Sequences list what stands below them, after statements were added."""
     if isinstance(tree, Sequence):
-        return Sequence(tuple((below(x) or names, relisted(x)) for names, x in tree.children))
-    return tree if isinstance(tree, Leaf) else replace(tree, child=relisted(tree.child))
+        return Sequence(tuple((below(x) or names, relist(x)) for names, x in tree.children))
+    return tree if isinstance(tree, Leaf) else replace(tree, child=relist(tree.child))
+
+
+def without_marks(tree: Tree, names: Collection[MarkName] | None = None) -> Tree:
+    """The tree without marks of these names, by default without any."""
+    if isinstance(tree, Mark) and (names is None or tree.name in names):
+        return without_marks(tree.child, names)
+    if isinstance(tree, Sequence):
+        return Sequence(tuple((n, without_marks(x, names)) for n, x in tree.children))
+    return tree if isinstance(tree, Leaf) else replace(tree, child=without_marks(tree.child, names))
 
 
 def all_of(t: Scheduled) -> frozenset[str]:

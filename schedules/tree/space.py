@@ -15,8 +15,8 @@ from polydyn.schedules.index import Index
 from polydyn.schedules.isl_util import Condition, at_least, between, equals, frame, pair, param_set, union_maps
 from polydyn.schedules.model import Array, Group, Statement
 from polydyn.schedules.tree.names import Coord, End
-from polydyn.schedules.tree.nodes import Band, Mark, Sequence, TileStatement, Tree
-from polydyn.schedules.tree.scheduled import Buffer, Carried, Flow, Scheduled, flat, path
+from polydyn.schedules.tree.nodes import Band, Sequence, TileStatement, Tree
+from polydyn.schedules.tree.scheduled import Buffer, Carried, Flow, Scheduled, flat, path, without_marks
 from polydyn.schedules.tree.tilemap import Digit, Loop, View, When
 
 V = Index.of
@@ -52,19 +52,11 @@ def structure(t: Scheduled) -> Structure:
         for n, w in t.map.views.items()
     }
     return Structure(
-        flat(_unmarked(t.tree)), tuple((n, tuple(map(free, ds))) for n, ds in t.map.axes.items()),
+        flat(without_marks(t.tree)), tuple((n, tuple(map(free, ds))) for n, ds in t.map.axes.items()),
         tuple(t.map.iterators.items()), tuple(views.items()),
         tuple(replace(x, fixed=frozenset(map(free, x.fixed))) for x in t.buffers),
         t.flow, t.carried, t.parallel,
     )  # fmt: skip
-
-
-def _unmarked(tree: Tree) -> Tree:
-    if isinstance(tree, Mark):
-        return _unmarked(tree.child)
-    if isinstance(tree, Sequence):
-        return Sequence(tuple((n, _unmarked(x)) for n, x in tree.children))
-    return replace(tree, child=_unmarked(tree.child)) if isinstance(tree, Band) else tree
 
 
 class Space:

@@ -22,11 +22,11 @@ from polydyn.schedules.tree.loops import (
     Size,
     balance,
     begins,
-    fused,
+    fuse,
     interchange,
-    phased,
     pull_out,
     refine,
+    sequence_phases,
     tile,
 )
 from polydyn.schedules.tree.names import LANE, Coord, End, MarkName, Role, a, b, c, extent, it, p
@@ -56,7 +56,7 @@ class CpuTile:
     blocks: Size = "B_k"
 
 
-def solved(group: Group, roles: Roles, loops: Mapping[str, Coord] | None = None) -> Scheduled:
+def start_product(group: Group, roles: Roles, loops: Mapping[str, Coord] | None = None) -> Scheduled:
     """The solved matrix of a product: initialiser at the first, epilogues at the last step of every reduction.
 
     ``roles``: with the steps of sunk statements, or the matrix is solved here. ``loops``: iterator -> its loop, where
@@ -68,7 +68,7 @@ def solved(group: Group, roles: Roles, loops: Mapping[str, Coord] | None = None)
     if clash:
         raise ScheduleError(f"iterators {sorted(clash)} have the names of axes", node=group.name, rule="names")
     sunk = {n: End(side) for n, side in roles.sunk}
-    return fused(group, (*roles.batch, roles.row, roles.col), (roles.block, *roles.inner), sunk, axes, loops)
+    return fuse(group, (*roles.batch, roles.row, roles.col), (roles.block, *roles.inner), sunk, axes, loops)
 
 
 SYMBOLS = CpuTile()
@@ -86,7 +86,7 @@ def cpu_product(
     """
     batch, inner = tuple(map(it, roles.batch)), tuple(map(it, roles.inner))
     i, j, k = "i", "j", "k"
-    t = solved(group, roles)
+    t = start_product(group, roles)
     t = tile(t, i, (b, Launch("B_i")), (c, "C_i"), (p, sizes.rows))
     t = tile(t, j, (b, Launch("B_j")), (c, "C_j"), (p, columns(sizes)))
     t = tile(t, k, (b, sizes.blocks), (p, sizes.steps))
@@ -109,7 +109,7 @@ def cpu_product(
         t = spread(t, FILL, places) if places else t
     cut = fill and not places
     for axis in (i, j):  # exact loops and masks
-        t = clip(t, axis, *uncopied(t, axis))
+        t = clip(t, axis, *statements_along(t, axis))
     t = clip(t, k, ACC, *[PACK] * pack, *[FILL] * cut)
     t = clip(t, j, PACK, whole=1) if pack else t  # whole vectors
     t = clip(t, i, FILL) if cut else t
@@ -126,7 +126,7 @@ def columns(x: CpuTile) -> Size:
     return "P_j" if vectors is None or lanes is None else vectors * lanes
 
 
-def uncopied(t: Scheduled, axis: str) -> list[str]:
+def statements_along(t: Scheduled, axis: str) -> list[str]:
     """The statements that run every digit of an axis, copies left out."""
     digits = set(t.map.axes[axis])
     return [n for n, w in t.map.views.items() if digits <= set(w.digits) and w.role is not Role.COPY]
@@ -171,7 +171,7 @@ def nest(
     given. The points of a tile are lanes: they run at once too.
     """
     axes = {**({band[-1]: "t"} if tiled else {}), **({across: "u"} if across else {})}
-    t = phased(group, band, [[s.name for s in x] for x in stages(group, tuple(band), phases)], axes)
+    t = sequence_phases(group, band, [[s.name for s in x] for x in stages(group, tuple(band), phases)], axes)
     head = [it(x) for x in band if x not in axes]
     blocks, points = [b(x) for x in axes.values()], [it(x) for x in axes.values()]
     for x in axes.values():

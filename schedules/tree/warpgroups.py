@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import Roles
 from polydyn.schedules.tree.buffers import accumulate, promote
-from polydyn.schedules.tree.gpu import COPY_A, COPY_B, STAGE, STAGED, staged_sums
+from polydyn.schedules.tree.gpu import COPY_A, COPY_B, STAGE, STAGED, stage_sums
 from polydyn.schedules.tree.limits import assign, clip, mark, pad
 from polydyn.schedules.tree.loops import Size, interchange, pull_out, regroup, tile
 from polydyn.schedules.tree.names import MarkName, b, e, f, g, h, it, p, q, s, w
 from polydyn.schedules.tree.scheduled import Scheduled, refuse
-from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, solved
+from polydyn.schedules.tree.strategies import ACC, INIT, operand, row_operand, start_product
 
 COLUMNS = 8
 """Columns of a fragment of sums, as warps store them."""
@@ -43,7 +43,7 @@ def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile) -> Sched
         raise refuse(f"a tensor map has one reduction, not {(roles.block, *roles.inner)}")
     i, j, k = "i", "j", "k"
     block, done = (*map(it, roles.batch), b(i), b(j)), [x.name for x in group.epilogues]
-    t = solved(group, roles)
+    t = start_product(group, roles)
     t = tile(t, i, (b, f"B_{i}"), (g, sizes.groups), (h, sizes.warps), (p, STAGED))
     t = tile(t, j, (b, f"B_{j}"), (s, sizes.panels), (f, sizes.fragments), (p, COLUMNS))
     t = tile(t, k, (b, f"B_{k}"), (f, sizes.steps[0]), (p, sizes.steps[1]))
@@ -59,7 +59,7 @@ def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile) -> Sched
     t = regroup(t, [INIT, *done], [g(i), h(i)], {w(i): [g(i), h(i)]})
     t = regroup(t, [INIT], [s(j), f(j)], {f(j): [s(j), f(j)]})
     t = interchange(t, w(i), f(j), p(i), p(j))
-    t = staged_sums(t, (w(i),), (w(i),), (s(j), f(j)), group.backbone.array)
+    t = stage_sums(t, (w(i),), (w(i),), (s(j), f(j)), group.backbone.array)
     t = assign(assign(assign(t, "task", *block), "unit", w(i)), "unit", g(i))
     t = pad(t, INIT, ACC)  # boxes are filled with zeros; epilogues are guarded
     t = clip(clip(t, i, *done), j, *done)

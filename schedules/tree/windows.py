@@ -11,11 +11,10 @@ from collections.abc import Sequence as Seq
 
 from polydyn.schedules.model import Group
 from polydyn.schedules.tiling import stages
-from polydyn.schedules.tree.limits import assign, clip, mark
-from polydyn.schedules.tree.loops import Launch, begins, distribute, interchange, phased, tile
+from polydyn.schedules.tree.limits import assign, clip, mark, unmark
+from polydyn.schedules.tree.loops import Launch, begins, distribute, interchange, sequence_phases, tile
 from polydyn.schedules.tree.names import MarkName, b, it
-from polydyn.schedules.tree.nodes import Mark, Tree
-from polydyn.schedules.tree.scheduled import Scheduled, all_of, flat, rewrite
+from polydyn.schedules.tree.scheduled import Scheduled
 
 LANES, OUTPUTS = "t", "u"
 """Axes: vectors run along the first, register tiles along the second."""
@@ -40,8 +39,8 @@ def window(
     """
     backbone, first = group.backbone.name, group.statements[0].name
     axes = {band[-1]: LANES, across: OUTPUTS}
-    t = phased(group, band, [[s.name for s in x] for x in stages(group, tuple(band), phases)], axes)
-    t = _unmarked(t, MarkName.STAGE)
+    t = sequence_phases(group, band, [[s.name for s in x] for x in stages(group, tuple(band), phases)], axes)
+    t = unmark(t, MarkName.STAGE)
     for x, size in ((LANES, Launch(f"P_{LANES}")), (OUTPUTS, outputs)):
         t = begins(tile(t, x, (b, f"B_{x}"), (it, size)), x, b(x), f"o_{x}")
         t = clip(t, x, *t.map.views)
@@ -51,13 +50,3 @@ def window(
     t = interchange(t, *map(it, order), output)
     t = assign(assign(t, "task", *task), "lane", lane, output)
     return mark(mark(t, MarkName.TILE, lane, first), MarkName.TASK, task[0], first)
-
-
-def _unmarked(t: Scheduled, name: MarkName) -> Scheduled:
-    """The schedule without marks of that name."""
-
-    def f(node: Tree, names: frozenset[str]) -> Tree | None:
-        return rewrite(node.child, names, f) if isinstance(node, Mark) and node.name == name else None
-
-    tree = flat(rewrite(t.tree, all_of(t), f))
-    return Scheduled(t.group, tree, t.map, t.buffers, t.flow, t.carried, t.parallel, t.padded, t.clips)

@@ -7,7 +7,7 @@ from polydyn.schedules.tree.scheduled import Scheduled
 
 
 def text(t: Scheduled) -> str:
-    """Tree, loops with their digits, buffers and bounds."""
+    """Tree, loops with their digits, buffers, bounds, and where parts of axes begin."""
     lines = [show(t.tree)]
     for n, view in t.map.views.items():
         loops = [f"{x.coord}{f' {x.at}' if x.at else ''} {list(x.digits)}" for x in view.loops]
@@ -21,5 +21,11 @@ def text(t: Scheduled) -> str:
     lines += [f"{x.statement} is cut along {x.axis}, whole {x.whole}" for x in t.clips]
     lines += [f"at once: {level} {list(loops)}" for level, loops in t.parallel]
     lines += [f"padded: {sorted(t.padded)}"] if t.padded else []
+    lines += [
+        f"axis {n}: the current {x.tile} begins at {x.symbol}{', even' * x.even}" for n, x in t.map.origins.items()
+    ]
+    lines += [
+        f"axis {n}: {x.block} has tiles from {x.tiles}, elements from {x.elements}" for n, x in t.map.shares.items()
+    ]
     lines += [f"axis {n} is {e}" for n, e in t.map.joined.items()]
     return "\n".join(lines)

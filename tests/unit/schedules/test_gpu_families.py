@@ -79,7 +79,7 @@ def test_online_softmax_is_proven(sizes: OnlineTile) -> None:
     prove(online(sizes))
 
 
-@pytest.mark.parametrize("step", [4, 8, 16])
+@pytest.mark.parametrize("step", [4, 16])
 def test_online_softmax_computes_at_ragged_sizes(step: int) -> None:
     depth, width = 2 * step - 1, 29
     t = online(OnlineTile(1, 16, 2 * step, 32, step), depth, width)

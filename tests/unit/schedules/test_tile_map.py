@@ -17,7 +17,7 @@ from polydyn.schedules.tree.gpu import GpuTile, gpu_product
 from polydyn.schedules.tree.limits import clip
 from polydyn.schedules.tree.loops import interchange, pull_out, tile
 from polydyn.schedules.tree.names import Role, b, c, f, it, p, s, w
-from polydyn.schedules.tree.strategies import CpuTile, cpu_product, solved
+from polydyn.schedules.tree.strategies import CpuTile, cpu_product, start_product
 from polydyn.schedules.tree.tilemap import Digit, Loop, Origin, Share, TileMap, View, When
 from tests.support.scheduled_groups import product, roles, run_product
 
@@ -133,7 +133,7 @@ def test_neighbouring_threads_have_neighbouring_elements_where_units_are_interle
 def test_a_copy_may_run_axes_that_no_subscript_runs() -> None:
     """FILL of a row operand that the columns run too: every column gets a copy of its own."""
     g = product()
-    t = tile(tile(solved(g, roles(g)), "i", (b, "B_i"), (p, 2)), "j", (b, "B_j"), (p, 3))
+    t = tile(tile(start_product(g, roles(g)), "i", (b, "B_i"), (p, 2)), "j", (b, "B_j"), (p, 3))
     t = interchange(t, it("n"), b("i"), b("j"), p("i"), p("j"), it("k"), it("r"))
     t = accumulate(pull_out(t, it("k"), it("r")), p("j"))
     t = promote(t, "A", "i", "FILL", "rows", b("j"), ["ACC"],

@@ -9,29 +9,31 @@ import pytest
 
 from polydyn.schedules.errors import ScheduleError
 from polydyn.schedules.index import Index
+from polydyn.schedules.model import Group
+from polydyn.schedules.show import show_group
 from polydyn.schedules.tiling import Roles
-from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote
+from polydyn.schedules.tree.buffers import accumulate, carry, keep, promote, spread
 from polydyn.schedules.tree.gpu import GpuTile, gpu_product
-from polydyn.schedules.tree.limits import assign, clip, mark, pad
+from polydyn.schedules.tree.limits import assign, clip, mark, pad, unmark
 from polydyn.schedules.tree.loops import (
     Launch,
     balance,
     begins,
     beside,
     distribute,
-    fused,
+    fuse,
     interchange,
-    phased,
     pull_out,
     refine,
     regroup,
     rename,
+    sequence_phases,
     tile,
 )
 from polydyn.schedules.tree.names import End, MarkName, a, b, c, e, it, p, s
-from polydyn.schedules.tree.rewrites import merge, shared
+from polydyn.schedules.tree.rewrites import deal_reduction, merge, split_reduction
 from polydyn.schedules.tree.scheduled import Scheduled
-from polydyn.schedules.tree.strategies import ROWS, VECTOR, solved
+from polydyn.schedules.tree.strategies import ROWS, VECTOR, start_product
 from tests.support.polyhedral_groups import matmul, softmax
 from tests.support.schedule_text import text
 from tests.support.scheduled_groups import product, roles
@@ -41,7 +43,7 @@ V = Index.of
 
 
 def whole() -> Scheduled:
-    return solved(product(), roles(product()))
+    return start_product(product(), roles(product()))
 
 
 def tiled() -> Scheduled:
@@ -54,9 +56,16 @@ def pulled() -> Scheduled:
     return pull_out(t, p("k"), it("r"))
 
 
+def phases() -> Scheduled:
+    return sequence_phases(softmax(), ("r",), [["M0"], ["M1"], ["D0"], ["D1"], ["Y"]])
+
+
+HIDDEN = [c("i"), p("i"), p("k"), "r"]
+"""What one step of b_k reads of A."""
+
 MADE: dict[str, Callable[[], Scheduled]] = {
-    "fused": whole,
-    "phased": lambda: phased(softmax(), ("r",), [["M0"], ["M1"], ["D0"], ["D1"], ["Y"]]),
+    "fuse": whole,
+    "sequence_phases": phases,
     "tile": tiled,
     "refine": lambda: refine(tiled(), "j", p("j"), ("q_j", "Q"), ("lane", 4)),
     "interchange": lambda: interchange(whole(), it("i"), it("j"), it("n"), it("k"), it("r")),
@@ -68,13 +77,17 @@ MADE: dict[str, Callable[[], Scheduled]] = {
     "regroup": lambda: regroup(pulled(), ["DONE0"], [p("i"), p("j")], {e("v"): (p("j"), p("i"))}),
     "distribute": lambda: distribute(whole(), it("k"), "ACC"),
     "rename": lambda: rename(distribute(whole(), it("k"), "ACC"), ["DONE0"], {it("k"): p("k")}),
-    "keep": lambda: keep(phased(softmax(), ("r",), [["M0"], ["M1"], ["D0"], ["D1"], ["Y"]]), "m", "peak", it("r")),
+    "keep": lambda: keep(phases(), "m", "peak", it("r")),
     "clip": lambda: clip(tiled(), "i", "INIT", "ACC", whole=1),
     "pad": lambda: pad(tiled(), "ACC"),
     "assign": lambda: assign(tiled(), "task", b("i"), b("j")),
     "mark": lambda: mark(mark(tiled(), MarkName.MICRO, b("k"), "ACC"), MarkName.TASK, None),
+    "unmark": lambda: unmark(MADE["mark"](), MarkName.TASK),
+    "balance": lambda: balance(tiled(), "i", "first_tile", "first_row"),
+    "begins": lambda: begins(tiled(), "i", c("i"), "o_i", even=True),
+    "spread": lambda: spread(promote(pulled(), "A", "i", "FILL", ROWS, b("k"), ["ACC"], {}, HIDDEN), "FILL", "yx"),
     "beside": lambda: beside(softmax(), [it("r")], *(
-        phased(replace(softmax(), statements=softmax().statements[n]), ("r",), stages)
+        sequence_phases(replace(softmax(), statements=softmax().statements[n]), ("r",), stages)
         for n, stages in ((slice(0, 2), [["M0"], ["M1"]]), (slice(2, 5), [["D0"], ["D1"], ["Y"]])))),
 }  # fmt: skip
 
@@ -84,10 +97,22 @@ def test_what_a_transformation_makes(name: str, golden: Golden) -> None:
     golden(f"transformations/{name}.txt", text(MADE[name]()))
 
 
+REWRITTEN: dict[str, Callable[[], Group]] = {
+    "merge": lambda: merge(product(), ("k", "r"), "step")[0],
+    "split_reduction": lambda: split_reduction(product(), "share", "shares"),
+    "deal_reduction": lambda: deal_reduction(merge(product(), ("k", "r"), "step")[0], "step", 32, 4)[0],
+}
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_what_a_rewrite_of_the_group_makes(name: str, golden: Golden) -> None:
+    golden(f"transformations/{name}.txt", show_group(REWRITTEN[name]()))
+
+
 REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
-    "fused": ("S2 has no iterator k and no step", lambda: fused(matmul(), "ij", "k", {})),
-    "solved": ("are not the loops", lambda: solved(product(), Roles(("n",), "k", "j", "i", ("r",)))),
-    "solved by another name": ("have the names of axes", lambda: solved(
+    "fuse": ("S2 has no iterator k and no step", lambda: fuse(matmul(), "ij", "k", {})),
+    "start_product": ("are not the loops", lambda: start_product(product(), Roles(("n",), "k", "j", "i", ("r",)))),
+    "start_product by another name": ("have the names of axes", lambda: start_product(
         product(), Roles(("n", "i"), "x", "j", "k", ("r",), (("INIT", "first"),)))),
     "rename": ("has loops .*b_i.* already", lambda: rename(tiled(), ["INIT"], {p("i"): b("i")})),
     "tile an unknown axis": ("no axis x", lambda: tile(whole(), "x", (b, "B"), (p, 4))),
@@ -98,7 +123,7 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "interchange": ("no band has exactly", lambda: interchange(whole(), it("i"), it("j"))),
     "pull_out": ("no band has the loops", lambda: pull_out(tiled(), c("i"))),
     "pull_out behind": ("stand behind what runs later", lambda: pull_out(
-        fused(product(), "nij", "kr", {"INIT": End.LAST, "DONE0": End.FIRST, "DONE1": End.LAST}), it("k"), it("r"))),
+        fuse(product(), "nij", "kr", {"INIT": End.LAST, "DONE0": End.FIRST, "DONE1": End.LAST}), it("k"), it("r"))),
     "keep": ("b_k is no loop of INIT", lambda: keep(_outside(), "D", "acc", b("k"))),
     "carry": ("no initialiser is sunk into c_i", lambda: carry(accumulate(pulled(), c("i")), c("i"))),
     "carry nothing": ("the sums have no buffer", lambda: carry(pulled(), b("k"))),
@@ -118,7 +143,10 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     "assign": ("runs a reduction", lambda: assign(tiled(), "task", b("k"))),
     "mark": ("DONE0 has no loop v", lambda: mark(tiled(), MarkName.TASK, VECTOR, "DONE0")),
     "merge": ("meets D at a reduction step", lambda: merge(_summed_in_place(), ("k", "r"), "step")),
-    "shared": ("prod may not be reassociated", lambda: shared(_reduced("prod"), "share", "S")),
+    "split_reduction": ("prod may not be reassociated", lambda: split_reduction(_reduced("prod"), "share", "S")),
+    "spread": ("FILL has loops of its own", lambda: spread(MADE["promote"](), "FILL", ("y", "x"))),
+    "deal_reduction": ("max is not dealt to lanes", lambda: deal_reduction(_reduced("max"), "k", 32, 4)),
+    "deal_reduction of several": ("sums over more than k", lambda: deal_reduction(product(), "k", 32, 4)),
     "whole fragments": ("does not divide", lambda: gpu_product(
         product(), roles(product()), GpuTile((2, 2), (2, 6), (16, 8), (2, 8), (1, 2), staged=True))),
     "sums of threads": ("instructions of 16 rows", lambda: gpu_product(product(), roles(product()),
