@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-FIRST = ["quickstart", "comparison"]
+FIRST = ["quickstart", "concepts", "comparison"]
 BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "versions", "licences", "ROADMAP"]
 """Pages of docs/ that are no guides."""
 MODULES = ["polydyn", "polydyn.explore", "polydyn.explore.pictures", "polydyn.extend", "polydyn.session"]
