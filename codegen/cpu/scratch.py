@@ -17,7 +17,7 @@ from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import vectorise_loop, vectorise_tile
 from polydyn.codegen.places import Coordinates, Places
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.expr import Value, loads, symbols_of
+from polydyn.schedules.expr import NIBBLES, Value, loads, symbols_of
 from polydyn.schedules.index import ONE, Index, minimum
 from polydyn.schedules.proof.boxes import ContractTiles
 from polydyn.schedules.tree.names import LANE, a, it
@@ -32,8 +32,6 @@ from polydyn.schedules.tree.strategies import (
     SHARE_ROWS_END,
 )
 
-STEPS_OF_WORD = 8
-"""Steps of a product that lie in one word, decoded together."""
 V = Index.of
 
 
@@ -122,7 +120,7 @@ class Scratch:
         live = None if columns <= x.panels_of_constants else self.places.remaining(PACK, "j", LANE)
         body = vectorise_tile(body, LANE, w, mask_extent=live)
         if x.decodes:
-            body = partial_unroll(body, it(x.roles.inner[-1]), STEPS_OF_WORD)
+            body = partial_unroll(body, it(x.roles.inner[-1]), NIBBLES)
         whole = rewrite(body, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
         return transpose_copies(fold(whole), a("k"), w) if has_transposes(self.product.target) else fold(whole)
 

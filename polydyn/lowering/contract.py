@@ -12,7 +12,7 @@ from polydyn.graph.ir import Compute
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
-from polydyn.lowering.nibbles import STEPS, over_nibbles
+from polydyn.lowering.nibbles import in_bytes, over_nibbles
 from polydyn.lowering.output import output_array
 from polydyn.lowering.pixels import as_matrix_product, needs_promotion
 from polydyn.lowering.strips import as_strips
@@ -21,6 +21,7 @@ from polydyn.schedules.expr import (
     DOTS,
     ITEMSIZE,
     NIBBLE,
+    NIBBLES,
     Load,
     Op,
     Value,
@@ -104,7 +105,7 @@ def _lower_nibbles(plan: FusionPlan, group: FusedGroup, width: int) -> ContractG
     if roles.row == "one":
         core, *rest = (replace(n, shared=(("one", ONE), *n.shared)) for n in (core, *nodes[1:]))
         nodes = (core, *rest)
-    fill = needs_promotion(core, roles)
+    fill = needs_promotion(core, roles) and not in_bytes(core, roles)
     return replace(_Builder(plan, group, core, (core, *nodes[1:]), roles, width).build(), fill=fill)
 
 
@@ -284,7 +285,7 @@ class _Builder:
             if isinstance(v, Op) and v.name == NIBBLE:
                 q, step = v.args
                 assert isinstance(q, Load)
-                return replace(v, args=(self._panel(q, self._pack(q, reductions, self.width, STEPS)), step))
+                return replace(v, args=(self._panel(q, self._pack(q, reductions, self.width, NIBBLES)), step))
             if isinstance(v, Op) and (read_of(v) or decoded):
                 return replace(v, args=tuple(operand(x, decoded) for x in v.args))
             if not (isinstance(v, Load) and _packable(self.plan, core, roles, v)):
@@ -323,7 +324,7 @@ class _Builder:
         self.names.dtypes = {**self.names.dtypes, name: dtype}
         col = Index.of(pack.col[0])
         steps = [Index.of(x) for x, _ in pack.reduction]
-        if pack.steps == STEPS:  # one word, of which the product takes one step after the other
+        if pack.steps == NIBBLES:  # one word, of which the product takes one step after the other
             steps[-1] = ZERO
         index = (*(Index.of(x) for x, _ in pack.batch), col // w, *steps, col % w)
         return Load(dtype, name, index)

@@ -161,7 +161,7 @@ class KernelBuilder(Builder):
         if kernel.product.decodes:
             few = DecodingKernel(f"few_{key[:12]}", group, roles, self.target, form.packed, None, form.fill)
             proofs.prove_contract(few.schedule, few.tiles())
-            return _with_few(few, found)
+            return _Choice((few.build(),)) if few.product.in_bytes else _with_few(few, found)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
         dot = DotKernel(f"dot_{key[:12]}", group, roles, self.target, form.packed)

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from polydyn.build.features import machine_features
 from polydyn.codegen.ir import Def, FlatLoad, For, Set
 from polydyn.codegen.passes.factors import factors_out
 from polydyn.compiler import plan_program
@@ -90,13 +91,6 @@ def test_blocks_of_parts_of_words_become_floats() -> None:
     assert bytes_of(plan) >= 16 * 24 * 4
 
 
-def test_a_prologue_is_computed_once_for_each_row() -> None:
-    m = packed(32, 64, 32, zeros=False)
-    m.graph.node.insert(0, helper.make_node("Tanh", ["x"], ["t"]))
-    m.graph.node[1].input[0] = "t"
-    agrees(m, rows=(1, 3, 30))
-
-
 def test_only_what_no_loop_changes_comes_out_of_a_sum() -> None:
     def load(name: str, at: Index) -> FlatLoad:
         return FlatLoad("float32", name, at)
@@ -111,3 +105,12 @@ def test_only_what_no_loop_changes_comes_out_of_a_sum() -> None:
     assert outside[-1].value.args[1] == load("s", Index.of("b"))  # type: ignore[union-attr]
     inside = (loop(Index.of("k")),)
     assert factors_out(inside) == inside
+
+
+@pytest.mark.parametrize(("zeros", "target"), [(False, "cpu"), (True, "cpu"), (False, targets()[0])])
+def test_rows_rounded_to_bytes_are_multiplied_as_bytes(zeros: bool, target: str) -> None:
+    m = packed(50, 96, 32, zeros)
+    m.graph.node[0].attribute.append(helper.make_attribute("accuracy_level", 4))
+    plan = agrees(m, target, (1, 4, 27))
+    dots = [k for k in plan.kernels if "pd_dot_nibbles" in k.text]
+    assert len(dots) == int(target == "cpu" and bool({"avx512_vnni", "avx_vnni"} & set(machine_features())))
