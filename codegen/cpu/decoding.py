@@ -20,7 +20,7 @@ from polydyn.codegen.pipeline import Step
 from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.tree.names import p
 
-FEW_ROWS = 24
+FEW_ROWS = 64
 """Rows up to which every row tile decodes for itself."""
 ROWS = 4
 """Of a register tile: each sum has a second one for the current block."""
