@@ -114,7 +114,7 @@ class _Decoder:
         return self.op("SimplifiedLayerNormalization", x, f"scale_{name}", axis=-1, epsilon=1e-6)
 
     def linear(self, x: str, n: int, k: int, name: str) -> str:
-        """x @ a constant [k, n] of 4 bits, whose results are half as large as x, so that errors do not grow from layer to layer."""
+        """x @ a constant [k, n] of 4 bits; results are half as large as x, so that errors do not grow by layers."""
         blocks, r = k // self.sizes.block, self.random
         self.constants[f"w_{name}"] = r.integers(0, 256, (n, blocks, self.sizes.block // 2)).astype(np.uint8)
         self.constants[f"s_{name}"] = ((r.random((n, blocks)) + 0.5) / 10 / np.sqrt(k)).astype(np.float32)

@@ -52,6 +52,7 @@ def by_blocks(n: int, k: int, block: int) -> onnx.ModelProto:
         helper.make_node("MatMul", ["x", "f"], ["y"]),
     ]
     made = model("blocks", nodes, {"x": ["M", k]}, {"s": scales})
+    made.opset_import[0].version = 21
     made.graph.initializer.append(weights)
     return made
 
@@ -86,9 +87,18 @@ def test_blocks_of_any_whole_number_of_words() -> None:
     assert bytes_of(plan) <= 48 * 64 // 2 + 48 * 4 * 4
 
 
-def test_blocks_of_parts_of_words_become_floats() -> None:
-    plan = agrees(by_blocks(16, 24, 12), rows=(1, 66))
+def test_blocks_of_parts_of_words_and_far_zero_points_become_floats() -> None:
+    plan = agrees(by_blocks(16, 24, 12), rows=(1,))
     assert bytes_of(plan) >= 16 * 24 * 4
+    q = RNG.integers(0, 16, (24, 16)).astype(np.uint8)
+    constants = {"w": q, "s": RNG.random((3, 16)).astype(np.float32), "z": np.full((3, 16), 200, np.uint8)}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["f"], axis=0, block_size=8),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
+    far = model("far", nodes, {"x": ["M", 24]}, constants)
+    far.opset_import[0].version = 21
+    assert bytes_of(agrees(far, rows=(1,))) >= 16 * 24 * 4
 
 
 def test_only_what_no_loop_changes_comes_out_of_a_sum() -> None:

@@ -62,7 +62,7 @@ class _Nibbles:
         assert isinstance(n.body, Op)
         for row, column in (n.body.args, n.body.args[::-1]):
             step = self._step(n, column)
-            weights = None if step is None else self._weights(step)
+            weights = None if step is None else self._weights(step, int(n.reduction[0]))
             if weights is not None:
                 return self._product(n, self._rows(n, row), weights)
         return node
@@ -75,8 +75,11 @@ class _Nibbles:
         step = dequantization(self.makers.get(v.buffer))
         return step.at(v.index) if step is not None and step.x.dtype in MIDDLE else None
 
-    def _weights(self, step: Step) -> _Weights | None:
-        """The weights, if constants make them, with the columns first and of whole words in a block."""
+    def _weights(self, step: Step, count: int) -> _Weights | None:
+        """The weights, if constants make them, with the columns first and of whole words in a block.
+
+        ``count``: steps of the product, which may be fewer than the constant has.
+        """
         names = [x.buffer for x in (step.x, step.scale, step.zero) if x is not None]
         arrays = _computed_now(self.graph, names)
         steps = Index.of(reduction_name(0))
@@ -85,7 +88,7 @@ class _Nibbles:
             return None
         middle, q = MIDDLE[step.x.dtype], arrays[step.x.buffer].astype(np.int16)
         q = q - middle if step.x.index[1] == steps else q.T - middle
-        if not q.size or q.min() < -8 or q.max() > 7:
+        if not q.size or q.min() < -8 or q.max() > 7 or q.shape[1] != count:
             return None
         of_block = [x for x in (step.scale, step.zero) if x is not None]
         block = _block(of_block, q.shape[1])
@@ -93,6 +96,8 @@ class _Nibbles:
             return None
         s, *z = (_by_blocks(x, arrays[x.buffer], q.shape, block, str(plain[0])) for x in of_block)
         zero = z[0].astype(np.int16) - middle if z else np.full_like(s, -middle, np.int16)
+        if zero.min() < -128 or zero.max() > 127:
+            return None
         return _Weights(q.astype(np.int8), s, zero.astype(np.int8) if zero.any() else None, plain[0])
 
     def _rows(self, n: Compute, v: Value) -> Value:
