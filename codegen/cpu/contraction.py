@@ -81,6 +81,11 @@ class Contraction:
         return is_decoded(self.operands[1])
 
     @property
+    def in_bytes(self) -> bool:
+        """Whether rows are bytes with scales, whose products with such weights are sums of integers in a block."""
+        return self.target.quads and self.decodes and any(x.dtype == "int8" for x in loads(self.operands[0]))
+
+    @property
     def long_epilogues(self) -> bool:
         """Whether epilogues are a loop behind the register tile."""
         return is_long(self.group.epilogues)
