@@ -6,11 +6,14 @@ Two neighbouring sums of three products, ``y[r] = sum(d[r + k] * g[k])`` for r =
     u = (g0, -g2, (g0 + g1 + g2) / 2, -(g0 - g1 + g2) / 2)
     y[r] = v[r]*u[r] + (v[2]*u[2] + (1 - 2*r) * v[3]*u[3])
 
-The four are numbered ``2*p + q``, so that ``v`` is one expression:
-``d[p + q - p*q] + (2*p*(1 - q) - 1) * d[2 + q - p*q]``. Along two axes there are 16 for a tile of 2x2 pixels, and a
-convolution becomes four primitives: a copy of the image with zeros around all tiles, ``v`` (a map, which joins the
-product's promotion), 16 products over channels, and ``y`` (a map, which what follows joins). The weights ``u`` are
-constants. Sums of tiles lie in memory, four times as large as the result.
+The four are numbered ``2*p + q``, so that ``v`` is one expression, affine but for divisions by 2:
+
+    d[(p + q + 1) // 2] + (2*((p - q + 1) // 2) - 1) * d[2 + (q - p + 1) // 2]
+
+Along two axes there are 16 for a tile of 2x2 pixels. With a dilation a tile's pixels and elements are that far apart,
+and so many tiles lie one within the other. A convolution becomes four primitives: a copy of the image with zeros around
+all tiles, ``v`` (a map, which joins the product's promotion), 16 products over channels, and ``y`` (a map, which what
+follows joins). The weights ``u`` are constants. Sums of tiles lie in memory, four times as large as the result.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ from polydyn.schedules.index import ZERO, Index
 
 SUFFIX = "@tiles"
 TAPS = 3
+DILATION = 4
+"""The largest: tiles of 2 pixels so far apart cover twice an image that is no larger."""
 BALANCE = 8
 """Multiply-adds that a core makes while it moves a byte to or from memory."""
 V = Index.of
@@ -52,7 +57,7 @@ G: Array = np.array([[1, 0, 0], [0, 0, -1], [0.5, 0.5, 0.5], [-0.5, 0.5, -0.5]])
 class _Convolution:
     """A node of a graph that is one. ``image``, ``weights``: what it multiplies. ``column``: the axis of its output
     channels; ``channel``: the reduction over input channels; ``windows``: (axis of the image, axis of the output,
-    reduction over taps) of both axes of pixels.
+    reduction over taps, dilation) of both axes of pixels.
     """
 
     node: Compute
@@ -60,7 +65,7 @@ class _Convolution:
     weights: Load
     column: int
     channel: str
-    windows: tuple[tuple[int, int, str], ...]
+    windows: tuple[tuple[int, int, str, int], ...]
 
 
 def winograd(graph: Graph) -> Graph:
@@ -96,7 +101,7 @@ class _Winograd:
         return replace(self.graph, nodes=nodes, tensors=self.tensors, constants=self.constants)
 
     def _convolution(self, n: Node) -> _Convolution | None:
-        """The node as a convolution of 3x3 taps without strides, dilations and groups that gains; None: it is none."""
+        """The node as a convolution of 3x3 taps without strides and groups that gains; None: it is none."""
         if not isinstance(n, Compute) or not is_contraction(n) or n.body.dtype != "float32":
             return None
         assert isinstance(n.body, Op)
@@ -107,12 +112,12 @@ class _Winograd:
             return None
         image, shape = pair[1 - pair.index(weights[0])], self.tensors[n.output].shape
         windows = tuple((a, *w) for a, i in enumerate(image.index) if (w := _window(i)))
-        taps, axes = [t for *_, t in windows], {dim_name(a) for a in range(len(shape))}
+        taps, axes = [t for *_, t, _ in windows], {dim_name(a) for a in range(len(shape))}
         column = [x for x in map(str, weights[0].index) if x in axes]
         channel = [x for x in extents if x not in taps]
         if len(windows) != 2 or len(column) != 1 or len(channel) != 1:
             return None
-        others = axes - {column[0], *(dim_name(a) for _, a, _ in windows)}
+        others = axes - {column[0], *(dim_name(a) for _, a, *_ in windows)}
         plain = sorted(str(i) for i in image.index if _window(i) is None)
         of_weights = sorted(map(str, weights[0].index))
         if plain != sorted((*others, *channel)) or of_weights != sorted((*column, *channel, *taps)):
@@ -125,19 +130,21 @@ class _Winograd:
     def _rewrite(self, c: _Convolution) -> None:
         """Adds the primitives of a convolution; a result in planes is copied from one whose channels lie together."""
         shape = self.tensors[c.node.output].shape
-        pixels = tuple(a for _, a, _ in c.windows)
-        batch = [a for a in range(len(shape)) if a not in (*pixels, c.column)]
-        tiles = tuple((shape[a] + 1) // 2 for a in pixels)
-        common = (*(V(2),) * 4, *(shape[a] for a in batch), *tiles)
+        pixels = tuple((a, d) for _, a, _, d in c.windows)
+        batch = [a for a in range(len(shape)) if a not in (*(a for a, _ in pixels), c.column)]
+        tiles = tuple(shape[a].ceildiv(2 * d) for a, d in pixels)
+        counts = [x for t, (_, d) in zip(tiles, pixels, strict=True) for x in ((t, V(d)) if d > 1 else (t,))]
+        common = (*(V(2),) * 4, *(shape[a] for a in batch), *counts)
         *digits, last = (V(dim_name(a)) for a in range(len(common) + 1))
         image, u = self._image(c, batch, tiles), self._weights(c)
         channels = self.tensors[image].shape[-1]
-        elements = _elements(image, digits[4:-2], digits[-2:], (digits[:2], digits[2:4]), last)
-        v = self._add(c, "v", (*common, channels), elements)
+        at, left = digits[4 : 4 + len(batch)], iter(digits[4 + len(batch) :])
+        first = [(next(left) * 2 * d + (next(left) if d > 1 else 0), d) for _, d in pixels]
+        v = self._add(c, "v", (*common, channels), _elements(image, at, first, (digits[:2], digits[2:4]), last))
         k = V(reduction_name(0))
         factors = load(v, (*digits, k), "float32"), load(u, (*digits[:4], k, last), "float32")
         sums = self._add(c, "sums", (*common, shape[c.column]), op("mul", *factors), (channels,))
-        body = _pixels(sums, [V(dim_name(a)) for a in pixels], batch, V(dim_name(c.column)))
+        body = _pixels(sums, [(V(dim_name(a)), d) for a, d in pixels], batch, V(dim_name(c.column)))
         order = [*(a for a in range(len(shape)) if a != c.column), c.column]
         if order[-1] != len(shape) - 1:
             moved = substitute(body, {dim_name(a): V(dim_name(k)) for k, a in enumerate(order)})
@@ -153,7 +160,7 @@ class _Winograd:
 
     def _weights(self, c: _Convolution) -> str:
         """``u`` as [2, 2, 2, 2, channels, outputs], a new constant."""
-        wanted = (*(t for *_, t in c.windows), c.channel, dim_name(c.column))
+        wanted = (*(t for *_, t, _ in c.windows), c.channel, dim_name(c.column))
         order = [[str(i) for i in c.weights.index].index(x) for x in wanted]
         g = self.constants[c.weights.buffer].transpose(order).astype(np.float64)
         u = np.einsum("ai,bj,ijco->abco", G, G, g).astype(np.float32)
@@ -163,17 +170,18 @@ class _Winograd:
         return name
 
     def _image(self, c: _Convolution, batch: Sequence[int], tiles: tuple[Dim, ...]) -> str:
-        """The image as [batch.., 2*tiles + 2, channels], zeros behind its end."""
+        """The image as [batch.., (2*tiles + 2) * dilation, channels], zeros behind its end."""
         shape = self.tensors[c.image.buffer].shape
-        order = [*(V(dim_name(a)) for a in batch), *(V(dim_name(a)) for _, a, _ in c.windows), V(c.channel)]
-        here = {str(x): V(dim_name(k)) for k, x in enumerate(order)} | {t: ZERO for *_, t in c.windows}
+        order = [*(V(dim_name(a)) for a in batch), *(V(dim_name(a)) for _, a, *_ in c.windows), V(c.channel)]
+        here = {str(x): V(dim_name(k)) for k, x in enumerate(order)} | {t: ZERO for *_, t, _ in c.windows}
         index = tuple(i.subs(here) for i in c.image.index)
         body = self._padded(c, index)
         channel, (read,) = V(dim_name(len(order) - 1)), loads(body)
         if channel in read.index[:-1]:
             copy = self._in_order(c, read, channel)
             body = transform(body, lambda x: copy if x == read else x)
-        sizes = (*(self.tensors[c.node.output].shape[a] for a in batch), *(t * 2 + (TAPS - 1) for t in tiles))
+        rows = ((t * 2 + (TAPS - 1)) * d for t, (*_, d) in zip(tiles, c.windows, strict=True))
+        sizes = (*(self.tensors[c.node.output].shape[a] for a in batch), *rows)
         return self._add(c, "image", (*sizes, shape[[str(i) for i in c.image.index].index(c.channel)]), body)
 
     def _padded(self, c: _Convolution, index: tuple[Index, ...]) -> Value:
@@ -204,38 +212,47 @@ class _Winograd:
 
 
 def _elements(
-    image: str, batch: Sequence[Index], tile: Sequence[Index], numbers: Sequence[Sequence[Index]], channel: Index
-) -> Value:
-    """``v`` of a tile: along both axes of pixels a sum or a difference of two elements."""
+    image: str, batch: Sequence[Index], tile: Sequence[tuple[Index, int]], numbers: Sequence[Sequence[Index]],
+    channel: Index,
+) -> Value:  # fmt: skip
+    """``v`` of a tile: along both axes of pixels a sum or a difference of two elements.
+
+    ``tile``: (its first element, dilation) along each; ``numbers``: ``p, q`` along each.
+    """
 
     def along(at: tuple[Index, ...]) -> Value:
         if len(at) == len(numbers):
             return load(image, (*batch, *at, channel), "float32")
-        (p, q), first = numbers[len(at)], tile[len(at)] * 2
-        a, b = (along((*at, first + step)) for step in (p + q - p * q, 2 + q - p * q))
-        return op("add", a, op("mul", FromIndex("float32", p * (1 - q) * 2 - 1), b))
+        (p, q), (first, apart) = numbers[len(at)], tile[len(at)]
+        a, b = (along((*at, first + step * apart)) for step in ((p + q + 1) // 2, 2 + (q - p + 1) // 2))
+        return op("add", a, op("mul", FromIndex("float32", (p - q + 1) // 2 * 2 - 1), b))
 
     return along(())
 
 
-def _pixels(sums: str, pixels: Sequence[Index], batch: Sequence[int], column: Index) -> Value:
-    """``y`` of the 16 sums of a tile."""
-    place = (*(V(dim_name(a)) for a in batch), *(x // 2 for x in pixels), column)
+def _pixels(sums: str, pixels: Sequence[tuple[Index, int]], batch: Sequence[int], column: Index) -> Value:
+    """``y`` of the 16 sums of a tile. ``pixels``: (where, dilation) along each axis."""
+    tile = (i for x, d in pixels for i in ((x // (2 * d), x % d) if d > 1 else (x // 2,)))
+    place = (*(V(dim_name(a)) for a in batch), *tile, column)
 
     def along(at: tuple[Index, ...]) -> Value:
         if len(at) == 2 * len(pixels):
             return load(sums, (*at, *place), "float32")
-        r = pixels[len(at) // 2] % 2
+        pixel, apart = pixels[len(at) // 2]
+        r = pixel // apart % 2
         a, b, d = (along((*at, V(p), V(q))) for p, q in ((0, r), (1, 0), (1, 1)))
         return op("add", a, op("add", b, op("mul", FromIndex("float32", 1 - r * 2), d)))
 
     return along(())
 
 
-def _window(i: Index) -> tuple[int, str] | None:
-    """The axis and the reduction whose sum a subscript is; None where it is another expression."""
+def _window(i: Index) -> tuple[int, str, int] | None:
+    """The axis, the reduction and the dilation whose sum a subscript is; None where it is another expression."""
     axes, taps = ([s for s in i.symbols() if f(s)] for f in (is_axis, is_reduction))
-    return (_axis(axes[0]), taps[0]) if len(axes) == len(taps) == 1 and i == V(axes[0]) + taps[0] else None
+    if len(axes) != 1 or len(taps) != 1:
+        return None
+    apart = i.split(taps[0])[0].constant or 0
+    return (_axis(axes[0]), taps[0], apart) if i == V(axes[0]) + V(taps[0]) * apart and apart <= DILATION else None
 
 
 def _is_padding(n: Node) -> bool:

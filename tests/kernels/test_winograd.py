@@ -34,11 +34,11 @@ def floats(*shape: int) -> Array:
 
 
 def two() -> onnx.ModelProto:
-    """From planes to channels last and to planes again, the second with a bias and other paddings."""
+    """From planes to channels last and to planes again, the second with a bias and dilations."""
     nodes = [
         node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
         node("Relu", "a", "b"),
-        node("Conv", "b u c", "d", pads=[2, 0, 1, 2]),
+        node("Conv", "b u c", "d", pads=[2, 3, 3, 4], dilations=[2, 3]),
         node("Relu", "d", "y"),
     ]
     constants = {"w": floats(88, 80, 3, 3) / 25, "u": floats(80, 88, 3, 3) / 25, "c": floats(80)}
@@ -79,7 +79,7 @@ def test_a_convolution_is_a_copy_a_product_and_a_map_that_joins_what_follows() -
 
 OTHERS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
     ((80, 80, 3, 3), {"strides": [1, 2]}),
-    ((80, 80, 3, 3), {"dilations": [2, 1]}),
+    ((80, 80, 3, 3), {"dilations": [5, 1]}),
     ((160, 80, 3, 3), {"group": 2}),
     ((80, 80, 5, 3), {}),
     ((80, 80, 3), {}),
