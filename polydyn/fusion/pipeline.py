@@ -31,6 +31,7 @@ from polydyn.fusion.split import split_merged_axes
 from polydyn.fusion.steps import lay_out_steps
 from polydyn.fusion.verify import verify_plan
 from polydyn.fusion.widen import widen_constants
+from polydyn.fusion.winograd import winograd
 from polydyn.graph.fold import fold
 from polydyn.graph.ir import Graph
 from polydyn.graph.passes.batch import batch_contractions
@@ -76,6 +77,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("dequantize", "bytes are dequantized where maps read them", graph=dequantize_in_readers),
     Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
     Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
+    Pass("winograd", "convolutions of 3x3 taps are products of tiles, 4 multiplications for 9", graph=winograd),
     Pass("offsets", "zero points of rows come out of integer products", graph=take_out_offsets),
     Pass("widen", "constants of integer products are widened once", graph=widen_constants),
     Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
