@@ -5,7 +5,9 @@ usage: python -m benchmarks.bytes [MODEL.onnx ...] [--threads 1 2] [--rounds N] 
 
 Families: ``linear8`` are layers of BERT-base quantized dynamically (extremes, quantization, product, scale, bias);
 ``linear4`` are products with weights of 4 bits in blocks of 32 (MatMulNBits), at ONNX Runtime's default accuracy
-(float32) and at its level 4 (sums of bytes; polydyn's sums are float32 at both). M is symbolic. Models are given as
+(float32) and at its level 4 (rows rounded to bytes); ``decoder4`` is a decoder of such products with the layers of one
+of 0.5 billion parameters, 8 of its 24, random weights, with B sequences, L new tokens and P before them; GB/s count its
+weights. M, B, L and P are symbolic. Models are given as
 float32 files of the zoo (``make models``): bert_base is quantized dynamically and in the QDQ form, others in the QDQ
 form only, by ONNX Runtime's tools, into benchmarks/out/models. Protocol: benchmarks/protocol.py. Outputs of models
 differ by steps of quantization; what is further apart than TOLERANCE is told. After every model
@@ -26,7 +28,7 @@ from benchmarks import arguments, record, report
 from benchmarks.cpu_all import shapes_of
 from benchmarks.limits import Limits, measure
 from benchmarks.rows import Effort, Field, Row, Shape, progress
-from polydyn.testing import models
+from polydyn.testing import decoders, models
 from polydyn.testing.inputs import feeds
 from polydyn.testing.quantizer import quantize
 
@@ -35,6 +37,10 @@ LAYERS = ((768, 768), (2304, 768), (3072, 768), (768, 3072))
 NIBBLES = ((4864, 896), (896, 4864), (4096, 4096))
 ROWS = (1, 2, 4, 8, 32, 128, 244, 1024)
 FEW = (1, 4, 16, 64)
+DECODED = tuple({"B": b, "L": n, "P": p} for b, n, p in ((1, 1, 64), (1, 1, 512), (4, 1, 64), (1, 16, 0), (1, 128, 0)))
+LAYERS_OF_DECODER = 8
+SCALED = 0.5 + 4 / 32
+"""Bytes of a weight of 4 bits with its part of the scale of 32."""
 TEXT = tuple({"B": b, "L": n} for b, n in ((1, 8), (1, 32), (1, 128), (4, 61), (8, 128)))
 TOLERANCE = 0.1
 """Allowed difference between outputs, relative to their scale; a model's is some hundredths."""
@@ -70,7 +76,7 @@ def main() -> None:
     """See the module's docstring."""
     parser = arguments.parser(__doc__, seconds=2)
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.onnx")
-    parser.add_argument("--only", nargs="+", choices=("linear8", "linear4", "models"), metavar="FAMILY")
+    parser.add_argument("--only", nargs="+", choices=("linear8", "linear4", "decoder4", "models"), metavar="FAMILY")
     args = parser.parse_args()
     arguments.finish([path for threads in args.threads for path in run(threads, args)])
 
@@ -97,12 +103,16 @@ def _cases(args: argparse.Namespace, folder: Path) -> Iterator[tuple[Path, str, 
     """(model, family, shapes, multiply-adds for a row and bytes of weights)."""
     layers = [(models.dynamic_linear(n, k), "linear8", ROWS, (n * k, float(n * k))) for n, k in LAYERS]
     layers += [
-        (models.linear_of_nibbles(n, k, accuracy=a), "linear4", FEW, (n * k, n * k * (0.5 + 4 / 32)))
+        (models.linear_of_nibbles(n, k, accuracy=a), "linear4", FEW, (n * k, n * k * SCALED))
         for n, k in NIBBLES for a in (0, 4)
     ]  # fmt: skip
     for made, family, at, cost in layers:
         if not args.only or family in args.only:
             yield models.save(made, folder), family, [{"M": m} for m in at], cost
+    sizes = decoders.Sizes(LAYERS_OF_DECODER)
+    for accuracy in (0, 4) if not args.only or "decoder4" in args.only else ():
+        made = decoders.decoder_of_nibbles(f"decoder4_level{accuracy}", sizes, accuracy)
+        yield models.save(made, folder), "decoder4", DECODED, (0, sizes.layers * sizes.weights * SCALED)
     for path in args.models:
         for how in WAYS.get(path.stem, ("QDQ",)):
             if not args.only or "models" in args.only:

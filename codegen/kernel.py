@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from polydyn.codegen.device import capability, runs_on
 from polydyn.codegen.ir import Compare
 from polydyn.schedules.index import ZERO, Index, IndexLike
 
@@ -83,10 +84,10 @@ class TensorMapOf:
 class Block:
     """How a kernel runs on a device, beside what every kernel has.
 
-    ``threads``: of a block. ``arch``: the oldest architecture that has the instructions; other than ``BASE`` it is also
-    the only one. ``maps``: parameters by value (128 bytes each), before the buffers. ``workspace``: bytes, over the
-    symbols, of the buffer ``WORKSPACE`` (16-byte aligned, contents undefined before and after), which it shares with
-    what is launched after it. ``work``: of a block, for estimates of its time; None: nothing is known. ``factor``: what
+    ``threads``: of a block. ``arch``: the oldest architecture that has the instructions (``device.runs_on``).
+    ``maps``: parameters by value (128 bytes each), before the buffers. ``workspace``: bytes, over the symbols, of the
+    buffer ``WORKSPACE`` (16-byte aligned, contents undefined before and after), which it shares with what is launched
+    after it. ``work``: of a block, for estimates of its time; None: nothing is known. ``factor``: what
     estimates are multiplied by, in parts of ``UNIT``: measured over modelled time of kernels like it.
     """
 
@@ -143,7 +144,7 @@ class Kernel:
 
     def fits(self, env: Mapping[str, int], limit: int = SHARED_LIMIT, workers: int = 108, arch: str = BASE) -> bool:
         """Whether it may be launched for these values of the group's parameters, on such a device."""
-        if self.device.arch not in (BASE, arch):
+        if not runs_on(self.device.arch, capability(arch)):
             return False
         values = self.values(env, workers)
         whole = all(i.evaluate(values) % n == 0 for i, n in self.multiples)

@@ -26,11 +26,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from polydyn.errors import PolydynError
+
 ROOT = Path(__file__).resolve().parent.parent
-FIRST = ["quickstart", "comparison"]
+FIRST = ["quickstart", "concepts", "comparison"]
 BACKGROUND = ["glossary", "papers", "polyhedral", "cpu", "gpu-audit", "measurements", "versions", "licences", "ROADMAP"]
 """Pages of docs/ that are no guides."""
-MODULES = ["polydyn", "polydyn.explore", "polydyn.explore.pictures", "polydyn.extend", "polydyn.session"]
+MODULES = [f"polydyn{m}" for m in ("", ".explore", ".explore.pictures", ".extend", ".session", ".errors")]
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 CONFIG = """site_name: polydyn
 site_description: A polyhedral compiler for deep-learning models whose shapes are unknown until run time
@@ -155,6 +157,8 @@ def reference() -> str:
                 continue
             said = escape(inspect.getdoc(x) or "")
             parts.append(f"### {name}.{n}\n\n```python\n{_signature(n, x)}\n```\n\n<pre>{said}</pre>\n")
+            if inspect.isclass(x) and issubclass(x, PolydynError) and x is not PolydynError:
+                parts.append(f"[What it looks like, and what to do](errors.md#{n.lower()})\n")
             for method, f in sorted(vars(x).items()) if inspect.isclass(x) else ():
                 if not method.startswith("_") and inspect.isfunction(f) and inspect.getdoc(f):
                     parts.append(f"`{_signature(method, f)}`\n\n<pre>{escape(inspect.getdoc(f) or '')}</pre>\n")

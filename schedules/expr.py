@@ -25,6 +25,8 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 SMALL_FLOATS = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn",
 )  # fmt: skip
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+"""Those of them that tensor cores multiply."""
 SMALL_INTEGERS = ("int4", "uint4", "int2", "uint2")
 SMALL = (*SMALL_FLOATS, *SMALL_INTEGERS)
 """Types of at most 8 bits that nothing is computed in, one byte an element; named as ml_dtypes names them."""
@@ -163,9 +165,18 @@ def _dot2_bf16(a: Array, b: Array) -> Array:
 
 
 def _nibble(word: Array, number: Array) -> Array:
-    """Four bits of a word, as an integer from -8 to 7, in float32; those of number 0 are the lowest ones."""
-    bits = np.asarray(word, np.int64) >> 4 * np.asarray(number, np.int64) & 15
-    return np.asarray((bits ^ 8) - 8, np.float32)
+    """Four bits of a word less 8, in float32: numbers 0 to 3 lie in the lower halves of its bytes, 4 to 7 above."""
+    n = np.asarray(number, np.int64)
+    return np.asarray((np.asarray(word, np.int64) >> 8 * (n % 4) + 4 * (n // 4) & 15) - 8, np.float32)
+
+
+def _dot_nibbles(word: Array, a: Array, b: Array) -> Array:
+    """The sum of the products of a word's nibbles, 0 to 15, and the signed bytes of two words, the first four first."""
+    total: Array = np.zeros((), np.int64)
+    for n in range(8):
+        byte = (np.asarray((a, b)[n // 4], np.int64) >> 8 * (n % 4) & 255 ^ 128) - 128
+        total = total + (_nibble(word, np.asarray(n)).astype(np.int64) + 8) * byte
+    return np.asarray(total, np.int64).astype(np.int32)
 
 
 def _shift(left: bool) -> Callable[[Array, Array], Array]:
@@ -192,7 +203,7 @@ OPS: dict[str, OpInfo] = {
     "reciprocal": OpInfo(1, np.reciprocal), "pair": OpInfo(2, _word), "dot2": OpInfo(2, _dot(2, True)),
     "quad": OpInfo(4, _word), "dot4": OpInfo(2, _dot(4, False)),
     "pair_bf16": OpInfo(2, _pair_bf16), "dot2_bf16": OpInfo(2, _dot2_bf16),
-    "nibble": OpInfo(2, _nibble, "given"),
+    "nibble": OpInfo(2, _nibble, "given"), "dot_nibbles": OpInfo(3, _dot_nibbles),
     "asin": OpInfo(1, np.arcsin), "acos": OpInfo(1, np.arccos), "atan": OpInfo(1, np.arctan),
     "sinh": OpInfo(1, np.sinh), "cosh": OpInfo(1, np.cosh), "tan": OpInfo(1, np.tan),
     "asinh": OpInfo(1, np.arcsinh), "acosh": OpInfo(1, np.arccosh), "atanh": OpInfo(1, np.arctanh),
@@ -227,6 +238,10 @@ PARTS: Mapping[str, str] = {"quad": "uint8", "pair_bf16": "bfloat16"}
 """Operation that makes words -> the dtype of their parts, where code generation may store these one by one."""
 NIBBLE = "nibble"
 """Operation that takes four bits out of a word: (word, number), the number one for all lanes; float32."""
+NIBBLES = 8
+"""Of a word."""
+ADDED = (*DOTS, "dot_nibbles")
+"""Operations that code generation adds to a sum in one step."""
 PRODUCTS = ("mul", *DOTS)
 """Operations whose sums are sums of products."""
 

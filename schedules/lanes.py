@@ -5,10 +5,10 @@ Fusion asks before it joins groups, code generation when it vectorises a loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 
-from polydyn.schedules.expr import C_FUNCTIONS, FromIndex, Op, Value, walk
+from polydyn.schedules.expr import C_FUNCTIONS, FLOAT8, FromIndex, Op, Value, walk
 from polydyn.schedules.index import ZERO, Index
 from polydyn.schedules.ranges import simplify
 
@@ -16,15 +16,17 @@ LANE = "@lane"
 """The symbol of the lane's number."""
 VECTOR_DTYPES = ("float32", "int32", "int64", "bool", "uint8", "int8", "float16", "bfloat16")
 """What values in lanes may be; loops over others stay scalar."""
+DEVICE_DTYPES = (*VECTOR_DTYPES, *FLOAT8)
+"""The same of CUDA kernels, whose lanes are threads."""
 RAMP_DTYPES = ("float32", "int32", "int64")
 """What integer expressions that differ from lane to lane may be converted to."""
 
 
-def has_lanes(v: Value) -> bool:
-    """Whether all parts of an expression have a form in vector lanes."""
+def has_lanes(v: Value, dtypes: Collection[str] = VECTOR_DTYPES) -> bool:
+    """Whether all parts of an expression have a form in vector lanes, of these dtypes."""
     if C_FUNCTIONS and any(isinstance(x, Op) and x.name in C_FUNCTIONS for x in walk(v)):
         return False
-    return all(x.dtype in (RAMP_DTYPES if isinstance(x, FromIndex) else VECTOR_DTYPES) for x in walk(v))
+    return all(x.dtype in (RAMP_DTYPES if isinstance(x, FromIndex) else dtypes) for x in walk(v))
 
 
 @lru_cache(maxsize=4096)

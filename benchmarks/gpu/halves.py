@@ -11,7 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 ONNX_TYPE = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
-NUMPY_TYPE: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+NUMPY_TYPE: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
+                              "float8": ml_dtypes.float8_e4m3fn}  # fmt: skip
 BOUND = {"float32": 1e-4, "float16": 3e-2, "bfloat16": 2e-1}
 """Tolerated error of a whole model, over the scale of its output, against the float32 model."""
 

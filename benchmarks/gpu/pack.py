@@ -75,7 +75,8 @@ def stored(a: Any) -> Any:
 def write(case: Case, folder: Path, target: str, own: Path | None = None) -> list[dict[str, Any]]:
     """Compiles a case, and its variants, into the folder; their entries in the list."""
     name = f"{case.kind}-{case.name}"
-    program: Any = polydyn.compile(case.model, target=target, options=polydyn.Options(tf32=case.dtype == "tf32"))
+    options = polydyn.Options(tf32=case.dtype == "tf32")
+    program: Any = polydyn.compile(case.model, target=target, dims=ranges(case), options=options)
     program.save(folder / f"{name}.polydyn")
     entry = {
         "name": case.name, "kind": case.kind, "file": name, "shapes": [dict(s) for s in case.shapes],
@@ -84,6 +85,11 @@ def write(case: Case, folder: Path, target: str, own: Path | None = None) -> lis
     }  # fmt: skip
     arrays(case, folder / f"{name}.npz", int(entry["checked"]))
     return [entry, *varied(case, entry, program._artifact, folder, own)]
+
+
+def ranges(case: Case) -> dict[str, tuple[int, int]]:
+    """Up to the power of 2 from each dim's largest size on: most cases then need no kernels with 64-bit indices."""
+    return {dim: (0, 1 << (max(s[dim] for s in case.shapes) - 1).bit_length()) for dim in case.shapes[0]}
 
 
 def arrays(case: Case, path: Path, count: int) -> None:

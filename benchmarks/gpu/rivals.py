@@ -23,6 +23,8 @@ def rival(torch: Any, case: Mapping[str, Any]) -> Rival:
     if name == "bytes":
         w = torch.from_numpy(weights.whole(*_sizes(case))).cuda()
         return lambda x, w: torch._int_mm(x, w.t()), [w.t().contiguous()]  # by columns, as its kernels want it
+    if name == "float8":
+        return _float8(torch, *_sizes(case))
     plain: dict[str, Callable[..., Any]] = {
         "matmul": lambda a, b: a @ b,
         "matmul_nt": lambda a, b: a @ b.T,
@@ -53,6 +55,19 @@ def _layer(torch: Any, after: str, k: int, n: int) -> Rival:
         "residual": lambda x, r, w, c: f.linear(x, w, c) + r,
     }
     return functions[after], [w, c]
+
+
+def _float8(torch: Any, k: int, n: int) -> Rival:
+    """As a framework does it: rounded to bytes, then one product with both scales."""
+    kind, scale = torch.float8_e4m3fn, weights.FLOAT8_SCALE
+    w = (torch.from_numpy(weights.scaled("w", k, n)).cuda() / scale).to(kind).T.contiguous().T  # by columns
+    one = torch.full((), scale, device="cuda")
+    product = torch._scaled_mm
+
+    def layer(x: Any, w: Any) -> Any:
+        return product((x / scale).clamp(-448, 448).to(kind), w, scale_a=one, scale_b=one, out_dtype=torch.float16)
+
+    return layer, [w]
 
 
 def _attention(f: Any, mask: str) -> Callable[..., Any]:

@@ -56,7 +56,9 @@ GEOMEANS = {
 }  # fmt: skip
 """Of a stage's results -> what their geometric mean is called."""
 HOPPER = ("shared_places", "mbarrier", "tma_", "wgmma")
-"""How the primitives begin that kernels of sm_90a alone are made of; those of tf32 matter to tf32 alone."""
+"""How the primitives begin that kernels of sm_90a alone are made of."""
+ALONE = ("tf32", "e4m3", "e5m2")
+"""What the names hold of those that matter to products of one type alone."""
 CLOCKS = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_event_reasons.active"
 WARM = "import torch; torch.ones(1, device='cuda')"
 
@@ -213,7 +215,8 @@ def run(options: argparse.Namespace) -> int:
         for stage in options.stages:
             report.say(stage)
             record = run_stage(stage, options, end, report)
-            broken = [r["name"] for r in wrong(record) if r["name"].startswith(HOPPER) and "tf32" not in r["name"]]
+            names = [r["name"] for r in wrong(record) if r["name"].startswith(HOPPER)]
+            broken = [name for name in names if not any(x in name for x in ALONE)]
             if stage == "conformance" and broken and not options.without_hopper:
                 options.without_hopper = True
                 report.content["without_hopper"] = f"{', '.join(broken)} failed"

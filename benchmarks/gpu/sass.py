@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks import record
 from benchmarks.gpu import weights
 from benchmarks.gpu.programs import model, node
-from benchmarks.gpu.timed import EPILOGUES
+from benchmarks.gpu.timed import EPILOGUES, float8_layer
 from polydyn.backends import Options
 from polydyn.backends.cuda import Cuda
 from polydyn.codegen.cuda.emit import LONG
@@ -41,7 +41,7 @@ from polydyn.graph.expand import import_model
 
 COPIES, TENSOR, WIDE = r"LDGSTS\.E\.BYPASS.*128", ("LDSM", "HMMA"), r"STG\.E\.128"
 SPILLED = ("LDL", "STL")
-TENSOR_CORES = ("HMMA", "IMMA", "HGMMA", "IGMMA")
+TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "IGMMA", "QGMMA")
 HEADING = "instructions loop multiplications registers shared blocks"
 
 
@@ -49,7 +49,7 @@ HEADING = "instructions loop multiplications registers shared blocks"
 class Kind:
     """A kernel: its model, the version's name begins with ``version``; ``wanted``: patterns of instructions.
 
-    ``most``: instructions that its inner loop may have, 0: any number.
+    ``most``: instructions that its inner loop may have, ``size``: that all of it may have; 0: any number.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Kind:
     arch: str = "sm_80"
     tf32: bool = False
     most: int = 0
+    size: int = 0
 
 
 def _product(dtype: str, turned: bool = False) -> Any:
@@ -99,7 +100,7 @@ def _rows(*nodes: Any) -> Any:
 def kinds() -> tuple[Kind, ...]:
     """What is looked at."""
     half, single, turned, quantized = _product("float16"), _product("float32"), _product("float32", True), _quantized()
-    gelu = _gelu()
+    gelu, float8 = _gelu(), float8_layer(2048, 512)
     return (
         Kind("product f16", half, "mma_128", (COPIES, *TENSOR, WIDE)),
         Kind("product f16, split", half, "split_mma", (COPIES, *TENSOR)),
@@ -113,7 +114,9 @@ def kinds() -> tuple[Kind, ...]:
         Kind("product s8, split", quantized, "split_imma", (COPIES, "LDSM", r"IMMA\.16832\.U8\.S8")),
         Kind("product s8, few rows", quantized, "gemv_8", (r"LDG\.E.*128", r"IDP\.4A", "SHFL")),
         Kind("product s8, wgmma", quantized, "wgmma_128x256", (r"IGMMA.*U8\.S8", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
-        Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a"),
+        Kind("product f8", float8, "qmma_128", (COPIES, "LDSM", r"QMMA\.16832\.F32\.E4M3\.E4M3", WIDE), "sm_89"),
+        Kind("product f8, wgmma", float8, "wgmma_128x256", (r"QGMMA.*E4M3\.E4M3", "UTMALDG", "SYNCS", WIDE), "sm_90a"),
+        Kind("product f16 and gelu, wgmma", gelu, "wgmma_128x256", ("HGMMA", r"MUFU\.EX2", WIDE), "sm_90a", size=1400),
         Kind("attention f16", _attention("float16"), "attention", (COPIES, *TENSOR, "SHFL", WIDE), most=520),
         Kind("attention f16", _attention("float16"), "attention", (COPIES, *TENSOR, "SHFL", WIDE), "sm_90a", most=520),
         Kind("attention f32", _attention("float32"), "attention_lanes", (COPIES, "FFMA", r"LDS\.128", "SHFL", WIDE)),
@@ -155,12 +158,13 @@ class Code:
     def inner(self) -> tuple[str, ...]:
         """The instructions of the loop that multiplies most; of several as good ones the shortest. Empty: none does."""
         bodies = [self.instructions[a:b] for a, b in self.loops]
-        return max(bodies, key=lambda x: (multiplications(x), -len(x)), default=())
+        return max(bodies, key=lambda x: (*multiplications(x), -len(x)), default=())
 
 
-def multiplications(code: Sequence[str]) -> int:
-    """Instructions of tensor cores, or of CUDA cores where there are none."""
-    return sum(i.startswith(TENSOR_CORES) for i in code) or sum(i.startswith("FFMA") for i in code)
+def multiplications(code: Sequence[str]) -> tuple[int, int]:
+    """Instructions of tensor cores; of CUDA cores where there are none."""
+    tensor = sum(i.startswith(TENSOR_CORES) for i in code)
+    return tensor, 0 if tensor else sum(i.startswith("FFMA") for i in code)
 
 
 def disassembled(cubin: Path) -> Code:
@@ -194,11 +198,12 @@ def check(kind: Kind) -> dict[str, Any]:
     found, inner, used = code.instructions, code.inner(), image.kernels[k.name]
     missing = [w for w in kind.wanted if not any(re.match(w, i) for i in found)]
     missing += [f"a loop of at most {kind.most}"] if kind.most and not 0 < len(inner) <= kind.most else []
+    missing += [f"at most {kind.size} instructions"] if 0 < kind.size < len(found) else []
     spilled = [i for i in found if i.startswith(SPILLED)]
     counts = Counter(next((w for w in kind.wanted if re.match(w, i)), i.split(".")[0]) for i in found)
     row = {"kind": kind.name, "version": k.version, "arch": kind.arch, "missing": missing, "spilled": len(spilled),
            "counts": {w: counts[w] for w in kind.wanted}, "instructions": len(found), "loop": len(inner),
-           "multiplications": multiplications(inner), "registers": used.registers}  # fmt: skip
+           "multiplications": next(filter(None, multiplications(inner)), 0), "registers": used.registers}  # fmt: skip
     if (shared := k.scratch.constant) is not None:
         device = load(DEVICES[kind.arch])
         row |= {"shared": shared, "blocks": device.resident_blocks(k.device.threads, used.registers, shared)}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu import sizes, weights
+from benchmarks.gpu.halves import NUMPY_TYPE
 from benchmarks.gpu.programs import LIMITS, Case, model, node
 from benchmarks.gpu.transformers import build
 from benchmarks.gpu.twins import CONFIGS
@@ -142,10 +143,24 @@ def stitched(quick: bool) -> Iterator[Case]:
 
 
 def bytes_(quick: bool) -> Iterator[Case]:
-    """Bytes times constant bytes."""
+    """Bytes times constant bytes; float16 quantized to 8-bit floats times constants of them."""
     k, n, rows = (64, 32, (33,)) if quick else (4096, 4096, (32, 128, 1024, 4096))
     made = model([node("MatMulInteger", "x", "w")], {"x": ("int8", ["M", k])}, w=weights.whole(k, n))
-    yield Case(f"bytes_{k}x{n}", "bytes", made, [{"M": m} for m in rows], "int8", int(quick), "bytes")
+    shapes = [{"M": m} for m in rows]
+    yield Case(f"bytes_{k}x{n}", "bytes", made, shapes, "int8", int(quick), "bytes")
+    yield Case(f"float8_{k}x{n}", "bytes", float8_layer(k, n), shapes, "float8", int(quick), "float8")
+
+
+def float8_layer(k: int, n: int) -> Any:
+    """x w over x [M, k] and constant weights, both quantized to float8_e4m3fn."""
+    w, scale = weights.scaled("w", k, n), np.float16(weights.FLOAT8_SCALE)
+    nodes = [
+        node("QuantizeLinear", "x", "scale", "zero", to="xq"), node("DequantizeLinear", "xq", "scale", "zero", to="xd"),
+        node("DequantizeLinear", "wq", "scale", "zero", to="wd"), node("MatMul", "xd", "wd"),
+    ]  # fmt: skip
+    small = NUMPY_TYPE["float8"]
+    wq, zero = (w.astype(np.float32) / scale).astype(small), np.zeros((), small)
+    return model(nodes, {"x": ("float16", ["M", k])}, wq=wq, zero=zero, scale=scale)
 
 
 def convolutions() -> Iterator[Case]:

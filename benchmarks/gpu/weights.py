@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 SQUARE = 128
+FLOAT8_SCALE = 2.0**-6
+"""Of activations and weights that are quantized to 8-bit floats: numbers up to 7."""
 
 
 def weight(name: str, shape: Sequence[int], scale: float = 1.0, dtype: str = "float16") -> np.ndarray[Any, Any]:

@@ -34,20 +34,20 @@ FAMILIES = {
         volo_d1_224 xception41
     """,
     "text": """
-        bert distilbert albert mpnet ernie splinter gpt2 opt gptj gpt_neo gpt_neox mpt falcon xlm flaubert lilt
+        bert distilbert albert mpnet ernie splinter gpt2 opt gptj gpt_neo gpt_neox mpt falcon xlm flaubert layoutlm
         megatron-bert modernbert nomic_bert eurobert mistral gemma phi3 olmo olmoe stablelm starcoder2 cohere2
-        granite ministral nemotron xglm ctrl convbert funnel fnet longformer gemma3n_text mamba2 recurrent_gemma
-        bamba xlstm deepseek_v2 deepseek_v3 dbrx diffllama hunyuan_v1_dense bert-generation siglip_text_model
-        jina_embeddings_v3 gte doge qwen3_next olmo_hybrid seed_oss mixtral qwen2_moe
+        granite ministral nemotron xglm ctrl convbert squeezebert rembert longformer gemma3n_text mamba2 recurrent_gemma
+        bamba rwkv deepseek_v2 deepseek_v3 jetmoe helium hunyuan_v1_dense bert-generation siglip_text_model
+        jina_embeddings_v3 gte doge qwen3_moe olmo_hybrid seed_oss mixtral qwen2_moe
     """,
     "translator": "t5 mt5 umt5 bart plbart longt5 switch_transformers bigbird_pegasus nllb-moe",
-    "listener": "whisper speech_to_text moonshine",
+    "listener": "speech_to_text",
     "image": """
-        deit beit dinov2 mobilevit mobilevitv2 mobilenet_v1 mobilenet_v2 poolformer convnext convnextv2 cvt swin
+        deit beit dinov2 mobilevit mobilevitv2 mobilenet_v1 mobilenet_v2 poolformer convnext regnet cvt swin
         swinv2 yolos focalnet vit_mae siglip_vision_model aimv2_vision_model conditional_detr rt_detr swin2sr
         depth_anything zoedepth superpoint vitmatte mask2former upernet
     """,
-    "audio": "wav2vec2 wavlm data2vec-audio sew encodec dac audio-spectrogram-transformer",
+    "audio": "wav2vec2 wavlm hubert unispeech-sat data2vec-audio sew encodec dac audio-spectrogram-transformer",
 }
 """Family -> its models, small ones first."""
 TORCHVISION = ("classifier", "segmenter", "video", "flow", "detector")
@@ -73,9 +73,12 @@ SMALL: Mapping[str, int] = {
     "d_kv": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "vocab_size": 512,
     "num_experts_per_tok": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 256,
     "entity_vocab_size": 50, "mamba_d_state": 8, "state_size": 8, "q_lora_rank": 32, "kv_lora_rank": 32,
-    "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_group": 1, "topk_group": 1,
-    "first_k_dense_replace": 1,
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1, "rotary_dim": 16, "expand": 1, "n_groups": 1, "mamba_n_heads": 8, "mamba_d_head": 16,
+    "num_kv_shared_layers": 0,
 }  # fmt: skip
+UNSET = ("head_dim", "num_key_value_heads", "num_experts_per_tok")
+"""Settings that are also put in place where a configuration has None."""
 SIZES = (
     {"B": 2, "L": 16, "D": 7, "N": 2, "H": 160, "W": 160, "S": 9600},
     {"B": 1, "L": 1, "D": 1, "N": 1, "H": 224, "W": 192, "S": 8000},
@@ -160,7 +163,10 @@ def _configuration(name: str) -> Any:
     kind = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]
     base = kind()
     known = {k: v for k, v in SMALL.items() if type(getattr(base, k, None)) is int}
-    if getattr(base, "layer_types", None):
+    known |= {k: SMALL[k] for k in UNSET if getattr(base, k, 0) is None}
+    if "kv_lora_rank" in known:  # keys of a latent have as many heads as queries
+        known["num_key_value_heads"] = SMALL["num_attention_heads"]
+    if getattr(base, "layer_types", None) and not isinstance(getattr(kind, "layer_types", None), property):
         known["layer_types"] = list(base.layer_types[:2])
     try:
         small = kind(**known)
@@ -181,7 +187,9 @@ def _transformers(family: str, name: str) -> Source:
     settings = _configuration(name)
     if family != "audio":
         settings._attn_implementation = settings._experts_implementation = "eager"
-    module = transformers.AutoModel.from_config(settings)
+    own = getattr(transformers, type(settings).__name__.removesuffix("Config") + "Model", None)
+    known = type(settings) in transformers.AutoModel._model_mapping
+    module = transformers.AutoModel.from_config(settings) if known or own is None else own(settings)
 
     def ids(length: int) -> Any:
         return torch.randint(3, 90, (2, length))

@@ -16,6 +16,10 @@ from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
+SHORT_STEPS = 160
+"""Steps of a window of few channels."""
+LEAST_SUMS = 16
+"""Vectors of sums of a tile that hide what surrounds so few steps."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,17 @@ class Contraction:
     def decodes(self) -> bool:
         """Whether columns are weights of a few bits, which the loop or PACK makes floats."""
         return is_decoded(self.operands[1])
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether rows are bytes with scales, whose products with such weights are sums of integers in a block."""
+        return self.target.quads and self.decodes and any(x.dtype == "int8" for x in loads(self.operands[0]))
+
+    @property
+    def short(self) -> bool:
+        """Whether windows are so few steps that where rows begin is a part of what a tile costs."""
+        steps = (self.steps * self.inner_steps).constant
+        return self.footprint is not None and steps is not None and steps <= SHORT_STEPS
 
     @property
     def long_epilogues(self) -> bool:
@@ -146,7 +161,9 @@ def register_tile(x: Contraction, chosen: ContractTuple | None) -> tuple[int, in
 
     def useful(tile: tuple[int, int, float]) -> float:
         full, rest = divmod(-(-n // step) * step / w, tile[1])
-        return (n / w) / (full * tile[1] / tile[2] + rest / (tile[2] * 0.95) + 1e-9)
+        sums = tile[0] * min(tile[1], -(-n // w))
+        waits = min(1.0, sums / LEAST_SUMS) if x.short else 1.0
+        return waits * (n / w) / (full * tile[1] / tile[2] + rest / (tile[2] * 0.95) + 1e-9)
 
     rows, vectors, _ = max(x.target.tiles, key=useful)
     return rows, min(vectors, max(1, -(-n // w)))

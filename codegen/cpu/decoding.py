@@ -13,17 +13,21 @@ from polydyn.codegen.cpu.plan import ContractTuple, Plan
 from polydyn.codegen.cpu.product import ContractKernel
 from polydyn.codegen.cpu.register_tile import RegisterTile
 from polydyn.codegen.ir import Body, Def, For, walk
-from polydyn.codegen.passes.factors import factors_out
+from polydyn.codegen.passes.factors import factors_out, in_integers
+from polydyn.codegen.passes.prefetch import prefetch_ahead
 from polydyn.codegen.passes.registers import partial_unroll, split_chains
 from polydyn.codegen.pipeline import Step
 from polydyn.schedules.index import ONE, Index
+from polydyn.schedules.tree.names import p
 
-FEW_ROWS = 24
+FEW_ROWS = 64
 """Rows up to which every row tile decodes for itself."""
-REGISTERS = 12
-"""Sums that may have a second one for the current block."""
-CHAINS = 6
-"""Sums that hide the latency of an addition; fewer accumulators get so many in all."""
+ROWS = 4
+"""Of a register tile: each sum has a second one for the current block."""
+SUMS = 6
+"""Up to so many sums each is made in two chains, which hides the latency of an addition."""
+AHEAD = 4096
+"""Bytes of a panel between what is used and what is asked for."""
 V = Index.of
 
 
@@ -38,7 +42,7 @@ class DecodingTile(RegisterTile):
         return unrolled, in_registers, factors, shared, reduction
 
     def _factors(self, body: Body) -> Body:
-        return factors_out(body) if len(self._sums(body)) <= REGISTERS else body
+        return in_integers(factors_out(body)) if self.product.in_bytes else factors_out(body)
 
     def _sums(self, body: Body) -> list[Def]:
         return [n for n in body if isinstance(n, Def) and n.reg.startswith(f"{self.name}_")]
@@ -46,9 +50,8 @@ class DecodingTile(RegisterTile):
     def _reduction(self, body: Body, rows: int) -> Body:
         """The steps of a word unrolled, where their numbers become shifts; few sums in chains."""
         step = [n.var for n in walk(body) if isinstance(n, For)][-1]
-        chains = CHAINS // len(self._sums(body))
-        split = split_chains(body, step, 4 if chains >= 4 else 2) if chains > 1 else body
-        return partial_unroll(split, step, 8)
+        split = split_chains(body, step, 2) if len(self._sums(body)) <= SUMS else body
+        return prefetch_ahead(partial_unroll(split, step, 8), p("k"), AHEAD)
 
 
 class DecodingKernel(ContractKernel):
@@ -59,4 +62,6 @@ class DecodingKernel(ContractKernel):
     def sizes(self, chosen: ContractTuple | None, fill: bool) -> Plan:
         """One block of the reduction, so that the weights are one stream; nothing is packed."""
         plan = super().sizes(chosen, fill)
-        return replace(plan, promote=False, block=self.product.steps, blocks=ONE, carrier=None)
+        return replace(
+            plan, rows=min(plan.rows, ROWS), promote=False, block=self.product.steps, blocks=ONE, carrier=None
+        )

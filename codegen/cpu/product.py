@@ -91,6 +91,8 @@ class ContractKernel:
     def streams(self) -> bool:
         """Whether panels come from beyond the cache, each for all row tiles of a share."""
         x = self.product
+        if x.decodes:  # their kernels read what PACK has just written, or ask for themselves
+            return False
         size = (x.columns * x.steps * x.inner_steps).constant
         return bool(x.panels_of_constants) and size is not None and size > SHARED_ELEMENTS
 

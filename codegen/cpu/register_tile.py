@@ -236,7 +236,7 @@ class RegisterTile:
         flat_loops = Step("flatten", "loops of the reduction become one where they walk alike", self._flattened)
         unrolled, in_registers, shared = self._register_steps(rows)
         steps = (p("k"), *self.product.roles.inner)
-        pointers = Step("pointers", "where each row begins", lambda b: row_pointers(b, ROWS, steps))
+        pointers = Step("pointers", "where each row begins", lambda b: row_pointers(b, ROWS, steps, self.product.short))
         return (
             unrolled,
             in_registers,

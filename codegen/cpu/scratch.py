@@ -17,7 +17,7 @@ from polydyn.codegen.passes.transpose import has_transposes, transpose_copies
 from polydyn.codegen.passes.vectorise import tile_in_vectors, vectorise_loop
 from polydyn.codegen.places import Coordinates, Places
 from polydyn.schedules.errors import Declined
-from polydyn.schedules.expr import Value, loads, symbols_of
+from polydyn.schedules.expr import NIBBLES, Value, loads, symbols_of
 from polydyn.schedules.index import ONE, Index, minimum
 from polydyn.schedules.proof.boxes import ContractTiles
 from polydyn.schedules.tree.names import LANE, a, it
@@ -32,8 +32,6 @@ from polydyn.schedules.tree.strategies import (
     SHARE_ROWS_END,
 )
 
-STEPS_OF_WORD = 8
-"""Steps of a product that lie in one word, decoded together."""
 V = Index.of
 
 
@@ -125,7 +123,7 @@ class Scratch:
             self.notes.append(f"columns are packed element by element: {vectors}")
             return fold(clip(body, {LANE}, live or Index.of(w)))
         if x.decodes:
-            vectors = partial_unroll(vectors, it(x.roles.inner[-1]), STEPS_OF_WORD)
+            vectors = partial_unroll(vectors, it(x.roles.inner[-1]), NIBBLES)
         whole = rewrite(vectors, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)
         return transpose_copies(fold(whole), a("k"), w) if has_transposes(self.product.target) else fold(whole)
 

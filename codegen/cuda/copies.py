@@ -145,7 +145,7 @@ def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) 
 
     Threads of ``fma`` read it along its own iterator one element each, so a tile
     contiguous along the reduction is permuted by single elements. Lanes of ``tf32`` read eight elements of four steps
-    from a tile contiguous along its own side: eight stay together. Rows of ``imma`` have no load that transposes: their
+    from a tile contiguous along its own side: eight stay together. Rows of bytes have no load that transposes: their
     tile is along the reduction in any case, copied byte by byte where memory is not. Constant bytes have pitches that
     always allow the widest copies (pass ``steps``), which they have whatever the width of the rows' copies.
     """
@@ -163,13 +163,13 @@ def copy_of(group: Group, x: Operand, stages: int, width: int, by: Instruction) 
     assert isinstance(address, FlatLoad)
     single = replace(single, asynchronous=size >= 4)
     ways = ((True, x.loops[1]), (False, x.loops[0]))
-    for along_k, unit in ways if column or by.name != "imma" else ways[:1]:
+    for along_k, unit in ways if column or not by.of_bytes else ways[:1]:
         stride, rest = address.address.split(unit)
         if stride != ONE or unit in rest.symbols():
             continue
         iterators = frozenset(a)
         most = 1 if along_k and across else max(1, width // size)
-        if by.name == "imma" and multiples(rest, together, iterators) == ():
+        if by.of_bytes and multiples(rest, together, iterators) == ():
             most = together  # always, whatever the other operand asks for
         vector, alignment = _widest(rest, most, size, iterators)
         chunk = 1 if along_k and across else 8 if by.name == "tf32" and not along_k else together

@@ -8,7 +8,7 @@ from polydyn.codegen.lower import flat
 from polydyn.codegen.operands import operands
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.errors import CodegenError, Declined
-from polydyn.schedules.expr import Op, Value, cast, op
+from polydyn.schedules.expr import FLOAT8, Op, Value, cast, op
 from polydyn.schedules.index import ONE, Index, IndexLike, product
 from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles
@@ -17,8 +17,9 @@ from polydyn.schedules.tiling import Roles
 def product_refusal(group: Group, roles: Roles) -> Declined | None:
     """Why a product is not built for CUDA; None when it is."""
     row, col = _narrow(operands(group.backbone, roles))
-    alike = row.dtype == col.dtype or {row.dtype, col.dtype} <= set(BYTES)
-    if alike and row.dtype in ("float32", "int32", *HALF, *BYTES):
+    dtypes = {row.dtype, col.dtype}
+    alike = len(dtypes) == 1 or dtypes <= set(BYTES) or dtypes <= set(FLOAT8)
+    if alike and row.dtype in ("float32", "int32", *HALF, *BYTES, *FLOAT8):
         return None
     return Declined(f"a product of {row.dtype} and {col.dtype} is not built for CUDA")
 
@@ -27,15 +28,16 @@ class ProductGroup:
     """A matmul-like group: its operands as they are stored, its extents; ``shares``: parts of the reduction.
 
     ``dtypes``: of the stored operands, ``dtype`` that of the rows; ``sums``: of what is accumulated, float32 or int32.
+    ``widened``: operands of 8-bit floats are float32 in every sense.
     """
 
-    def __init__(self, name: str, group: Group, roles: Roles, shares: Index = ONE) -> None:
+    def __init__(self, name: str, group: Group, roles: Roles, shares: Index = ONE, widened: bool = False) -> None:
         self.name, self.group, self.roles, self.shares = name, group, roles, shares
         self.acc, self.epilogues = group.backbone, group.epilogues
         self.extents = dict(self.acc.iters)
         self.M, self.N = self.extents[roles.row], self.extents[roles.col]
         self.K = product(self.extents[x] for x in (roles.block, *roles.inner))
-        row, col = _narrow(operands(self.acc, roles))
+        row, col = operands(self.acc, roles) if widened else _narrow(operands(self.acc, roles))
         self.sums = self.acc.value.dtype
         self.dtype, self.dtypes, self.values = row.dtype, (row.dtype, col.dtype), (row, col)
         if refusal := product_refusal(group, roles):
@@ -51,11 +53,12 @@ class ProductGroup:
 
 
 def _narrow(pair: tuple[Value, Value]) -> tuple[Value, Value]:
-    """Operands that were stored in 16 bits or in bytes and only widened: tensor cores multiply them exactly, into
+    """Operands that were stored in at most 16 bits and only widened: tensor cores multiply them exactly, into
     float32 or int32. Others, bytes minus a zero point say, are what they are: float32 or int32.
     """
     wide = pair[0].dtype
     inner = [v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == wide else v for v in pair]
     dtypes = {v.dtype for v in inner}
-    halves = wide == "float32" and len(dtypes) == 1 and dtypes <= set(HALF)
-    return (inner[0], inner[1]) if halves or (wide == "int32" and dtypes <= set(BYTES)) else pair
+    halves = len(dtypes) == 1 and dtypes <= set(HALF)
+    floats = wide == "float32" and (halves or dtypes <= set(FLOAT8))
+    return (inner[0], inner[1]) if floats or (wide == "int32" and dtypes <= set(BYTES)) else pair

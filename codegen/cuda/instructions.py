@@ -4,7 +4,8 @@
 ``lanes`` a warp and m16n8k4, float32 on CUDA cores with the sums held as tensor cores hold them (attention);
 ``tf32``  a warp and m16n8k8 on tensor cores: float32 rounded to 10 bits of mantissa, sums in float32;
 ``mma``   a warp and m16n8k16 on tensor cores: float16 or bfloat16, sums in float32;
-``imma``  a warp and m16n8k32 on tensor cores: int8 or uint8, each operand either, sums in int32 (they wrap).
+``imma``  a warp and m16n8k32 on tensor cores: int8 or uint8, each operand either, sums in int32 (they wrap);
+``qmma``  the same of float8_e4m3fn or float8_e5m2, sums in float32: sm_89 and newer.
 
 With g = lane / 4 and t = lane mod 4 a lane holds rows g, g + 8 and two columns of a fragment of sums: 2t and 2t + 1,
 or, where the columns are the steps of another product (``scores``), t and t + 4. Of bytes that memory has along the
@@ -17,8 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from polydyn.codegen.ir import Apply, Body, Call, FlatLoad, Pointer, Store, Tile
+from polydyn.codegen.kernel import BASE
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
-from polydyn.schedules.expr import FromIndex, Op, Value
+from polydyn.schedules.expr import FLOAT8, FromIndex, Op, Value
 from polydyn.schedules.index import ZERO, Index
 
 V = Index.of
@@ -28,6 +30,8 @@ ROW, COLUMN = LANE // 4 + HALVES * 8, LANE % 4 * 2 + PAIR
 """A lane's row and column in a fragment of sums."""
 KEY = LANE % 4 + PAIR * 4
 """Its column, where the columns are the steps of another product."""
+FLOAT8_ARCH = "sm_89"
+"""The oldest architecture that multiplies floats of 8 bits."""
 At = Callable[[Index, Index], Tile]
 """(row or column in the tile, step in the tile) -> the element in shared memory."""
 
@@ -52,6 +56,16 @@ class Instruction:
         return self.threads > 1
 
     @property
+    def of_bytes(self) -> bool:
+        """Whether operands are bytes, which ldmatrix does not transpose."""
+        return self.shape[2] == 32
+
+    @property
+    def arch(self) -> str:
+        """The oldest architecture that has it."""
+        return FLOAT8_ARCH if self.dtypes == FLOAT8 else BASE
+
+    @property
     def loads(self) -> int:
         """Rows, or columns, that one load of fragments fills."""
         return 16 if self.warp else 1
@@ -65,10 +79,13 @@ INSTRUCTIONS = {
         Instruction("tf32", (16, 8, 8), 32, ("float32",), (4, 2), "uint32"),
         Instruction("mma", (16, 8, 16), 32, HALF, (4, 2), "uint32"),
         Instruction("imma", (16, 8, 32), 32, BYTES, (4, 2), "uint32"),
+        Instruction("qmma", (16, 8, 32), 32, FLOAT8, (4, 2), "uint32"),
     )
 }
 TENSOR = {
     ("float16", "float16"): "f16", ("bfloat16", "bfloat16"): "bf16", ("float32", "float32"): "tf32",
+    ("float8_e4m3fn", "float8_e4m3fn"): "e4m3", ("float8_e5m2", "float8_e5m2"): "e5m2",
+    ("float8_e4m3fn", "float8_e5m2"): "e4m3e5m2", ("float8_e5m2", "float8_e4m3fn"): "e5m2e4m3",
     ("int8", "int8"): "s8", ("uint8", "uint8"): "u8", ("uint8", "int8"): "u8s8", ("int8", "uint8"): "s8u8",
 }  # fmt: skip
 """Operands' dtypes -> the end of the name of the tensor cores' instruction."""
@@ -93,7 +110,7 @@ def load(
         return _by_lane(which, along_k, at, frag, place, mn, k)
     if i.name == "tf32" and not along_k:
         return _round_columns(which, at, frag, place, mn, k, keys)
-    if i.name == "imma" and not along_k:
+    if i.of_bytes and not along_k:
         assert which == 1, "copies bring rows of bytes along the steps"
         return _byte_columns(at, frag, place, mn, k)
     # matrix m = lane / 8 of the four: A wants rows m % 2 and k m / 2 in this order, B the reverse

@@ -11,7 +11,7 @@ from polydyn.codegen.cuda.instructions import INSTRUCTIONS
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import WARP, bounded_registers
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
-from polydyn.schedules.expr import ITEMSIZE
+from polydyn.schedules.expr import FLOAT8, ITEMSIZE
 from polydyn.schedules.tree.gpu import SLAB, STAGED
 
 LANES = (4, 8)
@@ -20,6 +20,7 @@ TF32 = "tf32"
 """What stands for the dtype of float32 operands that are rounded to tf32."""
 MULTIPLIED = {
     "float32": "fma", "int32": "fma", TF32: "tf32", **dict.fromkeys(HALF, "mma"), **dict.fromkeys(BYTES, "imma"),
+    **dict.fromkeys(FLOAT8, "qmma"),
 }  # fmt: skip
 """Dtype of stored operands -> the instruction of their tiles."""
 MOST_THREADS, MOST_REGISTERS = 1024, 255
@@ -79,7 +80,7 @@ def broken_rule(tile: CudaTile, dtypes: tuple[str, str]) -> str | None:
         return "sides of a block are powers of two, which swizzles permute"
     rows, columns, steps = grain(tile.instruction) if kind.warp else (1, 1, 1)
     least = 2 * ALIGNED  # a copy is a nest of two loops
-    sides = zip((tile.bm if tile.instruction != "imma" else least, tile.bn), dtypes, strict=True)
+    sides = zip((least if kind.of_bytes else tile.bm, tile.bn), dtypes, strict=True)
     rules = {
         f"a unit takes multiples of {rows} x {columns}": tile.wm % rows or tile.wn % columns,
         f"a step of the ring is a multiple of {steps}": tile.bk % steps,

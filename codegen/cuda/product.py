@@ -58,7 +58,9 @@ class TiledProduct:
     def __init__(self, of: ProductGroup, tile: CudaTile, width: int, wide: bool) -> None:
         self.of, self.tile, self.group, self.extents = of, tile, of.group, of.extents
         if not set(of.dtypes) <= set(tile.kind.dtypes):
-            remedy = "mma for float16 and bfloat16, imma for int8 and uint8, fma for float32 and int32"
+            remedy = (
+                "mma for floats of 16 bits, qmma for those of 8, imma for int8 and uint8, fma for float32 and int32"
+            )
             raise CodegenError(f"{tile.instruction} of {of.dtype} is not built", remedy=remedy)
         self.schedule = schedule_tile(of, tile)
         self.places = Places(self.schedule)
@@ -69,7 +71,7 @@ class TiledProduct:
                     self.places, b("k"), True),
         )  # fmt: skip
         row, column = (copy_of(self.group, x, tile.stages, width, tile.kind) for x in operands)
-        self.copies, self.in_pairs = (row, column), tile.instruction == "imma" and not column.along_k
+        self.copies, self.in_pairs = (row, column), tile.kind.of_bytes and not column.along_k
         self.sums = Sums(of, tile.kind, self.places, wide, in_pairs=self.in_pairs)
 
     def accumulate(self, a: Mapping[str, Index]) -> Body:
@@ -120,7 +122,7 @@ class TiledProduct:
         body, count = one_block(name, loops(name, self.schedule.tiled()), self.steps(), self._allocate, names)
         wide = tuple(dict.fromkeys((*(x for c in self.copies for x in c.multiples), *self.sums.multiples)))
         work = self.work.shared_by(of.shares)
-        block = Block(t.threads, work=work)
+        block = Block(t.threads, t.kind.arch, work=work)
         kernel = Kernel(name, self.group.params, count, version=self.version, multiples=wide, block=block)
         return emit(kernel, body, self.group.arrays, block_limits(of, t, count), self.blocks)
 
@@ -164,7 +166,7 @@ class TiledProduct:
         steps: dict[str, str] = {}
         if self.in_pairs or not self.tile.kind.warp:
             steps[f("k")] = "unroll1" if self.in_pairs else "unroll2"
-        if self.tile.instruction == "imma" and tiles.constant is not None and self.of.shares == ONE:
+        if self.tile.kind.of_bytes and tiles.constant is not None and self.of.shares == ONE:
             steps[b("k")] = "unroll1"  # where the compiler knows how many there are
         return steps
 

@@ -31,16 +31,18 @@ class Sums:
     """The sums of a product in buffer ``acc`` of a schedule, by an instruction ``kind``.
 
     ``axes``: of rows and columns. ``wide``: epilogues store 16 bytes at once. ``unit``: the number of the warp that
-    stages rows. ``in_pairs``: even and odd columns are in fragments of their own. ``multiples``: what addresses must be
-    multiples of.
+    stages rows; ``slabs``: of columns that it stages at once, ``buffer``: where. ``in_pairs``: even and odd columns are
+    in fragments of their own. ``multiples``: what addresses must be multiples of.
     """
 
     def __init__(
         self, of: ProductGroup, kind: Instruction, places: Places, wide: bool, acc: str = "acc",
-        axes: tuple[str, str] = ("i", "j"), unit: IndexLike = "warp", in_pairs: bool = False,
+        axes: tuple[str, str] = ("i", "j"), unit: IndexLike = "warp", in_pairs: bool = False, slabs: int = 1,
+        buffer: str = "stage",
     ) -> None:  # fmt: skip
         self.of, self.kind, self.places, self.wide, self.acc, self.axes = of, kind, places, wide, acc, axes
         self.unit, self.in_pairs, self.group, self.roles = V(unit), in_pairs, of.group, of.roles
+        self.slabs, self.buffer = slabs, buffer
         self.multiples: dict[tuple[Index, int], None] = {}
         self.fragments = tuple(places.pieces(acc, x, n) for x, n in zip(axes, kind.shape, strict=False))
 
@@ -78,7 +80,8 @@ class Sums:
         """
         if self.in_pairs:
             return self._stage_pair(a)
-        place = self._row_place(place_of_row(LANE // 4) + HALVES * 8, self.places.cell(STAGE, "stage", a)[self.axes[1]])
+        column = self.places.cell(STAGE, "stage", {**a, e("g"): ZERO})[self.axes[1]]
+        place = self._row_place(place_of_row(LANE // 4) + HALVES * 8, column, a.get(e("g"), ZERO))
         first = self.register(*self.fragment(STAGE, a)).subs({"column_of_pair": 0})
         return (Call("pd_sts_wide<2>", (place, Pointer(self.of.sums, self.acc, first))),)
 
@@ -100,9 +103,10 @@ class Sums:
         move = Call("pd_sts_wide<4>", (place, Pointer(self.of.sums, "four", ZERO)))
         return (Alloc("four", self.of.sums, V(4), "register", (*four, move)),)
 
-    def _row_place(self, row: Index, column: Index) -> Tile:
+    def _row_place(self, row: Index, column: Index, slab: Index = ZERO) -> Tile:
         """A place of the rows that the warp has staged."""
-        return Tile(self.of.sums, "stage", self.unit * (STAGED * SLAB), row, column, SLAB, 4)
+        first = (self.unit * self.slabs + slab) * (STAGED * SLAB)
+        return Tile(self.of.sums, self.buffer, first, row, column, SLAB, 4)
 
     def epilogue(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on registers, stored where the element exists (CUDA cores: a thread has one)."""
@@ -114,7 +118,7 @@ class Sums:
 
     def epilogue_of_rows(self, s: Statement, a: Mapping[str, Index]) -> Body:
         """An epilogue on a vector of a row that lies in shared memory."""
-        v, part = self.vector(s), a[e("j")]
+        v, part, slab = self.vector(s), a[e("j")], a[e("s")] if self.slabs > 1 else ZERO
         row = self.places.element(s.name, self.axes[0], a)
         vector = self.places.element(s.name, self.axes[1], {**a, e("j"): part * v}) // v
         at = {**self.places.env(s.name, a), self.roles.row: V("e_row"), self.roles.col: V("e_vec") * v + e("v")}
@@ -129,12 +133,8 @@ class Sums:
         else:
             element = substitute(element, {e("v"): 0})
         piece = min(v, 4)
-        loads = tuple(
-            Call(
-                f"pd_lds_wide<{piece}>", (Pointer(self.of.sums, "sum", V(x)), self._row_place(a[e("i")], part * v + x))
-            )
-            for x in range(0, v, piece)
-        )
+        pieces = ((V(x), self._row_place(a[e("i")], part * v + x, slab)) for x in range(0, v, piece))
+        loads = tuple(Call(f"pd_lds_wide<{piece}>", (Pointer(self.of.sums, "sum", x), at)) for x, at in pieces)
         live = self.live({k: i.subs({e("v"): 0}) for k, i in at.items()})
         body: Body = (Alloc("sum", self.of.sums, V(v), "register", (*loads, If(live, element))),)
         return (Let("e_row", row, (Let("e_vec", vector, body),)),)

@@ -9,17 +9,19 @@ from itertools import chain
 from polydyn.codegen.cuda.emit import LONG, short_first, without_repeats
 from polydyn.codegen.cuda.few_rows import gemv_versions
 from polydyn.codegen.cuda.group import ProductGroup
+from polydyn.codegen.cuda.instructions import FLOAT8_ARCH
 from polydyn.codegen.cuda.limits import TF32, broken_rule
 from polydyn.codegen.cuda.product import TiledProduct, schedule_tile
 from polydyn.codegen.cuda.rows import CudaNestKernel
 from polydyn.codegen.cuda.split import SHARES, combining_group, partial_group
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.wgmma import wgmma_versions, without_wgmma
+from polydyn.codegen.device import capability, runs_on
 from polydyn.codegen.ir import Compare
 from polydyn.codegen.kernel import UNIT, WORKERS, Kernel, with_block
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
 from polydyn.schedules.errors import ScheduleError
-from polydyn.schedules.expr import ITEMSIZE
+from polydyn.schedules.expr import FLOAT8, ITEMSIZE
 from polydyn.schedules.index import Index, maximum, minimum, product
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof.prove import prove
@@ -36,8 +38,10 @@ FMA_TILES = (CudaTile("fma", 128, 128, 16, 8, 8, 3, 1), CudaTile("fma", 64, 64, 
 TF32_TILES = (CudaTile("tf32", 128, 128, 16, 64, 32, 4, 2), CudaTile("tf32", 64, 64, 16, 32, 32, 4, 4))
 MMA_TILES = (CudaTile("mma", 128, 128, 32, 64, 32, 4, 2), CudaTile("mma", 64, 64, 32, 32, 32, 4, 4))
 IMMA_TILES = (CudaTile("imma", 128, 128, 64, 64, 32, 4, 2), CudaTile("imma", 64, 64, 64, 32, 32, 4, 4))
+QMMA_TILES = tuple(replace(t, instruction="qmma") for t in IMMA_TILES)
 TILES = {
     "float32": FMA_TILES, "int32": FMA_TILES, **dict.fromkeys(HALF, MMA_TILES), **dict.fromkeys(BYTES, IMMA_TILES),
+    **dict.fromkeys(FLOAT8, QMMA_TILES),
 }  # fmt: skip
 """Dtype of stored operands -> tiles, largest first."""
 MORE_TILES = (CudaTile("mma", 64, 128, 32, 32, 64, 4, 3), CudaTile("mma", 16, 64, 64, 16, 32, 4, 4))
@@ -61,12 +65,16 @@ class CudaContractKernel:
     """Builds the versions of one matmul-like group.
 
     ``arch``: those of newer architectures only when asked for; ``tf32``: float32 on tensor cores, rounded to tf32.
+    Products of 8-bit floats end with versions that widen them, for devices and shapes without their instructions.
     """
 
     def __init__(self, name: str, group: Group, roles: Roles, arch: str = "sm_80", tf32: bool = False) -> None:
         self.name, self.group, self.roles, self.arch, self.tf32 = name, group, roles, arch, tf32
         self.product = ProductGroup(name, group, roles)
         self.tiles = TF32_TILES if tf32 and self.product.dtype == "float32" else TILES[self.product.dtype]
+        self.total = self.product
+        if self.product.dtype in FLOAT8:
+            self.total = ProductGroup(f"{name}_widened", group, roles, widened=True)
 
     @property
     def dtype(self) -> str:
@@ -84,12 +92,23 @@ class CudaContractKernel:
         Before them those for few rows, and those of the smallest tiles with a split reduction, for shapes that leave
         multiprocessors idle. The last one is total; estimates of time decide among those that may be launched.
         """
+        if self.total is not self.product and not runs_on(FLOAT8_ARCH, capability(self.arch)):
+            return short_first((*self.few_rows(), *self._widened()))
         chosen = tiles or self._useful(self.tiles)
         more = () if tiles else self._more()
         self._prove((*more, *chosen))
         whole = {t: _of_tile(self.product, t, t in more) for t in (*chosen[:-1], *more, chosen[-1])}
         special = [] if tiles else self._hopper()
-        return short_first((*self.few_rows(), *self._splits(chosen, more), *special, *chain(*whole.values())))
+        every = (*self.few_rows(), *self._splits(chosen, more), *special, *chain(*whole.values()), *self._widened())
+        return short_first(every)
+
+    def _widened(self) -> Iterator[Kernel]:
+        """The versions of every device, where the others have newer instructions than that."""
+        if self.total is self.product:
+            return
+        for t in self._useful(FMA_TILES):
+            prove(schedule_tile(self.total, t))
+            yield from _of_tile(self.total, t, False)
 
     def tuned_versions(self, factors: TileFactors) -> tuple[Kernel, ...]:
         """The versions of the kept tiles in place of the default ones, beside those that no tile replaces.

@@ -6,8 +6,9 @@ slot is released when the group after it has been issued and its own has retired
 so one kernel serves every shape whose pitches are multiples of 16 bytes.
 
 A step is 128 bytes of the reduction, an instruction 32: 16 of float16 or bfloat16, 8 of tf32, 32 of bytes, in any pair
-of signs. Operands are K-major; columns of 16 bits may be contiguous along themselves (only those the instruction
-transposes: PTX ISA, wgmma.mma_async). TMA rounds float32 to tf32, which the instruction would truncate.
+of signs, or of 8-bit floats, in any pair. Operands are K-major; columns of 16 bits may be contiguous along themselves
+(only those the instruction transposes: PTX ISA, wgmma.mma_async). TMA rounds float32 to tf32, which the instruction
+would truncate.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from polydyn.codegen.passes.widen import multiples
 from polydyn.codegen.pipeline import Step, loops
 from polydyn.codegen.places import Places
 from polydyn.codegen.printers.cuda_values import BYTES, HALF
-from polydyn.schedules.expr import ITEMSIZE, FromIndex, Load, Value
+from polydyn.schedules.expr import FLOAT8, ITEMSIZE, FromIndex, Load, Value
 from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 from polydyn.schedules.model import Group
 from polydyn.schedules.proof.prove import prove
 from polydyn.schedules.ranges import is_nonnegative
-from polydyn.schedules.tree.gpu import COPY_A, COPY_B, STAGE, STAGED
-from polydyn.schedules.tree.names import MarkName, b, extent, f, g, s, w
+from polydyn.schedules.tree.gpu import COPY_A, COPY_B, SLAB, STAGE, STAGED
+from polydyn.schedules.tree.names import MarkName, b, e, extent, f, g, s, w
 from polydyn.schedules.tree.scheduled import Scheduled
 from polydyn.schedules.tree.strategies import ACC, INIT
 from polydyn.schedules.tree.warpgroups import COLUMNS, WarpgroupTile, warpgroup_product
@@ -52,8 +53,14 @@ STEP, POINTS = 128, 32
 CONSUMERS = 2
 PANEL = 64
 """Columns of a panel, when the column operand is contiguous along them."""
-TILES = ((256, 4), (128, 4))
+TILES = ((256, 4), (192, 5), (128, 4))
 """Columns of a block and slots of the ring."""
+EXACT = 192
+"""Columns that serve where they divide a known number: 768 of them are four blocks where 256 leave a quarter idle."""
+CONSUMED = 1
+"""The barrier of the consumers behind their last step."""
+ROLLED = {e("g"): "unroll", e("s"): "unroll1"}
+"""Epilogues are loops over slabs of columns, or their text would not fit the instruction cache."""
 ALIGN = 16
 """Bytes: pitches and bases of tensor maps are multiples."""
 FARTHEST = 2**31 - 256
@@ -92,16 +99,22 @@ def wgmma_versions(product: ProductGroup, tf32: bool = False) -> list[Kernel]:
     kind, maps = _kind(product, tf32), _tensor_operands(product)
     if kind is None or isinstance(maps, str) or product.shares != ONE:
         return []
-    n = product.N.constant
-    tiles = [t for t in TILES if n is None or 2 * n > t[0] or t is TILES[-1]]
+    tiles = filter(partial(_useful, product.N.constant), TILES)
     versions = [k for t in tiles for wide in (True, False) for k in _Version(product, kind, maps, *t, wide).build()]
     return [k for i, k in enumerate(versions) if not any(_alike(k, e) for e in versions[:i])]
 
 
+def _useful(n: int | None, tile: tuple[int, int]) -> bool:
+    """Whether so many columns (None: not known now) want this tile."""
+    if tile[0] == EXACT:
+        return n is not None and n % EXACT == 0
+    return n is None or 2 * n > tile[0] or tile is TILES[-1]
+
+
 def without_wgmma(product: ProductGroup, tf32: bool = False) -> str | None:
-    """Why a product of bytes or tf32 has no version with wgmma, though one of 16 bits might; None for all others."""
+    """Why a product of bytes, 8-bit floats or tf32 has no wgmma, though one of 16 bits might; None for all others."""
     maps = _tensor_operands(product)
-    return maps if _kind(product, tf32) in ("imma", "tf32") and isinstance(maps, str) else None
+    return maps if _kind(product, tf32) in ("imma", "qmma", "tf32") and isinstance(maps, str) else None
 
 
 def _kind(product: ProductGroup, tf32: bool) -> str | None:
@@ -109,6 +122,8 @@ def _kind(product: ProductGroup, tf32: bool) -> str | None:
     dtypes = set(product.dtypes)
     if dtypes <= set(BYTES):
         return "imma"
+    if dtypes <= set(FLOAT8):
+        return "qmma"
     return "mma" if dtypes <= set(HALF) else "tf32" if tf32 and dtypes == {"float32"} else None
 
 
@@ -172,7 +187,8 @@ class _Version:
         self.tile = CudaTile(kind, CONSUMERS * ROWS, columns, self.step, STAGED, columns, stages)
         self.schedule = self._schedule()
         self.places = Places(self.schedule)
-        self.sums = Sums(of, self.tile.kind, self.places, wide, unit=V("warp") - WARPGROUP // WARP)
+        unit, slabs = V("warp") - WARPGROUP // WARP, columns // SLAB
+        self.sums = Sums(of, self.tile.kind, self.places, wide, unit=unit, slabs=slabs, buffer="tile_b")
 
     def _schedule(self) -> Scheduled:
         """Tree and tile map."""
@@ -213,9 +229,9 @@ class _Version:
             Step(
                 "store", "epilogues on staged rows", lambda x: consume(x, MarkName.STORE, self.sums.store), ("stage",)
             ),
-            Step("epilogue", "where rows are staged", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)),
+            Step("epilogue", "rows are staged in the ring", lambda x: consume(x, MarkName.EPILOGUE, self.epilogue)),
             Step("lower", "statements become instructions", lambda b: lower(b, self._table()), ("acc",)),
-            Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED)),
+            Step("unroll", "loops over registers", lambda b: unrolled(b, UNROLLED | ROLLED)),
             Step("fold", "decided guards and single trips go", fold),
             Step("rasterise", "blocks that share operands", lambda x: rasterise(x, b("i"), b("j"), RASTER)),
         )
@@ -278,8 +294,9 @@ class _Version:
         return lane_points(inst, points)
 
     def epilogue(self, body: Body) -> Body:
-        """The warps' places for staged rows."""
-        return self.sums.stage_rows(body, CONSUMERS * WARPGROUP // WARP)
+        """All sums of a block lie in the ring of the columns, which has as many bytes, once no consumer reads it."""
+        threads = FromIndex("int32", V(CONSUMERS * WARPGROUP))
+        return (Call("pd_bar_sync", (FromIndex("int32", V(CONSUMED)), threads)), *body)
 
     # -- statements ----------------------------------------------------------------------------------------------
 

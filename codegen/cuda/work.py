@@ -18,7 +18,8 @@ WARP, WAVEFRONT, REGISTERS = 32, 128, 65536
 """Threads of a warp; bytes of shared memory that a warp reads at once; 32-bit registers of a multiprocessor."""
 ASYNCHRONOUS, THROUGH_REGISTER = 4, 12
 """Instructions of a copy: address, bounds and cp.async; address, bounds, load, selection and store."""
-UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "s8"}
+UNITS = {"float32": "f32", "int32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "s8",
+         "float8_e4m3fn": "f8", "float8_e5m2": "f8"}  # fmt: skip
 """The peak rate (``polydyn.gpu.hardware.Hardware.peak_tflops``) that products of a dtype are bound by."""
 UNROLLED = 4
 """Iterations of a lane's loop whose loads are in flight together."""

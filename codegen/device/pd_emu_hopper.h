@@ -19,7 +19,8 @@ struct MBarrier { uint64_t magic : 7, fenced : 1, phase : 1, init : 11, pending 
 static_assert(sizeof(MBarrier) == 8, "an mbarrier has 8 bytes");
 struct Bulk { const pdemu_tensor_map *map; unsigned char *shared; int at[5], owner; uint32_t group; MBarrier *bar; };
 struct Accumulator { uint32_t *key; int n, pending; uint32_t *registers[WARPGROUP]; uint32_t value[64][256]; };
-enum Kind { WG_F16, WG_BF16, WG_TF32, WG_S8, WG_U8, WG_S8U8, WG_U8S8 };  // bytes come last
+enum Kind { WG_F16, WG_BF16, WG_TF32, WG_E4M3, WG_E5M2, WG_E4M3E5M2, WG_E5M2E4M3, WG_S8, WG_U8, WG_S8U8, WG_U8S8 };
+// operands of a byte come behind the others, integers last
 struct Product { uint64_t a, b; Accumulator *acc; Kind kind; int n, scale_d, trans_b; uint32_t group; };
 struct Warpgroup { Meeting meeting; uint32_t groups; std::vector<Product> products; Accumulator acc[4]; };
 
@@ -179,6 +180,10 @@ template <class Acc> static Acc decode(Kind kind, bool is_a, uint32_t word) {
       PD_RULE(!(word & 0x1fffu) || (word & 0x7fffffffu) > 0x7f800000u, PDEMU_FAILED,
               "wgmma.tf32: operand %08x is not rounded to tf32, the hardware would truncate it", word);
       return (Acc)TF32()(word, 0);
+    case WG_E4M3: return (Acc)E4M3()(word, 0);
+    case WG_E5M2: return (Acc)E5M2()(word, 0);
+    case WG_E4M3E5M2: return is_a ? (Acc)E4M3()(word, 0) : (Acc)E5M2()(word, 0);
+    case WG_E5M2E4M3: return is_a ? (Acc)E5M2()(word, 0) : (Acc)E4M3()(word, 0);
     case WG_U8: return (Acc)U8()(word, 0);
     case WG_U8S8: return is_a ? (Acc)U8()(word, 0) : (Acc)S8()(word, 0);
     case WG_S8U8: return is_a ? (Acc)S8()(word, 0) : (Acc)U8()(word, 0);
@@ -187,7 +192,7 @@ template <class Acc> static Acc decode(Kind kind, bool is_a, uint32_t word) {
 }
 template <class Acc> static void multiply(const Product &p) {
   static Acc a[64][32], b[32][256], d[256];
-  int e = p.kind == WG_TF32 ? 4 : p.kind >= WG_S8 ? 1 : 2, K = 32 / e;
+  int e = p.kind == WG_TF32 ? 4 : p.kind >= WG_E4M3 ? 1 : 2, K = 32 / e;
   for (int k = 0; k < K; k++) {
     for (int r = 0; r < 64; r++) a[r][k] = decode<Acc>(p.kind, true, operand(p.a, r, k, e, false));
     for (int c = 0; c < p.n; c++) b[k][c] = decode<Acc>(p.kind, false, operand(p.b, c, k, e, p.trans_b));
@@ -195,8 +200,16 @@ template <class Acc> static void multiply(const Product &p) {
   for (int r = 0; r < 64; r++) {
     if (p.scale_d) memcpy(d, p.acc->value[r], sizeof d);
     else memset(d, 0, sizeof d);
-    for (int k = 0; k < K; k++)
-      for (int c = 0; c < p.n; c++) d[c] += a[r][k] * b[k][c];
+    if (p.kind >= WG_E4M3 && p.kind < WG_S8) {
+      for (int c = 0; c < p.n; c++) {
+        float products[32];
+        for (int k = 0; k < K; k++) products[k] = (float)(a[r][k] * b[k][c]);
+        d[c] = (Acc)aligned_sum((float)d[c], products, K);
+      }
+    } else {
+      for (int k = 0; k < K; k++)
+        for (int c = 0; c < p.n; c++) d[c] += a[r][k] * b[k][c];
+    }
     memcpy(p.acc->value[r], d, sizeof d);
   }
 }
@@ -340,6 +353,8 @@ template <int N> PD_DEV void pd_wgmma_wait(PD_SITE) { pdemu::retire_wgmma(N, sit
   }
 #define PD_WGMMA(n)                                                                                                   \
   PD_WGMMA_HALF(n, f16, WG_F16) PD_WGMMA_HALF(n, bf16, WG_BF16) PD_WGMMA_K(n, 8, tf32, WG_TF32, float)                \
+  PD_WGMMA_K(n, 32, e4m3, WG_E4M3, float) PD_WGMMA_K(n, 32, e5m2, WG_E5M2, float)                                    \
+  PD_WGMMA_K(n, 32, e4m3e5m2, WG_E4M3E5M2, float) PD_WGMMA_K(n, 32, e5m2e4m3, WG_E5M2E4M3, float)                    \
   PD_WGMMA_K(n, 32, s8, WG_S8, int32_t) PD_WGMMA_K(n, 32, u8, WG_U8, int32_t)                                        \
   PD_WGMMA_K(n, 32, s8u8, WG_S8U8, int32_t) PD_WGMMA_K(n, 32, u8s8, WG_U8S8, int32_t)
 PD_WGMMA(32) PD_WGMMA(64) PD_WGMMA(96) PD_WGMMA(128) PD_WGMMA(192) PD_WGMMA(256)

@@ -65,8 +65,9 @@ template <int R> PD_DEV void pd_reg_inc() { asm volatile("setmaxnreg.inc.sync.al
 template <int R> PD_DEV void pd_reg_dec() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R)); }
 
 // ---- wgmma: d[N/2] += A(64 x K) * B(K x N), both in shared memory under descriptors (below) -----------------------
-// K is 32 bytes: 16 of f16 or bf16, 8 of tf32, 32 of s8 or u8. N in {32, 64, 96, 128, 192, 256}.
-// tf32 operands are float32 whose low 13 bits are 0: the hardware drops them. Bytes: any pair of signs, sums wrap.
+// K is 32 bytes: 16 of f16 or bf16, 8 of tf32, 32 of e4m3, e5m2, s8 or u8. N in {32, 64, 96, 128, 192, 256}.
+// tf32 operands are float32 whose low 13 bits are 0: the hardware drops them. Bytes: any pair of signs, sums wrap; e4m3
+// and e5m2: any pair, sums as in pd_emu.h.
 // fence before the first of a group, commit after the last; registers d and both operands stay untouched until the
 // wait. scale_d 0 starts from zero. TB 1: B is MN-major (f16 and bf16; all others have both operands K-major).
 PD_DEV void pd_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -105,6 +106,10 @@ template <int N> PD_DEV void pd_wgmma_wait() { asm volatile("wgmma.wait_group.sy
 #define PD_WGMMA(n, regs, A, X, S, T)                                                                                 \
   PD_WGMMA_HALF(n, f16, regs, A, X, S, T) PD_WGMMA_HALF(n, bf16, regs, A, X, S, T)                                    \
   PD_WGMMA_K(n, 8, tf32, "f32.tf32.tf32", ", 1, 1", float, "+f", regs, A, X, S)                                       \
+  PD_WGMMA_K(n, 32, e4m3, "f32.e4m3.e4m3", ", 1, 1", float, "+f", regs, A, X, S)                                      \
+  PD_WGMMA_K(n, 32, e5m2, "f32.e5m2.e5m2", ", 1, 1", float, "+f", regs, A, X, S)                                      \
+  PD_WGMMA_K(n, 32, e4m3e5m2, "f32.e4m3.e5m2", ", 1, 1", float, "+f", regs, A, X, S)                                  \
+  PD_WGMMA_K(n, 32, e5m2e4m3, "f32.e5m2.e4m3", ", 1, 1", float, "+f", regs, A, X, S)                                  \
   PD_WGMMA_K(n, 32, s8, "s32.s8.s8", "", int32_t, "+r", regs, A, X, S)                                                \
   PD_WGMMA_K(n, 32, u8, "s32.u8.u8", "", int32_t, "+r", regs, A, X, S)                                                \
   PD_WGMMA_K(n, 32, s8u8, "s32.s8.u8", "", int32_t, "+r", regs, A, X, S)                                              \

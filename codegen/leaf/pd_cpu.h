@@ -399,18 +399,24 @@ PD_INLINE vi32 pd_dot4_add_vi32(vi32 s, vi32 a, vi32 b) {
 #endif
 PD_INLINE vi32 pd_dot4_vi32(vi32 a, vi32 b) { return pd_dot4_add_vi32((vi32){0}, a, b); }
 
-/* four bits of each integer of 32, the lowest ones are number 0, as an integer from -8 to 7 in float32 */
-PD_INLINE f32 pd_nibble_i32(i32 w, i32 n) { return (f32)((i32)((u32)w << (28 - 4 * n)) >> 28); }
+/* four bits of each integer of 32 less 8, in float32: numbers 0 to 3 in the lower halves of its bytes, 4 to 7 above */
+#define PD_SHIFT(n) (8 * ((n) % 4) + 4 * ((n) / 4))
+PD_INLINE f32 pd_nibble_i32(i32 w, i32 n) { return (f32)((i32)((u32)w >> PD_SHIFT(n) & 15u) - 8); }
 #if defined(__AVX512F__) && PD_W == 16 && !defined(__clang__)
 PD_INLINE vf32 pd_nibble_vi32(vi32 w, i32 n) {                  /* the permutation looks at four bits of each lane */
-  const vf32 numbers = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
-  return __builtin_shuffle(numbers, (vi32)((vu32)w >> (4 * n)));
+  const vf32 numbers = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+  return __builtin_shuffle(numbers, (vi32)((vu32)w >> PD_SHIFT(n)));
 }
 #else
 PD_INLINE vf32 pd_nibble_vi32(vi32 w, i32 n) {
-  return __builtin_convertvector((vi32)((vu32)w << (28 - 4 * n)) >> 28, vf32);
+  return __builtin_convertvector(((vi32)((vu32)w >> PD_SHIFT(n)) & 15) - 8, vf32);
 }
 #endif
+/* the products of a word's nibbles, 0 to 15, and the signed bytes of two words, added */
+PD_INLINE vi32 pd_dot_nibbles_add_vi32(vi32 s, vi32 w, vi32 a, vi32 b) {
+  const vi32 half = (vi32){0} + 0x0f0f0f0f;
+  return pd_dot4_add_vi32(pd_dot4_add_vi32(s, w & half, a), (vi32)((vu32)w >> 4) & half, b);
+}
 
 /* integer division truncates (C, ONNX Div), fmod takes the dividend's sign, mod the divisor's; by zero gives 0 */
 #define PD_INTEGERS(T, U)                                                                                             \

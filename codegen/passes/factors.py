@@ -1,13 +1,33 @@
-"""Factors that a loop does not change come out of the sums that it makes: ``sum(x * (v * s)) = sum(x * v) * s``."""
+"""Factors that a loop does not change come out of the sums that it makes: ``sum(x * (v * s)) = sum(x * v) * s``.
+
+What is left may be sums of small integers: of bytes times nibbles, which are exact in int32 and eight to a word.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 
-from polydyn.codegen.ir import Body, Def, FlatLoad, For, Node, Reg, Set, rewrite, walk, walk_value
-from polydyn.schedules.expr import FromIndex, Op, Value, neutral
-from polydyn.schedules.index import Index
+from polydyn.codegen.ir import (
+    Body,
+    Def,
+    FlatLoad,
+    For,
+    Node,
+    Reg,
+    Set,
+    Store,
+    map_value,
+    rewrite,
+    walk,
+    walk_value,
+)  # fmt: skip
+from polydyn.schedules.expr import NIBBLE, NIBBLES, FromIndex, Op, Value, cast, const, neutral, op
+from polydyn.schedules.index import ONE, ZERO, Index
+
+EIGHTS = const(-0x77777778, "int32")
+"""A word of which every nibble is 8."""
 
 
 def factors_out(body: Body) -> Body:
@@ -19,10 +39,7 @@ def factors_out(body: Body) -> Body:
     out: list[Node] = []
     for n in body:
         made = _scaled(n) if isinstance(n, For) else None
-        if made is not None:
-            out += made
-        else:
-            out.append(replace(n, body=factors_out(n.body)) if isinstance(n, For) else n)
+        out += [replace(n, body=factors_out(n.body)) if isinstance(n, For) else n] if made is None else made
     return tuple(out)
 
 
@@ -39,8 +56,7 @@ def _scaled(loop: For) -> Body | None:
     sets = {x.reg: x for x in inside if isinstance(x, Set)}
     first = tuple(Def(_part(r), neutral("sum", n.value.dtype), n.lanes) for r, n in sets.items())
     last = tuple(
-        replace(n, value=Op(n.value.dtype, "mul", (Reg(n.value.dtype, _part(r), n.lanes), sums[r][1])))
-        for r, n in sets.items()
+        replace(n, value=op("mul", Reg(n.value.dtype, _part(r), n.lanes), sums[r][1])) for r, n in sets.items()
     )
     return (*first, *rewrite((loop,), f), *last)
 
@@ -50,14 +66,15 @@ def _part(reg: str) -> str:
 
 
 def _factor(n: Set, loops: Collection[str]) -> tuple[Value, Value] | None:
-    """What is added without its factor, and the factor, a load that changes in none of the loops."""
+    """What is added without its factors, and their product: loads that change in none of the loops."""
     if n.reduce != "sum" or not (isinstance(n.value, Op) and n.value.name == "mul"):
         return None
-    for k, v in enumerate(n.value.args):
-        if isinstance(v, Op) and v.name == "mul" and isinstance(v.args[1], FlatLoad) and _fixed(v.args[1], loops):
-            args = tuple(v.args[0] if i == k else x for i, x in enumerate(n.value.args))
-            return replace(n.value, args=args), v.args[1]
-    return None
+    factors, rest = [], []
+    for v in n.value.args:
+        scaled = isinstance(v, Op) and v.name == "mul" and isinstance(v.args[1], FlatLoad) and _fixed(v.args[1], loops)
+        rest.append(v.args[0] if scaled and isinstance(v, Op) else v)
+        factors += [v.args[1]] if scaled and isinstance(v, Op) else []
+    return (replace(n.value, args=tuple(rest)), reduce(lambda a, b: op("mul", a, b), factors)) if factors else None
 
 
 def _fixed(v: Value, loops: Collection[str]) -> bool:
@@ -65,3 +82,93 @@ def _fixed(v: Value, loops: Collection[str]) -> bool:
     for x in walk_value(v):
         indices += [x.address] if isinstance(x, FlatLoad) else [x.index] if isinstance(x, FromIndex) else []
     return not any(i.symbols() & set(loops) for i in indices)
+
+
+def in_integers(body: Body) -> Body:
+    """Sums of bytes times nibbles in int32, a word at a time, converted where they are read.
+
+    Before: ``p = 0.0; for t < 8: p += float(x[e + t]) * (nibble(w, t) - z)``; after: ``p = m = 0; p += dot(w, X); m +=
+    dot(8's, X)`` with the words X of x at e, read as ``p - m * (1 + z / 8)``. m is one for all columns. A sum is
+    rewritten when it adds nothing else. It is one of a block: below 2^24, as those of thousands of steps are, exact.
+    """
+    body = tuple(replace(n, body=in_integers(n.body)) if isinstance(n, For) else n for n in body)
+    loops = {x.var for x in walk(body) if isinstance(x, For)}
+    dots = [d for x in walk(body) if isinstance(x, For) for d in _dots(x, loops)]
+    every = [n.reg for n in walk(body) if isinstance(n, Set)]
+    own = {n.reg: n for n in body if isinstance(n, Def)}
+    sums = {d.reg: d for d in dots if d.reg in own and every.count(d.reg) == 1}
+    moved = {x: f"moved_{k}" for k, x in enumerate(dict.fromkeys(d.words for d in sums.values()))}
+    if not sums:
+        return body
+
+    def value(v: Value) -> Value:
+        if not (isinstance(v, Reg) and v.name in sums):
+            return v
+        d = sums[v.name]
+        p, m = (replace(v, dtype="int32", name=n) for n in (v.name, moved[d.words]))
+        if d.zero is None:
+            return cast(op("sub", p, m), "float32")
+        eighths = op("add", const(1, "float32"), op("mul", const(0.125, "float32"), d.zero))
+        return op("sub", cast(p, "float32"), op("mul", cast(m, "float32"), eighths))
+
+    def f(n: Node) -> Node | Body:
+        if isinstance(n, For):
+            found = _dots(n, loops)
+            return _by_words(found, moved, own) if found and all(d.reg in sums for d in found) else n
+        if isinstance(n, Def) and n.reg in sums:
+            return replace(n, value=neutral("sum", "int32"))
+        return replace(n, value=map_value(n.value, value)) if isinstance(n, (Set, Store)) else n
+
+    lanes = max(own[r].lanes for r in sums)
+    first = tuple(Def(m, neutral("sum", "int32"), lanes) for m in moved.values())
+    return (*first, *rewrite(body, f))
+
+
+@dataclass(frozen=True)
+class _Dot:
+    """``reg += sum of the bytes of two words times (the nibbles of one - zero)``."""
+
+    reg: str
+    nibbles: Value
+    words: tuple[FlatLoad, ...]
+    zero: Value | None
+
+
+def _by_words(dots: Sequence[_Dot], moved: Mapping[tuple[FlatLoad, ...], str], own: Mapping[str, Def]) -> Body:
+    lanes = max(own[d.reg].lanes for d in dots)
+    sums = tuple(Set(d.reg, op("dot_nibbles", d.nibbles, *d.words), own[d.reg].lanes, "sum") for d in dots)
+    words = dict.fromkeys(d.words for d in dots)
+    return (*sums, *(Set(moved[x], op("dot_nibbles", EIGHTS, *x), lanes, "sum") for x in words))
+
+
+def _dots(loop: For, loops: Collection[str]) -> tuple[_Dot, ...]:
+    """The sums of a loop over the steps of one word; empty where it is something else."""
+    if loop.lo != ZERO or loop.hi != NIBBLES:
+        return ()
+    found = [_dot(n, loop.var, loops) for n in loop.body]
+    return tuple(d for d in found if d) if all(found) else ()
+
+
+def _dot(n: Node, step: str, loops: Collection[str]) -> _Dot | None:
+    if not (isinstance(n, Set) and n.reduce == "sum" and isinstance(n.value, Op) and n.value.name == "mul"):
+        return None
+    for v, w in (n.value.args, n.value.args[::-1]):
+        x, zero = _byte(v), None
+        if isinstance(w, Op) and w.name == "sub" and _fixed(w.args[1], loops):
+            w, zero = w.args
+        if x is None or not (
+            isinstance(w, Op) and w.name == NIBBLE and w.args[1] == FromIndex("int32", Index.of(step))
+        ):
+            continue
+        stride, first = x.address.split(step)
+        if stride == ONE and step not in first.symbols():
+            words = tuple(replace(x, dtype="int32", address=first + k) for k in (0, NIBBLES // 2))
+            return _Dot(n.reg, w.args[0], words, zero)
+    return None
+
+
+def _byte(v: Value) -> FlatLoad | None:
+    """The signed byte that a float is."""
+    while isinstance(v, Op) and v.name == "cast":
+        v = v.args[0]
+    return v if isinstance(v, FlatLoad) and v.dtype == "int8" and v.lanes == 1 else None

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TypeGuard
 
-from polydyn.codegen.ir import Body, FlatLoad, Let, map_values
+from polydyn.codegen.ir import Body, Compare, FlatLoad, If, Let, map_values
 from polydyn.schedules.expr import Value
-from polydyn.schedules.index import Index
+from polydyn.schedules.index import Atom, Index
+
+V = Index.of
 
 
-def row_pointers(body: Body, buffer: str, steps: Collection[str]) -> Body:
+def row_pointers(body: Body, buffer: str, steps: Collection[str], lines: bool = False) -> Body:
     """What an address of ``buffer`` is besides its multiples of the loops ``steps`` gets a name around the body.
 
-    So rows may begin anywhere, an address is affine in its steps, and no division is left in a loop.
+    So rows may begin anywhere, an address is affine in its steps, and no division is left in a loop. ``lines``: where
+    all rows lie in one line they share a name, which leaves registers to more of them.
     """
     names: dict[Index, str] = {}
 
     def f(v: Value) -> Value:
-        if not (isinstance(v, FlatLoad) and v.buffer == buffer):
+        if not _reads(v, buffer):
             return v
         start = v.address
         for x in steps:
@@ -25,9 +30,55 @@ def row_pointers(body: Body, buffer: str, steps: Collection[str]) -> Body:
         if start.is_polynomial:
             return v
         name = names.setdefault(start, f"{buffer}_{len(names)}")
-        return FlatLoad(v.dtype, buffer, v.address - start + name, v.lanes, v.stride, v.mask, v.guard)
+        return replace(v, address=v.address - start + name)
 
-    body = map_values(body, f)
+    named = map_values(body, f)
+    shared = _in_one_line(list(names)) if lines and len(names) > 1 else None
+    apart = named
     for start, name in names.items():
-        body = (Let(name, start, body),)
-    return body
+        apart = (Let(name, start, apart),)
+    if shared is None:
+        return apart
+    first, conditions, distances = shared
+    begins = {name: V(names[first]) + d for name, d in zip(names.values(), distances, strict=True)}
+    together = map_values(named, lambda v: replace(v, address=v.address.subs(begins)) if _reads(v, buffer) else v)
+    return (If(conditions, (Let(names[first], first, together),), apart),)
+
+
+def _reads(v: Value, buffer: str) -> TypeGuard[FlatLoad]:
+    return isinstance(v, FlatLoad) and v.buffer == buffer
+
+
+def _in_one_line(starts: Sequence[Index]) -> tuple[Index, tuple[Compare, ...], list[int]] | None:
+    """The first of the starts of rows that follow each other, when all lie in one line, and how far each is behind it.
+
+    They do when the quotients of the first and of the last row are equal, as these grow with the row. None: starts have
+    other quotients, or distances that are no numbers.
+    """
+    rows = [{_moving(a): a for a in s.atoms() if isinstance(a, Atom)} for s in starts]
+    if any(r.keys() != rows[0].keys() for r in rows):
+        return None
+    steps = [k for k, a in rows[0].items() if any(r[k] != a for r in rows)]
+    offsets = [{_offset(r[k]) for k in steps} for r in rows]
+    if any(len(o) != 1 for o in offsets) or any(kind != "floordiv" for kind, *_ in steps):
+        return None
+    at = [min(o) for o in offsets]
+    first, last = at.index(min(at)), at.index(max(at))
+    distances = []
+    for s, r in zip(starts, rows, strict=True):
+        same = {r[k]: Index({(rows[first][k],): 1}) for k in steps}
+        distance = (s.map_atoms(lambda a, same=same: same.get(a, Index({(a,): 1}))) - starts[first]).constant  # type: ignore[misc]
+        if distance is None:
+            return None
+        distances.append(distance)
+    ends = ((Index({(r[k],): 1}) for r in (rows[first], rows[last])) for k in steps)
+    return starts[first], tuple(Compare("==", a, b) for a, b in ends), distances
+
+
+def _moving(a: Atom) -> tuple[str, Index, tuple[Index, ...]]:
+    """What quotients of different rows have in common."""
+    return a.kind, a.args[0] - _offset(a), a.args[1:]
+
+
+def _offset(a: Atom) -> int:
+    return a.args[0].terms.get((), 0)

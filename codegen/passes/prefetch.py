@@ -58,6 +58,26 @@ def prefetch_next(
     return rewrite(body, f)
 
 
+def prefetch_ahead(body: Body, var: str, far: int) -> Body:
+    """Vectors of four bytes that move with loop ``var`` are asked for when those ``far`` bytes before them are loaded.
+
+    The steps of ``var`` that are between are the same for all: those of what moves most.
+    """
+
+    def moving(n: For) -> list[FlatLoad]:
+        own = (x for x in n.body if isinstance(x, (Def, Set)))
+        loads = (v for x in own for v in walk_value(x.value) if isinstance(v, FlatLoad) and v.dtype in TYPES)
+        return [v for v in dict.fromkeys(loads) if v.lanes > 1 and v.stride == ONE and var in v.address.symbols()]
+
+    strides = [v.address.split(var)[0].constant or 1 for n in walk(body) if isinstance(n, For) for v in moving(n)]
+    steps = Index.of(var) + max(1, far // (4 * max(strides, default=1)))
+    return rewrite(body, lambda n: _first(n, _calls(LEAF, moving(n), {var: steps})) if isinstance(n, For) else n)
+
+
+def _first(n: For, calls: Body) -> For:
+    return replace(n, body=(*calls, *n.body))
+
+
 def share_panel(body: Body, number: Index, tiles: Index) -> Body:
     """Around a row tile, ``number`` of ``tiles``: its steps of every strip.
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from polydyn.codegen.ir import Alloc, Body, Call, Def, FlatLoad, For, Node, Pointer, Set, Store
-from polydyn.schedules.expr import ITEMSIZE, Op, Value
+from polydyn.schedules.expr import ITEMSIZE, WIDENED, Op, Value
 from polydyn.schedules.index import ONE, ZERO, Atom, Index
 
 Multiples = tuple[tuple[Index, int], ...]
@@ -48,8 +48,8 @@ def widen(
 
 
 def stored_value(v: Value) -> Value:
-    """A value on its way to memory, without the rounding to 16 bits that the store does."""
-    rounds = isinstance(v, Op) and v.name == "cast" and v.dtype in ("float16", "bfloat16")
+    """A value on its way to memory, without the rounding to fewer bits that the store does."""
+    rounds = isinstance(v, Op) and v.name == "cast" and WIDENED.get(v.dtype) == "float32"
     return v.args[0] if rounds and isinstance(v, Op) and v.args[0].dtype == "float32" else v
 
 

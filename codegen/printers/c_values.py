@@ -21,8 +21,8 @@ from polydyn.codegen.ir import (
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import (
+    ADDED,
     C_FUNCTIONS,
-    DOTS,
     FLOATS,
     ITEMSIZE,
     NIBBLE,
@@ -201,7 +201,7 @@ class ValuePrinter:
             return f"__builtin_convertvector({text}, vi32)" if lanes > 1 and source in OTHER_MASKS else text
         if source == "bool" or v.name in ("isnan", "isinf"):
             return _logic(v.name, args, lanes, source)
-        if v.name == "add" and lanes > 1 and isinstance(new := v.args[1], Op) and new.name in DOTS:
+        if v.name == "add" and lanes > 1 and isinstance(new := v.args[1], Op) and new.name in ADDED:
             words = ", ".join(self.text(a, lanes) for a in new.args)
             return f"pd_{new.name}_add_{vector_type(source)}({args[0]}, {words})"
         if v.name in INFIX or v.name == "neg":

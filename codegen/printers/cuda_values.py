@@ -1,4 +1,4 @@
-"""CUDA text of index expressions and scalar values; float16 and bfloat16 are storage types, values are float."""
+"""CUDA text of index expressions and scalar values; floats of 8 and 16 bits are storage types, values are float."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from polydyn.codegen.passes.widen import stored_value
 from polydyn.codegen.printers.c_values import INFIX, RELATIONS
 from polydyn.codegen.printers.index_text import IndexText
 from polydyn.schedules.errors import CodegenError
-from polydyn.schedules.expr import FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
+from polydyn.schedules.expr import FLOAT8, FLOATS, ITEMSIZE, REDUCTIONS, Const, FromIndex, Op, Value
 from polydyn.schedules.index import ZERO, Index
 
 STORAGE = {
     "float16": "pd_half", "bfloat16": "pd_bf16", "float32": "float", "float64": "double", "int8": "int8_t",
     "int16": "int16_t", "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t", "uint16": "uint16_t",
-    "uint32": "uint32_t", "uint64": "uint64_t", "bool": "uint8_t",
+    "uint32": "uint32_t", "uint64": "uint64_t", "bool": "uint8_t", "float8_e4m3fn": "pd_e4m3", "float8_e5m2": "pd_e5m2",
 }  # fmt: skip
 """Types in memory."""
-REGISTER = {**STORAGE, "float16": "float", "bfloat16": "float", "bool": "bool"}
-"""Types of values."""
-READ = {"float16": "pd_f16_to_f32", "bfloat16": "pd_bf16_to_f32", "bool": "(bool)"}
-WRITE = {"float16": "pd_f32_to_f16", "bfloat16": "pd_f32_to_bf16", "bool": "(uint8_t)"}
 HALF = ("float16", "bfloat16")
+NARROW = (*HALF, *FLOAT8)
+"""Floats of memory only."""
+REGISTER = {**STORAGE, **dict.fromkeys(NARROW, "float"), "bool": "bool"}
+"""Types of values."""
+_SHORT = dict(zip(NARROW, ("f16", "bf16", "e4m3", "e5m2"), strict=True))
+READ = {t: f"pd_{n}_to_f32" for t, n in _SHORT.items()} | {"bool": "(bool)"}
+WRITE = {t: f"pd_f32_to_{n}" for t, n in _SHORT.items()} | {"bool": "(uint8_t)"}
 BYTES = ("int8", "uint8")
 SINGLE = ("float32", *HALF)
 FLOAT_FUNCTIONS = (
@@ -141,7 +144,7 @@ class CudaValues:
     def _op(self, v: Op) -> str:
         if v.name == "cast":
             return self._cast(v)
-        if v.name == "bitcast" and v.args[0].dtype not in HALF and v.dtype not in HALF:
+        if v.name == "bitcast" and v.args[0].dtype not in NARROW and v.dtype not in NARROW:
             return f"pd_bitcast<{REGISTER[v.dtype]}>({self.text(v.args[0])})"
         if self.fast and (x := _erfc_argument(v)):
             return f"pd_erfc_fast(-{self.text(x)})"
@@ -169,7 +172,7 @@ class CudaValues:
         s = self.text(x)
         if v.dtype == "bool":
             return f"({s} != 0)"
-        if v.dtype in HALF and x.dtype != v.dtype:
+        if v.dtype in NARROW and x.dtype != v.dtype:
             return f"{READ[v.dtype]}({WRITE[v.dtype]}((float){s}))"
         return s if REGISTER[v.dtype] == REGISTER[x.dtype] else f"(({REGISTER[v.dtype]}){s})"
 

@@ -77,7 +77,7 @@ class Target(ABC):
 
     def rewrite(self, graph: Graph) -> Graph:
         """The graph of primitives as it is fused."""
-        return rewrite_graph(graph, self.without)
+        return rewrite_graph(graph, self.without, cuda=self.on_device)
 
     def fuse(self, graph: Graph) -> FusionPlan:
         """The groups that become kernels, and why."""

@@ -51,6 +51,8 @@ class Cpu(Target):
         super().__init__(name, options)
         if options.tf32:
             raise UnsupportedError(f"tf32 on {name}", rule="tensor cores", remedy="a CUDA target, or no tf32")
+        if options.precision == BF16:
+            self.without |= {"winograd"}  # sums of tiles would round what cancels
         self.processor = cpu_target(name)
 
     def builder(self, plan: FusionPlan, records: Records | None = None) -> KernelBuilder:

@@ -31,15 +31,17 @@ from polydyn.fusion.split import split_merged_axes
 from polydyn.fusion.steps import lay_out_steps
 from polydyn.fusion.verify import verify_plan
 from polydyn.fusion.widen import widen_constants
+from polydyn.fusion.winograd import winograd
 from polydyn.graph.fold import fold
 from polydyn.graph.ir import Graph
 from polydyn.graph.passes.batch import batch_contractions
-from polydyn.graph.passes.integers import integer_products
+from polydyn.graph.passes.integers import float8_products, integer_products
 from polydyn.graph.passes.merge import merge_contractions
 from polydyn.graph.passes.nibbles import products_of_nibbles
 from polydyn.graph.passes.steps import without_requantizing
 from polydyn.graph.show import show_graph
 from polydyn.graph.verify import verify_graph
+from polydyn.schedules.lanes import DEVICE_DTYPES, VECTOR_DTYPES
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ REWRITES: tuple[Pass, ...] = (
     Pass("requantize", "dequantizing and quantizing again alike changes nothing", graph=without_requantizing),
     Pass("integers", "products of dequantized operands are sums over integers", graph=integer_products),
     Pass("nibbles", "weights of 4 bits stay so in products", graph=products_of_nibbles),
+    Pass("float8", "products of dequantized 8-bit floats are scaled once", graph=float8_products, cuda=True),
     Pass("fold", "what reads only constants is computed once", graph=fold),
     Pass("merge", "contractions that share an operand become one (BladeDISC 4.3)", graph=merge_contractions),
     Pass("batch", "independent contractions of equal shapes become a batched one", graph=batch_contractions),
@@ -74,6 +77,7 @@ FUSION: tuple[Pass, ...] = (
     Pass("dequantize", "bytes are dequantized where maps read them", graph=dequantize_in_readers),
     Pass("split", "merged axes come apart where readers use the parts (dim collapse)", graph=split_merged_axes),
     Pass("layout", "convolutions and what follows them are kept channels last", graph=channels_last),
+    Pass("winograd", "convolutions of 3x3 taps are products of tiles, 4 multiplications for 9", graph=winograd),
     Pass("offsets", "zero points of rows come out of integer products", graph=take_out_offsets),
     Pass("widen", "constants of integer products are widened once", graph=widen_constants),
     Pass("steps", "bytes that products sum lie side by side in constants", graph=lay_out_steps, cuda=True),
@@ -106,17 +110,20 @@ def check_names(names: Collection[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def rewrite_graph(graph: Graph, without: Collection[str] = ()) -> Graph:
-    """The graph after ``REWRITES`` without the passes named; its notes say which passes of the pipeline are off."""
+def rewrite_graph(graph: Graph, without: Collection[str] = (), cuda: bool = False) -> Graph:
+    """The graph after ``REWRITES`` without the passes named; its notes say which passes of the pipeline are off.
+
+    ``cuda``: for CUDA kernels.
+    """
     off = check_names(without)
-    graph = _rewritten(graph, REWRITES, off)
+    graph = _rewritten(graph, REWRITES, off | {p.name for p in REWRITES if p.cuda and not cuda})
     return replace(graph, notes=(*graph.notes, *(f"pass {n} is off" for n in NAMES if n in off)))
 
 
 def fusion_plan(graph: Graph, without: Collection[str] = (), cuda: bool = False) -> FusionPlan:
     """The groups of a rewritten graph: ``FUSION`` without the passes named; ``cuda``: for CUDA kernels."""
     off = check_names(without) | {p.name for p in FUSION if p.cuda and not cuda}
-    plan = separate(_rewritten(graph, FUSION, off))
+    plan = separate(_rewritten(graph, FUSION, off), DEVICE_DTYPES if cuda else VECTOR_DTYPES)
     for p in FUSION:
         if p.name not in off and (p.groups or p.join):
             plan = p.groups(plan) if p.groups else join_groups(plan, p.join) if p.join else plan

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from polydyn.fusion.append import Append
 from polydyn.graph.ir import Compute, Graph
 from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.lanes import VECTOR_DTYPES
 from polydyn.schedules.model import row_major
 
 Rows: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -62,7 +63,8 @@ class FusionPlan:
 
     ``windows``: tensors written straight into a part of another tensor. ``appends``: outputs that may share memory with
     an input. ``strides``: tensors whose leading strides are the caller's, with the symbols that hold those strides.
-    ``refused``: (tensor, reader) -> why the reader did not join the group that makes the tensor.
+    ``refused``: (tensor, reader) -> why the reader did not join the group that makes the tensor. ``lanes``: dtypes that
+    register tiles of the target hold.
     """
 
     graph: Graph
@@ -71,6 +73,7 @@ class FusionPlan:
     appends: tuple[Append, ...] = ()
     strides: dict[str, tuple[str, ...]] = field(default_factory=dict)
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    lanes: tuple[str, ...] = VECTOR_DTYPES
 
     @cached_property
     def inputs(self) -> dict[str, tuple[str, ...]]:

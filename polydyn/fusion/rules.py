@@ -8,7 +8,7 @@ the same group-dims. Equality is that of dims in normal form, so that equalities
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from polydyn.fusion.facts import same_size
@@ -25,9 +25,9 @@ WIDEST = 16
 """Lanes of the widest vectors: what is affine in them is so in narrower ones."""
 
 
-def is_tileable(graph: Graph, n: Compute) -> bool:
-    """Whether a register tile can compute the node: in vector lanes, which evaluate all branches."""
-    return has_lanes(n.body) and not needs_guard(graph, n)
+def is_tileable(graph: Graph, n: Compute, lanes: Collection[str]) -> bool:
+    """Whether a register tile can compute the node: in vector lanes (of which dtypes), which evaluate all branches."""
+    return has_lanes(n.body, lanes) and not needs_guard(graph, n)
 
 
 # -- the passes ------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def epilogue(plan: FusionPlan, a: FusedGroup, b: FusedGroup) -> Join | str | Non
             return f"its shape {_dims(graph, n)} is not the contraction's ({', '.join(map(str, shape))})"
         if _fetches(n, outputs) or not all(_same_place(graph, n, x, rows) for x in reads_of(outputs, n)):
             return "it does not read the contraction's output element by element"
-        if not is_tileable(graph, n):
+        if not is_tileable(graph, n, plan.lanes):
             return "it has no form in the register tile's vector lanes"
         if (scattered := _scattered(plan, n)) is not None:
             return f"it reads {scattered} at addresses that are not affine along a vector of columns"

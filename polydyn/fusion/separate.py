@@ -12,10 +12,14 @@ from polydyn.fusion.rules import is_tileable
 from polydyn.graph.ir import Compute, Graph, Node, Tensor, dim_name
 from polydyn.schedules.expr import load
 from polydyn.schedules.index import ZERO, Index
+from polydyn.schedules.lanes import VECTOR_DTYPES
 
 
-def separate(graph: Graph) -> FusionPlan:
-    """One group per node. A concatenation becomes one copy per part, into a window of the result."""
+def separate(graph: Graph, lanes: tuple[str, ...] = VECTOR_DTYPES) -> FusionPlan:
+    """One group per node. A concatenation becomes one copy per part, into a window of the result.
+
+    ``lanes``: as in ``FusionPlan``.
+    """
     tensors = dict(graph.tensors)
     windows: dict[str, Window] = {}
     nodes: list[Compute] = []
@@ -34,8 +38,8 @@ def separate(graph: Graph) -> FusionPlan:
             offset = offset + t.shape[n.axis]
     appends = find_appends(graph)
     graph = replace(graph, tensors=tensors, nodes=tuple(nodes))
-    groups = tuple(_alone(graph, n) for n in nodes)
-    return FusionPlan(graph, groups, windows, appends, free_strides(appends))
+    groups = tuple(_alone(graph, n, lanes) for n in nodes)
+    return FusionPlan(graph, groups, windows, appends, free_strides(appends), lanes=lanes)
 
 
 def _needed(graph: Graph) -> list[Node]:
@@ -49,8 +53,8 @@ def _needed(graph: Graph) -> list[Node]:
     return nodes[::-1]
 
 
-def _alone(graph: Graph, n: Compute) -> FusedGroup:
-    product = is_contraction(n) and is_tileable(graph, n)
+def _alone(graph: Graph, n: Compute, lanes: tuple[str, ...]) -> FusedGroup:
+    product = is_contraction(n) and is_tileable(graph, n, lanes)
     if product and is_windowed(n) and not has_column(n):  # depthwise: vectors along the last axis, as in any nest
         product = False
     kind = "contract" if product else "nest"

@@ -1,4 +1,4 @@
-"""Constants of bytes with the steps of a product side by side (docs/adr/0013-quantization.md).
+"""Constants of bytes, or of 8-bit floats, with the steps of a product side by side (docs/adr/0013-quantization.md).
 
 Tensor cores take bytes along the reduction, TMA and wide copies want columns that begin at multiples of 16 bytes.
 Models store weights [K, N]. They are laid out anew at compile time: first the axes that the product does not sum, then
@@ -14,7 +14,7 @@ import numpy as np
 from polydyn.fusion.products import is_reduction
 from polydyn.fusion.widen import OperandRewriting, over_constant, values_of
 from polydyn.graph.ir import Graph, Tensor
-from polydyn.schedules.expr import Array, Load, Op, Value, cast
+from polydyn.schedules.expr import FLOAT8, Array, Load, Op, Value, cast
 from polydyn.schedules.index import ZERO, Index
 
 SUFFIX = "@steps"
@@ -49,7 +49,11 @@ class _Rewriting(OperandRewriting):
         super().__init__(graph)
         self.names: dict[tuple[Value, tuple[int, ...], tuple[int, ...]], str | None] = {}
 
+    dtypes = ("int32", "float32")
+
     def operand(self, v: Value) -> Value:
+        if v.dtype == "float32" and not _is_byte(v):
+            return v
         operand = over_constant(self.graph, v)
         if operand is None:
             return v
@@ -61,7 +65,7 @@ class _Rewriting(OperandRewriting):
         if key not in self.names:
             self.names[key] = self._constant(v, load, body, layout)
         name = self.names[key]
-        return v if name is None else cast(Load(self.tensors[name].dtype, name, layout.index), "int32")
+        return v if name is None else cast(Load(self.tensors[name].dtype, name, layout.index), v.dtype)
 
     def _constant(self, v: Value, load: Load, body: Value, layout: _Layout) -> str | None:
         """The constant, when its values are bytes."""
@@ -93,7 +97,8 @@ def _layout(x: Load, graph: Graph) -> _Layout | None:
 
 def _is_byte(v: Value) -> bool:
     """Whether a value is a byte as it is stored."""
-    return isinstance(v, Op) and v.name == "cast" and isinstance(v.args[0], Load) and v.args[0].dtype in BYTES
+    stored = v.args[0] if isinstance(v, Op) and v.name == "cast" else None
+    return isinstance(stored, Load) and stored.dtype in (*BYTES, *FLOAT8)
 
 
 def _is_laid_out(a: Array, layout: _Layout) -> bool:

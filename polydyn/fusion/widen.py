@@ -23,7 +23,9 @@ def widen_constants(graph: Graph) -> Graph:
 
 
 class OperandRewriting:
-    """Rewrites the operands of integer products; a replacement may add constants."""
+    """Rewrites the operands of products that are summed in ``dtypes``; a replacement may add constants."""
+
+    dtypes: tuple[str, ...] = ("int32",)
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -40,7 +42,7 @@ class OperandRewriting:
         return replace(self.graph, nodes=nodes, tensors=self.tensors, constants=self.constants)
 
     def _node(self, n: Node) -> Node:
-        if not isinstance(n, Compute) or n.body.dtype != "int32" or not is_contraction(n) or not has_column(n):
+        if not isinstance(n, Compute) or n.body.dtype not in self.dtypes or not is_contraction(n) or not has_column(n):
             return n
         assert isinstance(n.body, Op)
         return replace(n, body=replace(n.body, args=tuple(map(self.operand, n.body.args))))

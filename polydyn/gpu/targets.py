@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from polydyn.codegen.device import capability, runs_on
 from polydyn.errors import UnsupportedError
 
 __all__ = [
     "ARCHITECTURES", "BASE", "CUDA_TARGETS", "EMULATED", "SPECIAL", "architectures", "is_cuda", "named",
-    "newest", "single", "special_arch",
+    "newest", "single", "special_arch", "special_runs",
 ]  # fmt: skip
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100")
@@ -18,6 +19,9 @@ EMULATED = "emulated"
 SPECIAL = "sm_90a"
 """The architecture whose special instructions kernels use (wgmma, TMA)."""
 
+FLOAT8 = "sm_89"
+"""The architecture from which on tensor cores multiply floats of 8 bits."""
+
 BASE = "sm_80"
 """Every program has its kernels as PTX for this architecture too, for devices that it does not name."""
 
@@ -27,12 +31,17 @@ CUDA_TARGETS = ("cuda", *(f"cuda:{a}" for a in (*ARCHITECTURES, EMULATED)))
 
 def special_arch(arch: str) -> int:
     """The compute capability that a kernel with special instructions needs (90 for sm_90a); 0 for other kernels."""
-    return 0 if arch == BASE else int("".join(c for c in arch if c.isdigit()))
+    return 0 if arch == BASE else capability(arch)
 
 
-def named(capability: int) -> str:
+def special_runs(arch: str, special: int) -> bool:
+    """Whether a kernel runs where instructions of the compute capability ``special`` may be used (0: of ``BASE``)."""
+    return arch == BASE or runs_on(arch, special)
+
+
+def named(device: int) -> str:
     """The architecture of a device's compute capability (90: sm_90a); empty for an unsupported one."""
-    return next((a for a in ARCHITECTURES if int("".join(c for c in a if c.isdigit())) == capability), "")
+    return next((a for a in ARCHITECTURES if capability(a) == device), "")
 
 
 def is_cuda(target: str) -> bool:
@@ -67,4 +76,7 @@ def newest(target: str) -> str:
 
     The CPU libcuda calls itself an H200.
     """
-    return SPECIAL if {SPECIAL, EMULATED} & {*architectures(target)} else BASE
+    found = architectures(target)
+    if {SPECIAL, EMULATED} & {*found}:
+        return SPECIAL
+    return FLOAT8 if any(runs_on(FLOAT8, capability(a)) for a in found) else BASE

@@ -13,7 +13,7 @@ from polydyn.graph.ir import Compute
 from polydyn.lowering.collapse import collapse_reduction, collapse_shared
 from polydyn.lowering.flatten import FlatNode, flatten
 from polydyn.lowering.group import Canonical, LoweredGroup, Pack
-from polydyn.lowering.nibbles import STEPS, over_nibbles
+from polydyn.lowering.nibbles import in_bytes, over_nibbles
 from polydyn.lowering.output import output_array
 from polydyn.lowering.pixels import as_matrix_product, in_place, needs_promotion
 from polydyn.lowering.strips import as_strips
@@ -22,6 +22,7 @@ from polydyn.schedules.expr import (
     DOTS,
     ITEMSIZE,
     NIBBLE,
+    NIBBLES,
     Load,
     Op,
     Value,
@@ -105,7 +106,7 @@ def _lower_nibbles(plan: FusionPlan, group: FusedGroup, width: int) -> ContractG
     if roles.row == "one":
         core, *rest = (replace(n, shared=(("one", ONE), *n.shared)) for n in (core, *nodes[1:]))
         nodes = (core, *rest)
-    fill = needs_promotion(core, roles)
+    fill = needs_promotion(core, roles) and not in_bytes(core, roles)
     return replace(_Builder(plan, group, core, (core, *nodes[1:]), roles, width).build(), fill=fill)
 
 
@@ -298,7 +299,7 @@ class _Builder:
         if isinstance(v, Op) and v.name == NIBBLE:
             q, step = v.args
             assert isinstance(q, Load)
-            return replace(v, args=(self._panel(q, self._pack(q, reductions, self.width, STEPS)), step))
+            return replace(v, args=(self._panel(q, self._pack(q, reductions, self.width, NIBBLES)), step))
         if isinstance(v, Op) and (read_of(v) or decoded):
             return replace(v, args=tuple(self._operand(x, product, decoded) for x in v.args))
         if not (isinstance(v, Load) and _packable(self.plan, self.core, roles, v)):
@@ -335,7 +336,7 @@ class _Builder:
         self.names.dtypes = {**self.names.dtypes, name: dtype}
         col = Index.of(pack.col[0])
         steps = [Index.of(x) for x, _ in pack.reduction]
-        if pack.steps == STEPS:  # one word, of which the product takes one step after the other
+        if pack.steps == NIBBLES:  # one word, of which the product takes one step after the other
             steps[-1] = ZERO
         index = (*(Index.of(x) for x, _ in pack.batch), col // w, *steps, col % w)
         return Load(dtype, name, index)

@@ -15,12 +15,24 @@ from polydyn.fusion.guards import is_eager
 from polydyn.fusion.plan import FusedGroup, FusionPlan
 from polydyn.fusion.rows import rest_of
 from polydyn.graph.ir import Compute, dim_name, reduction_name
-from polydyn.schedules.expr import C_FUNCTIONS, DTYPES, SMALL, Load, Op, Value, map_index, substitute, transform, walk
+from polydyn.schedules.expr import (
+    C_FUNCTIONS,
+    DTYPES,
+    FLOAT8,
+    SMALL,
+    Load,
+    Op,
+    Value,
+    map_index,
+    substitute,
+    transform,
+    walk,
+)  # fmt: skip
 from polydyn.schedules.index import ONE, ZERO, Atom, Index, fetch
 from polydyn.schedules.ranges import simplify
 
 CPU_DTYPES = DTYPES
-CUDA_DTYPES = tuple(t for t in DTYPES if t not in SMALL)
+CUDA_DTYPES = tuple(t for t in DTYPES if t not in SMALL or t in FLOAT8)
 
 
 @dataclass(frozen=True)

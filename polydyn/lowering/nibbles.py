@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.flatten import FlatNode
-from polydyn.schedules.expr import NIBBLE, FromIndex, Load, Op, Value, cast, op
+from polydyn.schedules.expr import NIBBLE, NIBBLES, FromIndex, Load, Op, Value, cast, indices, op, symbols_of
 from polydyn.schedules.index import Index
+from polydyn.schedules.tiling import Roles
 
-STEPS = 8
-"""Of a word."""
 LEAST, MOST = -8, 7
 
 
@@ -33,7 +32,7 @@ def over_nibbles(plan: FusionPlan, n: FlatNode) -> FlatNode | None:
 
 def _decoded(plan: FusionPlan, v: Value, last: tuple[str, Index]) -> Value | None:
     """``float(int(q) - int(z)) * s`` over words of the constant q, whose innermost eight steps are ``last``."""
-    if not (isinstance(v, Op) and v.name == "mul" and isinstance(v.args[1], Load) and last[1] == STEPS):
+    if not (isinstance(v, Op) and v.name == "mul" and isinstance(v.args[1], Load) and last[1] == NIBBLES):
         return None
     q, zero = _parts(v.args[0])
     known = None if q is None else plan.graph.constants.get(q.buffer)
@@ -59,3 +58,15 @@ def _parts(v: Value) -> tuple[Load | None, Load | None]:
 
 def _uncast(v: Value | None, dtype: str) -> Value | None:
     return v.args[0] if isinstance(v, Op) and v.name == "cast" and v.dtype == dtype else None
+
+
+def in_bytes(n: FlatNode, roles: Roles) -> bool:
+    """Whether rows are bytes times scales, at addresses affine in the row and the steps: they are read in place."""
+    assert isinstance(n.body, Op)
+    (row,) = (v for v in n.body.args if roles.col not in symbols_of(v))
+    names = (roles.row, roles.block, *roles.inner)
+    affine = not any(
+        i.symbols() & set(names) and any(x in i.split(x)[1].symbols() for x in names) for i in indices(row)
+    )
+    q, zero = _parts(row.args[0]) if isinstance(row, Op) and row.name == "mul" else (None, None)
+    return affine and q is not None and q.dtype == "int8" and zero is None

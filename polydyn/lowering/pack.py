@@ -7,7 +7,7 @@ import numpy as np
 from polydyn.graph.dtypes import numpy_dtype
 from polydyn.graph.reference import evaluate_index
 from polydyn.lowering.group import Pack
-from polydyn.schedules.expr import Array
+from polydyn.schedules.expr import NIBBLES, Array
 from polydyn.schedules.index import Index
 
 
@@ -38,6 +38,10 @@ def _words(panels: Array, steps: int) -> Array:
     if panels.dtype.kind != "i":
         panels = panels.astype(numpy_dtype("bfloat16")).view(np.int16)
     bits, count = 32 // steps, panels.shape[-2]
+    if steps == NIBBLES:  # -8 to 7 as 0 to 15; even parts of a word are the first four steps
+        order = [k // 2 + NIBBLES // 2 * (k % 2) for k in range(NIBBLES)]
+        panels = panels.reshape(*panels.shape[:-2], -1, NIBBLES, panels.shape[-1])[..., order, :]
+        panels = panels.reshape(*panels.shape[:-3], count, panels.shape[-1]) + np.int8(8)
     words = np.zeros((*panels.shape[:-2], -(-count // steps), panels.shape[-1]), np.uint32)
     for k in range(min(steps, count)):
         part = panels[..., k::steps, :].astype(np.uint32) & np.uint32(2**bits - 1)

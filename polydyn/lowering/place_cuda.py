@@ -174,7 +174,7 @@ class CudaBuilder(Builder):
         if refusal := product_refusal(lowered.group, form.roles):
             raise UnsupportedError(
                 str(refusal), tensor=group.outputs[0],
-                remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32",
+                remedy="float32, float16, bfloat16, int32, or int8 and uint8 with sums in int32, or floats of 8 bits",
             )  # fmt: skip
         kernel = CudaContractKernel(f"contract_{key[:12]}", lowered.group, form.roles, self.arch, self.tf32)
         if form.roles.row == "one" and not kernel.few_rows():

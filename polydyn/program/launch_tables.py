@@ -63,7 +63,8 @@ def limits(candidate: Candidate) -> tuple[Condition, ...]:
         return candidate.conditions
     arch = special_arch(candidate.block.arch)
     fits = [(candidate.scratch, "<=", Index.of(SHARED))] if candidate.scratch != ZERO else []
-    runs = [(Index.of(ARCH), "==", Index.of(arch))] if arch else []
+    only = "==" if candidate.block.arch[-1].isalpha() else ">="
+    runs = [(Index.of(ARCH), only, Index.of(arch))] if arch else []
     return (*candidate.conditions, *fits, *runs)
 
 

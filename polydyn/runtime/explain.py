@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from polydyn.errors import InputError
-from polydyn.gpu.targets import special_arch
+from polydyn.gpu.targets import special_runs
 from polydyn.runtime.expressions import decision_from_json, evaluate, symbols_of
 from polydyn.runtime.symbols import THREADS, holds
 from polydyn.schedules.decision import Decision, choose, cost
@@ -255,7 +255,7 @@ class _Explainer:
 def refusal(c: Mapping[str, Any], env: Mapping[str, int], device: Device | None) -> str:
     """Why a candidate cannot be taken; empty when it can."""
     if device is not None:
-        if special_arch(c["block"]["arch"]) not in (0, device.special):
+        if not special_runs(c["block"]["arch"], device.special):
             return f"it is for {c['block']['arch']}"
         smem = evaluate(c["scratch"], env)
         if smem > device.shared_limit:

@@ -107,9 +107,12 @@ def gpu_product(group: Group, roles: Roles, sizes: GpuTile, split: bool = False)
 
 def stage_sums(
     t: Scheduled, unit: tuple[Coord, ...], outer: tuple[Coord, ...], fragments: tuple[Coord, ...], sums: str,
-    j: str = "j",
+    j: str = "j", whole: bool = False,
 ) -> Scheduled:  # fmt: skip
     """Sums through shared memory, one fragment's rows and ``SLAB`` columns of a unit at a time, rows bit-reversed.
+
+    ``whole``: all slabs are staged first, in loops of their own, so that what follows can be a loop over slabs, which
+    sums, being registers, cannot be read in.
 
     ``unit``: loops over units; ``outer``, ``fragments``: loops of the epilogues around slabs, and over fragments of the
     columns, which are axis ``j``; ``sums``: their array. The fragment's rows are the digits r3:2 r2:2 r1:2 r0:2; a
@@ -125,7 +128,8 @@ def stage_sums(
     t = refine(t, i, p(i), ("r3", 2), ("r2", 2), ("r1", 2), ("r0", 2))
     t = interchange(t, *outer, e("s"), e("f"), p(i), p(j))
     cell: dict[Coord, list[str]] = {e("f"): columns, p(i): ["r3", "r2", "r1", "r0"], p(j): [p(j)]}
-    t = promote(t, sums, j, STAGE, "stage", e("s"), done, cell, scope=unit)
+    cell = {e("g"): slabs, **cell} if whole else cell
+    t = promote(t, sums, j, STAGE, "stage", outer[-1] if whole else e("s"), done, cell, scope=unit)
     places: dict[Coord, list[str]] = {e(i): list(PLACES), e("j"): [*columns, p(j)], e("v"): []}
     t = regroup(t, done, [e("f"), p(i), p(j)], places)
     return distribute(t, e(i), done[0]) if len(done) > 1 else t

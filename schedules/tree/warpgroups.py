@@ -59,7 +59,7 @@ def warpgroup_product(group: Group, roles: Roles, sizes: WarpgroupTile) -> Sched
     t = regroup(t, [INIT, *done], [g(i), h(i)], {w(i): [g(i), h(i)]})
     t = regroup(t, [INIT], [s(j), f(j)], {f(j): [s(j), f(j)]})
     t = interchange(t, w(i), f(j), p(i), p(j))
-    t = stage_sums(t, (w(i),), (w(i),), (s(j), f(j)), group.backbone.array)
+    t = stage_sums(t, (w(i),), (w(i),), (s(j), f(j)), group.backbone.array, whole=True)
     t = assign(assign(assign(t, "task", *block), "unit", w(i)), "unit", g(i))
     t = pad(t, INIT, ACC)  # boxes are filled with zeros; epilogues are guarded
     t = clip(clip(t, i, *done), j, *done)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import pytest
 
 from tests.support.packages import build_wheel, copy_sources
-from tests.support.paths import ROOT
+from tests.support.paths import DATA, ROOT
 
 pytestmark = pytest.mark.slow
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -78,3 +84,77 @@ def test_the_wheel_is_plain_python_with_sources(wheel: Path) -> None:
         held = archive.namelist()
     assert any(n.endswith("licenses/LICENSE") for n in held) and "polydyn/py.typed" in held
     assert not [n for n in held if n.endswith((".so", ".pyc"))] and not [n for n in held if n.startswith("tests")]
+
+
+def stage(image: str, folder: Path) -> dict[str, str]:
+    """An environment in the place of an image: its Python, and gcc unless the image is slim; the settings to use it."""
+    version, _, slim = image.removeprefix("python:").partition("-")
+    subprocess.run([interpreter(version), "-m", "venv", folder], check=True)
+    tools = folder / "tools"
+    tools.mkdir()
+    for tool in ("sh", "rm", *(() if slim else ("gcc", "as", "ld"))):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+    return {"PATH": f"{folder / 'bin'}:{tools}"}
+
+
+def follow(dockerfile: str, root: Path, files: dict[str, Path]) -> tuple[dict[str, str], list[str]]:
+    """Executes a Dockerfile without a container: /src, /model, /app and /tmp lie below ``root``, ``files`` is what its
+    folder has beside polydyn. The settings of the last stage, and its command.
+    """
+    settings: dict[str, str] = {}
+    command: list[str] = []
+    for word, said in (line.split(maxsplit=1) for line in dockerfile.splitlines() if line):
+        here = re.sub(r"(?<![\w.])/(src|model|app|tmp)\b", rf"{root}/\1", said)
+        if word == "FROM":
+            shutil.rmtree(root / "src", ignore_errors=True)  # another image
+            settings = stage(said.split()[0], root / f"stage{len(list(root.glob('stage*')))}")
+        elif word == "RUN":
+            done = subprocess.run(here, shell=True, env=settings, capture_output=True, text=True)
+            assert done.returncode == 0, f"{said}\n{done.stdout}{done.stderr}"
+        elif word == "COPY":
+            *options, source, target = here.split()
+            if options:  # from another stage, which has the same folders here
+                assert Path(source).exists(), said
+            elif source == "polydyn":
+                copy_sources(Path(target))
+            else:
+                Path(target).mkdir(exist_ok=True)
+                shutil.copy(files[source], Path(target, source))
+        elif word == "ENV":
+            settings |= dict(pair.split("=", 1) for pair in here.split())
+        elif word == "CMD":
+            command = json.loads(said)
+        else:
+            assert word in ("WORKDIR", "USER"), f"{word} is not tried here"
+    return settings, command
+
+
+def test_the_steps_of_the_container_serve(tmp_path: Path) -> None:
+    """docs/serving.md: what its image runs has neither gcc nor onnx, and answers."""
+    page = (ROOT / "docs" / "serving.md").read_text()
+    (dockerfile,) = re.findall(r"```dockerfile\n(.*?)```", page, re.DOTALL)
+    (server,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "server.py").write_text(server)
+    files = {"server.py": tmp_path / "server.py", "bert.onnx": DATA / "bert_tiny.onnx"}
+    settings, command = follow(dockerfile, tmp_path, files)
+    program = str(shutil.which(command[0], path=settings["PATH"]))
+    assert not shutil.which("gcc", path=settings["PATH"])
+    assert subprocess.run([Path(program).with_name("python"), "-c", "import onnx"], capture_output=True).returncode
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    at = {"0.0.0.0": "127.0.0.1", "8000": port}
+    serving = subprocess.Popen([program, *(at.get(x, x) for x in command[1:])], cwd=tmp_path / "app", env=settings)
+    try:
+        ask = Request(f"http://127.0.0.1:{port}/embed", b"[5, 6, 7]", {"Content-Type": "application/json"})
+        answer = None
+        for _ in range(300):
+            assert serving.poll() is None, "the server has ended"
+            with suppress(URLError):
+                answer = json.load(urlopen(ask, timeout=10))
+                break
+            time.sleep(0.1)
+        assert answer is not None and len(answer["vector"]) == 32 and answer["texts"] == 1
+    finally:
+        serving.terminate()
+        serving.wait()

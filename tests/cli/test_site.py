@@ -62,3 +62,9 @@ def test_the_reference_has_the_public_names(site: Any) -> None:
     for name in ("polydyn.compile", "polydyn.Program", "polydyn.explore.pictures.domain", "polydyn.extend.c_operator"):
         assert f"### {name}\n" in text, name
     assert "`run(self, feeds" in text
+
+
+def test_every_error_class_of_the_reference_leads_to_its_section(site: Any) -> None:
+    sections = re.findall(r"^### (\w+)$", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    links = re.findall(r"\]\(errors\.md#(\w+)\)", site.reference())
+    assert {"modelerror", "missingnameerror", "legalityerror"} < set(links) <= {s.lower() for s in sections}

@@ -109,6 +109,19 @@ def test_every_tile_and_tail(dtype: str, trans_b: bool) -> None:
                 assert right(plan, k, p, feeds, want), (k.version, shape)
 
 
+def test_columns_that_192_divide() -> None:
+    """A tile of their own where their number is known; more steps than its five slots."""
+    for n, tiles in ((320, [256, 128]), (384, [256, 192, 128])):
+        constants = {"w": np.random.default_rng(n).standard_normal((456, n)).astype(np.float16)}
+        plan = plan_of([node("MatMul", ["x", "w"], ["y"])], {"x": ("M", 456)}, ["y"], constants, "float16")
+        p = wgmma_only(plan)
+        assert list(dict.fromkeys(int(k.version.split("x")[1]) for k in p.kernels)) == tiles
+    x = np.random.default_rng(0).standard_normal((131, 456)).astype(np.float16)
+    want = x.astype(np.float64) @ constants["w"].astype(np.float64)
+    k = hopper(p, "wgmma_128x192x64_5_wide")
+    assert right(plan, k, replace(p, kernels=(k,)), {"x": x}, want)
+
+
 def test_batched_and_odd_columns() -> None:
     plan = product("float16", False, True)
     p = wgmma_only(plan)
@@ -165,6 +178,7 @@ def test_rows_that_run_backwards_and_coordinates_beyond_32_bits_have_other_kerne
             assert any(k.fits(env, 227 * 1024, 132, "sm_90a") for k in mapped) == wanted, (far, size)
 
 
+STAGED = "(sum + 4, smem + 65536 + (("
 BUGS = {
     "expects too few bytes": ("((int32_t)32768)", "((int32_t)24576)"),
     "consumers' parity": ("((int32_t)((b_k/4) + (-2)*(b_k/8)))", "((int32_t)(1 - (b_k/4) + 2*(b_k/8)))"),
@@ -176,7 +190,9 @@ BUGS = {
     "no barrier after init": ("  pd_syncthreads();\n  if (tid < 128)", "  if (tid < 128)"),
     "the other warpgroup's rows": ("4096*(tid/128)", "0*(tid/128)"),
     "panels of B": ("((int32_t)8192))", "((int32_t)4096))"),
-    "rows of another warp": ("(sum + 4, smem + 131136 + ((512*warp", "(sum + 4, smem + 131136 + ((512*(warp^1)"),
+    "rows of another warp": (f"{STAGED}512*e_s + 2048*warp", f"{STAGED}512*e_s + 2048*(warp^1)"),
+    "rows of another slab": (f"{STAGED}512*e_s", f"{STAGED}512*(e_s^1)"),
+    "staged where others still read": ("pd_bar_sync(((int32_t)1), ((int32_t)256));", ""),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from polydyn.errors import ModelError
 from polydyn.graph.bodies import Body, body
@@ -141,15 +142,24 @@ def q_gemm(b: Body) -> None:
     b.give(quantized(b, scaled, 7) if b.input(7) else scaled)
 
 
+BYTES = 4
+"""The accuracy level of rows that may be rounded to bytes."""
+
+
 @body(f"{MICROSOFT}::MatMulNBits")
 def matmul_n_bits(b: Body) -> None:
-    """Weights of 2, 4 or 8 bits in blocks along the sum, each block with a scale and a zero point."""
+    """Weights of 2, 4 or 8 bits in blocks along the sum, each block with a scale and a zero point.
+
+    At accuracy level 4 rows are rounded to bytes where weights have 4 bits, with a scale for each whole block.
+    """
     a, packed, scales, zeros, order, bias = (b.input(i) for i in range(6))
     n, k, block, bits = (b.attribute(x, d) for x, d in (("N", None), ("K", None), ("block_size", None), ("bits", 4)))
-    b.ignore("accuracy_level")
     if order or bits not in (2, 4, 8):
         raise b.refuse("g_idx" if order else f"bits={bits}")
     blocks = -(-k // block)
+    in_bytes = b.attribute("accuracy_level", 0) == BYTES and bits == 4 and k % block == 0
+    if in_bytes and b.tensor(a).dtype == "float32":
+        a = _rounded_by_blocks(b, a, block)
     if b.tensor(packed).shape[-1].constant not in (None, block * bits // 8):
         raise ModelError(f"{packed} has no {block * bits // 8} bytes for a block", node=b.node.name)
     values = _first(b, _unpacked(b, packed, bits, (n, -1)), k)
@@ -168,6 +178,16 @@ def matmul_n_bits(b: Body) -> None:
         weight = _first(b, b.reshape(product, n, blocks * block), k)
     total = b.op("MatMul", a, b.op("Transpose", b.op("CastLike", weight, a), perm=(1, 0)))
     b.give(b.op("Add", total, bias) if bias else total)
+
+
+def _rounded_by_blocks(b: Body, x: str, block: int) -> str:
+    """Rows rounded to bytes, with a scale for each block: its largest magnitude is 127 steps."""
+    front = [0] * (len(b.tensor(x).shape) - 1)
+    blocks = b.reshape(x, *front, -1, block)
+    scale = b.op("Div", b.reduce("ReduceMax", b.op("Abs", blocks), -1), b.constant(127, "float32"))
+    whole = {"axis": -1, "block_size": block}
+    rounded = b.op("QuantizeLinear", blocks, scale, output_dtype=int(TensorProto.INT8), **whole)
+    return b.op("Reshape", b.op("DequantizeLinear", rounded, scale, **whole), b.op("Shape", x))
 
 
 def _first(b: Body, x: str, count: int) -> str:

@@ -23,7 +23,8 @@ QUANTIZED = ("int8", "uint8", "int16", "uint16", *SMALL)
 """What QuantizeLinear gives."""
 ENDS = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}
 """Least and greatest number of integers that numpy lacks."""
-REAL = ("float32", "float16", "bfloat16")
+HALF = ("float16", "bfloat16")
+REAL = ("float32", *HALF)
 UINT8, FLOAT = 2, 1
 """ONNX's numbers of two element types."""
 

@@ -4,22 +4,26 @@
 the scales come out of it, one factor for a tensor or for each output column. Only where both scales are known now and
 where sums of int32 cannot wrap, whatever is in the bytes. Where ``zw`` is 0, the zero point of the activations comes
 out of the sum too, as ``za * sum(w)``, one known integer for each output column: bytes are multiplied as they are.
+
+Floats of 8 bits have no zero points, and their sums are float32: the scales come out in the same way, also where the
+model rounds what it dequantizes to 16 bits.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from polydyn.graph.ir import Compute, Dim, Graph, Node, Tensor, dim_name, reduction_name
-from polydyn.graph.operators.common import all_of
-from polydyn.graph.operators.quantization import centred
+from polydyn.graph.operators.common import all_of, wide
+from polydyn.graph.operators.quantization import HALF, centred
 from polydyn.graph.passes.join import as_contraction
 from polydyn.graph.passes.steps import Step, dequantization, is_ordinary, live, number, quantization, through_views
 from polydyn.graph.reference import evaluate_node
-from polydyn.schedules.expr import Array, Load, Op, Value, cast, const, load, loads, op
+from polydyn.schedules.expr import FLOAT8, Array, Load, Op, Value, cast, const, load, loads, op
 from polydyn.schedules.index import Index, product
 
 BYTES = ("int8", "uint8")
@@ -27,25 +31,33 @@ BYTES = ("int8", "uint8")
 
 @dataclass(frozen=True)
 class _Operand:
-    """An operand of a product as integers. ``padded``: the float padding that it is read through."""
+    """An operand of a product as it was quantized. ``padded``: the float padding that it is read through."""
 
     step: Step
     padded: Compute | None = None
 
     @property
     def value(self) -> Value:
-        """``x - zero`` as int32."""
-        return centred(self.step.x, self.step.zero)
+        """``x - zero`` as int32; a small float as float32."""
+        x = self.step.x
+        return wide(x) if x.dtype in FLOAT8 else centred(x, self.step.zero)
 
 
 def integer_products(graph: Graph) -> Graph:
     """The graph with integer sums for the products of dequantized activations with dequantized constants."""
-    return _Integers(graph).run()
+    return _Products(graph, BYTES).run()
 
 
-class _Integers:
-    def __init__(self, graph: Graph) -> None:
-        self.whole = graph
+def float8_products(graph: Graph) -> Graph:
+    """The same with sums of float32 for operands of 8-bit floats."""
+    return _Products(graph, FLOAT8).run()
+
+
+class _Products:
+    """``dtypes``: of the operands that are looked for."""
+
+    def __init__(self, graph: Graph, dtypes: Collection[str]) -> None:
+        self.whole, self.dtypes = graph, dtypes
         self.graph = graph = _with_bytes(graph)
         self.makers = graph.producer()
         self.tensors = dict(graph.tensors)
@@ -67,7 +79,7 @@ class _Integers:
         return live(whole)
 
     def _rewritten(self, node: Node) -> bool:
-        """Writes a product as an integer sum and its scaling, where that is the same."""
+        """Writes a product as a sum over what was quantized and its scaling, where that is the same."""
         n = as_contraction(node)
         if n is None or n.body.dtype != "float32":
             return False
@@ -88,14 +100,15 @@ class _Integers:
         return True
 
     def _write(self, n: Compute, body: Value, offset: Load | None, factor: Load) -> None:
-        """The sum over integers, and the node as this sum less the offset, times the factor."""
+        """The sum, and the node as this sum less the offset, times the factor."""
         shape = self.tensors[n.output].shape
         total = self._fresh(f"{n.output}@sum")
         self._add(replace(n, output=total, body=body), shape)
-        sums: Value = load(total, tuple(map(dim_name, range(len(shape)))), "int32")
+        sums: Value = load(total, tuple(map(dim_name, range(len(shape)))), body.dtype)
         sums = sums if offset is None else op("sub", sums, offset)
         self.nodes.append(Compute(n.output, op("mul", cast(sums, "float32"), factor), origin=n.origin))
-        self.notes.append(f"{n.output}: a product of integers, scaled once (its operands are dequantized)")
+        what = "integers" if body.dtype == "int32" else "8-bit floats"
+        self.notes.append(f"{n.output}: a product of {what}, scaled once (its operands are dequantized)")
 
     def _constant(self, n: Compute, what: str, array: Array) -> str:
         name = self._fresh(f"{n.output}@{what}")
@@ -130,17 +143,26 @@ class _Integers:
 
     def _operand(self, n: Compute, v: Value) -> _Operand | None:
         """An operand that is dequantized, perhaps seen through views, perhaps with zeros around it; else None."""
+        if self.dtypes is FLOAT8 and isinstance(v, Op) and v.name == "cast" and v.args[0].dtype in HALF:
+            (v,) = v.args
         if not isinstance(v, Load):
             return None
         v = through_views(self.graph, self.makers, v, n)
         maker = self.makers.get(v.buffer)
         padded = maker if isinstance(maker, Compute) and _padding(maker) else None
-        step = self._inside(padded) if padded else dequantization(maker)
-        if step is None or step.x.dtype not in BYTES:
+        step = self._inside(padded) if padded else self._step(maker)
+        if step is None or step.x.dtype not in self.dtypes:
             return None
         if padded is None:
             return _Operand(step.at(v.index))
         return _Operand(replace(step, x=replace(step.x, buffer=v.buffer, index=v.index)), padded)
+
+    def _step(self, maker: Node | None) -> Step | None:
+        """What dequantizes; of small floats also to 16 bits, which are more than they have."""
+        if self.dtypes is FLOAT8 and isinstance(maker, Compute) and maker.body.dtype in HALF:
+            assert isinstance(maker.body, Op | Load)
+            maker = replace(maker, body=maker.body.args[0]) if isinstance(maker.body, Op) else maker
+        return dequantization(maker)
 
     def _inside(self, padded: Compute) -> Step | None:
         """The step that makes what a padding surrounds with zeros."""
@@ -176,7 +198,7 @@ class _Integers:
 
         The scale of the weights may differ by output column, not along the sum.
         """
-        one, many = number(self.constants, rows.scale), self.constants[weights.scale.buffer]
+        one, many = number(self.constants, rows.scale), self.constants[weights.scale.buffer].astype(np.float32)
         along = {s for i in weights.scale.index for s in i.symbols()}
         if one is None or number(self.constants, rows.zero) is None or any(s.startswith("r") for s in along):
             return None
@@ -186,7 +208,9 @@ class _Integers:
         return factor if ordinary else None
 
     def _fits(self, n: Compute, rows: Step, weights: Step) -> bool:
-        """Whether no sum of these integers leaves int32."""
+        """Whether no sum of these integers leaves int32; float32 holds any of small floats."""
+        if rows.x.dtype in FLOAT8:
+            return True
         steps, zero = product(n.reduction).constant, number(self.constants, rows.zero)
         array = self.constants[weights.x.buffer].astype(np.int64)
         if not steps or not array.size or zero is None:

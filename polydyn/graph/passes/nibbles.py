@@ -20,11 +20,10 @@ from polydyn.graph.passes.join import as_contraction
 from polydyn.graph.passes.steps import Step, dequantization, live, through_views
 from polydyn.graph.reference import evaluate_node
 from polydyn.graph.verify import free_symbols
-from polydyn.schedules.expr import Array, Load, Op, Value, load, op, substitute
+from polydyn.schedules.expr import NIBBLES, Array, Load, Op, Value, load, map_index, op, substitute
 from polydyn.schedules.index import Index
+from polydyn.schedules.ranges import simplify
 
-EIGHT = 8
-"""Steps of a word."""
 MIDDLE: Mapping[str, int] = {"int4": 0, "int8": 0, "uint4": 8, "uint8": 8}
 """Dtypes that weights of 4 bits come in, and what is subtracted to make them integers from -8 to 7."""
 
@@ -62,18 +61,25 @@ class _Nibbles:
             return node
         assert isinstance(n.body, Op)
         for row, column in (n.body.args, n.body.args[::-1]):
-            if isinstance(column, Load) and (step := self._step(n, column)) and (w := self._weights(step)):
-                return self._product(n, row, w)
+            step = self._step(n, column)
+            weights = None if step is None else self._weights(step, int(n.reduction[0]))
+            if weights is not None:
+                return self._product(n, self._rows(n, row), weights)
         return node
 
-    def _step(self, n: Compute, v: Load) -> Step | None:
+    def _step(self, n: Compute, v: Value) -> Step | None:
         """The step that makes an operand, over the iterators of the product."""
+        if not isinstance(v, Load):
+            return None
         v = through_views(self.graph, self.makers, v, n)
         step = dequantization(self.makers.get(v.buffer))
         return step.at(v.index) if step is not None and step.x.dtype in MIDDLE else None
 
-    def _weights(self, step: Step) -> _Weights | None:
-        """The weights, if constants make them, with the columns first and of whole words in a block."""
+    def _weights(self, step: Step, count: int) -> _Weights | None:
+        """The weights, if constants make them, with the columns first and of whole words in a block.
+
+        ``count``: steps of the product, which may be fewer than the constant has.
+        """
         names = [x.buffer for x in (step.x, step.scale, step.zero) if x is not None]
         arrays = _computed_now(self.graph, names)
         steps = Index.of(reduction_name(0))
@@ -82,26 +88,37 @@ class _Nibbles:
             return None
         middle, q = MIDDLE[step.x.dtype], arrays[step.x.buffer].astype(np.int16)
         q = q - middle if step.x.index[1] == steps else q.T - middle
-        if not q.size or q.min() < -EIGHT or q.max() >= EIGHT:
+        if not q.size or q.min() < -8 or q.max() > 7 or q.shape[1] != count:
             return None
         of_block = [x for x in (step.scale, step.zero) if x is not None]
         block = _block(of_block, q.shape[1])
-        if block % EIGHT:
+        if block % NIBBLES:
             return None
         s, *z = (_by_blocks(x, arrays[x.buffer], q.shape, block, str(plain[0])) for x in of_block)
         zero = z[0].astype(np.int16) - middle if z else np.full_like(s, -middle, np.int16)
+        if zero.min() < -128 or zero.max() > 127:
+            return None
         return _Weights(q.astype(np.int8), s, zero.astype(np.int8) if zero.any() else None, plain[0])
+
+    def _rows(self, n: Compute, v: Value) -> Value:
+        """The row operand; of one that is dequantized from bytes its bytes and scales."""
+        step = self._step(n, v)
+        if step is None or step.x.dtype != "int8" or step.zero is not None:
+            return v
+        return dequantized(through_views(self.graph, self.makers, step.x, n), step.scale, None)
 
     def _product(self, n: Compute, row: Value, w: _Weights) -> Compute:
         """The product over blocks, words of a block and steps of a word."""
         columns, steps = w.q.shape
         blocks = w.s.shape[1]
-        sizes = (blocks, steps // blocks // EIGHT, EIGHT)
+        sizes = (blocks, steps // blocks // NIBBLES, NIBBLES)
         block, word, step = (Index.of(reduction_name(k)) for k in range(3))
         q = load(self._constant(n, "q", w.q.reshape(columns, *sizes)), (w.column, block, word, step), "int8")
         s = load(self._constant(n, "s", w.s), (w.column, block), "float32")
         z = None if w.z is None else load(self._constant(n, "z", w.z), (w.column, block), "int8")
-        here = substitute(row, {reduction_name(0): (block * sizes[1] + word) * EIGHT + step})
+        here = substitute(row, {reduction_name(0): (block * sizes[1] + word) * NIBBLES + step})
+        ranges = {reduction_name(k): Index.of(e) for k, e in enumerate(sizes)}
+        here = map_index(here, lambda i: simplify(i, ranges))
         self.notes.append(f"{n.output}: its weights stay integers of 4 bits")
         return replace(n, body=op("mul", here, dequantized(q, s, z)), reduction=tuple(map(Index.of, sizes)))
 

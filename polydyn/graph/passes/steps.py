@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from polydyn.graph.ir import Compute, Graph, Node, dim_name, iterators
-from polydyn.graph.operators.quantization import QUANTIZED, dequantized, quantized
+from polydyn.graph.operators.common import wide
+from polydyn.graph.operators.quantization import QUANTIZED, REAL, dequantized, quantized
 from polydyn.schedules.expr import Array, Load, Value, load, loads, map_index, substitute
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.ranges import simplify
@@ -41,7 +42,7 @@ def dequantization(n: Node | None) -> Step | None:
     step = _step(n, scale_last=True)
     if step is None or not isinstance(n, Compute):
         return None
-    return step if n.body == dequantized(step.x, step.scale, step.zero) else None
+    return step if n.body == dequantized(step.x, wide(step.scale), step.zero) else None
 
 
 def quantization(n: Node | None) -> Step | None:
@@ -49,7 +50,7 @@ def quantization(n: Node | None) -> Step | None:
     step = _step(n, scale_last=False)
     if step is None or not isinstance(n, Compute) or step.x.dtype != "float32" or n.body.dtype not in QUANTIZED:
         return None
-    return step if n.body == quantized(step.x, step.scale, step.zero, n.body.dtype) else None
+    return step if n.body == quantized(step.x, wide(step.scale), step.zero, n.body.dtype) else None
 
 
 def _step(n: Node | None, scale_last: bool) -> Step | None:
@@ -59,7 +60,7 @@ def _step(n: Node | None, scale_last: bool) -> Step | None:
         return None
     x, *zero = read[:-1] if scale_last else (read[0], *read[2:])
     scale = read[-1] if scale_last else read[1]
-    whole = scale.dtype == "float32" and (not zero or zero[0].dtype in (*QUANTIZED, "int32"))
+    whole = scale.dtype in REAL and (not zero or zero[0].dtype in (*QUANTIZED, "int32"))
     return Step(x, scale, zero[0] if zero else None) if whole else None
 
 
@@ -82,7 +83,7 @@ def number(constants: Mapping[str, Array], v: Load | None) -> np.float32 | int |
     if known is None or known.size != 1 or any(i.symbols() or i.fetches() for i in v.index):
         return None
     one = known.reshape(-1)[0]
-    return np.float32(one) if v.dtype == "float32" else int(one)
+    return np.float32(one) if v.dtype in REAL else int(one)
 
 
 def is_ordinary(scale: Array | np.float32) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from polydyn.build.features import available_cores
+from polydyn.codegen.device import capability, runs_on
 from polydyn.errors import BuildError
 from polydyn.gpu.compiler import compile_cuda, compiler_version, device_headers
 from polydyn.gpu.emulator import compile_emulated
@@ -54,7 +55,7 @@ class Images:
 def build_images(kernels: Sequence[Kernel], sources: Mapping[str, str], archs: Iterable[str]) -> Images:
     """Compiles kernels (``sources[name + ".cu"]``) for architectures, and for ``BASE`` as PTX.
 
-    Kernels with the instructions of one architecture are compiled for that one alone.
+    Kernels with newer instructions are compiled for the architectures that have them.
 
     BuildError: a text is refused. UnsupportedError: an unknown architecture.
     """
@@ -68,7 +69,7 @@ def build_images(kernels: Sequence[Kernel], sources: Mapping[str, str], archs: I
         return Images({}, note=note)
     units = _units(kernels, sources)
     texts = [joined([sources[f"{kernels[k][0]}.cu"] for k in u.kernels]) for u in units]
-    jobs = [(i, a, "cubin") for a in requested for i, u in enumerate(units) if u.arch in (BASE, a)]
+    jobs = [(i, a, "cubin") for a in requested for i, u in enumerate(units) if runs_on(u.arch, capability(a))]
     jobs += [(i, BASE, "ptx") for i, u in enumerate(units) if u.arch == BASE]
     with ThreadPoolExecutor(available_cores()) as pool:
         done = list(pool.map(lambda j: compile_cuda(texts[j[0]], j[1], kind=j[2]), jobs))
@@ -134,7 +135,7 @@ class ImageSource:
             (
                 (folder, kind)
                 for folder, kind in _order(driver)
-                if all(_name(folder, i, kind) in images for i, u in units if u.arch in (BASE, folder))
+                if all(_name(folder, i, kind) in images for i, u in units if _has(folder, u.arch))
             ),
             None,
         )
@@ -176,6 +177,11 @@ class ImageSource:
                 f"the program has no kernels for sm_{self.driver.arch}, and they cannot be compiled here: {e}",
                 remedy=f"compile the model with target='cuda:sm_{self.driver.arch}' where a CUDA compiler is",
             ) from e
+
+
+def _has(folder: str, arch: str) -> bool:
+    """Whether a folder of images has the kernels with an architecture's instructions."""
+    return arch == BASE or (folder != "ptx" and runs_on(arch, capability(folder)))
 
 
 def _order(driver: Driver) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ TF32 = "tfloat32"
 _TYPES = {  # type -> (CUtensorMapDataType, bytes)
     "uint8": (0, 1), "int8": (0, 1), "bool": (0, 1), "uint16": (1, 2), "int16": (1, 2), "uint32": (2, 4),
     "int32": (3, 4), "uint64": (4, 8), "int64": (5, 8), "float16": (6, 2), "float32": (7, 4), "float64": (8, 8),
-    "bfloat16": (9, 2), TF32: (11, 4),
+    "bfloat16": (9, 2), TF32: (11, 4), "float8_e4m3fn": (0, 1), "float8_e5m2": (0, 1),
 }  # fmt: skip
 
 

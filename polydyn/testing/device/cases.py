@@ -124,7 +124,7 @@ def _pack(m: Array, layout: Iterator[tuple[int, int, int, int]], per_lane: int) 
     return out
 
 
-def _mma(name: str, k: int, a: Array, b: Array, c: Array, va: Array, vb: Array, tolerance: float) -> Case:
+def mma_case(name: str, k: int, a: Array, b: Array, c: Array, va: Array, vb: Array, tolerance: float) -> Case:
     """``a``, ``b``: storage bits; ``va``, ``vb``: the values they stand for."""
     exact = np.float64 if tolerance else np.int64
     d = (va.astype(exact) @ vb.astype(exact) + c).astype(c.dtype)
@@ -143,13 +143,13 @@ def mma_cases() -> list[Case]:
     a8, b8 = r.integers(-128, 128, (16, 32), np.int8), r.integers(-128, 128, (32, 8), np.int8)
     u8, v8, ci = a8.view(np.uint8), b8.view(np.uint8), r.integers(-1000, 1000, (16, 8), np.int32)
     return [
-        _mma("mma_f16", 16, h, g, c, h.view(np.float16), g.view(np.float16), 1e-6),
-        _mma("mma_bf16", 16, x, y, c, from_bf16(x), from_bf16(y), 1e-6),
-        _mma("mma_tf32", 8, t, u, c, t.view(np.float32), u.view(np.float32), 1e-6),
-        _mma("mma_s8", 32, a8, b8, ci, a8, b8, 0),
-        _mma("mma_u8", 32, u8, v8, ci, u8, v8, 0),
-        _mma("mma_s8u8", 32, a8, v8, ci, a8, v8, 0),
-        _mma("mma_u8s8", 32, u8, b8, ci, u8, b8, 0),
+        mma_case("mma_f16", 16, h, g, c, h.view(np.float16), g.view(np.float16), 1e-6),
+        mma_case("mma_bf16", 16, x, y, c, from_bf16(x), from_bf16(y), 1e-6),
+        mma_case("mma_tf32", 8, t, u, c, t.view(np.float32), u.view(np.float32), 1e-6),
+        mma_case("mma_s8", 32, a8, b8, ci, a8, b8, 0),
+        mma_case("mma_u8", 32, u8, v8, ci, u8, v8, 0),
+        mma_case("mma_s8u8", 32, a8, v8, ci, a8, v8, 0),
+        mma_case("mma_u8s8", 32, u8, b8, ci, u8, b8, 0),
     ]
 
 

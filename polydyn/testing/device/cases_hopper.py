@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from polydyn.runtime.cuda.tensormap import TF32, TensorMap
-from polydyn.testing.device.cases import RNG, Array, Case, Mapped, from_bf16, to_bf16, to_tf32, to_tf32_even
+from polydyn.testing.device.cases import RNG, Array, Case, Mapped, from_bf16, mma_case, to_bf16, to_tf32, to_tf32_even
 
 SOURCE = "primitives_hopper.cu"
 
@@ -95,14 +97,47 @@ def places_case() -> Case:
 WGMMA = """
     f16_n32 f16_n64 f16_n96 f16_n128 f16_n192 f16_n256 bf16_n32 bf16_n64 bf16_n128 bf16_n256
     f16_n64_mn f16_n128_mn f16_n256_mn bf16_n128_mn tf32_n32 tf32_n96 tf32_n128 tf32_n256 s8_n64
+    e4m3_n128 e5m2_n256 e4m3e5m2_n128 e5m2e4m3_n64
     s8_n128 s8_n192 s8_n256 u8s8_n128 u8s8_n256 s8u8_n128 s8u8_n256 u8_n128 u8_n256
 """
 BYTES = {"s8": ("int8", "int8"), "u8": ("uint8", "uint8"), "u8s8": ("uint8", "int8"), "s8u8": ("int8", "uint8")}
+
+FLOAT8 = {"e4m3": (4, 4), "e5m2": (5, 5), "e4m3e5m2": (4, 5), "e5m2e4m3": (5, 4)}
+"""Bits of the operands' exponents."""
+
+
+def to_float8(x: Array, exponent: int) -> Array:
+    """Whole numbers of at most 8, in float16, as floats of 8 bits."""
+    bits = x.view(np.uint16).astype(np.int32)
+    sign, size = bits >> 15 << 7, bits & 0x7FFF
+    code = size >> 8 if exponent == 5 else np.where(size > 0, (size - (8 << 10)) >> 7, 0)
+    return (sign | code).astype(np.uint8)
+
+
+def _float8(kind: str, m: int, n: int, k: int) -> tuple[Array, Array, Array, Array, Array]:
+    """A (m x k), B (k x n), the numbers they stand for and sums, all so small that sums are exact."""
+    r = RNG(11)
+    a, b = (r.integers(-7, 8, size).astype(np.float16) for size in ((m, k), (k, n)))
+    c = r.integers(-100, 100, (m, n)).astype(np.float32)
+    x, y = (to_float8(v, e) for v, e in zip((a, b), FLOAT8[kind], strict=True))
+    return x, y, a.astype(np.float64), b.astype(np.float64), c
+
+
+def float8_cases() -> list[Case]:
+    """Products of a warp."""
+    cases = []
+    for kind in FLOAT8:
+        x, y, a, b, c = _float8(kind, 16, 8, 32)
+        made = mma_case(f"mma_{kind}", 32, x, y, c, a, b, 1e-7)
+        cases.append(replace(made, source=SOURCE, arch=90))
+    return cases
 
 
 def _operands(kind: str, n: int) -> tuple[Array, Array, Array, Array, Array]:
     """Random A (64 x k) and B (k x n) of 128 bytes of k: storage, the values it stands for, and an accumulator."""
     r = RNG(9)
+    if kind in FLOAT8:
+        return _float8(kind, 64, n, 128)
     if kind in BYTES:
         raw = r.integers(0, 256, (64, 128), np.uint8), r.integers(0, 256, (128, n), np.uint8)
         a, b = (x.view(t) for x, t in zip(raw, BYTES[kind], strict=True))
@@ -165,4 +200,4 @@ def rounding_cases() -> list[Case]:
 
 def all_hopper_cases() -> list[Case]:
     """Every case that needs sm_90a."""
-    return [*tma_cases(), mbarrier_case(), places_case(), *wgmma_cases(), *rounding_cases()]
+    return [*tma_cases(), mbarrier_case(), places_case(), *wgmma_cases(), *rounding_cases(), *float8_cases()]

@@ -124,6 +124,10 @@ WGMMA(wgmma_tf32_n32, 32, float, 0, pd_wgmma_m64n32k8_tf32)
 WGMMA(wgmma_tf32_n96, 96, float, 0, pd_wgmma_m64n96k8_tf32)
 WGMMA(wgmma_tf32_n128, 128, float, 0, pd_wgmma_m64n128k8_tf32)
 WGMMA(wgmma_tf32_n256, 256, float, 0, pd_wgmma_m64n256k8_tf32)
+WGMMA(wgmma_e4m3_n128, 128, float, 0, pd_wgmma_m64n128k32_e4m3)
+WGMMA(wgmma_e5m2_n256, 256, float, 0, pd_wgmma_m64n256k32_e5m2)
+WGMMA(wgmma_e4m3e5m2_n128, 128, float, 0, pd_wgmma_m64n128k32_e4m3e5m2)
+WGMMA(wgmma_e5m2e4m3_n64, 64, float, 0, pd_wgmma_m64n64k32_e5m2e4m3)
 WGMMA(wgmma_s8_n64, 64, int32_t, 0, pd_wgmma_m64n64k32_s8)
 WGMMA(wgmma_s8_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_s8)
 WGMMA(wgmma_s8_n192, 192, int32_t, 0, pd_wgmma_m64n192k32_s8)
@@ -134,6 +138,23 @@ WGMMA(wgmma_s8u8_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_s8u8)
 WGMMA(wgmma_s8u8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_s8u8)
 WGMMA(wgmma_u8_n128, 128, int32_t, 0, pd_wgmma_m64n128k32_u8)
 WGMMA(wgmma_u8_n256, 256, int32_t, 0, pd_wgmma_m64n256k32_u8)
+
+// ---- warps' products of 8-bit floats: fragments in, fragments out; sm_89 and newer ---------------------------------
+#define MMA(name)                                                                                        \
+  PD_KERNEL(mma_##name, 32, 1)(const pd_b128 *a, const pd_b64 *b, const float *c, float *out) {          \
+    int t = pd_tid();                                                                                    \
+    pd_b128 fa = pd_ldg(a + t);                                                                          \
+    pd_b64 fb = pd_ldg(b + t);                                                                           \
+    float d[4];                                                                                          \
+    for (int i = 0; i < 4; i++) d[i] = pd_ldg(c + t * 4 + i);                                            \
+    pd_mma_m16n8k32_##name(d, fa.x, fb.x);                                                               \
+    for (int i = 0; i < 4; i++) pd_stg(out + t * 4 + i, d[i]);                                           \
+  }                                                                                                      \
+  PD_EXPORT(mma_##name, 32);
+MMA(e4m3)
+MMA(e5m2)
+MMA(e4m3e5m2)
+MMA(e5m2e4m3)
 
 // ---- where dynamic shared memory begins (swizzles follow from the address), and the fields of descriptors ----------
 PD_KERNEL(shared_places, 32, 1)(uint32_t *base, uint64_t *fields) {

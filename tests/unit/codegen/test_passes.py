@@ -31,6 +31,7 @@ from polydyn.codegen.passes.announce import announce_stores, without_announcemen
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.epilogues import finished, instances
 from polydyn.codegen.passes.jam import jam
+from polydyn.codegen.passes.pointers import row_pointers
 from polydyn.codegen.passes.prefetch import prefetch_next, share_panel
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
 from polydyn.codegen.passes.tiles import balance, clip, mark_parallel, task_count, tasks, unswitch, variants
@@ -366,3 +367,34 @@ def test_what_is_made_of_a_tile_is_a_loop_with_every_operation_once() -> None:
     assert "if k < 1" in text and "serial e_i in [0, m)" in text
     whole = finished((), ("sums", "float32"), stores, (), ix("m"), ix(16), (4, 16, 8))
     assert show(whole).count("exp(") == 1 and "if " not in show(whole)
+
+
+def rows_of(pitch: int, *rows: int) -> Body:
+    """Rows ``o + r`` of a strip, in lines of ``w`` pixels of ``pitch`` elements, at step ``k``."""
+    starts = [(ix("o") + r) // "w" * "p" + (ix("o") + r) * pitch + "k" for r in rows]
+    return tuple(copy(ix(r), at("x", s)) for r, s in zip(rows, starts, strict=True))
+
+
+def test_rows_in_one_line_share_a_pointer() -> None:
+    """Where the condition holds, every row reads what it reads alone; it fails where a line ends among them."""
+    before = rows_of(2, 0, 1, 3)
+    (choice,) = row_pointers(before, "x", ("k",), lines=True)
+    assert isinstance(choice, If) and [n.var for n in walk(choice.then) if isinstance(n, Let)] == ["x_0"]
+    assert [n.var for n in walk(choice.orelse) if isinstance(n, Let)] == ["x_2", "x_1", "x_0"]
+    (shared,) = choice.then
+    assert isinstance(shared, Let)
+    for o, w in product(range(9), range(1, 6)):
+        env = {"o": o, "w": w, "p": 100, "k": 7}
+        whole = all(c.holds(env) for c in choice.cond)
+        assert whole == (o // w == (o + 3) // w)
+        env["x_0"] = shared.value.evaluate(env)
+        for a, b in zip(before, shared.body, strict=True):
+            assert isinstance(a, Store) and isinstance(b, Store)
+            assert isinstance(a.value, FlatLoad) and isinstance(b.value, FlatLoad)
+            assert not whole or a.value.address.evaluate(env) == b.value.address.evaluate(env)
+
+
+def test_rows_that_begin_at_distances_that_are_no_numbers_have_pointers_of_their_own() -> None:
+    far = tuple(copy(ix(r), at("x", (ix("o") + r) // "w" * "p" + (ix("o") + r) * "s")) for r in range(2))
+    for body, lines in ((far, True), (rows_of(2, 0, 1), False), (rows_of(2, 0), True)):
+        assert not any(isinstance(n, If) for n in walk(row_pointers(body, "x", ("k",), lines=lines)))
