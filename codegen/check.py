@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from polydyn.codegen.indices import mentions, node_buffers, node_indices
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -22,12 +23,9 @@ from polydyn.codegen.ir import (
     Store,
     bodies,
     lanes_of,
-    mentions,
-    node_buffers,
-    node_indices,
     walk,
     walk_value,
-)  # fmt: skip
+)
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import INTEGERS, Load
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias
 
-from polydyn.schedules.expr import FromIndex, Load, Op, Value, children
-from polydyn.schedules.index import ONE, Index, IndexLike
+from polydyn.schedules.expr import Op, Value, children
+from polydyn.schedules.index import ONE, Index
 from polydyn.schedules.tree.names import MarkName
 
 # -- values ----------------------------------------------------------------------------------------------------------
@@ -283,13 +283,6 @@ class Outline:
 Node: TypeAlias = "For | If | Let | Mark | Inst | Switch | Alloc | Store | Def | Set | Call | Outline"
 Body: TypeAlias = "tuple[Node, ...]"
 
-INDEX_FIELDS: dict[type, tuple[str, ...]] = {
-    FlatLoad: ("address", "stride", "mask"), Load: ("index",), FromIndex: ("index",), Tile: ("start", "row", "column"),
-    Pointer: ("address",), Ramp: ("start", "step"), Blend: ("count",), Between: ("low", "high"), For: ("lo", "hi"),
-    Let: ("value",), Inst: ("args",), Switch: ("on",), Alloc: ("size",), Store: ("address", "stride", "mask", "stream"),
-}  # fmt: skip
-"""Where nodes and values hold an Index, None, or a tuple of them; conditions of ``If`` and values of nodes besides."""
-
 
 def bodies(n: Node) -> tuple[Body, ...]:
     """The child bodies of a node."""
@@ -399,102 +392,3 @@ def lanes_of(v: Value) -> int:
     if isinstance(v, Horizontal):
         return 1
     return max([lanes_of(x) for x in subvalues(v)], default=1)
-
-
-def map_value_indices(v: Value, g: Callable[[Index], Index]) -> Value:
-    """Applies ``g`` to every Index inside a value."""
-    return map_value(v, lambda x: _with_indices(x, g))
-
-
-def map_node_indices(n: Node, g: Callable[[Index], Index]) -> Node:
-    """Applies ``g`` to every Index of one node (not of its child bodies)."""
-    if isinstance(n, (Store, Def, Set)):
-        value = map_value_indices(n.value, g)
-        n = n if value is n.value else replace(n, value=value)
-    elif isinstance(n, Call):
-        return replace(n, args=tuple(map_value_indices(a, g) for a in n.args))
-    elif isinstance(n, If):
-        sides = [(g(c.left), g(c.right)) for c in n.cond]
-        if any(a is not c.left or b is not c.right for (a, b), c in zip(sides, n.cond, strict=True)):
-            return replace(n, cond=tuple(Compare(c.relation, *x) for c, x in zip(n.cond, sides, strict=True)))
-        return n
-    return _with_indices(n, g)
-
-
-_T = TypeVar("_T")
-
-
-def _with_indices(x: _T, g: Callable[[Index], Index]) -> _T:
-    """Applies ``g`` to the Index fields of a node or value; the same object when none changes."""
-    changed: dict[str, Any] = {}
-    for name in INDEX_FIELDS.get(type(x), ()):
-        old: Any = getattr(x, name)
-        if isinstance(old, Index):
-            new: Any = g(old)
-        elif old is None:
-            continue
-        else:
-            new = tuple(map(g, old))
-            new = old if all(map(operator.is_, new, old)) else new
-        if new is not old:
-            changed[name] = new
-    return replace(x, **changed) if changed else x  # type: ignore[type-var]
-
-
-def substitute(body: Body, env: Mapping[str, IndexLike]) -> Body:
-    """Substitutes symbols everywhere in the body (names bound inside must not be among them)."""
-    memo: dict[Index, Index] = {}  # unrolled and vectorised bodies repeat their addresses
-
-    def g(i: Index) -> Index:
-        if i.symbols().isdisjoint(env):
-            return i
-        new = memo.get(i)
-        if new is None:
-            new = memo[i] = i.subs(env)
-        return new
-
-    return rewrite(body, lambda n: n if mentions(n)[0].isdisjoint(env) else map_node_indices(n, g))
-
-
-def mentions(n: Node) -> tuple[frozenset[str], frozenset[str]]:
-    """(symbols, buffers fetched from) of every Index of one node; remembered by the node, which never changes."""
-    cache: tuple[frozenset[str], frozenset[str]] | None = n.__dict__.get("_mentions")
-    if cache is None:
-        indices = set(node_indices(n))
-        fetched = frozenset(a.name for i in indices for a in i.fetches())
-        cache = n.__dict__["_mentions"] = frozenset().union(*(i.symbols() for i in indices)), fetched
-    return cache
-
-
-def node_indices(n: Node) -> Iterator[Index]:
-    """Every Index of one node, those inside its values included."""
-    yield from _indices(n)
-    if isinstance(n, If):
-        for c in n.cond:
-            yield c.left
-            yield c.right
-    for v in (n.value,) if isinstance(n, (Store, Def, Set)) else n.args if isinstance(n, Call) else ():
-        for x in walk_value(v):
-            yield from _indices(x)
-
-
-def _indices(x: object) -> Iterator[Index]:
-    """The Index fields of a node or value."""
-    for name in INDEX_FIELDS.get(type(x), ()):
-        i = getattr(x, name)
-        if isinstance(i, Index):
-            yield i
-        elif i is not None:
-            yield from i
-
-
-def node_buffers(n: Node) -> set[str]:
-    """Buffers that one node stores to, loads from or fetches from."""
-    out: set[str] = set()
-    if isinstance(n, Store):
-        out.add(n.buffer)
-    if isinstance(n, (Store, Def, Set)):
-        out.update(x.buffer for x in walk_value(n.value) if isinstance(x, FlatLoad))
-    if isinstance(n, Call):
-        out.update(x.buffer for a in n.args for x in walk_value(a) if isinstance(x, Pointer))
-    return out | mentions(n)[1]

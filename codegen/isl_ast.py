@@ -7,7 +7,8 @@ from typing import Any
 
 import islpy as isl
 
-from polydyn.codegen.ir import Body, Compare, For, If, Inst, Mark, rewrite, substitute, walk
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import Body, Compare, For, If, Inst, Mark, rewrite, walk
 from polydyn.codegen.passes.tiles import mark_parallel
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import Index, maximum, minimum

@@ -16,7 +16,8 @@ from polydyn.codegen.cpu.rows import FLIGHT, NestKernel
 from polydyn.codegen.cpu.scratch import Scratch
 from polydyn.codegen.cpu.shares import ROW_BLOCKS
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.ir import Alloc, Body, Let, consume, substitute
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import Alloc, Body, Let, consume
 from polydyn.codegen.kernel import WORKERS, Kernel
 from polydyn.codegen.lower import Lowering, lower, scratch_bytes
 from polydyn.codegen.passes.bind import bind, fold

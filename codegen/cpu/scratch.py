@@ -121,7 +121,7 @@ class Scratch:
         vectors = tile_in_vectors(body, LANE, w, mask_extent=live)
         if isinstance(vectors, Declined):
             self.notes.append(f"columns are packed element by element: {vectors}")
-            return fold(clip(body, {LANE}, live or Index.of(w)))
+            return fold(clip(body, {LANE}, Index.of(w) if live is None else live))
         if x.decodes:
             vectors = partial_unroll(vectors, it(x.roles.inner[-1]), NIBBLES)
         whole = rewrite(vectors, lambda n: Store(n.buffer, n.address, n.value, None, w) if isinstance(n, Store) else n)

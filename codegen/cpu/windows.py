@@ -16,7 +16,8 @@ from functools import cached_property
 from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.streaming import SAMPLE
 from polydyn.codegen.cpu.target import CpuTarget
-from polydyn.codegen.ir import Body, FlatLoad, For, If, Let, Node, Store, consume, substitute
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import Body, FlatLoad, For, If, Let, Node, Store, consume
 from polydyn.codegen.kernel import Kernel
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import fold

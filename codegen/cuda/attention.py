@@ -21,6 +21,7 @@ from polydyn.codegen.cuda.product import DEALT, UNROLLED, deal_copies, products,
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import WARP, product_work
+from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -38,9 +39,8 @@ from polydyn.codegen.ir import (
     Set,
     Store,
     consume,
-    substitute,
     walk,
-)  # fmt: skip
+)
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import bind, fold

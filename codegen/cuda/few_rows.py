@@ -16,6 +16,7 @@ from polydyn.codegen.cuda.emit import bound_names, emit
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import TENSOR
 from polydyn.codegen.cuda.work import UNROLLED
+from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -32,9 +33,8 @@ from polydyn.codegen.ir import (
     Reg,
     Store,
     consume,
-    substitute,
     walk,
-)  # fmt: skip
+)
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, flat, lower
 from polydyn.codegen.passes.bind import fold

@@ -18,17 +18,8 @@ from polydyn.codegen.cuda.instructions import multiply
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import WARP, product_work
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Call,
-    For,
-    Inst,
-    Mark,
-    consume,
-    substitute,
-    walk,
-)  # fmt: skip
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import Alloc, Body, Call, For, Inst, Mark, consume, walk
 from polydyn.codegen.kernel import Block, Kernel, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import bind, fold

@@ -19,6 +19,7 @@ from polydyn.codegen.cpu.rows import NestKernel
 from polydyn.codegen.cpu.target import CpuTarget
 from polydyn.codegen.cuda.emit import bound_names, emit, short_first
 from polydyn.codegen.cuda.work import row_work
+from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -35,9 +36,8 @@ from polydyn.codegen.ir import (
     consume,
     map_value,
     rewrite,
-    substitute,
     walk,
-)  # fmt: skip
+)
 from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind, fold

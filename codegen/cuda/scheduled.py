@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from polydyn.codegen.cpu.scheduled import only_tasks, trim
 from polydyn.codegen.cuda.emit import bound_names, emit
-from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, If, Inst, Mark, Node, substitute, walk
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import Alloc, Body, Call, Compare, For, If, Inst, Mark, Node, walk
 from polydyn.codegen.kernel import Block, Kernel
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind, fold

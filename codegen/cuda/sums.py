@@ -11,22 +11,8 @@ from functools import partial
 
 from polydyn.codegen.cuda.group import ProductGroup
 from polydyn.codegen.cuda.instructions import COLUMN, HALVES, LANE, PAIR, ROW, Instruction
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Call,
-    Compare,
-    FlatLoad,
-    For,
-    If,
-    Inst,
-    Let,
-    Pointer,
-    Store,
-    Tile,
-    substitute,
-    walk,
-)  # fmt: skip
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import Alloc, Body, Call, Compare, FlatLoad, For, If, Inst, Let, Pointer, Store, Tile, walk
 from polydyn.codegen.lower import lower
 from polydyn.codegen.passes.bind import bind
 from polydyn.codegen.passes.threads import WARP, spread

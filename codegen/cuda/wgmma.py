@@ -24,20 +24,8 @@ from polydyn.codegen.cuda.product import DEALT, RASTER, UNROLLED, block_limits
 from polydyn.codegen.cuda.sums import Sums, lane_points
 from polydyn.codegen.cuda.tile import CudaTile
 from polydyn.codegen.cuda.work import UNITS
-from polydyn.codegen.ir import (
-    Alloc,
-    Apply,
-    Body,
-    Call,
-    Compare,
-    For,
-    Inst,
-    Parameter,
-    Pointer,
-    consume,
-    substitute,
-    walk,
-)  # fmt: skip
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import Alloc, Apply, Body, Call, Compare, For, Inst, Parameter, Pointer, consume, walk
 from polydyn.codegen.kernel import TF32, Block, Kernel, TensorMapOf, Work
 from polydyn.codegen.lower import Lowering, lower
 from polydyn.codegen.passes.bind import fold

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polydyn.codegen.ir import Body, Compare, For, If, Node, rewrite, substitute
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import Body, Compare, For, If, Node, rewrite
 from polydyn.schedules.index import IndexLike
 from polydyn.schedules.ranges import Ranges, is_nonnegative
 

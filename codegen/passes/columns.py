@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from polydyn.codegen.ir import (
-    Body,
-    Compare,
-    Def,
-    FlatLoad,
-    For,
-    If,
-    Node,
-    Set,
-    Store,
-    node_indices,
-    rewrite,
-    walk,
-    walk_value,
-)  # fmt: skip
+from polydyn.codegen.indices import node_indices
+from polydyn.codegen.ir import Body, Compare, Def, FlatLoad, For, If, Node, Set, Store, rewrite, walk, walk_value
 from polydyn.codegen.passes.tiles import COLUMN, ROW, first_columns, one_vector, unswitch
 from polydyn.codegen.passes.vectorise import vectorise_tile
 from polydyn.schedules.index import Index

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 
+from polydyn.codegen.indices import map_node_indices, node_indices
 from polydyn.codegen.ir import (
     Between,
     Body,
@@ -18,12 +19,10 @@ from polydyn.codegen.ir import (
     Node,
     Reg,
     Store,
-    map_node_indices,
     map_values,
-    node_indices,
     rewrite,
     walk,
-)  # fmt: skip
+)
 from polydyn.schedules.expr import Const, FromIndex, Op, Value
 from polydyn.schedules.index import Atom, Index
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Body,
     Call,
@@ -27,10 +28,9 @@ from polydyn.codegen.ir import (
     bodies,
     map_values,
     rewrite,
-    substitute,
     walk,
     with_bodies,
-)  # fmt: skip
+)
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value
 from polydyn.schedules.index import Index

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import lcm
 
-from polydyn.codegen.ir import Body, Compare, For, Let, bodies, node_indices
+from polydyn.codegen.indices import node_indices
+from polydyn.codegen.ir import Body, Compare, For, Let, bodies
 from polydyn.schedules.index import ZERO, Atom, Index
 from polydyn.schedules.ranges import is_nonnegative
 

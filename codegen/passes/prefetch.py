@@ -10,21 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from polydyn.codegen.ir import (
-    Body,
-    Call,
-    Def,
-    FlatLoad,
-    For,
-    Let,
-    Node,
-    Pointer,
-    Set,
-    rewrite,
-    substitute,
-    walk,
-    walk_value,
-)  # fmt: skip
+from polydyn.codegen.indices import substitute
+from polydyn.codegen.ir import Body, Call, Def, FlatLoad, For, Let, Node, Pointer, Set, rewrite, walk, walk_value
 from polydyn.schedules.index import ONE, ZERO, Index, maximum, minimum
 
 LEAF, FAR = "pd_prefetch", "pd_prefetch_far"

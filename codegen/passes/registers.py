@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 from typing import TypeAlias
 
+from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Apply,
     Body,
@@ -23,11 +24,10 @@ from polydyn.codegen.ir import (
     bodies,
     map_value,
     rewrite,
-    substitute,
     walk,
     walk_value,
     with_bodies,
-)  # fmt: skip
+)
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import Value, neutral
 from polydyn.schedules.index import ZERO, Index

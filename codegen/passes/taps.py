@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from polydyn.codegen.indices import mentions
 from polydyn.codegen.ir import (
     Between,
     Body,
@@ -26,12 +27,11 @@ from polydyn.codegen.ir import (
     bodies,
     lanes_of,
     map_value,
-    mentions,
     rewrite,
     walk,
     walk_value,
     with_bodies,
-)  # fmt: skip
+)
 from polydyn.codegen.passes.hoist import comparison, conjuncts
 from polydyn.codegen.passes.registers import registers, share_loads, unroll
 from polydyn.schedules.errors import CodegenError

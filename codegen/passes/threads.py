@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
     Apply,
@@ -22,9 +23,8 @@ from polydyn.codegen.ir import (
     Set,
     Store,
     rewrite,
-    substitute,
     walk,
-)  # fmt: skip
+)
 from polydyn.codegen.passes.bind import bind, fold
 from polydyn.codegen.passes.tiles import tasks
 from polydyn.schedules.errors import CodegenError

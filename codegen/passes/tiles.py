@@ -9,22 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    For,
-    If,
-    Let,
-    Mark,
-    Node,
-    Outline,
-    Switch,
-    consume,
-    node_indices,
-    rewrite,
-    substitute,
-    walk,
-)
+from polydyn.codegen.indices import node_indices, substitute
+from polydyn.codegen.ir import Alloc, Body, For, If, Let, Mark, Node, Outline, Switch, consume, rewrite, walk
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.index import ZERO, Index, IndexLike, maximum, minimum, product
 from polydyn.schedules.tree.names import Coord, MarkName, b, p

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from polydyn.codegen.cpu.target import CpuTarget
+from polydyn.codegen.indices import substitute
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -24,10 +25,9 @@ from polydyn.codegen.ir import (
     Store,
     map_values,
     rewrite,
-    substitute,
     walk,
     walk_value,
-)  # fmt: skip
+)
 from polydyn.schedules.expr import FromIndex, Op, Value
 from polydyn.schedules.index import ONE, ZERO, Index, minimum
 

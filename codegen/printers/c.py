@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from polydyn.codegen.indices import mentions, node_buffers
 from polydyn.codegen.ir import (
     Alloc,
     Body,
@@ -21,11 +22,9 @@ from polydyn.codegen.ir import (
     Store,
     Switch,
     bodies,
-    mentions,
-    node_buffers,
     walk,
     walk_value,
-)  # fmt: skip
+)
 from polydyn.codegen.printers.c_values import CTYPE, CVALUE, ValuePrinter, index_text, vector_type
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import C_FUNCTIONS, REDUCTIONS, FromIndex, Op, Value

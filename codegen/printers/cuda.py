@@ -4,24 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from polydyn.codegen.ir import (
-    Alloc,
-    Body,
-    Call,
-    Compare,
-    Def,
-    For,
-    If,
-    Let,
-    Mark,
-    Node,
-    Reg,
-    Set,
-    Store,
-    bodies,
-    node_indices,
-    walk,
-)
+from polydyn.codegen.indices import node_indices
+from polydyn.codegen.ir import Alloc, Body, Call, Compare, Def, For, If, Let, Mark, Node, Reg, Set, Store, bodies, walk
 from polydyn.codegen.printers.cuda_values import REGISTER, STORAGE, CudaValues, Place
 from polydyn.schedules.errors import CodegenError
 from polydyn.schedules.expr import ITEMSIZE, REDUCTIONS, Op

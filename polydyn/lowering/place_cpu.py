@@ -22,7 +22,7 @@ from polydyn.lowering.nest import lower_nest
 from polydyn.lowering.place import Builder, Noting, Placed
 from polydyn.lowering.prologue import prove_prologue
 from polydyn.lowering.words import PAIRS, QUADS, ROUNDED
-from polydyn.schedules.decision import ONLY, Decision, Leaf, Split
+from polydyn.schedules.decision import Decision, Leaf, Split
 from polydyn.schedules.errors import Declined
 from polydyn.schedules.index import Index, maximum, minimum
 from polydyn.schedules.model import Group, verify_group
@@ -46,15 +46,6 @@ class TunedBuilders:
 
     options: tuple[tuple[ContractKernel, dict[str, Index]], ...]
     decision: Decision
-    reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """The kernels of a group and the decision among them, as in ``Placed``."""
-
-    kernels: tuple[Kernel, ...]
-    decision: Decision = ONLY
     reasons: tuple[str, ...] = ()
 
 
@@ -119,9 +110,7 @@ class KernelBuilder(Builder):
             verify_group(lowered.group)
             self.forms[key] = form
             self.show(group, _name(form, key), *_solved(form))
-            built = self._build(form, key)
-            found = Placed(group, lowered, key, built.kernels, built.decision, built.reasons)
-            self.placed[key] = found
+            found = self.placed[key] = self._build(form, Placed(group, lowered, key, ()))
         return found
 
     def _key(self, form: Form) -> str:
@@ -131,31 +120,32 @@ class KernelBuilder(Builder):
             return form.lowered.key(form.parts, self.target)
         return form.key(self.target)
 
-    def _build(self, form: Form, key: str) -> _Choice:
+    def _build(self, form: Form, place: Placed) -> Placed:
+        """The place with its kernels."""
         if isinstance(form, ContractGroup):
-            return self._contract(form, key)
+            return self._contract(form, place)
         if isinstance(form, LoweredGroup):
-            return _Choice((self._nest(form.group, key),))
-        kernel = self._attention(form, key)
+            return replace(place, kernels=(self._nest(form.group, place.key),))
+        kernel = self._attention(form, place.key)
         prove_attention(kernel.schedule, kernel.parts)
-        return _Choice((kernel.build(),))
+        return replace(place, kernels=(kernel.build(),))
 
-    def _contract(self, form: ContractGroup, key: str) -> _Choice:
+    def _contract(self, form: ContractGroup, place: Placed) -> Placed:
         group = form.lowered.group
         proofs = Proofs(group)
         roles = proofs.contract(form.roles)
         build = DotKernel if form.dot else ContractKernel
-        kernel = build(_name(form, key), group, roles, self.target, form.packed, None, form.fill, form.footprint)
+        kernel = build(_name(form, place.key), group, roles, self.target, form.packed, None, form.fill, form.footprint)
         proofs.prove_contract(kernel.schedule, kernel.tiles())
         few = None
         if kernel.product.decodes:
-            few = DecodingKernel(f"few_{key[:12]}", group, roles, self.target, form.packed, None, form.fill)
+            few = DecodingKernel(f"few_{place.key[:12]}", group, roles, self.target, form.packed, None, form.fill)
             proofs.prove_contract(few.schedule, few.tiles())
             if few.product.in_bytes:
-                return _Choice((few.build(),))
-        tuned = self.tuner.builders(key, replace(form, roles=roles)) if self.tuner and not form.dot else None
+                return replace(place, kernels=(few.build(),))
+        tuned = self.tuner.builders(place.key, replace(form, roles=roles)) if self.tuner and not form.dot else None
         if tuned is None:
-            found = _Choice((kernel.build(),))
+            found = replace(place, kernels=(kernel.build(),))
         else:
             built: dict[str, Kernel] = {}
             for builder, _ in tuned.options:
@@ -163,12 +153,12 @@ class KernelBuilder(Builder):
                     proofs.prove_contract(builder.schedule, builder.tiles())
                     built[builder.name] = builder.build()
             options = tuple(replace(built[b.name], launch=launch) for b, launch in tuned.options)
-            found = _Choice(options, tuned.decision, tuned.reasons)
+            found = replace(place, kernels=options, decision=tuned.decision, reasons=tuned.reasons)
         if few is not None:
             return _with_few(few, found)
         if form.dot or form.fill or not DotKernel.fits(group, roles):
             return found
-        dot = DotKernel(f"dot_{key[:12]}", group, roles, self.target, form.packed)
+        dot = DotKernel(f"dot_{place.key[:12]}", group, roles, self.target, form.packed)
         proofs.prove_contract(dot.schedule, dot.tiles())
         return _with_dot(dot, found)
 
@@ -213,18 +203,22 @@ def _solved(form: Form) -> tuple[Group, ...]:
     return (form.group if isinstance(form, LoweredGroup) else form.lowered.group,)
 
 
-def _with_few(few: DecodingKernel, others: _Choice) -> _Choice:
-    """The kernels with one more, for few rows."""
-    decision = Split(few.product.rows, FEW_ROWS, Leaf(len(others.kernels)), others.decision)
-    reason = f"up to {FEW_ROWS} rows: weights decoded in registers"
-    return _Choice((*others.kernels, few.build()), decision, (*others.reasons, reason))
+def _with_few(few: DecodingKernel, others: Placed) -> Placed:
+    """The place with one kernel more, for few rows."""
+    return _with(others, few, few.product.rows, FEW_ROWS, f"up to {FEW_ROWS} rows: weights decoded in registers")
 
 
-def _with_dot(dot: DotKernel, others: _Choice) -> _Choice:
-    """The kernels with one more, for few columns and enough rows and steps."""
+def _with_dot(dot: DotKernel, others: Placed) -> Placed:
+    """The place with one kernel more, for few columns and enough rows and steps."""
     x = dot.product
     rows = minimum(LEAST_ROWS - x.rows, x.columns - 1)  # one column costs nothing to pack
     missing = maximum(x.columns - COLUMNS, LEAST_STEPS - x.steps, rows)
-    decision = Split(missing, 0, Leaf(len(others.kernels)), others.decision)
-    reason = f"up to {COLUMNS} columns: vectors along the reduction"
-    return _Choice((*others.kernels, dot.build()), decision, (*others.reasons, reason))
+    return _with(others, dot, missing, 0, f"up to {COLUMNS} columns: vectors along the reduction")
+
+
+def _with(others: Placed, kernel: ContractKernel, measure: Index, most: int, reason: str) -> Placed:
+    """The place with one kernel more, which is taken where ``measure`` is at most ``most``."""
+    decision = Split(measure, most, Leaf(len(others.kernels)), others.decision)
+    return replace(
+        others, kernels=(*others.kernels, kernel.build()), decision=decision, reasons=(*others.reasons, reason)
+    )
