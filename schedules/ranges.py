@@ -18,7 +18,7 @@ def upper_bound(p: Index, ranges: Ranges) -> Index | None:
 
 
 def _bound(p: Index, ranges: Ranges, upper: bool) -> Index | None:
-    p, extra = _expand_divisions(p, ranges)
+    p, extra = _expand_divisions(p, ranges, sizes=not upper)
     total = ZERO
     for m, v in p.terms.items():
         ranged = [a for a in m if isinstance(a, str) and a in extra]
@@ -48,16 +48,16 @@ def _quotient_bound(a: Atom, ranges: Ranges, upper: bool) -> Index | None:
     return None if x is None else floordiv(x, a.args[1])
 
 
-def _expand_divisions(p: Index, ranges: Ranges) -> tuple[Index, dict[str, Index]]:
+def _expand_divisions(p: Index, ranges: Ranges, sizes: bool) -> tuple[Index, dict[str, Index]]:
     """Writes ``c*n*(x // n)`` as ``c*(x - m)`` with a fresh ``0 <= m < n``, exactly, where that is possible.
 
     So too ``c*(x // n) - c*k*(x // (n*k))``: the digit of x above its last one is c times a fresh ``0 <= m < k``.
-    Quotients of sizes alone stay as they are: those of one size have one remainder, not each one of its own.
+    Without ``sizes`` quotients of sizes alone stay as they are: a bound that names them is exact.
     """
     extra = dict(ranges)
     for _ in range(8):
         divisions = sorted((a for a in p.atoms() if isinstance(a, Atom) and a.kind == "floordiv"), key=str)
-        divisions = [a for a in divisions if not Index({(a,): 1}).symbols().isdisjoint(extra)]
+        divisions = [a for a in divisions if sizes or not Index({(a,): 1}).symbols().isdisjoint(extra)]
         digit = next(_digits(p, divisions), None)
         if digit:
             a, b, co, k = digit

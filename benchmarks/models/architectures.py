@@ -37,13 +37,13 @@ FAMILIES = {
         bert distilbert albert mpnet ernie splinter gpt2 opt gptj gpt_neo gpt_neox mpt falcon xlm flaubert layoutlm
         megatron-bert modernbert nomic_bert eurobert mistral gemma phi3 olmo olmoe stablelm starcoder2 cohere2
         granite ministral nemotron xglm ctrl convbert squeezebert rembert longformer gemma3n_text mamba2 recurrent_gemma
-        bamba rwkv deepseek_v2 deepseek_v3 jetmoe helium hunyuan_v1_dense bert-generation siglip_text_model
-        jina_embeddings_v3 gte doge qwen3_moe olmo_hybrid seed_oss mixtral qwen2_moe
+        bamba rwkv exaone4 deepseek_v3 jetmoe helium hunyuan_v1_dense bert-generation siglip_text_model
+        jina_embeddings_v3 gte doge qwen3_moe smollm3 seed_oss mixtral qwen2_moe
     """,
     "translator": "t5 mt5 umt5 bart plbart longt5 switch_transformers bigbird_pegasus nllb-moe",
     "listener": "speech_to_text",
     "image": """
-        deit beit dinov2 mobilevit mobilevitv2 mobilenet_v1 mobilenet_v2 poolformer convnext regnet cvt swin
+        deit beit dinov2 mobilevit levit mobilenet_v1 mobilenet_v2 poolformer resnet regnet cvt swin
         swinv2 yolos focalnet vit_mae siglip_vision_model aimv2_vision_model conditional_detr rt_detr swin2sr
         depth_anything zoedepth superpoint vitmatte mask2former upernet
     """,

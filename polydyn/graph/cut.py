@@ -13,8 +13,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polydyn.errors import PolydynError
-from polydyn.graph.ir import Compute, Dim, Graph, Guard, HostStep, IndexBound, Node, SymbolSource, Tensor, size_input
+from polydyn.graph.ir import (
+    Compute,
+    Dim,
+    Graph,
+    Guard,
+    HostStep,
+    IndexBound,
+    Node,
+    SymbolSource,
+    Tensor,
+    dim_name,
+    size_input,
+)  # fmt: skip
 from polydyn.graph.verify import free_symbols, verify_graph
+from polydyn.schedules.expr import Load
+from polydyn.schedules.index import ZERO, Index, product
 
 
 @dataclass(frozen=True)
@@ -34,10 +48,16 @@ class Parts:
     guards: tuple[Guard, ...] = ()
     constants: tuple[str, ...] = field(default=())
     """Constants that steps read."""
+    reshaped: Mapping[str, str] = field(default_factory=dict)
+    """Output -> the step's tensor that it is in another shape."""
 
 
 def cut(graph: Graph) -> Parts:
-    """The parts of a graph and the steps between them, verified. An output that is a step's tensor is that tensor."""
+    """The parts of a graph and the steps between them, verified. An output that is a step's tensor, perhaps in another
+    shape, is that tensor.
+    """
+    reshaped = _reshaped(graph)
+    graph = replace(graph, nodes=tuple(n for n in graph.nodes if n.output not in reshaped))
     levels = _Levels(graph)
     homes = _homes(graph, levels)
     last = max((*homes.values(), *(levels.step(s) for s in graph.steps), 0))
@@ -53,7 +73,33 @@ def cut(graph: Graph) -> Parts:
             order.append(part)
         order += [s for s in graph.steps if levels.step(s) == level]
     read = {x for s in graph.steps for x in s.inputs if x in graph.constants}
-    return Parts(graph, tuple(order), tuple(waiting), tuple(x for x in graph.constants if x in read))
+    return Parts(graph, tuple(order), tuple(waiting), tuple(x for x in graph.constants if x in read), reshaped)
+
+
+def _reshaped(graph: Graph) -> dict[str, str]:
+    """Outputs that nobody else reads and that hold the elements of a step's tensor in their order, each tensor once."""
+    made = {x for s in graph.steps for x in s.outputs} - set(graph.outputs)
+    read = {x for n in graph.nodes for x in n.inputs} | {x for s in graph.steps for x in s.inputs}
+    found: dict[str, str] = {}
+    for n in graph.nodes:
+        if n.output not in graph.outputs or n.output in read or not isinstance(n, Compute) or not n.is_view:
+            continue
+        assert isinstance(n.body, Load)
+        source, target = graph.tensors[n.body.buffer], graph.tensors[n.output]
+        here = {dim_name(k): ZERO for k, d in enumerate(target.shape) if d == 1}
+        at = _place(target.shape, [Index.of(dim_name(k)) for k in range(len(target.shape))]).subs(here)
+        whole = product(source.shape) == product(target.shape) and source.dtype == target.dtype
+        if whole and at == _place(source.shape, n.body.index).subs(here) and source.name in made - {*found.values()}:
+            found[n.output] = source.name
+    return found
+
+
+def _place(shape: Sequence[Dim], at: Sequence[Index]) -> Index:
+    """Where an element lies in a dense tensor, in elements."""
+    place = ZERO
+    for d, i in zip(shape, at, strict=True):
+        place = place * d + i
+    return place
 
 
 class _Levels:
@@ -182,5 +228,5 @@ def verify_parts(parts: Parts) -> None:
         if missing := sorted(needs - there):
             raise PolydynError(f"a part of the program reads {missing[0]} before it is there", tensor=missing[0])
         there |= gives
-    if missing := sorted(set(parts.graph.outputs) - there):
+    if missing := sorted({parts.reshaped.get(x, x) for x in parts.graph.outputs} - there):
         raise PolydynError("no part of the program gives an output", tensor=missing[0])

@@ -78,7 +78,8 @@ class Positions:
         formula = self._formulas.get(name)
         if formula is None:
             return fetch(name, at)
-        return formula.subs({dim_name(k): x for k, x in enumerate(at)})
+        found = formula.subs({dim_name(k): x for k, x in enumerate(at)})
+        return self.resolve(found, {}, []) if found.fetches() else found  # a known place may name a part now
 
     def _part(self, name: str, at: tuple[Index, ...]) -> tuple[str, tuple[Index, ...]]:
         """The part of a concatenation that holds the element at a known place along the axis."""

@@ -38,7 +38,7 @@ def assemble_parts(
         "compiler": next((a.manifest["compiler"] for a in (*made, *bodies.values())), "no compiler"),
         "features": sorted({f for a in (*made, *bodies.values()) for f in a.manifest["features"]}),
         "inputs": [_io(graph.tensors[x]) for x in graph.inputs],
-        "outputs": [_io(graph.tensors[x]) for x in graph.outputs],
+        "outputs": [_io(graph.tensors[x]) | {"of": parts.reshaped.get(x, x)} for x in graph.outputs],
         "appendable": [],
         "symbols": _symbols(graph),
         "dims": {name: sizes.to_json() for name, sizes in sorted(dims.items())},

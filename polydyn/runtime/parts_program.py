@@ -63,13 +63,18 @@ class PartsProgram(Program):
         self._late = [s["symbol"] for s in manifest["symbols"] if not s["input"]]
         first = self._order[0]
         self._checked_by_part = "part" in first and first["inputs"] == [n for n, _, _ in self._inputs]
-        outputs = [n for n, _ in self._outputs]
-        self._drop = _last_uses(self._order, self._parts, outputs)
-        self._bodies = [{r: self._parts[k] for r, k in s.get("bodies", {}).items()} for s in self._order]
+        self._results = [
+            (o["name"], o.get("of", o["name"]), o["dims"]) for o in manifest["outputs"]
+        ]  # fmt: skip
+        outputs = [of for _, of, _ in self._results]
+        drop = _last_uses(self._order, self._parts, outputs)
+        bodies = [{r: self._parts[k] for r, k in s.get("bodies", {}).items()} for s in self._order]
+        self._stages = list(zip(self._order, bodies, drop, strict=True))
+        self._late_guards = manifest["late_guards"]
         self._takes = {
             i["name"]: (p, numpy_dtype(i["dtype"])) for p in self.parts for i in p.manifest["inputs"]
         }  # fmt: skip
-        self._new_frame = partial(Frame, self._order, self._parts, self._drop, outputs)
+        self._new_frame = partial(Frame, self._order, self._parts, drop, outputs)
         self._frames: list[Frame] = []
         self._free_frames: list[Frame] = []
 
@@ -81,7 +86,8 @@ class PartsProgram(Program):
         InputError also: data that give sizes which a guard refuses, said between two parts; then nothing is written.
         """
         try:
-            return _given(self._run(feeds, None), out)
+            results = self._run(feeds, None)
+            return _given(results, out) if out else results
         except InputError:
             if not self._repeats(feeds):
                 raise
@@ -93,19 +99,22 @@ class PartsProgram(Program):
         self._check_dims(there, sizes)
         frame = self._take_frame()
         try:
-            for k, stage in enumerate(self._order):
-                if "part" in stage:
-                    self._run_part(frame.work[k], there, sizes, times)
+            for (stage, bodies, gone), work in zip(self._stages, frame.work, strict=True):
+                if type(work) is PartRun:
+                    self._run_part(work, there, sizes, times)
                 else:
                     start = time.perf_counter_ns()
-                    self._run_step(stage, self._bodies[k], frame.work[k], there, sizes)
+                    self._run_step(stage, bodies, work, there, sizes)
                     if times is not None:
                         spent = time.perf_counter_ns() - start
                         times.append(LaunchTime(f"host: {_label(stage)}", "", spent, 0, 0, 1, 1))
-                for name in self._drop[k]:
-                    there.pop(name, None)
-            _check_guards(self.manifest["late_guards"], sizes)
-            return {n: there[n][0] for n, _ in self._outputs}
+                for name in gone:
+                    del there[name]
+            _check_guards(self._late_guards, sizes)
+            return {
+                n: there[of][0] if n == of else there[of][0].reshape([_size(d, sizes) for d in dims])
+                for n, of, dims in self._results
+            }
         finally:
             self._free_frames.append(frame)
 
@@ -270,9 +279,9 @@ def leaves(parts: Sequence[Program]) -> list[Program]:
     return [x for p in parts for x in (leaves(p._parts) if isinstance(p, PartsProgram) else [p])]
 
 
-def _given(results: dict[str, Array], out: Mapping[str, Array] | None) -> dict[str, Array]:
+def _given(results: dict[str, Array], out: Mapping[str, Array]) -> dict[str, Array]:
     """The results, in the arrays that the caller gave for them."""
-    for name, given in (out or {}).items():
+    for name, given in out.items():
         made = results.get(name)
         if made is None:
             known = f"outputs: {', '.join(results)}"
@@ -282,7 +291,7 @@ def _given(results: dict[str, Array], out: Mapping[str, Array] | None) -> dict[s
             raise InputError(f"out['{name}'] must be {what} in this call", tensor=name)
         if not (given.flags.c_contiguous and given.flags.writeable and given.flags.aligned):
             raise InputError(f"out['{name}'] must be C-contiguous, aligned and writeable", tensor=name)
-    for name, given in (out or {}).items():
+    for name, given in out.items():
         given[...] = results[name]
         results[name] = given
     return results
@@ -296,7 +305,7 @@ def _check_guards(guards: Sequence[Mapping[str, Any]], sizes: Mapping[str, int])
 
 
 def _size(dim: Expression, sizes: Mapping[str, int]) -> int:
-    return dim if type(dim) is int else evaluate(dim, sizes)
+    return dim if type(dim) is int else sizes[dim] if type(dim) is str else evaluate(dim, sizes)
 
 
 def _label(stage: Mapping[str, Any]) -> str:
@@ -308,9 +317,9 @@ def _last_uses(
 ) -> list[tuple[str, ...]]:
     """After each stage the tensors that nobody reads any more: their memory goes back."""
     last: dict[str, int] = {}
-    for k, stage in enumerate(order):
+    for k, stage in enumerate(order):  # what a step gives without a name is ""
         made = stage["outputs"] if "step" in stage else parts[stage["part"]].outputs
         for name in (*stage["inputs"], *made):
             last[name] = k
-    kept = set(outputs)
+    kept = {"", *outputs}
     return [tuple(n for n, at in last.items() if at == k and n not in kept) for k in range(len(order))]

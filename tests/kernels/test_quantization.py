@@ -16,7 +16,7 @@ from polydyn.graph.expand import import_model
 from polydyn.graph.ir import Compute
 from polydyn.program.assemble import build_program
 from polydyn.schedules.expr import Array, Load, Op, loads
-from polydyn.testing.conformance import cases, run_case
+from polydyn.testing.conformance import cases, run_case, run_model, with_symbols
 from tests.support.one_node import check, check_case, check_with_onnxruntime, model_of
 from tests.support.quantized import quantized_model, random_bytes, same_as_reference, targets
 from tests.support.tiny import node
@@ -364,3 +364,9 @@ def test_integer_products_read_wide_constants_on_the_cpu_only() -> None:
     f = {"a": byte("uint8", 3, 8)}
     program = build_program(plan_program(m, options=Options(without={"widen"})), threads=1)
     np.testing.assert_array_equal(program.run(f)["y"], wanted(f["a"], constants["b"], 3, constants["zb"]))
+
+
+def test_a_zero_point_of_unknown_size_is_one_number_where_there_is_no_axis() -> None:
+    """A scalar scale and a zero point of one element, whose size the model does not say; the default axis is 1."""
+    (case,) = (c for c in cases("test_quantizelinear_e4m3fn") if c.name == "test_quantizelinear_e4m3fn")
+    assert run_model(case, with_symbols(case.model)) == "passed"

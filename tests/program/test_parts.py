@@ -388,3 +388,24 @@ def test_a_failure_between_parts_leaves_what_a_call_has_usable() -> None:
         with pytest.raises(InputError):
             program.run({"m": np.ones(3, bool), "x": numbers(2)})
     assert np.array_equal(program.run(good)["y"], want) and len(program._frames) == 1
+
+
+def test_an_output_in_another_shape_is_the_steps_own_tensor_once() -> None:
+    nodes = [node("Unique", "x", "u"), node("Unsqueeze", "u zero", "a"), node("Unsqueeze", "u one", "b")]
+    constants = {"zero": i64(0), "one": i64(1)}
+    m = model(nodes, {"x": (T.FLOAT, ["N"])}, "a b", constants)
+    program = check(m, {"x": numbers(9)}, {"x": np.ones(4, np.float32)})
+    assert len(program.launches) == 1, "the first one is not copied"
+    got = program.run({"x": numbers(5)})
+    assert not np.may_share_memory(got["a"], got["b"])
+
+
+def test_a_gather_at_the_places_of_a_mask_reads_them_and_not_their_subscripts() -> None:
+    nodes = [
+        node("NonZero", "x", "i"),
+        node("Transpose", "i", "t"),
+        node("GatherND", "x t", "v"),
+        node("Exp", "v", "y"),
+    ]
+    program = check(model(nodes, {"x": (T.FLOAT, ["H", "W"])}, "y"), {"x": np.round(numbers(6, 7))})
+    assert len(program.launches) == 1, program.launches

@@ -17,7 +17,7 @@ from polydyn.graph.operators.common import Shape, at, emit, given, iterators, li
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.shape_ops import converted
 from polydyn.schedules.expr import SMALL, SMALL_FLOATS, Value, cast, op
-from polydyn.schedules.index import ZERO, Index, IndexLike
+from polydyn.schedules.index import ONE, ZERO, Index, IndexLike
 
 QUANTIZED = ("int8", "uint8", "int16", "uint16", *SMALL)
 """What QuantizeLinear gives."""
@@ -49,7 +49,8 @@ def fits_blocks(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis
 
 
 def fits_axis(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: int) -> None:
-    """A scale or zero point is one number, or has one for each step along ``axis`` of ``shape``.
+    """A scale or zero point is one number, or has one for each step along ``axis`` of ``shape``. A size that nobody
+    knows is 1 where the tensor has no such axis.
 
     UnsupportedError: it has several axes, which means one number for each block of elements.
     """
@@ -58,7 +59,8 @@ def fits_axis(node: OnnxNode, ctx: InferContext, name: str, shape: Shape, axis: 
         raise refuse(node, f"{name} with {len(own)} axes (blocks of elements)", "quantize by tensor or by axis")
     for dim in own:
         if dim != 1:
-            size = shape[normalize_axis(node, axis, len(shape))]
+            one = dim.constant is None and not -len(shape) <= axis < len(shape)
+            size = ONE if one else shape[normalize_axis(node, axis, len(shape))]
             ctx.unify(dim, size, f"{node.op} {node.name}: {name} has one number for each step along axis {axis}")
 
 

@@ -13,8 +13,8 @@ from polydyn.graph.operators.common import given, iterators, normalize_axis, ref
 from polydyn.graph.operators.registry import ExpandContext, InferContext, Inferred, OnnxNode, operator
 from polydyn.graph.operators.search import decoded
 from polydyn.graph.subscripts import boxed
-from polydyn.schedules.expr import FromIndex, Value, const, load, op
-from polydyn.schedules.index import Index, fetch, product
+from polydyn.schedules.expr import FromIndex, Value, const, load
+from polydyn.schedules.index import ONE, Index, fetch, product
 
 
 def infer_non_zero(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
@@ -31,15 +31,18 @@ def infer_non_zero(node: OnnxNode, ctx: InferContext) -> tuple[Inferred, ...]:
 
 @operator("NonZero", infer=infer_non_zero)
 def non_zero(node: OnnxNode, ctx: ExpandContext) -> None:
-    """Places in row-major order from the host, taken apart into subscripts."""
+    """Places in row-major order from the host, taken apart into subscripts: a row for each axis, so that who reads one
+    reads the formula.
+    """
     x, (_, n) = ctx.tensor(node.inputs[0]), ctx.tensor(node.outputs[0]).shape
     (places,) = ctx.made("non_zero", node.inputs, [(None, "int64", (n,))])
     at = decoded(fetch(places, (Index.of("d1"),)), x.shape)
-    body: Value = FromIndex("int64", at[-1]) if at else const(0, "int64")
-    for axis in range(len(at) - 2, -1, -1):
-        first = op("eq", FromIndex("int64", Index.of("d0")), const(axis, "int64"))
-        body = op("where", first, FromIndex("int64", at[axis]), body)
-    ctx.compute((Index.of(len(x.shape)), n), body, output=node.outputs[0])
+    if len(at) > 1:
+        rows = [ctx.compute((ONE, n), FromIndex("int64", i)) for i in at]
+        ctx.concat(tuple(rows), 0, output=node.outputs[0])
+        return
+    body: Value = FromIndex("int64", at[0]) if at else const(0, "int64")
+    ctx.compute((Index.of(len(at)), n), body, output=node.outputs[0])
 
 
 def _compressed(node: OnnxNode, ctx: InferContext | ExpandContext) -> tuple[int | None, Dim]:

@@ -67,3 +67,7 @@ def test_quotients_of_sizes_alone_cancel() -> None:
     padded = (Index.of("L") + 511) // 512 * 512
     place = Index.of("i") * padded + Index.of("j")
     assert upper_bound(place, {"i": Index.of("B"), "j": padded}) == padded * "B" - 1
+
+
+def test_what_is_left_of_a_size_is_not_negative() -> None:
+    assert is_nonnegative(Index.of("L") - Index.of("L") // 512 * 512)
