@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from polydyn.fusion.plan import FusionPlan
 from polydyn.lowering.flatten import FlatNode
 from polydyn.schedules.expr import (
+    INTEGERS,
     PARTS,
     Array,
     Const,
@@ -21,6 +22,7 @@ from polydyn.schedules.expr import (
     Load,
     Op,
     Value,
+    cast,
     const,
     map_index,
     op,
@@ -92,10 +94,25 @@ def _over(n: FlatNode, kind: Words, row: Value, column: Load, x: str, steps: int
         step = Index.of(x) * kind.steps + k
         part = map_index(substitute(row, {x: step}), lambda i: simplify(i, ranges))
         if steps % kind.steps:
-            inside = op("lt", FromIndex("int64", step), const(steps, "int64"))
-            part = Op(part.dtype, "where", (inside, part, const(0, part.dtype)))
+            part = _in_a_step(part, op("lt", FromIndex("int64", step), const(steps, "int64")))
         parts.append(part)
     return replace(n, reduction=reduction, body=Op(n.dtype, kind.dot, (word(kind.make, parts), column)))
+
+
+def _in_a_step(part: Value, last: Value) -> Value:
+    """A part of a word, under the condition that it is a step at all.
+
+    Columns are 0 beyond the last step. An integer may be anything there, also what a guard puts outside of an image:
+    one condition then serves for both.
+    """
+    wide = isinstance(part, Op) and part.name == "cast" and part.dtype == "int32"
+    v = part.args[0] if wide and isinstance(part, Op) else part
+    if v.dtype in INTEGERS and isinstance(v, Op) and v.name == "where":
+        guard, then, orelse = v.args
+        if isinstance(guard, Op) and guard.name == "and":
+            both = op("and", guard.args[0], op("and", guard.args[1], last))
+            return cast(replace(v, args=(both, then, orelse)), part.dtype)
+    return Op(part.dtype, "where", (last, part, const(0, part.dtype)))
 
 
 def word(make: str, parts: list[Value]) -> Value:

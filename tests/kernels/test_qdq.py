@@ -68,6 +68,30 @@ def nearly(got: Array, want: Array, step: float, part: float = 0.02) -> None:
     assert np.mean(apart) <= part if apart.size else True
 
 
+# -- extremes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("zero", "scale", "floats_left"), [
+    (np.int8(-5), 0.02, 0), (np.uint8(3), 0.02, 0), (np.uint8(3), 0.03, 1), (np.uint8(3), -0.02, 1),
+])  # fmt: skip
+def test_an_extreme_that_is_quantized_like_its_input_is_one_of_bytes(zero: Any, scale: float, floats_left: int) -> None:
+    m = Qdq()
+    pooled = m.add(
+        "MaxPool", m.step("x", np.copysign(0.02, scale), zero), kernel_shape=[3, 2], strides=[2, 1], pads=[1] * 4
+    )
+    model = m.model({"x": ("float32", ["N", 4, "H", "W"])}, m.step(pooled, scale, zero))
+    extremes = [n for n in rewritten(model).nodes if isinstance(n, Compute) and n.reduce == "max"]
+    assert [n.body.dtype == "float32" for n in extremes] == [bool(floats_left)]
+    feeds = [{"x": floats(n, 4, h, w) * 3} for n, h, w in ((1, 1, 1), (2, 7, 5), (0, 3, 3))]
+    exactly(model, *feeds)
+    if scale > 0:
+        nearly(
+            reference.evaluate(rewritten(model), feeds[1])[model.graph.output[0].name],
+            onnxruntime_of(model, feeds[1]),
+            scale,
+        )
+
+
 # -- products ----------------------------------------------------------------------------------------------------------
 
 

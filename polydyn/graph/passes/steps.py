@@ -14,7 +14,7 @@ import numpy as np
 from polydyn.graph.ir import Compute, Graph, Node, dim_name, iterators
 from polydyn.graph.operators.common import wide
 from polydyn.graph.operators.quantization import QUANTIZED, REAL, dequantized, quantized
-from polydyn.schedules.expr import Array, Load, Value, load, loads, map_index, substitute
+from polydyn.schedules.expr import Array, Load, Op, Value, load, loads, map_index, neutral, substitute
 from polydyn.schedules.index import ONE, ZERO, Index
 from polydyn.schedules.ranges import simplify
 
@@ -136,17 +136,50 @@ def _as_view(graph: Graph, makers: Mapping[str, Node], n: Node) -> Node:
     if again is None or not isinstance(n, Compute):
         return n
     source = through_views(graph, makers, again.x, n)
+    if (extreme := _as_extreme(graph, makers, n, again, source)) is not None:
+        return extreme
     first = dequantization(makers.get(source.buffer))
     if first is None or first.x.dtype != n.body.dtype:
         return n
     step = first.at(source.index)
-    scale, zero = number(graph.constants, step.scale), number(graph.constants, step.zero)
-    same = (scale, zero) == (number(graph.constants, again.scale), number(graph.constants, again.zero))
-    if scale is None or zero is None or not same or not is_ordinary(np.float32(scale)):
+    if not _alike(graph, step, again):
         return n
     body: Value = load(step.x.buffer, step.x.index, step.x.dtype)
     ranges = dict(iterators(graph, n))
     return replace(n, body=map_index(body, lambda i: simplify(i, ranges)))
+
+
+def _alike(graph: Graph, a: Step, b: Step) -> bool:
+    """Whether two steps have the same scale and zero point, known numbers of which the scale is an ordinary one."""
+    scale, zero = number(graph.constants, a.scale), number(graph.constants, a.zero)
+    same = (scale, zero) == (number(graph.constants, b.scale), number(graph.constants, b.zero))
+    return scale is not None and zero is not None and same and is_ordinary(np.float32(scale))
+
+
+def _as_extreme(graph: Graph, makers: Mapping[str, Node], n: Compute, again: Step, source: Load) -> Compute | None:
+    """What quantizes an extreme of dequantized integers as that of the integers; None: it is something else.
+
+    Quantizing keeps the order, and what a window of nothing but padding has, an infinity, saturates.
+    """
+    m, here = makers.get(source.buffer), tuple(Index.of(dim_name(a)) for a in range(len(graph.tensors[n.output].shape)))
+    if not isinstance(m, Compute) or m.reduce not in ("max", "min") or source.index != here:
+        return None
+    inside, v = None, m.body
+    if isinstance(v, Op) and v.name == "where" and v.args[2] == neutral(m.reduce, "float32"):
+        inside, v, _ = v.args
+    if not isinstance(v, Load) or (inside is not None and loads(inside)):
+        return None
+    x = through_views(graph, makers, v, m)
+    first = dequantization(makers.get(x.buffer))
+    if first is None or first.x.dtype != n.body.dtype or not _alike(graph, step := first.at(x.index), again):
+        return None
+    if (number(graph.constants, step.scale) or 0) <= 0:
+        return None
+    body: Value = step.x
+    if inside is not None:
+        body = Op(body.dtype, "where", (inside, body, neutral(m.reduce, body.dtype)))
+    ranges = dict(iterators(graph, m))
+    return replace(n, body=map_index(body, lambda i: simplify(i, ranges)), reduction=m.reduction, reduce=m.reduce)
 
 
 def live(graph: Graph) -> Graph:
