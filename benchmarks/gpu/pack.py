@@ -32,7 +32,7 @@ import onnx
 import polydyn
 from benchmarks.gpu import conformance, cpu, pycuda_wheels, variants
 from benchmarks.gpu.halves import NUMPY_TYPE
-from benchmarks.gpu.programs import BOUNDS, KINDS, Case, groups, models
+from benchmarks.gpu.programs import BOUNDS, KINDS, MODELS, Case, groups, models
 from benchmarks.gpu.timed import timed
 from polydyn.build.features import available_cores
 from polydyn.errors import BuildError
@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--target", default="cuda:sm_90a", help="cuda is every architecture and takes much longer")
     parser.add_argument("--quick", action="store_true", help="few shapes")
-    parser.add_argument("--models", nargs="*", type=Path, default=sorted((ROOT / "tests/data").glob("*_tiny.onnx")))
+    parser.add_argument("--models", nargs="*", type=Path, default=[ROOT / f"tests/data/{m}.onnx" for m in MODELS])
     parser.add_argument("--only", nargs="*", default=[], help="names of cases")
     parser.add_argument("--variants", type=Path, help="a folder of kernels edited by hand")
     parser.add_argument("--pycuda", metavar="PYTHON")

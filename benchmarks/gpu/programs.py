@@ -28,6 +28,8 @@ HALVES = {
     "llama_tiny": ("float16",), "t5_tiny": ("bfloat16",), "vit_tiny": ("float16",), "resnet_tiny": ("float16",),
 }  # fmt: skip
 """Models that are packed in 16 bits too."""
+MODELS = (*HALVES, "albert_tiny", "alexnet_tiny", "googlenet_tiny", "shufflenet_tiny", "squeezenet_tiny", "vit_hw_tiny")
+"""Models that are packed. densenet is not among them: 400 kernels like resnet's take a minute to compile."""
 
 
 @dataclass(frozen=True)

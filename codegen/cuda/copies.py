@@ -109,11 +109,18 @@ class Copy:
         if not self.asynchronous:
             return (_through_register(place, value, live, steps),)
         assert isinstance(value, FlatLoad)
+        source = Pointer(value.dtype, value.buffer, value.address)
         whole, line = (live, steps) if self.along_k else (steps, live)
+        if self._never_cut(line):
+            return (Call(f"pd_cp_async_if<{self.bytes}>", (place, source, _exists(live, steps))),)
         inside = minimum(1, maximum(0, whole)) * minimum(self.vector, maximum(0, line))
         size = FromIndex("int32", inside * ITEMSIZE[self.dtype])
-        source = Pointer(value.dtype, value.buffer, value.address)
         return (Call(f"pd_cp_async<{self.bytes}>", (place, source, size)),)
+
+    def _never_cut(self, line: Index) -> bool:
+        """Whether what is left of a line is a multiple of the vector wherever the copies may be launched."""
+        needed = multiples(line, self.vector, line.symbols() - set(self.group.params))
+        return needed is not None and set(needed) <= set(self.multiples)
 
     def load(self, by: Instruction, a: Mapping[str, Index], keys: bool = False) -> Body:
         """Shared memory -> registers: an element, or what a warp's instructions need of 16 rows or columns.
@@ -129,12 +136,17 @@ class Copy:
         return load(by, int(x.column), self.along_k, partial(self.tile, a), x.fragment, number, mn, k, keys)
 
 
-def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> Call:
-    def positive(i: Index) -> Value:
-        return Op("bool", "gt", (FromIndex("int64", i), FromIndex("int64", ZERO)))
+def _exists(live: Index, steps: Index) -> Value:
+    """Whether an element with so much left of both axes exists."""
 
-    inside = Op("bool", "and", (positive(live), positive(steps)))
-    element: Value = Op(value.dtype, "where", (inside, value, Const(value.dtype, 0.0)))
+    def positive(i: Index) -> Value:  # of a clamped number: 32 bits hold it whatever the width of indices
+        return Op("bool", "gt", (FromIndex("int32", minimum(1, i)), FromIndex("int32", ZERO)))
+
+    return Op("bool", "and", (positive(live), positive(steps)))
+
+
+def _through_register(place: Tile, value: Value, live: Index, steps: Index) -> Call:
+    element: Value = Op(value.dtype, "where", (_exists(live, steps), value, Const(value.dtype, 0.0)))
     if value.dtype in WRITE:
         element = Apply(value.dtype, WRITE[value.dtype], (element,))
     return Call(f"pd_sts<{STORAGE[value.dtype]}>", (place, element))

@@ -103,10 +103,10 @@ class CudaValues:
             text = f"{v.buffer} + {self.index(v.address)}"
             return text if v.dtype == place.dtype else f"({REGISTER[v.dtype]} *)({text})"
         base = f"smem + {self.index(place.offset)}"
-        size = f"(int)sizeof({STORAGE[v.dtype]})"
-        line = 128 // (v.chunk * ITEMSIZE[v.dtype])
-        swizzled = f"pd_swizzled<{v.pitch}, {v.chunk}, {line}>((int){self.index(v.row)}, (int){self.index(v.column)})"
-        return f"{base} + ({self.index(v.start)} + {swizzled}) * {size}"
+        size = ITEMSIZE[v.dtype]
+        shape = f"{v.pitch}, {v.chunk}, {128 // (v.chunk * size)}, {size}"
+        swizzled = f"pd_swizzled<{shape}>((int){self.index(v.row)}, (int){self.index(v.column)})"
+        return f"{base} + ({self.index(v.start * size)} + {swizzled})"
 
     def _read(self, dtype: str, text: str) -> str:
         return f"{READ[dtype]}({text})" if dtype in READ else text

@@ -405,7 +405,10 @@ def test_row_kernels_compile_without_spills() -> None:
 BROKEN = {
     "one barrier fewer": ("pd_cp_async_wait<1>();\n    pd_syncthreads();", "pd_cp_async_wait<1>();"),
     "sums staged into a ring in use": ("pd_cp_async_wait<0>();\n  pd_syncthreads();", "pd_cp_async_wait<0>();"),
-    "rows of another warp": ("((512*warp) + pd_swizzled<32, 4, 8>((int)(8*u", "(pd_swizzled<32, 4, 8>((int)(8*u"),
+    "rows of another warp": (
+        "((2048*warp) + pd_swizzled<32, 4, 8, 4>((int)(8*u", "(0*warp + pd_swizzled<32, 4, 8, 4>((int)(8*u",
+    ),
+    "a byte of sixteen": ("pd_cp_async_if<16>(smem + 0", "pd_cp_async<16>(smem + 0"),
     "column guard dropped": (" && (8*e_vec) < n1", ""),
 }  # fmt: skip
 

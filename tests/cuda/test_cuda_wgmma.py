@@ -190,8 +190,8 @@ BUGS = {
     "no barrier after init": ("  pd_syncthreads();\n  if (tid < 128)", "  if (tid < 128)"),
     "the other warpgroup's rows": ("4096*(tid/128)", "0*(tid/128)"),
     "panels of B": ("((int32_t)8192))", "((int32_t)4096))"),
-    "rows of another warp": (f"{STAGED}512*e_s + 2048*warp", f"{STAGED}512*e_s + 2048*(warp^1)"),
-    "rows of another slab": (f"{STAGED}512*e_s", f"{STAGED}512*(e_s^1)"),
+    "rows of another warp": (f"{STAGED}2048*e_s + 8192*warp", f"{STAGED}2048*e_s + 8192*(warp^1)"),
+    "rows of another slab": (f"{STAGED}2048*e_s", f"{STAGED}2048*(e_s^1)"),
     "staged where others still read": ("pd_bar_sync(((int32_t)1), ((int32_t)256));", ""),
 }  # fmt: skip
 

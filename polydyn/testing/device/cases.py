@@ -6,6 +6,7 @@ fragment layouts are written here from the PTX manual's formulas, independently 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -191,15 +192,16 @@ def ldmatrix_cases() -> list[Case]:
 
 
 def cp_async_cases() -> list[Case]:
-    """Every source size from 0 to V, zeros behind it; two groups, both read in reverse."""
+    """Every source size from 0 to V, zeros behind it, or all or nothing; two groups, both read in reverse."""
     cases = []
-    for v in (16, 8, 4):
+    for name, v in itertools.product(("cp_async", "cp_async_if"), (16, 8, 4)):
         src = RNG(v).integers(1, 256, (2, 64, v)).astype(np.uint8)
         sizes = (np.arange(128) % (v + 1)).astype(np.int32)
+        sizes = sizes if name == "cp_async" else np.where(sizes > 0, v, 0).astype(np.int32)
         kept = np.where(np.arange(v) < sizes.reshape(2, 64, 1), src, 0).astype(np.uint8)[:, ::-1]
         args = (src, sizes, np.zeros((2, 64, v // 4), np.uint32))
         want = np.ascontiguousarray(kept).view(np.uint32)
-        cases.append(Case(f"cp_async_{v}", "primitives.cu", f"cp_async_{v}", 64, args, {2: want}, 4096))
+        cases.append(Case(f"{name}_{v}", "primitives.cu", f"{name}_{v}", 64, args, {2: want}, 4096))
     return cases
 
 

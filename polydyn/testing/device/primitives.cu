@@ -67,12 +67,12 @@ PD_KERNEL(byte_columns, 32, 1)(const uint32_t *in, uint32_t *out) {
 PD_EXPORT(byte_columns, 32);
 
 // ---- cp.async with every source size, in two groups -------------------------------------------------------------
-#define CP_ASYNC(name, V)                                                                                \
+#define CP_ASYNC(name, V, copy)                                                                          \
   PD_KERNEL(name, 64, 1)(const uint8_t *in, const int32_t *sizes, uint32_t *out) {                       \
     PD_DYN_SMEM(smem);                                                                                   \
     int t = pd_tid();                                                                                    \
     for (int g = 0; g < 2; g++) {                                                                        \
-      pd_cp_async<V>(smem + (g * 64 + t) * V, in + (g * 64 + t) * V, pd_ldg(sizes + g * 64 + t));        \
+      copy<V>(smem + (g * 64 + t) * V, in + (g * 64 + t) * V, pd_ldg(sizes + g * 64 + t));               \
       pd_cp_async_commit();                                                                              \
     }                                                                                                    \
     pd_cp_async_wait<1>();                                                                               \
@@ -84,9 +84,12 @@ PD_EXPORT(byte_columns, 32);
       pd_stg(out + (64 + t) * (V / 4) + i, pd_lds<uint32_t>(smem + (127 - t) * V + i * 4));              \
   }                                                                                                      \
   PD_EXPORT(name, 64);
-CP_ASYNC(cp_async_16, 16)
-CP_ASYNC(cp_async_8, 8)
-CP_ASYNC(cp_async_4, 4)
+CP_ASYNC(cp_async_16, 16, pd_cp_async)
+CP_ASYNC(cp_async_8, 8, pd_cp_async)
+CP_ASYNC(cp_async_4, 4, pd_cp_async)
+CP_ASYNC(cp_async_if_16, 16, pd_cp_async_if)
+CP_ASYNC(cp_async_if_8, 8, pd_cp_async_if)
+CP_ASYNC(cp_async_if_4, 4, pd_cp_async_if)
 
 // ---- shuffles and ballot ----------------------------------------------------------------------------------------
 PD_KERNEL(shuffles, 32, 1)(const float *in, float *out, uint32_t *mask) {
