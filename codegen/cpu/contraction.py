@@ -16,7 +16,7 @@ from polydyn.schedules.model import Group, Statement
 from polydyn.schedules.tiling import Roles
 
 V = Index.of
-SHORT_STEPS = 160
+SHORT_STEPS = 512
 """Steps of a window of few channels."""
 LEAST_SUMS = 16
 """Vectors of sums of a tile that hide what surrounds so few steps."""
