@@ -58,7 +58,7 @@ def hardware_of(device: Device) -> Hardware:
             name, "tensor" if INSTRUCTIONS[name].warp else "scalar", dtype, grain(name),
             device.peak_tflops[rates[dtype]] * per,
         )
-        for dtype, name in MULTIPLIED.items()
+        for dtype, name in MULTIPLIED.items() if rates[dtype] in device.peak_tflops  # not all multiply 8-bit floats
     )  # fmt: skip
     return Hardware(
         device.name,
