@@ -76,7 +76,7 @@ class InferenceSession(Refusing):
                 remedy="make it with polydyn.SessionOptions()",
             )
         self._model = path_or_bytes
-        self._model_path = None if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)  # optimum reads it
+        self._model_path = str(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None  # for optimum
         self._open(providers if providers is not None else self._options.providers or None, provider_options)
 
     def _open(self, providers: Sequence[Provider] | None, options: Sequence[Mapping[str, Any]] | None) -> None:
