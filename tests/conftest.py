@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from polydyn import extend
-from polydyn.build import compiler
 from polydyn.build.cache import cache_dir
 from polydyn.errors import BuildError
 
@@ -34,19 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compilation(request: pytest.FixtureRequest) -> Iterator[None]:
-    """How a module's kernels are made, where what its tests ask does not depend on it.
-
-    The loop IR is checked after each pass where kernels or models are the subject, elsewhere once, as for users. Tests
-    of kernels optimise C less than users do, unless they say ``OPTIMISED = True``: compilers take a quarter less time.
-    """
+def verified_passes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The loop IR is checked after each pass where kernels or models are the subject, elsewhere once, as for users."""
     folder = request.path.relative_to(Path(__file__).parent).parts[0]
     with pytest.MonkeyPatch.context() as patch:
         if "POLYDYN_VERIFY" not in os.environ and folder in ("unit", "kernels", "cuda", "models"):
             patch.setenv("POLYDYN_VERIFY", "1")
-        if folder == "kernels" and not getattr(request.module, "OPTIMISED", False):
-            less = ("-O1", "-fexpensive-optimizations")  # with the second, products and sums contract as for users
-            patch.setattr(compiler, "FLAGS", tuple(y for x in compiler.FLAGS for y in (less if x == "-O2" else (x,))))
         yield
 
 

@@ -13,7 +13,6 @@ import pytest
 from polydyn.build.compiler import compile_flags, find_compiler
 from tests.support.paths import ROOT
 
-OPTIMISED = True
 LEAF = ROOT / "codegen" / "leaf"
 TARGETS = {16: "cpu:avx512", 8: "cpu:avx2", 4: "cpu:baseline"}
 BOUNDS = {"exp": 1.1, "tanh": 2.7, "erf": 1.6, "sigmoid": 2.5}

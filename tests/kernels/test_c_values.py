@@ -39,7 +39,6 @@ from polydyn.schedules.expr import (
 from polydyn.schedules.index import ZERO, Index
 from tests.support.paths import ROOT
 
-OPTIMISED = True
 LEAF = ROOT / "codegen" / "leaf"
 TARGETS = {16: "cpu:avx512", 8: "cpu:avx2", 4: "cpu:baseline"}
 DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
